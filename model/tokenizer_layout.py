@@ -1,0 +1,62 @@
+"""The vocabulary layout of GLM-4.5/4.6: byte-level BPE tokens first, then 36 special tokens, then unused rows.
+
+The tokenizer step trains with these constants and the GGUF export relies on them, so the served model splits text the same way.
+"""
+
+SPECIAL_TOKENS: tuple[str, ...] = (
+    "<|endoftext|>",
+    "[MASK]",
+    "[gMASK]",
+    "[sMASK]",
+    "<sop>",
+    "<eop>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+    "<|begin_of_image|>",
+    "<|end_of_image|>",
+    "<|begin_of_video|>",
+    "<|end_of_video|>",
+    "<|begin_of_audio|>",
+    "<|end_of_audio|>",
+    "<|begin_of_transcription|>",
+    "<|end_of_transcription|>",
+    "<|code_prefix|>",
+    "<|code_middle|>",
+    "<|code_suffix|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "/nothink",
+    "<|begin_of_box|>",
+    "<|end_of_box|>",
+    "<|image|>",
+    "<|video|>",
+)
+"""In the order of their ids, which follow the ordinary tokens without a gap: 151,329 to 151,364 in GLM-4.5/4.6."""
+
+END_OF_TEXT = "<|endoftext|>"
+"""Separates documents in pre-training, pads, and is the first of the three end-of-sequence tokens."""
+
+END_TOKENS: tuple[str, ...] = ("<|endoftext|>", "<|user|>", "<|observation|>")
+"""What ends a generated turn: GLM closes the assistant's turn with the next role token."""
+
+PRETOKENIZER_PATTERN: str = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+    r"|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+"
+    r"|\s+(?!\S)"
+    r"|\s+"
+)
+"""llama.cpp's pre-tokenizer "glm4" (llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_CHATGLM4): with `tokenizers`, a `Split` on this regex with
+behaviour "isolated", then `ByteLevel(add_prefix_space=False, use_regex=False)`; no normalizer."""
