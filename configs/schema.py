@@ -1,0 +1,382 @@
+"""Every knob of glm46: one frozen pydantic tree, filled by one complete YAML per scale.
+
+A section has up to two parts. `recipe` changes results and enters the step keys; `resources` says where and how wide the work runs
+and never enters a key. Field docstrings give unit, effect and source; "report" is the GLM-4.5 technical report (arXiv 2508.06471).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PhaseName = Literal[
+    "pretrain_general", "pretrain_code_reasoning", "mid_repo_code", "mid_reasoning", "mid_long_context",
+    "sft", "reward_model", "rl_cold_start", "rl_rejection_sampling", "rl_reasoning", "rl_agentic", "rl_alignment",
+]  # fmt: skip
+Objective = Literal["pretrain", "sft", "reward", "dpo", "ppo", "grpo", "gspo"]
+Domain = Literal["web", "multilingual", "code", "math", "synthetic"]
+
+
+class Frozen(BaseModel):
+    """Base of every section: immutable, unknown keys refused, field docstrings kept as descriptions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class ModelRecipe(Frozen):
+    """The architecture, under the key names of the public `glm4_moe` config.json."""
+
+    vocab_size: int = Field(gt=0)
+    """Rows of the embedding; 151,552 for GLM-4.5/4.6."""
+    hidden_size: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    """Hidden width of the dense layers' MLP."""
+    moe_intermediate_size: int = Field(gt=0)
+    """Hidden width of one expert."""
+    num_hidden_layers: int = Field(gt=0)
+    first_k_dense_replace: int = Field(ge=0)
+    """Number of leading layers with a dense MLP instead of experts."""
+    n_routed_experts: int = Field(gt=0)
+    n_shared_experts: int = Field(ge=0)
+    num_experts_per_tok: int = Field(gt=0)
+    routed_scaling_factor: float = Field(gt=0)
+    """Factor on the normalised routing weights: 2.5 for GLM-4.5/4.6, 1.0 for Air."""
+    norm_topk_prob: bool
+    n_group: int = Field(gt=0)
+    topk_group: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    num_key_value_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    attention_bias: bool
+    """Bias on q, k and v; o_proj never has one."""
+    use_qk_norm: bool
+    """RMSNorm per head on q and k: true for GLM-4.5/4.6, false for Air."""
+    partial_rotary_factor: float = Field(gt=0, le=1)
+    """Share of head_dim that is rotated; the rest carries no position."""
+    rope_theta: float = Field(gt=0)
+    max_position_embeddings: int = Field(gt=0)
+    rms_norm_eps: float = Field(gt=0)
+    initializer_range: float = Field(gt=0)
+    tie_word_embeddings: Literal[False]
+    num_nextn_predict_layers: int = Field(ge=0, le=1)
+    """MTP layers after the last one; the report trains one."""
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> Self:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads ({self.num_key_value_heads})"
+            )
+        if self.num_experts_per_tok > self.n_routed_experts:
+            raise ValueError(f"num_experts_per_tok ({self.num_experts_per_tok}) must not exceed n_routed_experts ({self.n_routed_experts})")
+        if self.first_k_dense_replace > self.num_hidden_layers:
+            raise ValueError(
+                f"first_k_dense_replace ({self.first_k_dense_replace}) must not exceed num_hidden_layers ({self.num_hidden_layers})"
+            )
+        if self.rotary_dim % 2:
+            raise ValueError(f"head_dim x partial_rotary_factor must be even, is {self.head_dim} x {self.partial_rotary_factor}")
+        if (self.n_group, self.topk_group) != (1, 1):
+            raise ValueError(f"n_group and topk_group must be 1, as in every GLM-4.5/4.6 model, are {self.n_group} and {self.topk_group}")
+        return self
+
+    @property
+    def rotary_dim(self) -> int:
+        """Leading dimensions of a head that are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+
+class ModelSection(Frozen):
+    recipe: ModelRecipe
+
+
+class IngestRecipe(Frozen):
+    max_document_chars: int = Field(gt=0)
+    """Longer documents are cut at paragraph ends into pieces of at most this many characters, each with its own offset."""
+    max_source_bytes: int = Field(gt=0)
+    """Ceiling on the decompressed bytes read per run; sources are taken in the order of sha256(name) until it is reached."""
+
+
+class DeduplicationRecipe(Frozen):
+    ngram_size: int = Field(gt=0)
+    """Words per shingle."""
+    num_permutations: int = Field(gt=0)
+    threshold: float = Field(gt=0, lt=1)
+    """True Jaccard similarity from which two documents are near-duplicates (S0: 0.7)."""
+    max_removed_share: float = Field(gt=0, le=1)
+    """Share of one source's documents above which the run stops and shows examples."""
+
+
+class SplitRecipe(Frozen):
+    validation_share: float = Field(gt=0, lt=1)
+    """Expected share of duplicate clusters held out; membership is decided by the cluster's hash."""
+
+
+class FilterRecipe(Frozen):
+    """Bounds of the heuristic filter (Gopher, C4); a document outside one is dropped under that reason."""
+
+    min_words: int = Field(ge=0)
+    max_words: int = Field(gt=0)
+    min_mean_word_length: float = Field(ge=0)
+    max_mean_word_length: float = Field(gt=0)
+    max_symbol_word_ratio: float = Field(ge=0)
+    """Hash signs and ellipses per word (Gopher: 0.1)."""
+    max_bullet_line_share: float = Field(ge=0, le=1)
+    max_ellipsis_line_share: float = Field(ge=0, le=1)
+    min_alphabetic_word_share: float = Field(ge=0, le=1)
+    max_duplicate_line_share: float = Field(ge=0, le=1)
+    """Share of characters in lines that occurred before in the document (Gopher: 0.2 of characters, 0.3 of lines)."""
+    max_top_bigram_share: float = Field(ge=0, le=1)
+    """Share of characters in the most frequent word bigram (Gopher: 0.2)."""
+
+
+class SynthesisRecipe(Frozen):
+    num_training_problems: int = Field(gt=0)
+    num_evaluation_problems: int = Field(gt=0)
+    max_operand: int = Field(ge=9)
+    """Largest operand; the operand pairs are divided between training and evaluation by hash."""
+    problems_per_document: int = Field(gt=0)
+
+
+class DecontaminationRecipe(Frozen):
+    ngram_size: int = Field(gt=0)
+    """Normalised words per n-gram; one shared n-gram with an evaluation item drops a document (GPT-3: 13)."""
+
+
+class TokenizerRecipe(Frozen):
+    num_ordinary_tokens: int = Field(ge=256)
+    """Byte-level BPE tokens before the special ones; 151,329 in GLM-4.5/4.6."""
+    sample_chars: int = Field(gt=0)
+    """Characters of training text that the merges are learned from, chosen by document hash."""
+
+
+class DataRecipe(Frozen):
+    ingest: IngestRecipe
+    deduplicate: DeduplicationRecipe
+    split: SplitRecipe
+    filter: FilterRecipe
+    synthesize: SynthesisRecipe
+    decontaminate: DecontaminationRecipe
+    tokenizer: TokenizerRecipe
+
+
+class SparkResources(Frozen):
+    master: str
+    """Spark master URL: local[2], spark://host:7077, yarn, k8s://..."""
+    driver_memory: str
+    executor_memory: str
+    shuffle_partitions: int = Field(gt=0)
+
+
+class DataSection(Frozen):
+    recipe: DataRecipe
+    resources: SparkResources
+
+
+class Waypoint(Frozen):
+    """A step of a piecewise-constant schedule: `value` holds until `until_tokens` of the course have been seen."""
+
+    until_tokens: int = Field(gt=0)
+    value: float = Field(ge=0)
+
+
+class CourseRecipe(Frozen):
+    """Schedules over the token axis that consecutive phases share."""
+
+    name: str
+    phases: tuple[PhaseName, ...] = Field(min_length=1)
+    peak_learning_rate: float = Field(gt=0)
+    """Report: 2.5e-4, for Muon with update RMS 0.2."""
+    final_learning_rate: float = Field(ge=0)
+    """Report: 2.5e-5 at the end of mid-training, by cosine."""
+    warmup_tokens: int = Field(ge=0)
+    """Linear from 0; the report does not give the length."""
+    start_batch_tokens: int = Field(gt=0)
+    peak_batch_tokens: int = Field(gt=0)
+    batch_rampup_tokens: int = Field(ge=0)
+    """Tokens over which the batch grows linearly from start to peak (report: 16M -> 64M over 500B)."""
+    router_bias_rate: tuple[Waypoint, ...] = Field(min_length=1)
+    """Loss-free balancing update (report: 0.001 for 15T tokens, then 0)."""
+    mtp_loss_weight: tuple[Waypoint, ...] = Field(min_length=1)
+    """Report: 0.3 for 15T tokens, then 0.1."""
+    balance_loss_weight: float = Field(ge=0)
+    """Sequence-level balance loss (report: 1e-4)."""
+
+    @model_validator(mode="after")
+    def _batch_grows(self) -> Self:
+        if self.peak_batch_tokens < self.start_batch_tokens:
+            raise ValueError(
+                f"course {self.name}: peak_batch_tokens ({self.peak_batch_tokens}) is below start_batch_tokens ({self.start_batch_tokens})"
+            )
+        return self
+
+
+class CourseSection(Frozen):
+    recipe: CourseRecipe
+
+
+class OptimizerRecipe(Frozen):
+    """Muon on the matrices but the embedding, AdamW on the rest."""
+
+    muon_momentum: float = Field(ge=0, lt=1)
+    """Report: 0.95."""
+    muon_newton_schulz_steps: int = Field(gt=0)
+    """Report: 5."""
+    muon_update_rms: float = Field(gt=0)
+    """Report: 0.2."""
+    adam_beta1: float = Field(ge=0, lt=1)
+    adam_beta2: float = Field(ge=0, lt=1)
+    adam_eps: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+    """Report: 0.1 on matrices; biases, norms and the embedding are not decayed."""
+
+
+class GateRecipe(Frozen):
+    """Bounds that an evaluation must hold to be accepted."""
+
+    max_bits_per_byte: float = Field(gt=0)
+    """Ceiling on validation bits per byte."""
+    min_arithmetic_accuracy: float = Field(ge=0, le=1)
+    """Floor on the share of verified problems answered rightly."""
+    noninferiority_bits_per_byte: float = Field(ge=0)
+    """Margin by which the candidate may be worse than the reigning champion: the upper end of the paired 95 % interval of the
+    difference must stay below it."""
+
+
+class PhaseRecipe(Frozen):
+    objective: Objective
+    num_tokens: int = Field(gt=0)
+    """Token budget of the phase."""
+    sequence_length: int = Field(gt=1)
+    """Tokens per training sequence; a packed row holds one more, the last target."""
+    rope_theta: float = Field(gt=0)
+    """Report: 10,000 at 4K, 1,000,000 from 32K on."""
+    mixture: dict[Domain, float] = Field(min_length=1)
+    """Token share per domain, normalised over the domains that have text."""
+    max_epochs: float = Field(gt=0)
+    """Ceiling on the passes over one domain; a phase whose mixture needs more is refused."""
+    optimizer: OptimizerRecipe
+    dtype: Literal["float32", "bfloat16"]
+    """Arithmetic of the forward and backward pass; master weights are float32 either way."""
+    num_threads: int = Field(gt=0)
+    """CPU threads per rank: part of the result on a CPU, where the order of sums depends on it."""
+    seed: int
+    gate: GateRecipe
+
+
+class TrainingResources(Frozen):
+    launcher: Literal["local"]
+    num_ranks: int = Field(gt=0)
+    zero_stage: Literal[0, 1, 2, 3]
+    micro_batch_sequences: int = Field(gt=0)
+    save_interval_steps: int = Field(gt=0)
+    log_interval_steps: int = Field(gt=0)
+    num_kept_checkpoints: int = Field(gt=0)
+
+
+class PhaseSection(Frozen):
+    name: PhaseName
+    recipe: PhaseRecipe
+    resources: TrainingResources
+
+
+class EvaluationRecipe(Frozen):
+    max_validation_tokens: int = Field(gt=0)
+    """Validation tokens scored, documents in the order of their hash."""
+    sequence_length: int = Field(gt=1)
+    max_new_tokens: int = Field(gt=0)
+    """Answer length of the verified problems."""
+    num_threads: int = Field(gt=0)
+    """CPU threads: part of the result, where the order of sums depends on it."""
+
+
+class EvaluationResources(Frozen):
+    batch_sequences: int = Field(gt=0)
+
+
+class EvaluationSection(Frozen):
+    recipe: EvaluationRecipe
+    resources: EvaluationResources
+
+
+class ReleaseRecipe(Frozen):
+    gguf_types: tuple[Literal["F32", "Q8_0"], ...] = Field(min_length=1)
+    smoke_prompts: tuple[str, ...] = Field(min_length=1)
+    """Prompts whose greedy continuations by the served model must equal our own generation."""
+    smoke_new_tokens: int = Field(gt=0)
+    smoke_min_margin: float = Field(ge=0)
+    """Top-2 logit margin below which a prompt's comparison ends: there rounding decides the token."""
+    max_quantization_bits_per_byte: float = Field(ge=0)
+    """Bits per byte that a quantized file may lose against the F32 one, measured by llama.cpp on validation text."""
+    num_quantization_documents: int = Field(gt=0)
+
+
+class ReleaseSection(Frozen):
+    recipe: ReleaseRecipe
+
+
+class ServingResources(Frozen):
+    host: str
+    port: int = Field(ge=0, le=65535)
+    """0 takes a free port."""
+    context_length: int = Field(gt=0)
+    num_threads: int = Field(gt=0)
+    startup_timeout_seconds: float = Field(gt=0)
+
+
+class ServingSection(Frozen):
+    resources: ServingResources
+
+
+class Scale(Frozen):
+    """One complete YAML."""
+
+    scale: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    data: DataSection
+    model: ModelSection
+    courses: tuple[CourseSection, ...] = Field(min_length=1)
+    phases: tuple[PhaseSection, ...] = Field(min_length=1)
+    evaluation: EvaluationSection
+    release: ReleaseSection
+    serving: ServingSection
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        names = [phase.name for phase in self.phases]
+        if len(set(names)) < len(names):
+            raise ValueError(f"phases: a name occurs twice in {names}")
+        scheduled = [name for course in self.courses for name in course.recipe.phases]
+        if scheduled != names:
+            raise ValueError(f"courses hold the phases {scheduled}, but phases are {names}: list the same names in the same order")
+        used = self.data.recipe.tokenizer.num_ordinary_tokens + NUM_SPECIAL_TOKENS
+        if used > self.model.recipe.vocab_size:
+            raise ValueError(
+                f"tokenizer.num_ordinary_tokens + {NUM_SPECIAL_TOKENS} special tokens = {used} exceeds "
+                f"model.vocab_size ({self.model.recipe.vocab_size}): lower the first or raise the second"
+            )
+        for phase in self.phases:
+            if phase.recipe.sequence_length > self.model.recipe.max_position_embeddings:
+                raise ValueError(
+                    f"phase {phase.name}: sequence_length ({phase.recipe.sequence_length}) exceeds "
+                    f"model.max_position_embeddings ({self.model.recipe.max_position_embeddings})"
+                )
+        return self
+
+    def course_of(self, phase: PhaseSection) -> CourseRecipe:
+        """The course whose token axis the phase lies on."""
+        return next(course.recipe for course in self.courses if phase.name in course.recipe.phases)
+
+    def course_start_tokens(self, phase: PhaseSection) -> int:
+        """Tokens of the course that lie before the phase."""
+        before = self.course_of(phase).phases
+        budgets = {section.name: section.recipe.num_tokens for section in self.phases}
+        return sum(budgets[name] for name in before[: before.index(phase.name)])
+
+    def course_num_tokens(self, phase: PhaseSection) -> int:
+        """Length of the whole course in tokens."""
+        budgets = {section.name: section.recipe.num_tokens for section in self.phases}
+        return sum(budgets[name] for name in self.course_of(phase).phases)
+
+
+NUM_SPECIAL_TOKENS = 36
+"""<|endoftext|> ... <|end_of_box|>, ids 151329-151364 in GLM-4.5/4.6 (glm-4-9b tokenizer_config and copies)."""

@@ -1,0 +1,85 @@
+"""Digest of the code that a step runs: what it imports, transitively, without comments and docstrings.
+
+From the root modules the imports are followed through tasks/, model/ and data_contracts/ (also those inside functions; blocks under
+`if TYPE_CHECKING` are skipped, they never run). configs/ and infra/ are left out: resolved configuration values are hashed by
+themselves, and infra may not change content.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLLOWED = ("tasks", "model", "data_contracts")
+
+
+def code_digest(roots: tuple[str, ...], data_files: tuple[str, ...] = ()) -> str:
+    """sha256 over every module in the closure of `roots` and over `data_files` (relative to the project root)."""
+    digest = hashlib.sha256()
+    for module in closure(roots):
+        digest.update(f"{module}\n{_module_digest(module)}\n".encode())
+    for name in sorted(data_files):
+        digest.update(f"{name}\n{hashlib.sha256((ROOT / name).read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def closure(roots: tuple[str, ...]) -> list[str]:
+    """Names of the modules that `roots` import, directly or not, themselves included, sorted."""
+    seen: set[str] = set()
+    waiting = list(roots)
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            waiting.extend(_imports(module))
+    return sorted(seen)
+
+
+def _path(module: str) -> Path:
+    base = ROOT.joinpath(*module.split("."))
+    return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    tree = ast.parse(_path(module).read_text(encoding="utf-8"))
+    return _WithoutTexts().visit(tree)
+
+
+@cache
+def _module_digest(module: str) -> str:
+    return hashlib.sha256(ast.dump(_tree(module)).encode()).hexdigest()
+
+
+@cache
+def _imports(module: str) -> tuple[str, ...]:
+    found: set[str] = set()
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(sorted(name for name in found if name.split(".")[0] in FOLLOWED and _path(name).is_file()))
+
+
+class _WithoutTexts(ast.NodeTransformer):
+    """Drops docstrings and blocks that only type checkers see."""
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        self.generic_visit(node)
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            body[:] = [item for item in body if not _is_text(item) and not _is_type_checking(item)]
+        return node
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

@@ -1,0 +1,201 @@
+"""What a step is and how it is identified: declaration, key, artifact.
+
+A step is a plain function `(inputs, recipe, resources, output) -> record`. Its key is the sha256 of everything that may change its
+content: name, recipe, input digests, code digest, versions of the content-affecting distributions. `resources` never enter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from infra.code_digest import code_digest
+
+
+class Record(BaseModel):
+    """Base of what a step returns: a few names, counts, digests and metrics. Deterministic: it enters the artifact's digest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Digested(Protocol):
+    """Anything that may be the input of a step."""
+
+    @property
+    def digest(self) -> str: ...
+
+
+class FileEntry(Record):
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+class Manifest(Record):
+    """What one committed step left: the only cache entry there is."""
+
+    key: str
+    generation: int
+    """0, or higher where an earlier manifest of this key failed verification."""
+    attempt: str
+    """Object directory: objects/<key>/<attempt>/."""
+    digest: str
+    """sha256 over record and content files under their canonical names."""
+    identity: dict[str, Any]
+    """The parts that were hashed into the key."""
+    record: dict[str, Any]
+    content: dict[str, FileEntry]
+    evidence: dict[str, FileEntry]
+    seconds: float
+    """Wall time of the computing run: evidence."""
+    adopted_from: str = ""
+    """Key under older code whose work was taken over, with the reason: `OLD: reason`."""
+
+    @property
+    def step(self) -> str:
+        return self.identity["step"]
+
+
+class Reader(Protocol):
+    """The side of a store that artifacts need."""
+
+    def local_path(self, manifest: Manifest, name: str) -> Path: ...
+
+
+@dataclass(frozen=True)
+class Artifact(Generic[R]):
+    """A committed output of a step: what consumers get as input."""
+
+    manifest: Manifest
+    record: R
+    reader: Reader = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+    @property
+    def key(self) -> str:
+        return self.manifest.key
+
+    def path(self, name: str) -> Path:
+        """Local path of one file, its checksum verified. Raises CorruptArtifactError."""
+        return self.reader.local_path(self.manifest, name)
+
+    def paths(self, pattern: str) -> list[Path]:
+        """Local paths of the files that match a shell pattern, in the order of their names; none is an error."""
+        names = sorted(name for name in {**self.manifest.content, **self.manifest.evidence} if fnmatchcase(name, pattern))
+        assert names, f"step {self.manifest.step} left no file {pattern}"
+        return [self.path(name) for name in names]
+
+    def directory(self, name: str) -> Path:
+        """Local directory `name` with every file below it verified."""
+        prefix = f"{name}/"
+        names = [entry for entry in {**self.manifest.content, **self.manifest.evidence} if entry.startswith(prefix)]
+        assert names, f"step {self.manifest.step} left no directory {name}"
+        parents = {self.path(entry).parents[len(Path(entry[len(prefix) :]).parts) - 1] for entry in names}
+        assert len(parents) == 1, parents
+        return parents.pop()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a running step stands; `total` 0 means not known."""
+
+    done: float
+    total: float
+    unit: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a running step writes, and how it reports."""
+
+    directory: Path
+    """Local staging directory of this attempt; becomes the artifact at the commit."""
+    work_dir: Path
+    """Resumable progress of this key; survives crashes."""
+    key: str
+    report: Callable[[Progress], None]
+    """Shows progress in the terminal and in the Prefect UI."""
+    log_metrics: Callable[[int, Mapping[str, float]], None]
+    """Forwards metrics of one optimizer step to the tracker."""
+
+    def path(self, name: str) -> Path:
+        """Local path to write `name` to; parent directories are made."""
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+@dataclass(frozen=True)
+class Step(Generic[R]):
+    """A declared step; calling it runs the plain function."""
+
+    function: Callable[..., R]
+    content: tuple[str, ...]
+    evidence: tuple[str, ...]
+    distributions: tuple[str, ...]
+    roots: tuple[str, ...]
+    data_files: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def record_type(self) -> type[R]:
+        """The annotated return type, which must stand in the step's own module (other hints may be for type checkers only)."""
+        return self.function.__globals__[self.function.__annotations__["return"]]
+
+    def __call__(self, **arguments: Any) -> R:
+        return self.function(**arguments)
+
+    def identity(self, recipe: BaseModel | None, inputs: Mapping[str, Digested | None], data_files: Iterable[str] = ()) -> dict[str, Any]:
+        """The parts of the key, by name. `data_files` are this call's own (a contract's YAML), beside the declared ones."""
+        return {
+            "step": self.name,
+            "recipe": None if recipe is None else recipe.model_dump(mode="json"),
+            "inputs": {name: None if value is None else value.digest for name, value in sorted(inputs.items())},
+            "code": code_digest((self.function.__module__, *self.roots), (*self.data_files, *data_files)),
+            "distributions": {name: version(name) for name in sorted(self.distributions)},
+        }
+
+
+def step(
+    *,
+    content: tuple[str, ...],
+    evidence: tuple[str, ...] = (),
+    distributions: tuple[str, ...] = (),
+    roots: tuple[str, ...] = (),
+    data_files: tuple[str, ...] = (),
+) -> Callable[[Callable[..., R]], Step[R]]:
+    """Declare a function as a step.
+
+    content: shell patterns of the deterministic files, which make the digest. evidence: patterns of the files outside it (timings, logs).
+    distributions: installed packages whose version may change content. roots: modules beside the step's own from which its code
+    digest follows imports (a worker that is started by name). data_files: package files it reads, relative to the project root.
+    """
+    return lambda function: Step(function, content, evidence, distributions, roots, data_files)
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON spelling of a value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of a JSON value in its canonical spelling."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()

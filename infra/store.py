@@ -1,0 +1,394 @@
+"""The store: objects/<key>/<attempt>/ holds data, one conditional create of manifests/<key>.json commits it.
+
+Whoever creates the manifest first wins; the loser uses the winner's artifact and drops its own attempt. A manifest whose files turn
+out missing or corrupt is marked invalid and superseded by a new generation, `<key>.1.json` and so on. The manifest is the only cache.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from infra.home import Home
+from infra.step import Artifact, Digested, FileEntry, Manifest, Output, Progress, R, Record, Step, digest_of
+
+
+class CorruptArtifactError(ValueError):
+    """A committed file that is missing or differs from its manifest."""
+
+
+class Store(ABC):
+    """What the local and the S3 store share: commits, look-ups and verification."""
+
+    def __init__(self, uri: str, home: Home) -> None:
+        self.uri = uri
+        self.home = home
+        self._verified: set[Path] = set()
+
+    @abstractmethod
+    def _read(self, name: str) -> bytes | None:
+        """Content of a small object, None if there is none."""
+
+    @abstractmethod
+    def _create(self, name: str, data: bytes) -> bool:
+        """Create an object durably unless it exists; False if it does."""
+
+    @abstractmethod
+    def _size(self, name: str) -> int | None:
+        """Bytes of an object, None if there is none."""
+
+    @abstractmethod
+    def _fetch(self, name: str) -> Path:
+        """Local path of an object's bytes."""
+
+    @abstractmethod
+    def attempt_dir(self, key: str, attempt: str) -> Path:
+        """Local directory in which an attempt is written."""
+
+    @abstractmethod
+    def _publish(self, key: str, attempt: str, names: list[str]) -> None:
+        """Make the files of an attempt durable under objects/."""
+
+    @abstractmethod
+    def _discard(self, key: str, attempt: str) -> None:
+        """Remove an attempt that no manifest names."""
+
+    @abstractmethod
+    def manifest_names(self) -> list[str]:
+        """Names of all manifests."""
+
+    def read_manifest(self, key: str) -> Manifest | None:
+        """The newest manifest of a key that is not marked invalid."""
+        generation = 0
+        found = None
+        while (data := self._read(_manifest_name(key, generation))) is not None:
+            invalid = self._read(f"{_manifest_name(key, generation)}.invalid") is not None
+            found = None if invalid else _parse_manifest(_manifest_name(key, generation), data)
+            generation += 1
+        return found
+
+    def find(self, step: Step[R], key: str) -> Artifact[R] | None:
+        """The committed artifact of a key, if its manifest stands and every file has its size."""
+        manifest = self.read_manifest(key)
+        if manifest is None:
+            return None
+        for name, entry in {**manifest.content, **manifest.evidence}.items():
+            if self._size(_object_name(manifest, name)) != entry.size:
+                self._invalidate(manifest, f"{name} is missing or has another size")
+                return None
+        return Artifact(manifest, step.record_type.model_validate(manifest.record), self)
+
+    def load(self, key: str, record_type: type[R]) -> Artifact[R]:
+        """The committed artifact of a key that must exist. Raises CorruptArtifactError if it does not."""
+        manifest = self.read_manifest(key)
+        if manifest is None:
+            raise CorruptArtifactError(f"store {self.uri} holds no manifest for key {key}: name the store that the run was made with")
+        return Artifact(manifest, record_type.model_validate(manifest.record), self)
+
+    def local_path(self, manifest: Manifest, name: str) -> Path:
+        """Local path of a committed file whose sha256 was verified by this process."""
+        entry = manifest.content.get(name) or manifest.evidence.get(name)
+        assert entry, f"step {manifest.step} left no file {name}"
+        path = self._fetch(_object_name(manifest, name))
+        if path not in self._verified:
+            if not path.is_file() or hash_file(path) != entry.sha256:
+                self._invalidate(manifest, f"{name} does not have its sha256")
+                path.unlink(missing_ok=True) if self.home.cache_dir in path.parents else None
+                raise CorruptArtifactError(
+                    f"{self.uri}/{_object_name(manifest, name)}: corrupt, its sha256 is not the committed one. "
+                    f"Run again: step {manifest.step} is computed anew"
+                )
+            self._verified.add(path)
+        return path
+
+    def _invalidate(self, manifest: Manifest, reason: str) -> None:
+        self._create(f"{_manifest_name(manifest.key, manifest.generation)}.invalid", reason.encode())
+
+    @contextmanager
+    def locked(self, key: str) -> Iterator[None]:
+        """Hold the key's lock on this machine: a second run waits and then finds the artifact."""
+        work_dir = self.home.work_dir(key)
+        work_dir.mkdir(parents=True, exist_ok=True)
+        with open(self.home.root / "work" / f"{key}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def compute(
+        self,
+        step: Step[R],
+        key: str,
+        identity: dict[str, Any],
+        run: Callable[[Output], R],
+        report: Callable[[Progress], None],
+        log_metrics: Callable[..., None],
+        clock: Callable[[], float],
+    ) -> Artifact[R]:
+        """Run a step into a new attempt and commit it; call with the key locked."""
+        attempt = uuid.uuid4().hex[:12]
+        work_dir = self.home.work_dir(key)
+        self._discard_abandoned(key, work_dir)
+        work_dir.mkdir(parents=True, exist_ok=True)
+        (work_dir / "attempt").write_text(attempt)
+        directory = self.attempt_dir(key, attempt)
+        directory.mkdir(parents=True)
+        started = clock()
+        record = run(Output(directory, work_dir, key, report, log_metrics))
+        manifest = _describe(step, key, attempt, identity, record, directory, clock() - started)
+        self._publish(key, attempt, sorted({**manifest.content, **manifest.evidence}))
+        artifact = self._commit(step, manifest)
+        if artifact.manifest.attempt != attempt:
+            self._discard(key, attempt)
+        shutil.rmtree(work_dir)
+        return artifact
+
+    def _commit(self, step: Step[R], manifest: Manifest) -> Artifact[R]:
+        while True:
+            if self._create(_manifest_name(manifest.key, manifest.generation), manifest.model_dump_json(indent=1).encode()):
+                return Artifact(manifest, step.record_type.model_validate(manifest.record), self)
+            winner = self.find(step, manifest.key)
+            if winner is not None:
+                return winner
+            manifest = manifest.model_copy(update={"generation": manifest.generation + 1})
+
+    def _discard_abandoned(self, key: str, work_dir: Path) -> None:
+        """Remove what a killed run of this machine left half-written under the key."""
+        marker = work_dir / "attempt"
+        if marker.exists():
+            attempt = marker.read_text()
+            manifest = self.read_manifest(key)
+            if attempt and (manifest is None or manifest.attempt != attempt):
+                self._discard(key, attempt)
+
+    def iterate_manifests(self) -> Iterator[Manifest]:
+        """Every manifest that is not invalid, the newest of its key."""
+        for key in sorted({name.split(".")[0] for name in self.manifest_names()}):
+            manifest = self.read_manifest(key)
+            if manifest is not None:
+                yield manifest
+
+
+class LocalStore(Store):
+    """Objects are files, a commit is link(2) of a finished temporary file."""
+
+    def __init__(self, root: Path, home: Home) -> None:
+        super().__init__(str(root), home)
+        self.root = root
+        try:
+            (root / "manifests").mkdir(parents=True, exist_ok=True)
+            (root / "objects").mkdir(exist_ok=True)
+            probe = root / "manifests" / f".writable-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ValueError(f"store {root} cannot be written ({error.strerror}): free it or name another with --store") from error
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self.root / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _create(self, name: str, data: bytes) -> bool:
+        target = self.root / name
+        temporary = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+        _fsync_directory(target.parent)
+        return True
+
+    def _size(self, name: str) -> int | None:
+        try:
+            return (self.root / name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def _fetch(self, name: str) -> Path:
+        return self.root / name
+
+    def attempt_dir(self, key: str, attempt: str) -> Path:
+        return self.root / "objects" / key / attempt
+
+    def _publish(self, key: str, attempt: str, names: list[str]) -> None:
+        directory = self.attempt_dir(key, attempt)
+        for name in names:
+            with open(directory / name, "rb") as file:
+                os.fsync(file.fileno())
+        for path in {directory, directory.parent, *((directory / name).parent for name in names)}:
+            _fsync_directory(path)
+
+    def _discard(self, key: str, attempt: str) -> None:
+        shutil.rmtree(self.attempt_dir(key, attempt), ignore_errors=True)
+
+    def manifest_names(self) -> list[str]:
+        return sorted(path.name for path in (self.root / "manifests").glob("*.json"))
+
+
+class S3Store(Store):
+    """Objects under s3://bucket/prefix; a commit is a PUT with If-None-Match: *. Endpoint and credentials come from the environment."""
+
+    def __init__(self, uri: str, home: Home) -> None:
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        super().__init__(uri.rstrip("/"), home)
+        self.bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
+        self.prefix = f"{prefix}/" if prefix else ""
+        self._client_error = ClientError
+        try:
+            self.client = boto3.client("s3")
+            self.client.head_bucket(Bucket=self.bucket)
+        except (BotoCoreError, ClientError) as error:
+            raise ValueError(
+                f"store {uri} cannot be reached ({error}): check the bucket, AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and AWS_DEFAULT_REGION"
+            ) from error
+
+    def _missing(self, error: Exception) -> bool:
+        return isinstance(error, self._client_error) and error.response["Error"]["Code"] in ("404", "NoSuchKey")  # pyright: ignore
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self.client.get_object(Bucket=self.bucket, Key=self.prefix + name)["Body"].read()
+        except self._client_error as error:
+            if self._missing(error):
+                return None
+            raise
+
+    def _create(self, name: str, data: bytes) -> bool:
+        try:
+            self.client.put_object(Bucket=self.bucket, Key=self.prefix + name, Body=data, IfNoneMatch="*")
+        except self._client_error as error:
+            if error.response["Error"]["Code"] in ("PreconditionFailed", "412", "ConditionalRequestConflict"):
+                return False
+            raise
+        return True
+
+    def _size(self, name: str) -> int | None:
+        try:
+            return self.client.head_object(Bucket=self.bucket, Key=self.prefix + name)["ContentLength"]
+        except self._client_error as error:
+            if self._missing(error):
+                return None
+            raise
+
+    def _fetch(self, name: str) -> Path:
+        path = self.home.cache_dir / name.removeprefix("objects/")
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+            try:
+                self.client.download_file(self.bucket, self.prefix + name, str(temporary))
+            except self._client_error as error:
+                if self._missing(error):
+                    return path
+                raise
+            os.replace(temporary, path)
+        return path
+
+    def attempt_dir(self, key: str, attempt: str) -> Path:
+        return self.home.cache_dir / key / attempt
+
+    def _publish(self, key: str, attempt: str, names: list[str]) -> None:
+        directory = self.attempt_dir(key, attempt)
+        for name in names:
+            self.client.upload_file(str(directory / name), self.bucket, f"{self.prefix}objects/{key}/{attempt}/{name}")
+
+    def _discard(self, key: str, attempt: str) -> None:
+        shutil.rmtree(self.attempt_dir(key, attempt), ignore_errors=True)
+        prefix = f"{self.prefix}objects/{key}/{attempt}/"
+        for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+            for entry in page.get("Contents", []):
+                self.client.delete_object(Bucket=self.bucket, Key=entry["Key"])
+
+    def manifest_names(self) -> list[str]:
+        prefix = f"{self.prefix}manifests/"
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+        keys = (entry["Key"].removeprefix(prefix) for page in pages for entry in page.get("Contents", []))
+        return sorted(key for key in keys if key.endswith(".json"))
+
+
+def open_store(uri: str | None, home: Home) -> Store:
+    """The store at a URI: a local directory, s3://bucket/prefix, or None for the home's own. Raises ValueError if it cannot be used."""
+    if uri is not None and uri.startswith("s3://"):
+        return S3Store(uri, home)
+    if uri is not None and "://" in uri:
+        raise ValueError(f"store {uri}: only a local directory or s3://bucket/prefix is supported")
+    return LocalStore(home.store_dir if uri is None else Path(uri).absolute(), home)
+
+
+def step_key(identity: dict[str, Any]) -> str:
+    """The sha256 that names a step's work."""
+    return digest_of(identity)
+
+
+def hash_file(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _describe(step: Step[R], key: str, attempt: str, identity: dict[str, Any], record: Record, directory: Path, seconds: float) -> Manifest:
+    names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    content = {name: _entry(directory / name) for name in names if _matches(name, step.content)}
+    evidence = {name: _entry(directory / name) for name in names if name not in content and _matches(name, step.evidence)}
+    undeclared = [name for name in names if name not in content and name not in evidence]
+    assert not undeclared, f"step {step.name} wrote files that it does not declare: {undeclared}"
+    values = record.model_dump(mode="json")
+    digest = digest_of({"record": values, "content": {name: entry.sha256 for name, entry in content.items()}})
+    return Manifest(
+        key=key, generation=0, attempt=attempt, digest=digest, identity=identity, record=values,
+        content=content, evidence=evidence, seconds=round(seconds, 3),
+    )  # fmt: skip
+
+
+def _entry(path: Path) -> FileEntry:
+    return FileEntry(size=path.stat().st_size, sha256=hash_file(path))
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(map(partial(fnmatchcase, name), patterns))
+
+
+def _manifest_name(key: str, generation: int) -> str:
+    return f"manifests/{key}{f'.{generation}' if generation else ''}.json"
+
+
+def _object_name(manifest: Manifest, name: str) -> str:
+    return f"objects/{manifest.key}/{manifest.attempt}/{name}"
+
+
+def _parse_manifest(name: str, data: bytes) -> Manifest:
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise CorruptArtifactError(f"{name} is not a manifest ({error.error_count()} errors): remove it and run again") from error
+
+
+def _fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+__all__ = ["CorruptArtifactError", "Digested", "LocalStore", "S3Store", "Store", "open_store", "step_key"]
