@@ -1,0 +1,54 @@
+"""Reads a scale's YAML into the frozen tree of configs/schema.py; every mistake is one ValueError that names file, key and fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from configs.schema import Scale
+
+CONFIGS_DIR = Path(__file__).resolve().parent
+
+
+def scale_names() -> list[str]:
+    """Names of the scales that come with the project."""
+    return sorted(path.stem for path in CONFIGS_DIR.glob("*.yaml"))
+
+
+def load_scale(name_or_path: str) -> Scale:
+    """The configuration of a named scale or of a YAML file (a name that ends in .yaml or .yml)."""
+    path = Path(name_or_path) if name_or_path.endswith((".yaml", ".yml")) else CONFIGS_DIR / f"{name_or_path}.yaml"
+    if not path.is_file():
+        raise ValueError(
+            f"no scale {name_or_path!r}: the scales are {', '.join(scale_names())}; a file of your own is named with its ending .yaml"
+        )
+    try:
+        return Scale.model_validate(_read_yaml(path))
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'file'}: {_explain(item['type'], item['msg'])}" for item in error.errors())
+        raise ValueError(f"{path}: {problems}") from error
+
+
+def _read_yaml(path: Path) -> object:
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # noqa: S506 - a SafeLoader that also refuses repeated keys
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a YAML file: {error}") from error
+
+
+def _explain(kind: str, message: str) -> str:
+    texts = {"extra_forbidden": "unknown key; remove it or correct its spelling", "missing": "key is missing; every scale states every key"}
+    return texts.get(kind, message.removeprefix("Value error, "))
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML without repeated keys, of which the last would silently win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", node.start_mark)
+        return super().construct_mapping(node, deep)
