@@ -1,0 +1,51 @@
+"""Our parameter names and the checkpoint's: equal, except that a layer's experts are stacked here and one tensor each on disk."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_proj|up_proj|down_proj)")
+_PER_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+
+
+def checkpoint_names(name: str, num_experts: int) -> list[str]:
+    """The tensors on disk that hold one of our parameters or buffers: one, or one per expert in order."""
+    match = _STACKED.fullmatch(name)
+    if match is None:
+        return [name]
+    return [f"{match[1]}.{expert}.{match[2]}.weight" for expert in range(num_experts)]
+
+
+def stacked_name(checkpoint_name: str) -> tuple[str, int | None]:
+    """Our name for a tensor on disk and, for an expert's, its index in the stack."""
+    match = _PER_EXPERT.fullmatch(checkpoint_name)
+    return (checkpoint_name, None) if match is None else (f"{match[1]}.{match[3]}", int(match[2]))
+
+
+def to_checkpoint_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state under our names as a state under checkpoint names; experts become views, nothing is copied."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        names = checkpoint_names(name, tensor.shape[0] if tensor.dim() else 0)
+        tensors.update(zip(names, [tensor] if names == [name] else tensor.unbind(0), strict=True))
+    return tensors
+
+
+def from_checkpoint_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The way back: experts are stacked (copied), their numbers must run from 0 without a gap."""
+    state: dict[str, Tensor] = {}
+    stacks: dict[str, dict[int, Tensor]] = {}
+    for checkpoint_name, tensor in tensors.items():
+        name, expert = stacked_name(checkpoint_name)
+        if expert is None:
+            state[name] = tensor
+        else:
+            stacks.setdefault(name, {})[expert] = tensor
+    for name, experts in stacks.items():
+        absent = sorted(set(range(max(experts) + 1)) - set(experts))
+        if absent:
+            raise ValueError(f"{name}: expert {absent[0]} is missing beside experts up to {max(experts)}: the state is incomplete, write it again")
+        state[name] = torch.stack([experts[expert] for expert in range(len(experts))])
+    return state

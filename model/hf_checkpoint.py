@@ -1,0 +1,211 @@
+"""The Hugging Face `glm4_moe` layout, out and in: config.json, safetensors with one tensor per expert, the MTP layer as layer N.
+
+Every tensor is accounted for: a missing, unexpected or wrongly shaped one is a ValueError that names tensor and file. Both MTP layouts
+are read: GLM-4.6's, and GLM-4.5's, which repeats embedding and unembedding as `layers.N.embed_tokens` and `layers.N.shared_head.head`
+(vllm #27597). We write 4.6's. The repeated tensors are checked against the trunk's and then left: training has one copy of each, so a
+checkpoint whose copies differ cannot be represented and is refused.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from configs.schema import ModelRecipe
+from model.checkpoint_names import checkpoint_names, stacked_name, to_checkpoint_tensors
+from model.transformer import Glm4Moe
+
+CONFIG_FILE = "config.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+ROUTER_BIAS = "e_score_correction_bias"
+_CONSTANTS = {"hidden_act": "silu", "attention_dropout": 0.0, "rope_scaling": None}
+"""Keys of config.json that this architecture does not vary."""
+_MTP_COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+
+
+def config_dict(recipe: ModelRecipe, *, dtype: torch.dtype, eos_token_ids: Sequence[int], pad_token_id: int) -> dict[str, object]:
+    """config.json's content, keys sorted."""
+    fixed = {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "dtype": str(dtype).removeprefix("torch."),
+        "eos_token_id": list(eos_token_ids),
+        "pad_token_id": pad_token_id,
+        "use_cache": True,
+    }
+    return dict(sorted((recipe.model_dump() | _CONSTANTS | fixed).items()))
+
+
+def save_checkpoint(
+    model: Glm4Moe, checkpoint_dir: Path, *, eos_token_ids: Sequence[int], pad_token_id: int, dtype: torch.dtype, max_shard_bytes: int
+) -> list[str]:
+    """Write the model as a checkpoint directory and return the file names; config.json carries the model's own rope_theta."""
+    recipe = model.recipe.model_copy(update={"rope_theta": model.rope_theta})
+    config = config_dict(recipe, dtype=dtype, eos_token_ids=eos_token_ids, pad_token_id=pad_token_id)
+    return write_checkpoint(to_checkpoint_tensors(model.state_dict()), config, checkpoint_dir, dtype=dtype, max_shard_bytes=max_shard_bytes)
+
+
+def write_checkpoint(
+    tensors: Mapping[str, Tensor], config: Mapping[str, object], checkpoint_dir: Path, *, dtype: torch.dtype, max_shard_bytes: int
+) -> list[str]:
+    """Write tensors under checkpoint names; all are cast to `dtype` but the router biases, which stay float32. Equal input, equal bytes."""
+    checkpoint_dir.mkdir(parents=True, exist_ok=True)
+    shards = _plan_shards(tensors, dtype, max_shard_bytes)
+    files = {}
+    for number, names in enumerate(shards, 1):
+        file_name = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        shard = {name: _as_stored(name, tensors[name], dtype) for name in names}
+        save_file(shard, checkpoint_dir / file_name, metadata={"format": "pt"})
+        files.update(dict.fromkeys(names, file_name))
+    written = sorted(set(files.values()))
+    if len(shards) > 1:
+        total = sum(_stored_bytes(name, tensor, dtype) for name, tensor in tensors.items())
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
+        (checkpoint_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+        written.append(INDEX_FILE)
+    (checkpoint_dir / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    return [*written, CONFIG_FILE]
+
+
+def _stored_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if name.endswith(ROUTER_BIAS) else dtype
+
+
+def _as_stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.detach().to("cpu", _stored_dtype(name, dtype)).contiguous()
+
+
+def _stored_bytes(name: str, tensor: Tensor, dtype: torch.dtype) -> int:
+    return tensor.numel() * _stored_dtype(name, dtype).itemsize
+
+
+def _plan_shards(tensors: Mapping[str, Tensor], dtype: torch.dtype, max_shard_bytes: int) -> list[list[str]]:
+    """Names per shard, in the given order; a tensor larger than a shard gets one of its own."""
+    if max_shard_bytes <= 0:
+        raise ValueError(f"max_shard_bytes must be positive, is {max_shard_bytes}")
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, tensor in tensors.items():
+        size = _stored_bytes(name, tensor, dtype)
+        if shards[-1] and filled + size > max_shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    return shards
+
+
+def read_config(checkpoint_dir: Path) -> ModelRecipe:
+    """The architecture of a checkpoint directory; what this code cannot run (another model type, rope scaling) is refused by name."""
+    config = _read_json(checkpoint_dir / CONFIG_FILE)
+    path = checkpoint_dir / CONFIG_FILE
+    if config.get("model_type") != "glm4_moe":
+        raise ValueError(f"{path}: model_type is {config.get('model_type')!r}, must be 'glm4_moe' (GLM-4.5, GLM-4.5-Air, GLM-4.6)")
+    rope = config.get("rope_parameters") or {}
+    # transformers 5 writes rope_theta and partial_rotary_factor inside rope_parameters.
+    config = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope} | config
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(f"{path}: rope_type {rope['rope_type']!r} is not supported, only 'default'")
+    for key, value in _CONSTANTS.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{path}: {key} is {config[key]!r}, only {value!r} is supported")
+    if "num_mtp_layers" in config:
+        config.setdefault("num_nextn_predict_layers", config["num_mtp_layers"])
+    absent = sorted(set(ModelRecipe.model_fields) - set(config))
+    if absent:
+        raise ValueError(f"{path}: keys {absent} are missing; add them with the values the weights were trained with")
+    return ModelRecipe.model_validate({key: config[key] for key in ModelRecipe.model_fields})
+
+
+def _read_json(path: Path) -> dict:
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: give a directory in the Hugging Face glm4_moe layout")
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): the file is damaged, copy it again") from error
+
+
+def tensor_files(checkpoint_dir: Path) -> dict[str, Path]:
+    """The file of every tensor, as the files themselves say; an index that disagrees with them is refused."""
+    index_path = checkpoint_dir / INDEX_FILE
+    if not index_path.is_file():
+        with open_safetensors(checkpoint_dir / SINGLE_FILE) as file:
+            return dict.fromkeys(file.keys(), checkpoint_dir / SINGLE_FILE)
+    weight_map: dict[str, str] = _read_json(index_path)["weight_map"]
+    found: dict[str, Path] = {}
+    for file_name in sorted(set(weight_map.values())):
+        with open_safetensors(checkpoint_dir / file_name) as file:
+            found.update(dict.fromkeys(file.keys(), checkpoint_dir / file_name))
+    for name, file_name in weight_map.items():
+        if name not in found:
+            raise ValueError(f"{index_path} places {name} in {file_name}, which does not hold it: the checkpoint is incomplete, copy it again")
+    return found
+
+
+@contextmanager
+def open_safetensors(path: Path) -> Iterator[safe_open]:
+    """Open one safetensors file; one that is missing or damaged is a ValueError naming it."""
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: the checkpoint is incomplete, copy or write it again")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}): copy or write the checkpoint again") from error
+
+
+@torch.no_grad()
+def load_weights(model: Glm4Moe, checkpoint_dir: Path) -> None:
+    """Copy a checkpoint into the model, tensor by tensor (one is in memory beside the model at a time), cast to the model's dtypes."""
+    num_experts = model.recipe.n_routed_experts
+    state = model.state_dict()
+    files = tensor_files(checkpoint_dir)
+    expected = {on_disk for name in state for on_disk in checkpoint_names(name, num_experts)}
+    copies = _mtp_copies(model.recipe) if model.recipe.num_nextn_predict_layers else {}
+    for name in sorted(expected - set(files)):
+        raise ValueError(f"{checkpoint_dir}: tensor {name} is missing; the checkpoint is incomplete or {CONFIG_FILE} belongs to another model")
+    for name in sorted(set(files) - expected - set(copies)):
+        raise ValueError(f"{files[name]}: unexpected tensor {name}; {CONFIG_FILE} belongs to another model or layout")
+    for path in sorted(set(files.values())):
+        with open_safetensors(path) as file:
+            for name in sorted(name for name in files if files[name] == path and name in expected):
+                ours, expert = stacked_name(name)
+                target = state[ours] if expert is None else state[ours][expert]
+                target.copy_(_checked(file.get_tensor(name), name, path, target))
+    for name in sorted(set(copies) & set(files)):
+        with open_safetensors(files[name]) as file:
+            trunk = state[copies[name]]
+            if not torch.equal(_checked(file.get_tensor(name), name, files[name], trunk).to(trunk), trunk):
+                raise ValueError(
+                    f"{files[name]}: {name} differs from {copies[name]}, but the MTP layer shares it with the trunk here: "
+                    f"remove the tensors of layer {model.recipe.num_hidden_layers} and set num_nextn_predict_layers to 0"
+                )
+
+
+def _mtp_copies(recipe: ModelRecipe) -> dict[str, str]:
+    prefix = f"model.layers.{recipe.num_hidden_layers}."
+    return {prefix + suffix: trunk_name for suffix, trunk_name in _MTP_COPIES.items()}
+
+
+def _checked(tensor: Tensor, name: str, path: Path, target: Tensor) -> Tensor:
+    if tensor.shape != target.shape:
+        raise ValueError(f"{path}: tensor {name} has shape {tuple(tensor.shape)}, the model wants {tuple(target.shape)}")
+    if name.endswith(ROUTER_BIAS) and tensor.dtype != torch.float32:
+        raise ValueError(f"{path}: {name} is {tensor.dtype}, must be float32 (rounded biases select other experts): export it again in float32")
+    return tensor
+
+
+def load_model(checkpoint_dir: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Glm4Moe:
+    """Build the model a checkpoint directory describes, load its weights, and set it to evaluation."""
+    with torch.device("meta"):
+        model = Glm4Moe(read_config(checkpoint_dir))
+    model = model.to(dtype).to_empty(device=device)
+    load_weights(model, checkpoint_dir)
+    return model.eval()

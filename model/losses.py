@@ -1,0 +1,81 @@
+"""Cross-entropy straight from hidden states, without ever holding the logits of more than a chunk of tokens."""
+
+import torch
+from torch import Tensor, nn
+
+IGNORED = -100
+"""Target that carries no loss."""
+CHUNK_ELEMENTS = 8 * 1024 * 1024
+"""Logits per chunk: 32 MiB in float32, which stays near the caches and still feeds the matrix product."""
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Sum of -log softmax(hidden W^T)[target] over the kept targets. The gradients are made in the forward pass, chunk by chunk, while
+    the logits are at hand; the backward pass only scales them."""
+
+    @staticmethod
+    def forward(ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> Tensor:
+        wants_grad = any(ctx.needs_input_grad[:2])
+        total = hidden_TD.new_zeros((), dtype=torch.float32)
+        grad_hidden_TD = torch.zeros_like(hidden_TD) if wants_grad else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_grad else None
+        for rows in _chunks(hidden_TD.shape[0], weight_VD.shape[0]):
+            chunk_TD, targets_C = hidden_TD[rows], targets_T[rows]
+            is_kept_C = targets_C != IGNORED
+            columns_C1 = targets_C.clamp(min=0).unsqueeze(1)
+            logits_CV = (chunk_TD @ weight_VD.t()).float()
+            log_normaliser_C = logits_CV.logsumexp(-1)
+            losses_C = log_normaliser_C - logits_CV.gather(1, columns_C1).squeeze(1)
+            total += (losses_C * is_kept_C).sum()
+            if grad_hidden_TD is None or grad_weight_VD is None:
+                continue
+            probabilities_CV = logits_CV.sub_(log_normaliser_C.unsqueeze(1)).exp_()
+            probabilities_CV.scatter_add_(1, columns_C1, torch.full_like(columns_C1, -1.0, dtype=torch.float32))
+            if not bool(is_kept_C.all()):
+                probabilities_CV.mul_(is_kept_C.unsqueeze(1))
+            grad_logits_CV = probabilities_CV.to(hidden_TD.dtype)
+            torch.mm(grad_logits_CV, weight_VD, out=grad_hidden_TD[rows])
+            if grad_weight_VD.dtype == hidden_TD.dtype:
+                grad_weight_VD.addmm_(grad_logits_CV.t(), chunk_TD)
+            else:
+                grad_weight_VD.add_(grad_logits_CV.t() @ chunk_TD)
+        ctx.save_for_backward(grad_hidden_TD, grad_weight_VD)
+        return total
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad_hidden_TD, grad_weight_VD = ctx.saved_tensors
+        return grad_hidden_TD * grads[0].to(grad_hidden_TD.dtype), (grad_weight_VD * grads[0]).to(grad_hidden_TD.dtype), None
+
+
+def _chunks(num_tokens: int, vocab_size: int) -> list[slice]:
+    size = max(1, CHUNK_ELEMENTS // vocab_size)
+    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
+
+
+class LanguageHead(nn.Module):
+    """The unembedding, shared by the trunk and the MTP layer: logits, losses or log-probabilities of hidden states."""
+
+    def __init__(self, hidden_size: int, vocab_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
+
+    def forward(self, hidden_BTD: Tensor, target_ids_BT: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) in the model's dtype; with targets the mean cross-entropy over the targets that are kept (not -100), a float32
+        scalar that is 0 where none is."""
+        if target_ids_BT is None:
+            return hidden_BTD @ self.weight.t()
+        targets_T = target_ids_BT.flatten()
+        num_kept = (targets_T != IGNORED).sum().clamp(min=1)
+        return _LinearCrossEntropy.apply(hidden_BTD.flatten(0, 1), self.weight, targets_T) / num_kept
+
+    @torch.no_grad()
+    def log_probabilities(self, hidden_BTD: Tensor, target_ids_BT: Tensor) -> Tensor:
+        """log p(target) per position, float32 (B, T); 0 where the target is -100."""
+        hidden_TD, targets_T = hidden_BTD.flatten(0, 1), target_ids_BT.flatten()
+        pieces = []
+        for rows in _chunks(hidden_TD.shape[0], self.weight.shape[0]):
+            logits_CV = (hidden_TD[rows] @ self.weight.t()).float()
+            columns_C1 = targets_T[rows].clamp(min=0).unsqueeze(1)
+            pieces.append(logits_CV.gather(1, columns_C1).squeeze(1) - logits_CV.logsumexp(-1))
+        return torch.cat(pieces).mul_(targets_T != IGNORED).view_as(target_ids_BT)

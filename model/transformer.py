@@ -1,0 +1,144 @@
+"""GLM-4.5/4.6 (`glm4_moe`) as single-device mathematics: token ids in, logits or losses out. Parameter names are the checkpoint's,
+except that a layer's experts are stacked.
+
+Shape letters: B batch, T positions, S cached positions, D model, N query heads, G kv heads, H head dim, F expert hidden, E experts,
+K experts per token, R routed token copies, V vocabulary, L layers with experts (the MTP layer's last).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from configs.schema import ModelRecipe
+from model.attention import visible_within_segments
+from model.decoder_layer import DecoderLayer
+from model.kv_cache import KVCache
+from model.losses import LanguageHead
+from model.moe import Router
+from model.mtp import MtpLayer, mtp_targets
+from model.norm import RMSNorm
+from model.rotary import rotary_tables
+
+
+class Losses(NamedTuple):
+    """Unweighted float32 scalars."""
+
+    lm: Tensor
+    """Mean cross-entropy of the next token over the targets kept."""
+    mtp: Tensor
+    """Mean cross-entropy of the token after it; 0 without an MTP layer."""
+    balance: Tensor
+    """Sequence-level balance loss, summed over layers with experts, averaged over sequences."""
+
+
+class ModelOutput(NamedTuple):
+    losses: Losses | None
+    expert_counts_LE: Tensor
+    """Routed copies per expert, int64; rows follow the trunk's MoE layers, then the MTP layer's where it ran."""
+    logits_BTV: Tensor | None
+
+
+class Decoder(nn.Module):
+    """The trunk and the MTP layer, under the checkpoint's prefix `model.`."""
+
+    def __init__(self, recipe: ModelRecipe) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(recipe.vocab_size, recipe.hidden_size)
+        trunk = [DecoderLayer(recipe, layer) for layer in range(recipe.num_hidden_layers)]
+        self.layers = nn.ModuleList([*trunk, *(MtpLayer(recipe) for _ in range(recipe.num_nextn_predict_layers))])
+        self.norm = RMSNorm(recipe.hidden_size, recipe.rms_norm_eps)
+
+
+class Glm4Moe(nn.Module):
+    """`rope_theta` overrides the recipe's, for phases that train at another base than the released model's."""
+
+    def __init__(self, recipe: ModelRecipe, rope_theta: float | None = None) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.rope_theta = recipe.rope_theta if rope_theta is None else rope_theta
+        self.model = Decoder(recipe)
+        self.lm_head = LanguageHead(recipe.hidden_size, recipe.vocab_size)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator | None = None) -> None:
+        """Matrices and embeddings from N(0, initializer_range), norms 1, biases 0, in the order of the parameters."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, self.recipe.initializer_range, generator=generator)
+            elif name.endswith(".bias"):
+                parameter.zero_()
+            else:
+                parameter.fill_(1.0)
+        for module in self.modules():
+            if isinstance(module, Router):
+                module.e_score_correction_bias.zero_()
+
+    def forward(
+        self,
+        token_ids_BT: Tensor,
+        *,
+        target_ids_BT: Tensor | None = None,
+        segment_ids_BT: Tensor | None = None,
+        mtp_segment_ids_BT: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> ModelOutput:
+        """Losses when `target_ids_BT` (token t+1 per position, -100 to leave out) is given, logits when it is not.
+
+        `segment_ids_BT` (document number per position) keeps attention inside documents and takes MTP targets of another document out
+        of the loss. `mtp_segment_ids_BT` does only the latter, for rows whose attention runs over document ends as in pre-training.
+        Whether a document's last position is trained to predict the next document's first token is decided by `target_ids_BT`.
+        """
+        assert cache is None or (target_ids_BT is None and segment_ids_BT is None), "a cache serves generation only"
+        hidden_BTD, balance, counts = self._run_trunk(token_ids_BT, segment_ids_BT, cache)
+        if target_ids_BT is None:
+            return ModelOutput(None, self._stack_counts(counts), self.lm_head(hidden_BTD))
+        lm = self.lm_head(hidden_BTD, target_ids_BT)
+        mtp = lm.new_zeros(())
+        if self.recipe.num_nextn_predict_layers and token_ids_BT.shape[1] > 1:
+            embedded_BTD = self.model.embed_tokens(token_ids_BT[:, 1:])
+            rotary = self._rotary(token_ids_BT.shape[1] - 1, 0)
+            # By the document of the hidden state, not of the next token: else a document's first position would see the one before it.
+            visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT[:, :-1])
+            output = self.model.layers[-1](embedded_BTD, hidden_BTD[:, :-1], rotary, visible_BTS)
+            segments = mtp_segment_ids_BT if mtp_segment_ids_BT is not None else segment_ids_BT
+            mtp = self.lm_head(output.hidden_BTD, mtp_targets(target_ids_BT, segments))
+            if output.counts_E is not None:
+                balance.append(output.balance_loss)
+                counts.append(output.counts_E)
+        total_balance = torch.stack(balance).sum() if balance else lm.new_zeros(())
+        return ModelOutput(Losses(lm, mtp, total_balance), self._stack_counts(counts), None)
+
+    def hidden_states(self, token_ids_BT: Tensor, cache: KVCache | None = None) -> Tensor:
+        """The trunk's normalised hidden states, (B, T, D): what `lm_head` takes."""
+        return self._run_trunk(token_ids_BT, None, cache)[0]
+
+    def _run_trunk(
+        self, token_ids_BT: Tensor, segment_ids_BT: Tensor | None, cache: KVCache | None
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        num_new = token_ids_BT.shape[1]
+        visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT)
+        if cache is not None:
+            visible_BTS = cache.visible_BTS(num_new)
+        rotary = self._rotary(num_new, 0 if cache is None else cache.num_tokens)
+        hidden_BTD = self.model.embed_tokens(token_ids_BT)
+        balance, counts = [], []
+        for layer in self.model.layers[: self.recipe.num_hidden_layers]:
+            output = layer(hidden_BTD, rotary, visible_BTS=visible_BTS, cache=cache)
+            hidden_BTD = output.hidden_BTD
+            if output.counts_E is not None:
+                balance.append(output.balance_loss)
+                counts.append(output.counts_E)
+        if cache is not None:
+            cache.advance(num_new)
+        return self.model.norm(hidden_BTD), balance, counts
+
+    def _rotary(self, num_positions: int, start: int) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(start, start + num_positions, device=self.lm_head.weight.device)
+        return rotary_tables(positions, self.recipe.rotary_dim, self.rope_theta)
+
+    def _stack_counts(self, counts: list[Tensor]) -> Tensor:
+        if counts:
+            return torch.stack(counts)
+        return torch.zeros(0, self.recipe.n_routed_experts, dtype=torch.int64, device=self.lm_head.weight.device)
