@@ -1,0 +1,118 @@
+"""The one place where a step or an effect becomes a Prefect task of its name: key, store, lock, progress, retries, states.
+
+Prefect's own caching and result persistence stay off: the manifest in the store is the only cache, and a hit shows as state Cached.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from prefect import task
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed
+
+from flows.stage_log import StageLog, StageResult, key_figures
+from infra.rerun_reason import explain_and_remember
+from infra.step import Artifact, Digested, Progress, R, Step
+from infra.store import Store, step_key
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from pydantic import BaseModel
+
+    from configs.schema import Scale
+    from infra.home import Home
+    from infra.servers import ServerUrls
+
+T = TypeVar("T")
+UI_INTERVAL_SECONDS = 5.0
+EFFECT_RETRIES = 2
+EFFECT_RETRY_DELAY_SECONDS = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the flows of one pipeline run share."""
+
+    scale: Scale
+    home: Home
+    store: Store
+    servers: ServerUrls
+    log: StageLog
+
+
+def run_step(
+    run: Run,
+    step: Step[R],
+    *,
+    stage: str = "",
+    recipe: BaseModel | None = None,
+    resources: BaseModel | None = None,
+    data_files: tuple[str, ...] = (),
+    log_metrics: Callable[[int, Mapping[str, float]], None] = lambda number, metrics: None,
+    **inputs: Digested | None,
+) -> Artifact[R]:
+    """The committed artifact of a step: found in the store, or computed now. `stage` names it where a step runs more than once."""
+    stage = stage or step.name
+    identity = step.identity(recipe, inputs, data_files)
+    key = step_key(identity)
+    reason = explain_and_remember(run.home, run.scale.scale, stage, identity)
+    given = {**inputs, **({"recipe": recipe} if recipe is not None else {}), **({"resources": resources} if resources is not None else {})}
+
+    def body() -> Any:
+        artifact = run.store.find(step, key)
+        if artifact is not None:
+            return Completed(name="Cached", message=f"committed under key {key}", data=artifact)
+        with run.store.locked(key):
+            artifact = run.store.find(step, key)
+            if artifact is None:
+                report = _progress_reporter(run.log, stage)
+                artifact = run.store.compute(step, key, identity, lambda output: step(**given, output=output), report, log_metrics, time.monotonic)
+        return Completed(message=f"computed: {reason}", data=artifact)
+
+    started = time.monotonic()
+    state = task(body, name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False)(return_state=True)
+    artifact: Artifact[R] = state.result()  # pyright: ignore[reportAssignmentType]
+    cached = state.name == "Cached"
+    run.log.finish(StageResult(stage, time.monotonic() - started, cached, reason, artifact.digest, key_figures(artifact.record)))
+    return artifact
+
+
+def run_effect(run: Run, stage: str, effect: Callable[[], T], describe: Callable[[T], str] = str) -> T:
+    """The result of an effect, which always runs, is idempotent and is tried again where a server did not answer."""
+    started = time.monotonic()
+    result = task(
+        effect, name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False,
+        retries=EFFECT_RETRIES, retry_delay_seconds=EFFECT_RETRY_DELAY_SECONDS, retry_condition_fn=_is_worth_retrying,
+    )()  # fmt: skip
+    run.log.finish(StageResult(stage, time.monotonic() - started, False, describe(result), "", ""))
+    return result
+
+
+def _is_worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
+    """Mistakes of the user and broken promises do not heal by waiting."""
+    error = state.result(raise_on_failure=False)
+    return not isinstance(error, ValueError | AssertionError)
+
+
+def _progress_reporter(log: StageLog, stage: str) -> Callable[[Progress], None]:
+    artifact_id: UUID | None = None
+    shown_at = -UI_INTERVAL_SECONDS
+
+    def report(progress: Progress) -> None:
+        nonlocal artifact_id, shown_at
+        line = log.progress(stage, progress)
+        if progress.total and time.monotonic() - shown_at >= UI_INTERVAL_SECONDS:
+            shown_at = time.monotonic()
+            percent = min(100.0 * progress.done / progress.total, 100.0)
+            if artifact_id is None:
+                artifact_id = create_progress_artifact(percent, description=line)  # pyright: ignore[reportAssignmentType]
+            else:
+                update_progress_artifact(artifact_id, percent, description=line)
+
+    return report

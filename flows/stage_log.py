@@ -1,0 +1,94 @@
+"""What a run says while it goes: one line per finished stage, live progress of the running one, and the table at the end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+from infra.step import Progress, Record
+
+PROGRESS_INTERVAL_SECONDS = {True: 0.5, False: 10.0}
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """One line of the table; `digest` is empty for effects, which leave no artifact."""
+
+    name: str
+    seconds: float
+    cached: bool
+    reason: str
+    digest: str
+    figures: str
+
+
+@dataclass
+class StageLog:
+    """The stages of one run, in order. Lines go to standard error, so that `--json` owns standard output."""
+
+    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
+    results: list[StageResult] = field(default_factory=list)
+    _shown_at: float = 0.0
+    _began: tuple[str, float, float] = ("", 0.0, 0.0)
+
+    def say(self, message: str) -> None:
+        """One line of plain words."""
+        self._clear()
+        self.console.print(message, markup=False)
+
+    def progress(self, stage: str, progress: Progress) -> str:
+        """Show where a stage stands; returns the line, with rate and time to go since the stage's first report."""
+        now = time.monotonic()
+        if self._began[0] != stage:
+            self._began = (stage, now, progress.done)
+        rate = (progress.done - self._began[2]) / max(now - self._began[1], 1e-9)
+        line = f"{stage}: {progress.done:,.0f}{f' of {progress.total:,.0f}' if progress.total else ''} {progress.unit}"
+        if rate > 0 and now - self._began[1] > 1:
+            line += f", {rate:,.0f}/s"
+            if progress.total:
+                line += f", {max(progress.total - progress.done, 0) / rate:,.0f} s to go"
+        line += f", {progress.message}" if progress.message else ""
+        terminal = self.console.is_terminal
+        if now - self._shown_at >= PROGRESS_INTERVAL_SECONDS[terminal]:
+            self._shown_at = now
+            if terminal:
+                self.console.file.write(f"\r\x1b[2K  {line[: self.console.width - 3]}")
+                self.console.file.flush()
+            else:
+                self.console.print(f"  {line}", markup=False)
+        return line
+
+    def finish(self, result: StageResult) -> None:
+        """Record a finished stage and print its line."""
+        self.results.append(result)
+        state = "cached" if result.cached else result.reason
+        self.say(f"{result.name:<44} {result.seconds:7.1f} s  {state}{f'  ({result.figures})' if result.figures else ''}")
+
+    def table(self) -> Table:
+        """All stages with seconds, state, digest and key figures."""
+        table = Table(title=None, box=None, pad_edge=False)
+        for column in ("stage", "seconds", "state", "digest", "figures"):
+            table.add_column(column, justify="right" if column == "seconds" else "left", overflow="fold")
+        for result in self.results:
+            state = "cached" if result.cached else result.reason
+            table.add_row(result.name, f"{result.seconds:.1f}", state, result.digest[:12], result.figures)
+        return table
+
+    def _clear(self) -> None:
+        if self.console.is_terminal:
+            self.console.file.write("\r\x1b[2K")
+
+
+def key_figures(record: Record, most: int = 4) -> str:
+    """The first numbers and verdicts of a record, in words."""
+    shown = [(name, value) for name, value in record if isinstance(value, bool | int | float)]
+    return ", ".join(f"{name.removeprefix('num_').replace('_', ' ')} {_number(value)}" for name, value in shown[:most])
+
+
+def _number(value: float | bool) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

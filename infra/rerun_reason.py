@@ -1,0 +1,46 @@
+"""Why a step is computed: its identity against the one it had when this scale last ran here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from infra.home import Home
+from infra.step import canonical_json
+
+
+def explain_and_remember(home: Home, scale: str, stage: str, identity: dict[str, Any]) -> str:
+    """What differs from the last identity of this stage, in a few words; the new one is kept for the next time."""
+    path = home.run_dir / "identities" / scale / f"{stage.replace(' ', '-')}.json"
+    previous = json.loads(path.read_text()) if path.exists() else None
+    _remember(path, identity)
+    if previous is None:
+        return "first run"
+    parts = [*_differences(previous["inputs"], identity["inputs"], "input"), *_differences(previous["recipe"], identity["recipe"], "recipe")]
+    parts += ["code changed"] if previous["code"] != identity["code"] else []
+    parts += _differences(previous["distributions"], identity["distributions"], "version of")
+    return "; ".join(parts[:3]) + (f"; {len(parts) - 3} more" if len(parts) > 3 else "") if parts else "not in the store"
+
+
+def _remember(path: Path, identity: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(canonical_json(identity))
+    temporary.replace(path)
+
+
+def _differences(previous: Any, current: Any, what: str, where: str = "") -> list[str]:
+    if isinstance(previous, dict) and isinstance(current, dict):
+        names = [name for name in {**previous, **current} if previous.get(name) != current.get(name)]
+        return [
+            part for name in names for part in _differences(previous.get(name), current.get(name), what, f"{where}.{name}" if where else name)
+        ]
+    if previous == current:
+        return []
+    return [f"{what} {where} changed" if what == "input" else f"{what} {where}: {_short(previous)} -> {_short(current)}"]
+
+
+def _short(value: Any) -> str:
+    text = canonical_json(value)
+    return text if len(text) <= 24 else f"{text[:21]}..."

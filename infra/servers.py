@@ -1,0 +1,167 @@
+"""The Prefect and MLflow servers of a home: those recorded alive in run/servers.json, else private ones for the length of a run.
+
+Both bind to loopback and keep their SQLite databases under the home. Private servers die with the process that started them, and only
+one process at a time may have them: an exclusive lock on the home makes a second run wait.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from infra.child_process import die_with_parent, free_port
+from infra.home import Home
+
+HOST = "127.0.0.1"
+STARTUP_TIMEOUT_SECONDS = 180
+TELEMETRY_OFF = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "GX_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+}
+
+
+class ServerUrls(BaseModel):
+    """Where the servers of a home listen, and the processes behind them."""
+
+    prefect: str
+    """Base URL; the API is below /api."""
+    mlflow: str
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server process while it starts."""
+
+    name: str
+    url: str
+    health_path: str
+    process: subprocess.Popen[bytes]
+    log_path: Path
+
+
+def artifact_root(home: Home) -> Path:
+    """Directory behind `mlflow-artifacts:/`."""
+    return home.mlflow_dir / "artifacts"
+
+
+def mlflow_database_uri(home: Home) -> str:
+    """SQLAlchemy URI of the home's MLflow database."""
+    return f"sqlite:///{home.mlflow_dir / 'mlflow.db'}"
+
+
+@contextmanager
+def running_servers(home: Home, say: Callable[[str], None]) -> Iterator[ServerUrls]:
+    """URLs of servers that answer: recorded ones, or private ones that end with the block."""
+    recorded = read_recorded(home)
+    if recorded is not None:
+        yield recorded
+        return
+    with _exclusive(home, say):
+        servers = start_servers(home, free_port(), free_port(), die_with_parent)
+        try:
+            yield wait_until_healthy(servers)
+        finally:
+            stop_servers(servers)
+
+
+def read_recorded(home: Home) -> ServerUrls | None:
+    """The servers that run/servers.json names, if both answer."""
+    path = home.run_dir / "servers.json"
+    if not path.exists():
+        return None
+    urls = ServerUrls.model_validate_json(path.read_text())
+    return urls if _healthy(f"{urls.prefect}/api/health") and _healthy(f"{urls.mlflow}/health") else None
+
+
+def start_servers(home: Home, prefect_port: int, mlflow_port: int, preexec: Callable[[], None] | None) -> list[Server]:
+    """Start both servers on the home's databases and return at once."""
+    artifact_root(home).mkdir(parents=True, exist_ok=True)
+    prefect_url, mlflow_url = f"http://{HOST}:{prefect_port}", f"http://{HOST}:{mlflow_port}"
+    prefect = _start(
+        "prefect", "prefect.server.api.server:create_app", ["--factory"], prefect_url, "/api/health", home, preexec,
+        {"PREFECT_HOME": str(home.prefect_dir), "PREFECT_UI_API_URL": f"{prefect_url}/api", "PREFECT_LOGGING_SERVER_LEVEL": "WARNING"},
+    )  # fmt: skip
+    mlflow = _start(
+        "mlflow", "mlflow.server.fastapi_app:app", [], mlflow_url, "/health", home, preexec,
+        {
+            # what `mlflow server --serve-artifacts` hands to its own uvicorn child (mlflow/server/__init__.py, _run_server)
+            "_MLFLOW_SERVER_FILE_STORE": mlflow_database_uri(home),
+            "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
+            "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(artifact_root(home)),
+            "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
+            "_MLFLOW_SGI_NAME": "uvicorn",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        },
+    )  # fmt: skip
+    return [prefect, mlflow]
+
+
+def _start(
+    name: str, app: str, options: list[str], url: str, health_path: str, home: Home, preexec: Callable[[], None] | None, env: Mapping[str, str]
+) -> Server:
+    log_path = home.run_dir / f"{name}.log"
+    command = [sys.executable, "-m", "uvicorn", app, *options, "--host", HOST, "--port", url.rsplit(":", 1)[1], "--log-level", "warning"]
+    with open(log_path, "ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **TELEMETRY_OFF, **env}, preexec_fn=preexec, cwd=home.root
+        )  # fmt: skip
+    return Server(name, url, health_path, process, log_path)
+
+
+def wait_until_healthy(servers: list[Server]) -> ServerUrls:
+    """Block until every server answers. Raises RuntimeError with the log's end if one dies or stays silent."""
+    deadline = time.monotonic() + STARTUP_TIMEOUT_SECONDS
+    for server in servers:
+        while not _healthy(server.url + server.health_path):
+            if server.process.poll() is not None or time.monotonic() > deadline:
+                last_lines = "\n".join(server.log_path.read_text(errors="replace").splitlines()[-8:])
+                state = "stopped" if server.process.poll() is not None else f"did not answer within {STARTUP_TIMEOUT_SECONDS} s"
+                raise RuntimeError(f"the {server.name} server {state}; the end of {server.log_path}:\n{last_lines}")
+            time.sleep(0.1)
+    urls = {server.name: server.url for server in servers}
+    return ServerUrls(prefect=urls["prefect"], mlflow=urls["mlflow"], pids=tuple(server.process.pid for server in servers))
+
+
+def stop_servers(servers: list[Server]) -> None:
+    """End the servers; their databases stay."""
+    for server in servers:
+        server.process.terminate()
+    for server in servers:
+        try:
+            server.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            server.process.kill()
+            server.process.wait()
+
+
+@contextmanager
+def _exclusive(home: Home, say: Callable[[str], None]) -> Iterator[None]:
+    with open(home.run_dir / "servers.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another run has the servers of {home.root}; waiting for it to end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
