@@ -94,7 +94,10 @@ class IngestRecipe(Frozen):
     max_document_chars: int = Field(gt=0)
     """Longer documents are cut at paragraph ends into pieces of at most this many characters, each with its own offset."""
     max_source_bytes: int = Field(gt=0)
-    """Ceiling on the decompressed bytes read per run; sources are taken in the order of sha256(name) until it is reached."""
+    """Bytes of source text per run, shared out evenly over the domains; what a domain does not need goes to the others. Where a domain
+    holds more than its part, whole records are kept by the hash of their place, so the bytes taken are met on average."""
+    max_rejected_share: float = Field(ge=0, le=1)
+    """Share of unreadable records (not UTF-8, truncated gzip, broken JSON, no text, empty) above which the run stops and names them."""
 
 
 class DeduplicationRecipe(Frozen):
@@ -148,6 +151,21 @@ class TokenizerRecipe(Frozen):
     """Byte-level BPE tokens before the special ones; 151,329 in GLM-4.5/4.6."""
     sample_chars: int = Field(gt=0)
     """Characters of training text that the merges are learned from, chosen by document hash."""
+
+
+class ContractRecipe(Frozen):
+    name: str = Field(pattern=r"^[a-z_]+$")
+    """The file data_contracts/<name>.yaml."""
+
+
+class PackingRecipe(Frozen):
+    """The part of a phase that decides its packed rows. Made by `PhaseRecipe.packing`."""
+
+    num_tokens: int = Field(gt=0)
+    sequence_length: int = Field(gt=1)
+    mixture: dict[Domain, float] = Field(min_length=1)
+    max_epochs: float = Field(gt=0)
+    seed: int
 
 
 class DataRecipe(Frozen):
@@ -263,6 +281,11 @@ class PhaseRecipe(Frozen):
     seed: int
     gate: GateRecipe
 
+    @property
+    def packing(self) -> PackingRecipe:
+        """What packing depends on: a new bound or learning rate packs nothing again."""
+        return PackingRecipe(**self.model_dump(include=set(PackingRecipe.model_fields)))
+
 
 class TrainingResources(Frozen):
     launcher: Literal["local"]
@@ -278,6 +301,42 @@ class PhaseSection(Frozen):
     name: PhaseName
     recipe: PhaseRecipe
     resources: TrainingResources
+
+
+class TrainingRecipe(Frozen):
+    """What decides the result of training one phase. The phase's gate and mixture stay out: a new bound trains nothing again, and the
+    mixture acts through the packed rows. Made by `Scale.training_recipe`."""
+
+    phase: PhaseName
+    objective: Objective
+    model: ModelRecipe
+    course: CourseRecipe
+    course_start_tokens: int = Field(ge=0)
+    """Tokens of the course before the phase."""
+    course_num_tokens: int = Field(gt=0)
+    """Length of the whole course in tokens."""
+    num_tokens: int = Field(gt=0)
+    sequence_length: int = Field(gt=1)
+    rope_theta: float = Field(gt=0)
+    optimizer: OptimizerRecipe
+    dtype: Literal["float32", "bfloat16"]
+    num_threads: int = Field(gt=0)
+    seed: int
+
+    @model_validator(mode="after")
+    def _budget_fits(self) -> Self:
+        if self.num_tokens % self.sequence_length:
+            raise ValueError(
+                f"phase {self.phase}: num_tokens ({self.num_tokens}) must be a multiple of sequence_length ({self.sequence_length}), "
+                f"for example {self.num_tokens // self.sequence_length * self.sequence_length}"
+            )
+        for name in ("router_bias_rate", "mtp_loss_weight"):
+            end = getattr(self.course, name)[-1].until_tokens
+            if end < self.course_num_tokens:
+                raise ValueError(
+                    f"course {self.course.name}: {name} ends at {end} tokens, the course has {self.course_num_tokens}: extend its last waypoint"
+                )
+        return self
 
 
 class EvaluationRecipe(Frozen):
@@ -376,6 +435,14 @@ class Scale(Frozen):
         """Length of the whole course in tokens."""
         budgets = {section.name: section.recipe.num_tokens for section in self.phases}
         return sum(budgets[name] for name in self.course_of(phase).phases)
+
+    def training_recipe(self, phase: PhaseSection) -> TrainingRecipe:
+        """What decides the result of training the phase. Raises ValueError where budget or schedules do not fit."""
+        shared = phase.recipe.model_dump(include=set(TrainingRecipe.model_fields) & set(PhaseRecipe.model_fields))
+        return TrainingRecipe(
+            **shared, phase=phase.name, model=self.model.recipe, course=self.course_of(phase),
+            course_start_tokens=self.course_start_tokens(phase), course_num_tokens=self.course_num_tokens(phase),
+        )  # fmt: skip
 
 
 NUM_SPECIAL_TOKENS = 36
