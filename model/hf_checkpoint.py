@@ -145,7 +145,7 @@ def tensor_files(checkpoint_dir: Path) -> dict[str, Path]:
             found.update(dict.fromkeys(file.keys(), checkpoint_dir / file_name))
     for name, file_name in weight_map.items():
         if name not in found:
-            raise ValueError(f"{index_path} places {name} in {file_name}, which does not hold it: the checkpoint is incomplete, copy it again")
+            raise ValueError(f"{index_path} places {name} in {file_name}, which does not hold it: copy the checkpoint again")
     return found
 
 
@@ -170,7 +170,7 @@ def load_weights(model: Glm4Moe, checkpoint_dir: Path) -> None:
     expected = {on_disk for name in state for on_disk in checkpoint_names(name, num_experts)}
     copies = _mtp_copies(model.recipe) if model.recipe.num_nextn_predict_layers else {}
     for name in sorted(expected - set(files)):
-        raise ValueError(f"{checkpoint_dir}: tensor {name} is missing; the checkpoint is incomplete or {CONFIG_FILE} belongs to another model")
+        raise ValueError(f"{checkpoint_dir}: tensor {name} is missing; {CONFIG_FILE} belongs to another model or a file was lost")
     for name in sorted(set(files) - expected - set(copies)):
         raise ValueError(f"{files[name]}: unexpected tensor {name}; {CONFIG_FILE} belongs to another model or layout")
     for path in sorted(set(files.values())):
@@ -198,7 +198,7 @@ def _checked(tensor: Tensor, name: str, path: Path, target: Tensor) -> Tensor:
     if tensor.shape != target.shape:
         raise ValueError(f"{path}: tensor {name} has shape {tuple(tensor.shape)}, the model wants {tuple(target.shape)}")
     if name.endswith(ROUTER_BIAS) and tensor.dtype != torch.float32:
-        raise ValueError(f"{path}: {name} is {tensor.dtype}, must be float32 (rounded biases select other experts): export it again in float32")
+        raise ValueError(f"{path}: {name} is {tensor.dtype}, must be float32 (rounding it selects other experts): export it again")
     return tensor
 
 

@@ -1,0 +1,168 @@
+"""Generation and scoring in this process: prompts as token ids in, tokens with their log-probabilities out.
+
+`InProcessEngine` is one implementation of the engine protocol (`generate`, `score`) that evaluation, rollouts, chat and the smoke test use.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from model.kv_cache import KVCache
+from model.losses import IGNORED
+from model.transformer import Glm4Moe
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to continue a prompt. Temperature 0 is greedy; `seed` decides every draw of a call, `top_p` 1.0 keeps all tokens."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, is {self.max_new_tokens}")
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be 0 (greedy) or positive, is {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], is {self.top_p}")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One entry per prompt, each as long as its continuation; a stop token that ended one is its last token."""
+
+    token_ids: list[list[int]]
+    log_probabilities: list[list[float]]
+    """Under the model itself (temperature 1, all tokens), whatever the sampling, so that they compare with `score`."""
+    top2_margins: list[list[float]]
+    """Logit of the best token minus that of the second best: where it is small, rounding decides a greedy step."""
+    weights_version: str
+
+
+class InProcessEngine:
+    """A loaded model that generates and scores in batches of at most `batch_sequences` sequences of similar length."""
+
+    def __init__(self, model: Glm4Moe, *, weights_version: str, batch_sequences: int) -> None:
+        self.model = model.eval()
+        self.weights_version = weights_version
+        self.batch_sequences = batch_sequences
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, weights_version: str) -> Generation:
+        """Continue every prompt; refuses to answer for weights other than those it holds."""
+        self._check_version(weights_version)
+        for number, prompt in enumerate(prompts):
+            if not prompt:
+                raise ValueError(f"prompt {number} is empty: give at least one token")
+        generator = torch.Generator(self._device).manual_seed(sampling.seed)
+        result = Generation([[] for _ in prompts], [[] for _ in prompts], [[] for _ in prompts], weights_version)
+        for members in _batches([len(prompt) for prompt in prompts], self.batch_sequences):
+            batch = [prompts[member] for member in members]
+            for member, (token_ids, log_probabilities, margins) in zip(members, self._continue(batch, sampling, generator), strict=True):
+                result.token_ids[member] = token_ids
+                result.log_probabilities[member] = log_probabilities
+                result.top2_margins[member] = margins
+        return result
+
+    @torch.inference_mode()
+    def score(self, token_id_sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """log p(token i | tokens before it) for i >= 1: one number less than the sequence has tokens."""
+        scores: list[list[float]] = [[] for _ in token_id_sequences]
+        self._check_length(max((len(sequence) for sequence in token_id_sequences), default=0))
+        for members in _batches([len(sequence) for sequence in token_id_sequences], self.batch_sequences):
+            width = max(len(token_id_sequences[member]) for member in members)
+            if width < 2:
+                continue
+            # Padding behind a sequence is invisible to it: attention is causal.
+            token_ids_BT = torch.zeros(len(members), width - 1, dtype=torch.int64)
+            target_ids_BT = torch.full((len(members), width - 1), IGNORED)
+            for row, member in enumerate(members):
+                sequence = torch.tensor(token_id_sequences[member])
+                token_ids_BT[row, : len(sequence) - 1] = sequence[:-1]
+                target_ids_BT[row, : len(sequence) - 1] = sequence[1:]
+            hidden_BTD = self.model.hidden_states(token_ids_BT.to(self._device))
+            rows = self.model.lm_head.log_probabilities(hidden_BTD, target_ids_BT.to(self._device)).tolist()
+            for row, member in zip(rows, members, strict=True):
+                scores[member] = row[: max(0, len(token_id_sequences[member]) - 1)]
+        return scores
+
+    @property
+    def _device(self) -> torch.device:
+        return self.model.lm_head.weight.device
+
+    def _check_version(self, weights_version: str) -> None:
+        if weights_version != self.weights_version:
+            raise ValueError(
+                f"weights version {weights_version!r} was asked for, this engine holds {self.weights_version!r}: load that one"
+            )
+
+    def _check_length(self, num_tokens: int) -> None:
+        limit = self.model.recipe.max_position_embeddings
+        if num_tokens > limit:
+            raise ValueError(f"a sequence of {num_tokens} tokens exceeds max_position_embeddings ({limit}): cut it")
+
+    @torch.inference_mode()
+    def _continue(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, generator: torch.Generator
+    ) -> list[tuple[list[int], list[float], list[float]]]:
+        """Tokens, log-probabilities and margins of one batch, prompts padded on the left to one length."""
+        width = max(len(prompt) for prompt in prompts)
+        num_padding_B = torch.tensor([width - len(prompt) for prompt in prompts], device=self._device)
+        token_ids_BT = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=self._device)
+        cache = KVCache(
+            self.model.recipe,
+            len(prompts),
+            width + sampling.max_new_tokens,
+            num_padding_B=num_padding_B if bool(num_padding_B.any()) else None,
+            dtype=self.model.lm_head.weight.dtype,
+            device=self._device,
+        )
+        stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=self._device)
+        is_done_B = torch.zeros(len(prompts), dtype=torch.bool, device=self._device)
+        lengths_B = torch.zeros(len(prompts), dtype=torch.int64, device=self._device)
+        steps = []
+        for _ in range(sampling.max_new_tokens):
+            hidden_B1D = self.model.hidden_states(token_ids_BT, cache)[:, -1:]
+            logits_BV = self.model.lm_head(hidden_B1D)[:, 0].float()
+            chosen_B = choose_tokens(logits_BV, sampling, generator)
+            top_B2 = logits_BV.topk(2, dim=-1).values
+            log_probabilities_B = logits_BV.gather(1, chosen_B[:, None])[:, 0] - logits_BV.logsumexp(-1)
+            steps.append((chosen_B, log_probabilities_B, top_B2[:, 0] - top_B2[:, 1]))
+            lengths_B += ~is_done_B
+            is_done_B |= torch.isin(chosen_B, stops)
+            if bool(is_done_B.all()):
+                break
+            token_ids_BT = chosen_B[:, None]
+        columns = [torch.stack(column, dim=1).tolist() for column in zip(*steps, strict=True)]
+        return [
+            (tokens[:length], log_probabilities[:length], margins[:length])
+            for length, tokens, log_probabilities, margins in zip(lengths_B.tolist(), *columns, strict=True)
+        ]
+
+
+def choose_tokens(logits_BV: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+    """The next token per row: the best one, or a draw from the smallest set of tokens that holds `top_p` of the mass."""
+    if sampling.temperature == 0:
+        return logits_BV.argmax(-1)
+    probabilities_BV = (logits_BV / sampling.temperature).softmax(-1)
+    if sampling.top_p < 1:
+        sorted_BV, order_BV = probabilities_BV.sort(dim=-1, descending=True, stable=True)
+        mass_before_BV = sorted_BV.cumsum(-1) - sorted_BV
+        sorted_BV.masked_fill_(mass_before_BV >= sampling.top_p, 0.0)
+        probabilities_BV = torch.zeros_like(probabilities_BV).scatter_(1, order_BV, sorted_BV)
+    return torch.multinomial(probabilities_BV, 1, generator=generator)[:, 0]
+
+
+def _batches(lengths: Sequence[int], batch_sequences: int) -> list[list[int]]:
+    """Indices in batches of similar length, longest first, ties in the given order."""
+    order = iter(sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)))
+    batches = []
+    while batch := list(islice(order, batch_sequences)):
+        batches.append(batch)
+    return batches
