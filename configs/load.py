@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 
 import yaml
@@ -46,7 +47,7 @@ def _explain(kind: str, message: str) -> str:
 class _StrictLoader(yaml.SafeLoader):
     """YAML without repeated keys, of which the last would silently win."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:

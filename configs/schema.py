@@ -334,7 +334,7 @@ class TrainingRecipe(Frozen):
             end = getattr(self.course, name)[-1].until_tokens
             if end < self.course_num_tokens:
                 raise ValueError(
-                    f"course {self.course.name}: {name} ends at {end} tokens, the course at {self.course_num_tokens}: extend the last waypoint"
+                    f"course {self.course.name}: {name} ends at {end} of {self.course_num_tokens} tokens: extend its last waypoint"
                 )
         return self
 

@@ -76,7 +76,7 @@ def run_step(
         return Completed(message=f"computed: {reason}", data=artifact)
 
     started = time.monotonic()
-    state = task(body, name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False)(return_state=True)
+    state = task(name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False)(body)(return_state=True)
     artifact: Artifact[R] = state.result()  # pyright: ignore[reportAssignmentType]
     cached = state.name == "Cached"
     run.log.finish(StageResult(stage, time.monotonic() - started, cached, reason, artifact.digest, key_figures(artifact.record)))
@@ -86,10 +86,11 @@ def run_step(
 def run_effect(run: Run, stage: str, effect: Callable[[], T], describe: Callable[[T], str] = str) -> T:
     """The result of an effect, which always runs, is idempotent and is tried again where a server did not answer."""
     started = time.monotonic()
-    result = task(
-        effect, name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False,
+    as_task = task(
+        name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False,
         retries=EFFECT_RETRIES, retry_delay_seconds=EFFECT_RETRY_DELAY_SECONDS, retry_condition_fn=_is_worth_retrying,
-    )()  # fmt: skip
+    )  # fmt: skip
+    result = as_task(effect)()
     run.log.finish(StageResult(stage, time.monotonic() - started, False, describe(result), "", ""))
     return result
 

@@ -46,7 +46,8 @@ def _path(module: str) -> Path:
 @cache
 def _tree(module: str) -> ast.Module:
     tree = ast.parse(_path(module).read_text(encoding="utf-8"))
-    return _WithoutTexts().visit(tree)
+    _WithoutTexts().visit(tree)
+    return tree
 
 
 @cache

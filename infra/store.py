@@ -84,11 +84,20 @@ class Store(ABC):
         manifest = self.read_manifest(key)
         if manifest is None:
             return None
-        for name, entry in {**manifest.content, **manifest.evidence}.items():
-            if self._size(_object_name(manifest, name)) != entry.size:
-                self._invalidate(manifest, f"{name} is missing or has another size")
-                return None
+        broken = self.broken_files(manifest, deep=False)
+        if broken:
+            self._invalidate(manifest, f"{broken[0]} is missing or has another size")
+            return None
         return Artifact(manifest, step.record_type.model_validate(manifest.record), self)
+
+    def broken_files(self, manifest: Manifest, deep: bool) -> list[str]:
+        """Names of the committed files that are missing or differ in size or, looking deep, in sha256."""
+        entries = {**manifest.content, **manifest.evidence}
+        wrong = [name for name, entry in entries.items() if self._size(_object_name(manifest, name)) != entry.size]
+        if deep:
+            rest = [name for name in entries if name not in wrong]
+            wrong += [name for name in rest if hash_file(self._fetch(_object_name(manifest, name))) != entries[name].sha256]
+        return wrong
 
     def load(self, key: str, record_type: type[R]) -> Artifact[R]:
         """The committed artifact of a key that must exist. Raises CorruptArtifactError if it does not."""

@@ -1,0 +1,51 @@
+# `make run` and `make test` are all the set-up there is, besides Python 3.11 with headers, Java 17 and a C++ compiler.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+export GX_ANALYTICS_ENABLED = false
+export MLFLOW_DISABLE_TELEMETRY = true
+export PREFECT_SERVER_ANALYTICS_ENABLED = false
+export DO_NOT_TRACK = 1
+
+.PHONY: env run test test-long lint bench env-peers clean
+
+env: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "glm46 needs Python 3.11 with its headers: install it (Debian: apt-get install python3.11-venv python3.11-dev) or name one with make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import pathlib, sys, sysconfig; sys.exit(not (pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h").exists())' || { echo "glm46 needs Python's headers: install them (Debian: apt-get install python3.11-dev)"; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || { echo "glm46 needs a C++ compiler: install one (Debian: apt-get install g++) or set CXX"; exit 1; }
+	@{ [ -n "$$JAVA_HOME" ] && [ -x "$$JAVA_HOME/bin/java" ]; } || command -v java >/dev/null || { echo "glm46 needs Java 17: install it (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m infra.build_ops
+	touch $@
+
+run: env
+	$(BIN)/glm46 run tiny
+
+test: env
+	$(BIN)/python -m pytest
+
+test-long: env
+	$(BIN)/python -m pytest -m long -s
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+bench: env env-peers
+	$(BIN)/python -m benchmarks.train_step
+
+env-peers: .venv-peers/.ready
+
+.venv-peers/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check 'transformers>=5.15,<5.18' 'datatrove[processing,io]==0.10.1'
+	touch $@
+
+clean:
+	rm -rf .glm46

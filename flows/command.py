@@ -1,0 +1,194 @@
+"""The command line `glm46`: run, plan, chat, serve, doctor.
+
+Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw documents to a promoted, served model.")
+
+SCALE = Annotated[str, typer.Argument(metavar="SCALE|FILE.yaml", help="micro, tiny, ... or a YAML file of your own")]
+JSON = Annotated[bool, typer.Option("--json", help="end with one JSON line on standard output")]
+STORE = Annotated[str | None, typer.Option(metavar="URI", help="a directory or s3://bucket/prefix; by default $GLM46_HOME/store")]
+EXIT_FAILED, EXIT_USAGE, EXIT_REFUSED = 1, 2, 3
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    assert_packages_are_ours()
+    app()
+
+
+def assert_packages_are_ours() -> None:
+    """The top-level packages have common names: make sure that each one is this project's."""
+    import configs
+    import data_contracts
+    import infra
+    import model
+    import tasks
+
+    root = Path(__file__).resolve().parent.parent
+    for package in (configs, data_contracts, infra, model, tasks):
+        found = Path(package.__path__[0]).resolve()
+        if found.parent != root:
+            sys.exit(f"package {package.__name__} is loaded from {found}, not from {root}: run glm46 from another directory or clear PYTHONPATH")
+
+
+@app.command()
+def run(
+    scale: SCALE,
+    store: STORE = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="your documents; by default what this machine has: Python's own")] = None,
+    from_stage: Annotated[str | None, typer.Option("--from", metavar="STAGE", help="enter at this phase, or at release_model")] = None,
+    start: Annotated[str | None, typer.Option(metavar="CHECKPOINT|HF_DIR|ALIAS", help="the weights to enter with")] = None,
+    until: Annotated[str | None, typer.Option(metavar="STAGE", help="leave after prepare_data, a phase, or release_model")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Run the pipeline at a scale: raw documents to a promoted, served model."""
+    with _usage_errors():
+        from configs.load import load_scale
+        from infra.home import open_home
+
+        load_scale(scale)
+        home = open_home()
+    with _failures(home.run_dir):
+        from flows.run_pipeline import run_pipeline
+
+        outcome, log = run_pipeline(home, scale, store, data, from_stage, start, until)
+        log.console.print(log.table())
+        for reason in outcome.reasons:
+            log.say(f"refused: {reason}")
+        if outcome.promoted:
+            log.say(f"promoted: {outcome.model} version {outcome.version} is alias {outcome.alias}")
+        if outcome.report:
+            log.say(f"report: {outcome.report}")
+        if as_json:
+            print(outcome.model_dump_json(), flush=True)
+    raise typer.Exit(EXIT_REFUSED if outcome.reasons else 0)
+
+
+@app.command()
+def plan(scale: SCALE, as_json: JSON = False) -> None:
+    """Print what a scale means: parameters, tokens, steps, memory, phases. Computes nothing."""
+    with _usage_errors():
+        from configs.load import load_scale
+        from tasks.training.plan_training import plan_training
+
+        planned = plan_training(load_scale(scale))
+        print(planned.model_dump_json() if as_json else planned.describe())
+
+
+@app.command()
+def chat(
+    scale: Annotated[str, typer.Option(help="whose model")] = "tiny",
+    alias: Annotated[str, typer.Option(help="which version")] = "champion",
+    prompt: Annotated[str | None, typer.Option(help="answer this one and leave; otherwise read lines from the terminal")] = None,
+    max_tokens: int = 64,
+    temperature: float = 0.0,
+    store: STORE = None,
+) -> None:
+    """Talk to the promoted model, served by llama.cpp on loopback."""
+    with _usage_errors():
+        from infra.home import open_home
+
+        home = open_home()
+    with _failures(home.run_dir):
+        from flows.serve_model import complete, served_model
+
+        with served_model(home, scale, alias, store, port=None) as served:
+            lines = [prompt] if prompt is not None else _terminal_lines()
+            for line in lines:
+                for piece in complete(served, line, max_tokens, temperature):
+                    print(piece, end="", flush=True)
+                print()
+
+
+@app.command()
+def serve(
+    scale: Annotated[str, typer.Option(help="whose model")] = "tiny",
+    alias: Annotated[str, typer.Option(help="which version")] = "champion",
+    port: Annotated[int, typer.Option(help="0 takes a free one")] = 8000,
+    store: STORE = None,
+) -> None:
+    """Serve the promoted model with an OpenAI-compatible API on loopback until interrupted."""
+    with _usage_errors():
+        from infra.home import open_home
+
+        home = open_home()
+    with _failures(home.run_dir):
+        from flows.serve_model import served_model
+
+        with served_model(home, scale, alias, store, port=port) as served:
+            print(f"{served.name} at {served.url}/v1 (Ctrl-C ends it)", flush=True)
+            served.wait()
+
+
+@app.command()
+def doctor(
+    store: STORE = None,
+    deep: Annotated[bool, typer.Option(help="read every file of the store and compare checksums")] = False,
+    as_json: JSON = False,
+) -> None:
+    """Look for what can be missing or broken, and say the fix."""
+    with _usage_errors():
+        from infra.doctor import as_json as to_json
+        from infra.doctor import check_machine, check_store
+        from infra.home import open_home
+        from infra.store import open_store
+
+        home = open_home()
+        checks = [*check_machine(home), *check_store(open_store(store, home), deep)]
+    if as_json:
+        print(to_json(checks))
+    else:
+        for check in checks:
+            print(f"{'ok' if check.passed else 'MISSING':<8} {check.name:<16} {check.found}{f'; {check.fix}' if check.fix else ''}")
+    raise typer.Exit(0 if all(check.passed for check in checks) else EXIT_FAILED)
+
+
+def _terminal_lines() -> Iterator[str]:
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        print(f"glm46: {error}", file=sys.stderr)
+        raise typer.Exit(EXIT_USAGE) from None
+
+
+@contextmanager
+def _failures(log_dir: Path) -> Iterator[None]:
+    """One clear message and exit code 1; the traceback goes to a file that the message names."""
+    try:
+        yield
+    except (typer.Exit, SystemExit):
+        raise
+    except KeyboardInterrupt:
+        print("glm46: interrupted; run again to continue", file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED) from None
+    except Exception as error:
+        path = log_dir / "last-error.log"
+        path.write_text(traceback.format_exc())
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        print(f"glm46: {kind}{error}", file=sys.stderr)
+        if kind:
+            print(f"glm46: the traceback is in {path}", file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED) from None
+
+

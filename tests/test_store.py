@@ -1,0 +1,155 @@
+"""The store's contract, the same for a local directory and for S3; kills of a real process; identity of code and recipe."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from infra.store import CorruptArtifactError, open_store
+from tests.conftest import ROOT
+from tests.toy_steps import ensure, run_both, sum_numbers, write_numbers
+
+
+@pytest.fixture(params=["local", "s3"])
+def store(request, home):
+    if request.param == "s3":
+        request.getfixturevalue("s3_server")
+        return open_store(f"s3://glm46/{home.root.parent.name}", home)
+    return open_store(None, home)
+
+
+def test_second_run_finds_what_the_first_committed(store):
+    first, second = [], []
+    assert run_both(store, first)[1].record.total == sum(range(20))
+    assert run_both(store, second)[1].digest == run_both(store)[1].digest
+    assert (first, second) == (["write_numbers", "sum_numbers"], [])
+
+
+def test_evidence_does_not_enter_the_digest(store, tmp_path, monkeypatch):
+    from infra.home import open_home
+
+    monkeypatch.setenv("GLM46_HOME", str(tmp_path / "other"))
+    other = open_store(None, open_home())
+    ours, theirs = ensure(store, write_numbers), ensure(other, write_numbers)
+    assert ours.manifest.evidence != theirs.manifest.evidence
+    assert ours.digest == theirs.digest
+
+
+def test_of_two_racing_writers_one_wins_and_both_use_it(store, monkeypatch):
+    barrier = threading.Barrier(2)
+    create = store._create
+
+    def meet_then_create(name, data):
+        if name.startswith("manifests/"):
+            barrier.wait(timeout=20)
+        return create(name, data)
+
+    monkeypatch.setattr(store, "_create", meet_then_create)
+    monkeypatch.setattr(store, "locked", lambda key: open(os.devnull))
+    monkeypatch.setattr(store.home.__class__, "work_dir", lambda home, key: home.root / "work" / threading.current_thread().name)
+    winners = []
+    threads = [threading.Thread(target=lambda: winners.append(ensure(store, write_numbers)), name=f"writer-{n}") for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(winners) == 2
+    assert winners[0].manifest.attempt == winners[1].manifest.attempt
+    assert winners[0].path("numbers/part-00000.txt").read_text().startswith("0")
+
+
+def test_a_corrupt_file_is_named_and_the_next_run_computes_it_anew(store):
+    numbers, total = run_both(store)
+    name = f"objects/{numbers.key}/{numbers.manifest.attempt}/numbers/part-00001.txt"
+    damaged = numbers.path("numbers/part-00001.txt").read_bytes()[::-1]
+    if store.uri.startswith("s3://"):
+        store.client.put_object(Bucket=store.bucket, Key=store.prefix + name, Body=damaged)
+        numbers.path("numbers/part-00001.txt").unlink()
+    else:
+        (store.root / name).write_bytes(damaged)
+    fresh = open_store(store.uri, store.home)
+    with pytest.raises(CorruptArtifactError, match=r"part-00001.txt: corrupt.*write_numbers is computed anew"):
+        fresh.load(numbers.key, write_numbers.record_type).path("numbers/part-00001.txt")
+    computed: list[str] = []
+    again, total_again = run_both(fresh, computed)
+    assert (computed, again.manifest.generation) == (["write_numbers"], 1)
+    assert (again.digest, total_again.digest) == (numbers.digest, total.digest)
+
+
+def test_a_missing_file_is_a_miss_not_a_hit(store):
+    numbers = ensure(store, write_numbers)
+    name = f"objects/{numbers.key}/{numbers.manifest.attempt}/log.txt"
+    if store.uri.startswith("s3://"):
+        store.client.delete_object(Bucket=store.bucket, Key=store.prefix + name)
+    else:
+        (store.root / name).unlink()
+    computed: list[str] = []
+    assert ensure(store, write_numbers, computed).digest == numbers.digest
+    assert computed == ["write_numbers"]
+
+
+def test_a_step_that_raises_commits_nothing_and_leaves_no_half_written_object(store):
+    def fail(**arguments):
+        arguments["output"].path("numbers/part-00000.txt").write_text("half")
+        raise RuntimeError("power cut")
+
+    broken = type(write_numbers)(fail, ("numbers/*",), (), (), (), ())
+    with pytest.raises(RuntimeError, match="power cut"):
+        ensure(store, broken)
+    assert store.manifest_names() == []
+    with pytest.raises(RuntimeError):
+        ensure(store, broken)
+    attempts = list((store.home.cache_dir if store.uri.startswith("s3://") else store.root / "objects").glob("*/*"))
+    assert len(attempts) == 1, "the second try removes what the first left"
+
+
+def test_a_killed_program_run_again_ends_in_the_same_digest(tmp_path):
+    environment = {**os.environ, "GLM46_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "TOY_SECONDS": "0.2"}
+    command = [sys.executable, "-m", "tests.toy_steps", str(tmp_path / "store")]
+    seed = 46
+    draw = random.Random(seed)
+    for _ in range(3):
+        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
+        time.sleep(draw.uniform(0.1, 0.9))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    interrupted = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    clean = {**environment, "GLM46_HOME": str(tmp_path / "clean")}
+    command[3] = str(tmp_path / "clean-store")
+    assert interrupted == subprocess.run(command, env=clean, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    attempts = list((tmp_path / "store" / "objects").glob("*/*"))
+    assert len(attempts) == 2, f"seed {seed}: garbage of killed runs stayed: {attempts}"
+
+
+def test_undeclared_files_are_refused(store):
+    def litter(**arguments):
+        arguments["output"].path("surprise.txt").write_text("x")
+        return write_numbers.record_type(num_lines=0)
+
+    with pytest.raises(AssertionError, match=r"does not declare: \['surprise.txt'\]"):
+        ensure(store, type(write_numbers)(litter, ("numbers/*",), (), (), (), ()))
+
+
+def test_the_sum_depends_on_the_numbers_digest(store):
+    numbers, total = run_both(store)
+    assert total.manifest.identity["inputs"] == {"numbers": numbers.digest}
+    assert sum_numbers.name == total.manifest.step
+
+
+@pytest.mark.parametrize(("uri", "message"), [("ftp://x", "only a local directory or s3://"), ("s3://absent-bucket/x", "cannot be reached")])
+def test_an_unusable_store_says_so(uri, message, home, s3_server):
+    with pytest.raises(ValueError, match=message):
+        open_store(uri, home)
+
+
+def test_a_store_that_cannot_be_written_says_so(home, tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(ValueError, match="cannot be written"):
+        open_store(str(tmp_path / "file"), home)
