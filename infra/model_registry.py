@@ -1,0 +1,156 @@
+"""Registered models in MLflow: one version per content digest, aliases by which people and later runs find them.
+
+The weights live once. With a local store a version's files are hard links below the artifact directory of its run and its source is
+that run's `mlflow-artifacts:/...`; with an S3 store the source is the objects' own `s3://` prefix. Every operation may be repeated.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from infra.experiment_tracking import KEY_TAG
+from infra.step import Artifact
+from infra.store import S3Store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+DIGEST_TAG = "glm46.digest"
+DECISION_TAG = "glm46.decision_key"
+MODEL_DIR = "model"
+"""Directory of the weights below a run's artifacts."""
+
+Done = Literal["done", "unchanged"]
+
+
+@dataclass(frozen=True)
+class RegisteredVersion:
+    """A version as the registry holds it."""
+
+    version: str
+    tags: Mapping[str, str]
+
+    def tag(self, name: str) -> str:
+        """Value of a tag that must be there. Raises ValueError: a version without it was not registered by glm46."""
+        if name not in self.tags:
+            raise ValueError(f"version {self.version} has no tag {name}: move the alias to a version that glm46 registered, or delete it")
+        return self.tags[name]
+
+    @property
+    def digest(self) -> str:
+        """Content digest of the registered artifact."""
+        return self.tag(DIGEST_TAG)
+
+    @property
+    def key(self) -> str:
+        """Step key under which the store holds the registered artifact."""
+        return self.tag(KEY_TAG)
+
+    @property
+    def decision_key(self) -> str:
+        """Step key of the gate decision that the version was registered with."""
+        return self.tag(DECISION_TAG)
+
+
+def ensure_registered(
+    client: MlflowClient,
+    model_name: str,
+    artifact: Artifact[Any],
+    directory: str,
+    run_id: str,
+    artifact_root: Path,
+    tags: Mapping[str, str],
+    description: str,
+) -> tuple[str, Done]:
+    """The version of the model with the artifact's digest, registered if there is none.
+
+    directory: the artifact's directory that holds the weights (`hf`). run_id: the run the version belongs to. artifact_root: the
+    server's artifact destination on this machine. tags: beside glm46.digest and glm46.key, which are set here; on a version that
+    exists, those that differ are set.
+    """
+    from mlflow.exceptions import MlflowException
+
+    wanted = {**tags, DIGEST_TAG: artifact.digest, KEY_TAG: artifact.key}
+    try:
+        client.create_registered_model(model_name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    existing = find_version(client, model_name, artifact.digest)
+    if existing is not None:
+        differing = {name: value for name, value in wanted.items() if existing.tags.get(name) != value}
+        for name, value in differing.items():
+            client.set_model_version_tag(model_name, existing.version, name, value)
+        return existing.version, "done" if differing else "unchanged"
+    if isinstance(artifact.reader, S3Store):
+        source = f"{artifact.reader.uri}/objects/{artifact.key}/{artifact.manifest.attempt}/{directory}"
+    else:
+        source = _link_below_run(client, artifact, directory, run_id, artifact_root)
+    version = client.create_model_version(model_name, source, run_id, tags=wanted, description=description, await_creation_for=None)
+    return str(version.version), "done"
+
+
+def find_version(client: MlflowClient, model_name: str, digest: str) -> RegisteredVersion | None:
+    """The first version of a model with a content digest."""
+    found = client.search_model_versions(f"name = '{model_name}' and tag.`{DIGEST_TAG}` = '{digest}'")
+    versions = sorted((RegisteredVersion(str(item.version), dict(item.tags)) for item in found), key=lambda item: int(item.version))
+    return versions[0] if versions else None
+
+
+def _link_below_run(client: MlflowClient, artifact: Artifact[Any], directory: str, run_id: str, artifact_root: Path) -> str:
+    """Hard-link an artifact's directory below a run's artifacts and return the URI under which MLflow serves it."""
+    artifact_uri = client.get_run(run_id).info.artifact_uri
+    scheme = "mlflow-artifacts:/"
+    if artifact_uri is None or not artifact_uri.startswith(scheme):
+        raise ValueError(f"run {run_id} keeps its artifacts at {artifact_uri}: start the MLflow server with --serve-artifacts")
+    target = artifact_root / artifact_uri.removeprefix(scheme).lstrip("/") / MODEL_DIR
+    prefix = f"{directory}/"
+    names = sorted(name for name in {**artifact.manifest.content, **artifact.manifest.evidence} if name.startswith(prefix))
+    assert names, f"step {artifact.manifest.step} left no directory {directory}"
+    for name in names:
+        _link(artifact.path(name), target / name.removeprefix(prefix))
+    return f"{artifact_uri}/{MODEL_DIR}"
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        raise ValueError(
+            f"the store ({source}) and MLflow's artifacts ({target.parent}) lie on different file systems, so weights cannot live once: "
+            f"set GLM46_HOME on the store's file system, or use an s3:// store"
+        ) from error
+    os.replace(temporary, target)
+    temporary.unlink(missing_ok=True)
+
+
+def ensure_alias(client: MlflowClient, model_name: str, alias: str, version: str) -> Done:
+    """Point an alias of a model at a version; one move is atomic on the server."""
+    current = resolve_alias(client, model_name, alias)
+    if current is not None and current.version == version:
+        return "unchanged"
+    client.set_registered_model_alias(model_name, alias, version)
+    return "done"
+
+
+def resolve_alias(client: MlflowClient, model_name: str, alias: str) -> RegisteredVersion | None:
+    """The version an alias names; None where the model or the alias does not exist."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        found = client.get_model_version_by_alias(model_name, alias)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+    return RegisteredVersion(str(found.version), dict(found.tags))

@@ -1,0 +1,163 @@
+"""The llama.cpp server of xllamacpp, OpenAI-compatible, on loopback, in a process of its own.
+
+    python -m infra.model_server MODEL.gguf --host 127.0.0.1 --port 8080 --context-length 1024 --num-threads 2 --alias glm46
+
+The process ends when its standard input closes, so that none outlives whoever started it, even one that was killed. (A parent-death
+signal would follow the starting thread, which ends early in a flow.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.child_process import free_port
+
+if TYPE_CHECKING:
+    from configs.schema import ServingResources
+
+LOOPBACK = ("127.0.0.1", "localhost")
+MODEL_ALIAS = "glm46"
+"""The name under which a served model answers when none is given."""
+
+
+@dataclass(frozen=True)
+class ModelServer:
+    """A server that has answered /health."""
+
+    url: str
+    """Without a trailing slash; the OpenAI API is below /v1."""
+    process: subprocess.Popen[bytes]
+    log_path: Path
+
+
+def start_model_server(gguf_path: Path, resources: ServingResources, log_path: Path, alias: str = MODEL_ALIAS) -> ModelServer:
+    """Start a server and wait until it answers; `port` 0 takes a free one.
+
+    Raises ValueError for a port in use, a host that is not loopback or a missing file, RuntimeError with the log's end when the server
+    stops or stays silent.
+    """
+    if resources.host not in LOOPBACK:
+        raise ValueError(f"serving.resources.host is {resources.host}: the server has no authentication and binds to {LOOPBACK[0]} only")
+    if not gguf_path.is_file():
+        raise ValueError(f"{gguf_path} does not exist: give a GGUF file, as a finished run leaves one")
+    port = resources.port or free_port(resources.host)
+    _refuse_port_in_use(resources.host, port)
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable, "-m", "infra.model_server", str(gguf_path), "--host", resources.host, "--port", str(port),
+        "--context-length", str(resources.context_length), "--num-threads", str(resources.num_threads), "--alias", alias,
+    ]  # fmt: skip
+    with open(log_path, "wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=Path(__file__).resolve().parent.parent)
+    server = ModelServer(f"http://{resources.host}:{port}", process, log_path)
+    try:
+        _wait_until_healthy(server, resources.startup_timeout_seconds)
+    except BaseException:
+        stop_model_server(server)
+        raise
+    return server
+
+
+def stop_model_server(server: ModelServer) -> None:
+    """End the server; one that has ended already is left alone."""
+    assert server.process.stdin is not None
+    server.process.stdin.close()
+    try:
+        server.process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        server.process.kill()
+        server.process.wait()
+
+
+@contextmanager
+def running_model_server(gguf_path: Path, resources: ServingResources, log_path: Path, alias: str = MODEL_ALIAS) -> Iterator[ModelServer]:
+    """A server for the length of a block."""
+    server = start_model_server(gguf_path, resources, log_path, alias)
+    try:
+        yield server
+    finally:
+        stop_model_server(server)
+
+
+def is_healthy(url: str) -> bool:
+    """Whether the server at a URL has loaded its model and answers."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def _refuse_port_in_use(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ValueError(
+                f"port {port} on {host} cannot be taken ({error.strerror}): stop what listens there, or set serving.resources.port "
+                f"to another (0 takes a free one)"
+            ) from error
+
+
+def _wait_until_healthy(server: ModelServer, timeout_seconds: float) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while not is_healthy(server.url):
+        stopped = server.process.poll() is not None
+        if stopped or time.monotonic() > deadline:
+            last_lines = "\n".join(server.log_path.read_text(errors="replace").splitlines()[-8:])
+            what = "stopped" if stopped else f"did not answer within {timeout_seconds} s (raise serving.resources.startup_timeout_seconds)"
+            raise RuntimeError(f"the model server at {server.url} {what}; the end of {server.log_path}:\n{last_lines}")
+        time.sleep(0.05)
+
+
+def serve(gguf_path: Path, host: str, port: int, context_length: int, num_threads: int, alias: str) -> None:
+    """Serve until standard input closes."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(gguf_path)
+    params.model_alias = {alias}
+    params.hostnames, params.port = [host], port
+    params.n_ctx, params.n_parallel = context_length, 1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
+    params.warmup = False
+    threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
+    server = xllamacpp.Server(params)
+    print(f"serving {gguf_path.name} at {server.listening_address}", flush=True)
+    threading.Event().wait()
+
+
+def _exit_at_end_of_input() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(0)
+
+
+def main() -> None:
+    """Command line of the server process."""
+    parser = argparse.ArgumentParser(prog="python -m infra.model_server", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("gguf_path", type=Path)
+    parser.add_argument("--host", default=LOOPBACK[0], choices=LOOPBACK)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--context-length", type=int, required=True)
+    parser.add_argument("--num-threads", type=int, required=True)
+    parser.add_argument("--alias", default=MODEL_ALIAS)
+    serve(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The engine protocol that rollouts, evaluation, chat and smoke tests share, and the engine that runs in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from model.generation import Generation, InProcessEngine, Sampling
+
+
+class Engine(Protocol):
+    """Token ids in, token ids and log-probabilities out, from weights of a named version."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, weights_version: str) -> Generation:
+        """Continue every prompt; refuses weights other than the ones it holds."""
+        ...
+
+    def score(self, token_id_sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Natural log-probability of every token after the first, given those before it."""
+        ...
+
+
+def load_engine(checkpoint_dir: Path, *, weights_version: str, batch_sequences: int) -> InProcessEngine:
+    """An engine of this process for a Hugging Face directory. `weights_version` is the digest that callers must ask for."""
+    from model.generation import InProcessEngine
+    from model.hf_checkpoint import load_model
+
+    return InProcessEngine(load_model(checkpoint_dir), weights_version=weights_version, batch_sequences=batch_sequences)
+
+
+@contextmanager
+def reproducible_arithmetic(num_threads: int) -> Iterator[None]:
+    """A fixed number of torch threads and deterministic algorithms within the block; what was set before comes back after it."""
+    import torch
+
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(num_threads)
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
