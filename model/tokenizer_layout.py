@@ -60,3 +60,8 @@ PRETOKENIZER_PATTERN: str = (
 )
 """llama.cpp's pre-tokenizer "glm4" (llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_CHATGLM4): with `tokenizers`, a `Split` on this regex with
 behaviour "isolated", then `ByteLevel(add_prefix_space=False, use_regex=False)`; no normalizer."""
+
+PUBLISHED_PRETOKENIZER_PATTERN: str = PRETOKENIZER_PATTERN.replace(
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+)
+"""The spelling in the published GLM tokenizer.json; it differs for the long s alone, which (?i) folds to s."""

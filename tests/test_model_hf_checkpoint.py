@@ -46,7 +46,9 @@ def test_a_transformers_checkpoint_gives_the_same_logits_here(tmp_path: Path) ->
     torch.testing.assert_close(ours(TOKENS).logits_BTV, theirs(TOKENS).logits, **TOLERANCE)
 
 
-def test_mtp_layer_equals_transformers_mtp(tmp_path: Path) -> None:
+def test_mtp_layer_equals_transformers_mtp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # transformers knows the MTP layer of the published models by its number, 92 or 46.
+    monkeypatch.setattr(Glm4MoeForCausalLM, "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.3.*"])
     model = random_model(GLM46)
     theirs = Glm4MoeForCausalLM.from_pretrained(save(model, tmp_path), dtype=torch.float32)
     mtp = MtpModel.from_pretrained(theirs)
