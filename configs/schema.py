@@ -368,6 +368,8 @@ class ReleaseRecipe(Frozen):
     max_quantization_bits_per_byte: float = Field(ge=0)
     """Bits per byte that a quantized file may lose against the F32 one, measured by llama.cpp on validation text."""
     num_quantization_documents: int = Field(gt=0)
+    max_quantization_document_tokens: int = Field(gt=0)
+    """Leading tokens scored of each such document; llama.cpp takes one request per token."""
 
 
 class ReleaseSection(Frozen):
