@@ -43,7 +43,9 @@ def read_vocabulary(tokenizer_path: Path, vocab_size: int) -> Vocabulary:
     # Added tokens come second: a trainer may list a special token in the vocabulary as well, and its type is the added one.
     for token_id, token, token_type in [*ordinary, *added]:
         if token_id >= vocab_size:
-XX
+            raise ValueError(
+                f"{tokenizer_path}: token {token!r} has id {token_id}, beyond vocab_size {vocab_size}: not this model's tokenizer"
+            )
         tokens[token_id], types[token_id] = token, token_type
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     vocabulary = Vocabulary([f"[PAD{row}]" if token is None else token for row, token in enumerate(tokens)], types, merges)
