@@ -1,0 +1,121 @@
+"""Bits per byte of each GGUF file on the suite's first validation documents, measured by llama.cpp itself.
+
+In: GGUF files, the checkpoint whose tokenizer they carry, the evaluation suite. Out: gguf_scores.json, per type and document the
+log-probability and bytes. Starts the model server on loopback for each file in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.step import Artifact, Output, Progress, Record, step
+from tasks.evaluation.evaluate_checkpoint import document_token_ids
+from tasks.evaluation.items import VALIDATION
+from tasks.evaluation.select_evaluation_items import read_suite
+from tasks.release.served_scoring import ServedScorer
+from tasks.release.token_bytes import token_bytes
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from configs.schema import ReleaseRecipe, ServingResources
+    from tasks.evaluation.select_evaluation_items import EvaluationSuite
+    from tasks.release.convert_to_gguf import GgufFiles
+    from tasks.training.train_phase import TrainedCheckpoint
+
+FILLER = "a"
+CONTEXT_MARGIN = 8
+"""Positions beyond the scored ones: the start token and the forced one."""
+
+
+class GgufEvaluation(Record):
+    """Bits per byte by GGUF type; None where a log-probability is not finite."""
+
+    checkpoint_digest: str
+    bits_per_byte: dict[str, float | None]
+    num_documents: int
+    num_tokens: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """The leading tokens of one document."""
+
+    item_id: str
+    token_ids: list[int]
+    num_bytes: int
+
+
+@step(content=("gguf_scores.json",), evidence=("server-*.log",), distributions=("xllamacpp", "tokenizers", "pyarrow"))
+def evaluate_gguf(
+    *,
+    gguf: Artifact[GgufFiles],
+    checkpoint: Artifact[TrainedCheckpoint],
+    suite: Artifact[EvaluationSuite],
+    recipe: ReleaseRecipe,
+    resources: ServingResources,
+    output: Output,
+) -> GgufEvaluation:
+    """`resources` name threads and time limit; port and context length are chosen here."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(checkpoint.path("hf/tokenizer.json")))
+    texts = _choose_texts(tokenizer, suite.path("suite.parquet"), recipe)
+    scores = {}
+    for gguf_type, file_name in gguf.record.file_names.items():
+        output.report(Progress(len(scores), len(gguf.record.file_names), "files", f"llama.cpp scores {file_name}"))
+        scores[gguf_type] = _score_file(gguf.path(file_name), texts, tokenizer, resources, output.path(f"server-{gguf_type}.log"))
+    num_bytes = sum(text.num_bytes for text in texts)
+    rows = {
+        gguf_type: [{"item_id": text.item_id, "log_probability": _finite(value), "num_bytes": text.num_bytes}
+                    for text, value in zip(texts, values, strict=True)]
+        for gguf_type, values in scores.items()
+    }  # fmt: skip
+    output.path("gguf_scores.json").write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+    return GgufEvaluation(
+        checkpoint_digest=checkpoint.digest,
+        bits_per_byte={gguf_type: _finite(-sum(values) / math.log(2) / num_bytes) for gguf_type, values in scores.items()},
+        num_documents=len(texts),
+        num_tokens=sum(len(text.token_ids) - 1 for text in texts),
+        num_bytes=num_bytes,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def _choose_texts(tokenizer: Tokenizer, suite_path: Path, recipe: ReleaseRecipe) -> list[ScoredText]:
+    documents = [question for question in read_suite(suite_path) if question.kind == VALIDATION]
+    if len(documents) < recipe.num_quantization_documents:
+        raise ValueError(
+            f"the suite holds {len(documents)} validation documents, release.recipe.num_quantization_documents asks for "
+            f"{recipe.num_quantization_documents}: lower it, or raise evaluation.recipe.max_validation_tokens"
+        )
+    texts = []
+    for document in documents[: recipe.num_quantization_documents]:
+        token_ids = document_token_ids(tokenizer, document.text)[: recipe.max_quantization_document_tokens + 1]
+        texts.append(ScoredText(document.item_id, token_ids, sum(len(token_bytes(tokenizer, token_id)) for token_id in token_ids[1:])))
+    return texts
+
+
+def _score_file(
+    gguf_path: Path, texts: Sequence[ScoredText], tokenizer: Tokenizer, resources: ServingResources, log_path: Path
+) -> list[float]:
+    from infra.model_server import running_model_server
+
+    context_length = max(len(text.token_ids) for text in texts) + CONTEXT_MARGIN
+    private = resources.model_copy(update={"port": 0, "context_length": context_length})
+    filler = tokenizer.token_to_id(FILLER)
+    assert filler is not None, f"a byte-level tokenizer has a token {FILLER!r}"
+    with (
+        running_model_server(gguf_path, private, log_path) as server,
+        ServedScorer(server.url, filler, tokenizer.get_vocab_size()) as scorer,
+    ):
+        return [sum(scorer.score(text.token_ids)) for text in texts]

@@ -1,0 +1,100 @@
+"""Ask a served model through the OpenAI client and hold its greedy answers, token by token, to our own generation.
+
+An effect: it always runs. In: the server's URL and the cached reference. Prompts travel as token ids; whether the server splits the
+prompt's text into the same ids is checked by itself. The server leaves tokens that end inside a UTF-8 character out of its token
+report, so ids are compared without those, and their bytes through the text.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+from infra.step import Artifact, Record
+from tasks.release.generate_reference import ReferenceAnswer
+from tasks.release.token_bytes import ends_inside_character
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+    from tasks.release.generate_reference import Reference
+
+
+class SmokeReport(Record):
+    """Whether a served model is the one that was trained."""
+
+    passed: bool
+    reasons: tuple[str, ...]
+    """What differed; empty when passed."""
+    model_names: tuple[str, ...]
+    num_prompts: int
+    num_compared_tokens: int
+    """Generated tokens held equal or found different; those after a margin too small to decide are left out."""
+
+
+def smoke_test(*, server_url: str, reference: Artifact[Reference]) -> SmokeReport:
+    """Differences are reasons, not exceptions; a server that does not answer raises the client's error."""
+    from openai import OpenAI
+
+    answers = [ReferenceAnswer.model_validate(entry) for entry in json.loads(reference.path("reference.json").read_text())]
+    reasons: list[str] = []
+    with urllib.request.urlopen(f"{server_url}/health", timeout=10) as health:
+        if health.status != 200:
+            reasons.append(f"/health answered {health.status}")
+    client = OpenAI(base_url=f"{server_url}/v1", api_key="none", max_retries=0, timeout=120)
+    names = tuple(model.id for model in client.models.list())
+    if not names:
+        reasons.append("/v1/models lists no model")
+    for answer in answers:
+        reasons += _check_split(server_url, answer)
+        reasons += _check_answer(client, names[0] if names else "", answer)
+    num_compared = sum(answer.num_clear for answer in answers)
+    if num_compared == 0:
+        reasons.append(
+            "every prompt's first margin is below release.recipe.smoke_min_margin: nothing was compared, use other smoke_prompts"
+        )
+    return SmokeReport(
+        passed=not reasons, reasons=tuple(reasons), model_names=names, num_prompts=len(answers), num_compared_tokens=num_compared
+    )
+
+
+def _check_split(server_url: str, answer: ReferenceAnswer) -> list[str]:
+    body = json.dumps({"content": answer.prompt, "add_special": False, "parse_special": True}).encode()
+    request = urllib.request.Request(f"{server_url}/tokenize", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        token_ids = tuple(json.load(response)["tokens"])
+    ours = answer.prompt_ids[1:]
+    return [] if token_ids == ours else [f"prompt {answer.prompt!r}: the server splits it into {token_ids}, we into {ours}"]
+
+
+def _check_answer(client: OpenAI, model_name: str, answer: ReferenceAnswer) -> list[str]:
+    if answer.num_clear == 0:
+        return []
+    completion = client.completions.create(
+        model=model_name, prompt=list(answer.prompt_ids), max_tokens=len(answer.token_ids), temperature=0, logprobs=1
+    )
+    choice: Any = completion.choices[0]
+    served_ids = [entry["id"] for entry in choice.logprobs.content] if choice.logprobs is not None else []
+    expected_ids, expected_bytes = _expected(answer)
+    reasons = []
+    if served_ids[: len(expected_ids)] != expected_ids:
+        reasons.append(f"prompt {answer.prompt!r}: the server generated {served_ids[: len(expected_ids)]}, we {expected_ids}")
+    expected_text = expected_bytes.decode(errors="replace").rstrip("\ufffd")
+    if not choice.text.startswith(expected_text):
+        reasons.append(f"prompt {answer.prompt!r}: the server wrote {choice.text!r}, we {expected_text!r}")
+    if answer.is_stopped and answer.num_clear == len(answer.token_ids) and choice.finish_reason != "stop":
+        reasons.append(f"prompt {answer.prompt!r}: the server ended by {choice.finish_reason}, we at a stop token")
+    return reasons
+
+
+def _expected(answer: ReferenceAnswer) -> tuple[list[int], bytes]:
+    """Ids that the server must report and bytes that it must write; a stop token is neither."""
+    written = b""
+    reported = []
+    for token_id, piece in list(zip(answer.token_ids, answer.pieces, strict=True))[: answer.num_clear]:
+        if piece:
+            written += bytes.fromhex(piece)
+            if not ends_inside_character(written):
+                reported.append(token_id)
+    return reported, written
