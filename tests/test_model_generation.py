@@ -84,7 +84,7 @@ def test_top_p_keeps_the_smallest_set_that_holds_the_mass() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda engine: engine.generate([[1]], Sampling(4), "v2"), "holds weights version 'v1', not 'v2'"),
+        (lambda engine: engine.generate([[1]], Sampling(4), "v2"), "weights version 'v2' was asked for, this engine holds 'v1'"),
         (lambda engine: engine.generate([[1], []], Sampling(4), "v1"), "prompt 1 is empty"),
         (lambda engine: engine.generate([[1] * 500], Sampling(20), "v1"), r"520 positions .* exceed max_position_embeddings \(512\)"),
         (lambda engine: engine.score([[1] * 513]), r"513 tokens exceeds max_position_embeddings \(512\)"),
