@@ -1,0 +1,148 @@
+"""Where a training job runs: submit, poll, cancel, find. A job is named by its step key, so a restarted flow finds it again.
+
+LocalLauncher runs ranks on this machine below a detached supervisor (infra/supervisor.py) that outlives the flow. Files of a job in
+work/<key>/: command.json, job.json, lock, fencing, supervisor.log, logs/rank-N.log, and progress.json, which the job itself writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from infra.build_ops import op_environment
+from infra.code_digest import ROOT
+from infra.step import Progress
+from infra.supervisor import EXIT_INTERRUPTED, EXIT_LOCKED, Command, is_locked, read_job_file, write_json
+
+JobState = Literal["running", "succeeded", "failed", "interrupted"]
+"""interrupted: saved after SIGTERM, or its supervisor was killed; submit again and it continues from its latest checkpoint."""
+CANCEL_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run under which key: `python -m module *arguments`, once per rank. `environment` is added to the launcher's own."""
+
+    key: str
+    module: str
+    arguments: tuple[str, ...]
+    num_ranks: int
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class JobHandle:
+    """Names a submitted job; enough to find it from another process."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """Where a job stands, as its launcher's facts say and not as anyone remembers."""
+
+    state: JobState
+    progress: Progress | None
+    exit_code: int | None
+    failing_rank: int | None
+    log_path: str
+    log_tail: tuple[str, ...]
+    """Last lines of the failing rank."""
+
+
+class JobFailedError(RuntimeError):
+    """A job that ended with an error: names exit code, failing rank, its last lines and the log."""
+
+    def __init__(self, name: str, status: JobStatus) -> None:
+        tail = "\n".join(f"    {line}" for line in status.log_tail)
+        super().__init__(
+            f"{name} failed: rank {status.failing_rank} ended with exit code {status.exit_code}{_signal_name(status.exit_code)}. "
+            f"Log: {status.log_path}, last lines:\n{tail}"
+        )
+
+
+class Launcher(Protocol):
+    def submit(self, job: Job) -> JobHandle:
+        """Start the job, or attach to it where it runs already."""
+        ...
+
+    def poll(self, handle: JobHandle) -> JobStatus: ...
+
+    def cancel(self, handle: JobHandle, grace_seconds: float) -> None:
+        """Ask the job to save and leave; after the grace it is killed."""
+        ...
+
+    def find(self, key: str) -> JobHandle | None:
+        """The job submitted under a key, running or ended."""
+        ...
+
+
+class LocalLauncher:
+    """Jobs on this machine; `work_root` is the home's directory of work directories."""
+
+    def __init__(self, work_root: Path) -> None:
+        self.work_root = work_root
+
+    def submit(self, job: Job) -> JobHandle:
+        work_dir = self.work_root / job.key
+        work_dir.mkdir(parents=True, exist_ok=True)
+        if is_locked(work_dir):
+            return JobHandle(job.key)
+        # Compiling graphs costs seconds per shape and pays on no CPU.
+        environment = {**op_environment(), "TORCHDYNAMO_DISABLE": "1", **job.environment}
+        write_json(work_dir / "command.json", asdict(Command(job.module, job.arguments, job.num_ranks, environment)))
+        with open(work_dir / "supervisor.log", "ab") as log:
+            code = subprocess.run(
+                [sys.executable, "-m", "infra.supervisor", str(work_dir)],
+                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            ).returncode  # fmt: skip
+        if code not in (0, EXIT_LOCKED):
+            raise RuntimeError(f"the supervisor of job {job.key} did not start (exit code {code}): see {work_dir / 'supervisor.log'}")
+        return JobHandle(job.key)
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        work_dir = self.work_root / handle.key
+        progress = _read_progress(work_dir)
+        if is_locked(work_dir):
+            return JobStatus("running", progress, None, None, "", ())
+        job = read_job_file(work_dir)
+        assert job is not None, f"no job was submitted under {handle.key}"
+        # A free lock without an exit code: the supervisor was killed, and its ranks with it.
+        state: JobState = "interrupted" if job.exit_code in (None, EXIT_INTERRUPTED) else "failed" if job.exit_code else "succeeded"
+        return JobStatus(state, progress, job.exit_code, job.failing_rank, job.log_path, tuple(job.log_tail))
+
+    def cancel(self, handle: JobHandle, grace_seconds: float) -> None:
+        work_dir = self.work_root / handle.key
+        job = read_job_file(work_dir)
+        if job is None or not is_locked(work_dir):
+            return
+        deadline = time.monotonic() + grace_seconds
+        with suppress(ProcessLookupError):  # it ended between the look at the lock and here
+            os.kill(job.pid, signal.SIGTERM)
+            while is_locked(work_dir):
+                if time.monotonic() > deadline:
+                    os.kill(job.pid, signal.SIGKILL)
+                time.sleep(CANCEL_POLL_SECONDS)
+
+    def find(self, key: str) -> JobHandle | None:
+        work_dir = self.work_root / key
+        return JobHandle(key) if (work_dir / "job.json").exists() else None
+
+
+def _read_progress(work_dir: Path) -> Progress | None:
+    path = work_dir / "progress.json"
+    return Progress(**json.loads(path.read_text())) if path.exists() else None
+
+
+def _signal_name(exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return ""
+    return f" ({signal.Signals(-exit_code).name})"

@@ -1,0 +1,76 @@
+"""Which packed rows an optimizer step reads: a function of the position alone, so resume is O(1) and ranks only divide a step's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from configs.schema import TrainingRecipe
+from model.losses import IGNORED
+from model.mtp import mtp_targets
+from tasks.training.schedules import sequences_at
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Rows(Protocol):
+    """A phase's packed rows: see tasks/data/packed_rows.py."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One optimizer step: rows [first_row, first_row + num_rows) of the phase, at which position of the course."""
+
+    first_row: int
+    num_rows: int
+    start_tokens: int
+    """Course position before the step."""
+    end_tokens: int
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    token_ids_BT: Tensor
+    target_ids_BT: Tensor
+    segment_ids_BT: Tensor
+    num_lm_targets: int
+    num_mtp_targets: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.token_ids_BT.shape[0]
+
+
+def plan_step(recipe: TrainingRecipe, num_tokens: int) -> StepPlan:
+    """The step that starts after `num_tokens` of the phase; the last one takes what the budget leaves."""
+    first_row, total_rows = num_tokens // recipe.sequence_length, recipe.num_tokens // recipe.sequence_length
+    start_tokens = recipe.course_start_tokens + num_tokens
+    num_rows = min(sequences_at(recipe.course, recipe.sequence_length, start_tokens), total_rows - first_row)
+    return StepPlan(first_row, num_rows, start_tokens, start_tokens + num_rows * recipe.sequence_length)
+
+
+def read_micro_batches(rows: Rows, plan: StepPlan, rank: int, num_ranks: int, num_sequences: int, device: torch.device) -> list[MicroBatch]:
+    """This rank's share of a step, in micro-batches of at most `num_sequences` rows."""
+    start = plan.first_row + plan.num_rows * rank // num_ranks
+    stop = plan.first_row + plan.num_rows * (rank + 1) // num_ranks
+    return list(_micro_batches(rows, start, stop, num_sequences, device))
+
+
+def _micro_batches(rows: Rows, start: int, stop: int, num_sequences: int, device: torch.device) -> Iterator[MicroBatch]:
+    for first in range(start, stop, num_sequences):
+        tokens, segments = rows.rows(first, min(first + num_sequences, stop))
+        tokens_BS = torch.as_tensor(tokens, dtype=torch.int64, device=device)
+        segment_ids_BT = torch.as_tensor(segments, dtype=torch.int64, device=device)[:, :-1]
+        target_ids_BT = tokens_BS[:, 1:].contiguous()
+        num_mtp_targets = int((mtp_targets(target_ids_BT, segment_ids_BT) != IGNORED).sum())
+        num_lm_targets = int((target_ids_BT != IGNORED).sum())
+        yield MicroBatch(tokens_BS[:, :-1].contiguous(), target_ids_BT, segment_ids_BT, num_lm_targets, num_mtp_targets)

@@ -1,0 +1,49 @@
+"""metrics.jsonl and progress.json of a running job, written by rank 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+PROGRESS_INTERVAL_SECONDS = 0.2
+
+
+class MetricsLog:
+    """Appends one JSON line per logged step; lines behind `last_step`, from a run that was killed after its checkpoint, are dropped."""
+
+    def __init__(self, work_dir: Path, last_step: int) -> None:
+        self.path = work_dir / "metrics.jsonl"
+        kept = [line for line in _complete_lines(self.path) if json.loads(line)["step"] <= last_step]
+        temporary = self.path.with_name(".metrics.jsonl")
+        temporary.write_text("".join(kept))
+        os.replace(temporary, self.path)  # another inode: whoever tails the old one sees that it must start over
+
+    def append(self, values: dict[str, object]) -> None:
+        with open(self.path, "a") as file:
+            file.write(json.dumps(values, allow_nan=False) + "\n")
+
+
+class ProgressFile:
+    """Replaces progress.json (done, total, unit, message: infra/step.py's Progress), at most five times a second."""
+
+    def __init__(self, work_dir: Path, total_tokens: int) -> None:
+        self.path = work_dir / "progress.json"
+        self.total_tokens = total_tokens
+        self.written_at = 0.0
+
+    def write(self, num_tokens: int, message: str) -> None:
+        if num_tokens < self.total_tokens and time.monotonic() - self.written_at < PROGRESS_INTERVAL_SECONDS:
+            return
+        self.written_at = time.monotonic()
+        temporary = self.path.with_name(".progress.json")
+        temporary.write_text(json.dumps({"done": num_tokens, "total": self.total_tokens, "unit": "tokens", "message": message}))
+        os.replace(temporary, self.path)
+
+
+def _complete_lines(path: Path) -> list[str]:
+    """Lines that end with a newline: a process that was killed may have left half of one."""
+    if not path.exists():
+        return []
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

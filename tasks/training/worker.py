@@ -1,0 +1,222 @@
+"""The training worker: one process per rank, `python -m tasks.training.worker JOB.json`, started by a launcher.
+
+In: a TrainingJob, packed rows and shards; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Out, in the job's work directory:
+metrics.jsonl, progress.json, checkpoints/, and at the end final/ with hf/ and handover/. Runs until the phase's token budget is
+spent; SIGTERM saves and exits with EXIT_INTERRUPTED. A second start continues from the newest verified checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from model.optimizer import build_optimizer
+from model.transformer import Glm4Moe
+from tasks.data.packed_rows import PackedRows
+from tasks.training.batches import Rows, StepPlan, plan_step, read_micro_batches
+from tasks.training.checkpoints import FencedError, commit_checkpoint, find_checkpoint
+from tasks.training.deepspeed_config import deepspeed_config
+from tasks.training.export import export_checkpoint
+from tasks.training.job import TrainingJob
+from tasks.training.metrics import MetricsLog, ProgressFile
+from tasks.training.state import Position, dump_state, load_master, load_state, random_state_hex, read_position
+from tasks.training.training_step import NonFiniteLossError, StepResult, take_step
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+EXIT_INTERRUPTED = 75
+"""EX_TEMPFAIL, the code that infra/supervisor.py takes for saved and to be continued."""
+
+
+@dataclass
+class Training:
+    """What the loop carries from step to step."""
+
+    job: TrainingJob
+    engine: DeepSpeedEngine
+    rows: Rows
+    position: Position
+    is_interrupted: bool = False
+
+    @property
+    def work_dir(self) -> Path:
+        return Path(self.job.work_dir)
+
+
+def configure_process(job: TrainingJob) -> None:
+    """Fixed threads, deterministic kernels, seed, process group, quiet libraries."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_num_threads(job.recipe.num_threads)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(job.recipe.seed)
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    deepspeed.init_distributed()
+
+
+def prepare(job: TrainingJob) -> Training:
+    """Model, optimizer, state and engine at the position where the run stands."""
+    import deepspeed
+
+    recipe, resources = job.recipe, job.resources
+    rows = PackedRows(Path(job.packed_dir), Path(job.shards_dir))
+    if len(rows) * recipe.sequence_length < recipe.num_tokens:
+        raise ValueError(
+            f"phase {recipe.phase} wants {recipe.num_tokens} tokens, {job.packed_dir} holds {len(rows)} rows of {recipe.sequence_length}: "
+            "pack the phase with the same budget"
+        )
+    config = deepspeed_config(recipe, resources)
+    model = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta)
+    optimizer = build_optimizer(model, recipe.optimizer)
+    position = restore(job, model, optimizer)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return Training(job, engine, rows, position)
+
+
+def restore(job: TrainingJob, model: Glm4Moe, optimizer: torch.optim.Optimizer) -> Position:
+    """The newest verified checkpoint of this run, else the start state, else random weights."""
+    recipe = job.recipe
+    checkpoint_dir, problems = find_checkpoint(Path(job.work_dir))
+    for problem in problems:
+        print(f"{problem}: falling back to {checkpoint_dir or 'the start of the phase'}", flush=True)
+    if checkpoint_dir is not None:
+        position = read_position(checkpoint_dir)
+        load_state(model, optimizer, checkpoint_dir, position)
+        return position
+    fresh = Position(
+        course=recipe.course.name, phase=recipe.phase, step=0, num_tokens=0, course_tokens=recipe.course_start_tokens,
+        optimizer_steps=0, torch_random_state=random_state_hex(), losses=None,
+    )  # fmt: skip
+    if not job.start_dir:
+        return fresh
+    before = read_position(Path(job.start_dir))
+    if before.course != recipe.course.name:
+        load_master(model, Path(job.start_dir))
+        return fresh
+    if before.course_tokens != recipe.course_start_tokens:
+        raise ValueError(
+            f"phase {recipe.phase} starts at {recipe.course_start_tokens} tokens of course {recipe.course.name}, but its start, phase "
+            f"{before.phase}, ended at {before.course_tokens}: start from the phase that lies before it"
+        )
+    load_state(model, optimizer, Path(job.start_dir), before)
+    return fresh.model_copy(update={"optimizer_steps": before.optimizer_steps, "torch_random_state": before.torch_random_state})
+
+
+def train(training: Training) -> None:
+    """Step until the budget is spent or the run is interrupted; save at intervals and at the end."""
+    job, is_writer = training.job, dist.get_rank() == 0
+    metrics = MetricsLog(training.work_dir, training.position.step) if is_writer else None
+    progress = ProgressFile(training.work_dir, job.recipe.num_tokens) if is_writer else None
+    interval = _Interval()
+    saved_step = training.position.step
+    while training.position.num_tokens < job.recipe.num_tokens and not _any_rank_interrupted(training):
+        plan = plan_step(job.recipe, training.position.num_tokens)
+        waited_from = time.perf_counter()
+        batches = read_micro_batches(
+            training.rows, plan, dist.get_rank(), dist.get_world_size(), job.resources.micro_batch_sequences, training.engine.device
+        )
+        interval.wait_seconds += time.perf_counter() - waited_from
+        result = take_step(training.engine, job.recipe, plan, batches, training.position.step + 1)
+        training.position = _advance(training.position, plan, result)
+        interval.num_tokens += plan.end_tokens - plan.start_tokens
+        interval.optimizer_seconds += result.optimizer_seconds
+        is_last = training.position.num_tokens >= job.recipe.num_tokens
+        if progress is not None:
+            progress.write(training.position.num_tokens, f"loss {result.losses.lm:.3f}")
+        if metrics is not None and (is_last or training.position.step % job.resources.log_interval_steps == 0):
+            metrics.append(_metrics_line(training.position, plan, result, interval))
+            interval = _Interval()
+        if training.position.step % job.resources.save_interval_steps == 0 or is_last:
+            save(training)
+            saved_step = training.position.step
+    if saved_step != training.position.step:
+        save(training)
+
+
+def save(training: Training) -> None:
+    """Commit a checkpoint: rank 0 writes, without ZeRO every rank holds the whole state."""
+    if dist.get_rank() == 0:
+        files = dump_state(training.engine.module, training.engine.optimizer, training.position)
+        commit_checkpoint(training.work_dir, training.position.step, files, training.job.resources.num_kept_checkpoints)
+    dist.barrier()
+
+
+class _Interval:
+    """What happened since the last line of metrics.jsonl."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.num_tokens = 0
+        self.wait_seconds = 0.0
+        self.optimizer_seconds = 0.0
+
+
+def _advance(position: Position, plan: StepPlan, result: StepResult) -> Position:
+    num_tokens = plan.end_tokens - plan.start_tokens
+    return position.model_copy(
+        update={
+            "step": position.step + 1, "num_tokens": position.num_tokens + num_tokens, "course_tokens": plan.end_tokens,
+            "optimizer_steps": position.optimizer_steps + 1, "torch_random_state": random_state_hex(), "losses": result.losses,
+        }
+    )  # fmt: skip
+
+
+def _metrics_line(position: Position, plan: StepPlan, result: StepResult, interval: _Interval) -> dict[str, object]:
+    seconds = time.perf_counter() - interval.started
+    return {
+        "step": position.step, "tokens": position.course_tokens, "loss": result.total_loss, **result.losses.model_dump(),
+        "grad_norm": result.grad_norm, "learning_rate": result.learning_rate, "batch_tokens": plan.end_tokens - plan.start_tokens,
+        **{f"expert_load_{layer}": load for layer, load in enumerate(result.expert_load)},
+        "tokens_per_second": interval.num_tokens / seconds, "data_wait_seconds": interval.wait_seconds,
+        "optimizer_seconds": interval.optimizer_seconds,
+    }  # fmt: skip
+
+
+def _any_rank_interrupted(training: Training) -> bool:
+    if dist.get_world_size() > 1:  # a signal reaches ranks at different steps
+        flag = torch.tensor(int(training.is_interrupted))
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        training.is_interrupted = bool(flag)
+    return training.is_interrupted
+
+
+def run(job: TrainingJob) -> int:
+    """Exit code of this rank."""
+    started = time.monotonic()
+    configure_process(job)
+    training = prepare(job)
+    signal.signal(signal.SIGTERM, lambda number, frame: setattr(training, "is_interrupted", True))
+    print(f"ready in {time.monotonic() - started:.1f} s at step {training.position.step}", flush=True)
+    train(training)
+    if training.position.num_tokens < job.recipe.num_tokens:
+        print(f"interrupted: saved at step {training.position.step}", flush=True)
+        return EXIT_INTERRUPTED
+    if dist.get_rank() == 0:
+        export_checkpoint(job, training.engine.module)
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def main() -> int:
+    job = TrainingJob.model_validate_json(Path(sys.argv[1]).read_bytes())
+    try:
+        return run(job)
+    except (ValueError, NonFiniteLossError, FencedError) as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
