@@ -28,13 +28,15 @@ def load_scale(name_or_path: str) -> Scale:
     try:
         return Scale.model_validate(_read_yaml(path))
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'file'}: {_explain(item['type'], item['msg'])}" for item in error.errors())
+        problems = "; ".join(
+            f"{'.'.join(map(str, item['loc'])) or 'file'}: {_explain(item['type'], item['msg'])}" for item in error.errors()
+        )
         raise ValueError(f"{path}: {problems}") from error
 
 
 def _read_yaml(path: Path) -> object:
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # noqa: S506 - a SafeLoader that also refuses repeated keys
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a YAML file: {error}") from error
 

@@ -14,7 +14,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw documents to a promoted, served model.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw documents to a promoted, served model."
+)
 
 SCALE = Annotated[str, typer.Argument(metavar="SCALE|FILE.yaml", help="micro, tiny, ... or a YAML file of your own")]
 JSON = Annotated[bool, typer.Option("--json", help="end with one JSON line on standard output")]
@@ -40,7 +42,9 @@ def assert_packages_are_ours() -> None:
     for package in (configs, data_contracts, infra, model, tasks):
         found = Path(package.__path__[0]).resolve()
         if found.parent != root:
-            sys.exit(f"package {package.__name__} is loaded from {found}, not from {root}: run glm46 from another directory or clear PYTHONPATH")
+            sys.exit(
+                f"package {package.__name__} is loaded from {found}, not from {root}: run glm46 from another directory or clear PYTHONPATH"
+            )
 
 
 @app.command()
@@ -190,5 +194,3 @@ def _failures(log_dir: Path) -> Iterator[None]:
         if kind:
             print(f"glm46: the traceback is in {path}", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED) from None
-
-

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from configs.schema import Scale
     from infra.home import Home
-    from infra.servers import ServerUrls
 
 T = TypeVar("T")
 UI_INTERVAL_SECONDS = 5.0
@@ -42,7 +41,8 @@ class Run:
     scale: Scale
     home: Home
     store: Store
-    servers: ServerUrls
+    mlflow: str
+    """URI of the MLflow server."""
     log: StageLog
 
 
@@ -72,7 +72,9 @@ def run_step(
             artifact = run.store.find(step, key)
             if artifact is None:
                 report = _progress_reporter(run.log, stage)
-                artifact = run.store.compute(step, key, identity, lambda output: step(**given, output=output), report, log_metrics, time.monotonic)
+                artifact = run.store.compute(
+                    step, key, identity, lambda output: step(**given, output=output), report, log_metrics, time.monotonic
+                )
         return Completed(message=f"computed: {reason}", data=artifact)
 
     started = time.monotonic()

@@ -51,7 +51,12 @@ def check_compiler() -> Check:
     """DeepSpeed compiles its CPU operations at first use."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     found = compiler if compiler and shutil.which(compiler) else None
-    return Check("compiler", found is not None, found or "none", "" if found else "install a C++ compiler (Debian: apt-get install g++) or set CXX to one")
+    return Check(
+        "compiler",
+        found is not None,
+        found or "none",
+        "" if found else "install a C++ compiler (Debian: apt-get install g++) or set CXX to one",
+    )
 
 
 def require(*checks: Check) -> None:
@@ -90,4 +95,6 @@ def _python_headers() -> Check:
 def _disk(home: Home) -> Check:
     free = shutil.disk_usage(home.root).free
     passed = free >= MIN_FREE_BYTES
-    return Check("disk", passed, f"{free / 2**30:.1f} GiB free under {home.root}", "" if passed else "free at least 2 GiB or move GLM46_HOME")
+    return Check(
+        "disk", passed, f"{free / 2**30:.1f} GiB free under {home.root}", "" if passed else "free at least 2 GiB or move GLM46_HOME"
+    )

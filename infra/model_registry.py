@@ -13,19 +13,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from infra.experiment_tracking import KEY_TAG
+from infra.experiment_tracking import KEY_TAG, connect
+from infra.home import Home
 from infra.step import Artifact
-from infra.store import S3Store
+from infra.store import S3Store, Store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 DIGEST_TAG = "glm46.digest"
 DECISION_TAG = "glm46.decision_key"
+"""Step key of the phase's gate decision."""
+PROMOTION_TAG = "glm46.promotion_key"
+"""Step key of the release gate's decision; on versions that were champion."""
 MODEL_DIR = "model"
 """Directory of the weights below a run's artifacts."""
 
+GGUF_TAG = "glm46.gguf_key"
+"""Step key of the GGUF files of a promoted version."""
+CHAMPION = "champion"
+
 Done = Literal["done", "unchanged"]
+
+
+def model_name(scale: str) -> str:
+    """Name of the registered model of a scale."""
+    return f"glm46-{scale}"
 
 
 @dataclass(frozen=True)
@@ -52,9 +65,38 @@ class RegisteredVersion:
         return self.tag(KEY_TAG)
 
     @property
-    def decision_key(self) -> str:
-        """Step key of the gate decision that the version was registered with."""
-        return self.tag(DECISION_TAG)
+    def promotion_key(self) -> str:
+        """Step key of the decision by which the version became champion."""
+        return self.tag(PROMOTION_TAG)
+
+
+def model_name(scale: str) -> str:
+    """The registered model of a scale."""
+    return f"glm46-{scale}"
+
+
+def version_tags(scale: str, decision: Artifact[Any], store: Store) -> dict[str, str]:
+    """What a version says of itself beside its digest: the scale, the gate's verdict, and where the store lies that holds both."""
+    return {
+        "glm46.scale": scale,
+        "glm46.accepted": str(decision.record.accepted).lower(),
+        DECISION_TAG: decision.key,
+        "glm46.store": store.uri,
+    }
+
+
+def open_registry(home: Home) -> MlflowClient:
+    """A client that reads the home's registry: from its recorded server, or straight from the database where none runs."""
+    from infra.servers import mlflow_database_uri, read_recorded
+
+    recorded = read_recorded(home)
+    if recorded is not None:
+        return connect(recorded.mlflow)
+    if not (home.mlflow_dir / "mlflow.db").exists():
+        raise ValueError(f"{home.root} holds no model registry yet: run `glm46 run tiny` first, or set GLM46_HOME to where it was run")
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=mlflow_database_uri(home), registry_uri=mlflow_database_uri(home))
 
 
 def ensure_registered(
@@ -83,16 +125,21 @@ def ensure_registered(
             raise
     existing = find_version(client, model_name, artifact.digest)
     if existing is not None:
-        differing = {name: value for name, value in wanted.items() if existing.tags.get(name) != value}
-        for name, value in differing.items():
-            client.set_model_version_tag(model_name, existing.version, name, value)
-        return existing.version, "done" if differing else "unchanged"
+        return existing.version, ensure_tags(client, model_name, existing, wanted)
     if isinstance(artifact.reader, S3Store):
         source = f"{artifact.reader.uri}/objects/{artifact.key}/{artifact.manifest.attempt}/{directory}"
     else:
         source = _link_below_run(client, artifact, directory, run_id, artifact_root)
     version = client.create_model_version(model_name, source, run_id, tags=wanted, description=description, await_creation_for=None)
     return str(version.version), "done"
+
+
+def ensure_tags(client: MlflowClient, model_name: str, version: RegisteredVersion, tags: Mapping[str, str]) -> Done:
+    """Set those of the tags that differ on a version."""
+    differing = {name: value for name, value in tags.items() if version.tags.get(name) != value}
+    for name, value in differing.items():
+        client.set_model_version_tag(model_name, version.version, name, value)
+    return "done" if differing else "unchanged"
 
 
 def find_version(client: MlflowClient, model_name: str, digest: str) -> RegisteredVersion | None:

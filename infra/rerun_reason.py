@@ -17,7 +17,10 @@ def explain_and_remember(home: Home, scale: str, stage: str, identity: dict[str,
     _remember(path, identity)
     if previous is None:
         return "first run"
-    parts = [*_differences(previous["inputs"], identity["inputs"], "input"), *_differences(previous["recipe"], identity["recipe"], "recipe")]
+    parts = [
+        *_differences(previous["inputs"], identity["inputs"], "input"),
+        *_differences(previous["recipe"], identity["recipe"], "recipe"),
+    ]
     parts += ["code changed"] if previous["code"] != identity["code"] else []
     parts += _differences(previous["distributions"], identity["distributions"], "version of")
     return "; ".join(parts[:3]) + (f"; {len(parts) - 3} more" if len(parts) > 3 else "") if parts else "not in the store"
@@ -34,7 +37,9 @@ def _differences(previous: Any, current: Any, what: str, where: str = "") -> lis
     if isinstance(previous, dict) and isinstance(current, dict):
         names = [name for name in {**previous, **current} if previous.get(name) != current.get(name)]
         return [
-            part for name in names for part in _differences(previous.get(name), current.get(name), what, f"{where}.{name}" if where else name)
+            part
+            for name in names
+            for part in _differences(previous.get(name), current.get(name), what, f"{where}.{name}" if where else name)
         ]
     if previous == current:
         return []

@@ -63,6 +63,14 @@ def mlflow_database_uri(home: Home) -> str:
     return f"sqlite:///{home.mlflow_dir / 'mlflow.db'}"
 
 
+def tracking_uri() -> str:
+    """URI of the MLflow server that this process was given. Raises ValueError where none was."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        raise ValueError("MLFLOW_TRACKING_URI is not set: start the pipeline with `glm46 run`, or set it to the URI of an MLflow server")
+    return uri
+
+
 @contextmanager
 def running_servers(home: Home, say: Callable[[str], None]) -> Iterator[ServerUrls]:
     """URLs of servers that answer: recorded ones, or private ones that end with the block."""
@@ -111,7 +119,14 @@ def start_servers(home: Home, prefect_port: int, mlflow_port: int, preexec: Call
 
 
 def _start(
-    name: str, app: str, options: list[str], url: str, health_path: str, home: Home, preexec: Callable[[], None] | None, env: Mapping[str, str]
+    name: str,
+    app: str,
+    options: list[str],
+    url: str,
+    health_path: str,
+    home: Home,
+    preexec: Callable[[], None] | None,
+    env: Mapping[str, str],
 ) -> Server:
     log_path = home.run_dir / f"{name}.log"
     command = [sys.executable, "-m", "uvicorn", app, *options, "--host", HOST, "--port", url.rsplit(":", 1)[1], "--log-level", "warning"]

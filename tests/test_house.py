@@ -102,7 +102,10 @@ def test_every_scale_loads_and_has_the_same_keys():
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda tree: tree["model"]["recipe"].update(num_experts_per_tok=99), r"num_experts_per_tok \(99\) must not exceed n_routed_experts"),
+        (
+            lambda tree: tree["model"]["recipe"].update(num_experts_per_tok=99),
+            r"num_experts_per_tok \(99\) must not exceed n_routed_experts",
+        ),
         (lambda tree: tree["data"]["recipe"].update(typo=1), "data.recipe.typo: unknown key"),
         (lambda tree: tree["model"]["recipe"].pop("head_dim"), "model.recipe.head_dim: key is missing"),
         (lambda tree: tree["data"]["recipe"]["tokenizer"].update(num_ordinary_tokens=99999), "exceeds model.vocab_size"),

@@ -38,7 +38,9 @@ def project(tmp_path, monkeypatch):
 def test_comments_docstrings_and_infra_do_not_change_the_code_digest(project):
     root, digest = project
     before = digest("tasks.consumer")
-    (root / "tasks/consumer.py").write_text("import infra\n\n\ndef run():\n    '''Other words.'''\n    from tasks import helper\n    return helper.x\n")
+    (root / "tasks/consumer.py").write_text(
+        "import infra\n\n\ndef run():\n    '''Other words.'''\n    from tasks import helper\n    return helper.x\n"
+    )
     (root / "infra/__init__.py").write_text("changed = True\n")
     assert digest("tasks.consumer") == before
 

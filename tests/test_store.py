@@ -143,7 +143,9 @@ def test_the_sum_depends_on_the_numbers_digest(store):
     assert sum_numbers.name == total.manifest.step
 
 
-@pytest.mark.parametrize(("uri", "message"), [("ftp://x", "only a local directory or s3://"), ("s3://absent-bucket/x", "cannot be reached")])
+@pytest.mark.parametrize(
+    ("uri", "message"), [("ftp://x", "only a local directory or s3://"), ("s3://absent-bucket/x", "cannot be reached")]
+)
 def test_an_unusable_store_says_so(uri, message, home, s3_server):
     with pytest.raises(ValueError, match=message):
         open_store(uri, home)

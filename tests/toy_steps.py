@@ -47,7 +47,13 @@ def sum_numbers(*, numbers: Artifact[Numbers], output: Output) -> Total:
 
 def ensure(store: Store, toy: Step, computed: list[str] | None = None, **inputs: Artifact) -> Artifact:
     """The wrapper's contract without Prefect: find, or compute and commit."""
-    identity = {"step": toy.name, "recipe": None, "inputs": {name: value.digest for name, value in inputs.items()}, "code": "", "distributions": {}}
+    identity = {
+        "step": toy.name,
+        "recipe": None,
+        "inputs": {name: value.digest for name, value in inputs.items()},
+        "code": "",
+        "distributions": {},
+    }
     key = step_key(identity)
     with store.locked(key):
         found = store.find(toy, key)
@@ -55,7 +61,9 @@ def ensure(store: Store, toy: Step, computed: list[str] | None = None, **inputs:
             return found
         if computed is not None:
             computed.append(toy.name)
-        return store.compute(toy, key, identity, lambda output: toy(**inputs, output=output), lambda p: None, lambda n, m: None, time.monotonic)
+        return store.compute(
+            toy, key, identity, lambda output: toy(**inputs, output=output), lambda p: None, lambda n, m: None, time.monotonic
+        )
 
 
 def run_both(store: Store, computed: list[str] | None = None) -> tuple[Artifact, Artifact]:

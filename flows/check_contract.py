@@ -1,0 +1,19 @@
+"""A hand-over's contract as a step of its own, keyed by data digest, contract file and runner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.data.validate_contract import ContractResult, validate_contract
+
+from configs.schema import ContractRecipe
+from flows.run_step import Run, run_step
+from infra.step import Artifact
+
+
+def check_contract(run: Run, subject: Artifact[Any], name: str) -> Artifact[ContractResult]:
+    """The result of data_contracts/<name>.yaml on an artifact; a violation stops the run with rule, column and example rows."""
+    return run_step(
+        run, validate_contract, stage=f"contract {name}", subject=subject, recipe=ContractRecipe(name=name),
+        data_files=(f"data_contracts/{name}.yaml",),
+    )  # fmt: skip

@@ -1,0 +1,63 @@
+"""The flow `glm46`: raw documents to a promoted, served model; deployment glm46/full-pipeline."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from prefect import flow
+
+from configs.load import load_scale
+from flows.outcome import RunOutcome
+from flows.prepare_data import prepare_data
+from flows.pretrain_model import pretrain_model
+from flows.release_model import release_model
+from flows.run_step import Run
+from flows.stage_log import StageLog
+from flows.stages import choose_stages
+from flows.start_weights import find_start
+from infra.doctor import check_compiler, check_java, require
+from infra.home import open_home
+from infra.model_registry import model_name
+from infra.servers import tracking_uri
+from infra.store import open_store
+from tasks.data.list_sources import list_sources
+
+
+@flow(name="glm46", log_prints=False)
+def full_pipeline(
+    scale: str = "tiny",
+    store: str | None = None,
+    data: str | None = None,
+    from_stage: str | None = None,
+    start: str | None = None,
+    until: str | None = None,
+) -> RunOutcome:
+    """Run a scale from raw documents to the alias `champion`.
+
+    scale: micro, tiny, ... or a YAML file. store: a directory or s3://bucket/prefix. data: a directory of documents; without one,
+    what this machine has. from_stage with start: enter there with those weights. until: leave after that stage.
+    """
+    started = time.monotonic()
+    home = open_home()
+    configuration = load_scale(scale)
+    window = choose_stages(configuration, from_stage, start, until)
+    sources = list_sources(None if data is None else Path(data))
+    run = Run(configuration, home, open_store(store, home), tracking_uri(), StageLog())
+    require(check_java(), check_compiler())
+
+    prepared = prepare_data(run, sources)
+    weights = None if start is None else find_start(run, start, prepared)
+    trained = pretrain_model(run, prepared, window.phases, weights)
+    released = release_model(run, prepared, trained) if window.releases and not trained.reasons else None
+    return RunOutcome(
+        promoted=released is not None and released.promoted,
+        model=model_name(configuration.scale),
+        alias="champion" if released is not None and released.promoted else "",
+        version=trained.version if released is None else released.version,
+        seconds=round(time.monotonic() - started, 1),
+        digest=trained.checkpoint.record.hf_digest if trained.checkpoint is not None else "",
+        report="" if released is None else str(released.report),
+        stages=run.log.results,
+        reasons=list(trained.reasons if released is None else released.reasons),
+    )

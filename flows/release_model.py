@@ -1,0 +1,123 @@
+"""Release: GGUF files, their evaluation, the champion's rival comparison, a served smoke test, promotion or refusal, the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect import flow
+from tasks.release.write_report import publish_report, write_report
+
+from flows.prepare_data import PreparedData
+from flows.pretrain_model import TrainedModel
+from flows.run_step import Run, run_effect, run_step
+from infra.experiment_tracking import connect
+from infra.model_registry import (
+    CHAMPION,
+    DECISION_TAG,
+    GGUF_TAG,
+    RegisteredVersion,
+    ensure_alias,
+    ensure_registered,
+    model_name,
+    resolve_alias,
+)
+from infra.model_server import running_model_server
+from infra.servers import artifact_root
+from infra.step import Artifact
+from tasks.evaluation.decide_gate import GateDecision, decide_gate
+from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
+from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
+from tasks.release.decide_release import decide_release
+from tasks.release.evaluate_gguf import evaluate_gguf
+from tasks.release.generate_reference import Reference, generate_reference
+from tasks.release.smoke_test import SmokeReport, smoke_test
+from tasks.training.train_phase import TrainedCheckpoint
+
+SERVED_TYPE = "F32"
+"""The file whose greedy answers are held to our own generation; what `glm46 serve` and `glm46 chat` load."""
+
+
+@dataclass(frozen=True)
+class ReleasedModel:
+    """The end of a release; `reasons` is empty unless a gate or the smoke test refused."""
+
+    promoted: bool
+    version: str
+    reasons: tuple[str, ...]
+    report: Path
+
+
+@flow(name="release_model", validate_parameters=False)
+def release_model(run: Run, prepared: PreparedData, trained: TrainedModel) -> ReleasedModel:
+    """Promote the trained checkpoint to the alias `champion`, or refuse it with reasons."""
+    checkpoint = trained.checkpoint
+    assert checkpoint is not None, "a release needs a checkpoint"
+    recipe, serving = run.scale.release.recipe, run.scale.serving.resources
+    client, name = connect(run.mlflow), model_name(run.scale.scale)
+
+    gguf = run_step(run, convert_to_gguf, checkpoint=checkpoint, recipe=recipe)
+    gguf_evaluation = run_step(run, evaluate_gguf, gguf=gguf, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=serving)
+    release_decision = run_step(run, decide_release, stage="gate release", gguf_evaluation=gguf_evaluation, recipe=recipe)
+    reference = run_step(run, generate_reference, checkpoint=checkpoint, recipe=recipe)
+
+    champion = run_effect(run, "look up champion", lambda: resolve_alias(client, name, CHAMPION), describe=_describe_champion)
+    decision = judge_against_champion(run, prepared, trained, champion)
+    smoke = run_effect(run, "deploy and smoke-test", lambda: deploy_and_test(run, gguf, reference), describe=_describe_smoke)
+    reasons = refusals(decision, release_decision, smoke)
+
+    tags = {DECISION_TAG: decision.key, GGUF_TAG: gguf.key, "glm46.smoke_test": "passed" if smoke.passed else "failed"}
+    version, _ = run_effect(
+        run, "register release",
+        lambda: ensure_registered(client, name, checkpoint, "hf", trained.run_id, artifact_root(run.home), tags, ""),
+        describe=lambda result: f"version {result[0]} {result[1]}",
+    )  # fmt: skip
+    if not reasons:
+        run_effect(run, "promote", lambda: ensure_alias(client, name, CHAMPION, version))
+    reigning = resolve_alias(client, name, CHAMPION)
+    report = run_step(
+        run, write_report, ingested=prepared.ingested, deduplicated=prepared.deduplicated, filtered=prepared.filtered,
+        decontaminated=prepared.decontaminated, shards=prepared.shards, tokenizer=prepared.tokenizer, checkpoint=checkpoint,
+        evaluation=trained.evaluation, phase_decision=trained.decision, gguf_evaluation=gguf_evaluation,
+        release_decision=release_decision, decision=decision,
+    )  # fmt: skip
+    path = run_effect(run, "publish report", lambda: publish_report(report, run.home.root / "reports" / f"{run.scale.scale}.html"))
+    return ReleasedModel(reigning is not None and reigning.digest == checkpoint.digest and not reasons, version, reasons, path)
+
+
+def judge_against_champion(
+    run: Run, prepared: PreparedData, trained: TrainedModel, champion: RegisteredVersion | None
+) -> Artifact[GateDecision]:
+    """Floors and the paired comparison with the champion on the candidate's items; the stored decision if the candidate is champion."""
+    assert trained.checkpoint is not None and trained.evaluation is not None
+    if champion is not None and champion.digest == trained.checkpoint.digest:
+        return run.store.load(champion.decision_key, GateDecision)
+    rival = None
+    if champion is not None:
+        rival = run_step(
+            run, evaluate_checkpoint, stage="evaluate champion", checkpoint=run.store.load(champion.key, TrainedCheckpoint),
+            suite=prepared.suite, recipe=run.scale.evaluation.recipe, resources=run.scale.evaluation.resources,
+        )  # fmt: skip
+    gate = run.scale.phases[-1].recipe.gate
+    return run_step(run, decide_gate, stage="gate champion", evaluation=trained.evaluation, champion_evaluation=rival, recipe=gate)
+
+
+def deploy_and_test(run: Run, gguf: Artifact[GgufFiles], reference: Artifact[Reference]) -> SmokeReport:
+    """Serve the model with llama.cpp for as long as the smoke test takes."""
+    path = gguf.path(gguf.record.file_names[SERVED_TYPE])
+    with running_model_server(path, run.scale.serving.resources, run.home.run_dir / "model-server.log") as server:
+        return smoke_test(server_url=server.url, reference=reference)
+
+
+def refusals(decision: Artifact[GateDecision], release_decision: Artifact[GateDecision], smoke: SmokeReport) -> tuple[str, ...]:
+    """Why the candidate may not become champion."""
+    judged = [*decision.record.reasons, *release_decision.record.reasons]
+    return tuple(reason for reason in judged if reason.startswith("refused")) + tuple(f"smoke test: {reason}" for reason in smoke.reasons)
+
+
+def _describe_champion(champion: RegisteredVersion | None) -> str:
+    return "none reigns" if champion is None else f"version {champion.version}"
+
+
+def _describe_smoke(smoke: SmokeReport) -> str:
+    return f"{'passed' if smoke.passed else 'failed'}, {smoke.num_compared_tokens} tokens compared"

@@ -1,0 +1,41 @@
+"""Runs the flow from the command line: servers up, environment set, flow called, servers down."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from infra.home import Home
+from infra.servers import TELEMETRY_OFF, running_servers
+
+
+def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
+    """What Prefect and MLflow read when they are imported; secrets are not among it."""
+    os.environ.update(TELEMETRY_OFF)
+    os.environ.update(
+        {
+            "GLM46_HOME": str(home.root),
+            "PREFECT_HOME": str(home.prefect_dir),
+            "PREFECT_API_URL": f"{prefect_url}/api",
+            "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the stage log speaks to the terminal, Prefect's to its UI
+            "MLFLOW_TRACKING_URI": mlflow_url,
+        }
+    )
+
+
+def run_pipeline(
+    home: Home, scale: str, store: str | None, data: Path | None, from_stage: str | None, start: str | None, until: str | None
+):
+    """Call the flow `glm46` on servers that answer; returns its RunOutcome. Raises what the failed stage raised."""
+    with running_servers(home, print) as servers:
+        set_environment(home, servers.prefect, servers.mlflow)
+        from prefect.logging.handlers import APILogHandler
+
+        from flows.full_pipeline import full_pipeline
+
+        try:
+            return full_pipeline(
+                scale=scale, store=store, data=None if data is None else str(data), from_stage=from_stage, start=start, until=until
+            )
+        finally:
+            APILogHandler.flush()

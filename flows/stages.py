@@ -1,0 +1,39 @@
+"""Names of the stages at which a run may be entered and left, and which of them it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from configs.schema import PhaseSection, Scale
+
+PREPARE_DATA = "prepare_data"
+RELEASE_MODEL = "release_model"
+
+
+@dataclass(frozen=True)
+class StageWindow:
+    """The stages of one run."""
+
+    phases: tuple[PhaseSection, ...]
+    releases: bool
+
+
+def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until: str | None) -> StageWindow:
+    """The stages between `from_stage` and `until`, both included. Raises ValueError for an unknown name or an entry without weights.
+
+    Data is always prepared (found in the store where it is): training and evaluation read it.
+    """
+    names = [PREPARE_DATA, *(phase.name for phase in scale.phases), RELEASE_MODEL]
+    for option, name in (("--from", from_stage), ("--until", until)):
+        if name is not None and name not in names:
+            raise ValueError(f"{option} {name}: the stages of scale {scale.scale} are {', '.join(names)}")
+    if (start is None) != (from_stage in (None, PREPARE_DATA)):
+        raise ValueError(
+            "--from STAGE and --start CHECKPOINT|HF_DIR|ALIAS go together: the one says where to enter, the other with which weights"
+        )
+    first = names.index(from_stage or PREPARE_DATA)
+    last = names.index(until or RELEASE_MODEL)
+    if first > last:
+        raise ValueError(f"--from {from_stage} comes after --until {until}: the order is {', '.join(names)}")
+    chosen = names[first : last + 1]
+    return StageWindow(tuple(phase for phase in scale.phases if phase.name in chosen), RELEASE_MODEL in chosen)
