@@ -130,7 +130,7 @@ def ensure_registered(
         source = f"{artifact.reader.uri}/objects/{artifact.key}/{artifact.manifest.attempt}/{directory}"
     else:
         source = _link_below_run(client, artifact, directory, run_id, artifact_root)
-    version = client.create_model_version(model_name, source, run_id, tags=wanted, description=description, await_creation_for=None)
+    version = client.create_model_version(model_name, source, run_id, tags=wanted, description=description)
     return str(version.version), "done"
 
 

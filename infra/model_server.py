@@ -128,7 +128,7 @@ def serve(gguf_path: Path, host: str, port: int, context_length: int, num_thread
     """Serve until standard input closes."""
     import xllamacpp
 
-    params = xllamacpp.CommonParams()
+    params = xllamacpp.CommonParams()  # pyright: ignore[reportAttributeAccessIssue]
     params.model.path = str(gguf_path)
     params.model_alias = {alias}
     params.hostnames, params.port = [host], port
@@ -136,7 +136,7 @@ def serve(gguf_path: Path, host: str, port: int, context_length: int, num_thread
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
     params.warmup = False
     threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
-    server = xllamacpp.Server(params)
+    server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue]
     print(f"serving {gguf_path.name} at {server.listening_address}", flush=True)
     threading.Event().wait()
 

@@ -28,12 +28,11 @@ def convert_to_gguf(*, checkpoint: Artifact[TrainedCheckpoint], recipe: ReleaseR
     from model.gguf_checkpoint import write_gguf
 
     checkpoint_dir = checkpoint.directory("hf")
-    file_names = {gguf_type: f"model-{gguf_type}.gguf" for gguf_type in recipe.gguf_types}
-    for number, (gguf_type, file_name) in enumerate(file_names.items()):
+    file_names: dict[str, str] = {gguf_type: f"model-{gguf_type}.gguf" for gguf_type in recipe.gguf_types}
+    for number, gguf_type in enumerate(recipe.gguf_types):
+        file_name = file_names[gguf_type]
         output.report(Progress(number, len(file_names), "files", file_name))
-        write_gguf(
-            checkpoint_dir, checkpoint_dir / "tokenizer.json", output.path(file_name), gguf_type=gguf_type, name=MODEL_NAME
-        )  # fmt: skip
+        write_gguf(checkpoint_dir, checkpoint_dir / "tokenizer.json", output.path(file_name), gguf_type=gguf_type, name=MODEL_NAME)
     return GgufFiles(
         checkpoint_digest=checkpoint.digest,
         file_names=file_names,

@@ -1,0 +1,135 @@
+"""Evaluation against a naive oracle: every token's log-probability from one plain forward pass."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from configs.schema import EvaluationRecipe, EvaluationResources
+from infra.home import Home
+from infra.step import Progress
+from infra.store import open_store
+from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
+from tasks.evaluation.items import ARITHMETIC, VALIDATION, arithmetic_accuracy, bits_per_byte, read_items
+from tasks.evaluation.select_evaluation_items import read_suite, select_evaluation_items
+from tests.evaluation_fakes import checkpoint, commit, split_documents, synthesize_problems, toy_tokenizer, train_tokenizer
+
+RECIPE = EvaluationRecipe(max_validation_tokens=100_000, sequence_length=32, max_new_tokens=4, num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    home = Home(tmp_path_factory.mktemp("evaluation"))
+    return open_store(None, home)
+
+
+def suite_of(store, recipe=RECIPE):
+    made = {"documents": split_documents, "problems": synthesize_problems, "tokenizer": train_tokenizer}
+    return commit(store, select_evaluation_items, recipe=recipe, **{name: commit(store, toy) for name, toy in made.items()})
+
+
+def evaluation_of(store, name, batch_sequences=4, recipe=RECIPE):
+    resources = EvaluationResources(batch_sequences=batch_sequences)
+    return commit(
+        store, evaluate_checkpoint, checkpoint=checkpoint(store, name), suite=suite_of(store, recipe), recipe=recipe, resources=resources
+    )
+
+
+def test_suite_takes_whole_documents_up_to_the_token_budget(store):
+    everything = suite_of(store)
+    assert (everything.record.num_documents, everything.record.num_problems) == (12, 8)
+    small = suite_of(store, RECIPE.model_copy(update={"max_validation_tokens": 200}))
+    assert 0 < small.record.num_validation_tokens <= 200 < everything.record.num_validation_tokens
+    texts = {question.item_id: question.text for question in read_suite(everything.path("suite.parquet"))}
+    chosen = [question for question in read_suite(small.path("suite.parquet")) if question.kind == VALIDATION]
+    assert all(texts[question.item_id] == question.text for question in chosen)
+
+
+def test_budget_below_every_document_is_refused(store):
+    with pytest.raises(ValueError, match=r"max_validation_tokens \(3\)"):
+        suite_of(store, RECIPE.model_copy(update={"max_validation_tokens": 3}))
+
+
+def test_document_bits_equal_a_plain_forward_pass_over_its_windows(store):
+    import torch
+
+    from model.hf_checkpoint import load_model
+
+    artifact = evaluation_of(store, "trained")
+    items = {item.item_id: item for item in read_items(artifact.path("items.parquet"))}
+    model = load_model(checkpoint(store, "trained").directory("hf"))
+    tokenizer = toy_tokenizer()
+    for question in read_suite(suite_of(store).path("suite.parquet")):
+        if question.kind != VALIDATION:
+            continue
+        ids = [tokenizer.token_to_id("<|endoftext|>"), *tokenizer.encode(question.text).ids]
+        total = 0.0
+        for start in range(0, len(ids) - 1, RECIPE.sequence_length):
+            window = torch.tensor(ids[start : start + RECIPE.sequence_length + 1])
+            with torch.inference_mode():
+                log_probabilities = model(window[None, :-1]).logits_BTV.log_softmax(-1)[0]
+            total += log_probabilities.gather(1, window[1:, None]).sum().item()
+        item = items[question.item_id]
+        assert item.num_bytes == len(question.text.encode())
+        assert item.log_probability == pytest.approx(total, abs=1e-2)
+        assert item.score == pytest.approx(-total / math.log(2) / item.num_bytes, abs=1e-4)
+    assert artifact.record.bits_per_byte == pytest.approx(bits_per_byte(items.values()), abs=1e-6)
+
+
+def test_answers_are_right_only_if_equal(store):
+    artifact = evaluation_of(store, "trained")
+    items = [item for item in read_items(artifact.path("items.parquet")) if item.kind == ARITHMETIC]
+    answers = {question.item_id: question.answer for question in read_suite(suite_of(store).path("suite.parquet"))}
+    assert [item.score for item in items] == [float(item.output.split("\n")[0].strip() == answers[item.item_id]) for item in items]
+    assert artifact.record.arithmetic_accuracy == arithmetic_accuracy(items)
+
+
+def test_training_lowers_bits_and_domains_are_all_there(store):
+    trained, untrained = evaluation_of(store, "trained").record, evaluation_of(store, "random").record
+    assert trained.suite_digest == untrained.suite_digest
+    assert trained.bits_per_byte < untrained.bits_per_byte
+    assert set(trained.bits_per_byte_by_domain) == {"web", "code", "multilingual"}
+
+
+def test_evaluation_repeats_bit_for_bit_and_batch_size_changes_only_rounding(store, tmp_path):
+    other = open_store(None, Home(tmp_path))
+    first, again, wider = (
+        evaluation_of(store, "trained"),
+        evaluation_of(other, "trained"),
+        evaluation_of(open_store(None, Home(tmp_path / "b")), "trained", 7),
+    )
+    assert first.digest == again.digest
+    assert first.key == wider.key
+    pairs = zip(read_items(first.path("items.parquet")), read_items(wider.path("items.parquet")), strict=True)
+    assert all(
+        (ours.item_id, ours.output) == (theirs.item_id, theirs.output)
+        and ours.log_probability == pytest.approx(theirs.log_probability, abs=1e-3)
+        for ours, theirs in pairs
+    )
+
+
+def test_broken_weights_are_evaluated_not_crashed_on(store):
+    record = evaluation_of(store, "broken").record
+    assert record.bits_per_byte is None
+    assert record.num_non_finite == 12
+
+
+def test_progress_is_reported(store, tmp_path):
+    from infra.step import Output
+
+    seen: list[Progress] = []
+    output = Output(tmp_path, tmp_path, "key", seen.append, lambda number, metrics: None)
+    evaluate_checkpoint(
+        checkpoint=checkpoint(store, "trained"),
+        suite=suite_of(store),
+        recipe=RECIPE,
+        resources=EvaluationResources(batch_sequences=4),
+        output=output,
+    )
+    assert {progress.unit for progress in seen} == {"windows", "problems"}
+
+
+def test_non_finite_scores_survive_the_table(store):
+    items = read_items(evaluation_of(store, "broken").path("items.parquet"))
+    assert all(math.isnan(item.log_probability) for item in items if item.kind == VALIDATION)
