@@ -1,0 +1,162 @@
+"""The one Spark session of a process: started on first use from `SparkResources`, quiet, without UI, stopped by `stop_spark`.
+
+Executors on other machines get the project's executor-side packages (tasks, model) as a zip; a local master imports them in place.
+Spark's own output goes to a log file under the system's temporary directory, which errors name.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.code_digest import ROOT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from configs.schema import SparkResources
+
+MIN_JAVA_VERSION = 17
+SHIPPED_PACKAGES = ("tasks", "model")
+ARROW_BATCH_RECORDS = 4096
+ARROW_BATCH_BYTES = 64 * 2**20
+"""Bounds of one Arrow batch handed to a Python worker: its memory is a small multiple of this."""
+LOCAL_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""On a local master jobs are short and the work is in Python workers: start-up and first jobs take 15 s instead of 24 s (2 cores)."""
+
+_lock = threading.Lock()
+_session: SparkSession | None = None
+_started_with: tuple[str, str, str] | None = None
+
+
+def spark_session(resources: SparkResources) -> SparkSession:
+    """The process's session; another master or memory replaces it. Raises ValueError if Java is missing or Spark does not start."""
+    global _session, _started_with
+    wanted = (resources.master, resources.driver_memory, resources.executor_memory)
+    with _lock:
+        if _session is not None and _started_with != wanted:
+            _stop()
+        if _session is None:
+            _check_java()
+            _session = _start(resources)
+            _started_with = wanted
+        _session.conf.set("spark.sql.shuffle.partitions", str(resources.shuffle_partitions))
+        return _session
+
+
+def stop_spark() -> None:
+    """Stop the process's session, if there is one."""
+    with _lock:
+        _stop()
+
+
+def _stop() -> None:
+    global _session, _started_with
+    if _session is not None:
+        _session.stop()
+        _session = None
+        _started_with = None
+
+
+def _start(resources: SparkResources) -> SparkSession:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    directory = Path(tempfile.mkdtemp(prefix="glm46-spark-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    log_path = directory / "spark.log"
+    builder = SparkSession.builder.appName("glm46")
+    for key, value in _settings(resources, directory).items():
+        builder = builder.config(key, value)
+    try:
+        with _standard_error_to(log_path):
+            session = builder.getOrCreate()
+    except (Py4JError, PySparkException, RuntimeError, OSError) as error:
+        tail = " | ".join(log_path.read_text(errors="replace").splitlines()[-5:]) if log_path.exists() else ""
+        raise ValueError(
+            f"Spark did not start on master {resources.master} ({error}): check data.resources; its log ended in: {tail}"
+        ) from error
+    if not resources.master.startswith("local"):
+        session.sparkContext.addPyFile(str(_zip_packages(directory)))
+    return session
+
+
+def _settings(resources: SparkResources, directory: Path) -> dict[str, str]:
+    (directory / "log4j2.properties").write_text(
+        "rootLogger.level = error\nrootLogger.appenderRef.stderr.ref = stderr\nappender.stderr.type = Console\n"
+        "appender.stderr.name = stderr\nappender.stderr.target = SYSTEM_ERR\nappender.stderr.layout.type = PatternLayout\n"
+        "appender.stderr.layout.pattern = %d %p %c: %m%n%ex\n"
+    )
+    settings = {
+        "spark.master": resources.master,
+        "spark.driver.memory": resources.driver_memory,
+        "spark.executor.memory": resources.executor_memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{directory / 'log4j2.properties'}",
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(directory),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(resources.shuffle_partitions),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_RECORDS),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
+        "spark.network.timeout": "120s",
+        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
+    }
+    if resources.master.startswith("local"):
+        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        settings["spark.driver.extraJavaOptions"] += f" {LOCAL_JAVA_OPTIONS}"
+    return settings
+
+
+@contextmanager
+def _standard_error_to(path: Path) -> Iterator[None]:
+    """The Java process inherits this file as its standard error: its start-up notices stay out of the terminal."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(path, "ab") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _zip_packages(directory: Path) -> Path:
+    """tasks/ and model/ as a zip that executors put on their path."""
+    path = directory / "glm46-executor.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in SHIPPED_PACKAGES:
+            for file in sorted((ROOT / package).rglob("*.py")):
+                archive.write(file, file.relative_to(ROOT).as_posix())
+    return path
+
+
+def _check_java() -> None:
+    """Raises ValueError unless `java`, from JAVA_HOME or PATH, is version 17 or newer."""
+    fix = "install Java 17 (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME to it"
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None or not os.access(java, os.X_OK):
+        raise ValueError(f"Spark needs Java {MIN_JAVA_VERSION}, but {java or 'java'} is not there: {fix}")
+    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', answer)
+    if found is None or int(found[1]) < MIN_JAVA_VERSION:
+        raise ValueError(f"Spark needs Java {MIN_JAVA_VERSION} or newer, but {java} is {found[1] if found else 'unreadable'}: {fix}")

@@ -1,0 +1,94 @@
+"""Documents as Parquet: read for a Spark job, written under canonical names with bytes that no partition or core count changes.
+
+Files hold disjoint, ascending ranges of ids (an id is uniform, so the range follows from its leading digits alone), each sorted by id.
+Executors write to the output directory themselves: on a cluster it lies on a file system that all of them mount.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from configs.schema import SparkResources
+
+FILE_BYTES = 256 * 2**20
+"""Bytes of text per Parquet file, before compression."""
+
+
+def num_files(num_bytes: int) -> int:
+    """How many files text of this size is written to: from the data alone."""
+    return max(1, -(-num_bytes // FILE_BYTES))
+
+
+def read_documents(spark: SparkSession, paths: list[Path], resources: SparkResources) -> DataFrame:
+    """The documents of Parquet files, spread over the cores where there are fewer files than partitions."""
+    frame = spark.read.parquet(*(path.as_uri() for path in paths))
+    return frame if len(paths) >= resources.shuffle_partitions else frame.repartition(resources.shuffle_partitions, "id")
+
+
+def write_documents(frame: DataFrame, directory: Path, num_bytes: int) -> list[Path]:
+    """Write documents with at most `num_bytes` of text as directory/part-00000.parquet and on."""
+    return _write(frame, directory, num_files(num_bytes))
+
+
+def write_table(frame: DataFrame, path: Path) -> None:
+    """Write a table of ids as one file, sorted by id."""
+    directory = path.with_suffix(".parts")
+    (part,) = _write(frame, directory, 1)
+    part.rename(path)
+    shutil.rmtree(directory)
+
+
+def _write(frame: DataFrame, directory: Path, count: int) -> list[Path]:
+    from pyspark.sql import functions as F
+
+    shutil.rmtree(directory, ignore_errors=True)
+    leading = F.conv(F.substring("id", 1, 8), 16, 10).cast("long")
+    bucket = F.shiftright(leading * F.lit(count), 32).cast("int")
+    ordered = frame.repartition(1) if count == 1 else frame.repartitionById(count, bucket)
+    ordered.sortWithinPartitions("id").write.parquet(directory.as_uri())
+    return _rename_parts(directory, frame)
+
+
+def _rename_parts(directory: Path, frame: DataFrame) -> list[Path]:
+    """Spark's part names hold a random id, and an empty frame may leave no part at all."""
+    paths = []
+    for part in sorted(directory.glob("part-*.parquet")):
+        number = re.match(r"part-(\d+)", part.name)
+        assert number, part
+        paths.append(part.rename(directory / f"part-{number[1]}.parquet"))
+    for rest in [*directory.glob(".*.crc"), *directory.glob("_*")]:
+        rest.unlink()
+    if not paths:
+        paths = [directory / "part-00000.parquet"]
+        _write_empty(frame, paths[0])
+    return paths
+
+
+def _write_empty(frame: DataFrame, path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(frame.where("false").toArrow(), path)
+
+
+def count_by(paths: list[Path], *keys: str, total: str = "num_bytes") -> dict[tuple[str, ...], tuple[int, int]]:
+    """(documents, sum of `total`) per value of `keys`, read from the columns alone."""
+    import pyarrow.dataset as dataset
+
+    table = dataset.dataset([str(path) for path in paths]).to_table(columns=[*keys, total])
+    grouped = table.group_by(list(keys)).aggregate([(total, "count"), (total, "sum")]).sort_by([(key, "ascending") for key in keys])
+    rows = grouped.to_pylist()
+    return {tuple(row[key] for key in keys): (row[f"{total}_count"], row[f"{total}_sum"]) for row in rows}
+
+
+def count_reasons(path: Path) -> dict[str, int]:
+    """Rows of a dropped.parquet or rejected.parquet per reason."""
+    import pyarrow.parquet as pq
+
+    counts = pq.read_table(path, columns=["reason"]).group_by("reason").aggregate([("reason", "count")])
+    return dict(sorted((row["reason"], row["reason_count"]) for row in counts.to_pylist()))

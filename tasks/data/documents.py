@@ -1,0 +1,50 @@
+"""The one record type of the data stages: columns, identity, normalisation. Runs in executors too: imports no Spark."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+
+DOCUMENT_COLUMNS = (
+    "id string, source string, offset long, piece long, collection string, url string, licence string, domain string, lang string, "
+    "text string, content_digest string, num_chars long, num_bytes long"
+)
+"""offset: byte offset of the record in its decompressed source; piece: character offset of this document in its record;
+collection: the group that ceilings per source look at; num_bytes: UTF-8 bytes of the text."""
+
+DROPPED_COLUMNS = "id string, reason string, kept_id string"
+"""kept_id: the document that stays in its place, or the evaluation item it overlaps with; empty where there is none."""
+
+TRAIN, VALIDATION = "train", "validation"
+
+
+def document_id(source: str, offset: int, piece: int) -> str:
+    """The first 16 hex digits of the sha256 over a document's place."""
+    return hashlib.sha256(f"{source}\n{offset}\n{piece}".encode()).hexdigest()[:16]
+
+
+def record_hash(source: str, offset: int) -> int:
+    """32 uniform bits of a record's place, for sampling whole records."""
+    return int.from_bytes(hashlib.sha256(f"{source}\n{offset}".encode()).digest()[:4], "big")
+
+
+def content_digest(text: str) -> str:
+    """sha256 of the text in Unicode normal form C with every run of white space as one space."""
+    return hashlib.sha256(" ".join(unicodedata.normalize("NFC", text).split()).encode()).hexdigest()
+
+
+def cut_pieces(text: str, max_chars: int) -> list[tuple[int, str]]:
+    """(character offset, piece) of a text, cut behind the last paragraph end, line end or space that fits; joined they are the text."""
+    pieces = []
+    start = 0
+    while len(text) - start > max_chars:
+        end = start + max_chars
+        for separator in ("\n\n", "\n", " "):
+            found = text.rfind(separator, start + max_chars // 2, end)
+            if found >= 0:
+                end = found + len(separator)
+                break
+        pieces.append((start, text[start:end]))
+        start = end
+    pieces.append((start, text[start:]))
+    return pieces

@@ -1,0 +1,137 @@
+"""Step: source files -> documents/ (to train on), evaluation/ (protected items) and rejected.parquet (what could not be read, and why)."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.spark import spark_session
+from infra.step import Output, Progress, Record, step
+from tasks.data.document_files import count_by, count_reasons, write_documents, write_table
+from tasks.data.documents import DOCUMENT_COLUMNS
+from tasks.data.source_records import CHANGED, DOCUMENT, EVALUATION, REJECTED, ROW_COLUMNS, UNSAMPLED, read_sources
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from configs.schema import IngestRecipe, SparkResources
+    from tasks.data.list_sources import SourceFile, SourceListing
+
+ALL_RECORDS = 1 << 32
+HARMLESS_REASONS = ("empty_file",)
+"""Files of no bytes, such as a package's __init__.py: counted, but no sign of damage."""
+NUM_EXAMPLES = 5
+SOURCE_COLUMNS = ("name", "path", "sha256", "role", "format", "domain", "lang", "licence", "collection")
+
+
+class IngestedDocuments(Record):
+    num_sources: int
+    num_documents: int
+    num_bytes: int
+    """UTF-8 bytes of the documents' text."""
+    num_evaluation_documents: int
+    num_unsampled_records: int
+    """Whole records left out because their domain holds more than its part of max_source_bytes."""
+    rejected: dict[str, int]
+    """Records by reason."""
+    documents_by_domain: dict[str, int]
+    bytes_by_domain: dict[str, int]
+
+
+@step(content=("documents/*.parquet", "evaluation/*.parquet", "rejected.parquet"), distributions=("pyspark", "pyarrow"))
+def ingest_documents(*, sources: SourceListing, recipe: IngestRecipe, resources: SparkResources, output: Output) -> IngestedDocuments:
+    """Read the listed files. Raises ValueError if a file changed since the listing, too many records are unreadable or none is left."""
+    spark = spark_session(resources)
+    files = [file for file in sources.files if file.role in ("pretrain", "evaluation")]
+    output.report(Progress(0, len(files), "sources", "reading"))
+    rows = _source_frame(spark, files, resources.shuffle_partitions).mapInArrow(
+        partial(read_sources, max_document_chars=recipe.max_document_chars, keep_below=sampling_bounds(files, recipe.max_source_bytes)),
+        ROW_COLUMNS,
+    )
+    rows = rows.persist()
+    try:
+        record = _write_streams(rows, files, output)
+    finally:
+        rows.unpersist()
+    _check_rejected(record, recipe, output.path("rejected.parquet"))
+    return record
+
+
+def sampling_bounds(files: list[SourceFile], max_bytes: int) -> dict[str, int]:
+    """Per domain the 32-bit record hash below which records are taken: `max_bytes` shared out evenly, small domains first."""
+    sizes: dict[str, int] = {}
+    for file in files:
+        sizes[file.domain] = sizes.get(file.domain, 0) + (file.num_text_bytes if file.role == "pretrain" else 0)
+    bounds = {}
+    rest, waiting = max_bytes, len(sizes)
+    for domain, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
+        part = min(size, rest // waiting)
+        bounds[domain] = ALL_RECORDS if part == size else part * ALL_RECORDS // size
+        rest, waiting = rest - part, waiting - 1
+    return bounds
+
+
+def _source_frame(spark: SparkSession, files: list[SourceFile], num_partitions: int) -> DataFrame:
+    """One row per file; files go to partitions largest first, each to the one with the fewest bytes."""
+    loads = [0] * num_partitions
+    rows = []
+    for file in sorted(files, key=lambda file: (-file.num_text_bytes, file.name)):
+        target = loads.index(min(loads))
+        loads[target] += file.num_text_bytes + 1
+        rows.append({**{name: getattr(file, name) for name in SOURCE_COLUMNS}, "text": list(file.text), "partition": target})
+    columns = ", ".join(f"{name} string" for name in SOURCE_COLUMNS)
+    frame = spark.createDataFrame(rows, f"{columns}, text array<string>, partition int")
+    return frame.repartitionById(num_partitions, "partition")
+
+
+def _write_streams(rows: DataFrame, files: list[SourceFile], output: Output) -> IngestedDocuments:
+    from pyspark.sql import functions as F
+
+    sizes = {role: sum(file.num_text_bytes for file in files if file.role == role) for role in ("pretrain", "evaluation")}
+    columns = [column.split(" ")[0] for column in DOCUMENT_COLUMNS.split(", ")]
+    stream = F.col("stream")
+    documents = write_documents(rows.where(stream == DOCUMENT).select(*columns), output.path("documents"), sizes["pretrain"])
+    output.report(Progress(len(files), len(files), "sources", "documents written"))
+    evaluation = write_documents(rows.where(stream == EVALUATION).select(*columns), output.path("evaluation"), sizes["evaluation"])
+    identity = F.substring(F.sha2(F.concat_ws("\n", "source", "offset"), 256), 1, 16).alias("id")
+    rejected = rows.where(stream == REJECTED).select(identity, "source", "offset", "reason", "detail")
+    write_table(rejected, output.path("rejected.parquet"))
+    others = rows.where(stream.isin(UNSAMPLED, CHANGED)).select("stream", "source", "offset").toArrow().to_pylist()
+    changed = sorted(row["source"] for row in others if row["stream"] == CHANGED)
+    if changed:
+        fix = "run again when nothing writes to the directory"
+        raise ValueError(f"source {changed[0]} changed while it was read ({len(changed)} in all): {fix}")
+    domains = count_by(documents, "domain")
+    return IngestedDocuments(
+        num_sources=len(files),
+        num_documents=sum(count for count, _ in domains.values()),
+        num_bytes=sum(size for _, size in domains.values()),
+        num_evaluation_documents=sum(count for count, _ in count_by(evaluation, "domain").values()),
+        num_unsampled_records=sum(row["offset"] for row in others if row["stream"] == UNSAMPLED),
+        rejected=count_reasons(output.path("rejected.parquet")),
+        documents_by_domain={domain: count for (domain,), (count, _) in domains.items()},
+        bytes_by_domain={domain: size for (domain,), (_, size) in domains.items()},
+    )
+
+
+def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rejected_path: Path) -> None:
+    """Raises ValueError with examples where too much was unreadable or nothing is left."""
+    import pyarrow.parquet as pq
+
+    damaged = {reason: count for reason, count in record.rejected.items() if reason not in HARMLESS_REASONS}
+    num_damaged = sum(damaged.values())
+    num_read = record.num_documents + record.num_evaluation_documents + record.num_unsampled_records + num_damaged
+    too_many = num_damaged > recipe.max_rejected_share * num_read
+    if not too_many and record.num_documents:
+        return
+    rows = [row for row in pq.read_table(rejected_path).to_pylist() if row["reason"] not in HARMLESS_REASONS]
+    rows.sort(key=lambda row: (row["source"], row["offset"]))
+    examples = "; ".join(f"{row['source']} at byte {row['offset']}: {row['reason']} ({row['detail']})" for row in rows[:NUM_EXAMPLES])
+    if too_many:
+        raise ValueError(
+            f"{num_damaged} of {num_read} records are unreadable ({', '.join(f'{reason} {count}' for reason, count in damaged.items())}), "
+            f"more than ingest.max_rejected_share ({recipe.max_rejected_share}) allows: {examples}. Repair or remove these files"
+        )
+    fix = examples or "add text, or raise ingest.max_source_bytes"
+    raise ValueError(f"the corpus is empty: no document in {record.num_sources} sources (rejected: {record.rejected or 'none'}): {fix}")

@@ -1,0 +1,270 @@
+"""Reads source files into documents and rejected records, inside Spark executors. Parsing is per record; nothing is held but one batch.
+
+Every file's sha256 is taken while it is read: a file that is not the listed one any more leaves a row of stream `changed`.
+"""
+
+from __future__ import annotations
+
+import ast
+import email
+import gzip
+import hashlib
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from tasks.data.documents import DOCUMENT_COLUMNS, content_digest, cut_pieces, document_id, record_hash
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROW_COLUMNS = f"stream string, {DOCUMENT_COLUMNS}, reason string, detail string"
+DOCUMENT, EVALUATION, REJECTED, UNSAMPLED, CHANGED = "document", "evaluation", "rejected", "unsampled", "changed"
+BATCH_CHARS = 8_000_000
+BATCH_ROWS = 4000
+MAX_LINE_BYTES = 256 * 2**20
+
+Row = dict[str, Any]
+Parsed = tuple[str, int, "str | None", str, str, "str | None"]
+"""(source, offset, text, url, licence, language), where the text is None for a rejected record and url, licence hold reason, detail."""
+
+
+def read_sources(batches: Iterator[pa.RecordBatch], max_document_chars: int, keep_below: dict[str, int]) -> Iterator[pa.RecordBatch]:
+    """Rows of ROW_COLUMNS for source rows. `keep_below` holds per domain the 32-bit record hash below which a record is taken."""
+    rows: list[Row] = []
+    num_chars = 0
+    for batch in batches:
+        for source in batch.to_pylist():
+            for row in _source_rows(source, max_document_chars, keep_below[source["domain"]]):
+                rows.append(row)
+                num_chars += row["num_chars"]
+                if num_chars > BATCH_CHARS or len(rows) >= BATCH_ROWS:
+                    yield _batch(rows)
+                    rows, num_chars = [], 0
+    if rows:
+        yield _batch(rows)
+
+
+def _source_rows(source: Row, max_document_chars: int, keep_below: int) -> Iterator[Row]:
+    stream = EVALUATION if source["role"] == "evaluation" else DOCUMENT
+    num_unsampled = 0
+    with open(source["path"], "rb") as raw:
+        hashing = _HashingReader(raw)
+        for name, offset, text, url, licence, lang in _records(source, hashing):
+            if text is None:
+                yield _row(source, stream=REJECTED, source=name, offset=offset, reason=url, detail=licence)
+            elif stream == DOCUMENT and record_hash(name, offset) >= keep_below:
+                num_unsampled += 1
+            else:
+                place = {"source": name, "offset": offset, "url": url, "licence": licence or source["licence"]}
+                yield from _documents(source, stream, place, text, source["lang"] if lang is None else lang, max_document_chars)
+        hashing.drain()
+        if hashing.hexdigest() != source["sha256"]:
+            yield _row(source, stream=CHANGED, source=source["name"], reason=CHANGED)
+    if num_unsampled:
+        yield _row(source, stream=UNSAMPLED, source=source["name"], offset=num_unsampled)
+
+
+def _documents(source: Row, stream: str, place: Row, text: str, lang: str, max_document_chars: int) -> Iterator[Row]:
+    pieces = cut_pieces(text, max_document_chars) if stream == DOCUMENT else [(0, text)]
+    for start, piece in pieces:
+        if not piece.strip():
+            continue
+        identity = document_id(place["source"], place["offset"], start)
+        sizes = {"num_chars": len(piece), "num_bytes": len(piece.encode())}
+        yield _row(
+            source, stream=stream, **place, id=identity, piece=start, text=piece, lang=lang, content_digest=content_digest(piece), **sizes
+        )
+
+
+def _records(source: Row, file: _HashingReader) -> Iterator[Parsed]:
+    name, form = source["name"], source["format"]
+    if form in ("jsonl", "repository_files", "commits"):
+        yield from _json_records(source, file)
+    elif form == "zip_text":
+        yield from _zip_records(name, file)
+    elif form in ("text", "pydoc_topics", "package_metadata"):
+        data, problem = _read_all(file, name.endswith(".gz"))
+        if problem:
+            yield name, len(data), None, "truncated_gzip", problem, None
+        elif form == "pydoc_topics":
+            for key, topic in sorted(_topics(data).items()):
+                yield f"{name}!{key}", 0, topic, "https://docs.python.org/3/reference/", "", None
+        elif form == "package_metadata":
+            yield _metadata_record(name, data)
+        else:
+            yield _text_record(name, 0, data)
+    else:
+        yield name, 0, None, "unsupported_format", form, None
+
+
+def _text_record(name: str, offset: int, data: bytes) -> Parsed:
+    if not data:
+        return name, offset, None, "empty_file", "", None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        return name, offset, None, "not_utf8", f"byte {error.start}: {error.reason}", None
+    if not text.strip():
+        return name, offset, None, "empty", "", None
+    return name, offset, text, "", "", None
+
+
+def _metadata_record(name: str, data: bytes) -> Parsed:
+    parsed = _text_record(name, 0, data)
+    if parsed[2] is None:
+        return parsed
+    message = email.message_from_string(parsed[2])
+    description = str(message.get_payload() or message.get("Description") or "")
+    if not description.strip():
+        return name, 0, None, "empty_file", "", None
+    return (
+        name,
+        0,
+        description,
+        f"https://pypi.org/project/{message['Name']}/{message['Version']}/",
+        str(message.get("License-Expression") or ""),
+        None,
+    )
+
+
+def _topics(data: bytes) -> dict[str, str]:
+    assignment = next(node for node in ast.parse(data).body if isinstance(node, ast.Assign))
+    return ast.literal_eval(assignment.value)
+
+
+def _json_records(source: Row, file: _HashingReader) -> Iterator[Parsed]:
+    name = source["name"]
+    stream = gzip.GzipFile(fileobj=cast("BinaryIO", file)) if name.endswith(".gz") else file
+    offset = 0
+    while True:
+        try:
+            line = stream.readline(MAX_LINE_BYTES)
+        except (EOFError, OSError, zlib.error) as error:
+            yield name, offset, None, "truncated_gzip", str(error), None
+            return
+        if not line:
+            return
+        if line.strip():
+            yield _json_record(source, offset, line)
+        offset += len(line)
+
+
+def _json_record(source: Row, offset: int, line: bytes) -> Parsed:
+    name = source["name"]
+    try:
+        record = json.loads(line.decode("utf-8-sig" if offset == 0 else "utf-8"))
+    except UnicodeDecodeError as error:
+        return name, offset, None, "not_utf8", f"byte {error.start}: {error.reason}", None
+    except ValueError as error:
+        return name, offset, None, "broken_json", str(error), None
+    if not isinstance(record, dict):
+        return name, offset, None, "broken_json", f"a record must be an object, is {type(record).__name__}", None
+    text = "\n".join(_strings(record)) if source["role"] == "evaluation" else _text_of(record, tuple(source["text"]))
+    if text is None:
+        return name, offset, None, "no_text", f"fields are {', '.join(sorted(record))}"[:200], None
+    if not text.strip():
+        return name, offset, None, "empty", "", None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return name, offset, None, "not_utf8", f"character {error.start}: {error.reason}", None
+    lang = record.get("lang")
+    return name, offset, text, _url(record), _first_string(record, ("licence", "license")), lang if isinstance(lang, str) else None
+
+
+def _text_of(record: Row, fields: tuple[str, ...]) -> str | None:
+    if not fields:
+        found = [record[name] for name in ("text", "content") if isinstance(record.get(name), str)][:1]
+    else:
+        found = [record[name] for name in fields if isinstance(record.get(name), str)]
+    parts = [part for part in found if part.strip()]
+    return "\n\n".join(parts) if found else None
+
+
+def _strings(value: Any) -> list[str]:
+    """Every string in a JSON value, in the order of its fields."""
+    if isinstance(value, str):
+        return [value]
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for child in children for text in _strings(child)]
+
+
+def _url(record: Row) -> str:
+    if all(isinstance(record.get(key), str) for key in ("repo", "commit")):
+        path = record.get("path")
+        return f"https://github.com/{record['repo']}/" + (
+            f"blob/{record['commit']}/{path}" if isinstance(path, str) else f"commit/{record['commit']}"
+        )
+    return _first_string(record, ("url", "uri"))
+
+
+def _first_string(record: Row, names: tuple[str, ...]) -> str:
+    return next((record[name] for name in names if isinstance(record.get(name), str)), "")
+
+
+def _zip_records(name: str, file: _HashingReader) -> Iterator[Parsed]:
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(file.read()))
+        for member in sorted(archive.namelist()):
+            if not member.endswith("/"):
+                yield _text_record(f"{name}!{member}", 0, archive.read(member))
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        yield name, 0, None, "broken_zip", str(error), None
+
+
+def _read_all(file: _HashingReader, is_gzip: bool) -> tuple[bytes, str]:
+    """(bytes, problem): of a broken gzip what stands before the break."""
+    if not is_gzip:
+        return file.read(), ""
+    found = bytearray()
+    try:
+        with gzip.GzipFile(fileobj=cast("BinaryIO", file)) as stream:
+            while block := stream.read(1 << 20):
+                found += block
+    except (EOFError, OSError, zlib.error) as error:
+        return bytes(found), str(error)
+    return bytes(found), ""
+
+
+class _HashingReader(io.BufferedIOBase):
+    """A forward-only file that hashes what is read from it."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._digest = hashlib.sha256()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = self._raw.read(-1 if size is None else size)
+        self._digest.update(data)
+        return data
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        data = self._raw.readline(-1 if size is None else size)
+        self._digest.update(data)
+        return data
+
+    def drain(self) -> None:
+        """Read what is left, so that the digest is the whole file's."""
+        while self.read(1 << 20):
+            pass
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+def _row(origin: Row, /, **values: Any) -> Row:
+    empty = {"id": "", "offset": 0, "piece": 0, "url": "", "licence": "", "lang": "", "text": "", "content_digest": ""}
+    given = {"collection": origin["collection"], "domain": origin["domain"], "num_chars": 0, "num_bytes": 0, "reason": "", "detail": ""}
+    return {**empty, **given, **values}
+
+
+def _batch(rows: list[Row]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    types = {"string": pa.string(), "long": pa.int64()}
+    fields = [column.split(" ") for column in ROW_COLUMNS.split(", ")]
+    return pa.RecordBatch.from_pylist(rows, schema=pa.schema([(name, types[kind]) for name, kind in fields]))
