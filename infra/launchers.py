@@ -22,8 +22,9 @@ from infra.code_digest import ROOT
 from infra.step import Progress
 from infra.supervisor import EXIT_INTERRUPTED, EXIT_LOCKED, Command, is_locked, read_job_file, write_json
 
-JobState = Literal["running", "succeeded", "failed", "interrupted"]
-"""interrupted: saved after SIGTERM, or its supervisor was killed; submit again and it continues from its latest checkpoint."""
+JobState = Literal["running", "succeeded", "failed", "interrupted", "killed"]
+"""interrupted: saved after SIGTERM; killed: its supervisor ended without a word. Submitted again, both continue from the latest
+checkpoint."""
 CANCEL_POLL_SECONDS = 0.1
 
 
@@ -115,9 +116,7 @@ class LocalLauncher:
             return JobStatus("running", progress, None, None, "", ())
         job = read_job_file(work_dir)
         assert job is not None, f"no job was submitted under {handle.key}"
-        # A free lock without an exit code: the supervisor was killed, and its ranks with it.
-        state: JobState = "interrupted" if job.exit_code in (None, EXIT_INTERRUPTED) else "failed" if job.exit_code else "succeeded"
-        return JobStatus(state, progress, job.exit_code, job.failing_rank, job.log_path, tuple(job.log_tail))
+        return JobStatus(_final_state(job.exit_code), progress, job.exit_code, job.failing_rank, job.log_path, tuple(job.log_tail))
 
     def cancel(self, handle: JobHandle, grace_seconds: float) -> None:
         work_dir = self.work_root / handle.key
@@ -135,6 +134,14 @@ class LocalLauncher:
     def find(self, key: str) -> JobHandle | None:
         work_dir = self.work_root / key
         return JobHandle(key) if (work_dir / "job.json").exists() else None
+
+
+def _final_state(exit_code: int | None) -> JobState:
+    if exit_code is None:
+        return "killed"  # a free lock without an exit code: the ranks went with their supervisor
+    if exit_code == EXIT_INTERRUPTED:
+        return "interrupted"
+    return "failed" if exit_code else "succeeded"
 
 
 def _read_progress(work_dir: Path) -> Progress | None:

@@ -1,4 +1,4 @@
-"""Which packed rows an optimizer step reads: a function of the position alone, so resume is O(1) and ranks only divide a step's rows."""
+"""The micro-batches of one optimizer step and one rank: ranks divide the rows that the step's position decides."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from configs.schema import TrainingRecipe
 from model.losses import IGNORED
 from model.mtp import mtp_targets
-from tasks.training.schedules import sequences_at
+from tasks.training.schedules import StepPlan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,17 +26,6 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class StepPlan:
-    """One optimizer step: rows [first_row, first_row + num_rows) of the phase, at which position of the course."""
-
-    first_row: int
-    num_rows: int
-    start_tokens: int
-    """Course position before the step."""
-    end_tokens: int
-
-
-@dataclass(frozen=True)
 class MicroBatch:
     token_ids_BT: Tensor
     target_ids_BT: Tensor
@@ -48,14 +36,6 @@ class MicroBatch:
     @property
     def num_rows(self) -> int:
         return self.token_ids_BT.shape[0]
-
-
-def plan_step(recipe: TrainingRecipe, num_tokens: int) -> StepPlan:
-    """The step that starts after `num_tokens` of the phase; the last one takes what the budget leaves."""
-    first_row, total_rows = num_tokens // recipe.sequence_length, recipe.num_tokens // recipe.sequence_length
-    start_tokens = recipe.course_start_tokens + num_tokens
-    num_rows = min(sequences_at(recipe.course, recipe.sequence_length, start_tokens), total_rows - first_row)
-    return StepPlan(first_row, num_rows, start_tokens, start_tokens + num_rows * recipe.sequence_length)
 
 
 def read_micro_batches(rows: Rows, plan: StepPlan, rank: int, num_ranks: int, num_sequences: int, device: torch.device) -> list[MicroBatch]:

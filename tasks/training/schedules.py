@@ -1,4 +1,4 @@
-"""What changes along a course, as functions of its token position: learning rate, batch, router bias rate, MTP weight.
+"""What changes along a course, as functions of its token position: learning rate, batch and rows, router bias rate, MTP weight.
 
 A course is the token axis that consecutive phases share, so a function of the position needs no state and no restart.
 """
@@ -6,8 +6,20 @@ A course is the token axis that consecutive phases share, so a function of the p
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from configs.schema import CourseRecipe, Waypoint
+from configs.schema import CourseRecipe, TrainingRecipe, Waypoint
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One optimizer step: rows [first_row, first_row + num_rows) of the phase, at which position of the course."""
+
+    first_row: int
+    num_rows: int
+    start_tokens: int
+    """Course position before the step."""
+    end_tokens: int
 
 
 def learning_rate_at(course: CourseRecipe, course_num_tokens: int, tokens: int) -> float:
@@ -41,3 +53,11 @@ def value_at(waypoints: tuple[Waypoint, ...], tokens: int) -> float:
 def sequences_at(course: CourseRecipe, sequence_length: int, tokens: int) -> int:
     """Sequences of the step that starts at `tokens`: the batch rounded to whole sequences, at least one."""
     return max(1, round(batch_tokens_at(course, tokens) / sequence_length))
+
+
+def plan_step(recipe: TrainingRecipe, num_tokens: int) -> StepPlan:
+    """The step that starts after `num_tokens` of the phase; the last one takes what the budget leaves."""
+    first_row, total_rows = num_tokens // recipe.sequence_length, recipe.num_tokens // recipe.sequence_length
+    start_tokens = recipe.course_start_tokens + num_tokens
+    num_rows = min(sequences_at(recipe.course, recipe.sequence_length, start_tokens), total_rows - first_row)
+    return StepPlan(first_row, num_rows, start_tokens, start_tokens + num_rows * recipe.sequence_length)

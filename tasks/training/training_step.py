@@ -9,21 +9,36 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from configs.schema import TrainingRecipe
 from model.moe import update_router_bias
 from model.optimizer import set_learning_rate
-from tasks.training.batches import MicroBatch, StepPlan
-from tasks.training.schedules import learning_rate_at, value_at
+from model.transformer import Glm4Moe
+from tasks.training.batches import MicroBatch
+from tasks.training.schedules import StepPlan, learning_rate_at, value_at
 from tasks.training.state import StepLosses
 
 if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 
 
 class NonFiniteLossError(RuntimeError):
     """Loss or gradient norm is not a number or infinite; raised before the optimizer changed anything."""
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """Model and optimizer as they were built, and the engine around them."""
+
+    engine: DeepSpeedEngine
+    model: Glm4Moe
+    optimizer: MuonWithAuxAdam
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.lm_head.weight.device
 
 
 @dataclass(frozen=True)
@@ -38,10 +53,10 @@ class StepResult:
     optimizer_seconds: float
 
 
-def take_step(engine: DeepSpeedEngine, recipe: TrainingRecipe, plan: StepPlan, micro_batches: list[MicroBatch], step: int) -> StepResult:
+def take_step(trainable: Trainable, recipe: TrainingRecipe, plan: StepPlan, micro_batches: list[MicroBatch], step: int) -> StepResult:
     """Every mean is over the whole step: a micro-batch weighs as much as its targets, so accumulation and ranks change only rounding."""
     mtp_weight = value_at(recipe.course.mtp_loss_weight, plan.start_tokens)
-    device = micro_batches[0].token_ids_BT.device
+    engine, device = trainable.engine, trainable.device
     totals = _sum_over_ranks(
         torch.tensor([[batch.num_lm_targets, batch.num_mtp_targets, batch.num_rows] for batch in micro_batches], device=device).sum(0)
     )
@@ -60,15 +75,15 @@ def take_step(engine: DeepSpeedEngine, recipe: TrainingRecipe, plan: StepPlan, m
     assert counts_LE is not None
     losses = StepLosses.model_construct(**dict(zip(("lm", "mtp", "balance"), _sum_over_ranks(sums).tolist(), strict=True)))
     total_loss = losses.lm + mtp_weight * losses.mtp + recipe.course.balance_loss_weight * losses.balance
-    grad_norm = _gradient_norm(engine.module)
+    grad_norm = _gradient_norm(trainable.model)
     _refuse_non_finite(total_loss, grad_norm, plan, step)
     learning_rate = learning_rate_at(recipe.course, recipe.course_num_tokens, plan.end_tokens)
-    set_learning_rate(engine.optimizer, learning_rate)
+    set_learning_rate(trainable.optimizer, learning_rate)
     started = time.perf_counter()
     engine.step()
     optimizer_seconds = time.perf_counter() - started
     counts_LE = _sum_over_ranks(counts_LE)
-    update_router_bias(engine.module, counts_LE, value_at(recipe.course.router_bias_rate, plan.start_tokens))
+    update_router_bias(trainable.model, counts_LE, value_at(recipe.course.router_bias_rate, plan.start_tokens))
     expert_load = (counts_LE.amax(-1) / counts_LE.double().mean(-1)).tolist()
     return StepResult(losses, total_loss, grad_norm, learning_rate, expert_load, optimizer_seconds)
 
@@ -80,10 +95,10 @@ def _sum_over_ranks(values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _gradient_norm(model: nn.Module) -> float:
+def _gradient_norm(model: Glm4Moe) -> float:
     """DeepSpeed's own norm is that of the orthogonalised updates under Muon, and nothing without ZeRO."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return float(torch.stack(torch._foreach_norm(gradients)).norm())
+    return float(torch.nn.utils.get_total_norm(gradients))
 
 
 def _refuse_non_finite(total_loss: float, grad_norm: float, plan: StepPlan, step: int) -> None:

@@ -14,7 +14,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -22,17 +21,16 @@ import torch.distributed as dist
 from model.optimizer import build_optimizer
 from model.transformer import Glm4Moe
 from tasks.data.packed_rows import PackedRows
-from tasks.training.batches import Rows, StepPlan, plan_step, read_micro_batches
+from tasks.training.batches import Rows, read_micro_batches
 from tasks.training.checkpoints import FencedError, commit_checkpoint, find_checkpoint
 from tasks.training.deepspeed_config import deepspeed_config
 from tasks.training.export import export_checkpoint
 from tasks.training.job import TrainingJob
+from tasks.training.launch_rules import refuse_impossible_training
 from tasks.training.metrics import MetricsLog, ProgressFile
+from tasks.training.schedules import StepPlan, plan_step
 from tasks.training.state import Position, dump_state, load_master, load_state, random_state_hex, read_position
-from tasks.training.training_step import NonFiniteLossError, StepResult, take_step
-
-if TYPE_CHECKING:
-    from deepspeed.runtime.engine import DeepSpeedEngine
+from tasks.training.training_step import NonFiniteLossError, StepResult, Trainable, take_step
 
 EXIT_INTERRUPTED = 75
 """EX_TEMPFAIL, the code that infra/supervisor.py takes for saved and to be continued."""
@@ -43,7 +41,7 @@ class Training:
     """What the loop carries from step to step."""
 
     job: TrainingJob
-    engine: DeepSpeedEngine
+    trainable: Trainable
     rows: Rows
     position: Position
     is_interrupted: bool = False
@@ -70,18 +68,18 @@ def prepare(job: TrainingJob) -> Training:
     import deepspeed
 
     recipe, resources = job.recipe, job.resources
+    refuse_impossible_training(recipe, resources)
     rows = PackedRows(Path(job.packed_dir), Path(job.shards_dir))
     if len(rows) * recipe.sequence_length < recipe.num_tokens:
         raise ValueError(
             f"phase {recipe.phase} wants {recipe.num_tokens} tokens, {job.packed_dir} holds {len(rows)} rows of {recipe.sequence_length}: "
             "pack the phase with the same budget"
         )
-    config = deepspeed_config(recipe, resources)
     model = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta)
     optimizer = build_optimizer(model, recipe.optimizer)
     position = restore(job, model, optimizer)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-    return Training(job, engine, rows, position)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=deepspeed_config(recipe, resources))
+    return Training(job, Trainable(engine, model, optimizer), rows, position)
 
 
 def restore(job: TrainingJob, model: Glm4Moe, optimizer: torch.optim.Optimizer) -> Position:
@@ -124,10 +122,10 @@ def train(training: Training) -> None:
         plan = plan_step(job.recipe, training.position.num_tokens)
         waited_from = time.perf_counter()
         batches = read_micro_batches(
-            training.rows, plan, dist.get_rank(), dist.get_world_size(), job.resources.micro_batch_sequences, training.engine.device
+            training.rows, plan, dist.get_rank(), dist.get_world_size(), job.resources.micro_batch_sequences, training.trainable.device
         )
         interval.wait_seconds += time.perf_counter() - waited_from
-        result = take_step(training.engine, job.recipe, plan, batches, training.position.step + 1)
+        result = take_step(training.trainable, job.recipe, plan, batches, training.position.step + 1)
         training.position = _advance(training.position, plan, result)
         interval.num_tokens += plan.end_tokens - plan.start_tokens
         interval.optimizer_seconds += result.optimizer_seconds
@@ -147,7 +145,7 @@ def train(training: Training) -> None:
 def save(training: Training) -> None:
     """Commit a checkpoint: rank 0 writes, without ZeRO every rank holds the whole state."""
     if dist.get_rank() == 0:
-        files = dump_state(training.engine.module, training.engine.optimizer, training.position)
+        files = dump_state(training.trainable.model, training.trainable.optimizer, training.position)
         commit_checkpoint(training.work_dir, training.position.step, files, training.job.resources.num_kept_checkpoints)
     dist.barrier()
 
@@ -203,7 +201,7 @@ def run(job: TrainingJob) -> int:
         print(f"interrupted: saved at step {training.position.step}", flush=True)
         return EXIT_INTERRUPTED
     if dist.get_rank() == 0:
-        export_checkpoint(job, training.engine.module)
+        export_checkpoint(job, training.trainable.model)
     dist.barrier()
     dist.destroy_process_group()
     return 0

@@ -1,0 +1,193 @@
+"""Train one phase: hand the job to a launcher, follow it, collect weights and hand-over state.
+
+In: packed rows and shards, the tokenizer, the state to start from. Out: hf/ (Hugging Face glm4_moe directory with tokenizer),
+handover/ (what the next phase continues from), metrics.jsonl and logs as evidence. The job runs detached in work/<key>/: a flow that is
+killed and started again finds it there and goes on following it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infra.launchers import Job, JobFailedError, JobHandle, Launcher, LocalLauncher
+from infra.step import Artifact, Output, Record, digest_of, step
+from infra.store import hash_file
+from infra.supervisor import write_json
+from model.counts import count_parameters
+from model.tokenizer_layout import END_OF_TEXT, END_TOKENS
+from tasks.training.job import TrainingJob
+from tasks.training.launch_rules import refuse_impossible_training
+
+if TYPE_CHECKING:
+    from configs.schema import TrainingRecipe, TrainingResources
+    from tasks.data.pack_phase import PackedPhase
+    from tasks.data.shard_documents import TokenShards
+    from tasks.data.train_tokenizer import TrainedTokenizer
+
+POLL_SECONDS = 0.2
+MAX_RESTARTS = 3
+"""Of one call, after its supervisor was killed."""
+
+
+class TrainingStoppedError(RuntimeError):
+    """The training did not fail and did not end: run again to continue."""
+
+
+class TrainedCheckpoint(Record):
+    """What a phase left."""
+
+    phase: str
+    objective: str
+    num_steps: int
+    num_tokens: int
+    """Of this phase."""
+    course_tokens: int
+    """Position on the course where it ended."""
+    lm_loss: float
+    """Of the last step's batch."""
+    mtp_loss: float
+    balance_loss: float
+    num_parameters: int
+    tokenizer_digest: str
+    special_token_ids: dict[str, int]
+    export_digest: str
+    """sha256 over the names and bytes of hf/."""
+
+
+@step(
+    content=("hf/*", "handover/*"),
+    evidence=("metrics.jsonl", "logs/*", "job.json"),
+    distributions=("torch", "deepspeed", "safetensors", "numpy"),
+    roots=("tasks.training.worker",),
+)
+def train_phase(
+    *,
+    packed: Artifact[PackedPhase],
+    shards: Artifact[TokenShards],
+    tokenizer: Artifact[TrainedTokenizer],
+    start: Artifact[TrainedCheckpoint] | None,
+    recipe: TrainingRecipe,
+    resources: TrainingResources,
+    output: Output,
+) -> TrainedCheckpoint:
+    """Raises ValueError for what cannot be trained, JobFailedError with the failing rank's last lines when training fails."""
+    refuse_impossible_training(recipe, resources)
+    token_ids = special_token_ids(tokenizer.path("tokenizer.json"))
+    job = TrainingJob(
+        recipe=recipe,
+        resources=resources,
+        work_dir=str(output.work_dir),
+        packed_dir=str(packed.path("order.npy").parent),
+        shards_dir=str(shards.path("tokens.bin").parent),
+        start_dir="" if start is None else str(start.directory("handover")),
+        eos_token_ids=tuple(token_ids[name] for name in END_TOKENS),
+        pad_token_id=token_ids[END_OF_TEXT],
+    )
+    follow(LocalLauncher(output.work_dir.parent), job, output)
+    return collect(job, tokenizer, token_ids, output)
+
+
+def special_token_ids(tokenizer_path: Path) -> dict[str, int]:
+    """Ids of the special tokens by name, as tokenizer.json has them."""
+    added = json.loads(tokenizer_path.read_text(encoding="utf-8"))["added_tokens"]
+    return {token["content"]: token["id"] for token in added}
+
+
+def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
+    """Submit the job or find it running, and forward progress and metrics until it has succeeded."""
+    name = f"training of phase {job.recipe.phase}"
+    job_path = output.work_dir / "training.json"
+    environment = {"OMP_NUM_THREADS": str(job.recipe.num_threads)}
+    submission = Job(output.key, "tasks.training.worker", (str(job_path),), job.resources.num_ranks, environment)
+    handle = launcher.find(output.key)
+    if handle is None or launcher.poll(handle).state in ("killed", "failed", "interrupted"):
+        handle = _submit(launcher, submission, job, job_path)
+    metrics = MetricsTail(output)
+    num_restarts = 0
+    while True:
+        status = launcher.poll(handle)
+        metrics.forward()
+        if status.progress is not None:
+            output.report(status.progress)
+        if status.state == "succeeded":
+            return
+        if status.state == "failed":
+            raise JobFailedError(name, status)
+        if status.state == "interrupted":
+            raise TrainingStoppedError(f"{name} was asked to stop and has saved: run again to continue")
+        if status.state == "killed":
+            num_restarts += 1
+            if num_restarts > MAX_RESTARTS:
+                raise TrainingStoppedError(f"{name}: its supervisor was killed {num_restarts} times: run again to continue")
+            handle = _submit(launcher, submission, job, job_path)
+        time.sleep(POLL_SECONDS)
+
+
+def _submit(launcher: Launcher, submission: Job, job: TrainingJob, job_path: Path) -> JobHandle:
+    write_json(job_path, job.model_dump(mode="json"))
+    return launcher.submit(submission)
+
+
+class MetricsTail:
+    """Forwards each step of metrics.jsonl once, also over restarts of flow and worker: the last forwarded step is kept on disk."""
+
+    def __init__(self, output: Output) -> None:
+        self.path = output.work_dir / "metrics.jsonl"
+        self.cursor_path = output.work_dir / "metrics_cursor.json"
+        self.log_metrics = output.log_metrics
+        self.last_step: int = json.loads(self.cursor_path.read_text())["step"] if self.cursor_path.exists() else 0
+        self.offset = 0
+        self.inode = 0
+
+    def forward(self) -> None:
+        """Steps at or before the cursor are passed over: a resumed worker writes them again with equal values."""
+        for line in self._new_lines():
+            values = json.loads(line)
+            number = values.pop("step")
+            if number > self.last_step:
+                self.log_metrics(number, values)
+                self.last_step = number
+                write_json(self.cursor_path, {"step": number})
+
+    def _new_lines(self) -> list[str]:
+        if not self.path.exists():
+            return []
+        with open(self.path, "rb") as file:
+            inode = os.fstat(file.fileno()).st_ino
+            if inode != self.inode:  # a resumed worker replaced the file by its truncated self
+                self.inode, self.offset = inode, 0
+            file.seek(self.offset)
+            complete, newline, _ = file.read().rpartition(b"\n")
+        self.offset += len(complete) + len(newline)
+        return complete.decode().splitlines()
+
+
+def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], token_ids: dict[str, int], output: Output) -> TrainedCheckpoint:
+    """Place the worker's files in the artifact; large ones are linked, not copied."""
+    final_dir = output.work_dir / "final"
+    for path in sorted(final_dir.glob("*/*")):
+        _place(path, output.path(f"{path.parent.name}/{path.name}"))
+    for path in tokenizer.paths("*.json"):
+        shutil.copyfile(path, output.path(f"hf/{path.name}"))
+    for name in ("metrics.jsonl", "job.json", *(f"logs/{path.name}" for path in (output.work_dir / "logs").iterdir())):
+        shutil.copyfile(output.work_dir / name, output.path(name))
+    position: dict[str, Any] = json.loads((final_dir / "handover" / "state.json").read_text())
+    export = {path.name: hash_file(path) for path in sorted((output.directory / "hf").iterdir())}
+    return TrainedCheckpoint(
+        phase=job.recipe.phase, objective=job.recipe.objective, num_steps=position["step"], num_tokens=position["num_tokens"],
+        course_tokens=position["course_tokens"], lm_loss=position["losses"]["lm"], mtp_loss=position["losses"]["mtp"],
+        balance_loss=position["losses"]["balance"], num_parameters=count_parameters(job.recipe.model).total,
+        tokenizer_digest=tokenizer.digest, special_token_ids=token_ids, export_digest=digest_of(export),
+    )  # fmt: skip
+
+
+def _place(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
