@@ -56,7 +56,7 @@ def full_pipeline(
         alias="champion" if released is not None and released.promoted else "",
         version=trained.version if released is None else released.version,
         seconds=round(time.monotonic() - started, 1),
-        digest=trained.checkpoint.record.hf_digest if trained.checkpoint is not None else "",
+        digest=trained.checkpoint.record.export_digest if trained.checkpoint is not None else "",
         report="" if released is None else str(released.report),
         stages=run.log.results,
         reasons=list(trained.reasons if released is None else released.reasons),

@@ -13,7 +13,7 @@ from flows.check_contract import check_contract
 from flows.prepare_data import PreparedData
 from flows.run_step import Run, run_effect, run_step
 from infra.experiment_tracking import connect, ensure_run, finish_run, log_metrics
-from infra.model_registry import ensure_alias, ensure_registered, model_name
+from infra.model_registry import ensure_alias, ensure_registered, model_name, version_tags
 from infra.servers import artifact_root
 from infra.step import Artifact
 from tasks.evaluation.decide_gate import GateDecision, decide_gate
@@ -69,11 +69,11 @@ def _train(run: Run, prepared: PreparedData, phase: PhaseSection, start: Artifac
     )
     finish_run(client, run_id, succeeded=decision.record.accepted)
 
+    found = _version_tags(run, phase, evaluation, decision)
+    description = f"{phase.name} at scale {scale.scale}"
     version, _ = run_effect(
         run, f"register {phase.name}",
-        lambda: ensure_registered(
-            client, name, checkpoint, "hf", run_id, artifact_root(run.home), _version_tags(scale.scale, phase, evaluation, decision), f"{phase.name} at scale {scale.scale}"
-        ),
+        lambda: ensure_registered(client, name, checkpoint, "hf", run_id, artifact_root(run.home), found, description),
         describe=lambda result: f"version {result[0]} {result[1]}",
     )  # fmt: skip
     if not decision.record.accepted:
@@ -83,12 +83,9 @@ def _train(run: Run, prepared: PreparedData, phase: PhaseSection, start: Artifac
     return TrainedModel(checkpoint, evaluation, decision, version, run_id)
 
 
-def _version_tags(scale: str, phase: PhaseSection, evaluation: Artifact[Evaluation], decision: Artifact[GateDecision]) -> dict[str, str]:
-    return {
-        "glm46.scale": scale,
+def _version_tags(run: Run, phase: PhaseSection, evaluation: Artifact[Evaluation], decision: Artifact[GateDecision]) -> dict[str, str]:
+    return version_tags(run.scale.scale, decision, run.store) | {
         "glm46.phase": phase.name,
-        "glm46.phase_decision_key": decision.key,
-        "glm46.accepted": str(decision.record.accepted).lower(),
         "glm46.bits_per_byte": str(evaluation.record.bits_per_byte),
         "glm46.arithmetic_accuracy": str(evaluation.record.arithmetic_accuracy),
     }

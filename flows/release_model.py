@@ -14,8 +14,8 @@ from flows.run_step import Run, run_effect, run_step
 from infra.experiment_tracking import connect
 from infra.model_registry import (
     CHAMPION,
-    DECISION_TAG,
     GGUF_TAG,
+    PROMOTION_TAG,
     RegisteredVersion,
     ensure_alias,
     ensure_registered,
@@ -66,7 +66,7 @@ def release_model(run: Run, prepared: PreparedData, trained: TrainedModel) -> Re
     smoke = run_effect(run, "deploy and smoke-test", lambda: deploy_and_test(run, gguf, reference), describe=_describe_smoke)
     reasons = refusals(decision, release_decision, smoke)
 
-    tags = {DECISION_TAG: decision.key, GGUF_TAG: gguf.key, "glm46.smoke_test": "passed" if smoke.passed else "failed"}
+    tags = {PROMOTION_TAG: decision.key, GGUF_TAG: gguf.key, "glm46.smoke_test": "passed" if smoke.passed else "failed"}
     version, _ = run_effect(
         run, "register release",
         lambda: ensure_registered(client, name, checkpoint, "hf", trained.run_id, artifact_root(run.home), tags, ""),
@@ -91,7 +91,7 @@ def judge_against_champion(
     """Floors and the paired comparison with the champion on the candidate's items; the stored decision if the candidate is champion."""
     assert trained.checkpoint is not None and trained.evaluation is not None
     if champion is not None and champion.digest == trained.checkpoint.digest:
-        return run.store.load(champion.decision_key, GateDecision)
+        return run.store.load(champion.promotion_key, GateDecision)
     rival = None
     if champion is not None:
         rival = run_step(

@@ -132,7 +132,8 @@ def _start(
     command = [sys.executable, "-m", "uvicorn", app, *options, "--host", HOST, "--port", url.rsplit(":", 1)[1], "--log-level", "warning"]
     with open(log_path, "ab") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **TELEMETRY_OFF, **env}, preexec_fn=preexec, cwd=home.root
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=preexec, cwd=home.root,
+            env={**os.environ, **TELEMETRY_OFF, **env},
         )  # fmt: skip
     return Server(name, url, health_path, process, log_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -52,7 +53,7 @@ def test_of_two_racing_writers_one_wins_and_both_use_it(store, monkeypatch):
         return create(name, data)
 
     monkeypatch.setattr(store, "_create", meet_then_create)
-    monkeypatch.setattr(store, "locked", lambda key: open(os.devnull))
+    monkeypatch.setattr(store, "locked", lambda key: contextlib.nullcontext())
     monkeypatch.setattr(store.home.__class__, "work_dir", lambda home, key: home.root / "work" / threading.current_thread().name)
     winners = []
     threads = [threading.Thread(target=lambda: winners.append(ensure(store, write_numbers)), name=f"writer-{n}") for n in range(2)]

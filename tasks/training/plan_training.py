@@ -55,13 +55,14 @@ class Plan(BaseModel):
             f"scale {self.scale}",
             f"  parameters   {counts.total:,} in all: body {counts.body:,}, MTP {counts.mtp_layers:,}, embeddings {counts.embeddings:,}",
             f"  active       {counts.active:,} per predicted token",
-            f"  state        {self.training_state_bytes / 2**30:,.2f} GiB of weights, gradients, master weights and momentum over all ranks",
+            f"  state        {self.training_state_bytes / 2**30:,.2f} GiB: weights, gradients, master weights, momentum, all ranks",
             f"  KV cache     {self.kv_cache_bytes_per_token:,} bytes per token in bf16",
         ]
         for phase in self.phases:
             lines.append(
-                f"  {phase.name:<24} {phase.objective:<9} {phase.num_tokens:,} tokens in {phase.num_steps:,} steps of {phase.sequence_length}-token "
-                f"sequences, learning rate {phase.first_learning_rate:.3g} .. {phase.last_learning_rate:.3g}, {phase.training_flops:.3g} FLOPs"
+                f"  {phase.name:<24} {phase.objective:<9} {phase.num_tokens:,} tokens in {phase.num_steps:,} steps, sequences of "
+                f"{phase.sequence_length}, learning rate {phase.first_learning_rate:.3g} .. {phase.last_learning_rate:.3g}, "
+                f"{phase.training_flops:.3g} FLOPs"
             )
         return "\n".join(lines)
 
@@ -90,7 +91,8 @@ def _plan_phase(scale: Scale, index: int) -> PlannedPhase:
         num_steps += 1
         first = first or learning_rate_at(recipe.course, recipe.course_num_tokens, tokens)
     return PlannedPhase(
-        name=recipe.phase, objective=recipe.objective, num_tokens=recipe.num_tokens, num_steps=num_steps, sequence_length=recipe.sequence_length,
+        name=recipe.phase, objective=recipe.objective, num_tokens=recipe.num_tokens, num_steps=num_steps,
+        sequence_length=recipe.sequence_length,
         first_learning_rate=first, last_learning_rate=learning_rate_at(recipe.course, recipe.course_num_tokens, end),
         training_flops=training_flops_per_token(recipe.model, recipe.sequence_length) * recipe.num_tokens,
     )  # fmt: skip

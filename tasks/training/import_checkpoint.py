@@ -1,0 +1,82 @@
+"""Take a Hugging Face `glm4_moe` directory into the store as a checkpoint that training, evaluation and release start from.
+
+In: the directory, the tokenizer of the prepared data. Out: hf/ and handover/ as a phase leaves them, the moments fresh.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.step import Artifact, Output, digest_of, step
+from infra.store import hash_file
+from model.counts import count_parameters
+from tasks.training.train_phase import TrainedCheckpoint, special_token_ids
+
+if TYPE_CHECKING:
+    from configs.schema import ModelRecipe
+    from tasks.data.train_tokenizer import TrainedTokenizer
+
+IMPORTED = "imported"
+"""Course and phase name of weights that no phase of ours trained: a phase that starts from them begins with fresh moments."""
+
+
+@dataclass(frozen=True)
+class CheckpointDir:
+    """A directory on this machine and the digest of its files."""
+
+    path: Path
+    digest: str
+
+
+def describe_checkpoint_dir(path: Path) -> CheckpointDir:
+    """Digest of a Hugging Face directory. Raises ValueError for a directory that is none."""
+    if not (path / "config.json").is_file():
+        raise ValueError(f"--start {path}: no config.json in it; give a Hugging Face checkpoint directory")
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    return CheckpointDir(path.absolute(), digest_of({file.name: hash_file(file) for file in files}))
+
+
+@step(content=("hf/*", "handover/*"), distributions=("torch", "safetensors"))
+def import_checkpoint(
+    *, source: CheckpointDir, tokenizer: Artifact[TrainedTokenizer], recipe: ModelRecipe, output: Output
+) -> TrainedCheckpoint:
+    """Raises ValueError where architecture, tensors or tokenizer differ from the scale's."""
+    import torch
+    from safetensors.torch import save_file
+
+    from model.checkpoint_names import to_checkpoint_tensors
+    from model.hf_checkpoint import load_model, read_config
+    from tasks.training.state import Position, random_state_hex
+
+    _refuse_other_architecture(recipe, read_config(source.path), source.path)
+    theirs = source.path / "tokenizer.json"
+    if not theirs.is_file() or hash_file(theirs) != hash_file(tokenizer.path("tokenizer.json")):
+        raise ValueError(f"{source.path}: its tokenizer.json is not the one that the data was tokenized with; its ids would mean other text")
+    model = load_model(source.path)
+    tensors = {name: tensor.float().contiguous() for name, tensor in to_checkpoint_tensors(model.state_dict()).items()}
+    save_file(tensors, output.path("handover/master-00001.safetensors"))
+    torch.manual_seed(0)
+    position = Position(
+        course=IMPORTED, phase=IMPORTED, step=0, num_tokens=0, course_tokens=0, optimizer_steps=0,
+        torch_random_state=random_state_hex(), losses=None,
+    )  # fmt: skip
+    output.path("handover/state.json").write_text(position.model_dump_json(indent=1) + "\n")
+    for file in sorted(source.path.iterdir()):
+        if file.is_file():
+            shutil.copyfile(file, output.path(f"hf/{file.name}"))
+    return TrainedCheckpoint(
+        phase=IMPORTED, objective=IMPORTED, num_steps=0, num_tokens=0, course_tokens=0, lm_loss=0.0, mtp_loss=0.0, balance_loss=0.0,
+        num_parameters=count_parameters(recipe).total, tokenizer_digest=tokenizer.digest,
+        special_token_ids=special_token_ids(tokenizer.path("tokenizer.json")),
+        export_digest=digest_of({path.name: hash_file(path) for path in sorted(output.path("hf/x").parent.iterdir())}),
+    )  # fmt: skip
+
+
+def _refuse_other_architecture(ours: ModelRecipe, theirs: ModelRecipe, path: Path) -> None:
+    differing = [name for name in type(ours).model_fields if getattr(ours, name) != getattr(theirs, name)]
+    if differing:
+        parts = ", ".join(f"{name} {getattr(theirs, name)} (the scale has {getattr(ours, name)})" for name in differing)
+        raise ValueError(f"{path}/config.json: {parts}; name a scale of the same architecture")
