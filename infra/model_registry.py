@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from infra.experiment_tracking import KEY_TAG, connect
 from infra.home import Home
+from infra.servers import mlflow_database_uri, read_recorded
 from infra.step import Artifact
 from infra.store import S3Store, Store
 
@@ -26,19 +27,14 @@ DECISION_TAG = "glm46.decision_key"
 """Step key of the phase's gate decision."""
 PROMOTION_TAG = "glm46.promotion_key"
 """Step key of the release gate's decision; on versions that were champion."""
+GGUF_TAG = "glm46.gguf_key"
+"""Step key of the version's GGUF files."""
+CHAMPION = "champion"
+"""Alias of the one version of a model that is served."""
 MODEL_DIR = "model"
 """Directory of the weights below a run's artifacts."""
 
-GGUF_TAG = "glm46.gguf_key"
-"""Step key of the GGUF files of a promoted version."""
-CHAMPION = "champion"
-
 Done = Literal["done", "unchanged"]
-
-
-def model_name(scale: str) -> str:
-    """Name of the registered model of a scale."""
-    return f"glm46-{scale}"
 
 
 @dataclass(frozen=True)
@@ -87,8 +83,6 @@ def version_tags(scale: str, decision: Artifact[Any], store: Store) -> dict[str,
 
 def open_registry(home: Home) -> MlflowClient:
     """A client that reads the home's registry: from its recorded server, or straight from the database where none runs."""
-    from infra.servers import mlflow_database_uri, read_recorded
-
     recorded = read_recorded(home)
     if recorded is not None:
         return connect(recorded.mlflow)
@@ -101,7 +95,7 @@ def open_registry(home: Home) -> MlflowClient:
 
 def ensure_registered(
     client: MlflowClient,
-    model_name: str,
+    model: str,
     artifact: Artifact[Any],
     directory: str,
     run_id: str,
@@ -119,32 +113,32 @@ def ensure_registered(
 
     wanted = {**tags, DIGEST_TAG: artifact.digest, KEY_TAG: artifact.key}
     try:
-        client.create_registered_model(model_name)
+        client.create_registered_model(model)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    existing = find_version(client, model_name, artifact.digest)
+    existing = find_version(client, model, artifact.digest)
     if existing is not None:
-        return existing.version, ensure_tags(client, model_name, existing, wanted)
+        return existing.version, ensure_tags(client, model, existing, wanted)
     if isinstance(artifact.reader, S3Store):
         source = f"{artifact.reader.uri}/objects/{artifact.key}/{artifact.manifest.attempt}/{directory}"
     else:
         source = _link_below_run(client, artifact, directory, run_id, artifact_root)
-    version = client.create_model_version(model_name, source, run_id, tags=wanted, description=description)
+    version = client.create_model_version(model, source, run_id, tags=wanted, description=description)
     return str(version.version), "done"
 
 
-def ensure_tags(client: MlflowClient, model_name: str, version: RegisteredVersion, tags: Mapping[str, str]) -> Done:
+def ensure_tags(client: MlflowClient, model: str, version: RegisteredVersion, tags: Mapping[str, str]) -> Done:
     """Set those of the tags that differ on a version."""
     differing = {name: value for name, value in tags.items() if version.tags.get(name) != value}
     for name, value in differing.items():
-        client.set_model_version_tag(model_name, version.version, name, value)
+        client.set_model_version_tag(model, version.version, name, value)
     return "done" if differing else "unchanged"
 
 
-def find_version(client: MlflowClient, model_name: str, digest: str) -> RegisteredVersion | None:
+def find_version(client: MlflowClient, model: str, digest: str) -> RegisteredVersion | None:
     """The first version of a model with a content digest."""
-    found = client.search_model_versions(f"name = '{model_name}' and tag.`{DIGEST_TAG}` = '{digest}'")
+    found = client.search_model_versions(f"name = '{model}' and tag.`{DIGEST_TAG}` = '{digest}'")
     versions = sorted((RegisteredVersion(str(item.version), dict(item.tags)) for item in found), key=lambda item: int(item.version))
     return versions[0] if versions else None
 
@@ -181,21 +175,21 @@ def _link(source: Path, target: Path) -> None:
     temporary.unlink(missing_ok=True)
 
 
-def ensure_alias(client: MlflowClient, model_name: str, alias: str, version: str) -> Done:
+def ensure_alias(client: MlflowClient, model: str, alias: str, version: str) -> Done:
     """Point an alias of a model at a version; one move is atomic on the server."""
-    current = resolve_alias(client, model_name, alias)
+    current = resolve_alias(client, model, alias)
     if current is not None and current.version == version:
         return "unchanged"
-    client.set_registered_model_alias(model_name, alias, version)
+    client.set_registered_model_alias(model, alias, version)
     return "done"
 
 
-def resolve_alias(client: MlflowClient, model_name: str, alias: str) -> RegisteredVersion | None:
+def resolve_alias(client: MlflowClient, model: str, alias: str) -> RegisteredVersion | None:
     """The version an alias names; None where the model or the alias does not exist."""
     from mlflow.exceptions import MlflowException
 
     try:
-        found = client.get_model_version_by_alias(model_name, alias)
+        found = client.get_model_version_by_alias(model, alias)
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None

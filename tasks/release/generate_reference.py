@@ -12,7 +12,7 @@ from infra.step import Artifact, Output, Record, step
 from model.tokenizer_layout import END_TOKENS
 from tasks.evaluation.engine import load_engine, reproducible_arithmetic
 from tasks.evaluation.evaluate_checkpoint import document_token_ids, special_token_id
-from tasks.release.token_bytes import token_bytes
+from tasks.release.token_bytes import written_bytes
 
 if TYPE_CHECKING:
     from configs.schema import ReleaseRecipe
@@ -41,7 +41,7 @@ class ReferenceAnswer(Record):
     """With end-of-text before the prompt."""
     token_ids: tuple[int, ...]
     pieces: tuple[str, ...]
-    """Bytes of each generated token, in hex: a token may hold a part of a character."""
+    """Bytes that a server writes for each generated token, in hex: a part of a character, or none for a special token."""
     margins: tuple[float, ...]
     num_clear: int
     """Leading tokens that must be reproduced."""
@@ -69,7 +69,7 @@ def generate_reference(*, checkpoint: Artifact[TrainedCheckpoint], recipe: Relea
             prompt=prompt,
             prompt_ids=tuple(prompt_ids),
             token_ids=tuple(token_ids),
-            pieces=tuple("" if token_id in stops else token_bytes(tokenizer, token_id).hex() for token_id in token_ids),
+            pieces=tuple(written_bytes(tokenizer, token_id).hex() for token_id in token_ids),
             margins=tuple(round(margin, 6) for margin in margins),
             num_clear=next((step for step, margin in enumerate(margins) if not margin >= recipe.smoke_min_margin), len(margins)),
             is_stopped=token_ids[-1] in stops,

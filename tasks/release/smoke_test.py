@@ -89,12 +89,12 @@ def _check_answer(client: OpenAI, model_name: str, answer: ReferenceAnswer) -> l
 
 
 def _expected(answer: ReferenceAnswer) -> tuple[list[int], bytes]:
-    """Ids that the server must report and bytes that it must write; a stop token is neither."""
+    """Ids that the server must report and bytes that it must write, up to the stop token or the first unclear step."""
     written = b""
     reported = []
-    for token_id, piece in list(zip(answer.token_ids, answer.pieces, strict=True))[: answer.num_clear]:
-        if piece:
-            written += bytes.fromhex(piece)
-            if not ends_inside_character(written):
-                reported.append(token_id)
+    num_shown = min(answer.num_clear, len(answer.token_ids) - answer.is_stopped)
+    for token_id, piece in zip(answer.token_ids[:num_shown], answer.pieces[:num_shown], strict=True):
+        written += bytes.fromhex(piece)
+        if not ends_inside_character(written):
+            reported.append(token_id)
     return reported, written

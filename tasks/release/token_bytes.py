@@ -18,6 +18,14 @@ def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
     return bytes(_byte_of_character()[character] for character in token)
 
 
+def written_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """What a server writes for a generated token: nothing for a special one and for an unused row of the vocabulary."""
+    added = tokenizer.get_added_tokens_decoder().get(token_id)
+    if tokenizer.id_to_token(token_id) is None or (added is not None and added.special):
+        return b""
+    return token_bytes(tokenizer, token_id)
+
+
 @cache
 def _byte_of_character() -> dict[str, int]:
     """The printable stand-ins of byte-level BPE (GPT-2, encoder.py, bytes_to_unicode), inverted."""

@@ -1,0 +1,182 @@
+"""The released files and the served model against our own model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from configs.schema import ReleaseRecipe, ServingResources
+from infra.home import Home
+from infra.model_server import is_healthy, running_model_server, start_model_server
+from infra.store import open_store
+from tasks.evaluation.evaluate_checkpoint import document_token_ids
+from tasks.evaluation.select_evaluation_items import read_suite, select_evaluation_items
+from tasks.release.convert_to_gguf import convert_to_gguf
+from tasks.release.decide_release import decide_release
+from tasks.release.evaluate_gguf import evaluate_gguf
+from tasks.release.generate_reference import generate_reference
+from tasks.release.served_scoring import ServedScorer
+from tasks.release.smoke_test import smoke_test
+from tasks.release.token_bytes import ends_inside_character, token_bytes
+from tests.conftest import ROOT
+from tests.evaluation_fakes import DOCUMENTS, checkpoint, commit, split_documents, synthesize_problems, toy_tokenizer, train_tokenizer
+from tests.test_evaluation import RECIPE as EVALUATION
+
+RECIPE = ReleaseRecipe(
+    gguf_types=("F32", "Q8_0"), smoke_prompts=("The quick", "def add", "Привет, м", "4 + 1 ="), smoke_new_tokens=16, smoke_min_margin=0.01,
+    max_quantization_bits_per_byte=0.05, num_quantization_documents=6, max_quantization_document_tokens=24,
+)  # fmt: skip
+SERVING = ServingResources(host="127.0.0.1", port=0, context_length=256, num_threads=1, startup_timeout_seconds=30)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return open_store(None, Home(tmp_path_factory.mktemp("release")))
+
+
+@pytest.fixture(scope="module")
+def gguf(store):
+    return commit(store, convert_to_gguf, checkpoint=checkpoint(store, "trained"), recipe=RECIPE)
+
+
+@pytest.fixture(scope="module")
+def suite(store):
+    made = {"documents": split_documents, "problems": synthesize_problems, "tokenizer": train_tokenizer}
+    return commit(store, select_evaluation_items, recipe=EVALUATION, **{name: commit(store, toy) for name, toy in made.items()})
+
+
+@pytest.fixture(scope="module")
+def served(gguf, tmp_path_factory):
+    with running_model_server(gguf.path("model-F32.gguf"), SERVING, tmp_path_factory.mktemp("served") / "server.log") as server:
+        yield server
+
+
+def engine_of(store, name="trained"):
+    from tasks.evaluation.engine import load_engine
+
+    artifact = checkpoint(store, name)
+    return load_engine(artifact.directory("hf"), weights_version=artifact.digest, batch_sequences=4)
+
+
+def test_llama_cpp_scores_what_our_engine_scores(store, served):
+    tokenizer = toy_tokenizer()
+    texts = [document_token_ids(tokenizer, text)[:40] for text in DOCUMENTS.values()]
+    assert any(ends_inside_character(token_bytes(tokenizer, token_id)) for ids in texts for token_id in ids), (
+        "no hidden token: test is too easy"
+    )
+    ours = engine_of(store).score(texts)
+    with ServedScorer(served.url, tokenizer.token_to_id("a"), tokenizer.get_vocab_size()) as scorer:
+        for token_ids, expected in zip(texts, ours, strict=True):
+            assert scorer.score(token_ids) == pytest.approx(expected, abs=2e-3)
+
+
+def test_gguf_evaluation_equals_our_engine_on_the_same_tokens(store, gguf, suite):
+    import math
+
+    trained = checkpoint(store, "trained")
+    evaluation = commit(store, evaluate_gguf, gguf=gguf, checkpoint=trained, suite=suite, recipe=RECIPE, resources=SERVING)
+    documents = [question for question in read_suite(suite.path("suite.parquet")) if question.kind == "validation"][:6]
+    ids = [document_token_ids(toy_tokenizer(), document.text)[:25] for document in documents]
+    ours = -sum(map(sum, engine_of(store).score(ids))) / math.log(2) / evaluation.record.num_bytes
+    assert evaluation.record.bits_per_byte["F32"] == pytest.approx(ours, abs=1e-3)
+    assert evaluation.record.num_tokens == sum(len(row) - 1 for row in ids)
+    assert evaluation.record.num_bytes == sum(len(token_bytes(toy_tokenizer(), token_id)) for row in ids for token_id in row[1:])
+
+    decision = commit(store, decide_release, gguf_evaluation=evaluation, recipe=RECIPE)
+    assert decision.record.accepted, decision.record.reasons
+    loss = decision.record.figures["loss_Q8_0"]
+    strict = RECIPE.model_copy(update={"max_quantization_bits_per_byte": max(loss - 1e-4, 0.0)})
+    if loss > 1e-4:
+        assert not commit(store, decide_release, gguf_evaluation=evaluation, recipe=strict).record.accepted
+
+
+def test_threads_change_no_score(store, gguf, suite, tmp_path):
+    short = RECIPE.model_copy(update={"num_quantization_documents": 2, "max_quantization_document_tokens": 8})
+    given = {"gguf": gguf, "checkpoint": checkpoint(store, "trained"), "suite": suite, "recipe": short}
+    other = open_store(None, Home(tmp_path))
+    one = commit(store, evaluate_gguf, **given, resources=SERVING)
+    two = commit(other, evaluate_gguf, **given, resources=SERVING.model_copy(update={"num_threads": 2}))
+    assert (one.key, one.digest) == (two.key, two.digest)
+
+
+def test_smoke_test_passes_the_model_that_was_trained(store, served):
+    reference = commit(store, generate_reference, checkpoint=checkpoint(store, "trained"), recipe=RECIPE)
+    report = smoke_test(server_url=served.url, reference=reference)
+    assert report.passed, report.reasons
+    assert report.num_compared_tokens == reference.record.num_clear_tokens > 30
+    assert report.model_names == ("glm46",)
+
+
+def test_smoke_test_refuses_another_model(store, served):
+    reference = commit(store, generate_reference, checkpoint=checkpoint(store, "random"), recipe=RECIPE)
+    report = smoke_test(server_url=served.url, reference=reference)
+    assert not report.passed
+    assert any("the server generated" in reason for reason in report.reasons)
+
+
+def test_smoke_test_that_compares_nothing_is_refused(store, served):
+    unclear = RECIPE.model_copy(update={"smoke_min_margin": 1e9})
+    report = smoke_test(
+        server_url=served.url, reference=commit(store, generate_reference, checkpoint=checkpoint(store, "trained"), recipe=unclear)
+    )
+    assert not report.passed
+    assert "nothing was compared" in report.reasons[0]
+
+
+def test_equal_weights_give_equal_files(store, gguf, tmp_path):
+    again = commit(open_store(None, Home(tmp_path)), convert_to_gguf, checkpoint=checkpoint(store, "trained"), recipe=RECIPE)
+    assert again.digest == gguf.digest
+    assert gguf.record.num_bytes["Q8_0"] < gguf.record.num_bytes["F32"]
+
+
+@pytest.mark.parametrize("text", ["plain", "Ünïcödé", "你好", "🙂"])
+def test_character_rule_equals_a_strict_decoder(text):
+    data = text.encode()
+    for end in range(1, len(data) + 1):
+        try:
+            data[:end].decode()
+            whole = True
+        except UnicodeDecodeError:
+            whole = False
+        assert ends_inside_character(data[:end]) == (not whole)
+
+
+def test_port_in_use_is_named(gguf, served, tmp_path):
+    port = int(served.url.rsplit(":", 1)[1])
+    with pytest.raises(ValueError, match=f"port {port} on 127.0.0.1 .*serving.resources.port"):
+        start_model_server(gguf.path("model-F32.gguf"), SERVING.model_copy(update={"port": port}), tmp_path / "log")
+
+
+def test_broken_file_ends_with_the_servers_words(tmp_path):
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF but not really")
+    with pytest.raises(RuntimeError, match="stopped; the end of"):
+        start_model_server(tmp_path / "broken.gguf", SERVING, tmp_path / "log")
+
+
+def test_server_on_another_interface_is_refused(gguf, tmp_path):
+    with pytest.raises(ValueError, match=r"serving.resources.host is 0\.0\.0\.0"):
+        start_model_server(gguf.path("model-F32.gguf"), SERVING.model_copy(update={"host": "0.0.0.0"}), tmp_path / "log")
+
+
+def test_killed_run_leaves_no_server(gguf, tmp_path):
+    path, log_path, settings = str(gguf.path("model-F32.gguf")), str(tmp_path / "log"), SERVING.model_dump()
+    program = (
+        "import sys, time; from pathlib import Path; from configs.schema import ServingResources; from infra.model_server import *\n"
+        f"s = start_model_server(Path({path!r}), ServingResources(**{settings}), Path({log_path!r}))\n"
+        "print(s.url, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert parent.stdout is not None
+    url = parent.stdout.readline().strip()
+    assert is_healthy(url)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while is_healthy(url):
+        assert time.monotonic() < deadline, "the server outlived the run that started it"
+        time.sleep(0.05)
