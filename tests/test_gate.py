@@ -1,0 +1,143 @@
+"""The gate: every bound on both sides, the interval against a plain bootstrap, bad candidates refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+
+from configs.schema import GateRecipe
+from infra.home import Home
+from infra.step import Output, Record, step
+from infra.store import open_store
+from tasks.evaluation.decide_gate import decide_gate, paired_difference
+from tasks.evaluation.items import ARITHMETIC, VALIDATION, Item, suite_digest, write_items
+from tests.evaluation_fakes import commit
+
+GATE = GateRecipe(max_bits_per_byte=2.0, min_arithmetic_accuracy=0.5, noninferiority_bits_per_byte=0.05)
+
+
+class Evaluation(Record):
+    suite_digest: str
+
+
+def document(number, bits_per_byte, num_bytes=1000):
+    log_probability = -bits_per_byte * num_bytes * math.log(2)
+    return Item(f"validation/{number:03d}", VALIDATION, "web", f"d{number}", "", bits_per_byte, log_probability, num_bytes)
+
+
+def problem(number, right):
+    return Item(f"arithmetic/{number:03d}", ARITHMETIC, "synthetic", f"p{number}", "4", float(right), -1.0, 1)
+
+
+def items_of(bits, num_right=3, num_problems=4):
+    return [*(document(number, value) for number, value in enumerate(bits)), *(problem(n, n < num_right) for n in range(num_problems))]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(None, Home(tmp_path))
+
+
+@pytest.fixture
+def decide(store):
+    """Commits evaluations with the given items and decides about the first."""
+
+    def evaluation(items):
+        @step(content=("items.parquet",))
+        def evaluate_checkpoint(*, output: Output) -> Evaluation:
+            write_items(output.path("items.parquet"), items)
+            return Evaluation(suite_digest=suite_digest({item.item_id: item.prompt_digest for item in items}))
+
+        return commit(store, evaluate_checkpoint, repr(items))
+
+    def run(items, champion=None, recipe=GATE):
+        rival = None if champion is None else evaluation(champion)
+        return commit(store, decide_gate, evaluation=evaluation(items), champion_evaluation=rival, recipe=recipe)
+
+    return run
+
+
+@pytest.mark.parametrize(("bits", "accepted"), [(2.0, True), (2.01, False)])
+def test_ceiling_on_bits_per_byte(decide, bits, accepted):
+    decision = decide(items_of([bits] * 3)).record
+    assert decision.accepted == accepted
+    assert any(reason.startswith("refused: bits_per_byte 2.01") for reason in decision.reasons) != accepted
+
+
+@pytest.mark.parametrize(("num_right", "accepted"), [(2, True), (1, False)])
+def test_floor_on_accuracy(decide, num_right, accepted):
+    decision = decide(items_of([1.0] * 3, num_right)).record
+    assert decision.accepted == accepted
+    assert decision.figures["arithmetic_accuracy"] == num_right / 4
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_document_that_is_not_finite_refuses(decide, value):
+    for champion in (None, items_of([1.0] * 3)):
+        decision = decide(items_of([1.0, value, 1.0]), champion).record
+        assert not decision.accepted
+        assert any(reason.startswith("refused: bits_per_byte is") for reason in decision.reasons)
+        assert "bits_per_byte" not in decision.figures
+
+
+def test_a_missing_metric_raises(decide):
+    with pytest.raises(ValueError, match="no validation document"):
+        decide([problem(0, True)])
+    with pytest.raises(ValueError, match="no arithmetic problem"):
+        decide([document(0, 1.0), document(1, 1.0)])
+
+
+def test_other_items_than_the_champions_raise(decide):
+    with pytest.raises(ValueError, match="different items"):
+        decide(items_of([1.0] * 3), items_of([1.0] * 4))
+
+
+def test_broken_champion_raises(decide):
+    with pytest.raises(ValueError, match="the champion's bits per byte is nan"):
+        decide(items_of([1.0] * 3), items_of([1.0, math.nan, 1.0]))
+
+
+@pytest.mark.parametrize(("worse_by", "accepted"), [(-0.1, True), (0.0, True), (0.04, True), (0.06, False), (0.5, False)])
+def test_constant_difference_against_the_margin(decide, worse_by, accepted):
+    champion = [1.0, 1.2, 1.4, 0.9]
+    decision = decide(items_of([value + worse_by for value in champion]), items_of(champion)).record
+    assert decision.accepted == accepted
+    assert decision.figures["bits_per_byte_difference"] == pytest.approx(worse_by, abs=1e-6)
+
+
+def test_wide_interval_refuses_what_the_mean_alone_would_pass(decide):
+    noisy = [1.0 + (0.6 if number % 2 else -0.6) for number in range(6)]
+    decision = decide(items_of(noisy), items_of([1.0] * 6)).record
+    assert decision.figures["bits_per_byte_difference"] == pytest.approx(0.0, abs=1e-6)
+    assert not decision.accepted
+    assert "the upper end must stay below" in decision.reasons[-1]
+
+
+def test_one_document_is_no_comparison(decide):
+    decision = decide(items_of([1.0]), items_of([1.0])).record
+    assert not decision.accepted
+    assert "at least 2 needed" in decision.reasons[-1]
+
+
+def test_decision_file_holds_the_record(decide):
+    artifact = decide(items_of([1.0] * 3))
+    assert json.loads(artifact.path("decision.json").read_text()) == artifact.record.model_dump(mode="json")
+
+
+def test_interval_equals_a_plain_bootstrap_weighted_by_bytes():
+    chance = random.Random(46)
+    sizes = [chance.randrange(200, 5000) for _ in range(40)]
+    ours = [document(number, chance.gauss(1.1, 0.2), size) for number, size in enumerate(sizes)]
+    theirs = [document(number, chance.gauss(1.0, 0.2), size) for number, size in enumerate(sizes)]
+    resampled = []
+    for _ in range(4000):
+        drawn = [chance.randrange(40) for _ in range(40)]
+        resampled.append(sum(ours[n].bits - theirs[n].bits for n in drawn) / sum(sizes[n] for n in drawn))
+    resampled.sort()
+    difference, lower, upper = paired_difference(ours, theirs)
+    assert difference == pytest.approx(sum(a.bits - b.bits for a, b in zip(ours, theirs, strict=True)) / sum(sizes))
+    assert (lower, upper) == pytest.approx((resampled[100], resampled[3899]), abs=0.01)
+    assert paired_difference(ours, theirs) == (difference, lower, upper)

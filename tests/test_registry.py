@@ -1,0 +1,208 @@
+"""Runs, versions and aliases against a real MLflow server; a bad candidate never gets the champion's alias."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.schema import EvaluationResources, GateRecipe
+from infra.child_process import die_with_parent, free_port
+from infra.experiment_tracking import connect, ensure_run, finish_run, log_metrics
+from infra.home import Home
+from infra.model_registry import CHAMPION, PROMOTION_TAG, ensure_alias, ensure_registered, model_name, resolve_alias, version_tags
+from infra.store import open_store
+from tasks.evaluation.decide_gate import GateDecision, decide_gate
+from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
+from tasks.evaluation.select_evaluation_items import select_evaluation_items
+from tests.evaluation_fakes import ToyCheckpoint, checkpoint, commit, split_documents, synthesize_problems, train_tokenizer
+from tests.test_evaluation import RECIPE as EVALUATION
+
+GATE = GateRecipe(max_bits_per_byte=20.0, min_arithmetic_accuracy=0.0, noninferiority_bits_per_byte=0.05)
+EXPERIMENT = "glm46-test"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return Home(tmp_path_factory.mktemp("registry"))
+
+
+@pytest.fixture(scope="module")
+def store(home):
+    return open_store(None, home)
+
+
+@pytest.fixture(scope="module")
+def artifact_root(home) -> Path:
+    return home.mlflow_dir / "artifacts"
+
+
+@pytest.fixture(scope="module")
+def tracking_uri(home, artifact_root):
+    """`mlflow server` as a user would start it."""
+    artifact_root.mkdir(parents=True)
+    port = free_port()
+    command = [
+        sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", "--serve-artifacts",
+        "--backend-store-uri", f"sqlite:///{home.mlflow_dir}/mlflow.db", "--artifacts-destination", str(artifact_root),
+    ]  # fmt: skip
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with open(home.mlflow_dir / "server.log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, preexec_fn=die_with_parent, start_new_session=True)
+    uri = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            connect(uri)
+            break
+        except ValueError:
+            assert process.poll() is None and time.monotonic() < deadline, (home.mlflow_dir / "server.log").read_text()
+            time.sleep(0.2)
+    yield uri
+    os.killpg(process.pid, 15)
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def client(tracking_uri):
+    return connect(tracking_uri)
+
+
+def register(client, name, artifact, artifact_root, tags=None):
+    run_id = ensure_run(client, EXPERIMENT, artifact.record.name, artifact.key, None, {})
+    return ensure_registered(client, name, artifact, "hf", run_id, artifact_root, tags or {}, "a toy")
+
+
+def test_run_is_found_again_by_its_key(client):
+    parent = ensure_run(client, EXPERIMENT, "pipeline", "key-0", None, {"scale": "tiny"})
+    child = ensure_run(client, EXPERIMENT, "phase", "key-1", parent, {})
+    assert parent == ensure_run(client, EXPERIMENT, "pipeline", "key-0", None, {"scale": "micro"})
+    assert child == ensure_run(client, EXPERIMENT, "phase", "key-1", parent, {})
+    assert child != ensure_run(client, EXPERIMENT, "phase", "key-2", parent, {})
+    assert client.get_run(parent).data.tags["scale"] == "micro"
+    assert client.get_run(child).data.tags["mlflow.parentRunId"] == parent
+
+
+def test_metrics_arrive_by_step(client):
+    run_id = ensure_run(client, EXPERIMENT, "metrics", "key-3", None, {})
+    for number in (1, 2):
+        log_metrics(client, run_id, number, {"loss": 3.0 - number, "rate": 0.1})
+    finish_run(client, run_id, succeeded=True)
+    assert [(point.step, point.value) for point in client.get_metric_history(run_id, "loss")] == [(1, 2.0), (2, 1.0)]
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_server_that_is_down_is_named():
+    port = free_port()
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=f"http://127.0.0.1:{port} does not answer"):
+        connect(f"http://127.0.0.1:{port}")
+    assert time.monotonic() - started < 5
+    with pytest.raises(ValueError, match="must be http"):
+        connect("sqlite:///mlflow.db")
+
+
+def test_equal_content_is_one_version(client, store, artifact_root):
+    name = model_name("once")
+    trained = checkpoint(store, "trained")
+    assert register(client, name, trained, artifact_root, {"glm46.scale": "once"}) == ("1", "done")
+    assert register(client, name, trained, artifact_root, {"glm46.scale": "once"}) == ("1", "unchanged")
+    assert register(client, name, trained, artifact_root, {"glm46.scale": "twice"}) == ("1", "done")
+    assert register(client, name, checkpoint(store, "random"), artifact_root) == ("2", "done")
+    assert [version.version for version in client.search_model_versions(f"name = '{name}'")] in (["2", "1"], [2, 1])
+
+
+def test_weights_live_once_and_are_downloaded_by_alias(client, tracking_uri, store, artifact_root, tmp_path):
+    import mlflow
+
+    name = model_name("linked")
+    trained = checkpoint(store, "trained")
+    version, _ = register(client, name, trained, artifact_root)
+    assert ensure_alias(client, name, CHAMPION, version) == "done"
+    weights = trained.path("hf/model.safetensors")
+    links = [path for path in artifact_root.rglob("model.safetensors") if path.stat().st_ino == weights.stat().st_ino]
+    assert links and weights.stat().st_nlink == 1 + len(links)
+    mlflow.set_tracking_uri(tracking_uri)
+    directory = Path(mlflow.artifacts.download_artifacts(f"models:/{name}@{CHAMPION}", dst_path=str(tmp_path)))
+    downloaded = {path.name: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != "registered_model_meta"}
+    assert downloaded == {path.name: path.read_bytes() for path in trained.paths("hf/*")}
+
+
+def test_version_of_an_s3_store_points_at_its_objects(client, s3_server, home, artifact_root):
+    s3_store = open_store("s3://glm46/registry-test", home)
+    artifact = checkpoint(s3_store, "random")
+    version, _ = register(client, model_name("s3"), artifact, artifact_root)
+    source = client.get_model_version(model_name("s3"), version).source
+    assert source == f"s3://glm46/registry-test/objects/{artifact.key}/{artifact.manifest.attempt}/hf"
+
+
+def test_store_on_another_file_system_is_refused_by_name(client, artifact_root):
+    shared_memory = Path("/dev/shm")
+    if not shared_memory.is_dir() or shared_memory.stat().st_dev == artifact_root.stat().st_dev:
+        pytest.skip("/dev/shm is no file system of its own here")
+    root = shared_memory / f"glm46-test-{os.getpid()}"
+    try:
+        elsewhere = checkpoint(open_store(str(root / "store"), Home(root)), "random")
+        with pytest.raises(ValueError, match=r"different file systems.*GLM46_HOME"):
+            register(client, model_name("elsewhere"), elsewhere, artifact_root)
+    finally:
+        subprocess.run(["rm", "-r", str(root)], check=True)
+
+
+def test_alias_moves_once_and_unknown_ones_resolve_to_none(client, store, artifact_root):
+    name = model_name("alias")
+    assert resolve_alias(client, name, CHAMPION) is None
+    first, _ = register(client, name, checkpoint(store, "trained"), artifact_root)
+    assert resolve_alias(client, name, CHAMPION) is None
+    assert [ensure_alias(client, name, CHAMPION, first) for _ in range(2)] == ["done", "unchanged"]
+    second, _ = register(client, name, checkpoint(store, "random"), artifact_root)
+    assert ensure_alias(client, name, CHAMPION, second) == "done"
+    reigning = resolve_alias(client, name, CHAMPION)
+    assert reigning is not None and (reigning.version, reigning.digest) == (second, checkpoint(store, "random").digest)
+    with pytest.raises(ValueError, match=f"no tag {PROMOTION_TAG}"):
+        _ = reigning.promotion_key
+
+
+def promote(client, store, artifact_root, name, candidate):
+    """The release's order: resolve, evaluate, decide against the champion, register, move the alias if accepted."""
+    made = {"documents": split_documents, "problems": synthesize_problems, "tokenizer": train_tokenizer}
+    suite = commit(store, select_evaluation_items, recipe=EVALUATION, **{key: commit(store, toy) for key, toy in made.items()})
+
+    def evaluation(artifact):
+        given = {"suite": suite, "recipe": EVALUATION, "resources": EvaluationResources(batch_sequences=8)}
+        return commit(store, evaluate_checkpoint, checkpoint=artifact, **given)
+
+    champion = resolve_alias(client, name, CHAMPION)
+    if champion is not None and champion.digest == candidate.digest:
+        return store.load(champion.promotion_key, GateDecision).record
+    rival = None if champion is None else evaluation(store.load(champion.key, ToyCheckpoint))
+    decision = commit(store, decide_gate, evaluation=evaluation(candidate), champion_evaluation=rival, recipe=GATE)
+    tags = {**version_tags("gated", decision, store), PROMOTION_TAG: decision.key}
+    version, _ = register(client, name, candidate, artifact_root, tags)
+    if decision.record.accepted:
+        ensure_alias(client, name, CHAMPION, version)
+    return decision.record
+
+
+def test_bad_candidates_are_refused_and_the_alias_stays(client, store, artifact_root):
+    name = model_name("gated")
+
+    def reigning():
+        champion = resolve_alias(client, name, CHAMPION)
+        assert champion is not None
+        return champion.digest
+
+    assert promote(client, store, artifact_root, name, checkpoint(store, "random")).accepted, "the first sound model reigns"
+    good = promote(client, store, artifact_root, name, checkpoint(store, "trained"))
+    assert good.accepted and good.figures["bits_per_byte_difference"] < 0
+    assert reigning() == checkpoint(store, "trained").digest
+    for bad, reason in (("random", "differs from the champion's"), ("broken", "bits_per_byte is nan")):
+        decision = promote(client, store, artifact_root, name, checkpoint(store, bad))
+        assert not decision.accepted
+        assert any(line.startswith("refused") and reason in line for line in decision.reasons), decision.reasons
+        assert reigning() == checkpoint(store, "trained").digest
+    assert promote(client, store, artifact_root, name, checkpoint(store, "trained")) == good
