@@ -60,21 +60,23 @@ def run(
     """Run the pipeline at a scale: raw documents to a promoted, served model."""
     with _usage_errors():
         from configs.load import load_scale
+        from flows.stages import choose_stages
+        from infra.doctor import check_compiler, check_java, require
         from infra.home import open_home
+        from infra.store import open_store
 
-        load_scale(scale)
+        choose_stages(load_scale(scale), from_stage, start, until)
+        if data is not None and not data.is_dir():
+            raise ValueError(f"--data {data} is not a directory: name one that holds your documents")
         home = open_home()
+        open_store(store, home)
+        require(check_java(), check_compiler())
     with _failures(home.run_dir):
+        from flows.outcome import print_outcome
         from flows.run_pipeline import run_pipeline
 
-        outcome, log = run_pipeline(home, scale, store, data, from_stage, start, until)
-        log.console.print(log.table())
-        for reason in outcome.reasons:
-            log.say(f"refused: {reason}")
-        if outcome.promoted:
-            log.say(f"promoted: {outcome.model} version {outcome.version} is alias {outcome.alias}")
-        if outcome.report:
-            log.say(f"report: {outcome.report}")
+        outcome = run_pipeline(home, scale, store, data, from_stage, start, until)
+        print_outcome(outcome)
         if as_json:
             print(outcome.model_dump_json(), flush=True)
     raise typer.Exit(EXIT_REFUSED if outcome.reasons else 0)

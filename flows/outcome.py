@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
 
 from flows.stage_log import StageResult
 
@@ -20,3 +22,23 @@ class RunOutcome(BaseModel):
     report: str
     stages: list[StageResult]
     reasons: list[str]
+
+
+def print_outcome(outcome: RunOutcome) -> None:
+    """The table of stages and the end in words, on standard error."""
+    console = Console(stderr=True, highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("stage", "seconds", "state", "digest", "key figures"):
+        table.add_column(column, justify="right" if column == "seconds" else "left", overflow="fold")
+    for stage in outcome.stages:
+        state = "cached" if stage.cached else stage.reason
+        table.add_row(stage.name, f"{stage.seconds:.1f}", state, stage.digest[:12], stage.figures)
+    console.print()
+    console.print(table)
+    console.print(f"\n{outcome.seconds:.1f} s in all", markup=False)
+    for reason in outcome.reasons:
+        console.print(reason, markup=False, soft_wrap=True)
+    if outcome.promoted:
+        console.print(f"promoted: {outcome.model} version {outcome.version} has the alias {outcome.alias}", markup=False)
+    if outcome.report:
+        console.print(f"report: {outcome.report}", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a run says while it goes: one line per finished stage, live progress of the running one, and the table at the end."""
+"""What a run says while it goes: one line per finished stage, live progress of the running one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.table import Table
 
 from infra.step import Progress, Record
 
@@ -66,16 +65,6 @@ class StageLog:
         self.results.append(result)
         state = "cached" if result.cached else result.reason
         self.say(f"{result.name:<44} {result.seconds:7.1f} s  {state}{f'  ({result.figures})' if result.figures else ''}")
-
-    def table(self) -> Table:
-        """All stages with seconds, state, digest and key figures."""
-        table = Table(title=None, box=None, pad_edge=False)
-        for column in ("stage", "seconds", "state", "digest", "figures"):
-            table.add_column(column, justify="right" if column == "seconds" else "left", overflow="fold")
-        for result in self.results:
-            state = "cached" if result.cached else result.reason
-            table.add_row(result.name, f"{result.seconds:.1f}", state, result.digest[:12], result.figures)
-        return table
 
     def _clear(self) -> None:
         if self.console.is_terminal:

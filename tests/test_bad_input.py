@@ -1,0 +1,70 @@
+"""What a user gets wrong ends with one clear message, exit code 1 or 2, and no traceback."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+from tests.pipeline import glm46
+
+
+def expect(finished, exit_code, *parts):
+    """One message with these parts, no traceback."""
+    assert finished.exit_code == exit_code, finished.stderr
+    assert "Traceback" not in finished.stderr + finished.stdout
+    for part in parts:
+        assert part in finished.stderr, finished.stderr
+
+
+def test_unknown_scale(tmp_path):
+    expect(glm46("run", "hugee", home=tmp_path), 2, "no scale 'hugee'", "tiny")
+
+
+def test_unknown_key_in_a_yaml(tmp_path):
+    tree = yaml.safe_load((ROOT / "configs" / "micro.yaml").read_text())
+    tree["model"]["recipe"]["hidden_sise"] = 3
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tree))
+    expect(glm46("plan", str(tmp_path / "mine.yaml"), home=tmp_path), 2, "mine.yaml: model.recipe.hidden_sise: unknown key")
+
+
+def test_unknown_stage_and_an_entry_without_weights(tmp_path):
+    expect(glm46("run", "micro", "--until", "lunch", home=tmp_path), 2, "--until lunch", "prepare_data, pretrain_general, release_model")
+    expect(glm46("run", "micro", "--from", "release_model", home=tmp_path), 2, "--start")
+
+
+def test_missing_data_directory(tmp_path):
+    expect(glm46("run", "micro", "--data", str(tmp_path / "absent"), home=tmp_path), 2, "absent")
+
+
+def test_empty_corpus(tmp_path):
+    (tmp_path / "data").mkdir()
+    expect(glm46("run", "micro", "--data", str(tmp_path / "data"), home=tmp_path / "home"), 1, str(tmp_path / "data"))
+
+
+def test_a_home_and_a_store_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    expect(glm46("run", "micro", home=tmp_path / "file"), 2, "GLM46_HOME", "cannot be written")
+    expect(glm46("run", "micro", "--store", str(tmp_path / "file"), home=tmp_path / "home"), 2, "store", "cannot be written")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "part"), [("JAVA_HOME", "/absent", "install Java 17"), ("CXX", "/absent/c++", "C++ compiler")]
+)
+def test_no_java_and_no_compiler(variable, value, part, tmp_path):
+    expect(glm46("run", "micro", home=tmp_path, **{variable: value}), 2, part)
+
+
+def test_chat_before_anything_was_promoted(tmp_path):
+    expect(glm46("chat", "--scale", "micro", "--prompt", "x", home=tmp_path), 1, "glm46 run")
+
+
+def test_unreadable_sources_stop_the_run_and_are_named(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "latin.txt").write_bytes(b"caf\xe9 " * 200)
+    (data / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one two three"}\n' * 50)[:-20])
+    finished = glm46("run", "micro", "--data", str(data), "--until", "prepare_data", home=tmp_path / "home")
+    expect(finished, 1, "latin.txt", "cut.jsonl.gz")
