@@ -1,0 +1,73 @@
+"""Megatron's indexed dataset, .bin and .idx, written in one pass. Runs in executors: imports no Spark.
+
+Layout (megatron.core.datasets.indexed_dataset): the .bin holds the tokens of all sequences one after the other; the .idx holds magic,
+version, dtype code, counts, sequence lengths (int32), byte pointers (int64) and document bounds (int64). One sequence per document.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+DTYPE_CODES = {4: np.dtype("<i4"), 8: np.dtype("<u2")}
+MAX_UINT16_VOCABULARY = 65_500
+"""Megatron stores smaller vocabularies in 16 bits (DType.optimal_dtype)."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The dtype in which Megatron would store ids of a vocabulary."""
+    return DTYPE_CODES[8] if vocab_size < MAX_UINT16_VOCABULARY else DTYPE_CODES[4]
+
+
+def write_index(path: Path, lengths: np.ndarray, dtype: np.dtype) -> None:
+    """Write the .idx of sequences with these lengths, each a document of its own."""
+    code = next(code for code, known in DTYPE_CODES.items() if known == dtype)
+    pointers = np.zeros(len(lengths), dtype="<i8")
+    np.cumsum(lengths[:-1] * dtype.itemsize, out=pointers[1:])
+    with open(path, "wb") as file:
+        file.write(MAGIC + struct.pack("<QB", VERSION, code) + struct.pack("<QQ", len(lengths), len(lengths) + 1))
+        file.write(lengths.astype("<i4").tobytes() + pointers.tobytes() + np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+
+
+def append_tokens(file: IO[bytes], sequences: list[list[int]], dtype: np.dtype) -> np.ndarray:
+    """Append sequences to an open .bin; returns their lengths, int64."""
+    lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
+    flat = np.concatenate([np.asarray(sequence, dtype=dtype) for sequence in sequences]) if sequences else np.zeros(0, dtype)
+    file.write(flat.tobytes())
+    return lengths
+
+
+@dataclass(frozen=True)
+class TokenShard:
+    """An opened shard: tokens memory-mapped."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    starts: np.ndarray
+    """First token of each sequence, in tokens."""
+
+
+def open_shard(bin_path: Path) -> TokenShard:
+    """Map a shard. Raises ValueError naming the file where header, counts or sizes do not fit."""
+    index_path = bin_path.with_suffix(".idx")
+    data = index_path.read_bytes()
+    header = len(MAGIC) + 9 + 16
+    if len(data) < header or data[: len(MAGIC)] != MAGIC:
+        raise ValueError(f"{index_path} is not a Megatron index: shard the documents again")
+    _, code = struct.unpack_from("<QB", data, len(MAGIC))
+    count, num_bounds = struct.unpack_from("<QQ", data, len(MAGIC) + 9)
+    if code not in DTYPE_CODES or len(data) != header + 12 * count + 8 * num_bounds:
+        raise ValueError(f"{index_path} is cut short or damaged ({len(data)} bytes for {count} sequences): shard the documents again")
+    lengths = np.frombuffer(data, "<i4", count, header).astype(np.int64)
+    starts = np.frombuffer(data, "<i8", count, header + 4 * count) // DTYPE_CODES[code].itemsize
+    size = bin_path.stat().st_size
+    if size != lengths.sum() * DTYPE_CODES[code].itemsize:
+        raise ValueError(f"{bin_path} has {size} bytes, its index says {lengths.sum()} tokens: shard the documents again")
+    tokens = np.memmap(bin_path, dtype=DTYPE_CODES[code], mode="r") if size else np.zeros(0, DTYPE_CODES[code])
+    return TokenShard(tokens, lengths, starts)
