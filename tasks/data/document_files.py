@@ -6,10 +6,11 @@ Executors write to the output directory themselves: on a cluster it lies on a fi
 
 from __future__ import annotations
 
-import re
-import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tasks.data.parquet_parts import PART_COLUMNS, write_part
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,39 +42,27 @@ def write_table(frame: DataFrame, path: Path) -> None:
     directory = path.with_suffix(".parts")
     (part,) = _write(frame, directory, 1)
     part.rename(path)
-    shutil.rmtree(directory)
+    directory.rmdir()
 
 
 def _write(frame: DataFrame, directory: Path, count: int) -> list[Path]:
     from pyspark.sql import functions as F
 
-    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
     leading = F.conv(F.substring("id", 1, 8), 16, 10).cast("long")
     bucket = F.shiftright(leading * F.lit(count), 32).cast("int")
     ordered = frame.repartition(1) if count == 1 else frame.repartitionById(count, bucket)
-    ordered.sortWithinPartitions("id").write.parquet(directory.as_uri())
-    return _rename_parts(directory, frame)
-
-
-def _rename_parts(directory: Path, frame: DataFrame) -> list[Path]:
-    """Spark's part names hold a random id, and an empty frame may leave no part at all."""
-    paths = []
-    for part in sorted(directory.glob("part-*.parquet")):
-        number = re.match(r"part-(\d+)", part.name)
-        assert number, part
-        paths.append(part.rename(directory / f"part-{number[1]}.parquet"))
-    for rest in [*directory.glob(".*.crc"), *directory.glob("_*")]:
-        rest.unlink()
-    if not paths:
-        paths = [directory / "part-00000.parquet"]
-        _write_empty(frame, paths[0])
-    return paths
+    writer = partial(write_part, directory=str(directory), count=count)
+    names = [row.name for row in ordered.sortWithinPartitions("id").mapInArrow(writer, PART_COLUMNS).collect()]
+    if not names:
+        _write_empty(frame, directory / "part-00000.parquet")
+    return [directory / name for name in sorted(names) or ["part-00000.parquet"]]
 
 
 def _write_empty(frame: DataFrame, path: Path) -> None:
     import pyarrow.parquet as pq
 
-    pq.write_table(frame.where("false").toArrow(), path)
+    pq.write_table(frame.where("false").toArrow(), path, compression="zstd")
 
 
 def count_by(paths: list[Path], *keys: str, total: str = "num_bytes") -> dict[tuple[str, ...], tuple[int, int]]:

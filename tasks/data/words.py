@@ -1,0 +1,153 @@
+"""Words of many texts at once, as NumPy arrays over code points: hashes, lengths, n-grams. Runs in executors: imports no Spark.
+
+A word is a maximal run of letters, digits, marks and underscores, in lower case; a character of a script that is written without
+spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) is a word of its own. A word's hash is that of its code points, whatever the batch.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    U64 = NDArray[np.uint64]
+    I64 = NDArray[np.int64]
+
+SEPARATOR, LETTER, SINGLE, OPERATOR = 0, 1, 2, 3
+OPERATORS = "+-*/=<>^%"
+"""Words of their own where `with_operators` is asked for: without them `12 + 7 = 19` and `12 - 7 = 5 ... 19` could not be told apart."""
+SINGLE_RANGES = (
+    (0x0E00, 0x0E7F), (0x0E80, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF), (0x20000, 0x323AF),
+)  # fmt: skip
+NUM_CODE_POINTS = 0x110000
+BASE = np.uint64(0x9E3779B97F4A7C15)
+"""Odd, so that it has an inverse modulo 2^64."""
+BASE_INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a batch of texts, in order."""
+
+    hashes: U64
+    lengths: I64
+    """Code points per word."""
+    offsets: I64
+    """Words of text i are offsets[i]:offsets[i + 1]."""
+    is_single: NDArray[np.bool_]
+    """Characters that are words by themselves."""
+
+    @property
+    def counts(self) -> I64:
+        """Words per text."""
+        return np.diff(self.offsets)
+
+
+def code_points(texts: Sequence[str]) -> tuple[NDArray[np.uint32], I64]:
+    """Code points of all texts joined, and where each text starts (one entry more than texts)."""
+    joined = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    return joined, np.concatenate(([0], np.cumsum([len(text) for text in texts], dtype=np.int64)))
+
+
+def split_words(texts: Sequence[str], with_operators: bool = False) -> Words:
+    """The words of each text."""
+    points, text_starts = code_points(texts)
+    classes, lower = _tables()
+    kinds = classes[points]
+    inside = (kinds == LETTER) | (kinds == SINGLE)
+    if with_operators:
+        inside |= kinds == OPERATOR
+    alone = (kinds == SINGLE) | (kinds == OPERATOR)
+    begins = inside.copy()
+    begins[1:] &= ~inside[:-1] | alone[1:] | alone[:-1]
+    first_of_text = text_starts[:-1][np.diff(text_starts) > 0]
+    begins[first_of_text] = inside[first_of_text]
+    ends = inside.copy()
+    ends[:-1] &= ~inside[1:] | begins[1:]
+    starts, stops = np.flatnonzero(begins), np.flatnonzero(ends) + 1
+    hashes = mix(span_hashes(lower[points], starts, stops))
+    return Words(hashes, stops - starts, np.searchsorted(starts, text_starts), kinds[starts] == SINGLE)
+
+
+def span_hashes(values: NDArray[np.uint32], starts: I64, stops: I64) -> U64:
+    """A polynomial hash of each span values[start:stop], equal for equal spans wherever they stand."""
+    powers, inverse_powers = _powers(len(values) + 1)
+    sums = np.zeros(len(values) + 1, dtype=np.uint64)
+    np.cumsum((values.astype(np.uint64) + np.uint64(1)) * powers[: len(values)], out=sums[1:])
+    return (sums[stops] - sums[starts]) * inverse_powers[starts]
+
+
+def mix(values: U64) -> U64:
+    """A bijection of 64-bit values without visible structure (splitmix64's finaliser)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def ngram_hashes(words: Words, size: int, whole_if_shorter: bool = False) -> tuple[U64, I64]:
+    """Hashes of every run of `size` words, and the text each belongs to; texts with fewer words give none, or one for all of them."""
+    num_words = len(words.hashes)
+    text_of_word = np.repeat(np.arange(len(words.counts)), words.counts)
+    starts = np.arange(max(num_words - size + 1, 0))
+    starts = starts[text_of_word[starts] == text_of_word[starts + size - 1]] if len(starts) else starts
+    hashes = np.zeros(len(starts), dtype=np.uint64)
+    for place in range(size):
+        hashes = hashes * BASE + words.hashes[starts + place]
+    texts = text_of_word[starts]
+    if whole_if_shorter:
+        short = np.flatnonzero((words.counts > 0) & (words.counts < size))
+        if len(short):
+            hashes = np.concatenate((hashes, [_whole_hash(words, text) for text in short]))
+            texts = np.concatenate((texts, short))
+    return mix(hashes), texts
+
+
+def _whole_hash(words: Words, text: int) -> np.uint64:
+    """The same hash as `ngram_hashes` gives a run of as many words."""
+    value = 0
+    for word in words.hashes[words.offsets[text] : words.offsets[text + 1]].tolist():
+        value = (value * int(BASE) + word) % (1 << 64)
+    return np.uint64(value)
+
+
+@cache
+def _powers_cached(length: int) -> tuple[U64, U64]:
+    bases = np.full((2, length), BASE, dtype=np.uint64)
+    bases[1] = BASE_INVERSE
+    bases[:, 0] = 1
+    powers = np.cumprod(bases, axis=1, dtype=np.uint64)
+    return powers[0], powers[1]
+
+
+def _powers(length: int) -> tuple[U64, U64]:
+    rounded = 1 << max(16, (length - 1).bit_length())
+    powers, inverse_powers = _powers_cached(rounded)
+    return powers[:length], inverse_powers[:length]
+
+
+@cache
+def _tables() -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
+    """Class and simple lower case of every code point; beyond the planes with scripts in use (0 to 3) all are letters of themselves."""
+    classes = np.full(NUM_CODE_POINTS, LETTER, dtype=np.uint8)
+    lower = np.arange(NUM_CODE_POINTS, dtype=np.uint32)
+    for point in range(0x20000):
+        character = chr(point)
+        if not (character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")):
+            classes[point] = SEPARATOR
+        lowered = character.lower()
+        if len(lowered) == 1:
+            lower[point] = ord(lowered)
+    for start, end in SINGLE_RANGES:
+        span = classes[start : end + 1]
+        span[span == LETTER] = SINGLE
+    classes[[ord(operator) for operator in OPERATORS]] = OPERATOR
+    return classes, lower
