@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tasks.evaluation.evaluate_checkpoint import Evaluation
 
 NUM_RESAMPLES = 2000
+RESAMPLES_AT_ONCE = 100
+"""Bounds memory: a block holds this many counts per document."""
 BOOTSTRAP_SEED = 46
 MIN_PAIRED_DOCUMENTS = 2
 """Below this a resampled interval has no width and proves nothing."""
@@ -129,7 +131,11 @@ def paired_difference(candidate: list[Item], champion: list[Item]) -> tuple[floa
 
     extra_bits = np.array([ours.bits - theirs.bits for ours, theirs in zip(candidate, champion, strict=True)])
     num_bytes = np.array([item.num_bytes for item in candidate], dtype=np.float64)
-    draws = np.random.default_rng(BOOTSTRAP_SEED).multinomial(len(extra_bits), np.full(len(extra_bits), 1 / len(extra_bits)), NUM_RESAMPLES)
-    differences = (draws @ extra_bits) / (draws @ num_bytes)
-    lower, upper = np.quantile(differences, [0.025, 0.975])
+    chance = np.random.default_rng(BOOTSTRAP_SEED)
+    equal = np.full(len(extra_bits), 1 / len(extra_bits))
+    differences = []
+    for _ in range(NUM_RESAMPLES // RESAMPLES_AT_ONCE):
+        draws = chance.multinomial(len(extra_bits), equal, RESAMPLES_AT_ONCE)
+        differences.append((draws @ extra_bits) / (draws @ num_bytes))
+    lower, upper = np.quantile(np.concatenate(differences), [0.025, 0.975])
     return float(extra_bits.sum() / num_bytes.sum()), float(lower), float(upper)
