@@ -19,18 +19,20 @@ def silu_product_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tenso
 
 
 class _GroupedMlp(torch.autograd.Function):
-    """Rows [ends[e-1], ends[e]) of `tokens_RD` go through expert e; `counts` are Python integers, known on the host."""
+    """Rows [ends[e-1], ends[e]) of `tokens_RD` go through expert e; `counts` are Python integers, known on the host.
+
+    Everything of one expert is done before the next: its rows then stay in the cache between the matrix products.
+    """
 
     @staticmethod
     def forward(ctx, tokens_RD: Tensor, gate_EFD: Tensor, up_EFD: Tensor, down_EDF: Tensor, counts: list[int]) -> Tensor:
         gate_RF = tokens_RD.new_empty(tokens_RD.shape[0], gate_EFD.shape[1])
         up_RF, out_RD = torch.empty_like(gate_RF), torch.empty_like(tokens_RD)
         for expert, rows in _expert_rows(counts):
-            torch.mm(tokens_RD[rows], gate_EFD[expert].t(), out=gate_RF[rows])
-            torch.mm(tokens_RD[rows], up_EFD[expert].t(), out=up_RF[rows])
-        product_RF = F.silu(gate_RF).mul_(up_RF)
-        for expert, rows in _expert_rows(counts):
-            torch.mm(product_RF[rows], down_EDF[expert].t(), out=out_RD[rows])
+            gate, up = gate_RF[rows], up_RF[rows]
+            torch.mm(tokens_RD[rows], gate_EFD[expert].t(), out=gate)
+            torch.mm(tokens_RD[rows], up_EFD[expert].t(), out=up)
+            torch.mm(F.silu(gate).mul_(up), down_EDF[expert].t(), out=out_RD[rows])
         ctx.save_for_backward(tokens_RD, gate_EFD, up_EFD, down_EDF, gate_RF, up_RF)
         ctx.counts = counts
         return out_RD
@@ -39,10 +41,6 @@ class _GroupedMlp(torch.autograd.Function):
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
         tokens_RD, gate_EFD, up_EFD, down_EDF, gate_RF, up_RF = ctx.saved_tensors
         grad_RD = grads[0].contiguous()
-        grad_RF = torch.empty_like(gate_RF)
-        for expert, rows in _expert_rows(ctx.counts):
-            torch.mm(grad_RD[rows], down_EDF[expert], out=grad_RF[rows])
-        grad_gate_RF, grad_up_RF, product_RF = silu_product_backward(grad_RF, gate_RF, up_RF)
         grad_tokens_RD = torch.empty_like(tokens_RD)
         grad_gate_EFD, grad_up_EFD, grad_down_EDF = torch.empty_like(gate_EFD), torch.empty_like(up_EFD), torch.empty_like(down_EDF)
         for expert, count in enumerate(ctx.counts):
@@ -50,11 +48,13 @@ class _GroupedMlp(torch.autograd.Function):
                 for grad in (grad_gate_EFD, grad_up_EFD, grad_down_EDF):
                     grad[expert].zero_()
         for expert, rows in _expert_rows(ctx.counts):
-            torch.mm(grad_gate_RF[rows], gate_EFD[expert], out=grad_tokens_RD[rows])
-            grad_tokens_RD[rows].addmm_(grad_up_RF[rows], up_EFD[expert])
-            torch.mm(grad_gate_RF[rows].t(), tokens_RD[rows], out=grad_gate_EFD[expert])
-            torch.mm(grad_up_RF[rows].t(), tokens_RD[rows], out=grad_up_EFD[expert])
-            torch.mm(grad_RD[rows].t(), product_RF[rows], out=grad_down_EDF[expert])
+            tokens, grad, grad_tokens = tokens_RD[rows], grad_RD[rows], grad_tokens_RD[rows]
+            grad_gate, grad_up, product = silu_product_backward(grad @ down_EDF[expert], gate_RF[rows], up_RF[rows])
+            torch.mm(grad_gate, gate_EFD[expert], out=grad_tokens)
+            grad_tokens.addmm_(grad_up, up_EFD[expert])
+            torch.mm(grad_gate.t(), tokens, out=grad_gate_EFD[expert])
+            torch.mm(grad_up.t(), tokens, out=grad_up_EFD[expert])
+            torch.mm(grad.t(), product, out=grad_down_EDF[expert])
         return grad_tokens_RD, grad_gate_EFD, grad_up_EFD, grad_down_EDF, None
 
 

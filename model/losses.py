@@ -17,23 +17,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> Tensor:
         wants_grad = any(ctx.needs_input_grad[:2])
         total = hidden_TD.new_zeros((), dtype=torch.float32)
-        grad_hidden_TD = torch.zeros_like(hidden_TD) if wants_grad else None
+        grad_hidden_TD = torch.empty_like(hidden_TD) if wants_grad else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_grad else None
         for rows in _chunks(hidden_TD.shape[0], weight_VD.shape[0]):
             chunk_TD, targets_C = hidden_TD[rows], targets_T[rows]
             is_kept_C = targets_C != IGNORED
             columns_C1 = targets_C.clamp(min=0).unsqueeze(1)
-            logits_CV = (chunk_TD @ weight_VD.t()).float()
-            log_normaliser_C = logits_CV.logsumexp(-1)
-            losses_C = log_normaliser_C - logits_CV.gather(1, columns_C1).squeeze(1)
-            total += (losses_C * is_kept_C).sum()
+            # One buffer holds logits, then log-probabilities, then probabilities, then the gradient: memory traffic is the cost here.
+            buffer_CV = (chunk_TD @ weight_VD.t()).float()
+            torch.log_softmax(buffer_CV, -1, out=buffer_CV)
+            total -= (buffer_CV.gather(1, columns_C1).squeeze(1) * is_kept_C).sum()
             if grad_hidden_TD is None or grad_weight_VD is None:
                 continue
-            probabilities_CV = logits_CV.sub_(log_normaliser_C.unsqueeze(1)).exp_()
-            probabilities_CV.scatter_add_(1, columns_C1, torch.full_like(columns_C1, -1.0, dtype=torch.float32))
+            buffer_CV.exp_().scatter_add_(1, columns_C1, torch.full_like(columns_C1, -1.0, dtype=torch.float32))
             if not bool(is_kept_C.all()):
-                probabilities_CV.mul_(is_kept_C.unsqueeze(1))
-            grad_logits_CV = probabilities_CV.to(hidden_TD.dtype)
+                buffer_CV.mul_(is_kept_C.unsqueeze(1))
+            grad_logits_CV = buffer_CV.to(hidden_TD.dtype)
             torch.mm(grad_logits_CV, weight_VD, out=grad_hidden_TD[rows])
             if grad_weight_VD.dtype == hidden_TD.dtype:
                 grad_weight_VD.addmm_(grad_logits_CV.t(), chunk_TD)

@@ -19,8 +19,10 @@ class Dispatched(NamedTuple):
     tokens_RD: Tensor
     counts_E: Tensor
     """Copies per expert, int64."""
+    order_R: Tensor
+    """Which copy (t * K + k) each row is."""
     slots_TK: Tensor
-    """Row of `tokens_RD` that holds the k-th copy of token t."""
+    """The way back: the row that holds the k-th copy of token t."""
 
 
 class MoeOutput(NamedTuple):
@@ -34,32 +36,30 @@ class _Gather(torch.autograd.Function):
     """Copy tokens to their rows. The backward pass gathers too: autograd's index_add is slow, and on a GPU not deterministic."""
 
     @staticmethod
-    def forward(ctx, tokens_TD: Tensor, token_of_row_R: Tensor, slots_TK: Tensor) -> Tensor:
+    def forward(ctx, tokens_TD: Tensor, order_R: Tensor, slots_TK: Tensor) -> Tensor:
         ctx.save_for_backward(slots_TK)
-        return tokens_TD[token_of_row_R]
+        return tokens_TD.index_select(0, order_R // slots_TK.shape[1])
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, None, None]:
         (slots_TK,) = ctx.saved_tensors
-        return grads[0][slots_TK].sum(1), None, None
+        return F.embedding_bag(slots_TK, grads[0], mode="sum"), None, None
 
 
 class _WeightedGather(torch.autograd.Function):
     """Sum over a token's copies of weight times row: out[t] = sum_k weights[t, k] * rows[slots[t, k]]."""
 
     @staticmethod
-    def forward(ctx, rows_RD: Tensor, weights_TK: Tensor, slots_TK: Tensor) -> Tensor:
-        ctx.save_for_backward(rows_RD, weights_TK, slots_TK)
-        return torch.bmm(weights_TK.unsqueeze(1), rows_RD[slots_TK]).squeeze(1)
+    def forward(ctx, rows_RD: Tensor, weights_TK: Tensor, order_R: Tensor, slots_TK: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_RD, weights_TK, order_R, slots_TK)
+        return F.embedding_bag(slots_TK, rows_RD, mode="sum", per_sample_weights=weights_TK)
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        rows_RD, weights_TK, slots_TK = ctx.saved_tensors
-        grad_TD = grads[0]
-        grad_weights_TK = torch.bmm(rows_RD[slots_TK], grad_TD.unsqueeze(2)).squeeze(2)
-        grad_rows_RD = torch.empty_like(rows_RD)
-        grad_rows_RD[slots_TK.flatten()] = (weights_TK.unsqueeze(2) * grad_TD.unsqueeze(1)).flatten(0, 1)
-        return grad_rows_RD, grad_weights_TK, None
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        rows_RD, weights_TK, order_R, slots_TK = ctx.saved_tensors
+        grad_RD = grads[0].index_select(0, order_R // slots_TK.shape[1])
+        grad_weights_TK = torch.linalg.vecdot(rows_RD, grad_RD)[slots_TK]
+        return grad_RD.mul_(weights_TK.flatten()[order_R].unsqueeze(1)), grad_weights_TK, None, None
 
 
 def dispatch(tokens_TD: Tensor, expert_ids_TK: Tensor, num_experts: int) -> Dispatched:
@@ -68,13 +68,13 @@ def dispatch(tokens_TD: Tensor, expert_ids_TK: Tensor, num_experts: int) -> Disp
     slots_TK = torch.empty_like(order_R)
     slots_TK[order_R] = torch.arange(order_R.numel(), device=order_R.device)
     slots_TK = slots_TK.view_as(expert_ids_TK)
-    tokens_RD = _Gather.apply(tokens_TD, order_R // expert_ids_TK.shape[1], slots_TK)
-    return Dispatched(tokens_RD, torch.bincount(expert_ids_TK.flatten(), minlength=num_experts), slots_TK)
+    counts_E = torch.bincount(expert_ids_TK.flatten(), minlength=num_experts)
+    return Dispatched(_Gather.apply(tokens_TD, order_R, slots_TK), counts_E, order_R, slots_TK)
 
 
-def combine(rows_RD: Tensor, weights_TK: Tensor, slots_TK: Tensor) -> Tensor:
+def combine(rows_RD: Tensor, weights_TK: Tensor, dispatched: Dispatched) -> Tensor:
     """Bring the experts' rows back to their tokens, (T, D), weighted and summed over the K copies."""
-    return _WeightedGather.apply(rows_RD, weights_TK.to(rows_RD.dtype), slots_TK)
+    return _WeightedGather.apply(rows_RD, weights_TK.to(rows_RD.dtype), dispatched.order_R, dispatched.slots_TK)
 
 
 class Router(nn.Module):
@@ -137,7 +137,7 @@ class MixtureOfExperts(nn.Module):
         expert_ids_TK, weights_TK, scores_TE = self.gate(tokens_TD)
         dispatched = dispatch(tokens_TD, expert_ids_TK, self.num_experts)
         rows_RD = self.experts(dispatched.tokens_RD, dispatched.counts_E)
-        mixed_BTD = combine(rows_RD, weights_TK, dispatched.slots_TK).view_as(hidden_BTD)
+        mixed_BTD = combine(rows_RD, weights_TK, dispatched).view_as(hidden_BTD)
         if self.shared_experts is not None:
             mixed_BTD = mixed_BTD + self.shared_experts(hidden_BTD)
         loss = sequence_balance_loss(scores_TE.view(*hidden_BTD.shape[:2], -1), expert_ids_TK.shape[1])

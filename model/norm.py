@@ -1,4 +1,4 @@
-"""RMSNorm with an analytic backward pass: half the memory traffic of the composed operations on a CPU."""
+"""RMSNorm with a backward pass built on the fused kernel of layer normalisation, several times faster on a CPU than composed operations."""
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,14 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Layer normalisation's gradients at mean 0, but for one term: it also takes away the mean of grad * weight, put back here."""
         hidden, weight, inverse_rms = ctx.saved_tensors
-        normed = hidden.float() * inverse_rms
-        grad = grads[0].float()
-        grad_weight = (grad * normed).flatten(0, -2).sum(0)
-        grad = grad * weight.float()
-        projection = torch.linalg.vecdot(grad, normed).unsqueeze(-1).div_(-hidden.shape[-1])
-        grad_hidden = torch.addcmul(grad, normed, projection).mul_(inverse_rms)
+        grad, wide, wide_weight = grads[0].float(), hidden.float(), weight.float()
+        features = hidden.shape[-1]
+        grad_hidden, grad_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            grad, wide, [features], torch.zeros_like(inverse_rms), inverse_rms, wide_weight, None, [True, True, False]
+        )
+        grad_hidden.add_((grad @ wide_weight).unsqueeze(-1).mul_(inverse_rms).div_(features))
         return grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype), None
 
 
