@@ -57,6 +57,8 @@ def configure_process(job: TrainingJob) -> None:
     torch.set_num_threads(job.recipe.num_threads)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(job.recipe.seed)
+    # DeepSpeed's autotuner imports it where it is installed: two seconds, and nothing here may talk to a tracker.
+    sys.modules["mlflow"] = None  # pyright: ignore[reportArgumentType]
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -79,6 +81,8 @@ def prepare(job: TrainingJob) -> Training:
     optimizer = build_optimizer(model, recipe.optimizer)
     position = restore(job, model, optimizer)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=deepspeed_config(recipe, resources))
+    # Alone, a rank would only copy its gradients to and fro.
+    engine.enable_backward_allreduce = dist.get_world_size() > 1
     return Training(job, Trainable(engine, model, optimizer), rows, position)
 
 

@@ -1,0 +1,76 @@
+"""The report's numbers at the report's places of a 23.1T-token course, and the cutting of a phase into steps."""
+
+import pytest
+
+from configs.load import load_scale
+from configs.schema import CourseRecipe, Waypoint
+from tasks.training.schedules import batch_tokens_at, learning_rate_at, plan_step, value_at
+
+TRILLION = 10**12
+TOTAL = 23_100_000_000_000
+REPORT = CourseRecipe(
+    name="pretraining",
+    phases=("pretrain_general", "pretrain_code_reasoning", "mid_repo_code", "mid_reasoning", "mid_long_context"),
+    peak_learning_rate=2.5e-4,
+    final_learning_rate=2.5e-5,
+    warmup_tokens=32_000_000_000,
+    start_batch_tokens=16_000_000,
+    peak_batch_tokens=64_000_000,
+    batch_rampup_tokens=500_000_000_000,
+    router_bias_rate=(Waypoint(until_tokens=15 * TRILLION, value=0.001), Waypoint(until_tokens=TOTAL, value=0.0)),
+    mtp_loss_weight=(Waypoint(until_tokens=15 * TRILLION, value=0.3), Waypoint(until_tokens=TOTAL, value=0.1)),
+    balance_loss_weight=1e-4,
+)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rate"),
+    [(0, 0.0), (16_000_000_000, 1.25e-4), (32_000_000_000, 2.5e-4), ((TOTAL + 32_000_000_000) // 2, 1.375e-4), (TOTAL, 2.5e-5)],
+)
+def test_the_rate_rises_to_its_peak_and_falls_by_cosine(tokens, rate):
+    assert learning_rate_at(REPORT, TOTAL, tokens) == pytest.approx(rate, rel=1e-6)
+
+
+def test_the_rate_never_rises_after_the_warm_up():
+    rates = [learning_rate_at(REPORT, TOTAL, TOTAL * part // 100) for part in range(1, 101)]
+    assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch"),
+    [(0, 16_000_000), (250_000_000_000, 40_000_000), (499_999_999_999, 63_999_999), (500_000_000_000, 64_000_000), (TOTAL, 64_000_000)],
+)
+def test_the_batch_grows_from_16m_to_64m_over_500b(tokens, batch):
+    assert batch_tokens_at(REPORT, tokens) == batch
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rate", "weight"), [(0, 0.001, 0.3), (15 * TRILLION - 1, 0.001, 0.3), (15 * TRILLION, 0.0, 0.1), (TOTAL - 1, 0.0, 0.1)]
+)
+def test_bias_rate_and_mtp_weight_change_at_15t(tokens, rate, weight):
+    assert value_at(REPORT.router_bias_rate, tokens) == rate
+    assert value_at(REPORT.mtp_loss_weight, tokens) == weight
+
+
+def test_behind_its_last_waypoint_a_schedule_has_no_value():
+    with pytest.raises(ValueError, match="extend its last waypoint"):
+        value_at(REPORT.mtp_loss_weight, TOTAL)
+
+
+@pytest.mark.parametrize("scale_name", ["micro", "tiny"])
+def test_the_steps_of_a_phase_cover_its_rows_once(scale_name):
+    scale = load_scale(scale_name)
+    recipe = scale.training_recipe(scale.phases[0])
+    num_tokens = next_row = 0
+    while num_tokens < recipe.num_tokens:
+        plan = plan_step(recipe, num_tokens)
+        assert plan.first_row == next_row and plan.num_rows > 0 and plan.start_tokens == recipe.course_start_tokens + num_tokens
+        next_row += plan.num_rows
+        num_tokens += plan.end_tokens - plan.start_tokens
+    assert num_tokens == recipe.num_tokens and next_row * recipe.sequence_length == recipe.num_tokens
+
+
+def test_a_budget_that_is_no_whole_number_of_sequences_is_refused():
+    scale = load_scale("micro")
+    with pytest.raises(ValueError, match=r"num_tokens \(61441\) must be a multiple of sequence_length \(128\), for example 61440"):
+        scale.training_recipe(scale.phases[0]).model_validate(scale.training_recipe(scale.phases[0]).model_dump() | {"num_tokens": 61441})
