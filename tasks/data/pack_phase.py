@@ -40,18 +40,18 @@ def pack_phase(*, shards: Artifact[TokenShards], recipe: PackingRecipe, output: 
     from tasks.data.token_shard import open_shard
 
     names = shards.record.shards
-    lengths = {name: open_shard(shards.path(f"shards/{name}.bin")).lengths for name in names if shards.path(f"shards/{name}.idx")}
+    directory = shards.directory("shards")
+    lengths = {name: open_shard(directory / f"{name}.bin").lengths for name in names}
     by_domain = {domain: [name for name in names if shards.record.domains[name] == domain] for domain in recipe.mixture}
     available = {domain: sum(int(lengths[name].sum()) for name in found) for domain, found in by_domain.items()}
     shares = allot_tokens(recipe, available)
     parts = []
     for number, (domain, num_tokens) in enumerate(shares.items()):
         part = _domain_order(domain, by_domain[domain], names, lengths, num_tokens, recipe.seed)
-        position = np.cumsum(part[:, 3]) - part[:, 3]
-        parts.append(np.column_stack([part, position * (recipe.num_tokens + 1) // num_tokens, np.full(len(part), number)]))
-    merged = np.concatenate(parts)
-    merged = merged[np.lexsort((merged[:, 5], merged[:, 4]))]
-    order = np.column_stack([merged[:, :4], np.cumsum(merged[:, 3]) - merged[:, 3]]).astype(np.int64)
+        parts.append((part, (np.cumsum(part[:, 3]) - part[:, 3]) / num_tokens, np.full(len(part), number)))
+    pieces, position, domain_number = (np.concatenate(column) for column in zip(*parts, strict=True))
+    pieces = pieces[np.lexsort((domain_number, position))]
+    order = np.column_stack([pieces, np.cumsum(pieces[:, 3]) - pieces[:, 3]])
     np.save(output.path(ORDER_FILE), order)
     packing = {"sequence_length": recipe.sequence_length, "shards": names, "tokens_by_domain": shares}
     output.path(PACKING_FILE).write_text(json.dumps(packing, indent=1, sort_keys=True) + "\n")
@@ -84,9 +84,7 @@ def allot_tokens(recipe: PackingRecipe, available: dict[str, int]) -> dict[str, 
     return shares
 
 
-def _domain_order(
-    domain: str, own: list[str], names: list[str], lengths: dict[str, np.ndarray], num_tokens: int, seed: int
-) -> np.ndarray:
+def _domain_order(domain: str, own: list[str], names: list[str], lengths: dict[str, np.ndarray], num_tokens: int, seed: int) -> np.ndarray:
     """(shard, sequence, offset, length) of a domain's documents, shuffled per epoch, cut where its tokens are reached."""
     import numpy as np
 
