@@ -342,6 +342,8 @@ class TrainingRecipe(Frozen):
 class EvaluationRecipe(Frozen):
     max_validation_tokens: int = Field(gt=0)
     """Validation tokens scored, documents in the order of their hash."""
+    max_document_chars: int = Field(gt=0)
+    """Leading characters scored of a document: many short items give a narrower paired interval than few long ones."""
     sequence_length: int = Field(gt=1)
     max_new_tokens: int = Field(gt=0)
     """Answer length of the verified problems."""

@@ -95,15 +95,16 @@ def toy_checkpoint_step(name: str) -> Step[ToyCheckpoint]:
     return train_phase
 
 
-@step(content=("validation/*.parquet",))
+@step(content=("documents/*.parquet",))
 def split_documents(*, output: Output) -> ToyTable:
-    """Twelve validation documents of three domains."""
+    """Twelve validation documents of three domains, and one to train on."""
     rows = [
-        {"id": f"{domain}-{number}", "domain": domain, "text": text * (number + 1)}
+        {"id": f"{domain}-{number}", "domain": domain, "text": text * (number + 1), "split": "validation"}
         for domain, text in DOCUMENTS.items()
         for number in range(NUM_COPIES)
     ]
-    pq.write_table(pa.Table.from_pylist(rows), output.path("validation/part-00000.parquet"))
+    rows.append({"id": "seen", "domain": "web", "text": "Seen in training.", "split": "train"})
+    pq.write_table(pa.Table.from_pylist(rows), output.path("documents/part-00000.parquet"))
     return ToyTable(num_rows=len(rows))
 
 

@@ -13,9 +13,9 @@ from infra.store import open_store
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.evaluation.items import ARITHMETIC, VALIDATION, arithmetic_accuracy, bits_per_byte, read_items
 from tasks.evaluation.select_evaluation_items import read_suite, select_evaluation_items
-from tests.evaluation_fakes import checkpoint, commit, split_documents, synthesize_problems, toy_tokenizer, train_tokenizer
+from tests.evaluation_fakes import DOCUMENTS, checkpoint, commit, split_documents, synthesize_problems, toy_tokenizer, train_tokenizer
 
-RECIPE = EvaluationRecipe(max_validation_tokens=100_000, sequence_length=32, max_new_tokens=4, num_threads=1)
+RECIPE = EvaluationRecipe(max_validation_tokens=100_000, max_document_chars=300, sequence_length=32, max_new_tokens=4, num_threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,13 @@ def test_suite_takes_whole_documents_up_to_the_token_budget(store):
     assert all(texts[question.item_id] == question.text for question in chosen)
 
 
-def test_budget_below_every_document_is_refused(store):
+def test_only_leading_characters_of_held_out_documents_are_asked(store):
+    asked = {question.item_id: question.text for question in read_suite(suite_of(store).path("suite.parquet"))}
+    assert "validation/seen" not in asked
+    assert asked["validation/web-3"] == (DOCUMENTS["web"] * 4)[:300]
+
+
+def test_budget_below_the_first_document_is_refused(store):
     with pytest.raises(ValueError, match=r"max_validation_tokens \(3\)"):
         suite_of(store, RECIPE.model_copy(update={"max_validation_tokens": 3}))
 

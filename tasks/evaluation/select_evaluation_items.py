@@ -1,7 +1,7 @@
 """Choose what a candidate is asked: validation documents in hash order up to the token budget, and every generated problem.
 
-In: held-out documents and generated problems. Out: suite.parquet (item_id, kind, domain, text, answer), sorted by item id. The suite is
-an artifact of its own so that candidate and champion are asked the same, whatever their tokenizers.
+In: documents with a column `split`, and generated problems. Out: suite.parquet (item_id, kind, domain, text, answer), sorted by item
+id. The suite is an artifact of its own so that candidate and champion are asked the same, whatever their tokenizers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tasks.evaluation.items import ARITHMETIC, VALIDATION, suite_digest, text_di
 
 if TYPE_CHECKING:
     from configs.schema import EvaluationRecipe
-    from tasks.data.split_documents import SplitDocuments
+    from tasks.data.filter_documents import FilteredDocuments
     from tasks.data.synthesize_problems import SynthesizedProblems
     from tasks.data.train_tokenizer import TrainedTokenizer
 
@@ -44,7 +44,7 @@ class Question:
     kind: str
     domain: str
     text: str
-    """The document, or the problem's prompt."""
+    """The document's leading characters, or the problem's prompt."""
     answer: str
     """The problem's verified answer; empty for a document."""
 
@@ -52,14 +52,14 @@ class Question:
 @step(content=("suite.parquet",), distributions=("tokenizers", "pyarrow"))
 def select_evaluation_items(
     *,
-    documents: Artifact[SplitDocuments],
+    documents: Artifact[FilteredDocuments],
     problems: Artifact[SynthesizedProblems],
     tokenizer: Artifact[TrainedTokenizer],
     recipe: EvaluationRecipe,
     output: Output,
 ) -> EvaluationSuite:
     """Raises ValueError when the budget does not hold a single document."""
-    chosen, num_tokens = _choose_documents(documents.paths("validation/*.parquet"), tokenizer.path("tokenizer.json"), recipe)
+    chosen, num_tokens = _choose_documents(documents.paths("documents/*.parquet"), tokenizer.path("tokenizer.json"), recipe)
     asked = list(_read_problems(problems.path("evaluation_problems.parquet")))
     questions = sorted([*chosen, *asked], key=lambda question: question.item_id)
     write_suite(output.path("suite.parquet"), questions)
@@ -77,18 +77,22 @@ def _choose_documents(paths: list[Path], tokenizer_path: Path, recipe: Evaluatio
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
-    rows = [row for path in paths for row in pq.read_table(path, columns=["id", "domain", "text"]).to_pylist()]
+    columns, held_out = ["id", "domain", "text"], [("split", "==", VALIDATION)]
+    rows = [row for path in paths for row in pq.read_table(path, columns=columns, filters=held_out).to_pylist()]
     chosen: list[Question] = []
     num_tokens = 0
     for row in sorted(rows, key=lambda row: hashlib.sha256(row["id"].encode()).hexdigest()):
-        length = len(tokenizer.encode(row["text"], add_special_tokens=False).ids)
-        if length and num_tokens + length <= recipe.max_validation_tokens:
-            num_tokens += length
-            chosen.append(Question(f"{VALIDATION}/{row['id']}", VALIDATION, row["domain"], row["text"], ""))
+        text = row["text"][: recipe.max_document_chars]
+        length = len(tokenizer.encode(text, add_special_tokens=False).ids)
+        if num_tokens + length > recipe.max_validation_tokens:
+            break
+        num_tokens += length
+        chosen.append(Question(f"{VALIDATION}/{row['id']}", VALIDATION, row["domain"], text, ""))
     if not chosen:
         raise ValueError(
-            f"none of {len(rows)} validation documents fits evaluation.recipe.max_validation_tokens ({recipe.max_validation_tokens}): "
-            f"raise it, or raise data.recipe.split.validation_share"
+            f"the first of {len(rows)} validation documents does not fit evaluation.recipe.max_validation_tokens "
+            f"({recipe.max_validation_tokens}): raise it, or lower evaluation.recipe.max_document_chars; where there is no document, "
+            f"raise data.recipe.split.validation_share"
         )
     return chosen, num_tokens
 
