@@ -1,0 +1,76 @@
+"""Step: one artifact against one data contract; a violation stops the run and names rule, column and example rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from data_contracts.runner import ContractTable, Finding, check_table, read_contract
+from infra.step import Artifact, Output, Progress, Record, step
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from configs.schema import ContractRecipe
+
+
+class ContractViolationError(ValueError):
+    """Data that breaks its contract."""
+
+
+class ContractResult(Record):
+    contract: str
+    num_rows: int
+    num_expectations: int
+
+
+@step(content=("findings.json",), distributions=("great_expectations", "pandas"))
+def validate_contract(*, subject: Artifact[Any], recipe: ContractRecipe, output: Output) -> ContractResult:
+    """Raises ContractViolationError; what held is kept in findings.json with what was measured."""
+    tables = read_contract(recipe.name)
+    findings: list[Finding] = []
+    num_rows = 0
+    for number, table in enumerate(tables):
+        output.report(Progress(number, len(tables), "tables", table.files))
+        frame = _read(subject, table, recipe.name)
+        num_rows += len(frame)
+        findings += check_table(table, frame)
+    broken = [finding for finding in findings if not finding.is_met]
+    if broken:
+        raise ContractViolationError(
+            f"contract {recipe.name} is broken by {subject.manifest.step} ({subject.key[:12]}): " + "; ".join(map(_describe, broken))
+        )
+    rows = [dataclasses.asdict(finding) for finding in findings]
+    output.path("findings.json").write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+    return ContractResult(contract=recipe.name, num_rows=num_rows, num_expectations=len(findings))
+
+
+def _read(subject: Artifact[Any], table: ContractTable, contract: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    paths = subject.paths(table.files)
+    if paths[0].suffix == ".npy":
+        return _read_array(paths[0], table.columns)
+    missing = [column for column in table.columns if column not in pq.read_schema(paths[0]).names]
+    if missing:
+        raise ContractViolationError(
+            f"contract {contract} is broken by {subject.manifest.step}: {table.files} has no column {', '.join(missing)}"
+        )
+    return pa.concat_tables([pq.read_table(path, columns=list(table.columns)) for path in paths]).to_pandas()
+
+
+def _read_array(path: Path, columns: tuple[str, ...]) -> Any:
+    """A two-dimensional array as a table; the contract names its columns."""
+    import numpy as np
+    import pandas as pd
+
+    return pd.DataFrame(np.load(path, allow_pickle=False), columns=list(columns))
+
+
+def _describe(finding: Finding) -> str:
+    column = finding.arguments.get("column", "the table")
+    arguments = ", ".join(f"{name} {value}" for name, value in sorted(finding.arguments.items()) if name != "column")
+    examples = f", for example {', '.join(finding.examples)}" if finding.examples else ""
+    return f"{column} in {finding.table}: {finding.expectation}{f' ({arguments})' if arguments else ''} found {finding.observed}{examples}"
