@@ -1,8 +1,8 @@
 """The SwiGLU MLP, down(silu(gate x) * up x): one dense matrix triple, or one triple per expert over tokens grouped by expert.
 
-The backward pass is written out. It keeps gate, up and their product's inputs only, adds the two halves of the input gradient inside
-the matrix product, and writes each expert's weight gradient straight into the stacked tensor; on a CPU that is about twice as fast
-as torch's grouped_mm or a loop recorded by autograd (benchmarks: forward and backward, 16 experts, 8,192 rows).
+The backward pass is written out. It keeps only the tokens, gate and up, adds the two halves of the input gradient inside the matrix
+product, and writes each expert's weight gradient straight into the stacked tensor. One projection, 16 experts of 192 x 256 and 8,192
+rows in float32 on two threads, forward and backward: 14 ms so, 25 ms by F.grouped_mm, 38 ms by a loop that autograd records.
 """
 
 import torch
