@@ -110,8 +110,8 @@ def split_documents(*, output: Output) -> ToyTable:
 
 @step(content=("*.parquet",))
 def synthesize_problems(*, output: Output) -> ToyTable:
-    rows = [{"id": f"p{a}", "prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(1, 9)]
-    pq.write_table(pa.Table.from_pylist(rows), output.path("evaluation_problems.parquet"))
+    rows = [{"id": f"p{a}", "prompt": f"{a} + 1 =", "answer": f" {a + 1}"} for a in range(1, 9)]
+    pq.write_table(pa.Table.from_pylist(rows), output.path("problems.parquet"))
     return ToyTable(num_rows=len(rows))
 
 

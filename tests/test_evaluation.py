@@ -87,7 +87,7 @@ def test_answers_are_right_only_if_equal(store):
     artifact = evaluation_of(store, "trained")
     items = [item for item in read_items(artifact.path("items.parquet")) if item.kind == ARITHMETIC]
     answers = {question.item_id: question.answer for question in read_suite(suite_of(store).path("suite.parquet"))}
-    assert [item.score for item in items] == [float(item.output.split("\n")[0].strip() == answers[item.item_id]) for item in items]
+    assert [item.score for item in items] == [float(item.output.split("\n")[0] == answers[item.item_id]) for item in items]
     assert artifact.record.arithmetic_accuracy == arithmetic_accuracy(items)
 
 

@@ -24,7 +24,16 @@ from tasks.release.served_scoring import ServedScorer
 from tasks.release.smoke_test import smoke_test
 from tasks.release.token_bytes import ends_inside_character, token_bytes
 from tests.conftest import ROOT
-from tests.evaluation_fakes import DOCUMENTS, checkpoint, commit, split_documents, synthesize_problems, toy_tokenizer, train_tokenizer
+from tests.evaluation_fakes import (
+    DOCUMENTS,
+    VOCAB_SIZE,
+    checkpoint,
+    commit,
+    split_documents,
+    synthesize_problems,
+    toy_tokenizer,
+    train_tokenizer,
+)
 from tests.test_evaluation import RECIPE as EVALUATION
 
 RECIPE = ReleaseRecipe(
@@ -65,12 +74,12 @@ def engine_of(store, name="trained"):
 
 def test_llama_cpp_scores_what_our_engine_scores(store, served):
     tokenizer = toy_tokenizer()
-    texts = [document_token_ids(tokenizer, text)[:40] for text in DOCUMENTS.values()]
+    texts = [document_token_ids(tokenizer, text)[:40] for text in (*DOCUMENTS.values(), "an <|endoftext|> inside, a <|user|> too")]
     assert any(ends_inside_character(token_bytes(tokenizer, token_id)) for ids in texts for token_id in ids), (
         "no hidden token: test is too easy"
     )
     ours = engine_of(store).score(texts)
-    with ServedScorer(served.url, tokenizer.token_to_id("a"), tokenizer.get_vocab_size()) as scorer:
+    with ServedScorer(served.url, tokenizer.token_to_id("a"), VOCAB_SIZE) as scorer:
         for token_ids, expected in zip(texts, ours, strict=True):
             assert scorer.score(token_ids) == pytest.approx(expected, abs=2e-3)
 

@@ -145,7 +145,7 @@ def answer_problems(
         generation = engine.generate(prompts, sampling, weights_version)
         for problem, token_ids, log_probabilities in zip(asked, generation.token_ids, generation.log_probabilities, strict=True):
             text = tokenizer.decode(token_ids, skip_special_tokens=True)
-            right = text.split("\n", 1)[0].strip() == problem.answer
+            right = text.split("\n", 1)[0] == problem.answer
             yield Item(
                 problem.item_id, ARITHMETIC, problem.domain, text_digest(problem.text), output=text,
                 score=float(right), log_probability=sum(log_probabilities), num_bytes=len(text.encode()),

@@ -60,7 +60,7 @@ def select_evaluation_items(
 ) -> EvaluationSuite:
     """Raises ValueError when the budget does not hold a single document."""
     chosen, num_tokens = _choose_documents(documents.paths("documents/*.parquet"), tokenizer.path("tokenizer.json"), recipe)
-    asked = list(_read_problems(problems.path("evaluation_problems.parquet")))
+    asked = list(_read_problems(problems.path("problems.parquet")))
     questions = sorted([*chosen, *asked], key=lambda question: question.item_id)
     write_suite(output.path("suite.parquet"), questions)
     return EvaluationSuite(

@@ -67,10 +67,13 @@ def evaluate_gguf(
 
     tokenizer = Tokenizer.from_file(str(checkpoint.path("hf/tokenizer.json")))
     texts = _choose_texts(tokenizer, suite.path("suite.parquet"), recipe)
-    scores = {}
+    vocab_size = json.loads(checkpoint.path("hf/config.json").read_text(encoding="utf-8"))["vocab_size"]
+    filler = tokenizer.token_to_id(FILLER)
+    assert filler is not None, f"a byte-level tokenizer has a token {FILLER!r}"
+    scores: dict[str, list[float]] = {}
     for gguf_type, file_name in gguf.record.file_names.items():
         output.report(Progress(len(scores), len(gguf.record.file_names), "files", f"llama.cpp scores {file_name}"))
-        scores[gguf_type] = _score_file(gguf.path(file_name), texts, tokenizer, resources, output.path(f"server-{gguf_type}.log"))
+        scores[gguf_type] = _score_file(gguf.path(file_name), texts, filler, vocab_size, resources, output.path(f"server-{gguf_type}.log"))
     num_bytes = sum(text.num_bytes for text in texts)
     rows = {
         gguf_type: [{"item_id": text.item_id, "log_probability": _finite(value), "num_bytes": text.num_bytes}
@@ -106,16 +109,11 @@ def _choose_texts(tokenizer: Tokenizer, suite_path: Path, recipe: ReleaseRecipe)
 
 
 def _score_file(
-    gguf_path: Path, texts: Sequence[ScoredText], tokenizer: Tokenizer, resources: ServingResources, log_path: Path
+    gguf_path: Path, texts: Sequence[ScoredText], filler: int, vocab_size: int, resources: ServingResources, log_path: Path
 ) -> list[float]:
     from infra.model_server import running_model_server
 
     context_length = max(len(text.token_ids) for text in texts) + CONTEXT_MARGIN
     private = resources.model_copy(update={"port": 0, "context_length": context_length})
-    filler = tokenizer.token_to_id(FILLER)
-    assert filler is not None, f"a byte-level tokenizer has a token {FILLER!r}"
-    with (
-        running_model_server(gguf_path, private, log_path) as server,
-        ServedScorer(server.url, filler, tokenizer.get_vocab_size()) as scorer,
-    ):
+    with running_model_server(gguf_path, private, log_path) as server, ServedScorer(server.url, filler, vocab_size) as scorer:
         return [sum(scorer.score(text.token_ids)) for text in texts]

@@ -22,7 +22,7 @@ class ServedScorer:
     """One kept connection to a server; use as a context manager."""
 
     def __init__(self, url: str, filler_token_id: int, vocab_size: int) -> None:
-        """filler_token_id: any token of one printable ASCII character; see `_score_hidden`."""
+        """filler_token_id: any token of one printable ASCII character; vocab_size: rows of the unembedding; see `_score_hidden`."""
         address = urlsplit(url)
         assert address.hostname and address.port, url
         self.connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
