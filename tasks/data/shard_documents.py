@@ -13,6 +13,7 @@ from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from model.tokenizer_layout import END_OF_TEXT
 from tasks.data.document_files import count_by, num_files, read_documents
+from tasks.data.documents import TRAIN
 from tasks.data.tokenize_parts import SHARD_COLUMNS, write_shard
 
 if TYPE_CHECKING:
@@ -43,10 +44,12 @@ def shard_documents(
 ) -> TokenShards:
     """Tokenize in executors; the same bytes for any number of partitions and cores."""
     paths = documents.paths("documents/*.parquet")
-    sizes = {domain: size for (domain,), (_, size) in count_by(paths, "domain").items()}
+    counts = count_by(paths, "split", "domain")
+    sizes = {domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN}
     output.report(Progress(0, sum(sizes.values()), "bytes", "tokenizing"))
     directory = output.path("shards/x").parent
-    frame = _assign_shards(read_documents(spark_session(resources), paths, resources), sizes)
+    documents_frame = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
+    frame = _assign_shards(documents_frame, sizes)
     write = partial(
         write_shard, directory=str(directory), tokenizer_path=str(tokenizer.path("tokenizer.json")),
         end_of_text_id=tokenizer.record.special_token_ids[END_OF_TEXT], vocab_size=tokenizer.record.num_tokens,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     U64 = NDArray[np.uint64]
     I64 = NDArray[np.int64]
 
-SEPARATOR, LETTER, SINGLE, OPERATOR = 0, 1, 2, 3
+SEPARATOR, LETTER, NUMBER, SINGLE, OPERATOR = 0, 1, 2, 3, 4
+"""Classes of code points; NUMBER stands for what continues a word without being a letter: digits, marks, underscore."""
 OPERATORS = "+-*/=<>^%"
-"""Words of their own where `with_operators` is asked for: without them `12 + 7 = 19` and `12 - 7 = 5 ... 19` could not be told apart."""
+"""Words of their own, where they stand alone and `with_operators` is asked for: else `12 + 7 = 19` would be found in `... = 12`,
+`7 + 19 = 26`. Runs such as `==` or an underline stay separators."""
 SINGLE_RANGES = (
     (0x0E00, 0x0E7F), (0x0E80, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF),
     (0xF900, 0xFAFF), (0x20000, 0x323AF),
@@ -45,6 +47,7 @@ class Words:
     """Words of text i are offsets[i]:offsets[i + 1]."""
     is_single: NDArray[np.bool_]
     """Characters that are words by themselves."""
+    has_letter: NDArray[np.bool_]
 
     @property
     def counts(self) -> I64:
@@ -63,10 +66,14 @@ def split_words(texts: Sequence[str], with_operators: bool = False) -> Words:
     points, text_starts = code_points(texts)
     classes, lower = _tables()
     kinds = classes[points]
-    inside = (kinds == LETTER) | (kinds == SINGLE)
+    inside = (kinds >= LETTER) & (kinds <= SINGLE)
+    alone = kinds == SINGLE
     if with_operators:
-        inside |= kinds == OPERATOR
-    alone = (kinds == SINGLE) | (kinds == OPERATOR)
+        signs = kinds == OPERATOR
+        signs[1:] &= kinds[:-1] != OPERATOR
+        signs[:-1] &= kinds[1:] != OPERATOR
+        inside |= signs
+        alone |= signs
     begins = inside.copy()
     begins[1:] &= ~inside[:-1] | alone[1:] | alone[:-1]
     first_of_text = text_starts[:-1][np.diff(text_starts) > 0]
@@ -75,7 +82,9 @@ def split_words(texts: Sequence[str], with_operators: bool = False) -> Words:
     ends[:-1] &= ~inside[1:] | begins[1:]
     starts, stops = np.flatnonzero(begins), np.flatnonzero(ends) + 1
     hashes = mix(span_hashes(lower[points], starts, stops))
-    return Words(hashes, stops - starts, np.searchsorted(starts, text_starts), kinds[starts] == SINGLE)
+    letters = np.concatenate(([0], np.cumsum((kinds == LETTER) | (kinds == SINGLE))))
+    has_letter = letters[stops] > letters[starts]
+    return Words(hashes, stops - starts, np.searchsorted(starts, text_starts), kinds[starts] == SINGLE, has_letter)
 
 
 def span_hashes(values: NDArray[np.uint32], starts: I64, stops: I64) -> U64:
@@ -119,7 +128,7 @@ def _whole_hash(words: Words, text: int) -> np.uint64:
     return np.uint64(value)
 
 
-@cache
+@lru_cache(maxsize=1)
 def _powers_cached(length: int) -> tuple[U64, U64]:
     bases = np.full((2, length), BASE, dtype=np.uint64)
     bases[1] = BASE_INVERSE
@@ -141,13 +150,14 @@ def _tables() -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
     lower = np.arange(NUM_CODE_POINTS, dtype=np.uint32)
     for point in range(0x20000):
         character = chr(point)
-        if not (character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")):
-            classes[point] = SEPARATOR
+        if not character.isalpha():
+            continues = character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")
+            classes[point] = NUMBER if continues else SEPARATOR
         lowered = character.lower()
         if len(lowered) == 1:
             lower[point] = ord(lowered)
     for start, end in SINGLE_RANGES:
         span = classes[start : end + 1]
-        span[span == LETTER] = SINGLE
+        span[span != SEPARATOR] = SINGLE
     classes[[ord(operator) for operator in OPERATORS]] = OPERATOR
     return classes, lower

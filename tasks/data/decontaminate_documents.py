@@ -1,0 +1,97 @@
+"""Step: filtered and synthetic documents -> those that share no n-gram with an evaluation item; dropped.parquet names the item.
+
+Protected are the evaluation files of the data directory and the very arithmetic problems that gate promotion.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from infra.spark import spark_session
+from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.document_files import count_by, count_reasons, read_documents, write_documents, write_table
+from tasks.data.documents import TRAIN
+from tasks.data.overlap import HIT_COLUMNS, MIN_WORDS_OF_PROBLEM, MIN_WORDS_OF_TEXT, build_index, find_overlaps
+
+if TYPE_CHECKING:
+    from configs.schema import DecontaminationRecipe, SparkResources
+    from tasks.data.filter_documents import FilteredDocuments
+    from tasks.data.ingest_documents import IngestedDocuments
+    from tasks.data.synthesize_problems import SynthesizedProblems
+
+OVERLAPS_TEXT, OVERLAPS_PROBLEM = "overlaps_evaluation_text", "overlaps_problem"
+
+
+class DecontaminatedDocuments(Record):
+    num_documents: int
+    num_bytes: int
+    num_protected_items: int
+    dropped: dict[str, int]
+    train_bytes_by_domain: dict[str, int]
+    validation_bytes_by_domain: dict[str, int]
+
+
+@step(content=("documents/*.parquet", "dropped.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
+def decontaminate_documents(
+    *,
+    documents: Artifact[FilteredDocuments],
+    synthetic: Artifact[SynthesizedProblems],
+    ingested: Artifact[IngestedDocuments],
+    recipe: DecontaminationRecipe,
+    resources: SparkResources,
+    output: Output,
+) -> DecontaminatedDocuments:
+    """Drop what overlaps with an evaluation item, whether it is to be trained on or held out. Raises ValueError if nothing is left."""
+
+    spark = spark_session(resources)
+    num_in = documents.record.num_documents + synthetic.record.num_documents
+    output.report(Progress(0, num_in, "documents", "indexing evaluation items"))
+    (text_ids, texts), (problem_ids, problems) = _evaluation_texts(ingested), _problems(synthetic)
+    item_ids = [*text_ids, *problem_ids]
+    index = spark.sparkContext.broadcast(build_index([(texts, MIN_WORDS_OF_TEXT), (problems, MIN_WORDS_OF_PROBLEM)], recipe.ngram_size))
+    frame = read_documents(spark, [*documents.paths("documents/*.parquet"), *synthetic.paths("documents/*.parquet")], resources)
+    hits = frame.select("id", "text").mapInArrow(partial(find_overlaps, index=index), HIT_COLUMNS).persist()
+    found = hits.where("item >= 0").toArrow().to_pylist()
+    fates = [
+        (hit["id"], OVERLAPS_TEXT if hit["item"] < len(text_ids) else OVERLAPS_PROBLEM, item_ids[hit["item"]])
+        for hit in sorted(found, key=lambda hit: hit["id"])
+    ]
+    write_table(spark.createDataFrame(fates, "id string, reason string, kept_id string"), output.path("dropped.parquet"))
+    kept = frame.join(hits.where("item < 0").select("id"), "id", "left_semi").select(*frame.columns)
+    num_bytes = documents.record.num_bytes + synthetic.record.num_bytes
+    counts = count_by(write_documents(kept, output.path("documents"), num_bytes), "split", "domain")
+    hits.unpersist()
+    index.destroy()
+    num_kept = sum(count for count, _ in counts.values())
+    reasons = count_reasons(output.path("dropped.parquet"))
+    assert num_in == num_kept + sum(reasons.values()), (num_in, num_kept, reasons)
+    if not any(split == TRAIN for split, _ in counts):
+        raise ValueError(
+            f"all {num_in} documents overlap with evaluation items ({reasons}): raise decontaminate.ngram_size or bring other text"
+        )
+    return DecontaminatedDocuments(
+        num_documents=num_kept,
+        num_bytes=sum(size for _, size in counts.values()),
+        num_protected_items=len(item_ids),
+        dropped=reasons,
+        train_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN},
+        validation_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split != TRAIN},
+    )
+
+
+def _evaluation_texts(ingested: Artifact[IngestedDocuments]) -> tuple[list[str], list[str]]:
+    """(ids, texts) of the protected records, sorted by id."""
+    import pyarrow.dataset as dataset
+
+    paths = [str(path) for path in ingested.paths("evaluation/*.parquet")]
+    table = dataset.dataset(paths).to_table(columns=["id", "text"]).sort_by("id")
+    return table.column("id").to_pylist(), table.column("text").to_pylist()
+
+
+def _problems(synthetic: Artifact[SynthesizedProblems]) -> tuple[list[str], list[str]]:
+    """(ids, `12 + 7 = 19`) of the evaluation problems, sorted by id."""
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(synthetic.path("problems.parquet")).sort_by("id").to_pylist()
+    return [row["id"] for row in rows], [row["prompt"] + row["answer"] for row in rows]
