@@ -38,4 +38,4 @@ def run_pipeline(
                 scale=scale, store=store, data=None if data is None else str(data), from_stage=from_stage, start=start, until=until
             )
         finally:
-            APILogHandler.flush()
+            APILogHandler().flush()

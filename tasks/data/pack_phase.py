@@ -39,7 +39,7 @@ def pack_phase(*, shards: Artifact[TokenShards], recipe: PackingRecipe, output: 
 
     from tasks.data.token_shard import open_shard
 
-    names = shards.record.shards
+    names = list(shards.record.shards)
     directory = shards.directory("shards")
     lengths = {name: open_shard(directory / f"{name}.bin").lengths for name in names}
     by_domain = {domain: [name for name in names if shards.record.domains[name] == domain] for domain in recipe.mixture}

@@ -52,7 +52,7 @@ def shard_documents(
     frame = _assign_shards(documents_frame, sizes)
     write = partial(
         write_shard, directory=str(directory), tokenizer_path=str(tokenizer.path("tokenizer.json")),
-        end_of_text_id=tokenizer.record.special_token_ids[END_OF_TEXT], vocab_size=tokenizer.record.num_tokens,
+        end_of_text_id=tokenizer.record.special_ids[END_OF_TEXT], vocab_size=tokenizer.record.num_tokens,
     )  # fmt: skip
     members = frame.mapInArrow(write, SHARD_COLUMNS).toArrow().sort_by([("shard", "ascending"), ("sequence", "ascending")])
     return _write_tables(members, output)
@@ -84,12 +84,13 @@ def _write_tables(members: pa.Table, output: Output) -> TokenShards:
 
     shards = sorted(set(members["shard"].to_pylist()))
     for shard in shards:
-        sidecar = members.filter(pc.equal(members["shard"], shard)).drop_columns(["shard"])
+        sidecar = members.filter(pc.field("shard") == shard).drop_columns(["shard"])
         pq.write_table(sidecar, output.path(f"shards/{shard}.parquet"), compression="zstd")
     lookup = members.select(["id", "shard", "sequence"]).sort_by([("id", "ascending")])
     pq.write_table(lookup, output.path("members.parquet"), compression="zstd")
     domains = {shard: shard.rsplit("-", 1)[0] for shard in shards}
-    totals = {shard: pc.sum(members.filter(pc.equal(members["shard"], shard))["num_tokens"]).as_py() for shard in shards}
+    sums = members.group_by("shard").aggregate([("num_tokens", "sum")]).to_pylist()
+    totals = {row["shard"]: row["num_tokens_sum"] for row in sums}
     return TokenShards(
         num_documents=members.num_rows,
         num_tokens=sum(totals.values()),

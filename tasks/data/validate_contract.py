@@ -66,7 +66,7 @@ def _read_array(path: Path, columns: tuple[str, ...]) -> Any:
     import numpy as np
     import pandas as pd
 
-    return pd.DataFrame(np.load(path, allow_pickle=False), columns=list(columns))
+    return pd.DataFrame(dict(zip(columns, np.load(path, allow_pickle=False).T, strict=True)))
 
 
 def _describe(finding: Finding) -> str:
