@@ -8,12 +8,13 @@ import random
 
 import pytest
 
-from configs.schema import GateRecipe
+from configs.schema import GateRecipe, ReleaseRecipe
 from infra.home import Home
 from infra.step import Output, Record, step
 from infra.store import open_store
 from tasks.evaluation.decide_gate import decide_gate, paired_difference
 from tasks.evaluation.items import ARITHMETIC, VALIDATION, Item, suite_digest, write_items
+from tasks.release.decide_release import decide_release
 from tests.evaluation_fakes import commit
 
 GATE = GateRecipe(max_bits_per_byte=2.0, min_arithmetic_accuracy=0.5, noninferiority_bits_per_byte=0.05)
@@ -141,3 +142,36 @@ def test_interval_equals_a_plain_bootstrap_weighted_by_bytes():
     assert difference == pytest.approx(sum(a.bits - b.bits for a, b in zip(ours, theirs, strict=True)) / sum(sizes))
     assert (lower, upper) == pytest.approx((resampled[100], resampled[3899]), abs=0.01)
     assert paired_difference(ours, theirs) == (difference, lower, upper)
+
+
+class GgufScores(Record):
+    bits_per_byte: dict[str, float | None]
+
+
+@pytest.fixture
+def decide_files(store):
+    def run(bits):
+        @step(content=("none",))
+        def evaluate_gguf(*, output: Output) -> GgufScores:
+            return GgufScores(bits_per_byte=bits)
+
+        recipe = ReleaseRecipe(
+            gguf_types=("F32", "Q8_0"), smoke_prompts=("a",), smoke_new_tokens=1, smoke_min_margin=0.01, max_quantization_bits_per_byte=0.02,
+            num_quantization_documents=1, max_quantization_document_tokens=1,
+        )  # fmt: skip
+        return commit(store, decide_release, gguf_evaluation=commit(store, evaluate_gguf, repr(bits)), recipe=recipe).record
+
+    return run
+
+
+@pytest.mark.parametrize(("quantized", "accepted"), [(0.99, True), (1.02, True), (1.0201, False), (None, False)])
+def test_quantization_may_lose_so_much(decide_files, quantized, accepted):
+    decision = decide_files({"F32": 1.0, "Q8_0": quantized})
+    assert decision.accepted == accepted
+    assert any(reason.startswith("refused") for reason in decision.reasons) != accepted
+
+
+def test_quantized_files_without_their_reference_raise(decide_files):
+    with pytest.raises(ValueError, match="F32 must be among them"):
+        decide_files({"Q8_0": 1.0})
+    assert not decide_files({"F32": None, "Q8_0": 1.0}).accepted

@@ -81,7 +81,7 @@ def test_llama_cpp_scores_what_our_engine_scores(store, served):
     ours = engine_of(store).score(texts)
     with ServedScorer(served.url, tokenizer.token_to_id("a"), VOCAB_SIZE) as scorer:
         for token_ids, expected in zip(texts, ours, strict=True):
-            assert scorer.score(token_ids) == pytest.approx(expected, abs=2e-3)
+            assert scorer.score(token_ids) == pytest.approx(expected, abs=1e-4)
 
 
 def test_gguf_evaluation_equals_our_engine_on_the_same_tokens(store, gguf, suite):
@@ -92,16 +92,12 @@ def test_gguf_evaluation_equals_our_engine_on_the_same_tokens(store, gguf, suite
     documents = [question for question in read_suite(suite.path("suite.parquet")) if question.kind == "validation"][:6]
     ids = [document_token_ids(toy_tokenizer(), document.text)[:25] for document in documents]
     ours = -sum(map(sum, engine_of(store).score(ids))) / math.log(2) / evaluation.record.num_bytes
-    assert evaluation.record.bits_per_byte["F32"] == pytest.approx(ours, abs=1e-3)
+    assert evaluation.record.bits_per_byte["F32"] == pytest.approx(ours, abs=1e-4)
     assert evaluation.record.num_tokens == sum(len(row) - 1 for row in ids)
     assert evaluation.record.num_bytes == sum(len(token_bytes(toy_tokenizer(), token_id)) for row in ids for token_id in row[1:])
 
     decision = commit(store, decide_release, gguf_evaluation=evaluation, recipe=RECIPE)
     assert decision.record.accepted, decision.record.reasons
-    loss = decision.record.figures["loss_Q8_0"]
-    strict = RECIPE.model_copy(update={"max_quantization_bits_per_byte": max(loss - 1e-4, 0.0)})
-    if loss > 1e-4:
-        assert not commit(store, decide_release, gguf_evaluation=evaluation, recipe=strict).record.accepted
 
 
 def test_threads_change_no_score(store, gguf, suite, tmp_path):
