@@ -142,8 +142,10 @@ def _tail(path: Path) -> list[str]:
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> tuple[int, int | None]:
     """Exit code of the job and the rank that failed first; the others are killed then."""
+    well = [0, EXIT_INTERRUPTED]
 
     def pass_on(number: int, frame: object) -> None:
+        well.append(-signal.SIGTERM)  # of a rank that was still starting: it has nothing to save
         for process in ranks:
             if process.poll() is None:
                 process.send_signal(number)
@@ -153,13 +155,13 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> tuple[int, int | None]:
     while True:
         codes = [process.poll() for process in ranks]
         for rank, code in enumerate(codes):
-            if code not in (None, 0, EXIT_INTERRUPTED):
+            if code is not None and code not in well:
                 for process in ranks:
                     process.kill()
                     process.wait()
-                return code or 1, rank
+                return code, rank
         if None not in codes:
-            return max(code or 0 for code in codes), None
+            return (EXIT_INTERRUPTED if any(codes) else 0), None
         time.sleep(POLL_SECONDS)
 
 

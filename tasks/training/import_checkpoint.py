@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from infra.step import Artifact, Output, digest_of, step
 from infra.store import hash_file
 from model.counts import count_parameters
-from tasks.training.train_phase import TrainedCheckpoint, special_token_ids
+from tasks.training.train_phase import TrainedCheckpoint, read_special_tokens
 
 if TYPE_CHECKING:
     from configs.schema import ModelRecipe
@@ -54,7 +54,9 @@ def import_checkpoint(
     _refuse_other_architecture(recipe, read_config(source.path), source.path)
     theirs = source.path / "tokenizer.json"
     if not theirs.is_file() or hash_file(theirs) != hash_file(tokenizer.path("tokenizer.json")):
-        raise ValueError(f"{source.path}: its tokenizer.json is not the one that the data was tokenized with; its ids would mean other text")
+        raise ValueError(
+            f"{source.path}: its tokenizer.json is not the one that the data was tokenized with; its ids would mean other text"
+        )
     model = load_model(source.path)
     tensors = {name: tensor.float().contiguous() for name, tensor in to_checkpoint_tensors(model.state_dict()).items()}
     save_file(tensors, output.path("handover/master-00001.safetensors"))
@@ -68,9 +70,9 @@ def import_checkpoint(
         if file.is_file():
             shutil.copyfile(file, output.path(f"hf/{file.name}"))
     return TrainedCheckpoint(
-        phase=IMPORTED, objective=IMPORTED, num_steps=0, num_tokens=0, course_tokens=0, lm_loss=0.0, mtp_loss=0.0, balance_loss=0.0,
+        phase=IMPORTED, objective=IMPORTED, num_steps=0, num_tokens=0, course=IMPORTED, course_tokens=0, lm_loss=0.0, mtp_loss=0.0, balance_loss=0.0,
         num_parameters=count_parameters(recipe).total, tokenizer_digest=tokenizer.digest,
-        special_token_ids=special_token_ids(tokenizer.path("tokenizer.json")),
+        special_token_ids=read_special_tokens(tokenizer.path("tokenizer.json"), recipe.vocab_size),
         export_digest=digest_of({path.name: hash_file(path) for path in sorted(output.path("hf/x").parent.iterdir())}),
     )  # fmt: skip
 

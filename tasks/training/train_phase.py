@@ -46,6 +46,7 @@ class TrainedCheckpoint(Record):
     num_steps: int
     num_tokens: int
     """Of this phase."""
+    course: str
     course_tokens: int
     """Position on the course where it ended."""
     lm_loss: float
@@ -77,13 +78,16 @@ def train_phase(
 ) -> TrainedCheckpoint:
     """Raises ValueError for what cannot be trained, JobFailedError with the failing rank's last lines when training fails."""
     refuse_impossible_training(recipe, resources)
+    if start is not None:
+        refuse_wrong_start(start.record, recipe)
+    refuse_large_ids(tokenizer.path("tokenizer.json"), recipe.model.vocab_size)
     token_ids = special_token_ids(tokenizer.path("tokenizer.json"))
     job = TrainingJob(
         recipe=recipe,
         resources=resources,
         work_dir=str(output.work_dir),
-        packed_dir=str(packed.path("order.npy").parent),
-        shards_dir=str(shards.path("tokens.bin").parent),
+        packed_dir=str(packed.paths("*")[0].parent),
+        shards_dir=str(shards.directory("shards")),
         start_dir="" if start is None else str(start.directory("handover")),
         eos_token_ids=tuple(token_ids[name] for name in END_TOKENS),
         pad_token_id=token_ids[END_OF_TEXT],
@@ -92,10 +96,27 @@ def train_phase(
     return collect(job, tokenizer, token_ids, output)
 
 
+def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None:
+    """Raises ValueError where a phase would continue its course at another place than its start ended."""
+    if start.course == recipe.course.name and start.course_tokens != recipe.course_start_tokens:
+        raise ValueError(
+            f"phase {recipe.phase} starts at {recipe.course_start_tokens} tokens of course {recipe.course.name}, but phase {start.phase} "
+            f"ended at {start.course_tokens}: start from the phase that lies before it"
+        )
+
+
 def special_token_ids(tokenizer_path: Path) -> dict[str, int]:
     """Ids of the special tokens by name, as tokenizer.json has them."""
     added = json.loads(tokenizer_path.read_text(encoding="utf-8"))["added_tokens"]
     return {token["content"]: token["id"] for token in added}
+
+
+def refuse_large_ids(tokenizer_path: Path, vocab_size: int) -> None:
+    """Raises ValueError for a tokenizer with more ids than the model has rows."""
+    ordinary = json.loads(tokenizer_path.read_text(encoding="utf-8"))["model"]["vocab"]
+    largest = max(*ordinary.values(), *special_token_ids(tokenizer_path).values())
+    if largest >= vocab_size:
+        raise ValueError(f"the tokenizer has ids up to {largest}, the model {vocab_size} rows: raise model.vocab_size above {largest}")
 
 
 def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
@@ -178,12 +199,22 @@ def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], token_ids: 
         shutil.copyfile(output.work_dir / name, output.path(name))
     position: dict[str, Any] = json.loads((final_dir / "handover" / "state.json").read_text())
     export = {path.name: hash_file(path) for path in sorted((output.directory / "hf").iterdir())}
+    losses = position["losses"]
     return TrainedCheckpoint(
-        phase=job.recipe.phase, objective=job.recipe.objective, num_steps=position["step"], num_tokens=position["num_tokens"],
-        course_tokens=position["course_tokens"], lm_loss=position["losses"]["lm"], mtp_loss=position["losses"]["mtp"],
-        balance_loss=position["losses"]["balance"], num_parameters=count_parameters(job.recipe.model).total,
-        tokenizer_digest=tokenizer.digest, special_token_ids=token_ids, export_digest=digest_of(export),
-    )  # fmt: skip
+        phase=job.recipe.phase,
+        objective=job.recipe.objective,
+        course=job.recipe.course.name,
+        course_tokens=position["course_tokens"],
+        num_steps=position["step"],
+        num_tokens=position["num_tokens"],
+        lm_loss=losses["lm"],
+        mtp_loss=losses["mtp"],
+        balance_loss=losses["balance"],
+        num_parameters=count_parameters(job.recipe.model).total,
+        tokenizer_digest=tokenizer.digest,
+        special_token_ids=token_ids,
+        export_digest=digest_of(export),
+    )
 
 
 def _place(source: Path, target: Path) -> None:

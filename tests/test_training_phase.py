@@ -1,0 +1,168 @@
+"""A phase trained through launcher, supervisor and worker: resumed equals uninterrupted, two phases equal one, two ranks equal one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from infra.launchers import JobFailedError
+from infra.supervisor import JobFile, read_job_file
+from model.hf_checkpoint import load_model
+from tasks.training.train_phase import TrainingStoppedError, train_phase
+from tests.model_recipes import GLM46
+from tests.training_inputs import NUM_STEPS, RESOURCES, TrainingInputs, metrics_of, small_recipe
+
+SAVE_EVERY_STEP = RESOURCES.model_copy(update={"save_interval_steps": 1, "num_kept_checkpoints": 9})
+ACROSS_TOPOLOGIES = {"rtol": 2e-3, "atol": 2e-4}
+"""Six steps later; the order of sums differs, and Newton-Schulz amplifies what is near zero."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return TrainingInputs(tmp_path_factory.mktemp("training") / "home")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(inputs):
+    """The whole course as one phase, and what was reported of it."""
+    logged, reported = {}, []
+    artifact = inputs.train(inputs.arguments(small_recipe()), log_metrics=logged.__setitem__, report=reported.append)
+    return artifact, logged, reported
+
+
+def test_a_phase_leaves_a_loadable_checkpoint_a_hand_over_and_its_metrics(inputs, uninterrupted):
+    artifact, logged, reported = uninterrupted
+    record = artifact.record
+    assert (record.phase, record.num_steps, record.num_tokens) == ("pretrain_general", NUM_STEPS, small_recipe().num_tokens)
+    model = load_model(artifact.directory("hf"))
+    state = model.state_dict()
+    assert record.num_parameters == sum(tensor.numel() for tensor in state.values())
+    assert (artifact.directory("hf") / "tokenizer.json").read_bytes() == inputs.tokenizer.path("tokenizer.json").read_bytes()
+    config = json.loads(artifact.path("hf/config.json").read_text())
+    assert config["eos_token_id"] == [record.special_token_ids[name] for name in ("<|endoftext|>", "<|user|>", "<|observation|>")]
+    assert sorted(logged) == list(range(1, NUM_STEPS + 1))
+    lines = metrics_of(artifact.path("metrics.jsonl"))
+    assert lines[-1]["lm"] == record.lm_loss < lines[0]["lm"]
+    assert lines[-1]["learning_rate"] == pytest.approx(small_recipe().course.final_learning_rate)
+    assert reported[-1].done == reported[-1].total == record.num_tokens and "loss" in reported[-1].message
+    router_biases = [tensor for name, tensor in state.items() if name.endswith("e_score_correction_bias")]
+    assert all(tensor.abs().max() > 0 for tensor in router_biases)
+
+
+@contextmanager
+def signal_after_a_save(work_dir: Path, victim: Callable[[JobFile], int], number: int) -> Iterator[list[str]]:
+    """Signal a process of the job as soon as it has saved something new; yields the names of the checkpoints it was done at."""
+    latest, done, closing = work_dir / "checkpoints" / "latest", [], threading.Event()
+    before = latest.read_text() if latest.exists() else ""
+
+    def watch():
+        while not done and not closing.is_set():
+            if latest.exists() and latest.read_text() > before:
+                os.kill(victim(read_job_file(work_dir)), number)
+                done.append(latest.read_text())
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    yield done
+    closing.set()
+    thread.join()
+
+
+def test_resume_equals_uninterrupted_run(uninterrupted, tmp_path):
+    artifact, logged, _ = uninterrupted
+    inputs = TrainingInputs(tmp_path / "home")
+    arguments = inputs.arguments(small_recipe(), SAVE_EVERY_STEP)
+    seen = []
+    with signal_after_a_save(inputs.work_dir(arguments), lambda job: job.pid, signal.SIGKILL) as kills:
+        resumed = inputs.train(arguments, log_metrics=lambda step, values: seen.append(step))
+    assert kills and kills[0] < "step-000000006", "the kill came too late to prove anything"
+    assert "== start 2" in resumed.path("logs/rank-0.log").read_text()
+    assert resumed.digest == artifact.digest
+    assert metrics_of(resumed.path("metrics.jsonl")) == metrics_of(artifact.path("metrics.jsonl"))
+    assert seen == sorted(logged)  # every step once, although some were taken twice
+
+
+def test_a_stopped_and_a_failed_training_say_so_and_continue(inputs, uninterrupted, tmp_path):
+    artifact, _, _ = uninterrupted
+    inputs = TrainingInputs(tmp_path / "home")
+    arguments = inputs.arguments(small_recipe(), SAVE_EVERY_STEP)
+    work_dir = inputs.work_dir(arguments)
+    with (
+        signal_after_a_save(work_dir, lambda job: job.pid, signal.SIGTERM),
+        pytest.raises(TrainingStoppedError, match="was asked to stop and has saved"),
+    ):
+        inputs.train(arguments)
+    with (
+        signal_after_a_save(work_dir, lambda job: job.rank_pids[0], signal.SIGKILL),
+        pytest.raises(JobFailedError, match=r"(?s)rank 0 ended with exit code -9 \(SIGKILL\).*rank-0.log.*ready in") as failure,
+    ):
+        inputs.train(arguments)
+    assert failure.value.args[0].count("\n") <= 31
+    assert inputs.train(arguments).digest == artifact.digest
+
+
+def test_two_phases_of_a_course_equal_one_long_phase(inputs, uninterrupted):
+    artifact, _, _ = uninterrupted
+    first = inputs.train(inputs.arguments(small_recipe(num_steps=3)))
+    second = inputs.train(inputs.arguments(small_recipe(num_steps=3, first_step=3, phase="pretrain_code_reasoning"), start=first))
+    for name in artifact.manifest.content:
+        if name.endswith(".safetensors"):
+            assert second.manifest.content[name] == artifact.manifest.content[name], name
+    assert second.record.course_tokens == artifact.record.course_tokens
+    with pytest.raises(ValueError, match="phase pretrain_general ended at 192: start from the phase that lies before it"):
+        inputs.train(inputs.arguments(small_recipe(num_steps=2, first_step=4), start=first))
+
+
+def test_two_ranks_and_smaller_micro_batches_equal_one_rank(inputs, uninterrupted):
+    artifact, _, _ = uninterrupted
+    arguments = inputs.arguments(small_recipe(), RESOURCES.model_copy(update={"num_ranks": 2, "micro_batch_sequences": 1}))
+    assert inputs.work_dir(arguments).name == artifact.key  # resources do not enter the key: a home of its own shows the numbers
+    other = TrainingInputs(inputs.home.root.parent / "two-ranks")
+    shared = other.train(other.arguments(arguments["recipe"], arguments["resources"]))
+    for ours, theirs in zip(metrics_of(shared.path("metrics.jsonl")), metrics_of(artifact.path("metrics.jsonl")), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+    for name in ("handover/master-00001.safetensors", "handover/momentum-00001.safetensors"):
+        expected = load_file(artifact.path(name))
+        for tensor_name, tensor in load_file(shared.path(name)).items():
+            torch.testing.assert_close(tensor, expected[tensor_name], **ACROSS_TOPOLOGIES, msg=lambda text, at=tensor_name: f"{at}: {text}")
+
+
+def test_what_cannot_be_trained_is_refused_before_anything_starts(inputs):
+    for recipe, resources, message in (
+        (small_recipe(seed=1, objective="grpo"), RESOURCES, "objective grpo cannot be trained, only pretrain can"),
+        (small_recipe(seed=1), RESOURCES.model_copy(update={"zero_stage": 3}), "zero_stage 3 is not available"),
+        (
+            small_recipe(seed=1),
+            RESOURCES.model_copy(update={"num_ranks": 5}),
+            "5 ranks cannot share the step at 0 tokens, it has 4 sequences",
+        ),
+        (small_recipe(model=GLM46.model_copy(update={"vocab_size": 290})), RESOURCES, "the tokenizer has ids up to 291"),
+    ):
+        started = time.monotonic()
+        with pytest.raises(ValueError, match=message):
+            inputs.train(inputs.arguments(recipe, resources))
+        assert time.monotonic() - started < 2
+
+
+def test_the_code_digest_covers_the_worker():
+    from infra.code_digest import closure
+
+    names = closure((train_phase.function.__module__, *train_phase.roots))
+    assert {
+        "tasks.training.worker",
+        "tasks.training.training_step",
+        "tasks.training.schedules",
+        "model.moe",
+        "tasks.data.packed_rows",
+    } <= set(names)

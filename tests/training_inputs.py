@@ -1,0 +1,133 @@
+"""A phase small enough to train in a second: recipe, real shards, packed order and tokenizer as committed artifacts."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from configs.load import load_scale
+from configs.schema import Frozen, TrainingRecipe, TrainingResources
+from infra.home import Home
+from infra.step import Artifact, Output, Record, Step, step
+from infra.store import LocalStore, Store, step_key
+from model.tokenizer_layout import SPECIAL_TOKENS
+from tasks.data.packed_rows import ORDER_FILE, PACKING_FILE
+from tasks.data.token_shard import append_tokens, token_dtype, write_index
+from tasks.training.train_phase import TrainedCheckpoint, train_phase
+from tests.model_recipes import GLM46
+
+SEQUENCE_LENGTH, ROWS_PER_STEP, NUM_STEPS = 16, 4, 6
+RESOURCES = TrainingResources(
+    launcher="local",
+    num_ranks=1,
+    zero_stage=0,
+    micro_batch_sequences=4,
+    save_interval_steps=2,
+    log_interval_steps=1,
+    num_kept_checkpoints=2,
+)
+
+
+class Nothing(Record):
+    """These inputs are asked for files only."""
+
+
+class FirstRow(Frozen):
+    first_row: int
+
+
+def small_recipe(num_steps: int = NUM_STEPS, first_step: int = 0, **changes) -> TrainingRecipe:
+    """Steps [first_step, first_step + num_steps) of a course of NUM_STEPS, 64 tokens each."""
+    scale = load_scale("micro")
+    course = scale.courses[0].recipe.model_dump() | {
+        "warmup_tokens": 100, "start_batch_tokens": ROWS_PER_STEP * SEQUENCE_LENGTH, "peak_batch_tokens": ROWS_PER_STEP * SEQUENCE_LENGTH,
+    }  # fmt: skip
+    values = scale.training_recipe(scale.phases[0]).model_dump() | {
+        "model": GLM46.model_dump(), "course": course, "sequence_length": SEQUENCE_LENGTH, "num_threads": 1,
+        "course_start_tokens": first_step * ROWS_PER_STEP * SEQUENCE_LENGTH,
+        "course_num_tokens": NUM_STEPS * ROWS_PER_STEP * SEQUENCE_LENGTH,
+        "num_tokens": num_steps * ROWS_PER_STEP * SEQUENCE_LENGTH,
+    }  # fmt: skip
+    return TrainingRecipe.model_validate(values | changes)
+
+
+def documents() -> list[list[int]]:
+    """Counting sequences of different lengths and strides, each closed by token 0."""
+    draw = np.random.default_rng(7)
+    return [[int((draw.integers(1, 5) * index + number) % 250) + 1 for index in range(draw.integers(5, 40))] + [0] for number in range(60)]
+
+
+@step(content=("shards/*",))
+def shard_toy_documents(*, output: Output) -> Nothing:
+    dtype = token_dtype(GLM46.vocab_size)
+    with open(output.path("shards/toy.bin"), "wb") as file:
+        lengths = append_tokens(file, documents(), dtype)
+    write_index(output.path("shards/toy.idx"), lengths, dtype)
+    return Nothing()
+
+
+@step(content=(ORDER_FILE, PACKING_FILE))
+def pack_toy_documents(*, recipe: FirstRow, output: Output) -> Nothing:
+    order, slot = [], -recipe.first_row * SEQUENCE_LENGTH
+    for number, document in enumerate(documents()):
+        hidden = min(max(0, -slot), len(document))  # what lies before the first row
+        if hidden < len(document):
+            order.append([0, number, hidden, len(document) - hidden, slot + hidden])
+        slot += len(document)
+    np.save(output.path(ORDER_FILE), np.array(order, dtype=np.int64))
+    output.path(PACKING_FILE).write_text(json.dumps({"sequence_length": SEQUENCE_LENGTH, "shards": ["toy"]}))
+    return Nothing()
+
+
+@step(content=("*.json",))
+def make_toy_tokenizer(*, output: Output) -> Nothing:
+    vocabulary = {chr(0x100 + index): index for index in range(256)}
+    added = [{"id": 256 + index, "content": name, "special": True} for index, name in enumerate(SPECIAL_TOKENS)]
+    output.path("tokenizer.json").write_text(json.dumps({"added_tokens": added, "model": {"vocab": vocabulary}}))
+    return Nothing()
+
+
+def compute(store: Store, step: Step, *, log_metrics=lambda number, values: None, report=lambda progress: None, **arguments) -> Artifact:
+    """Run a step and commit it, as flows/run_step.py does."""
+    digested = {name: value for name, value in arguments.items() if name not in ("recipe", "resources")}
+    identity = step.identity(arguments.get("recipe"), digested)
+    key = step_key(identity)
+    with store.locked(key):
+        return store.find(step, key) or store.compute(
+            step, key, identity, lambda output: step(**arguments, output=output), report, log_metrics, time.monotonic
+        )
+
+
+class TrainingInputs:
+    """A home with shards and tokenizer; `train` trains a phase in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = Home(root)
+        for directory in (root / "work", root / "run"):
+            directory.mkdir(parents=True)
+        self.store = LocalStore(root / "store", self.home)
+        self.shards = compute(self.store, shard_toy_documents)
+        self.tokenizer = compute(self.store, make_toy_tokenizer)
+
+    def arguments(self, recipe: TrainingRecipe, resources: TrainingResources = RESOURCES, start: Artifact | None = None) -> dict:
+        first_row = recipe.course_start_tokens // SEQUENCE_LENGTH
+        packed = compute(self.store, pack_toy_documents, recipe=FirstRow(first_row=first_row))
+        return {
+            "packed": packed, "shards": self.shards, "tokenizer": self.tokenizer, "start": start, "recipe": recipe, "resources": resources,
+        }  # fmt: skip
+
+    def work_dir(self, arguments: dict) -> Path:
+        inputs = {name: arguments[name] for name in ("packed", "shards", "tokenizer", "start")}
+        return self.home.work_dir(step_key(train_phase.identity(arguments["recipe"], inputs)))
+
+    def train(self, arguments: dict, **calls) -> Artifact[TrainedCheckpoint]:
+        return compute(self.store, train_phase, **calls, **arguments)
+
+
+def metrics_of(path: Path) -> list[dict]:
+    """Lines of metrics.jsonl without what depends on the clock."""
+    clock = {"tokens_per_second", "data_wait_seconds", "optimizer_seconds"}
+    return [{name: value for name, value in json.loads(line).items() if name not in clock} for line in path.read_text().splitlines()]
