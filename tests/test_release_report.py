@@ -34,6 +34,9 @@ GATE = GateRecipe(max_bits_per_byte=0.5, min_arithmetic_accuracy=0.0, noninferio
 
 class ToyStage(Record):
     num_documents: int
+    num_unsampled_records: int = 0
+    train_bytes_by_domain: dict[str, int] = Field(default_factory=dict)
+    validation_bytes_by_domain: dict[str, int] = Field(default_factory=dict)
     dropped: dict[str, int] = Field(default_factory=dict)
     rejected: dict[str, int] = Field(default_factory=dict)
 
@@ -70,11 +73,13 @@ def train_phase(*, output: Output) -> TrainedToy:
 def report(tmp_path_factory):
     store = open_store(None, Home(tmp_path_factory.mktemp("report")))
     funnel = {
-        "ingested": ToyStage(num_documents=1000, rejected={"not UTF-8 <&>": 7}),
+        "ingested": ToyStage(num_documents=1000, num_unsampled_records=5, rejected={"not UTF-8 <&>": 7}),
         "deduplicated": ToyStage(num_documents=901, dropped={"exact": 60, "near": 39}),
         "filtered": ToyStage(num_documents=853, dropped={"too_short": 48}),
-        "decontaminated": ToyStage(num_documents=851, dropped={"overlap": 2}),
-        "shards": ToyStage(num_documents=851),
+        "decontaminated": ToyStage(
+            num_documents=971, dropped={"overlap": 2}, train_bytes_by_domain={"web": 70, "code": 9}, validation_bytes_by_domain={"web": 8}
+        ),
+        "shards": ToyStage(num_documents=971),
     }
     given = {name: commit(store, toy_stage(name, record)[1], name) for name, record in funnel.items()}
     tokenizer = commit(store, train_tokenizer)
@@ -123,11 +128,13 @@ def test_numbers_are_those_of_the_artifacts(report):
     artifact, evaluation = report
     text = artifact.path("report.html").read_text()
     rows = Cells(text).rows
-    assert ["ingest", "dropped: not UTF-8 <&>", "7"] in rows
-    assert [row[2] for row in rows if row[1] == "kept"] == ["1,000", "901", "853", "851"]
+    assert ["ingest", "records unreadable: not UTF-8 <&>", "7"] in rows
+    assert [row[2] for row in rows if row[1] == "documents"] == ["1,000", "901", "853", "971"]
+    assert ["synthesize", "documents added", "120"] in rows, "971 + 2 dropped - 853"
+    assert ["web", "70", "8"] in rows and ["code", "9", "0"] in rows
     assert next(row for row in rows if row[0] == "all")[3] == f"{evaluation.record.bits_per_byte:.4f}"
     for domain, value in evaluation.record.bits_per_byte_by_domain.items():
-        assert next(row for row in rows if row[0] == domain)[3] == f"{value:.4f}"
+        assert next(row for row in rows if row[0] == domain and len(row) == 4)[3] == f"{value:.4f}"
     assert evaluation.digest[:12] in text
     assert artifact.record.accepted is False and "refused: bits_per_byte" in text
 

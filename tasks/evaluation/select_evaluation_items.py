@@ -17,7 +17,7 @@ from tasks.evaluation.items import ARITHMETIC, VALIDATION, suite_digest, text_di
 
 if TYPE_CHECKING:
     from configs.schema import EvaluationRecipe
-    from tasks.data.filter_documents import FilteredDocuments
+    from tasks.data.decontaminate_documents import DecontaminatedDocuments
     from tasks.data.synthesize_problems import SynthesizedProblems
     from tasks.data.train_tokenizer import TrainedTokenizer
 
@@ -52,7 +52,7 @@ class Question:
 @step(content=("suite.parquet",), distributions=("tokenizers", "pyarrow"))
 def select_evaluation_items(
     *,
-    documents: Artifact[FilteredDocuments],
+    documents: Artifact[DecontaminatedDocuments],
     problems: Artifact[SynthesizedProblems],
     tokenizer: Artifact[TrainedTokenizer],
     recipe: EvaluationRecipe,

@@ -24,7 +24,7 @@ p { margin: 0 0 10px; } .soft { color: var(--soft); } .good { color: var(--good)
 section { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
           padding: 20px 22px; margin-top: 20px; overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-table + p { margin-top: 12px; }
+table + p { margin-top: 12px; } table + table { margin-top: 24px; }
 th { text-align: left; font-weight: 600; color: var(--soft); font-size: 13px; }
 th, td { padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 tr:last-child td { border-bottom: 0; } th.number, td.number { text-align: right; }

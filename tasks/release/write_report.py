@@ -82,7 +82,7 @@ def write_report(
         section("Verdicts", *(_verdict(title, judged.record) for title, judged in decisions.items())),
         section("Evaluation", _evaluation(read_items(evaluation.path("items.parquet")))),
         section("Training", _training(checkpoint)),
-        section("Data", _funnel({"ingest": ingested, "deduplicate": deduplicated, "filter": filtered, "decontaminate": decontaminated})),
+        section("Data", _funnel(ingested.record, deduplicated.record, filtered.record, decontaminated.record)),
         section("Files for llama.cpp", _gguf(gguf_evaluation.record)),
         section("Model", _architecture(checkpoint.path("hf/config.json"))),
         section("Where it comes from", _provenance(stages), _versions(stages)),
@@ -135,16 +135,31 @@ def _training(checkpoint: Artifact[TrainedCheckpoint]) -> str:
     return told + curves("tokens", "cross-entropy, nats per token", series)
 
 
-def _funnel(stages: Mapping[str, Artifact[Any]]) -> str:
-    rows: list[tuple[str, str, int]] = []
-    for name, artifact in stages.items():
-        record = artifact.record.model_dump()
-        lost = record["rejected"] if name == "ingest" else record["dropped"]
-        rows += [
-            (name, f"dropped: {reason}", count) for reason, count in sorted(lost.items(), key=lambda item: (-item[1], item[0])) if count
-        ]
-        rows.append((name, "kept", record["num_documents"]))
-    return table(("stage", "documents", "number"), rows)
+def _funnel(
+    ingested: IngestedDocuments, deduplicated: DeduplicatedDocuments, filtered: FilteredDocuments, decontaminated: DecontaminatedDocuments
+) -> str:
+    num_synthetic = decontaminated.num_documents + sum(decontaminated.dropped.values()) - filtered.num_documents
+    rows = [
+        ("ingest", "records left out: max_source_bytes reached", ingested.num_unsampled_records),
+        *_reasons("ingest", "records unreadable", ingested.rejected),
+        ("ingest", "documents", ingested.num_documents),
+        *_reasons("deduplicate", "dropped", deduplicated.dropped),
+        ("deduplicate", "documents", deduplicated.num_documents),
+        *_reasons("filter", "dropped", filtered.dropped),
+        ("filter", "documents", filtered.num_documents),
+        ("synthesize", "documents added", num_synthetic),
+        *_reasons("decontaminate", "dropped", decontaminated.dropped),
+        ("decontaminate", "documents", decontaminated.num_documents),
+    ]
+    trained, held_out = decontaminated.train_bytes_by_domain, decontaminated.validation_bytes_by_domain
+    domains = [(domain, trained.get(domain, 0), held_out.get(domain, 0)) for domain in sorted({*trained, *held_out})]
+    return table(("stage", "what", "number"), rows) + table(("domain", "bytes to train on", "bytes held out"), domains)
+
+
+def _reasons(stage: str, what: str, counts: Mapping[str, int]) -> list[tuple[str, str, int]]:
+    """One row per reason, the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [(stage, f"{what}: {reason}", count) for reason, count in ordered if count]
 
 
 def _gguf(record: GgufEvaluation) -> str:
