@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from infra.step import Artifact, Output, digest_of, step
 from infra.store import hash_file
 from model.counts import count_parameters
-from tasks.training.train_phase import TrainedCheckpoint, read_special_tokens
+from tasks.training.train_phase import TrainedCheckpoint
 
 if TYPE_CHECKING:
     from configs.schema import ModelRecipe
@@ -70,9 +70,10 @@ def import_checkpoint(
         if file.is_file():
             shutil.copyfile(file, output.path(f"hf/{file.name}"))
     return TrainedCheckpoint(
-        phase=IMPORTED, objective=IMPORTED, num_steps=0, num_tokens=0, course=IMPORTED, course_tokens=0, lm_loss=0.0, mtp_loss=0.0, balance_loss=0.0,
+        phase=IMPORTED, objective=IMPORTED, num_steps=0, num_tokens=0, course=IMPORTED, course_tokens=0,
+        lm_loss=0.0, mtp_loss=0.0, balance_loss=0.0,
         num_parameters=count_parameters(recipe).total, tokenizer_digest=tokenizer.digest,
-        special_token_ids=read_special_tokens(tokenizer.path("tokenizer.json"), recipe.vocab_size),
+        special_token_ids=tokenizer.record.special_ids,
         export_digest=digest_of({path.name: hash_file(path) for path in sorted(output.path("hf/x").parent.iterdir())}),
     )  # fmt: skip
 

@@ -80,8 +80,7 @@ def train_phase(
     refuse_impossible_training(recipe, resources)
     if start is not None:
         refuse_wrong_start(start.record, recipe)
-    refuse_large_ids(tokenizer.path("tokenizer.json"), recipe.model.vocab_size)
-    token_ids = special_token_ids(tokenizer.path("tokenizer.json"))
+    token_ids = read_special_tokens(tokenizer.path("tokenizer.json"), recipe.model.vocab_size)
     job = TrainingJob(
         recipe=recipe,
         resources=resources,
@@ -105,18 +104,14 @@ def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None
         )
 
 
-def special_token_ids(tokenizer_path: Path) -> dict[str, int]:
-    """Ids of the special tokens by name, as tokenizer.json has them."""
-    added = json.loads(tokenizer_path.read_text(encoding="utf-8"))["added_tokens"]
-    return {token["content"]: token["id"] for token in added}
-
-
-def refuse_large_ids(tokenizer_path: Path, vocab_size: int) -> None:
-    """Raises ValueError for a tokenizer with more ids than the model has rows."""
-    ordinary = json.loads(tokenizer_path.read_text(encoding="utf-8"))["model"]["vocab"]
-    largest = max(*ordinary.values(), *special_token_ids(tokenizer_path).values())
+def read_special_tokens(tokenizer_path: Path, vocab_size: int) -> dict[str, int]:
+    """Ids of the special tokens by name. Raises ValueError for a tokenizer with more ids than the model has rows."""
+    tokenizer = json.loads(tokenizer_path.read_text(encoding="utf-8"))
+    special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    largest = max(*tokenizer["model"]["vocab"].values(), *special.values())
     if largest >= vocab_size:
         raise ValueError(f"the tokenizer has ids up to {largest}, the model {vocab_size} rows: raise model.vocab_size above {largest}")
+    return special
 
 
 def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
