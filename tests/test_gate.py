@@ -156,9 +156,8 @@ def decide_files(store):
             return GgufScores(bits_per_byte=bits)
 
         recipe = ReleaseRecipe(
-            gguf_types=("F32", "Q8_0"), smoke_prompts=("a",), smoke_new_tokens=1, smoke_min_margin=0.01, max_quantization_bits_per_byte=0.02,
-            num_quantization_documents=1,
-            max_quantization_document_tokens=1,
+            gguf_types=("F32", "Q8_0"), smoke_prompts=("a",), smoke_new_tokens=1, smoke_min_margin=0.01,
+            max_quantization_bits_per_byte=0.02, num_quantization_documents=1, max_quantization_document_tokens=1,
         )  # fmt: skip
         return commit(store, decide_release, gguf_evaluation=commit(store, evaluate_gguf, repr(bits)), recipe=recipe).record
 

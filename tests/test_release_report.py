@@ -129,7 +129,7 @@ def test_numbers_are_those_of_the_artifacts(report):
     text = artifact.path("report.html").read_text()
     rows = Cells(text).rows
     assert ["ingest", "records unreadable: not UTF-8 <&>", "7"] in rows
-    assert [row[2] for row in rows if row[1] == "documents"] == ["1,000", "901", "853", "971"]
+    assert [row[2] for row in rows if row[1] == "documents" and len(row) == 3] == ["1,000", "901", "853", "971"]
     assert ["synthesize", "documents added", "120"] in rows, "971 + 2 dropped - 853"
     assert ["web", "70", "8"] in rows and ["code", "9", "0"] in rows
     assert next(row for row in rows if row[0] == "all")[3] == f"{evaluation.record.bits_per_byte:.4f}"
