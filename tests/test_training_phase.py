@@ -147,7 +147,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(inputs):
             RESOURCES.model_copy(update={"num_ranks": 5}),
             "5 ranks cannot share the step at 0 tokens, it has 4 sequences",
         ),
-        (small_recipe(model=GLM46.model_copy(update={"vocab_size": 290})), RESOURCES, "the tokenizer has ids up to 291"),
+        (small_recipe(model=GLM46.model_copy(update={"vocab_size": 290})), RESOURCES, "the tokenizer has 292 ids, the model 290 rows"),
     ):
         started = time.monotonic()
         with pytest.raises(ValueError, match=message):

@@ -80,7 +80,11 @@ def train_phase(
     refuse_impossible_training(recipe, resources)
     if start is not None:
         refuse_wrong_start(start.record, recipe)
-    token_ids = read_special_tokens(tokenizer.path("tokenizer.json"), recipe.model.vocab_size)
+    if tokenizer.record.num_tokens > recipe.model.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.record.num_tokens} ids, the model {recipe.model.vocab_size} rows: raise model.vocab_size"
+        )
+    token_ids = tokenizer.record.special_ids
     job = TrainingJob(
         recipe=recipe,
         resources=resources,
@@ -92,7 +96,7 @@ def train_phase(
         pad_token_id=token_ids[END_OF_TEXT],
     )
     follow(LocalLauncher(output.work_dir.parent), job, output)
-    return collect(job, tokenizer, token_ids, output)
+    return collect(job, tokenizer, output)
 
 
 def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None:
@@ -102,16 +106,6 @@ def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None
             f"phase {recipe.phase} starts at {recipe.course_start_tokens} tokens of course {recipe.course.name}, but phase {start.phase} "
             f"ended at {start.course_tokens}: start from the phase that lies before it"
         )
-
-
-def read_special_tokens(tokenizer_path: Path, vocab_size: int) -> dict[str, int]:
-    """Ids of the special tokens by name. Raises ValueError for a tokenizer with more ids than the model has rows."""
-    tokenizer = json.loads(tokenizer_path.read_text(encoding="utf-8"))
-    special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-    largest = max(*tokenizer["model"]["vocab"].values(), *special.values())
-    if largest >= vocab_size:
-        raise ValueError(f"the tokenizer has ids up to {largest}, the model {vocab_size} rows: raise model.vocab_size above {largest}")
-    return special
 
 
 def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
@@ -183,7 +177,7 @@ class MetricsTail:
         return complete.decode().splitlines()
 
 
-def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], token_ids: dict[str, int], output: Output) -> TrainedCheckpoint:
+def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], output: Output) -> TrainedCheckpoint:
     """Place the worker's files in the artifact; large ones are linked, not copied."""
     final_dir = output.work_dir / "final"
     for path in sorted(final_dir.glob("*/*")):
@@ -207,7 +201,7 @@ def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], token_ids: 
         balance_loss=losses["balance"],
         num_parameters=count_parameters(job.recipe.model).total,
         tokenizer_digest=tokenizer.digest,
-        special_token_ids=token_ids,
+        special_token_ids=tokenizer.record.special_ids,
         export_digest=digest_of(export),
     )
 
