@@ -109,8 +109,8 @@ def _finding(table: ContractTable, result: Any) -> Finding:
         raise ValueError(
             f"{result.expectation_config.type} on {table.files} could not be computed: {result.exception_info['exception_message']}"
         )
-    count = details.get("unexpected_count")
-    observed = f"{count} of {details['element_count']} rows" if count is not None else str(details.get("observed_value"))
+    counts_rows = "element_count" in details and "unexpected_count" in details
+    observed = f"{details['unexpected_count']} of {details['element_count']} rows" if counts_rows else str(details.get("observed_value"))
     rows = details.get("partial_unexpected_index_list") or details.get("partial_unexpected_list") or []
     examples = tuple(_example(row) for row in rows[:NUM_EXAMPLES])
     return Finding(table.files, result.expectation_config.type, arguments, bool(result.success), observed, examples)

@@ -1,22 +1,19 @@
-"""The byte-level BPE tokenizer in GLM's layout, on the `tokenizers` library: training, files, and encoding inside Spark executors."""
+"""The byte-level BPE tokenizer in GLM's layout, on the `tokenizers` library: training and files."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from model.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from tokenizers import Tokenizer
 
 MIN_PAIR_COUNT = 2
 """A pair that occurs once in the sample is no pattern."""
-TOKEN_COLUMNS = "id string, source string, offset long, num_bytes long, bucket int, tokens binary, num_tokens long"
 
 
 def train_bpe(texts: Iterator[str], num_ordinary_tokens: int) -> Tokenizer:
@@ -38,9 +35,9 @@ def train_bpe(texts: Iterator[str], num_ordinary_tokens: int) -> Tokenizer:
     num_found = tokenizer.get_vocab_size(with_added_tokens=False)
     if num_found != num_ordinary_tokens:
         raise ValueError(
-            f"the tokenizer sample holds only {num_found} ordinary tokens (256 bytes and {num_found - 256} pairs that occur twice or more), "
-            f"tokenizer.num_ordinary_tokens asks for {num_ordinary_tokens}: lower it to at most {num_found}, raise tokenizer.sample_chars "
-            "or bring more text"
+            f"the tokenizer sample holds only {num_found} ordinary tokens (256 bytes, {num_found - 256} pairs that occur twice or more), "
+            f"tokenizer.num_ordinary_tokens asks for {num_ordinary_tokens}: lower it to at most {num_found}, "
+            "raise tokenizer.sample_chars or bring more text"
         )
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return tokenizer
@@ -59,40 +56,6 @@ def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
         "padding_side": "left",
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
-
-
-@cache
-def text_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer of a file, set to read `<|endoftext|>` and the like in a text as plain characters."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(path)
-    tokenizer.encode_special_tokens = True
-    return tokenizer
-
-
-def encode_batches(batches: Iterator[pa.RecordBatch], tokenizer_json: Any, num_vocabulary: int) -> Iterator[pa.RecordBatch]:
-    """TOKEN_COLUMNS for documents (id, source, offset, num_bytes, bucket, text): each ends in END_OF_TEXT. `tokenizer_json` is a broadcast."""
-    import numpy as np
-    import pyarrow as pa
-    from tokenizers import Tokenizer
-
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    tokenizer = Tokenizer.from_str(tokenizer_json.value)
-    tokenizer.encode_special_tokens = True
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    dtype = token_dtype(num_vocabulary)
-    for batch in batches:
-        encodings = tokenizer.encode_batch_fast(batch.column("text").to_pylist(), add_special_tokens=False)
-        tokens = [np.asarray([*encoding.ids, end], dtype=dtype) for encoding in encodings]
-        columns = [batch.column(name) for name in ("id", "source", "offset", "num_bytes", "bucket")]
-        columns += [pa.array([row.tobytes() for row in tokens], pa.binary()), pa.array([len(row) for row in tokens], pa.int64())]
-        yield pa.RecordBatch.from_arrays(columns, names=[column.split(" ")[0] for column in TOKEN_COLUMNS.split(", ")])
-
-
-def token_dtype(num_vocabulary: int) -> str:
-    """Megatron's rule: 16 bits where every id below 65,500 fits, else 32."""
-    return "uint16" if num_vocabulary < 65500 else "int32"
 
 
 def write_json(value: Any, path: os.PathLike[str]) -> None:

@@ -65,10 +65,7 @@ def build_index(groups: Sequence[tuple[Sequence[str], int]], ngram_size: int) ->
 
 def _protected(words: Words, length: int, whole_only: bool) -> tuple[U64, I64]:
     hashes, owners = ngram_hashes(words, length)
-    if whole_only:
-        kept = words.counts[owners] == length
-    else:
-        kept = _num_new_words(words, length) * 2 >= length
+    kept = words.counts[owners] == length if whole_only else _num_new_words(words, length) * 2 >= length
     return hashes[kept], owners[kept]
 
 
@@ -95,6 +92,8 @@ def _smallest_items(parts: list[tuple[U64, I64]]) -> tuple[U64, I64]:
 
 def chunk_bounds(texts: Sequence[str]) -> list[tuple[int, int]]:
     """(start, stop) of runs of texts of about CHUNK_CHARS characters."""
+    if not texts:
+        return []
     ends = np.cumsum([len(text) for text in texts]) // CHUNK_CHARS
     starts = np.flatnonzero(np.diff(ends, prepend=-1)).tolist()
     return list(zip(starts, [*starts[1:], len(texts)], strict=True))

@@ -32,7 +32,9 @@ def write_shard(
     import pyarrow as pa
     from tokenizers import Tokenizer
 
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Spark runs one worker per core
     tokenizer = Tokenizer.from_file(tokenizer_path)
+    tokenizer.encode_special_tokens = True  # a document that speaks of <|endoftext|> holds its characters, never its id
     dtype = token_dtype(vocab_size)
     temporary = Path(directory) / f".{uuid.uuid4().hex}"
     shard, lengths, num_sequences = "", [], 0
