@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -67,6 +67,7 @@ class Manifest(Record):
         return self.identity["step"]
 
 
+@runtime_checkable
 class Reader(Protocol):
     """The side of a store that artifacts need."""
 
