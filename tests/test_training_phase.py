@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -13,14 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from infra.launchers import JobFailedError
+from infra.step import Artifact, Output, step
 from infra.supervisor import JobFile, read_job_file
 from model.hf_checkpoint import load_model
-from tasks.training.train_phase import TrainingStoppedError, train_phase
+from tasks.training.train_phase import TrainedCheckpoint, TrainingStoppedError, train_phase
 from tests.model_recipes import GLM46
-from tests.training_inputs import NUM_STEPS, RESOURCES, TrainingInputs, metrics_of, small_recipe
+from tests.training_inputs import NUM_STEPS, RESOURCES, TrainingInputs, compute, metrics_of, small_recipe
 
 SAVE_EVERY_STEP = RESOURCES.model_copy(update={"save_interval_steps": 1, "num_kept_checkpoints": 9})
 ACROSS_TOPOLOGIES = {"rtol": 2e-3, "atol": 2e-4}
@@ -109,7 +111,14 @@ def test_a_stopped_and_a_failed_training_say_so_and_continue(inputs, uninterrupt
     ):
         inputs.train(arguments)
     assert failure.value.args[0].count("\n") <= 31
-    assert inputs.train(arguments).digest == artifact.digest
+    newest = work_dir / "checkpoints" / (work_dir / "checkpoints" / "latest").read_text()
+    (newest / "momentum-00001.safetensors").write_bytes(b"not what was written")
+    finished = inputs.train(arguments)
+    assert finished.digest == artifact.digest
+    assert (
+        f"{newest} is corrupt (momentum-00001.safetensors does not have its sha256): falling back to"
+        in finished.path("logs/rank-0.log").read_text()
+    )
 
 
 def test_two_phases_of_a_course_equal_one_long_phase(inputs, uninterrupted):
@@ -122,6 +131,27 @@ def test_two_phases_of_a_course_equal_one_long_phase(inputs, uninterrupted):
     assert second.record.course_tokens == artifact.record.course_tokens
     with pytest.raises(ValueError, match="phase pretrain_general ended at 192: start from the phase that lies before it"):
         inputs.train(inputs.arguments(small_recipe(num_steps=2, first_step=4), start=first))
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_optimizer_and_names_its_place(inputs):
+    first = inputs.train(inputs.arguments(small_recipe(num_steps=3)))
+    arguments = inputs.arguments(small_recipe(num_steps=3, first_step=3), start=compute(inputs.store, break_weights, checkpoint=first))
+    with pytest.raises(
+        JobFailedError, match=r"step 1: loss nan, gradient norm nan; rows 0 to 3 of the packed order, course position 192 tokens"
+    ):
+        inputs.train(arguments)
+    assert not (inputs.work_dir(arguments) / "checkpoints").exists()
+
+
+@step(content=("hf/*", "handover/*"))
+def break_weights(*, checkpoint: Artifact[TrainedCheckpoint], output: Output) -> TrainedCheckpoint:
+    """A start whose embedding holds one NaN."""
+    for name in checkpoint.manifest.content:
+        shutil.copyfile(checkpoint.path(name), output.path(name))
+    master = load_file(checkpoint.path("handover/master-00001.safetensors"))
+    master["model.embed_tokens.weight"][:, 0] = torch.nan
+    save_file(master, output.path("handover/master-00001.safetensors"))
+    return checkpoint.record
 
 
 def test_two_ranks_and_smaller_micro_batches_equal_one_rank(inputs, uninterrupted):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from configs.schema import TrainingRecipe, TrainingResources
+from configs.schema import TrainingResources
 
 
-def deepspeed_config(recipe: TrainingRecipe, resources: TrainingResources) -> dict[str, Any]:
+def deepspeed_config(resources: TrainingResources) -> dict[str, Any]:
     """The optimizer is a client object. Accumulation is ours (a step's batch follows the course), so DeepSpeed counts one micro-batch per
-    step and is told which backward pass is the last.
+    step and is told which backward pass is the last. Precision is ours too (mixed_precision.py): to DeepSpeed everything is float32.
     """
     return {
         "train_batch_size": resources.micro_batch_sequences * resources.num_ranks,
@@ -19,7 +19,5 @@ def deepspeed_config(recipe: TrainingRecipe, resources: TrainingResources) -> di
         "gradient_clipping": 0.0,
         "zero_optimization": {"stage": resources.zero_stage},
         "zero_allow_untested_optimizer": True,
-        # Parameters stay float32 and are their own masters; matrix products run in bfloat16, the router in float32.
-        "torch_autocast": {"enabled": recipe.dtype == "bfloat16", "dtype": "bfloat16"},
         "steps_per_print": None,
     }

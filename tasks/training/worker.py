@@ -28,6 +28,7 @@ from tasks.training.export import export_checkpoint
 from tasks.training.job import TrainingJob
 from tasks.training.launch_rules import refuse_impossible_training
 from tasks.training.metrics import MetricsLog, ProgressFile
+from tasks.training.mixed_precision import ComputeInBfloat16
 from tasks.training.schedules import StepPlan, plan_step
 from tasks.training.state import Position, dump_state, load_master, load_state, random_state_hex, read_position
 from tasks.training.training_step import NonFiniteLossError, StepResult, Trainable, take_step
@@ -80,7 +81,8 @@ def prepare(job: TrainingJob) -> Training:
     model = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta)
     optimizer = build_optimizer(model, recipe.optimizer)
     position = restore(job, model, optimizer)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=deepspeed_config(recipe, resources))
+    module = ComputeInBfloat16(model) if recipe.dtype == "bfloat16" else model
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=deepspeed_config(resources))
     # Alone, a rank would only copy its gradients to and fro.
     engine.enable_backward_allreduce = dist.get_world_size() > 1
     return Training(job, Trainable(engine, model, optimizer), rows, position)
