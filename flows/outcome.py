@@ -8,6 +8,9 @@ from rich.table import Table
 
 from flows.stage_log import StageResult
 
+FILE_WIDTH = 180
+"""Columns of the table where it goes to a file or a pipe."""
+
 
 class RunOutcome(BaseModel):
     """The end of a run. `reasons` is empty unless a gate refused; `promoted` means that alias `champion` resolves to this run's digest."""
@@ -27,6 +30,8 @@ class RunOutcome(BaseModel):
 def print_outcome(outcome: RunOutcome) -> None:
     """The table of stages and the end in words, on standard error."""
     console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
     table = Table(box=None, pad_edge=False)
     for column in ("stage", "seconds", "state", "digest", "key figures"):
         table.add_column(column, justify="right" if column == "seconds" else "left", overflow="fold")

@@ -54,7 +54,10 @@ def _train(run: Run, prepared: PreparedData, phase: PhaseSection, start: Artifac
     client = connect(run.mlflow)
     name = model_name(scale.scale)
     tags = {"glm46.scale": scale.scale, "glm46.phase": phase.name}
-    run_id = run_effect(run, f"track {phase.name}", lambda: ensure_run(client, name, phase.name, packed.digest, None, tags))
+    run_id = run_effect(
+        run, f"track {phase.name}", lambda: ensure_run(client, name, phase.name, packed.digest, None, tags),
+        describe=lambda run_id: f"MLflow run {run_id[:8]}",
+    )  # fmt: skip
     checkpoint = run_step(
         run, train_phase, stage=f"train {phase.name}", log_metrics=partial(log_metrics, client, run_id), packed=packed,
         shards=prepared.shards, tokenizer=prepared.tokenizer, start=start, recipe=scale.training_recipe(phase), resources=phase.resources,

@@ -81,7 +81,8 @@ def run_step(
     state = task(name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False)(body)(return_state=True)
     artifact: Artifact[R] = state.result()  # pyright: ignore[reportAssignmentType]
     cached = state.name == "Cached"
-    run.log.finish(StageResult(stage, time.monotonic() - started, cached, reason, artifact.digest, key_figures(artifact.record)))
+    why = "found in the store" if cached else reason
+    run.log.finish(StageResult(stage, round(time.monotonic() - started, 2), cached, why, artifact.digest, key_figures(artifact.record)))
     return artifact
 
 
@@ -93,7 +94,7 @@ def run_effect(run: Run, stage: str, effect: Callable[[], T], describe: Callable
         retries=EFFECT_RETRIES, retry_delay_seconds=EFFECT_RETRY_DELAY_SECONDS, retry_condition_fn=_is_worth_retrying,
     )  # fmt: skip
     result = as_task(effect)()
-    run.log.finish(StageResult(stage, time.monotonic() - started, False, describe(result), "", ""))
+    run.log.finish(StageResult(stage, round(time.monotonic() - started, 2), False, describe(result), "", ""))
     return result
 
 

@@ -53,7 +53,7 @@ def pack_phase(*, shards: Artifact[TokenShards], recipe: PackingRecipe, output: 
     pieces = pieces[np.lexsort((domain_number, position))]
     order = np.column_stack([pieces, np.cumsum(pieces[:, 3]) - pieces[:, 3]])
     np.save(output.path(ORDER_FILE), order)
-    packing = {"sequence_length": recipe.sequence_length, "shards": names, "tokens_by_domain": shares}
+    packing = {"sequence_length": recipe.sequence_length, "seed": recipe.seed, "shards": names, "tokens_by_domain": shares}
     output.path(PACKING_FILE).write_text(json.dumps(packing, indent=1, sort_keys=True) + "\n")
     return PackedPhase(
         num_rows=recipe.num_tokens // recipe.sequence_length,
