@@ -46,6 +46,7 @@ def toy_tokenizer():
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(DOCUMENTS.values(), trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False))
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.encode_special_tokens = True
     return tokenizer
 
 

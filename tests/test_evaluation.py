@@ -10,7 +10,8 @@ from configs.schema import EvaluationRecipe, EvaluationResources
 from infra.home import Home
 from infra.step import Progress
 from infra.store import open_store
-from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
+from tasks.evaluation.engine import load_tokenizer
+from tasks.evaluation.evaluate_checkpoint import document_token_ids, evaluate_checkpoint
 from tasks.evaluation.items import ARITHMETIC, VALIDATION, arithmetic_accuracy, bits_per_byte, read_items
 from tasks.evaluation.select_evaluation_items import read_suite, select_evaluation_items
 from tests.evaluation_fakes import DOCUMENTS, checkpoint, commit, split_documents, synthesize_problems, toy_tokenizer, train_tokenizer
@@ -81,6 +82,12 @@ def test_document_bits_equal_a_plain_forward_pass_over_its_windows(store):
         assert item.log_probability == pytest.approx(total, abs=1e-2)
         assert item.score == pytest.approx(-total / math.log(2) / item.num_bytes, abs=1e-4)
     assert artifact.record.bits_per_byte == pytest.approx(bits_per_byte(items.values()), abs=1e-6)
+
+
+def test_special_tokens_written_out_in_a_document_are_plain_text(tmp_path):
+    toy_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    token_ids = document_token_ids(load_tokenizer(tmp_path / "tokenizer.json"), "<|endoftext|><|user|>")
+    assert token_ids[0] == 320 and max(token_ids[1:]) < 320
 
 
 def test_answers_are_right_only_if_equal(store):

@@ -74,7 +74,9 @@ def engine_of(store, name="trained"):
 
 def test_llama_cpp_scores_what_our_engine_scores(store, served):
     tokenizer = toy_tokenizer()
-    texts = [document_token_ids(tokenizer, text)[:40] for text in (*DOCUMENTS.values(), "an <|endoftext|> inside, a <|user|> too")]
+    texts = [document_token_ids(tokenizer, text)[:40] for text in (*DOCUMENTS.values(), "<|user|> written out")]
+    special = [tokenizer.token_to_id(token) for token in ("<|endoftext|>", "<|user|>", "<think>")]
+    texts.append([*texts[0][:6], *special, VOCAB_SIZE - 1, *texts[0][6:9]])
     assert any(ends_inside_character(token_bytes(tokenizer, token_id)) for ids in texts for token_id in ids), (
         "no hidden token: test is too easy"
     )

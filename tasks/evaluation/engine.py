@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from model.generation import Generation, InProcessEngine, Sampling
 
 
@@ -29,6 +31,15 @@ def load_engine(checkpoint_dir: Path, *, weights_version: str, batch_sequences: 
     from model.hf_checkpoint import load_model
 
     return InProcessEngine(load_model(checkpoint_dir), weights_version=weights_version, batch_sequences=batch_sequences)
+
+
+def load_tokenizer(tokenizer_path: Path) -> Tokenizer:
+    """A tokenizer that takes special tokens in a text for plain characters, as the shards were written."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 @contextmanager

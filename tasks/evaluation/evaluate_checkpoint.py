@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Progress, Record, step
 from model.tokenizer_layout import END_OF_TEXT, END_TOKENS
-from tasks.evaluation.engine import Engine, load_engine, reproducible_arithmetic
+from tasks.evaluation.engine import Engine, load_engine, load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.items import (
     ARITHMETIC,
     VALIDATION,
@@ -60,10 +60,8 @@ def evaluate_checkpoint(
     output: Output,
 ) -> Evaluation:
     """A model that yields NaN is evaluated like any other: the gate refuses it."""
-    from tokenizers import Tokenizer
-
     checkpoint_dir = checkpoint.directory("hf")
-    tokenizer = Tokenizer.from_file(str(checkpoint_dir / "tokenizer.json"))
+    tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")
     questions = read_suite(suite.path("suite.parquet"))
     with reproducible_arithmetic(recipe.num_threads):
         engine = load_engine(checkpoint_dir, weights_version=checkpoint.digest, batch_sequences=resources.batch_sequences)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
+from tasks.evaluation.engine import load_tokenizer
 from tasks.evaluation.items import ARITHMETIC, VALIDATION, suite_digest, text_digest
 
 if TYPE_CHECKING:
@@ -74,9 +75,8 @@ def select_evaluation_items(
 
 def _choose_documents(paths: list[Path], tokenizer_path: Path, recipe: EvaluationRecipe) -> tuple[list[Question], int]:
     import pyarrow.parquet as pq
-    from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    tokenizer = load_tokenizer(tokenizer_path)
     columns, held_out = ["id", "domain", "text"], [("split", "==", VALIDATION)]
     rows = [row for path in paths for row in pq.read_table(path, columns=columns, filters=held_out).to_pylist()]
     chosen: list[Question] = []

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Progress, Record, step
+from tasks.evaluation.engine import load_tokenizer
 from tasks.evaluation.evaluate_checkpoint import document_token_ids
 from tasks.evaluation.items import VALIDATION
 from tasks.evaluation.select_evaluation_items import read_suite
@@ -63,9 +64,7 @@ def evaluate_gguf(
     output: Output,
 ) -> GgufEvaluation:
     """`resources` name threads and time limit; port and context length are chosen here."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(checkpoint.path("hf/tokenizer.json")))
+    tokenizer = load_tokenizer(checkpoint.path("hf/tokenizer.json"))
     texts = _choose_texts(tokenizer, suite.path("suite.parquet"), recipe)
     vocab_size = json.loads(checkpoint.path("hf/config.json").read_text(encoding="utf-8"))["vocab_size"]
     filler = tokenizer.token_to_id(FILLER)

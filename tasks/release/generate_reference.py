@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
 from model.tokenizer_layout import END_TOKENS
-from tasks.evaluation.engine import load_engine, reproducible_arithmetic
+from tasks.evaluation.engine import load_engine, load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.evaluate_checkpoint import document_token_ids, special_token_id
-from tasks.release.token_bytes import written_bytes
+from tasks.release.token_bytes import token_bytes
 
 if TYPE_CHECKING:
     from configs.schema import ReleaseRecipe
@@ -52,12 +52,10 @@ class ReferenceAnswer(Record):
 @step(content=("reference.json",), distributions=("torch", "tokenizers", "safetensors"))
 def generate_reference(*, checkpoint: Artifact[TrainedCheckpoint], recipe: ReleaseRecipe, output: Output) -> Reference:
     """Generate one prompt at a time, as a server does."""
-    from tokenizers import Tokenizer
-
     from model.generation import Sampling
 
     checkpoint_dir = checkpoint.directory("hf")
-    tokenizer = Tokenizer.from_file(str(checkpoint_dir / "tokenizer.json"))
+    tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")
     stops = tuple(special_token_id(tokenizer, token) for token in END_TOKENS)
     sampling = Sampling(max_new_tokens=recipe.smoke_new_tokens, stop_token_ids=stops)
     prompts = [document_token_ids(tokenizer, prompt) for prompt in recipe.smoke_prompts]
@@ -69,7 +67,7 @@ def generate_reference(*, checkpoint: Artifact[TrainedCheckpoint], recipe: Relea
             prompt=prompt,
             prompt_ids=tuple(prompt_ids),
             token_ids=tuple(token_ids),
-            pieces=tuple(written_bytes(tokenizer, token_id).hex() for token_id in token_ids),
+            pieces=tuple(token_bytes(tokenizer, token_id).hex() for token_id in token_ids),
             margins=tuple(round(margin, 6) for margin in margins),
             num_clear=next((step for step, margin in enumerate(margins) if not margin >= recipe.smoke_min_margin), len(margins)),
             is_stopped=token_ids[-1] in stops,

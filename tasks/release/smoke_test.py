@@ -60,7 +60,7 @@ def smoke_test(*, server_url: str, reference: Artifact[Reference]) -> SmokeRepor
 
 
 def _check_split(server_url: str, answer: ReferenceAnswer) -> list[str]:
-    body = json.dumps({"content": answer.prompt, "add_special": False, "parse_special": True}).encode()
+    body = json.dumps({"content": answer.prompt, "add_special": False, "parse_special": False}).encode()
     request = urllib.request.Request(f"{server_url}/tokenize", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=10) as response:
         token_ids = tuple(json.load(response)["tokens"])

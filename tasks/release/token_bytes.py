@@ -10,20 +10,14 @@ if TYPE_CHECKING:
 
 
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """The bytes a token stands for: maybe a part of a UTF-8 character; those of its name for a special token."""
+    """The bytes a token writes: maybe a part of a UTF-8 character; none for a special token and for an unused row of the vocabulary."""
     token = tokenizer.id_to_token(token_id)
-    assert token is not None, f"token id {token_id} lies outside the tokenizer's {tokenizer.get_vocab_size()} tokens"
-    if token_id in tokenizer.get_added_tokens_decoder():
+    added = tokenizer.get_added_tokens_decoder().get(token_id)
+    if token is None or (added is not None and added.special):
+        return b""
+    if added is not None:  # GLM's own files mark <think> so: added, but shown
         return token.encode()
     return bytes(_byte_of_character()[character] for character in token)
-
-
-def written_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """What a server writes for a generated token: nothing for a special one and for an unused row of the vocabulary."""
-    added = tokenizer.get_added_tokens_decoder().get(token_id)
-    if tokenizer.id_to_token(token_id) is None or (added is not None and added.special):
-        return b""
-    return token_bytes(tokenizer, token_id)
 
 
 @cache
