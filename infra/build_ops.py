@@ -1,6 +1,6 @@
-"""Compiles the DeepSpeed ops that training loads, once per environment, so that no training start waits for a compiler.
+"""Compiles the DeepSpeed op that training loads, once per environment, so that no training start waits for a compiler (90 s).
 
-They lie in `torch_extensions/` of the virtual environment. Run by `make env`: `python -m infra.build_ops`.
+It lies in `torch_extensions/` of the virtual environment. Run by `make env`: `python -m infra.build_ops`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def op_environment() -> dict[str, str]:
-    """Variables under which DeepSpeed finds the compiled ops, and ninja beside this interpreter."""
+    """Variables under which DeepSpeed finds the compiled op, and ninja beside this interpreter."""
     return {
         "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
@@ -20,27 +20,26 @@ def op_environment() -> dict[str, str]:
     }
 
 
-def build_ops() -> list[str]:
-    """Compile (or find compiled) every op; returns their names. Raises ValueError without a C++ compiler."""
+def build_ops() -> str:
+    """Compile the op (or find it compiled) and return its name. Raises ValueError without a C++ compiler."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         raise ValueError(f"no C++ compiler {compiler} on PATH: install one (Debian: apt-get install g++) or set CXX")
     os.environ.update(op_environment())
-    from deepspeed.ops.op_builder.cpu import FusedAdamBuilder, ShareMemCommBuilder
+    from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 
-    builders = (ShareMemCommBuilder(), FusedAdamBuilder())
-    for builder in builders:
-        builder.load()
-    return [builder.name for builder in builders]
+    builder = ShareMemCommBuilder()
+    builder.load()
+    return builder.name
 
 
 def main() -> int:
     try:
-        names = build_ops()
+        name = build_ops()
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"DeepSpeed ops ready in {op_environment()['TORCH_EXTENSIONS_DIR']}: {', '.join(names)}")
+    print(f"DeepSpeed op {name} ready in {op_environment()['TORCH_EXTENSIONS_DIR']}")
     return 0
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
+from infra.build_ops import op_environment
 from infra.launchers import Job, JobFailedError, JobHandle, JobStatus, LocalLauncher
 from infra.supervisor import read_job_file
+from tests.conftest import ROOT
 
 KEY = "0123abcd"
 
@@ -118,3 +123,17 @@ def test_cancel_lets_a_job_save_and_kills_one_that_will_not(launcher, tmp_path):
     wait_for(lambda: len(starts(tmp_path)) == 2)
     launcher.cancel(handle, grace_seconds=0)
     assert launcher.poll(handle).state in ("failed", "killed")
+
+
+def test_without_a_compiler_the_op_builder_says_what_to_install():
+    finished = subprocess.run(
+        [sys.executable, "-m", "infra.build_ops"], cwd=ROOT, env={**os.environ, "PATH": "/nowhere"}, capture_output=True, text=True
+    )
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert finished.stderr == "no C++ compiler c++ on PATH: install one (Debian: apt-get install g++) or set CXX\n"
+
+
+def test_the_op_is_found_where_launched_jobs_look_for_it():
+    finished = subprocess.run([sys.executable, "-m", "infra.build_ops"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0 and op_environment()["TORCH_EXTENSIONS_DIR"] in finished.stdout, finished.stderr
+    assert list(Path(op_environment()["TORCH_EXTENSIONS_DIR"]).rglob("deepspeed_shm_comm.so"))
