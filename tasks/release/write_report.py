@@ -79,7 +79,7 @@ def write_report(
         ("documents read", f"{ingested.record.num_documents:,}"),
     ]
     sections = [
-        section("Verdicts", *(_verdict(title, judged.record) for title, judged in decisions.items())),
+        section("Verdicts", *(_verdict(title, judged.record) for title, judged in decisions.items()), _rival(decision.record)),
         section("Evaluation", _evaluation(read_items(evaluation.path("items.parquet")))),
         section("Training", _training(checkpoint)),
         section("Data", _funnel(ingested.record, deduplicated.record, filtered.record, decontaminated.record)),
@@ -106,6 +106,12 @@ def publish_report(report: Artifact[Report], path: Path) -> Path:
 def _verdict(title: str, decision: GateDecision) -> str:
     word, style = ("accepted", "good") if decision.accepted else ("refused", "bad")
     return paragraph(f"{title}: {word}", style) + "".join(paragraph(reason, "soft") for reason in decision.reasons)
+
+
+def _rival(decision: GateDecision) -> str:
+    if decision.champion_digest:
+        return paragraph(f"The champion's evaluation on the same items: {decision.champion_digest[:DIGITS]}.", "soft")
+    return paragraph("No champion reigned: there was nothing to compare with.", "soft")
 
 
 def _evaluation(items: list[Item]) -> str:
