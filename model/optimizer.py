@@ -32,7 +32,7 @@ def build_optimizer(model: nn.Module, recipe: OptimizerRecipe) -> MuonWithAuxAda
     """
     if recipe.muon_newton_schulz_steps != DEEPSPEED_NEWTON_SCHULZ_STEPS:
         raise ValueError(
-            f"muon_newton_schulz_steps is {recipe.muon_newton_schulz_steps}: DeepSpeed's Muon does {DEEPSPEED_NEWTON_SCHULZ_STEPS}, set that"
+            f"muon_newton_schulz_steps is {recipe.muon_newton_schulz_steps}, DeepSpeed's Muon does {DEEPSPEED_NEWTON_SCHULZ_STEPS}: set it"
         )
     from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 

@@ -15,11 +15,12 @@ from infra.step import Artifact, Output, Record, Step, step
 from infra.store import LocalStore, Store, step_key
 from model.tokenizer_layout import SPECIAL_TOKENS
 from tasks.data.packed_rows import ORDER_FILE, PACKING_FILE
+from tasks.data.row_order import shuffled_rows
 from tasks.data.token_shard import append_tokens, token_dtype, write_index
 from tasks.training.train_phase import TrainedCheckpoint, train_phase
 from tests.model_recipes import GLM46
 
-SEQUENCE_LENGTH, ROWS_PER_STEP, NUM_STEPS = 16, 4, 6
+SEQUENCE_LENGTH, ROWS_PER_STEP, NUM_STEPS, SEED = 16, 4, 6, 46
 RESOURCES = TrainingResources(
     launcher="local",
     num_ranks=1,
@@ -42,8 +43,11 @@ class ToyTokenizer(Record):
     special_ids: dict[str, int]
 
 
-class FirstRow(Frozen):
+class RowRange(Frozen):
+    """Which of the toy's blocks a phase reads, in this order."""
+
     first_row: int
+    num_rows: int
 
 
 def small_recipe(num_steps: int = NUM_STEPS, first_step: int = 0, **changes) -> TrainingRecipe:
@@ -62,9 +66,17 @@ def small_recipe(num_steps: int = NUM_STEPS, first_step: int = 0, **changes) -> 
 
 
 def documents() -> list[list[int]]:
-    """Counting sequences of different lengths and strides, each closed by token 0."""
+    """Two per row: counting sequences of different lengths and strides, closed by token 0. Every row begins with token 1, so that rows may
+    be put in any order: the last target of each is the same."""
     draw = np.random.default_rng(7)
-    return [[int((draw.integers(1, 5) * index + number) % 250) + 1 for index in range(draw.integers(5, 40))] + [0] for number in range(60)]
+    texts = []
+    for number in range(NUM_STEPS * ROWS_PER_STEP):
+        cut = int(draw.integers(3, SEQUENCE_LENGTH - 3))
+        for length in (cut, SEQUENCE_LENGTH - cut):
+            stride = int(draw.integers(1, 5))
+            texts.append([(stride * index + number) % 250 + 1 for index in range(length - 1)] + [0])
+        texts[-2][0] = 1
+    return texts
 
 
 @step(content=("shards/*",))
@@ -77,15 +89,18 @@ def shard_toy_documents(*, output: Output) -> Nothing:
 
 
 @step(content=(ORDER_FILE, PACKING_FILE))
-def pack_toy_documents(*, recipe: FirstRow, output: Output) -> Nothing:
-    order, slot = [], -recipe.first_row * SEQUENCE_LENGTH
-    for number, document in enumerate(documents()):
-        hidden = min(max(0, -slot), len(document))  # what lies before the first row
-        if hidden < len(document):
-            order.append([0, number, hidden, len(document) - hidden, slot + hidden])
-        slot += len(document)
+def pack_toy_documents(*, recipe: RowRange, output: Output) -> Nothing:
+    lengths = [len(document) for document in documents()]
+    # Where the shuffle looks for the k-th row stands the k-th block, so that a phase reads its blocks in order.
+    blocks = np.empty(recipe.num_rows, dtype=np.int64)
+    blocks[shuffled_rows(np.arange(recipe.num_rows), recipe.num_rows, SEED)] = recipe.first_row + np.arange(recipe.num_rows)
+    order, slot = [], 0
+    for number in [2 * block + half for block in blocks.tolist() for half in (0, 1)]:
+        order.append([0, number, 0, lengths[number], slot])
+        slot += lengths[number]
+    order.append([0, 0, 0, 1, slot])
     np.save(output.path(ORDER_FILE), np.array(order, dtype=np.int64))
-    output.path(PACKING_FILE).write_text(json.dumps({"sequence_length": SEQUENCE_LENGTH, "shards": ["toy"]}))
+    output.path(PACKING_FILE).write_text(json.dumps({"sequence_length": SEQUENCE_LENGTH, "seed": SEED, "shards": ["toy"]}))
     return Nothing()
 
 
@@ -120,8 +135,8 @@ class TrainingInputs:
         self.tokenizer = compute(self.store, make_toy_tokenizer)
 
     def arguments(self, recipe: TrainingRecipe, resources: TrainingResources = RESOURCES, start: Artifact | None = None) -> dict:
-        first_row = recipe.course_start_tokens // SEQUENCE_LENGTH
-        packed = compute(self.store, pack_toy_documents, recipe=FirstRow(first_row=first_row))
+        first_row, num_rows = recipe.course_start_tokens // SEQUENCE_LENGTH, recipe.num_tokens // SEQUENCE_LENGTH
+        packed = compute(self.store, pack_toy_documents, recipe=RowRange(first_row=first_row, num_rows=num_rows))
         return {
             "packed": packed, "shards": self.shards, "tokenizer": self.tokenizer, "start": start, "recipe": recipe, "resources": resources,
         }  # fmt: skip
