@@ -85,8 +85,10 @@ def _stop() -> None:
     if gateway is not None:
         gateway.shutdown()
         SparkContext._gateway = SparkContext._jvm = None
-        gateway.proc.stdin.close()  # pyright: ignore[reportAttributeAccessIssue]
-        gateway.proc.wait(STOP_TIMEOUT_SECONDS)  # pyright: ignore[reportAttributeAccessIssue]
+        process = gateway.proc  # pyright: ignore[reportAttributeAccessIssue]
+        assert process is not None and process.stdin is not None
+        process.stdin.close()
+        process.wait(STOP_TIMEOUT_SECONDS)
 
 
 def _start(resources: SparkResources) -> SparkSession:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -94,17 +94,15 @@ def _parse_entry(path: Path, number: int, entry: object) -> RoleEntry:
         if key in values and values[key] not in allowed:
             raise ValueError(f"{where} ({values['files']}): unknown {key} {values[key]!r}; allowed are {', '.join(allowed)}")
     text = values.get("text")
-    fields = {key: str(value) for key, value in values.items() if key != "text"}
-    if text is None:
-        return RoleEntry(**fields)
-    return RoleEntry(**fields, text=tuple(str(name) for name in text) if isinstance(text, list) else (str(text),))
+    named = () if text is None else tuple(map(str, text)) if isinstance(text, list) else (str(text),)
+    return replace(RoleEntry(**{key: str(value) for key, value in values.items() if key != "text"}), text=named)  # pyright: ignore
 
 
 def _with_format(entry: RoleEntry, name: str, manifest: Path) -> RoleEntry:
     found = entry.format or _format_of(name)
     if not found and entry.role in ("pretrain", "evaluation"):
         raise ValueError(f"{manifest}: {name} has role {entry.role}, but its ending names no format: add `format: {' | '.join(FORMATS)}`")
-    return RoleEntry(**{**vars(entry), "format": found})
+    return replace(entry, format=found)
 
 
 def _format_of(name: str) -> str:

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.document_files import count_by, count_reasons, read_documents, write_documents, write_table
+from tasks.data.document_files import count_by, count_reasons, read_documents, write_documents
 from tasks.data.documents import TRAIN
 from tasks.data.overlap import HIT_COLUMNS, MIN_WORDS_OF_PROBLEM, MIN_WORDS_OF_TEXT, build_index, find_overlaps
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
     from configs.schema import DecontaminationRecipe, SparkResources
     from tasks.data.filter_documents import FilteredDocuments
     from tasks.data.ingest_documents import IngestedDocuments
@@ -52,12 +56,7 @@ def decontaminate_documents(
     index = spark.sparkContext.broadcast(build_index([(texts, MIN_WORDS_OF_TEXT), (problems, MIN_WORDS_OF_PROBLEM)], recipe.ngram_size))
     frame = read_documents(spark, [*documents.paths("documents/*.parquet"), *synthetic.paths("documents/*.parquet")], resources)
     hits = frame.select("id", "text").mapInArrow(partial(find_overlaps, index=index), HIT_COLUMNS).persist()
-    found = hits.where("item >= 0").toArrow().to_pylist()
-    fates = [
-        (hit["id"], OVERLAPS_TEXT if hit["item"] < len(text_ids) else OVERLAPS_PROBLEM, item_ids[hit["item"]])
-        for hit in sorted(found, key=lambda hit: hit["id"])
-    ]
-    write_table(spark.createDataFrame(fates, "id string, reason string, kept_id string"), output.path("dropped.parquet"))
+    _write_dropped(hits.where("item >= 0").toArrow(), item_ids, len(text_ids), output.path("dropped.parquet"))
     kept = frame.join(hits.where("item < 0").select("id"), "id", "left_semi").select(*frame.columns)
     num_bytes = documents.record.num_bytes + synthetic.record.num_bytes
     counts = count_by(write_documents(kept, output.path("documents"), num_bytes), "split", "domain")
@@ -78,6 +77,20 @@ def decontaminate_documents(
         train_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN},
         validation_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split != TRAIN},
     )
+
+
+def _write_dropped(hits: pa.Table, item_ids: list[str], num_texts: int, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    items = hits.column("item").to_pylist()
+    columns = {
+        "id": hits.column("id").to_pylist(),
+        "reason": [OVERLAPS_TEXT if item < num_texts else OVERLAPS_PROBLEM for item in items],
+        "kept_id": [item_ids[item] for item in items],
+    }
+    schema = pa.schema([(name, pa.string()) for name in columns])
+    pq.write_table(pa.table(columns, schema=schema).sort_by("id"), path, compression="zstd")
 
 
 def _evaluation_texts(ingested: Artifact[IngestedDocuments]) -> tuple[list[str], list[str]]:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import pydoc_data.topics
 import re
+import sys
 import sysconfig
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 OWN_DISTRIBUTION = "glm46"
 SKIPPED_DIRECTORIES = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
+GENERATED_PREFIXES = ("config-", "_sysconfigdata", "sitecustomize")
+"""What a build or a distributor of Python puts beside the library."""
 
 
 def standard_library() -> list[tuple[str, Path]]:
-    """(name, path) of every module's source, without tests, test support and what a build of Python generated."""
-    root = Path(sysconfig.get_paths()["stdlib"])
+    """(name, path) of every module's source, without tests and what a build of Python generated."""
+    root = sysconfig.get_paths()["stdlib"]
     found = []
-    for path in root.rglob("*.py"):
-        parts = path.relative_to(root).parts
-        skipped = SKIPPED_DIRECTORIES.intersection(parts[:-1]) or parts[0].startswith(("config-", "_sysconfigdata", "sitecustomize"))
-        if not skipped:
-            found.append((f"python/{'/'.join(parts)}", path))
-    return sorted(found)
+    for parent, directories, files in os.walk(root):
+        directories[:] = [name for name in directories if name not in SKIPPED_DIRECTORIES and not name.startswith(GENERATED_PREFIXES)]
+        wanted = [name for name in files if name.endswith(".py") and not name.startswith(GENERATED_PREFIXES)]
+        found.extend(Path(parent, name) for name in wanted)
+    return sorted((f"python/{path.relative_to(root).as_posix()}", path) for path in found)
 
 
 def pydoc_topics() -> tuple[str, Path]:
@@ -33,32 +36,42 @@ def pydoc_topics() -> tuple[str, Path]:
 
 def package_descriptions() -> list[tuple[str, Path]]:
     """(name, path) of the metadata of every distribution that glm46 requires, directly or not, extras left out."""
+    installed = _installed_metadata()
     found: dict[str, Path] = {}
-    seen: set[str] = set()
-    waiting = [OWN_DISTRIBUTION]
+    waiting = _required(requires(OWN_DISTRIBUTION) or [])
+    seen = {OWN_DISTRIBUTION}
     while waiting:
         name = waiting.pop()
-        if name in seen:
+        if name in seen or name not in installed:
             continue
         seen.add(name)
-        try:
-            installed = distribution(name)
-        except PackageNotFoundError:
-            continue
-        path = _metadata_path(installed)
-        if name != OWN_DISTRIBUTION and path is not None:
-            found[f"packages/{name}-{installed.version}"] = path
-        waiting.extend(_requirements(installed))
+        version, path, requirements = _read_header(installed[name])
+        found[f"packages/{name}-{version}"] = path
+        waiting.extend(_required(requirements))
     return sorted(found.items())
 
 
-def _requirements(installed: Distribution) -> list[str]:
-    requirements = [Requirement(line) for line in installed.requires or []]
-    wanted = [item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})]
-    return [re.sub(r"[-_.]+", "-", item.name).lower() for item in wanted]
+def _installed_metadata() -> dict[str, Path]:
+    """METADATA file of each installed distribution by its normalised name; earlier directories of sys.path win."""
+    found: dict[str, Path] = {}
+    for directory in sys.path:
+        for path in sorted(Path(directory).glob("*.dist-info/METADATA")) if directory else ():
+            found.setdefault(_normalise(path.parent.name.partition("-")[0]), path)
+    return found
 
 
-def _metadata_path(installed: Distribution) -> Path | None:
-    path = Path(str(installed.locate_file(""))) / f"{installed.metadata['Name']}-{installed.version}.dist-info" / "METADATA"
-    candidates = [path, *(Path(str(installed.locate_file(file))) for file in installed.files or [] if file.name == "METADATA")]
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
+def _read_header(path: Path) -> tuple[str, Path, list[str]]:
+    """(version, path, requirement lines) of a METADATA file."""
+    header = path.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+    version = next(line.removeprefix("Version: ") for line in header if line.startswith("Version: "))
+    return version, path, [line.removeprefix("Requires-Dist: ") for line in header if line.startswith("Requires-Dist: ")]
+
+
+def _required(lines: list[str]) -> list[str]:
+    """Normalised names of the requirements that hold here without extras."""
+    requirements = [Requirement(line) for line in lines]
+    return [_normalise(item.name) for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})]
+
+
+def _normalise(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

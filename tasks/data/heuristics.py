@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -186,11 +186,11 @@ def _is_space(points: NDArray[np.uint32]) -> Bools:
     return (points <= 32) | (points == 0x85) | (points == 0xA0) | (points == 0x3000) | ((points >= 0x2000) & (points <= 0x200A))
 
 
-def _sums(values: NDArray[np.generic], offsets: I64) -> I64:
+def _sums(values: NDArray[Any], offsets: I64) -> I64:
     """Integer sums of values[offsets[i]:offsets[i + 1]]."""
     sums = np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
     return sums[offsets[1:]] - sums[offsets[:-1]]
 
 
-def _share(part: NDArray[np.generic], whole: NDArray[np.generic], empty: float = 0.0) -> F64:
+def _share(part: NDArray[Any], whole: NDArray[Any], empty: float = 0.0) -> F64:
     return np.divide(part, whole, out=np.full(len(part), empty), where=whole > 0)

@@ -74,14 +74,17 @@ def sampling_bounds(files: list[SourceFile], max_bytes: int) -> dict[str, int]:
 
 def _source_frame(spark: SparkSession, files: list[SourceFile], num_partitions: int) -> DataFrame:
     """One row per file; files go to partitions largest first, each to the one with the fewest bytes."""
+    import pyarrow as pa
+
     loads = [0] * num_partitions
     rows = []
     for file in sorted(files, key=lambda file: (-file.num_text_bytes, file.name)):
         target = loads.index(min(loads))
         loads[target] += file.num_text_bytes + 1
         rows.append({**{name: getattr(file, name) for name in SOURCE_COLUMNS}, "text": list(file.text), "partition": target})
-    columns = ", ".join(f"{name} string" for name in SOURCE_COLUMNS)
-    frame = spark.createDataFrame(rows, f"{columns}, text array<string>, partition int")
+    fields = [(name, pa.string()) for name in SOURCE_COLUMNS]
+    schema = pa.schema([*fields, ("text", pa.list_(pa.string())), ("partition", pa.int32())])
+    frame = spark.createDataFrame(pa.Table.from_pylist(rows, schema=schema))
     return frame.repartitionById(num_partitions, "partition")
 
 

@@ -82,7 +82,8 @@ def _num_new_words(words: Words, length: int) -> I64:
 
 
 def _smallest_items(parts: list[tuple[U64, I64]]) -> tuple[U64, I64]:
-    hashes, items = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
+    hashes = np.concatenate([part[0] for part in parts])
+    items = np.concatenate([part[1] for part in parts])
     order = np.lexsort((items, hashes))
     hashes, items = hashes[order], items[order]
     is_first = np.ones(len(hashes), dtype=bool)

@@ -42,7 +42,7 @@ def train_tokenizer(
     texts = _sample(frame, recipe.sample_chars, num_bytes)
     output.report(Progress(0, recipe.num_ordinary_tokens, "tokens", f"learning merges from {len(texts)} documents"))
     tokenizer = train_bpe(iter(texts), recipe.num_ordinary_tokens)
-    special_ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+    special_ids = {token: identity for token in SPECIAL_TOKENS if (identity := tokenizer.token_to_id(token)) is not None}
     expected = list(range(recipe.num_ordinary_tokens, recipe.num_ordinary_tokens + len(SPECIAL_TOKENS)))
     assert list(special_ids.values()) == expected, special_ids
     tokenizer.save(str(output.path("tokenizer.json")))

@@ -120,7 +120,7 @@ def ngram_hashes(words: Words, size: int, whole_if_shorter: bool = False) -> tup
     return mix(hashes), texts
 
 
-def _whole_hash(words: Words, text: int) -> np.uint64:
+def _whole_hash(words: Words, text: np.intp) -> np.uint64:
     """The same hash as `ngram_hashes` gives a run of as many words."""
     value = 0
     for word in words.hashes[words.offsets[text] : words.offsets[text + 1]].tolist():
