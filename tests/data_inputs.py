@@ -1,0 +1,82 @@
+"""What the data tests share: steps run on a real local store, one small Spark session, small corpora written as files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from configs.load import load_scale
+from configs.schema import SparkResources
+from infra.home import Home
+from infra.step import Artifact, Step
+from infra.store import LocalStore, step_key
+from tests.conftest import ROOT
+
+SHARED_DATA = ROOT.parent / "shared" / "data"
+RECIPE = load_scale("micro").data.recipe
+RESOURCES = SparkResources(master="local[2]", driver_memory="1g", executor_memory="1g", shuffle_partitions=2)
+
+
+def in_partitions(count: int) -> SparkResources:
+    """The same session with another number of shuffle partitions."""
+    return RESOURCES.model_copy(update={"shuffle_partitions": count})
+
+
+def compute(step: Step[Any], root: Path, **arguments: Any) -> Artifact[Any]:
+    """Run a step into a store of its own directory, as the wrapper would; `recipe` and `resources` are passed on."""
+    home = Home(root)
+    store = LocalStore(home.store_dir, home)
+    data_files = arguments.pop("data_files", ())
+    inputs = {name: value for name, value in arguments.items() if name not in ("recipe", "resources")}
+    identity = step.identity(arguments.get("recipe"), inputs, data_files)
+    key = step_key(identity)
+    with store.locked(key):
+        return store.compute(
+            step, key, identity, lambda output: step(**arguments, output=output), lambda progress: None, lambda *_: None, time.monotonic
+        )
+
+
+def write_jsonl(path: Path, records: list[dict[str, Any]]) -> None:
+    """One JSON object per line, gzipped where the name says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def prose(seed: int, num_words: int = 120) -> str:
+    """Sentences of made-up words: different seeds share no long run of words."""
+    generator = np.random.Generator(np.random.Philox(seed))
+    syllables = ["ka", "lo", "mi", "ren", "tos", "vul", "da", "shi", "por", "ne", "gar", "wen"]
+    words = ["".join(generator.choice(syllables, size=generator.integers(2, 4))) for _ in range(num_words)]
+    return ". ".join(" ".join(words[start : start + 12]).capitalize() for start in range(0, num_words, 12)) + ".\n"
+
+
+def write_corpus(directory: Path, num_documents: int = 60) -> None:
+    """A data directory with roles: web text with duplicates, a little code, and a benchmark."""
+    texts = [prose(seed) for seed in range(num_documents)]
+    texts[5] = texts[4]
+    texts[7] = texts[6].replace(texts[6].split()[20], "changed", 1)
+    write_jsonl(directory / "web.jsonl.gz", [{"text": text, "url": f"https://example.org/{n}"} for n, text in enumerate(texts)])
+    for number in range(20):
+        lines = [f"def function_{number}_{line}(value):\n    return value * {number} + {line}\n" for line in range(12)]
+        (directory / f"module_{number}.py").write_text("\n\n".join(lines))
+    write_jsonl(
+        directory / "bench" / "questions.jsonl", [{"question": texts[9][:200], "answer": "none"}, {"question": "Who?", "answer": "I"}]
+    )
+    (directory / "glm46-data.yaml").write_text(
+        "version: 1\nentries:\n"
+        "  - {files: 'bench/**', role: evaluation}\n"
+        "  - {files: '*.py', role: pretrain, domain: code}\n"
+        "  - {files: '*.jsonl.gz', role: pretrain, domain: web, lang: en, text: text}\n"
+    )
+
+
+def rows(artifact: Artifact[Any], pattern: str) -> list[dict[str, Any]]:
+    """All rows of an artifact's Parquet files, in order."""
+    return [row for path in artifact.paths(pattern) for row in pq.read_table(path).to_pylist()]
