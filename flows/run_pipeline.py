@@ -19,6 +19,8 @@ def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
             "PREFECT_API_URL": f"{prefect_url}/api",
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the stage log speaks to the terminal, Prefect's to its UI
             "MLFLOW_TRACKING_URI": mlflow_url,
+            "MLFLOW_LOGGING_LEVEL": "WARNING",
+            "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         }
     )
 
