@@ -51,7 +51,13 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     problems = run_step(run, synthesize_problems, recipe=recipe.synthesize)
     check_contract(run, problems, "problems")
     decontaminated = run_step(
-        run, decontaminate_documents, documents=filtered, synthetic=problems, ingested=ingested, recipe=recipe.decontaminate, resources=spark
+        run,
+        decontaminate_documents,
+        documents=filtered,
+        synthetic=problems,
+        ingested=ingested,
+        recipe=recipe.decontaminate,
+        resources=spark,
     )
     check_contract(run, decontaminated, "decontaminated")
     tokenizer = run_step(run, train_tokenizer, documents=decontaminated, recipe=recipe.tokenizer, resources=spark)

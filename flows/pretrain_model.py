@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from prefect import flow
-from tasks.data.pack_phase import pack_phase
 
 from configs.schema import PhaseSection
 from flows.check_contract import check_contract
@@ -16,6 +15,7 @@ from infra.experiment_tracking import connect, ensure_run, finish_run, log_metri
 from infra.model_registry import ensure_alias, ensure_registered, model_name, version_tags
 from infra.servers import artifact_root
 from infra.step import Artifact
+from tasks.data.pack_phase import pack_phase
 from tasks.evaluation.decide_gate import GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation, evaluate_checkpoint
 from tasks.training.train_phase import TrainedCheckpoint, train_phase

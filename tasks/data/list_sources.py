@@ -10,7 +10,6 @@ import hashlib
 import zipfile
 import zlib
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 
 from infra.step import digest_of
@@ -50,7 +49,7 @@ class SourceListing:
 
     files: tuple[SourceFile, ...]
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """sha256 over the files without their absolute paths."""
         return digest_of([{key: value for key, value in asdict(file).items() if key != "path"} for file in self.files])

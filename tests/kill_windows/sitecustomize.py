@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import time
+from pathlib import Path
 
 KILL_DIR = os.environ.get("GLM46_KILL_DIR")
 WINDOWS = ("before a commit", "after a commit", "in a save", "before an alias move", "after an alias move")
@@ -16,7 +17,7 @@ WINDOWS = ("before a commit", "after a commit", "in a save", "before an alias mo
 
 def pause(window: str) -> None:
     """Count a passage through a window and wait if it is the planned one."""
-    plan = json.loads(open(os.path.join(KILL_DIR, "plan.json")).read())
+    plan = json.loads(Path(KILL_DIR, "plan.json").read_text())
     if plan["window"] != window:
         return
     for number in range(10_000):
