@@ -66,25 +66,33 @@ def split_words(texts: Sequence[str], with_operators: bool = False) -> Words:
     points, text_starts = code_points(texts)
     classes, lower = _tables()
     kinds = classes[points]
-    inside = (kinds >= LETTER) & (kinds <= SINGLE)
+    is_first, is_last = _text_ends(text_starts)
     alone = kinds == SINGLE
     if with_operators:
         signs = kinds == OPERATOR
-        signs[1:] &= kinds[:-1] != OPERATOR
-        signs[:-1] &= kinds[1:] != OPERATOR
-        inside |= signs
-        alone |= signs
-    begins = inside.copy()
-    begins[1:] &= ~inside[:-1] | alone[1:] | alone[:-1]
-    first_of_text = text_starts[:-1][np.diff(text_starts) > 0]
-    begins[first_of_text] = inside[first_of_text]
-    ends = inside.copy()
-    ends[:-1] &= ~inside[1:] | begins[1:]
+        alone |= signs & ~_shifted(signs, 1, is_first) & ~_shifted(signs, -1, is_last)
+    inside = (kinds == LETTER) | (kinds == NUMBER) | alone
+    joined = inside & ~alone
+    begins = inside & ~(joined & _shifted(joined, 1, is_first))
+    ends = inside & ~(joined & _shifted(joined, -1, is_last))
     starts, stops = np.flatnonzero(begins), np.flatnonzero(ends) + 1
     hashes = mix(span_hashes(lower[points], starts, stops))
     letters = np.concatenate(([0], np.cumsum((kinds == LETTER) | (kinds == SINGLE))))
     has_letter = letters[stops] > letters[starts]
     return Words(hashes, stops - starts, np.searchsorted(starts, text_starts), kinds[starts] == SINGLE, has_letter)
+
+
+def _text_ends(text_starts: I64) -> tuple[I64, I64]:
+    """Places of the first and of the last code point of each text that has any."""
+    filled = np.diff(text_starts) > 0
+    return text_starts[:-1][filled], text_starts[1:][filled] - 1
+
+
+def _shifted(values: NDArray[np.bool_], by: int, outside: I64) -> NDArray[np.bool_]:
+    """The value of the code point before (by 1) or behind (by -1) each one; False at the `outside` places, where another text is."""
+    moved = np.roll(values, by)
+    moved[outside] = False
+    return moved
 
 
 def span_hashes(values: NDArray[np.uint32], starts: I64, stops: I64) -> U64:
