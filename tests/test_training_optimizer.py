@@ -136,5 +136,5 @@ def test_the_decay_is_the_recipes_whatever_the_fan_in():
 
 
 def test_other_newton_schulz_steps_are_refused():
-    with pytest.raises(ValueError, match="muon_newton_schulz_steps is 6, DeepSpeed.s Muon does 5: set it"):
+    with pytest.raises(ValueError, match=r"muon_newton_schulz_steps is 6, DeepSpeed.s Muon does 5: set it"):
         build_optimizer(Matrices(), RECIPE.model_copy(update={"muon_newton_schulz_steps": 6}))
