@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 from configs.load import load_scale
 from configs.schema import SparkResources
 from infra.home import Home
+from infra.local_store import LocalStore
 from infra.step import Artifact, Step
-from infra.store import LocalStore, step_key
+from infra.store import step_key
 from tests.conftest import ROOT
 
 SHARED_DATA = ROOT.parent / "shared" / "data"

@@ -1,0 +1,170 @@
+"""What ingestion reads, refuses and names."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tasks.data.documents import document_id
+from tasks.data.ingest_documents import ingest_documents, sampling_bounds
+from tasks.data.list_sources import list_sources
+from tests.data_inputs import RECIPE, RESOURCES, SHARED_DATA, compute, in_partitions, prose, rows, write_jsonl
+
+INGEST = RECIPE.ingest.model_copy(update={"max_source_bytes": 10**9})
+LENIENT = INGEST.model_copy(update={"max_rejected_share": 1.0})
+
+
+def ingest(directory: Path, root: Path, recipe=INGEST, resources=RESOURCES):
+    return compute(ingest_documents, root, sources=list_sources(directory), recipe=recipe, resources=resources)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """Every format, in one directory with roles."""
+    directory = tmp_path_factory.mktemp("mixed")
+    write_jsonl(directory / "a.jsonl", [{"text": "first", "url": "u1", "license": "MIT"}, {"text": "second", "lang": "fr"}])
+    write_jsonl(directory / "b.jsonl.gz", [{"body": "zipped line"}])
+    write_jsonl(directory / "commits.jsonl.gz", [{"message": "Fix", "patch": "- a\n+ b", "repo": "x/y", "commit": "c0ffee"}])
+    write_jsonl(directory / "files.jsonl.gz", [{"repo": "x/y", "commit": "c0ffee", "path": "m.py", "content": "print(1)\n"}])
+    write_jsonl(directory / "bench.jsonl", [{"question": "How many?", "choices": ["one", "two"], "answer": 1, "meta": {"subject": "s"}}])
+    (directory / "t.txt").write_text("\ufeffplain text\n")
+    (directory / "t2.txt.gz").write_bytes(gzip.compress(b"zipped text"))
+    with zipfile.ZipFile(directory / "many.zip", "w") as archive:
+        archive.writestr("x/eins.txt", "Alle Menschen")
+        archive.writestr("x/deux.txt", "Tous les êtres")
+    (directory / "wiki.xml.bz2").write_bytes(b"not read")
+    (directory / "glm46-data.yaml").write_text(
+        "version: 1\nentries:\n"
+        "  - {files: bench.jsonl, role: evaluation}\n"
+        "  - {files: b.jsonl.gz, role: pretrain, text: body}\n"
+        "  - {files: commits.jsonl.gz, role: pretrain, domain: code, format: commits, text: [message, patch]}\n"
+        "  - {files: files.jsonl.gz, role: pretrain, domain: code, format: repository_files}\n"
+        "  - {files: many.zip, role: pretrain, domain: multilingual, format: zip_text}\n"
+        "  - {files: wiki.xml.bz2, role: pretrain, format: mediawiki}\n"
+        "  - {files: '*', role: pretrain, lang: en, licence: CC0}\n"
+    )
+    return directory
+
+
+def test_every_format_is_read_with_its_place_url_licence_and_language(mixed, tmp_path):
+    result = ingest(mixed, tmp_path)
+    found = {row["text"]: row for row in rows(result, "documents/*.parquet")}
+    assert set(found) == {
+        "first", "second", "zipped line", "Fix\n\n- a\n+ b", "print(1)\n", "plain text\n", "zipped text", "Alle Menschen", "Tous les êtres",
+    }  # fmt: skip
+    first, second = found["first"], found["second"]
+    assert (first["url"], first["licence"], first["lang"]) == ("u1", "MIT", "en")
+    assert (second["licence"], second["lang"]) == ("CC0", "fr")
+    with open(mixed / "a.jsonl", "rb") as file:
+        file.seek(second["offset"])
+        assert json.loads(file.readline())["text"] == "second"
+    assert found["print(1)\n"]["url"] == "https://github.com/x/y/blob/c0ffee/m.py" and found["print(1)\n"]["domain"] == "code"
+    assert found["Alle Menschen"]["source"] == "many.zip!x/eins.txt"
+    assert all(row["id"] == document_id(row["source"], row["offset"], row["piece"]) for row in found.values())
+    (protected,) = rows(result, "evaluation/*.parquet")
+    assert protected["text"] == "How many?\none\ntwo\ns"
+    assert result.record.rejected == {"unsupported_format": 1}
+    assert result.record.num_documents == 9 and result.record.num_bytes == sum(len(text.encode()) for text in found)
+
+
+def test_bad_input_is_kept_aside_with_reason_source_and_offset(tmp_path):
+    data = tmp_path / "data"
+    write_jsonl(data / "good.jsonl", [{"text": prose(seed)} for seed in range(30)])
+    (data / "latin.txt").write_bytes("Stra\xdfe".encode("latin-1"))
+    lines = [
+        b'{"text": "ok"}',
+        b'{"text": "bro',
+        b'{"title": "x"}',
+        b'{"text": "  "}',
+        b'["no object"]',
+        b'{"text": "\xff"}',
+        b'{"text": "\\ud800"}',
+    ]
+    (data / "lines.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    whole = gzip.compress(b"".join(b'{"text": "line %d"}\n' % number for number in range(20000)))
+    (data / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    (data / "none.txt").write_bytes(b"")
+    (data / "blank.txt").write_bytes(b" \n")
+    (data / "cut.txt.gz").write_bytes(whole[: len(whole) // 2])
+    result = ingest(data, tmp_path / "home", LENIENT)
+    found = sorted((row["source"], row["offset"], row["reason"]) for row in rows(result, "rejected.parquet"))
+    cut = [row for row in found if row[0].startswith("cut")]
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line) + 1)
+    assert [row for row in found if row not in cut] == [
+        ("blank.txt", 0, "empty"), ("latin.txt", 0, "not_utf8"), ("lines.jsonl", starts[1], "broken_json"), ("lines.jsonl", starts[2], "no_text"),
+        ("lines.jsonl", starts[3], "empty"), ("lines.jsonl", starts[4], "broken_json"), ("lines.jsonl", starts[5], "not_utf8"),
+        ("lines.jsonl", starts[6], "not_utf8"), ("none.txt", 0, "empty_file"),
+    ]  # fmt: skip
+    assert [(name, reason) for name, _, reason in cut] == [("cut.jsonl.gz", "truncated_gzip"), ("cut.txt.gz", "truncated_gzip")]
+    read = [row for row in rows(result, "documents/*.parquet") if row["source"] == "cut.jsonl.gz"]
+    assert len(read) > 100 and {row["text"] for row in read} == {f"line {number}" for number in range(len(read))}
+
+
+def test_the_ceiling_on_rejected_records_holds_on_both_sides_and_names_the_files(tmp_path):
+    data = tmp_path / "data"
+    write_jsonl(data / "good.jsonl", [{"text": prose(seed)} for seed in range(9)])
+    (data / "latin.txt").write_bytes("Stra\xdfe".encode("latin-1"))
+    assert ingest(data, tmp_path / "on", INGEST.model_copy(update={"max_rejected_share": 0.1})).record.rejected == {"not_utf8": 1}
+    with pytest.raises(ValueError, match=r"1 of 10 records are unreadable \(not_utf8 1\).*\(0\.09\).*latin\.txt at byte 0: not_utf8"):
+        ingest(data, tmp_path / "above", INGEST.model_copy(update={"max_rejected_share": 0.09}))
+
+
+def test_a_corpus_of_nothing_but_blanks_is_an_error(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "blank.txt").write_text(" \n")
+    with pytest.raises(ValueError, match=r"the corpus is empty: no document in 1 sources.*blank\.txt at byte 0: empty"):
+        ingest(tmp_path / "data", tmp_path / "home", LENIENT)
+
+
+def test_a_file_that_changed_since_the_listing_stops_the_run(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("before")
+    listing = list_sources(tmp_path / "data")
+    (tmp_path / "data" / "a.txt").write_text("after")
+    with pytest.raises(ValueError, match=r"source a\.txt changed while it was read"):
+        compute(ingest_documents, tmp_path / "home", sources=listing, recipe=INGEST, resources=RESOURCES)
+
+
+def test_long_documents_become_pieces_that_join_to_the_text(tmp_path):
+    (tmp_path / "data").mkdir()
+    text = "\n\n".join(prose(seed) for seed in range(40))
+    (tmp_path / "data" / "book.txt").write_text(text)
+    result = ingest(tmp_path / "data", tmp_path / "home", INGEST.model_copy(update={"max_document_chars": 2000}))
+    pieces = sorted(rows(result, "documents/*.parquet"), key=lambda row: row["piece"])
+    assert len(pieces) > 10 and "".join(row["text"] for row in pieces) == text
+    assert all(text[row["piece"] : row["piece"] + row["num_chars"]] == row["text"] for row in pieces)
+
+
+def test_ingestion_is_the_same_for_any_partition_count(mixed, tmp_path):
+    assert len({ingest(mixed, tmp_path / str(count), resources=in_partitions(count)).digest for count in (1, 2, 7)}) == 1
+
+
+def test_the_budget_is_shared_out_evenly_and_small_domains_keep_all(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(300):
+        (data / f"m{number}.py").write_text(f"x = {number}  # {prose(number, 60)}")
+    write_jsonl(data / "web.jsonl", [{"text": prose(seed, 60)} for seed in range(20)])
+    files = list(list_sources(data).files)
+    sizes = {domain: sum(file.num_text_bytes for file in files if file.domain == domain) for domain in ("web", "code")}
+    budget = sizes["web"] + sizes["code"] // 3
+    assert sampling_bounds(files, budget)["web"] == 1 << 32
+    result = ingest(data, tmp_path / "home", INGEST.model_copy(update={"max_source_bytes": budget}))
+    assert result.record.documents_by_domain["web"] == 20
+    assert 70 < result.record.documents_by_domain["code"] < 130
+    assert result.record.documents_by_domain["code"] + result.record.num_unsampled_records == 300
+
+
+@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="../shared/data is not there")
+def test_the_shared_data_is_read_in_all_its_domains(tmp_path):
+    result = ingest(SHARED_DATA, tmp_path, RECIPE.ingest)
+    assert set(result.record.documents_by_domain) == {"web", "multilingual", "code"}
+    assert result.record.num_evaluation_documents > 10000
+    assert set(result.record.rejected) <= {"empty", "empty_file", "unsupported_format"}
+    assert 0.5 < result.record.num_bytes / RECIPE.ingest.max_source_bytes < 2
