@@ -95,7 +95,7 @@ class IngestRecipe(Frozen):
     """Longer documents are cut at paragraph ends into pieces of at most this many characters, each with its own offset."""
     max_source_bytes: int = Field(gt=0)
     """Bytes of source text per run, shared out evenly over the domains; what a domain does not need goes to the others. Where a domain
-    holds more than its part, whole records are kept by the hash of their place, so the bytes taken are met on average."""
+    holds more than its part, documents are kept by the hash of their place, so the bytes are met on average."""
     max_rejected_share: float = Field(ge=0, le=1)
     """Share of unreadable records (not UTF-8, truncated gzip, broken JSON, no text, empty) above which the run stops and names them."""
 

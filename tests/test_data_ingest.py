@@ -97,8 +97,9 @@ def test_bad_input_is_kept_aside_with_reason_source_and_offset(tmp_path):
     for line in lines:
         starts.append(starts[-1] + len(line) + 1)
     assert [row for row in found if row not in cut] == [
-        ("blank.txt", 0, "empty"), ("latin.txt", 0, "not_utf8"), ("lines.jsonl", starts[1], "broken_json"), ("lines.jsonl", starts[2], "no_text"),
-        ("lines.jsonl", starts[3], "empty"), ("lines.jsonl", starts[4], "broken_json"), ("lines.jsonl", starts[5], "not_utf8"),
+        ("blank.txt", 0, "empty"), ("latin.txt", 0, "not_utf8"), ("lines.jsonl", starts[1], "broken_json"),
+        ("lines.jsonl", starts[2], "no_text"), ("lines.jsonl", starts[3], "empty"),
+        ("lines.jsonl", starts[4], "broken_json"), ("lines.jsonl", starts[5], "not_utf8"),
         ("lines.jsonl", starts[6], "not_utf8"), ("none.txt", 0, "empty_file"),
     ]  # fmt: skip
     assert [(name, reason) for name, _, reason in cut] == [("cut.jsonl.gz", "truncated_gzip"), ("cut.txt.gz", "truncated_gzip")]
@@ -158,7 +159,7 @@ def test_the_budget_is_shared_out_evenly_and_small_domains_keep_all(tmp_path):
     result = ingest(data, tmp_path / "home", INGEST.model_copy(update={"max_source_bytes": budget}))
     assert result.record.documents_by_domain["web"] == 20
     assert 70 < result.record.documents_by_domain["code"] < 130
-    assert result.record.documents_by_domain["code"] + result.record.num_unsampled_records == 300
+    assert result.record.documents_by_domain["code"] + result.record.num_unsampled_documents == 300
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="../shared/data is not there")

@@ -34,7 +34,7 @@ GATE = GateRecipe(max_bits_per_byte=0.5, min_arithmetic_accuracy=0.0, noninferio
 
 class ToyStage(Record):
     num_documents: int
-    num_unsampled_records: int = 0
+    num_unsampled_documents: int = 0
     train_bytes_by_domain: dict[str, int] = Field(default_factory=dict)
     validation_bytes_by_domain: dict[str, int] = Field(default_factory=dict)
     dropped: dict[str, int] = Field(default_factory=dict)
@@ -73,7 +73,7 @@ def train_phase(*, output: Output) -> TrainedToy:
 def report(tmp_path_factory):
     store = open_store(None, Home(tmp_path_factory.mktemp("report")))
     funnel = {
-        "ingested": ToyStage(num_documents=1000, num_unsampled_records=5, rejected={"not UTF-8 <&>": 7}),
+        "ingested": ToyStage(num_documents=1000, num_unsampled_documents=5, rejected={"not UTF-8 <&>": 7}),
         "deduplicated": ToyStage(num_documents=901, dropped={"exact": 60, "near": 39}),
         "filtered": ToyStage(num_documents=853, dropped={"too_short": 48}),
         "decontaminated": ToyStage(

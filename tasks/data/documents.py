@@ -23,9 +23,9 @@ def document_id(source: str, offset: int, piece: int) -> str:
     return hashlib.sha256(f"{source}\n{offset}\n{piece}".encode()).hexdigest()[:16]
 
 
-def record_hash(source: str, offset: int) -> int:
-    """32 uniform bits of a record's place, for sampling whole records."""
-    return int.from_bytes(hashlib.sha256(f"{source}\n{offset}".encode()).digest()[:4], "big")
+def sampling_hash(identity: str) -> int:
+    """32 uniform bits of a document's id: the last ones, since the first decide which file it is written to."""
+    return int(identity[8:], 16)
 
 
 def content_digest(text: str) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from configs.schema import IngestRecipe, SparkResources
     from tasks.data.list_sources import SourceFile, SourceListing
 
-ALL_RECORDS = 1 << 32
+ALL_HASHES = 1 << 32
 HARMLESS_REASONS = ("empty_file",)
 """Files of no bytes, such as a package's __init__.py: counted, but no sign of damage."""
 NUM_EXAMPLES = 5
@@ -31,8 +31,8 @@ class IngestedDocuments(Record):
     num_bytes: int
     """UTF-8 bytes of the documents' text."""
     num_evaluation_documents: int
-    num_unsampled_records: int
-    """Whole records left out because their domain holds more than its part of max_source_bytes."""
+    num_unsampled_documents: int
+    """Left out because their domain holds more than its part of max_source_bytes."""
     rejected: dict[str, int]
     """Records by reason."""
     documents_by_domain: dict[str, int]
@@ -59,7 +59,7 @@ def ingest_documents(*, sources: SourceListing, recipe: IngestRecipe, resources:
 
 
 def sampling_bounds(files: list[SourceFile], max_bytes: int) -> dict[str, int]:
-    """Per domain the 32-bit record hash below which records are taken: `max_bytes` shared out evenly, small domains first."""
+    """Per domain the sampling hash below which documents are kept: `max_bytes` shared out evenly, small domains first."""
     sizes: dict[str, int] = {}
     for file in files:
         sizes[file.domain] = sizes.get(file.domain, 0) + (file.num_text_bytes if file.role == "pretrain" else 0)
@@ -67,7 +67,7 @@ def sampling_bounds(files: list[SourceFile], max_bytes: int) -> dict[str, int]:
     rest, waiting = max_bytes, len(sizes)
     for domain, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
         part = min(size, rest // waiting)
-        bounds[domain] = ALL_RECORDS if part == size else part * ALL_RECORDS // size
+        bounds[domain] = ALL_HASHES if part == size else part * ALL_HASHES // size
         rest, waiting = rest - part, waiting - 1
     return bounds
 
@@ -111,7 +111,7 @@ def _write_streams(rows: DataFrame, files: list[SourceFile], output: Output) -> 
         num_documents=sum(count for count, _ in domains.values()),
         num_bytes=sum(size for _, size in domains.values()),
         num_evaluation_documents=sum(count for count, _ in count_by(evaluation, "domain").values()),
-        num_unsampled_records=sum(row["offset"] for row in others if row["stream"] == UNSAMPLED),
+        num_unsampled_documents=sum(row["offset"] for row in others if row["stream"] == UNSAMPLED),
         rejected=count_reasons(output.path("rejected.parquet")),
         documents_by_domain={domain: count for (domain,), (count, _) in domains.items()},
         bytes_by_domain={domain: size for (domain,), (_, size) in domains.items()},
@@ -124,7 +124,7 @@ def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rejected_pa
 
     damaged = {reason: count for reason, count in record.rejected.items() if reason not in HARMLESS_REASONS}
     num_damaged = sum(damaged.values())
-    num_read = record.num_documents + record.num_evaluation_documents + record.num_unsampled_records + num_damaged
+    num_read = record.num_documents + record.num_evaluation_documents + record.num_unsampled_documents + num_damaged
     too_many = num_damaged > recipe.max_rejected_share * num_read
     if not too_many and record.num_documents:
         return

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from tasks.data.documents import DOCUMENT_COLUMNS, content_digest, cut_pieces, document_id, record_hash
+from tasks.data.documents import DOCUMENT_COLUMNS, content_digest, cut_pieces, document_id, sampling_hash
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,7 @@ Parsed = tuple[str, int, "str | None", str, str, "str | None"]
 
 
 def read_sources(batches: Iterator[pa.RecordBatch], max_document_chars: int, keep_below: dict[str, int]) -> Iterator[pa.RecordBatch]:
-    """Rows of ROW_COLUMNS for source rows. `keep_below` holds per domain the 32-bit record hash below which a record is taken."""
+    """Rows of ROW_COLUMNS for source rows. `keep_below` holds per domain the sampling hash below which a document is kept."""
     rows: list[Row] = []
     num_chars = 0
     for batch in batches:
@@ -56,11 +56,13 @@ def _source_rows(source: Row, max_document_chars: int, keep_below: int) -> Itera
         for name, offset, text, url, licence, lang in _records(source, hashing):
             if text is None:
                 yield _row(source, stream=REJECTED, source=name, offset=offset, reason=url, detail=licence)
-            elif stream == DOCUMENT and record_hash(name, offset) >= keep_below:
-                num_unsampled += 1
             else:
                 place = {"source": name, "offset": offset, "url": url, "licence": licence or source["licence"]}
-                yield from _documents(source, stream, place, text, source["lang"] if lang is None else lang, max_document_chars)
+                for row in _documents(source, stream, place, text, source["lang"] if lang is None else lang, max_document_chars):
+                    if stream == DOCUMENT and sampling_hash(row["id"]) >= keep_below:
+                        num_unsampled += 1
+                    else:
+                        yield row
         hashing.drain()
         if hashing.hexdigest() != source["sha256"]:
             yield _row(source, stream=CHANGED, source=source["name"], reason=CHANGED)

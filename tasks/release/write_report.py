@@ -146,7 +146,7 @@ def _funnel(
 ) -> str:
     num_synthetic = decontaminated.num_documents + sum(decontaminated.dropped.values()) - filtered.num_documents
     rows = [
-        ("ingest", "records left out: max_source_bytes reached", ingested.num_unsampled_records),
+        ("ingest", "documents left out: max_source_bytes reached", ingested.num_unsampled_documents),
         *_reasons("ingest", "records unreadable", ingested.rejected),
         ("ingest", "documents", ingested.num_documents),
         *_reasons("deduplicate", "dropped", deduplicated.dropped),
