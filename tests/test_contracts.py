@@ -1,122 +1,129 @@
-"""Data contracts: what breaks one is named with rule, column and rows; each of them is held to data that breaks it."""
+"""Every contract refuses what it speaks of, and says rule, column and rows."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-from types import SimpleNamespace
+import re
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pandas as pd
 import pytest
 import yaml
 
 from configs.schema import ContractRecipe
-from data_contracts.runner import CONTRACTS_DIR, read_contract
-from infra.step import Output
+from data_contracts.runner import CONTRACTS_DIR, check_table, read_contract
+from infra.step import Artifact, Output, Record, step
 from tasks.data.validate_contract import ContractViolationError, validate_contract
+from tests.data_inputs import compute
 
-ID, DIGEST = "0123456789abcdef", "ab" * 32
-DOCUMENT = {
-    "id": ID, "source": "a.txt", "offset": 0, "domain": "web", "content_digest": DIGEST, "num_chars": 4, "text": "text", "split": "train",
-}  # fmt: skip
-VALIDATION = {**DOCUMENT, "id": "1" * 16, "split": "validation", "content_digest": "cd" * 32}
-DROPPED = {"id": "2" * 16, "reason": "near_duplicate", "kept_id": ID, "source": "b.txt", "offset": 3}
-ITEM = {"item_id": "validation/x", "kind": "validation", "domain": "web", "prompt_digest": DIGEST, "score": 1.0, "num_bytes": 9}
-VOCABULARY = [{"token_id": number, "token": f"t{number}", "kind": "ordinary"} for number in range(300)]
+NAMES = sorted(path.stem for path in CONTRACTS_DIR.glob("*.yaml"))
+DIGEST = "0123456789abcdef" * 4
 GOOD = {
-    "documents/*.parquet": [DOCUMENT, VALIDATION],
-    "dropped.parquet": [DROPPED],
-    "rejected.parquet": [DROPPED],
-    "problems.parquet": [{"id": "p0", "prompt": "1 + 1 =", "answer": " 2"}],
-    "vocabulary.parquet": VOCABULARY,
-    "shards/*.parquet": [{"id": ID, "source": "a.txt", "offset": 0, "sequence": 0, "num_tokens": 5}],
-    "items.parquet": [ITEM, {**ITEM, "item_id": "arithmetic/y", "kind": "arithmetic"}],
-    "order.npy": [
-        {"shard": 0, "sequence": 0, "offset": 0, "length": 3, "slot": 0},
-        {"shard": 0, "sequence": 1, "offset": 0, "length": 2, "slot": 3},
-    ],
+    "id": ["0123456789abcdef", "fedcba9876543210"], "source": ["a.txt", "b.txt"], "offset": [0, 7], "domain": ["web", "code"],
+    "content_digest": [DIGEST, DIGEST[::-1]], "num_chars": [3, 4], "text": ["one", "four"], "split": ["train", "validation"],
+    "reason": ["near_duplicate", "too_few_words"], "kept_id": ["0123456789abcdef", "0123456789abcdef"], "item_id": ["i1", "i2"],
+    "kind": ["arithmetic", "validation"], "prompt_digest": [DIGEST, DIGEST], "score": [1.0, 0.5], "num_bytes": [3, 4],
+    "shard": [0, 0], "sequence": [0, 1], "length": [5, 5], "slot": [0, 5], "prompt": ["1 + 1 =", "1 + 2 ="], "answer": [" 2", " 3"],
+    "num_tokens": [2, 9],
+}  # fmt: skip
+VOCABULARY = {"token_id": list(range(292)), "token": [f"t{n}" for n in range(292)], "kind": ["ordinary"] * 256 + ["special"] * 36}
+
+
+def good_table(contract: str, columns: tuple[str, ...]) -> pd.DataFrame:
+    return pd.DataFrame({name: (VOCABULARY if contract == "tokenizer" else GOOD)[name] for name in columns})
+
+
+BREAKERS = {
+    "expect_column_values_to_be_unique": lambda frame, rule: frame.assign(**{rule["column"]: frame[rule["column"]].iloc[0]}),
+    "expect_column_values_to_not_be_null": lambda frame, rule: frame.assign(**{rule["column"]: None}),
+    "expect_column_values_to_match_regex": lambda frame, rule: frame.assign(**{rule["column"]: "?!"}),
+    "expect_column_values_to_not_match_regex": lambda frame, rule: frame.assign(**{rule["column"]: ""}),
+    "expect_column_values_to_be_in_set": lambda frame, rule: frame.assign(**{rule["column"]: "poems"}),
+    "expect_column_distinct_values_to_equal_set": lambda frame, rule: frame.assign(**{rule["column"]: rule["value_set"][0]}),
+    "expect_column_values_to_be_between": lambda frame, rule: frame.assign(**{rule["column"]: rule["min_value"] - 1}),
+    "expect_column_min_to_be_between": lambda frame, rule: frame.assign(**{rule["column"]: frame[rule["column"]] + 1}),
+    "expect_column_values_to_be_increasing": lambda frame, rule: frame.iloc[::-1].reset_index(drop=True),
+    "expect_table_row_count_to_be_between": lambda frame, rule: frame.iloc[:0],
 }
+RULES = [(name, number, rule) for name in NAMES for number, table in enumerate(read_contract(name)) for rule in table.expectations]
 
 
-def subject(tmp_path: Path, **changes: list[dict]) -> SimpleNamespace:
-    """An artifact with every table that a contract speaks of; `changes` replace some."""
-    for pattern, rows in {**GOOD, **changes}.items():
-        path = tmp_path / pattern.replace("*", "part-00000")
-        path.parent.mkdir(exist_ok=True)
-        if path.suffix == ".npy":
-            np.save(path, np.array([list(row.values()) for row in rows], dtype=np.int64))
-        else:
-            pq.write_table(pa.Table.from_pylist(rows), path)
-    manifest = SimpleNamespace(step="toy_step")
-    return SimpleNamespace(manifest=manifest, key="k" * 64, paths=lambda pattern: sorted(tmp_path.glob(pattern)))
+@pytest.mark.parametrize("name", NAMES)
+def test_good_data_holds_every_rule(name):
+    for table in read_contract(name):
+        findings = check_table(table, good_table(name, table.columns))
+        assert len(findings) == len(table.expectations)
+        assert [finding for finding in findings if not finding.is_met] == []
 
 
-def check(name: str, artifact: SimpleNamespace, tmp_path: Path):
-    """Run a contract as its step does."""
-    output = Output(tmp_path / "out", tmp_path / "work", "key", lambda progress: None, lambda step, metrics: None)
-    return validate_contract.function(subject=artifact, recipe=ContractRecipe(name=name), output=output)
+def test_every_rule_of_every_contract_is_broken_by_data_that_breaks_it():
+    for name in NAMES:
+        for number, table in enumerate(read_contract(name)):
+            for rule in table.expectations:
+                broken = BREAKERS[rule["type"]](good_table(name, table.columns), rule)
+                found = [finding for finding in check_table(table, broken) if not finding.is_met]
+                assert rule["type"] in {finding.expectation for finding in found}, (name, number, rule)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in CONTRACTS_DIR.glob("*.yaml")))
-def test_good_data_holds_every_contract(name, tmp_path):
-    result = check(name, subject(tmp_path), tmp_path)
-    assert result.num_expectations == sum(len(table.expectations) for table in read_contract(name))
-    assert (tmp_path / "out" / "findings.json").is_file()
+class ToyTable(Record):
+    num_rows: int
 
 
-BREAKING = [
-    ("ingested", "documents/*.parquet", [DOCUMENT, DOCUMENT], "id in .*to_be_unique"),
-    ("ingested", "documents/*.parquet", [{**DOCUMENT, "text": " \n"}], "text in .*not_match_regex"),
-    ("deduplicated", "documents/*.parquet", [DOCUMENT, {**VALIDATION, "content_digest": DIGEST}], "content_digest in .*to_be_unique"),
-    ("deduplicated", "dropped.parquet", [{**DROPPED, "kept_id": ""}], "kept_id in dropped"),
-    (
-        "filtered",
-        "documents/*.parquet",
-        [{**DOCUMENT, "domain": "webb"}],
-        f"domain in .*value_set.*1 of 1 rows, for example domain='webb' id='{ID}'",
-    ),
-    ("decontaminated", "documents/*.parquet", [DOCUMENT], "split in .*distinct_values"),
-    ("decontaminated", "dropped.parquet", [{**DROPPED, "kept_id": ""}], "kept_id in dropped"),
-    ("problems", "problems.parquet", [{"id": "p0", "prompt": "1 + 1 =", "answer": "two"}], "answer in problems.*answer='two'"),
-    ("tokenizer", "vocabulary.parquet", [*VOCABULARY[:-1], {**VOCABULARY[-1], "kind": "odd"}], "kind in vocabulary"),
-    ("shards", "shards/*.parquet", [{"id": "x", "source": "a", "offset": 0, "sequence": -1, "num_tokens": 5}], "sequence in shards"),
-    ("packed", "order.npy", [{"shard": 0, "sequence": 0, "offset": 0, "length": 0, "slot": 0}], "length in order.npy"),
-    ("evaluation_items", "items.parquet", [ITEM, {**ITEM, "item_id": "b"}], "kind in items.parquet"),
-]
+@step(content=("problems.parquet",))
+def write_toy_table(*, output: Output) -> ToyTable:
+    rows = {"id": ["a", "b", "b"], "prompt": ["1 + 1 =", "2 + 2 =", "3 + 3 ="], "answer": [" 2", " four", " 6"]}
+    pd.DataFrame(rows).to_parquet(output.path("problems.parquet"))
+    return ToyTable(num_rows=3)
 
 
-@pytest.mark.parametrize(("name", "table", "rows", "message"), BREAKING)
-def test_broken_data_is_refused_with_rule_column_and_rows(name, table, rows, message, tmp_path):
-    with pytest.raises(ContractViolationError, match=rf"contract {name} is broken by toy_step .*{message}"):
-        check(name, subject(tmp_path, **{table: rows}), tmp_path)
-    assert not (tmp_path / "out" / "findings.json").exists()
+@pytest.fixture
+def toy(tmp_path) -> Artifact:
+    return compute(write_toy_table, tmp_path)
 
 
-def test_every_contract_has_a_breaking_case():
-    assert {name for name, *_ in BREAKING} == {path.stem for path in CONTRACTS_DIR.glob("*.yaml")}
-
-
-def test_a_missing_column_and_an_unknown_expectation_are_named(tmp_path, monkeypatch):
-    with pytest.raises(ContractViolationError, match=r"items\.parquet has no column score"):
-        check("evaluation_items", subject(tmp_path, **{"items.parquet": [{k: v for k, v in ITEM.items() if k != "score"}]}), tmp_path)
-    monkeypatch.setattr("data_contracts.runner.CONTRACTS_DIR", tmp_path)
-    rule = {"type": "expect_columns_to_sing", "column": "id"}
-    (tmp_path / "odd.yaml").write_text(
-        yaml.safe_dump({"tables": [{"files": "items.parquet", "columns": ["item_id"], "expectations": [rule]}]})
+def test_a_violation_names_contract_step_rule_column_and_rows(toy, tmp_path):
+    with pytest.raises(ContractViolationError) as violation:
+        compute(
+            validate_contract, tmp_path, subject=toy, recipe=ContractRecipe(name="problems"), data_files=("data_contracts/problems.yaml",)
+        )
+    message = str(violation.value)
+    assert "contract problems is broken by write_toy_table" in message
+    assert re.search(
+        r"answer in problems\.parquet: expect_column_values_to_match_regex .*found 1 of 3 rows.*answer=' four' id='b'", message
     )
-    with pytest.raises(ValueError, match="has no expectation expect_columns_to_sing"):
-        check("odd", subject(tmp_path), tmp_path)
-    with pytest.raises(ValueError, match=r"no contract absent.yaml: the contracts are odd"):
-        read_contract("absent")
+    assert re.search(r"id in problems\.parquet: expect_column_values_to_be_unique found 2 of 3 rows", message)
 
 
-def test_nothing_is_sent_anywhere(tmp_path, monkeypatch):
-    import socket
+def test_a_missing_column_is_a_violation_that_names_it(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr("data_contracts.runner.CONTRACTS_DIR", tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        yaml.safe_dump({"tables": [{"files": "problems.parquet", "columns": ["id", "colour"], "expectations": []}]})
+    )
+    with pytest.raises(ContractViolationError, match=r"contract mine .*problems\.parquet has no column colour"):
+        compute(validate_contract, tmp_path, subject=toy, recipe=ContractRecipe(name="mine"))
 
-    looked_up = []
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **named: looked_up.append(host) or [])
-    check("problems", subject(tmp_path), tmp_path)
-    time.sleep(0.2)
-    assert looked_up == []
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"tables": [{"files": "x", "columns": ["a"]}]}, r"mine\.yaml: a contract has `tables`.*'expectations' is wrong"),
+        ({"tables": [{"files": "x", "columns": ["a"], "expectations": [{"type": "expect_magic"}]}]}, "no expectation expect_magic"),
+    ],
+)
+def test_a_mistake_in_a_contract_is_named(content, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("data_contracts.runner.CONTRACTS_DIR", tmp_path)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ValueError, match=message):
+        check_table(read_contract("mine")[0], pd.DataFrame({"a": [1]}))
+
+
+def test_an_unknown_contract_is_named_with_those_there_are():
+    with pytest.raises(ValueError, match=r"no contract nothing\.yaml: the contracts are .*deduplicated"):
+        read_contract("nothing")
+
+
+def test_a_changed_contract_file_changes_the_key_of_its_check_alone(toy):
+    recipe = ContractRecipe(name="problems")
+    keys = {
+        str(validate_contract.identity(recipe, {"subject": toy}, (f"data_contracts/{name}.yaml",))) for name in ("problems", "ingested")
+    }
+    assert len(keys) == 2
+    assert "data_contracts" not in str(write_toy_table.identity(None, {}))

@@ -1,0 +1,147 @@
+"""All data steps in order on a small corpus: counts add up, lineage holds, and partitions change no byte."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from configs.schema import ContractRecipe, PackingRecipe, SynthesisRecipe, TokenizerRecipe
+from infra.code_digest import closure
+from model.tokenizer_layout import END_OF_TEXT
+from tasks.data.decontaminate_documents import decontaminate_documents
+from tasks.data.deduplicate_documents import deduplicate_documents
+from tasks.data.filter_documents import filter_documents
+from tasks.data.ingest_documents import ingest_documents
+from tasks.data.list_sources import list_sources
+from tasks.data.pack_phase import pack_phase
+from tasks.data.packed_rows import PackedRows
+from tasks.data.shard_documents import shard_documents
+from tasks.data.split_documents import split_documents
+from tasks.data.synthesize_problems import synthesize_problems
+from tasks.data.token_shard import open_shard
+from tasks.data.train_tokenizer import train_tokenizer
+from tasks.data.validate_contract import validate_contract
+from tests.data_inputs import RECIPE, compute, in_partitions, rows, write_corpus
+
+SYNTHESIS = SynthesisRecipe(num_training_problems=400, num_evaluation_problems=30, max_operand=20, problems_per_document=20)
+TOKENIZER = TokenizerRecipe(num_ordinary_tokens=400, sample_chars=30000)
+PACKING = PackingRecipe(num_tokens=6400, sequence_length=64, mixture={"web": 0.5, "code": 0.3, "synthetic": 0.2}, max_epochs=4.0, seed=1)
+
+
+def run_chain(sources, root, count: int) -> dict:
+    """Every artifact by the name of its contract, with a number of shuffle partitions."""
+    common = {"resources": in_partitions(count)}
+    recipe = RECIPE.filter.model_copy(update={"min_words": 25})
+    split_recipe = RECIPE.split.model_copy(update={"validation_share": 0.2})
+    ingested = compute(ingest_documents, root, sources=sources, recipe=RECIPE.ingest, **common)
+    unique = compute(deduplicate_documents, root, documents=ingested, recipe=RECIPE.deduplicate, **common)
+    split = compute(split_documents, root, documents=unique, recipe=split_recipe, **common)
+    filtered = compute(filter_documents, root, documents=split, recipe=recipe, **common)
+    problems = compute(synthesize_problems, root, recipe=SYNTHESIS)
+    clean = compute(
+        decontaminate_documents, root, documents=filtered, synthetic=problems, ingested=ingested, recipe=RECIPE.decontaminate, **common
+    )
+    tokenizer = compute(train_tokenizer, root, documents=clean, recipe=TOKENIZER, **common)
+    shards = compute(shard_documents, root, documents=clean, tokenizer=tokenizer, **common)
+    packed = compute(pack_phase, root, shards=shards, recipe=PACKING)
+    return {
+        "ingested": ingested, "deduplicated": unique, "split": split, "filtered": filtered, "problems": problems, "decontaminated": clean,
+        "tokenizer": tokenizer, "shards": shards, "packed": packed,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("corpus")
+    write_corpus(directory)
+    return list_sources(directory)
+
+
+@pytest.fixture(scope="module")
+def chain(sources, tmp_path_factory):
+    return run_chain(sources, tmp_path_factory.mktemp("chain"), 2)
+
+
+def test_every_digest_is_the_same_for_another_partition_count(chain, sources, tmp_path):
+    other = run_chain(sources, tmp_path, 5)
+    assert {name: artifact.digest for name, artifact in other.items()} == {name: artifact.digest for name, artifact in chain.items()}
+
+
+def test_documents_in_equal_documents_out_and_dropped_by_reason(chain):
+    ids = {
+        name: [row["id"] for row in rows(chain[name], "documents/*.parquet")] for name in ("ingested", "deduplicated", "split", "filtered")
+    }
+    ids["decontaminated"] = [row["id"] for row in rows(chain["decontaminated"], "documents/*.parquet")]
+    synthetic = [row["id"] for row in rows(chain["problems"], "documents/*.parquet")]
+    steps = (("ingested", "deduplicated", []), ("split", "filtered", []), ("filtered", "decontaminated", synthetic))
+    for before, after, added in steps:
+        dropped = rows(chain[after], "dropped.parquet")
+        assert sorted([*ids[before], *added]) == sorted([*ids[after], *(row["id"] for row in dropped)])
+        assert Counter(row["reason"] for row in dropped) == chain[after].record.dropped
+        assert ids[after] == sorted(ids[after]) and chain[after].record.num_documents == len(ids[after])
+    assert ids["split"] == ids["deduplicated"]
+    assert chain["deduplicated"].record.dropped == {"exact_duplicate": 1, "near_duplicate": 1}
+
+
+def test_a_planted_evaluation_item_is_dropped_and_named(chain):
+    (planted,) = [row for row in rows(chain["decontaminated"], "dropped.parquet") if row["reason"] == "overlaps_evaluation_text"]
+    (item,) = [row for row in rows(chain["ingested"], "evaluation/*.parquet") if row["id"] == planted["kept_id"]]
+    (document,) = [row for row in rows(chain["filtered"], "documents/*.parquet") if row["id"] == planted["id"]]
+    assert item["text"].removesuffix("\nnone") in document["text"]
+    assert "overlaps_problem" not in chain["decontaminated"].record.dropped
+
+
+def test_the_split_follows_the_cluster_and_only_the_cluster(chain):
+    import hashlib
+
+    documents = rows(chain["split"], "documents/*.parquet")
+    for row in documents:
+        held_out = int(hashlib.sha256(row["cluster"].encode()).hexdigest()[:8], 16) < 0.2 * 2**32
+        assert row["split"] == ("validation" if held_out else "train")
+    assert {row["split"] for row in documents} == {"train", "validation"}
+
+
+def test_a_sequence_leads_back_to_its_document_and_its_text(chain):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(chain["tokenizer"].path("tokenizer.json")))
+    end = chain["tokenizer"].record.special_ids[END_OF_TEXT]
+    documents = {row["id"]: row for row in rows(chain["decontaminated"], "documents/*.parquet") if row["split"] == "train"}
+    members = rows(chain["shards"], "members.parquet")
+    assert [row["id"] for row in members] == sorted(documents)
+    directory = chain["shards"].directory("shards")
+    for shard in chain["shards"].record.shards:
+        opened = open_shard(directory / f"{shard}.bin")
+        sidecar = rows(chain["shards"], f"shards/{shard}.parquet")
+        assert [row["sequence"] for row in sidecar] == list(range(len(opened.lengths)))
+        for row in sidecar:
+            document = documents[row["id"]]
+            tokens = opened.tokens[opened.starts[row["sequence"]] :][: opened.lengths[row["sequence"]]]
+            assert document["domain"] == chain["shards"].record.domains[shard] and row["source"] == document["source"]
+            assert tokens[-1] == end and tokenizer.decode(tokens[:-1].tolist(), skip_special_tokens=False) == document["text"]
+            assert {"id": row["id"], "shard": shard, "sequence": row["sequence"]} in members
+
+
+def test_packed_rows_hold_the_tokens_of_the_mixture(chain):
+    packed = PackedRows(chain["packed"].path("order.npy").parent, chain["shards"].directory("shards"))
+    tokens, segments = packed.rows(0, len(packed))
+    assert tokens.shape == segments.shape == (100, 65)
+    assert tokens.max() < chain["tokenizer"].record.num_tokens
+    assert sum(chain["packed"].record.tokens_by_domain.values()) == 6401
+    assert np.diff(segments, axis=1).min() >= 0
+
+
+@pytest.mark.parametrize("name", ["ingested", "deduplicated", "filtered", "problems", "decontaminated", "tokenizer", "shards", "packed"])
+def test_every_hand_over_holds_its_contract(chain, name, tmp_path):
+    files = (f"data_contracts/{name}.yaml",)
+    result = compute(validate_contract, tmp_path, subject=chain[name], recipe=ContractRecipe(name=name), data_files=files)
+    assert result.record.num_rows > 0 and result.record.num_expectations > 3
+
+
+def test_the_code_digest_of_the_filter_follows_its_helpers_and_ingestion_does_not():
+    assert "tasks.data.heuristics" in closure(("tasks.data.filter_documents",))
+    assert "tasks.data.words" in closure(("tasks.data.filter_documents",))
+    assert "tasks.data.heuristics" not in closure(("tasks.data.ingest_documents",))
+    assert "tasks.data.ingest_documents" not in closure(("tasks.data.deduplicate_documents",))
