@@ -1,4 +1,4 @@
-"""The command line `glm46`: run, plan, chat, serve, doctor.
+"""The command line `glm46`: run, plan, chat, serve, adopt, doctor.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -136,6 +136,23 @@ def serve(
         with served_model(home, scale, alias, store, port=port) as served:
             print(f"{served.name} at {served.url}/v1 (Ctrl-C ends it)", flush=True)
             served.wait()
+
+
+@app.command()
+def adopt(
+    old: Annotated[str, typer.Argument(help="key of the work, as `run --json` printed it")],
+    new: Annotated[str, typer.Argument(help="key that the newer code asks for")],
+    reason: Annotated[str, typer.Option(help="why the older code's result stands; kept in manifest and report")],
+    store: STORE = None,
+) -> None:
+    """Let work done under older code stand, or continue, under newer code."""
+    with _usage_errors():
+        from infra.adoption import adopt as adopt_work
+        from infra.home import open_home
+        from infra.store import open_store
+
+        home = open_home()
+        print(adopt_work(open_store(store, home), home, old, new, reason))
 
 
 @app.command()

@@ -19,6 +19,7 @@ def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
             "PREFECT_API_URL": f"{prefect_url}/api",
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the stage log speaks to the terminal, Prefect's to its UI
             "MLFLOW_TRACKING_URI": mlflow_url,
+            "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait cost whole cores on a busy machine
             "MLFLOW_LOGGING_LEVEL": "WARNING",
             "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         }

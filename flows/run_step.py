@@ -82,7 +82,9 @@ def run_step(
     artifact: Artifact[R] = state.result()  # pyright: ignore[reportAssignmentType]
     cached = state.name == "Cached"
     why = "found in the store" if cached else reason
-    run.log.finish(StageResult(stage, round(time.monotonic() - started, 2), cached, why, artifact.digest, key_figures(artifact.record)))
+    run.log.finish(
+        StageResult(stage, round(time.monotonic() - started, 2), cached, why, artifact.digest, key_figures(artifact.record), key)
+    )
     return artifact
 
 

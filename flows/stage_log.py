@@ -22,6 +22,8 @@ class StageResult:
     reason: str
     digest: str
     figures: str
+    key: str = ""
+    """Step key; empty for effects."""
 
 
 @dataclass

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from infra.experiment_tracking import KEY_TAG, connect
 from infra.home import Home
+from infra.s3_store import S3Store
 from infra.servers import mlflow_database_uri, read_recorded
 from infra.step import Artifact
-from infra.store import S3Store, Store
+from infra.store import Store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -9,12 +9,16 @@ from typing import Any
 from infra.home import Home
 from infra.step import canonical_json
 
+NUM_REMEMBERED = 8
+"""Identities kept per stage: `glm46 adopt` finds what a key stood for among them."""
+
 
 def explain_and_remember(home: Home, scale: str, stage: str, identity: dict[str, Any]) -> str:
     """What differs from the last identity of this stage, in a few words; the new one is kept for the next time."""
     path = home.run_dir / "identities" / scale / f"{stage.replace(' ', '-')}.json"
-    previous = json.loads(path.read_text()) if path.exists() else None
-    _remember(path, identity)
+    known = json.loads(path.read_text()) if path.exists() else []
+    _remember(path, [*(other for other in known if other != identity), identity][-NUM_REMEMBERED:])
+    previous = known[-1] if known else None
     if previous is None:
         return "first run"
     parts = [
@@ -26,10 +30,10 @@ def explain_and_remember(home: Home, scale: str, stage: str, identity: dict[str,
     return "; ".join(parts[:3]) + (f"; {len(parts) - 3} more" if len(parts) > 3 else "") if parts else "not in the store"
 
 
-def _remember(path: Path, identity: dict[str, Any]) -> None:
+def _remember(path: Path, identities: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(canonical_json(identity))
+    temporary.write_text(canonical_json(identities))
     temporary.replace(path)
 
 

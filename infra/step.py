@@ -48,8 +48,9 @@ class Manifest(Record):
     key: str
     generation: int
     """0, or higher where an earlier manifest of this key failed verification."""
+    object_key: str
+    """Object directory: objects/<object_key>/<attempt>/; the key itself unless the work was adopted."""
     attempt: str
-    """Object directory: objects/<key>/<attempt>/."""
     digest: str
     """sha256 over record and content files under their canonical names."""
     identity: dict[str, Any]
@@ -60,7 +61,7 @@ class Manifest(Record):
     seconds: float
     """Wall time of the computing run: evidence."""
     adopted_from: str = ""
-    """Key under older code whose work was taken over, with the reason: `OLD: reason`."""
+    """Key under older code whose work was taken over, and why: `OLD: reason`."""
 
     @property
     def step(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import shutil
 import uuid
 from abc import ABC, abstractmethod
@@ -22,7 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from infra.home import Home
-from infra.step import Artifact, Digested, FileEntry, Manifest, Output, Progress, R, Record, Step, digest_of
+from infra.step import Artifact, FileEntry, Manifest, Output, Progress, R, Record, Step, digest_of
 
 
 class CorruptArtifactError(ValueError):
@@ -125,6 +124,10 @@ class Store(ABC):
     def _invalidate(self, manifest: Manifest, reason: str) -> None:
         self._create(f"{_manifest_name(manifest.key, manifest.generation)}.invalid", reason.encode())
 
+    def create_manifest(self, manifest: Manifest) -> bool:
+        """Commit a manifest; False if its generation of the key is committed already."""
+        return self._create(_manifest_name(manifest.key, manifest.generation), manifest.model_dump_json(indent=1).encode())
+
     @contextmanager
     def locked(self, key: str) -> Iterator[None]:
         """Hold the key's lock on this machine: a second run waits and then finds the artifact."""
@@ -155,6 +158,8 @@ class Store(ABC):
         started = clock()
         record = run(Output(directory, work_dir, key, report, log_metrics))
         manifest = _describe(step, key, attempt, identity, record, directory, clock() - started)
+        if (adopted := work_dir / "adopted_from").exists():
+            manifest = manifest.model_copy(update={"adopted_from": adopted.read_text()})
         self._publish(key, attempt, sorted({**manifest.content, **manifest.evidence}))
         artifact = self._commit(step, manifest)
         if artifact.manifest.attempt != attempt:
@@ -164,7 +169,7 @@ class Store(ABC):
 
     def _commit(self, step: Step[R], manifest: Manifest) -> Artifact[R]:
         while True:
-            if self._create(_manifest_name(manifest.key, manifest.generation), manifest.model_dump_json(indent=1).encode()):
+            if self.create_manifest(manifest):
                 return Artifact(manifest, step.record_type.model_validate(manifest.record), self)
             winner = self.find(step, manifest.key)
             if winner is not None:
@@ -188,159 +193,16 @@ class Store(ABC):
                 yield manifest
 
 
-class LocalStore(Store):
-    """Objects are files, a commit is link(2) of a finished temporary file."""
-
-    def __init__(self, root: Path, home: Home) -> None:
-        super().__init__(str(root), home)
-        self.root = root
-        try:
-            (root / "manifests").mkdir(parents=True, exist_ok=True)
-            (root / "objects").mkdir(exist_ok=True)
-            probe = root / "manifests" / f".writable-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise ValueError(f"store {root} cannot be written ({error.strerror}): free it or name another with --store") from error
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            return (self.root / name).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def _create(self, name: str, data: bytes) -> bool:
-        target = self.root / name
-        temporary = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, target)
-        except FileExistsError:
-            return False
-        finally:
-            temporary.unlink()
-        _fsync_directory(target.parent)
-        return True
-
-    def _size(self, name: str) -> int | None:
-        try:
-            return (self.root / name).stat().st_size
-        except FileNotFoundError:
-            return None
-
-    def _fetch(self, name: str) -> Path:
-        return self.root / name
-
-    def attempt_dir(self, key: str, attempt: str) -> Path:
-        return self.root / "objects" / key / attempt
-
-    def _publish(self, key: str, attempt: str, names: list[str]) -> None:
-        directory = self.attempt_dir(key, attempt)
-        for name in names:
-            with open(directory / name, "rb") as file:
-                os.fsync(file.fileno())
-        for path in {directory, directory.parent, *((directory / name).parent for name in names)}:
-            _fsync_directory(path)
-
-    def _discard(self, key: str, attempt: str) -> None:
-        shutil.rmtree(self.attempt_dir(key, attempt), ignore_errors=True)
-
-    def manifest_names(self) -> list[str]:
-        return sorted(path.name for path in (self.root / "manifests").glob("*.json"))
-
-
-class S3Store(Store):
-    """Objects under s3://bucket/prefix; a commit is a PUT with If-None-Match: *. Endpoint and credentials come from the environment."""
-
-    def __init__(self, uri: str, home: Home) -> None:
-        import boto3
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        super().__init__(uri.rstrip("/"), home)
-        self.bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
-        self.prefix = f"{prefix}/" if prefix else ""
-        self._client_error = ClientError
-        try:
-            self.client = boto3.client("s3")
-            self.client.head_bucket(Bucket=self.bucket)
-        except (BotoCoreError, ClientError) as error:
-            raise ValueError(
-                f"store {uri} cannot be reached ({error}): check the bucket, AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and AWS_DEFAULT_REGION"
-            ) from error
-
-    def _missing(self, error: Exception) -> bool:
-        return isinstance(error, self._client_error) and error.response["Error"]["Code"] in ("404", "NoSuchKey")  # pyright: ignore
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            return self.client.get_object(Bucket=self.bucket, Key=self.prefix + name)["Body"].read()
-        except self._client_error as error:
-            if self._missing(error):
-                return None
-            raise
-
-    def _create(self, name: str, data: bytes) -> bool:
-        try:
-            self.client.put_object(Bucket=self.bucket, Key=self.prefix + name, Body=data, IfNoneMatch="*")
-        except self._client_error as error:
-            if error.response["Error"]["Code"] in ("PreconditionFailed", "412", "ConditionalRequestConflict"):
-                return False
-            raise
-        return True
-
-    def _size(self, name: str) -> int | None:
-        try:
-            return self.client.head_object(Bucket=self.bucket, Key=self.prefix + name)["ContentLength"]
-        except self._client_error as error:
-            if self._missing(error):
-                return None
-            raise
-
-    def _fetch(self, name: str) -> Path:
-        path = self.home.cache_dir / name.removeprefix("objects/")
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-            try:
-                self.client.download_file(self.bucket, self.prefix + name, str(temporary))
-            except self._client_error as error:
-                if self._missing(error):
-                    return path
-                raise
-            os.replace(temporary, path)
-        return path
-
-    def attempt_dir(self, key: str, attempt: str) -> Path:
-        return self.home.cache_dir / key / attempt
-
-    def _publish(self, key: str, attempt: str, names: list[str]) -> None:
-        directory = self.attempt_dir(key, attempt)
-        for name in names:
-            self.client.upload_file(str(directory / name), self.bucket, f"{self.prefix}objects/{key}/{attempt}/{name}")
-
-    def _discard(self, key: str, attempt: str) -> None:
-        shutil.rmtree(self.attempt_dir(key, attempt), ignore_errors=True)
-        prefix = f"{self.prefix}objects/{key}/{attempt}/"
-        for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
-            for entry in page.get("Contents", []):
-                self.client.delete_object(Bucket=self.bucket, Key=entry["Key"])
-
-    def manifest_names(self) -> list[str]:
-        prefix = f"{self.prefix}manifests/"
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
-        keys = (entry["Key"].removeprefix(prefix) for page in pages for entry in page.get("Contents", []))
-        return sorted(key for key in keys if key.endswith(".json"))
-
-
 def open_store(uri: str | None, home: Home) -> Store:
     """The store at a URI: a local directory, s3://bucket/prefix, or None for the home's own. Raises ValueError if it cannot be used."""
     if uri is not None and uri.startswith("s3://"):
+        from infra.s3_store import S3Store
+
         return S3Store(uri, home)
     if uri is not None and "://" in uri:
         raise ValueError(f"store {uri}: only a local directory or s3://bucket/prefix is supported")
+    from infra.local_store import LocalStore
+
     return LocalStore(home.store_dir if uri is None else Path(uri).absolute(), home)
 
 
@@ -364,7 +226,7 @@ def _describe(step: Step[R], key: str, attempt: str, identity: dict[str, Any], r
     values = record.model_dump(mode="json")
     digest = digest_of({"record": values, "content": {name: entry.sha256 for name, entry in content.items()}})
     return Manifest(
-        key=key, generation=0, attempt=attempt, digest=digest, identity=identity, record=values,
+        key=key, generation=0, object_key=key, attempt=attempt, digest=digest, identity=identity, record=values,
         content=content, evidence=evidence, seconds=round(seconds, 3),
     )  # fmt: skip
 
@@ -382,7 +244,7 @@ def _manifest_name(key: str, generation: int) -> str:
 
 
 def _object_name(manifest: Manifest, name: str) -> str:
-    return f"objects/{manifest.key}/{manifest.attempt}/{name}"
+    return f"objects/{manifest.object_key}/{manifest.attempt}/{name}"
 
 
 def _parse_manifest(name: str, data: bytes) -> Manifest:
@@ -390,14 +252,3 @@ def _parse_manifest(name: str, data: bytes) -> Manifest:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
         raise CorruptArtifactError(f"{name} is not a manifest ({error.error_count()} errors): remove it and run again") from error
-
-
-def _fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-__all__ = ["CorruptArtifactError", "Digested", "LocalStore", "S3Store", "Store", "open_store", "step_key"]

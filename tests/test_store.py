@@ -13,7 +13,9 @@ import time
 
 import pytest
 
-from infra.store import CorruptArtifactError, open_store
+from infra.adoption import adopt
+from infra.rerun_reason import explain_and_remember
+from infra.store import CorruptArtifactError, open_store, step_key
 from tests.conftest import ROOT
 from tests.toy_steps import ensure, run_both, sum_numbers, write_numbers
 
@@ -156,3 +158,40 @@ def test_a_store_that_cannot_be_written_says_so(home, tmp_path):
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(ValueError, match="cannot be written"):
         open_store(str(tmp_path / "file"), home)
+
+
+def test_adopted_work_stands_under_the_new_key_and_says_so(store):
+    numbers = ensure(store, write_numbers)
+    newer = {**numbers.manifest.identity, "code": "newer"}
+    explain_and_remember(store.home, "toy", "write_numbers", newer)
+    adopt(store, store.home, numbers.key, step_key(newer), "only a message changed")
+    found = store.find(write_numbers, step_key(newer))
+    assert found is not None
+    assert (found.digest, found.manifest.adopted_from) == (numbers.digest, f"{numbers.key}: only a message changed")
+    assert found.path("numbers/part-00000.txt").read_text().startswith("0")
+    with pytest.raises(ValueError, match="committed already"):
+        adopt(store, store.home, numbers.key, step_key(newer), "again")
+
+
+def test_unfinished_work_moves_and_other_work_is_not_adopted(store):
+    older = {"step": "write_numbers", "recipe": None, "inputs": {}, "code": "old", "distributions": {}}
+    newer, other = {**older, "code": "new"}, {**older, "recipe": {"x": 1}}
+    for identity in (older, newer, other):
+        explain_and_remember(store.home, "toy", "write_numbers", identity)
+    store.home.work_dir(step_key(older)).mkdir()
+    with pytest.raises(ValueError, match="differ in recipe"):
+        adopt(store, store.home, step_key(older), step_key(other), "no")
+    with pytest.raises(ValueError, match=r"no run .* asked for key"):
+        adopt(store, store.home, step_key(older), "f" * 64, "no")
+    adopt(store, store.home, step_key(older), step_key(newer), "a comment in the worker")
+    assert not store.home.work_dir(step_key(older)).exists()
+    artifact = store.compute(
+        write_numbers,
+        step_key(newer),
+        newer,
+        lambda output: write_numbers(output=output),
+        lambda p: None,
+        lambda n, m: None,
+        time.monotonic,
+    )
+    assert artifact.manifest.adopted_from == f"{step_key(older)}: a comment in the worker"

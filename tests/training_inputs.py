@@ -11,8 +11,9 @@ import numpy as np
 from configs.load import load_scale
 from configs.schema import Frozen, TrainingRecipe, TrainingResources
 from infra.home import Home
+from infra.local_store import LocalStore
 from infra.step import Artifact, Output, Record, Step, step
-from infra.store import LocalStore, Store, step_key
+from infra.store import Store, step_key
 from model.tokenizer_layout import SPECIAL_TOKENS
 from tasks.data.packed_rows import ORDER_FILE, PACKING_FILE
 from tasks.data.row_order import shuffled_rows

@@ -1,0 +1,83 @@
+"""The store in a local directory: objects are files, a commit is link(2) of a finished temporary file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from infra.home import Home
+from infra.store import Store
+
+
+class LocalStore(Store):
+    """Objects are files, a commit is link(2) of a finished temporary file."""
+
+    def __init__(self, root: Path, home: Home) -> None:
+        super().__init__(str(root), home)
+        self.root = root
+        try:
+            (root / "manifests").mkdir(parents=True, exist_ok=True)
+            (root / "objects").mkdir(exist_ok=True)
+            probe = root / "manifests" / f".writable-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ValueError(f"store {root} cannot be written ({error.strerror}): free it or name another with --store") from error
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self.root / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _create(self, name: str, data: bytes) -> bool:
+        target = self.root / name
+        temporary = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+        _fsync_directory(target.parent)
+        return True
+
+    def _size(self, name: str) -> int | None:
+        try:
+            return (self.root / name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def _fetch(self, name: str) -> Path:
+        return self.root / name
+
+    def attempt_dir(self, key: str, attempt: str) -> Path:
+        return self.root / "objects" / key / attempt
+
+    def _publish(self, key: str, attempt: str, names: list[str]) -> None:
+        directory = self.attempt_dir(key, attempt)
+        for name in names:
+            with open(directory / name, "rb") as file:
+                os.fsync(file.fileno())
+        for path in {directory, directory.parent, *((directory / name).parent for name in names)}:
+            _fsync_directory(path)
+
+    def _discard(self, key: str, attempt: str) -> None:
+        shutil.rmtree(self.attempt_dir(key, attempt), ignore_errors=True)
+
+    def manifest_names(self) -> list[str]:
+        return sorted(path.name for path in (self.root / "manifests").glob("*.json"))
+
+
+def _fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,94 @@
+"""The store in a bucket: a commit is a PUT with If-None-Match. Endpoint and credentials come from the environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from infra.home import Home
+from infra.store import Store
+
+
+class S3Store(Store):
+    """Objects under s3://bucket/prefix; a commit is a PUT with If-None-Match: *. Endpoint and credentials come from the environment."""
+
+    def __init__(self, uri: str, home: Home) -> None:
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        super().__init__(uri.rstrip("/"), home)
+        self.bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
+        self.prefix = f"{prefix}/" if prefix else ""
+        self._client_error = ClientError
+        try:
+            self.client = boto3.client("s3")
+            self.client.head_bucket(Bucket=self.bucket)
+        except (BotoCoreError, ClientError) as error:
+            raise ValueError(
+                f"store {uri} cannot be reached ({error}): check the bucket, AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and AWS_DEFAULT_REGION"
+            ) from error
+
+    def _missing(self, error: Exception) -> bool:
+        return isinstance(error, self._client_error) and error.response["Error"]["Code"] in ("404", "NoSuchKey")  # pyright: ignore
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self.client.get_object(Bucket=self.bucket, Key=self.prefix + name)["Body"].read()
+        except self._client_error as error:
+            if self._missing(error):
+                return None
+            raise
+
+    def _create(self, name: str, data: bytes) -> bool:
+        try:
+            self.client.put_object(Bucket=self.bucket, Key=self.prefix + name, Body=data, IfNoneMatch="*")
+        except self._client_error as error:
+            if error.response["Error"]["Code"] in ("PreconditionFailed", "412", "ConditionalRequestConflict"):
+                return False
+            raise
+        return True
+
+    def _size(self, name: str) -> int | None:
+        try:
+            return self.client.head_object(Bucket=self.bucket, Key=self.prefix + name)["ContentLength"]
+        except self._client_error as error:
+            if self._missing(error):
+                return None
+            raise
+
+    def _fetch(self, name: str) -> Path:
+        path = self.home.cache_dir / name.removeprefix("objects/")
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+            try:
+                self.client.download_file(self.bucket, self.prefix + name, str(temporary))
+            except self._client_error as error:
+                if self._missing(error):
+                    return path
+                raise
+            os.replace(temporary, path)
+        return path
+
+    def attempt_dir(self, key: str, attempt: str) -> Path:
+        return self.home.cache_dir / key / attempt
+
+    def _publish(self, key: str, attempt: str, names: list[str]) -> None:
+        directory = self.attempt_dir(key, attempt)
+        for name in names:
+            self.client.upload_file(str(directory / name), self.bucket, f"{self.prefix}objects/{key}/{attempt}/{name}")
+
+    def _discard(self, key: str, attempt: str) -> None:
+        shutil.rmtree(self.attempt_dir(key, attempt), ignore_errors=True)
+        prefix = f"{self.prefix}objects/{key}/{attempt}/"
+        for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+            for entry in page.get("Contents", []):
+                self.client.delete_object(Bucket=self.bucket, Key=entry["Key"])
+
+    def manifest_names(self) -> list[str]:
+        prefix = f"{self.prefix}manifests/"
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+        keys = (entry["Key"].removeprefix(prefix) for page in pages for entry in page.get("Contents", []))
+        return sorted(key for key in keys if key.endswith(".json"))
