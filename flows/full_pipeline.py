@@ -8,6 +8,7 @@ from pathlib import Path
 from prefect import flow
 
 from configs.load import load_scale
+from flows.assess_checkpoint import assess_checkpoint, track_phase
 from flows.outcome import RunOutcome
 from flows.prepare_data import prepare_data
 from flows.pretrain_model import pretrain_model
@@ -48,16 +49,19 @@ def full_pipeline(
 
     prepared = prepare_data(run, sources)
     weights = None if start is None else find_start(run, start, prepared)
-    trained = pretrain_model(run, prepared, window.phases, weights)
-    released = release_model(run, prepared, trained) if window.releases and not trained.reasons else None
+    assessed = pretrain_model(run, prepared, window.phases, weights)
+    if assessed is None and weights is not None:
+        phase = configuration.phases[-1]
+        assessed = assess_checkpoint(run, prepared, phase, weights, track_phase(run, phase, weights.key))
+    released = release_model(run, prepared, assessed) if window.releases and assessed is not None and not assessed.reasons else None
     return RunOutcome(
         promoted=released is not None and released.promoted,
         model=model_name(configuration.scale),
         alias="champion" if released is not None and released.promoted else "",
-        version=trained.version if released is None else released.version,
+        version="" if assessed is None else assessed.version,
         seconds=round(time.monotonic() - started, 1),
-        digest=trained.checkpoint.record.export_digest if trained.checkpoint is not None else "",
+        digest="" if assessed is None else assessed.checkpoint.record.export_digest,
         report="" if released is None else str(released.report),
         stages=run.log.results,
-        reasons=list(trained.reasons if released is None else released.reasons),
+        reasons=[*(assessed.reasons if assessed is not None else ()), *(released.reasons if released is not None else ())],
     )

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import flow
-from tasks.release.write_report import publish_report, write_report
 
+from flows.assess_checkpoint import AssessedModel
 from flows.prepare_data import PreparedData
-from flows.pretrain_model import TrainedModel
 from flows.run_step import Run, run_effect, run_step
 from infra.experiment_tracking import connect
 from infra.model_registry import (
@@ -32,6 +31,7 @@ from tasks.release.decide_release import decide_release
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
 from tasks.release.smoke_test import SmokeReport, smoke_test
+from tasks.release.write_report import publish_report, write_report
 from tasks.training.train_phase import TrainedCheckpoint
 
 SERVED_TYPE = "F32"
@@ -49,10 +49,9 @@ class ReleasedModel:
 
 
 @flow(name="release_model", validate_parameters=False)
-def release_model(run: Run, prepared: PreparedData, trained: TrainedModel) -> ReleasedModel:
+def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> ReleasedModel:
     """Promote the trained checkpoint to the alias `champion`, or refuse it with reasons."""
-    checkpoint = trained.checkpoint
-    assert checkpoint is not None, "a release needs a checkpoint"
+    checkpoint = assessed.checkpoint
     recipe, serving = run.scale.release.recipe, run.scale.serving.resources
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
@@ -62,14 +61,14 @@ def release_model(run: Run, prepared: PreparedData, trained: TrainedModel) -> Re
     reference = run_step(run, generate_reference, checkpoint=checkpoint, recipe=recipe)
 
     champion = run_effect(run, "look up champion", lambda: resolve_alias(client, name, CHAMPION), describe=_describe_champion)
-    decision = judge_against_champion(run, prepared, trained, champion)
+    decision = judge_against_champion(run, prepared, assessed, champion)
     smoke = run_effect(run, "deploy and smoke-test", lambda: deploy_and_test(run, gguf, reference), describe=_describe_smoke)
     reasons = refusals(decision, release_decision, smoke)
 
     tags = {PROMOTION_TAG: decision.key, GGUF_TAG: gguf.key, "glm46.smoke_test": "passed" if smoke.passed else "failed"}
     version, _ = run_effect(
         run, "register release",
-        lambda: ensure_registered(client, name, checkpoint, "hf", trained.run_id, artifact_root(run.home), tags, ""),
+        lambda: ensure_registered(client, name, checkpoint, "hf", assessed.run_id, artifact_root(run.home), tags, ""),
         describe=lambda result: f"version {result[0]} {result[1]}",
     )  # fmt: skip
     if not reasons:
@@ -78,7 +77,7 @@ def release_model(run: Run, prepared: PreparedData, trained: TrainedModel) -> Re
     report = run_step(
         run, write_report, ingested=prepared.ingested, deduplicated=prepared.deduplicated, filtered=prepared.filtered,
         decontaminated=prepared.decontaminated, shards=prepared.shards, tokenizer=prepared.tokenizer, checkpoint=checkpoint,
-        evaluation=trained.evaluation, phase_decision=trained.decision, gguf_evaluation=gguf_evaluation,
+        evaluation=assessed.evaluation, phase_decision=assessed.decision, gguf_evaluation=gguf_evaluation,
         release_decision=release_decision, decision=decision,
     )  # fmt: skip
     path = run_effect(run, "publish report", lambda: publish_report(report, run.home.root / "reports" / f"{run.scale.scale}.html"))
@@ -86,11 +85,10 @@ def release_model(run: Run, prepared: PreparedData, trained: TrainedModel) -> Re
 
 
 def judge_against_champion(
-    run: Run, prepared: PreparedData, trained: TrainedModel, champion: RegisteredVersion | None
+    run: Run, prepared: PreparedData, assessed: AssessedModel, champion: RegisteredVersion | None
 ) -> Artifact[GateDecision]:
     """Floors and the paired comparison with the champion on the candidate's items; the stored decision if the candidate is champion."""
-    assert trained.checkpoint is not None and trained.evaluation is not None
-    if champion is not None and champion.digest == trained.checkpoint.digest:
+    if champion is not None and champion.digest == assessed.checkpoint.digest:
         return run.store.load(champion.promotion_key, GateDecision)
     rival = None
     if champion is not None:
@@ -99,7 +97,7 @@ def judge_against_champion(
             suite=prepared.suite, recipe=run.scale.evaluation.recipe, resources=run.scale.evaluation.resources,
         )  # fmt: skip
     gate = run.scale.phases[-1].recipe.gate
-    return run_step(run, decide_gate, stage="gate champion", evaluation=trained.evaluation, champion_evaluation=rival, recipe=gate)
+    return run_step(run, decide_gate, stage="gate champion", evaluation=assessed.evaluation, champion_evaluation=rival, recipe=gate)
 
 
 def deploy_and_test(run: Run, gguf: Artifact[GgufFiles], reference: Artifact[Reference]) -> SmokeReport:
