@@ -36,7 +36,7 @@ lint: env
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
-bench: env env-peers
+bench: env
 	$(BIN)/python -m benchmarks.train_step
 
 env-peers: .venv-peers/.ready
