@@ -1,4 +1,4 @@
-"""The command line `glm46`: run, plan, chat, serve, adopt, doctor.
+"""The command line `glm46`: run, plan, chat, serve, up, down, adopt, doctor.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -136,6 +136,34 @@ def serve(
         with served_model(home, scale, alias, store, port=port) as served:
             print(f"{served.name} at {served.url}/v1 (Ctrl-C ends it)", flush=True)
             served.wait()
+
+
+@app.command()
+def up(
+    prefect_port: Annotated[int, typer.Option(help="Prefect's server and UI")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="MLflow's server and UI")] = 5000,
+) -> None:
+    """Start Prefect and MLflow servers, deploy the flow and start a worker; all on loopback, until `glm46 down`."""
+    with _usage_errors():
+        from infra.home import open_home
+
+        home = open_home()
+    with _failures(home.run_dir):
+        from flows.deployment import bring_up
+
+        urls = bring_up(home, prefect_port, mlflow_port)
+        print(f"Prefect  {urls.prefect}\nMLflow   {urls.mlflow}\n")
+        print(f"PREFECT_API_URL={urls.prefect}/api prefect deployment run glm46/full-pipeline --param scale=tiny --watch")
+
+
+@app.command()
+def down() -> None:
+    """End what `glm46 up` started; databases and artifacts stay."""
+    with _usage_errors():
+        from flows.deployment import bring_down
+        from infra.home import open_home
+
+        print(f"{bring_down(open_home())} processes ended")
 
 
 @app.command()

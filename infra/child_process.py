@@ -14,6 +14,19 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def take_port(port: int, host: str = "127.0.0.1") -> int:
+    """The port itself if nothing listens there. Raises ValueError naming it otherwise."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ValueError(
+                f"port {port} on {host} cannot be taken ({error.strerror}): stop what listens there or name another"
+            ) from error
+    return port
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that was free a moment ago."""
     with socket.socket() as probe:

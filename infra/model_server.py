@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.child_process import free_port
+from infra.child_process import free_port, take_port
 
 if TYPE_CHECKING:
     from configs.schema import ServingResources
@@ -53,8 +52,7 @@ def start_model_server(gguf_path: Path, resources: ServingResources, log_path: P
         raise ValueError(f"serving.resources.host is {resources.host}: the server has no authentication and binds to {LOOPBACK[0]} only")
     if not gguf_path.is_file():
         raise ValueError(f"{gguf_path} does not exist: give a GGUF file, as a finished run leaves one")
-    port = resources.port or free_port(resources.host)
-    _refuse_port_in_use(resources.host, port)
+    port = take_port(resources.port, resources.host) if resources.port else free_port(resources.host)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable, "-m", "infra.model_server", str(gguf_path), "--host", resources.host, "--port", str(port),
@@ -99,18 +97,6 @@ def is_healthy(url: str) -> bool:
             return answer.status == 200
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return False
-
-
-def _refuse_port_in_use(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ValueError(
-                f"port {port} on {host} cannot be taken ({error.strerror}): stop what listens there, or set serving.resources.port "
-                f"to another (0 takes a free one)"
-            ) from error
 
 
 def _wait_until_healthy(server: ModelServer, timeout_seconds: float) -> None:

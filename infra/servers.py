@@ -78,8 +78,8 @@ def running_servers(home: Home, say: Callable[[str], None]) -> Iterator[ServerUr
     if recorded is not None:
         yield recorded
         return
-    with _exclusive(home, say):
-        servers = start_servers(home, free_port(), free_port(), die_with_parent)
+    with exclusive(home, say):
+        servers = start_servers(home, free_port(), free_port(), detached=False)
         try:
             yield wait_until_healthy(servers)
         finally:
@@ -95,16 +95,23 @@ def read_recorded(home: Home) -> ServerUrls | None:
     return urls if _healthy(f"{urls.prefect}/api/health") and _healthy(f"{urls.mlflow}/health") else None
 
 
-def start_servers(home: Home, prefect_port: int, mlflow_port: int, preexec: Callable[[], None] | None) -> list[Server]:
-    """Start both servers on the home's databases and return at once."""
+def record(home: Home, urls: ServerUrls) -> None:
+    """Write run/servers.json: from here on every command of this home uses these servers."""
+    temporary = home.run_dir / "servers.json.tmp"
+    temporary.write_text(urls.model_dump_json(indent=1))
+    temporary.replace(home.run_dir / "servers.json")
+
+
+def start_servers(home: Home, prefect_port: int, mlflow_port: int, detached: bool) -> list[Server]:
+    """Start both servers on the home's databases and return at once; detached ones outlive this process."""
     artifact_root(home).mkdir(parents=True, exist_ok=True)
     prefect_url, mlflow_url = f"http://{HOST}:{prefect_port}", f"http://{HOST}:{mlflow_port}"
     prefect = _start(
-        "prefect", "prefect.server.api.server:create_app", ["--factory"], prefect_url, "/api/health", home, preexec,
+        "prefect", "prefect.server.api.server:create_app", ["--factory"], prefect_url, "/api/health", home, detached,
         {"PREFECT_HOME": str(home.prefect_dir), "PREFECT_UI_API_URL": f"{prefect_url}/api", "PREFECT_LOGGING_SERVER_LEVEL": "WARNING"},
     )  # fmt: skip
     mlflow = _start(
-        "mlflow", "mlflow.server.fastapi_app:app", [], mlflow_url, "/health", home, preexec,
+        "mlflow", "mlflow.server.fastapi_app:app", [], mlflow_url, "/health", home, detached,
         {
             # what `mlflow server --serve-artifacts` hands to its own uvicorn child (mlflow/server/__init__.py, _run_server)
             "_MLFLOW_SERVER_FILE_STORE": mlflow_database_uri(home),
@@ -125,15 +132,16 @@ def _start(
     url: str,
     health_path: str,
     home: Home,
-    preexec: Callable[[], None] | None,
+    detached: bool,
     env: Mapping[str, str],
 ) -> Server:
     log_path = home.run_dir / f"{name}.log"
     command = [sys.executable, "-m", "uvicorn", app, *options, "--host", HOST, "--port", url.rsplit(":", 1)[1], "--log-level", "warning"]
     with open(log_path, "ab") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=preexec, cwd=home.root,
-            env={**os.environ, **TELEMETRY_OFF, **env},
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home.root,
+            preexec_fn=None if detached else die_with_parent, start_new_session=detached,
+            env={**os.environ, **TELEMETRY_OFF, "GLM46_HOME": str(home.root), **env},
         )  # fmt: skip
     return Server(name, url, health_path, process, log_path)
 
@@ -165,7 +173,8 @@ def stop_servers(servers: list[Server]) -> None:
 
 
 @contextmanager
-def _exclusive(home: Home, say: Callable[[str], None]) -> Iterator[None]:
+def exclusive(home: Home, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the right to start servers on the home's databases; waits for a run that has private ones."""
     with open(home.run_dir / "servers.lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -135,3 +135,25 @@ def test_nothing_unfinished_and_no_machine_path_is_tracked():
     pattern = re.compile(r"TO" + r"DO|FIX" + r"ME|(?<![\w.])/wor" + r"k/|/roo" + r"t/")
     for path in [*MODULES, *(ROOT / "tests").rglob("*.py"), ROOT / "README.md", ROOT / "Makefile", ROOT / "pyproject.toml"]:
         assert not pattern.search(path.read_text(encoding="utf-8")), path
+
+
+def test_every_deployment_names_a_flow_that_imports_and_parameters_it_has():
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    for deployment in deployments:
+        module, name = deployment["entrypoint"].rsplit(".", 1)
+        assert ":" not in deployment["entrypoint"], "a path entrypoint loads the file under a second name"
+        tree = ast.parse((ROOT.joinpath(*module.split(".")).with_suffix(".py")).read_text())
+        function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+        assert set(deployment["parameters"]) <= {argument.arg for argument in function.args.args}
+
+
+def test_every_command_and_target_that_the_readme_names_exists():
+    from typer.main import get_command
+
+    from flows.command import app
+
+    readme = (ROOT / "README.md").read_text()
+    commands = set(get_command(app).commands)
+    assert set(re.findall(r"(?:^|[ `/])glm46 ([a-z]+)", readme, re.M)) <= commands | {"is", "does", "implements"}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"make ([a-z-]+)", readme)) <= targets
