@@ -5,12 +5,13 @@ Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wr
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -71,15 +72,26 @@ def run(
         home = open_home()
         open_store(store, home)
         require(check_java(), check_compiler())
-    with _failures(home.run_dir):
-        from flows.outcome import print_outcome
-        from flows.run_pipeline import run_pipeline
+    code = EXIT_FAILED
+    try:
+        with _failures(home.run_dir):
+            from flows.outcome import print_outcome
+            from flows.run_pipeline import run_pipeline
 
-        outcome = run_pipeline(home, scale, store, data, from_stage, start, until)
-        print_outcome(outcome)
-        if as_json:
-            print(outcome.model_dump_json(), flush=True)
-    raise typer.Exit(EXIT_REFUSED if outcome.reasons else 0)
+            outcome = run_pipeline(home, scale, store, data, from_stage, start, until)
+            print_outcome(outcome)
+            if as_json:
+                print(outcome.model_dump_json(), flush=True)
+            code = EXIT_REFUSED if outcome.reasons else 0
+    finally:
+        _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process at once: everything is committed, and Prefect's exit handlers wait without limit for a server that was killed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @app.command()

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 from infra.home import Home
-from infra.servers import TELEMETRY_OFF, running_servers
+from infra.servers import TELEMETRY_OFF, running_servers, silent_servers
+
+DRAIN_SECONDS = 5
 
 
 def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
@@ -32,13 +34,26 @@ def run_pipeline(
     """Call the flow `glm46` on servers that answer; returns its RunOutcome. Raises what the failed stage raised."""
     with running_servers(home, print) as servers:
         set_environment(home, servers.prefect, servers.mlflow)
-        from prefect.logging.handlers import APILogHandler
-
         from flows.full_pipeline import full_pipeline
 
         try:
             return full_pipeline(
                 scale=scale, store=store, data=None if data is None else str(data), from_stage=from_stage, start=start, until=until
             )
+        except Exception as error:
+            silent = silent_servers(servers)
+            if silent:
+                logs = ", ".join(str(home.run_dir / f"{name}.log") for name in silent)
+                raise RuntimeError(f"the {' and '.join(silent)} server stopped during the run ({logs}): run again to continue") from error
+            raise
         finally:
-            APILogHandler().flush()
+            _send_waiting_logs_and_events()
+
+
+def _send_waiting_logs_and_events() -> None:
+    """While the server still runs; at exit Prefect would wait for it."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    APILogWorker.drain_all(timeout=DRAIN_SECONDS)
+    EventsWorker.drain_all(timeout=DRAIN_SECONDS)

@@ -92,7 +92,13 @@ def read_recorded(home: Home) -> ServerUrls | None:
     if not path.exists():
         return None
     urls = ServerUrls.model_validate_json(path.read_text())
-    return urls if _healthy(f"{urls.prefect}/api/health") and _healthy(f"{urls.mlflow}/health") else None
+    return None if silent_servers(urls) else urls
+
+
+def silent_servers(urls: ServerUrls) -> list[str]:
+    """Names of the servers that do not answer."""
+    checks = {"prefect": f"{urls.prefect}/api/health", "mlflow": f"{urls.mlflow}/health"}
+    return [name for name, url in checks.items() if not _healthy(url)]
 
 
 def record(home: Home, urls: ServerUrls) -> None:
