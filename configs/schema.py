@@ -1,4 +1,4 @@
-"""Every knob of glm46: one frozen pydantic tree, filled by one complete YAML per scale.
+"""Every knob of glm46: one frozen pydantic tree, filled by one complete YAML per scale. Long on purpose: it reads as one page.
 
 A section has up to two parts. `recipe` changes results and enters the step keys; `resources` says where and how wide the work runs
 and never enters a key. Field docstrings give unit, effect and source; "report" is the GLM-4.5 technical report (arXiv 2508.06471).

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -21,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.code_digest import ROOT
+from infra.doctor import check_java, require
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from configs.schema import SparkResources
 
-MIN_JAVA_VERSION = 17
 STOP_TIMEOUT_SECONDS = 30
 SHIPPED_PACKAGES = ("tasks", "model")
 ARROW_BATCH_RECORDS = 4096
@@ -58,7 +56,7 @@ def spark_session(resources: SparkResources) -> SparkSession:
         if _session is not None and _started_with != wanted:
             _stop()
         if _session is None:
-            _check_java()
+            require(check_java())
             _session = _start(resources)
             _started_with = wanted
         _session.conf.set("spark.sql.shuffle.partitions", str(resources.shuffle_partitions))
@@ -169,16 +167,3 @@ def _zip_packages(directory: Path) -> Path:
             for file in sorted((ROOT / package).rglob("*.py")):
                 archive.write(file, file.relative_to(ROOT).as_posix())
     return path
-
-
-def _check_java() -> None:
-    """Raises ValueError unless `java`, from JAVA_HOME or PATH, is version 17 or newer."""
-    fix = "install Java 17 (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME to it"
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if java is None or not os.access(java, os.X_OK):
-        raise ValueError(f"Spark needs Java {MIN_JAVA_VERSION}, but {java or 'java'} is not there: {fix}")
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r'version "(\d+)', answer)
-    if found is None or int(found[1]) < MIN_JAVA_VERSION:
-        raise ValueError(f"Spark needs Java {MIN_JAVA_VERSION} or newer, but {java} is {found[1] if found else 'unreadable'}: {fix}")

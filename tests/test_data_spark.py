@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-import infra.spark
+from infra.doctor import check_java, require
 from infra.spark import spark_session, stop_spark
 from tests.data_inputs import RESOURCES, in_partitions
 
@@ -18,7 +18,7 @@ def java_processes() -> int:
     return sum("java" in child.name() for child in psutil.Process().children())
 
 
-@pytest.mark.parametrize(("make", "message"), [(False, "is not there"), (True, "or newer, but .* is 11")])
+@pytest.mark.parametrize(("make", "message"), [(False, "has no bin/java"), (True, "11.0.2")])
 def test_a_missing_or_old_java_is_one_sentence_with_the_fix(make, message, tmp_path, monkeypatch):
     if make:
         java = tmp_path / "bin" / "java"
@@ -27,8 +27,8 @@ def test_a_missing_or_old_java_is_one_sentence_with_the_fix(make, message, tmp_p
         java.chmod(0o755)
         assert subprocess.run([java], capture_output=True, check=True).stderr
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ValueError, match=rf"Spark needs Java 17.*{message}.*: install Java 17") as refused:
-        infra.spark._check_java()
+    with pytest.raises(ValueError, match=rf"java: .*{message}.*; install Java 17") as refused:
+        require(check_java())
     assert "\n" not in str(refused.value)
 
 
