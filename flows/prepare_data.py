@@ -37,7 +37,7 @@ class PreparedData:
     suite: Artifact[EvaluationSuite]
 
 
-@flow(name="prepare_data", validate_parameters=False)
+@flow(name="prepare_data", flow_run_name="prepare_data", validate_parameters=False)
 def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     """Prepare the data of a scale; Spark is stopped at the end."""
     recipe, spark = run.scale.data.recipe, run.scale.data.resources

@@ -18,7 +18,7 @@ from tasks.data.pack_phase import pack_phase
 from tasks.training.train_phase import TrainedCheckpoint, train_phase
 
 
-@flow(name="pretrain_model", validate_parameters=False)
+@flow(name="pretrain_model", flow_run_name="pretrain_model", validate_parameters=False)
 def pretrain_model(
     run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], start: Artifact[TrainedCheckpoint] | None
 ) -> AssessedModel | None:

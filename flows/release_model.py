@@ -48,7 +48,7 @@ class ReleasedModel:
     report: Path
 
 
-@flow(name="release_model", validate_parameters=False)
+@flow(name="release_model", flow_run_name="release_model", validate_parameters=False)
 def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> ReleasedModel:
     """Promote the trained checkpoint to the alias `champion`, or refuse it with reasons."""
     checkpoint = assessed.checkpoint

@@ -10,6 +10,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +26,7 @@ from infra.home import Home
 
 HOST = "127.0.0.1"
 STARTUP_TIMEOUT_SECONDS = 180
+WATCH_INTERVAL_SECONDS = 0.5
 TELEMETRY_OFF = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -80,10 +82,26 @@ def running_servers(home: Home, say: Callable[[str], None]) -> Iterator[ServerUr
         return
     with exclusive(home, say):
         servers = start_servers(home, free_port(), free_port(), detached=False)
+        is_over = threading.Event()
         try:
-            yield wait_until_healthy(servers)
+            urls = wait_until_healthy(servers)
+            threading.Thread(target=_leave_when_one_dies, args=(servers, is_over), daemon=True).start()
+            yield urls
         finally:
+            is_over.set()
             stop_servers(servers)
+
+
+def _leave_when_one_dies(servers: list[Server], is_over: threading.Event) -> None:
+    """End the process with a clear message: nothing can be recorded any more, and clients would try again for minutes."""
+    while not is_over.wait(WATCH_INTERVAL_SECONDS):
+        for server in servers:
+            if server.process.poll() is not None and not is_over.is_set():
+                print(
+                    f"\nglm46: the {server.name} server stopped during the run ({server.log_path}): run again to continue", file=sys.stderr
+                )
+                sys.stderr.flush()
+                os._exit(1)
 
 
 def read_recorded(home: Home) -> ServerUrls | None:
