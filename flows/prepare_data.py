@@ -46,6 +46,7 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     deduplicated = run_step(run, deduplicate_documents, documents=ingested, recipe=recipe.deduplicate, resources=spark)
     check_contract(run, deduplicated, "deduplicated")
     split = run_step(run, split_documents, documents=deduplicated, recipe=recipe.split, resources=spark)
+    check_contract(run, split, "split")
     filtered = run_step(run, filter_documents, documents=split, recipe=recipe.filter, resources=spark)
     check_contract(run, filtered, "filtered")
     problems = run_step(run, synthesize_problems, recipe=recipe.synthesize)
@@ -67,5 +68,6 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     suite = run_step(
         run, select_evaluation_items, documents=decontaminated, problems=problems, tokenizer=tokenizer, recipe=run.scale.evaluation.recipe
     )
+    check_contract(run, suite, "evaluation_suite")
     stop_spark()
     return PreparedData(ingested, deduplicated, split, filtered, problems, decontaminated, tokenizer, shards, suite)
