@@ -21,7 +21,7 @@ from infra.model_registry import (
     model_name,
     resolve_alias,
 )
-from infra.model_server import running_model_server
+from infra.model_server import SERVED_TYPE, running_model_server
 from infra.servers import artifact_root
 from infra.step import Artifact
 from tasks.evaluation.decide_gate import GateDecision, decide_gate
@@ -33,9 +33,6 @@ from tasks.release.generate_reference import Reference, generate_reference
 from tasks.release.smoke_test import SmokeReport, smoke_test
 from tasks.release.write_report import publish_report, write_report
 from tasks.training.train_phase import TrainedCheckpoint
-
-SERVED_TYPE = "F32"
-"""The file whose greedy answers are held to our own generation; what `glm46 serve` and `glm46 chat` load."""
 
 
 @dataclass(frozen=True)

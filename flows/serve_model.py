@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from configs.load import load_scale
 from infra.home import Home
 from infra.model_registry import GGUF_TAG, model_name, open_registry, resolve_alias
-from infra.model_server import ModelServer, running_model_server
+from infra.model_server import SERVED_TYPE, ModelServer, running_model_server
 from infra.store import open_store
 from tasks.release.convert_to_gguf import GgufFiles
-
-SERVED_TYPE = "F32"
 
 
 @dataclass(frozen=True)

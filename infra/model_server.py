@@ -27,6 +27,8 @@ from infra.child_process import free_port, take_port
 if TYPE_CHECKING:
     from configs.schema import ServingResources
 
+SERVED_TYPE = "F32"
+"""The GGUF file that is served: its greedy answers are held to our own generation."""
 LOOPBACK = ("127.0.0.1", "localhost")
 MODEL_ALIAS = "glm46"
 """The name under which a served model answers when none is given."""

@@ -128,13 +128,13 @@ def _evaluation(items: list[Item]) -> str:
 
 def _training(checkpoint: Artifact[TrainedCheckpoint]) -> str:
     record = checkpoint.record
+    if record.lm_loss is None:
+        return paragraph("These weights were imported: there is no training log.", "soft")
     told = paragraph(
         f"{record.num_steps:,} optimizer steps over {record.num_tokens:,} tokens, objective {record.objective}. Last step: loss "
         f"{record.lm_loss:.4f} on the next token, {record.mtp_loss:.4f} on the one after it (MTP), balance {record.balance_loss:.4f}.",
         "soft",
     )
-    if "metrics.jsonl" not in checkpoint.manifest.evidence:
-        return told + paragraph("These weights were imported: there is no training log.", "soft")
     steps = [json.loads(line) for line in checkpoint.path("metrics.jsonl").read_text().splitlines()]
     lines = {"next token": "lm", "token after it (MTP)": "mtp"}
     series = {name: [(step["tokens"], step[key]) for step in steps] for name, key in lines.items() if any(step[key] for step in steps)}

@@ -71,7 +71,7 @@ def import_checkpoint(
             shutil.copyfile(file, output.path(f"hf/{file.name}"))
     return TrainedCheckpoint(
         phase=IMPORTED, objective=IMPORTED, num_steps=0, num_tokens=0, course=IMPORTED, course_tokens=0,
-        lm_loss=0.0, mtp_loss=0.0, balance_loss=0.0,
+        lm_loss=None, mtp_loss=None, balance_loss=None,
         num_parameters=count_parameters(recipe).total, tokenizer_digest=tokenizer.digest,
         special_token_ids=tokenizer.record.special_ids,
         export_digest=digest_of({path.name: hash_file(path) for path in sorted(output.path("hf/x").parent.iterdir())}),

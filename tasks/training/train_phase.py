@@ -49,10 +49,10 @@ class TrainedCheckpoint(Record):
     course: str
     course_tokens: int
     """Position on the course where it ended."""
-    lm_loss: float
-    """Of the last step's batch."""
-    mtp_loss: float
-    balance_loss: float
+    lm_loss: float | None
+    """Of the last step's batch; None, as the two below, for imported weights."""
+    mtp_loss: float | None
+    balance_loss: float | None
     num_parameters: int
     tokenizer_digest: str
     special_token_ids: dict[str, int]
