@@ -6,7 +6,7 @@ and never enters a key. Field docstrings give unit, effect and source; "report" 
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -14,8 +14,7 @@ PhaseName = Literal[
     "pretrain_general", "pretrain_code_reasoning", "mid_repo_code", "mid_reasoning", "mid_long_context",
     "sft", "reward_model", "rl_cold_start", "rl_rejection_sampling", "rl_reasoning", "rl_agentic", "rl_alignment",
 ]  # fmt: skip
-Objective = Literal["pretrain", "sft", "reward", "dpo", "ppo", "grpo", "gspo"]
-Domain = Literal["web", "multilingual", "code", "math", "synthetic"]
+Domain = Literal["web", "multilingual", "code", "math", "synthetic", "chat"]
 
 
 class Frozen(BaseModel):
@@ -136,9 +135,27 @@ class FilterRecipe(Frozen):
 class SynthesisRecipe(Frozen):
     num_training_problems: int = Field(gt=0)
     num_evaluation_problems: int = Field(gt=0)
+    operations: tuple[Literal["+", "-", "*"], ...] = Field(min_length=1)
     max_operand: int = Field(ge=9)
     """Largest operand; the operand pairs are divided between training and evaluation by hash."""
     problems_per_document: int = Field(gt=0)
+    num_chats: int = Field(gt=0)
+    """Training problems that are also written as conversations, for SFT."""
+    thinking_share: float = Field(ge=0, le=1)
+    """Share of these conversations whose answer is reasoned in <think>; the others are asked with /nothink (report: SFT mixes both)."""
+    num_prompts: int = Field(gt=0)
+    """Further training problems, in no document and no conversation: the prompts of reinforcement learning."""
+
+
+class ChatRecipe(Frozen):
+    """Conversations from the sources with role `sft`, besides those of the verified problems."""
+
+    max_chat_chars: int = Field(gt=0)
+    """A longer conversation is dropped, reason `too_long`: cut, it would teach to answer without the question."""
+    max_rejected_share: float = Field(ge=0, le=1)
+    """Share of malformed conversations (unknown role, tool result without a call, no answer) above which the run stops and names them."""
+    validation_share: float = Field(ge=0, lt=1)
+    """Share of conversations held out, by hash."""
 
 
 class DecontaminationRecipe(Frozen):
@@ -158,11 +175,17 @@ class ContractRecipe(Frozen):
     """The file data_contracts/<name>.yaml."""
 
 
+Packing = Literal["stream", "best_fit"]
+"""stream: documents one after the other, cut where rows end, attention over document ends (report, pre-training). best_fit: whole
+documents in rows with the fewest gaps, attention inside documents, no target across them (report, mid-training; every SFT)."""
+
+
 class PackingRecipe(Frozen):
     """The part of a phase that decides its packed rows. Made by `PhaseRecipe.packing`."""
 
     num_tokens: int = Field(gt=0)
     sequence_length: int = Field(gt=1)
+    packing: Packing
     mixture: dict[Domain, float] = Field(min_length=1)
     max_epochs: float = Field(gt=0)
     seed: int
@@ -174,6 +197,7 @@ class DataRecipe(Frozen):
     split: SplitRecipe
     filter: FilterRecipe
     synthesize: SynthesisRecipe
+    chats: ChatRecipe
     decontaminate: DecontaminationRecipe
     tokenizer: TokenizerRecipe
 
@@ -234,8 +258,9 @@ class CourseSection(Frozen):
 
 
 class OptimizerRecipe(Frozen):
-    """Muon on the matrices but the embedding, AdamW on the rest."""
+    """muon: Muon on the matrices but the embedding, AdamW on the rest. adamw: AdamW on all (S2, S4)."""
 
+    kind: Literal["muon", "adamw"]
     muon_momentum: float = Field(ge=0, lt=1)
     """Report: 0.95."""
     muon_newton_schulz_steps: int = Field(gt=0)
@@ -249,16 +274,82 @@ class OptimizerRecipe(Frozen):
     """Report: 0.1 on matrices; biases, norms and the embedding are not decayed."""
 
 
+class PretrainObjective(Frozen):
+    """Cross-entropy of every next token."""
+
+    kind: Literal["pretrain"]
+
+
+class SftObjective(Frozen):
+    """Cross-entropy of what the assistant writes and of the role token that closes its turn; documents of the mixture as in pretrain."""
+
+    kind: Literal["sft"]
+
+
+class RewardObjective(Frozen):
+    """Bradley-Terry loss over preference pairs, on a scalar head."""
+
+    kind: Literal["reward"]
+
+
+class DpoObjective(Frozen):
+    kind: Literal["dpo"]
+    beta: float = Field(gt=0)
+
+
+class PolicyObjective(Frozen):
+    """Policy gradient on sampled answers. grpo: advantages within the group of one prompt, no KL (report); gspo: the ratio of whole
+    sequences (S3); ppo: a critic (S0).
+
+    A step has batch_tokens / sequence_length answers, each a row of its own; the tokens of the budget are these rows' positions."""
+
+    kind: Literal["grpo", "gspo", "ppo"]
+    samples_per_prompt: int = Field(ge=2)
+    """Size of a group: answers per prompt."""
+    max_new_tokens: int = Field(gt=0)
+    temperature: float = Field(gt=0)
+    enable_thinking: bool
+    """Whether the prompt asks for reasoning in <think>."""
+    clip_low: float = Field(gt=0, lt=1)
+    """Lower clip of the probability ratio against the rollout is 1 - clip_low (S0: 0.2, S3: 1e-4)."""
+    clip_high: float = Field(gt=0)
+    """Upper clip is 1 + clip_high (S0: 0.2, S3: 2e-4)."""
+    max_constant_steps: int = Field(gt=0)
+    """Steps in a row in which no group has two different rewards, after which training stops: nothing can be learned from them."""
+
+
+Objective = Annotated[
+    PretrainObjective | SftObjective | RewardObjective | DpoObjective | PolicyObjective, Field(discriminator="kind")
+]  # fmt: skip
+
+
+class AdapterRecipe(Frozen):
+    """Which weights are trained: all of them, or low-rank additions to the attention and expert matrices."""
+
+    kind: Literal["none", "lora", "dora"]
+    rank: int = Field(gt=0)
+    alpha: float = Field(gt=0)
+    """The addition is scaled by alpha / rank."""
+
+
 class GateRecipe(Frozen):
     """Bounds that an evaluation must hold to be accepted."""
 
     max_bits_per_byte: float = Field(gt=0)
     """Ceiling on validation bits per byte."""
     min_arithmetic_accuracy: float = Field(ge=0, le=1)
-    """Floor on the share of verified problems answered rightly."""
+    """Floor on the share of verified problems continued rightly as plain text."""
+    min_pass_at_1: float = Field(ge=0, le=1)
+    """Floor on the share of sampled answers to verified problems, asked as a conversation, that are right."""
+    min_distinct_answer_share: float = Field(ge=0, le=1)
+    """Floor on different answers over sampled answers: below it the policy has collapsed."""
     noninferiority_bits_per_byte: float = Field(ge=0)
     """Margin by which the candidate may be worse than the reigning champion: the upper end of the paired 95 % interval of the
     difference must stay below it."""
+    start_bits_per_byte: float = Field(ge=0)
+    """The same against the checkpoint that the phase started from: how much may be forgotten."""
+    start_pass_at_1: float = Field(ge=0, le=1)
+    """Margin by which pass@1 may fall below that of the checkpoint that the phase started from, as a paired 95 % interval."""
 
 
 class PhaseRecipe(Frozen):
@@ -269,10 +360,12 @@ class PhaseRecipe(Frozen):
     """Tokens per training sequence; a packed row holds one more, the last target."""
     rope_theta: float = Field(gt=0)
     """Report: 10,000 at 4K, 1,000,000 from 32K on."""
+    packing: Packing
     mixture: dict[Domain, float] = Field(min_length=1)
-    """Token share per domain, normalised over the domains that have text."""
+    """Token share per domain, normalised over the domains that have text; of a policy objective the domains of its prompts."""
     max_epochs: float = Field(gt=0)
     """Ceiling on the passes over one domain; a phase whose mixture needs more is refused."""
+    adapter: AdapterRecipe
     optimizer: OptimizerRecipe
     dtype: Literal["float32", "bfloat16"]
     """Arithmetic of the forward and backward pass; master weights are float32 either way."""
@@ -282,15 +375,49 @@ class PhaseRecipe(Frozen):
     gate: GateRecipe
 
     @property
-    def packing(self) -> PackingRecipe:
+    def packing_recipe(self) -> PackingRecipe:
         """What packing depends on: a new bound or learning rate packs nothing again."""
         return PackingRecipe(**self.model_dump(include=set(PackingRecipe.model_fields)))
 
+    @property
+    def samples_answers(self) -> bool:
+        """Whether the phase trains on answers it samples itself, to prompts, instead of packed rows."""
+        return isinstance(self.objective, PolicyObjective)
+
+    @property
+    def reads_chats(self) -> bool:
+        """Whether conversations are among the packed rows."""
+        return "chat" in self.mixture and not self.samples_answers
+
+    @model_validator(mode="after")
+    def _objective_fits(self) -> Self:
+        if isinstance(self.objective, SftObjective) and self.packing != "best_fit":
+            raise ValueError("packing must be best_fit where the objective is sft: a conversation cut in two teaches answers without questions")
+        if isinstance(self.objective, PolicyObjective) and self.objective.max_new_tokens >= self.sequence_length:
+            raise ValueError(
+                f"objective.max_new_tokens ({self.objective.max_new_tokens}) must stay below sequence_length ({self.sequence_length}): "
+                "a row holds the prompt and its answer"
+            )
+        return self
+
 
 class TrainingResources(Frozen):
-    launcher: Literal["local"]
+    """Where and how wide a phase trains. What a machine cannot do yet is refused before launch, by name (tasks/training/launch_rules.py)."""
+
+    launcher: Literal["local", "slurm", "pbs", "kubernetes"]
     num_ranks: int = Field(gt=0)
+    """Processes, one per accelerator (or per CPU share): data x tensor x pipeline x context parallel."""
+    tensor_parallel: int = Field(gt=0)
+    pipeline_parallel: int = Field(gt=0)
+    context_parallel: int = Field(gt=0)
+    expert_parallel: int = Field(gt=0)
+    """Ranks among which a layer's experts are divided; carved out of data x tensor x context parallel, no axis of its own."""
     zero_stage: Literal[0, 1, 2, 3]
+    offload_optimizer: Literal["none", "cpu", "nvme"]
+    recompute: Literal["none", "selective", "full"]
+    """Activations computed again in the backward pass."""
+    peak_flops_per_second: float = Field(gt=0)
+    """Of one rank, dense, in the phase's dtype: what MFU is measured against (H100/H800 BF16: 9.89e14)."""
     micro_batch_sequences: int = Field(gt=0)
     save_interval_steps: int = Field(gt=0)
     log_interval_steps: int = Field(gt=0)
@@ -318,6 +445,9 @@ class TrainingRecipe(Frozen):
     num_tokens: int = Field(gt=0)
     sequence_length: int = Field(gt=1)
     rope_theta: float = Field(gt=0)
+    max_epochs: float = Field(gt=0)
+    """Acts on prompts; packed rows are cut to it already."""
+    adapter: AdapterRecipe
     optimizer: OptimizerRecipe
     dtype: Literal["float32", "bfloat16"]
     num_threads: int = Field(gt=0)
@@ -346,7 +476,18 @@ class EvaluationRecipe(Frozen):
     """Leading characters scored of a document: many short items give a narrower paired interval than few long ones."""
     sequence_length: int = Field(gt=1)
     max_new_tokens: int = Field(gt=0)
-    """Answer length of the verified problems."""
+    """Answer length of the verified problems continued as plain text."""
+    num_chat_problems: int = Field(gt=0)
+    """Verified problems asked as a conversation."""
+    samples_per_problem: int = Field(gt=0)
+    """Sampled answers per such problem; pass@1 is their mean."""
+    pass_k: int = Field(gt=0)
+    """k of pass@k, at most samples_per_problem."""
+    temperature: float = Field(gt=0)
+    enable_thinking: bool
+    max_answer_tokens: int = Field(gt=0)
+    num_choice_items: int = Field(gt=0)
+    """Multiple-choice questions, chosen by hash: from the evaluation files where they hold some, else continuations of held-out documents."""
     num_threads: int = Field(gt=0)
     """CPU threads: part of the result, where the order of sums depends on it."""
 

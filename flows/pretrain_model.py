@@ -32,7 +32,7 @@ def pretrain_model(
 
 
 def _train(run: Run, prepared: PreparedData, phase: PhaseSection, start: Artifact[TrainedCheckpoint] | None) -> AssessedModel:
-    packed = run_step(run, pack_phase, stage=f"pack {phase.name}", shards=prepared.shards, recipe=phase.recipe.packing)
+    packed = run_step(run, pack_phase, stage=f"pack {phase.name}", shards=prepared.shards, recipe=phase.recipe.packing_recipe)
     check_contract(run, packed, "packed")
     recipe = run.scale.training_recipe(phase)
     inputs = {"packed": packed, "shards": prepared.shards, "tokenizer": prepared.tokenizer, "start": start}

@@ -14,8 +14,8 @@ ZERO_STAGES = (0,)
 
 def refuse_impossible_training(recipe: TrainingRecipe, resources: TrainingResources) -> None:
     """Raises ValueError that names the values and the fix."""
-    if recipe.objective not in OBJECTIVES:
-        raise ValueError(f"phase {recipe.phase}: objective {recipe.objective} cannot be trained, only {', '.join(OBJECTIVES)} can")
+    if recipe.objective.kind not in OBJECTIVES:
+        raise ValueError(f"phase {recipe.phase}: objective {recipe.objective.kind} cannot be trained, only {', '.join(OBJECTIVES)} can")
     if resources.zero_stage not in ZERO_STAGES:
         raise ValueError(f"phase {recipe.phase}: zero_stage {resources.zero_stage} is not available: set one of {ZERO_STAGES}")
     if resources.num_ranks > 1:

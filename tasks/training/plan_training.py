@@ -91,7 +91,7 @@ def _plan_phase(scale: Scale, index: int) -> PlannedPhase:
         num_steps += 1
         first = first or learning_rate_at(recipe.course, recipe.course_num_tokens, tokens)
     return PlannedPhase(
-        name=recipe.phase, objective=recipe.objective, num_tokens=recipe.num_tokens, num_steps=num_steps,
+        name=recipe.phase, objective=recipe.objective.kind, num_tokens=recipe.num_tokens, num_steps=num_steps,
         sequence_length=recipe.sequence_length,
         first_learning_rate=first, last_learning_rate=learning_rate_at(recipe.course, recipe.course_num_tokens, end),
         training_flops=training_flops_per_token(recipe.model, recipe.sequence_length) * recipe.num_tokens,

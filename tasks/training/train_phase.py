@@ -191,7 +191,7 @@ def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], output: Out
     losses = position["losses"]
     return TrainedCheckpoint(
         phase=job.recipe.phase,
-        objective=job.recipe.objective,
+        objective=job.recipe.objective.kind,
         course=job.recipe.course.name,
         course_tokens=position["course_tokens"],
         num_steps=position["step"],
