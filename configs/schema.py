@@ -392,7 +392,7 @@ class PhaseRecipe(Frozen):
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:
         if isinstance(self.objective, SftObjective) and self.packing != "best_fit":
-            raise ValueError("packing must be best_fit where the objective is sft: a conversation cut in two teaches answers without questions")
+            raise ValueError("packing must be best_fit where the objective is sft: a conversation cut in two teaches no questions")
         if isinstance(self.objective, PolicyObjective) and self.objective.max_new_tokens >= self.sequence_length:
             raise ValueError(
                 f"objective.max_new_tokens ({self.objective.max_new_tokens}) must stay below sequence_length ({self.sequence_length}): "
@@ -402,7 +402,7 @@ class PhaseRecipe(Frozen):
 
 
 class TrainingResources(Frozen):
-    """Where and how wide a phase trains. What a machine cannot do yet is refused before launch, by name (tasks/training/launch_rules.py)."""
+    """Where and how wide a phase trains; what cannot run is refused before launch, by name (tasks/training/launch_rules.py)."""
 
     launcher: Literal["local", "slurm", "pbs", "kubernetes"]
     num_ranks: int = Field(gt=0)
@@ -487,7 +487,7 @@ class EvaluationRecipe(Frozen):
     enable_thinking: bool
     max_answer_tokens: int = Field(gt=0)
     num_choice_items: int = Field(gt=0)
-    """Multiple-choice questions, chosen by hash: from the evaluation files where they hold some, else continuations of held-out documents."""
+    """Multiple-choice questions, chosen by hash: from the evaluation files, or continuations of held-out documents where those hold none."""
     num_threads: int = Field(gt=0)
     """CPU threads: part of the result, where the order of sums depends on it."""
 
