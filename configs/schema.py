@@ -487,7 +487,7 @@ class EvaluationRecipe(Frozen):
     enable_thinking: bool
     max_answer_tokens: int = Field(gt=0)
     num_choice_items: int = Field(gt=0)
-    """Multiple-choice questions, chosen by hash: from the evaluation files, or continuations of held-out documents where those hold none."""
+    """Multiple-choice questions, chosen by hash: from the evaluation files, or continuations of held-out documents where there are none."""
     num_threads: int = Field(gt=0)
     """CPU threads: part of the result, where the order of sums depends on it."""
 
