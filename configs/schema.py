@@ -418,6 +418,8 @@ class TrainingResources(Frozen):
     """Activations computed again in the backward pass."""
     peak_flops_per_second: float = Field(gt=0)
     """Of one rank, dense, in the phase's dtype: what MFU is measured against (H100/H800 BF16: 9.89e14)."""
+    device_memory_bytes: int = Field(gt=0)
+    """Memory of one rank (H100/H800: 80 GB): `glm46 plan` says what does not fit."""
     micro_batch_sequences: int = Field(gt=0)
     save_interval_steps: int = Field(gt=0)
     log_interval_steps: int = Field(gt=0)
