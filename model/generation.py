@@ -17,7 +17,8 @@ from model.transformer import Glm4Moe
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to continue a prompt. Temperature 0 is greedy; `seed` decides every draw of a call, `top_p` 1.0 keeps all tokens."""
+    """How to continue a prompt. Temperature 0 is greedy, `top_p` 1.0 keeps all tokens; `seed` and a prompt's place in the call decide its
+    draws, so the size of a batch samples nothing else."""
 
     max_new_tokens: int
     temperature: float = 0.0
@@ -41,6 +42,8 @@ class Generation:
     token_ids: list[list[int]]
     log_probabilities: list[list[float]]
     """Under the model itself (temperature 1, all tokens), whatever the sampling, so that they compare with `score`."""
+    sampled_log_probabilities: list[list[float]]
+    """Under the model at the sampling's temperature, over all tokens: what the ratio of a policy gradient divides by; as above if greedy."""
     top2_margins: list[list[float]]
     """Logit of the best token minus that of the second best: where it is small, rounding decides a greedy step."""
     weights_version: str
@@ -60,15 +63,15 @@ class InProcessEngine:
         for number, prompt in enumerate(prompts):
             if not prompt:
                 raise ValueError(f"prompt {number} is empty: give at least one token")
-        generator = torch.Generator(self._device).manual_seed(sampling.seed)
-        result = Generation([[] for _ in prompts], [[] for _ in prompts], [[] for _ in prompts], weights_version)
+        # Drawn on the CPU for the whole call: the same numbers on every device and whatever the batches.
+        draws_PT = torch.rand(len(prompts), sampling.max_new_tokens, generator=torch.Generator().manual_seed(sampling.seed))
+        columns: tuple[list, ...] = tuple([[] for _ in prompts] for _ in range(4))
         for members in _batches([len(prompt) for prompt in prompts], self.batch_sequences):
             batch = [prompts[member] for member in members]
-            for member, (token_ids, log_probabilities, margins) in zip(members, self._continue(batch, sampling, generator), strict=True):
-                result.token_ids[member] = token_ids
-                result.log_probabilities[member] = log_probabilities
-                result.top2_margins[member] = margins
-        return result
+            for member, values in zip(members, self._continue(batch, sampling, draws_PT[members].to(self._device)), strict=True):
+                for column, value in zip(columns, values, strict=True):
+                    column[member] = value
+        return Generation(*columns, weights_version)
 
     @torch.inference_mode()
     def score(self, token_id_sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -109,9 +112,9 @@ class InProcessEngine:
 
     @torch.inference_mode()
     def _continue(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, generator: torch.Generator
-    ) -> list[tuple[list[int], list[float], list[float]]]:
-        """Tokens, log-probabilities and margins of one batch, prompts padded on the left to one length."""
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, draws_BT: Tensor
+    ) -> list[tuple[list[int], list[float], list[float], list[float]]]:
+        """Per prompt of one batch the lists of `Generation`, in its order; prompts are padded on the left to one length."""
         width = max(len(prompt) for prompt in prompts)
         num_padding_B = torch.tensor([width - len(prompt) for prompt in prompts], device=self._device)
         token_ids_BT = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=self._device)
@@ -127,13 +130,15 @@ class InProcessEngine:
         is_done_B = torch.zeros(len(prompts), dtype=torch.bool, device=self._device)
         lengths_B = torch.zeros(len(prompts), dtype=torch.int64, device=self._device)
         steps = []
-        for _ in range(sampling.max_new_tokens):
+        for draws_B in draws_BT.unbind(1):
             hidden_B1D = self.model.hidden_states(token_ids_BT, cache)[:, -1:]
             logits_BV = self.model.lm_head(hidden_B1D)[:, 0].float()
-            chosen_B = choose_tokens(logits_BV, sampling, generator)
+            chosen_B = choose_tokens(logits_BV, sampling, draws_B)
             top_B2 = logits_BV.topk(2, dim=-1).values
-            log_probabilities_B = logits_BV.gather(1, chosen_B[:, None])[:, 0] - logits_BV.logsumexp(-1)
-            steps.append((chosen_B, log_probabilities_B, top_B2[:, 0] - top_B2[:, 1]))
+            log_probabilities_B = sampled_B = _log_probabilities(logits_BV, chosen_B)
+            if sampling.temperature not in (0.0, 1.0):
+                sampled_B = _log_probabilities(logits_BV / sampling.temperature, chosen_B)
+            steps.append((chosen_B, log_probabilities_B, sampled_B, top_B2[:, 0] - top_B2[:, 1]))
             lengths_B += ~is_done_B
             is_done_B |= torch.isin(chosen_B, stops)
             if bool(is_done_B.all()):
@@ -141,13 +146,18 @@ class InProcessEngine:
             token_ids_BT = chosen_B[:, None]
         columns = [torch.stack(column, dim=1).tolist() for column in zip(*steps, strict=True)]
         return [
-            (tokens[:length], log_probabilities[:length], margins[:length])
-            for length, tokens, log_probabilities, margins in zip(lengths_B.tolist(), *columns, strict=True)
+            (tokens[:length], log_probabilities[:length], sampled[:length], margins[:length])
+            for length, tokens, log_probabilities, sampled, margins in zip(lengths_B.tolist(), *columns, strict=True)
         ]
 
 
-def choose_tokens(logits_BV: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """The next token per row: the best one, or a draw from the smallest set of tokens that holds `top_p` of the mass."""
+def _log_probabilities(logits_BV: Tensor, chosen_B: Tensor) -> Tensor:
+    return logits_BV.gather(1, chosen_B[:, None])[:, 0] - logits_BV.logsumexp(-1)
+
+
+def choose_tokens(logits_BV: Tensor, sampling: Sampling, draws_B: Tensor) -> Tensor:
+    """The next token per row: the best one, or the one that a draw from [0, 1) falls on within the smallest set of tokens that holds
+    `top_p` of the mass."""
     if sampling.temperature == 0:
         return logits_BV.argmax(-1)
     probabilities_BV = (logits_BV / sampling.temperature).softmax(-1)
@@ -156,7 +166,11 @@ def choose_tokens(logits_BV: Tensor, sampling: Sampling, generator: torch.Genera
         mass_before_BV = sorted_BV.cumsum(-1) - sorted_BV
         sorted_BV.masked_fill_(mass_before_BV >= sampling.top_p, 0.0)
         probabilities_BV = torch.zeros_like(probabilities_BV).scatter_(1, order_BV, sorted_BV)
-    return torch.multinomial(probabilities_BV, 1, generator=generator)[:, 0]
+    mass_BV = probabilities_BV.double().cumsum(-1)
+    if not bool(mass_BV[:, -1].isfinite().all()):
+        raise ValueError("the model's logits are not finite: its weights are broken, load others")
+    # To the right of equal masses, so that a token without mass is never hit; a draw below 1 never reaches past the last with mass.
+    return torch.searchsorted(mass_BV, draws_B.double()[:, None] * mass_BV[:, -1:], right=True)[:, 0]
 
 
 def _batches(lengths: Sequence[int], batch_sequences: int) -> list[list[int]]:

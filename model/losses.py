@@ -10,28 +10,27 @@ CHUNK_ELEMENTS = 8 * 1024 * 1024
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Sum of -log softmax(hidden W^T)[target] over the kept targets. The gradients are made in the forward pass, chunk by chunk, while
-    the logits are at hand; the backward pass only scales them."""
+    """Sum of factor x -log softmax(hidden W^T)[target]. The gradients are made in the forward pass, chunk by chunk, while the logits are
+    at hand; the backward pass only scales them. `factors_T` carries no gradient and is 0 where the target is not kept."""
 
     @staticmethod
-    def forward(ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> Tensor:
+    def forward(ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, factors_T: Tensor) -> Tensor:
         wants_grad = any(ctx.needs_input_grad[:2])
         total = hidden_TD.new_zeros((), dtype=torch.float32)
         grad_hidden_TD = torch.empty_like(hidden_TD) if wants_grad else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_grad else None
         for rows in _chunks(hidden_TD.shape[0], weight_VD.shape[0]):
-            chunk_TD, targets_C = hidden_TD[rows], targets_T[rows]
-            is_kept_C = targets_C != IGNORED
-            columns_C1 = targets_C.clamp(min=0).unsqueeze(1)
+            chunk_TD, factors_C = hidden_TD[rows], factors_T[rows]
+            columns_C1 = targets_T[rows].clamp(min=0).unsqueeze(1)
             # One buffer holds logits, then log-probabilities, then probabilities, then the gradient: memory traffic is the cost here.
             buffer_CV = (chunk_TD @ weight_VD.t()).float()
             torch.log_softmax(buffer_CV, -1, out=buffer_CV)
-            total -= (buffer_CV.gather(1, columns_C1).squeeze(1) * is_kept_C).sum()
+            total -= (buffer_CV.gather(1, columns_C1).squeeze(1) * factors_C).sum()
             if grad_hidden_TD is None or grad_weight_VD is None:
                 continue
             buffer_CV.exp_().scatter_add_(1, columns_C1, torch.full_like(columns_C1, -1.0, dtype=torch.float32))
-            if not bool(is_kept_C.all()):
-                buffer_CV.mul_(is_kept_C.unsqueeze(1))
+            if not bool((factors_C == 1).all()):
+                buffer_CV.mul_(factors_C.unsqueeze(1))
             grad_logits_CV = buffer_CV.to(hidden_TD.dtype)
             torch.mm(grad_logits_CV, weight_VD, out=grad_hidden_TD[rows])
             if grad_weight_VD.dtype == hidden_TD.dtype:
@@ -42,9 +41,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         grad_hidden_TD, grad_weight_VD = ctx.saved_tensors
-        return grad_hidden_TD * grads[0].to(grad_hidden_TD.dtype), (grad_weight_VD * grads[0]).to(grad_hidden_TD.dtype), None
+        return grad_hidden_TD * grads[0].to(grad_hidden_TD.dtype), (grad_weight_VD * grads[0]).to(grad_hidden_TD.dtype), None, None
 
 
 def _chunks(num_tokens: int, vocab_size: int) -> list[slice]:
@@ -59,14 +58,16 @@ class LanguageHead(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
 
-    def forward(self, hidden_BTD: Tensor, target_ids_BT: Tensor | None = None) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, target_ids_BT: Tensor | None = None, target_weights_BT: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) in the model's dtype; with targets the mean cross-entropy over the targets that are kept (not -100), a float32
-        scalar that is 0 where none is."""
+        scalar that is 0 where none is. Weights multiply each target's term and not the number that the mean divides by."""
         if target_ids_BT is None:
             return hidden_BTD @ self.weight.t()
         targets_T = target_ids_BT.flatten()
-        num_kept = (targets_T != IGNORED).sum().clamp(min=1)
-        return _LinearCrossEntropy.apply(hidden_BTD.flatten(0, 1), self.weight, targets_T) / num_kept
+        is_kept_T = targets_T != IGNORED
+        factors_T = is_kept_T.float() if target_weights_BT is None else is_kept_T * target_weights_BT.flatten().float()
+        total = _LinearCrossEntropy.apply(hidden_BTD.flatten(0, 1), self.weight, targets_T, factors_T)
+        return total / is_kept_T.sum().clamp(min=1)
 
     @torch.no_grad()
     def log_probabilities(self, hidden_BTD: Tensor, target_ids_BT: Tensor) -> Tensor:

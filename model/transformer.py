@@ -25,7 +25,7 @@ class Losses(NamedTuple):
     """Unweighted float32 scalars."""
 
     lm: Tensor
-    """Mean cross-entropy of the next token over the targets kept."""
+    """Mean cross-entropy of the next token over the targets kept, weighted where weights were given."""
     mtp: Tensor
     """Mean cross-entropy of the token after it; 0 without an MTP layer."""
     balance: Tensor
@@ -80,12 +80,16 @@ class Glm4Moe(nn.Module):
         token_ids_BT: Tensor,
         *,
         target_ids_BT: Tensor | None = None,
+        target_weights_BT: Tensor | None = None,
+        temperature: float = 1.0,
         segment_ids_BT: Tensor | None = None,
         mtp_segment_ids_BT: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> ModelOutput:
         """Losses when `target_ids_BT` (token t+1 per position, -100 to leave out) is given, logits when it is not.
 
+        `target_weights_BT` weighs the next token's cross-entropy per position and `temperature` divides its logits: a policy gradient
+        is that of the distribution the answers were sampled from. Neither touches the MTP loss.
         `segment_ids_BT` (document number per position) keeps attention inside documents and takes MTP targets of another document out
         of the loss. `mtp_segment_ids_BT` does only the latter, for rows whose attention runs over document ends as in pre-training.
         Whether a document's last position is trained to predict the next document's first token is decided by `target_ids_BT`.
@@ -94,7 +98,7 @@ class Glm4Moe(nn.Module):
         hidden_BTD, balance, counts = self._run_trunk(token_ids_BT, segment_ids_BT, cache)
         if target_ids_BT is None:
             return ModelOutput(None, self._stack_counts(counts), self.lm_head(hidden_BTD))
-        lm = self.lm_head(hidden_BTD, target_ids_BT)
+        lm = self.lm_head(hidden_BTD / temperature if temperature != 1.0 else hidden_BTD, target_ids_BT, target_weights_BT)
         mtp = lm.new_zeros(())
         if self.recipe.num_nextn_predict_layers and token_ids_BT.shape[1] > 1:
             embedded_BTD = self.model.embed_tokens(token_ids_BT[:, 1:])

@@ -74,10 +74,37 @@ def test_sampling_repeats_with_its_seed_and_only_then(engine: InProcessEngine) -
     assert first == second != third
 
 
+def test_draws_fall_on_tokens_as_often_as_these_are_probable() -> None:
+    probabilities = torch.tensor([0.0, 0.5, 0.3, 0.0, 0.2, 0.0])
+    draws = torch.linspace(0, 1, 10_001)[:-1]
+    chosen = choose_tokens(probabilities.log().expand(len(draws), 6), Sampling(1, temperature=1.0), draws)
+    torch.testing.assert_close(chosen.bincount(minlength=6) / len(draws), probabilities, rtol=0.0, atol=2e-4)
+
+
+def test_the_size_of_a_batch_samples_nothing_else(engine: InProcessEngine) -> None:
+    sampling = Sampling(16, temperature=5.0, seed=1)
+    one_by_one = InProcessEngine(engine.model, weights_version="v1", batch_sequences=1)
+    assert one_by_one.generate(PROMPTS, sampling, "v1").token_ids == engine.generate(PROMPTS, sampling, "v1").token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 1.7])
+def test_sampled_log_probabilities_are_those_of_the_tempered_distribution(temperature: float, engine: InProcessEngine) -> None:
+    generation = engine.generate([PROMPTS[0]], Sampling(5, temperature=temperature, seed=3), "v1")
+    sequence = torch.tensor([PROMPTS[0] + generation.token_ids[0]])
+    logits = engine.model(sequence[:, :-1]).logits_BTV[0, -5:].float() / (temperature or 1.0)
+    expected = logits.log_softmax(-1).gather(1, sequence[0, -5:, None])[:, 0]
+    assert generation.sampled_log_probabilities[0] == pytest.approx(expected.tolist(), abs=1e-3)
+
+
+def test_broken_weights_sample_nothing() -> None:
+    with pytest.raises(ValueError, match="the model's logits are not finite"):
+        choose_tokens(torch.full((1, 4), torch.nan), Sampling(1, temperature=1.0), torch.zeros(1))
+
+
 def test_top_p_keeps_the_smallest_set_that_holds_the_mass() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(500, 4)
-    generator = torch.Generator().manual_seed(0)
-    kept = {p: set(choose_tokens(logits, Sampling(1, temperature=1.0, top_p=p), generator).tolist()) for p in (0.4, 0.79, 0.9, 1.0)}
+    draws = torch.rand(500, generator=torch.Generator().manual_seed(0))
+    kept = {p: set(choose_tokens(logits, Sampling(1, temperature=1.0, top_p=p), draws).tolist()) for p in (0.4, 0.79, 0.9, 1.0)}
     assert kept == {0.4: {0}, 0.79: {0, 1}, 0.9: {0, 1, 2}, 1.0: {0, 1, 2, 3}}
 
 
