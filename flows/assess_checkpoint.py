@@ -8,10 +8,11 @@ from configs.schema import PhaseSection
 from flows.check_contract import check_contract
 from flows.prepare_data import PreparedData
 from flows.run_step import Run, run_effect, run_step
-from infra.experiment_tracking import connect, ensure_run, finish_run
+from infra.experiment_tracking import connect, finish_run
 from infra.model_registry import ensure_alias, ensure_registered, model_name, version_tags
 from infra.servers import artifact_root
 from infra.step import Artifact
+from tasks.data.pack_phase import PackedPhase
 from tasks.evaluation.decide_gate import GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation, evaluate_checkpoint
 from tasks.training.train_phase import TrainedCheckpoint
@@ -21,6 +22,9 @@ from tasks.training.train_phase import TrainedCheckpoint
 class AssessedModel:
     """A checkpoint and what was found out about it; `reasons` is empty unless the gate refused."""
 
+    phase: PhaseSection
+    packed: Artifact[PackedPhase] | None
+    """None where the phase sampled its own answers, or its weights came from outside."""
     checkpoint: Artifact[TrainedCheckpoint]
     evaluation: Artifact[Evaluation]
     decision: Artifact[GateDecision]
@@ -29,35 +33,35 @@ class AssessedModel:
     reasons: tuple[str, ...]
 
 
-def track_phase(run: Run, phase: PhaseSection, key: str) -> str:
-    """Id of the MLflow run of a phase's work, found again by the step key of that work."""
-    client, name = connect(run.mlflow), model_name(run.scale.scale)
-    tags = {"glm46.scale": run.scale.scale, "glm46.phase": phase.name}
-    return run_effect(
-        run, f"track {phase.name}", lambda: ensure_run(client, name, phase.name, key, None, tags),
-        describe=lambda run_id: f"MLflow run {run_id[:8]}",
+def evaluate(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint], stage: str) -> Artifact[Evaluation]:
+    """A checkpoint's answers to the run's suite."""
+    section = run.scale.evaluation
+    return run_step(
+        run, evaluate_checkpoint, stage=stage, checkpoint=checkpoint, suite=prepared.suite,
+        recipe=section.recipe, resources=section.resources,
     )  # fmt: skip
 
 
 def assess_checkpoint(
-    run: Run, prepared: PreparedData, phase: PhaseSection, checkpoint: Artifact[TrainedCheckpoint], run_id: str
+    run: Run,
+    prepared: PreparedData,
+    phase: PhaseSection,
+    checkpoint: Artifact[TrainedCheckpoint],
+    packed: Artifact[PackedPhase] | None,
+    start_evaluation: Artifact[Evaluation] | None,
+    run_id: str,
 ) -> AssessedModel:
     """Judge a checkpoint by the gate of a phase. A refusal is a result; the version is registered either way."""
     client, name = connect(run.mlflow), model_name(run.scale.scale)
-    evaluation = run_step(
-        run, evaluate_checkpoint, stage=f"evaluate {phase.name}", checkpoint=checkpoint, suite=prepared.suite,
-        recipe=run.scale.evaluation.recipe, resources=run.scale.evaluation.resources,
+    evaluation = evaluate(run, prepared, checkpoint, f"evaluate {phase.name}")
+    check_contract(run, evaluation, "evaluation_items", stage=f"contract answers {phase.name}")
+    decision = run_step(
+        run, decide_gate, stage=f"gate {phase.name}", evaluation=evaluation, start_evaluation=start_evaluation, champion_evaluation=None,
+        recipe=phase.recipe.gate,
     )  # fmt: skip
-    check_contract(run, evaluation, "evaluation_items")
-    gate = phase.recipe.gate
-    decision = run_step(run, decide_gate, stage=f"gate {phase.name}", evaluation=evaluation, champion_evaluation=None, recipe=gate)
     finish_run(client, run_id, succeeded=decision.record.accepted)
 
-    tags = version_tags(run.scale.scale, decision, run.store) | {
-        "glm46.phase": phase.name,
-        "glm46.bits_per_byte": str(evaluation.record.bits_per_byte),
-        "glm46.arithmetic_accuracy": str(evaluation.record.arithmetic_accuracy),
-    }
+    tags = version_tags(run.scale.scale, decision, run.store) | evaluation_tags(phase, evaluation.record)
     description = f"{phase.name} at scale {run.scale.scale}"
     version, _ = run_effect(
         run, f"register {phase.name}",
@@ -67,4 +71,15 @@ def assess_checkpoint(
     if decision.record.accepted:
         run_effect(run, f"alias {phase.name}", lambda: ensure_alias(client, name, phase.name, version))
     refused = tuple(reason for reason in decision.record.reasons if reason.startswith("refused"))
-    return AssessedModel(checkpoint, evaluation, decision, version, run_id, refused)
+    return AssessedModel(phase, packed, checkpoint, evaluation, decision, version, run_id, refused)
+
+
+def evaluation_tags(phase: PhaseSection, evaluation: Evaluation) -> dict[str, str]:
+    """What a version says of its quality."""
+    return {
+        "glm46.phase": phase.name,
+        "glm46.bits_per_byte": str(evaluation.bits_per_byte),
+        "glm46.arithmetic_accuracy": str(evaluation.arithmetic_accuracy),
+        "glm46.pass_at_1": str(evaluation.pass_at_1),
+        "glm46.choice_accuracy": str(evaluation.choice_accuracy),
+    }

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.data.validate_contract import ContractResult, validate_contract
-
 from configs.schema import ContractRecipe
 from flows.run_step import Run, run_step
 from infra.step import Artifact
+from tasks.data.validate_contract import ContractResult, validate_contract
 
 
-def check_contract(run: Run, subject: Artifact[Any], name: str) -> Artifact[ContractResult]:
+def check_contract(run: Run, subject: Artifact[Any], name: str, stage: str = "") -> Artifact[ContractResult]:
     """The result of data_contracts/<name>.yaml on an artifact; a violation stops the run with rule, column and example rows."""
     return run_step(
-        run, validate_contract, stage=f"contract {name}", subject=subject, recipe=ContractRecipe(name=name),
+        run, validate_contract, stage=stage or f"contract {name}", subject=subject, recipe=ContractRecipe(name=name),
         data_files=(f"data_contracts/{name}.yaml",),
     )  # fmt: skip

@@ -8,8 +8,9 @@ from pathlib import Path
 from prefect import flow
 
 from configs.load import load_scale
-from flows.assess_checkpoint import assess_checkpoint, track_phase
+from flows.mid_train_model import mid_train_model
 from flows.outcome import RunOutcome
+from flows.post_train_model import post_train_model
 from flows.prepare_data import prepare_data
 from flows.pretrain_model import pretrain_model
 from flows.release_model import release_model
@@ -17,6 +18,7 @@ from flows.run_step import Run
 from flows.stage_log import StageLog
 from flows.stages import choose_stages
 from flows.start_weights import find_start
+from flows.train_phases import PhaseHistory, assess_start
 from infra.doctor import check_compiler, check_java, require
 from infra.home import open_home
 from infra.model_registry import model_name
@@ -48,12 +50,17 @@ def full_pipeline(
     require(check_java(), check_compiler())
 
     prepared = prepare_data(run, sources)
-    weights = None if start is None else find_start(run, start, prepared)
-    assessed = pretrain_model(run, prepared, window.phases, weights)
-    if assessed is None and weights is not None:
-        phase = configuration.phases[-1]
-        assessed = assess_checkpoint(run, prepared, phase, weights, track_phase(run, phase, weights.key))
-    released = release_model(run, prepared, assessed) if window.releases and assessed is not None and not assessed.reasons else None
+    history = PhaseHistory(None if start is None else find_start(run, start, prepared))
+    if window.pre_training:
+        history = pretrain_model(run, prepared, window.pre_training, history)
+    if window.mid_training:
+        history = mid_train_model(run, prepared, window.mid_training, history)
+    if window.post_training:
+        history = post_train_model(run, prepared, window.post_training, history)
+    if history.start is not None and not history.models:
+        history = history.followed_by(assess_start(run, prepared, history.start))
+    assessed = history.last
+    released = release_model(run, prepared, history) if window.releases and assessed is not None and not assessed.reasons else None
     return RunOutcome(
         promoted=released is not None and released.promoted,
         model=model_name(configuration.scale),

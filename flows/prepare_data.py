@@ -9,16 +9,19 @@ from prefect import flow
 from flows.check_contract import check_contract
 from flows.run_step import Run, run_step
 from infra.spark import stop_spark
-from infra.step import Artifact
+from infra.step import Artifact, R
+from tasks.data.collect_chats import CollectedChats, collect_chats
 from tasks.data.decontaminate_documents import DecontaminatedDocuments, decontaminate_documents
 from tasks.data.deduplicate_documents import DeduplicatedDocuments, deduplicate_documents
 from tasks.data.filter_documents import FilteredDocuments, filter_documents
 from tasks.data.ingest_documents import IngestedDocuments, ingest_documents
 from tasks.data.list_sources import SourceListing
+from tasks.data.shard_chats import ChatShards, shard_chats
 from tasks.data.shard_documents import TokenShards, shard_documents
 from tasks.data.split_documents import SplitDocuments, split_documents
 from tasks.data.synthesize_problems import SynthesizedProblems, synthesize_problems
 from tasks.data.train_tokenizer import TrainedTokenizer, train_tokenizer
+from tasks.data.validate_contract import ContractResult
 from tasks.evaluation.select_evaluation_items import EvaluationSuite, select_evaluation_items
 
 
@@ -32,42 +35,58 @@ class PreparedData:
     filtered: Artifact[FilteredDocuments]
     problems: Artifact[SynthesizedProblems]
     decontaminated: Artifact[DecontaminatedDocuments]
+    chats: Artifact[CollectedChats]
     tokenizer: Artifact[TrainedTokenizer]
     shards: Artifact[TokenShards]
+    chat_shards: Artifact[ChatShards]
     suite: Artifact[EvaluationSuite]
+    contracts: tuple[Artifact[ContractResult], ...]
+    """One per hand-over, in the order of the path."""
 
 
 @flow(name="prepare_data", flow_run_name="prepare_data", validate_parameters=False)
 def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     """Prepare the data of a scale; Spark is stopped at the end."""
     recipe, spark = run.scale.data.recipe, run.scale.data.resources
-    ingested = run_step(run, ingest_documents, sources=sources, recipe=recipe.ingest, resources=spark)
-    check_contract(run, ingested, "ingested")
-    deduplicated = run_step(run, deduplicate_documents, documents=ingested, recipe=recipe.deduplicate, resources=spark)
-    check_contract(run, deduplicated, "deduplicated")
-    split = run_step(run, split_documents, documents=deduplicated, recipe=recipe.split, resources=spark)
-    check_contract(run, split, "split")
-    filtered = run_step(run, filter_documents, documents=split, recipe=recipe.filter, resources=spark)
-    check_contract(run, filtered, "filtered")
-    problems = run_step(run, synthesize_problems, recipe=recipe.synthesize)
-    check_contract(run, problems, "problems")
-    decontaminated = run_step(
-        run,
-        decontaminate_documents,
-        documents=filtered,
-        synthetic=problems,
-        ingested=ingested,
-        recipe=recipe.decontaminate,
-        resources=spark,
+    contracts = []
+
+    def contracted(artifact: Artifact[R], name: str) -> Artifact[R]:
+        contracts.append(check_contract(run, artifact, name))
+        return artifact
+
+    ingested = contracted(run_step(run, ingest_documents, sources=sources, recipe=recipe.ingest, resources=spark), "ingested")
+    deduplicated = contracted(
+        run_step(run, deduplicate_documents, documents=ingested, recipe=recipe.deduplicate, resources=spark), "deduplicated"
     )
-    check_contract(run, decontaminated, "decontaminated")
-    tokenizer = run_step(run, train_tokenizer, documents=decontaminated, recipe=recipe.tokenizer, resources=spark)
-    check_contract(run, tokenizer, "tokenizer")
-    shards = run_step(run, shard_documents, documents=decontaminated, tokenizer=tokenizer, resources=spark)
-    check_contract(run, shards, "shards")
-    suite = run_step(
-        run, select_evaluation_items, documents=decontaminated, problems=problems, tokenizer=tokenizer, recipe=run.scale.evaluation.recipe
+    split = contracted(run_step(run, split_documents, documents=deduplicated, recipe=recipe.split, resources=spark), "split")
+    filtered = contracted(run_step(run, filter_documents, documents=split, recipe=recipe.filter, resources=spark), "filtered")
+    problems = contracted(run_step(run, synthesize_problems, recipe=recipe.synthesize), "problems")
+    decontaminated = contracted(
+        run_step(
+            run, decontaminate_documents, documents=filtered, synthetic=problems, ingested=ingested,
+            recipe=recipe.decontaminate, resources=spark,
+        ),
+        "decontaminated",
+    )  # fmt: skip
+    chats = contracted(
+        run_step(
+            run, collect_chats, sources=sources, synthetic=problems, ingested=ingested, recipe=recipe.chat_collection, resources=spark
+        ),
+        "chats",
     )
-    check_contract(run, suite, "evaluation_suite")
+    tokenizer = contracted(
+        run_step(run, train_tokenizer, documents=decontaminated, recipe=recipe.tokenizer, resources=spark), "tokenizer"
+    )
+    shards = contracted(run_step(run, shard_documents, documents=decontaminated, tokenizer=tokenizer, resources=spark), "shards")
+    chat_shards = contracted(run_step(run, shard_chats, chats=chats, tokenizer=tokenizer, resources=spark), "chat_shards")
+    suite = contracted(
+        run_step(
+            run, select_evaluation_items, documents=decontaminated, problems=problems, sources=sources, tokenizer=tokenizer,
+            recipe=run.scale.evaluation.recipe,
+        ),
+        "evaluation_suite",
+    )  # fmt: skip
     stop_spark()
-    return PreparedData(ingested, deduplicated, split, filtered, problems, decontaminated, tokenizer, shards, suite)
+    return PreparedData(
+        ingested, deduplicated, split, filtered, problems, decontaminated, chats, tokenizer, shards, chat_shards, suite, tuple(contracts)
+    )

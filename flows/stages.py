@@ -17,6 +17,18 @@ class StageWindow:
     phases: tuple[PhaseSection, ...]
     releases: bool
 
+    @property
+    def pre_training(self) -> tuple[PhaseSection, ...]:
+        return tuple(phase for phase in self.phases if phase.name.startswith("pretrain_"))
+
+    @property
+    def mid_training(self) -> tuple[PhaseSection, ...]:
+        return tuple(phase for phase in self.phases if phase.name.startswith("mid_"))
+
+    @property
+    def post_training(self) -> tuple[PhaseSection, ...]:
+        return tuple(phase for phase in self.phases if not phase.name.startswith(("pretrain_", "mid_")))
+
 
 def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until: str | None) -> StageWindow:
     """The stages between `from_stage` and `until`, both included. Raises ValueError for an unknown name or an entry without weights.

@@ -1,0 +1,16 @@
+"""Post-training: supervised fine-tuning on conversations, reward model, reinforcement learning."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from configs.schema import PhaseSection
+from flows.prepare_data import PreparedData
+from flows.run_step import Run
+from flows.train_phases import PhaseHistory, train_phases
+
+
+@flow(name="post_train_model", flow_run_name="post_train_model", validate_parameters=False)
+def post_train_model(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory) -> PhaseHistory:
+    """The history with the post-training phases behind it, up to the first that its gate refused."""
+    return train_phases(run, prepared, phases, history)

@@ -1,0 +1,91 @@
+"""What the flows of pre-, mid- and post-training share: each phase reads its data, trains and is assessed, until a gate refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from configs.schema import PhaseSection
+from flows.assess_checkpoint import AssessedModel, assess_checkpoint, evaluate
+from flows.check_contract import check_contract
+from flows.prepare_data import PreparedData
+from flows.run_step import Run, run_step
+from flows.track_run import track_phase
+from infra.experiment_tracking import connect, log_metrics
+from infra.step import Artifact
+from infra.store import step_key
+from tasks.data.pack_phase import PackedPhase, pack_phase
+from tasks.evaluation.evaluate_checkpoint import Evaluation
+from tasks.training.train_phase import TrainedCheckpoint, train_phase
+
+
+@dataclass(frozen=True)
+class PhaseHistory:
+    """What this run has trained so far, in order, and the weights it was entered with."""
+
+    start: Artifact[TrainedCheckpoint] | None
+    models: tuple[AssessedModel, ...] = ()
+
+    @property
+    def last(self) -> AssessedModel | None:
+        """The newest model; None before the first."""
+        return self.models[-1] if self.models else None
+
+    @property
+    def checkpoint(self) -> Artifact[TrainedCheckpoint] | None:
+        """What the next phase starts from; None for random weights."""
+        return self.models[-1].checkpoint if self.models else self.start
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the last gate refused; empty while all accepted."""
+        return self.models[-1].reasons if self.models else ()
+
+    def followed_by(self, model: AssessedModel) -> PhaseHistory:
+        return replace(self, models=(*self.models, model))
+
+
+def train_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory) -> PhaseHistory:
+    """Train the phases one after the other; after a refusal the rest is left out."""
+    for phase in phases:
+        if history.reasons:
+            break
+        history = history.followed_by(_train(run, prepared, phase, history))
+    return history
+
+
+def _train(run: Run, prepared: PreparedData, phase: PhaseSection, history: PhaseHistory) -> AssessedModel:
+    packed, inputs = _training_inputs(run, prepared, phase)
+    inputs |= {"tokenizer": prepared.tokenizer, "start": history.checkpoint}
+    recipe = run.scale.training_recipe(phase)
+    run_id = track_phase(run, phase, step_key(train_phase.identity(recipe, inputs)))
+    checkpoint = run_step(
+        run, train_phase, stage=f"train {phase.name}", recipe=recipe, resources=phase.resources,
+        log_metrics=partial(log_metrics, connect(run.mlflow), run_id), **inputs,
+    )  # fmt: skip
+    return assess_checkpoint(run, prepared, phase, checkpoint, packed, _start_evaluation(run, prepared, history), run_id)
+
+
+def _training_inputs(
+    run: Run, prepared: PreparedData, phase: PhaseSection
+) -> tuple[Artifact[PackedPhase] | None, dict[str, Artifact | None]]:
+    """The packed rows of the phase, or the prompts of one that samples its own answers."""
+    if phase.recipe.samples_answers:
+        return None, {"packed": None, "shards": None, "chats": None, "prompts": prepared.problems}
+    chats = prepared.chat_shards if phase.recipe.reads_chats else None
+    packed = run_step(run, pack_phase, stage=f"pack {phase.name}", shards=prepared.shards, chats=chats, recipe=phase.recipe.packing_recipe)
+    check_contract(run, packed, "packed", stage=f"contract packed {phase.name}")
+    return packed, {"packed": packed, "shards": prepared.shards, "chats": chats, "prompts": None}
+
+
+def _start_evaluation(run: Run, prepared: PreparedData, history: PhaseHistory) -> Artifact[Evaluation] | None:
+    """How the weights that the phase starts from answer the same suite; None for random weights."""
+    if history.last is not None:
+        return history.last.evaluation
+    return None if history.start is None else evaluate(run, prepared, history.start, "evaluate start")
+
+
+def assess_start(run: Run, prepared: PreparedData, start: Artifact[TrainedCheckpoint]) -> AssessedModel:
+    """Weights that are released without training are judged by the gate of the scale's last phase."""
+    phase = run.scale.phases[-1]
+    return assess_checkpoint(run, prepared, phase, start, None, None, track_phase(run, phase, start.key))
