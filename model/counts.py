@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and memory of a recipe by formula, without building the model.
+"""Parameters, FLOPs and bytes per token of a recipe by formula, without building the model.
 
 Which rule gives which public number: GLM-4.5/4.6's "355B" is the body with the MTP layer, without embeddings; Air's "106B" is the body
 without MTP; the Hub's "357B" adds embedding and unembedding to the former.
@@ -6,10 +6,7 @@ without MTP; the Hub's "357B" adds embedding and unembedding to the former.
 
 from dataclasses import dataclass
 
-from configs.schema import ModelRecipe
-
-BYTES_PER_PARAMETER_TRAINING = {"weights": 2, "gradients": 4, "master": 4, "momentum": 4}
-"""bf16 weights, fp32 gradient accumulation, master weights and Muon's one momentum."""
+from configs.schema import AdapterRecipe, ModelRecipe
 
 
 @dataclass(frozen=True)
@@ -19,6 +16,7 @@ class ParameterCounts:
     attention_per_layer: int
     expert: int
     moe_layer: int
+    dense_layer: int
     mtp_layers: int
     body: int
     """Trunk layers and the final norm: no embeddings, no MTP."""
@@ -52,13 +50,15 @@ def count_parameters(recipe: ModelRecipe) -> ParameterCounts:
     router = experts * hidden + experts
     moe_layer = attention + 2 * hidden + (experts + recipe.n_shared_experts) * expert + router
     active_moe_layer = moe_layer - (experts - recipe.num_experts_per_tok) * expert
-    dense_layers = recipe.first_k_dense_replace * (attention + 2 * hidden + 3 * hidden * recipe.intermediate_size)
+    dense_layer = attention + 2 * hidden + 3 * hidden * recipe.intermediate_size
+    dense_layers = recipe.first_k_dense_replace * dense_layer
     num_moe = recipe.num_hidden_layers - recipe.first_k_dense_replace
     mtp_extra = 2 * hidden * hidden + 3 * hidden
     return ParameterCounts(
         attention_per_layer=attention,
         expert=expert,
         moe_layer=moe_layer,
+        dense_layer=dense_layer,
         mtp_layers=recipe.num_nextn_predict_layers * (moe_layer + mtp_extra),
         body=dense_layers + num_moe * moe_layer + hidden,
         embeddings=2 * recipe.vocab_size * hidden,
@@ -67,16 +67,64 @@ def count_parameters(recipe: ModelRecipe) -> ParameterCounts:
     )
 
 
-def training_flops_per_token(recipe: ModelRecipe, sequence_length: int) -> float:
+@dataclass(frozen=True)
+class TrainedCounts:
+    """Parameters that a phase trains; `expert` is those of one routed expert, the layers' counts leave routed experts out."""
+
+    dense_layer: int
+    moe_layer: int
+    expert: int
+    outside: int
+    """Embedding, unembedding, final norm and what the MTP layer adds to its MoE layer."""
+    num_mtp: int
+    """MTP layers among the trained ones."""
+
+    def total(self, recipe: ModelRecipe) -> int:
+        """All trained parameters."""
+        num_moe = recipe.num_hidden_layers - recipe.first_k_dense_replace + self.num_mtp
+        moe_layer = self.moe_layer + recipe.n_routed_experts * self.expert
+        return recipe.first_k_dense_replace * self.dense_layer + num_moe * moe_layer + self.outside
+
+
+def count_trained(recipe: ModelRecipe, adapter: AdapterRecipe) -> TrainedCounts:
+    """All parameters, or those of an adapter: LoRA adds rank * (in + out) to each matrix of attention and MLPs of the trunk, every routed
+    expert included; DoRA adds one magnitude per output row as well. Router, norms, embeddings and the MTP layer stay as they are."""
+    counts, hidden, width = count_parameters(recipe), recipe.hidden_size, recipe.moe_intermediate_size
+    if adapter.kind == "none":
+        moe_layer = counts.moe_layer - recipe.n_routed_experts * counts.expert
+        outside = counts.embeddings + hidden + recipe.num_nextn_predict_layers * (2 * hidden * hidden + 3 * hidden)
+        return TrainedCounts(counts.dense_layer, moe_layer, counts.expert, outside, recipe.num_nextn_predict_layers)
+    num_query, num_kv = recipe.num_attention_heads * recipe.head_dim, recipe.num_key_value_heads * recipe.head_dim
+    attention = [(hidden, num_query), (hidden, num_kv), (hidden, num_kv), (num_query, hidden)]
+
+    def added(matrices: list[tuple[int, int]]) -> int:
+        low_rank = sum(adapter.rank * (inputs + outputs) for inputs, outputs in matrices)
+        return low_rank + (sum(outputs for _, outputs in matrices) if adapter.kind == "dora" else 0)
+
+    def gated_mlp(inner: int) -> list[tuple[int, int]]:
+        return [(hidden, inner), (hidden, inner), (inner, hidden)] if inner else []
+
+    return TrainedCounts(
+        dense_layer=added([*attention, *gated_mlp(recipe.intermediate_size)]),
+        moe_layer=added([*attention, *gated_mlp(recipe.n_shared_experts * width)]),
+        expert=added(gated_mlp(width)),
+        outside=0,
+        num_mtp=0,
+    )
+
+
+def training_flops_per_token(recipe: ModelRecipe, sequence_length: int, weights_are_frozen: bool = False) -> float:
     """Forward and backward: 6 per active parameter, plus 12 * L * (heads * head_dim) * s / 2 for causal attention over s positions.
 
-    An MTP layer counts as a layer and as a second pass through the unembedding.
+    An MTP layer counts as a layer and as a second pass through the unembedding. Frozen weights need no gradient of their own: 4 instead
+    of 6 (the adapters' own part is below a hundredth).
     """
     num_mtp = recipe.num_nextn_predict_layers
     num_layers = recipe.num_hidden_layers + num_mtp
     counts = count_parameters(recipe)
     active = counts.active + counts.active_mtp + num_mtp * recipe.vocab_size * recipe.hidden_size
-    return 6 * active + 12 * num_layers * recipe.num_attention_heads * recipe.head_dim * sequence_length / 2
+    attention = 12 * num_layers * recipe.num_attention_heads * recipe.head_dim * sequence_length / 2
+    return (4 if weights_are_frozen else 6) * active + attention
 
 
 def kv_cache_bytes_per_token(recipe: ModelRecipe, bytes_per_element: int = 2) -> int:
@@ -84,6 +132,19 @@ def kv_cache_bytes_per_token(recipe: ModelRecipe, bytes_per_element: int = 2) ->
     return 2 * recipe.num_hidden_layers * recipe.num_key_value_heads * recipe.head_dim * bytes_per_element
 
 
-def training_state_bytes(recipe: ModelRecipe) -> int:
-    """Weights, gradients, master weights and momentum of all parameters over all ranks together, without activations."""
-    return count_parameters(recipe).total * sum(BYTES_PER_PARAMETER_TRAINING.values())
+def activation_elements_per_token(recipe: ModelRecipe, recompute: str) -> int:
+    """Elements that one MoE layer keeps per token for its backward pass; attention scores are never kept.
+
+    none: inputs and norms of both halves (4D), queries, keys and values before and after norm and rotation, attention output, and per
+    expert of a token its input, gate, up, their product and its output. selective: norms, rotation and products are computed again.
+    full: the layer's input alone.
+    """
+    hidden, inner = recipe.hidden_size, recipe.moe_intermediate_size
+    num_query, num_kv = recipe.num_attention_heads * recipe.head_dim, recipe.num_key_value_heads * recipe.head_dim
+    if recompute == "full":
+        return hidden
+    kept = 2 * hidden + 2 * num_query + 2 * num_kv
+    kept += recipe.num_experts_per_tok * (2 * hidden + 2 * inner) + recipe.n_shared_experts * 2 * inner
+    if recompute == "selective":
+        return kept
+    return kept + 2 * hidden + num_query + num_kv + (recipe.num_experts_per_tok + recipe.n_shared_experts) * inner

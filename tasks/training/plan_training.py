@@ -1,4 +1,4 @@
-"""What a scale means before anything runs: parameters, tokens, steps, compute and memory, all by formula."""
+"""What a scale means before anything runs: parameters, tokens, steps, compute, memory and hours by formula, and what refuses to run."""
 
 from __future__ import annotations
 
@@ -6,22 +6,51 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from model.counts import count_parameters, kv_cache_bytes_per_token, training_flops_per_token, training_state_bytes
-from tasks.training.schedules import learning_rate_at, sequences_at
+from model.counts import count_parameters, count_trained, kv_cache_bytes_per_token, training_flops_per_token
+from tasks.training.launch_rules import refuse_impossible_training
+from tasks.training.phase_steps import summarize_steps
+from tasks.training.rank_memory import rank_memory
+from tasks.training.schedules import learning_rate_at
+from tasks.training.topology import data_parallel, impossible_topology
 
 if TYPE_CHECKING:
-    from configs.schema import Scale
+    from configs.schema import PhaseSection, Scale, TrainingRecipe, TrainingResources
+
+ASSUMED_MFU = 0.4
+"""Share of peak at which the hours are stated: what public MoE runs reach; nothing is known of GLM's own."""
 
 
 class PlannedParameters(BaseModel):
     """Counts under the rules that public numbers use (model/counts.py)."""
 
+    attention_per_layer: int
+    expert: int
+    moe_layer: int
+    dense_layer: int
     body: int
-    mtp_layers: int
+    """Trunk layers and final norm."""
+    mtp: int
     embeddings: int
     body_and_mtp: int
     total: int
+    active_body: int
+    active_body_and_mtp: int
     active: int
+    """Body and unembedding: what one predicted token costs."""
+
+
+class PlannedMemory(BaseModel):
+    """Bytes on the fullest rank (tasks/training/rank_memory.py)."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    kv_cache: int
+    total: int
+    host_optimizer: int
+    """Per rank in host memory or on NVMe."""
+    available: int
 
 
 class PlannedPhase(BaseModel):
@@ -29,13 +58,32 @@ class PlannedPhase(BaseModel):
 
     name: str
     objective: str
+    adapter: str
+    trained_parameters: int
     num_tokens: int
     num_steps: int
     sequence_length: int
+    first_batch_tokens: int
+    max_batch_tokens: int
     first_learning_rate: float
     last_learning_rate: float
     training_flops: float
-    """Floating-point operations of the whole phase, forward and backward."""
+    """Floating-point operations of the whole phase, forward and backward; sampling of answers and recomputation come on top."""
+    num_ranks: int
+    data_parallel: int
+    tensor_parallel: int
+    pipeline_parallel: int
+    context_parallel: int
+    expert_parallel: int
+    zero_stage: int
+    hours: float
+    """At ASSUMED_MFU of the ranks' peak, without sampling."""
+    rank_memory: PlannedMemory
+    impossible: tuple[str, ...]
+    """Why no engine can train it like this; empty where one can."""
+    not_available: str
+    """What this version of glm46 refuses; empty where it trains the phase."""
+    warnings: tuple[str, ...]
 
 
 class Plan(BaseModel):
@@ -43,27 +91,30 @@ class Plan(BaseModel):
 
     scale: str
     parameters: PlannedParameters
-    phases: tuple[PlannedPhase, ...]
-    training_state_bytes: int
-    """Weights, gradients, master weights and momentum over all ranks, without activations."""
     kv_cache_bytes_per_token: int
+    assumed_mfu: float
+    phases: tuple[PlannedPhase, ...]
 
     def describe(self) -> str:
         """The plan in lines for a terminal."""
         counts = self.parameters
         lines = [
             f"scale {self.scale}",
-            f"  parameters   {counts.total:,} in all: body {counts.body:,}, MTP {counts.mtp_layers:,}, embeddings {counts.embeddings:,}",
-            f"  active       {counts.active:,} per predicted token",
-            f"  state        {self.training_state_bytes / 2**30:,.2f} GiB: weights, gradients, master weights, momentum, all ranks",
+            f"  parameters   {counts.total:,} in all: body {counts.body:,}, MTP {counts.mtp:,}, embeddings {counts.embeddings:,}",
+            f"  one layer    attention {counts.attention_per_layer:,}, expert {counts.expert:,}, with experts {counts.moe_layer:,}",
+            f"  active       {counts.active:,} per predicted token (body {counts.active_body:,}; with MTP {counts.active_body_and_mtp:,})",
             f"  KV cache     {self.kv_cache_bytes_per_token:,} bytes per token in bf16",
+            "",
+            *_table([_ROW_TITLES, *(_row(phase) for phase in self.phases)]),
+            "",
+            *_table([_MEMORY_TITLES, *(_memory_row(phase) for phase in self.phases)]),
+            "",
+            f"  hours are stated at {self.assumed_mfu:.0%} of the ranks' peak, without the sampling of answers; memory is the fullest rank's",
         ]
         for phase in self.phases:
-            lines.append(
-                f"  {phase.name:<24} {phase.objective:<9} {phase.num_tokens:,} tokens in {phase.num_steps:,} steps, sequences of "
-                f"{phase.sequence_length}, learning rate {phase.first_learning_rate:.3g} .. {phase.last_learning_rate:.3g}, "
-                f"{phase.training_flops:.3g} FLOPs"
-            )
+            lines += [f"  {phase.name} is impossible: {reason}" for reason in phase.impossible]
+            lines += [f"  {phase.name} does not run yet: {phase.not_available}"] if phase.not_available else []
+            lines += [f"  {phase.name}: {warning}" for warning in phase.warnings]
         return "\n".join(lines)
 
 
@@ -73,26 +124,91 @@ def plan_training(scale: Scale) -> Plan:
     return Plan(
         scale=scale.scale,
         parameters=PlannedParameters(
-            body=counts.body, mtp_layers=counts.mtp_layers, embeddings=counts.embeddings,
-            body_and_mtp=counts.body_and_mtp, total=counts.total, active=counts.active,
+            attention_per_layer=counts.attention_per_layer, expert=counts.expert, moe_layer=counts.moe_layer, dense_layer=counts.dense_layer,
+            body=counts.body, mtp=counts.mtp_layers, embeddings=counts.embeddings, body_and_mtp=counts.body_and_mtp, total=counts.total,
+            active_body=counts.active_body, active_body_and_mtp=counts.active_body + counts.active_mtp, active=counts.active,
         ),
-        phases=tuple(_plan_phase(scale, index) for index in range(len(scale.phases))),
-        training_state_bytes=training_state_bytes(scale.model.recipe),
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(scale.model.recipe),
+        assumed_mfu=ASSUMED_MFU,
+        phases=tuple(_plan_phase(scale, phase) for phase in scale.phases),
     )  # fmt: skip
 
 
-def _plan_phase(scale: Scale, index: int) -> PlannedPhase:
-    recipe = scale.training_recipe(scale.phases[index])
-    end = recipe.course_start_tokens + recipe.num_tokens
-    tokens, num_steps, first = recipe.course_start_tokens, 0, 0.0
-    while tokens < end:
-        tokens = min(end, tokens + sequences_at(recipe.course, recipe.sequence_length, tokens) * recipe.sequence_length)
-        num_steps += 1
-        first = first or learning_rate_at(recipe.course, recipe.course_num_tokens, tokens)
+def _plan_phase(scale: Scale, phase: PhaseSection) -> PlannedPhase:
+    recipe, resources = scale.training_recipe(phase), phase.resources
+    steps = summarize_steps(recipe)
+    frozen = recipe.adapter.kind != "none"
+    flops = training_flops_per_token(recipe.model, recipe.sequence_length, frozen) * recipe.num_tokens
+    memory = _memory(recipe, resources)
+    impossible = impossible_topology(recipe, resources)
     return PlannedPhase(
-        name=recipe.phase, objective=recipe.objective.kind, num_tokens=recipe.num_tokens, num_steps=num_steps,
-        sequence_length=recipe.sequence_length,
-        first_learning_rate=first, last_learning_rate=learning_rate_at(recipe.course, recipe.course_num_tokens, end),
-        training_flops=training_flops_per_token(recipe.model, recipe.sequence_length) * recipe.num_tokens,
+        name=recipe.phase, objective=recipe.objective.kind, adapter=recipe.adapter.kind,
+        trained_parameters=count_trained(recipe.model, recipe.adapter).total(recipe.model),
+        num_tokens=recipe.num_tokens, num_steps=steps.num_steps, sequence_length=recipe.sequence_length,
+        first_batch_tokens=steps.first_rows * recipe.sequence_length, max_batch_tokens=steps.max_rows * recipe.sequence_length,
+        first_learning_rate=learning_rate_at(recipe.course, recipe.course_num_tokens, steps.first_end_tokens),
+        last_learning_rate=learning_rate_at(recipe.course, recipe.course_num_tokens, recipe.course_start_tokens + recipe.num_tokens),
+        training_flops=flops, num_ranks=resources.num_ranks, data_parallel=data_parallel(resources),
+        tensor_parallel=resources.tensor_parallel, pipeline_parallel=resources.pipeline_parallel,
+        context_parallel=resources.context_parallel, expert_parallel=resources.expert_parallel, zero_stage=resources.zero_stage,
+        hours=flops / (resources.num_ranks * resources.peak_flops_per_second * ASSUMED_MFU) / 3600,
+        rank_memory=memory, impossible=tuple(impossible),
+        not_available="" if impossible else _refusal(recipe, resources), warnings=tuple(_warnings(memory)),
     )  # fmt: skip
+
+
+def _memory(recipe: TrainingRecipe, resources: TrainingResources) -> PlannedMemory:
+    memory = rank_memory(recipe, resources)
+    return PlannedMemory(
+        weights=memory.weights, gradients=memory.gradients, optimizer=memory.optimizer, activations=memory.activations,
+        kv_cache=memory.kv_cache, total=memory.device, host_optimizer=memory.host_optimizer, available=resources.device_memory_bytes,
+    )  # fmt: skip
+
+
+def _refusal(recipe: TrainingRecipe, resources: TrainingResources) -> str:
+    try:
+        refuse_impossible_training(recipe, resources)
+    except ValueError as error:
+        return str(error).removeprefix(f"phase {recipe.phase}: ")
+    return ""
+
+
+def _warnings(memory: PlannedMemory) -> list[str]:
+    if memory.total <= memory.available:
+        return []
+    return [
+        f"the fullest rank needs {_bytes(memory.total)} of {_bytes(memory.available)}: widen tensor, pipeline or expert parallelism, raise "
+        "zero_stage or recompute, offload the optimizer, or lower micro_batch_sequences"
+    ]
+
+
+_ROW_TITLES = ("phase", "objective", "trained", "tokens", "steps", "sequence", "batch tokens", "learning rate", "FLOPs", "ranks", "hours")
+_MEMORY_TITLES = (
+    "phase", "data x tensor x pipeline x context", "expert", "ZeRO", "weights", "gradients", "optimizer", "activations", "KV cache", "sum", "of"
+)  # fmt: skip
+
+
+def _row(phase: PlannedPhase) -> tuple[str, ...]:
+    batches = [f"{size:,}" for size in (phase.first_batch_tokens, phase.max_batch_tokens)]
+    objective = phase.objective if phase.adapter == "none" else f"{phase.objective} ({phase.adapter})"
+    return (
+        phase.name, objective, f"{phase.trained_parameters:,}", f"{phase.num_tokens:,}", f"{phase.num_steps:,}", f"{phase.sequence_length:,}",
+        " .. ".join(dict.fromkeys(batches)), f"{phase.first_learning_rate:.2g} .. {phase.last_learning_rate:.2g}",
+        f"{phase.training_flops:.3g}", f"{phase.num_ranks:,}", f"{phase.hours:,.1f}" if phase.hours >= 1 else f"{phase.hours:.3f}",
+    )  # fmt: skip
+
+
+def _memory_row(phase: PlannedPhase) -> tuple[str, ...]:
+    memory = phase.rank_memory
+    axes = (phase.data_parallel, phase.tensor_parallel, phase.pipeline_parallel, phase.context_parallel)
+    parts = (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.kv_cache, memory.total, memory.available)
+    return (phase.name, " x ".join(map(str, axes)), str(phase.expert_parallel), str(phase.zero_stage), *map(_bytes, parts))
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{number / 1e6:,.1f} MB"
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
