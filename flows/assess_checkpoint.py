@@ -8,7 +8,8 @@ from configs.schema import PhaseSection
 from flows.check_contract import check_contract
 from flows.prepare_data import PreparedData
 from flows.run_step import Run, run_effect, run_step
-from infra.experiment_tracking import connect, finish_run
+from flows.track_run import finish_phase
+from infra.experiment_tracking import connect
 from infra.model_registry import ensure_alias, ensure_registered, model_name, version_tags
 from infra.servers import artifact_root
 from infra.step import Artifact
@@ -59,7 +60,7 @@ def assess_checkpoint(
         run, decide_gate, stage=f"gate {phase.name}", evaluation=evaluation, start_evaluation=start_evaluation, champion_evaluation=None,
         recipe=phase.recipe.gate,
     )  # fmt: skip
-    finish_run(client, run_id, succeeded=decision.record.accepted)
+    finish_phase(run, run_id, evaluation, decision)
 
     tags = version_tags(run.scale.scale, decision, run.store) | evaluation_tags(phase, evaluation.record)
     description = f"{phase.name} at scale {run.scale.scale}"

@@ -10,6 +10,7 @@ from prefect import flow
 from configs.load import load_scale
 from flows.mid_train_model import mid_train_model
 from flows.outcome import RunOutcome
+from flows.parameters import DataDirectory, ScaleName, StageName
 from flows.post_train_model import post_train_model
 from flows.prepare_data import prepare_data
 from flows.pretrain_model import pretrain_model
@@ -18,6 +19,7 @@ from flows.run_step import Run
 from flows.stage_log import StageLog
 from flows.stages import choose_stages
 from flows.start_weights import find_start
+from flows.track_run import end_tracking, name_flow_run, track_pipeline
 from flows.train_phases import PhaseHistory, assess_start
 from infra.doctor import check_compiler, check_java, require
 from infra.home import open_home
@@ -27,27 +29,33 @@ from infra.store import open_store
 from tasks.data.list_sources import list_sources
 
 
-@flow(name="glm46", log_prints=False)
+@flow(name="glm46", flow_run_name=name_flow_run, log_prints=False, on_failure=[end_tracking], on_crashed=[end_tracking])
 def full_pipeline(
-    scale: str = "tiny",
+    scale: ScaleName = "tiny",
     store: str | None = None,
-    data: str | None = None,
-    from_stage: str | None = None,
+    data: DataDirectory | None = None,
+    from_stage: StageName | None = None,
     start: str | None = None,
-    until: str | None = None,
+    until: StageName | None = None,
 ) -> RunOutcome:
     """Run a scale from raw documents to the alias `champion`.
 
-    scale: micro, tiny, ... or a YAML file. store: a directory or s3://bucket/prefix. data: a directory of documents; without one,
-    what this machine has. from_stage with start: enter there with those weights. until: leave after that stage.
+    Args:
+        scale: How large. A YAML file of your own is named by its path on the worker's machine.
+        store: Where artifacts are kept: a directory or s3://bucket/prefix. Without one, the home's own store.
+        data: A directory of your documents on the worker's machine. Without one, what that machine has: Python's own documentation.
+        from_stage: Enter at this phase, or at release_model, with the weights that `start` names.
+        start: The weights to enter with: a checkpoint key, a Hugging Face directory, or an alias of the scale's model.
+        until: Leave after this stage. Without one, the run goes on to the release.
     """
     started = time.monotonic()
     home = open_home()
     configuration = load_scale(scale)
     window = choose_stages(configuration, from_stage, start, until)
     sources = list_sources(None if data is None else Path(data))
-    run = Run(configuration, home, open_store(store, home), tracking_uri(), StageLog())
     require(check_java(), check_compiler())
+    mlflow = tracking_uri()
+    run = Run(configuration, home, open_store(store, home), mlflow, track_pipeline(mlflow, configuration), StageLog())
 
     prepared = prepare_data(run, sources)
     history = PhaseHistory(None if start is None else find_start(run, start, prepared))

@@ -43,6 +43,8 @@ class Run:
     store: Store
     mlflow: str
     """URI of the MLflow server."""
+    pipeline_run_id: str
+    """MLflow run of this pipeline run."""
     log: StageLog
 
 

@@ -5,11 +5,14 @@ Every function talks to a tracking server by URI (http://127.0.0.1:PORT); `impor
 
 from __future__ import annotations
 
+import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -17,7 +20,23 @@ if TYPE_CHECKING:
 KEY_TAG = "glm46.key"
 PARENT_TAG = "mlflow.parentRunId"
 MAX_METRICS_PER_REQUEST = 1000
+MAX_PARAMETERS_PER_REQUEST = 100
 """What MLflow's log-batch endpoint takes."""
+MAX_VALUE_CHARS = 500
+"""Of a parameter or an input's tag; MLflow refuses longer tags."""
+MAX_DATASET_DIGEST_CHARS = 36
+
+
+@dataclass(frozen=True)
+class DatasetInput:
+    """A data set or tokenizer that a run read. The whole digest stands in the tag glm46.digest: MLflow's own field is too short."""
+
+    name: str
+    digest: str
+    source: str
+    profile: Mapping[str, Any]
+    """Counts, as the UI shows them."""
+    tags: Mapping[str, str]
 
 
 def connect(tracking_uri: str) -> MlflowClient:
@@ -37,18 +56,39 @@ def connect(tracking_uri: str) -> MlflowClient:
 
 
 def ensure_run(client: MlflowClient, experiment: str, name: str, key: str, parent_run_id: str | None, tags: Mapping[str, str]) -> str:
-    """Id of the experiment's run with this key under this parent, created if there is none; tags that differ are set."""
-    wanted = {**tags, KEY_TAG: key} | ({} if parent_run_id is None else {PARENT_TAG: parent_run_id})
+    """Id of the experiment's run with this key, created below the parent if there is none; tags that differ are set.
+
+    A run that is found stays below the parent that it was created under.
+    """
     experiment_id = _ensure_experiment(client, experiment)
-    condition = " and ".join(f"tags.`{tag}` = '{wanted[tag]}'" for tag in (KEY_TAG, PARENT_TAG) if tag in wanted)
-    found = client.search_runs([experiment_id], condition, order_by=["attributes.start_time ASC"], max_results=1)
+    found = client.search_runs([experiment_id], f"tags.`{KEY_TAG}` = '{key}'", order_by=["attributes.start_time ASC"], max_results=1)
     if not found:
-        return client.create_run(experiment_id, run_name=name, tags=wanted).info.run_id
+        parent = {} if parent_run_id is None else {PARENT_TAG: parent_run_id}
+        return client.create_run(experiment_id, run_name=name, tags={**tags, KEY_TAG: key, **parent}).info.run_id
     run = found[0]
-    for tag, value in wanted.items():
-        if run.data.tags.get(tag) != value:
-            client.set_tag(run.info.run_id, tag, value)
+    set_run_tags(client, run.info.run_id, {tag: value for tag, value in tags.items() if run.data.tags.get(tag) != value})
     return run.info.run_id
+
+
+def set_run_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
+    """Set tags of a run in one request."""
+    from mlflow.entities import RunTag
+
+    if tags:
+        client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()], synchronous=True)
+
+
+def run_ids(client: MlflowClient, tag: str, value: str) -> list[str]:
+    """Ids of the runs of any experiment that carry this tag."""
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    return [run.info.run_id for run in client.search_runs(experiments, f"tags.`{tag}` = '{value}'", max_results=100)]
+
+
+def running_tags(client: MlflowClient, tag: str) -> list[str]:
+    """Values of this tag on the runs of any experiment that are said to be running."""
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    runs = client.search_runs(experiments, "attributes.status = 'RUNNING'", max_results=100)
+    return [run.data.tags[tag] for run in runs if tag in run.data.tags]
 
 
 def _ensure_experiment(client: MlflowClient, name: str) -> str:
@@ -83,15 +123,62 @@ def log_metric_rows(client: MlflowClient, run_id: str, rows: list[tuple[int, Map
         client.log_batch(run_id, metrics=entities[start : start + MAX_METRICS_PER_REQUEST], synchronous=True)
 
 
-def log_parameters(client: MlflowClient, run_id: str, parameters: Mapping[str, object]) -> None:
-    """Log what a run was configured with; a value that was logged before must be equal."""
+def log_new_figures(client: MlflowClient, run_id: str, figures: Mapping[str, float]) -> None:
+    """Log what a run came to, unless that was done before."""
+    known = client.get_run(run_id).data.metrics
+    log_metric_rows(client, run_id, [(0, {name: value for name, value in figures.items() if name not in known})])
+
+
+def log_new_parameters(client: MlflowClient, run_id: str, parameters: Mapping[str, str]) -> None:
+    """Log what a run was configured with, unless that was done before; long values are cut."""
     from mlflow.entities import Param
 
-    entities = [Param(name, str(value)) for name, value in parameters.items()]
-    for start in range(0, len(entities), 100):
-        client.log_batch(run_id, params=entities[start : start + 100], synchronous=True)
+    if client.get_run(run_id).data.params:
+        return
+    entities = [Param(name, value[:MAX_VALUE_CHARS]) for name, value in parameters.items()]
+    for start in range(0, len(entities), MAX_PARAMETERS_PER_REQUEST):
+        client.log_batch(run_id, params=entities[start : start + MAX_PARAMETERS_PER_REQUEST], synchronous=True)
 
 
-def finish_run(client: MlflowClient, run_id: str, succeeded: bool) -> None:
+def log_inputs(client: MlflowClient, run_id: str, inputs: Sequence[DatasetInput]) -> None:
+    """Name what a run reads, in one request. An input that was logged before stays one."""
+    from mlflow.entities import Dataset, InputTag
+    from mlflow.entities import DatasetInput as LoggedInput
+
+    logged = [
+        LoggedInput(
+            Dataset(
+                entry.name, entry.digest[:MAX_DATASET_DIGEST_CHARS], source_type="glm46", source=json.dumps({"uri": entry.source}),
+                profile=json.dumps(dict(entry.profile)),
+            ),
+            [InputTag(name, value[:MAX_VALUE_CHARS]) for name, value in {**entry.tags, "glm46.digest": entry.digest}.items()],
+        )
+        for entry in inputs
+    ]  # fmt: skip
+    client.log_inputs(run_id, logged)
+
+
+def log_evidence(client: MlflowClient, run_id: str, files: Sequence[Path], directory: str) -> None:
+    """Upload files below a directory of the run's artifacts; a file of the same name is replaced."""
+    for path in files:
+        client.log_artifact(run_id, str(path), directory)
+
+
+def log_text(client: MlflowClient, run_id: str, text: str, name: str) -> None:
+    """Upload a text as a file of the run's artifacts."""
+    client.log_text(run_id, text, name)
+
+
+def run_page(client: MlflowClient, run_id: str) -> str:
+    """URL of a run in MLflow's UI; its artifacts are one click, and with `/artifacts` behind it the address, away."""
+    return f"{client.tracking_uri.rstrip('/')}/#/experiments/{client.get_run(run_id).info.experiment_id}/runs/{run_id}"
+
+
+def resume_run(client: MlflowClient, run_id: str) -> None:
+    """Say that a run goes on, also where it had ended."""
+    client.update_run(run_id, status="RUNNING")
+
+
+def finish_run(client: MlflowClient, run_id: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
     """Set a run's final status; a run that is continued later is set again."""
-    client.set_terminated(run_id, "FINISHED" if succeeded else "FAILED")
+    client.set_terminated(run_id, status)

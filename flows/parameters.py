@@ -1,0 +1,34 @@
+"""Parameters of the deployed flow: their choices in Prefect's UI, and what is refused before a run does anything.
+
+The server checks choices and patterns, also for `prefect deployment run`; what only the worker's machine knows is checked as the flow
+run begins. Help texts stand in the flow's docstring, where Prefect reads them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+from pydantic import AfterValidator, Field
+
+from configs.load import load_scale, scale_names
+from configs.schema import PhaseName
+from flows.stages import PREPARE_DATA, RELEASE_MODEL
+
+
+def _known_scale(scale: str) -> str:
+    load_scale(scale)
+    return scale
+
+
+def _existing_directory(data: str) -> str:
+    if not Path(data).is_dir():
+        raise ValueError(f"{Path(data).absolute()} is not a directory of this machine: name one that holds your documents")
+    return data
+
+
+_NamedScale = Annotated[str, Field(json_schema_extra={"enum": list(scale_names())}, title="A scale that comes with the project")]
+_ScaleFile = Annotated[str, Field(pattern=r"\.ya?ml$", title="A YAML file of your own")]
+ScaleName = Annotated[_NamedScale | _ScaleFile, AfterValidator(_known_scale)]
+DataDirectory = Annotated[str, AfterValidator(_existing_directory)]
+StageName = Annotated[str, Field(json_schema_extra={"enum": [PREPARE_DATA, *get_args(PhaseName), RELEASE_MODEL]})]

@@ -1,0 +1,154 @@
+"""The MLflow side of a pipeline run: one parent run, found again by the Prefect flow run, and below it a run per phase.
+
+A phase that is found in the store keeps its run below the parent that computed it; every later parent names it by a tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefect import Flow, State
+from prefect.client.schemas.objects import FlowRun
+from prefect.runtime import flow_run as this_flow_run
+
+from configs.schema import PhaseSection, Scale
+from flows.run_step import Run, run_effect
+from infra.experiment_tracking import (
+    DatasetInput,
+    connect,
+    ensure_run,
+    finish_run,
+    log_evidence,
+    log_inputs,
+    log_new_figures,
+    log_new_parameters,
+    log_text,
+    resume_run,
+    run_ids,
+    set_run_tags,
+)
+from infra.model_registry import model_name
+from infra.servers import tracking_uri
+from infra.step import Artifact, digest_of
+
+if TYPE_CHECKING:
+    from flows.outcome import RunOutcome
+    from tasks.data.validate_contract import ContractResult
+    from tasks.evaluation.decide_gate import GateDecision
+    from tasks.evaluation.evaluate_checkpoint import Evaluation
+
+FLOW_RUN_TAG = "glm46.flow_run"
+"""Id of the Prefect flow run, on a parent run."""
+SCALE_TAG = "glm46.scale"
+EVIDENCE_DIR = "evidence"
+OUTCOME_FILE = "outcome.json"
+
+
+def name_flow_run() -> str:
+    """The scale before the words that Prefect drew, for example `tiny amber-bear`; a retried flow run keeps its name."""
+    name, scale = str(this_flow_run.name), Path(this_flow_run.parameters["scale"]).stem
+    return name if name.startswith(f"{scale} ") else f"{scale} {name}"
+
+
+def track_pipeline(mlflow_uri: str, scale: Scale) -> str:
+    """Id of the MLflow run of this flow run; a retried flow run continues the one it had, unless its configuration was edited meanwhile."""
+    client, experiment = connect(mlflow_uri), model_name(scale.scale)
+    configuration = scale.model_dump(mode="json")
+    flow_run_id = str(this_flow_run.id)
+    key = f"{flow_run_id} {digest_of(configuration)[:12]}"
+    run_id = ensure_run(client, experiment, this_flow_run.name, key, None, {FLOW_RUN_TAG: flow_run_id, SCALE_TAG: scale.scale})
+    log_new_parameters(client, run_id, flattened(configuration))
+    resume_run(client, run_id)
+    return run_id
+
+
+def track_phase(run: Run, phase: PhaseSection, key: str) -> str:
+    """Id of the MLflow run of a phase's work, found again by the step key of that work."""
+    client, experiment = connect(run.mlflow), model_name(run.scale.scale)
+    recipe = flattened(run.scale.training_recipe(phase).model_dump(mode="json", exclude={"model"}))
+    tags = {SCALE_TAG: run.scale.scale, "glm46.phase": phase.name}
+
+    def track() -> str:
+        run_id = ensure_run(
+            client, experiment, phase.name, key, run.pipeline_run_id, {SCALE_TAG: run.scale.scale, "glm46.phase": phase.name}
+        )
+        log_new_parameters(client, run_id, recipe)
+        set_run_tags(client, run.pipeline_run_id, {f"glm46.phase.{phase.name}": run_id})
+        return run_id
+
+    return run_effect(run, f"track {phase.name}", track, describe=lambda run_id: f"MLflow run {run_id[:8]}")
+
+
+def approve_inputs(run: Run, contracts: Mapping[str, tuple[Artifact[Any], Artifact[ContractResult] | None]]) -> None:
+    """Log what training reads, each with its contract's result. Raises ValueError where that result is none, or one for something else."""
+    for name, (artifact, result) in contracts.items():
+        if result is None or result.manifest.identity["inputs"]["subject"] != artifact.digest:
+            seen = "no result" if result is None else f"a result for {result.manifest.identity['inputs']['subject'][:12]}"
+            raise ValueError(
+                f"{name} ({artifact.digest[:12]}) may not be trained on: its contract has {seen}; run again from prepare_data, "
+                f"which checks every hand-over"
+            )
+    inputs = [_dataset_input(run, name, artifact, result) for name, (artifact, result) in contracts.items() if result is not None]
+    client = connect(run.mlflow)
+    run_effect(
+        run, "approve inputs", lambda: log_inputs(client, run.pipeline_run_id, inputs), describe=lambda _: f"{len(inputs)} with contracts"
+    )
+
+
+def _dataset_input(run: Run, name: str, artifact: Artifact[Any], result: Artifact[ContractResult]) -> DatasetInput:
+    held = result.record
+    return DatasetInput(
+        name=name,
+        digest=artifact.digest,
+        source=f"{run.store.uri}/objects/{artifact.manifest.object_key}/{artifact.manifest.attempt}",
+        profile={field: value for field, value in artifact.record if isinstance(value, int | float)},
+        tags={
+            "mlflow.data.context": "training",
+            "glm46.contract": f"{held.contract}: {held.num_rows} rows met {held.num_expectations} expectations",
+            "glm46.contract_digest": result.digest,
+            "glm46.key": artifact.key,
+        },
+    )
+
+
+def finish_phase(run: Run, run_id: str, evaluation: Artifact[Evaluation], decision: Artifact[GateDecision]) -> None:
+    """Log what a phase's checkpoint achieved, and end its MLflow run: FINISHED where the gate accepted."""
+    client = connect(run.mlflow)
+    figures = {f"evaluation/{name}": value for name, value in evaluation.record if isinstance(value, int | float)}
+    log_new_figures(client, run_id, figures)
+    set_run_tags(client, run_id, {"glm46.gate": "; ".join(decision.record.reasons)[:500]})
+    finish_run(client, run_id, "FINISHED" if decision.record.accepted else "FAILED")
+
+
+def finish_pipeline(run: Run, outcome: RunOutcome, evidence: Sequence[Path]) -> None:
+    """Log outcome, report and cards on the parent run and end it; a refusal by a gate is a finished run."""
+    client = connect(run.mlflow)
+    tags = {"glm46.promoted": str(outcome.promoted).lower(), "glm46.version": outcome.version}
+    set_run_tags(client, run.pipeline_run_id, tags | {"glm46.refused": "; ".join(outcome.reasons)[:500]} if outcome.reasons else tags)
+    log_text(client, run.pipeline_run_id, outcome.model_dump_json(indent=1), f"{EVIDENCE_DIR}/{OUTCOME_FILE}")
+    log_evidence(client, run.pipeline_run_id, evidence, EVIDENCE_DIR)
+    finish_run(client, run.pipeline_run_id, "FINISHED")
+
+
+def end_tracking(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Hook of the flow: its MLflow run ends as FAILED, or KILLED where the flow crashed or was cancelled."""
+    client = connect(tracking_uri())
+    for run_id in run_ids(client, FLOW_RUN_TAG, str(flow_run.id)):
+        finish_run(client, run_id, "FAILED" if state.is_failed() else "KILLED")
+
+
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """A configuration as dotted names; sections in lists go by their own name."""
+    values: dict[str, str] = {}
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            values |= flattened(value, f"{path}.")
+        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            for number, item in enumerate(value):
+                values |= flattened(item, f"{path}.{item.get('name', number)}.")
+        else:
+            values[path] = str(value)
+    return values
