@@ -116,7 +116,7 @@ CHAT_TEMPLATE = (
     .replace("TOOLS_BEFORE", repr(TOOLS_BEFORE))
     .replace("TOOLS_BEHIND", repr(TOOLS_BEHIND))
 )
-"""Goes into tokenizer_config.json, chat_template.jinja and the GGUF. Every line break is written out: no Jinja whitespace option changes it."""
+"""Goes into tokenizer_config.json, chat_template.jinja and the GGUF. Every line break is written out: no whitespace option changes it."""
 
 _SPECIALS = re.compile("(" + "|".join(re.escape(token) for token in SPECIAL_TOKENS) + ")")
 
@@ -191,14 +191,19 @@ def encode(tokenizer: Tokenizer, segments: Sequence[Segment]) -> tuple[list[int]
     before, tokenizer.encode_special_tokens = tokenizer.encode_special_tokens, True
     for (is_special, is_trained), run in groupby(segments, key=lambda segment: (segment.is_special, segment.is_trained)):
         if is_special:
-            ids = [tokenizer.token_to_id(segment.text) for segment in run]
+            ids = [_special_id(tokenizer, segment.text) for segment in run]
         else:
             ids = tokenizer.encode("".join(segment.text for segment in run), add_special_tokens=False).ids
         token_ids += ids
         trained += [is_trained] * len(ids)
     tokenizer.encode_special_tokens = before
-    assert None not in token_ids, "the tokenizer lacks a special token of the template"
     return token_ids, trained
+
+
+def _special_id(tokenizer: Tokenizer, token: str) -> int:
+    identity = tokenizer.token_to_id(token)
+    assert identity is not None, f"the tokenizer has no {token}"
+    return identity
 
 
 def _assistant_turn(message: Message, *, is_current: bool, enable_thinking: bool) -> list[Segment]:

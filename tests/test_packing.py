@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from configs.schema import PackingRecipe
-from tasks.data.pack_phase import _domain_order, allot_tokens
+from infra.step import Output, Record, step
+from tasks.data.best_fit import num_rows, place_pieces, row_shapes
+from tasks.data.pack_phase import _pieces_of, _stream_order, allot_tokens, pack_phase
 from tasks.data.packed_rows import PackedRows
 from tasks.data.row_order import shuffled_rows
 from tasks.data.token_shard import append_tokens, open_shard, token_dtype, write_index
+from tests.data_inputs import compute
 
 SEQUENCES = {"code-00000": [[1, 2, 3, 9], [4, 5, 9], [6, 9]], "web-00000": [[11, 12, 9], [13, 14, 15, 16, 17, 9]]}
 
@@ -69,21 +72,22 @@ def packed(shards_dir):
         [[s for s, *_ in stream], [n for _, n, _ in stream], np.zeros(len(stream), int), lengths, np.cumsum(lengths) - lengths]
     )
     np.save(shards_dir / "order.npy", order.astype(np.int64))
-    (shards_dir / "packing.json").write_text(json.dumps({"sequence_length": 3, "seed": 46, "shards": list(SEQUENCES)}))
-    return PackedRows(shards_dir, shards_dir)
+    (shards_dir / "packing.json").write_text(json.dumps({"packing": "stream", "sequence_length": 3, "seed": 46, "shards": list(SEQUENCES)}))
+    return PackedRows(shards_dir, (shards_dir,))
 
 
 def test_packed_rows_are_the_stream_cut_and_shuffled(packed):
     stream = [token for sequences in SEQUENCES.values() for sequence in sequences for token in sequence]
     assert len(packed) == (len(stream) - 1) // 3
-    tokens, segments = packed.rows(0, len(packed))
+    tokens, segments, trained = packed.rows(0, len(packed))
+    assert trained.all() and not packed.is_segmented
     assert sorted(map(tuple, tokens)) == sorted(tuple(stream[row * 3 : row * 3 + 4]) for row in range(len(packed)))
     owners = [number for number, sequence in enumerate([*SEQUENCES["code-00000"], *SEQUENCES["web-00000"]]) for _ in sequence]
     assert sorted(map(tuple, segments)) == sorted(tuple(owners[row * 3 : row * 3 + 4]) for row in range(len(packed)))
 
 
 def test_any_range_of_rows_equals_that_part_of_all_rows(packed):
-    tokens, segments = packed.rows(0, len(packed))
+    tokens, segments, _ = packed.rows(0, len(packed))
     for start in range(len(packed)):
         part = packed.rows(start, start + 1)
         assert np.array_equal(part[0], tokens[start : start + 1])
@@ -93,28 +97,198 @@ def test_any_range_of_rows_equals_that_part_of_all_rows(packed):
 
 
 def recipe(**changes):
-    given = {"num_tokens": 1000, "sequence_length": 10, "mixture": {"web": 0.5, "code": 0.3, "math": 0.2}, "max_epochs": 2.0, "seed": 1}
+    given = {
+        "num_tokens": 1000,
+        "sequence_length": 10,
+        "mixture": {"web": 0.5, "code": 0.3, "math": 0.2},
+        "max_epochs": 2.0,
+        "seed": 1,
+        "packing": "stream",
+    }
     return PackingRecipe(**{**given, **changes})
 
 
 def test_tokens_per_domain_are_exact_and_absent_domains_leave_their_share_to_the_others():
-    assert allot_tokens(recipe(), {"web": 10**6, "code": 10**6, "math": 0}) == {"code": 375, "web": 626}
-    assert sum(allot_tokens(recipe(), {"web": 10**6, "code": 10**6, "math": 10**6}).values()) == 1001
+    assert allot_tokens(recipe(), {"web": 10**6, "code": 10**6, "math": 0}, 1001) == {"code": 375, "web": 626}
+    assert sum(allot_tokens(recipe(), {"web": 10**6, "code": 10**6, "math": 10**6}, 1001).values()) == 1001
 
 
 def test_too_many_epochs_and_no_text_are_refused_with_the_budget_that_fits():
     with pytest.raises(ValueError, match=r"code has 100 tokens, 375 are asked for; lower num_tokens to at most 530"):
-        allot_tokens(recipe(), {"web": 10**6, "code": 100, "math": 0})
-    assert allot_tokens(recipe(num_tokens=530), {"web": 10**6, "code": 100, "math": 0})
+        allot_tokens(recipe(), {"web": 10**6, "code": 100, "math": 0}, 1001)
+    assert allot_tokens(recipe(num_tokens=530), {"web": 10**6, "code": 100, "math": 0}, 531)
     with pytest.raises(ValueError, match="none of the mixture's domains"):
-        allot_tokens(recipe(), {"web": 0, "code": 0, "math": 0})
+        allot_tokens(recipe(), {"web": 0, "code": 0, "math": 0}, 1001)
 
 
 def test_every_document_of_a_domain_is_read_once_per_epoch_and_the_budget_is_met():
-    lengths = {"code-00000": np.array([4, 3, 2]), "code-00001": np.array([5])}
-    order = _domain_order("code", list(lengths), list(lengths), lengths, 14 * 2 + 3, seed=7)
+    pieces = {"code": _pieces_of([0, 1], [np.array([4, 3, 2]), np.array([5])], None, may_cut=True)}
+    given = recipe(num_tokens=14 * 2 + 2, sequence_length=2, mixture={"code": 1.0}, max_epochs=3.0, seed=7)
+    order = _stream_order(pieces, given)
     assert order[:, 3].sum() == 31
     visits = Counter((int(shard), int(sequence)) for shard, sequence in order[:8, :2])
     assert set(visits.values()) == {2}
-    again = _domain_order("code", list(lengths), list(lengths), lengths, 14 * 2 + 3, seed=7)
-    assert np.array_equal(order, again)
+    assert np.array_equal(order, _stream_order(pieces, given))
+
+
+CAPACITY = 33
+
+
+def lengths_of(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, CAPACITY + 1, count)
+
+
+def naive_best_fit(lengths: np.ndarray) -> list[list[int]]:
+    """Longest first, each into the row with the least room that holds it."""
+    rows: list[list[int]] = []
+    for length in sorted(lengths.tolist(), reverse=True):
+        fitting = [row for row in rows if sum(row) + length <= CAPACITY]
+        if not fitting:
+            rows.append([])
+        max(fitting, key=sum, default=rows[-1]).append(length)
+    return rows
+
+
+def next_fit(lengths: np.ndarray) -> int:
+    num_rows, room = 0, 0
+    for length in lengths.tolist():
+        num_rows, room = (num_rows, room - length) if length <= room else (num_rows + 1, CAPACITY - length)
+    return num_rows
+
+
+@pytest.mark.parametrize(("seed", "count"), [(1, 1), (2, 7), (3, 500), (4, 2000)])
+def test_best_fit_over_the_histogram_equals_the_naive_one_and_needs_fewer_rows_than_next_fit(seed, count):
+    lengths = lengths_of(seed, count)
+    shapes = row_shapes(lengths, CAPACITY)
+    naive = naive_best_fit(lengths)
+    assert sorted(map(sum, naive)) == sorted(sum(shape.lengths) for shape in shapes for _ in range(shape.count))
+    assert num_rows(shapes) == len(naive) <= next_fit(lengths)
+    if count >= 500:
+        assert num_rows(shapes) < 0.9 * next_fit(lengths)
+    fills = [sum(shape.lengths) for shape in shapes]
+    assert fills == sorted(fills, reverse=True)
+
+
+def test_every_piece_gets_a_place_of_its_own_inside_one_row():
+    lengths = lengths_of(5, 300)
+    piece, slot = place_pieces(lengths, row_shapes(lengths, CAPACITY), CAPACITY)
+    assert sorted(piece) == list(range(300)) and (np.diff(slot) > 0).all() and slot[0] == 0
+    assert (slot // CAPACITY == (slot + lengths[piece] - 1) // CAPACITY).all()
+    assert (slot[:-1] + lengths[piece][:-1] <= slot[1:]).all()
+
+
+class ToyShards(Record):
+    shards: tuple[str, ...]
+    domains: dict[str, str]
+
+
+@step(content=("shards/*",))
+def write_documents(*, output: Output) -> ToyShards:
+    """Two domains; a third of the web documents is longer than a row of 32."""
+    for name, seed, longest in (("code-00000", 1, 20), ("web-00000", 2, 90)):
+        draw = np.random.default_rng(seed)
+        write_shard(output, name, [draw.integers(1, 900, draw.integers(2, longest)).tolist() for _ in range(400)])
+    return ToyShards(shards=("code-00000", "web-00000"), domains={"code-00000": "code", "web-00000": "web"})
+
+
+@step(content=("shards/*",))
+def write_chats(*, output: Output) -> ToyShards:
+    """Conversations of which the second half of the tokens is trained; some are longer than a row."""
+    draw = np.random.default_rng(3)
+    sequences = [draw.integers(1, 900, draw.integers(4, 40)).tolist() for _ in range(300)]
+    write_shard(output, "chat-00000", sequences)
+    output.path("shards/chat-00000.mask").write_bytes(b"".join(bytes(n >= len(s) // 2 for n in range(len(s))) for s in sequences))
+    return ToyShards(shards=("chat-00000",), domains={"chat-00000": "chat"})
+
+
+def write_shard(output: Output, name: str, sequences: list[list[int]]) -> None:
+    with open(output.path(f"shards/{name}.bin"), "wb") as file:
+        lengths = append_tokens(file, sequences, token_dtype(1024))
+    write_index(output.path(f"shards/{name}.idx"), lengths, token_dtype(1024))
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory):
+    root = tmp_path_factory.mktemp("packing")
+    return root, compute(write_documents, root), compute(write_chats, root)
+
+
+def pack(toys, **changes):
+    """(record, order, rows, lengths per shard) of the toy shards, packed."""
+    root, documents, chats = toys
+    mixture = {"chat": 0.5, "web": 0.3, "code": 0.2}
+    given = recipe(**{"num_tokens": 3200, "sequence_length": 32, "mixture": mixture, "packing": "best_fit", **changes})
+    packed = compute(pack_phase, root, shards=documents, chats=chats, recipe=given)
+    directories = (documents.directory("shards"), chats.directory("shards"))
+    rows = PackedRows(packed.path("order.npy").parent, directories)
+    return packed.record, np.load(packed.path("order.npy")), rows, [documents, documents, chats]
+
+
+def test_best_fit_fills_exactly_the_rows_of_the_phase_and_cuts_no_conversation(toys):
+    record, order, rows, sources = pack(toys)
+    assert record.num_rows == len(rows) == 100 and record.fill_share > 0.97
+    shards = [
+        open_shard(source.directory("shards") / f"{name}.bin")
+        for source, name in zip(sources, ("code-00000", "web-00000", "chat-00000"), strict=True)
+    ]
+    for shard, sequence, offset, length, slot in order.tolist():
+        whole = shards[shard].lengths[sequence]
+        assert slot // 33 == (slot + length - 1) // 33
+        if shard == 2:
+            assert (offset, length) == (0, whole)
+        else:
+            assert offset % 33 == 0 and length == min(whole - offset, 33)
+    assert record.num_too_long == np.count_nonzero(shards[2].lengths > 33) > 0
+    assert not set(order[order[:, 0] == 2, 1]) & set(np.flatnonzero(shards[2].lengths > 33))
+    share = record.tokens_by_domain["chat"] / record.num_tokens
+    assert abs(share - 0.5) < 0.02 and sum(record.tokens_by_domain.values()) == order[:, 3].sum()
+
+
+def test_best_fit_reads_every_conversation_once_per_epoch_but_for_the_last_rows(toys):
+    record, order, _, sources = pack(toys)
+    read = Counter(order[order[:, 0] == 2, 1].tolist())
+    assert set(read.values()) == {1}
+    record, order, _, sources = pack(toys, num_tokens=32 * 560, mixture={"chat": 1.0}, max_epochs=4.0)
+    read = Counter(order[:, 1].tolist())
+    fitting = set(np.flatnonzero(open_shard(sources[2].directory("shards") / "chat-00000.bin").lengths <= 33).tolist())
+    assert set(read) == fitting and max(read.values()) - min(read.values()) <= 2
+    assert 3.0 < record.epochs_by_domain["chat"] < 4.0
+
+
+def test_rows_of_best_fit_hold_whole_pieces_gaps_and_the_mask_of_the_conversations(toys):
+    _, order, rows, sources = pack(toys)
+    tokens, segments, trained = rows.rows(0, len(rows))
+    assert rows.is_segmented and tokens.shape == (100, 33) and (tokens.dtype, segments.dtype, trained.dtype) == ("int32", "int32", "bool")
+    gaps = segments == -1
+    assert gaps.any() and not tokens[gaps].any() and not trained[gaps].any()
+    seen = {}
+    for row in range(100):
+        for segment in set(segments[row].tolist()) - {-1}:
+            seen[segment] = (tokens[row][segments[row] == segment], trained[row][segments[row] == segment])
+    assert sorted(seen) == list(range(len(order)))
+    for segment, (found, mask) in seen.items():
+        shard, sequence, offset, length, _ = order[segment].tolist()
+        source = open_shard(sources[shard].directory("shards") / f"{('code', 'web', 'chat')[shard]}-00000.bin")
+        assert found.tolist() == source.tokens[source.starts[sequence] + offset :][:length].tolist()
+        expected = [shard != 2 or place >= length // 2 for place in range(length)]
+        assert mask.tolist() == [False, *expected[1:]]
+
+
+def test_any_range_of_best_fit_rows_equals_that_part_of_all_rows(toys):
+    rows = pack(toys)[2]
+    whole = rows.rows(0, len(rows))
+    for start in (0, 7, 99):
+        assert all(np.array_equal(part, every[start : start + 1]) for part, every in zip(rows.rows(start, start + 1), whole, strict=True))
+
+
+def test_a_stream_masks_what_no_assistant_wrote(toys):
+    record, order, rows, _ = pack(toys, packing="stream")
+    _, segments, trained = rows.rows(0, len(rows))
+    is_chat = order[segments, 0] == 2
+    assert trained[~is_chat].all() and 0.3 < trained[is_chat].mean() < 0.7
+    assert not rows.is_segmented and record.fill_share == 1.0 and record.num_too_long == 0 and record.num_tokens == 3201
+
+
+def test_a_mixture_without_conversations_ignores_their_shards_and_one_with_them_needs_no_web(toys):
+    assert set(pack(toys, mixture={"web": 1.0})[0].tokens_by_domain) == {"web"}
+    assert set(pack(toys, mixture={"chat": 1.0})[0].tokens_by_domain) == {"chat"}

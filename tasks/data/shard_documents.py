@@ -48,17 +48,16 @@ def shard_documents(
     sizes = {domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN}
     output.report(Progress(0, sum(sizes.values()), "bytes", "tokenizing"))
     directory = output.path("shards/x").parent
-    documents_frame = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
-    frame = _assign_shards(documents_frame, sizes)
+    training = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
+    frame = assign_shards(training.select("id", "source", "offset", "piece", "text", "domain"), sizes)
     write = partial(
         write_shard, directory=str(directory), tokenizer_path=str(tokenizer.path("tokenizer.json")),
         end_of_text_id=tokenizer.record.special_ids[END_OF_TEXT], vocab_size=tokenizer.record.num_tokens,
     )  # fmt: skip
-    members = frame.mapInArrow(write, SHARD_COLUMNS).toArrow().sort_by([("shard", "ascending"), ("sequence", "ascending")])
-    return _write_tables(members, output)
+    return write_tables(frame.mapInArrow(write, SHARD_COLUMNS).toArrow(), output)
 
 
-def _assign_shards(frame: DataFrame, sizes: dict[str, int]) -> DataFrame:
+def assign_shards(frame: DataFrame, sizes: dict[str, int]) -> DataFrame:
     """Documents in one partition per shard, sorted by id."""
     from pyspark.sql import functions as F
 
@@ -67,7 +66,7 @@ def _assign_shards(frame: DataFrame, sizes: dict[str, int]) -> DataFrame:
     leading = F.conv(F.substring("id", 1, 8), 16, 10).cast("long")
     bucket = F.shiftright(leading * _by_domain(counts), 32)
     name = F.concat_ws("-", "domain", F.lpad(bucket.cast("string"), 5, "0"))
-    placed = frame.select("id", "source", "offset", "piece", "text", name.alias("shard"), (_by_domain(firsts) + bucket).alias("number"))
+    placed = frame.withColumns({"shard": name, "number": _by_domain(firsts) + bucket})
     return placed.repartitionById(sum(counts.values()), placed["number"].cast("int")).sortWithinPartitions("id")
 
 
@@ -78,10 +77,12 @@ def _by_domain(values: dict[str, int]) -> Column:
     return F.create_map(*entries)[F.col("domain")].cast("long")
 
 
-def _write_tables(members: pa.Table, output: Output) -> TokenShards:
+def write_tables(members: pa.Table, output: Output) -> TokenShards:
+    """Sidecars and members.parquet from one row per sequence, in any order."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
+    members = members.sort_by([("shard", "ascending"), ("sequence", "ascending")])
     shards = sorted(set(members["shard"].to_pylist()))
     for shard in shards:
         sidecar = members.filter(pc.field("shard") == shard).drop_columns(["shard"])

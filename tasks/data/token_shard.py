@@ -1,5 +1,7 @@
 """Megatron's indexed dataset, .bin and .idx, written in one pass. Runs in executors: imports no Spark.
 
+A shard of conversations has a .mask beside them: one byte per token of the .bin, 1 where it is trained.
+
 Layout (megatron.core.datasets.indexed_dataset): the .bin holds the tokens of all sequences one after the other; the .idx holds magic,
 version, dtype code, counts, sequence lengths (int32), byte pointers (int64) and document bounds (int64). One sequence per document.
 """
@@ -71,3 +73,9 @@ def open_shard(bin_path: Path) -> TokenShard:
         raise ValueError(f"{bin_path} has {size} bytes, its index says {lengths.sum()} tokens: shard the documents again")
     tokens = np.memmap(bin_path, dtype=DTYPE_CODES[code], mode="r") if size else np.zeros(0, DTYPE_CODES[code])
     return TokenShard(tokens, lengths, starts)
+
+
+def open_mask(bin_path: Path) -> np.ndarray | None:
+    """Map the mask of a shard's tokens as booleans; None for a shard of documents, where every token is trained."""
+    path = bin_path.with_suffix(".mask")
+    return np.memmap(path, dtype=np.bool_, mode="r") if path.exists() else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,53 +13,74 @@ import numpy as np
 from tasks.data.token_shard import append_tokens, token_dtype, write_index
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pyarrow as pa
+    from tokenizers import Tokenizer
 
-SHARD_COLUMNS = "shard string, sequence long, id string, source string, offset long, piece long, num_tokens long"
+SHARD_COLUMNS = "shard string, sequence long, id string, source string, offset long, piece long, num_tokens long, num_trained_tokens long"
 """One row per sequence: which document it is, and where that came from."""
+
+Sequences = tuple[list[list[int]], list[list[bool]]]
+"""Token ids and whether each is trained; no second list at all where every token is."""
 
 
 def write_shard(
     batches: Iterator[pa.RecordBatch], directory: str, tokenizer_path: str, end_of_text_id: int, vocab_size: int
 ) -> Iterator[pa.RecordBatch]:
-    """Write the documents of a partition, sorted by id and all of one shard, as <shard>.bin and .idx; yields SHARD_COLUMNS.
+    """Write the documents of a partition, sorted by id and all of one shard, as <shard>.bin and .idx; yields SHARD_COLUMNS."""
+    tokenizer = open_tokenizer(tokenizer_path)
 
-    A task that runs twice replaces the files as a whole.
-    """
-    from pathlib import Path
+    def encode_texts(batch: pa.RecordBatch) -> Sequences:
+        encoded = tokenizer.encode_batch_fast(batch["text"].to_pylist(), add_special_tokens=False)
+        return [[*item.ids, end_of_text_id] for item in encoded], []
 
-    import pyarrow as pa
+    return write_sequences(batches, Path(directory), token_dtype(vocab_size), encode_texts)
+
+
+def open_tokenizer(path: str) -> Tokenizer:
+    """The tokenizer for text that people wrote: a document that speaks of <|endoftext|> holds its characters, never its id."""
     from tokenizers import Tokenizer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Spark runs one worker per core
-    tokenizer = Tokenizer.from_file(tokenizer_path)
-    tokenizer.encode_special_tokens = True  # a document that speaks of <|endoftext|> holds its characters, never its id
-    dtype = token_dtype(vocab_size)
-    temporary = Path(directory) / f".{uuid.uuid4().hex}"
-    shard, lengths, num_sequences = "", [], 0
-    with open(temporary, "wb") as file:
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def write_sequences(
+    batches: Iterator[pa.RecordBatch], directory: Path, dtype: np.dtype, encode_batch: Callable[[pa.RecordBatch], Sequences]
+) -> Iterator[pa.RecordBatch]:
+    """Write what `encode_batch` makes of each batch as one shard; a task that runs twice replaces the files as a whole."""
+    import pyarrow as pa
+
+    temporary = directory / f".{uuid.uuid4().hex}"
+    mask_path = temporary.with_suffix(".mask")
+    shard, lengths, num_sequences, is_masked = "", [], 0, False
+    with open(temporary, "wb") as file, open(mask_path, "wb") as mask_file:
         for batch in batches:
             if not batch.num_rows:
                 continue
             shard = batch["shard"][0].as_py()
-            encoded = tokenizer.encode_batch_fast(batch["text"].to_pylist(), add_special_tokens=False)
-            counts = append_tokens(file, [[*item.ids, end_of_text_id] for item in encoded], dtype)
+            sequences, masks = encode_batch(batch)
+            counts = append_tokens(file, sequences, dtype)
             lengths.append(counts)
+            is_masked = bool(masks)
+            num_trained = np.array([sum(mask) for mask in masks]) if is_masked else counts
+            mask_file.write(b"".join(bytes(mask) for mask in masks))
             numbers = np.arange(num_sequences, num_sequences + batch.num_rows)
             num_sequences += batch.num_rows
             kept = [batch[name] for name in ("id", "source", "offset", "piece")]
-            columns = [batch["shard"], pa.array(numbers), *kept, pa.array(counts)]
+            columns = [batch["shard"], pa.array(numbers), *kept, pa.array(counts), pa.array(num_trained)]
             yield pa.RecordBatch.from_arrays(columns, names=[column.split(" ")[0] for column in SHARD_COLUMNS.split(", ")])
-    if not shard:
-        os.unlink(temporary)
-        return
-    _place(temporary, Path(directory), shard, np.concatenate(lengths), dtype)
+    if shard:
+        _place(temporary, directory / shard, np.concatenate(lengths), dtype)
+    if is_masked:
+        os.replace(mask_path, directory / f"{shard}.mask")
+    temporary.unlink(missing_ok=True)
+    mask_path.unlink(missing_ok=True)
 
 
-def _place(temporary: Path, directory: Path, shard: str, lengths: np.ndarray, dtype: np.dtype) -> None:
+def _place(temporary: Path, shard_path: Path, lengths: np.ndarray, dtype: np.dtype) -> None:
     index = temporary.with_suffix(".idx")
     write_index(index, lengths, dtype)
-    os.replace(temporary, directory / f"{shard}.bin")
-    os.replace(index, directory / f"{shard}.idx")
+    os.replace(temporary, f"{shard_path}.bin")
+    os.replace(index, f"{shard_path}.idx")
