@@ -43,7 +43,7 @@ class Generation:
     log_probabilities: list[list[float]]
     """Under the model itself (temperature 1, all tokens), whatever the sampling, so that they compare with `score`."""
     sampled_log_probabilities: list[list[float]]
-    """Under the model at the sampling's temperature, over all tokens: what the ratio of a policy gradient divides by; as above if greedy."""
+    """Under the model at the sampling's temperature, all tokens: the ratio of a policy gradient divides by it. As above if greedy."""
     top2_margins: list[list[float]]
     """Logit of the best token minus that of the second best: where it is small, rounding decides a greedy step."""
     weights_version: str

@@ -1,4 +1,5 @@
-"""Muon on every matrix but the embedding, AdamW on the rest: DeepSpeed's MuonWithAuxAdam, scaled as the report states.
+"""Muon on every matrix but the embedding and AdamW on the rest, or AdamW on all: DeepSpeed's MuonWithAuxAdam, scaled as the report
+states.
 
 DeepSpeed scales an orthogonalised update of a (rows, cols) matrix by sqrt(max(1, rows / cols)). The report wants the update RMS that
 AdamW has, rms * sqrt(max(rows, cols)), which is k = rms * sqrt(cols) times as much (arXiv 2502.16982, section 2.2). So there is one
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 DEEPSPEED_NEWTON_SCHULZ_STEPS = 5
 
 
-def is_muon_parameter(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon updates the parameter: every matrix but the word embedding (report, section 2.3)."""
+def is_decayed_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Every matrix but the word embedding: what Muon updates (report, section 2.3), and what is decayed."""
     return parameter.ndim >= 2 and "embed_tokens" not in name.split(".")
 
 
@@ -41,21 +42,27 @@ def build_optimizer(model: nn.Module, recipe: OptimizerRecipe) -> MuonWithAuxAda
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        muon = is_muon_parameter(name, parameter)
-        parameter.use_muon = muon  # pyright: ignore[reportAttributeAccessIssue]
-        (by_columns.setdefault(parameter.shape[-1], []) if muon else rest).append(parameter)
-    groups = [_muon_group(columns, parameters, recipe) for columns, parameters in sorted(by_columns.items())]
-    betas = (recipe.adam_beta1, recipe.adam_beta2)
-    groups.append(
-        {"params": rest, "use_muon": False, "lr": 0.0, "betas": betas, "eps": recipe.adam_eps, "weight_decay": 0.0, "lr_scale": 1.0}
-    )
-    return MuonWithAuxAdam(groups)
+        is_matrix = is_decayed_matrix(name, parameter)
+        parameter.use_muon = is_matrix and recipe.kind == "muon"  # pyright: ignore[reportAttributeAccessIssue]
+        (by_columns.setdefault(parameter.shape[-1], []) if is_matrix else rest).append(parameter)
+    if recipe.kind == "muon":
+        groups = [_muon_group(columns, parameters, recipe) for columns, parameters in sorted(by_columns.items())]
+    else:
+        groups = [_adam_group([parameter for matrices in by_columns.values() for parameter in matrices], recipe.weight_decay, recipe)]
+    return MuonWithAuxAdam([*groups, _adam_group(rest, 0.0, recipe)])
 
 
 def set_learning_rate(optimizer: MuonWithAuxAdam, learning_rate: float) -> None:
     """Give every group its share of the scheduled rate."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["lr_scale"]
+
+
+def _adam_group(parameters: list[nn.Parameter], weight_decay: float, recipe: OptimizerRecipe) -> dict[str, Any]:
+    return {
+        "params": parameters, "use_muon": False, "lr": 0.0, "betas": (recipe.adam_beta1, recipe.adam_beta2), "eps": recipe.adam_eps,
+        "weight_decay": weight_decay, "lr_scale": 1.0,
+    }  # fmt: skip
 
 
 def _muon_group(columns: int, parameters: list[nn.Parameter], recipe: OptimizerRecipe) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from deepspeed.runtime.zero.muon.original_muon import ns_compute_dtype
 from torch import nn
 
 from configs.schema import OptimizerRecipe
-from model.optimizer import build_optimizer, is_muon_parameter, set_learning_rate
+from model.optimizer import build_optimizer, is_decayed_matrix, set_learning_rate
 from model.transformer import Glm4Moe
 from tests.model_recipes import GLM46
 
 RECIPE = OptimizerRecipe(
-    muon_momentum=0.95, muon_newton_schulz_steps=5, muon_update_rms=0.2, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, weight_decay=0.1
+    kind="muon", muon_momentum=0.95, muon_newton_schulz_steps=5, muon_update_rms=0.2, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, weight_decay=0.1
 )  # fmt: skip
 LEARNING_RATE = 0.02
 HAS_FLOAT16 = ns_compute_dtype("gram") == torch.float16
@@ -45,7 +45,7 @@ def test_an_update_has_the_rms_that_the_report_asks_for():
     set_gradients(model, 0)
     optimizer.step()
     for name, parameter in model.named_parameters():
-        if is_muon_parameter(name, parameter):
+        if is_decayed_matrix(name, parameter):
             for update in ((parameter - before[name]) / LEARNING_RATE).reshape(-1, *parameter.shape[-2:]):
                 # An orthogonal (r, c) matrix scaled by 0.2 sqrt(max(r, c)) has RMS 0.2 sqrt(min / min): Newton-Schulz leaves 0.7 to 1.2.
                 assert 0.14 < update.square().mean().sqrt() < 0.24, name

@@ -17,13 +17,15 @@ CPU = torch.device("cpu")
 class CountingRows:
     """Row r holds 100 r + 0, 1, 2, ...; documents end after positions 2 and 5."""
 
+    is_segmented = False
+
     def __len__(self) -> int:
         return 20
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         tokens = np.arange(start, stop)[:, None] * 100 + np.arange(9)
         segments = np.arange(start, stop)[:, None] * 10 + np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
-        return tokens.astype(np.int32), segments.astype(np.int32)
+        return tokens.astype(np.int32), segments.astype(np.int32), np.ones(tokens.shape, dtype=bool)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])

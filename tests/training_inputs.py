@@ -22,14 +22,10 @@ from tasks.training.train_phase import TrainedCheckpoint, train_phase
 from tests.model_recipes import GLM46
 
 SEQUENCE_LENGTH, ROWS_PER_STEP, NUM_STEPS, SEED = 16, 4, 6, 46
-RESOURCES = TrainingResources(
-    launcher="local",
-    num_ranks=1,
-    zero_stage=0,
-    micro_batch_sequences=4,
-    save_interval_steps=2,
-    log_interval_steps=1,
-    num_kept_checkpoints=2,
+RESOURCES = (
+    load_scale("micro")
+    .phases[0]
+    .resources.model_copy(update={"micro_batch_sequences": 4, "save_interval_steps": 2, "log_interval_steps": 1, "num_kept_checkpoints": 2})
 )
 
 
@@ -101,7 +97,9 @@ def pack_toy_documents(*, recipe: RowRange, output: Output) -> Nothing:
         slot += lengths[number]
     order.append([0, 0, 0, 1, slot])
     np.save(output.path(ORDER_FILE), np.array(order, dtype=np.int64))
-    output.path(PACKING_FILE).write_text(json.dumps({"sequence_length": SEQUENCE_LENGTH, "seed": SEED, "shards": ["toy"]}))
+    output.path(PACKING_FILE).write_text(
+        json.dumps({"packing": "stream", "sequence_length": SEQUENCE_LENGTH, "seed": SEED, "shards": ["toy"]})
+    )
     return Nothing()
 
 
@@ -139,11 +137,12 @@ class TrainingInputs:
         first_row, num_rows = recipe.course_start_tokens // SEQUENCE_LENGTH, recipe.num_tokens // SEQUENCE_LENGTH
         packed = compute(self.store, pack_toy_documents, recipe=RowRange(first_row=first_row, num_rows=num_rows))
         return {
-            "packed": packed, "shards": self.shards, "tokenizer": self.tokenizer, "start": start, "recipe": recipe, "resources": resources,
+            "packed": packed, "shards": self.shards, "chats": None, "prompts": None, "tokenizer": self.tokenizer, "start": start,
+            "recipe": recipe, "resources": resources,
         }  # fmt: skip
 
     def work_dir(self, arguments: dict) -> Path:
-        inputs = {name: arguments[name] for name in ("packed", "shards", "tokenizer", "start")}
+        inputs = {name: value for name, value in arguments.items() if name not in ("recipe", "resources")}
         return self.home.work_dir(step_key(train_phase.identity(arguments["recipe"], inputs)))
 
     def train(self, arguments: dict, **calls) -> Artifact[TrainedCheckpoint]:
@@ -152,5 +151,5 @@ class TrainingInputs:
 
 def metrics_of(path: Path) -> list[dict]:
     """Lines of metrics.jsonl without what depends on the clock."""
-    clock = {"tokens_per_second", "data_wait_seconds", "optimizer_seconds"}
+    clock = {"tokens_per_second", "data_wait_seconds", "optimizer_seconds", "rollout_seconds", "mfu", "memory_bytes"}
     return [{name: value for name, value in json.loads(line).items() if name not in clock} for line in path.read_text().splitlines()]

@@ -5,6 +5,7 @@ In: the directory, the tokenizer of the prepared data. Out: hf/ and handover/ as
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from infra.step import Artifact, Output, digest_of, step
 from infra.store import hash_file
 from model.counts import count_parameters
-from tasks.training.train_phase import TrainedCheckpoint
+from tasks.training.train_phase import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest
 
 if TYPE_CHECKING:
     from configs.schema import ModelRecipe
@@ -63,7 +64,7 @@ def import_checkpoint(
     torch.manual_seed(0)
     position = Position(
         course=IMPORTED, phase=IMPORTED, step=0, num_tokens=0, course_tokens=0, optimizer_steps=0,
-        torch_random_state=random_state_hex(), losses=None,
+        torch_random_state=random_state_hex(), losses=None, policy=None,
     )  # fmt: skip
     output.path("handover/state.json").write_text(position.model_dump_json(indent=1) + "\n")
     for file in sorted(source.path.iterdir()):
@@ -72,10 +73,18 @@ def import_checkpoint(
     return TrainedCheckpoint(
         phase=IMPORTED, objective=IMPORTED, num_steps=0, num_tokens=0, course=IMPORTED, course_tokens=0,
         lm_loss=None, mtp_loss=None, balance_loss=None,
+        mean_reward=None, is_chat_trained=has_chat_template(source.path), chat_template_digest=chat_template_digest(),
         num_parameters=count_parameters(recipe).total, tokenizer_digest=tokenizer.digest,
         special_token_ids=tokenizer.record.special_ids,
         export_digest=digest_of({path.name: hash_file(path) for path in sorted(output.path("hf/x").parent.iterdir())}),
     )  # fmt: skip
+
+
+def has_chat_template(path: Path) -> bool:
+    """Whether the directory brings a chat template, which is taken as: these weights were trained on conversations. Our own exports hold
+    one only then."""
+    config_path = path / "tokenizer_config.json"
+    return (path / CHAT_TEMPLATE_FILE).is_file() or (config_path.is_file() and CHAT_TEMPLATE_KEY in json.loads(config_path.read_text()))
 
 
 def _refuse_other_architecture(ours: ModelRecipe, theirs: ModelRecipe, path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from configs.schema import Frozen, TrainingRecipe, TrainingResources
 
+ROLLOUTS_FILE = "rollouts.jsonl"
+"""Sampled answers and rewards, for people: the first groups of each step."""
+
 
 class TrainingJob(Frozen):
     """JOB.json of `python -m tasks.training.worker`. Paths are absolute."""
@@ -13,11 +16,15 @@ class TrainingJob(Frozen):
     work_dir: str
     """Checkpoints, metrics and logs of the run; a second start continues what lies there."""
     packed_dir: str
-    """The packed order of the phase."""
-    shards_dir: str
-    """The token shards that the order points into."""
+    """The packed order of the phase; empty for a policy objective, which samples its rows."""
+    shards_dirs: tuple[str, ...]
+    """The token shards that the order points into, in one or more directories."""
+    prompts_path: str
+    """prompts.parquet of a policy objective, else empty."""
+    tokenizer_path: str
+    """tokenizer.json, read where prompts and answers are text."""
     start_dir: str
     """Hand-over state to start from; empty for random weights."""
     eos_token_ids: tuple[int, ...]
-    """For config.json of the export."""
+    """For config.json of the export; they also end a sampled answer."""
     pad_token_id: int

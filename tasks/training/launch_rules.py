@@ -1,35 +1,43 @@
-"""What is refused before anything starts: combinations of recipe and resources that cannot be trained, with the fix."""
+"""What is refused before anything starts: what has no code yet, then topologies that no engine could train, each with the fix."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from configs.schema import PolicyObjective, TrainingRecipe, TrainingResources
+from tasks.training.topology import refuse_impossible_topology
 
-from configs.schema import TrainingRecipe, TrainingResources
-from tasks.training.schedules import StepPlan, plan_step
-
-OBJECTIVES = ("pretrain",)
+OBJECTIVES = ("pretrain", "sft", "grpo")
 ZERO_STAGES = (0,)
 """Stages whose numbers are held to stage 0's by a test."""
+ONLY = {
+    "launcher": "local", "tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1, "expert_parallel": 1,
+    "offload_optimizer": "none", "recompute": "none",
+}  # fmt: skip
+"""Resources of which one value can be trained with."""
 
 
 def refuse_impossible_training(recipe: TrainingRecipe, resources: TrainingResources) -> None:
     """Raises ValueError that names the values and the fix."""
     if recipe.objective.kind not in OBJECTIVES:
         raise ValueError(f"phase {recipe.phase}: objective {recipe.objective.kind} cannot be trained, only {', '.join(OBJECTIVES)} can")
+    if recipe.adapter.kind != "none":
+        raise ValueError(f"phase {recipe.phase}: adapter.kind {recipe.adapter.kind} cannot be trained: set adapter.kind to none")
     if resources.zero_stage not in ZERO_STAGES:
         raise ValueError(f"phase {recipe.phase}: zero_stage {resources.zero_stage} is not available: set one of {ZERO_STAGES}")
-    if resources.num_ranks > 1:
-        smallest = min(_steps(recipe), key=lambda plan: plan.num_rows)
-        if smallest.num_rows < resources.num_ranks:
-            raise ValueError(
-                f"phase {recipe.phase}: {resources.num_ranks} ranks cannot share the step at {smallest.start_tokens} tokens, it has "
-                f"{smallest.num_rows} sequences: set num_ranks to at most that, or change num_tokens or the batch"
-            )
+    for name, only in ONLY.items():
+        value = getattr(resources, name)
+        if value != only:
+            raise ValueError(f"phase {recipe.phase}: {name} {value} is not available: set {name} to {only}")
+    if isinstance(recipe.objective, PolicyObjective) and resources.num_ranks > 1:
+        raise ValueError(f"phase {recipe.phase}: num_ranks {resources.num_ranks} cannot train {recipe.objective.kind}: set num_ranks to 1")
+    refuse_impossible_topology(recipe, resources)
 
 
-def _steps(recipe: TrainingRecipe) -> Iterator[StepPlan]:
-    num_tokens = 0
-    while num_tokens < recipe.num_tokens:
-        plan = plan_step(recipe, num_tokens)
-        yield plan
-        num_tokens = plan.end_tokens - recipe.course_start_tokens
+def refuse_too_few_prompts(recipe: TrainingRecipe, num_prompts: int) -> None:
+    """Raises ValueError where a policy phase would ask its prompts more often than max_epochs."""
+    assert isinstance(recipe.objective, PolicyObjective), recipe.objective
+    num_groups = recipe.num_tokens // recipe.sequence_length // recipe.objective.samples_per_prompt
+    if num_groups > recipe.max_epochs * num_prompts:
+        raise ValueError(
+            f"phase {recipe.phase}: {num_groups} groups of answers need {num_groups / num_prompts:.1f} passes over {num_prompts} prompts, "
+            f"max_epochs is {recipe.max_epochs}: raise it or synthesize.num_prompts, or lower num_tokens"
+        )

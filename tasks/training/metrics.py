@@ -1,28 +1,31 @@
-"""metrics.jsonl and progress.json of a running job, written by rank 0."""
+"""metrics.jsonl, rollouts.jsonl and progress.json of a running job, written by rank 0."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import time
 from pathlib import Path
+
+import torch
 
 PROGRESS_INTERVAL_SECONDS = 0.2
 
 
-class MetricsLog:
-    """Appends one JSON line per logged step; lines behind `last_step`, from a run that was killed after its checkpoint, are dropped."""
+class StepLog:
+    """Appends JSON lines that name their step; lines behind `last_step`, from a run that was killed after its checkpoint, are dropped."""
 
-    def __init__(self, work_dir: Path, last_step: int) -> None:
-        self.path = work_dir / "metrics.jsonl"
+    def __init__(self, path: Path, last_step: int) -> None:
+        self.path = path
         kept = [line for line in _complete_lines(self.path) if json.loads(line)["step"] <= last_step]
-        temporary = self.path.with_name(".metrics.jsonl")
+        temporary = self.path.with_name(f".{path.name}")
         temporary.write_text("".join(kept))
         os.replace(temporary, self.path)  # another inode: whoever tails the old one sees that it must start over
 
-    def append(self, values: dict[str, object]) -> None:
+    def append(self, lines: list[dict[str, object]]) -> None:
         with open(self.path, "a") as file:
-            file.write(json.dumps(values, allow_nan=False) + "\n")
+            file.writelines(json.dumps(values, allow_nan=False) + "\n" for values in lines)
 
 
 class ProgressFile:
@@ -40,6 +43,13 @@ class ProgressFile:
         temporary = self.path.with_name(".progress.json")
         temporary.write_text(json.dumps({"done": num_tokens, "total": self.total_tokens, "unit": "tokens", "message": message}))
         os.replace(temporary, self.path)
+
+
+def peak_memory_bytes() -> int:
+    """The most memory this process has held: the accelerator's where there is one, else resident memory."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _complete_lines(path: Path) -> list[str]:

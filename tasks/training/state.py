@@ -34,6 +34,15 @@ class StepLosses(Frozen):
     balance: float
 
 
+class PolicyProgress(Frozen):
+    """What a policy objective carries from step to step."""
+
+    mean_rewards: tuple[float, ...]
+    """Of each step of the phase."""
+    num_constant_steps: int
+    """Steps up to here, in a row, in which no group had two different rewards."""
+
+
 class Position(Frozen):
     """state.json: where a phase stands after an optimizer step."""
 
@@ -51,6 +60,8 @@ class Position(Frozen):
     """Hex."""
     losses: StepLosses | None
     """Of the last step; none before the first."""
+    policy: PolicyProgress | None
+    """None where answers are not sampled."""
 
 
 def dump_state(model: nn.Module, optimizer: Optimizer, position: Position) -> Iterator[tuple[str, bytes]]:
@@ -71,11 +82,16 @@ def read_position(state_dir: Path) -> Position:
 
 @torch.no_grad()
 def load_state(model: nn.Module, optimizer: Optimizer, state_dir: Path, position: Position) -> None:
-    """Put weights, router biases, momentum and moments in place, and the random state. Raises ValueError for another architecture."""
+    """Put weights, router biases, momentum and moments in place, and the random state. Raises ValueError for another architecture or
+    kind of optimizer."""
     load_master(model, state_dir)
     parameters = dict(model.named_parameters())
     for kind, key in _OPTIMIZER_KINDS.items():
         for name, tensor in _read_kind(state_dir, kind).items():
+            if (kind == "momentum") != parameters[name].use_muon:  # pyright: ignore[reportAttributeAccessIssue]
+                raise ValueError(
+                    f"{state_dir} holds the {kind} of {name}, which another optimizer.kind updated: phases of one course share the kind"
+                )
             entry = optimizer.state[parameters[name]]
             entry[key] = tensor.to(parameters[name].device)
             if kind == "first_moment":

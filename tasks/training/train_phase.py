@@ -1,12 +1,13 @@
 """Train one phase: hand the job to a launcher, follow it, collect weights and hand-over state.
 
-In: packed rows and shards, the tokenizer, the state to start from. Out: hf/ (Hugging Face glm4_moe directory with tokenizer),
-handover/ (what the next phase continues from), metrics.jsonl and logs as evidence. The job runs detached in work/<key>/: a flow that is
-killed and started again finds it there and goes on following it.
+In: packed rows and shards, or the prompts of a policy objective; the tokenizer, the state to start from. Out: hf/ (Hugging Face
+glm4_moe directory with tokenizer), handover/ (what the next phase continues from); metrics.jsonl, rollouts.jsonl and logs as evidence.
+The job runs detached in work/<key>/: a flow that is killed and started again finds it there and goes on following it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -18,18 +19,22 @@ from infra.launchers import Job, JobFailedError, JobHandle, Launcher, LocalLaunc
 from infra.step import Artifact, Output, Record, digest_of, step
 from infra.store import hash_file
 from infra.supervisor import write_json
+from model.chat_template import CHAT_TEMPLATE
 from model.counts import count_parameters
 from model.tokenizer_layout import END_OF_TEXT, END_TOKENS
-from tasks.training.job import TrainingJob
-from tasks.training.launch_rules import refuse_impossible_training
+from tasks.training.job import ROLLOUTS_FILE, TrainingJob
+from tasks.training.launch_rules import refuse_impossible_training, refuse_too_few_prompts
 
 if TYPE_CHECKING:
     from configs.schema import TrainingRecipe, TrainingResources
     from tasks.data.pack_phase import PackedPhase
+    from tasks.data.shard_chats import ChatShards
     from tasks.data.shard_documents import TokenShards
+    from tasks.data.synthesize_problems import SynthesizedProblems
     from tasks.data.train_tokenizer import TrainedTokenizer
 
 POLL_SECONDS = 0.2
+CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY = "chat_template.jinja", "chat_template"
 MAX_RESTARTS = 3
 """Of one call, after its supervisor was killed."""
 
@@ -50,10 +55,17 @@ class TrainedCheckpoint(Record):
     course_tokens: int
     """Position on the course where it ended."""
     lm_loss: float | None
-    """Of the last step's batch; None, as the two below, for imported weights."""
+    """Of the last step's batch; None, as the two below, for imported weights. Of a policy objective the surrogate's gradient as a
+    weighted cross-entropy: no measure of the model."""
     mtp_loss: float | None
     balance_loss: float | None
     num_parameters: int
+    mean_reward: float | None
+    """Over the last tenth of a policy objective's steps."""
+    is_chat_trained: bool
+    """Whether this phase or one before it trained on conversations; only then hf/ holds the chat template."""
+    chat_template_digest: str
+    """sha256 of the template's text."""
     tokenizer_digest: str
     special_token_ids: dict[str, int]
     export_digest: str
@@ -62,22 +74,28 @@ class TrainedCheckpoint(Record):
 
 @step(
     content=("hf/*", "handover/*"),
-    evidence=("metrics.jsonl", "logs/*", "job.json"),
-    distributions=("torch", "deepspeed", "safetensors", "numpy"),
+    evidence=("metrics.jsonl", ROLLOUTS_FILE, "logs/*", "job.json"),
+    distributions=("torch", "deepspeed", "safetensors", "numpy", "tokenizers"),
     roots=("tasks.training.worker",),
 )
 def train_phase(
     *,
-    packed: Artifact[PackedPhase],
-    shards: Artifact[TokenShards],
+    packed: Artifact[PackedPhase] | None,
+    shards: Artifact[TokenShards] | None,
+    chats: Artifact[ChatShards] | None,
+    prompts: Artifact[SynthesizedProblems] | None,
     tokenizer: Artifact[TrainedTokenizer],
     start: Artifact[TrainedCheckpoint] | None,
     recipe: TrainingRecipe,
     resources: TrainingResources,
     output: Output,
 ) -> TrainedCheckpoint:
-    """Raises ValueError for what cannot be trained, JobFailedError with the failing rank's last lines when training fails."""
+    """`packed`, `shards` and `chats` (where conversations were packed) belong to objectives on rows, `prompts` to policy objectives; each
+    is None for the other kind. Raises ValueError for what cannot be trained, JobFailedError with the failing rank's last lines when
+    training fails."""
     refuse_impossible_training(recipe, resources)
+    if prompts is not None:
+        refuse_too_few_prompts(recipe, prompts.record.num_prompts)
     if start is not None:
         refuse_wrong_start(start.record, recipe)
     if tokenizer.record.num_tokens > recipe.model.vocab_size:
@@ -89,14 +107,17 @@ def train_phase(
         recipe=recipe,
         resources=resources,
         work_dir=str(output.work_dir),
-        packed_dir=str(packed.paths("*")[0].parent),
-        shards_dir=str(shards.directory("shards")),
+        packed_dir="" if packed is None else str(packed.paths("*")[0].parent),
+        shards_dirs=tuple(str(each.directory("shards")) for each in (shards, chats) if each is not None),
+        prompts_path="" if prompts is None else str(prompts.path("prompts.parquet")),
+        tokenizer_path=str(tokenizer.path("tokenizer.json")),
         start_dir="" if start is None else str(start.directory("handover")),
         eos_token_ids=tuple(token_ids[name] for name in END_TOKENS),
         pad_token_id=token_ids[END_OF_TEXT],
     )
     follow(LocalLauncher(output.work_dir.parent), job, output)
-    return collect(job, tokenizer, output)
+    is_chat_trained = recipe.objective.kind == "sft" or (start is not None and start.record.is_chat_trained)
+    return collect(job, tokenizer, is_chat_trained, output)
 
 
 def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None:
@@ -177,18 +198,18 @@ class MetricsTail:
         return complete.decode().splitlines()
 
 
-def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], output: Output) -> TrainedCheckpoint:
+def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], is_chat_trained: bool, output: Output) -> TrainedCheckpoint:
     """Place the worker's files in the artifact; large ones are linked, not copied."""
     final_dir = output.work_dir / "final"
     for path in sorted(final_dir.glob("*/*")):
         _place(path, output.path(f"{path.parent.name}/{path.name}"))
-    for path in tokenizer.paths("*.json"):
-        shutil.copyfile(path, output.path(f"hf/{path.name}"))
-    for name in ("metrics.jsonl", "job.json", *(f"logs/{path.name}" for path in (output.work_dir / "logs").iterdir())):
+    place_tokenizer(tokenizer.paths("*"), is_chat_trained, output)
+    rollouts = (ROLLOUTS_FILE,) if job.prompts_path else ()
+    for name in ("metrics.jsonl", "job.json", *rollouts, *(f"logs/{path.name}" for path in (output.work_dir / "logs").iterdir())):
         shutil.copyfile(output.work_dir / name, output.path(name))
     position: dict[str, Any] = json.loads((final_dir / "handover" / "state.json").read_text())
     export = {path.name: hash_file(path) for path in sorted((output.directory / "hf").iterdir())}
-    losses = position["losses"]
+    losses, policy = position["losses"], position["policy"]
     return TrainedCheckpoint(
         phase=job.recipe.phase,
         objective=job.recipe.objective.kind,
@@ -199,11 +220,33 @@ def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], output: Out
         lm_loss=losses["lm"],
         mtp_loss=losses["mtp"],
         balance_loss=losses["balance"],
+        mean_reward=None if policy is None else _mean_of_last_tenth(policy["mean_rewards"]),
+        is_chat_trained=is_chat_trained,
+        chat_template_digest=chat_template_digest(),
         num_parameters=count_parameters(job.recipe.model).total,
         tokenizer_digest=tokenizer.digest,
         special_token_ids=tokenizer.record.special_ids,
         export_digest=digest_of(export),
     )
+
+
+def chat_template_digest() -> str:
+    return hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest()
+
+
+def place_tokenizer(paths: list[Path], is_chat_trained: bool, output: Output) -> None:
+    """The tokenizer's files into hf/; the chat template only where the model knows it, or servers would ask a base model in it."""
+    for path in paths:
+        if path.name == "tokenizer_config.json" and not is_chat_trained:
+            values = {name: value for name, value in json.loads(path.read_text()).items() if name != CHAT_TEMPLATE_KEY}
+            output.path(f"hf/{path.name}").write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+        elif path.name != CHAT_TEMPLATE_FILE or is_chat_trained:
+            shutil.copyfile(path, output.path(f"hf/{path.name}"))
+
+
+def _mean_of_last_tenth(values: list[float]) -> float:
+    last = values[-max(1, len(values) // 10) :]
+    return sum(last) / len(last)
 
 
 def _place(source: Path, target: Path) -> None:

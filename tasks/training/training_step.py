@@ -49,8 +49,16 @@ class StepResult:
     """Of all gradients together, after the mean over ranks and before the optimizer."""
     learning_rate: float
     expert_load: list[float]
-    """Most used expert over the mean, per MoE layer, the MTP layer's last; 1.0 is perfect balance."""
+    """Most used expert over the mean, per MoE layer, the MTP layer's last; 1.0 is perfect balance. Empty where no step was taken."""
     optimizer_seconds: float
+    num_positions: int
+    """Positions that went through the model, over all ranks."""
+
+
+def pass_over(recipe: TrainingRecipe, plan: StepPlan) -> StepResult:
+    """The result of a step with nothing to learn from: weights and moments stay, all losses are 0."""
+    learning_rate = learning_rate_at(recipe.course, recipe.course_num_tokens, plan.end_tokens)
+    return StepResult(StepLosses(lm=0.0, mtp=0.0, balance=0.0), 0.0, 0.0, learning_rate, [], 0.0, 0)
 
 
 def take_step(trainable: Trainable, recipe: TrainingRecipe, plan: StepPlan, micro_batches: list[MicroBatch], step: int) -> StepResult:
@@ -58,14 +66,17 @@ def take_step(trainable: Trainable, recipe: TrainingRecipe, plan: StepPlan, micr
     mtp_weight = value_at(recipe.course.mtp_loss_weight, plan.start_tokens)
     engine, device = trainable.engine, trainable.device
     totals = _sum_over_ranks(
-        torch.tensor([[batch.num_lm_targets, batch.num_mtp_targets, batch.num_rows] for batch in micro_batches], device=device).sum(0)
+        torch.tensor([[*_num_terms(batch), batch.token_ids_BT.numel()] for batch in micro_batches], device=device).sum(0)
     )
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     counts_LE: Tensor | None = None
     for number, batch in enumerate(micro_batches):
         engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
-        output = engine(batch.token_ids_BT, target_ids_BT=batch.target_ids_BT, mtp_segment_ids_BT=batch.segment_ids_BT)
-        shares = torch.tensor([batch.num_lm_targets, batch.num_mtp_targets, batch.num_rows], device=device) / totals.clamp(min=1)
+        output = engine(
+            batch.token_ids_BT, target_ids_BT=batch.target_ids_BT, target_weights_BT=batch.weights_BT, temperature=batch.temperature,
+            **{"segment_ids_BT" if batch.is_segmented else "mtp_segment_ids_BT": batch.segment_ids_BT},
+        )  # fmt: skip
+        shares = torch.tensor(_num_terms(batch), device=device) / totals[:3].clamp(min=1)
         lm, mtp, balance = (loss * share for loss, share in zip(output.losses, shares, strict=True))
         loss = lm + mtp_weight * mtp + recipe.course.balance_loss_weight * balance
         # DeepSpeed averages gradients over ranks; the shares already divide by the whole step.
@@ -85,7 +96,12 @@ def take_step(trainable: Trainable, recipe: TrainingRecipe, plan: StepPlan, micr
     counts_LE = _sum_over_ranks(counts_LE)
     update_router_bias(trainable.model, counts_LE, value_at(recipe.course.router_bias_rate, plan.start_tokens))
     expert_load = (counts_LE.amax(-1) / counts_LE.double().mean(-1)).tolist()
-    return StepResult(losses, total_loss, grad_norm, learning_rate, expert_load, optimizer_seconds)
+    return StepResult(losses, total_loss, grad_norm, learning_rate, expert_load, optimizer_seconds, int(totals[3]))
+
+
+def _num_terms(batch: MicroBatch) -> tuple[int, int, int]:
+    """Terms of the three means: next-token targets, MTP targets, sequences."""
+    return batch.num_lm_targets, batch.num_mtp_targets, batch.num_rows
 
 
 def _sum_over_ranks(values: Tensor) -> Tensor:
@@ -106,6 +122,6 @@ def _refuse_non_finite(total_loss: float, grad_norm: float, plan: StepPlan, step
         return
     raise NonFiniteLossError(
         f"step {step}: loss {total_loss}, gradient norm {grad_norm}; rows {plan.first_row} to {plan.first_row + plan.num_rows - 1} of the "
-        f"packed order, course position {plan.start_tokens} tokens. The optimizer step was not taken: look at these rows or lower the "
+        f"phase, course position {plan.start_tokens} tokens. The optimizer step was not taken: look at these rows or lower the "
         "learning rate"
     )

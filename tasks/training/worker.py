@@ -1,8 +1,8 @@
 """The training worker: one process per rank, `python -m tasks.training.worker JOB.json`, started by a launcher.
 
-In: a TrainingJob, packed rows and shards; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Out, in the job's work directory:
-metrics.jsonl, progress.json, checkpoints/, and at the end final/ with hf/ and handover/. Runs until the phase's token budget is
-spent; SIGTERM saves and exits with EXIT_INTERRUPTED. A second start continues from the newest verified checkpoint.
+In: a TrainingJob, packed rows and shards or prompts; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Out, in the job's work directory:
+metrics.jsonl, rollouts.jsonl, progress.json, checkpoints/, and at the end final/ with hf/ and handover/. Runs until the phase's token
+budget is spent; SIGTERM saves and exits with EXIT_INTERRUPTED. A second start continues from the newest verified checkpoint.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from configs.schema import PolicyObjective, TrainingRecipe
+from model.counts import training_flops_per_token
 from model.optimizer import build_optimizer
 from model.transformer import Glm4Moe
-from tasks.data.packed_rows import PackedRows
-from tasks.training.batches import Rows, read_micro_batches
 from tasks.training.checkpoints import FencedError, commit_checkpoint, find_checkpoint
 from tasks.training.deepspeed_config import deepspeed_config
 from tasks.training.export import export_checkpoint
-from tasks.training.job import TrainingJob
+from tasks.training.job import ROLLOUTS_FILE, TrainingJob
 from tasks.training.launch_rules import refuse_impossible_training
-from tasks.training.metrics import MetricsLog, ProgressFile
+from tasks.training.metrics import ProgressFile, StepLog, peak_memory_bytes
 from tasks.training.mixed_precision import ComputeInBfloat16
+from tasks.training.phase_data import PhaseData, StepData, open_phase_data
+from tasks.training.rewards import RewardError
 from tasks.training.schedules import StepPlan, plan_step
-from tasks.training.state import Position, dump_state, load_master, load_state, random_state_hex, read_position
-from tasks.training.training_step import NonFiniteLossError, StepResult, Trainable, take_step
+from tasks.training.state import PolicyProgress, Position, dump_state, load_master, load_state, random_state_hex, read_position
+from tasks.training.training_step import NonFiniteLossError, StepResult, Trainable, pass_over, take_step
 
 EXIT_INTERRUPTED = 75
 """EX_TEMPFAIL, the code that infra/supervisor.py takes for saved and to be continued."""
@@ -43,7 +45,7 @@ class Training:
 
     job: TrainingJob
     trainable: Trainable
-    rows: Rows
+    data: PhaseData
     position: Position
     is_interrupted: bool = False
 
@@ -72,20 +74,15 @@ def prepare(job: TrainingJob) -> Training:
 
     recipe, resources = job.recipe, job.resources
     refuse_impossible_training(recipe, resources)
-    rows = PackedRows(Path(job.packed_dir), Path(job.shards_dir))
-    if len(rows) * recipe.sequence_length < recipe.num_tokens:
-        raise ValueError(
-            f"phase {recipe.phase} wants {recipe.num_tokens} tokens, {job.packed_dir} holds {len(rows)} rows of {recipe.sequence_length}: "
-            "pack the phase with the same budget"
-        )
     model = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta)
+    data = open_phase_data(job, model)
     optimizer = build_optimizer(model, recipe.optimizer)
     position = restore(job, model, optimizer)
     module = ComputeInBfloat16(model) if recipe.dtype == "bfloat16" else model
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=deepspeed_config(resources))
     # Alone, a rank would only copy its gradients to and fro.
     engine.enable_backward_allreduce = dist.get_world_size() > 1
-    return Training(job, Trainable(engine, model, optimizer), rows, position)
+    return Training(job, Trainable(engine, model, optimizer), data, position)
 
 
 def restore(job: TrainingJob, model: Glm4Moe, optimizer: torch.optim.Optimizer) -> Position:
@@ -101,6 +98,7 @@ def restore(job: TrainingJob, model: Glm4Moe, optimizer: torch.optim.Optimizer) 
     fresh = Position(
         course=recipe.course.name, phase=recipe.phase, step=0, num_tokens=0, course_tokens=recipe.course_start_tokens,
         optimizer_steps=0, torch_random_state=random_state_hex(), losses=None,
+        policy=PolicyProgress(mean_rewards=(), num_constant_steps=0) if isinstance(recipe.objective, PolicyObjective) else None,
     )  # fmt: skip
     if not job.start_dir:
         return fresh
@@ -116,26 +114,32 @@ def restore(job: TrainingJob, model: Glm4Moe, optimizer: torch.optim.Optimizer) 
 def train(training: Training) -> None:
     """Step until the budget is spent or the run is interrupted; save at intervals and at the end."""
     job, is_writer = training.job, dist.get_rank() == 0
-    metrics = MetricsLog(training.work_dir, training.position.step) if is_writer else None
+    metrics = StepLog(training.work_dir / "metrics.jsonl", training.position.step) if is_writer else None
+    rollouts = StepLog(training.work_dir / ROLLOUTS_FILE, training.position.step) if training.position.policy is not None else None
     progress = ProgressFile(training.work_dir, job.recipe.num_tokens) if is_writer else None
     interval = _Interval()
     saved_step = training.position.step
     while training.position.num_tokens < job.recipe.num_tokens and not _any_rank_interrupted(training):
         plan = plan_step(job.recipe, training.position.num_tokens)
         waited_from = time.perf_counter()
-        batches = read_micro_batches(
-            training.rows, plan, dist.get_rank(), dist.get_world_size(), job.resources.micro_batch_sequences, training.trainable.device
-        )
+        data = training.data.read(plan, training.position.step + 1)
         interval.wait_seconds += time.perf_counter() - waited_from
-        result = take_step(training.trainable, job.recipe, plan, batches, training.position.step + 1)
-        training.position = _advance(training.position, plan, result)
+        if data.micro_batches:
+            result = take_step(training.trainable, job.recipe, plan, data.micro_batches, training.position.step + 1)
+        else:
+            result = pass_over(job.recipe, plan)
+        training.position = _advance(training.position, plan, data, result)
+        _refuse_constant_rewards(job.recipe, training.position)
         interval.num_tokens += plan.end_tokens - plan.start_tokens
+        interval.num_positions += result.num_positions
         interval.optimizer_seconds += result.optimizer_seconds
         is_last = training.position.num_tokens >= job.recipe.num_tokens
         if progress is not None:
-            progress.write(training.position.num_tokens, f"loss {result.losses.lm:.3f}")
+            progress.write(training.position.num_tokens, _message(result, data))
+        if rollouts is not None:
+            rollouts.append(data.rollouts)
         if metrics is not None and (is_last or training.position.step % job.resources.log_interval_steps == 0):
-            metrics.append(_metrics_line(training.position, plan, result, interval))
+            metrics.append([_metrics_line(job, training.position, plan, data, result, interval)])
             interval = _Interval()
         if training.position.step % job.resources.save_interval_steps == 0 or is_last:
             save(training)
@@ -158,28 +162,58 @@ class _Interval:
     def __init__(self) -> None:
         self.started = time.perf_counter()
         self.num_tokens = 0
+        self.num_positions = 0
         self.wait_seconds = 0.0
         self.optimizer_seconds = 0.0
 
 
-def _advance(position: Position, plan: StepPlan, result: StepResult) -> Position:
-    num_tokens = plan.end_tokens - plan.start_tokens
+def _advance(position: Position, plan: StepPlan, data: StepData, result: StepResult) -> Position:
+    num_tokens, is_taken = plan.end_tokens - plan.start_tokens, bool(data.micro_batches)
+    policy = position.policy
+    if policy is not None:
+        policy = PolicyProgress(
+            mean_rewards=(*policy.mean_rewards, data.metrics["reward_mean"]),
+            num_constant_steps=0 if is_taken else policy.num_constant_steps + 1,
+        )
     return position.model_copy(
         update={
             "step": position.step + 1, "num_tokens": position.num_tokens + num_tokens, "course_tokens": plan.end_tokens,
-            "optimizer_steps": position.optimizer_steps + 1, "torch_random_state": random_state_hex(), "losses": result.losses,
+            "optimizer_steps": position.optimizer_steps + is_taken, "torch_random_state": random_state_hex(), "losses": result.losses,
+            "policy": policy,
         }
     )  # fmt: skip
 
 
-def _metrics_line(position: Position, plan: StepPlan, result: StepResult, interval: _Interval) -> dict[str, object]:
+def _refuse_constant_rewards(recipe: TrainingRecipe, position: Position) -> None:
+    if position.policy is None or not isinstance(recipe.objective, PolicyObjective):
+        return
+    num_steps = position.policy.num_constant_steps
+    if num_steps >= recipe.objective.max_constant_steps:
+        reward = position.policy.mean_rewards[-1]
+        raise RewardError(
+            f"step {position.step}: in {num_steps} steps in a row (objective.max_constant_steps) no group had two different rewards, the "
+            f"last step's mean reward is {reward:g}: nothing can be learned from them. Where it is low, train the phase before longer or "
+            "ask easier prompts; where it is high, ask harder ones"
+        )
+
+
+def _message(result: StepResult, data: StepData) -> str:
+    return f"loss {result.losses.lm:.3f}" if "reward_mean" not in data.metrics else f"reward {data.metrics['reward_mean']:.3f}"
+
+
+def _metrics_line(
+    job: TrainingJob, position: Position, plan: StepPlan, data: StepData, result: StepResult, interval: _Interval
+) -> dict[str, object]:
     seconds = time.perf_counter() - interval.started
+    flops_per_second = training_flops_per_token(job.recipe.model, job.recipe.sequence_length) * interval.num_positions / seconds
     return {
         "step": position.step, "tokens": position.course_tokens, "loss": result.total_loss, **result.losses.model_dump(),
         "grad_norm": result.grad_norm, "learning_rate": result.learning_rate, "batch_tokens": plan.end_tokens - plan.start_tokens,
         **{f"expert_load_{layer}": load for layer, load in enumerate(result.expert_load)},
         "tokens_per_second": interval.num_tokens / seconds, "data_wait_seconds": interval.wait_seconds,
         "optimizer_seconds": interval.optimizer_seconds,
+        "mfu": flops_per_second / job.resources.num_ranks / job.resources.peak_flops_per_second, "memory_bytes": peak_memory_bytes(),
+        **data.metrics,
     }  # fmt: skip
 
 
@@ -213,7 +247,7 @@ def main() -> int:
     job = TrainingJob.model_validate_json(Path(sys.argv[1]).read_bytes())
     try:
         return run(job)
-    except (ValueError, NonFiniteLossError, FencedError) as error:
+    except (ValueError, NonFiniteLossError, RewardError, FencedError) as error:
         print(error, file=sys.stderr, flush=True)
         return 1
 
