@@ -146,6 +146,12 @@ class SynthesisRecipe(Frozen):
     num_prompts: int = Field(gt=0)
     """Further training problems, in no document and no conversation: the prompts of reinforcement learning."""
 
+    @model_validator(mode="after")
+    def _chats_are_training_problems(self) -> Self:
+        if self.num_chats > self.num_training_problems:
+            raise ValueError(f"num_chats ({self.num_chats}) must not exceed num_training_problems ({self.num_training_problems})")
+        return self
+
 
 class ChatRecipe(Frozen):
     """Conversations from the sources with role `sft`, besides those of the verified problems."""
@@ -161,6 +167,13 @@ class ChatRecipe(Frozen):
 class DecontaminationRecipe(Frozen):
     ngram_size: int = Field(gt=0)
     """Normalised words per n-gram; one shared n-gram with an evaluation item drops a document (GPT-3: 13)."""
+
+
+class ChatCollectionRecipe(Frozen):
+    """What decides which conversations are kept. Made by `DataRecipe.chat_collection`."""
+
+    chats: ChatRecipe
+    decontaminate: DecontaminationRecipe
 
 
 class TokenizerRecipe(Frozen):
@@ -200,6 +213,11 @@ class DataRecipe(Frozen):
     chats: ChatRecipe
     decontaminate: DecontaminationRecipe
     tokenizer: TokenizerRecipe
+
+    @property
+    def chat_collection(self) -> ChatCollectionRecipe:
+        """Conversations are decontaminated as documents are."""
+        return ChatCollectionRecipe(chats=self.chats, decontaminate=self.decontaminate)
 
 
 class SparkResources(Frozen):
@@ -342,7 +360,7 @@ class GateRecipe(Frozen):
     min_pass_at_1: float = Field(ge=0, le=1)
     """Floor on the share of sampled answers to verified problems, asked as a conversation, that are right."""
     min_distinct_answer_share: float = Field(ge=0, le=1)
-    """Floor on different answers over sampled answers: below it the policy has collapsed."""
+    """Floor on different answers given over different right ones, among all chat problems: below it the policy has collapsed."""
     noninferiority_bits_per_byte: float = Field(ge=0)
     """Margin by which the candidate may be worse than the reigning champion: the upper end of the paired 95 % interval of the
     difference must stay below it."""
@@ -492,6 +510,12 @@ class EvaluationRecipe(Frozen):
     """Multiple-choice questions, chosen by hash: from the evaluation files, or continuations of held-out documents where there are none."""
     num_threads: int = Field(gt=0)
     """CPU threads: part of the result, where the order of sums depends on it."""
+
+    @model_validator(mode="after")
+    def _samples_hold_k(self) -> Self:
+        if self.pass_k > self.samples_per_problem:
+            raise ValueError(f"pass_k ({self.pass_k}) must not exceed samples_per_problem ({self.samples_per_problem})")
+        return self
 
 
 class EvaluationResources(Frozen):

@@ -25,7 +25,10 @@ from tasks.data.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import validate_contract
 from tests.data_inputs import RECIPE, compute, in_partitions, rows, write_corpus
 
-SYNTHESIS = SynthesisRecipe(num_training_problems=400, num_evaluation_problems=30, max_operand=20, problems_per_document=20)
+SYNTHESIS = SynthesisRecipe(
+    operations=("+", "-"), num_training_problems=400, num_evaluation_problems=30, max_operand=20, problems_per_document=20, num_chats=100,
+    thinking_share=0.25, num_prompts=20,
+)  # fmt: skip
 TOKENIZER = TokenizerRecipe(num_ordinary_tokens=400, sample_chars=30000)
 PACKING = PackingRecipe(num_tokens=6400, sequence_length=64, mixture={"web": 0.5, "code": 0.3, "synthetic": 0.2}, max_epochs=4.0, seed=1)
 

@@ -6,6 +6,7 @@ together: neither `7 + 12` nor `19 - 12` ... of an evaluated `12 + 7` and its op
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,10 +31,10 @@ def is_evaluation_pair(a: I64, b: I64) -> NDArray[np.bool_]:
     return mix(mix(low + SALT) + high) % np.uint64(EVALUATION_SHARE) == 0
 
 
-def choose_problems(count: int, max_operand: int, for_evaluation: bool) -> tuple[I64, I64, I64]:
-    """(operation, a, b) of `count` different problems of one side, in hashed order. Raises ValueError if there are not so many."""
+def choose_problems(count: int, max_operand: int, operations: Sequence[str], for_evaluation: bool) -> tuple[I64, I64, I64]:
+    """(place in OPERATIONS, a, b) of `count` different problems of one side, in hashed order. Raises ValueError if there are not so many."""
     base = max_operand + 1
-    space = len(OPERATIONS) * base * base
+    space = len(operations) * base * base
     stride = _coprime_near(int(space * 0.6180339887498949), space)
     chosen: list[I64] = []
     num_chosen = 0
@@ -48,12 +49,13 @@ def choose_problems(count: int, max_operand: int, for_evaluation: bool) -> tuple
     else:
         side = "evaluation" if for_evaluation else "training"
         raise ValueError(
-            f"synthesize: {count} {side} problems are asked for, but operands up to {max_operand} give only {num_chosen}: "
-            f"raise synthesize.max_operand or lower num_{side}_problems to {num_chosen}"
+            f"synthesize: {count} {side} problems are asked for, but {' '.join(operations)} on operands up to {max_operand} give only "
+            f"{num_chosen}: raise synthesize.max_operand, or lower the number of problems (training: and of prompts) to {num_chosen}"
         )
     numbers = np.concatenate(chosen)
     numbers = numbers[np.lexsort((numbers, mix(numbers.astype(np.uint64) + SALT)))]
-    return numbers // (base * base), numbers // base % base, numbers % base
+    places = np.array([OPERATIONS.index(operation) for operation in operations])
+    return places[numbers // (base * base)], numbers // base % base, numbers % base
 
 
 def answers(operation: I64, a: I64, b: I64) -> I64:
@@ -61,10 +63,10 @@ def answers(operation: I64, a: I64, b: I64) -> I64:
     return np.choose(operation, (a + b, a - b, a * b))
 
 
-def prompts(operation: I64, a: I64, b: I64) -> NDArray[np.str_]:
-    """`12 + 7 =` for each problem."""
+def terms(operation: I64, a: I64, b: I64) -> NDArray[np.str_]:
+    """`12 + 7` for each problem."""
     signs = np.array([f" {sign} " for sign in OPERATIONS])[operation]
-    return np.strings.add(np.strings.add(np.strings.add(a.astype(np.str_), signs), b.astype(np.str_)), " =")
+    return np.strings.add(np.strings.add(a.astype(np.str_), signs), b.astype(np.str_))
 
 
 def verify_lines(lines: NDArray[np.str_]) -> NDArray[np.bool_]:

@@ -16,6 +16,8 @@ DROPPED_COLUMNS = "id string, reason string, kept_id string"
 """kept_id: the document that stays in its place, or the evaluation item it overlaps with; empty where there is none."""
 
 TRAIN, VALIDATION = "train", "validation"
+SYNTHETIC, CHAT = "synthetic", "chat"
+"""Domains that no source file is given: generated problems, and conversations."""
 
 
 def document_id(source: str, offset: int, piece: int) -> str:

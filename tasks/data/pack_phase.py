@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
+from tasks.data.documents import CHAT
 from tasks.data.packed_rows import ORDER_FILE, PACKING_FILE
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from configs.schema import PackingRecipe
     from tasks.data.shard_chats import ChatShards
     from tasks.data.shard_documents import TokenShards
-
-CHAT = "chat"
-"""The domain whose sequences are never cut by best_fit."""
 
 
 class PackedPhase(Record):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, step
 from tasks.data.document_files import count_by, read_documents
-from tasks.data.documents import TRAIN
+from tasks.data.documents import CHAT, TRAIN
 from tasks.data.shard_documents import TokenShards, assign_shards, write_tables
 from tasks.data.tokenize_chats import write_chat_shard
 from tasks.data.tokenize_parts import SHARD_COLUMNS
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from configs.schema import SparkResources
     from tasks.data.collect_chats import CollectedChats
     from tasks.data.train_tokenizer import TrainedTokenizer
-
-CHAT = "chat"
 
 
 class ChatShards(TokenShards):
