@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 
@@ -14,53 +13,79 @@ from flows.run_pipeline import set_environment
 from infra.child_process import take_port
 from infra.code_digest import ROOT
 from infra.home import Home
-from infra.servers import ServerUrls, exclusive, read_recorded, record, start_servers, stop_servers, wait_until_healthy
+from infra.servers import (
+    ServerUrls,
+    exclusive,
+    forget,
+    read_recorded,
+    read_servers_file,
+    record,
+    start_servers,
+    stop_servers,
+    wait_until_healthy,
+)
 
 POOL = "glm46"
+WORKER = "worker"
+WORKER_START_SECONDS = 1
 STOP_TIMEOUT_SECONDS = 15
 
 
 def bring_up(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrls:
-    """Start what is not running and deploy; what runs already is left alone. Raises ValueError for a port in use."""
-    recorded = read_recorded(home)
-    if recorded is not None:
-        return recorded
+    """Start and deploy what is not running; what runs is left alone, also on other ports. Raises ValueError for a port in use.
+
+    Where a server has died, the rest is ended and all start afresh: a worker does not find its way back to another server.
+    """
+    urls = read_recorded(home)
+    if urls is None:
+        bring_down(home)
+        urls = _start_servers(home, prefect_port, mlflow_port)
+    set_environment(home, urls.prefect, urls.mlflow)
+    from flows.silent_runs import crash_dead_runs, ensure_silence_automation, lost_its_process
+
+    if WORKER not in urls.pids or _ours(urls.pids[WORKER], home) is None:
+        ensure_silence_automation()
+        crash_dead_runs(lost_its_process)
+        _prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
+        _prefect("--no-prompt", "deploy", "--all")
+        urls = urls.model_copy(update={"pids": {**urls.pids, WORKER: _start_worker(home)}})
+        record(home, urls)
+    return urls
+
+
+def _start_servers(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrls:
     with exclusive(home, print):
         servers = start_servers(home, take_port(prefect_port), take_port(mlflow_port), detached=True)
         try:
             urls = wait_until_healthy(servers)
-            set_environment(home, urls.prefect, urls.mlflow)
-            _prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-            _prefect("--no-prompt", "deploy", "--all")
-            worker = _start_worker(home)
+            record(home, urls)
         except BaseException:
             stop_servers(servers)
             raise
-        record(home, urls.model_copy(update={"pids": (*urls.pids, worker)}))
     return urls
 
 
 def bring_down(home: Home) -> int:
     """End the worker and the servers that `bring_up` recorded; returns how many processes were ended. Databases stay."""
-    path = home.run_dir / "servers.json"
-    if not path.exists():
+    urls = read_servers_file(home)
+    if urls is None:
         return 0
-    urls = ServerUrls.model_validate_json(path.read_text())
-    processes = [process for pid in reversed(urls.pids) if (process := _ours(pid, home)) is not None]
+    processes = [process for pid in reversed(urls.pids.values()) if (process := _ours(pid, home)) is not None]
     for process in processes:
         process.terminate()
     _, alive = psutil.wait_procs(processes, timeout=STOP_TIMEOUT_SECONDS)
     for process in alive:
         process.kill()
-    path.unlink()
+    forget(home)
     return len(processes)
 
 
 def _ours(pid: int, home: Home) -> psutil.Process | None:
-    """The recorded process, unless its number has gone to another one."""
+    """The recorded process, unless it has died or its number has gone to another one."""
     try:
         process = psutil.Process(pid)
-        return process if process.environ().get("GLM46_HOME") == str(home.root) else None
+        is_ours = process.environ().get("GLM46_HOME") == str(home.root) and process.status() != psutil.STATUS_ZOMBIE
+        return process if is_ours else None
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
 
@@ -79,8 +104,9 @@ def _start_worker(home: Home) -> int:
         worker = subprocess.Popen(
             [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--name", f"glm46-{os.getpid()}"],
             cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"},
         )  # fmt: skip
-    time.sleep(1)
+    time.sleep(WORKER_START_SECONDS)
     if worker.poll() is not None:
-        raise RuntimeError(f"the Prefect worker stopped at once; the end of {log_path}:\n{Path(log_path).read_text()[-2000:]}")
+        raise RuntimeError(f"the Prefect worker stopped at once; the end of {log_path}:\n{log_path.read_text()[-2000:]}")
     return worker.pid

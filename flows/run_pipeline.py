@@ -6,9 +6,13 @@ import os
 from pathlib import Path
 
 from infra.home import Home
-from infra.servers import TELEMETRY_OFF, running_servers, silent_servers
+from infra.servers import TELEMETRY_OFF, read_servers_file, running_servers, silent_servers
 
 DRAIN_SECONDS = 5
+HEARTBEAT_SECONDS = 30
+"""The shortest that Prefect allows."""
+WORKER_QUERY_SECONDS = 3
+"""Between a run that was asked for and its start; the server is on the same machine."""
 
 
 def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
@@ -19,6 +23,8 @@ def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
             "GLM46_HOME": str(home.root),
             "PREFECT_HOME": str(home.prefect_dir),
             "PREFECT_API_URL": f"{prefect_url}/api",
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+            "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_SECONDS),
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the stage log speaks to the terminal, Prefect's to its UI
             "MLFLOW_TRACKING_URI": mlflow_url,
             "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait cost whole cores on a busy machine
@@ -35,7 +41,10 @@ def run_pipeline(
     with running_servers(home, print) as servers:
         set_environment(home, servers.prefect, servers.mlflow)
         from flows.full_pipeline import full_pipeline
+        from flows.silent_runs import crash_dead_runs
 
+        if servers != read_servers_file(home):  # private servers: whoever ran before on these databases has ended
+            crash_dead_runs(lambda flow_run: True)
         try:
             return full_pipeline(
                 scale=scale, store=store, data=None if data is None else str(data), from_stage=from_stage, start=start, until=until

@@ -71,9 +71,7 @@ def track_phase(run: Run, phase: PhaseSection, key: str) -> str:
     tags = {SCALE_TAG: run.scale.scale, "glm46.phase": phase.name}
 
     def track() -> str:
-        run_id = ensure_run(
-            client, experiment, phase.name, key, run.pipeline_run_id, {SCALE_TAG: run.scale.scale, "glm46.phase": phase.name}
-        )
+        run_id = ensure_run(client, experiment, phase.name, key, run.pipeline_run_id, tags)
         log_new_parameters(client, run_id, recipe)
         set_run_tags(client, run.pipeline_run_id, {f"glm46.phase.{phase.name}": run_id})
         return run_id

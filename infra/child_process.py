@@ -6,6 +6,8 @@ import ctypes
 import signal
 import socket
 
+import psutil
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -22,9 +24,20 @@ def take_port(port: int, host: str = "127.0.0.1") -> int:
             probe.bind((host, port))
         except OSError as error:
             raise ValueError(
-                f"port {port} on {host} cannot be taken ({error.strerror}): stop what listens there or name another"
+                f"port {port} on {host} is taken by {_listener(port)} ({error.strerror}): end it, or name another port"
             ) from error
     return port
+
+
+def _listener(port: int) -> str:
+    """Who listens on a port, as far as this user may know."""
+    for process in psutil.process_iter():
+        try:
+            if any(found.status == psutil.CONN_LISTEN and found.laddr.port == port for found in process.net_connections("tcp")):
+                return f"process {process.pid} ({' '.join(process.cmdline())[:60]})"
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return "another user's process"
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -87,11 +87,12 @@ def open_registry(home: Home) -> MlflowClient:
     recorded = read_recorded(home)
     if recorded is not None:
         return connect(recorded.mlflow)
-    if not (home.mlflow_dir / "mlflow.db").exists():
+    database = mlflow_database_uri(home)
+    if database.startswith("sqlite:///") and not Path(database.removeprefix("sqlite:///")).exists():
         raise ValueError(f"{home.root} holds no model registry yet: run `glm46 run tiny` first, or set GLM46_HOME to where it was run")
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=mlflow_database_uri(home), registry_uri=mlflow_database_uri(home))
+    return MlflowClient(tracking_uri=database, registry_uri=database)
 
 
 def ensure_registered(

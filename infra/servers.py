@@ -1,7 +1,9 @@
 """The Prefect and MLflow servers of a home: those recorded alive in run/servers.json, else private ones for the length of a run.
 
-Both bind to loopback and keep their SQLite databases under the home. Private servers die with the process that started them, and only
-one process at a time may have them: an exclusive lock on the home makes a second run wait.
+Both bind to loopback and keep SQLite databases under the home, unless GLM46_PREFECT_DATABASE_URL and GLM46_MLFLOW_DATABASE_URL name
+others (postgresql://user:password@host:port/name). Those hold passwords: they go from environment to environment, never into a file, a
+log or a command line. Private servers die with the process that started them, and only one process at a time may have them: an
+exclusive lock on the home makes a second run wait.
 """
 
 from __future__ import annotations
@@ -35,13 +37,18 @@ TELEMETRY_OFF = {
 }
 
 
+PREFECT_DATABASE = "GLM46_PREFECT_DATABASE_URL"
+MLFLOW_DATABASE = "GLM46_MLFLOW_DATABASE_URL"
+
+
 class ServerUrls(BaseModel):
     """Where the servers of a home listen, and the processes behind them."""
 
     prefect: str
     """Base URL; the API is below /api."""
     mlflow: str
-    pids: tuple[int, ...]
+    pids: dict[str, int]
+    """Process by name: prefect, mlflow, and worker where `glm46 up` started one."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,19 @@ def artifact_root(home: Home) -> Path:
 
 
 def mlflow_database_uri(home: Home) -> str:
-    """SQLAlchemy URI of the home's MLflow database."""
-    return f"sqlite:///{home.mlflow_dir / 'mlflow.db'}"
+    """SQLAlchemy URI of the home's MLflow database; may hold a password."""
+    return os.environ.get(MLFLOW_DATABASE) or f"sqlite:///{home.mlflow_dir / 'mlflow.db'}"
+
+
+def _prefect_database() -> dict[str, str]:
+    """Prefect's setting for a database that is not its SQLite file. Raises ValueError for one that Prefect cannot use."""
+    url = os.environ.get(PREFECT_DATABASE)
+    if not url:
+        return {}
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("postgresql", "postgresql+asyncpg"):
+        raise ValueError(f"{PREFECT_DATABASE} begins with {scheme}://, must be postgresql://user:password@host:port/name")
+    return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{rest}"}
 
 
 def tracking_uri() -> str:
@@ -106,11 +124,18 @@ def _leave_when_one_dies(servers: list[Server], is_over: threading.Event) -> Non
 
 def read_recorded(home: Home) -> ServerUrls | None:
     """The servers that run/servers.json names, if both answer."""
-    path = home.run_dir / "servers.json"
-    if not path.exists():
-        return None
-    urls = ServerUrls.model_validate_json(path.read_text())
-    return None if silent_servers(urls) else urls
+    urls = read_servers_file(home)
+    return None if urls is None or silent_servers(urls) else urls
+
+
+def read_servers_file(home: Home) -> ServerUrls | None:
+    """What run/servers.json names, alive or not."""
+    path = _servers_path(home)
+    return ServerUrls.model_validate_json(path.read_text()) if path.exists() else None
+
+
+def _servers_path(home: Home) -> Path:
+    return home.run_dir / "servers.json"
 
 
 def silent_servers(urls: ServerUrls) -> list[str]:
@@ -121,9 +146,15 @@ def silent_servers(urls: ServerUrls) -> list[str]:
 
 def record(home: Home, urls: ServerUrls) -> None:
     """Write run/servers.json: from here on every command of this home uses these servers."""
-    temporary = home.run_dir / "servers.json.tmp"
+    path = _servers_path(home)
+    temporary = path.with_suffix(".tmp")
     temporary.write_text(urls.model_dump_json(indent=1))
-    temporary.replace(home.run_dir / "servers.json")
+    temporary.replace(path)
+
+
+def forget(home: Home) -> None:
+    """Remove run/servers.json: from here on every run has private servers."""
+    _servers_path(home).unlink(missing_ok=True)
 
 
 def start_servers(home: Home, prefect_port: int, mlflow_port: int, detached: bool) -> list[Server]:
@@ -132,7 +163,10 @@ def start_servers(home: Home, prefect_port: int, mlflow_port: int, detached: boo
     prefect_url, mlflow_url = f"http://{HOST}:{prefect_port}", f"http://{HOST}:{mlflow_port}"
     prefect = _start(
         "prefect", "prefect.server.api.server:create_app", ["--factory"], prefect_url, "/api/health", home, detached,
-        {"PREFECT_HOME": str(home.prefect_dir), "PREFECT_UI_API_URL": f"{prefect_url}/api", "PREFECT_LOGGING_SERVER_LEVEL": "WARNING"},
+        {
+            "PREFECT_HOME": str(home.prefect_dir), "PREFECT_UI_API_URL": f"{prefect_url}/api", "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
+            **_prefect_database(),
+        },
     )  # fmt: skip
     mlflow = _start(
         "mlflow", "mlflow.server.fastapi_app:app", [], mlflow_url, "/health", home, detached,
@@ -181,7 +215,7 @@ def wait_until_healthy(servers: list[Server]) -> ServerUrls:
                 raise RuntimeError(f"the {server.name} server {state}; the end of {server.log_path}:\n{last_lines}")
             time.sleep(0.1)
     urls = {server.name: server.url for server in servers}
-    return ServerUrls(prefect=urls["prefect"], mlflow=urls["mlflow"], pids=tuple(server.process.pid for server in servers))
+    return ServerUrls(**urls, pids={server.name: server.process.pid for server in servers})
 
 
 def stop_servers(servers: list[Server]) -> None:

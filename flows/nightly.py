@@ -1,0 +1,8 @@
+"""The deployment glm46/nightly: the flow `glm46` with a time limit, so that a night that hangs does not take the next one with it."""
+
+from __future__ import annotations
+
+from flows.full_pipeline import full_pipeline
+
+TIME_LIMIT_SECONDS = 4 * 3600
+nightly = full_pipeline.with_options(timeout_seconds=TIME_LIMIT_SECONDS)
