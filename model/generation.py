@@ -15,6 +15,10 @@ from model.losses import IGNORED
 from model.transformer import Glm4Moe
 
 
+class NonFiniteLogitsError(ValueError):
+    """Nothing can be drawn from NaN or infinity."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How to continue a prompt. Temperature 0 is greedy, `top_p` 1.0 keeps all tokens; `seed` and a prompt's place in the call decide its
@@ -168,7 +172,7 @@ def choose_tokens(logits_BV: Tensor, sampling: Sampling, draws_B: Tensor) -> Ten
         probabilities_BV = torch.zeros_like(probabilities_BV).scatter_(1, order_BV, sorted_BV)
     mass_BV = probabilities_BV.double().cumsum(-1)
     if not bool(mass_BV[:, -1].isfinite().all()):
-        raise ValueError("the model's logits are not finite: its weights are broken, load others")
+        raise NonFiniteLogitsError("the model's logits are not finite: its weights are broken, load others")
     # To the right of equal masses, so that a token without mass is never hit; a draw below 1 never reaches past the last with mass.
     return torch.searchsorted(mass_BV, draws_B.double()[:, None] * mass_BV[:, -1:], right=True)[:, 0]
 

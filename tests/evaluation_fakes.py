@@ -6,15 +6,20 @@ The steps that make these for real are slow and others' subjects; here each is a
 from __future__ import annotations
 
 import functools
+import json
 import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from configs.schema import EvaluationRecipe
 from infra.step import Artifact, Output, Record, Step, step
 from infra.store import Store, step_key
+from model.chat_template import CHAT_TEMPLATE, encode, render_to_train
 from model.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS
+from tasks.data.list_sources import SourceFile, SourceListing
+from tasks.evaluation.select_evaluation_items import EvaluationSuite, select_evaluation_items
 
 DOCUMENTS = {
     "web": "The quick brown fox jumps over the lazy dog, and then it sleeps in the warm afternoon sun until evening comes. ",
@@ -23,10 +28,22 @@ DOCUMENTS = {
 }
 NUM_COPIES = 4
 VOCAB_SIZE = 384
+RECIPE = EvaluationRecipe(
+    max_validation_tokens=100_000, max_document_chars=300, sequence_length=32, max_new_tokens=4, num_chat_problems=6,
+    samples_per_problem=4, pass_k=2, temperature=1.0, enable_thinking=False, max_answer_tokens=6, num_choice_items=5, num_threads=1,
+)  # fmt: skip
+BENCHMARK = [
+    {"query": "The quick brown fox jumps over", "choices": ["the lazy dog", "a cold moon", "green ideas"], "gold": 0},
+    {"question": "def add(first, second): return?", "choices": ["Привет", "first + second"], "answer": "B"},
+    {"question": "Which is a dog?", "choices": ["fox", "lazy dog", "sun"], "answer": "lazy dog"},
+    {"query": "Question: warm?", "choices": ["afternoon sun", "no"], "gold": 1},
+    {"question": "no choices", "answer": "B"},
+]
 
 
 class ToyCheckpoint(Record):
     name: str
+    is_chat_trained: bool = True
 
 
 class ToyTable(Record):
@@ -65,6 +82,8 @@ def toy_model(name: str):
     start = tokenizer.token_to_id(END_OF_TEXT)
     rows = [[start, *tokenizer.encode(text * 4).ids][:97] for text in DOCUMENTS.values()]
     rows.append((tokenizer.encode("".join(f"{a} + 1 = {a + 1}\n" for a in range(1, 10)) * 4).ids)[:97])
+    chats = [[{"role": "user", "content": f"What is {a} + 1?"}, {"role": "assistant", "content": str(a + 1)}] for a in range(1, 9)]
+    rows += [encode(tokenizer, render_to_train(chat, ()))[0] for chat in chats]  # pyright: ignore[reportArgumentType]
     batch = torch.tensor([[*row, *[start] * (97 - len(row))] for row in rows])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(30):
@@ -91,6 +110,7 @@ def toy_checkpoint_step(name: str) -> Step[ToyCheckpoint]:
         directory = output.path("hf/tokenizer.json").parent
         save_checkpoint(toy_model(name), directory, eos_token_ids=[end], pad_token_id=end, dtype=torch.float32, max_shard_bytes=1 << 30)
         tokenizer.save(str(directory / "tokenizer.json"))
+        (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
         return ToyCheckpoint(name=name)
 
     return train_phase
@@ -111,7 +131,7 @@ def split_documents(*, output: Output) -> ToyTable:
 
 @step(content=("*.parquet",))
 def synthesize_problems(*, output: Output) -> ToyTable:
-    rows = [{"id": f"p{a}", "prompt": f"{a} + 1 =", "answer": f" {a + 1}"} for a in range(1, 9)]
+    rows = [{"id": f"p{a}", "prompt": f"{a} + 1 =", "question": f"What is {a} + 1?", "answer": f" {a + 1}"} for a in range(1, 9)]
     pq.write_table(pa.Table.from_pylist(rows), output.path("problems.parquet"))
     return ToyTable(num_rows=len(rows))
 
@@ -140,3 +160,21 @@ def checkpoint(store: Store, name: str) -> Artifact[ToyCheckpoint]:
 
 def hf_dir(artifact: Artifact) -> Path:
     return artifact.directory("hf")
+
+
+def benchmark_files(home: Path, rows=BENCHMARK) -> SourceListing:
+    """One evaluation file of questions."""
+    path = home / "toy_bench.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = SourceFile(
+        name="bench/toy_bench.jsonl", path=str(path), sha256="0" * 64, size=path.stat().st_size, num_text_bytes=0, role="evaluation",
+        format="jsonl", domain="web", lang="", text=(), kind="", label="", licence="", collection="bench",
+    )  # fmt: skip
+    return SourceListing((file,))
+
+
+def evaluation_suite(store: Store, recipe: EvaluationRecipe = RECIPE) -> Artifact[EvaluationSuite]:
+    """The toy documents, problems and benchmark as a suite."""
+    made = {"documents": split_documents, "problems": synthesize_problems, "tokenizer": train_tokenizer}
+    inputs = {name: commit(store, toy) for name, toy in made.items()}
+    return commit(store, select_evaluation_items, recipe=recipe, sources=benchmark_files(store.home.root), **inputs)

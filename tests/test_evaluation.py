@@ -6,17 +6,15 @@ import math
 
 import pytest
 
-from configs.schema import EvaluationRecipe, EvaluationResources
+from configs.schema import EvaluationResources
 from infra.home import Home
 from infra.step import Progress
 from infra.store import open_store
-from tasks.evaluation.engine import load_tokenizer
-from tasks.evaluation.evaluate_checkpoint import document_token_ids, evaluate_checkpoint
-from tasks.evaluation.items import ARITHMETIC, VALIDATION, arithmetic_accuracy, bits_per_byte, read_items
-from tasks.evaluation.select_evaluation_items import read_suite, select_evaluation_items
-from tests.evaluation_fakes import DOCUMENTS, checkpoint, commit, split_documents, synthesize_problems, toy_tokenizer, train_tokenizer
-
-RECIPE = EvaluationRecipe(max_validation_tokens=100_000, max_document_chars=300, sequence_length=32, max_new_tokens=4, num_threads=1)
+from tasks.evaluation.engine import document_token_ids, load_tokenizer
+from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
+from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, VALIDATION, accuracy, bits_per_byte, read_items
+from tasks.evaluation.suite import read_suite
+from tests.evaluation_fakes import BENCHMARK, DOCUMENTS, RECIPE, checkpoint, commit, evaluation_suite, toy_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -25,22 +23,23 @@ def store(tmp_path_factory):
     return open_store(None, home)
 
 
-def suite_of(store, recipe=RECIPE):
-    made = {"documents": split_documents, "problems": synthesize_problems, "tokenizer": train_tokenizer}
-    return commit(store, select_evaluation_items, recipe=recipe, **{name: commit(store, toy) for name, toy in made.items()})
-
-
 def evaluation_of(store, name, batch_sequences=4, recipe=RECIPE):
     resources = EvaluationResources(batch_sequences=batch_sequences)
     return commit(
-        store, evaluate_checkpoint, checkpoint=checkpoint(store, name), suite=suite_of(store, recipe), recipe=recipe, resources=resources
+        store,
+        evaluate_checkpoint,
+        checkpoint=checkpoint(store, name),
+        suite=evaluation_suite(store, recipe),
+        recipe=recipe,
+        resources=resources,
     )
 
 
 def test_suite_takes_whole_documents_up_to_the_token_budget(store):
-    everything = suite_of(store)
-    assert (everything.record.num_documents, everything.record.num_problems) == (12, 8)
-    small = suite_of(store, RECIPE.model_copy(update={"max_validation_tokens": 200}))
+    everything = evaluation_suite(store)
+    record = everything.record
+    assert (record.num_documents, record.num_problems, record.num_chat_problems, record.num_choice_items) == (12, 8, 6, 4)
+    small = evaluation_suite(store, RECIPE.model_copy(update={"max_validation_tokens": 200}))
     assert 0 < small.record.num_validation_tokens <= 200 < everything.record.num_validation_tokens
     texts = {question.item_id: question.text for question in read_suite(everything.path("suite.parquet"))}
     chosen = [question for question in read_suite(small.path("suite.parquet")) if question.kind == VALIDATION]
@@ -48,14 +47,14 @@ def test_suite_takes_whole_documents_up_to_the_token_budget(store):
 
 
 def test_only_leading_characters_of_held_out_documents_are_asked(store):
-    asked = {question.item_id: question.text for question in read_suite(suite_of(store).path("suite.parquet"))}
+    asked = {question.item_id: question.text for question in read_suite(evaluation_suite(store).path("suite.parquet"))}
     assert "validation/seen" not in asked
     assert asked["validation/web-3"] == (DOCUMENTS["web"] * 4)[:300]
 
 
 def test_budget_below_the_first_document_is_refused(store):
     with pytest.raises(ValueError, match=r"max_validation_tokens \(3\)"):
-        suite_of(store, RECIPE.model_copy(update={"max_validation_tokens": 3}))
+        evaluation_suite(store, RECIPE.model_copy(update={"max_validation_tokens": 3}))
 
 
 def test_document_bits_equal_a_plain_forward_pass_over_its_windows(store):
@@ -67,7 +66,7 @@ def test_document_bits_equal_a_plain_forward_pass_over_its_windows(store):
     items = {item.item_id: item for item in read_items(artifact.path("items.parquet"))}
     model = load_model(checkpoint(store, "trained").directory("hf"))
     tokenizer = toy_tokenizer()
-    for question in read_suite(suite_of(store).path("suite.parquet")):
+    for question in read_suite(evaluation_suite(store).path("suite.parquet")):
         if question.kind != VALIDATION:
             continue
         ids = [tokenizer.token_to_id("<|endoftext|>"), *tokenizer.encode(question.text).ids]
@@ -93,9 +92,9 @@ def test_special_tokens_written_out_in_a_document_are_plain_text(tmp_path):
 def test_answers_are_right_only_if_equal(store):
     artifact = evaluation_of(store, "trained")
     items = [item for item in read_items(artifact.path("items.parquet")) if item.kind == ARITHMETIC]
-    answers = {question.item_id: question.answer for question in read_suite(suite_of(store).path("suite.parquet"))}
+    answers = {question.item_id: question.answer for question in read_suite(evaluation_suite(store).path("suite.parquet"))}
     assert [item.score for item in items] == [float(item.output.split("\n")[0] == answers[item.item_id]) for item in items]
-    assert artifact.record.arithmetic_accuracy == arithmetic_accuracy(items)
+    assert artifact.record.arithmetic_accuracy == accuracy(items, ARITHMETIC)
 
 
 def test_training_lowers_bits_and_domains_are_all_there(store):
@@ -116,7 +115,8 @@ def test_evaluation_repeats_bit_for_bit_and_batch_size_changes_only_rounding(sto
     assert first.key == wider.key
     pairs = zip(read_items(first.path("items.parquet")), read_items(wider.path("items.parquet")), strict=True)
     assert all(
-        (ours.item_id, ours.output) == (theirs.item_id, theirs.output)
+        ours.item_id == theirs.item_id
+        and (ours.kind == CHOICE or ours.output == theirs.output)
         and ours.log_probability == pytest.approx(theirs.log_probability, abs=1e-3)
         for ours, theirs in pairs
     )
@@ -124,8 +124,8 @@ def test_evaluation_repeats_bit_for_bit_and_batch_size_changes_only_rounding(sto
 
 def test_broken_weights_are_evaluated_not_crashed_on(store):
     record = evaluation_of(store, "broken").record
-    assert record.bits_per_byte is None
-    assert record.num_non_finite == 12
+    assert record.bits_per_byte is None and "bits_per_byte" not in record.intervals
+    assert record.num_non_finite == record.num_items == 12 + 8 + 6 + 4
 
 
 def test_progress_is_reported(store, tmp_path):
@@ -135,14 +135,72 @@ def test_progress_is_reported(store, tmp_path):
     output = Output(tmp_path, tmp_path, "key", seen.append, lambda number, metrics: None)
     evaluate_checkpoint(
         checkpoint=checkpoint(store, "trained"),
-        suite=suite_of(store),
+        suite=evaluation_suite(store),
         recipe=RECIPE,
         resources=EvaluationResources(batch_sequences=4),
         output=output,
     )
-    assert {progress.unit for progress in seen} == {"windows", "problems"}
+    assert {progress.unit for progress in seen} == {"windows", "problems", "choices"}
 
 
 def test_non_finite_scores_survive_the_table(store):
     items = read_items(evaluation_of(store, "broken").path("items.parquet"))
     assert all(math.isnan(item.log_probability) for item in items if item.kind == VALIDATION)
+
+
+def test_chat_answers_equal_generation_prompt_by_prompt(store):
+    """The template's prompt, the sampled answers and their judgement, against one call per problem."""
+    import json
+
+    from model.chat_template import answer_of, encode, problem_prompt
+    from model.generation import Sampling
+    from tasks.evaluation.engine import end_token_ids, load_engine, reproducible_arithmetic
+
+    artifact = checkpoint(store, "trained")
+    items = {item.item_id: item for item in read_items(evaluation_of(store, "trained").path("items.parquet")) if item.kind == CHAT_PROBLEM}
+    asked = [question for question in read_suite(evaluation_suite(store).path("suite.parquet")) if question.kind == CHAT_PROBLEM]
+    tokenizer = toy_tokenizer()
+    prompts = [encode(tokenizer, problem_prompt(question.text, False))[0] for question in asked for _ in range(4)]
+    sampling = Sampling(max_new_tokens=6, temperature=1.0, stop_token_ids=end_token_ids(tokenizer), seed=0)
+    with reproducible_arithmetic(1):
+        engine = load_engine(artifact.directory("hf"), weights_version="v", batch_sequences=24)
+        drawn = engine.generate(prompts, sampling, "v")
+    for number, question in enumerate(asked):
+        texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in drawn.token_ids[4 * number : 4 * number + 4]]
+        item = items[question.item_id]
+        assert json.loads(item.output) == [answer_of(text) for text in texts]
+        assert item.expected == str(int(question.text.split()[2]) + 1)
+        assert item.num_right == sum(answer_of(text) == item.expected for text in texts) == item.score * item.num_samples
+        assert item.log_probability == pytest.approx(sum(map(sum, drawn.log_probabilities[4 * number : 4 * number + 4])), abs=1e-2)
+    record = evaluation_of(store, "trained").record
+    assert record.pass_at_1 == pytest.approx(sum(item.num_right for item in items.values()) / 24, abs=1e-6)
+
+
+def test_choices_equal_a_direct_comparison_of_scores(store):
+    """lm-evaluation-harness against our engine asked without it: log-probabilities, acc and acc_norm."""
+    import json
+
+    from tasks.evaluation.engine import load_engine, reproducible_arithmetic
+
+    artifact = checkpoint(store, "trained")
+    evaluation = evaluation_of(store, "trained")
+    items = {item.item_id: item for item in read_items(evaluation.path("items.parquet")) if item.kind == CHOICE}
+    tokenizer, num_right, num_right_normalised = toy_tokenizer(), 0, 0
+    with reproducible_arithmetic(1):
+        engine = load_engine(artifact.directory("hf"), weights_version="v", batch_sequences=1)
+        for question in [q for q in read_suite(evaluation_suite(store).path("suite.parquet")) if q.kind == CHOICE]:
+            context = document_token_ids(tokenizer, question.text)
+            sums = []
+            for choice in question.choice_list:
+                whole = document_token_ids(tokenizer, f"{question.text} {choice}")
+                scores = engine.score([whole[-RECIPE.sequence_length - 1 :]])[0]
+                sums.append(sum(scores[len(context) - len(whole) :]))
+            item = items[question.item_id]
+            assert json.loads(item.output) == pytest.approx(sums, abs=1e-3)
+            assert item.log_probability == pytest.approx(sums[int(item.expected)], abs=1e-3)
+            num_right += sums.index(max(sums)) == int(item.expected)
+            per_character = [value / len(choice) for value, choice in zip(sums, question.choice_list, strict=True)]
+            num_right_normalised += per_character.index(max(per_character)) == int(item.expected)
+    record = evaluation.record
+    assert (record.choice_accuracy, record.choice_accuracy_normalised) == (num_right / 4, num_right_normalised / 4)
+    assert len(items) == len(BENCHMARK) - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,12 +13,15 @@ from configs.schema import GateRecipe, ReleaseRecipe
 from infra.home import Home
 from infra.step import Output, Record, step
 from infra.store import open_store
-from tasks.evaluation.decide_gate import decide_gate, paired_difference
-from tasks.evaluation.items import ARITHMETIC, VALIDATION, Item, suite_digest, write_items
+from tasks.evaluation.decide_gate import decide_gate, paired_bits_per_byte
+from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, VALIDATION, Item, suite_digest, write_items
 from tasks.release.decide_release import decide_release
 from tests.evaluation_fakes import commit
 
-GATE = GateRecipe(max_bits_per_byte=2.0, min_arithmetic_accuracy=0.5, noninferiority_bits_per_byte=0.05)
+GATE = GateRecipe(
+    max_bits_per_byte=2.0, min_arithmetic_accuracy=0.5, min_pass_at_1=0.25, min_distinct_answer_share=0.5,
+    noninferiority_bits_per_byte=0.05, start_bits_per_byte=0.2, start_pass_at_1=0.2,
+)  # fmt: skip
 
 
 class Evaluation(Record):
@@ -26,15 +30,29 @@ class Evaluation(Record):
 
 def document(number, bits_per_byte, num_bytes=1000):
     log_probability = -bits_per_byte * num_bytes * math.log(2)
-    return Item(f"validation/{number:03d}", VALIDATION, "web", f"d{number}", "", bits_per_byte, log_probability, num_bytes)
+    return Item(f"validation/{number:03d}", VALIDATION, "web", f"d{number}", "", "", bits_per_byte, log_probability, num_bytes, 0, 0)
 
 
 def problem(number, right):
-    return Item(f"arithmetic/{number:03d}", ARITHMETIC, "synthetic", f"p{number}", "4", float(right), -1.0, 1)
+    return Item(f"arithmetic/{number:03d}", ARITHMETIC, "synthetic", f"p{number}", "4", "4", float(right), -1.0, 1, 1, int(right))
 
 
-def items_of(bits, num_right=3, num_problems=4):
-    return [*(document(number, value) for number, value in enumerate(bits)), *(problem(n, n < num_right) for n in range(num_problems))]
+def chat(number, answers):
+    """A problem whose right answer is its number."""
+    right = sum(answer == str(number) for answer in answers)
+    share = right / len(answers)
+    return Item(
+        f"chat_problem/{number:03d}", CHAT_PROBLEM, "synthetic", f"c{number}", str(number), json.dumps(answers), share, -1.0, 4,
+        len(answers), right,
+    )  # fmt: skip
+
+
+RIGHT = tuple((str(number), str(number)) for number in range(4))
+
+
+def items_of(bits, num_right=3, num_problems=4, answers=RIGHT):
+    documents = [document(number, value) for number, value in enumerate(bits)]
+    return [*documents, *(problem(n, n < num_right) for n in range(num_problems)), *(chat(n, given) for n, given in enumerate(answers))]
 
 
 @pytest.fixture
@@ -54,9 +72,9 @@ def decide(store):
 
         return commit(store, evaluate_checkpoint, repr(items))
 
-    def run(items, champion=None, recipe=GATE):
-        rival = None if champion is None else evaluation(champion)
-        return commit(store, decide_gate, evaluation=evaluation(items), champion_evaluation=rival, recipe=recipe)
+    def run(items, champion=None, recipe=GATE, start=None):
+        rival, before = (None if others is None else evaluation(others) for others in (champion, start))
+        return commit(store, decide_gate, evaluation=evaluation(items), start_evaluation=before, champion_evaluation=rival, recipe=recipe)
 
     return run
 
@@ -75,6 +93,66 @@ def test_floor_on_accuracy(decide, num_right, accepted):
     assert decision.figures["arithmetic_accuracy"] == num_right / 4
 
 
+@pytest.mark.parametrize(("num_right", "accepted"), [(2, True), (1, False)])
+def test_floor_on_pass_at_1(decide, num_right, accepted):
+    """One or two of eight sampled answers right, a quarter is needed."""
+    answers = [[str(n) if n < num_right else "wrong", f"other {n}"] for n in range(4)]
+    decision = decide(items_of([1.0] * 3, answers=answers)).record
+    assert decision.figures["pass_at_1"] == num_right / 8
+    assert decision.accepted == accepted
+
+
+@pytest.mark.parametrize(("answers", "share", "accepted"), [(["0"] * 4, 0.25, False), (["0", "1", "0", "1"], 0.5, True)])
+def test_a_policy_that_says_the_same_to_every_problem_is_refused(decide, answers, share, accepted):
+    decision = decide(items_of([1.0] * 3, answers=[[answer, answer] for answer in answers])).record
+    assert decision.figures["distinct_answer_share"] == share
+    assert decision.accepted == accepted
+    assert any(reason.startswith("refused: distinct_answer_share") for reason in decision.reasons) != accepted
+
+
+def test_more_different_answers_than_right_ones_count_as_all(decide):
+    answers = [[str(n), f"a{n}", f"b{n}"] for n in range(4)]
+    assert decide(items_of([1.0] * 3, answers=answers)).record.figures["distinct_answer_share"] == 1.0
+
+
+@pytest.mark.parametrize(("worse_by", "accepted"), [(0.19, True), (0.21, False)])
+def test_so_much_may_be_forgotten_of_the_start(decide, worse_by, accepted):
+    start = [1.0, 1.2, 1.4, 0.9]
+    decision = decide(items_of([value + worse_by for value in start]), start=items_of(start)).record
+    assert decision.accepted == accepted
+    assert decision.start_digest and not decision.champion_digest
+    assert any("differs from the start's" in reason and reason.startswith("refused") for reason in decision.reasons) != accepted
+
+
+@pytest.mark.parametrize(("num_wrong", "accepted"), [(3, True), (5, False)])
+def test_pass_at_1_may_fall_so_far_below_the_start(decide, num_wrong, accepted):
+    """Of ten answers to each of four problems so many turn wrong: 0.075 and 0.125 in every problem's share, 0.1 is allowed."""
+    problems = [[str(number)] * 40 for number in range(4)]
+    worse = [[*given[num_wrong:], *["wrong"] * num_wrong] for given in problems]
+    recipe = GATE.model_copy(update={"start_pass_at_1": 0.1})
+    decision = decide(items_of([1.0] * 3, answers=worse), start=items_of([1.0] * 3, answers=problems), recipe=recipe).record
+    assert decision.figures["pass_at_1_against_start"] == pytest.approx(-num_wrong / 40)
+    assert decision.accepted == accepted
+
+
+def test_one_problem_that_collapses_widens_the_interval_beyond_the_margin(decide):
+    """The mean falls by 0.1 of the allowed 0.2, but three of thirty problems lost all: the interval's lower end decides."""
+    problems = [[str(number)] for number in range(30)]
+    worse = [["wrong"] if number < 3 else given for number, given in enumerate(problems)]
+    decision = decide(items_of([1.0] * 3, answers=worse), start=items_of([1.0] * 3, answers=problems)).record
+    assert decision.figures["pass_at_1_against_start"] == pytest.approx(-0.1)
+    assert not decision.accepted and "the lower end must stay above -0.2" in decision.reasons[-1]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_answer_whose_probability_is_not_finite_refuses(decide, value):
+    items = items_of([1.0] * 3)
+    items[-1] = replace(items[-1], log_probability=value)
+    assert decide(items_of([1.0] * 3)).record.accepted
+    decision = decide(items).record
+    assert not decision.accepted and decision.reasons[-1].startswith("refused: 1 of 11 items")
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_document_that_is_not_finite_refuses(decide, value):
     for champion in (None, items_of([1.0] * 3)):
@@ -87,8 +165,10 @@ def test_a_document_that_is_not_finite_refuses(decide, value):
 def test_a_missing_metric_raises(decide):
     with pytest.raises(ValueError, match="no validation document"):
         decide([problem(0, True)])
-    with pytest.raises(ValueError, match="no arithmetic problem"):
+    with pytest.raises(ValueError, match="arithmetic_accuracy is missing"):
         decide([document(0, 1.0), document(1, 1.0)])
+    with pytest.raises(ValueError, match="pass_at_1 and distinct_answer_share are missing"):
+        decide([document(0, 1.0), problem(0, True)])
 
 
 def test_other_items_than_the_champions_raise(decide):
@@ -106,13 +186,13 @@ def test_constant_difference_against_the_margin(decide, worse_by, accepted):
     champion = [1.0, 1.2, 1.4, 0.9]
     decision = decide(items_of([value + worse_by for value in champion]), items_of(champion)).record
     assert decision.accepted == accepted
-    assert decision.figures["bits_per_byte_difference"] == pytest.approx(worse_by, abs=1e-6)
+    assert decision.figures["bits_per_byte_against_champion"] == pytest.approx(worse_by, abs=1e-6)
 
 
 def test_wide_interval_refuses_what_the_mean_alone_would_pass(decide):
     noisy = [1.0 + (0.6 if number % 2 else -0.6) for number in range(6)]
     decision = decide(items_of(noisy), items_of([1.0] * 6)).record
-    assert decision.figures["bits_per_byte_difference"] == pytest.approx(0.0, abs=1e-6)
+    assert decision.figures["bits_per_byte_against_champion"] == pytest.approx(0.0, abs=1e-6)
     assert not decision.accepted
     assert "the upper end must stay below" in decision.reasons[-1]
 
@@ -138,10 +218,10 @@ def test_interval_equals_a_plain_bootstrap_weighted_by_bytes():
         drawn = [chance.randrange(40) for _ in range(40)]
         resampled.append(sum(ours[n].bits - theirs[n].bits for n in drawn) / sum(sizes[n] for n in drawn))
     resampled.sort()
-    difference, lower, upper = paired_difference(ours, theirs)
+    difference, lower, upper = paired_bits_per_byte(ours, theirs)
     assert difference == pytest.approx(sum(a.bits - b.bits for a, b in zip(ours, theirs, strict=True)) / sum(sizes))
     assert (lower, upper) == pytest.approx((resampled[100], resampled[3899]), abs=0.01)
-    assert paired_difference(ours, theirs) == (difference, lower, upper)
+    assert paired_bits_per_byte(ours, theirs) == (difference, lower, upper)
 
 
 class GgufScores(Record):

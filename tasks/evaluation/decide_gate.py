@@ -1,7 +1,8 @@
-"""Accept or refuse a candidate by its evaluation: floors, then a paired comparison with the reigning champion on the same items.
+"""Accept or refuse a candidate by its evaluation: floors, then paired comparisons with its start and with the reigning champion.
 
-In: items.parquet of the candidate and, where there is a champion, of the champion on the same suite. Out: decision.json. A refusal is
-a result with reasons, never an exception; evaluations that cannot be compared or lack a metric raise.
+In: items.parquet of the candidate and, where there are any, of the checkpoint that the phase started from and of the champion, on the
+same suite. Out: decision.json. A refusal is a result with reasons, never an exception; evaluations that cannot be compared or lack a
+metric raise.
 """
 
 from __future__ import annotations
@@ -11,17 +12,25 @@ import math
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
-from tasks.evaluation.items import Item, arithmetic_accuracy, bits_per_byte, read_items, validation_items
+from tasks.evaluation.intervals import mean_interval, ratio_interval
+from tasks.evaluation.items import (
+    ARITHMETIC,
+    CHAT_PROBLEM,
+    VALIDATION,
+    Item,
+    accuracy,
+    bits_per_byte,
+    distinct_answer_share,
+    items_of,
+    num_non_finite,
+    read_items,
+)
 
 if TYPE_CHECKING:
     from configs.schema import GateRecipe
     from tasks.evaluation.evaluate_checkpoint import Evaluation
 
-NUM_RESAMPLES = 2000
-RESAMPLES_AT_ONCE = 100
-"""Bounds memory: a block holds this many counts per document."""
-BOOTSTRAP_SEED = 46
-MIN_PAIRED_DOCUMENTS = 2
+MIN_PAIRED_ITEMS = 2
 """Below this a resampled interval has no width and proves nothing."""
 
 
@@ -35,26 +44,37 @@ class GateDecision(Record):
     """What was measured, finite values only."""
     candidate_digest: str
     """Digest of the evaluation that was judged."""
-    champion_digest: str
+    start_digest: str = ""
+    """Digest of the evaluation of what the phase started from; empty where that had none."""
+    champion_digest: str = ""
     """Digest of the champion's evaluation; empty where no champion reigned."""
 
 
 @step(content=("decision.json",), distributions=("numpy", "pyarrow"))
 def decide_gate(
-    *, evaluation: Artifact[Evaluation], champion_evaluation: Artifact[Evaluation] | None, recipe: GateRecipe, output: Output
+    *,
+    evaluation: Artifact[Evaluation],
+    start_evaluation: Artifact[Evaluation] | None,
+    champion_evaluation: Artifact[Evaluation] | None,
+    recipe: GateRecipe,
+    output: Output,
 ) -> GateDecision:
-    """Judge an evaluation. Raises ValueError when the champion was evaluated on other items or a metric is missing."""
+    """Judge an evaluation. Raises ValueError when start or champion were evaluated on other items, or a metric is missing."""
     items = read_items(evaluation.path("items.parquet"))
     verdict = _Verdict()
     _check_floors(items, recipe, verdict)
+    if start_evaluation is not None:
+        before = _comparable(evaluation, start_evaluation, "start")
+        _compare_bits(items, before, "start", recipe.start_bits_per_byte, verdict)
+        _compare_passes(items, before, recipe.start_pass_at_1, verdict)
     if champion_evaluation is not None:
-        ours, theirs = evaluation.record.suite_digest, champion_evaluation.record.suite_digest
-        if ours != theirs:
-            raise ValueError(
-                f"candidate and champion were evaluated on different items ({ours[:12]} and {theirs[:12]}): evaluate on one suite"
-            )
-        _compare(items, read_items(champion_evaluation.path("items.parquet")), recipe, verdict)
-    decision = verdict.decision(evaluation.digest, "" if champion_evaluation is None else champion_evaluation.digest)
+        reigning = _comparable(evaluation, champion_evaluation, "champion")
+        _compare_bits(items, reigning, "champion", recipe.noninferiority_bits_per_byte, verdict)
+    decision = GateDecision(
+        accepted=verdict.accepted, reasons=tuple(verdict.reasons), figures=verdict.figures, candidate_digest=evaluation.digest,
+        start_digest="" if start_evaluation is None else start_evaluation.digest,
+        champion_digest="" if champion_evaluation is None else champion_evaluation.digest,
+    )  # fmt: skip
     output.path("decision.json").write_text(json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n")
     return decision
 
@@ -80,62 +100,80 @@ class _Verdict:
         self.hold(False, f"{name} is {value}")
         return False
 
-    def decision(self, candidate_digest: str, champion_digest: str) -> GateDecision:
-        return GateDecision(
-            accepted=self.accepted, reasons=tuple(self.reasons), figures=self.figures,
-            candidate_digest=candidate_digest, champion_digest=champion_digest,
-        )  # fmt: skip
+    def floor(self, name: str, value: float, needed: float) -> None:
+        """Note a figure that must not lie below a bound."""
+        if self.measure(name, value):
+            self.hold(value >= needed, f"{name} {value:.4f}, at least {needed} needed")
 
 
 def _check_floors(items: list[Item], recipe: GateRecipe, verdict: _Verdict) -> None:
     bits = bits_per_byte(items)
     if verdict.measure("bits_per_byte", bits):
         verdict.hold(bits <= recipe.max_bits_per_byte, f"bits_per_byte {bits:.4f}, at most {recipe.max_bits_per_byte} allowed")
-    accuracy = arithmetic_accuracy(items)
-    if verdict.measure("arithmetic_accuracy", accuracy):
+    verdict.floor("arithmetic_accuracy", accuracy(items, ARITHMETIC), recipe.min_arithmetic_accuracy)
+    verdict.floor("pass_at_1", accuracy(items, CHAT_PROBLEM), recipe.min_pass_at_1)
+    verdict.floor("distinct_answer_share", distinct_answer_share(items), recipe.min_distinct_answer_share)
+    broken = num_non_finite(items)
+    verdict.measure("num_non_finite", broken)
+    verdict.hold(broken == 0, f"{broken} of {len(items)} items have a log-probability that is not finite, 0 allowed")
+
+
+def _comparable(evaluation: Artifact[Evaluation], other: Artifact[Evaluation], name: str) -> list[Item]:
+    """The other evaluation's items, if it was asked the same."""
+    ours, theirs = evaluation.record.suite_digest, other.record.suite_digest
+    if ours != theirs:
+        raise ValueError(f"candidate and {name} were evaluated on different items ({ours[:12]} and {theirs[:12]}): evaluate on one suite")
+    return read_items(other.path("items.parquet"))
+
+
+def _compare_bits(items: list[Item], other_items: list[Item], name: str, margin: float, verdict: _Verdict) -> None:
+    """The upper end of the interval of the difference in bits per byte must stay below the margin."""
+    other_bits = bits_per_byte(other_items)
+    if not math.isfinite(other_bits):
+        raise ValueError(f"the {name}'s bits per byte is {other_bits}: nothing can be compared with it, name a sound version as {name}")
+    verdict.measure(f"{name}_bits_per_byte", other_bits)
+    if "bits_per_byte" not in verdict.figures:
+        return
+    candidate, other = _paired(items, other_items, VALIDATION, verdict)
+    if candidate:
+        difference, lower, upper = paired_bits_per_byte(candidate, other)
+        verdict.measure(f"bits_per_byte_against_{name}", difference)
         verdict.hold(
-            accuracy >= recipe.min_arithmetic_accuracy,
-            f"arithmetic_accuracy {accuracy:.4f}, at least {recipe.min_arithmetic_accuracy} needed",
+            upper < margin,
+            f"bits_per_byte differs from the {name}'s by {difference:+.4f} [{lower:+.4f}, {upper:+.4f}] "
+            f"(95 %, {len(candidate)} documents), the upper end must stay below {margin:+}",
         )
 
 
-def _compare(items: list[Item], champion_items: list[Item], recipe: GateRecipe, verdict: _Verdict) -> None:
-    champion_bits = bits_per_byte(champion_items)
-    if not math.isfinite(champion_bits):
-        raise ValueError(f"the champion's bits per byte is {champion_bits}: move the alias champion to a sound version, then run again")
-    verdict.measure("champion_bits_per_byte", champion_bits)
-    if "bits_per_byte" not in verdict.figures:
-        return
-    candidate, champion = validation_items(items), validation_items(champion_items)
-    assert [item.item_id for item in candidate] == [item.item_id for item in champion], "equal suite digests, different items"
-    if len(candidate) < MIN_PAIRED_DOCUMENTS:
-        verdict.hold(False, f"{len(candidate)} validation document, at least {MIN_PAIRED_DOCUMENTS} needed for a paired comparison")
-        return
-    difference, lower, upper = paired_difference(candidate, champion)
-    verdict.measure("bits_per_byte_difference", difference)
-    verdict.measure("difference_lower", lower)
-    verdict.measure("difference_upper", upper)
-    verdict.hold(
-        upper < recipe.noninferiority_bits_per_byte,
-        f"bits_per_byte differs from the champion's by {difference:+.4f} [{lower:+.4f}, {upper:+.4f}] (95 %, {len(candidate)} documents), "
-        f"the upper end must stay below {recipe.noninferiority_bits_per_byte:+}",
-    )
+def _compare_passes(items: list[Item], other_items: list[Item], margin: float, verdict: _Verdict) -> None:
+    """The lower end of the interval of the difference in pass@1 against the start must stay above minus the margin."""
+    candidate, other = _paired(items, other_items, CHAT_PROBLEM, verdict)
+    if candidate:
+        differences = [ours.score - theirs.score for ours, theirs in zip(candidate, other, strict=True)]
+        difference, (lower, upper) = sum(differences) / len(differences), mean_interval(differences)
+        verdict.measure("pass_at_1_against_start", difference)
+        verdict.hold(
+            lower > -margin,
+            f"pass_at_1 differs from the start's by {difference:+.4f} [{lower:+.4f}, {upper:+.4f}] "
+            f"(95 %, {len(candidate)} problems), the lower end must stay above {-margin:+}",
+        )
 
 
-def paired_difference(candidate: list[Item], champion: list[Item]) -> tuple[float, float, float]:
-    """Candidate minus champion in bits per byte and its 95 % interval, by a paired bootstrap over documents with a fixed seed.
+def _paired(items: list[Item], other_items: list[Item], kind: str, verdict: _Verdict) -> tuple[list[Item], list[Item]]:
+    """Both sides' items of one kind, in one order; empty, and refused, where they are too few for an interval."""
+    candidate, other = items_of(items, kind), items_of(other_items, kind)
+    assert [item.item_id for item in candidate] == [item.item_id for item in other], "equal suite digests, different items"
+    if len(candidate) < MIN_PAIRED_ITEMS:
+        verdict.hold(False, f"{len(candidate)} item of kind {kind}, at least {MIN_PAIRED_ITEMS} needed for a paired comparison")
+        return [], []
+    return candidate, other
+
+
+def paired_bits_per_byte(candidate: list[Item], other: list[Item]) -> tuple[float, float, float]:
+    """Candidate minus other in bits per byte and its 95 % interval, by a paired bootstrap over documents.
 
     A resample draws documents; its difference is summed bits over summed bytes, so that long documents weigh as they do in the metric.
     """
-    import numpy as np
-
-    extra_bits = np.array([ours.bits - theirs.bits for ours, theirs in zip(candidate, champion, strict=True)])
-    num_bytes = np.array([item.num_bytes for item in candidate], dtype=np.float64)
-    chance = np.random.default_rng(BOOTSTRAP_SEED)
-    equal = np.full(len(extra_bits), 1 / len(extra_bits))
-    differences = []
-    for _ in range(NUM_RESAMPLES // RESAMPLES_AT_ONCE):
-        draws = chance.multinomial(len(extra_bits), equal, RESAMPLES_AT_ONCE)
-        differences.append((draws @ extra_bits) / (draws @ num_bytes))
-    lower, upper = np.quantile(np.concatenate(differences), [0.025, 0.975])
-    return float(extra_bits.sum() / num_bytes.sum()), float(lower), float(upper)
+    extra_bits = [ours.bits - theirs.bits for ours, theirs in zip(candidate, other, strict=True)]
+    num_bytes = [item.num_bytes for item in candidate]
+    return sum(extra_bits) / sum(num_bytes), *ratio_interval(extra_bits, num_bytes)

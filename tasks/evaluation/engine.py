@@ -1,4 +1,4 @@
-"""The engine protocol that rollouts, evaluation, chat and smoke tests share, and the engine that runs in this process."""
+"""The engine protocol that rollouts, evaluation, chat and smoke tests share, the engine that runs in this process, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from model.tokenizer_layout import END_OF_TEXT, END_TOKENS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -55,3 +57,23 @@ def reproducible_arithmetic(num_threads: int) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
+
+
+def special_token_id(tokenizer: Tokenizer, token: str) -> int:
+    """Id of a special token. Raises ValueError when the tokenizer has none of that name."""
+    token_id = tokenizer.token_to_id(token)
+    if token_id is None:
+        raise ValueError(
+            f"the checkpoint's tokenizer.json has no token {token}: export the checkpoint with the tokenizer it was trained with"
+        )
+    return token_id
+
+
+def end_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids of what ends an answer."""
+    return tuple(special_token_id(tokenizer, token) for token in END_TOKENS)
+
+
+def document_token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A text's tokens with end-of-text before them: documents follow one another that way in training."""
+    return [special_token_id(tokenizer, END_OF_TEXT), *tokenizer.encode(text, add_special_tokens=False).ids]

@@ -1,4 +1,4 @@
-"""Ask a checkpoint every question of a suite: bits per byte of validation documents, verified arithmetic.
+"""Ask a checkpoint every question of a suite: bits per byte, verified problems as text and as conversations, multiple choice.
 
 In: a trained checkpoint (hf/ with tokenizer.json) and a suite. Out: items.parquet, one row per item, sorted by item id; gates read
 only that. Runs in this process with fixed threads and deterministic algorithms.
@@ -7,33 +7,37 @@ only that. Runs in this process with fixed threads and deterministic algorithms.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from infra.step import Artifact, Output, Progress, Record, step
-from model.tokenizer_layout import END_OF_TEXT, END_TOKENS
-from tasks.evaluation.engine import Engine, load_engine, load_tokenizer, reproducible_arithmetic
+from infra.step import Artifact, Output, Record, step
+from tasks.evaluation.choice_scores import score_choices
+from tasks.evaluation.document_scores import score_documents
+from tasks.evaluation.engine import load_engine, load_tokenizer, reproducible_arithmetic
+from tasks.evaluation.generated_answers import answer_chats, continue_problems
+from tasks.evaluation.intervals import Interval, mean_interval
 from tasks.evaluation.items import (
     ARITHMETIC,
+    CHAT_PROBLEM,
+    CHOICE,
     VALIDATION,
     Item,
-    arithmetic_accuracy,
+    accuracy,
+    accuracy_interval,
     bits_per_byte,
-    bits_per_byte_by_domain,
-    text_digest,
+    bits_per_byte_interval,
+    by_domain,
+    distinct_answer_share,
+    num_non_finite,
+    passed_at_k,
     write_items,
 )
-from tasks.evaluation.select_evaluation_items import Question, read_suite
+from tasks.evaluation.suite import Question, read_suite
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from configs.schema import EvaluationRecipe, EvaluationResources
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
     from tasks.training.train_phase import TrainedCheckpoint
-
-SEQUENCES_PER_REPORT = 64
-"""Sequences handed to the engine between two progress reports."""
 
 
 class Evaluation(Record):
@@ -43,14 +47,26 @@ class Evaluation(Record):
     checkpoint_digest: str
     num_items: int
     num_non_finite: int
-    """Validation documents whose log-probability is NaN or infinite: a broken model."""
+    """Items whose log-probability is NaN or infinite: a broken model."""
     bits_per_byte: float | None
     """Over all validation documents; None where one is not finite."""
     bits_per_byte_by_domain: dict[str, float | None]
     arithmetic_accuracy: float
+    """Share of the verified problems continued rightly as plain text."""
+    pass_at_1: float
+    """Share of the answers sampled in conversations that are right."""
+    pass_at_k: float
+    pass_k: int
+    distinct_answer_share: float
+    choice_accuracy: float | None
+    """By summed log-probability; None where the suite holds no question."""
+    choice_accuracy_normalised: float | None
+    """By log-probability per character."""
+    intervals: dict[str, Interval]
+    """95 % intervals by figure; a figure that is not finite has none."""
 
 
-@step(content=("items.parquet",), distributions=("torch", "tokenizers", "pyarrow", "safetensors"))
+@step(content=("items.parquet",), distributions=("torch", "tokenizers", "pyarrow", "safetensors", "numpy", "lm_eval", "datasets"))
 def evaluate_checkpoint(
     *,
     checkpoint: Artifact[TrainedCheckpoint],
@@ -60,91 +76,53 @@ def evaluate_checkpoint(
     output: Output,
 ) -> Evaluation:
     """A model that yields NaN is evaluated like any other: the gate refuses it."""
-    checkpoint_dir = checkpoint.directory("hf")
+    checkpoint_dir, version = checkpoint.directory("hf"), checkpoint.digest
     tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")
     questions = read_suite(suite.path("suite.parquet"))
+    normalised = None
     with reproducible_arithmetic(recipe.num_threads):
-        engine = load_engine(checkpoint_dir, weights_version=checkpoint.digest, batch_sequences=resources.batch_sequences)
-        documents = [question for question in questions if question.kind == VALIDATION]
-        problems = [question for question in questions if question.kind == ARITHMETIC]
-        items = [*score_documents(engine, tokenizer, documents, recipe.sequence_length, output)]
-        items += answer_problems(engine, tokenizer, problems, recipe.max_new_tokens, checkpoint.digest, output)
+        engine = load_engine(checkpoint_dir, weights_version=version, batch_sequences=resources.batch_sequences)
+        items = [*score_documents(engine, tokenizer, _of_kind(questions, VALIDATION), recipe.sequence_length, output)]
+        items += continue_problems(engine, tokenizer, _of_kind(questions, ARITHMETIC), recipe.max_new_tokens, version, output)
+        items += answer_chats(engine, tokenizer, _of_kind(questions, CHAT_PROBLEM), recipe, version, output)
+        if choice_questions := _of_kind(questions, CHOICE):
+            scores = score_choices(engine, tokenizer, choice_questions, recipe.sequence_length, output)
+            items += scores.items
+            normalised = round(scores.normalised_accuracy, 6)
     write_items(output.path("items.parquet"), items)
+    return _evaluation(items, normalised, recipe.pass_k, suite.record.suite_digest, version)
+
+
+def _of_kind(questions: Sequence[Question], kind: str) -> list[Question]:
+    return [question for question in questions if question.kind == kind]
+
+
+def _evaluation(items: list[Item], normalised: float | None, pass_k: int, suite_digest: str, checkpoint_digest: str) -> Evaluation:
+    passed = passed_at_k(items, pass_k)
+    intervals = {
+        "bits_per_byte": bits_per_byte_interval(items),
+        "arithmetic_accuracy": accuracy_interval(items, ARITHMETIC),
+        "pass_at_1": accuracy_interval(items, CHAT_PROBLEM),
+        "pass_at_k": mean_interval(passed),
+        **({} if normalised is None else {"choice_accuracy": accuracy_interval(items, CHOICE)}),
+    }
     return Evaluation(
-        suite_digest=suite.record.suite_digest,
-        checkpoint_digest=checkpoint.digest,
+        suite_digest=suite_digest,
+        checkpoint_digest=checkpoint_digest,
         num_items=len(items),
-        num_non_finite=sum(not math.isfinite(item.log_probability) for item in items if item.kind == VALIDATION),
+        num_non_finite=num_non_finite(items),
         bits_per_byte=_figure(bits_per_byte(items)),
-        bits_per_byte_by_domain={name: _figure(value) for name, value in bits_per_byte_by_domain(items).items()},
-        arithmetic_accuracy=arithmetic_accuracy(items),
+        bits_per_byte_by_domain={name: _figure(bits_per_byte(group)) for name, group in by_domain(items, VALIDATION).items()},
+        arithmetic_accuracy=round(accuracy(items, ARITHMETIC), 6),
+        pass_at_1=round(accuracy(items, CHAT_PROBLEM), 6),
+        pass_at_k=round(sum(passed) / len(passed), 6),
+        pass_k=pass_k,
+        distinct_answer_share=round(distinct_answer_share(items), 6),
+        choice_accuracy=None if normalised is None else round(accuracy(items, CHOICE), 6),
+        choice_accuracy_normalised=normalised,
+        intervals={name: (round(lower, 6), round(upper, 6)) for name, (lower, upper) in intervals.items() if math.isfinite(lower + upper)},
     )
 
 
 def _figure(value: float) -> float | None:
     return round(value, 6) if math.isfinite(value) else None
-
-
-def score_documents(
-    engine: Engine, tokenizer: Tokenizer, documents: Sequence[Question], sequence_length: int, output: Output
-) -> Iterator[Item]:
-    """One item per document, every token of it predicted: the first from the end-of-text token, as in training.
-
-    A document longer than `sequence_length` is cut into windows; each begins with the last token of the one before it as context.
-    """
-    windows: list[list[int]] = []
-    owners: list[int] = []
-    for number, document in enumerate(documents):
-        token_ids = document_token_ids(tokenizer, document.text)
-        for start in range(0, len(token_ids) - 1, sequence_length):
-            windows.append(token_ids[start : start + sequence_length + 1])
-            owners.append(number)
-    totals = [0.0] * len(documents)
-    for start in range(0, len(windows), SEQUENCES_PER_REPORT):
-        output.report(Progress(start, len(windows), "windows", "scoring validation documents"))
-        scores = engine.score(windows[start : start + SEQUENCES_PER_REPORT])
-        for owner, row in zip(owners[start : start + SEQUENCES_PER_REPORT], scores, strict=True):
-            totals[owner] += sum(row)
-    for document, log_probability in zip(documents, totals, strict=True):
-        num_bytes = len(document.text.encode())
-        yield Item(
-            document.item_id, VALIDATION, document.domain, text_digest(document.text), output="",
-            score=-log_probability / math.log(2) / num_bytes, log_probability=log_probability, num_bytes=num_bytes,
-        )  # fmt: skip
-
-
-def document_token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """A text's tokens with end-of-text before them: documents follow one another that way in training."""
-    return [special_token_id(tokenizer, END_OF_TEXT), *tokenizer.encode(text, add_special_tokens=False).ids]
-
-
-def special_token_id(tokenizer: Tokenizer, token: str) -> int:
-    """Id of a special token. Raises ValueError when the tokenizer has none of that name."""
-    token_id = tokenizer.token_to_id(token)
-    if token_id is None:
-        raise ValueError(
-            f"the checkpoint's tokenizer.json has no token {token}: export the checkpoint with the tokenizer it was trained with"
-        )
-    return token_id
-
-
-def answer_problems(
-    engine: Engine, tokenizer: Tokenizer, problems: Sequence[Question], max_new_tokens: int, weights_version: str, output: Output
-) -> Iterator[Item]:
-    """One item per problem: the greedy continuation up to the line's end, right only if it equals the answer exactly."""
-    from model.generation import Sampling
-
-    stops = tuple(special_token_id(tokenizer, token) for token in END_TOKENS)
-    sampling = Sampling(max_new_tokens=max_new_tokens, stop_token_ids=stops)
-    for start in range(0, len(problems), SEQUENCES_PER_REPORT):
-        output.report(Progress(start, len(problems), "problems", "answering arithmetic problems"))
-        asked = problems[start : start + SEQUENCES_PER_REPORT]
-        prompts = [document_token_ids(tokenizer, problem.text) for problem in asked]
-        generation = engine.generate(prompts, sampling, weights_version)
-        for problem, token_ids, log_probabilities in zip(asked, generation.token_ids, generation.log_probabilities, strict=True):
-            text = tokenizer.decode(token_ids, skip_special_tokens=True)
-            right = text.split("\n", 1)[0] == problem.answer
-            yield Item(
-                problem.item_id, ARITHMETIC, problem.domain, text_digest(problem.text), output=text,
-                score=float(right), log_probability=sum(log_probabilities), num_bytes=len(text.encode()),
-            )  # fmt: skip

@@ -1,22 +1,34 @@
 """Evaluation items: the one table that gates read, its schema and the figures computed from it.
 
-`items.parquet` is sorted by item id. A validation item is one document, an arithmetic item one generated problem.
+`items.parquet` is sorted by item id. A validation item is one document; an arithmetic item one problem continued as plain text; a chat
+problem one problem asked as a conversation, with several sampled answers; a choice item one multiple-choice question.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.evaluation.intervals import Interval, mean_interval, pass_at_k, ratio_interval, share_interval
+
 if TYPE_CHECKING:
     import pyarrow
 
 VALIDATION = "validation"
 ARITHMETIC = "arithmetic"
+CHAT_PROBLEM = "chat_problem"
+CHOICE = "choice"
+WHAT_IS_MISSING = {
+    VALIDATION: "no validation document: bits_per_byte is missing, evaluate with validation documents",
+    ARITHMETIC: "no arithmetic problem: arithmetic_accuracy is missing, evaluate with generated problems",
+    CHAT_PROBLEM: "no problem asked as a conversation: pass_at_1 and distinct_answer_share are missing, evaluate with chat problems",
+    CHOICE: "no multiple-choice question: choice_accuracy is missing, evaluate with questions",
+}
 
 
 @dataclass(frozen=True)
@@ -25,18 +37,23 @@ class Item:
 
     item_id: str
     kind: str
-    """VALIDATION or ARITHMETIC."""
+    """VALIDATION, ARITHMETIC, CHAT_PROBLEM or CHOICE."""
     domain: str
     prompt_digest: str
-    """sha256 of what the model was asked: the document's text or the problem's prompt."""
+    """sha256 of what the model was asked: the document, the problem, the question with its choices."""
+    expected: str
+    """The right answer, or the number of the right choice; empty for a validation document."""
     output: str
-    """The generated answer; empty for a validation document."""
+    """The generated answer; a JSON list of the sampled answers to a chat problem, of the choices' log-probabilities to a question."""
     score: float
-    """Bits per byte of a validation document (lower is better); 1 or 0 of a problem."""
+    """Bits per byte of a validation document (lower is better); the share of right answers elsewhere."""
     log_probability: float
-    """Natural logarithm, summed over the document's tokens or the generated ones."""
+    """Natural logarithm, summed over the document's tokens, the generated ones, or those of the right choice."""
     num_bytes: int
-    """UTF-8 bytes of the document or of the output."""
+    """UTF-8 bytes of the document, the generated answers, or the right choice."""
+    num_samples: int
+    """Answers given; 0 for a document."""
+    num_right: int
 
     @property
     def bits(self) -> float:
@@ -78,35 +95,68 @@ def read_items(path: Path) -> list[Item]:
 def _schema() -> pyarrow.Schema:
     import pyarrow as pa
 
-    texts = ("item_id", "kind", "domain", "prompt_digest", "output")
-    return pa.schema(
-        [*((name, pa.string()) for name in texts), ("score", pa.float64()), ("log_probability", pa.float64()), ("num_bytes", pa.int64())]
-    )
+    texts = ("item_id", "kind", "domain", "prompt_digest", "expected", "output")
+    numbers = [("score", pa.float64()), ("log_probability", pa.float64())]
+    counts = [(name, pa.int64()) for name in ("num_bytes", "num_samples", "num_right")]
+    return pa.schema([*((name, pa.string()) for name in texts), *numbers, *counts])
 
 
-def validation_items(items: Iterable[Item]) -> list[Item]:
-    """The validation documents among the items; none is an error, since no bits per byte would follow."""
-    found = [item for item in items if item.kind == VALIDATION]
+def items_of(items: Iterable[Item], kind: str) -> list[Item]:
+    """The items of one kind. Raises ValueError that names the missing metric where there is none."""
+    found = [item for item in items if item.kind == kind]
     if not found:
-        raise ValueError("the evaluation holds no validation document: bits per byte is missing, evaluate with validation documents")
+        raise ValueError(f"the evaluation holds {WHAT_IS_MISSING[kind]}")
     return found
+
+
+def num_non_finite(items: Iterable[Item]) -> int:
+    """Items whose log-probability is NaN or infinite: a broken model."""
+    return sum(not math.isfinite(item.log_probability) for item in items)
 
 
 def bits_per_byte(items: Iterable[Item]) -> float:
     """Summed bits over summed bytes of the validation documents; not finite where one log-probability is not."""
-    found = validation_items(items)
+    found = items_of(items, VALIDATION)
     return sum(item.bits for item in found) / sum(item.num_bytes for item in found)
 
 
-def bits_per_byte_by_domain(items: Iterable[Item]) -> dict[str, float]:
-    """Bits per byte of every domain that has validation documents, by name."""
-    found = validation_items(items)
-    return {name: bits_per_byte(item for item in found if item.domain == name) for name in sorted({item.domain for item in found})}
+def bits_per_byte_interval(items: Iterable[Item]) -> Interval:
+    """By resampling documents."""
+    found = items_of(items, VALIDATION)
+    return ratio_interval([item.bits for item in found], [item.num_bytes for item in found])
 
 
-def arithmetic_accuracy(items: Iterable[Item]) -> float:
-    """Share of the problems answered rightly; no problem is an error."""
-    scores = [item.score for item in items if item.kind == ARITHMETIC]
-    if not scores:
-        raise ValueError("the evaluation holds no arithmetic problem: the accuracy is missing, evaluate with generated problems")
+def by_domain(items: Iterable[Item], kind: str) -> dict[str, list[Item]]:
+    """The items of a kind, by domain."""
+    found = items_of(items, kind)
+    return {name: [item for item in found if item.domain == name] for name in sorted({item.domain for item in found})}
+
+
+def accuracy(items: Iterable[Item], kind: str) -> float:
+    """Share of one kind's items answered rightly; of chat problems it is pass@1, the mean over sampled answers."""
+    scores = [item.score for item in items_of(items, kind)]
     return sum(scores) / len(scores)
+
+
+def accuracy_interval(items: Iterable[Item], kind: str) -> Interval:
+    """Of items with one answer each Wilson's; of several answers to one problem by resampling problems."""
+    found = items_of(items, kind)
+    if kind == CHAT_PROBLEM:
+        return mean_interval([item.score for item in found])
+    return share_interval(sum(item.num_right for item in found), len(found))
+
+
+def passed_at_k(items: Iterable[Item], k: int) -> list[float]:
+    """Per chat problem the estimated chance that k answers hold a right one."""
+    return [pass_at_k(item.num_samples, item.num_right, k) for item in items_of(items, CHAT_PROBLEM)]
+
+
+def distinct_answer_share(items: Iterable[Item]) -> float:
+    """Different answers given over all chat problems / different right answers to them, at most 1.
+
+    A policy that answers rightly has 1, one that gives the same answer to every problem has 1 / the number of right answers. It says
+    nothing about quality: random answers are many.
+    """
+    found = items_of(items, CHAT_PROBLEM)
+    given = {answer for item in found for answer in json.loads(item.output)}
+    return min(1.0, len(given) / len({item.expected for item in found}))

@@ -1,28 +1,30 @@
-"""Choose what a candidate is asked: validation documents in hash order up to the token budget, and every generated problem.
+"""Choose what a candidate is asked: held-out documents, verified problems as text and as conversations, multiple-choice questions.
 
-In: documents with a column `split`, and generated problems. Out: suite.parquet (item_id, kind, domain, text, answer), sorted by item
-id. The suite is an artifact of its own so that candidate and champion are asked the same, whatever their tokenizers.
+In: documents with a column `split`, generated problems, the source listing, whose evaluation files may hold questions. Out:
+suite.parquet, sorted by item id. The suite is an artifact of its own so that candidate and champion are asked the same, whatever their
+tokenizers.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
+from tasks.evaluation.choice_questions import order_hash, questions_from_documents, questions_from_files
 from tasks.evaluation.engine import load_tokenizer
-from tasks.evaluation.items import ARITHMETIC, VALIDATION, suite_digest, text_digest
+from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, VALIDATION, suite_digest
+from tasks.evaluation.suite import Question, write_suite
 
 if TYPE_CHECKING:
     from configs.schema import EvaluationRecipe
     from tasks.data.decontaminate_documents import DecontaminatedDocuments
+    from tasks.data.list_sources import SourceListing
     from tasks.data.synthesize_problems import SynthesizedProblems
     from tasks.data.train_tokenizer import TrainedTokenizer
 
-ARITHMETIC_DOMAIN = "synthetic"
+PROBLEM_DOMAIN = "synthetic"
 
 
 class EvaluationSuite(Record):
@@ -32,22 +34,12 @@ class EvaluationSuite(Record):
     """sha256 over item ids and prompt digests."""
     num_documents: int
     num_problems: int
+    num_chat_problems: int
+    num_choice_items: int
+    """0 where neither the evaluation files nor the held-out documents gave a question."""
     num_validation_tokens: int
     """Under the tokenizer that the budget was counted with."""
     num_validation_bytes: int
-
-
-@dataclass(frozen=True)
-class Question:
-    """One row of suite.parquet."""
-
-    item_id: str
-    kind: str
-    domain: str
-    text: str
-    """The document's leading characters, or the problem's prompt."""
-    answer: str
-    """The problem's verified answer; empty for a document."""
 
 
 @step(content=("suite.parquet",), distributions=("tokenizers", "pyarrow"))
@@ -55,33 +47,45 @@ def select_evaluation_items(
     *,
     documents: Artifact[DecontaminatedDocuments],
     problems: Artifact[SynthesizedProblems],
+    sources: SourceListing,
     tokenizer: Artifact[TrainedTokenizer],
     recipe: EvaluationRecipe,
     output: Output,
 ) -> EvaluationSuite:
     """Raises ValueError when the budget does not hold a single document."""
-    chosen, num_tokens = _choose_documents(documents.paths("documents/*.parquet"), tokenizer.path("tokenizer.json"), recipe)
-    asked = list(_read_problems(problems.path("problems.parquet")))
-    questions = sorted([*chosen, *asked], key=lambda question: question.item_id)
+    held_out = _held_out(documents.paths("documents/*.parquet"))
+    chosen, num_tokens = _choose_documents(held_out, tokenizer.path("tokenizer.json"), recipe)
+    problem_rows = _read_problems(problems.path("problems.parquet"))
+    asked, chats = list(_plain_problems(problem_rows)), list(_chat_problems(problem_rows, recipe.num_chat_problems))
+    choices = questions_from_files(sources.files, recipe.num_choice_items)
+    choices = choices or questions_from_documents(held_out, recipe.num_choice_items)
+    questions = sorted([*chosen, *asked, *chats, *choices], key=lambda question: question.item_id)
     write_suite(output.path("suite.parquet"), questions)
     return EvaluationSuite(
-        suite_digest=suite_digest({question.item_id: text_digest(question.text) for question in questions}),
+        suite_digest=suite_digest({question.item_id: question.prompt_digest for question in questions}),
         num_documents=len(chosen),
         num_problems=len(asked),
+        num_chat_problems=len(chats),
+        num_choice_items=len(choices),
         num_validation_tokens=num_tokens,
         num_validation_bytes=sum(len(question.text.encode()) for question in chosen),
     )
 
 
-def _choose_documents(paths: list[Path], tokenizer_path: Path, recipe: EvaluationRecipe) -> tuple[list[Question], int]:
+def _held_out(paths: list[Path]) -> list[dict[str, str]]:
+    """id, domain and text of the validation documents, in the order of their hash."""
     import pyarrow.parquet as pq
 
+    columns, is_held_out = ["id", "domain", "text"], [("split", "==", VALIDATION)]
+    rows = [row for path in paths for row in pq.read_table(path, columns=columns, filters=is_held_out).to_pylist()]
+    return sorted(rows, key=lambda row: order_hash(row["id"]))
+
+
+def _choose_documents(rows: list[dict[str, str]], tokenizer_path: Path, recipe: EvaluationRecipe) -> tuple[list[Question], int]:
     tokenizer = load_tokenizer(tokenizer_path)
-    columns, held_out = ["id", "domain", "text"], [("split", "==", VALIDATION)]
-    rows = [row for path in paths for row in pq.read_table(path, columns=columns, filters=held_out).to_pylist()]
     chosen: list[Question] = []
     num_tokens = 0
-    for row in sorted(rows, key=lambda row: hashlib.sha256(row["id"].encode()).hexdigest()):
+    for row in rows:
         text = row["text"][: recipe.max_document_chars]
         length = len(tokenizer.encode(text, add_special_tokens=False).ids)
         if num_tokens + length > recipe.max_validation_tokens:
@@ -97,24 +101,19 @@ def _choose_documents(paths: list[Path], tokenizer_path: Path, recipe: Evaluatio
     return chosen, num_tokens
 
 
-def _read_problems(path: Path) -> Iterator[Question]:
+def _read_problems(path: Path) -> list[dict[str, str]]:
     import pyarrow.parquet as pq
 
-    for row in pq.read_table(path, columns=["id", "prompt", "answer"]).to_pylist():
-        yield Question(f"{ARITHMETIC}/{row['id']}", ARITHMETIC, ARITHMETIC_DOMAIN, row["prompt"], row["answer"])
+    return pq.read_table(path, columns=["id", "prompt", "question", "answer"]).to_pylist()
 
 
-def write_suite(path: Path, questions: list[Question]) -> None:
-    """Write questions in the given order, which must be that of their ids."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema = pa.schema([(name, pa.string()) for name in ("item_id", "kind", "domain", "text", "answer")])
-    pq.write_table(pa.Table.from_pylist([vars(question) for question in questions], schema=schema), path)
+def _plain_problems(rows: list[dict[str, str]]) -> Iterator[Question]:
+    """Every problem, to be continued as plain text."""
+    for row in rows:
+        yield Question(f"{ARITHMETIC}/{row['id']}", ARITHMETIC, PROBLEM_DOMAIN, row["prompt"], row["answer"])
 
 
-def read_suite(path: Path) -> list[Question]:
-    """The questions of a suite, sorted by item id."""
-    import pyarrow.parquet as pq
-
-    return [Question(**row) for row in pq.read_table(path).to_pylist()]
+def _chat_problems(rows: list[dict[str, str]], num_problems: int) -> Iterator[Question]:
+    """Those of smallest hash, asked in a user's words; the answer has no space before it."""
+    for row in sorted(rows, key=lambda row: order_hash(row["id"]))[:num_problems]:
+        yield Question(f"{CHAT_PROBLEM}/{row['id']}", CHAT_PROBLEM, PROBLEM_DOMAIN, row["question"], row["answer"].strip())

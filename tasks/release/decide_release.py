@@ -39,7 +39,7 @@ def decide_release(*, gguf_evaluation: Artifact[GgufEvaluation], recipe: Release
                 f"at most {recipe.max_quantization_bits_per_byte:+} allowed"
             )
     decision = GateDecision(
-        accepted=accepted, reasons=tuple(reasons), figures=figures, candidate_digest=gguf_evaluation.digest, champion_digest=""
+        accepted=accepted, reasons=tuple(reasons), figures=figures, candidate_digest=gguf_evaluation.digest
     )  # fmt: skip
     output.path("decision.json").write_text(json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n")
     return decision

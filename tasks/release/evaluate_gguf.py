@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.evaluation.engine import load_tokenizer
-from tasks.evaluation.evaluate_checkpoint import document_token_ids
+from tasks.evaluation.engine import document_token_ids, load_tokenizer
 from tasks.evaluation.items import VALIDATION
-from tasks.evaluation.select_evaluation_items import read_suite
+from tasks.evaluation.suite import read_suite
 from tasks.release.served_scoring import ServedScorer
 from tasks.release.token_bytes import token_bytes
 

@@ -9,9 +9,7 @@ import json
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
-from model.tokenizer_layout import END_TOKENS
-from tasks.evaluation.engine import load_engine, load_tokenizer, reproducible_arithmetic
-from tasks.evaluation.evaluate_checkpoint import document_token_ids, special_token_id
+from tasks.evaluation.engine import document_token_ids, end_token_ids, load_engine, load_tokenizer, reproducible_arithmetic
 from tasks.release.token_bytes import token_bytes
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ def generate_reference(*, checkpoint: Artifact[TrainedCheckpoint], recipe: Relea
 
     checkpoint_dir = checkpoint.directory("hf")
     tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")
-    stops = tuple(special_token_id(tokenizer, token) for token in END_TOKENS)
+    stops = end_token_ids(tokenizer)
     sampling = Sampling(max_new_tokens=recipe.smoke_new_tokens, stop_token_ids=stops)
     prompts = [document_token_ids(tokenizer, prompt) for prompt in recipe.smoke_prompts]
     with reproducible_arithmetic(NUM_THREADS):

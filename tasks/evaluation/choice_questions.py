@@ -1,0 +1,132 @@
+"""Multiple-choice questions: from evaluation files that hold some, else continuations of held-out documents.
+
+A file is JSON lines with `query` or `question`, a list `choices` and `gold` or `answer` (number from 0, letter, or the choice itself).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import heapq
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
+from string import ascii_uppercase
+from typing import TYPE_CHECKING, Any
+
+from tasks.data.documents import document_id
+from tasks.evaluation.items import CHOICE
+from tasks.evaluation.suite import Question
+
+if TYPE_CHECKING:
+    from tasks.data.list_sources import SourceFile
+
+NUM_CONTINUATIONS = 4
+CONTEXT_CHARS = 200
+CONTINUATION_CHARS = 60
+ANSWER_CUE = "\nAnswer:"
+
+Parsed = tuple[str, list[str], int]
+"""What stands before the choices, the choices, the number of the right one."""
+
+
+def questions_from_files(files: Iterable[SourceFile], num_questions: int) -> list[Question]:
+    """Questions of the files with role `evaluation`, an even share of every file that holds some, within a file those of smallest hash."""
+    ranked: list[tuple[int, str, Question]] = []
+    for file in files:
+        if file.role == "evaluation" and file.format == "jsonl":
+            smallest = heapq.nsmallest(num_questions, ((order_hash(q.item_id), q.item_id, q) for q in _file_questions(file)))
+            ranked += [(rank, digest, question) for rank, (digest, _, question) in enumerate(smallest)]
+    return [question for _, _, question in sorted(ranked, key=lambda entry: entry[:2])[:num_questions]]
+
+
+def order_hash(identity: str) -> str:
+    """What items are put in order by, before some are taken."""
+    return hashlib.sha256(identity.encode()).hexdigest()
+
+
+def _file_questions(file: SourceFile) -> Iterator[Question]:
+    benchmark = PurePosixPath(file.name).name.split(".")[0]
+    for offset, line in _lines(file):
+        parsed = parse_question(line)
+        if parsed is not None:
+            text, choices, right = parsed
+            item_id, written = f"{CHOICE}/{benchmark}/{document_id(file.name, offset, 0)}", json.dumps(choices, ensure_ascii=False)
+            yield Question(item_id, CHOICE, file.domain, text, str(right), written)
+
+
+def _lines(file: SourceFile) -> Iterator[tuple[int, bytes]]:
+    """(offset, line); of a broken archive what stands before the break, whose rest the ingestion has reported."""
+    offset = 0
+    with gzip.open(file.path) if file.name.endswith(".gz") else open(file.path, "rb") as stream:
+        try:
+            for line in stream:
+                yield offset, line
+                offset += len(line)
+        except (EOFError, OSError, zlib.error):
+            return
+
+
+def parse_question(line: bytes) -> Parsed | None:
+    """A record as a question; None where it is none."""
+    if b'"choices"' not in line:
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict):
+        return None
+    text, choices = record.get("query", record.get("question")), record.get("choices")
+    if not isinstance(text, str) or not text.strip() or not isinstance(choices, list) or len(choices) < 2:
+        return None
+    if not all(isinstance(choice, str) and choice.strip() for choice in choices):
+        return None
+    right = _right_choice(record.get("gold", record.get("answer")), choices)
+    return None if right is None else (_with_cue(text, is_bare="query" not in record), choices, right)
+
+
+def _right_choice(given: Any, choices: Sequence[str]) -> int | None:
+    if isinstance(given, str):
+        named = choices.index(given) if given in choices else -1
+        given = named if named >= 0 or len(given) != 1 else ascii_uppercase.find(given)
+    return given if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(choices) else None
+
+
+def _with_cue(text: str, is_bare: bool) -> str:
+    """A question is followed by `Answer:`; a text to be continued stands as it is."""
+    text = f"Question: {text.strip()}" if is_bare else text.strip()
+    return text + ANSWER_CUE if text.startswith("Question:") and not text.endswith(ANSWER_CUE.strip()) else text
+
+
+def questions_from_documents(documents: Iterable[dict[str, str]], num_questions: int) -> list[Question]:
+    """Which of four texts continues a held-out document? The wrong ones continue the next documents of its domain, in hash order.
+
+    documents: rows with id, domain and text, in the order in which they are taken. Texts without a space are left out.
+    """
+    by_domain: dict[str, list[tuple[str, str, str]]] = {}
+    for row in documents:
+        cut = _cut(row["text"])
+        if cut is not None:
+            by_domain.setdefault(row["domain"], []).append((row["id"], *cut))
+    questions = []
+    for domain, rows in sorted(by_domain.items()):
+        for number, (identity, context, continuation) in enumerate(rows):
+            others = (rows[(number + step) % len(rows)][2] for step in range(1, len(rows)))
+            wrong = list(dict.fromkeys(other for other in others if other != continuation))[: NUM_CONTINUATIONS - 1]
+            if len(wrong) == NUM_CONTINUATIONS - 1:
+                right = int(order_hash(identity)[:8], 16) % NUM_CONTINUATIONS
+                choices = json.dumps([*wrong[:right], continuation, *wrong[right:]], ensure_ascii=False)
+                questions.append(Question(f"{CHOICE}/continuation/{identity}", CHOICE, domain, context, str(right), choices))
+    return sorted(questions, key=lambda question: order_hash(question.item_id))[:num_questions]
+
+
+def _cut(text: str) -> tuple[str, str] | None:
+    """(context, continuation) on both sides of the first white space after CONTEXT_CHARS."""
+    space = re.compile(r"\s+").search(text, CONTEXT_CHARS)
+    if space is None:
+        return None
+    context, continuation = text[: space.start()], text[space.end() : space.end() + CONTINUATION_CHARS]
+    return (context, continuation) if context.strip() and len(continuation) == CONTINUATION_CHARS else None

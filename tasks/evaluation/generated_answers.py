@@ -1,0 +1,76 @@
+"""Verified problems: continued greedily as plain text, and asked as a conversation with sampled answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from infra.step import Output, Progress
+from model.chat_template import answer_of, encode, problem_prompt
+from tasks.evaluation.engine import Engine, document_token_ids, end_token_ids
+from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, Item
+from tasks.evaluation.suite import Question
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from configs.schema import EvaluationRecipe
+
+PROBLEMS_PER_REPORT = 64
+"""Problems handed to the engine between two progress reports; it also numbers the seeds of the sampled answers."""
+
+
+def continue_problems(
+    engine: Engine, tokenizer: Tokenizer, problems: Sequence[Question], max_new_tokens: int, weights_version: str, output: Output
+) -> Iterator[Item]:
+    """One item per problem: the greedy continuation up to the line's end, right only if it equals the answer exactly."""
+    from model.generation import Sampling
+
+    sampling = Sampling(max_new_tokens=max_new_tokens, stop_token_ids=end_token_ids(tokenizer))
+    for start in range(0, len(problems), PROBLEMS_PER_REPORT):
+        output.report(Progress(start, len(problems), "problems", "continuing arithmetic problems"))
+        asked = problems[start : start + PROBLEMS_PER_REPORT]
+        generation = engine.generate([document_token_ids(tokenizer, problem.text) for problem in asked], sampling, weights_version)
+        for problem, token_ids, log_probabilities in zip(asked, generation.token_ids, generation.log_probabilities, strict=True):
+            text = tokenizer.decode(token_ids, skip_special_tokens=True)
+            right = int(text.split("\n", 1)[0] == problem.answer)
+            yield Item(
+                problem.item_id, ARITHMETIC, problem.domain, problem.prompt_digest, expected=problem.answer, output=text,
+                score=float(right), log_probability=sum(log_probabilities), num_bytes=len(text.encode()), num_samples=1, num_right=right,
+            )  # fmt: skip
+
+
+def answer_chats(
+    engine: Engine, tokenizer: Tokenizer, problems: Sequence[Question], recipe: EvaluationRecipe, weights_version: str, output: Output
+) -> Iterator[Item]:
+    """One item per problem with all its sampled answers. What a prompt's answers are depends on its place in the suite, not on batches.
+
+    A model whose logits are not finite gives empty answers with the log-probability NaN, to the whole block of problems.
+    """
+    from model.generation import NonFiniteLogitsError, Sampling
+
+    stops = end_token_ids(tokenizer)
+    for start in range(0, len(problems), PROBLEMS_PER_REPORT):
+        output.report(Progress(start, len(problems), "problems", "sampling answers to chat problems"))
+        asked = problems[start : start + PROBLEMS_PER_REPORT]
+        sampling = Sampling(max_new_tokens=recipe.max_answer_tokens, temperature=recipe.temperature, stop_token_ids=stops, seed=start)
+        prompts = [encode(tokenizer, problem_prompt(problem.text, recipe.enable_thinking))[0] for problem in asked]
+        repeated = [prompt for prompt in prompts for _ in range(recipe.samples_per_problem)]
+        try:
+            generation = engine.generate(repeated, sampling, weights_version)
+            texts = [tokenizer.decode(token_ids, skip_special_tokens=False) for token_ids in generation.token_ids]
+            totals = [sum(log_probabilities) for log_probabilities in generation.log_probabilities]
+        except NonFiniteLogitsError:
+            texts, totals = [""] * len(repeated), [math.nan] * len(repeated)
+        for number, problem in enumerate(asked):
+            samples = slice(number * recipe.samples_per_problem, (number + 1) * recipe.samples_per_problem)
+            answers = [answer_of(text) for text in texts[samples]]
+            num_right = sum(answer == problem.answer for answer in answers)
+            yield Item(
+                problem.item_id, CHAT_PROBLEM, problem.domain, problem.prompt_digest, expected=problem.answer,
+                output=json.dumps(answers, ensure_ascii=False), score=num_right / len(answers),
+                log_probability=sum(totals[samples]),
+                num_bytes=sum(len(answer.encode()) for answer in answers), num_samples=len(answers), num_right=num_right,
+            )  # fmt: skip
