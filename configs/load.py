@@ -14,8 +14,9 @@ CONFIGS_DIR = Path(__file__).resolve().parent
 
 
 def scale_names() -> list[str]:
-    """Names of the scales that come with the project."""
-    return sorted(path.stem for path in CONFIGS_DIR.glob("*.yaml"))
+    """Names of the scales that come with the project; those of configs/recipes/ as `recipes/<name>`."""
+    paths = sorted(CONFIGS_DIR.glob("*.yaml")) + sorted(CONFIGS_DIR.glob("recipes/*.yaml"))
+    return [path.relative_to(CONFIGS_DIR).with_suffix("").as_posix() for path in paths]
 
 
 def load_scale(name_or_path: str) -> Scale:

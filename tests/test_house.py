@@ -83,8 +83,9 @@ def test_a_step_file_holds_the_step_of_its_name():
 
 
 def keys_of(value, where=""):
-    """Every key path of a YAML; lists of sections are walked, free-form mappings by domain are not."""
+    """Every key path of a YAML; lists of sections are walked, free-form mappings by domain are not; an objective has the keys of its kind."""
     if isinstance(value, dict) and not where.endswith("mixture"):
+        where += f".{value['kind']}" if where.endswith("objective") else ""
         return {path for key, item in value.items() for path in {f"{where}.{key}", *keys_of(item, f"{where}.{key}")}}
     if isinstance(value, list):
         return {path for item in value for path in keys_of(item, where)}
@@ -92,11 +93,19 @@ def keys_of(value, where=""):
 
 
 def test_every_scale_loads_and_has_the_same_keys():
+    keys = {}
     for name in scale_names():
-        assert load_scale(name).scale == name
-    keys = {name: keys_of(yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())) for name in scale_names()}
-    first = keys[scale_names()[0]]
-    assert {name: sorted(found ^ first) for name, found in keys.items() if found != first} == {}
+        assert load_scale(name).scale == name.removeprefix("recipes/")
+        keys[name] = keys_of(yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text()))
+    assert {"micro", "tiny", "nightly", "scaled_down", "full", "air_lora"} <= set(keys)
+    outside_objectives = {name: {path for path in found if ".objective." not in path} for name, found in keys.items()}
+    assert {name: sorted(found ^ outside_objectives["tiny"]) for name, found in outside_objectives.items()} == dict.fromkeys(keys, [])
+    objectives = {}
+    for path in {path for found in keys.values() for path in found if ".objective." in path}:
+        objectives.setdefault(path.split(".objective.")[1].split(".")[0], set()).add(path)
+    for found in keys.values():
+        for kind, wanted in objectives.items():
+            assert not (found & wanted) or wanted <= found, (kind, wanted - found)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +136,7 @@ def test_repeated_key_and_unknown_scale_are_refused(tmp_path):
     path.write_text("scale: a\nscale: b\n")
     with pytest.raises(ValueError, match="key 'scale' occurs twice"):
         load_scale(str(path))
-    with pytest.raises(ValueError, match=r"no scale 'hugee': the scales are micro, .*tiny"):
+    with pytest.raises(ValueError, match=r"no scale 'hugee': the scales are .*micro, .*tiny, .*recipes/glm45_air_lora"):
         load_scale("hugee")
 
 
