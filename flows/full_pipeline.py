@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from prefect import flow
+from prefect import flow, get_run_logger
 
 from configs.load import load_scale
 from flows.mid_train_model import mid_train_model
@@ -41,7 +41,7 @@ def full_pipeline(
     """Run a scale from raw documents to the alias `champion`.
 
     Args:
-        scale: How large. A YAML file of your own is named by its path on the worker's machine.
+        scale: How large: micro, tiny, nightly, ...; a YAML file of your own is named by its path on the worker's machine, with its ending.
         store: Where artifacts are kept: a directory or s3://bucket/prefix. Without one, the home's own store.
         data: A directory of your documents on the worker's machine. Without one, what that machine has: Python's own documentation.
         from_stage: Enter at this phase, or at release_model, with the weights that `start` names.
@@ -55,7 +55,7 @@ def full_pipeline(
     sources = list_sources(None if data is None else Path(data))
     require(check_java(), check_compiler())
     mlflow = tracking_uri()
-    run = Run(configuration, home, open_store(store, home), mlflow, track_pipeline(mlflow, configuration), StageLog())
+    run = Run(configuration, home, open_store(store, home), mlflow, track_pipeline(mlflow, configuration), StageLog(get_run_logger().info))
 
     prepared = prepare_data(run, sources)
     history = PhaseHistory(None if start is None else find_start(run, start, prepared))

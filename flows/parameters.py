@@ -27,8 +27,6 @@ def _existing_directory(data: str) -> str:
     return data
 
 
-_NamedScale = Annotated[str, Field(json_schema_extra={"enum": list(scale_names())}, title="A scale that comes with the project")]
-_ScaleFile = Annotated[str, Field(pattern=r"\.ya?ml$", title="A YAML file of your own")]
-ScaleName = Annotated[_NamedScale | _ScaleFile, AfterValidator(_known_scale)]
+ScaleName = Annotated[str, Field(pattern=rf"^({'|'.join(scale_names())})$|\.ya?ml$"), AfterValidator(_known_scale)]
 DataDirectory = Annotated[str, AfterValidator(_existing_directory)]
 StageName = Annotated[str, Field(json_schema_extra={"enum": [PREPARE_DATA, *get_args(PhaseName), RELEASE_MODEL]})]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -28,8 +29,10 @@ class StageResult:
 
 @dataclass
 class StageLog:
-    """The stages of one run, in order. Lines go to standard error, so that `--json` owns standard output."""
+    """The stages of one run, in order. Lines go to standard error, so that `--json` owns standard output, and to `tell`."""
 
+    tell: Callable[[str], None] = lambda line: None
+    """Takes finished stages and words, without the running progress: the log of the flow run in Prefect's UI."""
     console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
     results: list[StageResult] = field(default_factory=list)
     _shown_at: float = 0.0
@@ -39,6 +42,7 @@ class StageLog:
         """One line of plain words."""
         self._clear()
         self.console.print(message, markup=False)
+        self.tell(message)
 
     def progress(self, stage: str, progress: Progress) -> str:
         """Show where a stage stands; returns the line, with rate and time to go since the stage's first report."""
