@@ -19,7 +19,7 @@ from flows.run_step import Run
 from flows.stage_log import StageLog
 from flows.stages import choose_stages
 from flows.start_weights import find_start
-from flows.track_run import end_tracking, name_flow_run, track_pipeline
+from flows.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
 from flows.train_phases import PhaseHistory, assess_start
 from infra.doctor import check_compiler, check_java, require
 from infra.home import open_home
@@ -58,6 +58,7 @@ def full_pipeline(
     run = Run(configuration, home, open_store(store, home), mlflow, track_pipeline(mlflow, configuration), StageLog(get_run_logger().info))
 
     prepared = prepare_data(run, sources)
+    approve_inputs(run, prepared.contracts)
     history = PhaseHistory(None if start is None else find_start(run, start, prepared))
     if window.pre_training:
         history = pretrain_model(run, prepared, window.pre_training, history)
@@ -69,7 +70,7 @@ def full_pipeline(
         history = history.followed_by(assess_start(run, prepared, history.start))
     assessed = history.last
     released = release_model(run, prepared, history) if window.releases and assessed is not None and not assessed.reasons else None
-    return RunOutcome(
+    outcome = RunOutcome(
         promoted=released is not None and released.promoted,
         model=model_name(configuration.scale),
         alias="champion" if released is not None and released.promoted else "",
@@ -80,3 +81,5 @@ def full_pipeline(
         stages=run.log.results,
         reasons=[*(assessed.reasons if assessed is not None else ()), *(released.reasons if released is not None else ())],
     )
+    finish_pipeline(run, outcome, () if released is None else released.evidence)
+    return outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from prefect import flow
 
@@ -40,18 +41,18 @@ class PreparedData:
     shards: Artifact[TokenShards]
     chat_shards: Artifact[ChatShards]
     suite: Artifact[EvaluationSuite]
-    contracts: tuple[Artifact[ContractResult], ...]
-    """One per hand-over, in the order of the path."""
+    contracts: dict[str, tuple[Artifact[Any], Artifact[ContractResult]]]
+    """What each contract was checked on and with which result, by the contract's name, in the order of the path."""
 
 
 @flow(name="prepare_data", flow_run_name="prepare_data", validate_parameters=False)
 def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     """Prepare the data of a scale; Spark is stopped at the end."""
     recipe, spark = run.scale.data.recipe, run.scale.data.resources
-    contracts = []
+    contracts: dict[str, tuple[Artifact[Any], Artifact[ContractResult]]] = {}
 
     def contracted(artifact: Artifact[R], name: str) -> Artifact[R]:
-        contracts.append(check_contract(run, artifact, name))
+        contracts[name] = (artifact, check_contract(run, artifact, name))
         return artifact
 
     ingested = contracted(run_step(run, ingest_documents, sources=sources, recipe=recipe.ingest, resources=spark), "ingested")
@@ -88,5 +89,5 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     )  # fmt: skip
     stop_spark()
     return PreparedData(
-        ingested, deduplicated, split, filtered, problems, decontaminated, chats, tokenizer, shards, chat_shards, suite, tuple(contracts)
+        ingested, deduplicated, split, filtered, problems, decontaminated, chats, tokenizer, shards, chat_shards, suite, contracts
     )
