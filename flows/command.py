@@ -1,4 +1,4 @@
-"""The command line `glm46`: run, plan, chat, serve, up, down, adopt, doctor.
+"""The command line `glm46`: run, plan, chat, serve, up, down, adopt, doctor, lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -18,6 +18,9 @@ import typer
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw documents to a promoted, served model."
 )
+
+lineage_app = typer.Typer(no_args_is_help=True, help="What a model is made of; what became of a document. Needs no server.")
+app.add_typer(lineage_app, name="lineage")
 
 SCALE = Annotated[str, typer.Argument(metavar="SCALE|FILE.yaml", help="micro, tiny, ... or a YAML file of your own")]
 JSON = Annotated[bool, typer.Option("--json", help="end with one JSON line on standard output")]
@@ -216,6 +219,34 @@ def doctor(
         for check in checks:
             print(f"{'ok' if check.passed else 'MISSING':<8} {check.name:<16} {check.found}{f'; {check.fix}' if check.fix else ''}")
     raise typer.Exit(0 if all(check.passed for check in checks) else EXIT_FAILED)
+
+
+@lineage_app.command("model")
+def lineage_model(
+    name: Annotated[str, typer.Argument(metavar="ALIAS|VERSION", help="champion, sft, 3, ...")],
+    scale: Annotated[str, typer.Option(help="whose model")] = "tiny",
+    store: STORE = None,
+    records: Annotated[Path | None, typer.Option(metavar="FILE.parquet", help="write every trained document here as well")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Phases, packed orders, shards, tokenizer, data steps with what they dropped, sources down to record offsets."""
+    with _usage_errors():
+        from flows.trace_lineage import lineage_of_model
+
+        found = lineage_of_model(name, scale, store, records)
+    print(found.model_dump_json() if as_json else found.describe())
+
+
+@lineage_app.command("document")
+def lineage_document(
+    identity: Annotated[str, typer.Argument(metavar="ID", help="16 hex digits")], store: STORE = None, as_json: JSON = False
+) -> None:
+    """Every step that dropped the document, every phase that was trained on it, every model that came of that."""
+    with _usage_errors():
+        from flows.trace_lineage import lineage_of_document
+
+        found = lineage_of_document(identity, store)
+    print(found.model_dump_json() if as_json else found.describe())
 
 
 def _terminal_lines() -> Iterator[str]:

@@ -83,7 +83,7 @@ def test_a_step_file_holds_the_step_of_its_name():
 
 
 def keys_of(value, where=""):
-    """Every key path of a YAML; lists of sections are walked, free-form mappings by domain are not; an objective has the keys of its kind."""
+    """Every key path of a YAML; lists of sections are walked, mappings by domain are not; an objective has the keys of its kind."""
     if isinstance(value, dict) and not where.endswith("mixture"):
         where += f".{value['kind']}" if where.endswith("objective") else ""
         return {path for key, item in value.items() for path in {f"{where}.{key}", *keys_of(item, f"{where}.{key}")}}
@@ -99,7 +99,7 @@ def test_every_scale_loads_and_has_the_same_keys():
         keys[name] = keys_of(yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text()))
     assert {"micro", "tiny", "nightly", "scaled_down", "full", "air_lora"} <= set(keys)
     outside_objectives = {name: {path for path in found if ".objective." not in path} for name, found in keys.items()}
-    assert {name: sorted(found ^ outside_objectives["tiny"]) for name, found in outside_objectives.items()} == dict.fromkeys(keys, [])
+    assert {name: found ^ outside_objectives["tiny"] for name, found in outside_objectives.items()} == {name: set() for name in keys}
     objectives = {}
     for path in {path for found in keys.values() for path in found if ".objective." in path}:
         objectives.setdefault(path.split(".objective.")[1].split(".")[0], set()).add(path)

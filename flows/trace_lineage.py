@@ -1,0 +1,38 @@
+"""The commands `glm46 lineage model` and `glm46 lineage document`: the store's manifests and the registry's database, no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.home import Home, open_home
+from infra.manifest_graph import read_manifest_graph
+from infra.model_registry import model_name, open_registry
+from infra.registered_versions import NamedVersion, all_versions, named_version
+from infra.store import open_store
+
+if TYPE_CHECKING:
+    from tasks.lineage.trace_document import DocumentLineage
+    from tasks.lineage.trace_model import ModelLineage
+
+
+def lineage_of_model(name: str, scale: str, store: str | None, records_path: Path | None) -> ModelLineage:
+    """The lineage of the version that an alias or a number names. Raises ValueError for an unknown name or a store without its parts."""
+    from tasks.lineage.trace_model import trace_model
+
+    home = open_home()
+    version = named_version(open_registry(home), model_name(scale), name)
+    return trace_model(read_manifest_graph(open_store(store, home)), version, records_path)
+
+
+def lineage_of_document(identity: str, store: str | None) -> DocumentLineage:
+    """The lineage of a document id. Raises ValueError for one that the store does not know."""
+    from tasks.lineage.trace_document import trace_document
+
+    home = open_home()
+    return trace_document(read_manifest_graph(open_store(store, home)), _versions(home), identity)
+
+
+def _versions(home: Home) -> list[NamedVersion]:
+    """All registered versions; none where nothing was registered in this home yet."""
+    return all_versions(open_registry(home)) if (home.mlflow_dir / "mlflow.db").exists() else []

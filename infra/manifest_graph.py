@@ -1,0 +1,67 @@
+"""The store's manifests as a graph: which step made what from what, read once and without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from infra.step import Artifact, Manifest, Record
+from infra.store import Store
+
+
+@dataclass(frozen=True)
+class ManifestGraph:
+    """Every valid manifest of a store.
+
+    An input is known by its digest, and several manifests may have one digest (another threshold that dropped the same documents): they
+    hold the same content, and the first by key stands for all.
+    """
+
+    store: Store
+    manifests: tuple[Manifest, ...]
+    by_digest: dict[str, Manifest]
+
+    def made_by(self, *steps: str) -> Iterator[Manifest]:
+        """One manifest per digest of the steps, in the order of their keys."""
+        return (manifest for manifest in self.by_digest.values() if manifest.step in steps)
+
+    def input_of(self, manifest: Manifest, name: str) -> Manifest | None:
+        """The manifest behind an input; None where the step had none. Raises ValueError where the store lacks it."""
+        digest = manifest.identity["inputs"].get(name)
+        if digest is None:
+            return None
+        if digest not in self.by_digest:
+            raise ValueError(
+                f"store {self.store.uri} lacks the {name} ({digest[:12]}) that step {manifest.step} ({manifest.key[:12]}) was made from: "
+                "name the store that the run was made with"
+            )
+        return self.by_digest[digest]
+
+    def ancestors(self, *manifests: Manifest) -> list[Manifest]:
+        """All that the manifests were made from and themselves, producers first; inputs that no step made (sources) are left out."""
+        found: dict[str, Manifest] = {}
+
+        def visit(manifest: Manifest) -> None:
+            if manifest.digest in found:
+                return
+            for digest in manifest.identity["inputs"].values():
+                if digest in self.by_digest:
+                    visit(self.by_digest[digest])
+            found[manifest.digest] = manifest
+
+        for manifest in manifests:
+            visit(manifest)
+        return list(found.values())
+
+    def open(self, manifest: Manifest) -> Artifact[Record]:
+        """The artifact of a manifest, for its files: the record stays as it is in the manifest."""
+        return Artifact(manifest, Record(), self.store)
+
+
+def read_manifest_graph(store: Store) -> ManifestGraph:
+    """Read all manifests of a store."""
+    manifests = tuple(store.iterate_manifests())
+    by_digest: dict[str, Manifest] = {}
+    for manifest in manifests:
+        by_digest.setdefault(manifest.digest, manifest)
+    return ManifestGraph(store, manifests, by_digest)

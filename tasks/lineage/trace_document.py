@@ -1,0 +1,208 @@
+"""What became of one document: where it lies in its source, which step dropped it and why, which phases and models were trained on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from infra.manifest_graph import ManifestGraph
+from infra.registered_versions import NamedVersion
+from infra.step import Manifest
+from tasks.data.documents import document_id
+from tasks.data.synthesize_problems import CHAT_SOURCE, EVALUATION_SOURCE, PROMPT_SOURCE
+from tasks.lineage.trained_phases import (
+    PROMPTS_FILE,
+    TRAIN_STEP,
+    TrainedPhase,
+    asked_prompt_ids,
+    phase_of,
+    tokens_of_sequence,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FIRST_SEEN = {
+    "ingest_documents": {"documents/*": "document", "evaluation/*": "protected evaluation item"},
+    "synthesize_problems": {
+        "documents/*": "document", "chats.parquet": "conversation", PROMPTS_FILE: "prompt", "problems.parquet": "evaluated problem",
+    },
+    "collect_chats": {"chats/*": "conversation"},
+}  # fmt: skip
+"""Steps in which an id appears first: the files of each, and what their rows are."""
+
+
+class Place(BaseModel):
+    """Where a document comes from."""
+
+    kind: str
+    step: str
+    digest: str
+    source: str
+    offset: int
+    """Byte offset of the record in its decompressed source; the number of the problem for synthetic ones."""
+    piece: int
+    """Character offset in the record."""
+
+
+class Drop(BaseModel):
+    """A step that left it out."""
+
+    step: str
+    digest: str
+    reason: str
+    kept_id: str
+    """The document that stays in its place, or the evaluation item that it overlaps with."""
+
+
+class TrainedOn(BaseModel):
+    """A phase that read it."""
+
+    phase: str
+    key: str
+    digest: str
+    shard: str
+    sequence: int
+    num_tokens: int
+    """With repetitions; 0 for a prompt, where the phase trains on its own answers."""
+
+
+class Descendant(BaseModel):
+    """A checkpoint that a phase which read it led to, itself included."""
+
+    phase: str
+    key: str
+    digest: str
+    model: str
+    """Empty where no version of the registry has the digest."""
+    version: str
+    aliases: tuple[str, ...]
+
+
+class DocumentLineage(BaseModel):
+    """All that happened to one document."""
+
+    id: str
+    places: tuple[Place, ...]
+    split: str
+    """train or validation; empty where it was dropped before the split or no split applies."""
+    dropped: tuple[Drop, ...]
+    trained: tuple[TrainedOn, ...]
+    models: tuple[Descendant, ...]
+
+    def describe(self) -> str:
+        """Lines for a terminal."""
+        lines = [f"document {self.id}"]
+        lines += [f"  {place.kind} of {place.source} at {place.offset}, piece {place.piece} ({place.step})" for place in self.places]
+        lines += [f"  split {self.split}"] if self.split else []
+        for drop in self.dropped:
+            lines.append(f"  dropped by {drop.step} ({drop.digest[:12]}): {drop.reason}{f', kept {drop.kept_id}' if drop.kept_id else ''}")
+        for phase in self.trained:
+            where = f"{phase.shard} sequence {phase.sequence}"
+            lines.append(f"  trained in {phase.phase} ({phase.digest[:12]}): {phase.num_tokens:,} tokens, {where}")
+        for model in self.models:
+            known = (
+                f"{model.model} version {model.version}{''.join(f' = {alias}' for alias in model.aliases)}" if model.model else "no version"
+            )
+            lines.append(f"  in checkpoint {model.phase} ({model.digest[:12]}): {known}")
+        return "\n".join([*lines, *([] if self.trained else ["  no phase was trained on it"])])
+
+
+def trace_document(graph: ManifestGraph, versions: list[NamedVersion], identity: str) -> DocumentLineage:
+    """The lineage of a document id. Raises ValueError for an id that the store does not know."""
+    places = tuple({(place.source, place.offset, place.piece): place for place in _places(graph, identity)}.values())
+    dropped = tuple(_drops(graph, identity))
+    if not places and not dropped:
+        raise ValueError(
+            f"store {graph.store.uri} knows no document {identity}: ids have 16 hex digits; "
+            "`glm46 lineage model ALIAS --records FILE.parquet` lists the trained ones"
+        )
+    trained = tuple(_trained_on(graph, identity))
+    splitters = graph.made_by("split_documents", "collect_chats")
+    splits = {row["split"] for made in splitters for row in _find(graph, made, ("documents/*", "chats/*"), identity)}
+    return DocumentLineage(
+        id=identity, places=places, split=" and ".join(sorted(splits)), dropped=dropped, trained=trained,
+        models=tuple(_descendants(graph, versions, {phase.digest for phase in trained})),
+    )  # fmt: skip
+
+
+def _places(graph: ManifestGraph, identity: str) -> Iterator[Place]:
+    for manifest in graph.made_by(*FIRST_SEEN):
+        for pattern, kind in FIRST_SEEN[manifest.step].items():
+            for row in _find(graph, manifest, (pattern,), identity):
+                source, offset = (row["source"], row["offset"]) if "source" in row else _problem_place(manifest, identity)
+                yield Place(
+                    kind=kind, step=manifest.step, digest=manifest.digest, source=source, offset=offset, piece=row.get("piece", 0)
+                )  # fmt: skip
+
+
+def _problem_place(manifest: Manifest, identity: str) -> tuple[str, int]:
+    """Source and number of a synthetic problem, whose rows hold the id alone."""
+    for source in (PROMPT_SOURCE, EVALUATION_SOURCE, CHAT_SOURCE):
+        for number in range(max(manifest.record[name] for name in ("num_prompts", "num_evaluation_problems", "num_chats"))):
+            if document_id(source, number, 0) == identity:
+                return source, number
+    raise ValueError(f"step {manifest.step} ({manifest.key[:12]}) holds problem {identity}, but no place has this id")
+
+
+def _drops(graph: ManifestGraph, identity: str) -> Iterator[Drop]:
+    for manifest in graph.by_digest.values():
+        for row in _find(graph, manifest, ("dropped.parquet", "rejected.parquet"), identity):
+            kept = row.get("kept_id") or ""
+            yield Drop(step=manifest.step, digest=manifest.digest, reason=row["reason"], kept_id=kept)
+
+
+def _trained_on(graph: ManifestGraph, identity: str) -> Iterator[TrainedOn]:
+    members = {made.digest: _find(graph, made, ("members.parquet",), identity) for made in graph.made_by("shard_documents", "shard_chats")}
+    for checkpoint in graph.made_by(TRAIN_STEP):
+        phase = phase_of(graph, checkpoint)
+        found = [row for shards in phase.shards for row in members[shards.digest]]
+        for row in found:
+            num_tokens = tokens_of_sequence(graph, phase, row["shard"], row["sequence"])
+            if num_tokens:
+                yield _trained(phase, row["shard"], row["sequence"], num_tokens)
+        if phase.prompts is None or not _find(graph, phase.prompts, (PROMPTS_FILE,), identity):
+            continue
+        if identity in asked_prompt_ids(graph, checkpoint, phase.prompts):
+            yield _trained(phase, PROMPTS_FILE, _problem_place(phase.prompts, identity)[1], 0)
+
+
+def _trained(phase: TrainedPhase, shard: str, sequence: int, num_tokens: int) -> TrainedOn:
+    made = phase.checkpoint
+    return TrainedOn(phase=phase.name, key=made.key, digest=made.digest, shard=shard, sequence=sequence, num_tokens=num_tokens)
+
+
+def _descendants(graph: ManifestGraph, versions: list[NamedVersion], digests: set[str]) -> Iterator[Descendant]:
+    """The checkpoints with these digests and all that were started from them, with their registered versions."""
+    made = list(graph.made_by(TRAIN_STEP))
+    reached = set(digests)
+    while more := {one.digest for one in made if one.identity["inputs"]["start"] in reached} - reached:
+        reached |= more
+    for checkpoint in (one for one in made if one.digest in reached):
+        common: dict[str, Any] = {"phase": checkpoint.record["phase"], "key": checkpoint.key, "digest": checkpoint.digest}
+        registered = [version for version in versions if version.registered.tags.get("glm46.digest") == checkpoint.digest]
+        for version in registered:
+            yield Descendant(**common, model=version.model, version=version.registered.version, aliases=version.aliases)
+        if not registered:
+            yield Descendant(**common, model="", version="", aliases=())
+
+
+def _find(graph: ManifestGraph, manifest: Manifest, patterns: tuple[str, ...], identity: str) -> list[dict[str, Any]]:
+    """Rows with an id in an artifact's Parquet files that match a pattern; their row groups are sorted by id, so few are read."""
+    from fnmatch import fnmatchcase
+
+    import pyarrow.dataset as dataset
+
+    names = [name for name in manifest.content if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    if not names:
+        return []
+    found = dataset.dataset([str(graph.open(manifest).path(name)) for name in sorted(names)])
+    wanted = [
+        name
+        for name in ("id", "source", "offset", "piece", "reason", "kept_id", "shard", "sequence", "split")
+        if name in found.schema.names
+    ]
+    table: pa.Table = found.to_table(columns=wanted, filter=dataset.field("id") == identity)
+    return table.to_pylist()

@@ -1,0 +1,177 @@
+"""The phases behind a checkpoint, and which documents they read: packed orders joined with the shards' sidecars, one shard at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from infra.manifest_graph import ManifestGraph
+from infra.step import Manifest
+from tasks.data.documents import document_id
+from tasks.data.packed_rows import ORDER_FILE, PACKING_FILE
+from tasks.data.synthesize_problems import PROMPT_SOURCE
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+LINES_PER_BLOCK = 1 << 20
+TRAIN_STEP, IMPORT_STEP = "train_phase", "import_checkpoint"
+PROMPTS_FILE = "prompts.parquet"
+
+
+@dataclass(frozen=True)
+class TrainedPhase:
+    """A phase as its manifests tell it."""
+
+    checkpoint: Manifest
+    packed: Manifest | None
+    """None in a policy phase."""
+    shards: tuple[Manifest, ...]
+    """What the packed order reads from: documents, and conversations where there are any."""
+    prompts: Manifest | None
+    """What a policy phase asked; None elsewhere."""
+
+    @property
+    def name(self) -> str:
+        return self.checkpoint.record["phase"]
+
+
+@dataclass(frozen=True)
+class ShardReads:
+    """What the phases read of one shard, or of the prompts."""
+
+    shard: str
+    sha256: str
+    tokens_by_phase: Mapping[int, int]
+    """Place of the phase in the chain -> tokens read, with repetitions; 0 for prompts, where it trains on its own answers."""
+    documents_by_phase: Mapping[int, int]
+    table: pa.Table
+    """One row per document that any of them read: id, source, offset, piece, shard, sequence, phases, tokens (of all phases)."""
+
+
+def trained_phases(graph: ManifestGraph, checkpoint: Manifest) -> tuple[list[TrainedPhase], Manifest]:
+    """The phases behind a checkpoint, first to last, and the manifest at the chain's root: the first phase, or imported weights."""
+    phases: list[TrainedPhase] = []
+    manifest = checkpoint
+    while manifest.step == TRAIN_STEP:
+        phases.append(phase_of(graph, manifest))
+        start = graph.input_of(manifest, "start")
+        if start is None:
+            break
+        manifest = start
+    return phases[::-1], manifest
+
+
+def phase_of(graph: ManifestGraph, checkpoint: Manifest) -> TrainedPhase:
+    """What one training step read."""
+    sources = (graph.input_of(checkpoint, name) for name in ("shards", "chats"))
+    shards = tuple(found for found in sources if found is not None)
+    return TrainedPhase(checkpoint, graph.input_of(checkpoint, "packed"), shards, graph.input_of(checkpoint, "prompts"))
+
+
+def shard_reads(graph: ManifestGraph, phases: list[TrainedPhase]) -> Iterator[ShardReads]:
+    """What the phases read, shard by shard: memory holds one sidecar and a block of an order."""
+    readers: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for place, phase in enumerate(phases):
+        for number, name in enumerate(packed_shards(graph, phase)):
+            readers.setdefault((shards_with(phase, name).digest, name), []).append((place, number))
+    for (digest, name), found in readers.items():
+        shards = graph.by_digest[digest]
+        sidecar = _sidecar(graph, shards, name)
+        size = len(sidecar)
+        tokens = {place: tokens_by_sequence(graph, phases[place], number, size) for place, number in found}
+        yield _joined(name, shards.content[f"shards/{name}.bin"].sha256, sidecar, tokens, phases)
+    asked = [(place, phase.prompts) for place, phase in enumerate(phases) if phase.prompts is not None]
+    for digest in dict.fromkeys(prompts.digest for _, prompts in asked):
+        yield _prompt_reads(graph, graph.by_digest[digest], [place for place, prompts in asked if prompts.digest == digest], phases)
+
+
+def packed_shards(graph: ManifestGraph, phase: TrainedPhase) -> list[str]:
+    """Names of the shards in the order in which the packed order numbers them."""
+    return [] if phase.packed is None else json.loads(graph.open(phase.packed).path(PACKING_FILE).read_text())["shards"]
+
+
+def shards_with(phase: TrainedPhase, name: str) -> Manifest:
+    """The artifact of the phase that holds a shard."""
+    return next(shards for shards in phase.shards if f"shards/{name}.parquet" in shards.content)
+
+
+def tokens_by_sequence(graph: ManifestGraph, phase: TrainedPhase, shard_number: int, num_sequences: int) -> np.ndarray:
+    """Tokens that a phase's packed order reads of every sequence of one shard, with repetitions."""
+    import numpy as np
+
+    tokens = np.zeros(num_sequences, dtype=np.int64)
+    for block in _order_blocks(graph, phase):
+        own = block[block[:, 0] == shard_number]
+        np.add.at(tokens, own[:, 1], own[:, 3])
+    return tokens
+
+
+def tokens_of_sequence(graph: ManifestGraph, phase: TrainedPhase, shard: str, sequence: int) -> int:
+    """Tokens that a phase's packed order reads of one sequence; 0 where it reads none."""
+    names = packed_shards(graph, phase)
+    if shard not in names:
+        return 0
+    number = names.index(shard)
+    return sum(int(block[(block[:, 0] == number) & (block[:, 1] == sequence), 3].sum()) for block in _order_blocks(graph, phase))
+
+
+def _order_blocks(graph: ManifestGraph, phase: TrainedPhase) -> Iterator[np.ndarray]:
+    """The packed order's lines (shard, sequence, offset, length, slot), some at a time."""
+    import numpy as np
+
+    assert phase.packed is not None, phase.name
+    order = np.load(graph.open(phase.packed).path(ORDER_FILE), mmap_mode="r", allow_pickle=False)
+    return (np.asarray(order[start : start + LINES_PER_BLOCK]) for start in range(0, len(order), LINES_PER_BLOCK))
+
+
+def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manifest) -> list[str]:
+    """Ids of the prompts that a policy phase asked, each once, in the order of its groups."""
+    from tasks.training.rollouts import PromptOrder
+
+    recipe = checkpoint.identity["recipe"]
+    num_groups = recipe["num_tokens"] // recipe["sequence_length"] // recipe["objective"]["samples_per_prompt"]
+    order = PromptOrder(graph.open(prompts).path(PROMPTS_FILE), recipe["seed"])
+    return list(dict.fromkeys(prompt.id for prompt in order.groups(0, num_groups)))
+
+
+def _sidecar(graph: ManifestGraph, shards: Manifest, name: str) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    path = graph.open(shards).path(f"shards/{name}.parquet")
+    return pq.read_table(path, columns=["id", "source", "offset", "piece", "sequence"]).sort_by("sequence")
+
+
+def _joined(
+    shard: str, sha256: str, places: pa.Table, tokens: Mapping[int, np.ndarray], phases: list[TrainedPhase], was_read: Mapping | None = None
+) -> ShardReads:
+    """Rows of `places` that any phase read; `tokens` are aligned with them. Read is what has tokens, unless `was_read` says so."""
+    import numpy as np
+    import pyarrow as pa
+
+    read = {place: counts > 0 for place, counts in tokens.items()} if was_read is None else was_read
+    bits = sum((read[place].astype(np.int64) << number for number, place in enumerate(tokens)), np.zeros(len(places), dtype=np.int64))
+    names = [[phases[place].name for number, place in enumerate(tokens) if value >> number & 1] for value in range(1 << len(tokens))]
+    table = places.append_column("tokens", pa.array(sum(tokens.values())))
+    table = table.append_column("phases", pa.array([names[value] for value in bits.tolist()], pa.list_(pa.string())))
+    table = table.append_column("shard", pa.array([shard] * len(places), pa.string()))
+    columns = ["id", "source", "offset", "piece", "shard", "sequence", "phases", "tokens"]
+    return ShardReads(
+        shard, sha256, {place: int(counts.sum()) for place, counts in tokens.items()},
+        {place: int(read[place].sum()) for place in tokens}, table.select(columns).filter(pa.array(bits > 0)),
+    )  # fmt: skip
+
+
+def _prompt_reads(graph: ManifestGraph, prompts: Manifest, places: list[int], phases: list[TrainedPhase]) -> ShardReads:
+    import numpy as np
+    import pyarrow as pa
+
+    ids = [document_id(PROMPT_SOURCE, number, 0) for number in range(prompts.record["num_prompts"])]
+    zeros = np.zeros(len(ids), dtype=np.int64)
+    numbers = pa.array(np.arange(len(ids)))
+    table = pa.table({"id": ids, "source": [PROMPT_SOURCE] * len(ids), "offset": numbers, "piece": zeros, "sequence": numbers})
+    read = {place: np.isin(ids, asked_prompt_ids(graph, phases[place].checkpoint, prompts)) for place in places}
+    return _joined(PROMPTS_FILE, prompts.content[PROMPTS_FILE].sha256, table, dict.fromkeys(places, zeros), phases, read)
