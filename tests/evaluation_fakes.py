@@ -86,7 +86,7 @@ def toy_model(name: str):
     rows += [encode(tokenizer, render_to_train(chat, ()))[0] for chat in chats]  # pyright: ignore[reportArgumentType]
     batch = torch.tensor([[*row, *[start] * (97 - len(row))] for row in rows])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(30):
+    for _ in range(60):
         losses = model(batch[:, :-1], target_ids_BT=batch[:, 1:]).losses
         assert losses is not None
         optimizer.zero_grad()

@@ -18,11 +18,12 @@ from infra.model_registry import CHAMPION, PROMOTION_TAG, ensure_alias, ensure_r
 from infra.store import open_store
 from tasks.evaluation.decide_gate import GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
-from tasks.evaluation.select_evaluation_items import select_evaluation_items
-from tests.evaluation_fakes import ToyCheckpoint, checkpoint, commit, split_documents, synthesize_problems, train_tokenizer
-from tests.test_evaluation import RECIPE as EVALUATION
+from tests.evaluation_fakes import RECIPE, ToyCheckpoint, checkpoint, commit, evaluation_suite
 
-GATE = GateRecipe(max_bits_per_byte=20.0, min_arithmetic_accuracy=0.0, noninferiority_bits_per_byte=0.05)
+GATE = GateRecipe(
+    max_bits_per_byte=20.0, min_arithmetic_accuracy=0.0, min_pass_at_1=0.0, min_distinct_answer_share=0.0,
+    noninferiority_bits_per_byte=0.05, start_bits_per_byte=0.05, start_pass_at_1=1.0,
+)  # fmt: skip
 EXPERIMENT = "glm46-test"
 
 
@@ -169,18 +170,18 @@ def test_alias_moves_once_and_unknown_ones_resolve_to_none(client, store, artifa
 
 def promote(client, store, artifact_root, name, candidate):
     """The release's order: resolve, evaluate, decide against the champion, register, move the alias if accepted."""
-    made = {"documents": split_documents, "problems": synthesize_problems, "tokenizer": train_tokenizer}
-    suite = commit(store, select_evaluation_items, recipe=EVALUATION, **{key: commit(store, toy) for key, toy in made.items()})
+    suite = evaluation_suite(store)
 
     def evaluation(artifact):
-        given = {"suite": suite, "recipe": EVALUATION, "resources": EvaluationResources(batch_sequences=8)}
+        given = {"suite": suite, "recipe": RECIPE, "resources": EvaluationResources(batch_sequences=8)}
         return commit(store, evaluate_checkpoint, checkpoint=artifact, **given)
 
     champion = resolve_alias(client, name, CHAMPION)
     if champion is not None and champion.digest == candidate.digest:
         return store.load(champion.promotion_key, GateDecision).record
     rival = None if champion is None else evaluation(store.load(champion.key, ToyCheckpoint))
-    decision = commit(store, decide_gate, evaluation=evaluation(candidate), champion_evaluation=rival, recipe=GATE)
+    judged = {"evaluation": evaluation(candidate), "start_evaluation": None, "champion_evaluation": rival}
+    decision = commit(store, decide_gate, recipe=GATE, **judged)
     tags = {**version_tags("gated", decision, store), PROMOTION_TAG: decision.key}
     version, _ = register(client, name, candidate, artifact_root, tags)
     if decision.record.accepted:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
+from dataclasses import replace
 
 import pytest
 
 from configs.schema import ReleaseRecipe, ServingResources
+from flows.serve_model import ServedModel, complete
 from infra.home import Home
 from infra.model_server import is_healthy, running_model_server, start_model_server
+from infra.step import Output
 from infra.store import open_store
-from tasks.evaluation.evaluate_checkpoint import document_token_ids
-from tasks.evaluation.select_evaluation_items import read_suite, select_evaluation_items
+from model.gguf_checkpoint import write_gguf
+from tasks.evaluation.engine import document_token_ids
+from tasks.evaluation.suite import read_suite
 from tasks.release.convert_to_gguf import convert_to_gguf
 from tasks.release.decide_release import decide_release
 from tasks.release.evaluate_gguf import evaluate_gguf
@@ -29,16 +36,13 @@ from tests.evaluation_fakes import (
     VOCAB_SIZE,
     checkpoint,
     commit,
-    split_documents,
-    synthesize_problems,
+    evaluation_suite,
     toy_tokenizer,
-    train_tokenizer,
 )
-from tests.test_evaluation import RECIPE as EVALUATION
 
 RECIPE = ReleaseRecipe(
-    gguf_types=("F32", "Q8_0"), smoke_prompts=("The quick", "def add", "Привет, м", "4 + 1 ="), smoke_new_tokens=16, smoke_min_margin=0.01,
-    max_quantization_bits_per_byte=0.05, num_quantization_documents=6, max_quantization_document_tokens=24,
+    gguf_types=("F32", "Q8_0"), smoke_prompts=("What is 4 + 1?", "def add", "Привет, м", "4 + 1 ="), smoke_new_tokens=16,
+    smoke_min_margin=0.01, max_quantization_bits_per_byte=0.05, num_quantization_documents=6, max_quantization_document_tokens=24,
 )  # fmt: skip
 SERVING = ServingResources(host="127.0.0.1", port=0, context_length=256, num_threads=1, startup_timeout_seconds=30)
 
@@ -55,8 +59,7 @@ def gguf(store):
 
 @pytest.fixture(scope="module")
 def suite(store):
-    made = {"documents": split_documents, "problems": synthesize_problems, "tokenizer": train_tokenizer}
-    return commit(store, select_evaluation_items, recipe=EVALUATION, **{name: commit(store, toy) for name, toy in made.items()})
+    return evaluation_suite(store)
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +122,49 @@ def test_smoke_test_passes_the_model_that_was_trained(store, served):
     assert report.model_names == ("glm46",)
 
 
+def test_a_conversation_is_asked_of_models_that_know_any(store, served, tmp_path):
+    artifact = checkpoint(store, "trained")
+    reference = commit(store, generate_reference, checkpoint=artifact, recipe=RECIPE)
+    *texts, chat = json.loads(reference.path("reference.json").read_text())
+    assert [entry["is_chat"] for entry in texts] == [False] * 4 and chat["is_chat"]
+    assert (
+        toy_tokenizer()
+        .decode(chat["prompt_ids"], skip_special_tokens=False)
+        .endswith("What is 4 + 1?/nothink<|assistant|>\n<think></think>")
+    )
+    assert chat["num_clear"] > 2, "no clear answer: test is too easy"
+
+    base = replace(artifact, record=artifact.record.model_copy(update={"is_chat_trained": False}))
+    output = Output(tmp_path, tmp_path, "key", lambda progress: None, lambda number, metrics: None)
+    assert generate_reference(checkpoint=base, recipe=RECIPE, output=output).num_prompts == 4
+
+
+def test_a_server_that_renders_conversations_otherwise_is_refused(store, tmp_path):
+    """The same weights with ChatML for a template: its text continuations are right, its conversation is not."""
+    artifact = checkpoint(store, "trained")
+    shutil.copytree(artifact.directory("hf"), tmp_path / "hf")
+    (tmp_path / "hf/chat_template.jinja").write_text("{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}")
+    write_gguf(tmp_path / "hf", tmp_path / "hf/tokenizer.json", tmp_path / "m.gguf", gguf_type="F32", name="glm46")
+    with running_model_server(tmp_path / "m.gguf", SERVING, tmp_path / "log") as server:
+        report = smoke_test(server_url=server.url, reference=commit(store, generate_reference, checkpoint=artifact, recipe=RECIPE))
+    assert not report.passed and all(reason.startswith("message 'What is 4 + 1?'") for reason in report.reasons)
+
+
+@pytest.mark.parametrize("is_chat_trained", [False, True])
+def test_chat_answers_as_the_model_was_trained(served, is_chat_trained):
+    """What `glm46 chat` prints: a continuation, or the answer to a message in the template."""
+    model = ServedModel("glm46 version 1", served.url, served, is_chat_trained=is_chat_trained, enable_thinking=False)
+    path, body = ("v1/completions", {"prompt": "What is 4 + 1?"})
+    if is_chat_trained:
+        message = {"role": "user", "content": "What is 4 + 1?"}
+        path, body = "v1/chat/completions", {"messages": [message], "chat_template_kwargs": {"enable_thinking": False}}
+    data = json.dumps({**body, "max_tokens": 8, "temperature": 0}).encode()
+    with urllib.request.urlopen(urllib.request.Request(f"{served.url}/{path}", data, {"content-type": "application/json"})) as response:
+        choice = json.load(response)["choices"][0]
+    expected = choice["message"]["content"] if is_chat_trained else choice["text"]
+    assert "".join(complete(model, "What is 4 + 1?", 8, 0.0)) == expected != ""
+
+
 def test_smoke_test_refuses_another_model(store, served):
     reference = commit(store, generate_reference, checkpoint=checkpoint(store, "random"), recipe=RECIPE)
     report = smoke_test(server_url=served.url, reference=reference)
@@ -155,7 +201,7 @@ def test_character_rule_equals_a_strict_decoder(text):
 
 def test_port_in_use_is_named(gguf, served, tmp_path):
     port = int(served.url.rsplit(":", 1)[1])
-    with pytest.raises(ValueError, match=f"port {port} on 127.0.0.1 cannot be taken"):
+    with pytest.raises(ValueError, match=f"port {port} on 127.0.0.1 is taken by"):
         start_model_server(gguf.path("model-F32.gguf"), SERVING.model_copy(update={"port": port}), tmp_path / "log")
 
 

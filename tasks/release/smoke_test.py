@@ -1,8 +1,8 @@
 """Ask a served model through the OpenAI client and hold its greedy answers, token by token, to our own generation.
 
-An effect: it always runs. In: the server's URL and the cached reference. Prompts travel as token ids; whether the server splits the
-prompt's text into the same ids is checked by itself. The server leaves tokens that end inside a UTF-8 character out of its token
-report, so ids are compared without those, and their bytes through the text.
+An effect: it always runs. In: the server's URL and the cached reference. Texts to be continued travel as token ids, a message as a
+message through the chat endpoint; whether the server renders and splits both into the same ids is checked by itself. The server leaves
+tokens that end inside a UTF-8 character out of its token report, so ids are compared without those, and their bytes through the text.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
     from tasks.release.generate_reference import Reference
+
+
+WITHOUT_THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 class SmokeReport(Record):
@@ -60,32 +63,58 @@ def smoke_test(*, server_url: str, reference: Artifact[Reference]) -> SmokeRepor
 
 
 def _check_split(server_url: str, answer: ReferenceAnswer) -> list[str]:
-    body = json.dumps({"content": answer.prompt, "add_special": False, "parse_special": False}).encode()
-    request = urllib.request.Request(f"{server_url}/tokenize", body, {"content-type": "application/json"})
+    """The server must render and split the prompt as we do."""
+    text, ours = answer.prompt, answer.prompt_ids[1:]
+    if answer.is_chat:
+        text, ours = _post(server_url, "apply-template", {"messages": _messages(answer), **WITHOUT_THINKING})["prompt"], answer.prompt_ids
+    token_ids = tuple(_post(server_url, "tokenize", {"content": text, "add_special": False, "parse_special": answer.is_chat})["tokens"])
+    return [] if token_ids == ours else [f"{_asked(answer)}: the server splits it into {token_ids}, we into {ours}"]
+
+
+def _post(server_url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(f"{server_url}/{path}", json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=10) as response:
-        token_ids = tuple(json.load(response)["tokens"])
-    ours = answer.prompt_ids[1:]
-    return [] if token_ids == ours else [f"prompt {answer.prompt!r}: the server splits it into {token_ids}, we into {ours}"]
+        return json.load(response)
+
+
+def _messages(answer: ReferenceAnswer) -> list[Any]:
+    return [{"role": "user", "content": answer.prompt}]
+
+
+def _asked(answer: ReferenceAnswer) -> str:
+    return f"{'message' if answer.is_chat else 'prompt'} {answer.prompt!r}"
 
 
 def _check_answer(client: OpenAI, model_name: str, answer: ReferenceAnswer) -> list[str]:
+    """Token ids, and of a text to be continued its bytes: of a conversation the server cuts and trims what it hands out."""
     if answer.num_clear == 0:
         return []
-    completion = client.completions.create(
-        model=model_name, prompt=list(answer.prompt_ids), max_tokens=len(answer.token_ids), temperature=0, logprobs=1
-    )
-    choice: Any = completion.choices[0]
-    served_ids = [entry["id"] for entry in choice.logprobs.content] if choice.logprobs is not None else []
+    choice = _ask(client, model_name, answer)
+    served_ids = [entry["id"] if isinstance(entry, dict) else entry.id for entry in choice.logprobs.content] if choice.logprobs else []
     expected_ids, expected_bytes = _expected(answer)
     reasons = []
     if served_ids[: len(expected_ids)] != expected_ids:
-        reasons.append(f"prompt {answer.prompt!r}: the server generated {served_ids[: len(expected_ids)]}, we {expected_ids}")
+        reasons.append(f"{_asked(answer)}: the server generated {served_ids[: len(expected_ids)]}, we {expected_ids}")
     expected_text = expected_bytes.decode(errors="replace").rstrip("\ufffd")
-    if not choice.text.startswith(expected_text):
-        reasons.append(f"prompt {answer.prompt!r}: the server wrote {choice.text!r}, we {expected_text!r}")
+    if not answer.is_chat and not choice.text.startswith(expected_text):
+        reasons.append(f"{_asked(answer)}: the server wrote {choice.text!r}, we {expected_text!r}")
     if answer.is_stopped and answer.num_clear == len(answer.token_ids) and choice.finish_reason != "stop":
-        reasons.append(f"prompt {answer.prompt!r}: the server ended by {choice.finish_reason}, we at a stop token")
+        reasons.append(f"{_asked(answer)}: the server ended by {choice.finish_reason}, we at a stop token")
     return reasons
+
+
+def _ask(client: OpenAI, model_name: str, answer: ReferenceAnswer) -> Any:
+    """The served answer with the ids of its tokens, which are no part of OpenAI's types."""
+    if answer.is_chat:
+        chat = client.chat.completions.create(
+            model=model_name, messages=_messages(answer), max_tokens=len(answer.token_ids), temperature=0, logprobs=True, top_logprobs=1,
+            extra_body=WITHOUT_THINKING,
+        )  # fmt: skip
+        return chat.choices[0]
+    completion = client.completions.create(
+        model=model_name, prompt=list(answer.prompt_ids), max_tokens=len(answer.token_ids), temperature=0, logprobs=1
+    )
+    return completion.choices[0]
 
 
 def _expected(answer: ReferenceAnswer) -> tuple[list[int], bytes]:
