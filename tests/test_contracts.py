@@ -22,7 +22,9 @@ GOOD = {
     "reason": ["near_duplicate", "too_few_words"], "kept_id": ["0123456789abcdef", "0123456789abcdef"], "item_id": ["i1", "i2"],
     "kind": ["arithmetic", "validation"], "prompt_digest": [DIGEST, DIGEST], "score": [1.0, 0.5], "num_bytes": [3, 4],
     "shard": [0, 0], "sequence": [0, 1], "length": [5, 5], "slot": [0, 5], "prompt": ["1 + 1 =", "1 + 2 ="], "answer": [" 2", " 3"],
-    "num_tokens": [2, 9],
+    "num_tokens": [8, 9], "num_trained_tokens": [2, 3], "question": ["What is 1 + 1?", "What is 1 + 2?"], "family": ["sum", "sum"],
+    "messages": ['[{"role":"user"},{"role":"assistant"}]'] * 2, "tools": ["[]", "[]"], "collection": ["a", "b"], "name": ["a.txt", "b.txt"],
+    "sha256": [DIGEST, DIGEST], "size": [0, 7], "role": ["pretrain", "sft"], "format": ["text", "jsonl"],
 }  # fmt: skip
 VOCABULARY = {"token_id": list(range(292)), "token": [f"t{n}" for n in range(292)], "kind": ["ordinary"] * 256 + ["special"] * 36}
 
@@ -41,6 +43,7 @@ BREAKERS = {
     "expect_column_values_to_be_between": lambda frame, rule: frame.assign(**{rule["column"]: rule["min_value"] - 1}),
     "expect_column_min_to_be_between": lambda frame, rule: frame.assign(**{rule["column"]: frame[rule["column"]] + 1}),
     "expect_column_values_to_be_increasing": lambda frame, rule: frame.iloc[::-1].reset_index(drop=True),
+    "expect_column_pair_values_a_to_be_greater_than_b": lambda frame, rule: frame.assign(**{rule["column_A"]: frame[rule["column_B"]]}),
     "expect_table_row_count_to_be_between": lambda frame, rule: frame.iloc[:0],
 }
 RULES = [(name, number, rule) for name in NAMES for number, table in enumerate(read_contract(name)) for rule in table.expectations]
@@ -67,10 +70,14 @@ class ToyTable(Record):
     num_rows: int
 
 
-@step(content=("problems.parquet",))
+@step(content=("*.parquet",))
 def write_toy_table(*, output: Output) -> ToyTable:
-    rows = {"id": ["a", "b", "b"], "prompt": ["1 + 1 =", "2 + 2 =", "3 + 3 ="], "answer": [" 2", " four", " 6"]}
-    pd.DataFrame(rows).to_parquet(output.path("problems.parquet"))
+    rows = {
+        "id": ["a", "b", "b"], "prompt": ["1 + 1 =", "2 + 2 =", "3 + 3 ="], "answer": [" 2", " four", " 6"], "question": ["a?", "b?", "c?"],
+        "domain": ["math"] * 3, "family": ["sum"] * 3, "messages": ['[{"role":"assistant"}]'] * 3, "tools": ["[]"] * 3,
+    }  # fmt: skip
+    for name in ("problems", "prompts", "chats"):
+        pd.DataFrame(rows).to_parquet(output.path(f"{name}.parquet"))
     return ToyTable(num_rows=3)
 
 

@@ -32,7 +32,7 @@ def is_evaluation_pair(a: I64, b: I64) -> NDArray[np.bool_]:
 
 
 def choose_problems(count: int, max_operand: int, operations: Sequence[str], for_evaluation: bool) -> tuple[I64, I64, I64]:
-    """(place in OPERATIONS, a, b) of `count` different problems of one side, in hashed order. Raises ValueError if there are not so many."""
+    """(place in OPERATIONS, a, b) of `count` different problems of one side, in hashed order. Raises ValueError if there are fewer."""
     base = max_operand + 1
     space = len(operations) * base * base
     stride = _coprime_near(int(space * 0.6180339887498949), space)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from model.chat_template import CHAT_TEMPLATE
 from model.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "added_tokens_decoder": {str(identity): {"content": token, **shape} for identity, token in sorted(ids.items())},
         "additional_special_tokens": [token for token in SPECIAL_TOKENS if token != END_OF_TEXT],
+        "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "eos_token": END_OF_TEXT,
         "pad_token": END_OF_TEXT,

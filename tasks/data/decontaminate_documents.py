@@ -12,7 +12,8 @@ from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.document_files import count_by, count_reasons, read_documents, write_documents
 from tasks.data.documents import TRAIN
-from tasks.data.overlap import HIT_COLUMNS, MIN_WORDS_OF_PROBLEM, MIN_WORDS_OF_TEXT, build_index, find_overlaps
+from tasks.data.overlap import HIT_COLUMNS, find_overlaps
+from tasks.data.protected_items import protected_items
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
     from configs.schema import DecontaminationRecipe, SparkResources
     from tasks.data.filter_documents import FilteredDocuments
     from tasks.data.ingest_documents import IngestedDocuments
+    from tasks.data.protected_items import ProtectedItems
     from tasks.data.synthesize_problems import SynthesizedProblems
-
-OVERLAPS_TEXT, OVERLAPS_PROBLEM = "overlaps_evaluation_text", "overlaps_problem"
 
 
 class DecontaminatedDocuments(Record):
@@ -51,12 +51,11 @@ def decontaminate_documents(
     spark = spark_session(resources)
     num_in = documents.record.num_documents + synthetic.record.num_documents
     output.report(Progress(0, num_in, "documents", "indexing evaluation items"))
-    (text_ids, texts), (problem_ids, problems) = _evaluation_texts(ingested), _problems(synthetic)
-    item_ids = [*text_ids, *problem_ids]
-    index = spark.sparkContext.broadcast(build_index([(texts, MIN_WORDS_OF_TEXT), (problems, MIN_WORDS_OF_PROBLEM)], recipe.ngram_size))
+    items = protected_items(ingested, synthetic)
+    index = spark.sparkContext.broadcast(items.index(recipe.ngram_size))
     frame = read_documents(spark, [*documents.paths("documents/*.parquet"), *synthetic.paths("documents/*.parquet")], resources)
     hits = frame.select("id", "text").mapInArrow(partial(find_overlaps, index=index), HIT_COLUMNS).persist()
-    _write_dropped(hits.where("item >= 0").toArrow(), item_ids, len(text_ids), output.path("dropped.parquet"))
+    _write_dropped(hits.where("item >= 0").toArrow(), items, output.path("dropped.parquet"))
     kept = frame.join(hits.where("item < 0").select("id"), "id", "left_semi").select(*frame.columns)
     num_bytes = documents.record.num_bytes + synthetic.record.num_bytes
     counts = count_by(write_documents(kept, output.path("documents"), num_bytes), "split", "domain")
@@ -72,39 +71,22 @@ def decontaminate_documents(
     return DecontaminatedDocuments(
         num_documents=num_kept,
         num_bytes=sum(size for _, size in counts.values()),
-        num_protected_items=len(item_ids),
+        num_protected_items=items.count,
         dropped=reasons,
         train_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN},
         validation_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split != TRAIN},
     )
 
 
-def _write_dropped(hits: pa.Table, item_ids: list[str], num_texts: int, path: Path) -> None:
+def _write_dropped(hits: pa.Table, items: ProtectedItems, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    items = hits.column("item").to_pylist()
+    numbers = hits.column("item").to_pylist()
     columns = {
         "id": hits.column("id").to_pylist(),
-        "reason": [OVERLAPS_TEXT if item < num_texts else OVERLAPS_PROBLEM for item in items],
-        "kept_id": [item_ids[item] for item in items],
+        "reason": [items.reason(number) for number in numbers],
+        "kept_id": [items.ids[number] for number in numbers],
     }
     schema = pa.schema([(name, pa.string()) for name in columns])
     pq.write_table(pa.table(columns, schema=schema).sort_by("id"), path, compression="zstd")
-
-
-def _evaluation_texts(ingested: Artifact[IngestedDocuments]) -> tuple[list[str], list[str]]:
-    """(ids, texts) of the protected records, sorted by id."""
-    import pyarrow.dataset as dataset
-
-    paths = [str(path) for path in ingested.paths("evaluation/*.parquet")]
-    table = dataset.dataset(paths).to_table(columns=["id", "text"]).sort_by("id")
-    return table.column("id").to_pylist(), table.column("text").to_pylist()
-
-
-def _problems(synthetic: Artifact[SynthesizedProblems]) -> tuple[list[str], list[str]]:
-    """(ids, `12 + 7 = 19`) of the evaluation problems, sorted by id."""
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(synthetic.path("problems.parquet")).sort_by("id").to_pylist()
-    return [row["id"] for row in rows], [row["prompt"] + row["answer"] for row in rows]

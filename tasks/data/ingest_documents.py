@@ -1,4 +1,5 @@
-"""Step: source files -> documents/ (to train on), evaluation/ (protected items) and rejected.parquet (what could not be read, and why)."""
+"""Step: source files -> documents/ (to train on), evaluation/ (protected items), rejected.parquet (what could not be read, and why) and
+sources.parquet (every listed file)."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from infra.spark import spark_session
 from infra.step import Output, Progress, Record, step
 from tasks.data.document_files import count_by, count_reasons, write_documents, write_table
 from tasks.data.documents import DOCUMENT_COLUMNS
+from tasks.data.source_frame import source_frame
 from tasks.data.source_records import CHANGED, DOCUMENT, EVALUATION, REJECTED, ROW_COLUMNS, UNSAMPLED, read_sources
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from configs.schema import IngestRecipe, SparkResources
     from tasks.data.list_sources import SourceFile, SourceListing
@@ -22,7 +24,6 @@ ALL_HASHES = 1 << 32
 HARMLESS_REASONS = ("empty_file",)
 """Files of no bytes, such as a package's __init__.py: counted, but no sign of damage."""
 NUM_EXAMPLES = 5
-SOURCE_COLUMNS = ("name", "path", "sha256", "role", "format", "domain", "lang", "licence", "collection")
 
 
 class IngestedDocuments(Record):
@@ -39,13 +40,14 @@ class IngestedDocuments(Record):
     bytes_by_domain: dict[str, int]
 
 
-@step(content=("documents/*.parquet", "evaluation/*.parquet", "rejected.parquet"), distributions=("pyspark", "pyarrow"))
+@step(content=("documents/*.parquet", "evaluation/*.parquet", "rejected.parquet", "sources.parquet"), distributions=("pyspark", "pyarrow"))
 def ingest_documents(*, sources: SourceListing, recipe: IngestRecipe, resources: SparkResources, output: Output) -> IngestedDocuments:
     """Read the listed files. Raises ValueError if a file changed since the listing, too many records are unreadable or none is left."""
     spark = spark_session(resources)
+    _write_sources(sources.files, output.path("sources.parquet"))
     files = [file for file in sources.files if file.role in ("pretrain", "evaluation")]
     output.report(Progress(0, len(files), "sources", "reading"))
-    rows = _source_frame(spark, files, resources.shuffle_partitions).mapInArrow(
+    rows = source_frame(spark, files, resources.shuffle_partitions).mapInArrow(
         partial(read_sources, max_document_chars=recipe.max_document_chars, keep_below=sampling_bounds(files, recipe.max_source_bytes)),
         ROW_COLUMNS,
     )
@@ -72,20 +74,14 @@ def sampling_bounds(files: list[SourceFile], max_bytes: int) -> dict[str, int]:
     return bounds
 
 
-def _source_frame(spark: SparkSession, files: list[SourceFile], num_partitions: int) -> DataFrame:
-    """One row per file; files go to partitions largest first, each to the one with the fewest bytes."""
+def _write_sources(files: tuple[SourceFile, ...], path: Path) -> None:
+    """Every listed file, whatever its role: what the chain began with, for lineage and the data card."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    loads = [0] * num_partitions
-    rows = []
-    for file in sorted(files, key=lambda file: (-file.num_text_bytes, file.name)):
-        target = loads.index(min(loads))
-        loads[target] += file.num_text_bytes + 1
-        rows.append({**{name: getattr(file, name) for name in SOURCE_COLUMNS}, "text": list(file.text), "partition": target})
-    fields = [(name, pa.string()) for name in SOURCE_COLUMNS]
-    schema = pa.schema([*fields, ("text", pa.list_(pa.string())), ("partition", pa.int32())])
-    frame = spark.createDataFrame(pa.Table.from_pylist(rows, schema=schema))
-    return frame.repartitionById(num_partitions, "partition")
+    names = ("name", "sha256", "size", "role", "format", "domain", "lang", "licence", "collection")
+    table = pa.Table.from_pylist([{name: getattr(file, name) for name in names} for file in files])
+    pq.write_table(table.sort_by("name"), path, compression="zstd")
 
 
 def _write_streams(rows: DataFrame, files: list[SourceFile], output: Output) -> IngestedDocuments:

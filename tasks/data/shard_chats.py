@@ -42,7 +42,7 @@ def shard_chats(
     output.report(Progress(0, num_bytes, "bytes", "tokenizing"))
     directory = output.path("shards/x").parent
     training = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
-    columns = ("id", "source", "offset", F.lit(0).cast("long").alias("piece"), "messages", "tools", F.lit(CHAT).alias("domain"))
+    columns = ("id", "source", "offset", "piece", "messages", "tools", F.lit(CHAT).alias("domain"))
     frame = assign_shards(training.select(*columns), {CHAT: num_bytes})
     write = partial(
         write_chat_shard, directory=str(directory), tokenizer_path=str(tokenizer.path("tokenizer.json")),

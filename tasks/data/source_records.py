@@ -8,15 +8,14 @@ from __future__ import annotations
 import ast
 import email
 import gzip
-import hashlib
 import io
-import json
 import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from tasks.data.documents import DOCUMENT_COLUMNS, content_digest, cut_pieces, document_id, sampling_hash
+from tasks.data.json_lines import HashingReader, json_lines
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +24,6 @@ ROW_COLUMNS = f"stream string, {DOCUMENT_COLUMNS}, reason string, detail string"
 DOCUMENT, EVALUATION, REJECTED, UNSAMPLED, CHANGED = "document", "evaluation", "rejected", "unsampled", "changed"
 BATCH_CHARS = 8_000_000
 BATCH_ROWS = 4000
-MAX_LINE_BYTES = 256 * 2**20
 
 Row = dict[str, Any]
 Parsed = tuple[str, int, "str | None", str, str, "str | None"]
@@ -52,7 +50,7 @@ def _source_rows(source: Row, max_document_chars: int, keep_below: int) -> Itera
     stream = EVALUATION if source["role"] == "evaluation" else DOCUMENT
     num_unsampled = 0
     with open(source["path"], "rb") as raw:
-        hashing = _HashingReader(raw)
+        hashing = HashingReader(raw)
         for name, offset, text, url, licence, lang in _records(source, hashing):
             if text is None:
                 yield _row(source, stream=REJECTED, source=name, offset=offset, reason=url, detail=licence)
@@ -82,7 +80,7 @@ def _documents(source: Row, stream: str, place: Row, text: str, lang: str, max_d
         )
 
 
-def _records(source: Row, file: _HashingReader) -> Iterator[Parsed]:
+def _records(source: Row, file: HashingReader) -> Iterator[Parsed]:
     name, form = source["name"], source["format"]
     if form in ("jsonl", "repository_files", "commits"):
         yield from _json_records(source, file)
@@ -138,33 +136,16 @@ def _topics(data: bytes) -> dict[str, str]:
     return ast.literal_eval(assignment.value)
 
 
-def _json_records(source: Row, file: _HashingReader) -> Iterator[Parsed]:
-    name = source["name"]
-    stream = gzip.GzipFile(fileobj=cast("BinaryIO", file)) if name.endswith(".gz") else file
-    offset = 0
-    while True:
-        try:
-            line = stream.readline(MAX_LINE_BYTES)
-        except (EOFError, OSError, zlib.error) as error:
-            yield name, offset, None, "truncated_gzip", str(error), None
-            return
-        if not line:
-            return
-        if line.strip():
-            yield _json_record(source, offset, line)
-        offset += len(line)
+def _json_records(source: Row, file: HashingReader) -> Iterator[Parsed]:
+    for line in json_lines(source["name"], file):
+        if line.record is None:
+            yield source["name"], line.offset, None, line.reason, line.detail, None
+        else:
+            yield _json_record(source, line.offset, line.record)
 
 
-def _json_record(source: Row, offset: int, line: bytes) -> Parsed:
+def _json_record(source: Row, offset: int, record: Row) -> Parsed:
     name = source["name"]
-    try:
-        record = json.loads(line.decode("utf-8-sig" if offset == 0 else "utf-8"))
-    except UnicodeDecodeError as error:
-        return name, offset, None, "not_utf8", f"byte {error.start}: {error.reason}", None
-    except ValueError as error:
-        return name, offset, None, "broken_json", str(error), None
-    if not isinstance(record, dict):
-        return name, offset, None, "broken_json", f"a record must be an object, is {type(record).__name__}", None
     text = "\n".join(_strings(record)) if source["role"] == "evaluation" else _text_of(record, tuple(source["text"]))
     if text is None:
         return name, offset, None, "no_text", f"fields are {', '.join(sorted(record))}"[:200], None
@@ -208,7 +189,7 @@ def _first_string(record: Row, names: tuple[str, ...]) -> str:
     return next((record[name] for name in names if isinstance(record.get(name), str)), "")
 
 
-def _zip_records(name: str, file: _HashingReader) -> Iterator[Parsed]:
+def _zip_records(name: str, file: HashingReader) -> Iterator[Parsed]:
     try:
         archive = zipfile.ZipFile(io.BytesIO(file.read()))
         for member in sorted(archive.namelist()):
@@ -218,7 +199,7 @@ def _zip_records(name: str, file: _HashingReader) -> Iterator[Parsed]:
         yield name, 0, None, "broken_zip", str(error), None
 
 
-def _read_all(file: _HashingReader, is_gzip: bool) -> tuple[bytes, str]:
+def _read_all(file: HashingReader, is_gzip: bool) -> tuple[bytes, str]:
     """(bytes, problem): of a broken gzip what stands before the break."""
     if not is_gzip:
         return file.read(), ""
@@ -230,32 +211,6 @@ def _read_all(file: _HashingReader, is_gzip: bool) -> tuple[bytes, str]:
     except (EOFError, OSError, zlib.error) as error:
         return bytes(found), str(error)
     return bytes(found), ""
-
-
-class _HashingReader(io.BufferedIOBase):
-    """A forward-only file that hashes what is read from it."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
-        self._digest = hashlib.sha256()
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = self._raw.read(-1 if size is None else size)
-        self._digest.update(data)
-        return data
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        data = self._raw.readline(-1 if size is None else size)
-        self._digest.update(data)
-        return data
-
-    def drain(self) -> None:
-        """Read what is left, so that the digest is the whole file's."""
-        while self.read(1 << 20):
-            pass
-
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
 
 
 def _row(origin: Row, /, **values: Any) -> Row:

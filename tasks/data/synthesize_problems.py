@@ -100,7 +100,15 @@ def _chat(number: int, problem: Problem, recipe: SynthesisRecipe) -> dict[str, o
     reasoning = problem.line if sampling_hash(identity) < recipe.thinking_share * 2**32 else ""
     answer = {"role": "assistant", "content": problem.result, "reasoning": reasoning, "tool_calls": []}
     messages = canonical_json([{"role": "user", "content": problem.question, "reasoning": "", "tool_calls": []}, answer])
-    place = {"id": identity, "source": CHAT_SOURCE, "offset": number, "collection": CHAT_SOURCE, "licence": "", "kind": "arithmetic"}
+    place = {
+        "id": identity,
+        "source": CHAT_SOURCE,
+        "offset": number,
+        "piece": 0,
+        "collection": CHAT_SOURCE,
+        "licence": "",
+        "kind": "arithmetic",
+    }
     return {**place, "messages": messages, "tools": "[]"}
 
 

@@ -1,4 +1,5 @@
-"""Step: training documents -> byte-level BPE in GLM's layout: tokenizer.json, tokenizer_config.json and vocabulary.parquet."""
+"""Step: training documents -> byte-level BPE in GLM's layout: tokenizer.json, tokenizer_config.json, chat_template.jinja and
+vocabulary.parquet."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, digest_of, step
+from model.chat_template import CHAT_TEMPLATE
 from model.tokenizer_layout import SPECIAL_TOKENS
 from tasks.data.bpe_tokenizer import tokenizer_config, train_bpe, write_json
 from tasks.data.documents import TRAIN
@@ -30,7 +32,10 @@ class TrainedTokenizer(Record):
     num_sample_chars: int
 
 
-@step(content=("tokenizer.json", "tokenizer_config.json", "vocabulary.parquet"), distributions=("pyspark", "pyarrow", "tokenizers"))
+@step(
+    content=("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocabulary.parquet"),
+    distributions=("pyspark", "pyarrow", "tokenizers"),
+)
 def train_tokenizer(
     *, documents: Artifact[DecontaminatedDocuments], recipe: TokenizerRecipe, resources: SparkResources, output: Output
 ) -> TrainedTokenizer:
@@ -47,6 +52,7 @@ def train_tokenizer(
     assert list(special_ids.values()) == expected, special_ids
     tokenizer.save(str(output.path("tokenizer.json")))
     write_json(tokenizer_config(tokenizer), output.path("tokenizer_config.json"))
+    output.path("chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     _write_vocabulary(tokenizer, output.path("vocabulary.parquet"))
     return TrainedTokenizer(
         num_tokens=tokenizer.get_vocab_size(),

@@ -1,0 +1,174 @@
+"""The shapes in which public files write a conversation, brought to one: messages as the chat template renders them. Pure, per record.
+
+Known are `messages` or `history` (role, content), `conversations` (from, value), `messages_display` (`user: ...` lines),
+`instruction` + `input` + `output`, `instruction` + `instances`, and `prompt` + `answer`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from model.chat_template import Message, ToolCall
+
+Record = dict[str, Any]
+Conversation = tuple[list[Message], list[Record]]
+"""(messages, tools)"""
+
+ROLES = {
+    "system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "function_call": "assistant",
+    "tool": "tool", "observation": "tool", "function_response": "tool",
+}  # fmt: skip
+PROMPT_FRAME = re.compile(r"^.*?### Instruction:\n(.*?)(?:\n\n### Input:\n(.*?))?\n\n### Response:\s*$", re.DOTALL)
+"""What Alpaca's prompts wrap around an instruction: said by the training code of another model, not by a user."""
+DISPLAY_TURN = re.compile(r"^(system|user|assistant|tool): ", re.MULTILINE)
+DISPLAYED_CALL = "None"
+"""How tau-bench prints an assistant's turn whose call it leaves out."""
+
+
+class MalformedChatError(ValueError):
+    """A record that is no conversation with an answer; says why."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+def conversations_of(record: Record) -> list[Conversation]:
+    """The conversations of one record, each ending with its last assistant turn. Raises MalformedChatError."""
+    tools = _tools(record.get("tools"))
+    return [(_checked(messages), tools) for messages in _message_lists(record)]
+
+
+def _message_lists(record: Record) -> list[list[Message]]:
+    for key in ("messages", "conversations", "history"):
+        if isinstance(record.get(key), list):
+            turns = [_message(number, turn) for number, turn in enumerate(record[key])]
+            system = record.get("system")
+            return [[*([_text_message("system", system)] if isinstance(system, str) and system.strip() else []), *turns]]
+    if isinstance(record.get("messages_display"), str):
+        return [_displayed(record["messages_display"])]
+    question = record.get("instruction")
+    if isinstance(question, str) and isinstance(record.get("instances"), list):
+        return [_exchange(question, instance.get("input"), instance.get("output")) for instance in record["instances"]]
+    if isinstance(question, str):
+        return [_exchange(question, record.get("input"), record.get("output"))]
+    if isinstance(record.get("prompt"), str):
+        framed = PROMPT_FRAME.match(record["prompt"])
+        question, given = framed.groups() if framed else (record["prompt"], "")
+        return [_exchange(question, given, record.get("answer"))]
+    raise MalformedChatError("no_conversation", f"fields are {', '.join(sorted(record))}"[:200])
+
+
+def _exchange(question: str, given: object, answer: object) -> list[Message]:
+    if not isinstance(answer, str):
+        raise MalformedChatError("no_answer", "the answer is no text")
+    asked = f"{question.strip()}\n\n{given.strip()}" if isinstance(given, str) and given.strip() else question.strip()
+    return [_text_message("user", asked), _text_message("assistant", answer)]
+
+
+def _displayed(text: str) -> list[Message]:
+    parts = DISPLAY_TURN.split(text)
+    if parts[0].strip():
+        raise MalformedChatError("unknown_role", f"text before the first turn: {parts[0][:60]!r}")
+    turns = zip(parts[1::2], parts[2::2], strict=True)
+    return [_text_message(name, "" if said.strip() == DISPLAYED_CALL else said.strip()) for name, said in turns]
+
+
+def _message(number: int, turn: object) -> Message:
+    if not isinstance(turn, dict):
+        raise MalformedChatError("broken_turn", f"turn {number} is no object but {type(turn).__name__}")
+    name = turn.get("role", turn.get("from"))
+    content = turn.get("content", turn.get("value"))
+    if not isinstance(name, str) or name not in ROLES:
+        raise MalformedChatError("unknown_role", f"turn {number} has role {name!r}, known are {', '.join(ROLES)}")
+    message = _text_message(ROLES[name], "")
+    if name == "function_call":
+        message["tool_calls"] = _calls(number, content)
+        return message
+    parts = content if isinstance(content, list) else [] if content is None else [{"type": "text", "text": content}]
+    texts = {kind: "\n".join(str(_value(part)) for part in parts if _kind(part) == kind) for kind in ("text", "reasoning")}
+    reasoning = next((turn[key] for key in ("reasoning_content", "reasoning") if isinstance(turn.get(key), str)), texts["reasoning"])
+    message["content"] = texts["text"]
+    if ROLES[name] == "assistant":
+        thought, closed, said = texts["text"].partition("</think>")
+        message["reasoning"] = thought.partition("<think>")[2].strip() if closed else reasoning.strip()
+        message["content"] = said.strip() if closed else texts["text"].strip()
+        written = [call for part in parts if _kind(part) == "tool_call" for call in _calls(number, _value(part))]
+        message["tool_calls"] = [*written, *(_calls(number, turn["tool_calls"]) if turn.get("tool_calls") else [])]
+    return message
+
+
+def _text_message(role: str, content: str) -> Message:
+    return {"role": role, "content": content, "reasoning": "", "tool_calls": []}
+
+
+def _kind(part: object) -> str:
+    return part.get("type", "text") if isinstance(part, dict) else "text"
+
+
+def _value(part: object) -> object:
+    return part.get("value", part.get("text", "")) if isinstance(part, dict) else part
+
+
+def _calls(number: int, value: object) -> list[ToolCall]:
+    """Tool calls from JSON text or objects; a call's arguments may themselves be JSON text."""
+    found = _from_json(value)
+    calls: list[ToolCall] = []
+    for call in found if isinstance(found, list) else [found]:
+        given = call.get("function", call) if isinstance(call, dict) else {}
+        arguments = _from_json(given.get("arguments") or {}) if isinstance(given, dict) else None
+        if not isinstance(arguments, dict) or not isinstance(given.get("name"), str):
+            raise MalformedChatError("broken_tool_call", f"turn {number}: {str(value)[:80]!r} needs a name and an object of arguments")
+        calls.append({"name": given["name"], "arguments": arguments})
+    return calls
+
+
+def _tools(value: object) -> list[Record]:
+    """Function descriptions, each as {"type": "function", "function": {...}}."""
+    found = _from_json(value or [])
+    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+        raise MalformedChatError("broken_tools", f"{str(value)[:80]!r} is no list of objects")
+    return [tool if "function" in tool else {"type": "function", "function": tool} for tool in found]
+
+
+def _from_json(value: object) -> Any:
+    """The value of JSON text; a text that is no JSON, and whatever is no text, as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _checked(messages: list[Message]) -> list[Message]:
+    """Neighbouring assistant turns joined, what follows the last one cut. Raises MalformedChatError where calls or answers do not fit."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and joined[-1]["role"] == message["role"] == "assistant":
+            joined[-1] = _join(joined[-1], message)
+        else:
+            joined.append(message)
+    places = [number for number, message in enumerate(joined) if message["role"] == "assistant"]
+    if not places or not any(message["role"] == "user" for message in joined[: places[-1]]):
+        raise MalformedChatError("no_answer", f"roles are {', '.join(message['role'] for message in joined)}"[:200])
+    kept = joined[: places[-1] + 1]
+    for number, (before, message) in enumerate(zip([None, *kept], kept, strict=False)):
+        has_call = before is not None and bool(before.get("tool_calls"))
+        if message["role"] == "tool" and not has_call and not (before and before["role"] == "tool"):
+            raise MalformedChatError("tool_result_without_call", f"turn {number}: no call before {message['content'][:60]!r}")
+        if message["role"] != "tool" and has_call:
+            raise MalformedChatError("call_without_result", f"turn {number} is of the {message['role']}, before it stands a call")
+    for number, message in enumerate(kept):
+        if message["role"] == "assistant" and not message["content"] and not message.get("tool_calls"):
+            raise MalformedChatError("no_answer", f"turn {number}: the assistant neither says nor calls anything")
+    return kept
+
+
+def _join(before: Message, message: Message) -> Message:
+    """Two turns of the assistant as one: a text and the call that follows it, or several calls."""
+    texts = {key: "\n\n".join(filter(None, (before.get(key), message.get(key)))) for key in ("content", "reasoning")}
+    calls = [*before.get("tool_calls", ()), *message.get("tool_calls", ())]
+    return {"role": "assistant", "content": texts["content"], "reasoning": texts["reasoning"], "tool_calls": calls}

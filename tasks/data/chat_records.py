@@ -1,0 +1,124 @@
+"""Reads source files of conversations, inside Spark executors: rows of kept, dropped and rejected ones.
+
+The overlap with evaluation items is looked up on the way, in the text of all turns; function descriptions are no one's answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tasks.data.chat_formats import MalformedChatError, conversations_of
+from tasks.data.documents import content_digest, document_id
+from tasks.data.json_lines import HashingReader, JsonLine, json_lines
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from model.chat_template import Message
+
+CHAT_COLUMNS = (
+    "id string, source string, offset long, piece long, collection string, licence string, kind string, messages string, tools string, "
+    "num_bytes long"
+)
+"""messages, tools: JSON lists; piece: number of the conversation in its record; num_bytes: UTF-8 bytes of both lists."""
+ROW_COLUMNS = f"stream string, {CHAT_COLUMNS}, digest string, reason string, kept_id string, detail string"
+KEPT, DROPPED, REJECTED, CHANGED = "kept", "dropped", "rejected", "changed"
+BATCH_ROWS = 1000
+TOO_LONG = "too_long"
+
+Row = dict[str, Any]
+
+
+def read_chats(batches: Iterator[pa.RecordBatch], max_chat_chars: int, items: Any) -> Iterator[pa.RecordBatch]:
+    """Rows of ROW_COLUMNS for source rows; `items` is a Spark broadcast of (OverlapIndex, ProtectedItems)."""
+    rows = (row for batch in batches for source in batch.to_pylist() for row in _source_rows(source))
+    yield from _judged(rows, max_chat_chars, items)
+
+
+def judge_chats(batches: Iterator[pa.RecordBatch], max_chat_chars: int, items: Any) -> Iterator[pa.RecordBatch]:
+    """The same for rows that are conversations already (CHAT_COLUMNS without num_bytes)."""
+    rows = (_row(row, json.loads(row["messages"]), json.loads(row["tools"])) for batch in batches for row in batch.to_pylist())
+    yield from _judged(rows, max_chat_chars, items)
+
+
+def _source_rows(source: Row) -> Iterator[Row]:
+    with open(source["path"], "rb") as raw:
+        hashing = HashingReader(raw)
+        if source["format"] == "jsonl":
+            for line in json_lines(source["name"], hashing):
+                yield from _line_rows(source, line)
+        else:
+            yield _empty(source, 0, stream=REJECTED, reason="unsupported_format", detail=source["format"] or "no format")
+        hashing.drain()
+        if hashing.hexdigest() != source["sha256"]:
+            yield _empty(source, 0, stream=CHANGED)
+
+
+def _line_rows(source: Row, line: JsonLine) -> Iterator[Row]:
+    if line.record is None:
+        yield _empty(source, line.offset, stream=REJECTED, reason=line.reason, detail=line.detail)
+        return
+    try:
+        for piece, (messages, tools) in enumerate(conversations_of(line.record)):
+            place = {"id": document_id(source["name"], line.offset, piece), "source": source["name"], "offset": line.offset, "piece": piece}
+            yield _row({**place, **{key: source[key] for key in ("collection", "licence", "kind")}}, messages, tools)
+    except MalformedChatError as error:
+        yield _empty(source, line.offset, stream=REJECTED, reason=error.reason, detail=error.detail)
+    except UnicodeEncodeError as error:
+        yield _empty(source, line.offset, stream=REJECTED, reason="not_utf8", detail=f"character {error.start}: {error.reason}")
+
+
+def _row(place: Row, messages: Sequence[Message], tools: Sequence[Row]) -> Row:
+    texts = {"messages": _to_json(messages), "tools": _to_json(tools)}
+    written = "\n".join(texts.values())
+    sizes = {"num_bytes": len(written.encode()), "digest": content_digest(written)}
+    return {**place, **texts, **sizes, "stream": KEPT, "reason": "", "kept_id": "", "detail": ""}
+
+
+def _judged(rows: Iterator[Row], max_chat_chars: int, items: Any) -> Iterator[pa.RecordBatch]:
+    waiting: list[Row] = []
+    for row in rows:
+        waiting.append(row)
+        if len(waiting) == BATCH_ROWS:
+            yield _batch(waiting, max_chat_chars, items)
+            waiting = []
+    if waiting:
+        yield _batch(waiting, max_chat_chars, items)
+
+
+def _batch(rows: list[Row], max_chat_chars: int, items: Any) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    index, protected = items.value
+    kept = [row for row in rows if row["stream"] == KEPT]
+    texts = ["\n".join(_strings(json.loads(row["messages"]))) for row in kept]
+    for row, text, hit in zip(kept, texts, index.first_hits(texts).tolist(), strict=True):
+        if len(text) > max_chat_chars:
+            row.update(stream=DROPPED, reason=TOO_LONG)
+        elif hit >= 0:
+            row.update(stream=DROPPED, reason=protected.reason(hit), kept_id=protected.ids[hit])
+    types = {"string": pa.string(), "long": pa.int64()}
+    fields = [column.split(" ") for column in ROW_COLUMNS.split(", ")]
+    return pa.RecordBatch.from_pylist(rows, schema=pa.schema([(name, types[kind]) for name, kind in fields]))
+
+
+def _strings(messages: list[Row]) -> Iterator[str]:
+    """What was said and thought, and the arguments of calls, in order."""
+    for message in messages:
+        yield from filter(None, (message["reasoning"], message["content"]))
+        for call in message["tool_calls"]:
+            yield call["name"]
+            yield from (value if isinstance(value, str) else _to_json(value) for value in call["arguments"].values())
+
+
+def _empty(source: Row, offset: int, **values: str) -> Row:
+    place = {"id": document_id(source["name"], offset, 0), "source": source["name"], "offset": offset, "piece": 0, "num_bytes": 0}
+    texts = {"messages": "", "tools": "", "digest": "", "reason": "", "kept_id": "", "detail": ""}
+    return {**place, **{key: source[key] for key in ("collection", "licence", "kind")}, **texts, **values}
+
+
+def _to_json(value: Any) -> str:
+    """Field order as given: the order of a call's arguments is part of the text."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,132 @@
+"""Step: sources with role `sft` and the synthetic conversations -> chats/ in one shape, split, free of duplicates and evaluation items.
+
+dropped.parquet names what stays in a conversation's place, or the evaluation item it overlaps with; rejected.parquet what is no
+conversation to learn from, and why.
+"""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.spark import spark_session
+from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.chat_records import CHANGED, CHAT_COLUMNS, DROPPED, KEPT, REJECTED, ROW_COLUMNS, judge_chats, read_chats
+from tasks.data.document_files import count_by, count_reasons, write_documents, write_table
+from tasks.data.documents import TRAIN, VALIDATION
+from tasks.data.protected_items import protected_items
+from tasks.data.source_frame import source_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from configs.schema import ChatCollectionRecipe, ChatRecipe, SparkResources
+    from tasks.data.ingest_documents import IngestedDocuments
+    from tasks.data.list_sources import SourceListing
+    from tasks.data.synthesize_problems import SynthesizedProblems
+
+DUPLICATE = "exact_duplicate"
+NUM_EXAMPLES = 5
+
+
+class CollectedChats(Record):
+    num_sources: int
+    num_chats: int
+    num_bytes: int
+    chats_by_collection: dict[str, int]
+    training_chats: int
+    validation_chats: int
+    dropped: dict[str, int]
+    """Well-formed conversations by reason."""
+    rejected: dict[str, int]
+    """Records that are no conversation with an answer, by reason."""
+
+
+@step(content=("chats/*.parquet", "dropped.parquet", "rejected.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
+def collect_chats(
+    *,
+    sources: SourceListing,
+    synthetic: Artifact[SynthesizedProblems],
+    ingested: Artifact[IngestedDocuments],
+    recipe: ChatCollectionRecipe,
+    resources: SparkResources,
+    output: Output,
+) -> CollectedChats:
+    """Raises ValueError if a file changed since the listing, too many records are malformed, or none is left to train on."""
+    spark = spark_session(resources)
+    files = [file for file in sources.files if file.role == "sft"]
+    output.report(Progress(0, len(files), "sources", "reading"))
+    protected = protected_items(ingested, synthetic)
+    items = spark.sparkContext.broadcast((protected.index(recipe.decontaminate.ngram_size), protected))
+    given = {"max_chat_chars": recipe.chats.max_chat_chars, "items": items}
+    generated = spark.read.parquet(synthetic.path("chats.parquet").as_uri())
+    frames = [generated.mapInArrow(partial(judge_chats, **given), ROW_COLUMNS)]
+    if files:
+        frames.append(source_frame(spark, files, resources.shuffle_partitions).mapInArrow(partial(read_chats, **given), ROW_COLUMNS))
+    rows = reduce(lambda left, right: left.unionByName(right), frames).persist()
+    try:
+        record = _write_streams(rows, len(files), recipe.chats, output)
+    finally:
+        rows.unpersist()
+        items.destroy()
+    _check_rejected(record, recipe.chats, output.path("rejected.parquet"))
+    return record
+
+
+def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatRecipe, output: Output) -> CollectedChats:
+    from pyspark.sql import functions as F
+
+    sums = rows.groupBy("stream").agg(F.count("id").alias("num_rows"), F.sum("num_bytes").alias("num_bytes")).collect()
+    totals = {row["stream"]: (row["num_rows"], row["num_bytes"]) for row in sums}
+    if CHANGED in totals:
+        changed = sorted(row["source"] for row in rows.where(F.col("stream") == CHANGED).select("source").collect())
+        raise ValueError(f"source {changed[0]} changed while it was read ({len(changed)} in all): run again when nothing writes to it")
+    kept = rows.where(F.col("stream") == KEPT)
+    marked = kept.join(kept.groupBy("digest").agg(F.min("id").alias("original")), "digest")
+    chat_hash = F.conv(F.substring(F.sha2("id", 256), 1, 8), 16, 10).cast("long")
+    side = F.when(chat_hash < int(recipe.validation_share * 2**32), F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
+    columns = [column.split(" ")[0] for column in CHAT_COLUMNS.split(", ")]
+    unique = marked.where("id = original").select(*columns, side.alias("split"))
+    paths = write_documents(unique, output.path("chats"), totals.get(KEPT, (0, 0))[1])
+    output.report(Progress(num_sources, num_sources, "sources", "conversations written"))
+    duplicates = marked.where("id <> original").select("id", F.lit(DUPLICATE).alias("reason"), F.col("original").alias("kept_id"))
+    dropped = rows.where(F.col("stream") == DROPPED).select("id", "reason", "kept_id").unionByName(duplicates)
+    write_table(dropped, output.path("dropped.parquet"))
+    rejected = rows.where(F.col("stream") == REJECTED).select("id", "source", "offset", "reason", "detail")
+    write_table(rejected, output.path("rejected.parquet"))
+    collections, sides = count_by(paths, "collection"), count_by(paths, "split")
+    record = CollectedChats(
+        num_sources=num_sources,
+        num_chats=sum(count for count, _ in sides.values()),
+        num_bytes=sum(size for _, size in sides.values()),
+        chats_by_collection={collection: count for (collection,), (count, _) in collections.items()},
+        training_chats=sides.get((TRAIN,), (0, 0))[0],
+        validation_chats=sides.get((VALIDATION,), (0, 0))[0],
+        dropped=count_reasons(output.path("dropped.parquet")),
+        rejected=count_reasons(output.path("rejected.parquet")),
+    )
+    num_in, num_out = sum(count for count, _ in totals.values()), record.num_chats + sum({**record.dropped, **record.rejected}.values())
+    assert num_in == num_out, (num_in, record)
+    return record
+
+
+def _check_rejected(record: CollectedChats, recipe: ChatRecipe, rejected_path: Path) -> None:
+    """Raises ValueError with examples where too much is malformed or nothing is left to train on."""
+    import pyarrow.parquet as pq
+
+    num_rejected = sum(record.rejected.values())
+    num_read = record.num_chats + sum(record.dropped.values()) + num_rejected
+    if num_rejected > recipe.max_rejected_share * num_read:
+        rows = sorted(pq.read_table(rejected_path).to_pylist(), key=lambda row: (row["source"], row["offset"]))
+        examples = "; ".join(f"{row['source']} at byte {row['offset']}: {row['reason']} ({row['detail']})" for row in rows[:NUM_EXAMPLES])
+        counts = ", ".join(f"{reason} {count}" for reason, count in record.rejected.items())
+        raise ValueError(
+            f"{num_rejected} of {num_read} conversations are malformed ({counts}), more than chats.max_rejected_share "
+            f"({recipe.max_rejected_share}) allows: {examples}. Repair these records, or give their files the role ignore"
+        )
+    if not record.training_chats:
+        raise ValueError(
+            f"none of {num_read} conversations is left to train on (dropped: {record.dropped}, held out: {record.validation_chats}): "
+            "raise chats.max_chat_chars, lower chats.validation_share or raise synthesize.num_chats"
+        )
