@@ -11,7 +11,8 @@ from model.transformer import Glm4Moe
 from tests.model_recipes import GLM46
 
 RECIPE = OptimizerRecipe(
-    kind="muon", muon_momentum=0.95, muon_newton_schulz_steps=5, muon_update_rms=0.2, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, weight_decay=0.1
+    kind="muon", muon_momentum=0.95, muon_newton_schulz_steps=5,
+    muon_update_rms=0.2, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, weight_decay=0.1
 )  # fmt: skip
 LEARNING_RATE = 0.02
 HAS_FLOAT16 = ns_compute_dtype("gram") == torch.float16

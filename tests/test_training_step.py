@@ -1,15 +1,21 @@
 """What goes into one optimizer step: targets, their counts, the division among ranks, bfloat16 arithmetic."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from configs.load import load_scale
+from model.losses import IGNORED
+from model.rotary import rotary_tables
+from tasks.data.packed_rows import PackedRows
 from tasks.training.batches import read_micro_batches
 from tasks.training.deepspeed_config import deepspeed_config
 from tasks.training.mixed_precision import ComputeInBfloat16
 from tasks.training.schedules import StepPlan
 from tests.model_recipes import GLM46, random_model
+from tests.training_inputs import TrainingInputs, small_recipe
 
 CPU = torch.device("cpu")
 
@@ -46,6 +52,71 @@ def test_targets_are_the_next_tokens_and_mtp_stays_inside_documents():
     assert batch.num_lm_targets == 8
     # Position t predicts t + 2: inside one document only 0 -> 2 and 3 -> 5; 6 -> 8 lies behind the row, where no document is known.
     assert batch.num_mtp_targets == 2
+
+
+def test_sft_trains_what_the_assistant_writes_and_the_next_role_token(tmp_path):
+    inputs = TrainingInputs(tmp_path / "home")
+    arguments = inputs.chat_arguments(small_recipe(objective={"kind": "sft"}))
+    rows = PackedRows(
+        arguments["packed"].paths("*")[0].parent, (arguments["shards"].directory("shards"), arguments["chats"].directory("shards"))
+    )
+    specials = inputs.tokenizer.record.special_ids
+    for batch in read_micro_batches(rows, StepPlan(0, 8, 0, 0), 0, 1, 4, CPU):
+        assert batch.is_segmented
+        for tokens, targets in zip(batch.token_ids_BT.tolist(), batch.target_ids_BT.tolist(), strict=True):
+            trained = [target for target in targets if target != IGNORED]
+            assert (
+                len(trained) == 3
+                and trained[0] == tokens[2 + tokens.index(specials["</think>"]) - 1]
+                and trained[-1] == specials["<|user|>"]
+            )
+
+
+@pytest.mark.parametrize("is_segmented", [True, False])
+def test_losses_equal_a_naive_computation_on_trained_tokens_only(is_segmented):
+    rows = MaskedRows(is_segmented)
+    (batch,) = read_micro_batches(rows, StepPlan(1, 2, 0, 0), 0, 1, 4, CPU)
+    model = random_model(GLM46)
+    segments = {"segment_ids_BT" if is_segmented else "mtp_segment_ids_BT": batch.segment_ids_BT}
+    losses = model(batch.token_ids_BT, target_ids_BT=batch.target_ids_BT, **segments).losses
+    lm, mtp = [], []
+    for tokens, numbers, mask in zip(*rows.rows(1, 3), strict=True):
+        bounds = [0, 3, 6, 9] if is_segmented else [0, 9]
+        for start, stop in itertools.pairwise(bounds):
+            lm += _next_token_losses(model, tokens[start:stop], mask[start:stop])
+            mtp += _second_token_losses(model, tokens[start:stop], numbers[start:stop], mask[start:stop], is_last=stop == 9)
+    assert (batch.num_lm_targets, batch.num_mtp_targets) == (len(lm), len(mtp))
+    torch.testing.assert_close(losses.lm, torch.stack(lm).mean(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(losses.mtp, torch.stack(mtp).mean(), rtol=1e-4, atol=1e-4)
+
+
+class MaskedRows(CountingRows):
+    """Counting rows of which some tokens are trained, never the first of a document where attention stays inside it."""
+
+    def __init__(self, is_segmented: bool) -> None:
+        self.is_segmented = is_segmented
+
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        tokens, segments, _ = super().rows(start, stop)
+        is_trained = [False, True, True, False, False, True, not self.is_segmented, True, True]
+        return tokens % 300, segments, np.tile(np.array(is_trained), (stop - start, 1))
+
+
+def _next_token_losses(model, tokens, mask) -> list[torch.Tensor]:
+    ids = torch.tensor(tokens.astype(np.int64))[None]
+    logits = model(ids[:, :-1]).logits_BTV[0].log_softmax(-1)
+    return [-logits[place, token] for place, (token, kept) in enumerate(zip(ids[0, 1:], mask[1:], strict=True)) if kept]
+
+
+def _second_token_losses(model, tokens, numbers, mask, is_last) -> list[torch.Tensor]:
+    """Of the MTP layer: token t + 2 of the same document, and never the row's last token."""
+    ids = torch.tensor(tokens.astype(np.int64))[None]
+    hidden = model.hidden_states(ids[:, :-1])
+    rotary = rotary_tables(torch.arange(ids.shape[1] - 2), model.recipe.rotary_dim, model.rope_theta)
+    output = model.model.layers[-1](model.model.embed_tokens(ids[:, 1:-1]), hidden[:, :-1], rotary)
+    logits = model.lm_head(output.hidden_BTD)[0].log_softmax(-1)
+    places = range(2, ids.shape[1] - is_last)
+    return [-logits[place - 2, ids[0, place]] for place in places if mask[place] and numbers[place] == numbers[place - 2]]
 
 
 def test_bfloat16_computes_what_a_bfloat16_model_computes_with_float32_gradients():

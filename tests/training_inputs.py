@@ -1,4 +1,5 @@
-"""A phase small enough to train in a second: recipe, real shards, packed order and tokenizer as committed artifacts."""
+"""A phase small enough to train in a second: recipe, real shards, conversations, prompts, packed order and tokenizer as committed
+artifacts."""
 
 from __future__ import annotations
 
@@ -7,14 +8,20 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer
 
 from configs.load import load_scale
-from configs.schema import Frozen, TrainingRecipe, TrainingResources
+from configs.schema import Frozen, PackingRecipe, TrainingRecipe, TrainingResources
 from infra.home import Home
 from infra.local_store import LocalStore
 from infra.step import Artifact, Output, Record, Step, step
 from infra.store import Store, step_key
+from model.chat_template import encode, render_to_train
 from model.tokenizer_layout import SPECIAL_TOKENS
+from tasks.data.bpe_tokenizer import train_bpe
+from tasks.data.pack_phase import pack_phase
 from tasks.data.packed_rows import ORDER_FILE, PACKING_FILE
 from tasks.data.row_order import shuffled_rows
 from tasks.data.token_shard import append_tokens, token_dtype, write_index
@@ -38,6 +45,25 @@ class ToyTokenizer(Record):
 
     num_tokens: int
     special_ids: dict[str, int]
+
+
+class ToyShards(Record):
+    """What packing asks of the record of shards."""
+
+    shards: tuple[str, ...]
+    domains: dict[str, str]
+
+
+class ToyPrompts(Record):
+    """What training asks of the record of synthesized problems."""
+
+    num_prompts: int
+
+
+class PromptAnswers(Frozen):
+    """The answers that the toy's prompts want, one prompt each."""
+
+    answers: tuple[str, ...]
 
 
 class RowRange(Frozen):
@@ -77,12 +103,35 @@ def documents() -> list[list[int]]:
 
 
 @step(content=("shards/*",))
-def shard_toy_documents(*, output: Output) -> Nothing:
+def shard_toy_documents(*, output: Output) -> ToyShards:
     dtype = token_dtype(GLM46.vocab_size)
     with open(output.path("shards/toy.bin"), "wb") as file:
         lengths = append_tokens(file, documents(), dtype)
     write_index(output.path("shards/toy.idx"), lengths, dtype)
-    return Nothing()
+    return ToyShards(shards=("toy",), domains={"toy": "web"})
+
+
+@step(content=("shards/*",))
+def shard_toy_chats(*, tokenizer: Artifact[ToyTokenizer], output: Output) -> ToyShards:
+    """Questions `a?` to `h?`, each answered with 0 as often as with 1: one conversation fills a row of 16 but for two tokens."""
+    opened = Tokenizer.from_file(str(tokenizer.path("tokenizer.json")))
+    chats = [
+        encode(opened, render_to_train([{"role": "user", "content": f"{letter}?"}, {"role": "assistant", "content": answer}], ()))
+        for letter in "abcdefgh" for answer in "01"
+    ]  # fmt: skip
+    dtype = token_dtype(GLM46.vocab_size)
+    with open(output.path("shards/chat.bin"), "wb") as file:
+        lengths = append_tokens(file, [token_ids for token_ids, _ in chats], dtype)
+    write_index(output.path("shards/chat.idx"), lengths, dtype)
+    output.path("shards/chat.mask").write_bytes(b"".join(bytes(trained) for _, trained in chats))
+    return ToyShards(shards=("chat",), domains={"chat": "chat"})
+
+
+@step(content=("prompts.parquet",))
+def write_toy_prompts(*, recipe: PromptAnswers, output: Output) -> ToyPrompts:
+    rows = [{"id": f"prompt-{number}", "prompt": f"{chr(97 + number)}?", "answer": answer} for number, answer in enumerate(recipe.answers)]
+    pq.write_table(pa.Table.from_pylist(rows), output.path("prompts.parquet"))
+    return ToyPrompts(num_prompts=len(rows))
 
 
 @step(content=(ORDER_FILE, PACKING_FILE))
@@ -105,7 +154,9 @@ def pack_toy_documents(*, recipe: RowRange, output: Output) -> Nothing:
 
 @step(content=("*.json",))
 def make_toy_tokenizer(*, output: Output) -> ToyTokenizer:
-    output.path("tokenizer.json").write_text('{"a": "tokenizer"}')
+    train_bpe(iter(()), 256).save(str(output.path("tokenizer.json")))
+    config = {"eos_token": "<|endoftext|>", "chat_template": "a template"}
+    output.path("tokenizer_config.json").write_text(json.dumps(config))
     return ToyTokenizer(
         num_tokens=256 + len(SPECIAL_TOKENS), special_ids={name: 256 + number for number, name in enumerate(SPECIAL_TOKENS)}
     )
@@ -136,10 +187,28 @@ class TrainingInputs:
     def arguments(self, recipe: TrainingRecipe, resources: TrainingResources = RESOURCES, start: Artifact | None = None) -> dict:
         first_row, num_rows = recipe.course_start_tokens // SEQUENCE_LENGTH, recipe.num_tokens // SEQUENCE_LENGTH
         packed = compute(self.store, pack_toy_documents, recipe=RowRange(first_row=first_row, num_rows=num_rows))
-        return {
-            "packed": packed, "shards": self.shards, "chats": None, "prompts": None, "tokenizer": self.tokenizer, "start": start,
-            "recipe": recipe, "resources": resources,
-        }  # fmt: skip
+        return self._arguments(recipe, resources, start, packed=packed, shards=self.shards)
+
+    def chat_arguments(self, recipe: TrainingRecipe, resources: TrainingResources = RESOURCES, start: Artifact | None = None) -> dict:
+        """Of an SFT phase, its rows packed by the real step."""
+        chats = compute(self.store, shard_toy_chats, tokenizer=self.tokenizer)
+        packing = PackingRecipe(
+            num_tokens=recipe.num_tokens, sequence_length=SEQUENCE_LENGTH, packing="best_fit", mixture={"chat": 1.0}, max_epochs=100.0,
+            seed=SEED,
+        )  # fmt: skip
+        packed = compute(self.store, pack_phase, shards=self.shards, chats=chats, recipe=packing)
+        return self._arguments(recipe, resources, start, packed=packed, shards=self.shards, chats=chats)
+
+    def prompt_arguments(
+        self, recipe: TrainingRecipe, answers: tuple[str, ...], resources: TrainingResources = RESOURCES, start: Artifact | None = None
+    ) -> dict:
+        """Of a policy phase that asks `a?`, `b?` ... and wants these answers."""
+        prompts = compute(self.store, write_toy_prompts, recipe=PromptAnswers(answers=answers))
+        return self._arguments(recipe, resources, start, prompts=prompts)
+
+    def _arguments(self, recipe: TrainingRecipe, resources: TrainingResources, start: Artifact | None, **inputs: Artifact) -> dict:
+        absent = dict.fromkeys(("packed", "shards", "chats", "prompts"))
+        return {**absent, **inputs, "tokenizer": self.tokenizer, "start": start, "recipe": recipe, "resources": resources}
 
     def work_dir(self, arguments: dict) -> Path:
         inputs = {name: value for name, value in arguments.items() if name not in ("recipe", "resources")}
