@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from prefect import Flow, State
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run as this_flow_run
 
 from configs.schema import PhaseSection, Scale
@@ -27,6 +30,7 @@ from infra.experiment_tracking import (
     log_text,
     resume_run,
     run_ids,
+    running_runs,
     set_run_tags,
 )
 from infra.model_registry import model_name
@@ -34,6 +38,8 @@ from infra.servers import tracking_uri
 from infra.step import Artifact, digest_of
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
     from flows.outcome import RunOutcome
     from tasks.data.validate_contract import ContractResult
     from tasks.evaluation.decide_gate import GateDecision
@@ -61,7 +67,20 @@ def track_pipeline(mlflow_uri: str, scale: Scale) -> str:
     run_id = ensure_run(client, experiment, this_flow_run.name, key, None, {FLOW_RUN_TAG: flow_run_id, SCALE_TAG: scale.scale})
     log_new_parameters(client, run_id, flattened(configuration))
     resume_run(client, run_id)
+    _end_abandoned_runs(client)
     return run_id
+
+
+def _end_abandoned_runs(client: MlflowClient) -> None:
+    """A killed process could not end its MLflow run: those of flow runs that have ended are set to KILLED."""
+    with get_client(sync_client=True) as prefect:
+        for run_id, flow_run_id in running_runs(client, FLOW_RUN_TAG).items():
+            try:
+                state = prefect.read_flow_run(UUID(flow_run_id)).state
+            except ObjectNotFound:
+                state = None
+            if state is None or state.is_final():
+                finish_run(client, run_id, "KILLED")
 
 
 def track_phase(run: Run, phase: PhaseSection, key: str) -> str:

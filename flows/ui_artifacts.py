@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from prefect.artifacts import create_image_artifact, create_link_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 PNG_START = b"\x89PNG"
 
@@ -18,16 +18,18 @@ def show_table(key: str, rows: Sequence[dict[str, Any]], description: str) -> No
 
 
 def show_picture(key: str, picture: bytes, description: str) -> None:
-    """A PNG or SVG, held in the artifact itself: the UI asks no other server for it."""
+    """A PNG or SVG with a background of its own (the UI's may be black), held in the artifact: the UI asks no other server for it.
+
+    A Markdown artifact, not an image artifact: under that the UI prints the whole address, which here is the picture.
+    """
     kind = "png" if picture.startswith(PNG_START) else "svg+xml"
-    create_image_artifact(
-        image_url=f"data:image/{kind};base64,{base64.b64encode(picture).decode()}", key=_allowed(key), description=description
-    )
+    address = f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+    create_markdown_artifact(markdown=f"![{description}]({address})", key=_allowed(key), description=description)
 
 
 def show_link(key: str, url: str, text: str) -> None:
     """A link to another page, for example a run in MLflow."""
-    create_link_artifact(link=url, link_text=text, key=_allowed(key), description=text)
+    create_link_artifact(link=url, link_text=text, key=_allowed(key), description=url)
 
 
 def _allowed(key: str) -> str:

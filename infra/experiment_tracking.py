@@ -84,11 +84,11 @@ def run_ids(client: MlflowClient, tag: str, value: str) -> list[str]:
     return [run.info.run_id for run in client.search_runs(experiments, f"tags.`{tag}` = '{value}'", max_results=100)]
 
 
-def running_tags(client: MlflowClient, tag: str) -> list[str]:
-    """Values of this tag on the runs of any experiment that are said to be running."""
+def running_runs(client: MlflowClient, tag: str) -> dict[str, str]:
+    """Id, and the value of this tag, of every run with it that is said to be running, in any experiment."""
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     runs = client.search_runs(experiments, "attributes.status = 'RUNNING'", max_results=100)
-    return [run.data.tags[tag] for run in runs if tag in run.data.tags]
+    return {run.info.run_id: run.data.tags[tag] for run in runs if tag in run.data.tags}
 
 
 def _ensure_experiment(client: MlflowClient, name: str) -> str:
