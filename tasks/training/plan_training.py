@@ -85,6 +85,15 @@ class PlannedPhase(BaseModel):
     """What this version of glm46 refuses; empty where it trains the phase."""
     warnings: tuple[str, ...]
 
+    @property
+    def sentences(self) -> list[str]:
+        """What stands in the way of the phase, in words."""
+        return [
+            *(f"impossible, {reason}" for reason in self.impossible),
+            *([f"does not run yet, {self.not_available}"] if self.not_available else []),
+            *self.warnings,
+        ]
+
 
 class Plan(BaseModel):
     """The whole scale."""
@@ -109,13 +118,13 @@ class Plan(BaseModel):
             "",
             *_table([_MEMORY_TITLES, *(_memory_row(phase) for phase in self.phases)]),
             "",
-            f"  hours are stated at {self.assumed_mfu:.0%} of the ranks' peak, without the sampling of answers; memory is the fullest rank's",
+            f"  hours at {self.assumed_mfu:.0%} of the ranks' peak, without the sampling of answers; memory of the fullest rank",
         ]
+        said: dict[str, list[str]] = {}
         for phase in self.phases:
-            lines += [f"  {phase.name} is impossible: {reason}" for reason in phase.impossible]
-            lines += [f"  {phase.name} does not run yet: {phase.not_available}"] if phase.not_available else []
-            lines += [f"  {phase.name}: {warning}" for warning in phase.warnings]
-        return "\n".join(lines)
+            for sentence in phase.sentences:
+                said.setdefault(sentence, []).append(phase.name)
+        return "\n".join([*lines, *(f"  {', '.join(names)}: {sentence}" for sentence, names in said.items())])
 
 
 def plan_training(scale: Scale) -> Plan:
@@ -124,8 +133,8 @@ def plan_training(scale: Scale) -> Plan:
     return Plan(
         scale=scale.scale,
         parameters=PlannedParameters(
-            attention_per_layer=counts.attention_per_layer, expert=counts.expert, moe_layer=counts.moe_layer, dense_layer=counts.dense_layer,
-            body=counts.body, mtp=counts.mtp_layers, embeddings=counts.embeddings, body_and_mtp=counts.body_and_mtp, total=counts.total,
+            attention_per_layer=counts.attention_per_layer, expert=counts.expert, moe_layer=counts.moe_layer,
+            dense_layer=counts.dense_layer, body=counts.body, mtp=counts.mtp_layers, embeddings=counts.embeddings, body_and_mtp=counts.body_and_mtp, total=counts.total,
             active_body=counts.active_body, active_body_and_mtp=counts.active_body + counts.active_mtp, active=counts.active,
         ),
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(scale.model.recipe),
@@ -184,7 +193,8 @@ def _warnings(memory: PlannedMemory) -> list[str]:
 
 _ROW_TITLES = ("phase", "objective", "trained", "tokens", "steps", "sequence", "batch tokens", "learning rate", "FLOPs", "ranks", "hours")
 _MEMORY_TITLES = (
-    "phase", "data x tensor x pipeline x context", "expert", "ZeRO", "weights", "gradients", "optimizer", "activations", "KV cache", "sum", "of"
+    "phase", "data x tensor x pipeline x context", "expert", "ZeRO",
+    "weights", "gradients", "optimizer", "activations", "KV cache", "sum", "of",
 )  # fmt: skip
 
 
@@ -192,8 +202,8 @@ def _row(phase: PlannedPhase) -> tuple[str, ...]:
     batches = [f"{size:,}" for size in (phase.first_batch_tokens, phase.max_batch_tokens)]
     objective = phase.objective if phase.adapter == "none" else f"{phase.objective} ({phase.adapter})"
     return (
-        phase.name, objective, f"{phase.trained_parameters:,}", f"{phase.num_tokens:,}", f"{phase.num_steps:,}", f"{phase.sequence_length:,}",
-        " .. ".join(dict.fromkeys(batches)), f"{phase.first_learning_rate:.2g} .. {phase.last_learning_rate:.2g}",
+        phase.name, objective, f"{phase.trained_parameters:,}", f"{phase.num_tokens:,}", f"{phase.num_steps:,}",
+        f"{phase.sequence_length:,}", " .. ".join(dict.fromkeys(batches)), f"{phase.first_learning_rate:.2g} .. {phase.last_learning_rate:.2g}",
         f"{phase.training_flops:.3g}", f"{phase.num_ranks:,}", f"{phase.hours:,.1f}" if phase.hours >= 1 else f"{phase.hours:.3f}",
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from configs.schema import PolicyObjective, TrainingRecipe, TrainingResources
-from model.counts import TrainedCounts, activation_elements_per_token, count_parameters, count_trained, kv_cache_bytes_per_token
+from model.counts import activation_elements_per_token, count_parameters, count_trained, kv_cache_bytes_per_token
 from tasks.training.phase_steps import summarize_steps
 from tasks.training.topology import data_parallel
 
@@ -64,29 +64,26 @@ def _stages(recipe: TrainingRecipe, resources: TrainingResources) -> list[_Stage
     num_dense = min(model.first_k_dense_replace, num_layers)
     rows_per_copy = max(1, summarize_steps(recipe).max_rows // data_parallel(resources))
     in_flight = min(resources.pipeline_parallel, -(-rows_per_copy // resources.micro_batch_sequences))
-    embedding, head = counts.embeddings // 2, counts.embeddings // 2 + counts.mtp_layers - model.num_nextn_predict_layers * counts.moe_layer
-    full = recipe.adapter.kind == "none"
+    embedding = counts.embeddings // 2
+    mtp_extra = counts.mtp_layers - model.num_nextn_predict_layers * counts.moe_layer
+    head = embedding + model.hidden_size + mtp_extra
+    is_full = recipe.adapter.kind == "none"
 
-    def stage(num_dense: int, num_moe: int, embedding: int, outside: int, in_flight: int, holds_logits: bool) -> _Stage:
+    def stage(num_dense: int, num_moe: int, *, is_first: bool, is_last: bool) -> _Stage:
+        num_mtp, num_trained_mtp = model.num_nextn_predict_layers * is_last, trained.num_mtp * is_last
+        outside = embedding * is_first + head * is_last
         moe = counts.moe_layer - model.n_routed_experts * counts.expert
-        others = embedding + outside
         return _Stage(
-            dense=num_dense * counts.dense_layer + num_moe * moe + others,
-            experts=num_moe * model.n_routed_experts * counts.expert,
-            trained_dense=num_dense * trained.dense_layer + num_moe * trained.moe_layer + others * full,
-            trained_experts=_trained_experts(trained, num_moe, model.n_routed_experts),
-            embedding=embedding * full, in_flight=in_flight, holds_logits=holds_logits,
+            dense=num_dense * counts.dense_layer + (num_moe + num_mtp) * moe + outside,
+            experts=(num_moe + num_mtp) * model.n_routed_experts * counts.expert,
+            trained_dense=num_dense * trained.dense_layer + (num_moe + num_trained_mtp) * trained.moe_layer + outside * is_full,
+            trained_experts=(num_moe + num_trained_mtp) * model.n_routed_experts * trained.expert,
+            embedding=embedding * is_first * is_full, in_flight=1 if is_last else in_flight, holds_logits=is_last,
         )  # fmt: skip
 
-    num_mtp = model.num_nextn_predict_layers
     if resources.pipeline_parallel == 1:
-        return [stage(num_dense, num_layers - num_dense + num_mtp, embedding, head, 1, True)]
-    first = stage(num_dense, num_layers - num_dense, embedding, 0, in_flight, False)
-    return [first, stage(0, num_layers + num_mtp, 0, head, 1, True)]
-
-
-def _trained_experts(trained: TrainedCounts, num_moe: int, num_experts: int) -> int:
-    return num_moe * num_experts * trained.expert
+        return [stage(num_dense, num_layers - num_dense, is_first=True, is_last=True)]
+    return [stage(num_dense, num_layers - num_dense, is_first=True, is_last=False), stage(0, num_layers, is_first=False, is_last=True)]
 
 
 def _stage_memory(stage: _Stage, recipe: TrainingRecipe, resources: TrainingResources) -> RankMemory:

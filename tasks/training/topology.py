@@ -35,8 +35,8 @@ def _world(resources: TrainingResources) -> Iterator[str]:
     one_copy = resources.tensor_parallel * resources.pipeline_parallel * resources.context_parallel
     if resources.num_ranks % one_copy:
         yield (
-            f"num_ranks ({resources.num_ranks}) is no multiple of tensor x pipeline x context parallel ({one_copy}), the ranks of one copy: "
-            f"set it to {max(1, resources.num_ranks // one_copy) * one_copy}"
+            f"num_ranks ({resources.num_ranks}) is no multiple of tensor x pipeline x context parallel ({one_copy}), the ranks of one "
+            f"copy: set it to {max(1, resources.num_ranks // one_copy) * one_copy}"
         )
 
 
@@ -78,8 +78,8 @@ def _experts(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
 def _engine(resources: TrainingResources) -> Iterator[str]:
     if resources.zero_stage >= 2 and resources.pipeline_parallel > 1:
         yield (
-            f"zero_stage {resources.zero_stage} with pipeline_parallel {resources.pipeline_parallel}: a pipeline keeps the gradients of many "
-            "micro-batches, which ZeRO >= 2 would have to gather for each; DeepSpeed refuses it. Set zero_stage 1, or pipeline_parallel 1"
+            f"zero_stage {resources.zero_stage} with pipeline_parallel {resources.pipeline_parallel}: a pipeline keeps the gradients of "
+            "many micro-batches, which ZeRO >= 2 would have to gather for each; DeepSpeed refuses it. Set zero_stage 1, or pipeline_parallel 1"
         )
     if resources.offload_optimizer != "none" and resources.zero_stage == 0:
         yield f"offload_optimizer {resources.offload_optimizer} needs zero_stage >= 1: DeepSpeed offloads the shards that ZeRO makes"
@@ -91,8 +91,8 @@ def _rows(recipe: TrainingRecipe, resources: TrainingResources, steps: PhaseStep
     copies, parts = data_parallel(resources), 2 * resources.context_parallel
     if steps.min_rows < copies:
         yield (
-            f"{copies} data-parallel copies ({resources.num_ranks} ranks) cannot share the step at {steps.smallest_at_tokens} tokens, it has "
-            f"{steps.min_rows} sequences: lower num_ranks, widen another axis, or change num_tokens or the batch"
+            f"{copies} data-parallel copies ({resources.num_ranks} ranks) cannot share the step at {steps.smallest_at_tokens} tokens, it "
+            f"has {steps.min_rows} sequences: lower num_ranks, widen another axis, or change num_tokens or the batch"
         )
     if resources.context_parallel > 1 and recipe.sequence_length % parts:
         yield (

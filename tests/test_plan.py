@@ -1,0 +1,236 @@
+"""The plan against brute force: steps walked one by one, parameters of built models, topologies on each side of every rule."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from configs.load import load_scale, scale_names
+from configs.schema import AdapterRecipe, TrainingRecipe
+from model.checkpoint_names import to_checkpoint_tensors
+from model.counts import count_parameters, count_trained, training_flops_per_token
+from model.transformer import Glm4Moe
+from tasks.training.phase_steps import summarize_steps
+from tasks.training.plan_training import ASSUMED_MFU, plan_training
+from tasks.training.rank_memory import rank_memory
+from tasks.training.schedules import plan_step
+from tasks.training.topology import data_parallel, impossible_topology, refuse_impossible_topology
+from tests.conftest import ROOT
+from tests.model_recipes import AIR, GLM46
+
+FULL, PRETRAIN_355B = load_scale("full"), load_scale("recipes/glm45_355b_pretrain")
+
+
+def recipe_of(scale, phase: int = 0) -> TrainingRecipe:
+    return scale.training_recipe(scale.phases[phase])
+
+
+def walked(recipe: TrainingRecipe) -> list:
+    plans, tokens = [], 0
+    while tokens < recipe.num_tokens:
+        plans.append(plan_step(recipe, tokens))
+        tokens = plans[-1].end_tokens - recipe.course_start_tokens
+    return plans
+
+
+def small(**changes) -> TrainingRecipe:
+    """micro's first phase with another batch or budget."""
+    recipe = recipe_of(load_scale("micro"))
+    course = {name: changes.pop(name) for name in list(changes) if name in type(recipe.course).model_fields}
+    return recipe.model_copy(update={**changes, "course": recipe.course.model_copy(update=course)})
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *(recipe_of(load_scale(name), phase) for name in ("micro", "tiny", "nightly") for phase in range(4)),
+        small(num_tokens=128 * 100, start_batch_tokens=256, peak_batch_tokens=1280, batch_rampup_tokens=128 * 40),
+        small(num_tokens=128 * 37, start_batch_tokens=256, peak_batch_tokens=1280, batch_rampup_tokens=128 * 400),
+        small(
+            num_tokens=128 * 101, course_start_tokens=128 * 20, start_batch_tokens=128, peak_batch_tokens=640, batch_rampup_tokens=128 * 40
+        ),
+        small(num_tokens=128, start_batch_tokens=1280, peak_batch_tokens=1280, batch_rampup_tokens=0),
+        small(num_tokens=128 * 10, start_batch_tokens=1280, peak_batch_tokens=1280, batch_rampup_tokens=0),
+        recipe_of(FULL, 4),
+    ],
+)
+def test_steps_are_those_of_the_walk(recipe):
+    plans = walked(recipe)
+    steps = summarize_steps(recipe)
+    rows = [plan.num_rows for plan in plans]
+    assert (steps.num_steps, steps.first_rows, steps.min_rows, steps.max_rows) == (len(plans), rows[0], min(rows), max(rows))
+    assert steps.first_end_tokens == plans[0].end_tokens
+    assert steps.smallest_at_tokens == plans[rows.index(min(rows))].start_tokens
+
+
+def test_full_plans_the_reports_tokens_without_torch():
+    code = (
+        "import sys; from configs.load import load_scale; from tasks.training.plan_training import plan_training;"
+        "print(plan_training(load_scale('full')).describe()); assert not {'torch', 'prefect', 'mlflow'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    plan = plan_training(FULL)
+    assert len(plan.phases) == 12 and all(phase.name in done.stdout for phase in plan.phases)
+    tokens = [phase.num_tokens for phase in plan.phases[:5]]
+    assert tokens[:2] == [15 * 10**12, 7 * 10**12] and abs(sum(tokens) - 23.1e12) < 2e5
+    assert (plan.phases[0].first_batch_tokens, plan.phases[0].max_batch_tokens) == (16 * 2**20, 64 * 2**20)
+    assert plan.phases[4].last_learning_rate == pytest.approx(2.5e-5)
+    parameters = plan.parameters
+    assert (parameters.attention_per_layer, parameters.expert, parameters.moe_layer) == (136_329_472, 23_592_960, 3_935_625_632)
+    assert [round(n / 1e9, 3) for n in (parameters.body, parameters.body_and_mtp, parameters.total)] == [351.246, 355.234, 356.786]
+
+
+@pytest.mark.parametrize("name", scale_names())
+def test_every_scale_can_be_trained_and_fits_its_ranks(name):
+    plan = plan_training(load_scale(name))
+    for phase in plan.phases:
+        assert (phase.impossible, phase.warnings) == ((), ())
+        assert phase.rank_memory.total <= phase.rank_memory.available
+        seconds = phase.training_flops / (phase.num_ranks * load_scale(name).phases[0].resources.peak_flops_per_second * ASSUMED_MFU)
+        assert phase.hours == pytest.approx(seconds / 3600)
+
+
+POSSIBLE = {"num_ranks": 128, "tensor_parallel": 2, "pipeline_parallel": 4, "context_parallel": 1, "expert_parallel": 32, "zero_stage": 1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "message"),
+    [
+        ({"num_ranks": 129}, {"num_ranks": 256}, r"num_ranks \(129\) is no multiple of .* \(8\).*: set it to 128"),
+        (
+            {"pipeline_parallel": 16},
+            {"pipeline_parallel": 23, "num_ranks": 46 * 32},
+            r"num_hidden_layers \(92\) .* pipeline_parallel \(16\).*1, 2, 4, 23, 46, 92",
+        ),
+        ({"pipeline_parallel": 8}, {"pipeline_parallel": 2}, r"num_hidden_layers \(92\) does not divide by pipeline_parallel \(8\)"),
+        (
+            {"tensor_parallel": 64, "num_ranks": 2048},
+            {"tensor_parallel": 32, "num_ranks": 2048},
+            r"num_attention_heads \(96\) does not divide by tensor_parallel \(64\)",
+        ),
+        (
+            {"tensor_parallel": 6, "num_ranks": 1536},
+            {"tensor_parallel": 4},
+            r"num_key_value_heads \(8\) can neither be divided among nor repeated on 6",
+        ),
+        (
+            {"expert_parallel": 64, "num_ranks": 256},
+            {"expert_parallel": 16},
+            r"n_routed_experts \(160\) does not divide by expert_parallel \(64\)",
+        ),
+        (
+            {"expert_parallel": 20},
+            {"expert_parallel": 8},
+            r"expert_parallel \(20\) is carved out of the 32 ranks .* must be a multiple of 80",
+        ),
+        ({"zero_stage": 3}, {"zero_stage": 3, "pipeline_parallel": 1}, "zero_stage 3 with pipeline_parallel 4.*Set zero_stage 1"),
+        ({"zero_stage": 2}, {"zero_stage": 2, "pipeline_parallel": 1}, "zero_stage 2 with pipeline_parallel 4"),
+        ({"offload_optimizer": "cpu", "zero_stage": 0}, {"offload_optimizer": "cpu"}, "offload_optimizer cpu needs zero_stage >= 1"),
+        (
+            {"offload_optimizer": "nvme"},
+            {"offload_optimizer": "nvme", "zero_stage": 3, "pipeline_parallel": 1},
+            "nvme needs zero_stage 3, it is 1",
+        ),
+        (
+            {"num_ranks": 8 * 4096, "tensor_parallel": 1},
+            {"num_ranks": 8 * 2048, "pipeline_parallel": 4},
+            "8192 data-parallel copies .* it has 2048 sequences",
+        ),
+        (
+            {"context_parallel": 3, "num_ranks": 96 * 4},
+            {"context_parallel": 4},
+            r"sequence_length \(4096\) does not divide by 2 x context_parallel \(6\)",
+        ),
+    ],
+)
+def test_a_topology_that_no_engine_trains_is_explained(wrong, right, message):
+    recipe, resources = recipe_of(PRETRAIN_355B), PRETRAIN_355B.phases[0].resources.model_copy(update=POSSIBLE)
+    assert impossible_topology(recipe, resources) == []
+    with pytest.raises(ValueError, match=rf"phase pretrain_general: .*{message}"):
+        refuse_impossible_topology(recipe, resources.model_copy(update=wrong))
+    refuse_impossible_topology(recipe, resources.model_copy(update=right))
+
+
+def test_groups_of_answers_are_not_divided():
+    scale = load_scale("recipes/glm45_355b_gspo")
+    recipe, resources = recipe_of(scale), scale.phases[0].resources
+    refuse_impossible_topology(recipe, resources)
+    odd = recipe.model_copy(update={"num_tokens": recipe.num_tokens - recipe.sequence_length})
+    with pytest.raises(ValueError, match=r"a step of 511 to 512 answers does not divide into groups of samples_per_prompt \(8\)"):
+        refuse_impossible_topology(odd, resources)
+
+
+def test_the_source_documents_topology_is_refused_for_each_of_its_reasons():
+    """S0: TP 8, PP 16, EP 32, DP 2 as four axes of 8,192 GPUs, ZeRO 3."""
+    resources = FULL.phases[0].resources.model_copy(update={"pipeline_parallel": 16, "zero_stage": 3})
+    phases = (FULL.phases[0].model_copy(update={"resources": resources}), *FULL.phases[1:])
+    plan = plan_training(FULL.model_copy(update={"phases": phases}))
+    assert len(plan.phases[0].impossible) == 2 and data_parallel(resources) == 64
+    described = plan.describe()
+    assert "does not divide by pipeline_parallel (16)" in described and "zero_stage 3 with pipeline_parallel 16" in described
+
+
+@pytest.mark.parametrize("model", [GLM46, AIR], ids=["glm46", "air"])
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_adapter_counts_equal_a_sum_over_the_matrices_of_a_built_model(model, kind):
+    with torch.device("meta"):
+        tensors = to_checkpoint_tensors(Glm4Moe(model).state_dict())
+    trunk = re.compile(r"model\.layers\.(\d+)\.(self_attn|mlp)\..*proj\.weight")
+    expected = 0
+    for name, tensor in tensors.items():
+        found = trunk.fullmatch(name)
+        if found and int(found[1]) < model.num_hidden_layers:
+            outputs, inputs = tensor.shape
+            expected += 4 * (inputs + outputs) + (outputs if kind == "dora" else 0)
+    adapter = AdapterRecipe(kind=kind, rank=4, alpha=8.0)
+    assert count_trained(model, adapter).total(model) == expected
+    everything = adapter.model_copy(update={"kind": "none"})
+    assert count_trained(model, everything).total(model) == count_parameters(model).total
+
+
+def test_memory_of_one_rank_is_the_whole_model_and_of_many_its_part():
+    scale = load_scale("recipes/glm4_15b_a3b")
+    recipe = recipe_of(scale)
+    total, embedding = count_parameters(recipe.model).total, recipe.model.vocab_size * recipe.model.hidden_size
+    alone = scale.phases[0].resources.model_copy(update={"num_ranks": 1, "pipeline_parallel": 1, "expert_parallel": 1, "zero_stage": 0})
+    memory = rank_memory(recipe, alone)
+    assert (memory.weights, memory.gradients, memory.optimizer) == (2 * total, 4 * total, 8 * total + 4 * embedding)
+    adam = recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"kind": "adamw"})})
+    assert rank_memory(adam, alone).optimizer == 12 * total
+    eight = alone.model_copy(update={"num_ranks": 8, "zero_stage": 3})
+    divided = rank_memory(recipe, eight)
+    assert [8 * part for part in (divided.weights, divided.gradients)] == pytest.approx([memory.weights, memory.gradients], abs=64)
+    assert rank_memory(recipe, eight.model_copy(update={"zero_stage": 1})).gradients == memory.gradients
+    offloaded = rank_memory(recipe, eight.model_copy(update={"offload_optimizer": "cpu"}))
+    assert offloaded.optimizer == 0 and offloaded.host_optimizer == divided.optimizer and offloaded.device < divided.device
+    in_fp32 = rank_memory(recipe.model_copy(update={"dtype": "float32"}), alone)
+    assert (in_fp32.weights, in_fp32.optimizer) == (4 * total, 4 * total + 4 * embedding)
+
+
+def test_recomputation_shrinks_activations_and_more_stages_divide_the_weights():
+    recipe, resources = recipe_of(PRETRAIN_355B), PRETRAIN_355B.phases[0].resources
+    kept = [rank_memory(recipe, resources.model_copy(update={"recompute": name})).activations for name in ("none", "selective", "full")]
+    assert kept[0] > kept[1] > kept[2]
+    wide = resources.model_copy(update={"pipeline_parallel": 2, "expert_parallel": 16})
+    assert rank_memory(recipe, wide).weights > 1.8 * rank_memory(recipe, resources.model_copy(update={"expert_parallel": 16})).weights
+
+
+def test_what_does_not_fit_is_a_warning_with_both_sizes():
+    scale = load_scale("recipes/glm45_air_sft")
+    resources = scale.phases[0].resources.model_copy(update={"offload_optimizer": "none"})
+    plan = plan_training(scale.model_copy(update={"phases": (scale.phases[0].model_copy(update={"resources": resources}),)}))
+    (warning,) = plan.phases[0].warnings
+    assert re.match(r"the fullest rank needs 8\d\.\d GB of 80\.0 GB", warning)
+
+
+def test_frozen_weights_cost_two_thirds_and_kv_cache_is_planned_for_answers_alone():
+    lora = plan_training(load_scale("recipes/glm45_air_lora")).phases[0]
+    full = plan_training(load_scale("recipes/glm45_air_sft")).phases[0]
+    assert lora.num_tokens == full.num_tokens and 0.66 < lora.training_flops / full.training_flops < 0.7
+    assert training_flops_per_token(AIR, 128, weights_are_frozen=True) < training_flops_per_token(AIR, 128)
+    assert lora.rank_memory.kv_cache == 0 < plan_training(load_scale("recipes/glm45_air_grpo")).phases[0].rank_memory.kv_cache
