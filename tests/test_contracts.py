@@ -19,8 +19,7 @@ DIGEST = "0123456789abcdef" * 4
 GOOD = {
     "id": ["0123456789abcdef", "fedcba9876543210"], "source": ["a.txt", "b.txt"], "offset": [0, 7], "domain": ["web", "code"],
     "content_digest": [DIGEST, DIGEST[::-1]], "num_chars": [3, 4], "text": ["one", "four"], "split": ["train", "validation"],
-    "reason": ["near_duplicate", "too_few_words"], "kept_id": ["0123456789abcdef", "0123456789abcdef"], "item_id": ["i1", "i2"],
-    "kind": ["arithmetic", "validation"], "prompt_digest": [DIGEST, DIGEST], "score": [1.0, 0.5], "num_bytes": [3, 4],
+    "reason": ["near_duplicate", "too_few_words"], "kept_id": ["0123456789abcdef", "0123456789abcdef"], "num_bytes": [3, 4],
     "shard": [0, 0], "sequence": [0, 1], "length": [5, 5], "slot": [0, 5], "prompt": ["1 + 1 =", "1 + 2 ="], "answer": [" 2", " 3"],
     "num_tokens": [8, 9], "num_trained_tokens": [2, 3], "question": ["What is 1 + 1?", "What is 1 + 2?"], "family": ["sum", "sum"],
     "messages": ['[{"role":"user"},{"role":"assistant"}]'] * 2, "tools": ["[]", "[]"], "collection": ["a", "b"], "name": ["a.txt", "b.txt"],
@@ -29,8 +28,16 @@ GOOD = {
 VOCABULARY = {"token_id": list(range(292)), "token": [f"t{n}" for n in range(292)], "kind": ["ordinary"] * 256 + ["special"] * 36}
 
 
+EVALUATION = {
+    "item_id": ["i1", "i2", "i3"], "kind": ["arithmetic", "chat_problem", "validation"], "domain": ["synthetic", "synthetic", "web"],
+    "prompt_digest": [DIGEST] * 3, "score": [1.0, 0.5, 2.0], "num_bytes": [0, 0, 7], "num_samples": [1, 4, 1], "num_right": [1, 2, 0],
+    "text": ["1 + 1 =", "What is 1 + 1?", "one"],
+}  # fmt: skip
+OWN_TABLES = {"tokenizer": VOCABULARY, "evaluation_items": EVALUATION, "evaluation_suite": EVALUATION}
+
+
 def good_table(contract: str, columns: tuple[str, ...]) -> pd.DataFrame:
-    return pd.DataFrame({name: (VOCABULARY if contract == "tokenizer" else GOOD)[name] for name in columns})
+    return pd.DataFrame({name: OWN_TABLES.get(contract, GOOD)[name] for name in columns})
 
 
 BREAKERS = {
@@ -43,7 +50,8 @@ BREAKERS = {
     "expect_column_values_to_be_between": lambda frame, rule: frame.assign(**{rule["column"]: rule["min_value"] - 1}),
     "expect_column_min_to_be_between": lambda frame, rule: frame.assign(**{rule["column"]: frame[rule["column"]] + 1}),
     "expect_column_values_to_be_increasing": lambda frame, rule: frame.iloc[::-1].reset_index(drop=True),
-    "expect_column_pair_values_a_to_be_greater_than_b": lambda frame, rule: frame.assign(**{rule["column_A"]: frame[rule["column_B"]]}),
+    "expect_column_distinct_values_to_contain_set": lambda frame, rule: frame.assign(**{rule["column"]: rule["value_set"][0]}),
+    "expect_column_pair_values_a_to_be_greater_than_b": lambda frame, rule: frame.assign(**{rule["column_A"]: frame[rule["column_B"]] - 1}),
     "expect_table_row_count_to_be_between": lambda frame, rule: frame.iloc[:0],
 }
 RULES = [(name, number, rule) for name in NAMES for number, table in enumerate(read_contract(name)) for rule in table.expectations]
