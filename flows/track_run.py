@@ -33,7 +33,7 @@ from infra.experiment_tracking import (
     running_runs,
     set_run_tags,
 )
-from infra.model_registry import model_name
+from infra.model_registry import ensure_evidence, model_name
 from infra.servers import tracking_uri
 from infra.step import Artifact, digest_of
 
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 FLOW_RUN_TAG = "glm46.flow_run"
 """Id of the Prefect flow run, on a parent run."""
 SCALE_TAG = "glm46.scale"
+NOTE_TAG = "mlflow.note.content"
+"""What MLflow's page of a run shows as its description, as Markdown."""
 EVIDENCE_DIR = "evidence"
 OUTCOME_FILE = "outcome.json"
 
@@ -130,23 +132,40 @@ def _dataset_input(run: Run, name: str, artifact: Artifact[Any], result: Artifac
     )
 
 
-def finish_phase(run: Run, run_id: str, evaluation: Artifact[Evaluation], decision: Artifact[GateDecision]) -> None:
-    """Log what a phase's checkpoint achieved, and end its MLflow run: FINISHED where the gate accepted."""
+def finish_phase(run: Run, phase: PhaseSection, run_id: str, evaluation: Artifact[Evaluation], decision: Artifact[GateDecision]) -> None:
+    """Log what a phase's checkpoint achieved, on its MLflow run and the parent, and end the former: FINISHED where the gate accepted."""
     client = connect(run.mlflow)
-    figures = {f"evaluation/{name}": value for name, value in evaluation.record if isinstance(value, int | float)}
-    log_new_figures(client, run_id, figures)
-    set_run_tags(client, run_id, {"glm46.gate": "; ".join(decision.record.reasons)[:500]})
+    figures = _figures(evaluation.record.model_dump(mode="json"))
+    log_new_figures(client, run_id, {f"evaluation/{name}": value for name, value in figures.items()})
+    log_new_figures(client, run.pipeline_run_id, {f"{phase.name}/{name}": value for name, value in figures.items()})
+    set_run_tags(client, run_id, {NOTE_TAG: _as_list(decision.record.reasons)})
     finish_run(client, run_id, "FINISHED" if decision.record.accepted else "FAILED")
 
 
 def finish_pipeline(run: Run, outcome: RunOutcome, evidence: Sequence[Path]) -> None:
-    """Log outcome, report and cards on the parent run and end it; a refusal by a gate is a finished run."""
+    """Log outcome, report and cards on the parent run, name them on the version, and end the run; a refusal by a gate is a finished run."""
     client = connect(run.mlflow)
-    tags = {"glm46.promoted": str(outcome.promoted).lower(), "glm46.version": outcome.version}
-    set_run_tags(client, run.pipeline_run_id, tags | {"glm46.refused": "; ".join(outcome.reasons)[:500]} if outcome.reasons else tags)
+    verdict = f"Promoted: version {outcome.version} has the alias {outcome.alias}." if outcome.promoted else "Nothing was promoted."
+    tags = {"glm46.promoted": str(outcome.promoted).lower(), NOTE_TAG: "\n\n".join([verdict, _as_list(outcome.reasons)])}
+    set_run_tags(client, run.pipeline_run_id, tags)
     log_text(client, run.pipeline_run_id, outcome.model_dump_json(indent=1), f"{EVIDENCE_DIR}/{OUTCOME_FILE}")
     log_evidence(client, run.pipeline_run_id, evidence, EVIDENCE_DIR)
+    if outcome.version:
+        ensure_evidence(client, outcome.model, outcome.version, f"runs:/{run.pipeline_run_id}/{EVIDENCE_DIR}")
     finish_run(client, run.pipeline_run_id, "FINISHED")
+
+
+def _figures(record: Mapping[str, Any]) -> dict[str, float]:
+    """The measures of a record, those by domain with a name of their own; counts and intervals are left to the report."""
+    figures = {name: value for name, value in record.items() if isinstance(value, float)}
+    for name, values in record.items():
+        if isinstance(values, Mapping):
+            figures |= {f"{name}/{key}": value for key, value in values.items() if isinstance(value, float)}
+    return figures
+
+
+def _as_list(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def end_tracking(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:

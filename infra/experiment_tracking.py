@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 KEY_TAG = "glm46.key"
 PARENT_TAG = "mlflow.parentRunId"
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""By which MLflow's UI opens the experiment as a table of runs with curves, not as traces of an application."""
 MAX_METRICS_PER_REQUEST = 1000
 MAX_PARAMETERS_PER_REQUEST = 100
 """What MLflow's log-batch endpoint takes."""
@@ -97,7 +99,7 @@ def _ensure_experiment(client: MlflowClient, name: str) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         try:
-            return client.create_experiment(name)
+            return client.create_experiment(name, tags=EXPERIMENT_TAGS)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise

@@ -32,10 +32,17 @@ GGUF_TAG = "glm46.gguf_key"
 """Step key of the version's GGUF files."""
 CHAT_TAG = "glm46.chat"
 """`true` on a version that was trained on conversations, else `false`."""
+EVIDENCE_TAG = "glm46.evidence"
+"""Where the report and cards of the run lie that judged the version last."""
 CHAMPION = "champion"
 """Alias of the one version of a model that is served."""
 MODEL_DIR = "model"
 """Directory of the weights below a run's artifacts."""
+
+DESCRIPTION = (
+    "Every phase that a gate judged is a version; the alias of a phase names the last one accepted, `champion` the one that is served.\n\n"
+    "`mlflow.pyfunc.load_model(\"models:/NAME@champion\").predict([\"What is 12 + 7?\"])` answers; `glm46.evidence` names the report."
+)
 
 Done = Literal["done", "unchanged"]
 
@@ -117,7 +124,7 @@ def ensure_registered(
 
     wanted = {**tags, DIGEST_TAG: artifact.digest, KEY_TAG: artifact.key}
     try:
-        client.create_registered_model(model)
+        client.create_registered_model(model, description=DESCRIPTION)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
@@ -138,6 +145,12 @@ def ensure_tags(client: MlflowClient, model: str, version: RegisteredVersion, ta
     for name, value in differing.items():
         client.set_model_version_tag(model, version.version, name, value)
     return "done" if differing else "unchanged"
+
+
+def ensure_evidence(client: MlflowClient, model: str, version: str, uri: str) -> Done:
+    """Say on a version where its report and cards lie; the newest run that judged it wins."""
+    found = client.get_model_version(model, version)
+    return ensure_tags(client, model, RegisteredVersion(version, dict(found.tags)), {EVIDENCE_TAG: uri})
 
 
 def find_version(client: MlflowClient, model: str, digest: str) -> RegisteredVersion | None:

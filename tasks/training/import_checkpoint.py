@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from infra.step import Artifact, Output, digest_of, step
 from infra.store import hash_file
 from model.counts import count_parameters
+from model.mlmodel_file import write_mlmodel
 from tasks.training.train_phase import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def import_checkpoint(
     for file in sorted(source.path.iterdir()):
         if file.is_file():
             shutil.copyfile(file, output.path(f"hf/{file.name}"))
+    write_mlmodel(output.directory / "hf", is_chat_trained=has_chat_template(source.path))
     return TrainedCheckpoint(
         phase=IMPORTED, objective=IMPORTED, num_steps=0, num_tokens=0, course=IMPORTED, course_tokens=0,
         lm_loss=None, mtp_loss=None, balance_loss=None,

@@ -21,6 +21,7 @@ from infra.store import hash_file
 from infra.supervisor import write_json
 from model.chat_template import CHAT_TEMPLATE
 from model.counts import count_parameters
+from model.mlmodel_file import write_mlmodel
 from model.tokenizer_layout import END_OF_TEXT, END_TOKENS
 from tasks.training.job import ROLLOUTS_FILE, TrainingJob
 from tasks.training.launch_rules import refuse_impossible_training, refuse_too_few_prompts
@@ -204,6 +205,7 @@ def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], is_chat_tra
     for path in sorted(final_dir.glob("*/*")):
         _place(path, output.path(f"{path.parent.name}/{path.name}"))
     place_tokenizer(tokenizer.paths("*"), is_chat_trained, output)
+    write_mlmodel(output.directory / "hf", is_chat_trained=is_chat_trained)
     rollouts = (ROLLOUTS_FILE,) if job.prompts_path else ()
     for name in ("metrics.jsonl", "job.json", *rollouts, *(f"logs/{path.name}" for path in (output.work_dir / "logs").iterdir())):
         shutil.copyfile(output.work_dir / name, output.path(name))
