@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from infra.manifest_graph import ManifestGraph
+from infra.model_registry import DIGEST_TAG
 from infra.registered_versions import NamedVersion
 from infra.step import Manifest
 from tasks.data.documents import document_id
@@ -182,7 +183,7 @@ def _descendants(graph: ManifestGraph, versions: list[NamedVersion], digests: se
         reached |= more
     for checkpoint in (one for one in made if one.digest in reached):
         common: dict[str, Any] = {"phase": checkpoint.record["phase"], "key": checkpoint.key, "digest": checkpoint.digest}
-        registered = [version for version in versions if version.registered.tags.get("glm46.digest") == checkpoint.digest]
+        registered = [version for version in versions if version.registered.tags.get(DIGEST_TAG) == checkpoint.digest]
         for version in registered:
             yield Descendant(**common, model=version.model, version=version.registered.version, aliases=version.aliases)
         if not registered:

@@ -134,8 +134,9 @@ def plan_training(scale: Scale) -> Plan:
         scale=scale.scale,
         parameters=PlannedParameters(
             attention_per_layer=counts.attention_per_layer, expert=counts.expert, moe_layer=counts.moe_layer,
-            dense_layer=counts.dense_layer, body=counts.body, mtp=counts.mtp_layers, embeddings=counts.embeddings, body_and_mtp=counts.body_and_mtp, total=counts.total,
-            active_body=counts.active_body, active_body_and_mtp=counts.active_body + counts.active_mtp, active=counts.active,
+            dense_layer=counts.dense_layer, body=counts.body, mtp=counts.mtp_layers, embeddings=counts.embeddings,
+            body_and_mtp=counts.body_and_mtp, total=counts.total, active_body=counts.active_body,
+            active_body_and_mtp=counts.active_body + counts.active_mtp, active=counts.active,
         ),
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(scale.model.recipe),
         assumed_mfu=ASSUMED_MFU,
@@ -203,7 +204,8 @@ def _row(phase: PlannedPhase) -> tuple[str, ...]:
     objective = phase.objective if phase.adapter == "none" else f"{phase.objective} ({phase.adapter})"
     return (
         phase.name, objective, f"{phase.trained_parameters:,}", f"{phase.num_tokens:,}", f"{phase.num_steps:,}",
-        f"{phase.sequence_length:,}", " .. ".join(dict.fromkeys(batches)), f"{phase.first_learning_rate:.2g} .. {phase.last_learning_rate:.2g}",
+        f"{phase.sequence_length:,}", " .. ".join(dict.fromkeys(batches)),
+        f"{phase.first_learning_rate:.2g} .. {phase.last_learning_rate:.2g}",
         f"{phase.training_flops:.3g}", f"{phase.num_ranks:,}", f"{phase.hours:,.1f}" if phase.hours >= 1 else f"{phase.hours:.3f}",
     )  # fmt: skip
 

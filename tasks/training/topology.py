@@ -79,7 +79,8 @@ def _engine(resources: TrainingResources) -> Iterator[str]:
     if resources.zero_stage >= 2 and resources.pipeline_parallel > 1:
         yield (
             f"zero_stage {resources.zero_stage} with pipeline_parallel {resources.pipeline_parallel}: a pipeline keeps the gradients of "
-            "many micro-batches, which ZeRO >= 2 would have to gather for each; DeepSpeed refuses it. Set zero_stage 1, or pipeline_parallel 1"
+            "many micro-batches, which ZeRO >= 2 would have to gather for each: DeepSpeed refuses it. Set zero_stage 1, or "
+            "pipeline_parallel 1"
         )
     if resources.offload_optimizer != "none" and resources.zero_stage == 0:
         yield f"offload_optimizer {resources.offload_optimizer} needs zero_stage >= 1: DeepSpeed offloads the shards that ZeRO makes"
