@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import load_scale
-from configs.schema import PackingRecipe, SynthesisRecipe, TokenizerRecipe
+from configs.schema import PackingRecipe, PolicyObjective, SynthesisRecipe, TokenizerRecipe
 from infra.home import Home
 from infra.manifest_graph import read_manifest_graph
 from infra.model_registry import DIGEST_TAG, open_registry
@@ -180,6 +180,7 @@ def test_records_of_a_model_are_what_its_packed_orders_read(champion, data, trai
     prompts = {row["id"] for row in rows(data["problems"], "prompts.parquet")}
     asked = {row["id"] for row in records if "rl_reasoning" in row["phases"]}
     recipe = load_scale("micro").training_recipe(load_scale("micro").phases[3])
+    assert isinstance(recipe.objective, PolicyObjective)
     num_groups = recipe.num_tokens // recipe.sequence_length // recipe.objective.samples_per_prompt
     assert asked < prompts and len(asked) == num_groups
     assert lineage.num_documents == len(records) == len({row["id"] for row in records})
