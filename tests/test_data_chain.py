@@ -30,7 +30,8 @@ SYNTHESIS = SynthesisRecipe(
     thinking_share=0.25, num_prompts=20,
 )  # fmt: skip
 TOKENIZER = TokenizerRecipe(num_ordinary_tokens=400, sample_chars=30000)
-PACKING = PackingRecipe(num_tokens=6400, sequence_length=64, mixture={"web": 0.5, "code": 0.3, "synthetic": 0.2}, max_epochs=4.0, seed=1)
+MIXTURE = {"web": 0.5, "code": 0.3, "synthetic": 0.2}
+PACKING = PackingRecipe(num_tokens=6400, sequence_length=64, packing="stream", mixture=MIXTURE, max_epochs=4.0, seed=1)
 
 
 def run_chain(sources, root, count: int) -> dict:
@@ -48,7 +49,7 @@ def run_chain(sources, root, count: int) -> dict:
     )
     tokenizer = compute(train_tokenizer, root, documents=clean, recipe=TOKENIZER, **common)
     shards = compute(shard_documents, root, documents=clean, tokenizer=tokenizer, **common)
-    packed = compute(pack_phase, root, shards=shards, recipe=PACKING)
+    packed = compute(pack_phase, root, shards=shards, chats=None, recipe=PACKING)
     return {
         "ingested": ingested, "deduplicated": unique, "split": split, "filtered": filtered, "problems": problems, "decontaminated": clean,
         "tokenizer": tokenizer, "shards": shards, "packed": packed,
@@ -128,9 +129,9 @@ def test_a_sequence_leads_back_to_its_document_and_its_text(chain):
 
 
 def test_packed_rows_hold_the_tokens_of_the_mixture(chain):
-    packed = PackedRows(chain["packed"].path("order.npy").parent, chain["shards"].directory("shards"))
-    tokens, segments = packed.rows(0, len(packed))
-    assert tokens.shape == segments.shape == (100, 65)
+    packed = PackedRows(chain["packed"].path("order.npy").parent, (chain["shards"].directory("shards"),))
+    tokens, segments, trained = packed.rows(0, len(packed))
+    assert tokens.shape == segments.shape == (100, 65) and trained.all()
     assert tokens.max() < chain["tokenizer"].record.num_tokens
     assert sum(chain["packed"].record.tokens_by_domain.values()) == 6401
     assert np.diff(segments, axis=1).min() >= 0

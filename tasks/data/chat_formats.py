@@ -92,9 +92,11 @@ def _message(number: int, turn: object) -> Message:
     reasoning = next((turn[key] for key in ("reasoning_content", "reasoning") if isinstance(turn.get(key), str)), texts["reasoning"])
     message["content"] = texts["text"]
     if ROLES[name] == "assistant":
-        thought, closed, said = texts["text"].partition("</think>")
-        message["reasoning"] = thought.partition("<think>")[2].strip() if closed else reasoning.strip()
-        message["content"] = said.strip() if closed else texts["text"].strip()
+        thought, closed, said = texts["text"].strip().rpartition("</think>")
+        if closed and not thought.startswith("<think>"):
+            raise MalformedChatError("broken_reasoning", f"turn {number}: </think> without <think> at the start")
+        message["reasoning"] = thought.removeprefix("<think>").strip() if closed else reasoning.strip()
+        message["content"] = said.strip()
         written = [call for part in parts if _kind(part) == "tool_call" for call in _calls(number, _value(part))]
         message["tool_calls"] = [*written, *(_calls(number, turn["tool_calls"]) if turn.get("tool_calls") else [])]
     return message
@@ -144,14 +146,14 @@ def _from_json(value: object) -> Any:
 
 
 def _checked(messages: list[Message]) -> list[Message]:
-    """Neighbouring assistant turns joined, what follows the last one cut. Raises MalformedChatError where calls or answers do not fit."""
+    """Neighbouring assistant turns joined, what follows the last answer cut. Raises MalformedChatError for calls or answers amiss."""
     joined: list[Message] = []
     for message in messages:
         if joined and joined[-1]["role"] == message["role"] == "assistant":
             joined[-1] = _join(joined[-1], message)
         else:
             joined.append(message)
-    places = [number for number, message in enumerate(joined) if message["role"] == "assistant"]
+    places = [number for number, message in enumerate(joined) if _says_or_calls(message)]
     if not places or not any(message["role"] == "user" for message in joined[: places[-1]]):
         raise MalformedChatError("no_answer", f"roles are {', '.join(message['role'] for message in joined)}"[:200])
     kept = joined[: places[-1] + 1]
@@ -162,9 +164,13 @@ def _checked(messages: list[Message]) -> list[Message]:
         if message["role"] != "tool" and has_call:
             raise MalformedChatError("call_without_result", f"turn {number} is of the {message['role']}, before it stands a call")
     for number, message in enumerate(kept):
-        if message["role"] == "assistant" and not message["content"] and not message.get("tool_calls"):
+        if message["role"] == "assistant" and not _says_or_calls(message):
             raise MalformedChatError("no_answer", f"turn {number}: the assistant neither says nor calls anything")
     return kept
+
+
+def _says_or_calls(message: Message) -> bool:
+    return message["role"] == "assistant" and bool(message["content"] or message.get("tool_calls"))
 
 
 def _join(before: Message, message: Message) -> Message:
