@@ -69,7 +69,7 @@ def full_pipeline(
     if history.start is not None and not history.models:
         history = history.followed_by(assess_start(run, prepared, history.start))
     assessed = history.last
-    released = release_model(run, prepared, history) if window.releases and assessed is not None and not assessed.reasons else None
+    released = release_model(run, prepared, history.models) if window.releases and assessed is not None and not assessed.reasons else None
     outcome = RunOutcome(
         promoted=released is not None and released.promoted,
         model=model_name(configuration.scale),

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.assess_checkpoint import AssessedModel
+from flows.assess_checkpoint import AssessedModel, evaluate
 from flows.prepare_data import PreparedData
 from flows.run_step import Run, run_effect, run_step
 from infra.experiment_tracking import connect
 from infra.model_registry import (
     CHAMPION,
+    CHAT_TAG,
     GGUF_TAG,
     PROMOTION_TAG,
     RegisteredVersion,
@@ -25,11 +26,11 @@ from infra.model_server import SERVED_TYPE, running_model_server
 from infra.servers import artifact_root
 from infra.step import Artifact
 from tasks.evaluation.decide_gate import GateDecision, decide_gate
-from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.release.decide_release import decide_release
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
+from tasks.release.report_inputs import ReportedData, ReportedPhase, ReportedPhases
 from tasks.release.smoke_test import SmokeReport, smoke_test
 from tasks.release.write_report import publish_report, write_report
 from tasks.training.train_phase import TrainedCheckpoint
@@ -43,11 +44,14 @@ class ReleasedModel:
     version: str
     reasons: tuple[str, ...]
     report: Path
+    evidence: tuple[Path, ...]
+    """Report and cards."""
 
 
 @flow(name="release_model", flow_run_name="release_model", validate_parameters=False)
-def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> ReleasedModel:
-    """Promote the trained checkpoint to the alias `champion`, or refuse it with reasons."""
+def release_model(run: Run, prepared: PreparedData, models: tuple[AssessedModel, ...]) -> ReleasedModel:
+    """Promote the last phase's checkpoint to the alias `champion`, or refuse it with reasons."""
+    assessed = models[-1]
     checkpoint = assessed.checkpoint
     recipe, serving = run.scale.release.recipe, run.scale.serving.resources
     client, name = connect(run.mlflow), model_name(run.scale.scale)
@@ -62,7 +66,12 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     smoke = run_effect(run, "deploy and smoke-test", lambda: deploy_and_test(run, gguf, reference), describe=_describe_smoke)
     reasons = refusals(decision, release_decision, smoke)
 
-    tags = {PROMOTION_TAG: decision.key, GGUF_TAG: gguf.key, "glm46.smoke_test": "passed" if smoke.passed else "failed"}
+    tags = {
+        PROMOTION_TAG: decision.key,
+        GGUF_TAG: gguf.key,
+        CHAT_TAG: str(checkpoint.record.is_chat_trained).lower(),
+        "glm46.smoke_test": "passed" if smoke.passed else "failed",
+    }
     version, _ = run_effect(
         run, "register release",
         lambda: ensure_registered(client, name, checkpoint, "hf", assessed.run_id, artifact_root(run.home), tags, ""),
@@ -72,13 +81,28 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         run_effect(run, "promote", lambda: ensure_alias(client, name, CHAMPION, version))
     reigning = resolve_alias(client, name, CHAMPION)
     report = run_step(
-        run, write_report, ingested=prepared.ingested, deduplicated=prepared.deduplicated, filtered=prepared.filtered,
-        decontaminated=prepared.decontaminated, shards=prepared.shards, tokenizer=prepared.tokenizer, checkpoint=checkpoint,
-        evaluation=assessed.evaluation, phase_decision=assessed.decision, gguf_evaluation=gguf_evaluation,
+        run, write_report, data=reported_data(prepared), phases=reported_phases(models), gguf_evaluation=gguf_evaluation,
         release_decision=release_decision, decision=decision,
     )  # fmt: skip
     path = run_effect(run, "publish report", lambda: publish_report(report, run.home.root / "reports" / f"{run.scale.scale}.html"))
-    return ReleasedModel(reigning is not None and reigning.digest == checkpoint.digest and not reasons, version, reasons, path)
+    promoted = reigning is not None and reigning.digest == checkpoint.digest and not reasons
+    return ReleasedModel(promoted, version, reasons, path, tuple(report.paths("*")))
+
+
+def reported_data(prepared: PreparedData) -> ReportedData:
+    """The data's artifacts as the report takes them."""
+    return ReportedData(
+        prepared.ingested, prepared.deduplicated, prepared.split, prepared.filtered, prepared.problems, prepared.decontaminated,
+        prepared.chats, prepared.tokenizer, prepared.shards, prepared.chat_shards, prepared.suite,
+        tuple(result for _, result in prepared.contracts.values()),
+    )  # fmt: skip
+
+
+def reported_phases(models: tuple[AssessedModel, ...]) -> ReportedPhases:
+    """The phases of this run as the report takes them."""
+    return ReportedPhases(
+        tuple(ReportedPhase(model.phase.name, model.packed, model.checkpoint, model.evaluation, model.decision) for model in models)
+    )
 
 
 def judge_against_champion(
@@ -89,12 +113,12 @@ def judge_against_champion(
         return run.store.load(champion.promotion_key, GateDecision)
     rival = None
     if champion is not None:
-        rival = run_step(
-            run, evaluate_checkpoint, stage="evaluate champion", checkpoint=run.store.load(champion.key, TrainedCheckpoint),
-            suite=prepared.suite, recipe=run.scale.evaluation.recipe, resources=run.scale.evaluation.resources,
-        )  # fmt: skip
+        rival = evaluate(run, prepared, run.store.load(champion.key, TrainedCheckpoint), "evaluate champion")
     gate = run.scale.phases[-1].recipe.gate
-    return run_step(run, decide_gate, stage="gate champion", evaluation=assessed.evaluation, champion_evaluation=rival, recipe=gate)
+    return run_step(
+        run, decide_gate, stage="gate champion", evaluation=assessed.evaluation, start_evaluation=None, champion_evaluation=rival,
+        recipe=gate,
+    )  # fmt: skip
 
 
 def deploy_and_test(run: Run, gguf: Artifact[GgufFiles], reference: Artifact[Reference]) -> SmokeReport:

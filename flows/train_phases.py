@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from configs.schema import PhaseSection
 from flows.assess_checkpoint import AssessedModel, assess_checkpoint, evaluate
@@ -66,9 +67,7 @@ def _train(run: Run, prepared: PreparedData, phase: PhaseSection, history: Phase
     return assess_checkpoint(run, prepared, phase, checkpoint, packed, _start_evaluation(run, prepared, history), run_id)
 
 
-def _training_inputs(
-    run: Run, prepared: PreparedData, phase: PhaseSection
-) -> tuple[Artifact[PackedPhase] | None, dict[str, Artifact | None]]:
+def _training_inputs(run: Run, prepared: PreparedData, phase: PhaseSection) -> tuple[Artifact[PackedPhase] | None, dict[str, Any]]:
     """The packed rows of the phase, or the prompts of one that samples its own answers."""
     if phase.recipe.samples_answers:
         return None, {"packed": None, "shards": None, "chats": None, "prompts": prepared.problems}
