@@ -16,6 +16,7 @@ from flows.prepare_data import prepare_data
 from flows.pretrain_model import pretrain_model
 from flows.release_model import release_model
 from flows.run_step import Run
+from flows.show_run import show_data, show_outcome
 from flows.stage_log import StageLog
 from flows.stages import choose_stages
 from flows.start_weights import find_start
@@ -59,6 +60,7 @@ def full_pipeline(
 
     prepared = prepare_data(run, sources)
     approve_inputs(run, prepared.contracts)
+    show_data(run, prepared)
     history = PhaseHistory(None if start is None else find_start(run, start, prepared))
     if window.pre_training:
         history = pretrain_model(run, prepared, window.pre_training, history)
@@ -81,5 +83,6 @@ def full_pipeline(
         stages=run.log.results,
         reasons=[*(assessed.reasons if assessed is not None else ()), *(released.reasons if released is not None else ())],
     )
+    show_outcome(run, history.models, outcome)
     finish_pipeline(run, outcome, () if released is None else released.evidence)
     return outcome

@@ -75,9 +75,7 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
         ),
         "chats",
     )
-    tokenizer = contracted(
-        run_step(run, train_tokenizer, documents=decontaminated, recipe=recipe.tokenizer, resources=spark), "tokenizer"
-    )
+    tokenizer = contracted(run_step(run, train_tokenizer, documents=decontaminated, recipe=recipe.tokenizer, resources=spark), "tokenizer")
     shards = contracted(run_step(run, shard_documents, documents=decontaminated, tokenizer=tokenizer, resources=spark), "shards")
     chat_shards = contracted(run_step(run, shard_chats, chats=chats, tokenizer=tokenizer, resources=spark), "chat_shards")
     suite = contracted(

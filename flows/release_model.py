@@ -9,6 +9,7 @@ from prefect import flow
 
 from flows.assess_checkpoint import AssessedModel, evaluate
 from flows.prepare_data import PreparedData
+from flows.reported import reported_data, reported_phases
 from flows.run_step import Run, run_effect, run_step
 from infra.experiment_tracking import connect
 from infra.model_registry import (
@@ -30,7 +31,6 @@ from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.release.decide_release import decide_release
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
-from tasks.release.report_inputs import ReportedData, ReportedPhase, ReportedPhases
 from tasks.release.smoke_test import SmokeReport, smoke_test
 from tasks.release.write_report import publish_report, write_report
 from tasks.training.train_phase import TrainedCheckpoint
@@ -87,22 +87,6 @@ def release_model(run: Run, prepared: PreparedData, models: tuple[AssessedModel,
     path = run_effect(run, "publish report", lambda: publish_report(report, run.home.root / "reports" / f"{run.scale.scale}.html"))
     promoted = reigning is not None and reigning.digest == checkpoint.digest and not reasons
     return ReleasedModel(promoted, version, reasons, path, tuple(report.paths("*")))
-
-
-def reported_data(prepared: PreparedData) -> ReportedData:
-    """The data's artifacts as the report takes them."""
-    return ReportedData(
-        prepared.ingested, prepared.deduplicated, prepared.split, prepared.filtered, prepared.problems, prepared.decontaminated,
-        prepared.chats, prepared.tokenizer, prepared.shards, prepared.chat_shards, prepared.suite,
-        tuple(result for _, result in prepared.contracts.values()),
-    )  # fmt: skip
-
-
-def reported_phases(models: tuple[AssessedModel, ...]) -> ReportedPhases:
-    """The phases of this run as the report takes them."""
-    return ReportedPhases(
-        tuple(ReportedPhase(model.phase.name, model.packed, model.checkpoint, model.evaluation, model.decision) for model in models)
-    )
 
 
 def judge_against_champion(

@@ -11,6 +11,7 @@ from flows.assess_checkpoint import AssessedModel, assess_checkpoint, evaluate
 from flows.check_contract import check_contract
 from flows.prepare_data import PreparedData
 from flows.run_step import Run, run_step
+from flows.show_run import show_phase
 from flows.track_run import track_phase
 from infra.experiment_tracking import connect, log_metrics
 from infra.step import Artifact
@@ -51,7 +52,9 @@ def train_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, .
     for phase in phases:
         if history.reasons:
             break
-        history = history.followed_by(_train(run, prepared, phase, history))
+        model = _train(run, prepared, phase, history)
+        show_phase(run, model)
+        history = history.followed_by(model)
     return history
 
 

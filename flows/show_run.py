@@ -1,0 +1,47 @@
+"""What a run shows in Prefect's UI beside its states: the data funnel, each phase's curve and figures, the end with its links."""
+
+from __future__ import annotations
+
+from flows.assess_checkpoint import AssessedModel
+from flows.outcome import RunOutcome
+from flows.prepare_data import PreparedData
+from flows.reported import reported_data, reported_phases
+from flows.run_step import Run
+from flows.ui_artifacts import show_link, show_picture, show_table
+from infra.experiment_tracking import connect, run_page
+from tasks.release.phase_chart import phase_chart
+from tasks.release.report_data import funnel_rows
+from tasks.release.report_evaluation import figure_rows
+
+
+def show_data(run: Run, prepared: PreparedData) -> None:
+    """Documents in, dropped by reason, out."""
+    rows = [{"stage": stage, "what": what, "number": number} for stage, what, number in funnel_rows(reported_data(prepared))]
+    show_table(f"{run.scale.scale} data", rows, "documents in, dropped by reason, and out")
+
+
+def show_phase(run: Run, model: AssessedModel) -> None:
+    """The phase's curve and what its gate said."""
+    chart = phase_chart(model.checkpoint)
+    if chart is not None:
+        show_picture(f"{run.scale.scale} {model.phase.name} curve", chart, f"training of {model.phase.name}")
+    rows = [{"verdict": "refused" if reason.startswith("refused") else "held", "bound": reason} for reason in model.decision.record.reasons]
+    show_table(f"{run.scale.scale} {model.phase.name} gate", rows, f"gate of {model.phase.name}")
+    show_link(f"{run.scale.scale} {model.phase.name} run", run_page(connect(run.mlflow), model.run_id), f"{model.phase.name} in MLflow")
+
+
+def show_outcome(run: Run, models: tuple[AssessedModel, ...], outcome: RunOutcome) -> None:
+    """The table of figures over phases, that of stages, and the links to MLflow and the report."""
+    page = run_page(connect(run.mlflow), run.pipeline_run_id)
+    show_link(f"{run.scale.scale} mlflow", page, "this run in MLflow")
+    if models:
+        columns = ("figure", *(model.phase.name for model in models))
+        rows = [dict(zip(columns, row, strict=True)) for row in figure_rows(reported_phases(models))]
+        show_table(f"{run.scale.scale} figures", rows, "what each phase achieved, with 95 % intervals")
+    if outcome.report:
+        show_link(f"{run.scale.scale} report", f"{page}/artifacts/evidence/report.html", "the report")
+    rows = [
+        {"stage": stage.name, "seconds": stage.seconds, "state": "cached" if stage.cached else stage.reason, "figures": stage.figures}
+        for stage in outcome.stages
+    ]
+    show_table(f"{run.scale.scale} stages", rows, "every stage with its time, and why it ran")
