@@ -69,18 +69,23 @@ def artifact_root(home: Home) -> Path:
 
 def mlflow_database_uri(home: Home) -> str:
     """SQLAlchemy URI of the home's MLflow database; may hold a password."""
-    return os.environ.get(MLFLOW_DATABASE) or f"sqlite:///{home.mlflow_dir / 'mlflow.db'}"
+    return _postgres_uri(MLFLOW_DATABASE, "psycopg2") or f"sqlite:///{home.mlflow_dir / 'mlflow.db'}"
 
 
 def _prefect_database() -> dict[str, str]:
-    """Prefect's setting for a database that is not its SQLite file. Raises ValueError for one that Prefect cannot use."""
-    url = os.environ.get(PREFECT_DATABASE)
-    if not url:
-        return {}
-    scheme, _, rest = url.partition("://")
-    if scheme not in ("postgresql", "postgresql+asyncpg"):
-        raise ValueError(f"{PREFECT_DATABASE} begins with {scheme}://, must be postgresql://user:password@host:port/name")
-    return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{rest}"}
+    """Prefect's setting for a database that is not its SQLite file."""
+    uri = _postgres_uri(PREFECT_DATABASE, "asyncpg")
+    return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": uri} if uri else {}
+
+
+def _postgres_uri(variable: str, driver: str) -> str:
+    """The URI that a variable holds, for the driver that its server uses; empty where it is not set. Raises ValueError for others."""
+    scheme, _, rest = os.environ.get(variable, "").partition("://")
+    if not scheme:
+        return ""
+    if scheme.partition("+")[0] not in ("postgresql", "postgres") or not rest:
+        raise ValueError(f"{variable} begins with {scheme}, must be postgresql://user:password@host:port/name")
+    return f"postgresql+{driver}://{rest}"
 
 
 def tracking_uri() -> str:
