@@ -6,6 +6,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,6 +54,15 @@ class Generation:
     weights_version: str
 
 
+class _Continuation(NamedTuple):
+    """Of one prompt, what `Generation` holds of all."""
+
+    token_ids: list[int]
+    log_probabilities: list[float]
+    sampled_log_probabilities: list[float]
+    top2_margins: list[float]
+
+
 class InProcessEngine:
     """A loaded model that generates and scores in batches of at most `batch_sequences` sequences of similar length."""
 
@@ -69,13 +79,15 @@ class InProcessEngine:
                 raise ValueError(f"prompt {number} is empty: give at least one token")
         # Drawn on the CPU for the whole call: the same numbers on every device and whatever the batches.
         draws_PT = torch.rand(len(prompts), sampling.max_new_tokens, generator=torch.Generator().manual_seed(sampling.seed))
-        columns: tuple[list, ...] = tuple([[] for _ in prompts] for _ in range(4))
+        continuations = [_Continuation([], [], [], [])] * len(prompts)
         for members in _batches([len(prompt) for prompt in prompts], self.batch_sequences):
             batch = [prompts[member] for member in members]
-            for member, values in zip(members, self._continue(batch, sampling, draws_PT[members].to(self._device)), strict=True):
-                for column, value in zip(columns, values, strict=True):
-                    column[member] = value
-        return Generation(*columns, weights_version)
+            for member, continuation in zip(members, self._continue(batch, sampling, draws_PT[members].to(self._device)), strict=True):
+                continuations[member] = continuation
+        return Generation(
+            [each.token_ids for each in continuations], [each.log_probabilities for each in continuations],
+            [each.sampled_log_probabilities for each in continuations], [each.top2_margins for each in continuations], weights_version,
+        )  # fmt: skip
 
     @torch.inference_mode()
     def score(self, token_id_sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -115,10 +127,8 @@ class InProcessEngine:
             raise ValueError(f"a sequence of {num_tokens} tokens exceeds max_position_embeddings ({limit}): cut it")
 
     @torch.inference_mode()
-    def _continue(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, draws_BT: Tensor
-    ) -> list[tuple[list[int], list[float], list[float], list[float]]]:
-        """Per prompt of one batch the lists of `Generation`, in its order; prompts are padded on the left to one length."""
+    def _continue(self, prompts: Sequence[Sequence[int]], sampling: Sampling, draws_BT: Tensor) -> list[_Continuation]:
+        """Of one batch; prompts are padded on the left to one length."""
         width = max(len(prompt) for prompt in prompts)
         num_padding_B = torch.tensor([width - len(prompt) for prompt in prompts], device=self._device)
         token_ids_BT = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=self._device)
@@ -150,7 +160,7 @@ class InProcessEngine:
             token_ids_BT = chosen_B[:, None]
         columns = [torch.stack(column, dim=1).tolist() for column in zip(*steps, strict=True)]
         return [
-            (tokens[:length], log_probabilities[:length], sampled[:length], margins[:length])
+            _Continuation(tokens[:length], log_probabilities[:length], sampled[:length], margins[:length])
             for length, tokens, log_probabilities, sampled, margins in zip(lengths_B.tolist(), *columns, strict=True)
         ]
 

@@ -8,7 +8,8 @@ from torch import nn
 from configs.schema import OptimizerRecipe
 from model.optimizer import build_optimizer, is_decayed_matrix, set_learning_rate
 from model.transformer import Glm4Moe
-from tests.model_recipes import GLM46
+from tasks.training.state import Position, dump_state, load_state, random_state_hex
+from tests.model_recipes import GLM46, random_model
 
 RECIPE = OptimizerRecipe(
     kind="muon", muon_momentum=0.95, muon_newton_schulz_steps=5,
@@ -101,6 +102,52 @@ def quintic(matrix: torch.Tensor) -> torch.Tensor:
         gram = x @ x.mT
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
     return x
+
+
+def test_adamw_on_all_equals_torchs_and_decays_matrices_only():
+    torch.manual_seed(0)
+    ours, reference = Matrices(), Matrices()
+    reference.load_state_dict(ours.state_dict())
+    optimizer = build_optimizer(ours, RECIPE.model_copy(update={"kind": "adamw"}))
+    set_learning_rate(optimizer, LEARNING_RATE)
+    rest = [reference.wide.bias, reference.embed_tokens.weight, reference.norm.weight]
+    matrices = [reference.wide.weight, reference.tall.weight, reference.square.weight, reference.experts]
+    adam = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8
+    )
+    for step in range(5):
+        for model in (ours, reference):
+            set_gradients(model, step)
+        for each in (optimizer, adam):
+            each.step()
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter, reference.get_parameter(name), msg=lambda text, at=name: f"{at}: {text}")
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+def test_a_loaded_hand_over_steps_like_the_one_it_was_saved_from(kind, tmp_path):
+    recipe = RECIPE.model_copy(update={"kind": kind})
+    first, second = random_model(GLM46), random_model(GLM46, seed=1)
+    optimizers = [build_optimizer(model, recipe) for model in (first, second)]
+    set_gradients(first, 0)
+    set_learning_rate(optimizers[0], LEARNING_RATE)
+    optimizers[0].step()
+    position = Position(
+        course="c", phase="p", step=1, num_tokens=0, course_tokens=0, optimizer_steps=1, torch_random_state=random_state_hex(),
+        losses=None, policy=None,
+    )  # fmt: skip
+    for name, data in dump_state(first, optimizers[0], position):
+        (tmp_path / name).write_bytes(data)
+    load_state(second, optimizers[1], tmp_path, position)
+    for model, optimizer in zip((first, second), optimizers, strict=True):
+        set_learning_rate(optimizer, LEARNING_RATE)
+        set_gradients(model, 1)
+        optimizer.step()
+    for name, parameter in second.named_parameters():
+        assert parameter.equal(first.get_parameter(name)), name
+    other = build_optimizer(second, RECIPE.model_copy(update={"kind": "adamw" if kind == "muon" else "muon"}))
+    with pytest.raises(ValueError, match=r"another optimizer\.kind updated: phases of one course share the kind"):
+        load_state(second, other, tmp_path, position)
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (32, 32), (3, 16, 32)])
