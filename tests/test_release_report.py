@@ -1,106 +1,44 @@
-"""The report on toy artifacts: every number it shows is one of theirs, and it asks nobody for anything."""
+"""The report on a toy run: every number it shows is one of the artifacts', and it asks nobody for anything."""
 
 from __future__ import annotations
 
-import json
 import re
 from html.parser import HTMLParser
 
 import pytest
-from pydantic import Field
 
-from configs.schema import EvaluationResources, GateRecipe, ReleaseRecipe, ServingResources
 from infra.home import Home
-from infra.step import Output, Record, step
 from infra.store import open_store
-from tasks.evaluation.decide_gate import decide_gate
-from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
-from tasks.evaluation.select_evaluation_items import select_evaluation_items
-from tasks.release.convert_to_gguf import convert_to_gguf
-from tasks.release.decide_release import decide_release
-from tasks.release.evaluate_gguf import evaluate_gguf
-from tasks.release.report_page import curves, table
-from tasks.release.write_report import publish_report, write_report
-from tests.evaluation_fakes import commit, split_documents, synthesize_problems, toy_checkpoint_step, train_tokenizer
-from tests.test_evaluation import RECIPE as EVALUATION
-
-RELEASE = ReleaseRecipe(
-    gguf_types=("F32", "Q8_0"), smoke_prompts=("The",), smoke_new_tokens=4, smoke_min_margin=0.01, max_quantization_bits_per_byte=0.05,
-    num_quantization_documents=2, max_quantization_document_tokens=8,
-)  # fmt: skip
-SERVING = ServingResources(host="127.0.0.1", port=0, context_length=256, num_threads=1, startup_timeout_seconds=30)
-GATE = GateRecipe(max_bits_per_byte=0.5, min_arithmetic_accuracy=0.0, noninferiority_bits_per_byte=0.05)
-
-
-class ToyStage(Record):
-    num_documents: int
-    num_unsampled_documents: int = 0
-    train_bytes_by_domain: dict[str, int] = Field(default_factory=dict)
-    validation_bytes_by_domain: dict[str, int] = Field(default_factory=dict)
-    dropped: dict[str, int] = Field(default_factory=dict)
-    rejected: dict[str, int] = Field(default_factory=dict)
-
-
-class TrainedToy(Record):
-    phase: str = "pretrain_general"
-    objective: str = "pretrain"
-    num_steps: int = 3
-    num_tokens: int = 3072
-    lm_loss: float = 4.25
-    mtp_loss: float = 4.5
-    balance_loss: float = 1.01
-    num_parameters: int = 123_456
-    export_digest: str = "f" * 64
-
-
-def toy_stage(name, record):
-    @step(content=("none",))
-    def stage(*, output: Output) -> ToyStage:
-        return record
-
-    return name, stage
-
-
-@step(content=("hf/*",), evidence=("metrics.jsonl",))
-def train_phase(*, output: Output) -> TrainedToy:
-    toy_checkpoint_step("trained")(output=output)
-    rows = [{"step": n, "tokens": n * 1024, "lm": 5.0 - n / 4, "mtp": 5.25 - n / 4} for n in (1, 2, 3)]
-    output.path("metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return TrainedToy()
+from tasks.evaluation.items import CHOICE, accuracy, read_items
+from tasks.release.dropped_examples import dropped_examples
+from tasks.release.report_charts import Line, Span, bars, curves, intervals, strips
+from tasks.release.report_page import Section, page, table
+from tasks.release.write_report import publish_report
+from tests.report_fakes import REASONS, STEPS, TOKENS_PER_STEP, WORDS, reported_data, reported_phases, write_toy_report
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    store = open_store(None, Home(tmp_path_factory.mktemp("report")))
-    funnel = {
-        "ingested": ToyStage(num_documents=1000, num_unsampled_documents=5, rejected={"not UTF-8 <&>": 7}),
-        "deduplicated": ToyStage(num_documents=901, dropped={"exact": 60, "near": 39}),
-        "filtered": ToyStage(num_documents=853, dropped={"too_short": 48}),
-        "decontaminated": ToyStage(
-            num_documents=971, dropped={"overlap": 2}, train_bytes_by_domain={"web": 70, "code": 9}, validation_bytes_by_domain={"web": 8}
-        ),
-        "shards": ToyStage(num_documents=971),
-    }
-    given = {name: commit(store, toy_stage(name, record)[1], name) for name, record in funnel.items()}
-    tokenizer = commit(store, train_tokenizer)
-    checkpoint = commit(store, train_phase)
-    made = {"documents": commit(store, split_documents), "problems": commit(store, synthesize_problems), "tokenizer": tokenizer}
-    suite = commit(store, select_evaluation_items, recipe=EVALUATION, **made)
-    evaluation = commit(
-        store, evaluate_checkpoint, checkpoint=checkpoint, suite=suite, recipe=EVALUATION, resources=EvaluationResources(batch_sequences=8)
-    )
-    decision = commit(store, decide_gate, evaluation=evaluation, champion_evaluation=None, recipe=GATE)
-    gguf = commit(store, convert_to_gguf, checkpoint=checkpoint, recipe=RELEASE)
-    scored = commit(store, evaluate_gguf, gguf=gguf, checkpoint=checkpoint, suite=suite, recipe=RELEASE, resources=SERVING)
-    released = commit(store, decide_release, gguf_evaluation=scored, recipe=RELEASE)
-    return commit(
-        store, write_report, **given, tokenizer=tokenizer, checkpoint=checkpoint, evaluation=evaluation, phase_decision=decision,
-        gguf_evaluation=scored, release_decision=released, decision=decision,
-    ), evaluation  # fmt: skip
+def store(tmp_path_factory):
+    return open_store(None, Home(tmp_path_factory.mktemp("report")))
+
+
+@pytest.fixture(scope="module")
+def data(store):
+    return reported_data(store)
+
+
+@pytest.fixture(scope="module")
+def phases(store):
+    return reported_phases(store, tuple(STEPS))
+
+
+@pytest.fixture(scope="module")
+def report(store, data, phases):
+    return write_toy_report(store, data, phases)
 
 
 class Cells(HTMLParser):
-    """Rows of all tables, and the tags seen."""
+    """Rows of all tables, the tags seen, the addresses named."""
 
     def __init__(self, text):
         super().__init__()
@@ -124,43 +62,144 @@ class Cells(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_numbers_are_those_of_the_artifacts(report):
-    artifact, evaluation = report
-    text = artifact.path("report.html").read_text()
-    rows = Cells(text).rows
-    assert ["ingest", "records unreadable: not UTF-8 <&>", "7"] in rows
+def test_numbers_of_the_data_are_those_of_the_artifacts(report, data):
+    rows = Cells(report.path("report.html").read_text()).rows
+    assert ["ingest", "records unreadable: not_utf8 <&>", "7"] in rows
     assert [row[2] for row in rows if row[1] == "documents" and len(row) == 3] == ["1,000", "901", "853", "971"]
-    assert ["synthesize", "documents added", "120"] in rows, "971 + 2 dropped - 853"
-    assert ["web", "70", "8"] in rows and ["code", "9", "0"] in rows
-    assert next(row for row in rows if row[0] == "all")[3] == f"{evaluation.record.bits_per_byte:.4f}"
-    for domain, value in evaluation.record.bits_per_byte_by_domain.items():
-        assert next(row for row in rows if row[0] == domain and len(row) == 4)[3] == f"{value:.4f}"
-    assert evaluation.digest[:12] in text
-    assert artifact.record.accepted is False and "refused: bits_per_byte" in text
+    assert ["synthesize", "documents added", "120"] in rows
+    assert ["web", "70", "2,100", "8"] in rows and ["code", "9", "400", "0"] in rows
+    assert ["conversations, synthetic", "250"] in rows and ["of these what an assistant writes", "333"] in rows
+    for contract in data.contracts:
+        assert [contract.record.contract, "1,000", "11", "met", contract.digest[:12]] in rows
+    assert any(row[:6] == ["python", "pretrain", "code", "PSF-2.0", "3", "6,000"] for row in rows)
+
+
+def test_every_figure_of_every_phase_stands_in_the_benchmark_table(report, phases):
+    rows = {row[0]: row[1:] for row in Cells(report.path("report.html").read_text()).rows if len(row) == 1 + len(STEPS)}
+    assert rows["figure"] == list(STEPS)
+    for number, phase in enumerate(phases):
+        record = phase.evaluation.record
+        lower, upper = record.intervals["bits_per_byte"]
+        assert rows["bits per byte"][number] == f"{record.bits_per_byte:.4f}[{lower:.4f}, {upper:.4f}]"
+        assert rows["pass@1 in conversation"][number].startswith(f"{record.pass_at_1:.4f}[")
+        assert rows["pass@2 in conversation"][number].startswith(f"{record.pass_at_k:.4f}[")
+        assert rows["different answers / right ones"][number] == f"{record.distinct_answer_share:.4f}"
+        assert rows["multiple choice, per character"][number] == f"{record.choice_accuracy_normalised:.4f}"
+        choices = accuracy(read_items(phase.evaluation.path("items.parquet")), CHOICE)
+        assert rows["multiple choice, toy_bench"][number] == f"{choices:.4f} of 4"
+        for domain, value in record.bits_per_byte_by_domain.items():
+            assert rows[f"bits per byte, {domain}"][number] == f"{value:.4f}"
+
+
+def test_every_bound_of_every_gate_is_shown(report, phases):
+    text = report.path("report.html").read_text()
+    rows = Cells(text).rows
+    for phase in phases:
+        for reason in phase.decision.record.reasons:
+            sign = "✗" if reason.startswith("refused") else "✓"
+            assert [sign, reason.removeprefix("refused: ")] in rows
+        assert phase.evaluation.digest[:12] in text and phase.checkpoint.digest[:12] in text
+    assert report.record.accepted is False
+    assert report.record.bits_per_byte == phases.last.evaluation.record.bits_per_byte
+
+
+def test_curves_lie_on_one_token_axis(report):
+    """The first point of the second phase lies one step behind the last of the first one."""
+    text = report.path("report.html").read_text()
+    lines = re.findall(r'points="([^"]*)"><title>next token</title>', text)
+    assert len(lines) == 3, "the surrogate loss of a policy objective is no loss"
+    ends = [(line.split()[0], line.split()[-1]) for line in lines]
+    x_of = lambda point: float(point.split(",")[0])  # noqa: E731
+    step = (980 - 64 - 16) / sum(STEPS.values())
+    assert x_of(ends[1][0]) - x_of(ends[0][1]) == pytest.approx(step, abs=0.2)
+    assert x_of(ends[0][1]) == pytest.approx(64 + STEPS["pretrain_general"] * step, abs=0.2)
+    assert f"{sum(STEPS.values()) * TOKENS_PER_STEP:,} tokens" in text
+    assert len(re.findall(r"<title>mean of 10 steps</title>", text)) == 1
+
+
+def test_sampled_answers_of_the_first_and_last_step_are_shown_escaped(report):
+    text = report.path("report.html").read_text()
+    assert "Sampled answers of step 1;" in text and "Sampled answers of step 20;" in text
+    assert '<span class="chip good">7&lt;|user|&gt;</span>' in text and '<span class="chip bad">(empty)</span>' in text
+
+
+def test_dropped_examples_are_the_texts_that_the_step_read(data):
+    for dropped, given in ((data.deduplicated, data.ingested), (data.filtered, data.split)):
+        examples = dropped_examples(dropped, (given,))
+        assert set(examples) == set(REASONS[dropped.manifest.step])
+        for group in examples.values():
+            assert 0 < len(group) <= 3
+            for example in group:
+                assert example.text.startswith(f"{int(example.document_id, 16)}: {WORDS[:40]}") and len(example.text) < 230
 
 
 def test_report_asks_nobody_for_anything(report):
-    text = report[0].path("report.html").read_text()
+    text = report.path("report.html").read_text()
     parsed = Cells(text)
-    assert not parsed.urls and not parsed.tags & {"script", "link", "img", "iframe"}
+    anchors = {f"#{anchor}" for anchor in re.findall(r'<section id="([^"]*)"', text)}
+    assert set(parsed.urls) == anchors and len(anchors) == 10
+    assert not parsed.tags & {"script", "link", "img", "iframe", "b>", "i"}
     assert not re.search(r"https?://|url\(|@import", text)
+
+
+def test_parts_that_a_run_does_not_have_leave_no_trace(store, data):
+    """No policy phase, no contract, no broken record."""
+    from dataclasses import replace
+
+    short = reported_phases(store, ("pretrain_general",))
+    text = write_toy_report(store, replace(data, contracts=()), short).path("report.html").read_text()
+    assert "Reward of" not in text and 'id="contracts"' not in text and "Sampled answers of step" not in text
+    assert "nan" not in text.lower().split() and 'points=""' not in text
+
+
+def test_cards_hold_the_numbers(report, phases):
+    model, cards = report.path("model_card.md").read_text(), report.path("data_card.md").read_text()
+    assert "123,456 parameters" in model and "answers in the GLM chat template" in model
+    assert f"| pretrain_general | pretrain | 60 | {60 * TOKENS_PER_STEP:,} |" in model
+    assert f"{phases.last.evaluation.record.bits_per_byte:.4f} [" in model
+    assert "**against the champion: refused.**" in model
+    assert "971 documents, 2,500 tokens, from 9 files; 285 conversations." in cards
+    assert "| deduplicate | dropped: exact | 60 |" in cards and "MIT \\| Apache-2.0" in cards
+    for text in (model, cards):
+        columns = {line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")}
+        assert min(columns) >= 3 and "<code>" not in text
 
 
 def test_publishing_again_changes_nothing(report, tmp_path):
     path = tmp_path / "reports" / "tiny.html"
-    assert publish_report(report[0], path) == path
+    assert publish_report(report, path) == path
     before = path.stat()
-    publish_report(report[0], path)
-    assert path.stat().st_mtime_ns == before.st_mtime_ns and path.read_bytes() == report[0].path("report.html").read_bytes()
+    publish_report(report, path)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns and path.read_bytes() == report.path("report.html").read_bytes()
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["tiny-data-card.md", "tiny-model-card.md", "tiny.html"]
 
 
 def test_curve_starts_top_left_and_ends_where_the_last_point_is():
-    drawn = curves("tokens", "loss", {"a": [(0.0, 3.0), (50.0, 2.0), (100.0, 1.0)]})
+    drawn = curves("tokens", "loss", [Line("a", [(0.0, 3.0), (50.0, 2.0), (100.0, 1.0)])])
     points = [tuple(map(float, pair.split(","))) for pair in re.findall(r'points="([^"]*)"', drawn)[0].split()]
-    assert points == [(56.0, 14.0), (452.0, 120.0), (848.0, 226.0)]
+    assert points == [(64.0, 26.0), (514.0, 138.0), (964.0, 250.0)]
     with pytest.raises(ValueError, match="curve a has no finite point"):
-        curves("tokens", "loss", {"a": [(0.0, float("nan"))]})
+        curves("tokens", "loss", [Line("a", [(0.0, float("nan"))])])
 
 
-def test_texts_are_escaped():
+def test_strip_cells_are_means_and_darker_where_higher():
+    drawn = strips(
+        "tokens", "load", [("layer 1", [(float(x), 1.0 if x < 500 else 2.0) for x in range(1, 1001)])], 1.0, 2.0, [Span("p", 0, 1000)]
+    )
+    shades = [float(value) for value in re.findall(r'fill-opacity="([0-9.]+)"', drawn)]
+    assert len(shades) <= 160 and shades[0] == 0.0 and shades[-1] == 1.0 and sorted(shades) == shades
+
+
+def test_intervals_and_bars_are_to_scale():
+    drawn = intervals("pass@1", [("sft", 0.4, (0.3, 0.5)), ("rl", 0.5, (0.4, 0.7))])
+    lows = [float(value) for value in re.findall(r'x1="([0-9.]+)"', drawn)]
+    highs = [float(value) for value in re.findall(r'x2="([0-9.]+)"', drawn)]
+    dots = [float(value) for value in re.findall(r'cx="([0-9.]+)"', drawn)]
+    assert dots[0] == lows[1] and dots[1] == highs[0] and (highs[1] - lows[0]) == pytest.approx(2 * (highs[0] - lows[0]), abs=0.2)
+    widths = [float(value) for value in re.findall(r' width="([0-9.]+)"', bars("time", [("a", 4.0, "4 s"), ("b", 1.0, "1 s")]))]
+    assert widths[0] == pytest.approx(4 * widths[1], abs=0.5)
+
+
+def test_texts_are_escaped_and_empty_sections_left_out():
     assert "<b>" not in table(("<b>",), [("<b>",)])
+    assert "empty" not in page("t", "s", [], [Section("empty", ""), Section("full", "x")])

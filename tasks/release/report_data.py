@@ -1,0 +1,126 @@
+"""The report about the data: the funnel with examples of what was dropped, domains, conversations, sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby, islice
+from typing import Any
+
+from infra.step import digest_of
+from tasks.release.dropped_examples import Example, dropped_examples, shortened
+from tasks.release.report_inputs import DIGITS, ReportedData
+from tasks.release.report_page import Cell, code, folded, heading, paragraph, quote, table
+
+NUM_REJECTED_EXAMPLES = 5
+
+
+def data_section(data: ReportedData) -> str:
+    """From the sources to what is trained on."""
+    return "".join(
+        (
+            heading("Documents"), table(("stage", "what", "number"), funnel_rows(data)), _examples(data), heading("Bytes by domain"),
+            _domains(data), heading("Conversations and problems"), _chats(data), heading("Sources"),
+            table(SOURCE_COLUMNS, source_rows(data)),
+        )
+    )  # fmt: skip
+
+
+def funnel_rows(data: ReportedData) -> list[tuple[str, str, int]]:
+    """(stage, what, number): documents in are documents out and those dropped, at every stage."""
+    ingested, decontaminated = data.ingested.record, data.decontaminated.record
+    return [
+        ("ingest", "documents left out: max_source_bytes reached", ingested.num_unsampled_documents),
+        *_reasons("ingest", "records unreadable", ingested.rejected),
+        ("ingest", "documents", ingested.num_documents),
+        *_reasons("deduplicate", "dropped", data.deduplicated.record.dropped),
+        ("deduplicate", "documents", data.deduplicated.record.num_documents),
+        *_reasons("filter", "dropped", data.filtered.record.dropped),
+        ("filter", "documents", data.filtered.record.num_documents),
+        ("synthesize", "documents added", data.problems.record.num_documents),
+        *_reasons("decontaminate", "dropped", decontaminated.dropped),
+        ("decontaminate", "documents", decontaminated.num_documents),
+    ]
+
+
+def _reasons(stage: str, what: str, counts: Mapping[str, int]) -> list[tuple[str, str, int]]:
+    """One row per reason, the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [(stage, f"{what}: {reason}", count) for reason, count in ordered if count]
+
+
+def _examples(data: ReportedData) -> str:
+    given = {
+        "deduplicate": (data.deduplicated, (data.ingested,)),
+        "filter": (data.filtered, (data.split,)),
+        "decontaminate": (data.decontaminated, (data.filtered, data.problems)),
+    }
+    parts = [
+        folded(f"{stage} · {reason}: {dropped.record.dropped[reason]:,} documents, for example", "".join(map(_example, examples)))
+        for stage, (dropped, inputs) in given.items()
+        for reason, examples in dropped_examples(dropped, inputs).items()
+    ]
+    rejected = _rejected(data.ingested)
+    if rejected:
+        parts.append(folded(f"ingest · {sum(data.ingested.record.rejected.values()):,} records unreadable, for example", rejected))
+    return heading("What was dropped, and why") + "".join(parts) if parts else ""
+
+
+def _example(example: Example) -> str:
+    kept = f", {example.kept_id} stays or is protected" if example.kept_id else ""
+    return paragraph(f"document {example.document_id}{kept}", "soft") + quote(example.text)
+
+
+def _rejected(artifact: Any) -> str:
+    """Places of records that no document could be made of."""
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(artifact.path("rejected.parquet"), columns=["source", "offset", "reason", "detail"]).to_pylist()
+    by_reason = groupby(sorted(rows, key=lambda row: (row["reason"], row["source"], row["offset"])), key=lambda row: row["reason"])
+    shown = [row for _, group in by_reason for row in islice(group, NUM_REJECTED_EXAMPLES)]
+    cells = [(row["reason"], row["source"], row["offset"], shortened(row["detail"])) for row in shown]
+    return table(("reason", "file", "offset", "detail"), cells)
+
+
+def _domains(data: ReportedData) -> str:
+    record, tokens = data.decontaminated.record, data.shards.record.tokens_by_domain
+    trained, held_out = record.train_bytes_by_domain, record.validation_bytes_by_domain
+    rows = [(name, trained.get(name, 0), tokens.get(name, 0), held_out.get(name, 0)) for name in sorted({*trained, *held_out})]
+    sample = data.tokenizer.record
+    return table(("domain", "bytes to train on", "tokens in shards", "bytes held out"), rows) + paragraph(
+        f"Tokens of a byte-level BPE of {sample.num_ordinary_tokens:,} ordinary tokens, learned from {sample.num_sample_chars:,} "
+        f"characters of {sample.num_sample_documents:,} documents.",
+        "soft",
+    )
+
+
+def _chats(data: ReportedData) -> str:
+    chats, problems, shards = data.chats.record, data.problems.record, data.chat_shards.record
+    rows: list[tuple[Cell, ...]] = [
+        ("problems in documents", problems.num_training_problems),
+        ("prompts of reinforcement learning", problems.num_prompts),
+        ("problems that only evaluate", problems.num_evaluation_problems),
+        *((f"conversations, {name}", count) for name, count in sorted(chats.chats_by_collection.items())),
+        *((f"conversations dropped: {reason}", count) for reason, count in sorted(chats.dropped.items())),
+        *((f"records that are no conversation: {reason}", count) for reason, count in sorted(chats.rejected.items())),
+        ("conversations to train on", chats.training_chats),
+        ("conversations held out", chats.validation_chats),
+        ("their tokens", shards.num_tokens),
+        ("of these what an assistant writes", shards.num_trained_tokens),
+    ]
+    return table(("what", "number"), rows)
+
+
+SOURCE_COLUMNS = ("collection", "role", "domain", "licence", "files", "bytes", "sha256 over the files")
+
+
+def source_rows(data: ReportedData) -> list[tuple[Cell, ...]]:
+    """One row per collection, role and domain of the listed files."""
+    import pyarrow.parquet as pq
+
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in pq.read_table(data.ingested.path("sources.parquet")).to_pylist():
+        groups.setdefault((row["collection"], row["role"], row["domain"], row["licence"] or "not stated"), []).append(row)
+    return [
+        (*names, len(rows), sum(row["size"] for row in rows), code(digest_of([row["sha256"] for row in rows])[:DIGITS]))
+        for names, rows in sorted(groups.items())
+    ]

@@ -1,0 +1,222 @@
+"""A small run for the report: real records, real items of toy models, data files with texts, metrics and rollouts of four phases."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.schema import EvaluationResources, GateRecipe, ReleaseRecipe, ServingResources
+from infra.step import Artifact, Output, Record, Step
+from infra.store import Store
+from tasks.data.collect_chats import CollectedChats
+from tasks.data.decontaminate_documents import DecontaminatedDocuments
+from tasks.data.deduplicate_documents import DeduplicatedDocuments
+from tasks.data.filter_documents import FilteredDocuments
+from tasks.data.ingest_documents import IngestedDocuments
+from tasks.data.pack_phase import PackedPhase
+from tasks.data.shard_chats import ChatShards
+from tasks.data.shard_documents import TokenShards
+from tasks.data.split_documents import SplitDocuments
+from tasks.data.synthesize_problems import SynthesizedProblems
+from tasks.data.train_tokenizer import TrainedTokenizer
+from tasks.data.validate_contract import ContractResult
+from tasks.evaluation.decide_gate import decide_gate
+from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
+from tasks.release.convert_to_gguf import convert_to_gguf
+from tasks.release.decide_release import decide_release
+from tasks.release.evaluate_gguf import evaluate_gguf
+from tasks.release.report_inputs import ReportedData, ReportedPhase, ReportedPhases
+from tasks.release.write_report import Report, write_report
+from tasks.training.train_phase import TrainedCheckpoint
+from tests.evaluation_fakes import RECIPE, commit, evaluation_suite, toy_checkpoint_step
+
+RELEASE = ReleaseRecipe(
+    gguf_types=("F32", "Q8_0"), smoke_prompts=("The",), smoke_new_tokens=4, smoke_min_margin=0.01, max_quantization_bits_per_byte=0.05,
+    num_quantization_documents=2, max_quantization_document_tokens=8,
+)  # fmt: skip
+SERVING = ServingResources(host="127.0.0.1", port=0, context_length=256, num_threads=1, startup_timeout_seconds=30)
+GATE = GateRecipe(
+    max_bits_per_byte=12.0, min_arithmetic_accuracy=0.0, min_pass_at_1=0.0, min_distinct_answer_share=0.0,
+    noninferiority_bits_per_byte=0.05, start_bits_per_byte=0.05, start_pass_at_1=1.0,
+)  # fmt: skip
+STEPS = {"pretrain_general": 60, "mid_reasoning": 30, "sft": 30, "rl_reasoning": 20}
+TOKENS_PER_STEP = 8192
+WORDS = "a text of which the report shows the beginning <b>and nothing else</b> "
+REASONS = {
+    "deduplicate_documents": {"exact": 60, "near": 39},
+    "filter_documents": {"too_few_words": 48},
+    "decontaminate_documents": {"overlap": 2},
+}
+
+
+def toy(name: str, record: Record, write: Callable[[Output], object], evidence: tuple[str, ...] = ()) -> Step:
+    """A step of the given name that writes what it is told and returns a real record."""
+
+    def function(*, output: Output) -> Record:
+        write(output)
+        return record
+
+    function.__name__ = name
+    function.__annotations__ = {"return": type(record).__name__}
+    return Step(function, ("hf/*",) if evidence else ("*",), evidence, (), (), ())
+
+
+def documents(store: Store, name: str, record: Record, ids: range, extra: Callable[[Output], None] = lambda output: None) -> Artifact:
+    """An artifact with documents of these numbers, and a dropped.parquet where the step has reasons."""
+
+    def write(output: Output) -> None:
+        rows = [{"id": f"{number:016x}", "text": f"{number}: {WORDS * 8}"} for number in ids]
+        pq.write_table(pa.Table.from_pylist(rows), output.path("documents/part-00000.parquet"))
+        extra(output)
+        if name in REASONS:
+            reasons = [reason for reason, count in REASONS[name].items() for _ in range(count)]
+            dropped = [
+                {"id": f"{ids.stop + number:016x}", "reason": reason, "kept_id": "k" if reason == "near" else ""}
+                for number, reason in enumerate(reasons)
+            ]
+            pq.write_table(pa.Table.from_pylist(dropped), output.path("dropped.parquet"))
+
+    return commit(store, toy(name, record, write), name)
+
+
+def _sources(output: Output) -> None:
+    rejected = [{"source": "bad/<&>.txt", "offset": number, "reason": "not_utf8 <&>", "detail": "byte 3"} for number in range(7)]
+    pq.write_table(pa.Table.from_pylist(rejected), output.path("rejected.parquet"))
+    rows = [
+        {"name": f"{collection}/{number}", "sha256": f"{number:064x}", "size": 1000 * (number + 1), "role": role, "format": "text",
+         "domain": domain, "lang": "en", "licence": licence, "collection": collection}
+        for collection, role, domain, licence in (
+            ("python", "pretrain", "code", "PSF-2.0"), ("packages", "pretrain", "web", "MIT | Apache-2.0"),
+            ("bench/**", "evaluation", "web", ""),
+        )
+        for number in range(3)
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), output.path("sources.parquet"))
+
+
+def reported_data(store: Store) -> ReportedData:
+    ingested = IngestedDocuments(
+        num_sources=9, num_documents=1000, num_bytes=5000, num_evaluation_documents=3, num_unsampled_documents=5,
+        rejected={"not_utf8 <&>": 7}, documents_by_domain={"web": 700, "code": 300}, bytes_by_domain={"web": 4000, "code": 1000},
+    )  # fmt: skip
+    decontaminated = DecontaminatedDocuments(
+        num_documents=971, num_bytes=4800, num_protected_items=11, dropped=REASONS["decontaminate_documents"],
+        train_bytes_by_domain={"web": 70, "code": 9}, validation_bytes_by_domain={"web": 8},
+    )  # fmt: skip
+    deduplicated = DeduplicatedDocuments(
+        num_documents=901, num_bytes=4500, num_verified_pairs=39, num_bands=20, num_rows=6, dropped=REASONS["deduplicate_documents"]
+    )
+    problems = SynthesizedProblems(
+        num_documents=120, num_bytes=900, num_training_problems=3000, num_evaluation_problems=300, num_chats=250, num_prompts=80
+    )
+    chats = CollectedChats(
+        num_sources=1, num_chats=300, num_bytes=9000, chats_by_collection={"synthetic": 250, "sft/*": 50}, training_chats=285,
+        validation_chats=15, dropped={"exact_duplicate": 4}, rejected={"unknown_role": 1},
+    )  # fmt: skip
+    tokenizer = TrainedTokenizer(
+        num_tokens=356, num_ordinary_tokens=320, special_ids={}, tokenizer_digest="t" * 64, num_sample_documents=12, num_sample_chars=4567
+    )
+    shards = TokenShards(
+        num_documents=971, num_tokens=2500, shards=("web-00000",), domains={"web-00000": "web"}, tokens_by_domain={"web": 2100, "code": 400}
+    )
+    chat_shards = ChatShards(
+        num_documents=285, num_tokens=800, shards=("chat-00000",), domains={"chat-00000": "chat"}, tokens_by_domain={"chat": 800},
+        num_trained_tokens=333,
+    )  # fmt: skip
+    split = SplitDocuments(num_documents=901, num_bytes=4500, train_by_domain={"web": 800}, validation_by_domain={"web": 101})
+    filtered = FilteredDocuments(num_documents=853, num_bytes=4100, dropped=REASONS["filter_documents"])
+
+    def plain(name: str, record: Record) -> Artifact:
+        return commit(store, toy(name, record, lambda output: output.path("empty").touch()), name)
+
+    found = [{"table": "documents/*.parquet", "expectation": "unique", "arguments": {"column": "id"}, "observed": "1,000 rows"}]
+    contracts = tuple(
+        commit(store, toy("validate_contract", ContractResult(contract=name, num_rows=1000, num_expectations=11),
+                          lambda output: output.path("findings.json").write_text(json.dumps(found))), f"contract {name}")
+        for name in ("ingested", "deduplicated", "shards")
+    )  # fmt: skip
+    made = documents(store, "ingest_documents", ingested, range(2000), _sources)
+    made.manifest.identity["inputs"]["sources"] = "5" * 64
+    return ReportedData(
+        ingested=made,
+        deduplicated=documents(store, "deduplicate_documents", deduplicated, range(901)),
+        split=documents(store, "split_documents", split, range(2000)),
+        filtered=documents(store, "filter_documents", filtered, range(853)),
+        problems=documents(store, "synthesize_problems", problems, range(900, 1020)),
+        decontaminated=documents(store, "decontaminate_documents", decontaminated, range(851)),
+        chats=plain("collect_chats", chats), tokenizer=plain("train_tokenizer", tokenizer), shards=plain("shard_documents", shards),
+        chat_shards=plain("shard_chats", chat_shards), suite=evaluation_suite(store), contracts=contracts,
+    )  # fmt: skip
+
+
+def _metrics(name: str) -> list[dict[str, float]]:
+    """Lines as the worker writes them."""
+    lines = []
+    for step in range(1, STEPS[name] + 1):
+        wave = math.sin(step * 1.7)
+        line = {
+            "step": step, "tokens": step * TOKENS_PER_STEP, "lm": 2 + 5 * math.exp(-step / 20) + 0.05 * wave,
+            "mtp": 2.4 + 5 * math.exp(-step / 25), "expert_load_0": 1.2 + math.exp(-step / 10), "expert_load_1": 1.6 + 0.3 * wave,
+            "tokens_per_second": 3000.0 + 10 * step, "mfu": 0.21, "memory_bytes": 1.5 * 2**30,
+        }  # fmt: skip
+        lines.append(line | ({"reward_mean": 0.3 + 0.02 * step + 0.05 * wave} if name == "rl_reasoning" else {}))
+    return lines
+
+
+def _rollouts() -> list[dict[str, object]]:
+    return [
+        {"step": step, "prompt_id": f"q{number}", "question": f"What is {number} + 7?", "answer": str(number + 7),
+         "samples": [f"\n{number + 7}<|user|>", "\n<i>12</i><|user|>", ""], "rewards": [1.0, 0.0, 0.0]}
+        for step in (1, 20) for number in range(2)
+    ]  # fmt: skip
+
+
+def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | None, gate: GateRecipe) -> ReportedPhase:
+    is_policy, num_steps = name == "rl_reasoning", STEPS[name]
+    record = TrainedCheckpoint(
+        phase=name, objective={"sft": "sft", "rl_reasoning": "grpo"}.get(name, "pretrain"), num_steps=num_steps,
+        num_tokens=num_steps * TOKENS_PER_STEP, course=name, course_tokens=num_steps * TOKENS_PER_STEP, lm_loss=2.25, mtp_loss=2.5,
+        balance_loss=1.01, num_parameters=123_456, mean_reward=0.61 if is_policy else None, is_chat_trained=name in ("sft", "rl_reasoning"),
+        chat_template_digest="c" * 64, tokenizer_digest="t" * 64, special_token_ids={}, export_digest="f" * 64,
+    )  # fmt: skip
+
+    def write(output: Output) -> None:
+        toy_checkpoint_step(model)(output=output)
+        files = {"metrics.jsonl": _metrics(name), **({"rollouts.jsonl": _rollouts()} if is_policy else {})}
+        for file, lines in files.items():
+            output.path(file).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    checkpoint = commit(store, toy("train_phase", record, write, evidence=("*.jsonl",)), name)
+    packed = PackedPhase(
+        num_rows=60, num_tokens=15360, sequence_length=256, packing="stream", num_pieces=70, fill_share=1.0, num_too_long=0,
+        tokens_by_domain={"web": 9000, "code": 6360}, epochs_by_domain={"web": 1.5, "code": 2.0},
+    )  # fmt: skip
+    given = {"suite": evaluation_suite(store), "recipe": RECIPE, "resources": EvaluationResources(batch_sequences=8)}
+    evaluation = commit(store, evaluate_checkpoint, checkpoint=checkpoint, **given)
+    before = None if start is None else start.evaluation
+    judged = {"evaluation": evaluation, "start_evaluation": before, "champion_evaluation": None}
+    rows = None if is_policy else commit(store, toy("pack_phase", packed, lambda output: output.path("order.npy").touch()), name)
+    return ReportedPhase(name, rows, checkpoint, evaluation, commit(store, decide_gate, recipe=gate, **judged))
+
+
+def reported_phases(store: Store, names: tuple[str, ...]) -> ReportedPhases:
+    """The first phase as initialised, the others trained; the gate of the last one refuses."""
+    phases: list[ReportedPhase] = []
+    for name in names:
+        gate = GATE if name != names[-1] else GATE.model_copy(update={"max_bits_per_byte": 0.5})
+        phases.append(reported_phase(store, name, "trained" if phases else "random", phases[-1] if phases else None, gate))
+    return ReportedPhases(tuple(phases))
+
+
+def write_toy_report(store: Store, data: ReportedData, phases: ReportedPhases) -> Artifact[Report]:
+    last = phases.last
+    gguf = commit(store, convert_to_gguf, checkpoint=last.checkpoint, recipe=RELEASE)
+    scored = commit(store, evaluate_gguf, gguf=gguf, checkpoint=last.checkpoint, suite=data.suite, recipe=RELEASE, resources=SERVING)
+    released = commit(store, decide_release, gguf_evaluation=scored, recipe=RELEASE)
+    return commit(
+        store, write_report, data=data, phases=phases, gguf_evaluation=scored, release_decision=released, decision=last.decision
+    )  # fmt: skip
