@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import zipfile
 from pathlib import Path
@@ -140,6 +141,18 @@ def test_long_documents_become_pieces_that_join_to_the_text(tmp_path):
     pieces = sorted(rows(result, "documents/*.parquet"), key=lambda row: row["piece"])
     assert len(pieces) > 10 and "".join(row["text"] for row in pieces) == text
     assert all(text[row["piece"] : row["piece"] + row["num_chars"]] == row["text"] for row in pieces)
+
+
+def test_every_listed_file_is_kept_by_name_digest_and_role_whatever_its_role(tmp_path):
+    data = tmp_path / "data"
+    write_jsonl(data / "chats.jsonl", [{"instruction": "q", "output": "a"}])
+    (data / "one.txt").write_text("A text to train on.\n")
+    entries = "  - {files: '*.txt', role: pretrain}\n  - {files: '*.jsonl', role: sft, licence: CC0}\n"
+    (data / "glm46-data.yaml").write_text(f"version: 1\nentries:\n{entries}")
+    found = rows(ingest(data, tmp_path / "store"), "sources.parquet")
+    digests = {name: hashlib.sha256((data / name).read_bytes()).hexdigest() for name in ("chats.jsonl", "one.txt")}
+    assert [(row["name"], row["role"], row["licence"]) for row in found] == [("chats.jsonl", "sft", "CC0"), ("one.txt", "pretrain", "")]
+    assert {row["name"]: row["sha256"] for row in found} == digests
 
 
 def test_ingestion_is_the_same_for_any_partition_count(mixed, tmp_path):

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.chat_records import CHANGED, CHAT_COLUMNS, DROPPED, KEPT, REJECTED, ROW_COLUMNS, judge_chats, read_chats
-from tasks.data.document_files import count_by, count_reasons, write_documents, write_table
+from tasks.data.document_files import count_by, count_reasons, write_documents
 from tasks.data.documents import TRAIN, VALIDATION
 from tasks.data.protected_items import protected_items
 from tasks.data.source_frame import source_frame
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from configs.schema import ChatCollectionRecipe, ChatRecipe, SparkResources
@@ -79,8 +80,9 @@ def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatRecipe, output
 
     sums = rows.groupBy("stream").agg(F.count("id").alias("num_rows"), F.sum("num_bytes").alias("num_bytes")).collect()
     totals = {row["stream"]: (row["num_rows"], row["num_bytes"]) for row in sums}
-    if CHANGED in totals:
-        changed = sorted(row["source"] for row in rows.where(F.col("stream") == CHANGED).select("source").collect())
+    left_out = rows.where(F.col("stream") != KEPT).select("stream", "id", "source", "offset", "reason", "kept_id", "detail").toArrow()
+    changed = sorted(row["source"] for row in left_out.to_pylist() if row["stream"] == CHANGED)
+    if changed:
         raise ValueError(f"source {changed[0]} changed while it was read ({len(changed)} in all): run again when nothing writes to it")
     kept = rows.where(F.col("stream") == KEPT)
     marked = kept.join(kept.groupBy("digest").agg(F.min("id").alias("original")), "digest")
@@ -91,10 +93,7 @@ def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatRecipe, output
     paths = write_documents(unique, output.path("chats"), totals.get(KEPT, (0, 0))[1])
     output.report(Progress(num_sources, num_sources, "sources", "conversations written"))
     duplicates = marked.where("id <> original").select("id", F.lit(DUPLICATE).alias("reason"), F.col("original").alias("kept_id"))
-    dropped = rows.where(F.col("stream") == DROPPED).select("id", "reason", "kept_id").unionByName(duplicates)
-    write_table(dropped, output.path("dropped.parquet"))
-    rejected = rows.where(F.col("stream") == REJECTED).select("id", "source", "offset", "reason", "detail")
-    write_table(rejected, output.path("rejected.parquet"))
+    _write_left_out(left_out, duplicates.toArrow(), output)
     collections, sides = count_by(paths, "collection"), count_by(paths, "split")
     record = CollectedChats(
         num_sources=num_sources,
@@ -106,9 +105,22 @@ def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatRecipe, output
         dropped=count_reasons(output.path("dropped.parquet")),
         rejected=count_reasons(output.path("rejected.parquet")),
     )
-    num_in, num_out = sum(count for count, _ in totals.values()), record.num_chats + sum({**record.dropped, **record.rejected}.values())
-    assert num_in == num_out, (num_in, record)
+    num_in = sum(count for count, _ in totals.values())
+    assert num_in == record.num_chats + sum(record.dropped.values()) + sum(record.rejected.values()), (num_in, record)
     return record
+
+
+def _write_left_out(left_out: pa.Table, duplicates: pa.Table, output: Output) -> None:
+    """dropped.parquet and rejected.parquet, sorted by id."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    dropped = left_out.filter(pc.field("stream") == DROPPED).select(["id", "reason", "kept_id"])
+    dropped = pa.concat_tables([dropped, duplicates.cast(dropped.schema)])
+    rejected = left_out.filter(pc.field("stream") == REJECTED).select(["id", "source", "offset", "reason", "detail"])
+    for name, table in (("dropped.parquet", dropped), ("rejected.parquet", rejected)):
+        pq.write_table(table.sort_by("id").combine_chunks(), output.path(name), compression="zstd")
 
 
 def _check_rejected(record: CollectedChats, recipe: ChatRecipe, rejected_path: Path) -> None:
