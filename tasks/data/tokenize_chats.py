@@ -1,4 +1,4 @@
-"""Tokenizes the conversations of one Spark partition into one shard with a mask. Runs inside executors: imports neither Spark nor infra."""
+"""Tokenizes the conversations of one Spark partition into one shard with a mask. Runs in executors: imports neither Spark nor infra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizes the documents of one Spark partition into one Megatron shard. Runs inside executors: imports neither Spark nor infra."""
+"""Tokenizes the documents of one Spark partition into one Megatron shard. Runs in executors: imports neither Spark nor infra."""
 
 from __future__ import annotations
 
