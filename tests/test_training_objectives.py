@@ -9,8 +9,10 @@ import pytest
 from safetensors.torch import load_file
 
 from infra.launchers import JobFailedError
+from model.hf_checkpoint import read_config
+from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
 from tests.test_training_phase import SAVE_EVERY_STEP, signal_after_a_save
-from tests.training_inputs import RESOURCES, ROWS_PER_STEP, SEQUENCE_LENGTH, TrainingInputs, metrics_of, small_recipe
+from tests.training_inputs import RESOURCES, ROWS_PER_STEP, SEQUENCE_LENGTH, TrainingInputs, compute, metrics_of, small_recipe
 
 GRPO = {
     "kind": "grpo", "samples_per_prompt": 4, "max_new_tokens": 4, "temperature": 1.0, "enable_thinking": False, "clip_low": 0.2,
@@ -70,6 +72,18 @@ def test_sft_learns_to_answer_and_marks_the_checkpoint(inputs, tuned):
     base = inputs.train(inputs.arguments(small_recipe()))
     assert not base.record.is_chat_trained
     assert json.loads(base.path("hf/tokenizer_config.json").read_text()) == {"eos_token": "<|endoftext|>"}
+
+
+def test_imported_weights_count_as_chat_trained_where_they_bring_a_template(inputs, tuned):
+    base = inputs.train(inputs.arguments(small_recipe()))
+    for start, is_chat_trained in ((tuned, True), (base, False)):
+        directory = start.directory("hf")
+        imported = compute(
+            inputs.store, import_checkpoint, source=describe_checkpoint_dir(directory), tokenizer=inputs.tokenizer,
+            recipe=read_config(directory),
+        )  # fmt: skip
+        assert imported.record.is_chat_trained == is_chat_trained
+        assert imported.record.chat_template_digest == start.record.chat_template_digest
 
 
 def test_grpo_samples_learns_and_keeps_its_evidence(tuned, reinforced):
