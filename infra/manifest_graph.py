@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from infra.step import Artifact, Manifest, Record
 from infra.store import Store
@@ -14,12 +15,16 @@ class ManifestGraph:
     """Every valid manifest of a store.
 
     An input is known by its digest, and several manifests may have one digest (another threshold that dropped the same documents): they
-    hold the same content, and the first by key stands for all.
+    hold the same content, and the first by key stands for all unless `ancestors` finds one that fits its surroundings better.
     """
 
     store: Store
-    manifests: tuple[Manifest, ...]
-    by_digest: dict[str, Manifest]
+    with_digest: dict[str, tuple[Manifest, ...]]
+
+    @cached_property
+    def by_digest(self) -> dict[str, Manifest]:
+        """The manifest that stands for its digest."""
+        return {digest: found[0] for digest, found in self.with_digest.items()}
 
     def made_by(self, *steps: str) -> Iterator[Manifest]:
         """One manifest per digest of the steps, in the order of their keys."""
@@ -38,16 +43,21 @@ class ManifestGraph:
         return self.by_digest[digest]
 
     def ancestors(self, *manifests: Manifest) -> list[Manifest]:
-        """All that the manifests were made from and themselves, producers first; inputs that no step made (sources) are left out."""
+        """All that the manifests were made from and themselves, producers first; inputs that no step made (sources) are left out.
+
+        Where several manifests have the digest of an input, the one with the fewest inputs that are not among the ancestors already."""
         found: dict[str, Manifest] = {}
 
         def visit(manifest: Manifest) -> None:
             if manifest.digest in found:
                 return
-            for digest in manifest.identity["inputs"].values():
-                if digest in self.by_digest:
-                    visit(self.by_digest[digest])
+            for _, digest in sorted(manifest.identity["inputs"].items()):
+                if digest in self.with_digest:
+                    visit(min(self.with_digest[digest], key=num_new_inputs))
             found[manifest.digest] = manifest
+
+        def num_new_inputs(manifest: Manifest) -> int:
+            return sum(digest is not None and digest not in found for digest in manifest.identity["inputs"].values())
 
         for manifest in manifests:
             visit(manifest)
@@ -60,8 +70,7 @@ class ManifestGraph:
 
 def read_manifest_graph(store: Store) -> ManifestGraph:
     """Read all manifests of a store."""
-    manifests = tuple(store.iterate_manifests())
-    by_digest: dict[str, Manifest] = {}
-    for manifest in manifests:
-        by_digest.setdefault(manifest.digest, manifest)
-    return ManifestGraph(store, manifests, by_digest)
+    with_digest: dict[str, tuple[Manifest, ...]] = {}
+    for manifest in store.iterate_manifests():
+        with_digest[manifest.digest] = (*with_digest.get(manifest.digest, ()), manifest)
+    return ManifestGraph(store, with_digest)

@@ -19,15 +19,15 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 def test_every_command_file_and_scale_that_a_page_names_exists(path):
     from typer.main import get_command
 
-    from flows.command import app
+    from flows.command import app, lineage_app
 
     text = path.read_text(encoding="utf-8")
-    commands = get_command(app).commands
+    commands, below_lineage = (set(getattr(get_command(group), "commands", {})) for group in (app, lineage_app))
     for words in re.findall(r"(?:bin/|`)glm46 ([a-z]+(?: [a-z]+)?)", text):
         first, _, second = words.partition(" ")
         assert first in commands, words
         if first == "lineage":
-            assert second in commands["lineage"].commands
+            assert second in below_lineage
     for scale in re.findall(r"glm46 (?:run|plan) ([a-z0-9_/]+)(?![a-z0-9_/.])", text):
         assert scale in scale_names(), scale
     for target in re.findall(r"\]\(([^)]+)\)", text):

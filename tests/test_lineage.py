@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -16,11 +17,11 @@ import pytest
 from configs.load import load_scale
 from configs.schema import PackingRecipe, PolicyObjective, SynthesisRecipe, TokenizerRecipe
 from infra.home import Home
-from infra.manifest_graph import read_manifest_graph
+from infra.manifest_graph import ManifestGraph, read_manifest_graph
 from infra.model_registry import DIGEST_TAG, open_registry
 from infra.registered_versions import all_versions, named_version
 from infra.servers import mlflow_database_uri
-from infra.step import Artifact, Output, Record, step
+from infra.step import Artifact, Manifest, Output, Record, step
 from infra.store import open_store
 from tasks.data.collect_chats import collect_chats
 from tasks.data.decontaminate_documents import decontaminate_documents
@@ -37,7 +38,7 @@ from tasks.data.train_tokenizer import train_tokenizer
 from tasks.lineage.trace_document import trace_document
 from tasks.lineage.trace_model import trace_model
 from tests.conftest import ROOT
-from tests.data_inputs import RECIPE, RESOURCES, compute, rows, write_corpus, write_jsonl
+from tests.data_inputs import RECIPE, RESOURCES, compute, prose, rows, write_corpus, write_jsonl
 
 SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=300, num_evaluation_problems=20, max_operand=30, problems_per_document=20, num_chats=40,
@@ -45,7 +46,7 @@ SYNTHESIS = SynthesisRecipe(
 )  # fmt: skip
 MODEL = "glm46-micro"
 PRETRAIN = PackingRecipe(
-    num_tokens=3200, sequence_length=64, packing="stream", mixture={"web": 0.7, "code": 0.3}, max_epochs=4.0, seed=1
+    num_tokens=16000, sequence_length=64, packing="stream", mixture={"web": 0.7, "code": 0.3}, max_epochs=4.0, seed=1
 )  # fmt: skip
 SFT = PackingRecipe(
     num_tokens=1280, sequence_length=128, packing="best_fit", mixture={"chat": 0.6, "synthetic": 0.4}, max_epochs=9.0, seed=2
@@ -73,8 +74,12 @@ def prepare(directory: Path, root: Path) -> dict[str, Artifact]:
     write_corpus(directory)
     turns = [[{"role": "user", "content": f"Say {n}"}, {"role": "assistant", "content": f"{n}, as asked"}] for n in range(30)]
     write_jsonl(directory / "talk.jsonl", [{"messages": turn} for turn in turns])
+    with zipfile.ZipFile(directory / "bundle.zip", "w") as archive:
+        for number in range(3):
+            archive.writestr(f"page{number}.txt", prose(900 + number, 400))
     with open(directory / "glm46-data.yaml", "a") as file:
         file.write("  - {files: 'talk.jsonl', role: sft, licence: CC0-1.0}\n")
+        file.write("  - {files: 'bundle.zip', role: pretrain, format: zip_text, domain: web, licence: MIT}\n")
     sources, spark = list_sources(directory), {"resources": RESOURCES}
     ingested = compute(ingest_documents, root, sources=sources, recipe=RECIPE.ingest, **spark)
     unique = compute(deduplicate_documents, root, documents=ingested, recipe=RECIPE.deduplicate, **spark)
@@ -207,6 +212,8 @@ def test_a_model_names_phases_shards_steps_and_sources_with_digests(champion, da
     files = {row["name"]: row for row in rows(data["ingested"], "sources.parquet")}
     assert sources["talk.jsonl"].sha256 == files["talk.jsonl"]["sha256"] and sources["talk.jsonl"].licence == "CC0-1.0"
     assert sources["synthetic/arithmetic"].sha256 == ""
+    members = [source for name, source in sources.items() if name.startswith("bundle.zip!")]
+    assert members and {(source.sha256, source.licence) for source in members} == {(files["bundle.zip"]["sha256"], "MIT")}
     for name, source in sources.items():
         own = [row for row in records if row["source"] == name]
         assert (source.num_documents, source.num_tokens) == (len(own), sum(row["tokens"] for row in own))
@@ -274,6 +281,33 @@ def test_what_is_not_known_is_one_sentence_with_the_names_there_are(home, graph,
     other = read_manifest_graph(open_store(str(tmp_path / "empty"), home))
     with pytest.raises(ValueError, match=r"does not hold glm46-micro version 1, .*name it with --store"):
         trace_model(other, named_version(client, MODEL, "1"), None)
+
+
+def test_of_manifests_with_one_digest_the_one_that_fits_is_followed(home):
+    """A tokenizer that came out the same from the documents of another run does not bring that run into the lineage."""
+
+    def made(key: str, digest: str, **inputs: str) -> Manifest:
+        identity = {"step": key, "inputs": inputs}
+        return Manifest(
+            key=key,
+            generation=0,
+            object_key=key,
+            attempt="",
+            digest=digest,
+            identity=identity,
+            record={},
+            content={},
+            evidence={},
+            seconds=0,
+        )
+
+    other, ours = made("a-other", "other", sources="x"), made("b-ours", "ours", sources="y")
+    tokenizers = (made("c-tokenizer", "tokens", documents="other"), made("d-tokenizer", "tokens", documents="ours"))
+    shards = made("e-shards", "shards", documents="ours", tokenizer="tokens")
+    store = open_store(None, home)
+    graph = ManifestGraph(store, {"other": (other,), "ours": (ours,), "tokens": tokenizers, "shards": (shards,)})
+    assert graph.ancestors(shards) == [ours, tokenizers[1], shards]
+    assert graph.ancestors(tokenizers[0]) == [other, tokenizers[0]]
 
 
 def test_the_commands_answer_without_a_server(home, champion, trained):

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NUM_FIRST_OFFSETS = 3
+NUM_SHOWN_SOURCES = 50
 SOURCES_FILE = "sources.parquet"
+MEMBER = "!"
+"""Between the name of an archive and that of its member, in a document's source (tasks/data/source_records.py)."""
 
 
 class ShardUse(BaseModel):
@@ -109,10 +112,12 @@ class ModelLineage(BaseModel):
             dropped = ", ".join(f"{reason} {count:,}" for reason, count in step.dropped.items())
             lines.append(f"    {step.step:<24} {step.digest[:12]}  {f'left out: {dropped}' if dropped else ''}".rstrip())
         lines.append(f"{len(self.sources):,} sources with {self.num_documents:,} trained documents")
-        for source in self.sources:
+        for source in sorted(self.sources, key=lambda source: (-source.num_tokens, source.name))[:NUM_SHOWN_SOURCES]:
             counts = f"{source.num_documents:>7,} documents {source.num_tokens:>11,} tokens"
             offsets = ", ".join(map(str, source.first_offsets))
             lines.append(f"    {source.name:<44} {source.sha256[:12] or '-':<12} {counts}  first at {offsets}  {source.licence}".rstrip())
+        if len(self.sources) > NUM_SHOWN_SOURCES:
+            lines.append(f"    and {len(self.sources) - NUM_SHOWN_SOURCES:,} more with fewer tokens: --json lists them all")
         return "\n".join(lines)
 
 
@@ -213,11 +218,13 @@ def _sources(graph: ManifestGraph, data: list[Manifest], tallies: dict[str, _Tal
         if SOURCES_FILE in manifest.content:
             table = pq.read_table(graph.open(manifest).path(SOURCES_FILE), columns=["name", "sha256", "licence"])
             files.update({row["name"]: row for row in table.to_pylist()})
-    unknown = {"sha256": "", "licence": ""}
-    return tuple(
-        SourceUse(
-            name=name, sha256=files.get(name, unknown)["sha256"], licence=files.get(name, unknown)["licence"] or "",
-            num_documents=tally.num_documents, num_tokens=tally.num_tokens, first_offsets=tally.first_offsets,
-        )
-        for name, tally in sorted(tallies.items())
-    )  # fmt: skip
+    uses = []
+    for name, tally in sorted(tallies.items()):
+        file = files.get(name) or files.get(name.partition(MEMBER)[0]) or {"sha256": "", "licence": ""}
+        uses.append(
+            SourceUse(
+                name=name, sha256=file["sha256"], licence=file["licence"], num_documents=tally.num_documents,
+                num_tokens=tally.num_tokens, first_offsets=tally.first_offsets,
+            )
+        )  # fmt: skip
+    return tuple(uses)
