@@ -70,7 +70,7 @@ def run_step(
         artifact = run.store.find(step, key)
         if artifact is not None:
             return Completed(name="Cached", message=f"committed under key {key}", data=artifact)
-        with run.store.locked(key):
+        with run.store.locked(key, lambda message: run.log.say(f"{stage}: {message}")):
             artifact = run.store.find(step, key)
             if artifact is None:
                 report = _progress_reporter(run.log, stage)

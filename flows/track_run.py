@@ -109,14 +109,15 @@ def approve_inputs(run: Run, contracts: Mapping[str, tuple[Artifact[Any], Artifa
                 f"{name} ({artifact.digest[:12]}) may not be trained on: its contract has {seen}; run again from prepare_data, "
                 f"which checks every hand-over"
             )
-    inputs = [_dataset_input(run, name, artifact, result) for name, (artifact, result) in contracts.items() if result is not None]
+    inputs = [dataset_input(run, name, artifact, result) for name, (artifact, result) in contracts.items() if result is not None]
     client = connect(run.mlflow)
     run_effect(
         run, "approve inputs", lambda: log_inputs(client, run.pipeline_run_id, inputs), describe=lambda _: f"{len(inputs)} with contracts"
     )
 
 
-def _dataset_input(run: Run, name: str, artifact: Artifact[Any], result: Artifact[ContractResult]) -> DatasetInput:
+def dataset_input(run: Run, name: str, artifact: Artifact[Any], result: Artifact[ContractResult]) -> DatasetInput:
+    """An artifact as MLflow names it, with what its contract found."""
     held = result.record
     return DatasetInput(
         name=name,

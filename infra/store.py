@@ -129,12 +129,16 @@ class Store(ABC):
         return self._create(_manifest_name(manifest.key, manifest.generation), manifest.model_dump_json(indent=1).encode())
 
     @contextmanager
-    def locked(self, key: str) -> Iterator[None]:
-        """Hold the key's lock on this machine: a second run waits and then finds the artifact."""
+    def locked(self, key: str, say: Callable[[str], None] = lambda message: None) -> Iterator[None]:
+        """Hold the key's lock on this machine: a second run says so, waits and then finds the artifact."""
         work_dir = self.home.work_dir(key)
         work_dir.mkdir(parents=True, exist_ok=True)
         with open(self.home.root / "work" / f"{key}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("another run computes this; waiting for its result")
+                fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def compute(

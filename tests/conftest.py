@@ -7,9 +7,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from infra.home import Home
 
 os.environ.update(
     {
@@ -58,4 +61,42 @@ def s3_server():
         boto3.client("s3").create_bucket(Bucket="glm46")
         yield url
     process.terminate()
+    process.wait()
+
+
+@dataclass(frozen=True)
+class MlflowServer:
+    """A running server and the home whose artifacts it serves."""
+
+    uri: str
+    home: Home
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory):
+    """`mlflow server` as a user would start it; it takes half a minute, so once per session."""
+    from infra.child_process import die_with_parent, free_port
+    from infra.experiment_tracking import connect
+
+    home = Home(tmp_path_factory.mktemp("mlflow-server"))
+    (home.mlflow_dir / "artifacts").mkdir(parents=True)
+    uri = f"http://127.0.0.1:{free_port()}"
+    command = [
+        sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", uri.rsplit(":", 1)[1], "--workers", "1",
+        "--serve-artifacts", "--backend-store-uri", f"sqlite:///{home.mlflow_dir}/mlflow.db",
+        "--artifacts-destination", str(home.mlflow_dir / "artifacts"),
+    ]  # fmt: skip
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with open(home.mlflow_dir / "server.log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, preexec_fn=die_with_parent, start_new_session=True)
+    deadline = time.monotonic() + 180
+    while True:
+        try:
+            connect(uri)
+            break
+        except ValueError:
+            assert process.poll() is None and time.monotonic() < deadline, (home.mlflow_dir / "server.log").read_text()
+            time.sleep(0.2)
+    yield MlflowServer(uri, home)
+    os.killpg(process.pid, 15)
     process.wait()

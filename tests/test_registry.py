@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from configs.schema import EvaluationResources, GateRecipe
-from infra.child_process import die_with_parent, free_port
+from infra.child_process import free_port
 from infra.experiment_tracking import connect, ensure_run, finish_run, log_metrics
 from infra.home import Home
 from infra.model_registry import CHAMPION, PROMOTION_TAG, ensure_alias, ensure_registered, model_name, resolve_alias, version_tags
 from infra.store import open_store
+from model.chat_template import answer_of, encode, problem_prompt
+from model.generation import InProcessEngine, Sampling
+from model.hf_checkpoint import load_model
+from model.tokenizer_layout import END_OF_TEXT
 from tasks.evaluation.decide_gate import GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
-from tests.evaluation_fakes import RECIPE, ToyCheckpoint, checkpoint, commit, evaluation_suite
+from tests.evaluation_fakes import RECIPE, ToyCheckpoint, checkpoint, commit, evaluation_suite, toy_tokenizer
 
 GATE = GateRecipe(
     max_bits_per_byte=20.0, min_arithmetic_accuracy=0.0, min_pass_at_1=0.0, min_distinct_answer_share=0.0,
@@ -28,8 +31,8 @@ EXPERIMENT = "glm46-test"
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    return Home(tmp_path_factory.mktemp("registry"))
+def home(mlflow_server):
+    return mlflow_server.home
 
 
 @pytest.fixture(scope="module")
@@ -43,29 +46,8 @@ def artifact_root(home) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tracking_uri(home, artifact_root):
-    """`mlflow server` as a user would start it."""
-    artifact_root.mkdir(parents=True)
-    port = free_port()
-    command = [
-        sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", "--serve-artifacts",
-        "--backend-store-uri", f"sqlite:///{home.mlflow_dir}/mlflow.db", "--artifacts-destination", str(artifact_root),
-    ]  # fmt: skip
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with open(home.mlflow_dir / "server.log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, preexec_fn=die_with_parent, start_new_session=True)
-    uri = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            connect(uri)
-            break
-        except ValueError:
-            assert process.poll() is None and time.monotonic() < deadline, (home.mlflow_dir / "server.log").read_text()
-            time.sleep(0.2)
-    yield uri
-    os.killpg(process.pid, 15)
-    process.wait()
+def tracking_uri(mlflow_server):
+    return mlflow_server.uri
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +62,10 @@ def register(client, name, artifact, artifact_root, tags=None):
 
 def test_run_is_found_again_by_its_key(client):
     parent = ensure_run(client, EXPERIMENT, "pipeline", "key-0", None, {"scale": "tiny"})
+    other = ensure_run(client, EXPERIMENT, "pipeline", "key-00", None, {})
     child = ensure_run(client, EXPERIMENT, "phase", "key-1", parent, {})
     assert parent == ensure_run(client, EXPERIMENT, "pipeline", "key-0", None, {"scale": "micro"})
-    assert child == ensure_run(client, EXPERIMENT, "phase", "key-1", parent, {})
+    assert child == ensure_run(client, EXPERIMENT, "phase", "key-1", other, {}), "a phase stays below the run that computed it"
     assert child != ensure_run(client, EXPERIMENT, "phase", "key-2", parent, {})
     assert client.get_run(parent).data.tags["scale"] == "micro"
     assert client.get_run(child).data.tags["mlflow.parentRunId"] == parent
@@ -92,7 +75,7 @@ def test_metrics_arrive_by_step(client):
     run_id = ensure_run(client, EXPERIMENT, "metrics", "key-3", None, {})
     for number in (1, 2):
         log_metrics(client, run_id, number, {"loss": 3.0 - number, "rate": 0.1})
-    finish_run(client, run_id, succeeded=True)
+    finish_run(client, run_id, "FINISHED")
     assert [(point.step, point.value) for point in client.get_metric_history(run_id, "loss")] == [(1, 2.0), (2, 1.0)]
     assert client.get_run(run_id).info.status == "FINISHED"
 
@@ -139,6 +122,35 @@ def test_version_of_an_s3_store_points_at_its_objects(client, s3_server, home, a
     version, _ = register(client, model_name("s3"), artifact, artifact_root)
     source = client.get_model_version(model_name("s3"), version).source
     assert source == f"s3://glm46/registry-test/objects/{artifact.key}/{artifact.manifest.attempt}/hf"
+
+
+def continuations(directory: Path, prompts: list[list[int]]) -> list[str]:
+    """What the engine makes of prompts in token ids, greedily."""
+    engine = InProcessEngine(load_model(directory), weights_version="v", batch_sequences=1)
+    stops = (toy_tokenizer().token_to_id(END_OF_TEXT),)
+    generation = engine.generate(prompts, Sampling(max_new_tokens=12, stop_token_ids=stops), "v")
+    return [toy_tokenizer().decode(token_ids, skip_special_tokens=False) for token_ids in generation.token_ids]
+
+
+@pytest.mark.parametrize("kind", ["local", "s3"])
+def test_the_registered_model_is_loaded_by_alias_and_answers(kind, request, client, tracking_uri, home, store, artifact_root):
+    import mlflow
+    import pandas as pd
+
+    if kind == "s3":
+        request.getfixturevalue("s3_server")
+        store = open_store("s3://glm46/answers", home)
+    name, trained = model_name(f"answers_{kind}"), checkpoint(store, "trained")
+    version, _ = register(client, name, trained, artifact_root)
+    ensure_alias(client, name, CHAMPION, version)
+    mlflow.set_tracking_uri(tracking_uri)
+    questions = ["What is 3 + 1?", "What is 5 + 1?"]
+    said = continuations(trained.directory("hf"), [encode(toy_tokenizer(), problem_prompt(text, False))[0] for text in questions])
+    model = mlflow.pyfunc.load_model(f"models:/{name}@{CHAMPION}", model_config={"max_new_tokens": 12})
+    assert model.predict(questions) == model.predict(pd.DataFrame({"prompt": questions})) == [answer_of(text) for text in said]
+    plain = mlflow.pyfunc.load_model(f"models:/{name}@{CHAMPION}", model_config={"is_chat_trained": False, "max_new_tokens": 4})
+    continued = continuations(trained.directory("hf"), [toy_tokenizer().encode("3 + 1 =", add_special_tokens=False).ids])[0]
+    assert continued.startswith(plain.predict(["3 + 1 ="])[0].rstrip()) and plain.predict(["3 + 1 ="])[0].strip()
 
 
 def test_store_on_another_file_system_is_refused_by_name(client, artifact_root):
@@ -199,7 +211,7 @@ def test_bad_candidates_are_refused_and_the_alias_stays(client, store, artifact_
 
     assert promote(client, store, artifact_root, name, checkpoint(store, "random")).accepted, "the first sound model reigns"
     good = promote(client, store, artifact_root, name, checkpoint(store, "trained"))
-    assert good.accepted and good.figures["bits_per_byte_difference"] < 0
+    assert good.accepted and good.figures["bits_per_byte_against_champion"] < 0
     assert reigning() == checkpoint(store, "trained").digest
     for bad, reason in (("random", "differs from the champion's"), ("broken", "bits_per_byte is nan")):
         decision = promote(client, store, artifact_root, name, checkpoint(store, bad))
