@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -151,9 +152,9 @@ def test_every_deployment_names_a_flow_that_imports_and_parameters_it_has():
     for deployment in deployments:
         module, name = deployment["entrypoint"].rsplit(".", 1)
         assert ":" not in deployment["entrypoint"], "a path entrypoint loads the file under a second name"
-        tree = ast.parse((ROOT.joinpath(*module.split(".")).with_suffix(".py")).read_text())
-        function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-        assert set(deployment["parameters"]) <= {argument.arg for argument in function.args.args}
+        deployed = getattr(importlib.import_module(module), name)
+        assert deployed.name == "glm46"
+        assert set(deployment["parameters"]) <= set(deployed.parameters.properties)
 
 
 def test_every_command_and_target_that_the_readme_names_exists():
