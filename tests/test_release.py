@@ -127,11 +127,8 @@ def test_a_conversation_is_asked_of_models_that_know_any(store, served, tmp_path
     reference = commit(store, generate_reference, checkpoint=artifact, recipe=RECIPE)
     *texts, chat = json.loads(reference.path("reference.json").read_text())
     assert [entry["is_chat"] for entry in texts] == [False] * 4 and chat["is_chat"]
-    assert (
-        toy_tokenizer()
-        .decode(chat["prompt_ids"], skip_special_tokens=False)
-        .endswith("What is 4 + 1?/nothink<|assistant|>\n<think></think>")
-    )
+    prompt = toy_tokenizer().decode(chat["prompt_ids"], skip_special_tokens=False)
+    assert prompt.endswith("What is 4 + 1?/nothink<|assistant|>\n<think></think>")
     assert chat["num_clear"] > 2, "no clear answer: test is too easy"
 
     base = replace(artifact, record=artifact.record.model_copy(update={"is_chat_trained": False}))

@@ -50,13 +50,16 @@ def _reasons(stage: str, what: str, counts: Mapping[str, int]) -> list[tuple[str
 
 def _examples(data: ReportedData) -> str:
     given = {
-        "deduplicate": (data.deduplicated, (data.ingested,)),
-        "filter": (data.filtered, (data.split,)),
-        "decontaminate": (data.decontaminated, (data.filtered, data.problems)),
+        "deduplicate": (data.deduplicated, (data.ingested,), "in its place stays"),
+        "filter": (data.filtered, (data.split,), ""),
+        "decontaminate": (data.decontaminated, (data.filtered, data.problems), "it overlaps with the evaluation item"),
     }
     parts = [
-        folded(f"{stage} · {reason}: {dropped.record.dropped[reason]:,} documents, for example", "".join(map(_example, examples)))
-        for stage, (dropped, inputs) in given.items()
+        folded(
+            f"{stage} · {reason}: {dropped.record.dropped[reason]:,} documents, for example",
+            "".join(_example(example, why) for example in examples),
+        )
+        for stage, (dropped, inputs, why) in given.items()
         for reason, examples in dropped_examples(dropped, inputs).items()
     ]
     rejected = _rejected(data.ingested)
@@ -65,8 +68,8 @@ def _examples(data: ReportedData) -> str:
     return heading("What was dropped, and why") + "".join(parts) if parts else ""
 
 
-def _example(example: Example) -> str:
-    kept = f", {example.kept_id} stays or is protected" if example.kept_id else ""
+def _example(example: Example, why: str) -> str:
+    kept = f"; {why} {example.kept_id}" if example.kept_id else ""
     return paragraph(f"document {example.document_id}{kept}", "soft") + quote(example.text)
 
 

@@ -29,7 +29,8 @@ def lineage_section(data: ReportedData, phases: ReportedPhases) -> str:
         ),
         _entry("sources", data.ingested.manifest.identity["inputs"]["sources"], f"{data.ingested.record.num_sources:,} files"),
     ]  # fmt: skip
-    return _tree([*_phase_entries(phases), *chain])
+    told = "The newest first; each was made from what stands below it. `glm46 lineage` goes down to single documents."
+    return paragraph(told, "soft") + _tree([*_phase_entries(phases), *chain])
 
 
 def _phase_entries(phases: ReportedPhases) -> list[str]:
