@@ -200,19 +200,22 @@ def adopt(
 
 @app.command()
 def doctor(
+    scale: Annotated[str | None, typer.Option(help="also look for the schedulers that this scale submits to")] = None,
     store: STORE = None,
     deep: Annotated[bool, typer.Option(help="read every file of the store and compare checksums")] = False,
     as_json: JSON = False,
 ) -> None:
     """Look for what can be missing or broken, and say the fix."""
     with _usage_errors():
+        from configs.load import load_scale
         from infra.doctor import as_json as to_json
-        from infra.doctor import check_machine, check_store
+        from infra.doctor import check_launchers, check_machine, check_store
         from infra.home import open_home
         from infra.store import open_store
 
         home = open_home()
-        checks = [*check_machine(home), *check_store(open_store(store, home), deep)]
+        launchers = [] if scale is None else [phase.resources.launcher for phase in load_scale(scale).phases]
+        checks = [*check_machine(home), *check_launchers(launchers), *check_store(open_store(store, home), deep)]
     if as_json:
         print(to_json(checks))
     else:

@@ -9,14 +9,28 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
+from packaging.requirements import Requirement
+
+from infra.child_process import take_port
+from infra.code_digest import ROOT
 from infra.home import Home
+from infra.servers import read_servers_file, silent_servers
 from infra.store import Store
 
 REQUIRED_JAVA = 17
 MIN_FREE_BYTES = 2 << 30
+MIN_MEMORY_BYTES = 3 << 30
+"""`run tiny` used 2.3 GiB."""
+PORTS = {"prefect": 4200, "mlflow": 5000}
+"""Where `glm46 up` starts its servers unless told otherwise."""
+SCHEDULER_COMMANDS = {"slurm": ("sbatch", "squeue", "scancel"), "pbs": ("qsub", "qstat", "qdel"), "kubernetes": ("kubectl",)}
 
 
 @dataclass(frozen=True)
@@ -30,8 +44,19 @@ class Check:
 
 
 def check_machine(home: Home) -> list[Check]:
-    """Python, Java, compiler, Python headers and disk space."""
-    return [_python(), check_java(), check_compiler(), _python_headers(), _disk(home)]
+    """Python, packages, Java, compiler, Python headers, memory, disk space and servers."""
+    machine = [_python(), _packages(), check_java(), check_compiler(), _python_headers(), _memory(), _disk(home)]
+    return [*machine, *_servers(home)]
+
+
+def check_launchers(launchers: Iterable[str]) -> list[Check]:
+    """The commands of each scheduler that a scale asks for; the local launcher needs none."""
+    checks = []
+    for launcher in sorted(set(launchers) - {"local"}):
+        missing = [command for command in SCHEDULER_COMMANDS[launcher] if shutil.which(command) is None]
+        fix = f"run on a machine that submits to {launcher}, or set resources.launcher to local"
+        checks.append(Check(launcher, not missing, f"no {', '.join(missing)}" if missing else "its commands", fix if missing else ""))
+    return checks
 
 
 def check_java() -> Check:
@@ -90,6 +115,47 @@ def _python_headers() -> Check:
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     fix = "install Python's headers (Debian: apt-get install python3.11-dev)"
     return Check("python headers", header.exists(), str(header) if header.exists() else "none", "" if header.exists() else fix)
+
+
+def _packages() -> Check:
+    """What pyproject.toml asks for against what is installed."""
+    wrong = []
+    for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+        requirement = Requirement(text)
+        try:
+            found = version(requirement.name)
+        except PackageNotFoundError:
+            wrong.append(f"no {requirement.name}")
+            continue
+        if not requirement.specifier.contains(found, prereleases=True):
+            wrong.append(f"{requirement.name} {found}, asked for {requirement.specifier}")
+    fix = "make env, or pip install --constraint constraints.txt --editable ."
+    return Check("packages", not wrong, "; ".join(wrong[:5]) if wrong else "as pyproject.toml asks", fix if wrong else "")
+
+
+def _memory() -> Check:
+    available = psutil.virtual_memory().available
+    passed = available >= MIN_MEMORY_BYTES
+    return Check("memory", passed, f"{available / 2**30:.1f} GiB available", "" if passed else "free 3 GiB: scale tiny needs about 2.3")
+
+
+def _servers(home: Home) -> list[Check]:
+    """The recorded servers answer; where none are recorded, the ports that `glm46 up` takes are free."""
+    urls = read_servers_file(home)
+    if urls is not None:
+        silent = silent_servers(urls)
+        found = f"{' and '.join(silent)} recorded but silent" if silent else f"{urls.prefect} and {urls.mlflow} answer"
+        return [Check("servers", not silent, found, "glm46 up" if silent else "")]
+    return [_port(name, port) for name, port in PORTS.items()]
+
+
+def _port(name: str, port: int) -> Check:
+    """Passes either way: a run finds ports of its own, only `glm46 up` has to be told."""
+    try:
+        take_port(port)
+    except ValueError as error:
+        return Check(f"port {port}", True, str(error).partition(" (Address")[0], f"end it before glm46 up, or give --{name}-port")
+    return Check(f"port {port}", True, f"free for {name}", "")
 
 
 def _disk(home: Home) -> Check:
