@@ -26,6 +26,8 @@ SCALE = Annotated[str, typer.Argument(metavar="SCALE|FILE.yaml", help="micro, ti
 JSON = Annotated[bool, typer.Option("--json", help="end with one JSON line on standard output")]
 STORE = Annotated[str | None, typer.Option(metavar="URI", help="a directory or s3://bucket/prefix; by default $GLM46_HOME/store")]
 EXIT_FAILED, EXIT_USAGE, EXIT_REFUSED = 1, 2, 3
+MAX_MESSAGE_CHARS = 4000
+"""Some servers answer with all that they were sent; the whole stands in the log."""
 
 
 def main() -> None:
@@ -283,7 +285,7 @@ def _failures(log_dir: Path) -> Iterator[None]:
         path = log_dir / "last-error.log"
         path.write_text(traceback.format_exc())
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        print(f"glm46: {kind}{error}", file=sys.stderr)
+        print(f"glm46: {kind}{str(error)[:MAX_MESSAGE_CHARS]}", file=sys.stderr)
         if kind:
             print(f"glm46: the traceback is in {path}", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED) from None

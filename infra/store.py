@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
@@ -35,6 +35,11 @@ class Store(ABC):
         self.uri = uri
         self.home = home
         self._verified: set[Path] = set()
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        """A store is no value. Prefect copies what a sub-flow is given to write it into its database, and would write every artifact of
+        the run (0.7 MB at four phases, above its limit); where copying fails it writes the type's name."""
+        raise TypeError("a store cannot be copied")
 
     @abstractmethod
     def _read(self, name: str) -> bytes | None:
