@@ -7,10 +7,11 @@ from prefect import flow
 from configs.schema import PhaseSection
 from flows.prepare_data import PreparedData
 from flows.run_step import Run
+from flows.track_run import name_phases
 from flows.train_phases import PhaseHistory, train_phases
 
 
-@flow(name="mid_train_model", flow_run_name="mid_train_model", validate_parameters=False)
+@flow(name="mid_train_model", flow_run_name=name_phases, validate_parameters=False)
 def mid_train_model(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory) -> PhaseHistory:
     """The history with the mid-training phases behind it, up to the first that its gate refused."""
     return train_phases(run, prepared, phases, history)

@@ -45,7 +45,7 @@ class PreparedData:
     """What each contract was checked on and with which result, by the contract's name, in the order of the path."""
 
 
-@flow(name="prepare_data", flow_run_name="prepare_data", validate_parameters=False)
+@flow(name="prepare_data", flow_run_name="raw documents to token shards", validate_parameters=False)
 def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     """Prepare the data of a scale; Spark is stopped at the end."""
     recipe, spark = run.scale.data.recipe, run.scale.data.resources

@@ -48,7 +48,7 @@ class ReleasedModel:
     """Report and cards."""
 
 
-@flow(name="release_model", flow_run_name="release_model", validate_parameters=False)
+@flow(name="release_model", flow_run_name="quantize, serve, compare, promote", validate_parameters=False)
 def release_model(run: Run, prepared: PreparedData, models: tuple[AssessedModel, ...]) -> ReleasedModel:
     """Promote the last phase's checkpoint to the alias `champion`, or refuse it with reasons."""
     assessed = models[-1]

@@ -6,7 +6,7 @@ Prefect's own caching and result persistence stay off: the manifest in the store
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,7 @@ from prefect.states import Completed
 
 from flows.stage_log import StageLog, StageResult, key_figures
 from infra.rerun_reason import explain_and_remember
-from infra.step import Artifact, Digested, Progress, R, Step
+from infra.step import Artifact, Digested, LogMetrics, Progress, R, Step
 from infra.store import Store, step_key
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run_step(
     recipe: BaseModel | None = None,
     resources: BaseModel | None = None,
     data_files: tuple[str, ...] = (),
-    log_metrics: Callable[[int, Mapping[str, float]], None] = lambda number, metrics: None,
+    log_metrics: LogMetrics = lambda rows: None,
     **inputs: Digested | None,
 ) -> Artifact[R]:
     """The committed artifact of a step: found in the store, or computed now. `stage` names it where a step runs more than once."""

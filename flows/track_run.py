@@ -60,6 +60,11 @@ def name_flow_run() -> str:
     return name if name.startswith(f"{scale} ") else f"{scale} {name}"
 
 
+def name_phases() -> str:
+    """The phases that a flow was given, in order."""
+    return ", ".join(phase.name for phase in this_flow_run.parameters["phases"])
+
+
 def track_pipeline(mlflow_uri: str, scale: Scale) -> str:
     """Id of the MLflow run of this flow run; a retried flow run continues the one it had, unless its configuration was edited meanwhile."""
     client, experiment = connect(mlflow_uri), model_name(scale.scale)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+    from infra.step import MetricRows
+
 KEY_TAG = "glm46.key"
 PARENT_TAG = "mlflow.parentRunId"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
@@ -110,12 +112,7 @@ def _ensure_experiment(client: MlflowClient, name: str) -> str:
     return experiment.experiment_id
 
 
-def log_metrics(client: MlflowClient, run_id: str, step: int, metrics: Mapping[str, float]) -> None:
-    """Log the metrics of one optimizer step in one request."""
-    log_metric_rows(client, run_id, [(step, metrics)])
-
-
-def log_metric_rows(client: MlflowClient, run_id: str, rows: list[tuple[int, Mapping[str, float]]]) -> None:
+def log_metrics(client: MlflowClient, run_id: str, rows: MetricRows) -> None:
     """Log the metrics of many steps, as many at a time as MLflow takes."""
     from mlflow.entities import Metric
 
@@ -128,7 +125,7 @@ def log_metric_rows(client: MlflowClient, run_id: str, rows: list[tuple[int, Map
 def log_new_figures(client: MlflowClient, run_id: str, figures: Mapping[str, float]) -> None:
     """Log what a run came to, unless that was done before."""
     known = client.get_run(run_id).data.metrics
-    log_metric_rows(client, run_id, [(0, {name: value for name, value in figures.items() if name not in known})])
+    log_metrics(client, run_id, [(0, {name: value for name, value in figures.items() if name not in known})])
 
 
 def log_new_parameters(client: MlflowClient, run_id: str, parameters: Mapping[str, str]) -> None:

@@ -41,7 +41,7 @@ MODEL_DIR = "model"
 
 DESCRIPTION = (
     "Every phase that a gate judged is a version; the alias of a phase names the last one accepted, `champion` the one that is served.\n\n"
-    "`mlflow.pyfunc.load_model(\"models:/NAME@champion\").predict([\"What is 12 + 7?\"])` answers; `glm46.evidence` names the report."
+    '`mlflow.pyfunc.load_model("models:/NAME@champion").predict(["What is 12 + 7?"])` answers; `glm46.evidence` names the report.'
 )
 
 Done = Literal["done", "unchanged"]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -27,6 +28,9 @@ class Record(BaseModel):
 
 
 R = TypeVar("R", bound=Record)
+MetricRows = Sequence[tuple[int, Mapping[str, float]]]
+"""Optimizer step and its metrics, in order."""
+LogMetrics = Callable[[MetricRows], None]
 
 
 class Digested(Protocol):
@@ -132,8 +136,8 @@ class Output:
     key: str
     report: Callable[[Progress], None]
     """Shows progress in the terminal and in the Prefect UI."""
-    log_metrics: Callable[[int, Mapping[str, float]], None]
-    """Forwards metrics of one optimizer step to the tracker."""
+    log_metrics: LogMetrics
+    """Forwards the metrics of optimizer steps to the tracker."""
 
     def path(self, name: str) -> Path:
         """Local path to write `name` to; parent directories are made."""
@@ -172,8 +176,13 @@ class Step(Generic[R]):
             "recipe": None if recipe is None else recipe.model_dump(mode="json"),
             "inputs": {name: None if value is None else value.digest for name, value in sorted(inputs.items())},
             "code": code_digest((self.function.__module__, *self.roots), (*self.data_files, *data_files)),
-            "distributions": {name: version(name) for name in sorted(self.distributions)},
+            "distributions": {name: _installed_version(name) for name in sorted(self.distributions)},
         }
+
+
+@cache
+def _installed_version(distribution: str) -> str:
+    return version(distribution)
 
 
 def step(

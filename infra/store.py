@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from infra.home import Home
-from infra.step import Artifact, FileEntry, Manifest, Output, Progress, R, Record, Step, digest_of
+from infra.step import Artifact, FileEntry, LogMetrics, Manifest, Output, Progress, R, Record, Step, digest_of
 
 
 class CorruptArtifactError(ValueError):
@@ -153,7 +153,7 @@ class Store(ABC):
         identity: dict[str, Any],
         run: Callable[[Output], R],
         report: Callable[[Progress], None],
-        log_metrics: Callable[..., None],
+        log_metrics: LogMetrics,
         clock: Callable[[], float],
     ) -> Artifact[R]:
         """Run a step into a new attempt and commit it; call with the key locked."""

@@ -152,7 +152,7 @@ def commit(store: Store, toy: Step, name: str = "", **given) -> Artifact:
     with store.locked(key):
         found = store.find(toy, key)
         return found or store.compute(
-            toy, key, identity, lambda output: toy(**given, output=output), lambda p: None, lambda n, m: None, time.monotonic
+            toy, key, identity, lambda output: toy(**given, output=output), lambda p: None, lambda rows: None, time.monotonic
         )
 
 

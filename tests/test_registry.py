@@ -73,8 +73,7 @@ def test_run_is_found_again_by_its_key(client):
 
 def test_metrics_arrive_by_step(client):
     run_id = ensure_run(client, EXPERIMENT, "metrics", "key-3", None, {})
-    for number in (1, 2):
-        log_metrics(client, run_id, number, {"loss": 3.0 - number, "rate": 0.1})
+    log_metrics(client, run_id, [(number, {"loss": 3.0 - number, "rate": 0.1}) for number in (1, 2)])
     finish_run(client, run_id, "FINISHED")
     assert [(point.step, point.value) for point in client.get_metric_history(run_id, "loss")] == [(1, 2.0), (2, 1.0)]
     assert client.get_run(run_id).info.status == "FINISHED"

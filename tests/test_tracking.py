@@ -9,14 +9,14 @@ import pytest
 
 from flows.run_step import Run
 from flows.stage_log import StageLog
-from flows.track_run import dataset_input, approve_inputs, flattened
+from flows.track_run import approve_inputs, dataset_input, flattened
 from infra.experiment_tracking import (
     connect,
     ensure_run,
     finish_run,
     log_evidence,
     log_inputs,
-    log_metric_rows,
+    log_metrics,
     log_new_figures,
     log_new_parameters,
     resume_run,
@@ -85,7 +85,7 @@ def test_parameters_and_figures_are_logged_once_and_metrics_by_step(client):
     log_new_parameters(client, run_id, {"scale": "other"})
     log_new_figures(client, run_id, {"accuracy": 0.5})
     log_new_figures(client, run_id, {"accuracy": 0.7})
-    log_metric_rows(client, run_id, [(number, {"loss": float(number), "rate": 1.0}) for number in range(700)])
+    log_metrics(client, run_id, [(number, {"loss": float(number), "rate": 1.0}) for number in range(700)])
     found = client.get_run(run_id).data
     assert found.params["scale"] == "x" and len(found.params["long"]) == 500
     assert found.metrics["accuracy"] == 0.5

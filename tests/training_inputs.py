@@ -169,7 +169,13 @@ def compute(store: Store, step: Step, *, log_metrics=lambda number, values: None
     key = step_key(identity)
     with store.locked(key):
         return store.find(step, key) or store.compute(
-            step, key, identity, lambda output: step(**arguments, output=output), report, log_metrics, time.monotonic
+            step,
+            key,
+            identity,
+            lambda output: step(**arguments, output=output),
+            report,
+            lambda rows: [log_metrics(*row) for row in rows],
+            time.monotonic,
         )
 
 

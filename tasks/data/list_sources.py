@@ -10,6 +10,7 @@ import hashlib
 import zipfile
 import zlib
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 from infra.step import digest_of
@@ -52,6 +53,10 @@ class SourceListing:
     @property
     def digest(self) -> str:
         """sha256 over the files without their absolute paths."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         return digest_of([{key: value for key, value in asdict(file).items() if key != "path"} for file in self.files])
 
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from tasks.data.train_tokenizer import TrainedTokenizer
 
 POLL_SECONDS = 0.2
+FORWARD_SECONDS = 3.0
+"""Between two requests to the tracker."""
 CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY = "chat_template.jinja", "chat_template"
 MAX_RESTARTS = 3
 """Of one call, after its supervisor was killed."""
@@ -143,7 +145,7 @@ def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
     num_restarts = 0
     while True:
         status = launcher.poll(handle)
-        metrics.forward()
+        metrics.forward(is_last=status.state != "running")
         if status.progress is not None:
             output.report(status.progress)
         if status.state == "succeeded":
@@ -175,16 +177,22 @@ class MetricsTail:
         self.last_step: int = json.loads(self.cursor_path.read_text())["step"] if self.cursor_path.exists() else 0
         self.offset = 0
         self.inode = 0
+        self.forwarded_at = 0.0
 
-    def forward(self) -> None:
-        """Steps at or before the cursor are passed over: a resumed worker writes them again with equal values."""
-        for line in self._new_lines():
-            values = json.loads(line)
-            number = values.pop("step")
-            if number > self.last_step:
-                self.log_metrics(number, values)
-                self.last_step = number
-                write_json(self.cursor_path, {"step": number})
+    def forward(self, is_last: bool) -> None:
+        """Send what is new, unless that was done FORWARD_SECONDS ago or less and more will come.
+
+        Steps at or before the cursor are passed over: a resumed worker writes them again with equal values.
+        """
+        if not is_last and time.monotonic() - self.forwarded_at < FORWARD_SECONDS:
+            return
+        self.forwarded_at = time.monotonic()
+        lines = [json.loads(line) for line in self._new_lines()]
+        rows = [(values.pop("step"), values) for values in lines if values["step"] > self.last_step]
+        if rows:
+            self.log_metrics(rows)
+            self.last_step = rows[-1][0]
+            write_json(self.cursor_path, {"step": self.last_step})
 
     def _new_lines(self) -> list[str]:
         if not self.path.exists():
