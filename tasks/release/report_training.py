@@ -86,7 +86,8 @@ def _losses(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Seque
 
 
 def _points(span: Span, metrics: Metrics, key: str) -> list[Point]:
-    return [(span.start + line["tokens"], line[key]) for line in metrics]
+    """Steps that have the metric: one whose sampled answers taught nothing routed no token."""
+    return [(span.start + line["tokens"], line[key]) for line in metrics if key in line]
 
 
 def _expert_load(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Sequence[Span]) -> str:
