@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from configs.schema import EvaluationRecipe, Frozen
-from infra.step import Artifact, Output, Record, step
+from infra.step import Artifact, Output, Record, canonical_json, step
 from model.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS
 from tasks.data.bpe_tokenizer import tokenizer_config, train_bpe, write_json
+from tasks.data.documents import sampling_hash
 from tasks.data.shard_chats import ChatShards
 from tasks.data.shard_documents import TokenShards, write_tables
 from tasks.data.synthesize_problems import SynthesizedProblems
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 
 class Vocabulary(Frozen):
     num_ordinary_tokens: int
+
+
+class Demonstrations(Frozen):
+    wrong_share: float
+    """Share of the conversations whose answer gets another last digit."""
 
 
 class Answers(Record):
@@ -65,13 +72,31 @@ def shard_arithmetic(*, problems: Artifact[SynthesizedProblems], tokenizer: Arti
 
 
 @step(content=("shards/*", "members.parquet"))
-def shard_questions(*, problems: Artifact[SynthesizedProblems], tokenizer: Artifact[TrainedTokenizer], output: Output) -> ChatShards:
-    """shard_chats without Spark."""
+def shard_questions(
+    *, problems: Artifact[SynthesizedProblems], tokenizer: Artifact[TrainedTokenizer], recipe: Demonstrations, output: Output
+) -> ChatShards:
+    """shard_chats without Spark, and with answers that nobody verified."""
+    import pyarrow as pa
+
     directory, path = str(output.path("shards/x").parent), str(tokenizer.path("tokenizer.json"))
-    batches = _batches(problems, "chats.parquet", "chat-00000")
+    batches = []
+    for batch in _batches(problems, "chats.parquet", "chat-00000"):
+        messages = [
+            _with_wrong_answer(text, identity) if sampling_hash(identity) < recipe.wrong_share * 2**32 else text
+            for text, identity in zip(batch["messages"].to_pylist(), batch["id"].to_pylist(), strict=True)
+        ]
+        batches.append(batch.set_column(batch.schema.get_field_index("messages"), "messages", pa.array(messages)))
     members = list(write_chat_shard(iter(batches), directory, path, tokenizer.record.num_tokens))
     num_trained = sum(sum(batch["num_trained_tokens"].to_pylist()) for batch in members)
     return ChatShards(**_write_members(members, output).model_dump(), num_trained_tokens=num_trained)
+
+
+def _with_wrong_answer(messages: str, identity: str) -> str:
+    """The conversation with another last digit of its answer, which one by the hash of its id."""
+    conversation = json.loads(messages)
+    answer = conversation[-1]["content"]
+    conversation[-1]["content"] = f"{answer[:-1]}{(int(answer[-1]) + 1 + int(identity, 16) % 9) % 10}"
+    return canonical_json(conversation)
 
 
 @step(content=("nothing",))
