@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from configs.schema import PhaseSection
 from flows.check_contract import check_contract
-from flows.prepare_data import PreparedData
 from flows.run_step import Run, run_effect, run_step
 from flows.track_run import finish_phase
 from infra.experiment_tracking import connect
@@ -14,6 +13,7 @@ from infra.model_registry import ensure_alias, ensure_registered, model_name, ve
 from infra.servers import artifact_root
 from infra.step import Artifact
 from tasks.data.pack_phase import PackedPhase
+from tasks.data.prepared_data import PreparedData
 from tasks.evaluation.decide_gate import GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation, evaluate_checkpoint
 from tasks.training.train_phase import TrainedCheckpoint

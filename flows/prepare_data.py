@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from prefect import flow
@@ -11,38 +10,20 @@ from flows.check_contract import check_contract
 from flows.run_step import Run, run_step
 from infra.spark import stop_spark
 from infra.step import Artifact, R
-from tasks.data.collect_chats import CollectedChats, collect_chats
-from tasks.data.decontaminate_documents import DecontaminatedDocuments, decontaminate_documents
-from tasks.data.deduplicate_documents import DeduplicatedDocuments, deduplicate_documents
-from tasks.data.filter_documents import FilteredDocuments, filter_documents
-from tasks.data.ingest_documents import IngestedDocuments, ingest_documents
+from tasks.data.collect_chats import collect_chats
+from tasks.data.decontaminate_documents import decontaminate_documents
+from tasks.data.deduplicate_documents import deduplicate_documents
+from tasks.data.filter_documents import filter_documents
+from tasks.data.ingest_documents import ingest_documents
 from tasks.data.list_sources import SourceListing
-from tasks.data.shard_chats import ChatShards, shard_chats
-from tasks.data.shard_documents import TokenShards, shard_documents
-from tasks.data.split_documents import SplitDocuments, split_documents
-from tasks.data.synthesize_problems import SynthesizedProblems, synthesize_problems
-from tasks.data.train_tokenizer import TrainedTokenizer, train_tokenizer
+from tasks.data.prepared_data import PreparedData
+from tasks.data.shard_chats import shard_chats
+from tasks.data.shard_documents import shard_documents
+from tasks.data.split_documents import split_documents
+from tasks.data.synthesize_problems import synthesize_problems
+from tasks.data.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import ContractResult
-from tasks.evaluation.select_evaluation_items import EvaluationSuite, select_evaluation_items
-
-
-@dataclass(frozen=True)
-class PreparedData:
-    """What training, evaluation and the report need of the data."""
-
-    ingested: Artifact[IngestedDocuments]
-    deduplicated: Artifact[DeduplicatedDocuments]
-    split: Artifact[SplitDocuments]
-    filtered: Artifact[FilteredDocuments]
-    problems: Artifact[SynthesizedProblems]
-    decontaminated: Artifact[DecontaminatedDocuments]
-    chats: Artifact[CollectedChats]
-    tokenizer: Artifact[TrainedTokenizer]
-    shards: Artifact[TokenShards]
-    chat_shards: Artifact[ChatShards]
-    suite: Artifact[EvaluationSuite]
-    contracts: dict[str, tuple[Artifact[Any], Artifact[ContractResult]]]
-    """What each contract was checked on and with which result, by the contract's name, in the order of the path."""
+from tasks.evaluation.select_evaluation_items import select_evaluation_items
 
 
 @flow(name="prepare_data", flow_run_name="raw documents to token shards", validate_parameters=False)

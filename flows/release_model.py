@@ -8,8 +8,7 @@ from pathlib import Path
 from prefect import flow
 
 from flows.assess_checkpoint import AssessedModel, evaluate
-from flows.prepare_data import PreparedData
-from flows.reported import reported_data, reported_phases
+from flows.reported import reported_phases
 from flows.run_step import Run, run_effect, run_step
 from infra.experiment_tracking import connect
 from infra.model_registry import (
@@ -26,6 +25,7 @@ from infra.model_registry import (
 from infra.model_server import SERVED_TYPE, running_model_server
 from infra.servers import artifact_root
 from infra.step import Artifact
+from tasks.data.prepared_data import PreparedData
 from tasks.evaluation.decide_gate import GateDecision, decide_gate
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.release.decide_release import decide_release
@@ -81,7 +81,7 @@ def release_model(run: Run, prepared: PreparedData, models: tuple[AssessedModel,
         run_effect(run, "promote", lambda: ensure_alias(client, name, CHAMPION, version))
     reigning = resolve_alias(client, name, CHAMPION)
     report = run_step(
-        run, write_report, data=reported_data(prepared), phases=reported_phases(models), gguf_evaluation=gguf_evaluation,
+        run, write_report, data=prepared, phases=reported_phases(models), gguf_evaluation=gguf_evaluation,
         release_decision=release_decision, decision=decision,
     )  # fmt: skip
     path = run_effect(run, "publish report", lambda: publish_report(report, run.home.root / "reports" / f"{run.scale.scale}.html"))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from flows.assess_checkpoint import AssessedModel
 from flows.outcome import RunOutcome
-from flows.prepare_data import PreparedData
-from flows.reported import reported_data, reported_phases
+from flows.reported import reported_phases
 from flows.run_step import Run
 from flows.ui_artifacts import show_link, show_picture, show_table
 from infra.experiment_tracking import connect, run_page
+from tasks.data.prepared_data import PreparedData
 from tasks.release.phase_chart import phase_chart
 from tasks.release.report_data import funnel_rows
 from tasks.release.report_evaluation import figure_rows
@@ -16,7 +16,7 @@ from tasks.release.report_evaluation import figure_rows
 
 def show_data(run: Run, prepared: PreparedData) -> None:
     """Documents in, dropped by reason, out."""
-    rows = [{"stage": stage, "what": what, "number": number} for stage, what, number in funnel_rows(reported_data(prepared))]
+    rows = [{"stage": stage, "what": what, "number": number} for stage, what, number in funnel_rows(prepared)]
     show_table(f"{run.scale.scale} data", rows, "documents in, dropped by reason, and out")
 
 

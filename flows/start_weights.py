@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.prepare_data import PreparedData
 from flows.run_step import Run, run_step
 from infra.experiment_tracking import connect
 from infra.model_registry import model_name, resolve_alias
 from infra.step import Artifact
+from tasks.data.prepared_data import PreparedData
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
 from tasks.training.train_phase import TrainedCheckpoint
 

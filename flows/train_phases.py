@@ -9,7 +9,6 @@ from typing import Any
 from configs.schema import PhaseSection
 from flows.assess_checkpoint import AssessedModel, assess_checkpoint, evaluate
 from flows.check_contract import check_contract
-from flows.prepare_data import PreparedData
 from flows.run_step import Run, run_step
 from flows.show_run import show_phase
 from flows.track_run import track_phase
@@ -17,6 +16,7 @@ from infra.experiment_tracking import connect, log_metrics
 from infra.step import Artifact
 from infra.store import step_key
 from tasks.data.pack_phase import PackedPhase, pack_phase
+from tasks.data.prepared_data import PreparedData
 from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.training.train_phase import TrainedCheckpoint, train_phase
 

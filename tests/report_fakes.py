@@ -18,6 +18,7 @@ from tasks.data.deduplicate_documents import DeduplicatedDocuments
 from tasks.data.filter_documents import FilteredDocuments
 from tasks.data.ingest_documents import IngestedDocuments
 from tasks.data.pack_phase import PackedPhase
+from tasks.data.prepared_data import PreparedData
 from tasks.data.shard_chats import ChatShards
 from tasks.data.shard_documents import TokenShards
 from tasks.data.split_documents import SplitDocuments
@@ -29,7 +30,7 @@ from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.release.convert_to_gguf import convert_to_gguf
 from tasks.release.decide_release import decide_release
 from tasks.release.evaluate_gguf import evaluate_gguf
-from tasks.release.report_inputs import ReportedData, ReportedPhase, ReportedPhases
+from tasks.release.report_inputs import ReportedPhase, ReportedPhases
 from tasks.release.write_report import Report, write_report
 from tasks.training.train_phase import TrainedCheckpoint
 from tests.evaluation_fakes import RECIPE, commit, evaluation_suite, toy_checkpoint_step
@@ -98,7 +99,7 @@ def _sources(output: Output) -> None:
     pq.write_table(pa.Table.from_pylist(rows), output.path("sources.parquet"))
 
 
-def reported_data(store: Store) -> ReportedData:
+def reported_data(store: Store) -> PreparedData:
     ingested = IngestedDocuments(
         num_sources=9, num_documents=1000, num_bytes=5000, num_evaluation_documents=3, num_unsampled_documents=5,
         rejected={"not_utf8 <&>": 7}, documents_by_domain={"web": 700, "code": 300}, bytes_by_domain={"web": 4000, "code": 1000},
@@ -134,14 +135,14 @@ def reported_data(store: Store) -> ReportedData:
         return commit(store, toy(name, record, lambda output: output.path("empty").touch()), name)
 
     found = [{"table": "documents/*.parquet", "expectation": "unique", "arguments": {"column": "id"}, "observed": "1,000 rows"}]
-    contracts = tuple(
-        commit(store, toy("validate_contract", ContractResult(contract=name, num_rows=1000, num_expectations=11),
-                          lambda output: output.path("findings.json").write_text(json.dumps(found))), f"contract {name}")
+    checked = {
+        name: commit(store, toy("validate_contract", ContractResult(contract=name, num_rows=1000, num_expectations=11),
+                                lambda output: output.path("findings.json").write_text(json.dumps(found))), f"contract {name}")
         for name in ("ingested", "deduplicated", "shards")
-    )  # fmt: skip
+    }  # fmt: skip
     made = documents(store, "ingest_documents", ingested, range(2000), _sources)
     made.manifest.identity["inputs"]["sources"] = "5" * 64
-    return ReportedData(
+    return PreparedData(
         ingested=made,
         deduplicated=documents(store, "deduplicate_documents", deduplicated, range(901)),
         split=documents(store, "split_documents", split, range(2000)),
@@ -149,7 +150,8 @@ def reported_data(store: Store) -> ReportedData:
         problems=documents(store, "synthesize_problems", problems, range(900, 1020)),
         decontaminated=documents(store, "decontaminate_documents", decontaminated, range(851)),
         chats=plain("collect_chats", chats), tokenizer=plain("train_tokenizer", tokenizer), shards=plain("shard_documents", shards),
-        chat_shards=plain("shard_chats", chat_shards), suite=evaluation_suite(store), contracts=contracts,
+        chat_shards=plain("shard_chats", chat_shards), suite=evaluation_suite(store),
+        contracts={name: (made, result) for name, result in checked.items()},
     )  # fmt: skip
 
 
@@ -212,7 +214,7 @@ def reported_phases(store: Store, names: tuple[str, ...]) -> ReportedPhases:
     return ReportedPhases(tuple(phases))
 
 
-def write_toy_report(store: Store, data: ReportedData, phases: ReportedPhases) -> Artifact[Report]:
+def write_toy_report(store: Store, data: PreparedData, phases: ReportedPhases) -> Artifact[Report]:
     last = phases.last
     gguf = commit(store, convert_to_gguf, checkpoint=last.checkpoint, recipe=RELEASE)
     scored = commit(store, evaluate_gguf, gguf=gguf, checkpoint=last.checkpoint, suite=data.suite, recipe=RELEASE, resources=SERVING)

@@ -69,7 +69,7 @@ def test_numbers_of_the_data_are_those_of_the_artifacts(report, data):
     assert ["synthesize", "documents added", "120"] in rows
     assert ["web", "70", "2,100", "8"] in rows and ["code", "9", "400", "0"] in rows
     assert ["conversations, synthetic", "250"] in rows and ["of these what an assistant writes", "333"] in rows
-    for contract in data.contracts:
+    for contract in data.contract_results:
         assert [contract.record.contract, "1,000", "11", "met", contract.digest[:12]] in rows
     assert any(row[:6] == ["python", "pretrain", "code", "PSF-2.0", "3", "6,000"] for row in rows)
 
@@ -147,7 +147,7 @@ def test_parts_that_a_run_does_not_have_leave_no_trace(store, data):
     from dataclasses import replace
 
     short = reported_phases(store, ("pretrain_general",))
-    text = write_toy_report(store, replace(data, contracts=()), short).path("report.html").read_text()
+    text = write_toy_report(store, replace(data, contracts={}), short).path("report.html").read_text()
     assert "Reward of" not in text and 'id="contracts"' not in text and "Sampled answers of step" not in text
     assert "nan" not in text.lower().split() and 'points=""' not in text
 

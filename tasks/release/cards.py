@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterable, Sequence
 
 from infra.step import Artifact
+from tasks.data.prepared_data import PreparedData
 from tasks.evaluation.decide_gate import GateDecision
 from tasks.release.report_data import SOURCE_COLUMNS, funnel_rows, source_rows
 from tasks.release.report_evaluation import figure_rows
-from tasks.release.report_inputs import DIGITS, ReportedData, ReportedPhases
+from tasks.release.report_inputs import DIGITS, ReportedPhases
 from tasks.release.report_page import Cell, Figure, Html
 
 ARCHITECTURE_KEYS = (
@@ -19,7 +20,7 @@ ARCHITECTURE_KEYS = (
 )  # fmt: skip
 
 
-def model_card(data: ReportedData, phases: ReportedPhases, decisions: Iterable[tuple[str, Artifact[GateDecision]]]) -> str:
+def model_card(data: PreparedData, phases: ReportedPhases, decisions: Iterable[tuple[str, Artifact[GateDecision]]]) -> str:
     """What the released weights are, how they were trained, how good they are."""
     record = phases.last.checkpoint.record
     asked = "answers in the GLM chat template" if record.is_chat_trained else "continues text; it was trained on no conversation"
@@ -68,7 +69,7 @@ def architecture_rows(phases: ReportedPhases) -> list[tuple[str, str]]:
     return [(key, f"{config[key]:,}") for key in ARCHITECTURE_KEYS]
 
 
-def data_card(data: ReportedData) -> str:
+def data_card(data: PreparedData) -> str:
     """What the model was trained and evaluated on, and what was left out, by reason."""
     decontaminated, problems, suite = data.decontaminated.record, data.problems.record, data.suite.record
     trained, held_out = decontaminated.train_bytes_by_domain, decontaminated.validation_bytes_by_domain
@@ -95,7 +96,7 @@ def data_card(data: ReportedData) -> str:
         "## Contracts",
         _table(
             ("contract", "rows", "expectations"),
-            [(found.contract, found.num_rows, found.num_expectations) for found in (artifact.record for artifact in data.contracts)],
+            [(found.contract, found.num_rows, found.num_expectations) for found in (artifact.record for artifact in data.contract_results)],
         ),
     )
 

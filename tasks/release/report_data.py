@@ -7,14 +7,15 @@ from itertools import groupby, islice
 from typing import Any
 
 from infra.step import digest_of
+from tasks.data.prepared_data import PreparedData
 from tasks.release.dropped_examples import Example, dropped_examples, shortened
-from tasks.release.report_inputs import DIGITS, ReportedData
+from tasks.release.report_inputs import DIGITS
 from tasks.release.report_page import Cell, code, folded, heading, paragraph, quote, table
 
 NUM_REJECTED_EXAMPLES = 5
 
 
-def data_section(data: ReportedData) -> str:
+def data_section(data: PreparedData) -> str:
     """From the sources to what is trained on."""
     return "".join(
         (
@@ -25,7 +26,7 @@ def data_section(data: ReportedData) -> str:
     )  # fmt: skip
 
 
-def funnel_rows(data: ReportedData) -> list[tuple[str, str, int]]:
+def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
     """(stage, what, number): documents in are documents out and those dropped, at every stage."""
     ingested, decontaminated = data.ingested.record, data.decontaminated.record
     return [
@@ -48,7 +49,7 @@ def _reasons(stage: str, what: str, counts: Mapping[str, int]) -> list[tuple[str
     return [(stage, f"{what}: {reason}", count) for reason, count in ordered if count]
 
 
-def _examples(data: ReportedData) -> str:
+def _examples(data: PreparedData) -> str:
     given = {
         "deduplicate": (data.deduplicated, (data.ingested,), "in its place stays"),
         "filter": (data.filtered, (data.split,), ""),
@@ -84,7 +85,7 @@ def _rejected(artifact: Any) -> str:
     return table(("reason", "file", "offset", "detail"), cells)
 
 
-def _domains(data: ReportedData) -> str:
+def _domains(data: PreparedData) -> str:
     record, tokens = data.decontaminated.record, data.shards.record.tokens_by_domain
     trained, held_out = record.train_bytes_by_domain, record.validation_bytes_by_domain
     rows = [(name, trained.get(name, 0), tokens.get(name, 0), held_out.get(name, 0)) for name in sorted({*trained, *held_out})]
@@ -96,7 +97,7 @@ def _domains(data: ReportedData) -> str:
     )
 
 
-def _chats(data: ReportedData) -> str:
+def _chats(data: PreparedData) -> str:
     chats, problems, shards = data.chats.record, data.problems.record, data.chat_shards.record
     rows: list[tuple[Cell, ...]] = [
         ("problems in documents", problems.num_training_problems),
@@ -116,7 +117,7 @@ def _chats(data: ReportedData) -> str:
 SOURCE_COLUMNS = ("collection", "role", "domain", "licence", "files", "bytes", "sha256 over the files")
 
 
-def source_rows(data: ReportedData) -> list[tuple[Cell, ...]]:
+def source_rows(data: PreparedData) -> list[tuple[Cell, ...]]:
     """One row per collection, role and domain of the listed files."""
     import pyarrow.parquet as pq
 

@@ -1,61 +1,21 @@
-"""What a report is made from: the data's artifacts and, per phase, what training left and how it was judged."""
+"""What a report says of the phases: per phase what training left and how it was judged."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from infra.step import Artifact, digest_of
 
 if TYPE_CHECKING:
-    from tasks.data.collect_chats import CollectedChats
-    from tasks.data.decontaminate_documents import DecontaminatedDocuments
-    from tasks.data.deduplicate_documents import DeduplicatedDocuments
-    from tasks.data.filter_documents import FilteredDocuments
-    from tasks.data.ingest_documents import IngestedDocuments
     from tasks.data.pack_phase import PackedPhase
-    from tasks.data.shard_chats import ChatShards
-    from tasks.data.shard_documents import TokenShards
-    from tasks.data.split_documents import SplitDocuments
-    from tasks.data.synthesize_problems import SynthesizedProblems
-    from tasks.data.train_tokenizer import TrainedTokenizer
-    from tasks.data.validate_contract import ContractResult
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.evaluation.evaluate_checkpoint import Evaluation
-    from tasks.evaluation.select_evaluation_items import EvaluationSuite
     from tasks.training.train_phase import TrainedCheckpoint
 
 DIGITS = 12
 """Of a digest, where a person reads it."""
-
-
-@dataclass(frozen=True)
-class ReportedData:
-    """The data of a run, in the order in which it was made."""
-
-    ingested: Artifact[IngestedDocuments]
-    deduplicated: Artifact[DeduplicatedDocuments]
-    split: Artifact[SplitDocuments]
-    filtered: Artifact[FilteredDocuments]
-    problems: Artifact[SynthesizedProblems]
-    decontaminated: Artifact[DecontaminatedDocuments]
-    chats: Artifact[CollectedChats]
-    tokenizer: Artifact[TrainedTokenizer]
-    shards: Artifact[TokenShards]
-    chat_shards: Artifact[ChatShards]
-    suite: Artifact[EvaluationSuite]
-    contracts: tuple[Artifact[ContractResult], ...]
-
-    @property
-    def stages(self) -> list[Artifact[Any]]:
-        """Every artifact but the contracts'."""
-        return [getattr(self, member.name) for member in fields(self) if member.name != "contracts"]
-
-    @property
-    def digest(self) -> str:
-        """sha256 over the members' digests."""
-        return digest_of([artifact.digest for artifact in (*self.stages, *self.contracts)])
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from html import escape
 from typing import Any
 
 from infra.step import Artifact
+from tasks.data.prepared_data import PreparedData
 from tasks.release.report_charts import bars
-from tasks.release.report_inputs import DIGITS, ReportedData, ReportedPhases
+from tasks.release.report_inputs import DIGITS, ReportedPhases
 from tasks.release.report_page import Cell, code, folded, heading, paragraph, table
 
 
-def lineage_section(data: ReportedData, phases: ReportedPhases) -> str:
+def lineage_section(data: PreparedData, phases: ReportedPhases) -> str:
     """From the released weights back to the sources, every hand-over with its digest."""
     chain = [
         _step("token shards", data.shards, f"{data.shards.record.num_tokens:,} tokens of {data.shards.record.num_documents:,} documents"),
@@ -60,15 +61,15 @@ def _tree(entries: Iterable[str]) -> str:
     return f'<ul class="tree">{"".join(f"<li>{entry}</li>" for entry in entries)}</ul>'
 
 
-def contract_section(data: ReportedData) -> str:
+def contract_section(data: PreparedData) -> str:
     """A broken contract stops a run: those that are here were met."""
     rows: list[tuple[Cell, ...]] = [
         (artifact.record.contract, artifact.record.num_rows, artifact.record.num_expectations, "met", code(artifact.digest[:DIGITS]))
-        for artifact in data.contracts
+        for artifact in data.contract_results
     ]
     findings = [
         (artifact.record.contract, found["table"], found["expectation"], found["arguments"].get("column", ""), str(found["observed"]))
-        for artifact in data.contracts
+        for artifact in data.contract_results
         for found in json.loads(artifact.path("findings.json").read_text())
     ]
     if not rows:
@@ -87,7 +88,7 @@ def time_section(stages: Sequence[tuple[str, Artifact[Any]]]) -> str:
     return bars("seconds per stage", rows) + paragraph(told, "soft")
 
 
-def named_stages(data: ReportedData, phases: ReportedPhases, others: Iterable[Artifact[Any]]) -> list[tuple[str, Artifact[Any]]]:
+def named_stages(data: PreparedData, phases: ReportedPhases, others: Iterable[Artifact[Any]]) -> list[tuple[str, Artifact[Any]]]:
     """Every artifact of the run, by step and phase, in the order in which it was made."""
     stages = [(artifact.manifest.step, artifact) for artifact in data.stages]
     stages += [(f"{artifact.manifest.step} {phase.name}", artifact) for phase in phases for artifact in phase.stages]

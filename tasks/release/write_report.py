@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
+from tasks.data.prepared_data import PreparedData
 from tasks.release.cards import architecture_rows, data_card, model_card
 from tasks.release.report_data import data_section
 from tasks.release.report_evaluation import evaluation_section, figure, gguf_section, verdict_section
-from tasks.release.report_inputs import DIGITS, ReportedData, ReportedPhases
+from tasks.release.report_inputs import DIGITS, ReportedPhases
 from tasks.release.report_lineage import contract_section, key_section, lineage_section, named_stages, time_section
 from tasks.release.report_page import Section, page, table
 from tasks.release.report_training import training_section
@@ -38,7 +39,7 @@ class Report(Record):
 @step(content=(), evidence=(REPORT_FILE, MODEL_CARD_FILE, DATA_CARD_FILE), distributions=("pyarrow",))
 def write_report(
     *,
-    data: ReportedData,
+    data: PreparedData,
     phases: ReportedPhases,
     gguf_evaluation: Artifact[GgufEvaluation],
     release_decision: Artifact[GateDecision],
@@ -72,7 +73,7 @@ def write_report(
     return Report(bits_per_byte=evaluated.bits_per_byte, pass_at_1=evaluated.pass_at_1, accepted=accepted)
 
 
-def _facts(data: ReportedData, phases: ReportedPhases, accepted: bool) -> list[tuple[str, str]]:
+def _facts(data: PreparedData, phases: ReportedPhases, accepted: bool) -> list[tuple[str, str]]:
     """What stands at the top."""
     evaluated, trained = phases.last.evaluation.record, phases.last.checkpoint.record
     return [

@@ -1,0 +1,55 @@
+"""What preparing the data leaves: the artifacts, in the order in which they were made, and the result of every contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from infra.step import Artifact, digest_of
+
+if TYPE_CHECKING:
+    from tasks.data.collect_chats import CollectedChats
+    from tasks.data.decontaminate_documents import DecontaminatedDocuments
+    from tasks.data.deduplicate_documents import DeduplicatedDocuments
+    from tasks.data.filter_documents import FilteredDocuments
+    from tasks.data.ingest_documents import IngestedDocuments
+    from tasks.data.shard_chats import ChatShards
+    from tasks.data.shard_documents import TokenShards
+    from tasks.data.split_documents import SplitDocuments
+    from tasks.data.synthesize_problems import SynthesizedProblems
+    from tasks.data.train_tokenizer import TrainedTokenizer
+    from tasks.data.validate_contract import ContractResult
+    from tasks.evaluation.select_evaluation_items import EvaluationSuite
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """What training, evaluation and the report need of the data."""
+
+    ingested: Artifact[IngestedDocuments]
+    deduplicated: Artifact[DeduplicatedDocuments]
+    split: Artifact[SplitDocuments]
+    filtered: Artifact[FilteredDocuments]
+    problems: Artifact[SynthesizedProblems]
+    decontaminated: Artifact[DecontaminatedDocuments]
+    chats: Artifact[CollectedChats]
+    tokenizer: Artifact[TrainedTokenizer]
+    shards: Artifact[TokenShards]
+    chat_shards: Artifact[ChatShards]
+    suite: Artifact[EvaluationSuite]
+    contracts: dict[str, tuple[Artifact[Any], Artifact[ContractResult]]]
+    """What each contract was checked on and with which result, by the contract's name."""
+
+    @property
+    def stages(self) -> list[Artifact[Any]]:
+        """Every artifact but the contracts'."""
+        return [getattr(self, member.name) for member in fields(self) if member.name != "contracts"]
+
+    @property
+    def contract_results(self) -> list[Artifact[ContractResult]]:
+        return [result for _, result in self.contracts.values()]
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the members' digests."""
+        return digest_of([artifact.digest for artifact in (*self.stages, *self.contract_results)])
