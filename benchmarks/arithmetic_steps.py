@@ -33,7 +33,7 @@ class Vocabulary(Frozen):
 
 class Demonstrations(Frozen):
     wrong_share: float
-    """Share of the conversations whose answer gets another last digit."""
+    """Share of the conversations whose answer is one too high."""
 
 
 class Answers(Record):
@@ -82,7 +82,7 @@ def shard_questions(
     batches = []
     for batch in _batches(problems, "chats.parquet", "chat-00000"):
         messages = [
-            _with_wrong_answer(text, identity) if sampling_hash(identity) < recipe.wrong_share * 2**32 else text
+            _with_wrong_answer(text) if sampling_hash(identity) < recipe.wrong_share * 2**32 else text
             for text, identity in zip(batch["messages"].to_pylist(), batch["id"].to_pylist(), strict=True)
         ]
         batches.append(batch.set_column(batch.schema.get_field_index("messages"), "messages", pa.array(messages)))
@@ -91,11 +91,10 @@ def shard_questions(
     return ChatShards(**_write_members(members, output).model_dump(), num_trained_tokens=num_trained)
 
 
-def _with_wrong_answer(messages: str, identity: str) -> str:
-    """The conversation with another last digit of its answer, which one by the hash of its id."""
+def _with_wrong_answer(messages: str) -> str:
+    """The conversation with an answer that is one too high."""
     conversation = json.loads(messages)
-    answer = conversation[-1]["content"]
-    conversation[-1]["content"] = f"{answer[:-1]}{(int(answer[-1]) + 1 + int(identity, 16) % 9) % 10}"
+    conversation[-1]["content"] = str(int(conversation[-1]["content"]) + 1)
     return canonical_json(conversation)
 
 

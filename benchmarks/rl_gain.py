@@ -2,8 +2,8 @@
 
 A small model is trained on conversations of two-digit additions (`sft`) and then by GRPO on prompts that are in none of them
 (`rl_reasoning`): the real steps, through a store in a temporary directory. Both are asked the same evaluation problems, whose operands
-nobody was trained on, as a conversation with sampled answers. SFT is held to 30-60 % by WRONG_SHARE: so many of its conversations give a
-wrong last digit, as conversations do that nobody verified, and a model that imitates them answers wrong as often. Fewer conversations or
+nobody was trained on, as a conversation with sampled answers. SFT is held to 30-60 % by WRONG_SHARE: in so many of its conversations the
+answer is one too high, as happens where nobody verified, and a model that imitates them answers wrong as often. Fewer conversations or
 steps would hold it there as well, but on an edge: one seed answers a tenth of the problems, the next nine tenths.
 
 The last line is JSON: `sft` and `rl` are pass@1 over all seeds, `interval` is the 95 % interval of the paired difference (items and seeds
@@ -42,8 +42,8 @@ from tasks.data.synthesize_problems import synthesize_problems
 from tasks.training.train_phase import TrainedCheckpoint, train_phase
 
 SEEDS = (46, 47, 48)
-NUM_CHATS, WRONG_SHARE = 5000, 0.35
-SFT_STEPS, SFT_ROWS, SFT_LENGTH = 800, 16, 128
+NUM_CHATS, WRONG_SHARE = 5500, 0.45
+SFT_STEPS, SFT_ROWS, SFT_LENGTH = 600, 16, 128
 RL_STEPS, ANSWERS_PER_STEP, ANSWERS_PER_PROMPT, RL_LENGTH = 80, 512, 16, 48
 RL_RATE = 5e-4
 """Of Muon, whose updates are as long however noisy the gradient: at 1e-3 with 256 answers a third of the gain is left, at 2e-3 a loss."""
