@@ -31,7 +31,12 @@ def test_unknown_key_in_a_yaml(tmp_path):
 
 
 def test_unknown_stage_and_an_entry_without_weights(tmp_path):
-    expect(glm46("run", "micro", "--until", "lunch", home=tmp_path), 2, "--until lunch", "prepare_data, pretrain_general, release_model")
+    expect(
+        glm46("run", "micro", "--until", "lunch", home=tmp_path),
+        2,
+        "--until lunch",
+        "prepare_data, pretrain_general, mid_reasoning, sft, rl_reasoning, release_model",
+    )
     expect(glm46("run", "micro", "--from", "release_model", home=tmp_path), 2, "--start")
 
 

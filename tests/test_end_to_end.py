@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -23,10 +24,14 @@ def micro(tmp_path_factory):
 def test_the_micro_run_ends_in_a_promoted_model(micro):
     finished, home = micro
     outcome = finished.outcome
-    assert (outcome["promoted"], outcome["alias"], outcome["version"]) == (True, "champion", "1")
+    assert (outcome["promoted"], outcome["alias"], outcome["version"]) == (True, "champion", "4"), "one version per phase"
     assert len(outcome["digest"]) == 64
     assert all({"name", "seconds", "cached", "digest"} <= set(stage) for stage in outcome["stages"])
-    assert (home / "reports" / "micro.html").is_file()
+    report = home / "reports" / "micro.html"
+    assert outcome["report"] == str(report)
+    text = report.read_text()
+    assert all(f">{phase}<" in text for phase in ("pretrain_general", "mid_reasoning", "sft", "rl_reasoning"))
+    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", text), "a report makes no outside request"
 
 
 def test_a_second_run_computes_nothing_and_imports_nothing_heavy(micro):
@@ -35,7 +40,7 @@ def test_a_second_run_computes_nothing_and_imports_nothing_heavy(micro):
     assert again.exit_code == 0, again.stderr
     assert again.computed == []
     assert again.outcome["digest"] == first.outcome["digest"]
-    assert again.outcome["version"] == "1"
+    assert again.outcome["version"] == "4"
     assert again.digests == {name: digest for name, digest in first.digests.items() if name in again.digests}
     imported = {line.rsplit("|", 1)[-1].strip() for line in again.stderr.splitlines() if line.startswith("import time:")}
     assert not imported & {"torch", "great_expectations", "deepspeed"}
@@ -44,9 +49,16 @@ def test_a_second_run_computes_nothing_and_imports_nothing_heavy(micro):
 
 def test_the_promoted_model_answers(micro):
     _, home = micro
-    answer = glm46("chat", "--scale", "micro", "--prompt", "12 + 7 =", "--max-tokens", "4", home=home)
+    answer = glm46("chat", "--scale", "micro", "--prompt", "What is 12 + 7?", "--max-tokens", "16", home=home)
     assert answer.exit_code == 0, answer.stderr
-    assert answer.stdout.strip()
+    assert answer.stdout
+
+
+def test_the_champion_is_traced_to_its_sources_without_a_server(micro):
+    _, home = micro
+    traced = glm46("lineage", "model", "champion", "--scale", "micro", "--json", home=home)
+    assert traced.exit_code == 0, traced.stderr
+    assert [phase["name"] for phase in json.loads(traced.stdout)["phases"]] == ["pretrain_general", "mid_reasoning", "sft", "rl_reasoning"]
 
 
 def test_doctor_reads_every_file_of_the_store(micro):
