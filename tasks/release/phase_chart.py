@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from infra.step import Artifact
 
 STYLE = (
-    "<style>svg{--accent:#3457d5;--second:#c2660c;--soft:#5b6575;--line:#dfe3ea;--ink:#1c2330;background:#fff}"
-    "text{font:12px system-ui,sans-serif;fill:#5b6575}</style>"
+    "<style>svg{--accent:#3457d5;--second:#c2660c;--soft:#5b6575;--line:#dfe3ea;--ink:#1c2330}"
+    'text{font:12px system-ui,sans-serif;fill:#5b6575}</style><rect width="100%" height="100%" fill="#fff"/>'
 )
 
 
