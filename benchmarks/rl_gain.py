@@ -99,10 +99,10 @@ def _change(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 def _course(phase: str, num_tokens: int, batch_tokens: int, *, peak: float, final: float) -> dict[str, Any]:
     recipe = {
-        "name": phase, "phases": [phase], "peak_learning_rate": peak, "final_learning_rate": final, "warmup_tokens": 0,
-        "start_batch_tokens": batch_tokens, "peak_batch_tokens": batch_tokens, "batch_rampup_tokens": 0,
-        "router_bias_rate": [{"until_tokens": num_tokens, "value": 0.0}],
-        "mtp_loss_weight": [{"until_tokens": num_tokens, "value": 0.0}], "balance_loss_weight": 1e-4,
+        "name": phase, "phases": [phase], "peak_learning_rate": peak, "final_learning_rate": final, "warmup_share": 0.0,
+        "start_batch_tokens": batch_tokens, "peak_batch_tokens": batch_tokens, "batch_rampup_share": 0.0,
+        "router_bias_rate": [{"until_share": 1.0, "value": 0.0}],
+        "mtp_loss_weight": [{"until_share": 1.0, "value": 0.0}], "balance_loss_weight": 1e-4,
     }  # fmt: skip
     return {"recipe": recipe}
 

@@ -10,11 +10,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-PhaseName = Literal[
-    "pretrain_general", "pretrain_code_reasoning", "mid_repo_code", "mid_reasoning", "mid_long_context",
+PHASE_TEMPLATES = (
+    "pretrain_general", "pretrain_code_reasoning", "mid_repo_code", "mid_reasoning", "mid_long_context", "mid_domain",
     "sft", "reward_model", "rl_cold_start", "rl_rejection_sampling", "rl_reasoning", "rl_agentic", "rl_alignment",
-]  # fmt: skip
-Domain = Literal["web", "multilingual", "code", "math", "synthetic", "chat"]
+)  # fmt: skip
+PhaseName = Annotated[str, Field(pattern=rf"^({'|'.join(PHASE_TEMPLATES)})(_[a-z0-9]+)*$")]
+"""A phase of the recipe; a repeated or specialised one adds a suffix: mid_reasoning_2, mid_domain_medical."""
+Domain = Literal["web", "multilingual", "code", "repository", "commit", "math", "medical", "financial", "synthetic", "chat"]
+"""Kind of text. `repository`: the files of one repository in one document; `commit`: a change as a diff with its message."""
 
 
 class Frozen(BaseModel):
@@ -201,6 +204,7 @@ class PackingRecipe(Frozen):
     packing: Packing
     mixture: dict[Domain, float] = Field(min_length=1)
     max_epochs: float = Field(gt=0)
+    fim_rate: float = Field(ge=0, le=1)
     seed: int
 
 
@@ -234,14 +238,14 @@ class DataSection(Frozen):
 
 
 class Waypoint(Frozen):
-    """A step of a piecewise-constant schedule: `value` holds until `until_tokens` of the course have been seen."""
+    """A step of a piecewise-constant schedule: `value` holds until this share of the course's tokens has been seen."""
 
-    until_tokens: int = Field(gt=0)
+    until_share: float = Field(gt=0, le=1)
     value: float = Field(ge=0)
 
 
 class CourseRecipe(Frozen):
-    """Schedules over the token axis that consecutive phases share."""
+    """Schedules over the token axis that consecutive phases share; their places are shares of the course's tokens."""
 
     name: str
     phases: tuple[PhaseName, ...] = Field(min_length=1)
@@ -249,12 +253,12 @@ class CourseRecipe(Frozen):
     """Report: 2.5e-4, for Muon with update RMS 0.2."""
     final_learning_rate: float = Field(ge=0)
     """Report: 2.5e-5 at the end of mid-training, by cosine."""
-    warmup_tokens: int = Field(ge=0)
+    warmup_share: float = Field(ge=0, le=1)
     """Linear from 0; the report does not give the length."""
     start_batch_tokens: int = Field(gt=0)
     peak_batch_tokens: int = Field(gt=0)
-    batch_rampup_tokens: int = Field(ge=0)
-    """Tokens over which the batch grows linearly from start to peak (report: 16M -> 64M over 500B)."""
+    batch_rampup_share: float = Field(ge=0, le=1)
+    """Share over which the batch grows linearly from start to peak (report: 16M -> 64M over the first 500B of 23.1T)."""
     router_bias_rate: tuple[Waypoint, ...] = Field(min_length=1)
     """Loss-free balancing update (report: 0.001 for 15T tokens, then 0)."""
     mtp_loss_weight: tuple[Waypoint, ...] = Field(min_length=1)
@@ -268,6 +272,10 @@ class CourseRecipe(Frozen):
             raise ValueError(
                 f"course {self.name}: peak_batch_tokens ({self.peak_batch_tokens}) is below start_batch_tokens ({self.start_batch_tokens})"
             )
+        for name in ("router_bias_rate", "mtp_loss_weight"):
+            shares = [waypoint.until_share for waypoint in getattr(self, name)]
+            if shares != sorted(set(shares)) or shares[-1] != 1.0:
+                raise ValueError(f"course {self.name}: {name} has until_share {shares}: let them rise and end at 1.0")
         return self
 
 
@@ -290,6 +298,8 @@ class OptimizerRecipe(Frozen):
     adam_eps: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
     """Report: 0.1 on matrices; biases, norms and the embedding are not decayed."""
+    state_dtype: Literal["float32", "bfloat16"]
+    """Of momentum and moments; master weights are float32 either way."""
 
 
 class PretrainObjective(Frozen):
@@ -341,6 +351,32 @@ Objective = Annotated[
 ]  # fmt: skip
 
 
+class SpikeRecipe(Frozen):
+    """What counts as a spike and what is done about it: roll back to the last good checkpoint and skip rows. A step with a loss or
+    gradient norm that is not finite is one in any case."""
+
+    window_steps: int = Field(gt=1)
+    """Steps whose median loss and gradient norm a step is compared with; before that many were taken only non-finite ones count."""
+    max_loss_ratio: float = Field(gt=1)
+    max_grad_norm_ratio: float = Field(gt=1)
+    """Of our own norm, before the optimizer."""
+    skip_steps: int = Field(gt=0)
+    """Steps whose rows are left out, up to and with the one that spiked."""
+    max_rollbacks: int = Field(ge=0)
+    """Of a phase; behind that training stops and says where the evidence lies."""
+
+
+class ValidationRecipe(Frozen):
+    """Bits per byte of held-out documents per domain, measured while the phase trains."""
+
+    interval_tokens: int = Field(gt=0)
+    """Tokens of the phase between two measurements; the last step is always measured."""
+    num_tokens: int = Field(gt=0)
+    """Scored per domain, documents in the order of the held-out shards."""
+    keep: Literal["last", "best"]
+    """Which weights the phase leaves: those of its end, or of the measurement with the lowest mean over domains."""
+
+
 class AdapterRecipe(Frozen):
     """Which weights are trained: all of them, or low-rank additions to the attention and expert matrices."""
 
@@ -368,6 +404,12 @@ class GateRecipe(Frozen):
     """The same against the checkpoint that the phase started from: how much may be forgotten."""
     start_pass_at_1: float = Field(ge=0, le=1)
     """Margin by which pass@1 may fall below that of the checkpoint that the phase started from, as a paired 95 % interval."""
+    max_forgetting_bits_per_byte: float = Field(ge=0)
+    """Margin by which any single domain of the validation text may be worse than before the phase, as a paired 95 % interval."""
+    max_expert_load: float = Field(ge=1)
+    """Ceiling on the most used expert over the mean, on validation text, of the worst layer (S0: within 5 % at full scale)."""
+    max_expert_cv: float = Field(ge=0)
+    """Ceiling on the coefficient of variation of a layer's expert loads, likewise."""
 
 
 class PhaseRecipe(Frozen):
@@ -383,8 +425,13 @@ class PhaseRecipe(Frozen):
     """Token share per domain, normalised over the domains that have text; of a policy objective the domains of its prompts."""
     max_epochs: float = Field(gt=0)
     """Ceiling on the passes over one domain; a phase whose mixture needs more is refused."""
+    fim_rate: float = Field(ge=0, le=1)
+    """Share of the documents of the domains code and repository that are rearranged to prefix, suffix, middle (report: all source code
+    has fill-in-the-middle, without a rate)."""
     adapter: AdapterRecipe
     optimizer: OptimizerRecipe
+    spikes: SpikeRecipe
+    validation: ValidationRecipe
     dtype: Literal["float32", "bfloat16"]
     """Arithmetic of the forward and backward pass; master weights are float32 either way."""
     num_threads: int = Field(gt=0)
@@ -419,6 +466,15 @@ class PhaseRecipe(Frozen):
         return self
 
 
+class ProfileResources(Frozen):
+    """DeepSpeed's FLOP profiler and torch.profiler on some steps; table and trace become MLflow artifacts."""
+
+    steps: int = Field(ge=0)
+    """Steps that are profiled, after two that warm up; 0 turns both off."""
+    flops: bool
+    trace: bool
+
+
 class TrainingResources(Frozen):
     """Where and how wide a phase trains; what cannot run is refused before launch, by name (tasks/training/launch_rules.py)."""
 
@@ -432,8 +488,18 @@ class TrainingResources(Frozen):
     """Ranks among which a layer's experts are divided; carved out of data x tensor x context parallel, no axis of its own."""
     zero_stage: Literal[0, 1, 2, 3]
     offload_optimizer: Literal["none", "cpu", "nvme"]
+    offload_parameters: Literal["none", "cpu", "nvme"]
+    """ZeRO 3 only."""
+    nvme_dir: str
+    """Where offloading to NVMe writes, on every node; read where one of the two says nvme."""
+    bucket_elements: int = Field(gt=0)
+    """Elements per collective of ZeRO (S2: 5e8)."""
     recompute: Literal["none", "selective", "full"]
-    """Activations computed again in the backward pass."""
+    """Activations computed again in the backward pass: none, those of attention and experts, or whole layers."""
+    recompute_every_layers: int = Field(gt=0)
+    """Of full: how many layers are computed again as one block."""
+    overlap_shared_expert: bool
+    """Whether the shared expert computes while routed tokens travel; acts where expert_parallel is above 1."""
     peak_flops_per_second: float = Field(gt=0)
     """Of one rank, dense, in the phase's dtype: what MFU is measured against (H100/H800 BF16: 9.89e14)."""
     device_memory_bytes: int = Field(gt=0)
@@ -442,10 +508,18 @@ class TrainingResources(Frozen):
     save_interval_steps: int = Field(gt=0)
     log_interval_steps: int = Field(gt=0)
     num_kept_checkpoints: int = Field(gt=0)
+    """The newest, besides the best one where validation.keep is best."""
+    profile: ProfileResources
+    tensorboard: bool
+    """Event files beside MLflow."""
+    wandb: Literal["off", "offline", "online"]
+    """Weights & Biases; its key comes from the environment."""
 
 
 class PhaseSection(Frozen):
     name: PhaseName
+    quoted_loss: float | None
+    """Loss that a source document states without evidence; shown beside the measured one, decides nothing. Null where none does."""
     recipe: PhaseRecipe
     resources: TrainingResources
 
@@ -469,6 +543,8 @@ class TrainingRecipe(Frozen):
     """Acts on prompts; packed rows are cut to it already."""
     adapter: AdapterRecipe
     optimizer: OptimizerRecipe
+    spikes: SpikeRecipe
+    validation: ValidationRecipe
     dtype: Literal["float32", "bfloat16"]
     num_threads: int = Field(gt=0)
     seed: int
@@ -480,12 +556,6 @@ class TrainingRecipe(Frozen):
                 f"phase {self.phase}: num_tokens ({self.num_tokens}) must be a multiple of sequence_length ({self.sequence_length}), "
                 f"for example {self.num_tokens // self.sequence_length * self.sequence_length}"
             )
-        for name in ("router_bias_rate", "mtp_loss_weight"):
-            end = getattr(self.course, name)[-1].until_tokens
-            if end < self.course_num_tokens:
-                raise ValueError(
-                    f"course {self.course.name}: {name} ends at {end} of {self.course_num_tokens} tokens: extend its last waypoint"
-                )
         return self
 
 

@@ -7,12 +7,12 @@ run begins. Help texts stand in the flow's docstring, where Prefect reads them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from configs.load import load_scale, scale_names
-from configs.schema import PhaseName
+from configs.schema import PHASE_TEMPLATES
 from flows.stages import PREPARE_DATA, RELEASE_MODEL
 
 
@@ -29,4 +29,4 @@ def _existing_directory(data: str) -> str:
 
 ScaleName = Annotated[str, Field(pattern=rf"^({'|'.join(scale_names())})$|\.ya?ml$"), AfterValidator(_known_scale)]
 DataDirectory = Annotated[str, AfterValidator(_existing_directory)]
-StageName = Annotated[str, Field(json_schema_extra={"enum": [PREPARE_DATA, *get_args(PhaseName), RELEASE_MODEL]})]
+StageName = Annotated[str, Field(pattern=rf"^({'|'.join([PREPARE_DATA, *PHASE_TEMPLATES, RELEASE_MODEL])})(_[a-z0-9]+)*$")]

@@ -48,13 +48,14 @@ def small(**changes) -> TrainingRecipe:
     "recipe",
     [
         *(recipe_of(load_scale(name), phase) for name in ("micro", "tiny", "nightly") for phase in range(4)),
-        small(num_tokens=128 * 100, start_batch_tokens=256, peak_batch_tokens=1280, batch_rampup_tokens=128 * 40),
-        small(num_tokens=128 * 37, start_batch_tokens=256, peak_batch_tokens=1280, batch_rampup_tokens=128 * 400),
+        small(num_tokens=128 * 100, course_num_tokens=128 * 100, start_batch_tokens=256, peak_batch_tokens=1280, batch_rampup_share=0.4),
+        small(num_tokens=128 * 37, course_num_tokens=128 * 400, start_batch_tokens=256, peak_batch_tokens=1280, batch_rampup_share=1.0),
         small(
-            num_tokens=128 * 101, course_start_tokens=128 * 20, start_batch_tokens=128, peak_batch_tokens=640, batch_rampup_tokens=128 * 40
+            num_tokens=128 * 101, course_start_tokens=128 * 20, course_num_tokens=128 * 200, start_batch_tokens=128, peak_batch_tokens=640,
+            batch_rampup_share=0.2,
         ),
-        small(num_tokens=128, start_batch_tokens=1280, peak_batch_tokens=1280, batch_rampup_tokens=0),
-        small(num_tokens=128 * 10, start_batch_tokens=1280, peak_batch_tokens=1280, batch_rampup_tokens=0),
+        small(num_tokens=128, start_batch_tokens=1280, peak_batch_tokens=1280, batch_rampup_share=0.0),
+        small(num_tokens=128 * 10, start_batch_tokens=1280, peak_batch_tokens=1280, batch_rampup_share=0.0),
         recipe_of(FULL, 4),
     ],
 )

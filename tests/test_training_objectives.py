@@ -24,11 +24,11 @@ SFT_STEPS, RL_STEPS, RL_ROWS = 24, 4, 16
 
 def course(name: str, peak: float, num_rows: int) -> dict:
     recipe = small_recipe().course.model_dump()
-    waypoints = [{"until_tokens": 10**6, "value": 0.0}]
+    waypoints = [{"until_share": 1.0, "value": 0.0}]
     rates = {
         "peak_learning_rate": peak,
         "final_learning_rate": peak,
-        "warmup_tokens": 0,
+        "warmup_share": 0.0,
         "router_bias_rate": waypoints,
         "mtp_loss_weight": waypoints,
     }

@@ -13,12 +13,12 @@ REPORT = CourseRecipe(
     phases=("pretrain_general", "pretrain_code_reasoning", "mid_repo_code", "mid_reasoning", "mid_long_context"),
     peak_learning_rate=2.5e-4,
     final_learning_rate=2.5e-5,
-    warmup_tokens=32_000_000_000,
+    warmup_share=32 / 23_100,
     start_batch_tokens=16_000_000,
     peak_batch_tokens=64_000_000,
-    batch_rampup_tokens=500_000_000_000,
-    router_bias_rate=(Waypoint(until_tokens=15 * TRILLION, value=0.001), Waypoint(until_tokens=TOTAL, value=0.0)),
-    mtp_loss_weight=(Waypoint(until_tokens=15 * TRILLION, value=0.3), Waypoint(until_tokens=TOTAL, value=0.1)),
+    batch_rampup_share=500 / 23_100,
+    router_bias_rate=(Waypoint(until_share=15 / 23.1, value=0.001), Waypoint(until_share=1.0, value=0.0)),
+    mtp_loss_weight=(Waypoint(until_share=15 / 23.1, value=0.3), Waypoint(until_share=1.0, value=0.1)),
     balance_loss_weight=1e-4,
 )
 
@@ -41,20 +41,22 @@ def test_the_rate_never_rises_after_the_warm_up():
     [(0, 16_000_000), (250_000_000_000, 40_000_000), (499_999_999_999, 63_999_999), (500_000_000_000, 64_000_000), (TOTAL, 64_000_000)],
 )
 def test_the_batch_grows_from_16m_to_64m_over_500b(tokens, batch):
-    assert batch_tokens_at(REPORT, tokens) == batch
+    assert batch_tokens_at(REPORT, TOTAL, tokens) == batch
 
 
 @pytest.mark.parametrize(
     ("tokens", "rate", "weight"), [(0, 0.001, 0.3), (15 * TRILLION - 1, 0.001, 0.3), (15 * TRILLION, 0.0, 0.1), (TOTAL - 1, 0.0, 0.1)]
 )
 def test_bias_rate_and_mtp_weight_change_at_15t(tokens, rate, weight):
-    assert value_at(REPORT.router_bias_rate, tokens) == rate
-    assert value_at(REPORT.mtp_loss_weight, tokens) == weight
+    assert value_at(REPORT.router_bias_rate, TOTAL, tokens) == rate
+    assert value_at(REPORT.mtp_loss_weight, TOTAL, tokens) == weight
 
 
-def test_behind_its_last_waypoint_a_schedule_has_no_value():
-    with pytest.raises(ValueError, match="extend its last waypoint"):
-        value_at(REPORT.mtp_loss_weight, TOTAL)
+@pytest.mark.parametrize("shares", [(0.5,), (0.6, 0.5, 1.0), (0.5, 0.5, 1.0)])
+def test_waypoints_that_do_not_rise_to_the_end_are_refused(shares):
+    waypoints = [{"until_share": share, "value": 0.1} for share in shares]
+    with pytest.raises(ValueError, match=r"mtp_loss_weight has until_share .*let them rise and end at 1.0"):
+        CourseRecipe.model_validate(REPORT.model_dump() | {"mtp_loss_weight": waypoints})
 
 
 @pytest.mark.parametrize("scale_name", ["micro", "tiny"])

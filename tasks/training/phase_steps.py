@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from configs.schema import TrainingRecipe
-from tasks.training.schedules import plan_step
+from tasks.training.schedules import batch_rampup_tokens, plan_step
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def summarize_steps(recipe: TrainingRecipe) -> PhaseSteps:
         plan = plan_step(recipe, row * recipe.sequence_length)
         sizes.append((plan.num_rows, plan.start_tokens))
         row += plan.num_rows
-        if plan.start_tokens >= recipe.course.batch_rampup_tokens:
+        if plan.start_tokens >= batch_rampup_tokens(recipe.course, recipe.course_num_tokens):
             break
     repeats, rest = divmod(total_rows - row, sizes[-1][0])
     smallest = min(sizes)

@@ -27,37 +27,42 @@ def learning_rate_at(course: CourseRecipe, course_num_tokens: int, tokens: int) 
 
     The step's end and not its start, so that the first step moves and the last one has the final rate.
     """
-    if tokens < course.warmup_tokens:
-        return course.peak_learning_rate * tokens / course.warmup_tokens
-    progress = min(1.0, (tokens - course.warmup_tokens) / max(1, course_num_tokens - course.warmup_tokens))
+    warmup_tokens = round(course.warmup_share * course_num_tokens)
+    if tokens < warmup_tokens:
+        return course.peak_learning_rate * tokens / warmup_tokens
+    progress = min(1.0, (tokens - warmup_tokens) / max(1, course_num_tokens - warmup_tokens))
     cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
     return course.final_learning_rate + (course.peak_learning_rate - course.final_learning_rate) * cosine
 
 
-def batch_tokens_at(course: CourseRecipe, tokens: int) -> int:
+def batch_rampup_tokens(course: CourseRecipe, course_num_tokens: int) -> int:
+    """Tokens over which the batch grows."""
+    return round(course.batch_rampup_share * course_num_tokens)
+
+
+def batch_tokens_at(course: CourseRecipe, course_num_tokens: int, tokens: int) -> int:
     """Tokens per optimizer step for the step that starts at `tokens`."""
-    if tokens >= course.batch_rampup_tokens:
+    rampup_tokens = batch_rampup_tokens(course, course_num_tokens)
+    if tokens >= rampup_tokens:
         return course.peak_batch_tokens
     growth = course.peak_batch_tokens - course.start_batch_tokens
-    return course.start_batch_tokens + growth * tokens // course.batch_rampup_tokens
+    return course.start_batch_tokens + growth * tokens // rampup_tokens
 
 
-def value_at(waypoints: tuple[Waypoint, ...], tokens: int) -> float:
-    """Value of a piecewise-constant schedule for the step that starts at `tokens`. Raises ValueError behind the last waypoint."""
-    for waypoint in waypoints:
-        if tokens < waypoint.until_tokens:
-            return waypoint.value
-    raise ValueError(f"schedule ends at {waypoints[-1].until_tokens} tokens, but the course goes on at {tokens}: extend its last waypoint")
+def value_at(waypoints: tuple[Waypoint, ...], course_num_tokens: int, tokens: int) -> float:
+    """Value of a piecewise-constant schedule for the step that starts at `tokens`, which lies before the course's end."""
+    assert tokens < course_num_tokens, (tokens, course_num_tokens)
+    return next(waypoint.value for waypoint in waypoints if tokens < round(waypoint.until_share * course_num_tokens))
 
 
-def sequences_at(course: CourseRecipe, sequence_length: int, tokens: int) -> int:
+def sequences_at(course: CourseRecipe, course_num_tokens: int, sequence_length: int, tokens: int) -> int:
     """Sequences of the step that starts at `tokens`: the batch rounded to whole sequences, at least one."""
-    return max(1, round(batch_tokens_at(course, tokens) / sequence_length))
+    return max(1, round(batch_tokens_at(course, course_num_tokens, tokens) / sequence_length))
 
 
 def plan_step(recipe: TrainingRecipe, num_tokens: int) -> StepPlan:
     """The step that starts after `num_tokens` of the phase; the last one takes what the budget leaves."""
     first_row, total_rows = num_tokens // recipe.sequence_length, recipe.num_tokens // recipe.sequence_length
     start_tokens = recipe.course_start_tokens + num_tokens
-    num_rows = min(sequences_at(recipe.course, recipe.sequence_length, start_tokens), total_rows - first_row)
+    num_rows = min(sequences_at(recipe.course, recipe.course_num_tokens, recipe.sequence_length, start_tokens), total_rows - first_row)
     return StepPlan(first_row, num_rows, start_tokens, start_tokens + num_rows * recipe.sequence_length)

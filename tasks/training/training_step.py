@@ -63,7 +63,7 @@ def pass_over(recipe: TrainingRecipe, plan: StepPlan) -> StepResult:
 
 def take_step(trainable: Trainable, recipe: TrainingRecipe, plan: StepPlan, micro_batches: list[MicroBatch], step: int) -> StepResult:
     """Every mean is over the whole step: a micro-batch weighs as much as its targets, so accumulation and ranks change only rounding."""
-    mtp_weight = value_at(recipe.course.mtp_loss_weight, plan.start_tokens)
+    mtp_weight = value_at(recipe.course.mtp_loss_weight, recipe.course_num_tokens, plan.start_tokens)
     engine, device = trainable.engine, trainable.device
     totals = _sum_over_ranks(
         torch.tensor([[*_num_terms(batch), batch.token_ids_BT.numel()] for batch in micro_batches], device=device).sum(0)
@@ -94,7 +94,7 @@ def take_step(trainable: Trainable, recipe: TrainingRecipe, plan: StepPlan, micr
     engine.step()
     optimizer_seconds = time.perf_counter() - started
     counts_LE = _sum_over_ranks(counts_LE)
-    update_router_bias(trainable.model, counts_LE, value_at(recipe.course.router_bias_rate, plan.start_tokens))
+    update_router_bias(trainable.model, counts_LE, value_at(recipe.course.router_bias_rate, recipe.course_num_tokens, plan.start_tokens))
     expert_load = (counts_LE.amax(-1) / counts_LE.double().mean(-1)).tolist()
     return StepResult(losses, total_loss, grad_norm, learning_rate, expert_load, optimizer_seconds, int(totals[3]))
 

@@ -1,0 +1,105 @@
+"""Where this process stands on every axis of the topology, with one process group per axis.
+
+Neighbouring ranks share the finest axis: tensor, then context, then data, then pipeline (Megatron's order, so that tensor parallelism
+stays inside a node). Experts are carved out of the tensor x context x data ranks of one pipeline stage: `expert` are neighbours that
+divide a layer's experts, `expert_data` the ranks that hold the same ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from configs.schema import TrainingResources
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The ranks that differ in one coordinate only; `group` is None where the axis has one rank."""
+
+    size: int
+    rank: int
+    ranks: tuple[int, ...]
+    """Global ranks along the axis, this one among them."""
+    group: ProcessGroup | None
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The coordinates of this process."""
+
+    tensor: Axis
+    context: Axis
+    data: Axis
+    """Ranks that take different rows of a step."""
+    pipeline: Axis
+    expert: Axis
+    expert_data: Axis
+    """Ranks that hold the same experts: over which their gradients are summed."""
+    replicas: Axis
+    """data x context: the ranks that hold the same dense weights and see different positions; what DeepSpeed calls data parallel."""
+    stage: Axis
+    """tensor x context x data: all ranks of this pipeline stage."""
+
+
+def connect_ranks(resources: TrainingResources) -> Ranks:
+    """Make the process groups; all ranks call it once, with the world that the topology was checked for."""
+    tensor, context, pipeline = resources.tensor_parallel, resources.context_parallel, resources.pipeline_parallel
+    world = dist.get_world_size()
+    stage = world // pipeline
+    data, experts = stage // (tensor * context), resources.expert_parallel
+    assert world == tensor * context * data * pipeline and stage % experts == 0, (world, resources)
+
+    def rank_of(p: int, d: int, c: int, t: int) -> int:
+        return ((p * data + d) * context + c) * tensor + t
+
+    every = [(p, d, c, t) for p in range(pipeline) for d in range(data) for c in range(context) for t in range(tensor)]
+    stages = [[p * stage + place for place in range(stage)] for p in range(pipeline)]
+    return Ranks(
+        tensor=_axis({tuple(rank_of(p, d, c, t) for t in range(tensor)) for p, d, c, _ in every}),
+        context=_axis({tuple(rank_of(p, d, c, t) for c in range(context)) for p, d, _, t in every}),
+        data=_axis({tuple(rank_of(p, d, c, t) for d in range(data)) for p, _, c, t in every}),
+        pipeline=_axis({tuple(rank_of(p, d, c, t) for p in range(pipeline)) for _, d, c, t in every}),
+        expert=_axis({tuple(ranks[first : first + experts]) for ranks in stages for first in range(0, stage, experts)}),
+        expert_data=_axis({tuple(ranks[place::experts]) for ranks in stages for place in range(experts)}),
+        replicas=_axis({tuple(rank_of(p, d, c, t) for d in range(data) for c in range(context)) for p, _, _, t in every}),
+        stage=_axis({tuple(ranks) for ranks in stages}),
+    )  # fmt: skip
+
+
+def _axis(lines: set[tuple[int, ...]]) -> Axis:
+    """All ranks make all groups in one order, as torch demands, and keep their own."""
+    own: Axis | None = None
+    for ranks in sorted(lines):
+        group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        if dist.get_rank() in ranks:
+            own = Axis(len(ranks), ranks.index(dist.get_rank()), ranks, group)
+    assert own is not None, (dist.get_rank(), lines)
+    return own
+
+
+@dataclass(frozen=True)
+class DeepSpeedRanks:
+    """`mpu` of `deepspeed.initialize`: DeepSpeed averages gradients over, and divides its shards among, the replicas."""
+
+    ranks: Ranks
+
+    def get_data_parallel_group(self) -> ProcessGroup | None:
+        return self.ranks.replicas.group
+
+    def get_data_parallel_rank(self) -> int:
+        return self.ranks.replicas.rank
+
+    def get_data_parallel_world_size(self) -> int:
+        return self.ranks.replicas.size
+
+    def get_model_parallel_group(self) -> ProcessGroup | None:
+        return self.ranks.tensor.group
+
+    def get_model_parallel_rank(self) -> int:
+        return self.ranks.tensor.rank
+
+    def get_model_parallel_world_size(self) -> int:
+        return self.ranks.tensor.size
