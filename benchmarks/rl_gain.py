@@ -131,7 +131,7 @@ def train_both(store: Store, scale: Scale) -> tuple[Answers, Answers]:
 
     def train(phase: PhaseSection, **inputs: Artifact | None) -> Artifact[TrainedCheckpoint]:
         recipe: TrainingRecipe = scale.training_recipe(phase)
-        return compute(store, train_phase, tokenizer=tokenizer, recipe=recipe, resources=phase.resources, **inputs)
+        return compute(store, train_phase, validation=None, tokenizer=tokenizer, recipe=recipe, resources=phase.resources, **inputs)
 
     tuned = train(sft, packed=packed, shards=shards, chats=chats, prompts=None, start=None)
     reinforced = train(rl, packed=None, shards=None, chats=None, prompts=problems, start=tuned)

@@ -60,7 +60,7 @@ def train_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, .
 
 def _train(run: Run, prepared: PreparedData, phase: PhaseSection, history: PhaseHistory) -> AssessedModel:
     packed, inputs = _training_inputs(run, prepared, phase)
-    inputs |= {"tokenizer": prepared.tokenizer, "start": history.checkpoint}
+    inputs |= {"validation": None, "tokenizer": prepared.tokenizer, "start": history.checkpoint}
     recipe = run.scale.training_recipe(phase)
     run_id = track_phase(run, phase, step_key(train_phase.identity(recipe, inputs)))
     checkpoint = run_step(

@@ -213,7 +213,7 @@ class TrainingInputs:
         return self._arguments(recipe, resources, start, prompts=prompts)
 
     def _arguments(self, recipe: TrainingRecipe, resources: TrainingResources, start: Artifact | None, **inputs: Artifact) -> dict:
-        absent = dict.fromkeys(("packed", "shards", "chats", "prompts"))
+        absent = dict.fromkeys(("packed", "shards", "chats", "prompts", "validation"))
         return {**absent, **inputs, "tokenizer": self.tokenizer, "start": start, "recipe": recipe, "resources": resources}
 
     def work_dir(self, arguments: dict) -> Path:

@@ -19,10 +19,14 @@ class TrainingJob(Frozen):
     """The packed order of the phase; empty for a policy objective, which samples its rows."""
     shards_dirs: tuple[str, ...]
     """The token shards that the order points into, in one or more directories."""
+    validation_dirs: tuple[str, ...]
+    """Token shards of held-out documents, measured while the phase trains; empty where nothing is."""
+    validation_domains: dict[str, str]
+    """Domain of each of their shards."""
     prompts_path: str
     """prompts.parquet of a policy objective, else empty."""
     tokenizer_path: str
-    """tokenizer.json, read where prompts and answers are text."""
+    """tokenizer.json: prompts and answers as text, and how many bytes a validation token stands for."""
     start_dir: str
     """Hand-over state to start from; empty for random weights."""
     eos_token_ids: tuple[int, ...]

@@ -87,6 +87,7 @@ def train_phase(
     shards: Artifact[TokenShards] | None,
     chats: Artifact[ChatShards] | None,
     prompts: Artifact[SynthesizedProblems] | None,
+    validation: Artifact[TokenShards] | None,
     tokenizer: Artifact[TrainedTokenizer],
     start: Artifact[TrainedCheckpoint] | None,
     recipe: TrainingRecipe,
@@ -94,7 +95,7 @@ def train_phase(
     output: Output,
 ) -> TrainedCheckpoint:
     """`packed`, `shards` and `chats` (where conversations were packed) belong to objectives on rows, `prompts` to policy objectives; each
-    is None for the other kind. Raises ValueError for what cannot be trained, JobFailedError with the failing rank's last lines when
+    is None for the other kind. `validation` are shards of held-out documents; None measures nothing while training. Raises ValueError for what cannot be trained, JobFailedError with the failing rank's last lines when
     training fails."""
     refuse_impossible_training(recipe, resources)
     if prompts is not None:
@@ -112,6 +113,8 @@ def train_phase(
         work_dir=str(output.work_dir),
         packed_dir="" if packed is None else str(packed.paths("*")[0].parent),
         shards_dirs=tuple(str(each.directory("shards")) for each in (shards, chats) if each is not None),
+        validation_dirs=() if validation is None else (str(validation.directory("shards")),),
+        validation_domains={} if validation is None else validation.record.domains,
         prompts_path="" if prompts is None else str(prompts.path("prompts.parquet")),
         tokenizer_path=str(tokenizer.path("tokenizer.json")),
         start_dir="" if start is None else str(start.directory("handover")),
