@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from configs.schema import ModelRecipe
 from model.attention import visible_within_segments
-from model.decoder_layer import DecoderLayer
+from model.decoder_layer import DecoderLayer, LayerOutput
 from model.kv_cache import KVCache
 from model.losses import LanguageHead
 from model.moe import Router
@@ -39,15 +39,37 @@ class ModelOutput(NamedTuple):
     logits_BTV: Tensor | None
 
 
+class LayersOutput(NamedTuple):
+    """What a run of layers leaves: hidden states, and per layer with experts its balance loss and counts."""
+
+    hidden_BTD: Tensor
+    balance: list[Tensor]
+    counts: list[Tensor]
+
+
 class Decoder(nn.Module):
     """The trunk and the MTP layer, under the checkpoint's prefix `model.`."""
 
     def __init__(self, recipe: ModelRecipe) -> None:
         super().__init__()
+        self.num_hidden_layers = recipe.num_hidden_layers
         self.embed_tokens = nn.Embedding(recipe.vocab_size, recipe.hidden_size)
         trunk = [DecoderLayer(recipe, layer) for layer in range(recipe.num_hidden_layers)]
         self.layers = nn.ModuleList([*trunk, *(MtpLayer(recipe) for _ in range(recipe.num_nextn_predict_layers))])
         self.norm = RMSNorm(recipe.hidden_size, recipe.rms_norm_eps)
+
+    def run_layers(
+        self, hidden_BTD: Tensor, rotary: tuple[Tensor, Tensor], visible_BTS: Tensor | None, cache: KVCache | None
+    ) -> LayersOutput:
+        """The trunk's layers, without the norm behind them: a seam for recomputation in blocks of layers."""
+        balance, counts = [], []
+        for layer in self.layers[: self.num_hidden_layers]:
+            output = layer(hidden_BTD, rotary, visible_BTS=visible_BTS, cache=cache)
+            hidden_BTD = output.hidden_BTD
+            if output.counts_E is not None:
+                balance.append(output.balance_loss)
+                counts.append(output.counts_E)
+        return LayersOutput(hidden_BTD, balance, counts)
 
 
 class Glm4Moe(nn.Module):
@@ -95,54 +117,51 @@ class Glm4Moe(nn.Module):
         Whether a document's last position is trained to predict the next document's first token is decided by `target_ids_BT`.
         """
         assert cache is None or (target_ids_BT is None and segment_ids_BT is None), "a cache serves generation only"
-        hidden_BTD, balance, counts = self._run_trunk(token_ids_BT, segment_ids_BT, cache)
+        embedded_BTD = self.model.embed_tokens(token_ids_BT)
+        trunk = self.run_trunk(embedded_BTD, segment_ids_BT, cache)
+        hidden_BTD = self.model.norm(trunk.hidden_BTD)
         if target_ids_BT is None:
-            return ModelOutput(None, self._stack_counts(counts), self.lm_head(hidden_BTD))
+            return ModelOutput(None, self.stack_counts(trunk.counts), self.lm_head(hidden_BTD))
         lm = self.lm_head(hidden_BTD / temperature if temperature != 1.0 else hidden_BTD, target_ids_BT, target_weights_BT)
-        mtp = lm.new_zeros(())
+        mtp, balance, counts = lm.new_zeros(()), trunk.balance, trunk.counts
         if self.recipe.num_nextn_predict_layers and token_ids_BT.shape[1] > 1:
-            embedded_BTD = self.model.embed_tokens(token_ids_BT[:, 1:])
-            rotary = self._rotary(token_ids_BT.shape[1] - 1, 0)
-            # By the document of the hidden state, not of the next token: else a document's first position would see the one before it.
-            visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT[:, :-1])
-            output = self.model.layers[-1](embedded_BTD, hidden_BTD[:, :-1], rotary, visible_BTS)
+            output = self.run_mtp(embedded_BTD[:, 1:], hidden_BTD[:, :-1], segment_ids_BT)
             segments = mtp_segment_ids_BT if mtp_segment_ids_BT is not None else segment_ids_BT
             mtp = self.lm_head(output.hidden_BTD, mtp_targets(target_ids_BT, segments))
             if output.counts_E is not None:
-                balance.append(output.balance_loss)
-                counts.append(output.counts_E)
+                balance, counts = [*balance, output.balance_loss], [*counts, output.counts_E]
         total_balance = torch.stack(balance).sum() if balance else lm.new_zeros(())
-        return ModelOutput(Losses(lm, mtp, total_balance), self._stack_counts(counts), None)
+        return ModelOutput(Losses(lm, mtp, total_balance), self.stack_counts(counts), None)
 
     def hidden_states(self, token_ids_BT: Tensor, cache: KVCache | None = None) -> Tensor:
         """The trunk's normalised hidden states, (B, T, D): what `lm_head` takes."""
-        return self._run_trunk(token_ids_BT, None, cache)[0]
+        return self.model.norm(self.run_trunk(self.model.embed_tokens(token_ids_BT), None, cache).hidden_BTD)
 
-    def _run_trunk(
-        self, token_ids_BT: Tensor, segment_ids_BT: Tensor | None, cache: KVCache | None
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        num_new = token_ids_BT.shape[1]
+    def run_trunk(self, embedded_BTD: Tensor, segment_ids_BT: Tensor | None, cache: KVCache | None) -> LayersOutput:
+        """The trunk's layers, of a pipeline stage those that it holds; segments as in `forward`."""
+        num_new = embedded_BTD.shape[1]
         visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT)
         if cache is not None:
             visible_BTS = cache.visible_BTS(num_new)
         rotary = self._rotary(num_new, 0 if cache is None else cache.num_tokens)
-        hidden_BTD = self.model.embed_tokens(token_ids_BT)
-        balance, counts = [], []
-        for layer in self.model.layers[: self.recipe.num_hidden_layers]:
-            output = layer(hidden_BTD, rotary, visible_BTS=visible_BTS, cache=cache)
-            hidden_BTD = output.hidden_BTD
-            if output.counts_E is not None:
-                balance.append(output.balance_loss)
-                counts.append(output.counts_E)
+        output = self.model.run_layers(embedded_BTD, rotary, visible_BTS, cache)
         if cache is not None:
             cache.advance(num_new)
-        return self.model.norm(hidden_BTD), balance, counts
+        return output
+
+    def run_mtp(self, next_embedded_BTD: Tensor, hidden_BTD: Tensor, segment_ids_BT: Tensor | None) -> LayerOutput:
+        """The MTP layer at positions 0..T-2, from the embeddings of the tokens behind them and the trunk's normalised hidden states."""
+        rotary = self._rotary(hidden_BTD.shape[1], 0)
+        # By the document of the hidden state, not of the next token: else a document's first position would see the one before it.
+        visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT[:, :-1])
+        return self.model.layers[-1](next_embedded_BTD, hidden_BTD, rotary, visible_BTS)
 
     def _rotary(self, num_positions: int, start: int) -> tuple[Tensor, Tensor]:
         positions = torch.arange(start, start + num_positions, device=self.lm_head.weight.device)
         return rotary_tables(positions, self.recipe.rotary_dim, self.rope_theta)
 
-    def _stack_counts(self, counts: list[Tensor]) -> Tensor:
+    def stack_counts(self, counts: list[Tensor]) -> Tensor:
+        """(L, E); a model without experts has no row."""
         if counts:
             return torch.stack(counts)
         return torch.zeros(0, self.recipe.n_routed_experts, dtype=torch.int64, device=self.lm_head.weight.device)
