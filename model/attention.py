@@ -1,5 +1,7 @@
 """Grouped-query attention of GLM-4.5/4.6: biased q/k/v, optional QK-norm, partial RoPE, causal softmax, unbiased output."""
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -7,6 +9,19 @@ from configs.schema import ModelRecipe
 from model.kv_cache import KVCache
 from model.norm import RMSNorm
 from model.rotary import rotate
+
+
+def attend(query_BTNH: Tensor, key_BSGH: Tensor, value_BSGH: Tensor, visible_BTS: Tensor | None) -> Tensor:
+    """Softmax attention, (B, T, N, H): the part of attention in which positions meet."""
+    mixed_BNTH = F.scaled_dot_product_attention(
+        query_BTNH.transpose(1, 2),
+        key_BSGH.transpose(1, 2),
+        value_BSGH.transpose(1, 2),
+        attn_mask=None if visible_BTS is None else visible_BTS[:, None],
+        is_causal=visible_BTS is None and query_BTNH.shape[1] > 1,
+        enable_gqa=query_BTNH.shape[2] != key_BSGH.shape[2],
+    )
+    return mixed_BNTH.transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -23,6 +38,8 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(recipe.head_dim, recipe.rms_norm_eps)
         else:
             self.q_norm = self.k_norm = nn.Identity()
+        self.attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = attend
+        """The seam of sequence parallelism (tasks/training/sequence_parallel.py)."""
 
     def forward(
         self,
@@ -41,15 +58,7 @@ class Attention(nn.Module):
         value_BSGH = self.v_proj(hidden_BTD).view(heads)
         if cache is not None:
             key_BSGH, value_BSGH = cache.append(layer, key_BSGH, value_BSGH)
-        mixed_BNTH = F.scaled_dot_product_attention(
-            query_BTNH.transpose(1, 2),
-            key_BSGH.transpose(1, 2),
-            value_BSGH.transpose(1, 2),
-            attn_mask=None if visible_BTS is None else visible_BTS[:, None],
-            is_causal=visible_BTS is None and query_BTNH.shape[1] > 1,
-            enable_gqa=query_BTNH.shape[2] != key_BSGH.shape[2],
-        )
-        return self.o_proj(mixed_BNTH.transpose(1, 2).flatten(2))
+        return self.o_proj(self.attend(query_BTNH, key_BSGH, value_BSGH, visible_BTS).flatten(2))
 
 
 def visible_within_segments(segment_ids_BT: Tensor) -> Tensor:

@@ -1,9 +1,13 @@
 """Mixture of experts of GLM-4.5/4.6: sigmoid router with a selection bias, routed experts, one shared expert, loss-free balancing.
 
-`dispatch` and `combine` are the seam where an expert-parallel all-to-all goes: between them tokens lie sorted by expert.
+Between `dispatch` and `combine` tokens lie sorted by expert. There `MixtureOfExperts.travel` is the seam of expert parallelism: it may take
+them to the ranks that hold their experts and back (tasks/training/expert_parallel.py).
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -77,6 +81,31 @@ def combine(rows_RD: Tensor, weights_TK: Tensor, dispatched: Dispatched) -> Tens
     return _WeightedGather.apply(rows_RD, weights_TK.to(rows_RD.dtype), dispatched.order_R, dispatched.slots_TK)
 
 
+class Journey(Protocol):
+    """The way of routed copies to their experts and back."""
+
+    def arrive(self) -> tuple[Tensor, Tensor]:
+        """The rows to compute here, sorted by expert, and their number per expert held here."""
+        ...
+
+    def come_home(self, rows_RD: Tensor) -> Tensor:
+        """The experts' rows, in the order in which the copies set out."""
+        ...
+
+
+class Stay:
+    """No journey: every expert is here."""
+
+    def __init__(self, tokens_RD: Tensor, counts_E: Tensor) -> None:
+        self._here = tokens_RD, counts_E
+
+    def arrive(self) -> tuple[Tensor, Tensor]:
+        return self._here
+
+    def come_home(self, rows_RD: Tensor) -> Tensor:
+        return rows_RD
+
+
 class Router(nn.Module):
     """Scores experts in float32 whatever the dtype of the model. The bias decides who is selected, never how much a choice weighs."""
 
@@ -131,24 +160,31 @@ class MixtureOfExperts(nn.Module):
         self.num_experts = recipe.n_routed_experts
         shared_width = recipe.moe_intermediate_size * recipe.n_shared_experts
         self.shared_experts = GatedMlp(recipe.hidden_size, shared_width) if shared_width else None
+        self.travel: Callable[[Tensor, Tensor], Journey] = Stay
+        self.sum_over_parts: Callable[[Tensor], Tensor] | None = None
+        """Sums a (B, E) tensor over the ranks that hold other positions of the same sequences; None where they are whole."""
 
     def forward(self, hidden_BTD: Tensor) -> MoeOutput:
         tokens_TD = hidden_BTD.flatten(0, 1)
         expert_ids_TK, weights_TK, scores_TE = self.gate(tokens_TD)
         dispatched = dispatch(tokens_TD, expert_ids_TK, self.num_experts)
-        rows_RD = self.experts(dispatched.tokens_RD, dispatched.counts_E)
+        journey = self.travel(dispatched.tokens_RD, dispatched.counts_E)
+        # Before the arrival, so that it can be computed while the copies travel.
+        shared_BTD = None if self.shared_experts is None else self.shared_experts(hidden_BTD)
+        rows_RD = journey.come_home(self.experts(*journey.arrive()))
         mixed_BTD = combine(rows_RD, weights_TK, dispatched).view_as(hidden_BTD)
-        if self.shared_experts is not None:
-            mixed_BTD = mixed_BTD + self.shared_experts(hidden_BTD)
-        loss = sequence_balance_loss(scores_TE.view(*hidden_BTD.shape[:2], -1), expert_ids_TK.shape[1])
+        if shared_BTD is not None:
+            mixed_BTD = mixed_BTD + shared_BTD
+        loss = sequence_balance_loss(scores_TE.view(*hidden_BTD.shape[:2], -1), expert_ids_TK.shape[1], self.sum_over_parts)
         return MoeOutput(mixed_BTD, loss, dispatched.counts_E)
 
 
-def sequence_balance_loss(scores_BTE: Tensor, num_experts_per_tok: int) -> Tensor:
+def sequence_balance_loss(scores_BTE: Tensor, num_experts_per_tok: int, sum_over_parts: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Mean over sequences of sum_e f_e P_e (DeepSeek-V3 report, eq. 17-20): 1.0 at perfect balance, E / K at collapse.
 
     f_e is E/K times the share of positions whose K highest scores, without the selection bias, include expert e; P_e the mean
-    normalised score. Only P carries gradient.
+    normalised score. Only P carries gradient. Where T is a part of the positions, f is that of the whole sequence (`sum_over_parts`) and P
+    the part's share: the results of all parts add up to the loss.
     """
     if not torch.is_grad_enabled():
         return scores_BTE.new_zeros(())
@@ -156,8 +192,12 @@ def sequence_balance_loss(scores_BTE: Tensor, num_experts_per_tok: int) -> Tenso
     chosen_BTK = scores_BTE.detach().topk(num_experts_per_tok, dim=-1, sorted=False).indices
     counts_BE = scores_BTE.new_zeros(scores_BTE.shape[0], num_experts)
     counts_BE.scatter_add_(1, chosen_BTK.flatten(1), torch.ones_like(chosen_BTK, dtype=counts_BE.dtype).flatten(1))
-    share_BE = counts_BE * (num_experts / (num_experts_per_tok * scores_BTE.shape[1]))
-    mean_score_BE = (scores_BTE / (scores_BTE.sum(-1, keepdim=True) + 1e-20)).mean(1)
+    num_positions = scores_BTE.shape[1]
+    if sum_over_parts is not None:
+        counts_BE = sum_over_parts(counts_BE)
+        num_positions = counts_BE[0].sum() / num_experts_per_tok
+    share_BE = counts_BE * (num_experts / (num_experts_per_tok * num_positions))
+    mean_score_BE = (scores_BTE / (scores_BTE.sum(-1, keepdim=True) + 1e-20)).sum(1) / num_positions
     return (share_BE * mean_score_BE).sum(-1).mean()
 
 
