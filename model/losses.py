@@ -19,7 +19,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = hidden_TD.new_zeros((), dtype=torch.float32)
         grad_hidden_TD = torch.empty_like(hidden_TD) if wants_grad else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_grad else None
-        for rows in _chunks(hidden_TD.shape[0], weight_VD.shape[0]):
+        for rows in vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0]):
             chunk_TD, factors_C = hidden_TD[rows], factors_T[rows]
             columns_C1 = targets_T[rows].clamp(min=0).unsqueeze(1)
             # One buffer holds logits, then log-probabilities, then probabilities, then the gradient: memory traffic is the cost here.
@@ -46,7 +46,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_hidden_TD * grads[0].to(grad_hidden_TD.dtype), (grad_weight_VD * grads[0]).to(grad_hidden_TD.dtype), None, None
 
 
-def _chunks(num_tokens: int, vocab_size: int) -> list[slice]:
+def vocabulary_chunks(num_tokens: int, vocab_size: int) -> list[slice]:
+    """Tokens whose logits are held at once."""
     size = max(1, CHUNK_ELEMENTS // vocab_size)
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
@@ -74,7 +75,7 @@ class LanguageHead(nn.Module):
         """log p(target) per position, float32 (B, T); 0 where the target is -100."""
         hidden_TD, targets_T = hidden_BTD.flatten(0, 1), target_ids_BT.flatten()
         pieces = []
-        for rows in _chunks(hidden_TD.shape[0], self.weight.shape[0]):
+        for rows in vocabulary_chunks(hidden_TD.shape[0], self.weight.shape[0]):
             logits_CV = (hidden_TD[rows] @ self.weight.t()).float()
             columns_C1 = targets_T[rows].clamp(min=0).unsqueeze(1)
             pieces.append(logits_CV.gather(1, columns_C1).squeeze(1) - logits_CV.logsumexp(-1))
