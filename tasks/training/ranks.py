@@ -17,13 +17,14 @@ from configs.schema import TrainingResources
 
 @dataclass(frozen=True)
 class Axis:
-    """The ranks that differ in one coordinate only; `group` is None where the axis has one rank."""
+    """The ranks that differ in one coordinate only."""
 
     size: int
     rank: int
     ranks: tuple[int, ...]
     """Global ranks along the axis, this one among them."""
     group: ProcessGroup | None
+    """May be None where the axis has one rank."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +59,27 @@ def connect_ranks(resources: TrainingResources) -> Ranks:
     every = [(p, d, c, t) for p in range(pipeline) for d in range(data) for c in range(context) for t in range(tensor)]
     stages = [[p * stage + place for place in range(stage)] for p in range(pipeline)]
     return Ranks(
-        tensor=_axis({tuple(rank_of(p, d, c, t) for t in range(tensor)) for p, d, c, _ in every}),
+        tensor=_axis({tuple(rank_of(p, d, c, t) for t in range(tensor)) for p, d, c, _ in every}, is_for_deepspeed=True),
         context=_axis({tuple(rank_of(p, d, c, t) for c in range(context)) for p, d, _, t in every}),
         data=_axis({tuple(rank_of(p, d, c, t) for d in range(data)) for p, _, c, t in every}),
         pipeline=_axis({tuple(rank_of(p, d, c, t) for p in range(pipeline)) for _, d, c, t in every}),
-        expert=_axis({tuple(ranks[first : first + experts]) for ranks in stages for first in range(0, stage, experts)}),
-        expert_data=_axis({tuple(ranks[place::experts]) for ranks in stages for place in range(experts)}),
-        replicas=_axis({tuple(rank_of(p, d, c, t) for d in range(data) for c in range(context)) for p, _, _, t in every}),
+        expert=_axis({tuple(ranks[first : first + experts]) for ranks in stages for first in range(0, stage, experts)}, is_for_deepspeed=True),
+        expert_data=_axis({tuple(ranks[place::experts]) for ranks in stages for place in range(experts)}, is_for_deepspeed=True),
+        replicas=_axis(
+            {tuple(rank_of(p, d, c, t) for d in range(data) for c in range(context)) for p, _, _, t in every}, is_for_deepspeed=True
+        ),
         stage=_axis({tuple(ranks) for ranks in stages}),
     )  # fmt: skip
 
 
-def _axis(lines: set[tuple[int, ...]]) -> Axis:
-    """All ranks make all groups in one order, as torch demands, and keep their own."""
+def _axis(lines: set[tuple[int, ...]], *, is_for_deepspeed: bool = False) -> Axis:
+    """All ranks make all groups in one order, as torch demands, and keep their own.
+
+    DeepSpeed takes None for the whole world, so it gets a group even of one rank; where there is but one rank, the two are the same.
+    """
     own: Axis | None = None
     for ranks in sorted(lines):
-        group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        group = dist.new_group(list(ranks)) if len(ranks) > 1 or (is_for_deepspeed and dist.get_world_size() > 1) else None
         if dist.get_rank() in ranks:
             own = Axis(len(ranks), ranks.index(dist.get_rank()), ranks, group)
     assert own is not None, (dist.get_rank(), lines)

@@ -16,6 +16,8 @@ from model.moe import update_router_bias
 from model.optimizer import set_learning_rate
 from model.transformer import Glm4Moe
 from tasks.training.batches import MicroBatch
+from tasks.training.gradients import gradient_norm, reduce_partial
+from tasks.training.ranks import Ranks
 from tasks.training.schedules import StepPlan, learning_rate_at, value_at
 from tasks.training.state import StepLosses
 
@@ -35,6 +37,7 @@ class Trainable:
     engine: DeepSpeedEngine
     model: Glm4Moe
     optimizer: MuonWithAuxAdam
+    ranks: Ranks
 
     @property
     def device(self) -> torch.device:
@@ -86,7 +89,8 @@ def take_step(trainable: Trainable, recipe: TrainingRecipe, plan: StepPlan, micr
     assert counts_LE is not None
     losses = StepLosses.model_construct(**dict(zip(("lm", "mtp", "balance"), _sum_over_ranks(sums).tolist(), strict=True)))
     total_loss = losses.lm + mtp_weight * losses.mtp + recipe.course.balance_loss_weight * losses.balance
-    grad_norm = _gradient_norm(trainable.model)
+    reduce_partial(trainable.model, trainable.ranks)
+    grad_norm = gradient_norm(engine, trainable.model, trainable.ranks)
     _refuse_non_finite(total_loss, grad_norm, plan, step)
     learning_rate = learning_rate_at(recipe.course, recipe.course_num_tokens, plan.end_tokens)
     set_learning_rate(trainable.optimizer, learning_rate)
@@ -108,13 +112,6 @@ def _sum_over_ranks(values: Tensor) -> Tensor:
     if dist.get_world_size() > 1:
         dist.all_reduce(values)
     return values
-
-
-@torch.no_grad()
-def _gradient_norm(model: Glm4Moe) -> float:
-    """DeepSpeed's own norm is that of the orthogonalised updates under Muon, and nothing without ZeRO."""
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients))
 
 
 def _refuse_non_finite(total_loss: float, grad_norm: float, plan: StepPlan, step: int) -> None:

@@ -20,19 +20,15 @@ import torch.distributed as dist
 
 from configs.schema import PolicyObjective, TrainingRecipe
 from model.counts import training_flops_per_token
-from model.optimizer import build_optimizer
-from model.transformer import Glm4Moe
-from tasks.training.checkpoints import FencedError, commit_checkpoint, find_checkpoint
-from tasks.training.deepspeed_config import deepspeed_config
+from tasks.training.checkpoints import FencedError
 from tasks.training.export import export_checkpoint
 from tasks.training.job import ROLLOUTS_FILE, TrainingJob
-from tasks.training.launch_rules import refuse_impossible_training
 from tasks.training.metrics import ProgressFile, StepLog, peak_memory_bytes
-from tasks.training.mixed_precision import ComputeInBfloat16
 from tasks.training.phase_data import PhaseData, StepData, open_phase_data
+from tasks.training.prepare_training import prepare_training, save_state
 from tasks.training.rewards import RewardError
 from tasks.training.schedules import StepPlan, plan_step
-from tasks.training.state import PolicyProgress, Position, dump_state, load_master, load_state, random_state_hex, read_position
+from tasks.training.state import PolicyProgress, Position, random_state_hex
 from tasks.training.training_step import NonFiniteLossError, StepResult, Trainable, pass_over, take_step
 
 EXIT_INTERRUPTED = 75
@@ -69,46 +65,8 @@ def configure_process(job: TrainingJob) -> None:
 
 
 def prepare(job: TrainingJob) -> Training:
-    """Model, optimizer, state and engine at the position where the run stands."""
-    import deepspeed
-
-    recipe, resources = job.recipe, job.resources
-    refuse_impossible_training(recipe, resources)
-    model = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta)
-    data = open_phase_data(job, model)
-    optimizer = build_optimizer(model, recipe.optimizer)
-    position = restore(job, model, optimizer)
-    module = ComputeInBfloat16(model) if recipe.dtype == "bfloat16" else model
-    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=deepspeed_config(resources))
-    # Alone, a rank would only copy its gradients to and fro.
-    engine.enable_backward_allreduce = dist.get_world_size() > 1
-    return Training(job, Trainable(engine, model, optimizer), data, position)
-
-
-def restore(job: TrainingJob, model: Glm4Moe, optimizer: torch.optim.Optimizer) -> Position:
-    """The newest verified checkpoint of this run, else the start state, else random weights."""
-    recipe = job.recipe
-    checkpoint_dir, problems = find_checkpoint(Path(job.work_dir))
-    for problem in problems:
-        print(f"{problem}: falling back to {checkpoint_dir or 'the start of the phase'}", flush=True)
-    if checkpoint_dir is not None:
-        position = read_position(checkpoint_dir)
-        load_state(model, optimizer, checkpoint_dir, position)
-        return position
-    fresh = Position(
-        course=recipe.course.name, phase=recipe.phase, step=0, num_tokens=0, course_tokens=recipe.course_start_tokens,
-        optimizer_steps=0, torch_random_state=random_state_hex(), losses=None,
-        policy=PolicyProgress(mean_rewards=(), num_constant_steps=0) if isinstance(recipe.objective, PolicyObjective) else None,
-    )  # fmt: skip
-    if not job.start_dir:
-        return fresh
-    before = read_position(Path(job.start_dir))
-    if before.course != recipe.course.name:
-        load_master(model, Path(job.start_dir))
-        return fresh
-    assert before.course_tokens == recipe.course_start_tokens, (before, recipe.course_start_tokens)  # train_phase refused anything else
-    load_state(model, optimizer, Path(job.start_dir), before)
-    return fresh.model_copy(update={"optimizer_steps": before.optimizer_steps, "torch_random_state": before.torch_random_state})
+    trainable, position = prepare_training(job)
+    return Training(job, trainable, open_phase_data(job, trainable.model), position)
 
 
 def train(training: Training) -> None:
@@ -149,11 +107,7 @@ def train(training: Training) -> None:
 
 
 def save(training: Training) -> None:
-    """Commit a checkpoint: rank 0 writes, without ZeRO every rank holds the whole state."""
-    if dist.get_rank() == 0:
-        files = dump_state(training.trainable.model, training.trainable.optimizer, training.position)
-        commit_checkpoint(training.work_dir, training.position.step, files, training.job.resources.num_kept_checkpoints)
-    dist.barrier()
+    save_state(training.job, training.trainable, training.position)
 
 
 class _Interval:
