@@ -49,7 +49,19 @@ def build_optimizer(model: nn.Module, recipe: OptimizerRecipe) -> MuonWithAuxAda
         groups = [_muon_group(columns, parameters, recipe) for columns, parameters in sorted(by_columns.items())]
     else:
         groups = [_adam_group([parameter for matrices in by_columns.values() for parameter in matrices], recipe.weight_decay, recipe)]
-    return MuonWithAuxAdam([*groups, _adam_group(rest, 0.0, recipe)])
+    return MuonWithAuxAdam(_experts_apart([*groups, _adam_group(rest, 0.0, recipe)]))
+
+
+def _experts_apart(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parameters of divided experts in groups of their own, as DeepSpeed wants them: their gradients are summed over other ranks. They
+    carry `group_name` and allreduce = False (tasks/training/deepspeed_experts.py)."""
+    divided: list[dict[str, Any]] = []
+    for group in groups:
+        names = {parameter: parameter.group_name for parameter in group["params"] if not getattr(parameter, "allreduce", True)}
+        divided.append(group | {"params": [parameter for parameter in group["params"] if parameter not in names]})
+        for name in sorted(set(names.values())):
+            divided.append(group | {"params": [parameter for parameter in names if names[parameter] == name], "moe": True, "name": name})
+    return [group for group in divided if group["params"]]
 
 
 def set_learning_rate(optimizer: MuonWithAuxAdam, learning_rate: float) -> None:
