@@ -5,6 +5,7 @@ Shape letters: B batch, T positions, S cached positions, D model, N query heads,
 K experts per token, R routed token copies, V vocabulary, L layers with experts (the MTP layer's last).
 """
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -47,29 +48,36 @@ class LayersOutput(NamedTuple):
     counts: list[Tensor]
 
 
+def run_layers(
+    layers: Iterable[nn.Module], hidden_BTD: Tensor, rotary: tuple[Tensor, Tensor], visible_BTS: Tensor | None, cache: KVCache | None
+) -> LayersOutput:
+    """One layer after the other, without the norm behind the last."""
+    balance, counts = [], []
+    for layer in layers:
+        output = layer(hidden_BTD, rotary, visible_BTS=visible_BTS, cache=cache)
+        hidden_BTD = output.hidden_BTD
+        if output.counts_E is not None:
+            balance.append(output.balance_loss)
+            counts.append(output.counts_E)
+    return LayersOutput(hidden_BTD, balance, counts)
+
+
+def pair_for_mtp(embedded_BTD: Tensor, hidden_BTD: Tensor) -> tuple[Tensor, Tensor]:
+    """What the MTP layer takes at positions 0..T-2: the embedding of the token behind each, and its hidden state."""
+    return embedded_BTD[:, 1:], hidden_BTD[:, :-1]
+
+
 class Decoder(nn.Module):
     """The trunk and the MTP layer, under the checkpoint's prefix `model.`."""
 
     def __init__(self, recipe: ModelRecipe) -> None:
         super().__init__()
-        self.num_hidden_layers = recipe.num_hidden_layers
         self.embed_tokens = nn.Embedding(recipe.vocab_size, recipe.hidden_size)
         trunk = [DecoderLayer(recipe, layer) for layer in range(recipe.num_hidden_layers)]
         self.layers = nn.ModuleList([*trunk, *(MtpLayer(recipe) for _ in range(recipe.num_nextn_predict_layers))])
         self.norm = RMSNorm(recipe.hidden_size, recipe.rms_norm_eps)
-
-    def run_layers(
-        self, hidden_BTD: Tensor, rotary: tuple[Tensor, Tensor], visible_BTS: Tensor | None, cache: KVCache | None
-    ) -> LayersOutput:
-        """The trunk's layers, without the norm behind them: a seam for recomputation in blocks of layers."""
-        balance, counts = [], []
-        for layer in self.layers[: self.num_hidden_layers]:
-            output = layer(hidden_BTD, rotary, visible_BTS=visible_BTS, cache=cache)
-            hidden_BTD = output.hidden_BTD
-            if output.counts_E is not None:
-                balance.append(output.balance_loss)
-                counts.append(output.counts_E)
-        return LayersOutput(hidden_BTD, balance, counts)
+        self.run_layers: Callable[..., LayersOutput] = run_layers
+        """How the trunk's layers are run: tasks/training/recompute.py puts blocks of them in its place."""
 
 
 class Glm4Moe(nn.Module):
@@ -81,6 +89,11 @@ class Glm4Moe(nn.Module):
         self.rope_theta = recipe.rope_theta if rope_theta is None else rope_theta
         self.model = Decoder(recipe)
         self.lm_head = LanguageHead(recipe.hidden_size, recipe.vocab_size)
+        self.num_slices = 1
+        """Equal slices that the positions of hidden states are held in, of which this rank holds one (tensor parallelism)."""
+        self.part, self.num_parts = 0, 1
+        """Which equal part of a row's positions this rank takes (sequence parallelism); segment ids are those of the whole row."""
+        self.pair_for_mtp: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = pair_for_mtp
         self.init_weights()
 
     @torch.no_grad()
@@ -106,6 +119,7 @@ class Glm4Moe(nn.Module):
         temperature: float = 1.0,
         segment_ids_BT: Tensor | None = None,
         mtp_segment_ids_BT: Tensor | None = None,
+        mtp_target_ids_BT: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> ModelOutput:
         """Losses when `target_ids_BT` (token t+1 per position, -100 to leave out) is given, logits when it is not.
@@ -113,7 +127,8 @@ class Glm4Moe(nn.Module):
         `target_weights_BT` weighs the next token's cross-entropy per position and `temperature` divides its logits: a policy gradient
         is that of the distribution the answers were sampled from. Neither touches the MTP loss.
         `segment_ids_BT` (document number per position) keeps attention inside documents and takes MTP targets of another document out
-        of the loss. `mtp_segment_ids_BT` does only the latter, for rows whose attention runs over document ends as in pre-training.
+        of the loss. `mtp_segment_ids_BT` does only the latter, for rows whose attention runs over document ends as in pre-training;
+        `mtp_target_ids_BT` gives those targets themselves, for parts of rows, whose last positions have them behind the part.
         Whether a document's last position is trained to predict the next document's first token is decided by `target_ids_BT`.
         """
         assert cache is None or (target_ids_BT is None and segment_ids_BT is None), "a cache serves generation only"
@@ -125,9 +140,11 @@ class Glm4Moe(nn.Module):
         lm = self.lm_head(hidden_BTD / temperature if temperature != 1.0 else hidden_BTD, target_ids_BT, target_weights_BT)
         mtp, balance, counts = lm.new_zeros(()), trunk.balance, trunk.counts
         if self.recipe.num_nextn_predict_layers and token_ids_BT.shape[1] > 1:
-            output = self.run_mtp(embedded_BTD[:, 1:], hidden_BTD[:, :-1], segment_ids_BT)
-            segments = mtp_segment_ids_BT if mtp_segment_ids_BT is not None else segment_ids_BT
-            mtp = self.lm_head(output.hidden_BTD, mtp_targets(target_ids_BT, segments))
+            output = self.run_mtp(embedded_BTD, hidden_BTD, segment_ids_BT)
+            if mtp_target_ids_BT is None:
+                segments = mtp_segment_ids_BT if mtp_segment_ids_BT is not None else segment_ids_BT
+                mtp_target_ids_BT = mtp_targets(target_ids_BT, segments)
+            mtp = self.lm_head(output.hidden_BTD, mtp_target_ids_BT)
             if output.counts_E is not None:
                 balance, counts = [*balance, output.balance_loss], [*counts, output.counts_E]
         total_balance = torch.stack(balance).sum() if balance else lm.new_zeros(())
@@ -139,22 +156,24 @@ class Glm4Moe(nn.Module):
 
     def run_trunk(self, embedded_BTD: Tensor, segment_ids_BT: Tensor | None, cache: KVCache | None) -> LayersOutput:
         """The trunk's layers, of a pipeline stage those that it holds; segments as in `forward`."""
-        num_new = embedded_BTD.shape[1]
+        num_new = embedded_BTD.shape[1] * self.num_slices
         visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT)
         if cache is not None:
             visible_BTS = cache.visible_BTS(num_new)
-        rotary = self._rotary(num_new, 0 if cache is None else cache.num_tokens)
-        output = self.model.run_layers(embedded_BTD, rotary, visible_BTS, cache)
+        rotary = self._rotary(num_new, self.part * num_new if cache is None else cache.num_tokens)
+        trunk = self.model.layers[: self.recipe.num_hidden_layers]
+        output = self.model.run_layers(trunk, embedded_BTD, rotary, visible_BTS, cache)
         if cache is not None:
             cache.advance(num_new)
         return output
 
-    def run_mtp(self, next_embedded_BTD: Tensor, hidden_BTD: Tensor, segment_ids_BT: Tensor | None) -> LayerOutput:
-        """The MTP layer at positions 0..T-2, from the embeddings of the tokens behind them and the trunk's normalised hidden states."""
-        rotary = self._rotary(hidden_BTD.shape[1], 0)
+    def run_mtp(self, embedded_BTD: Tensor, hidden_BTD: Tensor, segment_ids_BT: Tensor | None) -> LayerOutput:
+        """The MTP layer at positions 0..T-2, from the trunk's embeddings and normalised hidden states of all T positions."""
+        num_positions = hidden_BTD.shape[1] * self.num_slices
+        rotary = self._rotary(num_positions - (self.part == self.num_parts - 1), self.part * num_positions)
         # By the document of the hidden state, not of the next token: else a document's first position would see the one before it.
         visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT[:, :-1])
-        return self.model.layers[-1](next_embedded_BTD, hidden_BTD, rotary, visible_BTS)
+        return self.model.layers[-1](*self.pair_for_mtp(embedded_BTD, hidden_BTD), rotary, visible_BTS)
 
     def _rotary(self, num_positions: int, start: int) -> tuple[Tensor, Tensor]:
         positions = torch.arange(start, start + num_positions, device=self.lm_head.weight.device)
