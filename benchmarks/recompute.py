@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from model.transformer import Glm4Moe
 from tasks.training.recompute import recompute_activations
 
 BATCH, LENGTH, ROUNDS = 4, 256, 4
-KINDS = (("none", 1), ("selective", 1), ("full", 1), ("full", 2), ("full", 4))
+KINDS: tuple[tuple[Literal["none", "selective", "full"], int], ...] = (("none", 1), ("selective", 1), ("full", 1), ("full", 2), ("full", 4))
 
 
 def kept_bytes(model: Glm4Moe, token_ids_BT: Tensor) -> tuple[int, Tensor]:

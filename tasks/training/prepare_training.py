@@ -5,6 +5,7 @@ Order matters: all ranks build the same model from the same seed, load whole ten
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from tasks.training.job import TrainingJob
 from tasks.training.launch_rules import refuse_impossible_training
 from tasks.training.mixed_precision import ComputeInBfloat16
 from tasks.training.ranks import DeepSpeedRanks, connect_ranks
+from tasks.training.recompute import recompute_activations
 from tasks.training.state import PolicyProgress, Position, dump_state, load_master, load_state, random_state_hex, read_position
 from tasks.training.training_step import Trainable
 
@@ -30,8 +32,8 @@ def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
     refuse_impossible_training(recipe, resources)
     ranks = connect_ranks(resources)
     model = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta)
-    # Here the model is divided: tensor_parallel.divide_matrices, expert_parallel.divide_experts, sequence_parallel.spread_sequence,
-    # recompute.recompute_activations.
+    # Here the model is divided: tensor_parallel.divide_matrices, expert_parallel.divide_experts, sequence_parallel.spread_sequence.
+    recompute_activations(model, resources.recompute, resources.recompute_every_layers)
     optimizer = build_optimizer(model, recipe.optimizer)
     module = ComputeInBfloat16(model) if recipe.dtype == "bfloat16" else model
     engine, *_ = deepspeed.initialize(
@@ -70,9 +72,9 @@ def restore_state(job: TrainingJob, trainable: Trainable) -> Position:
     return fresh.model_copy(update={"optimizer_steps": before.optimizer_steps, "torch_random_state": before.torch_random_state})
 
 
-def save_state(job: TrainingJob, trainable: Trainable, position: Position) -> None:
-    """Commit a checkpoint; all ranks call it."""
+def save_state(job: TrainingJob, trainable: Trainable, position: Position, protected_steps: Collection[int] = ()) -> None:
+    """Commit a checkpoint; all ranks call it. Retention leaves those of the protected steps."""
     if dist.get_rank() == 0:
         files = dump_state(trainable.model, trainable.optimizer, position)
-        commit_checkpoint(Path(job.work_dir), position.step, files, job.resources.num_kept_checkpoints)
+        commit_checkpoint(Path(job.work_dir), position.step, files, job.resources.num_kept_checkpoints, protected_steps)
     dist.barrier()
