@@ -111,13 +111,23 @@ POSSIBLE = {"num_ranks": 128, "tensor_parallel": 2, "pipeline_parallel": 4, "con
         ({"pipeline_parallel": 8}, {"pipeline_parallel": 2}, r"num_hidden_layers \(92\) does not divide by pipeline_parallel \(8\)"),
         (
             {"tensor_parallel": 64, "num_ranks": 2048},
-            {"tensor_parallel": 32, "num_ranks": 2048},
+            {"tensor_parallel": 8, "num_ranks": 2048},
             r"num_attention_heads \(96\) does not divide by tensor_parallel \(64\)",
         ),
         (
             {"tensor_parallel": 6, "num_ranks": 1536},
             {"tensor_parallel": 4},
-            r"num_key_value_heads \(8\) can neither be divided among nor repeated on 6",
+            r"num_key_value_heads \(8\) does not divide by tensor_parallel \(6\)",
+        ),
+        (
+            {"tensor_parallel": 16, "num_ranks": 2048},
+            {"tensor_parallel": 8, "num_ranks": 2048},
+            r"num_key_value_heads \(8\) does not divide by tensor_parallel \(16\): lower",
+        ),
+        (
+            {"tensor_parallel": 3, "num_ranks": 384},
+            {"tensor_parallel": 4},
+            r"vocab_size \(151552\) does not divide by tensor_parallel \(3\).*sequence_length \(4096\) .* tensor x context parallel \(3\)",
         ),
         (
             {"expert_parallel": 64, "num_ranks": 256},

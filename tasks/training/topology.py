@@ -49,6 +49,7 @@ def _model(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
         )
     sizes = {
         "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads,
         "intermediate_size": model.intermediate_size,
         "n_shared_experts x moe_intermediate_size": model.n_shared_experts * model.moe_intermediate_size,
         "vocab_size": model.vocab_size,
@@ -56,9 +57,6 @@ def _model(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
     for name, size in sizes.items():
         if size % tensor:
             yield f"{name} ({size}) does not divide by tensor_parallel ({tensor}): lower tensor_parallel"
-    heads = model.num_key_value_heads
-    if heads % tensor and tensor % heads:
-        yield f"num_key_value_heads ({heads}) can neither be divided among nor repeated on {tensor} tensor-parallel ranks: use {heads}"
 
 
 def _experts(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
@@ -99,6 +97,12 @@ def _rows(recipe: TrainingRecipe, resources: TrainingResources, steps: PhaseStep
         yield (
             f"sequence_length ({recipe.sequence_length}) does not divide by 2 x context_parallel ({parts}): each rank holds one part from "
             "the front and one from the back, so that causal attention costs all alike"
+        )
+    slices = resources.tensor_parallel * resources.context_parallel
+    if resources.tensor_parallel > 1 and recipe.sequence_length % slices:
+        yield (
+            f"sequence_length ({recipe.sequence_length}) does not divide by tensor x context parallel ({slices}): between attention and "
+            "MLPs each rank holds one slice of the positions, all of one size"
         )
     if isinstance(recipe.objective, PolicyObjective):
         group = recipe.objective.samples_per_prompt
