@@ -134,12 +134,30 @@ class Glm4Moe(nn.Module):
         assert cache is None or (target_ids_BT is None and segment_ids_BT is None), "a cache serves generation only"
         embedded_BTD = self.model.embed_tokens(token_ids_BT)
         trunk = self.run_trunk(embedded_BTD, segment_ids_BT, cache)
-        hidden_BTD = self.model.norm(trunk.hidden_BTD)
         if target_ids_BT is None:
-            return ModelOutput(None, self.stack_counts(trunk.counts), self.lm_head(hidden_BTD))
+            return ModelOutput(None, self.stack_counts(trunk.counts), self.lm_head(self.model.norm(trunk.hidden_BTD)))
+        return self.losses(
+            trunk, embedded_BTD, target_ids_BT, target_weights_BT=target_weights_BT, temperature=temperature, segment_ids_BT=segment_ids_BT,
+            mtp_segment_ids_BT=mtp_segment_ids_BT, mtp_target_ids_BT=mtp_target_ids_BT,
+        )  # fmt: skip
+
+    def losses(
+        self,
+        trunk: LayersOutput,
+        embedded_BTD: Tensor,
+        target_ids_BT: Tensor,
+        *,
+        target_weights_BT: Tensor | None = None,
+        temperature: float = 1.0,
+        segment_ids_BT: Tensor | None = None,
+        mtp_segment_ids_BT: Tensor | None = None,
+        mtp_target_ids_BT: Tensor | None = None,
+    ) -> ModelOutput:
+        """Losses from the trunk's layers and the embeddings, as in `forward`; a pipeline's last stage begins here."""
+        hidden_BTD = self.model.norm(trunk.hidden_BTD)
         lm = self.lm_head(hidden_BTD / temperature if temperature != 1.0 else hidden_BTD, target_ids_BT, target_weights_BT)
         mtp, balance, counts = lm.new_zeros(()), trunk.balance, trunk.counts
-        if self.recipe.num_nextn_predict_layers and token_ids_BT.shape[1] > 1:
+        if self.recipe.num_nextn_predict_layers and target_ids_BT.shape[1] > 1:
             output = self.run_mtp(embedded_BTD, hidden_BTD, segment_ids_BT)
             if mtp_target_ids_BT is None:
                 segments = mtp_segment_ids_BT if mtp_segment_ids_BT is not None else segment_ids_BT
@@ -160,7 +178,7 @@ class Glm4Moe(nn.Module):
         visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT)
         if cache is not None:
             visible_BTS = cache.visible_BTS(num_new)
-        rotary = self._rotary(num_new, self.part * num_new if cache is None else cache.num_tokens)
+        rotary = self._rotary(num_new, self.part * num_new if cache is None else cache.num_tokens, embedded_BTD.device)
         trunk = self.model.layers[: self.recipe.num_hidden_layers]
         output = self.model.run_layers(trunk, embedded_BTD, rotary, visible_BTS, cache)
         if cache is not None:
@@ -170,17 +188,17 @@ class Glm4Moe(nn.Module):
     def run_mtp(self, embedded_BTD: Tensor, hidden_BTD: Tensor, segment_ids_BT: Tensor | None) -> LayerOutput:
         """The MTP layer at positions 0..T-2, from the trunk's embeddings and normalised hidden states of all T positions."""
         num_positions = hidden_BTD.shape[1] * self.num_slices
-        rotary = self._rotary(num_positions - (self.part == self.num_parts - 1), self.part * num_positions)
+        rotary = self._rotary(num_positions - (self.part == self.num_parts - 1), self.part * num_positions, hidden_BTD.device)
         # By the document of the hidden state, not of the next token: else a document's first position would see the one before it.
         visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT[:, :-1])
         return self.model.layers[-1](*self.pair_for_mtp(embedded_BTD, hidden_BTD), rotary, visible_BTS)
 
-    def _rotary(self, num_positions: int, start: int) -> tuple[Tensor, Tensor]:
-        positions = torch.arange(start, start + num_positions, device=self.lm_head.weight.device)
+    def _rotary(self, num_positions: int, start: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(start, start + num_positions, device=device)
         return rotary_tables(positions, self.recipe.rotary_dim, self.rope_theta)
 
     def stack_counts(self, counts: list[Tensor]) -> Tensor:
         """(L, E); a model without experts has no row."""
         if counts:
             return torch.stack(counts)
-        return torch.zeros(0, self.recipe.n_routed_experts, dtype=torch.int64, device=self.lm_head.weight.device)
+        return torch.zeros(0, self.recipe.n_routed_experts, dtype=torch.int64, device=next(self.parameters()).device)
