@@ -55,7 +55,7 @@ def test_mtp_layer_equals_transformers_mtp(tmp_path: Path, monkeypatch: pytest.M
     layer = mtp.layers[0]
     hidden = model.hidden_states(TOKENS)[:, :-1]
     embedded = model.model.embed_tokens(TOKENS[:, 1:])
-    rotary = model._rotary(TOKENS.shape[1] - 1, 0)
+    rotary = model._rotary(TOKENS.shape[1] - 1, 0, TOKENS.device)
     ours = model.model.layers[-1](embedded, hidden, rotary).hidden_BTD
     position_embeddings = tuple(table.unsqueeze(0) for table in rotary)
     expected = layer(embedded, hidden, position_embeddings, None, None, None)

@@ -158,7 +158,7 @@ def test_router_bias_and_positions_stay_exact_after_a_cast() -> None:
     model.bfloat16()
     after = [module.e_score_correction_bias for module in model.modules() if isinstance(module, Router)]
     assert all(torch.equal(old, new) and new.dtype == torch.float32 for old, new in zip(before, after, strict=True))
-    assert model._rotary(4, 0)[0].dtype == torch.float32
+    assert model._rotary(4, 0, torch.device("cpu"))[0].dtype == torch.float32
     assert bool(torch.isfinite(model(random_tokens(1, 6), target_ids_BT=random_tokens(1, 6)).losses.lm))
 
 
