@@ -36,6 +36,10 @@ class Ranks:
     data: Axis
     """Ranks that take different rows of a step."""
     pipeline: Axis
+    """By stage, the first stage first."""
+    pipeline_back: Axis
+    """The same ranks in a group of their own: gradients travel apart from activations, on one NCCL communicator they would wait for each
+    other."""
     expert: Axis
     expert_data: Axis
     """Ranks that hold the same experts: over which their gradients are summed."""
@@ -62,8 +66,11 @@ def connect_ranks(resources: TrainingResources) -> Ranks:
         tensor=_axis({tuple(rank_of(p, d, c, t) for t in range(tensor)) for p, d, c, _ in every}, is_for_deepspeed=True),
         context=_axis({tuple(rank_of(p, d, c, t) for c in range(context)) for p, d, _, t in every}),
         data=_axis({tuple(rank_of(p, d, c, t) for d in range(data)) for p, _, c, t in every}),
-        pipeline=_axis({tuple(rank_of(p, d, c, t) for p in range(pipeline)) for _, d, c, t in every}),
-        expert=_axis({tuple(ranks[first : first + experts]) for ranks in stages for first in range(0, stage, experts)}, is_for_deepspeed=True),
+        pipeline=_axis(lines := {tuple(rank_of(p, d, c, t) for p in range(pipeline)) for _, d, c, t in every}),
+        pipeline_back=_axis(lines),
+        expert=_axis(
+            {tuple(ranks[first : first + experts]) for ranks in stages for first in range(0, stage, experts)}, is_for_deepspeed=True
+        ),
         expert_data=_axis({tuple(ranks[place::experts]) for ranks in stages for place in range(experts)}, is_for_deepspeed=True),
         replicas=_axis(
             {tuple(rank_of(p, d, c, t) for d in range(data) for c in range(context)) for p, _, _, t in every}, is_for_deepspeed=True
