@@ -15,12 +15,15 @@ from configs.load import load_scale
 from configs.schema import TrainingResources
 from model.losses import IGNORED
 from model.moe import Router
-from model.optimizer import build_optimizer, set_learning_rate
+from model.optimizer import Muon, build_optimizer, set_learning_rate
 from model.transformer import Glm4Moe
 from tasks.training.batches import MicroBatch
 from tasks.training.deepspeed_config import deepspeed_config
+from tasks.training.gradients import reduce_partial
+from tasks.training.partitions import pieces_of
 from tasks.training.ranks import DeepSpeedRanks, Ranks
 from tasks.training.shards import gather_whole, shard_of
+from tasks.training.whole_matrices import WholeMatrices
 from tests.model_recipes import GLM46, random_model
 
 MTP_WEIGHT, BALANCE_WEIGHT = 0.3, 0.1
@@ -73,7 +76,7 @@ def step_alone(model: Glm4Moe, optimizer: torch.optim.Optimizer, batches: list[M
     return sums
 
 
-def step_on_ranks(engine, ranks: Ranks, batches: list[MicroBatch]) -> dict[str, Tensor]:
+def step_on_ranks(engine, model: Glm4Moe, ranks: Ranks, batches: list[MicroBatch]) -> dict[str, Tensor]:
     """The same step, from this rank's share of the rows; losses and counts summed over the replicas."""
     totals = _sum(_terms(batches), ranks)
     numbers = iter(range(1, len(batches) + 1))
@@ -83,6 +86,7 @@ def step_on_ranks(engine, ranks: Ranks, batches: list[MicroBatch]) -> dict[str, 
         engine.backward(loss * ranks.replicas.size)
 
     sums = _accumulate(engine, batches, totals, backward)
+    reduce_partial(engine, engine.module, ranks)
     engine.step()
     return {name: _sum(value, ranks) for name, value in sums.items()}
 
@@ -112,7 +116,9 @@ def _sum(values: Tensor, ranks: Ranks) -> Tensor:
 def initialize(model: Glm4Moe, optimizer: torch.optim.Optimizer, ranks: Ranks, resources: TrainingResources):
     import deepspeed
 
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=deepspeed_config(resources), mpu=DeepSpeedRanks(ranks))
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=deepspeed_config(resources, "float32"), mpu=DeepSpeedRanks(ranks))
+    if isinstance(optimizer, Muon):
+        optimizer.orthogonalize = WholeMatrices(optimizer, pieces_of(engine, model, ranks), ranks)
     return engine
 
 
@@ -141,7 +147,7 @@ def compare(
     rows = batches[ranks.data.rank :: ranks.data.size]
     for _ in range(num_steps):
         expected = step_alone(reference, alone, batches)
-        found = step_on_ranks(engine, ranks, [own(batch, ranks) for batch in rows])
+        found = step_on_ranks(engine, model, ranks, [own(batch, ranks) for batch in rows])
         torch.testing.assert_close(found["losses"], expected["losses"], rtol=1e-5, atol=1e-5)
         assert torch.equal(found["counts"], expected["counts"]), (found["counts"], expected["counts"])
         assert found["counts"].dtype == torch.int64

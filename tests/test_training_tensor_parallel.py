@@ -3,11 +3,12 @@
 import torch
 
 from configs.load import load_scale
-from tasks.training.gradients import reduce_partial
+from tasks.training.expert_parallel import divide_experts
 from tasks.training.ranks import connect_ranks
 from tasks.training.shards import gather_whole, shard_of
 from tasks.training.tensor_parallel import divide_matrices
 from tests.model_recipes import AIR, GLM46, random_model
+from tests.parallel_steps import compare, micro_batches, resources_of
 from tests.rank_processes import on_ranks
 
 FAMILIES = {"glm46": GLM46, "air": AIR}
@@ -41,8 +42,9 @@ def compute_divided(rank, num_ranks, cases):
         model = random_model(FAMILIES[family])
         divide_matrices(model, ranks)
         results = losses_and_gradients(model, rows(is_segmented))
-        reduce_partial(model, ranks)
         for name, parameter in model.named_parameters():
+            if getattr(parameter, "is_partial_over_tensor", False):
+                torch.distributed.all_reduce(parameter.grad)
             results[f"{name} gradient"] = gather_whole(parameter.grad, shard_of(parameter), ranks)
             results[f"{name} size"] = parameter.numel()
         found |= {f"{family} {is_segmented} {name}": value for name, value in results.items()}
@@ -70,3 +72,36 @@ def test_losses_counts_and_gradients_are_those_of_one_process(tmp_path):
                 divided += found[f"{prefix} {name} size"] * num_ranks == parameter.numel()
         # Attention (four matrices, three biases) and MLP (three) of every layer, eh_proj, embedding, unembedding.
         assert divided == num_ranks * (4 * 10 + 3)
+
+
+def own_rows(batch, ranks):
+    return batch
+
+
+def compare_steps(rank, num_ranks, cases):
+    """Each case: [changes to the resources, optimizer, steps]."""
+    for changes, optimizer, num_steps in cases:
+        resources = resources_of(num_ranks=num_ranks, **changes)
+
+        def divide(model, ranks, resources=resources):
+            divide_matrices(model, ranks)
+            divide_experts(model, ranks, is_overlapped=resources.overlap_shared_expert)
+
+        compare(
+            connect_ranks(resources), resources, micro_batches(4, 24, is_segmented=True), own_rows, divide, optimizer=optimizer,
+            num_steps=num_steps,
+        )  # fmt: skip
+        print("passed", changes, optimizer, flush=True)
+    return {}
+
+
+def test_steps_beside_other_axes_are_those_of_one_process(tmp_path):
+    on_ranks(compare_steps, 4, tmp_path, [
+        [{"tensor_parallel": 2}, "sgd", 1],
+        [{"tensor_parallel": 2}, "muon", 3],
+        [{"tensor_parallel": 2, "zero_stage": 1}, "sgd", 1],
+        [{"tensor_parallel": 2, "zero_stage": 1}, "muon", 3],
+        [{"tensor_parallel": 2, "zero_stage": 2}, "muon", 3],
+        [{"tensor_parallel": 2, "expert_parallel": 2}, "sgd", 1],
+        [{"tensor_parallel": 2, "expert_parallel": 4}, "sgd", 1],
+    ])  # fmt: skip

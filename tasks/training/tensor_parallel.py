@@ -8,6 +8,8 @@ tasks/training/expert_parallel.py sends their tokens to other ranks, tensor rank
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -43,7 +45,7 @@ def divide_matrices(model: Glm4Moe, ranks: Ranks) -> None:
     decoder.embed_tokens = VocabularyParallelEmbedding(_own_parameter(decoder.embed_tokens.weight, BY_OUTPUT, ranks), axis)
     model.lm_head = VocabularyParallelHead(_own_parameter(model.lm_head.weight, BY_OUTPUT, ranks), axis)
     model.num_slices = axis.size
-    model.pair_for_mtp = lambda embedded_BTD, hidden_BTD: _pair_slices(embedded_BTD, hidden_BTD, axis)
+    model.pair_for_mtp = partial(_pair_slices, model.pair_for_mtp, axis)
     for parameter in _undivided(model, ranks):
         parameter.is_partial_over_tensor = True  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -69,7 +71,7 @@ def _divide_layer(layer: DecoderLayer, ranks: Ranks) -> None:
         elif isinstance(module, GatedMlp):
             _divide_linears((module.gate_proj, module.up_proj), module.down_proj, ranks)
         elif isinstance(module, MixtureOfExperts):
-            module.sum_over_parts = collectives.sum_counts
+            module.sum_over_parts = partial(collectives.sum_over_slices, module.sum_over_parts)
             module.register_forward_hook(collectives.sum_statistics)
         if isinstance(module, Attention | GatedMlp):
             module.register_forward_pre_hook(collectives.gather)
@@ -97,10 +99,13 @@ def _own_parameter(whole: Tensor, shard: Shard, ranks: Ranks) -> nn.Parameter:
     return part
 
 
-def _pair_slices(embedded_BTD: Tensor, hidden_BTD: Tensor, axis: Axis) -> tuple[Tensor, Tensor]:
-    """The next token's embedding may lie in the next rank's slice. The last position, which has none, is the last of the last slice."""
-    num_positions = embedded_BTD.shape[1] * axis.size
-    next_BTD = cut_slice(gather_positions(embedded_BTD, num_positions, axis)[:, 1:], axis)
+def _pair_slices(
+    pair_all: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], axis: Axis, embedded_BTD: Tensor, hidden_BTD: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The next token's embedding may lie in the next rank's slice; a last position that has none is the last of the last slice."""
+    whole_BTD = gather_positions(embedded_BTD, embedded_BTD.shape[1] * axis.size, axis)
+    next_BTD, _ = pair_all(whole_BTD, whole_BTD)
+    next_BTD = cut_slice(next_BTD, axis)
     return next_BTD, hidden_BTD[:, : next_BTD.shape[1]]
 
 
@@ -123,6 +128,11 @@ class _LayerCollectives:
 
     def exchange(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
         return features_to_positions(output, self.axis)
+
+    def sum_over_slices(self, sum_over_parts: Callable[[Tensor], Tensor] | None, counts: Tensor) -> Tensor:
+        """Slices are parts of what a context rank holds, if sequences are divided among those."""
+        total = self.sum_counts(counts)
+        return total if sum_over_parts is None else sum_over_parts(total)
 
     def sum_counts(self, counts: Tensor) -> Tensor:
         total = counts.clone()
