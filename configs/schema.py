@@ -172,6 +172,13 @@ class DecontaminationRecipe(Frozen):
     """Normalised words per n-gram; one shared n-gram with an evaluation item drops a document (GPT-3: 13)."""
 
 
+class RepositoryRecipe(Frozen):
+    """Documents of domain `repository`: the files of one repository one after the other, as far as they survived the filters."""
+
+    max_document_chars: int = Field(gt=0)
+    """A longer repository is cut between files; more than the longest training sequence holds is of no use."""
+
+
 class ChatCollectionRecipe(Frozen):
     """What decides which conversations are kept. Made by `DataRecipe.chat_collection`."""
 
@@ -216,6 +223,7 @@ class DataRecipe(Frozen):
     synthesize: SynthesisRecipe
     chats: ChatRecipe
     decontaminate: DecontaminationRecipe
+    repositories: RepositoryRecipe
     tokenizer: TokenizerRecipe
 
     @property

@@ -11,6 +11,7 @@ from flows.run_step import Run, run_step
 from infra.spark import stop_spark
 from infra.step import Artifact, R
 from tasks.data.collect_chats import collect_chats
+from tasks.data.concatenate_repositories import concatenate_repositories
 from tasks.data.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplicate_documents import deduplicate_documents
 from tasks.data.filter_documents import filter_documents
@@ -19,6 +20,7 @@ from tasks.data.list_sources import SourceListing
 from tasks.data.prepared_data import PreparedData
 from tasks.data.shard_chats import shard_chats
 from tasks.data.shard_documents import shard_documents
+from tasks.data.shard_validation import shard_validation
 from tasks.data.split_documents import split_documents
 from tasks.data.synthesize_problems import synthesize_problems
 from tasks.data.train_tokenizer import train_tokenizer
@@ -50,6 +52,9 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
         ),
         "decontaminated",
     )  # fmt: skip
+    repositories = contracted(
+        run_step(run, concatenate_repositories, documents=decontaminated, recipe=recipe.repositories, resources=spark), "repositories"
+    )
     chats = contracted(
         run_step(
             run, collect_chats, sources=sources, synthetic=problems, ingested=ingested, recipe=recipe.chat_collection, resources=spark
@@ -57,16 +62,31 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
         "chats",
     )
     tokenizer = contracted(run_step(run, train_tokenizer, documents=decontaminated, recipe=recipe.tokenizer, resources=spark), "tokenizer")
-    shards = contracted(run_step(run, shard_documents, documents=decontaminated, tokenizer=tokenizer, resources=spark), "shards")
+    texts = {"documents": decontaminated, "repositories": repositories, "tokenizer": tokenizer}
+    shards = contracted(run_step(run, shard_documents, resources=spark, **texts), "shards")
+    validation = contracted(run_step(run, shard_validation, resources=spark, **texts), "validation")
     chat_shards = contracted(run_step(run, shard_chats, chats=chats, tokenizer=tokenizer, resources=spark), "chat_shards")
     suite = contracted(
         run_step(
-            run, select_evaluation_items, documents=decontaminated, problems=problems, sources=sources, tokenizer=tokenizer,
-            recipe=run.scale.evaluation.recipe,
+            run, select_evaluation_items, documents=decontaminated, repositories=repositories, problems=problems, sources=sources,
+            tokenizer=tokenizer, recipe=run.scale.evaluation.recipe,
         ),
         "evaluation_suite",
     )  # fmt: skip
     stop_spark()
     return PreparedData(
-        ingested, deduplicated, split, filtered, problems, decontaminated, chats, tokenizer, shards, chat_shards, suite, contracts
+        ingested,
+        deduplicated,
+        split,
+        filtered,
+        problems,
+        decontaminated,
+        chats,
+        repositories,
+        tokenizer,
+        shards,
+        validation,
+        chat_shards,
+        suite,
+        contracts,
     )

@@ -60,7 +60,7 @@ def train_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, .
 
 def _train(run: Run, prepared: PreparedData, phase: PhaseSection, history: PhaseHistory) -> AssessedModel:
     packed, inputs = _training_inputs(run, prepared, phase)
-    inputs |= {"validation": None, "tokenizer": prepared.tokenizer, "start": history.checkpoint}
+    inputs |= {"validation": prepared.validation, "tokenizer": prepared.tokenizer, "start": history.checkpoint}
     recipe = run.scale.training_recipe(phase)
     run_id = track_phase(run, phase, step_key(train_phase.identity(recipe, inputs)))
     checkpoint = run_step(
@@ -75,7 +75,10 @@ def _training_inputs(run: Run, prepared: PreparedData, phase: PhaseSection) -> t
     if phase.recipe.samples_answers:
         return None, {"packed": None, "shards": None, "chats": None, "prompts": prepared.problems}
     chats = prepared.chat_shards if phase.recipe.reads_chats else None
-    packed = run_step(run, pack_phase, stage=f"pack {phase.name}", shards=prepared.shards, chats=chats, recipe=phase.recipe.packing_recipe)
+    packed = run_step(
+        run, pack_phase, stage=f"pack {phase.name}", shards=prepared.shards, chats=chats, recipe=phase.recipe.packing_recipe,
+        tokenizer=prepared.tokenizer if phase.recipe.fim_rate else None,
+    )  # fmt: skip
     check_contract(run, packed, "packed", stage=f"contract packed {phase.name}")
     return packed, {"packed": packed, "shards": prepared.shards, "chats": chats, "prompts": None}
 

@@ -20,7 +20,8 @@ GOOD = {
     "id": ["0123456789abcdef", "fedcba9876543210"], "source": ["a.txt", "b.txt"], "offset": [0, 7], "domain": ["web", "code"],
     "content_digest": [DIGEST, DIGEST[::-1]], "num_chars": [3, 4], "text": ["one", "four"], "split": ["train", "validation"],
     "reason": ["near_duplicate", "too_few_words"], "kept_id": ["0123456789abcdef", "0123456789abcdef"], "num_bytes": [3, 4],
-    "shard": [0, 0], "sequence": [0, 1], "length": [5, 5], "slot": [0, 5], "prompt": ["1 + 1 =", "1 + 2 ="], "answer": [" 2", " 3"],
+    "shard": [0, 0], "sequence": [0, 1], "length": [5, 5], "slot": [0, 5], "document": [0, 1], "number": [0, 1],
+    "repository_id": ["0123456789abcdef", "0123456789abcdef"], "prompt": ["1 + 1 =", "1 + 2 ="], "answer": [" 2", " 3"],
     "num_tokens": [8, 9], "num_trained_tokens": [2, 3], "question": ["What is 1 + 1?", "What is 1 + 2?"], "family": ["sum", "sum"],
     "messages": ['[{"role":"user"},{"role":"assistant"}]'] * 2, "tools": ["[]", "[]"], "collection": ["a", "b"], "name": ["a.txt", "b.txt"],
     "sha256": [DIGEST, DIGEST], "size": [0, 7], "role": ["pretrain", "sft"], "format": ["text", "jsonl"],
@@ -33,7 +34,8 @@ EVALUATION = {
     "prompt_digest": [DIGEST] * 3, "score": [1.0, 0.5, 2.0], "num_bytes": [0, 0, 7], "num_samples": [1, 4, 1], "num_right": [1, 2, 0],
     "text": ["1 + 1 =", "What is 1 + 1?", "one"],
 }  # fmt: skip
-OWN_TABLES = {"tokenizer": VOCABULARY, "evaluation_items": EVALUATION, "evaluation_suite": EVALUATION}
+REPOSITORIES = GOOD | {"domain": ["repository", "repository"]}
+OWN_TABLES = {"repositories": REPOSITORIES, "tokenizer": VOCABULARY, "evaluation_items": EVALUATION, "evaluation_suite": EVALUATION}
 
 
 def good_table(contract: str, columns: tuple[str, ...]) -> pd.DataFrame:

@@ -7,9 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from configs.schema import ContractRecipe, PackingRecipe, SynthesisRecipe, TokenizerRecipe
+from configs.schema import ContractRecipe, PackingRecipe, RepositoryRecipe, SynthesisRecipe, TokenizerRecipe
 from infra.code_digest import closure
 from model.tokenizer_layout import END_OF_TEXT
+from tasks.data.concatenate_repositories import concatenate_repositories
 from tasks.data.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplicate_documents import deduplicate_documents
 from tasks.data.filter_documents import filter_documents
@@ -18,20 +19,35 @@ from tasks.data.list_sources import list_sources
 from tasks.data.pack_phase import pack_phase
 from tasks.data.packed_rows import PackedRows
 from tasks.data.shard_documents import shard_documents
+from tasks.data.shard_validation import shard_validation
 from tasks.data.split_documents import split_documents
 from tasks.data.synthesize_problems import synthesize_problems
 from tasks.data.token_shard import open_shard
 from tasks.data.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import validate_contract
-from tests.data_inputs import RECIPE, compute, in_partitions, rows, write_corpus
+from tests.data_inputs import RECIPE, compute, in_partitions, prose, rows, write_corpus
 
 SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=400, num_evaluation_problems=30, max_operand=20, problems_per_document=20, num_chats=100,
     thinking_share=0.25, num_prompts=20,
 )  # fmt: skip
 TOKENIZER = TokenizerRecipe(num_ordinary_tokens=400, sample_chars=30000)
-MIXTURE = {"web": 0.5, "code": 0.3, "synthetic": 0.2}
-PACKING = PackingRecipe(num_tokens=6400, sequence_length=64, packing="stream", mixture=MIXTURE, max_epochs=4.0, seed=1)
+MIXTURE = {"web": 0.5, "code": 0.1, "repository": 0.2, "synthetic": 0.2}
+PACKING = PackingRecipe(num_tokens=6400, sequence_length=64, packing="stream", mixture=MIXTURE, max_epochs=4.0, fim_rate=0.5, seed=1)
+NUM_PACKAGES, FILES_PER_PACKAGE = 6, 5
+
+
+def write_packages(directory) -> None:
+    """Packages whose files import one another in the opposite order of their names, and are longer than a document may be."""
+    for package in range(NUM_PACKAGES):
+        (directory / f"package_{package}").mkdir()
+        for number in range(FILES_PER_PACKAGE):
+            used = f"from .part_{number + 1} import function_{number + 1}\n" if number + 1 < FILES_PER_PACKAGE else ""
+            words = (prose(1000 + 500 * package + 50 * number + line, 24) for line in range(30))
+            body = "".join(f"def function_{number}_{line}(a):\n    return {text!r}\n" for line, text in enumerate(words))
+            (directory / f"package_{package}" / f"part_{number}.py").write_text(used + body)
+    path = directory / "glm46-data.yaml"
+    path.write_text(path.read_text().replace("'*.py'", "'**/*.py'"))
 
 
 def run_chain(sources, root, count: int) -> dict:
@@ -48,11 +64,13 @@ def run_chain(sources, root, count: int) -> dict:
         decontaminate_documents, root, documents=filtered, synthetic=problems, ingested=ingested, recipe=RECIPE.decontaminate, **common
     )
     tokenizer = compute(train_tokenizer, root, documents=clean, recipe=TOKENIZER, **common)
-    shards = compute(shard_documents, root, documents=clean, tokenizer=tokenizer, **common)
-    packed = compute(pack_phase, root, shards=shards, chats=None, recipe=PACKING)
+    repositories = compute(concatenate_repositories, root, documents=clean, recipe=RepositoryRecipe(max_document_chars=20000), **common)
+    texts = {"documents": clean, "repositories": repositories, "tokenizer": tokenizer}
+    shards, validation = (compute(step, root, **texts, **common) for step in (shard_documents, shard_validation))
+    packed = compute(pack_phase, root, shards=shards, chats=None, tokenizer=tokenizer, recipe=PACKING)
     return {
         "ingested": ingested, "deduplicated": unique, "split": split, "filtered": filtered, "problems": problems, "decontaminated": clean,
-        "tokenizer": tokenizer, "shards": shards, "packed": packed,
+        "tokenizer": tokenizer, "repositories": repositories, "shards": shards, "validation": validation, "packed": packed,
     }  # fmt: skip
 
 
@@ -60,6 +78,7 @@ def run_chain(sources, root, count: int) -> dict:
 def sources(tmp_path_factory):
     directory = tmp_path_factory.mktemp("corpus")
     write_corpus(directory)
+    write_packages(directory)
     return list_sources(directory)
 
 
@@ -112,7 +131,8 @@ def test_a_sequence_leads_back_to_its_document_and_its_text(chain):
 
     tokenizer = Tokenizer.from_file(str(chain["tokenizer"].path("tokenizer.json")))
     end = chain["tokenizer"].record.special_ids[END_OF_TEXT]
-    documents = {row["id"]: row for row in rows(chain["decontaminated"], "documents/*.parquet") if row["split"] == "train"}
+    sources = ("decontaminated", "repositories")
+    documents = {row["id"]: row for name in sources for row in rows(chain[name], "documents/*.parquet") if row["split"] == "train"}
     members = rows(chain["shards"], "members.parquet")
     assert [row["id"] for row in members] == sorted(documents)
     directory = chain["shards"].directory("shards")
@@ -128,6 +148,38 @@ def test_a_sequence_leads_back_to_its_document_and_its_text(chain):
             assert {"id": row["id"], "shard": shard, "sequence": row["sequence"]} in members
 
 
+def test_a_repository_is_its_surviving_files_of_one_side_each_behind_those_that_it_imports(chain):
+    files = {row["id"]: row for row in rows(chain["decontaminated"], "documents/*.parquet") if row["repository"]}
+    assert any(row["piece"] for row in files.values()), "no file was cut, so nothing shows that pieces come together again"
+    members = {}
+    for row in rows(chain["repositories"], "files.parquet"):
+        members.setdefault(row["repository_id"], []).append(row)
+    documents = {row["id"]: row for row in rows(chain["repositories"], "documents/*.parquet")}
+    assert set(members) == set(documents) and chain["repositories"].record.num_repositories > 1
+    for identity, document in documents.items():
+        own = [files[row["id"]] for row in sorted(members[identity], key=lambda row: row["number"])]
+        assert {(row["repository"], row["split"]) for row in own} == {(document["repository"], document["split"])}
+        assert sum(row["num_chars"] for row in members[identity]) == document["num_chars"] <= 20000
+        position = -1
+        for row in own:
+            position = document["text"].index(row["text"], position + 1)
+        order = list(dict.fromkeys(row["path"] for row in own))
+        assert order == sorted(order, reverse=True), "part_0 imports part_1 and so on"
+        headers = dict.fromkeys(line for line in document["text"].splitlines() if line.startswith("# file:"))
+        assert list(headers) == [f"# file: {path}" for path in order]
+    placed = [row["id"] for rows_of in members.values() for row in rows_of]
+    per_side = Counter((row["repository"], row["split"]) for row in {(r["path"], r["split"]): r for r in files.values()}.values())
+    expected = [row["id"] for row in files.values() if per_side[row["repository"], row["split"]] > 1]
+    assert sorted(placed) == sorted(expected)
+
+
+def test_validation_shards_hold_the_held_out_documents_and_nothing_that_is_trained(chain):
+    sources = ("decontaminated", "repositories")
+    held_out = {row["id"] for name in sources for row in rows(chain[name], "documents/*.parquet") if row["split"] == "validation"}
+    found = {row["id"] for row in rows(chain["validation"], "members.parquet")}
+    assert found == held_out != set() and not found & {row["id"] for row in rows(chain["shards"], "members.parquet")}
+
+
 def test_packed_rows_hold_the_tokens_of_the_mixture(chain):
     packed = PackedRows(chain["packed"].path("order.npy").parent, (chain["shards"].directory("shards"),))
     tokens, segments, trained = packed.rows(0, len(packed))
@@ -137,7 +189,12 @@ def test_packed_rows_hold_the_tokens_of_the_mixture(chain):
     assert np.diff(segments, axis=1).min() >= 0
 
 
-@pytest.mark.parametrize("name", ["ingested", "deduplicated", "filtered", "problems", "decontaminated", "tokenizer", "shards", "packed"])
+CONTRACTED = (
+    "ingested", "deduplicated", "filtered", "problems", "decontaminated", "repositories", "tokenizer", "shards", "validation", "packed",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTRACTED)
 def test_every_hand_over_holds_its_contract(chain, name, tmp_path):
     files = (f"data_contracts/{name}.yaml",)
     result = compute(validate_contract, tmp_path, subject=chain[name], recipe=ContractRecipe(name=name), data_files=files)

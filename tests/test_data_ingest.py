@@ -178,7 +178,7 @@ def test_the_budget_is_shared_out_evenly_and_small_domains_keep_all(tmp_path):
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="../shared/data is not there")
 def test_the_shared_data_is_read_in_all_its_domains(tmp_path):
     result = ingest(SHARED_DATA, tmp_path, RECIPE.ingest)
-    assert set(result.record.documents_by_domain) == {"web", "multilingual", "code"}
+    assert set(result.record.documents_by_domain) == {"web", "multilingual", "code", "commit"}
     assert result.record.num_evaluation_documents > 10000
     assert set(result.record.rejected) <= {"empty", "empty_file", "unsupported_format"}
     assert 0.5 < result.record.num_bytes / RECIPE.ingest.max_source_bytes < 2

@@ -131,4 +131,4 @@ def test_the_shared_data_has_no_benchmark_among_the_training_text():
     assert {found[name] for name in found if name.startswith("bench/") and name != "bench/mbpp_train.jsonl.gz"} == {"evaluation"}
     assert found["text/wikitext2_valid.txt.gz"] == "evaluation" and found["text/c4_sample.jsonl.gz"] == "pretrain"
     assert not [name for name in found if name.startswith(("html/", "warc/", "dedup/"))]
-    assert {file.domain for file in files if file.role == "pretrain"} == {"web", "multilingual", "code"}
+    assert {file.domain for file in files if file.role == "pretrain"} == {"web", "multilingual", "code", "commit"}

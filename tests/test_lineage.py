@@ -46,10 +46,11 @@ SYNTHESIS = SynthesisRecipe(
 )  # fmt: skip
 MODEL = "glm46-micro"
 PRETRAIN = PackingRecipe(
-    num_tokens=16000, sequence_length=64, packing="stream", mixture={"web": 0.7, "code": 0.3}, max_epochs=4.0, seed=1
+    num_tokens=16000, sequence_length=64, packing="stream", mixture={"web": 0.5, "code": 0.2, "repository": 0.3},
+    max_epochs=4.0, fim_rate=0.5, seed=1
 )  # fmt: skip
 SFT = PackingRecipe(
-    num_tokens=1280, sequence_length=128, packing="best_fit", mixture={"chat": 0.6, "synthetic": 0.4}, max_epochs=9.0, seed=2
+    num_tokens=1280, sequence_length=128, packing="best_fit", mixture={"chat": 0.6, "synthetic": 0.4}, max_epochs=9.0, fim_rate=0.0, seed=2
 )
 
 
@@ -169,7 +170,7 @@ def read_by_hand(order: Artifact, shards: list[Artifact]) -> Counter:
     names = json.loads(order.path("packing.json").read_text())["shards"]
     members = {(row["shard"], row["sequence"]): row["id"] for artifact in shards for row in rows(artifact, "members.parquet")}
     tokens = Counter()
-    for shard, sequence, _, length, _ in np.load(order.path("order.npy")).tolist():
+    for shard, sequence, _, length, _, _ in np.load(order.path("order.npy")).tolist():
         tokens[members[(names[shard], sequence)]] += length
     return tokens
 

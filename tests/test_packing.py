@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from configs.schema import PackingRecipe
 from infra.step import Output, Record, step
 from tasks.data.best_fit import num_rows, place_pieces, row_shapes
-from tasks.data.pack_phase import _pieces_of, _stream_order, allot_tokens, pack_phase
+from tasks.data.fill_in_middle import FIM_TOKENS, Rearrangement
+from tasks.data.pack_phase import _pieces_of, _stream_units, allot_tokens, pack_phase
 from tasks.data.packed_rows import PackedRows
 from tasks.data.row_order import shuffled_rows
 from tasks.data.token_shard import append_tokens, open_shard, token_dtype, write_index
@@ -69,10 +73,13 @@ def packed(shards_dir):
     ]
     lengths = np.array([length for *_, length in stream])
     order = np.column_stack(
-        [[s for s, *_ in stream], [n for _, n, _ in stream], np.zeros(len(stream), int), lengths, np.cumsum(lengths) - lengths]
-    )
+        [[s for s, *_ in stream], [n for _, n, _ in stream], np.zeros(len(stream), int), lengths, np.cumsum(lengths) - lengths,
+         np.arange(len(stream))]
+    )  # fmt: skip
     np.save(shards_dir / "order.npy", order.astype(np.int64))
-    (shards_dir / "packing.json").write_text(json.dumps({"packing": "stream", "sequence_length": 3, "seed": 46, "shards": list(SEQUENCES)}))
+    (shards_dir / "packing.json").write_text(
+        json.dumps({"packing": "stream", "sequence_length": 3, "seed": 46, "has_glue": False, "shards": list(SEQUENCES)})
+    )
     return PackedRows(shards_dir, (shards_dir,))
 
 
@@ -103,6 +110,7 @@ def recipe(**changes):
         "mixture": {"web": 0.5, "code": 0.3, "math": 0.2},
         "max_epochs": 2.0,
         "seed": 1,
+        "fim_rate": 0.0,
         "packing": "stream",
     }
     return PackingRecipe(**{**given, **changes})
@@ -122,13 +130,13 @@ def test_too_many_epochs_and_no_text_are_refused_with_the_budget_that_fits():
 
 
 def test_every_document_of_a_domain_is_read_once_per_epoch_and_the_budget_is_met():
-    pieces = {"code": _pieces_of([0, 1], [np.array([4, 3, 2]), np.array([5])], None, may_cut=True)}
+    pieces = {"code": _pieces_of([0, 1], [np.array([4, 3, 2]), np.array([5])], None, True, Rearrangement(0.0, 7, {}))}
     given = recipe(num_tokens=14 * 2 + 2, sequence_length=2, mixture={"code": 1.0}, max_epochs=3.0, seed=7)
-    order = _stream_order(pieces, given)
-    assert order[:, 3].sum() == 31
-    visits = Counter((int(shard), int(sequence)) for shard, sequence in order[:8, :2])
+    units, kept, slots = _stream_units(pieces, given)
+    assert kept.sum() == 31 and slots[-1] + kept[-1] == 31
+    visits = Counter((int(shard), int(sequence)) for shard, sequence in units[:8, :2])
     assert set(visits.values()) == {2}
-    assert np.array_equal(order, _stream_order(pieces, given))
+    assert np.array_equal(units, _stream_units(pieces, given)[0])
 
 
 CAPACITY = 33
@@ -231,7 +239,7 @@ def test_best_fit_fills_exactly_the_rows_of_the_phase_and_cuts_no_conversation(t
         open_shard(source.directory("shards") / f"{name}.bin")
         for source, name in zip(sources, ("code-00000", "web-00000", "chat-00000"), strict=True)
     ]
-    for shard, sequence, offset, length, slot in order.tolist():
+    for shard, sequence, offset, length, slot, _ in order.tolist():
         whole = shards[shard].lengths[sequence]
         assert slot // 33 == (slot + length - 1) // 33
         if shard == 2:
@@ -267,7 +275,7 @@ def test_rows_of_best_fit_hold_whole_pieces_gaps_and_the_mask_of_the_conversatio
             seen[segment] = (tokens[row][segments[row] == segment], trained[row][segments[row] == segment])
     assert sorted(seen) == list(range(len(order)))
     for segment, (found, mask) in seen.items():
-        shard, sequence, offset, length, _ = order[segment].tolist()
+        shard, sequence, offset, length, _, _ = order[segment].tolist()
         source = open_shard(sources[shard].directory("shards") / f"{('code', 'web', 'chat')[shard]}-00000.bin")
         assert found.tolist() == source.tokens[source.starts[sequence] + offset :][:length].tolist()
         expected = [shard != 2 or place >= length // 2 for place in range(length)]
@@ -292,3 +300,122 @@ def test_a_stream_masks_what_no_assistant_wrote(toys):
 def test_a_mixture_without_conversations_ignores_their_shards_and_one_with_them_needs_no_web(toys):
     assert set(pack(toys, mixture={"web": 1.0})[0].tokens_by_domain) == {"web"}
     assert set(pack(toys, mixture={"chat": 1.0})[0].tokens_by_domain) == {"chat"}
+
+
+CODE_IDS = [hashlib.sha256(str(number).encode()).hexdigest()[:16] for number in range(400)]
+SPECIAL_IDS = {name: 1000 + number for number, name in enumerate(FIM_TOKENS)}
+END = 999
+
+
+class ToyTokenizer(Record):
+    special_ids: dict[str, int]
+    num_tokens: int
+
+
+@step(content=("tokenizer.json",))
+def write_tokenizer(*, output: Output) -> ToyTokenizer:
+    output.path("tokenizer.json").write_text("{}")
+    return ToyTokenizer(special_ids=SPECIAL_IDS, num_tokens=1024)
+
+
+@step(content=("shards/*",))
+def write_code(*, output: Output) -> ToyShards:
+    """Code and repositories of which some are longer than a row, each document with tokens of its own order, and web text."""
+    longest = {"code": 60, "repository": 200, "web": 60}
+    for number, (domain, most) in enumerate(longest.items()):
+        draw = np.random.default_rng(number)
+        sequences = [[*draw.integers(1, 900, draw.integers(1, most)).tolist(), END] for _ in CODE_IDS]
+        write_shard(output, f"{domain}-00000", sequences)
+        table = pa.table({"sequence": range(len(CODE_IDS)), "id": CODE_IDS})
+        pq.write_table(table, output.path(f"shards/{domain}-00000.parquet"))
+    names = tuple(f"{domain}-00000" for domain in longest)
+    return ToyShards(shards=names, domains={name: name.split("-")[0] for name in names})
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory):
+    root = tmp_path_factory.mktemp("code")
+    return root, compute(write_code, root), compute(write_tokenizer, root)
+
+
+def pack_code(code, fim_rate, packing="best_fit", **changes):
+    root, shards, tokenizer = code
+    mixture = {"code": 0.4, "repository": 0.5, "web": 0.1}
+    given = recipe(
+        **{"num_tokens": 63 * 300, "sequence_length": 63, "mixture": mixture, "packing": packing, "fim_rate": fim_rate, **changes}
+    )
+    packed = compute(pack_phase, root, shards=shards, chats=None, tokenizer=tokenizer if fim_rate else None, recipe=given)
+    return packed, np.load(packed.path("order.npy")), PackedRows(packed.path("order.npy").parent, (shards.directory("shards"),))
+
+
+def un_fim(tokens: list[int]) -> list[int]:
+    """The document behind prefix, suffix, middle; what has no special token stays."""
+    if SPECIAL_IDS["<|code_prefix|>"] not in tokens:
+        return tokens
+    places = [tokens.index(SPECIAL_IDS[name]) for name in FIM_TOKENS]
+    assert places[0] == 0 and places == sorted(places), tokens
+    prefix, suffix, middle = tokens[1 : places[1]], tokens[places[1] + 1 : places[2]], tokens[places[2] + 1 :]
+    end = [END] if middle[-1:] == [END] else []
+    return prefix + middle[: len(middle) - len(end)] + suffix + end
+
+
+@pytest.mark.parametrize("fim_rate", [0.5, 1.0])
+def test_un_fim_gives_back_the_documents_and_the_rate_is_the_configured_one(code, fim_rate):
+    packed, order, rows = pack_code(code, fim_rate)
+    tokens, segments, trained = rows.rows(0, len(rows))
+    seen = {}
+    for row in range(len(rows)):
+        for document in set(segments[row].tolist()) - {-1}:
+            assert document not in seen, "a document number lies in two rows"
+            seen[document] = (tokens[row][segments[row] == document].tolist(), trained[row][segments[row] == document].tolist())
+    originals = {number: open_shard(code[1].directory("shards") / f"{name}.bin") for number, name in enumerate(code[1].record.shards)}
+    is_moved, told = {}, Counter()
+    for document, (found, mask) in seen.items():
+        own = order[order[:, 5] == document]
+        (shard,) = {int(number) for number in own[:, 0]} - {len(originals)}
+        (sequence,) = {int(line[1]) for line in own if line[0] == shard}
+        start, stop = min(line[2] for line in own if line[0] == shard), max(line[2] + line[3] for line in own if line[0] == shard)
+        source = originals[shard]
+        assert un_fim(found) == source.tokens[source.starts[sequence] + start : source.starts[sequence] + stop].tolist()
+        assert mask == [False] + [True] * (len(found) - 1)
+        moved = SPECIAL_IDS["<|code_prefix|>"] in found
+        assert not (moved and shard == 2), "web text is never rearranged"
+        if shard != 2 and stop - start >= 16:
+            is_moved.setdefault(CODE_IDS[sequence], set()).add(moved)
+            told[moved] += 1
+        assert not moved or stop - start >= 16
+    assert all(len(claims) == 1 for claims in is_moved.values()), "a document is rearranged in all its pieces or in none, by its id"
+    share = sum(claims == {True} for claims in is_moved.values()) / len(is_moved)
+    assert abs(share - fim_rate) < 0.09 and packed.record.num_rearranged == told[True]
+    assert sum(packed.record.tokens_by_domain.values()) == order[:, 3].sum() == packed.record.num_tokens
+
+
+def test_a_stream_with_fim_has_exact_tokens_and_documents_in_one_run(code):
+    packed, order, rows = pack_code(code, 0.5, "stream", max_epochs=3.0)
+    assert packed.record.num_rearranged > 50 and order[:, 3].sum() == 63 * 300 + 1
+    assert (np.diff(order[:, 5]) >= 0).all() and (np.diff(order[:, 4]) == order[:-1, 3]).all()
+    shares = allot_tokens(
+        recipe(num_tokens=63 * 300, sequence_length=63, mixture={"code": 0.4, "repository": 0.5, "web": 0.1}, max_epochs=3.0),
+        dict.fromkeys(("code", "repository", "web"), 10**6), 63 * 300 + 1,
+    )  # fmt: skip
+    assert packed.record.tokens_by_domain == shares
+    assert len(rows) == 300
+
+
+def test_fim_depends_on_the_documents_id_and_the_seed_alone(code):
+    order = pack_code(code, 0.5)[1]
+    assert np.array_equal(order, pack_code(code, 0.5)[1])
+    _, other, _ = pack_code(code, 0.5, mixture={"code": 1.0}, num_tokens=63 * 100)
+    glue = len(code[1].record.shards)
+
+    def moved(given):
+        special = set(given[given[:, 0] == glue, 5].tolist())
+        return {int(line[1]) for line in given if line[0] == 0 and line[5] in special}
+
+    read = {int(line[1]) for line in order if line[0] == 0} & {int(line[1]) for line in other if line[0] == 0}
+    assert moved(order) & read == moved(other) & read != set()
+
+
+def test_a_domain_without_text_is_said_and_leaves_its_share(code):
+    record = pack_code(code, 0.0, mixture={"code": 0.5, "commit": 0.5})[0].record
+    assert record.absent_domains == ("commit",) and set(record.tokens_by_domain) == {"code"}

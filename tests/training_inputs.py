@@ -142,12 +142,12 @@ def pack_toy_documents(*, recipe: RowRange, output: Output) -> Nothing:
     blocks[shuffled_rows(np.arange(recipe.num_rows), recipe.num_rows, SEED)] = recipe.first_row + np.arange(recipe.num_rows)
     order, slot = [], 0
     for number in [2 * block + half for block in blocks.tolist() for half in (0, 1)]:
-        order.append([0, number, 0, lengths[number], slot])
+        order.append([0, number, 0, lengths[number], slot, number])
         slot += lengths[number]
-    order.append([0, 0, 0, 1, slot])
+    order.append([0, 0, 0, 1, slot, -1])
     np.save(output.path(ORDER_FILE), np.array(order, dtype=np.int64))
     output.path(PACKING_FILE).write_text(
-        json.dumps({"packing": "stream", "sequence_length": SEQUENCE_LENGTH, "seed": SEED, "shards": ["toy"]})
+        json.dumps({"packing": "stream", "sequence_length": SEQUENCE_LENGTH, "seed": SEED, "shards": ["toy"], "has_glue": False})
     )
     return Nothing()
 
@@ -200,7 +200,7 @@ class TrainingInputs:
         chats = compute(self.store, shard_toy_chats, tokenizer=self.tokenizer)
         packing = PackingRecipe(
             num_tokens=recipe.num_tokens, sequence_length=SEQUENCE_LENGTH, packing="best_fit", mixture={"chat": 1.0}, max_epochs=100.0,
-            seed=SEED,
+            fim_rate=0.0, seed=SEED,
         )  # fmt: skip
         packed = compute(self.store, pack_phase, shards=self.shards, chats=chats, recipe=packing)
         return self._arguments(recipe, resources, start, packed=packed, shards=self.shards, chats=chats)

@@ -16,10 +16,13 @@ from pathlib import Path
 
 import yaml
 
+from tasks.data.documents import CODE, COMMIT
+
 MANIFEST_NAME = "glm46-data.yaml"
 ROLES = ("pretrain", "evaluation", "sft", "preference", "prompts", "classifier", "ignore")
 FORMATS = ("text", "jsonl", "mediawiki", "zip_text", "repository_files", "commits")
-DOMAINS = ("web", "multilingual", "code", "math", "synthetic")
+DOMAINS = ("web", "multilingual", "code", "commit", "math", "medical", "financial", "synthetic")
+PATCH_SUFFIXES = (".patch", ".diff")
 ENTRY_KEYS = ("files", "role", "format", "domain", "lang", "text", "kind", "label", "licence")
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 CODE_SUFFIXES = (
@@ -102,14 +105,20 @@ def _with_format(entry: RoleEntry, name: str, manifest: Path) -> RoleEntry:
     found = entry.format or _format_of(name)
     if not found and entry.role in ("pretrain", "evaluation"):
         raise ValueError(f"{manifest}: {name} has role {entry.role}, but its ending names no format: add `format: {' | '.join(FORMATS)}`")
-    return replace(entry, format=found)
+    return replace(entry, format=found, domain=_domain_of(entry, name, found))
+
+
+def _domain_of(entry: RoleEntry, name: str, form: str) -> str:
+    """Changes are a domain of their own, also where a directory counts them among its code."""
+    is_change = form == "commits" or name.endswith(PATCH_SUFFIXES)
+    return COMMIT if is_change and entry.domain in (RoleEntry.domain, CODE) else entry.domain
 
 
 def _format_of(name: str) -> str:
     stem = name.removesuffix(".gz")
     if stem.endswith(".jsonl"):
         return "jsonl"
-    return "text" if stem.endswith(TEXT_SUFFIXES) or (stem == name and stem.lower().endswith(CODE_SUFFIXES)) else ""
+    return "text" if stem.endswith(TEXT_SUFFIXES) or (stem == name and stem.lower().endswith((*CODE_SUFFIXES, *PATCH_SUFFIXES))) else ""
 
 
 def _roles_by_suffix(directory: Path, names: list[str]) -> list[tuple[str, RoleEntry]]:
@@ -118,8 +127,9 @@ def _roles_by_suffix(directory: Path, names: list[str]) -> list[tuple[str, RoleE
         form = _format_of(name)
         if form == "jsonl":
             _refuse_benchmark(directory, name)
-        if form and name.endswith((*TEXT_SUFFIXES, *CODE_SUFFIXES, ".jsonl", ".jsonl.gz", ".txt.gz")):
-            domain = "code" if name.lower().endswith(CODE_SUFFIXES) else "web"
+        if form and name.lower().endswith((*TEXT_SUFFIXES, *CODE_SUFFIXES, *PATCH_SUFFIXES, ".jsonl", ".jsonl.gz", ".txt.gz")):
+            suffixes = {CODE: CODE_SUFFIXES, COMMIT: PATCH_SUFFIXES}
+            domain = next((domain for domain, endings in suffixes.items() if name.lower().endswith(endings)), "web")
             found.append((name, RoleEntry(files=name.split("/")[0] if "/" in name else "*", role="pretrain", format=form, domain=domain)))
     return found
 

@@ -7,17 +7,19 @@ import unicodedata
 
 DOCUMENT_COLUMNS = (
     "id string, source string, offset long, piece long, collection string, url string, licence string, domain string, lang string, "
-    "text string, content_digest string, num_chars long, num_bytes long"
+    "repository string, path string, text string, content_digest string, num_chars long, num_bytes long"
 )
 """offset: byte offset of the record in its decompressed source; piece: character offset of this document in its record;
-collection: the group that ceilings per source look at; num_bytes: UTF-8 bytes of the text."""
+collection: the group that ceilings per source look at; repository, path: of a file or commit whose repository is known, else empty;
+num_bytes: UTF-8 bytes of the text."""
 
 DROPPED_COLUMNS = "id string, reason string, kept_id string"
 """kept_id: the document that stays in its place, or the evaluation item it overlaps with; empty where there is none."""
 
 TRAIN, VALIDATION = "train", "validation"
-SYNTHETIC, CHAT = "synthetic", "chat"
-"""Domains that no source file is given: generated problems, and conversations."""
+CODE, COMMIT = "code", "commit"
+SYNTHETIC, CHAT, REPOSITORY = "synthetic", "chat", "repository"
+"""Domains that no source file is given: generated problems, conversations, and the files of a repository one after the other."""
 
 
 def document_id(source: str, offset: int, piece: int) -> str:

@@ -1,7 +1,7 @@
 """The heuristic quality rules of Gopher (Rae et al. 2021, A1.1) and C4, over many texts at once. Runs in executors: imports no Spark.
 
 Every rule is a number per document, held against a bound; the first rule outside its bound, in the order of `REASONS`, is the reason.
-Code is held to the word counts only: symbols, short words, repeated lines and brackets are its nature.
+Code and commits are held to the word counts only: symbols, short words, repeated lines and brackets are its nature.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tasks.data.documents import CODE, COMMIT
 from tasks.data.words import Words, code_points, mix, ngram_hashes, span_hashes, split_words
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def filter_batches(batches: Iterator[pa.RecordBatch], bounds: dict[str, float]) 
 
     for batch in batches:
         texts = batch.column("text").to_pylist()
-        is_code = np.asarray(batch.column("domain").to_numpy(zero_copy_only=False) == "code", dtype=bool)
+        is_code = np.isin(batch.column("domain").to_numpy(zero_copy_only=False).astype(str), (CODE, COMMIT))
         ends = np.cumsum([len(text) for text in texts]) // CHUNK_CHARS
         starts = np.flatnonzero(np.diff(ends, prepend=-1)).tolist()
         reasons: list[str] = []

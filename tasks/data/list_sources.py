@@ -15,9 +15,11 @@ from pathlib import Path
 
 from infra.step import digest_of
 from tasks.data.data_directory import RoleEntry, assign_roles
+from tasks.data.documents import CODE
 from tasks.data.embedded_sources import package_descriptions, pydoc_topics, standard_library
 
 BLOCK_BYTES = 1 << 20
+EMBEDDED_CODE = "python"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class SourceFile:
     licence: str
     collection: str
     """The group that ceilings per source look at: the role entry's glob, or the top directory."""
+    repository: str = ""
+    """Of a file of source code: the package or top directory that it belongs to; empty where it stands alone or holds many records."""
+    repository_path: str = ""
+    """Its place as imports name it."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def list_sources(data_dir: Path | None) -> SourceListing:
 
 
 def _embedded_listing() -> SourceListing:
-    code = RoleEntry(files="python", role="pretrain", format="text", domain="code", licence="PSF-2.0")
+    code = RoleEntry(files=EMBEDDED_CODE, role="pretrain", format="text", domain=CODE, licence="PSF-2.0")
     topics = RoleEntry(files="pydoc", role="pretrain", format="pydoc_topics", domain="web", lang="en", licence="PSF-2.0")
     packages = RoleEntry(files="packages", role="pretrain", format="package_metadata", domain="web", lang="en")
     listed = [(name, path, code) for name, path in standard_library()]
@@ -94,12 +100,24 @@ def _source_file(name: str, path: Path, entry: RoleEntry) -> SourceFile:
         size = path.stat().st_size
     except OSError as error:
         raise ValueError(f"source {path} cannot be read ({error.strerror}): make it readable or remove it") from error
+    repository, repository_path = _repository_of(name, entry)
     num_text_bytes = _num_text_bytes(path, entry.format) if entry.role in ("pretrain", "evaluation") else size
     return SourceFile(
         name=name, path=str(path.absolute()), sha256=digest.hexdigest(), size=size, num_text_bytes=num_text_bytes, role=entry.role,
         format=entry.format, domain=entry.domain, lang=entry.lang, text=entry.text, kind=entry.kind, label=entry.label,
-        licence=entry.licence, collection=entry.files,
+        licence=entry.licence, collection=entry.files, repository=repository, repository_path=repository_path,
     )  # fmt: skip
+
+
+def _repository_of(name: str, entry: RoleEntry) -> tuple[str, str]:
+    """Of the embedded library the top-level package, below `python/`; of a data directory the top directory."""
+    if entry.domain != CODE or entry.format != "text":
+        return "", ""
+    root, path = EMBEDDED_CODE, name.removeprefix(f"{EMBEDDED_CODE}/")
+    if entry.files != EMBEDDED_CODE:
+        root, path = "", name
+    package, _, rest = path.partition("/")
+    return (f"{root}/{package}".lstrip("/"), path) if rest else ("", path)
 
 
 def _num_text_bytes(path: Path, form: str) -> int:

@@ -9,6 +9,7 @@ from infra.step import Artifact, digest_of
 
 if TYPE_CHECKING:
     from tasks.data.collect_chats import CollectedChats
+    from tasks.data.concatenate_repositories import ConcatenatedRepositories
     from tasks.data.decontaminate_documents import DecontaminatedDocuments
     from tasks.data.deduplicate_documents import DeduplicatedDocuments
     from tasks.data.filter_documents import FilteredDocuments
@@ -33,8 +34,11 @@ class PreparedData:
     problems: Artifact[SynthesizedProblems]
     decontaminated: Artifact[DecontaminatedDocuments]
     chats: Artifact[CollectedChats]
+    repositories: Artifact[ConcatenatedRepositories]
     tokenizer: Artifact[TrainedTokenizer]
     shards: Artifact[TokenShards]
+    validation: Artifact[TokenShards]
+    """Held-out documents as shards: measured while a phase trains."""
     chat_shards: Artifact[ChatShards]
     suite: Artifact[EvaluationSuite]
     contracts: dict[str, tuple[Artifact[Any], Artifact[ContractResult]]]

@@ -1,4 +1,4 @@
-"""Step: training documents and tokenizer -> Megatron shards, one sequence per document, ending in end-of-text.
+"""Step: training documents, repositories and tokenizer -> Megatron shards, one sequence per document, ending in end-of-text.
 
 Out: shards/<domain>-00000.bin/.idx, a sidecar shards/<domain>-00000.parquet (sequence -> document), members.parquet (id, shard,
 sequence) sorted by id, for lineage. A shard holds one domain and a range of ids; how many there are follows from the text's size.
@@ -17,10 +17,13 @@ from tasks.data.documents import TRAIN
 from tasks.data.tokenize_parts import SHARD_COLUMNS, write_shard
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
     from configs.schema import SparkResources
+    from tasks.data.concatenate_repositories import ConcatenatedRepositories
     from tasks.data.decontaminate_documents import DecontaminatedDocuments
     from tasks.data.train_tokenizer import TrainedTokenizer
 
@@ -40,15 +43,28 @@ class TokenShards(Record):
     distributions=("pyspark", "pyarrow", "tokenizers", "numpy"),
 )
 def shard_documents(
-    *, documents: Artifact[DecontaminatedDocuments], tokenizer: Artifact[TrainedTokenizer], resources: SparkResources, output: Output
+    *,
+    documents: Artifact[DecontaminatedDocuments],
+    tokenizer: Artifact[TrainedTokenizer],
+    resources: SparkResources,
+    output: Output,
+    repositories: Artifact[ConcatenatedRepositories] | None = None,
 ) -> TokenShards:
-    """Tokenize in executors; the same bytes for any number of partitions and cores."""
-    paths = documents.paths("documents/*.parquet")
+    """Tokenize in executors; the same bytes for any number of partitions and cores. None for `repositories` shards documents alone."""
+    sources = [documents] if repositories is None else [documents, repositories]
+    paths = [path for source in sources for path in source.paths("documents/*.parquet")]
+    return shard_split(paths, TRAIN, tokenizer, resources, output)
+
+
+def shard_split(
+    paths: list[Path], side: str, tokenizer: Artifact[TrainedTokenizer], resources: SparkResources, output: Output
+) -> TokenShards:
+    """Shards, sidecars and members of the documents on one side of the split."""
     counts = count_by(paths, "split", "domain")
-    sizes = {domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN}
+    sizes = {domain: size for (split, domain), (_, size) in counts.items() if split == side}
     output.report(Progress(0, sum(sizes.values()), "bytes", "tokenizing"))
     directory = output.path("shards/x").parent
-    training = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
+    training = read_documents(spark_session(resources), paths, resources).where(f"split = '{side}'")
     frame = assign_shards(training.select("id", "source", "offset", "piece", "text", "domain"), sizes)
     write = partial(
         write_shard, directory=str(directory), tokenizer_path=str(tokenizer.path("tokenizer.json")),

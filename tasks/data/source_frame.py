@@ -9,7 +9,20 @@ if TYPE_CHECKING:
 
     from tasks.data.list_sources import SourceFile
 
-SOURCE_COLUMNS = ("name", "path", "sha256", "role", "format", "domain", "lang", "licence", "collection", "kind")
+SOURCE_COLUMNS = (
+    "name",
+    "path",
+    "sha256",
+    "role",
+    "format",
+    "domain",
+    "lang",
+    "licence",
+    "collection",
+    "kind",
+    "repository",
+    "repository_path",
+)
 
 
 def source_frame(spark: SparkSession, files: list[SourceFile], num_partitions: int) -> DataFrame:

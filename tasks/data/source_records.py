@@ -12,9 +12,10 @@ import io
 import zipfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from tasks.data.documents import DOCUMENT_COLUMNS, content_digest, cut_pieces, document_id, sampling_hash
+from tasks.data.documents import CODE, COMMIT, DOCUMENT_COLUMNS, content_digest, cut_pieces, document_id, sampling_hash
 from tasks.data.json_lines import HashingReader, json_lines
 
 if TYPE_CHECKING:
@@ -26,8 +27,20 @@ BATCH_CHARS = 8_000_000
 BATCH_ROWS = 4000
 
 Row = dict[str, Any]
-Parsed = tuple[str, int, "str | None", str, str, "str | None"]
-"""(source, offset, text, url, licence, language), where the text is None for a rejected record and url, licence hold reason, detail."""
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A record of a source. Without a text it is rejected, and url and licence hold reason and detail."""
+
+    source: str
+    offset: int
+    text: str | None
+    url: str = ""
+    licence: str = ""
+    lang: str | None = None
+    repository: str = ""
+    path: str = ""
 
 
 def read_sources(batches: Iterator[pa.RecordBatch], max_document_chars: int, keep_below: dict[str, int]) -> Iterator[pa.RecordBatch]:
@@ -51,16 +64,17 @@ def _source_rows(source: Row, max_document_chars: int, keep_below: int) -> Itera
     num_unsampled = 0
     with open(source["path"], "rb") as raw:
         hashing = HashingReader(raw)
-        for name, offset, text, url, licence, lang in _records(source, hashing):
-            if text is None:
-                yield _row(source, stream=REJECTED, source=name, offset=offset, reason=url, detail=licence)
+        for parsed in _records(source, hashing):
+            if parsed.text is None:
+                yield _row(
+                    source, stream=REJECTED, source=parsed.source, offset=parsed.offset, reason=parsed.url, detail=parsed.licence
+                )  # fmt: skip
+                continue
+            documents = _documents(source, stream, parsed, parsed.text, max_document_chars)
+            if stream == DOCUMENT and sampling_hash(document_id(parsed.source, parsed.offset, 0)) >= keep_below:
+                num_unsampled += sum(1 for _ in documents)
             else:
-                place = {"source": name, "offset": offset, "url": url, "licence": licence or source["licence"]}
-                for row in _documents(source, stream, place, text, source["lang"] if lang is None else lang, max_document_chars):
-                    if stream == DOCUMENT and sampling_hash(row["id"]) >= keep_below:
-                        num_unsampled += 1
-                    else:
-                        yield row
+                yield from documents
         hashing.drain()
         if hashing.hexdigest() != source["sha256"]:
             yield _row(source, stream=CHANGED, source=source["name"], reason=CHANGED)
@@ -68,16 +82,19 @@ def _source_rows(source: Row, max_document_chars: int, keep_below: int) -> Itera
         yield _row(source, stream=UNSAMPLED, source=source["name"], offset=num_unsampled)
 
 
-def _documents(source: Row, stream: str, place: Row, text: str, lang: str, max_document_chars: int) -> Iterator[Row]:
+def _documents(source: Row, stream: str, parsed: Parsed, text: str, max_document_chars: int) -> Iterator[Row]:
+    """The pieces of a record; all are kept or none is, so that a repository's files stay whole."""
+    place = {
+        "source": parsed.source, "offset": parsed.offset, "url": parsed.url, "licence": parsed.licence or source["licence"],
+        "lang": source["lang"] if parsed.lang is None else parsed.lang, "repository": parsed.repository, "path": parsed.path,
+    }  # fmt: skip
     pieces = cut_pieces(text, max_document_chars) if stream == DOCUMENT else [(0, text)]
     for start, piece in pieces:
         if not piece.strip():
             continue
-        identity = document_id(place["source"], place["offset"], start)
+        identity = document_id(parsed.source, parsed.offset, start)
         sizes = {"num_chars": len(piece), "num_bytes": len(piece.encode())}
-        yield _row(
-            source, stream=stream, **place, id=identity, piece=start, text=piece, lang=lang, content_digest=content_digest(piece), **sizes
-        )
+        yield _row(source, stream=stream, **place, id=identity, piece=start, text=piece, content_digest=content_digest(piece), **sizes)
 
 
 def _records(source: Row, file: HashingReader) -> Iterator[Parsed]:
@@ -89,46 +106,40 @@ def _records(source: Row, file: HashingReader) -> Iterator[Parsed]:
     elif form in ("text", "pydoc_topics", "package_metadata"):
         data, problem = _read_all(file, name.endswith(".gz"))
         if problem:
-            yield name, len(data), None, "truncated_gzip", problem, None
+            yield Parsed(name, len(data), None, "truncated_gzip", problem)
         elif form == "pydoc_topics":
             for key, topic in sorted(_topics(data).items()):
-                yield f"{name}!{key}", 0, topic, "https://docs.python.org/3/reference/", "", None
+                yield Parsed(f"{name}!{key}", 0, topic, "https://docs.python.org/3/reference/")
         elif form == "package_metadata":
             yield _metadata_record(name, data)
         else:
-            yield _text_record(name, 0, data)
+            yield replace(_text_record(name, 0, data), repository=source["repository"], path=source["repository_path"])
     else:
-        yield name, 0, None, "unsupported_format", form, None
+        yield Parsed(name, 0, None, "unsupported_format", form)
 
 
 def _text_record(name: str, offset: int, data: bytes) -> Parsed:
     if not data:
-        return name, offset, None, "empty_file", "", None
+        return Parsed(name, offset, None, "empty_file")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        return name, offset, None, "not_utf8", f"byte {error.start}: {error.reason}", None
+        return Parsed(name, offset, None, "not_utf8", f"byte {error.start}: {error.reason}")
     if not text.strip():
-        return name, offset, None, "empty", "", None
-    return name, offset, text, "", "", None
+        return Parsed(name, offset, None, "empty")
+    return Parsed(name, offset, text)
 
 
 def _metadata_record(name: str, data: bytes) -> Parsed:
     parsed = _text_record(name, 0, data)
-    if parsed[2] is None:
+    if parsed.text is None:
         return parsed
-    message = email.message_from_string(parsed[2])
+    message = email.message_from_string(parsed.text)
     description = str(message.get_payload() or message.get("Description") or "")
     if not description.strip():
-        return name, 0, None, "empty_file", "", None
-    return (
-        name,
-        0,
-        description,
-        f"https://pypi.org/project/{message['Name']}/{message['Version']}/",
-        str(message.get("License-Expression") or ""),
-        None,
-    )
+        return Parsed(name, 0, None, "empty_file")
+    url = f"https://pypi.org/project/{message['Name']}/{message['Version']}/"
+    return Parsed(name, 0, description, url, str(message.get("License-Expression") or ""))
 
 
 def _topics(data: bytes) -> dict[str, str]:
@@ -139,7 +150,7 @@ def _topics(data: bytes) -> dict[str, str]:
 def _json_records(source: Row, file: HashingReader) -> Iterator[Parsed]:
     for line in json_lines(source["name"], file):
         if line.record is None:
-            yield source["name"], line.offset, None, line.reason, line.detail, None
+            yield Parsed(source["name"], line.offset, None, line.reason, line.detail)
         else:
             yield _json_record(source, line.offset, line.record)
 
@@ -148,15 +159,19 @@ def _json_record(source: Row, offset: int, record: Row) -> Parsed:
     name = source["name"]
     text = "\n".join(_strings(record)) if source["role"] == "evaluation" else _text_of(record, tuple(source["text"]))
     if text is None:
-        return name, offset, None, "no_text", f"fields are {', '.join(sorted(record))}"[:200], None
+        return Parsed(name, offset, None, "no_text", f"fields are {', '.join(sorted(record))}"[:200])
     if not text.strip():
-        return name, offset, None, "empty", "", None
+        return Parsed(name, offset, None, "empty")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return name, offset, None, "not_utf8", f"character {error.start}: {error.reason}", None
+        return Parsed(name, offset, None, "not_utf8", f"character {error.start}: {error.reason}")
     lang = record.get("lang")
-    return name, offset, text, _url(record), _first_string(record, ("licence", "license")), lang if isinstance(lang, str) else None
+    repository = _first_string(record, ("repo", "repository")) if source["domain"] in (CODE, COMMIT) else ""
+    return Parsed(
+        name, offset, text, _url(record), _first_string(record, ("licence", "license")), lang if isinstance(lang, str) else None,
+        repository, _first_string(record, ("path",)) if repository else "",
+    )  # fmt: skip
 
 
 def _text_of(record: Row, fields: tuple[str, ...]) -> str | None:
@@ -196,7 +211,7 @@ def _zip_records(name: str, file: HashingReader) -> Iterator[Parsed]:
             if not member.endswith("/"):
                 yield _text_record(f"{name}!{member}", 0, archive.read(member))
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        yield name, 0, None, "broken_zip", str(error), None
+        yield Parsed(name, 0, None, "broken_zip", str(error))
 
 
 def _read_all(file: HashingReader, is_gzip: bool) -> tuple[bytes, str]:
@@ -215,6 +230,7 @@ def _read_all(file: HashingReader, is_gzip: bool) -> tuple[bytes, str]:
 
 def _row(origin: Row, /, **values: Any) -> Row:
     empty = {"id": "", "offset": 0, "piece": 0, "url": "", "licence": "", "lang": "", "text": "", "content_digest": ""}
+    empty |= {"repository": "", "path": ""}
     given = {"collection": origin["collection"], "domain": origin["domain"], "num_chars": 0, "num_bytes": 0, "reason": "", "detail": ""}
     return {**empty, **given, **values}
 

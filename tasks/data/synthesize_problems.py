@@ -90,6 +90,7 @@ def _problems(count: int, recipe: SynthesisRecipe, for_evaluation: bool) -> list
 def _document(number: int, text: str) -> dict[str, object]:
     identity = document_id(SOURCE, number, 0)
     place = {"id": identity, "source": SOURCE, "offset": number, "piece": 0, "collection": SOURCE, "url": "", "licence": ""}
+    place |= {"repository": "", "path": ""}
     sizes = {"content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode())}
     return {**place, "domain": SYNTHETIC, "lang": "", "text": text, **sizes, "cluster": identity, "split": TRAIN}
 

@@ -19,6 +19,7 @@ from tasks.evaluation.suite import Question, write_suite
 
 if TYPE_CHECKING:
     from configs.schema import EvaluationRecipe
+    from tasks.data.concatenate_repositories import ConcatenatedRepositories
     from tasks.data.decontaminate_documents import DecontaminatedDocuments
     from tasks.data.list_sources import SourceListing
     from tasks.data.synthesize_problems import SynthesizedProblems
@@ -51,10 +52,12 @@ def select_evaluation_items(
     tokenizer: Artifact[TrainedTokenizer],
     recipe: EvaluationRecipe,
     output: Output,
+    repositories: Artifact[ConcatenatedRepositories] | None = None,
 ) -> EvaluationSuite:
     """Raises ValueError when the budget does not hold a single document."""
     held_out = _held_out(documents.paths("documents/*.parquet"))
-    chosen, num_tokens = _choose_documents(held_out, tokenizer.path("tokenizer.json"), recipe)
+    concatenated = [] if repositories is None else _held_out(repositories.paths("documents/*.parquet"))
+    chosen, num_tokens = _choose_documents(sorted([*held_out, *concatenated], key=_row_order), tokenizer.path("tokenizer.json"), recipe)
     problem_rows = _read_problems(problems.path("problems.parquet"))
     asked, chats = list(_plain_problems(problem_rows)), list(_chat_problems(problem_rows, recipe.num_chat_problems))
     choices = questions_from_files(sources.files, recipe.num_choice_items)
@@ -78,7 +81,11 @@ def _held_out(paths: list[Path]) -> list[dict[str, str]]:
 
     columns, is_held_out = ["id", "domain", "text"], [("split", "==", VALIDATION)]
     rows = [row for path in paths for row in pq.read_table(path, columns=columns, filters=is_held_out).to_pylist()]
-    return sorted(rows, key=lambda row: order_hash(row["id"]))
+    return sorted(rows, key=_row_order)
+
+
+def _row_order(row: dict[str, str]) -> str:
+    return order_hash(row["id"])
 
 
 def _choose_documents(rows: list[dict[str, str]], tokenizer_path: Path, recipe: EvaluationRecipe) -> tuple[list[Question], int]:

@@ -1,0 +1,110 @@
+"""Files of a repository in the order of their imports; changes and packages get their domains."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from tasks.data.data_directory import assign_roles
+from tasks.data.list_sources import list_sources
+from tasks.data.repository_order import Piece, imported_paths, order_files, repository_texts
+from tests.data_inputs import write_jsonl
+
+PYTHON = {
+    "src/pkg/__init__.py": "from .core import run\n",
+    "src/pkg/core.py": "import os, sys\nfrom pkg.tools import (\n    load,\n    save,\n)\nfrom . import names\n",
+    "src/pkg/tools.py": "import json\n",
+    "src/pkg/names.py": "",
+    "src/pkg/sub/deep.py": "from ..core import run\nimport pkg.names as short\n",
+    "tests/test_core.py": "import pkg\nfrom pkg import core\n",
+    "README.md": "import nothing\n",
+}
+
+
+def test_imports_are_found_as_the_language_means_them():
+    found = {path: imported_paths(path, text, PYTHON) - {path} for path, text in PYTHON.items()}
+    assert found["src/pkg/__init__.py"] == {"src/pkg/core.py"}
+    assert found["src/pkg/core.py"] == {"src/pkg/tools.py", "src/pkg/names.py", "src/pkg/__init__.py"}
+    assert found["src/pkg/sub/deep.py"] == {"src/pkg/core.py", "src/pkg/names.py"}
+    assert found["tests/test_core.py"] == {"src/pkg/__init__.py", "src/pkg/core.py"}
+    assert found["README.md"] == found["src/pkg/tools.py"] == set()
+    scripts = {"a/main.ts": "import { x } from './util'\n", "a/util.ts": "", "b/m.c": '#include "../a/h.h"\n', "a/h.h": ""}
+    assert imported_paths("a/main.ts", scripts["a/main.ts"], scripts) == {"a/util.ts"}
+    assert imported_paths("b/m.c", scripts["b/m.c"], scripts) == {"a/h.h"}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_circles_every_file_stands_behind_what_it_imports_whatever_the_given_order(seed):
+    draw = random.Random(seed)
+    paths = [f"m{number}.py" for number in range(12)]
+    ranks = draw.sample(range(12), 12)
+    texts = {
+        path: "".join(f"import m{other}\n" for other in range(12) if ranks[other] < ranks[number] and draw.random() < 0.3)
+        for number, path in enumerate(paths)
+    }
+    order = order_files(texts)
+    assert sorted(order) == sorted(paths)
+    for path, text in texts.items():
+        for used in imported_paths(path, text, texts):
+            assert order.index(used) < order.index(path)
+    assert order_files(dict(reversed(texts.items()))) == order
+
+
+def test_a_circle_is_cut_and_every_file_stays_once():
+    texts = {"a.py": "import b\n", "b.py": "import c\n", "c.py": "import a\n", "d.py": "import a\n"}
+    assert order_files(texts) == ["c.py", "b.py", "a.py", "d.py"]
+
+
+def pieces_of(path: str, *texts: str, missing: int | None = None) -> list[Piece]:
+    starts = itertools.accumulate((len(text) for text in texts), initial=0)
+    found = [Piece(f"{path}{start}", path, 0, start, path, text) for start, text in zip(starts, texts, strict=False)]
+    return [piece for number, piece in enumerate(found) if number != missing]
+
+
+def test_parts_of_a_file_come_together_and_a_missing_one_is_marked():
+    (whole,) = repository_texts([*pieces_of("b.py", "one\n", "two\n", "three\n"), *pieces_of("a.py", "import b\n")], 1000)
+    assert whole[0] == "# file: b.py\none\ntwo\nthree\n\n# file: a.py\nimport b\n\n"
+    (holed,) = repository_texts(pieces_of("b.c", "one\n", "two\n", "three\n", missing=1), 1000)
+    assert holed[0] == "// file: b.c\none\n// file: b.c\nthree\n\n"
+    for text, members in (whole, holed):
+        assert sum(size for _, size in members) == len(text)
+
+
+@pytest.mark.parametrize("max_chars", [1, 40, 100, 10_000])
+def test_a_long_repository_is_cut_between_files(max_chars):
+    pieces = [piece for number in range(9) for piece in pieces_of(f"f{number}.py", "x" * 10, "y" * 5)]
+    texts = list(repository_texts(pieces, max_chars))
+    (whole,) = repository_texts(pieces, 10**9)
+    assert "".join(text for text, _ in texts) == whole[0]
+    assert all(len(text) <= max_chars or len(members) == 2 for text, members in texts)
+    assert [piece for _, members in texts for piece, _ in members] == [piece for piece, _ in whole[1]]
+
+
+def test_changes_are_commits_and_files_of_a_package_know_it(tmp_path):
+    write_jsonl(tmp_path / "changes.jsonl", [{"repo": "x/y", "message": "Fix", "patch": "--- a\n+++ b\n"}])
+    (tmp_path / "lib" / "inner").mkdir(parents=True)
+    (tmp_path / "lib" / "inner" / "a.py").write_text("x = 1\n")
+    (tmp_path / "alone.py").write_text("x = 1\n")
+    (tmp_path / "0001-fix.patch").write_text("From 1\n")
+    files = {file.name: file for file in list_sources(tmp_path).files}
+    assert {name: file.domain for name, file in files.items()} == {
+        "changes.jsonl": "web", "lib/inner/a.py": "code", "alone.py": "code", "0001-fix.patch": "commit",
+    }  # fmt: skip
+    assert (files["lib/inner/a.py"].repository, files["lib/inner/a.py"].repository_path) == ("lib", "lib/inner/a.py")
+    assert files["alone.py"].repository == files["0001-fix.patch"].repository == ""
+    (tmp_path / "glm46-data.yaml").write_text(
+        "version: 1\nentries:\n  - {files: '*.jsonl', role: pretrain, domain: code, format: commits, text: [message, patch]}\n"
+    )
+    ((_, entry),) = assign_roles(tmp_path)
+    assert entry.domain == "commit"
+
+
+def test_the_embedded_library_has_its_packages_as_repositories():
+    files = {file.name: file for file in list_sources(None).files}
+    assert (files["python/json/decoder.py"].repository, files["python/json/decoder.py"].repository_path) == (
+        "python/json",
+        "json/decoder.py",
+    )
+    assert files["python/abc.py"].repository == ""
