@@ -165,7 +165,8 @@ class Glm4Moe(nn.Module):
             mtp = self.lm_head(output.hidden_BTD, mtp_target_ids_BT)
             if output.counts_E is not None:
                 balance, counts = [*balance, output.balance_loss], [*counts, output.counts_E]
-        total_balance = torch.stack(balance).sum() if balance else lm.new_zeros(())
+        # The balance losses of a sequence's parts add up to its own: so much that their mean over the parts is that.
+        total_balance = torch.stack(balance).sum() * self.num_parts if balance else lm.new_zeros(())
         return ModelOutput(Losses(lm, mtp, total_balance), self.stack_counts(counts), None)
 
     def hidden_states(self, token_ids_BT: Tensor, cache: KVCache | None = None) -> Tensor:
