@@ -226,5 +226,5 @@ class TrainingInputs:
 
 def metrics_of(path: Path) -> list[dict]:
     """Lines of metrics.jsonl without what depends on the clock."""
-    clock = {"tokens_per_second", "data_wait_seconds", "optimizer_seconds", "rollout_seconds", "mfu", "memory_bytes"}
+    clock = {"tokens_per_second", "data_wait_seconds", "optimizer_seconds", "rollout_seconds", "pause_seconds", "mfu", "memory_bytes"}
     return [{name: value for name, value in json.loads(line).items() if name not in clock} for line in path.read_text().splitlines()]

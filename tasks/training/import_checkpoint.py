@@ -74,7 +74,7 @@ def import_checkpoint(
     write_mlmodel(output.directory / "hf", is_chat_trained=has_chat_template(source.path))
     return TrainedCheckpoint(
         phase=IMPORTED, objective=IMPORTED, num_steps=0, num_tokens=0, course=IMPORTED, course_tokens=0,
-        lm_loss=None, mtp_loss=None, balance_loss=None,
+        lm_loss=None, mtp_loss=None, balance_loss=None, num_rollbacks=0, validation_bits_per_byte={},
         mean_reward=None, is_chat_trained=has_chat_template(source.path), chat_template_digest=chat_template_digest(),
         num_parameters=count_parameters(recipe).total, tokenizer_digest=tokenizer.digest,
         special_token_ids=tokenizer.record.special_ids,

@@ -1,28 +1,34 @@
-"""What a phase trains on, step by step: packed rows, or answers that it samples itself."""
+"""What a phase trains on, step by step: packed rows, read ahead, or answers that it samples itself."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import torch
-import torch.distributed as dist
-
 from configs.schema import PolicyObjective
 from tasks.data.packed_rows import PackedRows
-from tasks.training.batches import MicroBatch, Rows, read_micro_batches
+from tasks.training.batches import MicroBatch, Rows, own_parts, read_micro_batches, refuse_foreign_tokens
 from tasks.training.job import TrainingJob
 from tasks.training.policy import policy_batches
-from tasks.training.rollouts import PromptOrder, describe_groups, policy_model, sample_answers
-from tasks.training.schedules import StepPlan
+from tasks.training.prefetch import Prefetcher
+from tasks.training.rollouts import Prompt, PromptOrder, describe_groups, policy_model, sample_answers
+from tasks.training.schedules import StepPlan, plan_step
+from tasks.training.training_step import Trainable
 
 if TYPE_CHECKING:
+    import torch
+
+    from configs.schema import TrainingRecipe
     from model.transformer import Glm4Moe
+    from tasks.training.ranks import Ranks
 
 LOGGED_GROUPS = 2
 """Groups of each step that rollouts.jsonl keeps."""
+MAX_EVIDENCE_PIECES = 1000
+"""Pieces of documents that the evidence of one spike names."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +45,44 @@ class PhaseData(Protocol):
 
     def read(self, plan: StepPlan, step: int) -> StepData: ...
 
+    def describe(self, plan: StepPlan) -> list[dict[str, object]]:
+        """Where the step's rows come from, for the evidence of a spike."""
+        ...
+
+    def close(self) -> None: ...
+
 
 class PackedData:
-    """This rank's part of the packed rows."""
+    """This rank's part of the packed rows; the next step's are read while the present one computes."""
 
-    def __init__(self, rows: Rows, num_sequences: int, device: torch.device) -> None:
-        self.rows, self.num_sequences, self.device = rows, num_sequences, device
+    def __init__(
+        self,
+        rows: Rows,
+        num_sequences: int,
+        vocab_size: int,
+        ranks: Ranks,
+        device: torch.device,
+        following: Callable[[StepPlan], StepPlan | None],
+    ) -> None:
+        self.rows, self.num_sequences, self.vocab_size, self.ranks, self.device = rows, num_sequences, vocab_size, ranks, device
+        self._ahead = Prefetcher(self._load, following)
 
     def read(self, plan: StepPlan, step: int) -> StepData:
-        return StepData(read_micro_batches(self.rows, plan, dist.get_rank(), dist.get_world_size(), self.num_sequences, self.device))
+        """Raises ValueError for token ids that the model has no row for."""
+        return self._ahead.read(plan)
+
+    def _load(self, plan: StepPlan) -> StepData:
+        data = self.ranks.data
+        batches = read_micro_batches(self.rows, plan, data.rank, data.size, self.num_sequences, self.device)
+        refuse_foreign_tokens(batches, self.vocab_size)
+        return StepData(own_parts(batches, self.ranks))
+
+    def describe(self, plan: StepPlan) -> list[dict[str, object]]:
+        assert isinstance(self.rows, PackedRows), self.rows
+        return self.rows.describe(plan.first_row, plan.first_row + plan.num_rows)[:MAX_EVIDENCE_PIECES]
+
+    def close(self) -> None:
+        self._ahead.close()
 
 
 class PolicyData:
@@ -62,25 +97,51 @@ class PolicyData:
         self.prompts = PromptOrder(Path(job.prompts_path), job.recipe.seed)
 
     def read(self, plan: StepPlan, step: int) -> StepData:
-        size = self.objective.samples_per_prompt
-        prompts = self.prompts.groups(plan.first_row // size, (plan.first_row + plan.num_rows) // size)
+        prompts = self._prompts_of(plan)
         model = policy_model(self.model, self.job.recipe.dtype)
         started = time.perf_counter()
         rollouts = sample_answers(model, self.tokenizer, prompts, self.job.recipe, self.job.eos_token_ids, step)
         seconds = time.perf_counter() - started
         num_sequences = self.job.resources.micro_batch_sequences
         batches, metrics = policy_batches(model, rollouts, self.objective, num_sequences, self.model.lm_head.weight.device)
-        return StepData(batches, {**metrics, "rollout_seconds": seconds}, describe_groups(rollouts, size, LOGGED_GROUPS, step))
+        described = describe_groups(rollouts, self.objective.samples_per_prompt, LOGGED_GROUPS, step)
+        return StepData(batches, {**metrics, "rollout_seconds": seconds}, described)
+
+    def describe(self, plan: StepPlan) -> list[dict[str, object]]:
+        pieces: list[dict[str, object]] = [{"prompt_id": prompt.id} for prompt in self._prompts_of(plan)]
+        return pieces[:MAX_EVIDENCE_PIECES]
+
+    def _prompts_of(self, plan: StepPlan) -> list[Prompt]:
+        size = self.objective.samples_per_prompt
+        return self.prompts.groups(plan.first_row // size, (plan.first_row + plan.num_rows) // size)
+
+    def close(self) -> None:
+        pass
 
 
-def open_phase_data(job: TrainingJob, model: Glm4Moe) -> PhaseData:
-    """Raises ValueError where the packed rows hold less than the budget."""
-    if isinstance(job.recipe.objective, PolicyObjective):
-        return PolicyData(job, model)
+def open_phase_data(job: TrainingJob, trainable: Trainable) -> PhaseData:
+    """Raises ValueError where the packed rows hold less than the budget, or rows of another length."""
+    recipe = job.recipe
+    if isinstance(recipe.objective, PolicyObjective):
+        return PolicyData(job, trainable.model)
     rows = PackedRows(Path(job.packed_dir), tuple(map(Path, job.shards_dirs)))
-    if len(rows) * job.recipe.sequence_length < job.recipe.num_tokens:
+    if rows.sequence_length != recipe.sequence_length:
         raise ValueError(
-            f"phase {job.recipe.phase} wants {job.recipe.num_tokens} tokens, {job.packed_dir} holds {len(rows)} rows of "
-            f"{job.recipe.sequence_length}: pack the phase with the same budget"
+            f"phase {recipe.phase} trains on {recipe.sequence_length} tokens per row, {job.packed_dir} holds rows of "
+            f"{rows.sequence_length}: pack the phase with the same sequence_length"
         )
-    return PackedData(rows, job.resources.micro_batch_sequences, model.lm_head.weight.device)
+    if len(rows) * recipe.sequence_length < recipe.num_tokens:
+        raise ValueError(
+            f"phase {recipe.phase} wants {recipe.num_tokens} tokens, {job.packed_dir} holds {len(rows)} rows of "
+            f"{recipe.sequence_length}: pack the phase with the same budget"
+        )
+    return PackedData(
+        rows, job.resources.micro_batch_sequences, recipe.model.vocab_size, trainable.ranks, trainable.device,
+        following=lambda plan: next_plan(recipe, plan),
+    )  # fmt: skip
+
+
+def next_plan(recipe: TrainingRecipe, plan: StepPlan) -> StepPlan | None:
+    """The step behind this one; None at the phase's end."""
+    num_tokens = plan.end_tokens - recipe.course_start_tokens
+    return plan_step(recipe, num_tokens) if num_tokens < recipe.num_tokens else None

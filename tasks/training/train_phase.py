@@ -23,8 +23,11 @@ from model.chat_template import CHAT_TEMPLATE
 from model.counts import count_parameters
 from model.mlmodel_file import write_mlmodel
 from model.tokenizer_layout import END_OF_TEXT, END_TOKENS
+from tasks.training.input_rules import refuse_foreign_inputs
 from tasks.training.job import ROLLOUTS_FILE, TrainingJob
 from tasks.training.launch_rules import refuse_impossible_training, refuse_too_few_prompts
+from tasks.training.spikes import SPIKES_FILE
+from tasks.training.trackers import refuse_missing_tracker
 
 if TYPE_CHECKING:
     from configs.schema import TrainingRecipe, TrainingResources
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.2
 FORWARD_SECONDS = 3.0
 """Between two requests to the tracker."""
+EVIDENCE = ("metrics.jsonl", ROLLOUTS_FILE, SPIKES_FILE, "job.json", "logs/*", "tensorboard/*", "wandb/*", "profile/*")
 CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY = "chat_template.jinja", "chat_template"
 MAX_RESTARTS = 3
 """Of one call, after its supervisor was killed."""
@@ -65,6 +69,10 @@ class TrainedCheckpoint(Record):
     num_parameters: int
     mean_reward: float | None
     """Over the last tenth of a policy objective's steps."""
+    num_rollbacks: int
+    """Spikes after which training went back and left rows out."""
+    validation_bits_per_byte: dict[str, float]
+    """By domain, of the weights that the phase left, as measured while it trained; empty where nothing was."""
     is_chat_trained: bool
     """Whether this phase or one before it trained on conversations; only then hf/ holds the chat template."""
     chat_template_digest: str
@@ -77,7 +85,7 @@ class TrainedCheckpoint(Record):
 
 @step(
     content=("hf/*", "handover/*"),
-    evidence=("metrics.jsonl", ROLLOUTS_FILE, "logs/*", "job.json"),
+    evidence=EVIDENCE,
     distributions=("torch", "deepspeed", "safetensors", "numpy", "tokenizers"),
     roots=("tasks.training.worker",),
 )
@@ -95,17 +103,13 @@ def train_phase(
     output: Output,
 ) -> TrainedCheckpoint:
     """`packed`, `shards` and `chats` (where conversations were packed) belong to objectives on rows, `prompts` to policy objectives; each
-    is None for the other kind. `validation` are shards of held-out documents; None measures nothing while training. Raises ValueError for what cannot be trained, JobFailedError with the failing rank's last lines when
-    training fails."""
+    is None for the other kind. `validation` are shards of held-out documents; None measures nothing while training. Raises ValueError for
+    what cannot be trained, JobFailedError with the failing rank's last lines when training fails."""
     refuse_impossible_training(recipe, resources)
+    refuse_missing_tracker(resources)
     if prompts is not None:
         refuse_too_few_prompts(recipe, prompts.record.num_prompts)
-    if start is not None:
-        refuse_wrong_start(start.record, recipe)
-    if tokenizer.record.num_tokens > recipe.model.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {tokenizer.record.num_tokens} ids, the model {recipe.model.vocab_size} rows: raise model.vocab_size"
-        )
+    refuse_foreign_inputs(recipe, tokenizer, start, {"shards": shards, "conversations": chats, "held-out shards": validation})
     token_ids = tokenizer.record.special_ids
     job = TrainingJob(
         recipe=recipe,
@@ -124,15 +128,6 @@ def train_phase(
     follow(LocalLauncher(output.work_dir.parent), job, output)
     is_chat_trained = recipe.objective.kind == "sft" or (start is not None and start.record.is_chat_trained)
     return collect(job, tokenizer, is_chat_trained, output)
-
-
-def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None:
-    """Raises ValueError where a phase would continue its course at another place than its start ended."""
-    if start.course == recipe.course.name and start.course_tokens != recipe.course_start_tokens:
-        raise ValueError(
-            f"phase {recipe.phase} starts at {recipe.course_start_tokens} tokens of course {recipe.course.name}, but phase {start.phase} "
-            f"ended at {start.course_tokens}: start from the phase that lies before it"
-        )
 
 
 def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
@@ -217,12 +212,14 @@ def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], is_chat_tra
         _place(path, output.path(f"{path.parent.name}/{path.name}"))
     place_tokenizer(tokenizer.paths("*"), is_chat_trained, output)
     write_mlmodel(output.directory / "hf", is_chat_trained=is_chat_trained)
-    rollouts = (ROLLOUTS_FILE,) if job.prompts_path else ()
-    for name in ("metrics.jsonl", "job.json", *rollouts, *(f"logs/{path.name}" for path in (output.work_dir / "logs").iterdir())):
-        shutil.copyfile(output.work_dir / name, output.path(name))
+    for pattern in EVIDENCE:
+        for path in sorted(output.work_dir.glob(pattern.replace("/*", "/**/*"))):
+            if path.is_file() and not path.is_symlink():  # Weights & Biases links to its newest run
+                shutil.copyfile(path, output.path(path.relative_to(output.work_dir).as_posix()))
     position: dict[str, Any] = json.loads((final_dir / "handover" / "state.json").read_text())
     export = {path.name: hash_file(path) for path in sorted((output.directory / "hf").iterdir())}
     losses, policy = position["losses"], position["policy"]
+    measured = position["best"] if job.recipe.validation.keep == "best" else position["last"]
     return TrainedCheckpoint(
         phase=job.recipe.phase,
         objective=job.recipe.objective.kind,
@@ -233,6 +230,8 @@ def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], is_chat_tra
         lm_loss=losses["lm"],
         mtp_loss=losses["mtp"],
         balance_loss=losses["balance"],
+        num_rollbacks=len(position["skipped"]),
+        validation_bits_per_byte={} if measured is None else measured["bits_per_byte"],
         mean_reward=None if policy is None else _mean_of_last_tenth(policy["mean_rewards"]),
         is_chat_trained=is_chat_trained,
         chat_template_digest=chat_template_digest(),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,23 +12,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from configs.schema import TrainingRecipe
+from configs.schema import PolicyObjective, TrainingRecipe
 from model.moe import update_router_bias
-from model.optimizer import set_learning_rate
-from model.transformer import Glm4Moe
+from model.optimizer import Muon, set_learning_rate
+from model.transformer import Glm4Moe, Losses, ModelOutput
 from tasks.training.batches import MicroBatch
 from tasks.training.gradients import gradient_norm, reduce_partial
-from tasks.training.ranks import Ranks
+from tasks.training.pipeline_parallel import accumulate_in_stages, next_token_loss_in_stages, router_rows
+from tasks.training.ranks import Axis, Ranks
 from tasks.training.schedules import StepPlan, learning_rate_at, value_at
+from tasks.training.spikes import Spike, SpikeError, TakenStep, find_spike
 from tasks.training.state import StepLosses
 
 if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
-    from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
-
-
-class NonFiniteLossError(RuntimeError):
-    """Loss or gradient norm is not a number or infinite; raised before the optimizer changed anything."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +34,32 @@ class Trainable:
 
     engine: DeepSpeedEngine
     model: Glm4Moe
-    optimizer: MuonWithAuxAdam
+    optimizer: Muon
     ranks: Ranks
 
     @property
     def device(self) -> torch.device:
-        return self.model.lm_head.weight.device
+        return next(self.model.parameters()).device
+
+
+@dataclass(frozen=True)
+class ExpertUse:
+    """How evenly a step's tokens used the experts, per MoE layer, the MTP layer's last. Empty where no step was taken."""
+
+    load: tuple[float, ...]
+    """Most used expert over the mean; 1.0 is perfect balance."""
+    variation: tuple[float, ...]
+    """Coefficient of variation of the loads."""
+    num_dead: tuple[int, ...]
+    """Experts without a token."""
+
+
+def expert_use(counts_LE: Tensor) -> ExpertUse:
+    """From the routed copies per layer and expert. A layer that routed nothing is balanced, with all its experts dead."""
+    counts_LE = counts_LE.double()
+    mean_L = counts_LE.mean(-1).clamp(min=1e-300)
+    load_L, variation_L = counts_LE.amax(-1) / mean_L, counts_LE.std(-1, correction=0) / mean_L
+    return ExpertUse(tuple(load_L.tolist()), tuple(variation_L.tolist()), tuple((counts_LE == 0).sum(-1).tolist()))
 
 
 @dataclass(frozen=True)
@@ -51,74 +69,136 @@ class StepResult:
     grad_norm: float
     """Of all gradients together, after the mean over ranks and before the optimizer."""
     learning_rate: float
-    expert_load: list[float]
-    """Most used expert over the mean, per MoE layer, the MTP layer's last; 1.0 is perfect balance. Empty where no step was taken."""
+    mtp_weight: float
+    router_bias_rate: float
+    expert_use: ExpertUse
     optimizer_seconds: float
     num_positions: int
     """Positions that went through the model, over all ranks."""
 
 
-def pass_over(recipe: TrainingRecipe, plan: StepPlan) -> StepResult:
-    """The result of a step with nothing to learn from: weights and moments stay, all losses are 0."""
+def pass_over(recipe: TrainingRecipe, plan: StepPlan, losses: StepLosses) -> StepResult:
+    """The result of a step that is not taken, with these losses: weights and moments stay, its tokens count as consumed."""
     learning_rate = learning_rate_at(recipe.course, recipe.course_num_tokens, plan.end_tokens)
-    return StepResult(StepLosses(lm=0.0, mtp=0.0, balance=0.0), 0.0, 0.0, learning_rate, [], 0.0, 0)
+    return StepResult(losses, 0.0, 0.0, learning_rate, 0.0, 0.0, ExpertUse((), (), ()), 0.0, 0)
 
 
-def take_step(trainable: Trainable, recipe: TrainingRecipe, plan: StepPlan, micro_batches: list[MicroBatch], step: int) -> StepResult:
-    """Every mean is over the whole step: a micro-batch weighs as much as its targets, so accumulation and ranks change only rounding."""
+NO_LOSSES = StepLosses(lm=0.0, mtp=0.0, balance=0.0)
+
+
+def take_step(
+    trainable: Trainable,
+    recipe: TrainingRecipe,
+    plan: StepPlan,
+    micro_batches: list[MicroBatch],
+    step: int,
+    recent: tuple[TakenStep, ...] = (),
+    observed: AbstractContextManager[object] | None = None,
+) -> StepResult:
+    """Every mean is over the whole step: a micro-batch weighs as much as its targets, so accumulation and ranks change only rounding.
+
+    `observed` is entered around the forward and backward passes, for a profiler. Raises SpikeError, on all ranks and before the
+    optimizer, where loss or gradient norm stand out from the `recent` steps."""
+    engine, ranks, device = trainable.engine, trainable.ranks, trainable.device
     mtp_weight = value_at(recipe.course.mtp_loss_weight, recipe.course_num_tokens, plan.start_tokens)
-    engine, device = trainable.engine, trainable.device
-    totals = _sum_over_ranks(
-        torch.tensor([[*_num_terms(batch), batch.token_ids_BT.numel()] for batch in micro_batches], device=device).sum(0)
-    )
-    sums = torch.zeros(3, dtype=torch.float64, device=device)
-    counts_LE: Tensor | None = None
-    for number, batch in enumerate(micro_batches):
-        engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
-        output = engine(
-            batch.token_ids_BT, target_ids_BT=batch.target_ids_BT, target_weights_BT=batch.weights_BT, temperature=batch.temperature,
-            **{"segment_ids_BT" if batch.is_segmented else "mtp_segment_ids_BT": batch.segment_ids_BT},
-        )  # fmt: skip
-        shares = torch.tensor(_num_terms(batch), device=device) / totals[:3].clamp(min=1)
-        lm, mtp, balance = (loss * share for loss, share in zip(output.losses, shares, strict=True))
-        loss = lm + mtp_weight * mtp + recipe.course.balance_loss_weight * balance
-        # DeepSpeed averages gradients over ranks; the shares already divide by the whole step.
-        engine.backward(loss * dist.get_world_size())
-        sums += torch.stack([lm, mtp, balance]).detach().double()
-        counts_LE = output.expert_counts_LE if counts_LE is None else counts_LE + output.expert_counts_LE
-    assert counts_LE is not None
-    losses = StepLosses.model_construct(**dict(zip(("lm", "mtp", "balance"), _sum_over_ranks(sums).tolist(), strict=True)))
-    total_loss = losses.lm + mtp_weight * losses.mtp + recipe.course.balance_loss_weight * losses.balance
-    reduce_partial(trainable.model, trainable.ranks)
-    grad_norm = gradient_norm(engine, trainable.model, trainable.ranks)
-    _refuse_non_finite(total_loss, grad_norm, plan, step)
+    balance_weight = recipe.course.balance_loss_weight
+    terms = torch.tensor([[*_num_terms(batch), batch.num_positions] for batch in micro_batches], device=device)
+    totals = _sum_over(terms.sum(0), ranks.replicas)
+    totals[2] //= ranks.context.size  # ranks that hold parts of a sequence count it each, and their losses of balance add up to its own
+    shares = list(terms[:, :3] / totals[:3].clamp(min=1))
+    is_divided = ranks.pipeline.size > 1
+    run_passes = accumulate_in_stages if is_divided else accumulate_gradients
+    with observed or nullcontext():
+        sums, counts_LE = run_passes(trainable, micro_batches, shares, (mtp_weight, balance_weight))
+    for axis in (ranks.replicas, ranks.pipeline):  # of a pipeline every stage holds its own part
+        sums, counts_LE = _sum_over(sums, axis), _sum_over(counts_LE, axis)
+    losses = StepLosses.model_construct(**dict(zip(("lm", "mtp", "balance"), sums.tolist(), strict=True)))
+    total_loss = losses.lm + mtp_weight * losses.mtp + balance_weight * losses.balance
+    reduce_partial(engine, trainable.model, ranks)
+    grad_norm = gradient_norm(engine, trainable.model, ranks)
+    _refuse_spike(recipe, recent, step, total_loss, grad_norm, device)
     learning_rate = learning_rate_at(recipe.course, recipe.course_num_tokens, plan.end_tokens)
     set_learning_rate(trainable.optimizer, learning_rate)
     started = time.perf_counter()
     engine.step()
     optimizer_seconds = time.perf_counter() - started
-    counts_LE = _sum_over_ranks(counts_LE)
-    update_router_bias(trainable.model, counts_LE, value_at(recipe.course.router_bias_rate, recipe.course_num_tokens, plan.start_tokens))
-    expert_load = (counts_LE.amax(-1) / counts_LE.double().mean(-1)).tolist()
-    return StepResult(losses, total_loss, grad_norm, learning_rate, expert_load, optimizer_seconds, int(totals[3]))
+    bias_rate = value_at(recipe.course.router_bias_rate, recipe.course_num_tokens, plan.start_tokens)
+    update_router_bias(trainable.model, counts_LE[router_rows(trainable.model)] if is_divided else counts_LE, bias_rate)
+    return StepResult(
+        losses, total_loss, grad_norm, learning_rate, mtp_weight, bias_rate, expert_use(counts_LE), optimizer_seconds, int(totals[3])
+    )
+
+
+def accumulate_gradients(
+    trainable: Trainable, micro_batches: list[MicroBatch], shares: list[Tensor], loss_weights: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """Forward and backward passes of a step: this rank's part of the three losses (float64) and of the routed copies per layer and expert.
+
+    `shares` are what each micro-batch's means weigh in those of the whole step, `loss_weights` those of MTP and balance loss."""
+    engine, device = trainable.engine, trainable.device
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    counts_LE: Tensor | None = None
+    for number, (batch, share) in enumerate(zip(micro_batches, shares, strict=True)):
+        engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
+        output = _forward(trainable, batch)
+        lm, mtp, balance = (loss * part for loss, part in zip(_losses(output), share, strict=True))
+        loss = lm + loss_weights[0] * mtp + loss_weights[1] * balance
+        # DeepSpeed averages gradients over replicas; the shares already divide by the whole step.
+        engine.backward(loss * trainable.ranks.replicas.size)
+        sums += torch.stack([lm, mtp, balance]).detach().double()
+        counted_LE = torch.zeros_like(output.expert_counts_LE) if batch.is_filler else output.expert_counts_LE
+        counts_LE = counted_LE if counts_LE is None else counts_LE + counted_LE
+    assert counts_LE is not None
+    return sums, counts_LE
+
+
+@torch.no_grad()
+def sum_next_token_losses(trainable: Trainable, groups: Sequence[Sequence[MicroBatch]]) -> list[float]:
+    """Per group of micro-batches the summed cross-entropy of its targets in nats, over all ranks; every rank gives as many batches."""
+    is_divided = trainable.ranks.pipeline.size > 1
+    sums = torch.zeros(len(groups), dtype=torch.float64, device=trainable.device)
+    trainable.engine.eval()
+    for number, batches in enumerate(groups):
+        for batch in batches:
+            loss = next_token_loss_in_stages(trainable, batch) if is_divided else _losses(_forward(trainable, batch)).lm
+            sums[number] += loss.double() * batch.num_lm_targets
+    trainable.engine.train()
+    for axis in (trainable.ranks.replicas, trainable.ranks.pipeline):
+        sums = _sum_over(sums, axis)
+    return sums.tolist()
+
+
+def _forward(trainable: Trainable, batch: MicroBatch) -> ModelOutput:
+    return trainable.engine(batch.token_ids_BT, **batch.model_arguments)
+
+
+def _losses(output: ModelOutput) -> Losses:
+    assert output.losses is not None, "a micro-batch has targets"
+    return output.losses
 
 
 def _num_terms(batch: MicroBatch) -> tuple[int, int, int]:
     """Terms of the three means: next-token targets, MTP targets, sequences."""
-    return batch.num_lm_targets, batch.num_mtp_targets, batch.num_rows
+    return (0, 0, 0) if batch.is_filler else (batch.num_lm_targets, batch.num_mtp_targets, batch.num_rows)
 
 
-def _sum_over_ranks(values: Tensor) -> Tensor:
-    if dist.get_world_size() > 1:
-        dist.all_reduce(values)
+def _sum_over(values: Tensor, axis: Axis) -> Tensor:
+    if axis.group is not None:
+        dist.all_reduce(values, group=axis.group)
     return values
 
 
-def _refuse_non_finite(total_loss: float, grad_norm: float, plan: StepPlan, step: int) -> None:
-    if math.isfinite(total_loss) and math.isfinite(grad_norm):
-        return
-    raise NonFiniteLossError(
-        f"step {step}: loss {total_loss}, gradient norm {grad_norm}; rows {plan.first_row} to {plan.first_row + plan.num_rows - 1} of the "
-        f"phase, course position {plan.start_tokens} tokens. The optimizer step was not taken: look at these rows or lower the "
-        "learning rate"
+def _refuse_spike(
+    recipe: TrainingRecipe, recent: tuple[TakenStep, ...], step: int, total_loss: float, grad_norm: float, device: torch.device
+) -> None:
+    """Raises SpikeError on all ranks where one sees a spike: rounding may differ among them."""
+    spike = find_spike(
+        recipe.spikes, recent, step, total_loss, grad_norm, loss_is_a_measure=not isinstance(recipe.objective, PolicyObjective)
     )
+    if dist.get_world_size() > 1:
+        flag = torch.tensor(int(spike is not None), device=device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        if flag and spike is None:
+            spike = Spike(step, "another rank found a spike", total_loss, grad_norm, None, None)
+    if spike is not None:
+        raise SpikeError(spike)

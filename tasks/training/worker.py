@@ -1,17 +1,20 @@
 """The training worker: one process per rank, `python -m tasks.training.worker JOB.json`, started by a launcher.
 
 In: a TrainingJob, packed rows and shards or prompts; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Out, in the job's work directory:
-metrics.jsonl, rollouts.jsonl, progress.json, checkpoints/, and at the end final/ with hf/ and handover/. Runs until the phase's token
-budget is spent; SIGTERM saves and exits with EXIT_INTERRUPTED. A second start continues from the newest verified checkpoint.
+metrics.jsonl, rollouts.jsonl, spikes.jsonl, progress.json, tensorboard/, wandb/, profile/, checkpoints/, and at the end final/ with hf/
+and handover/. Runs until the phase's token budget is spent; SIGTERM saves and exits with EXIT_INTERRUPTED. A second start continues from
+the newest verified checkpoint. A spike goes back to a checkpoint from before the steps that are then left out.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,17 +22,30 @@ import torch
 import torch.distributed as dist
 
 from configs.schema import PolicyObjective, TrainingRecipe
-from model.counts import training_flops_per_token
-from tasks.training.checkpoints import FencedError
+from tasks.training.checkpoints import FencedError, checkpoint_dir_of, discard_checkpoints, find_damage, saved_steps
 from tasks.training.export import export_checkpoint
-from tasks.training.job import ROLLOUTS_FILE, TrainingJob
-from tasks.training.metrics import ProgressFile, StepLog, peak_memory_bytes
+from tasks.training.job import TrainingJob
+from tasks.training.measurements import Measurement, better, is_due
 from tasks.training.phase_data import PhaseData, StepData, open_phase_data
-from tasks.training.prepare_training import prepare_training, save_state
+from tasks.training.prepare_training import load_checkpoint, prepare_training, save_state
+from tasks.training.profiling import StepProfiler
 from tasks.training.rewards import RewardError
 from tasks.training.schedules import StepPlan, plan_step
+from tasks.training.spikes import (
+    Spike,
+    SpikeError,
+    TooManySpikesError,
+    extend_window,
+    is_skipped,
+    read_skipped,
+    record_spike,
+    skipped_by,
+    too_many_spikes,
+)
 from tasks.training.state import PolicyProgress, Position, random_state_hex
-from tasks.training.training_step import NonFiniteLossError, StepResult, Trainable, pass_over, take_step
+from tasks.training.step_record import StepRecord
+from tasks.training.training_step import NO_LOSSES, StepResult, Trainable, pass_over, take_step
+from tasks.training.validation import HeldOut
 
 EXIT_INTERRUPTED = 75
 """EX_TEMPFAIL, the code that infra/supervisor.py takes for saved and to be continued."""
@@ -42,20 +58,56 @@ class Training:
     job: TrainingJob
     trainable: Trainable
     data: PhaseData
+    held_out: HeldOut | None
     position: Position
-    is_interrupted: bool = False
+    record: StepRecord | None
+    """Of rank 0."""
+    profiler: StepProfiler | None
+    saved_step: int
 
     @property
     def work_dir(self) -> Path:
         return Path(self.job.work_dir)
 
+    @property
+    def is_done(self) -> bool:
+        return self.position.num_tokens >= self.job.recipe.num_tokens
+
+    def close(self) -> None:
+        self.data.close()
+        if self.record is not None:
+            self.record.close()
+
+
+class Interruption:
+    """Whether this process was asked to save and leave."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        signal.signal(signal.SIGTERM, lambda number, frame: setattr(self, "is_asked", True))
+
+    def on_any_rank(self, device: torch.device) -> bool:
+        """A signal reaches ranks at different steps: all of them leave together."""
+        if dist.get_world_size() > 1:
+            flag = torch.tensor(int(self.is_asked), device=device)
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+            self.is_asked = bool(flag)
+        return self.is_asked
+
+
+class LostBestError(RuntimeError):
+    """The checkpoint of the best measurement does not read as it was written."""
+
+    def __init__(self, step: int, problem: str) -> None:
+        super().__init__(f"the checkpoint of the best measurement, step {step}, is corrupt ({problem}): training again from before it")
+        self.step = step
+
 
 def configure_process(job: TrainingJob) -> None:
-    """Fixed threads, deterministic kernels, seed, process group, quiet libraries."""
+    """Fixed threads, deterministic kernels, process group, quiet libraries."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(job.recipe.num_threads)
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(job.recipe.seed)
     # DeepSpeed's autotuner imports it where it is installed: two seconds, and nothing here may talk to a tracker.
     sys.modules["mlflow"] = None  # pyright: ignore[reportArgumentType]
     import deepspeed
@@ -65,75 +117,134 @@ def configure_process(job: TrainingJob) -> None:
 
 
 def prepare(job: TrainingJob) -> Training:
+    """Everything at the position where the run stands; called again after a rollback."""
+    torch.manual_seed(job.recipe.seed)
     trainable, position = prepare_training(job)
-    return Training(job, trainable, open_phase_data(job, trainable.model), position)
+    skipped = max(position.skipped, read_skipped(Path(job.work_dir)), key=len)  # the file knows of a spike before a checkpoint does
+    position = position.model_copy(update={"skipped": skipped})
+    is_writer, profile = dist.get_rank() == 0, job.resources.profile
+    return Training(
+        job, trainable, open_phase_data(job, trainable), HeldOut(job) if job.validation_dirs else None, position,
+        StepRecord(job, position) if is_writer else None,
+        StepProfiler(job, trainable) if is_writer and profile.steps and (profile.flops or profile.trace) else None,
+        saved_step=position.step,
+    )  # fmt: skip
 
 
-def train(training: Training) -> None:
-    """Step until the budget is spent or the run is interrupted; save at intervals and at the end."""
-    job, is_writer = training.job, dist.get_rank() == 0
-    metrics = StepLog(training.work_dir / "metrics.jsonl", training.position.step) if is_writer else None
-    rollouts = StepLog(training.work_dir / ROLLOUTS_FILE, training.position.step) if training.position.policy is not None else None
-    progress = ProgressFile(training.work_dir, job.recipe.num_tokens) if is_writer else None
-    interval = _Interval()
-    saved_step = training.position.step
-    while training.position.num_tokens < job.recipe.num_tokens and not _any_rank_interrupted(training):
-        plan = plan_step(job.recipe, training.position.num_tokens)
-        waited_from = time.perf_counter()
-        data = training.data.read(plan, training.position.step + 1)
-        interval.wait_seconds += time.perf_counter() - waited_from
-        if data.micro_batches:
-            result = take_step(training.trainable, job.recipe, plan, data.micro_batches, training.position.step + 1)
+def train(training: Training, interruption: Interruption) -> None:
+    """Step until the budget is spent or the run is interrupted; save at intervals and at the end. Raises SpikeError."""
+    recipe, resources = training.job.recipe, training.job.resources
+    while not training.is_done and not interruption.on_any_rank(training.trainable.device):
+        plan, step = plan_step(recipe, training.position.num_tokens), training.position.step + 1
+        if is_skipped(training.position.skipped, step):
+            data, result = StepData([]), pass_over(recipe, plan, training.position.losses or NO_LOSSES)
         else:
-            result = pass_over(job.recipe, plan)
-        training.position = _advance(training.position, plan, data, result)
-        _refuse_constant_rewards(job.recipe, training.position)
-        interval.num_tokens += plan.end_tokens - plan.start_tokens
-        interval.num_positions += result.num_positions
-        interval.optimizer_seconds += result.optimizer_seconds
-        is_last = training.position.num_tokens >= job.recipe.num_tokens
-        if progress is not None:
-            progress.write(training.position.num_tokens, _message(result, data))
-        if rollouts is not None:
-            rollouts.append(data.rollouts)
-        if metrics is not None and (is_last or training.position.step % job.resources.log_interval_steps == 0):
-            metrics.append([_metrics_line(job, training.position, plan, data, result, interval)])
-            interval = _Interval()
-        if training.position.step % job.resources.save_interval_steps == 0 or is_last:
+            data, result = step_once(training, plan, step)
+        is_taken = bool(data.micro_batches)
+        training.position = _advance(training.position, recipe, plan, data, result)
+        _refuse_constant_rewards(recipe, training.position)
+        measured = _measure(training) if is_due(recipe, plan) and training.held_out is not None else None
+        if training.record is not None:
+            if is_taken or training.position.policy is not None or measured is not None:
+                training.record.taken(training.position, plan, data, result, measured)
+            else:
+                training.record.passed_over(training.position)
+        is_to_be_kept = recipe.validation.keep == "best" and measured is not None and training.position.best == measured
+        if training.is_done:
+            leave_best(training)
+        if training.position.step % resources.save_interval_steps == 0 or training.is_done or is_to_be_kept:
             save(training)
-            saved_step = training.position.step
-    if saved_step != training.position.step:
+    if training.saved_step != training.position.step:
         save(training)
 
 
+def step_once(training: Training, plan: StepPlan, step: int) -> tuple[StepData, StepResult]:
+    """Read a step's data and take it, or pass it over where there is nothing to learn."""
+    recipe = training.job.recipe
+    waited_from = time.perf_counter()
+    data = training.data.read(plan, step)
+    if training.record is not None:
+        training.record.waited(time.perf_counter() - waited_from)
+    if not data.micro_batches:
+        return data, pass_over(recipe, plan, NO_LOSSES)
+    profiler = training.profiler
+    with profiler.step(sum(batch.num_positions for batch in data.micro_batches)) if profiler else nullcontext():
+        observed = profiler.observed() if profiler else None
+        return data, take_step(training.trainable, recipe, plan, data.micro_batches, step, training.position.recent, observed)
+
+
 def save(training: Training) -> None:
-    save_state(training.job, training.trainable, training.position)
+    """Commit a checkpoint. Besides the newest ones those of the best measurement and of the way back from a spike stay."""
+    started = time.perf_counter()
+    position, recipe = training.position, training.job.recipe
+    way_back = [step for step in saved_steps(training.work_dir) if step <= position.step + 1 - recipe.spikes.skip_steps]
+    best = [position.best.step] if position.best is not None and recipe.validation.keep == "best" else []
+    save_state(training.job, training.trainable, position, protected_steps={*way_back[-1:], *best})
+    training.saved_step = position.step
+    if training.record is not None:
+        training.record.paused(time.perf_counter() - started)
 
 
-class _Interval:
-    """What happened since the last line of metrics.jsonl."""
+def leave_best(training: Training) -> None:
+    """At the phase's end: the weights and moments of the best measurement, where the recipe keeps those. All ranks call it."""
+    best = training.position.best
+    if training.job.recipe.validation.keep != "best" or best is None or best.step == training.position.step:
+        return
+    checkpoint_dir = checkpoint_dir_of(training.work_dir, best.step)
+    problem = find_damage(checkpoint_dir)
+    if problem:
+        raise LostBestError(best.step, problem)
+    kept = load_checkpoint(training.trainable, checkpoint_dir)
+    training.position = training.position.model_copy(
+        update={"optimizer_steps": kept.optimizer_steps, "torch_random_state": kept.torch_random_state, "weights_step": best.step}
+    )
 
-    def __init__(self) -> None:
-        self.started = time.perf_counter()
-        self.num_tokens = 0
-        self.num_positions = 0
-        self.wait_seconds = 0.0
-        self.optimizer_seconds = 0.0
+
+def roll_back(training: Training, spike: Spike) -> None:
+    """Keep the evidence of a spike and go back to a checkpoint from before the steps that are left out. Raises TooManySpikesError."""
+    recipe, num_rollbacks = training.job.recipe, len(training.position.skipped)
+    plan = plan_step(recipe, training.position.num_tokens)
+    skipped = skipped_by(recipe.spikes, spike)
+    is_rolled_back = num_rollbacks < recipe.spikes.max_rollbacks
+    place = f"rows {plan.first_row} to {plan.first_row + plan.num_rows - 1} of the phase, course position {plan.start_tokens} tokens"
+    if dist.get_rank() == 0:
+        evidence = {
+            "first_row": plan.first_row, "last_row": plan.first_row + plan.num_rows - 1, "course_tokens": plan.start_tokens,
+            "pieces": training.data.describe(plan),
+        }  # fmt: skip
+        record_spike(training.work_dir, spike, skipped, is_rolled_back, evidence)
+        if is_rolled_back:
+            print(f"step {spike.step}: {spike.reason}; {place}: back to before step {skipped.first_step}", flush=True)
+            discard_checkpoints(training.work_dir, skipped.first_step - 1)
+    dist.barrier()
+    if not is_rolled_back:
+        raise too_many_spikes(recipe.spikes, spike, num_rollbacks, place, training.work_dir)
 
 
-def _advance(position: Position, plan: StepPlan, data: StepData, result: StepResult) -> Position:
-    num_tokens, is_taken = plan.end_tokens - plan.start_tokens, bool(data.micro_batches)
+def _measure(training: Training) -> Measurement:
+    assert training.held_out is not None
+    started = time.perf_counter()
+    measured = training.held_out.measure(training.trainable, training.position.step)
+    training.position = training.position.model_copy(update={"best": better(training.position.best, measured), "last": measured})
+    if training.record is not None:
+        training.record.paused(time.perf_counter() - started)
+    return measured
+
+
+def _advance(position: Position, recipe: TrainingRecipe, plan: StepPlan, data: StepData, result: StepResult) -> Position:
+    is_taken = bool(data.micro_batches)
     policy = position.policy
-    if policy is not None:
+    if policy is not None and "reward_mean" in data.metrics:
         policy = PolicyProgress(
             mean_rewards=(*policy.mean_rewards, data.metrics["reward_mean"]),
             num_constant_steps=0 if is_taken else policy.num_constant_steps + 1,
         )
+    recent = extend_window(recipe.spikes, position.recent, result.total_loss, result.grad_norm) if is_taken else position.recent
     return position.model_copy(
         update={
-            "step": position.step + 1, "num_tokens": position.num_tokens + num_tokens, "course_tokens": plan.end_tokens,
-            "optimizer_steps": position.optimizer_steps + is_taken, "torch_random_state": random_state_hex(), "losses": result.losses,
-            "policy": policy,
+            "step": position.step + 1, "num_tokens": position.num_tokens + plan.end_tokens - plan.start_tokens,
+            "course_tokens": plan.end_tokens, "optimizer_steps": position.optimizer_steps + is_taken,
+            "torch_random_state": random_state_hex(), "losses": result.losses, "policy": policy, "recent": recent,
         }
     )  # fmt: skip
 
@@ -151,43 +262,30 @@ def _refuse_constant_rewards(recipe: TrainingRecipe, position: Position) -> None
         )
 
 
-def _message(result: StepResult, data: StepData) -> str:
-    return f"loss {result.losses.lm:.3f}" if "reward_mean" not in data.metrics else f"reward {data.metrics['reward_mean']:.3f}"
-
-
-def _metrics_line(
-    job: TrainingJob, position: Position, plan: StepPlan, data: StepData, result: StepResult, interval: _Interval
-) -> dict[str, object]:
-    seconds = time.perf_counter() - interval.started
-    flops_per_second = training_flops_per_token(job.recipe.model, job.recipe.sequence_length) * interval.num_positions / seconds
-    return {
-        "step": position.step, "tokens": position.course_tokens, "loss": result.total_loss, **result.losses.model_dump(),
-        "grad_norm": result.grad_norm, "learning_rate": result.learning_rate, "batch_tokens": plan.end_tokens - plan.start_tokens,
-        **{f"expert_load_{layer}": load for layer, load in enumerate(result.expert_load)},
-        "tokens_per_second": interval.num_tokens / seconds, "data_wait_seconds": interval.wait_seconds,
-        "optimizer_seconds": interval.optimizer_seconds,
-        "mfu": flops_per_second / job.resources.num_ranks / job.resources.peak_flops_per_second, "memory_bytes": peak_memory_bytes(),
-        **data.metrics,
-    }  # fmt: skip
-
-
-def _any_rank_interrupted(training: Training) -> bool:
-    if dist.get_world_size() > 1:  # a signal reaches ranks at different steps
-        flag = torch.tensor(int(training.is_interrupted))
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        training.is_interrupted = bool(flag)
-    return training.is_interrupted
-
-
 def run(job: TrainingJob) -> int:
     """Exit code of this rank."""
     started = time.monotonic()
     configure_process(job)
+    interruption = Interruption()
     training = prepare(job)
-    signal.signal(signal.SIGTERM, lambda number, frame: setattr(training, "is_interrupted", True))
     print(f"ready in {time.monotonic() - started:.1f} s at step {training.position.step}", flush=True)
-    train(training)
-    if training.position.num_tokens < job.recipe.num_tokens:
+    while not training.is_done:
+        try:
+            train(training, interruption)
+            break
+        except SpikeError as error:
+            roll_back(training, error.spike)
+        except LostBestError as error:
+            print(error, flush=True)
+            if dist.get_rank() == 0:
+                discard_checkpoints(training.work_dir, error.step - 1)
+            dist.barrier()
+        training.close()
+        del training
+        gc.collect()  # the engine holds itself: without this two of them would be in memory
+        training = prepare(job)
+    training.close()
+    if not training.is_done:
         print(f"interrupted: saved at step {training.position.step}", flush=True)
         return EXIT_INTERRUPTED
     if dist.get_rank() == 0:
@@ -201,7 +299,7 @@ def main() -> int:
     job = TrainingJob.model_validate_json(Path(sys.argv[1]).read_bytes())
     try:
         return run(job)
-    except (ValueError, NonFiniteLossError, RewardError, FencedError) as error:
+    except (ValueError, TooManySpikesError, RewardError, FencedError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return 1
 

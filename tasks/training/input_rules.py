@@ -1,0 +1,71 @@
+"""Inputs of a phase that do not belong together, refused before anything starts: each reason names both sides and the fix."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from configs.schema import ModelRecipe, TrainingRecipe
+from infra.step import Artifact
+
+if TYPE_CHECKING:
+    from tasks.data.train_tokenizer import TrainedTokenizer
+    from tasks.training.train_phase import TrainedCheckpoint
+
+OF_THE_PHASE = ("rope_theta", "max_position_embeddings")
+"""What a phase may change of the architecture that it starts from: the report raises both for longer sequences."""
+
+
+def refuse_foreign_inputs(
+    recipe: TrainingRecipe,
+    tokenizer: Artifact[TrainedTokenizer],
+    start: Artifact[TrainedCheckpoint] | None,
+    tokenized: dict[str, Artifact[Any] | None],
+) -> None:
+    """`tokenized` are the inputs that hold token ids. Raises ValueError."""
+    if tokenizer.record.num_tokens > recipe.model.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.record.num_tokens} ids, the model {recipe.model.vocab_size} rows: raise model.vocab_size"
+        )
+    if recipe.sequence_length > recipe.model.max_position_embeddings:
+        raise ValueError(
+            f"phase {recipe.phase}: sequence_length ({recipe.sequence_length}) exceeds the model's max_position_embeddings "
+            f"({recipe.model.max_position_embeddings}): lower the first or raise the second"
+        )
+    for name, artifact in tokenized.items():
+        used = None if artifact is None else artifact.manifest.identity["inputs"].get("tokenizer")
+        if used is not None and used != tokenizer.digest:
+            raise ValueError(
+                f"{name} were made with tokenizer {used[:12]}, the phase is given {tokenizer.digest[:12]}: their ids mean other text; "
+                "shard the documents again with this tokenizer"
+            )
+    if start is not None:
+        refuse_wrong_start(start.record, recipe)
+        refuse_other_architecture(start, recipe.model)
+        if start.record.tokenizer_digest != tokenizer.digest:
+            raise ValueError(
+                f"phase {start.record.phase} was trained with tokenizer {start.record.tokenizer_digest[:12]}, this one is given "
+                f"{tokenizer.digest[:12]}: its embedding means other tokens; start from weights of the same tokenizer"
+            )
+
+
+def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None:
+    """Raises ValueError where a phase would continue its course at another place than its start ended."""
+    if start.course == recipe.course.name and start.course_tokens != recipe.course_start_tokens:
+        raise ValueError(
+            f"phase {recipe.phase} starts at {recipe.course_start_tokens} tokens of course {recipe.course.name}, but phase {start.phase} "
+            f"ended at {start.course_tokens}: start from the phase that lies before it"
+        )
+
+
+def refuse_other_architecture(start: Artifact[TrainedCheckpoint], ours: ModelRecipe) -> None:
+    """Raises ValueError where config.json of the start names another value: some, as the number of experts per token, show in no
+    tensor's shape."""
+    path = start.path("hf/config.json")
+    theirs = json.loads(path.read_text())
+    differing = [
+        name for name in ModelRecipe.model_fields if name not in OF_THE_PHASE and name in theirs and theirs[name] != getattr(ours, name)
+    ]
+    if differing:
+        parts = ", ".join(f"{name} {theirs[name]} (the configuration has {getattr(ours, name)})" for name in differing)
+        raise ValueError(f"config.json of phase {start.record.phase} says {parts}: continue with the same architecture")

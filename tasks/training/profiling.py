@@ -1,0 +1,127 @@
+"""Profiles of some steps, by rank 0, into the work directory's profile/: flops.txt and flops.json, trace.json.
+
+DeepSpeed's FLOP profiler patches torch's functions and so sees the forward pass only, and nothing inside our own autograd functions (the
+MLPs, the loss). Beside it torch's FlopCounterMode counts every matrix product of both passes below autograd; that count is what is held
+against the formula of model/counts.py. trace.json opens in Perfetto or chrome://tracing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, addmm_flop, sdpa_flop_count
+
+from model.counts import training_flops_per_token
+from tasks.training.job import TrainingJob
+
+if TYPE_CHECKING:
+    from tasks.training.training_step import Trainable
+
+WARMUP_STEPS = 2
+"""Of each start of the process: the first steps allocate and, on an accelerator, compile."""
+TABLE_DEPTH = 4
+
+
+class StepProfiler:
+    """`with profiler.step(): ...` around each step that is taken; `observed` is what take_step enters around its passes."""
+
+    def __init__(self, job: TrainingJob, trainable: Trainable) -> None:
+        self._job, self._trainable, self._profile = job, trainable, job.resources.profile
+        self._directory = Path(job.work_dir) / "profile"
+        self._num_seen = self._num_positions = 0
+        self._flops = FlopCounterMode(display=False, depth=TABLE_DEPTH, custom_mapping=FLOP_FORMULAS)
+        self._num_flops = 0
+        self._forward = io.StringIO()
+        self._tracer = torch.profiler.profile(
+            schedule=torch.profiler.schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self._profile.steps, repeat=1),
+            on_trace_ready=self._write_trace,
+        ) if self._profile.trace else None  # fmt: skip
+
+    @property
+    def _is_profiled(self) -> bool:
+        return WARMUP_STEPS < self._num_seen <= WARMUP_STEPS + self._profile.steps
+
+    @contextmanager
+    def step(self, num_positions: int) -> Iterator[None]:
+        """One optimizer step over so many positions of this rank."""
+        self._num_seen += 1
+        if self._is_profiled:
+            self._num_positions += num_positions
+        if self._tracer is not None and self._num_seen == 1:
+            self._tracer.start()
+        yield
+        if self._tracer is not None and self._num_seen <= WARMUP_STEPS + self._profile.steps:
+            self._tracer.step()
+        if self._profile.flops and self._num_seen == WARMUP_STEPS + self._profile.steps:
+            self._write_flops()
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Around the forward and backward passes: the optimizer's products are not the model's."""
+        if not (self._profile.flops and self._is_profiled):
+            yield
+            return
+        from deepspeed.profiling.flops_profiler import FlopsProfiler
+
+        profiler = FlopsProfiler(self._trainable.model, self._trainable.engine)
+        profiler.start_profile()
+        with self._flops:
+            yield
+        self._num_flops += self._flops.get_total_flops()
+        profiler.stop_profile()
+        self._forward = io.StringIO()
+        with redirect_stdout(self._forward):
+            profiler.print_model_profile(profile_step=self._num_seen, module_depth=TABLE_DEPTH, detailed=False)
+        profiler.end_profile()
+
+    def _write_flops(self) -> None:
+        formula = training_flops_per_token(self._job.recipe.model, self._job.recipe.sequence_length)
+        counted = self._num_flops / max(1, self._num_positions)
+        figures = {"counted_flops_per_token": counted, "formula_flops_per_token": formula, "ratio": counted / formula}
+        self._directory.mkdir(exist_ok=True)
+        (self._directory / "flops.json").write_text(json.dumps(figures, indent=1))
+        (self._directory / "flops.txt").write_text(
+            f"counted by FlopCounterMode: {counted:.4g} FLOP per token, forward and backward, rank 0\n"
+            f"formula of model/counts.py: {formula:.4g}; counted / formula: {counted / formula:.4f}\n"
+            "(where the model is divided among ranks, rank 0 counts its part)\n\n"
+            f"FlopCounterMode, last profiled step:\n{self._flops.get_table()}\n\n"
+            "DeepSpeed's FLOP profiler, last profiled step, forward pass; blind inside our own autograd functions:\n"
+            f"{self._forward.getvalue()}\n"
+        )
+
+    def _write_trace(self, tracer: torch.profiler.profile) -> None:
+        self._directory.mkdir(exist_ok=True)
+        tracer.export_chrome_trace(str(self._directory / "trace.json"))
+
+
+def _attention_forward(query: torch.Size, key: torch.Size, value: torch.Size, *others: Any, **options: Any) -> int:
+    """Half of the square: every attention of a training step is causal."""
+    return sdpa_flop_count(query, key, value) // 2
+
+
+def _attention_backward(grad: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *others: Any, **options: Any) -> int:
+    """Twice the forward pass: the scores that a kernel computes again are its own affair, not the model's."""
+    return 2 * _attention_forward(query, key, value)
+
+
+def _grouped_product(rows: torch.Size, matrices: torch.Size, *others: Any, out_shape: Any = None, **options: Any) -> int:
+    """rows (R, K) by expert matrices (E, K, N), or the gradient of such matrices, (M, R) by (R, N): the shared R counts once."""
+    return 2 * rows[0] * rows[1] * matrices[-1]
+
+
+FLOP_FORMULAS: dict[Any, Any] = {
+    **{
+        getattr(torch.ops.aten, f"_scaled_dot_product_{kind}{suffix}"): formula
+        for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+        for suffix, formula in (("", _attention_forward), ("_backward", _attention_backward))
+    },
+    torch.ops.aten._grouped_mm: _grouped_product,
+    torch.ops.aten.addmm_: addmm_flop,
+}
+"""What FlopCounterMode does not know, or counts as the whole square."""
