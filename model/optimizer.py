@@ -1,55 +1,49 @@
-"""Muon on every matrix but the embedding and AdamW on the rest, or AdamW on all: DeepSpeed's MuonWithAuxAdam, scaled as the report
-states.
+"""Muon on every matrix but the embedding and AdamW on the rest, or AdamW on all: one client optimizer for DeepSpeed at every ZeRO stage.
 
-DeepSpeed scales an orthogonalised update of a (rows, cols) matrix by sqrt(max(1, rows / cols)). The report wants the update RMS that
-AdamW has, rms * sqrt(max(rows, cols)), which is k = rms * sqrt(cols) times as much (arXiv 2502.16982, section 2.2). So there is one
-group per fan-in (cols) with learning rate lr * k and weight decay wd / k: the decay lr * wd stays what was asked for.
-Expert stacks (E, rows, cols) are orthogonalised per expert. lm_head and router are matrices like others, as the report has them.
+An orthogonalised update of a (rows, cols) matrix is scaled by rms * sqrt(max(rows, cols)), which gives it the RMS that AdamW's updates
+have (arXiv 2502.16982, section 2.2). Expert stacks (E, rows, cols) are orthogonalised per expert. lm_head and router are matrices like
+others, as the report has them.
+
+Momentum and moments are element-wise, so under ZeRO they lie in the flat partitions that DeepSpeed hands in; only the orthogonalisation
+needs whole matrices, and it is replaceable (`Muon.orthogonalize`; tasks/training/whole_matrices.py). DeepSpeed's own MuonWithAuxAdam
+orthogonalises inside ZeRO instead: it keeps momenta of whole matrices on every rank, and what it leaves as gradients are updates.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from configs.schema import OptimizerRecipe
 
-if TYPE_CHECKING:
-    from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
-
-DEEPSPEED_NEWTON_SCHULZ_STEPS = 5
+QUINTIC_STEPS = 5
+"""The coefficients of the quintic are tuned for this many."""
 
 
-def is_decayed_matrix(name: str, parameter: nn.Parameter) -> bool:
+def is_decayed_matrix(name: str, parameter: Tensor) -> bool:
     """Every matrix but the word embedding: what Muon updates (report, section 2.3), and what is decayed."""
     return parameter.ndim >= 2 and "embed_tokens" not in name.split(".")
 
 
-def build_optimizer(model: nn.Module, recipe: OptimizerRecipe) -> MuonWithAuxAdam:
-    """The client optimizer for `deepspeed.initialize`; learning rates are 0 until `set_learning_rate`.
-
-    Parameters carry `use_muon` afterwards, which DeepSpeed's ZeRO optimizers read. Raises ValueError for what DeepSpeed cannot do.
-    """
-    if recipe.muon_newton_schulz_steps != DEEPSPEED_NEWTON_SCHULZ_STEPS:
+def build_optimizer(model: nn.Module, recipe: OptimizerRecipe) -> Muon:
+    """Learning rates are 0 until `set_learning_rate`. Raises ValueError for Newton-Schulz steps without coefficients."""
+    if recipe.muon_newton_schulz_steps != QUINTIC_STEPS:
         raise ValueError(
-            f"muon_newton_schulz_steps is {recipe.muon_newton_schulz_steps}, DeepSpeed's Muon does {DEEPSPEED_NEWTON_SCHULZ_STEPS}: set it"
+            f"muon_newton_schulz_steps is {recipe.muon_newton_schulz_steps}, but the coefficients are tuned for {QUINTIC_STEPS}: set it"
         )
-    from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
-
-    by_columns: dict[int, list[nn.Parameter]] = {}
+    matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        is_matrix = is_decayed_matrix(name, parameter)
-        parameter.use_muon = is_matrix and recipe.kind == "muon"  # pyright: ignore[reportAttributeAccessIssue]
-        (by_columns.setdefault(parameter.shape[-1], []) if is_matrix else rest).append(parameter)
-    if recipe.kind == "muon":
-        groups = [_muon_group(columns, parameters, recipe) for columns, parameters in sorted(by_columns.items())]
-    else:
-        groups = [_adam_group([parameter for matrices in by_columns.values() for parameter in matrices], recipe.weight_decay, recipe)]
-    return MuonWithAuxAdam(_experts_apart([*groups, _adam_group(rest, 0.0, recipe)]))
+        if parameter.requires_grad:
+            (matrices if is_decayed_matrix(name, parameter) else rest).append(parameter)
+    groups = [
+        {"params": matrices, "use_muon": recipe.kind == "muon", "weight_decay": recipe.weight_decay},
+        {"params": rest, "use_muon": False, "weight_decay": 0.0},
+    ]
+    return Muon(_experts_apart(groups), recipe)
 
 
 def _experts_apart(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -64,23 +58,84 @@ def _experts_apart(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [group for group in divided if group["params"]]
 
 
-def set_learning_rate(optimizer: MuonWithAuxAdam, learning_rate: float) -> None:
-    """Give every group its share of the scheduled rate."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group["lr_scale"]
+        group["lr"] = learning_rate
 
 
-def _adam_group(parameters: list[nn.Parameter], weight_decay: float, recipe: OptimizerRecipe) -> dict[str, Any]:
-    return {
-        "params": parameters, "use_muon": False, "lr": 0.0, "betas": (recipe.adam_beta1, recipe.adam_beta2), "eps": recipe.adam_eps,
-        "weight_decay": weight_decay, "lr_scale": 1.0,
-    }  # fmt: skip
+class Muon(torch.optim.Optimizer):
+    """Groups with `use_muon` take momentum steps along orthogonal matrices, the others AdamW's. State under DeepSpeed's names:
+    `momentum_buffer`, or `exp_avg`, `exp_avg_sq` and `step`."""
+
+    def __init__(self, groups: list[dict[str, Any]], recipe: OptimizerRecipe) -> None:
+        super().__init__(groups, {"lr": 0.0})
+        self.recipe = recipe
+        self._with_momentum = {id(parameter) for group in groups if group["use_muon"] for parameter in group["params"]}
+        self.state_dtype: torch.dtype = getattr(torch, recipe.state_dtype)
+        self.orthogonalize: Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]] = self._orthogonalize_each
+        """Parameters and their directions to updates of the same shapes, scaled. For a flat partition: of the matrices it is part of."""
+
+    def has_momentum(self, parameter: Tensor) -> bool:
+        """Whether Muon updates a parameter of the model; ZeRO replaces parameters in the groups, but not in the model."""
+        return id(parameter) in self._with_momentum
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert closure is None, closure
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if group["use_muon"]:
+                self._step_muon(parameters, group["lr"], group["weight_decay"])
+            else:
+                for parameter in parameters:
+                    self._step_adam(parameter, group["lr"], group["weight_decay"])
+
+    def ensure_state(self, parameter: Tensor, *, use_muon: bool) -> dict[str, Any]:
+        """The parameter's state, zeros before its first step."""
+        state: dict[str, Any] = self.state[parameter]
+        for name in ("momentum_buffer",) if use_muon else ("exp_avg", "exp_avg_sq"):
+            if name not in state:
+                state[name] = torch.zeros_like(parameter, dtype=self.state_dtype)
+        if not use_muon:
+            state.setdefault("step", 0)
+        return state
+
+    def _step_muon(self, parameters: list[Tensor], learning_rate: float, weight_decay: float) -> None:
+        directions = []
+        for parameter in parameters:
+            assert parameter.grad is not None
+            buffer = self.ensure_state(parameter, use_muon=True)["momentum_buffer"]
+            momentum = buffer.float().lerp_(parameter.grad.float(), 1 - self.recipe.muon_momentum)
+            buffer.copy_(momentum)
+            directions.append(parameter.grad.float().lerp(momentum, self.recipe.muon_momentum))  # Nesterov's
+        for parameter, update in zip(parameters, self.orthogonalize(parameters, directions), strict=True):
+            parameter.mul_(1 - learning_rate * weight_decay).add_(update, alpha=-learning_rate)
+
+    def _step_adam(self, parameter: Tensor, learning_rate: float, weight_decay: float) -> None:
+        assert parameter.grad is not None
+        state = self.ensure_state(parameter, use_muon=False)
+        state["step"] += 1
+        beta1, beta2 = self.recipe.adam_beta1, self.recipe.adam_beta2
+        gradient = parameter.grad.float()
+        first = state["exp_avg"].float().lerp_(gradient, 1 - beta1)
+        second = state["exp_avg_sq"].float().lerp_(gradient.square(), 1 - beta2)
+        state["exp_avg"].copy_(first)
+        state["exp_avg_sq"].copy_(second)
+        scale = (second / (1 - beta2 ** state["step"])).sqrt_().add_(self.recipe.adam_eps)
+        parameter.mul_(1 - learning_rate * weight_decay)
+        parameter.addcdiv_(first, scale, value=-learning_rate / (1 - beta1 ** state["step"]))
+
+    def _orthogonalize_each(self, parameters: Sequence[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:
+        return [self.scaled_polar_factor(direction) for direction in directions]
+
+    def scaled_polar_factor(self, matrix: Tensor) -> Tensor:
+        """The update of one whole matrix, or of a stack of them."""
+        return orthogonalize(matrix) * (self.recipe.muon_update_rms * max(matrix.shape[-2:]) ** 0.5)
 
 
-def _muon_group(columns: int, parameters: list[nn.Parameter], recipe: OptimizerRecipe) -> dict[str, Any]:
-    scale = recipe.muon_update_rms * columns**0.5
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Nearly U V^T of the last two dimensions: five Newton-Schulz steps leave singular values between 0.7 and 1.2."""
+    from deepspeed.runtime.zero.muon.original_muon import zeropower_via_gram_newtonschulz
+
     # "gram" iterates on the small square side: the same result with fewer products, and in float32 where the CPU has no float16.
-    return {
-        "params": parameters, "use_muon": True, "lr": 0.0, "momentum": recipe.muon_momentum,
-        "weight_decay": recipe.weight_decay / scale, "ns_method": "gram", "lr_scale": scale,
-    }  # fmt: skip
+    return zeropower_via_gram_newtonschulz(matrices, QUINTIC_STEPS).to(matrices.dtype)

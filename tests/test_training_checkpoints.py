@@ -9,6 +9,11 @@ import pytest
 from infra.supervisor import _advance_fencing
 from tasks.training import checkpoints
 from tasks.training.checkpoints import FencedError, commit_checkpoint, find_checkpoint
+from tasks.training.state import Position
+
+POSITION = Position(
+    course="c", phase="p", step=1, num_tokens=0, course_tokens=0, optimizer_steps=1, torch_random_state="", losses=None, policy=None
+)
 
 
 def commit(work_dir, step: int, num_kept: int = 2):

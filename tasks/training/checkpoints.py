@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,19 +25,47 @@ class FencedError(RuntimeError):
     """Another supervisor has taken over this work directory."""
 
 
-def commit_checkpoint(work_dir: Path, step: int, files: Iterable[tuple[str, bytes]], num_kept: int) -> Path:
-    """Make the files of one step durable, move `latest` to them, and keep the `num_kept` newest. Raises FencedError."""
-    checkpoints_dir = work_dir / "checkpoints"
-    checkpoints_dir.mkdir(parents=True, exist_ok=True)
-    target = checkpoints_dir / _name(step)
-    temporary = checkpoints_dir / f".{target.name}"
+def commit_checkpoint(
+    work_dir: Path, step: int, files: Iterable[tuple[str, bytes]], num_kept: int, protected_steps: Collection[int] = ()
+) -> Path:
+    """Make the files of one step durable, move `latest` to them, and keep the `num_kept` newest and the protected ones. Raises
+    FencedError."""
+    temporary = start_checkpoint(work_dir, step)
+    return finish_checkpoint(work_dir, step, write_files(temporary, files), num_kept, protected_steps)
+
+
+def start_checkpoint(work_dir: Path, step: int) -> Path:
+    """An empty temporary directory, which ranks may fill together."""
+    temporary = _temporary(work_dir, step)
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    checksums = {}
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def write_files(temporary: Path, files: Iterable[tuple[str, bytes]]) -> dict[str, str]:
+    """Checksums by name; OSError, of a full disk for example, is raised when all files were asked for: making them may take all ranks."""
+    checksums: dict[str, str] = {}
+    failed: OSError | None = None
     for name, data in files:
+        if failed is None:
+            try:
+                _write_durably(temporary / name, data)
+            except OSError as error:
+                failed = error
         checksums[name] = hashlib.sha256(data).hexdigest()
-        _write_durably(temporary / name, data)
-    _write_durably(temporary / CHECKSUMS, json.dumps(checksums, indent=1).encode())
+    if failed is not None:
+        raise failed
+    return checksums
+
+
+def finish_checkpoint(
+    work_dir: Path, step: int, checksums: Mapping[str, str], num_kept: int, protected_steps: Collection[int] = ()
+) -> Path:
+    """Verify what the ranks wrote, move `latest` to it and drop what need not be kept. Raises FencedError."""
+    checkpoints_dir = work_dir / "checkpoints"
+    target = checkpoints_dir / _name(step)
+    temporary = _temporary(work_dir, step)
+    _write_durably(temporary / CHECKSUMS, json.dumps(dict(sorted(checksums.items())), indent=1).encode())
     _fsync_directory(temporary)
     with _fenced(work_dir):
         if target.exists():  # found corrupt at resume, or never became `latest`
@@ -52,8 +80,35 @@ def commit_checkpoint(work_dir: Path, step: int, files: Iterable[tuple[str, byte
     saved = sorted(checkpoints_dir.glob("step-*"))
     position = saved.index(target)
     for other in [*saved[: max(0, position + 1 - num_kept)], *saved[position + 1 :]]:  # newer ones were corrupt, else we had resumed there
-        shutil.rmtree(other)
+        if other > target or _step_of(other) not in protected_steps:
+            shutil.rmtree(other)
     return target
+
+
+def saved_steps(work_dir: Path) -> list[int]:
+    """Steps whose checkpoints are kept, ascending; verified they are when read."""
+    return sorted(_step_of(path) for path in (work_dir / "checkpoints").glob("step-*"))
+
+
+def checkpoint_dir_of(work_dir: Path, step: int) -> Path:
+    return work_dir / "checkpoints" / _name(step)
+
+
+def discard_checkpoints(work_dir: Path, last_step: int) -> None:
+    """Go back to the newest checkpoint at or before a step: later ones are removed, `latest` first. Raises FencedError."""
+    checkpoints_dir = work_dir / "checkpoints"
+    steps = saved_steps(work_dir)
+    kept = [step for step in steps if step <= last_step]
+    if len(kept) == len(steps):
+        return
+    with _fenced(work_dir):
+        if kept:
+            replace_durably(checkpoints_dir / LATEST, _name(kept[-1]).encode())
+        else:
+            (checkpoints_dir / LATEST).unlink(missing_ok=True)
+        _fsync_directory(checkpoints_dir)
+        for step in steps[len(kept) :]:
+            shutil.rmtree(checkpoint_dir_of(work_dir, step))
 
 
 def find_checkpoint(work_dir: Path) -> tuple[Path | None, list[str]]:
@@ -110,8 +165,16 @@ def _fenced(work_dir: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _temporary(work_dir: Path, step: int) -> Path:
+    return work_dir / "checkpoints" / f".{_name(step)}"
+
+
 def _name(step: int) -> str:
     return f"step-{step:09d}"
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _write_durably(path: Path, data: bytes) -> None:

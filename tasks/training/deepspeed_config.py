@@ -2,22 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from configs.schema import TrainingResources
+from tasks.training.topology import data_parallel
+
+LEAF_MODULES = ["model.attention.Attention", "model.gated_mlp.GatedMlp", "model.moe.MixtureOfExperts"]
+"""ZeRO 3 gathers each of these as a whole: they read the weights of the modules inside them without calling those."""
+PERSISTENT_ELEMENTS = 100_000
+"""ZeRO 3 keeps smaller parameters (norms, biases) whole on every rank (DeepSpeed's default; S2's 1e6 would keep every router too)."""
+LIVE_ELEMENTS = 3_000_000_000
+"""ZeRO 3 gathers at most so many elements ahead, and keeps those that are used again so soon (S2)."""
+AIO = {"block_size": 1 << 20, "queue_depth": 8, "thread_count": 1, "single_submit": False, "overlap_events": True}
+"""Of reads and writes to NVMe (S2)."""
+NOT_GENERATED = {
+    "optimizer": "a client object, model/optimizer.py: DeepSpeed's Muon scales updates otherwise and names parameters by pattern",
+    "scheduler": "learning rates follow the tokens of the course, over phases and batch sizes: tasks/training/schedules.py",
+    "activation_checkpointing": "DeepSpeed's own recomputation is not called: tasks/training/recompute.py uses torch's, by block of layers",
+    "tensorboard": "the worker writes event files itself, with the losses that DeepSpeed does not know: tasks/training/trackers.py",
+}
+"""Sections of the infrastructure guide's deepspeed_stage3.json (S2) that have no key here, and why."""
 
 
-def deepspeed_config(resources: TrainingResources) -> dict[str, Any]:
+def deepspeed_config(resources: TrainingResources, dtype: Literal["float32", "bfloat16"]) -> dict[str, Any]:
     """The optimizer is a client object. Accumulation is ours (a step's batch follows the course), so DeepSpeed counts one micro-batch per
-    step and is told which backward pass is the last. Precision is ours too (mixed_precision.py): to DeepSpeed everything is float32.
+    step and is told which backward pass is the last. Without ZeRO bfloat16 is ours too (mixed_precision.py).
     """
+    is_bfloat16 = dtype == "bfloat16" and resources.zero_stage > 0
     return {
-        "train_batch_size": resources.micro_batch_sequences * resources.num_ranks,
+        # Of the ranks that DeepSpeed averages over: those with positions of their own.
+        "train_batch_size": resources.micro_batch_sequences * data_parallel(resources) * resources.context_parallel,
         "train_micro_batch_size_per_gpu": resources.micro_batch_sequences,
         "gradient_accumulation_steps": 1,
-        # Leaving it out means 1.0, which would cut every orthogonalised update; Newton-Schulz does not see the gradient's scale.
+        "fp16": {"enabled": False},
+        "bf16": {"enabled": is_bfloat16},
+        # Gradients of bfloat16 weights are summed in float32, over micro-batches and over ranks.
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+        # Leaving it out means 1.0; Newton-Schulz does not see the gradient's scale, and the report names no clipping.
         "gradient_clipping": 0.0,
-        "zero_optimization": {"stage": resources.zero_stage},
+        "zero_optimization": _zero(resources),
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "aio": AIO,
         "steps_per_print": None,
+    }
+
+
+def _zero(resources: TrainingResources) -> dict[str, Any]:
+    offloaded = {"nvme_path": resources.nvme_dir, "pin_memory": True, "buffer_count": 4}
+    return {
+        "stage": resources.zero_stage,
+        "contiguous_gradients": True,
+        "overlap_comm": True,
+        "reduce_scatter": True,
+        "reduce_bucket_size": resources.bucket_elements,
+        "allgather_bucket_size": resources.bucket_elements,
+        "stage3_prefetch_bucket_size": resources.bucket_elements,
+        "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
+        "stage3_max_live_parameters": LIVE_ELEMENTS,
+        "stage3_max_reuse_distance": LIVE_ELEMENTS,
+        # Weights are saved by tasks/training/state.py, which never holds the whole model.
+        "stage3_gather_16bit_weights_on_model_save": False,
+        "leaf_module": {"classes": LEAF_MODULES},
+        "offload_optimizer": {"device": resources.offload_optimizer, **offloaded, "fast_init": False},
+        "offload_param": {"device": resources.offload_parameters, **offloaded},
     }

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
+from tasks.training.partitions import Piece, gradient_pieces, pieces_of
 from tasks.training.ranks import Ranks
 from tasks.training.shards import axis_of, shard_of
 
@@ -16,32 +17,38 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def reduce_partial(model: nn.Module, ranks: Ranks) -> None:
+def reduce_partial(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> None:
     """Sum gradients of parameters that saw only a slice of the sequence (`parameter.is_partial_over_tensor`) over the tensor axis."""
-    if ranks.tensor.group is None:
+    if ranks.tensor.size == 1:
         return
-    for parameter in model.parameters():
-        if getattr(parameter, "is_partial_over_tensor", False) and parameter.grad is not None:
-            dist.all_reduce(parameter.grad, group=ranks.tensor.group)
+    for piece, gradient in gradient_pieces(engine, pieces_of(engine, model, ranks)):
+        if getattr(piece.parameter, "is_partial_over_tensor", False):
+            dist.all_reduce(gradient, group=ranks.tensor.group)
 
 
 @torch.no_grad()
 def gradient_norm(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> float:
     """Of all gradients of the whole model, after the mean over ranks and before the optimizer.
 
-    DeepSpeed's own norm is that of the orthogonalised updates under Muon, and nothing without ZeRO.
+    DeepSpeed's own norm is computed inside its step, and there is none without ZeRO.
     """
-    squares = torch.zeros((), dtype=torch.float64)
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            squares += _own_share(parameter, ranks) * float(parameter.grad.double().square().sum())
+    stage = engine.zero_optimization_stage()
+    weighted: dict[int, list[torch.Tensor]] = {}
+    for piece, gradient in gradient_pieces(engine, pieces_of(engine, model, ranks)):
+        weighted.setdefault(_num_holders(piece, stage, ranks), []).append(gradient)
+    squares = torch.zeros((), dtype=torch.float64, device=engine.device)
+    for num_holders, gradients in weighted.items():
+        squares += torch.nn.utils.get_total_norm(gradients).double().square() / num_holders
     for axis in (ranks.stage, ranks.pipeline):
         if axis.group is not None:
             dist.all_reduce(squares, group=axis.group)
     return float(squares.sqrt())
 
 
-def _own_share(parameter: Tensor, ranks: Ranks) -> float:
-    """How much of the square is this rank's to count, so that the sum over the stage counts every element once."""
-    shard = shard_of(parameter)
-    return (1 if shard is None else axis_of(shard, ranks).size) / ranks.stage.size
+def _num_holders(piece: Piece, stage: int, ranks: Ranks) -> int:
+    """How many ranks of the pipeline stage hold the same elements of a gradient."""
+    shard = shard_of(piece.parameter)
+    num_copies = ranks.stage.size // (1 if shard is None else axis_of(shard, ranks).size)
+    if stage == 0:
+        return num_copies
+    return num_copies // (ranks.expert_data if shard is not None and shard.axis == "expert" else ranks.replicas).size

@@ -1,27 +1,39 @@
 """The hand-over state: everything from which training continues, under checkpoint names, independent of ranks and engine.
 
 Files: master-NNNNN.safetensors (float32 weights and router biases), momentum-NNNNN (Muon), first_moment-NNNNN and second_moment-NNNNN
-(AdamW), state.json (position, counters, random state). It is the format of a phase's hand-over and of its own checkpoints alike.
+(AdamW), state.json (position, counters, random state); each pipeline stage writes files of its own numbers. It is the format of a phase's
+hand-over and of its own checkpoints alike. Tensors on disk are whole; a rank reads what it holds of them and writes what it was given to
+write, one tensor at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from safetensors.torch import load_file, save
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from configs.schema import Frozen
-from model.checkpoint_names import from_checkpoint_tensors, to_checkpoint_tensors
+from model.checkpoint_names import checkpoint_names, to_checkpoint_tensors
+from tasks.training.measurements import Measurement
+from tasks.training.partitions import Piece, assemble, pieces_of, sharers
+from tasks.training.ranks import Ranks
+from tasks.training.shards import axis_of, gather_whole, own_part, shard_of, whole_shape
+from tasks.training.spikes import SkippedSteps, TakenStep
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
+    from tasks.training.training_step import Trainable
 
 STATE_FILE = "state.json"
 MAX_SHARD_BYTES = 1 << 30
+MASTER_BYTES = 4
+_NUMBERS_PER_STAGE = 1000
+"""File numbers of a pipeline stage: as many shards of a kind it may have."""
 _OPTIMIZER_KINDS = {"momentum": "momentum_buffer", "first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
 """File name -> name in the optimizer's per-parameter state."""
 
@@ -62,18 +74,88 @@ class Position(Frozen):
     """Of the last step; none before the first."""
     policy: PolicyProgress | None
     """None where answers are not sampled."""
+    recent: tuple[TakenStep, ...] = ()
+    """What the next step is compared with, to find a spike."""
+    skipped: tuple[SkippedSteps, ...] = ()
+    """Steps of this phase that are left out, in the order in which their spikes were found: one entry per rollback."""
+    best: Measurement | None = None
+    """Of the measurements so far; none before the first."""
+    last: Measurement | None = None
+    weights_step: int | None = None
+    """The step whose weights and moments these are, where the phase left those of its best measurement; else None."""
 
 
-def dump_state(model: nn.Module, optimizer: Optimizer, position: Position) -> Iterator[tuple[str, bytes]]:
-    """File names and bytes of the hand-over state, one shard in memory at a time. Equal state, equal bytes."""
-    kinds = {"master": to_checkpoint_tensors(model.state_dict())}
-    for kind, key in _OPTIMIZER_KINDS.items():
-        entries = {name: optimizer.state[parameter] for name, parameter in model.named_parameters()}
-        kinds[kind] = to_checkpoint_tensors({name: entry[key] for name, entry in entries.items() if key in entry})
-    for kind, tensors in kinds.items():
-        for number, shard in enumerate(_shards(tensors), start=1):
+class TensorSource(Protocol):
+    """Where whole tensors come from, under checkpoint names."""
+
+    def names(self) -> set[str]: ...
+
+    def read(self, name: str, shape: torch.Size) -> Tensor:
+        """Raises ValueError where the shape is another one."""
+        ...
+
+
+class StateFiles:
+    """One kind of tensor of a state directory, read one at a time."""
+
+    def __init__(self, state_dir: Path, kind: str) -> None:
+        self.state_dir = state_dir
+        self.files = {}
+        for path in sorted(state_dir.glob(f"{kind}-*.safetensors")):
+            file = safe_open(path, framework="pt")
+            self.files.update(dict.fromkeys(file.keys(), file))
+
+    def names(self) -> set[str]:
+        return set(self.files)
+
+    def read(self, name: str, shape: torch.Size) -> Tensor:
+        tensor = self.files[name].get_tensor(name)
+        if tensor.shape != shape:
+            raise ValueError(f"{name} is {tuple(tensor.shape)} in {self.state_dir}, {tuple(shape)} in the model: use one architecture")
+        return tensor
+
+
+def dump_state(trainable: Trainable, position: Position) -> Iterator[tuple[str, bytes]]:
+    """File names and bytes of this rank's files of the hand-over state, one file in memory at a time. Equal state, equal tensors.
+
+    All ranks exhaust it together, as parts are brought together on the way; the first rank of each pipeline stage gets its files, the
+    others none.
+    """
+    ranks = trainable.ranks
+    first_number = ranks.pipeline.rank * _NUMBERS_PER_STAGE + 1
+    for kind in ("master", *_OPTIMIZER_KINDS):
+        for number, shard in enumerate(_shards(_whole_tensors(trainable, kind)), start=first_number):
             yield f"{kind}-{number:05d}.safetensors", save(shard)
-    yield STATE_FILE, (position.model_dump_json(indent=1) + "\n").encode()
+    if dist.get_rank() == 0:
+        yield STATE_FILE, (position.model_dump_json(indent=1) + "\n").encode()
+
+
+@torch.no_grad()
+def _whole_tensors(trainable: Trainable, kind: str) -> Iterator[tuple[str, Tensor]]:
+    """Checkpoint names and tensors on the first rank of the pipeline stage; the others only take part."""
+    model, ranks = trainable.model, trainable.ranks
+    pieces = pieces_of(trainable.engine, model, ranks)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter, piece in pieces.items():
+        if kind != "master" and (kind == "momentum") != trainable.optimizer.has_momentum(parameter):
+            continue
+        part = piece.of(_flat_state(trainable, piece, kind))
+        axis = sharers(parameter, ranks)
+        whole = assemble(part, piece, axis, device=part.device, to=0)
+        if axis.rank == 0:  # the first of the sharers hold all the parts together
+            whole = gather_whole(whole, shard_of(parameter), ranks)
+        if ranks.stage.rank == 0:
+            yield from to_checkpoint_tensors({names[parameter]: whole}).items()
+    if kind == "master" and ranks.stage.rank == 0:
+        kept = model.state_dict()
+        yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+
+
+def _flat_state(trainable: Trainable, piece: Piece, kind: str) -> Tensor:
+    if kind == "master":
+        return piece.master
+    state = trainable.optimizer.ensure_state(piece.master, use_muon=kind == "momentum")
+    return state[_OPTIMIZER_KINDS[kind]]
 
 
 def read_position(state_dir: Path) -> Position:
@@ -81,60 +163,111 @@ def read_position(state_dir: Path) -> Position:
 
 
 @torch.no_grad()
-def load_state(model: nn.Module, optimizer: Optimizer, state_dir: Path, position: Position) -> None:
+def load_state(trainable: Trainable, state_dir: Path, position: Position) -> None:
     """Put weights, router biases, momentum and moments in place, and the random state. Raises ValueError for another architecture or
     kind of optimizer."""
-    load_master(model, state_dir)
-    parameters = dict(model.named_parameters())
-    for kind, key in _OPTIMIZER_KINDS.items():
-        for name, tensor in _read_kind(state_dir, kind).items():
-            if (kind == "momentum") != parameters[name].use_muon:  # pyright: ignore[reportAttributeAccessIssue]
+    load_master(trainable, StateFiles(state_dir, "master"), str(state_dir))
+    names = {parameter: name for name, parameter in trainable.model.named_parameters()}
+    pieces = pieces_of(trainable.engine, trainable.model, trainable.ranks)
+    for kind in _OPTIMIZER_KINDS:
+        source = StateFiles(state_dir, kind)
+        held = source.names()
+        for parameter, piece in pieces.items():
+            ours = (kind == "momentum") == trainable.optimizer.has_momentum(parameter)
+            is_there = checkpoint_names(names[parameter], _num_experts(parameter, piece, trainable))[0] in held
+            if is_there and not ours:
                 raise ValueError(
-                    f"{state_dir} holds the {kind} of {name}, which another optimizer.kind updated: phases of one course share the kind"
+                    f"{state_dir} holds the {kind} of {names[parameter]}, which another optimizer.kind updated: phases of one course "
+                    "share the kind"
                 )
-            entry = optimizer.state[parameters[name]]
-            entry[key] = tensor.to(parameters[name].device)
+            if not ours:
+                continue
+            state = trainable.optimizer.ensure_state(piece.master, use_muon=kind == "momentum")
+            if is_there:
+                part = _read_part(source, names[parameter], piece, trainable)
+                piece.of(state[_OPTIMIZER_KINDS[kind]]).copy_(piece.among(part))
+            else:  # no step was taken yet
+                piece.of(state[_OPTIMIZER_KINDS[kind]]).zero_()
             if kind == "first_moment":
-                entry["step"] = position.optimizer_steps
+                state["step"] = position.optimizer_steps
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(position.torch_random_state), dtype=torch.uint8))
 
 
 @torch.no_grad()
-def load_master(model: nn.Module, state_dir: Path) -> None:
+def load_master(trainable: Trainable, source: TensorSource, described: str) -> None:
     """Put only the weights and router biases in place: a start on another course begins with fresh moments."""
-    tensors = _read_kind(state_dir, "master")
-    own = model.state_dict()
-    for name in sorted(set(own) ^ set(tensors)):
-        owner = "the model" if name in own else f"the state in {state_dir}"
+    model, ranks = trainable.model, trainable.ranks
+    pieces = pieces_of(trainable.engine, model, ranks)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
+    wanted = {each for parameter, piece in pieces.items() for each in _whole_names(names[parameter], parameter, piece, trainable)}
+    wanted = _over_stages(wanted | set(buffers), ranks)
+    for name in sorted(wanted ^ source.names()):
+        owner = "the model" if name in wanted else described
         raise ValueError(f"tensor {name} is only in {owner}: start from a phase of the same architecture")
-    for name, tensor in own.items():
-        if tensor.shape != tensors[name].shape:
-            raise ValueError(
-                f"{name} is {tuple(tensors[name].shape)} in {state_dir}, {tuple(tensor.shape)} in the model: use one architecture"
-            )
-        tensor.copy_(tensors[name])
+    stage = trainable.engine.zero_optimization_stage()
+    for parameter, piece in pieces.items():
+        part = _read_part(source, names[parameter], piece, trainable)
+        piece.of(piece.master.detach()).copy_(piece.among(part))
+        _place_weights(parameter, piece, part, stage)
+    for name, buffer in buffers.items():
+        buffer.copy_(source.read(name, buffer.shape))
+
+
+def _place_weights(parameter: nn.Parameter, piece: Piece, part: Tensor, stage: int) -> None:
+    """What the model computes with, where that is not the master itself."""
+    if stage < 3:
+        parameter.data.copy_(part)
+        return
+    shared: Tensor = parameter.ds_tensor  # pyright: ignore[reportAttributeAccessIssue]
+    shared.view(-1)[: piece.length].copy_(piece.among(part))
+    if parameter.numel():  # small ones stay whole on every rank
+        parameter.data.copy_(part)
+
+
+def _read_part(source: TensorSource, name: str, piece: Piece, trainable: Trainable) -> Tensor:
+    """What this rank held of a tensor before ZeRO divided it; of divided experts only its own are read."""
+    ranks, shard = trainable.ranks, shard_of(piece.parameter)
+    names = _whole_names(name, piece.parameter, piece, trainable)
+    whole = whole_shape(piece.parameter, piece.shape, ranks)
+    if names == [name]:
+        return own_part(source.read(name, whole), shard, ranks)
+    if shard is None or shard.dim != 0:
+        return own_part(torch.stack([source.read(each, whole[1:]) for each in names]), shard, ranks)
+    axis, num_own = axis_of(shard, ranks), piece.shape[0]
+    return torch.stack([source.read(each, whole[1:]) for each in names[axis.rank * num_own : (axis.rank + 1) * num_own]])
+
+
+def _whole_names(name: str, parameter: nn.Parameter, piece: Piece, trainable: Trainable) -> list[str]:
+    return checkpoint_names(name, _num_experts(parameter, piece, trainable))
+
+
+def _num_experts(parameter: nn.Parameter, piece: Piece, trainable: Trainable) -> int:
+    return whole_shape(parameter, piece.shape, trainable.ranks)[0]
+
+
+def _over_stages(names: set[str], ranks: Ranks) -> set[str]:
+    if ranks.pipeline.size == 1:
+        return names
+    lists: list[set[str]] = [set()] * ranks.pipeline.size
+    dist.all_gather_object(lists, names, group=ranks.pipeline.group)
+    return set().union(*lists)
 
 
 def random_state_hex() -> str:
     return torch.get_rng_state().numpy().tobytes().hex()
 
 
-def _read_kind(state_dir: Path, kind: str) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for path in sorted(state_dir.glob(f"{kind}-*.safetensors")):
-        tensors.update(load_file(path))
-    return from_checkpoint_tensors(tensors)
-
-
-def _shards(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def _shards(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
     shard: dict[str, Tensor] = {}
     filled = 0
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
+    for name, tensor in tensors:
+        size = tensor.numel() * MASTER_BYTES
         if shard and filled + size > MAX_SHARD_BYTES:
             yield shard
             shard, filled = {}, 0
-        shard[name] = tensor.detach().cpu().contiguous()
+        # A copy: without ZeRO these are views of what the next step changes.
+        shard[name] = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
         filled += size
     if shard:
         yield shard

@@ -1,0 +1,140 @@
+"""Where ZeRO put a rank's parameters: which run of elements of which parameter lies where in what the optimizer steps.
+
+Without ZeRO the optimizer steps the parameters themselves. Stages 1 and 2 lay the parameters of a group one after the other and give each
+rank one equal run of the whole; stage 3 gives each rank an equal run of every parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tasks.training.ranks import Axis, Ranks
+from tasks.training.shards import shard_of
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements `start` to `start + length` of a flattened parameter are `master[place : place + length]`."""
+
+    parameter: nn.Parameter
+    shape: torch.Size
+    """Of the parameter on this rank before ZeRO divided it (stage 3 leaves an empty tensor behind)."""
+    master: Tensor
+    """What the optimizer steps, in float32: the parameter itself or a flat partition of several."""
+    place: int
+    start: int
+    length: int
+    """0 where other ranks hold all of the parameter."""
+    is_shared: bool
+    """ZeRO divided it: other ranks hold elements of it too."""
+
+    def of(self, flat: Tensor) -> Tensor:
+        """This piece's elements of a tensor that lies like `master`, a view."""
+        return flat.view(-1).narrow(0, self.place, self.length)
+
+    def among(self, whole: Tensor) -> Tensor:
+        """This piece's elements of a tensor that lies like the parameter, a view."""
+        return whole.reshape(-1).narrow(0, self.start, self.length)
+
+
+def sharers(parameter: Tensor, ranks: Ranks) -> Axis:
+    """The ranks among which ZeRO divides a parameter, or which hold equal copies of it."""
+    shard = shard_of(parameter)
+    return ranks.expert_data if shard is not None and shard.axis == "expert" else ranks.replicas
+
+
+def pieces_of(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> dict[nn.Parameter, Piece]:
+    """The piece of every trained parameter, in the model's order; all ranks call it."""
+    zero: Any = engine.optimizer
+    stage = engine.zero_optimization_stage()
+    by_id: dict[int, Piece] = {}
+    if stage == 0:
+        pieces = (_piece(parameter, parameter.shape, parameter, 0, 0, parameter.numel()) for parameter in model.parameters())
+    else:
+        pieces = _pieces_of_stage_3(zero) if stage == 3 else _pieces_of_stage_2(zero, ranks)
+    for piece in pieces:
+        by_id[id(piece.parameter)] = piece
+    return {parameter: by_id[id(parameter)] for parameter in model.parameters() if parameter.requires_grad}
+
+
+def _piece(parameter: nn.Parameter, shape: torch.Size, master: Tensor, place: int, start: int, length: int, *, is_shared: bool = False):
+    return Piece(parameter, shape, master, place, start, length, is_shared)
+
+
+def _pieces_of_stage_2(zero: Any, ranks: Ranks) -> Iterator[Piece]:
+    for group, master in enumerate(zero.single_partition_of_fp32_groups):
+        parameters: list[nn.Parameter] = zero.round_robin_bit16_groups[group]
+        addresses = [_address(parameter) for parameter in parameters]
+        lengths = torch.tensor([length for _, _, length in addresses], device=master.device)
+        axis = sharers(parameters[0], ranks)
+        if axis.group is not None:
+            dist.all_reduce(lengths, op=dist.ReduceOp.MAX, group=axis.group)
+        for parameter, (place, start, length), longest in zip(parameters, addresses, lengths.tolist(), strict=True):
+            yield _piece(parameter, parameter.shape, master, place, start, length, is_shared=longest < parameter.numel())
+
+
+def _address(parameter: Any) -> tuple[int, int, int]:
+    """Place in the partition, start in the parameter, length."""
+    mapping = parameter._hp_mapping
+    if mapping is None:
+        return 0, 0, 0
+    there, here = mapping.hp_fragment_address, mapping.lp_fragment_address
+    return int(there.start), int(here.start), int(here.numel)
+
+
+def _pieces_of_stage_3(zero: Any) -> Iterator[Piece]:
+    for group, parameters in enumerate(zero.fp16_groups):
+        place = 0
+        for parameter in parameters:
+            rank, size = dist.get_rank(parameter.ds_process_group), int(parameter.ds_tensor.ds_numel)
+            length = max(0, min(size, parameter.ds_numel - rank * size))
+            yield _piece(
+                parameter, parameter.ds_shape, zero.fp32_partitioned_groups_flat[group], place, rank * size, length,
+                is_shared=dist.get_world_size(parameter.ds_process_group) > 1,
+            )  # fmt: skip
+            place += size
+
+
+def assemble(part: Tensor | None, piece: Piece, axis: Axis, *, device: torch.device, to: int | None = None) -> Tensor:
+    """The whole parameter from everyone's elements; on rank `to` of the axis only, else on all. All sharers call it in one order."""
+    if not piece.is_shared:
+        assert part is not None
+        return part.view(piece.shape)
+    whole = torch.zeros(piece.shape, device=device)
+    if part is not None and piece.length:
+        piece.among(whole).copy_(part)
+    assert axis.group is not None, piece
+    if to is None:
+        dist.all_reduce(whole, group=axis.group)
+    else:
+        dist.reduce(whole, dst=axis.ranks[to], group=axis.group)
+    return whole
+
+
+def gradient_pieces(engine: DeepSpeedEngine, pieces: dict[nn.Parameter, Piece]) -> Iterator[tuple[Piece, Tensor]]:
+    """This rank's elements of the averaged gradients of a step, after the backward pass that ended it; views."""
+    zero: Any = engine.optimizer
+    stage = engine.zero_optimization_stage()
+    if stage == 0:
+        yield from ((piece, piece.parameter.grad.view(-1)) for piece in pieces.values() if piece.parameter.grad is not None)
+        return
+    is_offloaded = zero.offload_optimizer if stage == 3 else zero.cpu_offload
+    masters: list[Tensor] = zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
+    gradients = {id(master): [master.grad] if is_offloaded else zero.averaged_gradients[group] for group, master in enumerate(masters)}
+    for piece in pieces.values():
+        place = 0
+        # A partition's gradients are a list of tensors that lie one after the other; a piece is within one of them.
+        for gradient in gradients[id(piece.master)]:
+            assert gradient is not None, piece.shape
+            if place <= piece.place < place + gradient.numel() and piece.length:
+                yield piece, gradient.reshape(-1).narrow(0, piece.place - place, piece.length)
+            place += gradient.numel()
