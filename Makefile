@@ -20,6 +20,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	$(BIN)/python -m infra.build_ops
+	$(BIN)/python -m model.native_library
 	touch $@
 
 run: env

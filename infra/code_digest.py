@@ -52,7 +52,13 @@ def _tree(module: str) -> ast.Module:
 
 @cache
 def _module_digest(module: str) -> str:
-    return hashlib.sha256(ast.dump(_tree(module)).encode()).hexdigest()
+    digest = hashlib.sha256(ast.dump(_tree(module)).encode())
+    # A compiled kernel lies beside the module of its name; it may include any header there.
+    source = _path(module).with_suffix(".cpp")
+    if source.is_file():
+        for part in (source, *sorted(source.parent.glob("*.h"))):
+            digest.update(part.read_bytes())
+    return digest.hexdigest()
 
 
 @cache

@@ -6,38 +6,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from model.kv_cache import KVCache
+from model.decoding import Decoding, TorchDecoding
+from model.kernel_decoding import KernelDecoding, KernelWeights, kernel_applies
 from model.losses import IGNORED
+from model.sampling import Chosen, NonFiniteLogitsError, Sampling, choose_tokens
 from model.transformer import Glm4Moe
 
-
-class NonFiniteLogitsError(ValueError):
-    """Nothing can be drawn from NaN or infinity."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How to continue a prompt. Temperature 0 is greedy, `top_p` 1.0 keeps all tokens; `seed` and a prompt's place in the call decide its
-    draws, so the size of a batch samples nothing else."""
-
-    max_new_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    stop_token_ids: tuple[int, ...] = ()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, is {self.max_new_tokens}")
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be 0 (greedy) or positive, is {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], is {self.top_p}")
+__all__ = ["Generation", "InProcessEngine", "NonFiniteLogitsError", "Sampling", "choose_tokens"]
 
 
 @dataclass(frozen=True)
@@ -52,15 +31,25 @@ class Generation:
     top2_margins: list[list[float]]
     """Logit of the best token minus that of the second best: where it is small, rounding decides a greedy step."""
     weights_version: str
+    num_drafted: int = 0
+    """Tokens that the MTP layer drafted, of which `num_accepted` were what the trunk chose; 0 without speculation."""
+    num_accepted: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the drafts that were accepted; NaN where none was made."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else float("nan")
 
 
-class _Continuation(NamedTuple):
-    """Of one prompt, what `Generation` holds of all."""
+@dataclass
+class _Continuation:
+    """Of one prompt: its draws, what is chosen so far, and how its drafts fared."""
 
-    token_ids: list[int]
-    log_probabilities: list[float]
-    sampled_log_probabilities: list[float]
-    top2_margins: list[float]
+    draws: list[float]
+    chosen: list[Chosen]
+    is_done: bool = False
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 class InProcessEngine:
@@ -70,6 +59,7 @@ class InProcessEngine:
         self.model = model.eval()
         self.weights_version = weights_version
         self.batch_sequences = batch_sequences
+        self._packed: KernelWeights | None = None
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, weights_version: str) -> Generation:
         """Continue every prompt; refuses to answer for weights other than those it holds."""
@@ -77,17 +67,17 @@ class InProcessEngine:
         for number, prompt in enumerate(prompts):
             if not prompt:
                 raise ValueError(f"prompt {number} is empty: give at least one token")
+        if sampling.is_speculative and not self.model.recipe.num_nextn_predict_layers:
+            raise ValueError("speculative generation needs an MTP layer, the model has none (num_nextn_predict_layers 0): switch it off")
         # Drawn on the CPU for the whole call: the same numbers on every device and whatever the batches.
         draws_PT = torch.rand(len(prompts), sampling.max_new_tokens, generator=torch.Generator().manual_seed(sampling.seed))
-        continuations = [_Continuation([], [], [], [])] * len(prompts)
+        continuations = [_Continuation(draws, []) for draws in draws_PT.tolist()]
         for members in _batches([len(prompt) for prompt in prompts], self.batch_sequences):
-            batch = [prompts[member] for member in members]
-            for member, continuation in zip(members, self._continue(batch, sampling, draws_PT[members].to(self._device)), strict=True):
-                continuations[member] = continuation
+            self._continue([prompts[member] for member in members], sampling, [continuations[member] for member in members])
+        columns = [[[step[column] for step in each.chosen] for each in continuations] for column in range(4)]
         return Generation(
-            [each.token_ids for each in continuations], [each.log_probabilities for each in continuations],
-            [each.sampled_log_probabilities for each in continuations], [each.top2_margins for each in continuations], weights_version,
-        )  # fmt: skip
+            *columns, weights_version, sum(each.num_drafted for each in continuations), sum(each.num_accepted for each in continuations)
+        )
 
     @torch.inference_mode()
     def score(self, token_id_sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -127,64 +117,69 @@ class InProcessEngine:
             raise ValueError(f"a sequence of {num_tokens} tokens exceeds max_position_embeddings ({limit}): cut it")
 
     @torch.inference_mode()
-    def _continue(self, prompts: Sequence[Sequence[int]], sampling: Sampling, draws_BT: Tensor) -> list[_Continuation]:
-        """Of one batch; prompts are padded on the left to one length."""
-        width = max(len(prompt) for prompt in prompts)
-        num_padding_B = torch.tensor([width - len(prompt) for prompt in prompts], device=self._device)
-        token_ids_BT = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=self._device)
-        cache = KVCache(
-            self.model.recipe,
-            len(prompts),
-            width + sampling.max_new_tokens,
-            num_padding_B=num_padding_B if bool(num_padding_B.any()) else None,
-            dtype=self.model.lm_head.weight.dtype,
-            device=self._device,
-        )
-        stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=self._device)
-        is_done_B = torch.zeros(len(prompts), dtype=torch.bool, device=self._device)
-        lengths_B = torch.zeros(len(prompts), dtype=torch.int64, device=self._device)
-        steps = []
-        for draws_B in draws_BT.unbind(1):
-            hidden_B1D = self.model.hidden_states(token_ids_BT, cache)[:, -1:]
-            logits_BV = self.model.lm_head(hidden_B1D)[:, 0].float()
-            chosen_B = choose_tokens(logits_BV, sampling, draws_B)
-            top_B2 = logits_BV.topk(2, dim=-1).values
-            log_probabilities_B = sampled_B = _log_probabilities(logits_BV, chosen_B)
-            if sampling.temperature not in (0.0, 1.0):
-                sampled_B = _log_probabilities(logits_BV / sampling.temperature, chosen_B)
-            steps.append((chosen_B, log_probabilities_B, sampled_B, top_B2[:, 0] - top_B2[:, 1]))
-            lengths_B += ~is_done_B
-            is_done_B |= torch.isin(chosen_B, stops)
-            if bool(is_done_B.all()):
-                break
-            token_ids_BT = chosen_B[:, None]
-        columns = [torch.stack(column, dim=1).tolist() for column in zip(*steps, strict=True)]
-        return [
-            _Continuation(tokens[:length], log_probabilities[:length], sampled[:length], margins[:length])
-            for length, tokens, log_probabilities, sampled, margins in zip(lengths_B.tolist(), *columns, strict=True)
-        ]
+    def _continue(self, prompts: Sequence[Sequence[int]], sampling: Sampling, batch: Sequence[_Continuation]) -> None:
+        """Of one batch, pass by pass until every row is done."""
+        decoding = self._start(len(prompts), max(len(prompt) for prompt in prompts) + sampling.max_new_tokens)
+        tokens = [list(prompt) for prompt in prompts]
+        drafts: list[int | None] = [None] * len(batch)
+        while any(tokens):
+            # What a draft is followed by is read beside what the token before it is followed by.
+            draws = [
+                each.draws[len(each.chosen) : len(each.chosen) + (1 if draft is None else 2)] if row else []
+                for each, row, draft in zip(batch, tokens, drafts, strict=True)
+            ]
+            read, hidden = decoding.extend(tokens, sampling, draws, keeps_hidden=sampling.is_speculative)
+            lengths, news = list(decoding.lengths), []
+            for place, (each, draft, chosen) in enumerate(zip(batch, drafts, read, strict=True)):
+                accepted = chosen
+                if draft is not None:
+                    each.num_drafted += 1
+                    each.num_accepted += chosen[0].token_id == draft
+                    if chosen[0].token_id != draft:
+                        lengths[place] -= 1
+                        tokens[place].pop()
+                        accepted = chosen[:1]
+                news.append(_keep(each, accepted, sampling))
+            decoding.cut(lengths)
+            drafts = _draft(decoding, tokens, hidden, batch, news, sampling) if sampling.is_speculative else drafts
+            tokens = [
+                [] if each.is_done else [each.chosen[-1].token_id, *([] if draft is None else [draft])]
+                for each, draft in zip(batch, drafts, strict=True)
+            ]
+
+    def _start(self, num_sequences: int, max_tokens: int) -> Decoding:
+        if not kernel_applies(self.model):
+            return TorchDecoding(self.model, num_sequences, max_tokens)
+        if self._packed is None or not self._packed.are_current():
+            self._packed = KernelWeights(self.model)
+        return KernelDecoding(self._packed, num_sequences, max_tokens)
 
 
-def _log_probabilities(logits_BV: Tensor, chosen_B: Tensor) -> Tensor:
-    return logits_BV.gather(1, chosen_B[:, None])[:, 0] - logits_BV.logsumexp(-1)
+def _keep(continuation: _Continuation, chosen: Sequence[Chosen], sampling: Sampling) -> list[int]:
+    """Append up to what ends the continuation, and return the appended tokens."""
+    kept = []
+    for each in chosen:
+        continuation.chosen.append(each)
+        kept.append(each.token_id)
+        if each.token_id in sampling.stop_token_ids or len(continuation.chosen) == sampling.max_new_tokens:
+            continuation.is_done = True
+            break
+    return kept
 
 
-def choose_tokens(logits_BV: Tensor, sampling: Sampling, draws_B: Tensor) -> Tensor:
-    """The next token per row: the best one, or the one that a draw from [0, 1) falls on within the smallest set of tokens that holds
-    `top_p` of the mass."""
-    if sampling.temperature == 0:
-        return logits_BV.argmax(-1)
-    probabilities_BV = (logits_BV / sampling.temperature).softmax(-1)
-    if sampling.top_p < 1:
-        sorted_BV, order_BV = probabilities_BV.sort(dim=-1, descending=True, stable=True)
-        mass_before_BV = sorted_BV.cumsum(-1) - sorted_BV
-        sorted_BV.masked_fill_(mass_before_BV >= sampling.top_p, 0.0)
-        probabilities_BV = torch.zeros_like(probabilities_BV).scatter_(1, order_BV, sorted_BV)
-    mass_BV = probabilities_BV.double().cumsum(-1)
-    if not bool(mass_BV[:, -1].isfinite().all()):
-        raise NonFiniteLogitsError("the model's logits are not finite: its weights are broken, load others")
-    # To the right of equal masses, so that a token without mass is never hit; a draw below 1 never reaches past the last with mass.
-    return torch.searchsorted(mass_BV, draws_B.double()[:, None] * mass_BV[:, -1:], right=True)[:, 0]
+def _draft(
+    decoding: Decoding, fed: Sequence[Sequence[int]], hidden: Sequence[Tensor], batch: Sequence[_Continuation],
+    news: Sequence[Sequence[int]], sampling: Sampling,
+) -> list[int | None]:  # fmt: skip
+    """A draft per row that has room for two tokens. The MTP layer gets each fed token's successor: of a prompt its own tokens, else the
+    ones just chosen."""
+    successors = [
+        [] if each.is_done or len(each.chosen) + 2 > sampling.max_new_tokens else [*row[1 : len(row) - len(new) + 1], *new]
+        for each, row, new in zip(batch, fed, news, strict=True)
+    ]
+    if not any(successors):
+        return [None] * len(batch)
+    return decoding.draft(successors, [states[: len(row)] for states, row in zip(hidden, successors, strict=True)])
 
 
 def _batches(lengths: Sequence[int], batch_sequences: int) -> list[list[int]]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from configs.schema import ModelRecipe
 from model.decoder_layer import DecoderLayer, LayerOutput
+from model.kv_cache import KVCache
 from model.losses import IGNORED
 from model.norm import RMSNorm
 
@@ -35,11 +36,16 @@ class MtpLayer(DecoderLayer):
         self.shared_head = SharedHead(recipe)
 
     def forward(
-        self, next_embedded_BTD: Tensor, hidden_BTD: Tensor, rotary: tuple[Tensor, Tensor], visible_BTS: Tensor | None = None
+        self,
+        next_embedded_BTD: Tensor,
+        hidden_BTD: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        visible_BTS: Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> LayerOutput:
         """Hidden states ready for the unembedding, from the embedding of token t+1 and the trunk's hidden state at t."""
         joined = torch.cat([self.enorm(next_embedded_BTD), self.hnorm(hidden_BTD)], dim=-1)
-        output = super().forward(self.eh_proj(joined), rotary, visible_BTS=visible_BTS)
+        output = super().forward(self.eh_proj(joined), rotary, visible_BTS=visible_BTS, cache=cache)
         return output._replace(hidden_BTD=self.shared_head(output.hidden_BTD))
 
 

@@ -179,7 +179,9 @@ class Glm4Moe(nn.Module):
         visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT)
         if cache is not None:
             visible_BTS = cache.visible_BTS(num_new)
-        rotary = self._rotary(num_new, self.part * num_new if cache is None else cache.num_tokens, embedded_BTD.device)
+        rotary = self._rotary(num_new, self.part * num_new, embedded_BTD.device)
+        if cache is not None:
+            rotary = rotary_tables(cache.positions(num_new), self.recipe.rotary_dim, self.rope_theta)
         trunk = self.model.layers[: self.recipe.num_hidden_layers]
         output = self.model.run_layers(trunk, embedded_BTD, rotary, visible_BTS, cache)
         if cache is not None:

@@ -37,7 +37,7 @@ def test_batched_cached_generation_equals_recomputation(engine: InProcessEngine)
 def test_prefill_in_chunks_equals_one_pass(recipe) -> None:
     model = random_model(recipe)
     tokens = torch.randint(0, recipe.vocab_size, (2, 20), generator=torch.Generator().manual_seed(3))
-    cache = KVCache(recipe, 2, 20, num_padding_B=None, dtype=torch.float32, device=torch.device("cpu"))
+    cache = KVCache(recipe, 2, 20, layers=range(recipe.num_hidden_layers), dtype=torch.float32, device=torch.device("cpu"))
     pieces = [model(tokens[:, start:end], cache=cache).logits_BTV for start, end in ((0, 7), (7, 8), (8, 20))]
     torch.testing.assert_close(torch.cat(pieces, dim=1), model(tokens).logits_BTV, rtol=1e-4, atol=1e-4)
 
