@@ -89,7 +89,7 @@ class PipelineStage(nn.Module):
             output = self.model.losses(trunk, hidden_BTD if embedded_BTD is None else embedded_BTD, **arguments)
             assert output.losses is not None
             return StageOutput(None, None, *output.losses, output.expert_counts_LE)
-        balance = torch.stack(trunk.balance).sum() if trunk.balance else torch.zeros((), device=hidden_BTD.device)
+        balance = torch.stack(trunk.balance).sum() * self.model.num_parts if trunk.balance else torch.zeros((), device=hidden_BTD.device)
         sent_BTD = embedded_BTD if self.is_first and has_mtp(self.model) else None
         return StageOutput(trunk.hidden_BTD, sent_BTD, None, None, balance, self.model.stack_counts(trunk.counts))
 
