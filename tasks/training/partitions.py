@@ -104,19 +104,13 @@ def _pieces_of_stage_3(zero: Any) -> Iterator[Piece]:
             place += size
 
 
-def assemble(part: Tensor | None, piece: Piece, axis: Axis, *, device: torch.device, to: int | None = None) -> Tensor:
-    """The whole parameter from everyone's elements; on rank `to` of the axis only, else on all. All sharers call it in one order."""
-    if not piece.is_shared:
-        assert part is not None
+def assemble(part: Tensor, piece: Piece, axis: Axis, *, to: int) -> Tensor:
+    """The whole parameter from everyone's elements, on rank `to` of the axis. All sharers call it in one order."""
+    if axis.size == 1 or piece.master is piece.parameter:
         return part.view(piece.shape)
-    whole = torch.zeros(piece.shape, device=device)
-    if part is not None and piece.length:
-        piece.among(whole).copy_(part)
-    assert axis.group is not None, piece
-    if to is None:
-        dist.all_reduce(whole, group=axis.group)
-    else:
-        dist.reduce(whole, dst=axis.ranks[to], group=axis.group)
+    whole = torch.zeros(piece.shape, device=part.device)
+    piece.among(whole).copy_(part)
+    dist.reduce(whole, dst=axis.ranks[to], group=axis.group)
     return whole
 
 

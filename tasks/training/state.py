@@ -141,7 +141,7 @@ def _whole_tensors(trainable: Trainable, kind: str) -> Iterator[tuple[str, Tenso
             continue
         part = piece.of(_flat_state(trainable, piece, kind))
         axis = sharers(parameter, ranks)
-        whole = assemble(part, piece, axis, device=part.device, to=0)
+        whole = assemble(part, piece, axis, to=0)
         if axis.rank == 0:  # the first of the sharers hold all the parts together
             whole = gather_whole(whole, shard_of(parameter), ranks)
         if ranks.stage.rank == 0:

@@ -50,7 +50,7 @@ class WholeMatrices:
         """At most one matrix per sharer: bring them together, orthogonalise one's own, hand the results round."""
         mine: Tensor | None = None
         for owner, (piece, direction, _) in enumerate(items):
-            part = assemble(piece.of(direction), piece, axis, device=direction.device, to=owner)
+            part = assemble(piece.of(direction), piece, axis, to=owner)
             if owner == axis.rank:
                 mine = part
         if mine is not None:
