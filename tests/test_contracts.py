@@ -33,6 +33,7 @@ EVALUATION = {
     "item_id": ["i1", "i2", "i3"], "kind": ["arithmetic", "chat_problem", "validation"], "domain": ["synthetic", "synthetic", "web"],
     "prompt_digest": [DIGEST] * 3, "score": [1.0, 0.5, 2.0], "num_bytes": [0, 0, 7], "num_samples": [1, 4, 1], "num_right": [1, 2, 0],
     "text": ["1 + 1 =", "What is 1 + 1?", "one"],
+    "layer": [0, 0, 1], "expert": [0, 1, 0], "num_tokens": [3, 4, 7],
 }  # fmt: skip
 REPOSITORIES = GOOD | {"domain": ["repository", "repository"]}
 OWN_TABLES = {"repositories": REPOSITORIES, "tokenizer": VOCABULARY, "evaluation_items": EVALUATION, "evaluation_suite": EVALUATION}

@@ -31,7 +31,7 @@ SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=400, num_evaluation_problems=30, max_operand=20, problems_per_document=20, num_chats=100,
     thinking_share=0.25, num_prompts=20,
 )  # fmt: skip
-TOKENIZER = TokenizerRecipe(num_ordinary_tokens=400, sample_chars=30000)
+TOKENIZER = TokenizerRecipe(num_ordinary_tokens=400, sample_chars=150000)
 MIXTURE = {"web": 0.5, "code": 0.1, "repository": 0.2, "synthetic": 0.2}
 PACKING = PackingRecipe(num_tokens=6400, sequence_length=64, packing="stream", mixture=MIXTURE, max_epochs=4.0, fim_rate=0.5, seed=1)
 NUM_PACKAGES, FILES_PER_PACKAGE = 6, 5

@@ -14,13 +14,15 @@ from infra.home import Home
 from infra.step import Output, Record, step
 from infra.store import open_store
 from tasks.evaluation.decide_gate import decide_gate, paired_bits_per_byte
+from tasks.evaluation.expert_use import ExpertUse, write_expert_use
 from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, VALIDATION, Item, suite_digest, write_items
 from tasks.release.decide_release import decide_release
 from tests.evaluation_fakes import commit
 
 GATE = GateRecipe(
     max_bits_per_byte=2.0, min_arithmetic_accuracy=0.5, min_pass_at_1=0.25, min_distinct_answer_share=0.5,
-    noninferiority_bits_per_byte=0.05, start_bits_per_byte=0.2, start_pass_at_1=0.2,
+    noninferiority_bits_per_byte=0.05, start_bits_per_byte=0.2, start_pass_at_1=0.2, max_forgetting_bits_per_byte=0.3, max_expert_load=1.5,
+    max_expert_cv=0.6,
 )  # fmt: skip
 
 
@@ -28,9 +30,9 @@ class Evaluation(Record):
     suite_digest: str
 
 
-def document(number, bits_per_byte, num_bytes=1000):
+def document(number, bits_per_byte, num_bytes=1000, domain="web"):
     log_probability = -bits_per_byte * num_bytes * math.log(2)
-    return Item(f"validation/{number:03d}", VALIDATION, "web", f"d{number}", "", "", bits_per_byte, log_probability, num_bytes, 0, 0)
+    return Item(f"validation/{number:03d}", VALIDATION, domain, f"d{number}", "", "", bits_per_byte, log_probability, num_bytes, 0, 0)
 
 
 def problem(number, right):
@@ -47,6 +49,7 @@ def chat(number, answers):
     )  # fmt: skip
 
 
+BALANCED = (ExpertUse(0, (5, 5, 5, 5)),)
 RIGHT = tuple((str(number), str(number)) for number in range(4))
 
 
@@ -64,17 +67,20 @@ def store(tmp_path):
 def decide(store):
     """Commits evaluations with the given items and decides about the first."""
 
-    def evaluation(items):
-        @step(content=("items.parquet",))
+    def evaluation(items, experts):
+        @step(content=("items.parquet", "experts.parquet"))
         def evaluate_checkpoint(*, output: Output) -> Evaluation:
             write_items(output.path("items.parquet"), items)
+            write_expert_use(output.path("experts.parquet"), experts)
             return Evaluation(suite_digest=suite_digest({item.item_id: item.prompt_digest for item in items}))
 
-        return commit(store, evaluate_checkpoint, repr(items))
+        return commit(store, evaluate_checkpoint, repr((items, experts)))
 
-    def run(items, champion=None, recipe=GATE, start=None):
-        rival, before = (None if others is None else evaluation(others) for others in (champion, start))
-        return commit(store, decide_gate, evaluation=evaluation(items), start_evaluation=before, champion_evaluation=rival, recipe=recipe)
+    def run(items, champion=None, recipe=GATE, start=None, experts=BALANCED):
+        rival, before = (None if others is None else evaluation(others, experts) for others in (champion, start))
+        return commit(
+            store, decide_gate, evaluation=evaluation(items, experts), start_evaluation=before, champion_evaluation=rival, recipe=recipe
+        )
 
     return run
 
@@ -122,6 +128,54 @@ def test_so_much_may_be_forgotten_of_the_start(decide, worse_by, accepted):
     assert decision.accepted == accepted
     assert decision.start_digest and not decision.champion_digest
     assert any("differs from the start's" in reason and reason.startswith("refused") for reason in decision.reasons) != accepted
+
+
+@pytest.mark.parametrize(("worse_by", "accepted"), [(0.29, True), (0.31, False)])
+def test_no_single_domain_may_be_forgotten_even_if_the_others_make_up_for_it(decide, worse_by, accepted):
+    def candidate(code, web):
+        documents = [document(number, code, domain="code") for number in range(3)]
+        documents += [document(number, web) for number in range(3, 9)]
+        return [*documents, *(item for item in items_of([1.0]) if item.kind != VALIDATION)]
+
+    decision = decide(candidate(1.0 + worse_by, 0.6), start=candidate(1.0, 1.0)).record
+    assert decision.accepted == accepted
+    assert decision.figures["forgetting_code"] == pytest.approx(worse_by) and decision.figures["forgetting_web"] == pytest.approx(-0.4)
+    assert decision.figures["bits_per_byte_against_start"] < 0
+    assert any(reason.startswith("refused: bits_per_byte of domain code") for reason in decision.reasons) != accepted
+
+
+def test_a_domain_of_one_document_is_named_and_not_judged(decide):
+    documents = [document(0, 1.0, domain="code"), document(1, 1.0), document(2, 1.0)]
+    items = [*documents, *(item for item in items_of([1.0]) if item.kind != VALIDATION)]
+    decision = decide(items, start=items).record
+    assert decision.accepted and any(reason.startswith("domain code is not judged alone: 1 document") for reason in decision.reasons)
+
+
+@pytest.mark.parametrize(
+    ("counts", "load", "accepted"), [((15, 5, 10, 10), 1.5, True), ((16, 4, 10, 10), 1.6, False), ((15, 15, 5, 5), 1.5, True)]
+)
+def test_the_most_used_expert_of_the_worst_layer_may_be_so_far_above_the_mean(decide, counts, load, accepted):
+    layers = [ExpertUse(0, (10, 10, 10, 10)), ExpertUse(1, counts)]
+    decision = decide(items_of([1.0] * 3), experts=layers).record
+    assert decision.figures["expert_load"] == pytest.approx(load) and decision.accepted == accepted
+    assert any(reason.startswith("refused: expert_load") for reason in decision.reasons) != accepted
+
+
+@pytest.mark.parametrize(("counts", "accepted"), [((14, 14, 2, 10, 10), True), ((15, 15, 0, 2, 8), False)])
+def test_the_loads_of_a_layer_may_vary_so_much(decide, counts, accepted):
+    """Both layers' busiest expert stays below the ceiling: the variation alone decides."""
+    use = ExpertUse(0, counts)
+    recipe = GATE.model_copy(update={"max_expert_load": 2.0})
+    decision = decide(items_of([1.0] * 3), experts=[use], recipe=recipe).record
+    mean = sum(counts) / len(counts)
+    assert use.cv == pytest.approx((sum((count - mean) ** 2 for count in counts) / len(counts)) ** 0.5 / mean)
+    assert decision.accepted == accepted == (use.cv <= 0.6)
+    assert decision.figures["num_dead_experts"] == counts.count(0)
+
+
+def test_a_model_without_experts_is_not_judged_by_them(decide):
+    decision = decide(items_of([1.0] * 3), experts=()).record
+    assert decision.accepted and "expert_load" not in decision.figures
 
 
 @pytest.mark.parametrize(("num_wrong", "accepted"), [(3, True), (5, False)])

@@ -1,8 +1,8 @@
 """Accept or refuse a candidate by its evaluation: floors, then paired comparisons with its start and with the reigning champion.
 
-In: items.parquet of the candidate and, where there are any, of the checkpoint that the phase started from and of the champion, on the
-same suite. Out: decision.json. A refusal is a result with reasons, never an exception; evaluations that cannot be compared or lack a
-metric raise.
+In: items.parquet and experts.parquet of the candidate and, where there are any, items.parquet of the checkpoint that the phase started
+from and of the champion, on the same suite. Out: decision.json. A refusal is a result with reasons, never an exception; evaluations that
+cannot be compared or lack a metric raise.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
+from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, read_expert_use
 from tasks.evaluation.intervals import mean_interval, ratio_interval
 from tasks.evaluation.items import (
     ARITHMETIC,
@@ -20,6 +21,7 @@ from tasks.evaluation.items import (
     Item,
     accuracy,
     bits_per_byte,
+    by_domain,
     distinct_answer_share,
     items_of,
     num_non_finite,
@@ -62,10 +64,12 @@ def decide_gate(
     """Judge an evaluation. Raises ValueError when start or champion were evaluated on other items, or a metric is missing."""
     items = read_items(evaluation.path("items.parquet"))
     verdict = _Verdict()
+    _check_experts(read_expert_use(evaluation.path(EXPERTS_FILE)), recipe, verdict)
     _check_floors(items, recipe, verdict)
     if start_evaluation is not None:
         before = _comparable(evaluation, start_evaluation, "start")
         _compare_bits(items, before, "start", recipe.start_bits_per_byte, verdict)
+        _compare_domains(items, before, recipe.max_forgetting_bits_per_byte, verdict)
         _compare_passes(items, before, recipe.start_pass_at_1, verdict)
     if champion_evaluation is not None:
         reigning = _comparable(evaluation, champion_evaluation, "champion")
@@ -116,6 +120,34 @@ def _check_floors(items: list[Item], recipe: GateRecipe, verdict: _Verdict) -> N
     broken = num_non_finite(items)
     verdict.measure("num_non_finite", broken)
     verdict.hold(broken == 0, f"{broken} of {len(items)} items have a log-probability that is not finite, 0 allowed")
+
+
+def _check_experts(layers: list[ExpertUse], recipe: GateRecipe, verdict: _Verdict) -> None:
+    """Ceilings on the worst layer's imbalance; a model without experts has none."""
+    for name, ceiling in (("load", recipe.max_expert_load), ("cv", recipe.max_expert_cv)):
+        if layers:
+            worst = max(layers, key=lambda use: getattr(use, name))
+            value = getattr(worst, name)
+            verdict.measure(f"expert_{name}", value)
+            verdict.hold(value <= ceiling, f"expert_{name} {value:.4f} in layer {worst.layer} with experts, at most {ceiling} allowed")
+    if layers:
+        verdict.measure("num_dead_experts", sum(use.num_dead for use in layers))
+
+
+def _compare_domains(items: list[Item], other_items: list[Item], margin: float, verdict: _Verdict) -> None:
+    """No domain may have been forgotten: the same interval against the start as over all documents, one domain at a time."""
+    others = by_domain(other_items, VALIDATION)
+    for domain, candidate in by_domain(items, VALIDATION).items():
+        if len(candidate) < MIN_PAIRED_ITEMS or not all(math.isfinite(item.bits) for item in (*candidate, *others[domain])):
+            verdict.reasons.append(f"domain {domain} is not judged alone: {len(candidate)} document, or one that is not finite")
+            continue
+        difference, lower, upper = paired_bits_per_byte(candidate, others[domain])
+        verdict.measure(f"forgetting_{domain}", difference)
+        verdict.hold(
+            upper < margin,
+            f"bits_per_byte of domain {domain} differs from the start's by {difference:+.4f} [{lower:+.4f}, {upper:+.4f}] "
+            f"(95 %, {len(candidate)} documents), the upper end must stay below {margin:+}",
+        )
 
 
 def _comparable(evaluation: Artifact[Evaluation], other: Artifact[Evaluation], name: str) -> list[Item]:

@@ -1,7 +1,8 @@
 """Ask a checkpoint every question of a suite: bits per byte, verified problems as text and as conversations, multiple choice.
 
-In: a trained checkpoint (hf/ with tokenizer.json) and a suite. Out: items.parquet, one row per item, sorted by item id; gates read
-only that. Runs in this process with fixed threads and deterministic algorithms.
+In: a trained checkpoint (hf/ with tokenizer.json) and a suite. Out: items.parquet, one row per item, sorted by item id, and
+experts.parquet, routed validation tokens per layer and expert; gates read only these. Runs in this process with fixed threads and
+deterministic algorithms.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from infra.step import Artifact, Output, Record, step
 from tasks.evaluation.choice_scores import score_choices
 from tasks.evaluation.document_scores import score_documents
 from tasks.evaluation.engine import load_engine, load_tokenizer, reproducible_arithmetic
+from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, measure_expert_use, write_expert_use
 from tasks.evaluation.generated_answers import answer_chats, continue_problems
 from tasks.evaluation.intervals import Interval, mean_interval
 from tasks.evaluation.items import (
@@ -64,9 +66,17 @@ class Evaluation(Record):
     """By log-probability per character."""
     intervals: dict[str, Interval]
     """95 % intervals by figure; a figure that is not finite has none."""
+    expert_load: tuple[float, ...] = ()
+    """The most used expert over the mean on validation text, per layer with experts."""
+    expert_cv: tuple[float, ...] = ()
+    """Coefficient of variation of the experts' loads, likewise."""
+    num_dead_experts: tuple[int, ...] = ()
+    """Experts that no validation token was routed to, likewise."""
 
 
-@step(content=("items.parquet",), distributions=("torch", "tokenizers", "pyarrow", "safetensors", "numpy", "lm_eval", "datasets"))
+@step(
+    content=("items.parquet", EXPERTS_FILE), distributions=("torch", "tokenizers", "pyarrow", "safetensors", "numpy", "lm_eval", "datasets")
+)
 def evaluate_checkpoint(
     *,
     checkpoint: Artifact[TrainedCheckpoint],
@@ -80,9 +90,11 @@ def evaluate_checkpoint(
     tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")
     questions = read_suite(suite.path("suite.parquet"))
     normalised = None
+    documents = _of_kind(questions, VALIDATION)
     with reproducible_arithmetic(recipe.num_threads):
         engine = load_engine(checkpoint_dir, weights_version=version, batch_sequences=resources.batch_sequences)
-        items = [*score_documents(engine, tokenizer, _of_kind(questions, VALIDATION), recipe.sequence_length, output)]
+        items = [*score_documents(engine, tokenizer, documents, recipe.sequence_length, output)]
+        experts = measure_expert_use(engine, tokenizer, documents, recipe.sequence_length, resources.batch_sequences, output)
         items += continue_problems(engine, tokenizer, _of_kind(questions, ARITHMETIC), recipe.max_new_tokens, version, output)
         items += answer_chats(engine, tokenizer, _of_kind(questions, CHAT_PROBLEM), recipe, version, output)
         if choice_questions := _of_kind(questions, CHOICE):
@@ -90,14 +102,17 @@ def evaluate_checkpoint(
             items += scores.items
             normalised = round(scores.normalised_accuracy, 6)
     write_items(output.path("items.parquet"), items)
-    return _evaluation(items, normalised, recipe.pass_k, suite.record.suite_digest, version)
+    write_expert_use(output.path(EXPERTS_FILE), experts)
+    return _evaluation(items, experts, normalised, recipe.pass_k, suite.record.suite_digest, version)
 
 
 def _of_kind(questions: Sequence[Question], kind: str) -> list[Question]:
     return [question for question in questions if question.kind == kind]
 
 
-def _evaluation(items: list[Item], normalised: float | None, pass_k: int, suite_digest: str, checkpoint_digest: str) -> Evaluation:
+def _evaluation(
+    items: list[Item], experts: list[ExpertUse], normalised: float | None, pass_k: int, suite_digest: str, checkpoint_digest: str
+) -> Evaluation:
     passed = passed_at_k(items, pass_k)
     intervals = {
         "bits_per_byte": bits_per_byte_interval(items),
@@ -121,6 +136,9 @@ def _evaluation(items: list[Item], normalised: float | None, pass_k: int, suite_
         choice_accuracy=None if normalised is None else round(accuracy(items, CHOICE), 6),
         choice_accuracy_normalised=normalised,
         intervals={name: (round(lower, 6), round(upper, 6)) for name, (lower, upper) in intervals.items() if math.isfinite(lower + upper)},
+        expert_load=tuple(round(use.load, 6) for use in experts),
+        expert_cv=tuple(round(use.cv, 6) for use in experts),
+        num_dead_experts=tuple(use.num_dead for use in experts),
     )
 
 
