@@ -24,6 +24,7 @@ from tasks.training.job import TrainingJob
 from tasks.training.launch_rules import refuse_impossible_training
 from tasks.training.mixed_precision import ComputeInBfloat16
 from tasks.training.partitions import pieces_of
+from tasks.training.pipeline_parallel import PipelineStage, divide_stages
 from tasks.training.ranks import DeepSpeedRanks, Ranks, connect_ranks
 from tasks.training.recompute import recompute_activations
 from tasks.training.sequence_parallel import spread_sequence
@@ -54,6 +55,7 @@ def divide_model(model: Glm4Moe, ranks: Ranks, resources: TrainingResources) -> 
     spread_sequence(model, ranks)
     divide_matrices(model, ranks)
     divide_experts(model, ranks, is_overlapped=resources.overlap_shared_expert)
+    divide_stages(model, ranks)
     recompute_activations(model, resources.recompute, resources.recompute_every_layers)
 
 
@@ -75,7 +77,8 @@ def build_trainable(
     import deepspeed
 
     optimizer = build_optimizer(model, optimizer_recipe)
-    module = ComputeInBfloat16(model) if dtype == "bfloat16" and resources.zero_stage == 0 else model
+    module = PipelineStage(model, ranks) if ranks.pipeline.size > 1 else model
+    module = ComputeInBfloat16(module) if dtype == "bfloat16" and resources.zero_stage == 0 else module
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=optimizer, config=deepspeed_config(resources, dtype),
         mpu=DeepSpeedRanks(ranks) if dist.get_world_size() > 1 else None,
