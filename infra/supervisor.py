@@ -19,6 +19,8 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 
 from infra.child_process import die_with_parent, free_port
 
@@ -152,17 +154,18 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> tuple[int, int | None]:
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    while True:
-        codes = [process.poll() for process in ranks]
-        for rank, code in enumerate(codes):
-            if code is not None and code not in well:
-                for process in ranks:
-                    process.kill()
-                    process.wait()
-                return code, rank
-        if None not in codes:
-            return (EXIT_INTERRUPTED if any(codes) else 0), None
-        time.sleep(POLL_SECONDS)
+    # A thread per rank, so that ends are seen in their order: whoever waits for a dead rank fails a moment after it, and is not the cause.
+    ended: SimpleQueue[int] = SimpleQueue()
+    for rank, process in enumerate(ranks):
+        Thread(target=lambda rank=rank, process=process: ended.put((process.wait(), rank)[1]), daemon=True).start()
+    for _ in ranks:
+        rank = ended.get()
+        if ranks[rank].returncode not in well:
+            for process in ranks:
+                process.kill()
+                process.wait()
+            return ranks[rank].returncode, rank
+    return (EXIT_INTERRUPTED if any(process.returncode for process in ranks) else 0), None
 
 
 def supervise(work_dir: Path, ready: int) -> None:

@@ -41,8 +41,8 @@ def wait_for(condition, seconds: float = 20.0):
     return value
 
 
-def end_of(launcher: LocalLauncher, handle: JobHandle) -> JobStatus:
-    return wait_for(lambda: None if (status := launcher.poll(handle)).state == "running" else status)
+def end_of(launcher: LocalLauncher, handle: JobHandle, seconds: float = 20.0) -> JobStatus:
+    return wait_for(lambda: None if (status := launcher.poll(handle)).state == "running" else status, seconds)
 
 
 def starts(tmp_path, rank: int = 0) -> list[list[str]]:
@@ -111,6 +111,14 @@ def test_a_killed_rank_is_named_with_its_signal(launcher, tmp_path):
     os.kill(int(wait_for(lambda: starts(tmp_path))[0][0]), signal.SIGKILL)
     status = end_of(launcher, handle)
     assert status.exit_code == -9 and "exit code -9 (SIGKILL)" in str(JobFailedError("training", status))
+
+
+def test_a_rank_that_dies_in_a_collective_is_named_and_not_the_one_that_waits_for_it(launcher, tmp_path):
+    status = end_of(launcher, launcher.submit(toy(tmp_path, "lose a rank", num_ranks=2)), seconds=120)
+    assert (status.state, status.exit_code, status.failing_rank) == ("failed", -signal.SIGKILL, 1)
+    message = str(JobFailedError("training of phase toy", status))
+    assert "rank 1 ended with exit code -9 (SIGKILL)" in message and "rank-1.log" in message
+    assert not any(is_alive(pid) for pid in read_job_file(tmp_path / KEY).rank_pids)
 
 
 def test_cancel_lets_a_job_save_and_kills_one_that_will_not(launcher, tmp_path):

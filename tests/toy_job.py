@@ -14,11 +14,25 @@ def main() -> int:
     if deed == "fail" and rank == "1":
         print("the reason why", file=sys.stderr)
         return 7
+    if deed == "lose a rank":
+        lose_a_rank()
     if deed == "stop on request":
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(75))
     if deed != "succeed":
         time.sleep(60)
     return 0
+
+
+def lose_a_rank() -> None:
+    """Rank 1 dies inside a step; rank 0 waits for it in a collective, whose error is not the cause."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
 
 
 if __name__ == "__main__":

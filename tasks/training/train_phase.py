@@ -110,11 +110,34 @@ def train_phase(
     if prompts is not None:
         refuse_too_few_prompts(recipe, prompts.record.num_prompts)
     refuse_foreign_inputs(recipe, tokenizer, start, {"shards": shards, "conversations": chats, "held-out shards": validation})
+    job = describe_job(
+        recipe, resources, output.work_dir, packed=packed, shards=shards, chats=chats, prompts=prompts, validation=validation,
+        tokenizer=tokenizer, start=start,
+    )  # fmt: skip
+    follow(LocalLauncher(output.work_dir.parent), job, output)
+    is_chat_trained = recipe.objective.kind == "sft" or (start is not None and start.record.is_chat_trained)
+    return collect(job, tokenizer, is_chat_trained, output)
+
+
+def describe_job(
+    recipe: TrainingRecipe,
+    resources: TrainingResources,
+    work_dir: Path,
+    *,
+    packed: Artifact[PackedPhase] | None,
+    shards: Artifact[TokenShards] | None,
+    chats: Artifact[ChatShards] | None,
+    prompts: Artifact[SynthesizedProblems] | None,
+    validation: Artifact[TokenShards] | None,
+    tokenizer: Artifact[TrainedTokenizer],
+    start: Artifact[TrainedCheckpoint] | None,
+) -> TrainingJob:
+    """What the ranks read: the inputs as paths, their checksums verified."""
     token_ids = tokenizer.record.special_ids
-    job = TrainingJob(
+    return TrainingJob(
         recipe=recipe,
         resources=resources,
-        work_dir=str(output.work_dir),
+        work_dir=str(work_dir),
         packed_dir="" if packed is None else str(packed.paths("*")[0].parent),
         shards_dirs=tuple(str(each.directory("shards")) for each in (shards, chats) if each is not None),
         validation_dirs=() if validation is None else (str(validation.directory("shards")),),
@@ -125,9 +148,6 @@ def train_phase(
         eos_token_ids=tuple(token_ids[name] for name in END_TOKENS),
         pad_token_id=token_ids[END_OF_TEXT],
     )
-    follow(LocalLauncher(output.work_dir.parent), job, output)
-    is_chat_trained = recipe.objective.kind == "sft" or (start is not None and start.record.is_chat_trained)
-    return collect(job, tokenizer, is_chat_trained, output)
 
 
 def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:

@@ -104,7 +104,6 @@ def take_step(
     balance_weight = recipe.course.balance_loss_weight
     terms = torch.tensor([[*_num_terms(batch), batch.num_positions] for batch in micro_batches], device=device)
     totals = _sum_over(terms.sum(0), ranks.replicas)
-    totals[2] //= ranks.context.size  # ranks that hold parts of a sequence count it each, and their losses of balance add up to its own
     shares = list(terms[:, :3] / totals[:3].clamp(min=1))
     is_divided = ranks.pipeline.size > 1
     run_passes = accumulate_in_stages if is_divided else accumulate_gradients

@@ -118,8 +118,10 @@ def configure_process(job: TrainingJob) -> None:
 
 def prepare(job: TrainingJob) -> Training:
     """Everything at the position where the run stands; called again after a rollback."""
+    started = time.monotonic()
     torch.manual_seed(job.recipe.seed)
     trainable, position = prepare_training(job)
+    print(f"ready in {time.monotonic() - started:.1f} s at step {position.step}", flush=True)
     skipped = max(position.skipped, read_skipped(Path(job.work_dir)), key=len)  # the file knows of a spike before a checkpoint does
     position = position.model_copy(update={"skipped": skipped})
     is_writer, profile = dist.get_rank() == 0, job.resources.profile
@@ -177,7 +179,8 @@ def save(training: Training) -> None:
     """Commit a checkpoint. Besides the newest ones those of the best measurement and of the way back from a spike stay."""
     started = time.perf_counter()
     position, recipe = training.position, training.job.recipe
-    way_back = [step for step in saved_steps(training.work_dir) if step <= position.step + 1 - recipe.spikes.skip_steps]
+    base = position.step + 1 - recipe.spikes.skip_steps
+    way_back = [step for step in (*saved_steps(training.work_dir), position.step) if step <= base]
     best = [position.best.step] if position.best is not None and recipe.validation.keep == "best" else []
     save_state(training.job, training.trainable, position, protected_steps={*way_back[-1:], *best})
     training.saved_step = position.step
@@ -262,13 +265,9 @@ def _refuse_constant_rewards(recipe: TrainingRecipe, position: Position) -> None
         )
 
 
-def run(job: TrainingJob) -> int:
-    """Exit code of this rank."""
-    started = time.monotonic()
-    configure_process(job)
-    interruption = Interruption()
+def train_to_end(job: TrainingJob, interruption: Interruption) -> Training:
+    """Train until the budget is spent or the run is interrupted, over as many rollbacks as the recipe allows."""
     training = prepare(job)
-    print(f"ready in {time.monotonic() - started:.1f} s at step {training.position.step}", flush=True)
     while not training.is_done:
         try:
             train(training, interruption)
@@ -285,6 +284,13 @@ def run(job: TrainingJob) -> int:
         gc.collect()  # the engine holds itself: without this two of them would be in memory
         training = prepare(job)
     training.close()
+    return training
+
+
+def run(job: TrainingJob) -> int:
+    """Exit code of this rank."""
+    configure_process(job)
+    training = train_to_end(job, Interruption())
     if not training.is_done:
         print(f"interrupted: saved at step {training.position.step}", flush=True)
         return EXIT_INTERRUPTED
