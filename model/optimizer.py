@@ -40,8 +40,8 @@ def build_optimizer(model: nn.Module, recipe: OptimizerRecipe) -> Muon:
         if parameter.requires_grad:
             (matrices if is_decayed_matrix(name, parameter) else rest).append(parameter)
     groups = [
-        {"params": matrices, "use_muon": recipe.kind == "muon", "weight_decay": recipe.weight_decay},
-        {"params": rest, "use_muon": False, "weight_decay": 0.0},
+        {"params": matrices, "is_muon": recipe.kind == "muon", "weight_decay": recipe.weight_decay},
+        {"params": rest, "is_muon": False, "weight_decay": 0.0},
     ]
     return Muon(_experts_apart(groups), recipe)
 
@@ -64,13 +64,13 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups with `use_muon` take momentum steps along orthogonal matrices, the others AdamW's. State under DeepSpeed's names:
+    """Groups with `is_muon` take momentum steps along orthogonal matrices, the others AdamW's. State under DeepSpeed's names:
     `momentum_buffer`, or `exp_avg`, `exp_avg_sq` and `step`."""
 
     def __init__(self, groups: list[dict[str, Any]], recipe: OptimizerRecipe) -> None:
         super().__init__(groups, {"lr": 0.0})
         self.recipe = recipe
-        self._with_momentum = {id(parameter) for group in groups if group["use_muon"] for parameter in group["params"]}
+        self._with_momentum = {id(parameter) for group in groups if group["is_muon"] for parameter in group["params"]}
         self.state_dtype: torch.dtype = getattr(torch, recipe.state_dtype)
         self.orthogonalize: Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]] = self._orthogonalize_each
         """Parameters and their directions to updates of the same shapes, scaled. For a flat partition: of the matrices it is part of."""
@@ -84,7 +84,7 @@ class Muon(torch.optim.Optimizer):
         assert closure is None, closure
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if group["use_muon"]:
+            if group["is_muon"]:
                 self._step_muon(parameters, group["lr"], group["weight_decay"])
             else:
                 for parameter in parameters:

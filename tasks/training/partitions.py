@@ -56,13 +56,11 @@ def pieces_of(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> dict[n
     """The piece of every trained parameter, in the model's order; all ranks call it."""
     zero: Any = engine.optimizer
     stage = engine.zero_optimization_stage()
-    by_id: dict[int, Piece] = {}
     if stage == 0:
         pieces = (_piece(parameter, parameter.shape, parameter, 0, 0, parameter.numel()) for parameter in model.parameters())
     else:
         pieces = _pieces_of_stage_3(zero) if stage == 3 else _pieces_of_stage_2(zero, ranks)
-    for piece in pieces:
-        by_id[id(piece.parameter)] = piece
+    by_id = {id(piece.parameter): piece for piece in pieces}
     return {parameter: by_id[id(parameter)] for parameter in model.parameters() if parameter.requires_grad}
 
 
@@ -71,8 +69,8 @@ def _piece(parameter: nn.Parameter, shape: torch.Size, master: Tensor, place: in
 
 
 def _pieces_of_stage_2(zero: Any, ranks: Ranks) -> Iterator[Piece]:
-    for group, master in enumerate(zero.single_partition_of_fp32_groups):
-        parameters: list[nn.Parameter] = zero.round_robin_bit16_groups[group]
+    groups: list[list[nn.Parameter]] = zero.bf16_groups if _keeps_bfloat16(zero) else zero.round_robin_bit16_groups
+    for parameters, master in zip(groups, _masters(zero, 2), strict=True):
         addresses = [_address(parameter) for parameter in parameters]
         lengths = torch.tensor([length for _, _, length in addresses], device=master.device)
         axis = sharers(parameters[0], ranks)
@@ -80,6 +78,30 @@ def _pieces_of_stage_2(zero: Any, ranks: Ranks) -> Iterator[Piece]:
             dist.all_reduce(lengths, op=dist.ReduceOp.MAX, group=axis.group)
         for parameter, (place, start, length), longest in zip(parameters, addresses, lengths.tolist(), strict=True):
             yield _piece(parameter, parameter.shape, master, place, start, length, is_shared=longest < parameter.numel())
+
+
+def _keeps_bfloat16(zero: Any) -> bool:
+    """DeepSpeed has an optimizer of its own for stage 1 with bfloat16 weights and float32 gradients."""
+    from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+
+    return isinstance(zero, BF16_Optimizer)
+
+
+def _masters(zero: Any, stage: int) -> list[Tensor]:
+    if stage == 3:
+        return zero.fp32_partitioned_groups_flat
+    return zero.fp32_groups_flat_partition if _keeps_bfloat16(zero) else zero.single_partition_of_fp32_groups
+
+
+def _gradients(zero: Any, stage: int, group: int, master: Tensor) -> list[Tensor]:
+    """Tensors that lie one after the other as the master does."""
+    if _keeps_bfloat16(zero):
+        return [zero.fp32_groups_gradient_flat_partition[group]]
+    is_offloaded = zero.offload_optimizer if stage == 3 else zero.cpu_offload
+    if is_offloaded:
+        assert master.grad is not None, group
+        return [master.grad]
+    return zero.averaged_gradients[group]
 
 
 def _address(parameter: Any) -> tuple[int, int, int]:
@@ -121,12 +143,10 @@ def gradient_pieces(engine: DeepSpeedEngine, pieces: dict[nn.Parameter, Piece]) 
     if stage == 0:
         yield from ((piece, piece.parameter.grad.view(-1)) for piece in pieces.values() if piece.parameter.grad is not None)
         return
-    is_offloaded = zero.offload_optimizer if stage == 3 else zero.cpu_offload
-    masters: list[Tensor] = zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
-    gradients = {id(master): [master.grad] if is_offloaded else zero.averaged_gradients[group] for group, master in enumerate(masters)}
+    gradients = {id(master): _gradients(zero, stage, group, master) for group, master in enumerate(_masters(zero, stage))}
     for piece in pieces.values():
         place = 0
-        # A partition's gradients are a list of tensors that lie one after the other; a piece is within one of them.
+        # A piece is within one of them.
         for gradient in gradients[id(piece.master)]:
             assert gradient is not None, piece.shape
             if place <= piece.place < place + gradient.numel() and piece.length:
