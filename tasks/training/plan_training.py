@@ -8,7 +8,9 @@ from pydantic import BaseModel
 
 from model.counts import count_parameters, count_trained, kv_cache_bytes_per_token, training_flops_per_token
 from tasks.training.launch_rules import refuse_impossible_training
+from tasks.training.phase_schedule import describe_schedule
 from tasks.training.phase_steps import summarize_steps
+from tasks.training.pipeline_stages import describe_stages
 from tasks.training.rank_memory import rank_memory
 from tasks.training.schedules import learning_rate_at
 from tasks.training.topology import data_parallel, impossible_topology
@@ -67,12 +69,17 @@ class PlannedPhase(BaseModel):
     max_batch_tokens: int
     first_learning_rate: float
     last_learning_rate: float
+    rope_theta: float
+    schedule: str
+    """Place on the course and what changes inside the phase, in words."""
     training_flops: float
     """Floating-point operations of the whole phase, forward and backward; sampling of answers and recomputation come on top."""
     num_ranks: int
     data_parallel: int
     tensor_parallel: int
     pipeline_parallel: int
+    stage_layers: str
+    """Trunk layers by pipeline stage: 11 + 6 x 12 + 9; empty where there are more stages than layers."""
     context_parallel: int
     expert_parallel: int
     zero_stage: int
@@ -119,6 +126,9 @@ class Plan(BaseModel):
             *_table([_MEMORY_TITLES, *(_memory_row(phase) for phase in self.phases)]),
             "",
             f"  hours at {self.assumed_mfu:.0%} of the ranks' peak, without the sampling of answers; memory of the fullest rank",
+            "",
+            *_table([(phase.name, phase.schedule) for phase in self.phases]),
+            "",
         ]
         said: dict[str, list[str]] = {}
         for phase in self.phases:
@@ -140,11 +150,14 @@ def plan_training(scale: Scale) -> Plan:
         ),
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(scale.model.recipe),
         assumed_mfu=ASSUMED_MFU,
-        phases=tuple(_plan_phase(scale, phase) for phase in scale.phases),
+        phases=tuple(
+            _plan_phase(scale, phase, scale.phases[number - 1].recipe.rope_theta if number else None)
+            for number, phase in enumerate(scale.phases)
+        ),
     )  # fmt: skip
 
 
-def _plan_phase(scale: Scale, phase: PhaseSection) -> PlannedPhase:
+def _plan_phase(scale: Scale, phase: PhaseSection, theta_before: float | None) -> PlannedPhase:
     recipe, resources = scale.training_recipe(phase), phase.resources
     steps = summarize_steps(recipe)
     frozen = recipe.adapter.kind != "none"
@@ -158,13 +171,19 @@ def _plan_phase(scale: Scale, phase: PhaseSection) -> PlannedPhase:
         first_batch_tokens=steps.first_rows * recipe.sequence_length, max_batch_tokens=steps.max_rows * recipe.sequence_length,
         first_learning_rate=learning_rate_at(recipe.course, recipe.course_num_tokens, steps.first_end_tokens),
         last_learning_rate=learning_rate_at(recipe.course, recipe.course_num_tokens, recipe.course_start_tokens + recipe.num_tokens),
-        training_flops=flops, num_ranks=resources.num_ranks, data_parallel=data_parallel(resources),
+        rope_theta=recipe.rope_theta, schedule=describe_schedule(recipe, theta_before), training_flops=flops, num_ranks=resources.num_ranks, data_parallel=data_parallel(resources),
         tensor_parallel=resources.tensor_parallel, pipeline_parallel=resources.pipeline_parallel,
-        context_parallel=resources.context_parallel, expert_parallel=resources.expert_parallel, zero_stage=resources.zero_stage,
+        stage_layers=_stage_layers(recipe, resources), context_parallel=resources.context_parallel, expert_parallel=resources.expert_parallel, zero_stage=resources.zero_stage,
         hours=flops / (resources.num_ranks * resources.peak_flops_per_second * ASSUMED_MFU) / 3600,
         rank_memory=memory, impossible=tuple(impossible),
         not_available="" if impossible else _refusal(recipe, resources), warnings=tuple(_warnings(memory)),
     )  # fmt: skip
+
+
+def _stage_layers(recipe: TrainingRecipe, resources: TrainingResources) -> str:
+    if resources.pipeline_parallel > recipe.model.num_hidden_layers:
+        return ""
+    return describe_stages(recipe.model, resources.pipeline_parallel)
 
 
 def _memory(recipe: TrainingRecipe, resources: TrainingResources) -> PlannedMemory:
@@ -194,7 +213,7 @@ def _warnings(memory: PlannedMemory) -> list[str]:
 
 _ROW_TITLES = ("phase", "objective", "trained", "tokens", "steps", "sequence", "batch tokens", "learning rate", "FLOPs", "ranks", "hours")
 _MEMORY_TITLES = (
-    "phase", "data x tensor x pipeline x context", "expert", "ZeRO",
+    "phase", "data x tensor x pipeline x context", "expert", "ZeRO", "layers by stage",
     "weights", "gradients", "optimizer", "activations", "KV cache", "sum", "of",
 )  # fmt: skip
 
@@ -214,7 +233,14 @@ def _memory_row(phase: PlannedPhase) -> tuple[str, ...]:
     memory = phase.rank_memory
     axes = (phase.data_parallel, phase.tensor_parallel, phase.pipeline_parallel, phase.context_parallel)
     parts = (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.kv_cache, memory.total, memory.available)
-    return (phase.name, " x ".join(map(str, axes)), str(phase.expert_parallel), str(phase.zero_stage), *map(_bytes, parts))
+    return (
+        phase.name,
+        " x ".join(map(str, axes)),
+        str(phase.expert_parallel),
+        str(phase.zero_stage),
+        phase.stage_layers,
+        *map(_bytes, parts),
+    )
 
 
 def _bytes(number: int) -> str:

@@ -42,11 +42,8 @@ def _world(resources: TrainingResources) -> Iterator[str]:
 
 def _model(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
     stages, tensor = resources.pipeline_parallel, resources.tensor_parallel
-    if model.num_hidden_layers % stages:
-        yield (
-            f"num_hidden_layers ({model.num_hidden_layers}) does not divide by pipeline_parallel ({stages}) into stages of one depth: "
-            f"set it to one of {_divisors(model.num_hidden_layers)}"
-        )
+    if stages > model.num_hidden_layers:
+        yield (f"pipeline_parallel ({stages}) exceeds num_hidden_layers ({model.num_hidden_layers}): a stage holds at least one, lower it")
     sizes = {
         "num_attention_heads": model.num_attention_heads,
         "num_key_value_heads": model.num_key_value_heads,
