@@ -72,7 +72,7 @@ def _processor() -> str:
 
 
 def _command(name: str) -> str:
-    return " ".join(["python", "-m", f"benchmarks.{name}", *(word for word in sys.argv[1:])])
+    return " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
 
 
 def _today() -> str:

@@ -9,9 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model import elementwise_kernels
+
+
+def silu_product(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    if elementwise_kernels.fits(gate, up):
+        return elementwise_kernels.silu_product(gate, up)
+    return F.silu(gate).mul_(up)
+
 
 def silu_product_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of silu(gate) * up for gate and up, and the product itself, recomputed."""
+    """Gradients of silu(gate) * up for gate and up, and the product itself, recomputed; `grad` may be written over."""
+    if elementwise_kernels.fits(grad, gate, up):
+        return elementwise_kernels.silu_product_backward(grad, gate, up)
     activated = F.silu(gate)
     grad_up = grad * activated
     grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
@@ -32,7 +43,7 @@ class _GroupedMlp(torch.autograd.Function):
             gate, up = gate_RF[rows], up_RF[rows]
             torch.mm(tokens_RD[rows], gate_EFD[expert].t(), out=gate)
             torch.mm(tokens_RD[rows], up_EFD[expert].t(), out=up)
-            torch.mm(F.silu(gate).mul_(up), down_EDF[expert].t(), out=out_RD[rows])
+            torch.mm(silu_product(gate, up), down_EDF[expert].t(), out=out_RD[rows])
         ctx.save_for_backward(tokens_RD, gate_EFD, up_EFD, down_EDF, gate_RF, up_RF)
         ctx.counts = counts
         return out_RD
@@ -84,7 +95,7 @@ class _DenseMlp(torch.autograd.Function):
     def forward(ctx, tokens_TD: Tensor, gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor) -> Tensor:
         gate_TF, up_TF = tokens_TD @ gate_FD.t(), tokens_TD @ up_FD.t()
         ctx.save_for_backward(tokens_TD, gate_FD, up_FD, down_DF, gate_TF, up_TF)
-        return F.silu(gate_TF).mul_(up_TF) @ down_DF.t()
+        return silu_product(gate_TF, up_TF) @ down_DF.t()
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from model import elementwise_kernels
+
 IGNORED = -100
 """Target that carries no loss."""
 CHUNK_ELEMENTS = 8 * 1024 * 1024
@@ -19,19 +21,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = hidden_TD.new_zeros((), dtype=torch.float32)
         grad_hidden_TD = torch.empty_like(hidden_TD) if wants_grad else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_grad else None
-        for rows in vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0]):
+        chunks = vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0])
+        # One buffer for all chunks, of logits and then of their gradient: memory traffic is the cost here.
+        buffer_CV = hidden_TD.new_empty(chunks[0].stop if chunks else 0, weight_VD.shape[0])
+        for rows in chunks:
             chunk_TD, factors_C = hidden_TD[rows], factors_T[rows]
-            columns_C1 = targets_T[rows].clamp(min=0).unsqueeze(1)
-            # One buffer holds logits, then log-probabilities, then probabilities, then the gradient: memory traffic is the cost here.
-            buffer_CV = (chunk_TD @ weight_VD.t()).float()
-            torch.log_softmax(buffer_CV, -1, out=buffer_CV)
-            total -= (buffer_CV.gather(1, columns_C1).squeeze(1) * factors_C).sum()
+            logits_CV = torch.mm(chunk_TD, weight_VD.t(), out=buffer_CV[: chunk_TD.shape[0]])
+            losses_C, grad_logits_CV = _losses_and_gradient(logits_CV, targets_T[rows].clamp(min=0), factors_C, wants_grad)
+            total += (losses_C * factors_C).sum()
             if grad_hidden_TD is None or grad_weight_VD is None:
                 continue
-            buffer_CV.exp_().scatter_add_(1, columns_C1, torch.full_like(columns_C1, -1.0, dtype=torch.float32))
-            if not bool((factors_C == 1).all()):
-                buffer_CV.mul_(factors_C.unsqueeze(1))
-            grad_logits_CV = buffer_CV.to(hidden_TD.dtype)
             torch.mm(grad_logits_CV, weight_VD, out=grad_hidden_TD[rows])
             if grad_weight_VD.dtype == hidden_TD.dtype:
                 grad_weight_VD.addmm_(grad_logits_CV.t(), chunk_TD)
@@ -44,6 +43,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         grad_hidden_TD, grad_weight_VD = ctx.saved_tensors
         return grad_hidden_TD * grads[0].to(grad_hidden_TD.dtype), (grad_weight_VD * grads[0]).to(grad_hidden_TD.dtype), None, None
+
+
+def _losses_and_gradient(logits_CV: Tensor, columns_C: Tensor, factors_C: Tensor, wants_grad: bool) -> tuple[Tensor, Tensor]:
+    """-log softmax(logits)[column] per row, and with gradients factor * (softmax - one-hot(column)) where the logits were."""
+    if elementwise_kernels.fits(logits_CV):
+        return elementwise_kernels.softmax_losses(logits_CV, columns_C, factors_C if wants_grad else None), logits_CV
+    columns_C1 = columns_C.unsqueeze(1)
+    log_probabilities_CV = logits_CV.float()
+    torch.log_softmax(log_probabilities_CV, -1, out=log_probabilities_CV)
+    losses_C = -log_probabilities_CV.gather(1, columns_C1).squeeze(1)
+    if wants_grad:
+        log_probabilities_CV.exp_().scatter_add_(1, columns_C1, torch.full_like(columns_C1, -1.0, dtype=torch.float32))
+        log_probabilities_CV.mul_(factors_C.unsqueeze(1))
+    return losses_C, log_probabilities_CV.to(logits_CV.dtype)
 
 
 def vocabulary_chunks(num_tokens: int, vocab_size: int) -> list[slice]:

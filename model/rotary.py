@@ -1,7 +1,10 @@
 """Rotary position embedding over the leading dimensions of a head: positions in, rotated queries and keys out."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from model import elementwise_kernels
+from model.norm import RMSNorm
 
 
 def rotary_tables(positions: Tensor, rotary_dim: int, rope_theta: float) -> tuple[Tensor, Tensor]:
@@ -23,3 +26,14 @@ def rotate(heads_BTNH: Tensor, cosine_TR: Tensor, sine_TR: Tensor) -> Tensor:
     swapped = torch.cat([-rotated[..., half:], rotated[..., :half]], dim=-1)
     cosine, sine = cosine_TR.unsqueeze(-2).to(heads_BTNH.dtype), sine_TR.unsqueeze(-2).to(heads_BTNH.dtype)
     return torch.cat([torch.addcmul(rotated * cosine, swapped, sine), heads_BTNH[..., rotary_dim:]], dim=-1)
+
+
+def rotate_heads(heads_BTNH: Tensor, norm: nn.Module, cosine_TR: Tensor, sine_TR: Tensor) -> Tensor:
+    """rotate(norm(heads)), in one pass over memory where a kernel does it; the norm is an RMSNorm or leaves the heads as they are."""
+    half = cosine_TR.shape[-1] // 2
+    weight = norm.weight if isinstance(norm, RMSNorm) else None
+    fits_weight = isinstance(norm, nn.Identity) or (weight is not None and elementwise_kernels.fits(weight))
+    if fits_weight and half % elementwise_kernels.LANES == 0 and elementwise_kernels.fits(heads_BTNH, cosine_TR):
+        eps = norm.eps if isinstance(norm, RMSNorm) else 0.0
+        return elementwise_kernels.NormalisedRotation.apply(heads_BTNH, weight, eps, cosine_TR, sine_TR)
+    return rotate(norm(heads_BTNH), cosine_TR, sine_TR)
