@@ -93,6 +93,8 @@ class Glm4Moe(nn.Module):
         """Equal slices that the positions of hidden states are held in, of which this rank holds one (tensor parallelism)."""
         self.part, self.num_parts = 0, 1
         """Which equal part of a row's positions this rank takes (sequence parallelism); segment ids are those of the whole row."""
+        self.runs_mtp = True
+        """Whether losses come with the MTP layer's; without it that is 0, and its experts count no token."""
         self.pair_for_mtp: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = pair_for_mtp
         self.init_weights()
 
@@ -157,7 +159,9 @@ class Glm4Moe(nn.Module):
         hidden_BTD = self.model.norm(trunk.hidden_BTD)
         lm = self.lm_head(hidden_BTD / temperature if temperature != 1.0 else hidden_BTD, target_ids_BT, target_weights_BT)
         mtp, balance, counts = lm.new_zeros(()), trunk.balance, trunk.counts
-        if self.recipe.num_nextn_predict_layers and target_ids_BT.shape[1] > 1:
+        if self.recipe.num_nextn_predict_layers and not self.runs_mtp:
+            counts = [*counts, torch.zeros(self.recipe.n_routed_experts, dtype=torch.int64, device=lm.device)]
+        elif self.recipe.num_nextn_predict_layers and target_ids_BT.shape[1] > 1:
             output = self.run_mtp(embedded_BTD, hidden_BTD, segment_ids_BT)
             if mtp_target_ids_BT is None:
                 segments = mtp_segment_ids_BT if mtp_segment_ids_BT is not None else segment_ids_BT

@@ -3,8 +3,8 @@
 import pytest
 
 from configs.load import load_scale
-from configs.schema import CourseRecipe, Waypoint
-from tasks.training.schedules import batch_tokens_at, learning_rate_at, plan_step, value_at
+from configs.schema import CourseRecipe, Scale, Waypoint
+from tasks.training.schedules import batch_tokens_at, learning_rate_at, plan_step, trains_mtp, value_at
 
 TRILLION = 10**12
 TOTAL = 23_100_000_000_000
@@ -76,3 +76,47 @@ def test_a_budget_that_is_no_whole_number_of_sequences_is_refused():
     scale = load_scale("micro")
     with pytest.raises(ValueError, match=r"num_tokens \(61441\) must be a multiple of sequence_length \(128\), for example 61440"):
         scale.training_recipe(scale.phases[0]).model_validate(scale.training_recipe(scale.phases[0]).model_dump() | {"num_tokens": 61441})
+
+
+@pytest.mark.parametrize(("start", "expected"), [(0, True), (32, True), (64, False)])
+def test_a_phase_whose_steps_all_weigh_mtp_with_nothing_does_not_train_it(start, expected):
+    weights = [{"until_share": 0.5, "value": 0.3}, {"until_share": 1.0, "value": 0.0}]
+    scale = load_scale("micro")
+    recipe = scale.training_recipe(scale.phases[0])
+    course = CourseRecipe.model_validate(recipe.course.model_dump() | {"mtp_loss_weight": weights})
+    changes = {"course": course, "course_num_tokens": 128, "course_start_tokens": start, "num_tokens": 64}
+    assert trains_mtp(recipe.model_copy(update=changes)) == expected
+
+
+def test_a_longer_phase_has_other_keys_in_its_course_and_a_repeated_one_in_a_course_of_its_own_leaves_them():
+    scale = load_scale("micro")
+
+    def recipes(changed) -> dict:
+        return {phase.name: changed.training_recipe(phase) for phase in changed.phases}
+
+    def longer(phase):
+        return phase.model_copy(update={"recipe": phase.recipe.model_copy(update={"num_tokens": 2 * phase.recipe.num_tokens})})
+
+    names = scale.courses[0].recipe.phases
+    extended = scale.model_copy(update={"phases": tuple(longer(phase) if phase.name == names[0] else phase for phase in scale.phases)})
+    before, after = recipes(scale), recipes(extended)
+    # The cosine ends with the course, so all of its phases change; those of other courses change by their start alone.
+    assert [name for name in before if before[name] != after[name]] == list(names)
+    assert after[names[1]].course_start_tokens == 2 * before[names[0]].num_tokens
+
+    again = f"{names[-1]}_2"
+    phase = next(phase for phase in scale.phases if phase.name == names[-1]).model_copy(update={"name": again})
+    course = scale.courses[0].model_copy(
+        update={"recipe": scale.courses[0].recipe.model_copy(update={"name": "annealing", "phases": (again,)})}
+    )
+    place = [phase.name for phase in scale.phases].index(names[-1]) + 1
+    repeated = Scale.model_validate(
+        scale.model_copy(
+            update={
+                "courses": (scale.courses[0], course, *scale.courses[1:]),
+                "phases": (*scale.phases[:place], phase, *scale.phases[place:]),
+            }
+        ).model_dump()
+    )
+    assert {name: recipe for name, recipe in recipes(repeated).items() if name != again} == before
+    assert recipes(repeated)[again].course_start_tokens == 0

@@ -66,3 +66,15 @@ def plan_step(recipe: TrainingRecipe, num_tokens: int) -> StepPlan:
     start_tokens = recipe.course_start_tokens + num_tokens
     num_rows = min(sequences_at(recipe.course, recipe.course_num_tokens, recipe.sequence_length, start_tokens), total_rows - first_row)
     return StepPlan(first_row, num_rows, start_tokens, start_tokens + num_rows * recipe.sequence_length)
+
+
+def trains_mtp(recipe: TrainingRecipe) -> bool:
+    """Whether the MTP loss weighs anything in some step of the phase."""
+    start, stop = recipe.course_start_tokens, recipe.course_start_tokens + recipe.num_tokens
+    begun = 0
+    for waypoint in recipe.course.mtp_loss_weight:
+        ends = round(waypoint.until_share * recipe.course_num_tokens)
+        if waypoint.value > 0 and begun < stop and ends > start:
+            return True
+        begun = ends
+    return False

@@ -55,9 +55,9 @@ class ExpertUse:
 
 
 def expert_use(counts_LE: Tensor) -> ExpertUse:
-    """From the routed copies per layer and expert. A layer that routed nothing is balanced, with all its experts dead."""
-    counts_LE = counts_LE.double()
-    mean_L = counts_LE.mean(-1).clamp(min=1e-300)
+    """From the routed copies per layer and expert. A layer without any did not run, as the MTP layer where its loss weighs nothing."""
+    counts_LE = counts_LE[counts_LE.sum(-1) > 0].double()
+    mean_L = counts_LE.mean(-1)
     load_L, variation_L = counts_LE.amax(-1) / mean_L, counts_LE.std(-1, correction=0) / mean_L
     return ExpertUse(tuple(load_L.tolist()), tuple(variation_L.tolist()), tuple((counts_LE == 0).sum(-1).tolist()))
 
@@ -154,7 +154,9 @@ def accumulate_gradients(
 @torch.no_grad()
 def sum_next_token_losses(trainable: Trainable, groups: Sequence[Sequence[MicroBatch]]) -> list[float]:
     """Per group of micro-batches the summed cross-entropy of its targets in nats, over all ranks; every rank gives as many batches."""
-    is_divided = trainable.ranks.pipeline.size > 1
+    is_divided, model = trainable.ranks.pipeline.size > 1, trainable.model
+    # Whoever gathers parameters in the order of the last pass (ZeRO 3), or passes between stages, wants every pass alike.
+    ran_mtp, model.runs_mtp = model.runs_mtp, model.runs_mtp and (is_divided or trainable.engine.zero_optimization_stage() == 3)
     sums = torch.zeros(len(groups), dtype=torch.float64, device=trainable.device)
     trainable.engine.eval()
     for number, batches in enumerate(groups):
@@ -162,6 +164,7 @@ def sum_next_token_losses(trainable: Trainable, groups: Sequence[Sequence[MicroB
             loss = next_token_loss_in_stages(trainable, batch) if is_divided else _losses(_forward(trainable, batch)).lm
             sums[number] += loss.double() * batch.num_lm_targets
     trainable.engine.train()
+    model.runs_mtp = ran_mtp
     for axis in (trainable.ranks.replicas, trainable.ranks.pipeline):
         sums = _sum_over(sums, axis)
     return sums.tolist()

@@ -30,7 +30,7 @@ from tasks.training.phase_data import PhaseData, StepData, open_phase_data
 from tasks.training.prepare_training import load_checkpoint, prepare_training, save_state
 from tasks.training.profiling import StepProfiler
 from tasks.training.rewards import RewardError
-from tasks.training.schedules import StepPlan, plan_step
+from tasks.training.schedules import StepPlan, plan_step, trains_mtp
 from tasks.training.spikes import (
     Spike,
     SpikeError,
@@ -121,6 +121,7 @@ def prepare(job: TrainingJob) -> Training:
     started = time.monotonic()
     torch.manual_seed(job.recipe.seed)
     trainable, position = prepare_training(job)
+    trainable.model.runs_mtp = trains_mtp(job.recipe)
     print(f"ready in {time.monotonic() - started:.1f} s at step {position.step}", flush=True)
     skipped = max(position.skipped, read_skipped(Path(job.work_dir)), key=len)  # the file knows of a spike before a checkpoint does
     position = position.model_copy(update={"skipped": skipped})
