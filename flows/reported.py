@@ -9,5 +9,8 @@ from tasks.release.report_inputs import ReportedPhase, ReportedPhases
 def reported_phases(models: tuple[AssessedModel, ...]) -> ReportedPhases:
     """The phases of this run, in order."""
     return ReportedPhases(
-        tuple(ReportedPhase(model.phase.name, model.packed, model.checkpoint, model.evaluation, model.decision) for model in models)
+        tuple(
+            ReportedPhase(model.phase.name, model.packed, model.checkpoint, model.evaluation, model.decision, model.phase.quoted_loss)
+            for model in models
+        )
     )

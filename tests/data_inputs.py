@@ -78,6 +78,19 @@ def write_corpus(directory: Path, num_documents: int = 60) -> None:
     )
 
 
+def write_packages(directory: Path, num_packages: int = 6, files_per_package: int = 5) -> None:
+    """Packages whose files import one another in the opposite order of their names, and are longer than a document may be."""
+    for package in range(num_packages):
+        (directory / f"package_{package}").mkdir()
+        for number in range(files_per_package):
+            used = f"from .part_{number + 1} import function_{number + 1}\n" if number + 1 < files_per_package else ""
+            words = (prose(1000 + 500 * package + 50 * number + line, 24) for line in range(30))
+            body = "".join(f"def function_{number}_{line}(a):\n    return {text!r}\n" for line, text in enumerate(words))
+            (directory / f"package_{package}" / f"part_{number}.py").write_text(used + body)
+    path = directory / "glm46-data.yaml"
+    path.write_text(path.read_text().replace("'*.py'", "'**/*.py'"))
+
+
 def rows(artifact: Artifact[Any], pattern: str) -> list[dict[str, Any]]:
     """All rows of an artifact's Parquet files, in order."""
     return [row for path in artifact.paths(pattern) for row in pq.read_table(path).to_pylist()]

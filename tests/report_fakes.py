@@ -13,6 +13,7 @@ from configs.schema import EvaluationResources, GateRecipe, ReleaseRecipe, Servi
 from infra.step import Artifact, Output, Record, Step
 from infra.store import Store
 from tasks.data.collect_chats import CollectedChats
+from tasks.data.concatenate_repositories import ConcatenatedRepositories
 from tasks.data.decontaminate_documents import DecontaminatedDocuments
 from tasks.data.deduplicate_documents import DeduplicatedDocuments
 from tasks.data.filter_documents import FilteredDocuments
@@ -43,6 +44,7 @@ SERVING = ServingResources(host="127.0.0.1", port=0, context_length=256, num_thr
 GATE = GateRecipe(
     max_bits_per_byte=12.0, min_arithmetic_accuracy=0.0, min_pass_at_1=0.0, min_distinct_answer_share=0.0,
     noninferiority_bits_per_byte=0.05, start_bits_per_byte=0.05, start_pass_at_1=1.0,
+    max_forgetting_bits_per_byte=9.0, max_expert_load=9.0, max_expert_cv=9.0,
 )  # fmt: skip
 STEPS = {"pretrain_general": 60, "mid_reasoning": 30, "sft": 30, "rl_reasoning": 20}
 TOKENS_PER_STEP = 8192
@@ -124,6 +126,9 @@ def reported_data(store: Store) -> PreparedData:
     shards = TokenShards(
         num_documents=971, num_tokens=2500, shards=("web-00000",), domains={"web-00000": "web"}, tokens_by_domain={"web": 2100, "code": 400}
     )
+    repositories = ConcatenatedRepositories(
+        num_documents=7, num_bytes=600, num_repositories=5, num_files=61, train_bytes=550, validation_bytes=50
+    )
     chat_shards = ChatShards(
         num_documents=285, num_tokens=800, shards=("chat-00000",), domains={"chat-00000": "chat"}, tokens_by_domain={"chat": 800},
         num_trained_tokens=333,
@@ -149,8 +154,9 @@ def reported_data(store: Store) -> PreparedData:
         filtered=documents(store, "filter_documents", filtered, range(853)),
         problems=documents(store, "synthesize_problems", problems, range(900, 1020)),
         decontaminated=documents(store, "decontaminate_documents", decontaminated, range(851)),
-        chats=plain("collect_chats", chats), tokenizer=plain("train_tokenizer", tokenizer), shards=plain("shard_documents", shards),
-        chat_shards=plain("shard_chats", chat_shards), suite=evaluation_suite(store),
+        chats=plain("collect_chats", chats), repositories=plain("concatenate_repositories", repositories),
+        tokenizer=plain("train_tokenizer", tokenizer), shards=plain("shard_documents", shards),
+        validation=plain("shard_validation", shards), chat_shards=plain("shard_chats", chat_shards), suite=evaluation_suite(store),
         contracts={name: (made, result) for name, result in checked.items()},
     )  # fmt: skip
 
@@ -163,6 +169,7 @@ def _metrics(name: str) -> list[dict[str, float]]:
         line = {
             "step": step, "tokens": step * TOKENS_PER_STEP, "lm": 2 + 5 * math.exp(-step / 20) + 0.05 * wave,
             "mtp": 2.4 + 5 * math.exp(-step / 25), "expert_load_0": 1.2 + math.exp(-step / 10), "expert_load_1": 1.6 + 0.3 * wave,
+            "validation_bits_per_byte_web": 3 - 0.02 * step, "validation_bits_per_byte_code": 2 - 0.01 * step, "skipped_steps": 2,
             "tokens_per_second": 3000.0 + 10 * step, "mfu": 0.21, "memory_bytes": 1.5 * 2**30,
         }  # fmt: skip
         lines.append(line | ({"reward_mean": 0.3 + 0.02 * step + 0.05 * wave} if name == "rl_reasoning" else {}))
@@ -182,7 +189,8 @@ def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | N
     record = TrainedCheckpoint(
         phase=name, objective={"sft": "sft", "rl_reasoning": "grpo"}.get(name, "pretrain"), num_steps=num_steps,
         num_tokens=num_steps * TOKENS_PER_STEP, course=name, course_tokens=num_steps * TOKENS_PER_STEP, lm_loss=2.25, mtp_loss=2.5,
-        balance_loss=1.01, num_parameters=123_456, mean_reward=0.61 if is_policy else None, is_chat_trained=name in ("sft", "rl_reasoning"),
+        balance_loss=1.01, num_rollbacks=int(name == "sft"), validation_bits_per_byte={"web": 1.5}, num_parameters=123_456,
+        mean_reward=0.61 if is_policy else None, is_chat_trained=name in ("sft", "rl_reasoning"),
         chat_template_digest="c" * 64, tokenizer_digest="t" * 64, special_token_ids={}, export_digest="f" * 64,
     )  # fmt: skip
 
@@ -196,13 +204,15 @@ def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | N
     packed = PackedPhase(
         num_rows=60, num_tokens=15360, sequence_length=256, packing="stream", num_pieces=70, fill_share=1.0, num_too_long=0,
         tokens_by_domain={"web": 9000, "code": 6360}, epochs_by_domain={"web": 1.5, "code": 2.0},
+        num_rearranged=13, absent_domains=("commit",),
     )  # fmt: skip
     given = {"suite": evaluation_suite(store), "recipe": RECIPE, "resources": EvaluationResources(batch_sequences=8)}
     evaluation = commit(store, evaluate_checkpoint, checkpoint=checkpoint, **given)
     before = None if start is None else start.evaluation
     judged = {"evaluation": evaluation, "start_evaluation": before, "champion_evaluation": None}
     rows = None if is_policy else commit(store, toy("pack_phase", packed, lambda output: output.path("order.npy").touch()), name)
-    return ReportedPhase(name, rows, checkpoint, evaluation, commit(store, decide_gate, recipe=gate, **judged))
+    quoted = 0.4 if name == "sft" else None
+    return ReportedPhase(name, rows, checkpoint, evaluation, commit(store, decide_gate, recipe=gate, **judged), quoted)
 
 
 def reported_phases(store: Store, names: tuple[str, ...]) -> ReportedPhases:

@@ -25,7 +25,7 @@ from tasks.data.synthesize_problems import synthesize_problems
 from tasks.data.token_shard import open_shard
 from tasks.data.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import validate_contract
-from tests.data_inputs import RECIPE, compute, in_partitions, prose, rows, write_corpus
+from tests.data_inputs import RECIPE, compute, in_partitions, rows, write_corpus, write_packages
 
 SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=400, num_evaluation_problems=30, max_operand=20, problems_per_document=20, num_chats=100,
@@ -34,20 +34,6 @@ SYNTHESIS = SynthesisRecipe(
 TOKENIZER = TokenizerRecipe(num_ordinary_tokens=400, sample_chars=150000)
 MIXTURE = {"web": 0.5, "code": 0.1, "repository": 0.2, "synthetic": 0.2}
 PACKING = PackingRecipe(num_tokens=6400, sequence_length=64, packing="stream", mixture=MIXTURE, max_epochs=4.0, fim_rate=0.5, seed=1)
-NUM_PACKAGES, FILES_PER_PACKAGE = 6, 5
-
-
-def write_packages(directory) -> None:
-    """Packages whose files import one another in the opposite order of their names, and are longer than a document may be."""
-    for package in range(NUM_PACKAGES):
-        (directory / f"package_{package}").mkdir()
-        for number in range(FILES_PER_PACKAGE):
-            used = f"from .part_{number + 1} import function_{number + 1}\n" if number + 1 < FILES_PER_PACKAGE else ""
-            words = (prose(1000 + 500 * package + 50 * number + line, 24) for line in range(30))
-            body = "".join(f"def function_{number}_{line}(a):\n    return {text!r}\n" for line, text in enumerate(words))
-            (directory / f"package_{package}" / f"part_{number}.py").write_text(used + body)
-    path = directory / "glm46-data.yaml"
-    path.write_text(path.read_text().replace("'*.py'", "'**/*.py'"))
 
 
 def run_chain(sources, root, count: int) -> dict:

@@ -24,6 +24,7 @@ from infra.servers import mlflow_database_uri
 from infra.step import Artifact, Manifest, Output, Record, step
 from infra.store import open_store
 from tasks.data.collect_chats import collect_chats
+from tasks.data.concatenate_repositories import concatenate_repositories
 from tasks.data.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplicate_documents import deduplicate_documents
 from tasks.data.filter_documents import filter_documents
@@ -38,7 +39,7 @@ from tasks.data.train_tokenizer import train_tokenizer
 from tasks.lineage.trace_document import trace_document
 from tasks.lineage.trace_model import trace_model
 from tests.conftest import ROOT
-from tests.data_inputs import RECIPE, RESOURCES, compute, prose, rows, write_corpus, write_jsonl
+from tests.data_inputs import RECIPE, RESOURCES, compute, prose, rows, write_corpus, write_jsonl, write_packages
 
 SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=300, num_evaluation_problems=20, max_operand=30, problems_per_document=20, num_chats=40,
@@ -73,6 +74,7 @@ def train_phase(*, packed, shards, chats, prompts, tokenizer, start, recipe, out
 def prepare(directory: Path, root: Path) -> dict[str, Artifact]:
     """The data path of flows/prepare_data.py on a small corpus."""
     write_corpus(directory)
+    write_packages(directory)
     turns = [[{"role": "user", "content": f"Say {n}"}, {"role": "assistant", "content": f"{n}, as asked"}] for n in range(30)]
     write_jsonl(directory / "talk.jsonl", [{"messages": turn} for turn in turns])
     with zipfile.ZipFile(directory / "bundle.zip", "w") as archive:
@@ -91,13 +93,14 @@ def prepare(directory: Path, root: Path) -> dict[str, Artifact]:
         decontaminate_documents, root, documents=filtered, synthetic=problems, ingested=ingested, recipe=RECIPE.decontaminate, **spark
     )
     chats = compute(collect_chats, root, sources=sources, synthetic=problems, ingested=ingested, recipe=RECIPE.chat_collection, **spark)
+    repositories = compute(concatenate_repositories, root, documents=clean, recipe=RECIPE.repositories, **spark)
     tokenizer = compute(
-        train_tokenizer, root, documents=clean, recipe=TokenizerRecipe(num_ordinary_tokens=400, sample_chars=30000), **spark
+        train_tokenizer, root, documents=clean, recipe=TokenizerRecipe(num_ordinary_tokens=400, sample_chars=150000), **spark
     )
     return {
         "ingested": ingested, "deduplicated": unique, "split": split, "filtered": filtered, "problems": problems, "decontaminated": clean,
-        "chats": chats, "tokenizer": tokenizer,
-        "shards": compute(shard_documents, root, documents=clean, tokenizer=tokenizer, **spark),
+        "chats": chats, "repositories": repositories, "tokenizer": tokenizer,
+        "shards": compute(shard_documents, root, documents=clean, repositories=repositories, tokenizer=tokenizer, **spark),
         "chat_shards": compute(shard_chats, root, chats=chats, tokenizer=tokenizer, **spark),
     }  # fmt: skip
 
@@ -107,7 +110,7 @@ def train(data: dict[str, Artifact], root: Path) -> dict[str, Artifact]:
     scale = load_scale("micro")
     recipes = {phase.name: scale.training_recipe(phase) for phase in scale.phases}
     none = {"packed": None, "shards": None, "chats": None, "prompts": None, "tokenizer": data["tokenizer"]}
-    first = compute(pack_phase, root, shards=data["shards"], chats=None, recipe=PRETRAIN)
+    first = compute(pack_phase, root, shards=data["shards"], chats=None, tokenizer=data["tokenizer"], recipe=PRETRAIN)
     second = compute(pack_phase, root, shards=data["shards"], chats=data["chat_shards"], recipe=SFT)
     pretrained = compute(
         train_phase, root, recipe=recipes["pretrain_general"], start=None, **{**none, "packed": first, "shards": data["shards"]}
@@ -171,6 +174,8 @@ def read_by_hand(order: Artifact, shards: list[Artifact]) -> Counter:
     members = {(row["shard"], row["sequence"]): row["id"] for artifact in shards for row in rows(artifact, "members.parquet")}
     tokens = Counter()
     for shard, sequence, _, length, _, _ in np.load(order.path("order.npy")).tolist():
+        if shard == len(names):
+            continue  # special tokens of fill-in-the-middle belong to no document
         tokens[members[(names[shard], sequence)]] += length
     return tokens
 
@@ -243,13 +248,33 @@ def test_every_document_tells_the_phases_that_the_models_records_tell(champion, 
     assert set(chosen) >= {("pretrain_general",), ("sft",), ("rl_reasoning",)}
     for phases, row in chosen.items():
         found = trace_document(graph, versions, row["id"])
-        assert {phase.phase for phase in found.trained} == set(phases)
-        assert sum(phase.num_tokens for phase in found.trained) == row["tokens"]
-        assert {(phase.shard, phase.sequence) for phase in found.trained} == {(row["shard"], row["sequence"])}
+        itself = [phase for phase in found.trained if not phase.within]
+        assert {phase.phase for phase in itself} == set(phases)
+        assert sum(phase.num_tokens for phase in itself) == row["tokens"]
+        assert {(phase.shard, phase.sequence) for phase in itself} == {(row["shard"], row["sequence"])}
         assert {(place.source, place.offset, place.piece) for place in found.places} == {(row["source"], row["offset"], row["piece"])}
         models = {(model.phase, model.version, model.aliases) for model in found.models}
         assert ("rl_reasoning", "2", ("champion", "rl_reasoning")) in models
         assert (("pretrain_general", "1", ("pretrain_general",)) in models) == ("pretrain_general" in phases)
+
+
+def test_a_file_tells_the_phases_that_read_its_repository_and_the_repository_its_files(champion, data, graph):
+    _, records = champion
+    read = {row["id"]: row for row in records if row["shard"].startswith("repository-")}
+    assert read, "no repository was packed"
+    members = {}
+    for row in rows(data["repositories"], "files.parquet"):
+        members.setdefault(row["repository_id"], []).append((row["number"], row["id"]))
+    for identity, row in list(read.items())[:2]:
+        repository = trace_document(graph, [], identity)
+        assert repository.parts == tuple(part for _, part in sorted(members[identity]))
+        (place,) = repository.places
+        assert (place.kind, place.source, place.step) == ("repository", row["source"], "concatenate_repositories")
+        for part in repository.parts[:3]:
+            inside = [phase for phase in trace_document(graph, [], part).trained if phase.within]
+            assert {(phase.within, phase.shard, phase.sequence) for phase in inside} == {(identity, row["shard"], row["sequence"])}
+            assert [phase.phase for phase in inside] == ["pretrain_general"] and inside[0].num_tokens == row["tokens"]
+        assert "as a part of repository" in trace_document(graph, [], repository.parts[0]).describe()
 
 
 def test_a_dropped_document_names_the_step_the_reason_and_what_stayed(data, graph):

@@ -26,6 +26,7 @@ from tests.evaluation_fakes import RECIPE, ToyCheckpoint, checkpoint, commit, ev
 GATE = GateRecipe(
     max_bits_per_byte=20.0, min_arithmetic_accuracy=0.0, min_pass_at_1=0.0, min_distinct_answer_share=0.0,
     noninferiority_bits_per_byte=0.05, start_bits_per_byte=0.05, start_pass_at_1=1.0,
+    max_forgetting_bits_per_byte=9.0, max_expert_load=9.0, max_expert_cv=9.0,
 )  # fmt: skip
 EXPERIMENT = "glm46-test"
 

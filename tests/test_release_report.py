@@ -74,6 +74,25 @@ def test_numbers_of_the_data_are_those_of_the_artifacts(report, data):
     assert any(row[:6] == ["python", "pretrain", "code", "PSF-2.0", "3", "6,000"] for row in rows)
 
 
+def test_what_was_watched_while_training_is_shown(report, phases):
+    text = report.path("report.html").read_text()
+    rows = Cells(text).rows
+    sft = next(phase for phase in phases if phase.name == "sft")
+    trained = [row for row in rows if row[:2] == ["sft", "sft"]]
+    assert trained and "0.4" in trained[0] and f"{sft.checkpoint.record.lm_loss:.4f}" in trained[0]
+    assert "Quoted: what S0 expects" in text and "Held-out text while training" in text
+    assert ["sft", "1", "2"] in rows, "rollbacks and the steps left out"
+    packed = next(row for row in rows if row[:2] == ["sft", "stream"])
+    assert packed[-3:] == ["web 9,000 (1.50), code 6,360 (2.00)", "commit", "13"]
+    layers = [row for row in rows if row[0] == "sft" and len(row) == 5 and row[1].isdigit()]
+    record = sft.evaluation.record
+    assert [(row[2], row[3], row[4]) for row in layers] == [
+        (f"{load:.2f}", f"{cv:.3f}", str(dead))
+        for load, cv, dead in zip(record.expert_load, record.expert_cv, record.num_dead_experts, strict=True)
+    ]
+    assert layers and ["repository", "550", "0", "50"] in rows
+
+
 def test_every_figure_of_every_phase_stands_in_the_benchmark_table(report, phases):
     rows = {row[0]: row[1:] for row in Cells(report.path("report.html").read_text()).rows if len(row) == 1 + len(STEPS)}
     assert rows["figure"] == list(STEPS)

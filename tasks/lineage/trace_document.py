@@ -25,12 +25,16 @@ from tasks.lineage.trained_phases import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+SHARD_STEPS = ("shard_documents", "shard_chats")
+FILES_FILE = "files.parquet"
+"""Of concatenate_repositories: which document went into which."""
 FIRST_SEEN = {
     "ingest_documents": {"documents/*": "document", "evaluation/*": "protected evaluation item"},
     "synthesize_problems": {
         "documents/*": "document", "chats.parquet": "conversation", PROMPTS_FILE: "prompt", "problems.parquet": "evaluated problem",
     },
     "collect_chats": {"chats/*": "conversation"},
+    "concatenate_repositories": {"documents/*": "repository"},
 }  # fmt: skip
 """Steps in which an id appears first: the files of each, and what their rows are."""
 
@@ -67,7 +71,9 @@ class TrainedOn(BaseModel):
     shard: str
     sequence: int
     num_tokens: int
-    """With repetitions; 0 for a prompt, where the phase trains on its own answers."""
+    """With repetitions; 0 for a prompt, where the phase trains on its own answers. Inside a repository: of all its files together."""
+    within: str = ""
+    """The repository document that it was read as a part of; empty where it was read by itself."""
 
 
 class Descendant(BaseModel):
@@ -87,6 +93,8 @@ class DocumentLineage(BaseModel):
 
     id: str
     places: tuple[Place, ...]
+    parts: tuple[str, ...]
+    """Of a repository the ids of the documents that it is made of, in their order; else empty."""
     split: str
     """train or validation; empty where it was dropped before the split or no split applies."""
     dropped: tuple[Drop, ...]
@@ -97,11 +105,12 @@ class DocumentLineage(BaseModel):
         """Lines for a terminal."""
         lines = [f"document {self.id}"]
         lines += [f"  {place.kind} of {place.source} at {place.offset}, piece {place.piece} ({place.step})" for place in self.places]
+        lines += [f"  made of {len(self.parts)} documents: {', '.join(self.parts)}"] if self.parts else []
         lines += [f"  split {self.split}"] if self.split else []
         for drop in self.dropped:
             lines.append(f"  dropped by {drop.step} ({drop.digest[:12]}): {drop.reason}{f', kept {drop.kept_id}' if drop.kept_id else ''}")
         for phase in self.trained:
-            where = f"{phase.shard} sequence {phase.sequence}"
+            where = f"{phase.shard} sequence {phase.sequence}{f', as a part of repository {phase.within}' if phase.within else ''}"
             lines.append(f"  trained in {phase.phase} ({phase.digest[:12]}): {phase.num_tokens:,} tokens, {where}")
         for model in self.models:
             known = (
@@ -121,10 +130,11 @@ def trace_document(graph: ManifestGraph, versions: list[NamedVersion], identity:
             "`glm46 lineage model ALIAS --records FILE.parquet` lists the trained ones"
         )
     trained = tuple(_trained_on(graph, identity))
-    splitters = graph.made_by("split_documents", "collect_chats")
+    splitters = graph.made_by("split_documents", "collect_chats", "concatenate_repositories")
     splits = {row["split"] for made in splitters for row in _find(graph, made, ("documents/*", "chats/*"), identity)}
     return DocumentLineage(
-        id=identity, places=places, split=" and ".join(sorted(splits)), dropped=dropped, trained=trained,
+        id=identity, places=places, parts=tuple(_parts(graph, identity)),
+        split=" and ".join(sorted(splits)), dropped=dropped, trained=trained,
         models=tuple(_descendants(graph, versions, {phase.digest for phase in trained})),
     )  # fmt: skip
 
@@ -156,23 +166,45 @@ def _drops(graph: ManifestGraph, identity: str) -> Iterator[Drop]:
 
 
 def _trained_on(graph: ManifestGraph, identity: str) -> Iterator[TrainedOn]:
-    members = {made.digest: _find(graph, made, ("members.parquet",), identity) for made in graph.made_by("shard_documents", "shard_chats")}
+    members = {made.digest: list(_members(graph, made, identity)) for made in graph.made_by(*SHARD_STEPS)}
     for checkpoint in graph.made_by(TRAIN_STEP):
         phase = phase_of(graph, checkpoint)
         found = [row for shards in phase.shards for row in members[shards.digest]]
         for row in found:
             num_tokens = tokens_of_sequence(graph, phase, row["shard"], row["sequence"])
             if num_tokens:
-                yield _trained(phase, row["shard"], row["sequence"], num_tokens)
+                within = "" if row["id"] == identity else row["id"]
+                yield _trained(phase, row["shard"], row["sequence"], num_tokens, within)
         if phase.prompts is None or not _find(graph, phase.prompts, (PROMPTS_FILE,), identity):
             continue
         if identity in asked_prompt_ids(graph, checkpoint, phase.prompts):
             yield _trained(phase, PROMPTS_FILE, _problem_place(phase.prompts, identity)[1], 0)
 
 
-def _trained(phase: TrainedPhase, shard: str, sequence: int, num_tokens: int) -> TrainedOn:
+def _members(graph: ManifestGraph, shards: Manifest, identity: str) -> Iterator[dict[str, Any]]:
+    """Where shards hold a document: by itself, and inside the repositories that it went into."""
+    yield from _find(graph, shards, ("members.parquet",), identity)
+    repositories = graph.input_of(shards, "repositories")
+    for row in _find(graph, repositories, (FILES_FILE,), identity) if repositories is not None else ():
+        yield from _find(graph, shards, ("members.parquet",), row["repository_id"])
+
+
+def _parts(graph: ManifestGraph, identity: str) -> list[str]:
+    import pyarrow.dataset as dataset
+
+    for manifest in graph.made_by("concatenate_repositories"):
+        table = dataset.dataset(str(graph.open(manifest).path(FILES_FILE)))
+        found = table.to_table(columns=["id", "number"], filter=dataset.field("repository_id") == identity).sort_by("number")
+        if found.num_rows:
+            return found["id"].to_pylist()
+    return []
+
+
+def _trained(phase: TrainedPhase, shard: str, sequence: int, num_tokens: int, within: str = "") -> TrainedOn:
     made = phase.checkpoint
-    return TrainedOn(phase=phase.name, key=made.key, digest=made.digest, shard=shard, sequence=sequence, num_tokens=num_tokens)
+    return TrainedOn(
+        phase=phase.name, key=made.key, digest=made.digest, shard=shard, sequence=sequence, num_tokens=num_tokens, within=within
+    )  # fmt: skip
 
 
 def _descendants(graph: ManifestGraph, versions: list[NamedVersion], digests: set[str]) -> Iterator[Descendant]:
@@ -202,7 +234,7 @@ def _find(graph: ManifestGraph, manifest: Manifest, patterns: tuple[str, ...], i
     found = dataset.dataset([str(graph.open(manifest).path(name)) for name in sorted(names)])
     wanted = [
         name
-        for name in ("id", "source", "offset", "piece", "reason", "kept_id", "shard", "sequence", "split")
+        for name in ("id", "source", "offset", "piece", "reason", "kept_id", "shard", "sequence", "split", "repository_id")
         if name in found.schema.names
     ]
     table: pa.Table = found.to_table(columns=wanted, filter=dataset.field("id") == identity)

@@ -25,7 +25,7 @@ class Line:
     name: str
     points: Sequence[Point]
     colour: str = "accent"
-    """A colour of the page's style: accent, second, soft."""
+    """A colour of the page's style: accent, second, third, fourth, soft, good, bad."""
     width: float = 2
     opacity: float = 1.0
 

@@ -7,6 +7,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from infra.step import digest_of
+from tasks.data.documents import REPOSITORY
 from tasks.data.prepared_data import PreparedData
 from tasks.release.dropped_examples import Example, dropped_examples, shortened
 from tasks.release.report_inputs import DIGITS
@@ -40,6 +41,9 @@ def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
         ("synthesize", "documents added", data.problems.record.num_documents),
         *_reasons("decontaminate", "dropped", decontaminated.dropped),
         ("decontaminate", "documents", decontaminated.num_documents),
+        ("concatenate", "repositories", data.repositories.record.num_repositories),
+        ("concatenate", "documents put into them", data.repositories.record.num_files),
+        ("concatenate", "documents of whole repositories", data.repositories.record.num_documents),
     ]
 
 
@@ -87,12 +91,14 @@ def _rejected(artifact: Any) -> str:
 
 def _domains(data: PreparedData) -> str:
     record, tokens = data.decontaminated.record, data.shards.record.tokens_by_domain
-    trained, held_out = record.train_bytes_by_domain, record.validation_bytes_by_domain
+    repositories = data.repositories.record
+    trained = record.train_bytes_by_domain | {REPOSITORY: repositories.train_bytes}
+    held_out = record.validation_bytes_by_domain | {REPOSITORY: repositories.validation_bytes}
     rows = [(name, trained.get(name, 0), tokens.get(name, 0), held_out.get(name, 0)) for name in sorted({*trained, *held_out})]
     sample = data.tokenizer.record
     return table(("domain", "bytes to train on", "tokens in shards", "bytes held out"), rows) + paragraph(
         f"Tokens of a byte-level BPE of {sample.num_ordinary_tokens:,} ordinary tokens, learned from {sample.num_sample_chars:,} "
-        f"characters of {sample.num_sample_documents:,} documents.",
+        f"characters of {sample.num_sample_documents:,} documents. A repository holds files of the domain code again, one after the other.",
         "soft",
     )
 

@@ -28,6 +28,8 @@ class ReportedPhase:
     checkpoint: Artifact[TrainedCheckpoint]
     evaluation: Artifact[Evaluation]
     decision: Artifact[GateDecision]
+    quoted_loss: float | None = None
+    """What a source document expects without evidence; shown beside the measured one."""
 
     @property
     def stages(self) -> list[Artifact[Any]]:
@@ -55,4 +57,4 @@ class ReportedPhases:
     @property
     def digest(self) -> str:
         """sha256 over the names and the members' digests."""
-        return digest_of([[phase.name, *(artifact.digest for artifact in phase.stages)] for phase in self.phases])
+        return digest_of([[phase.name, phase.quoted_loss, *(artifact.digest for artifact in phase.stages)] for phase in self.phases])

@@ -8,10 +8,10 @@ from html import escape
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #5b6575; --line: #dfe3ea; --back: #f6f7fa; --card: #ffffff; --band: #f3f5f9;
-        --good: #13795b; --bad: #b3261e; --accent: #3457d5; --second: #c2660c; }
+        --good: #13795b; --bad: #b3261e; --accent: #3457d5; --second: #c2660c; --third: #8a3ffc; --fourth: #007d79; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e9ef; --soft: #9aa4b5; --line: #2d3442; --back: #12151c; --card: #191e28; --band: #1f2531;
-          --good: #4cc38a; --bad: #ff8a80; --accent: #8ea6ff; --second: #f2a65a; } }
+          --good: #4cc38a; --bad: #ff8a80; --accent: #8ea6ff; --second: #f2a65a; --third: #be95ff; --fourth: #3ddbd9; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.55 system-ui, "Segoe UI", Roboto, sans-serif; }
 main { max-width: 1040px; margin: 0 auto; padding: 40px 24px 64px; }
@@ -43,7 +43,7 @@ svg { display: block; width: 100%; height: auto; margin: 4px 0 12px; } svg text 
 svg text.strong { fill: var(--ink); }
 @media print {
   :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --back: #fff; --card: #fff; --band: #f3f5f9; --good: #13795b;
-          --bad: #b3261e; --accent: #3457d5; --second: #c2660c; }
+          --bad: #b3261e; --accent: #3457d5; --second: #c2660c; --third: #8a3ffc; --fourth: #007d79; }
   body { font-size: 12px; } main { max-width: none; padding: 0; } nav { display: none; }
   section { border: 0; border-radius: 0; border-top: 1px solid #ccc; padding: 12px 0; overflow: visible; }
   h2, h3 { break-after: avoid; } tr, svg, blockquote { break-inside: avoid; }

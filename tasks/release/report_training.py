@@ -10,6 +10,7 @@ from infra.step import Artifact
 from tasks.release.report_charts import Line, Point, Span, curves, strips
 from tasks.release.report_inputs import ReportedPhase, ReportedPhases
 from tasks.release.report_page import Figure, chips, folded, heading, paragraph, table
+from tasks.release.report_progress import experts_table, packed_table, spikes_section, validation_curves
 
 METRICS_FILE, ROLLOUTS_FILE = "metrics.jsonl", "rollouts.jsonl"
 REWARD = "reward_mean"
@@ -28,7 +29,11 @@ def training_section(phases: ReportedPhases) -> str:
     if not trained:
         return paragraph("These weights were imported: there is no training log.", "soft")
     spans = [span for _, span, _ in trained]
-    return "".join((_table(phases), _losses(trained, spans), _expert_load(trained, spans), _rewards(trained)))
+    parts = (
+        _table(phases), _losses(trained, spans), validation_curves(trained, spans), _expert_load(trained, spans), experts_table(phases),
+        spikes_section(trained), packed_table(phases), _rewards(trained),
+    )  # fmt: skip
+    return "".join(parts)
 
 
 def phase_spans(phases: ReportedPhases) -> list[Span]:
@@ -51,7 +56,10 @@ def read_metrics(checkpoint: Artifact[Any]) -> Metrics:
 
 
 def _table(phases: ReportedPhases) -> str:
-    columns = ("phase", "objective", "steps", "tokens", "last loss", "mean reward at the end", "tokens per second", "MFU", "peak memory")
+    columns = (
+        "phase", "objective", "steps", "tokens", "last loss", "quoted loss", "mean reward at the end", "tokens per second", "MFU",
+        "peak memory", "rollbacks",
+    )  # fmt: skip
     rows = []
     for phase in phases:
         record, metrics = phase.checkpoint.record, read_metrics(phase.checkpoint)
@@ -59,13 +67,16 @@ def _table(phases: ReportedPhases) -> str:
         rows.append(
             (
                 phase.name, record.objective, record.num_steps, record.num_tokens, Figure(f"{record.lm_loss:.4f}" if has_loss else ""),
+                Figure("" if phase.quoted_loss is None else f"{phase.quoted_loss:g}"),
                 Figure("" if record.mean_reward is None else f"{record.mean_reward:.4f}"),
                 Figure(f"{_median(metrics, 'tokens_per_second'):,.0f}" if metrics else ""),
                 Figure(f"{_median(metrics, 'mfu'):.1%}" if metrics else ""),
-                Figure(f"{metrics[-1]['memory_bytes'] / 2**30:.2f} GiB" if metrics else ""),
+                Figure(f"{metrics[-1]['memory_bytes'] / 2**30:.2f} GiB" if metrics else ""), record.num_rollbacks,
             )
         )  # fmt: skip
     told = "Loss: cross-entropy of the next token in nats, of the last step. Speed and MFU: median over the log."
+    if any(phase.quoted_loss is not None for phase in phases):
+        told += " Quoted: what S0 expects at full scale without evidence; it decides nothing."
     return table(columns, rows) + paragraph(told, "soft")
 
 
