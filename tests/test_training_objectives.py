@@ -156,7 +156,6 @@ def test_a_prompt_without_room_for_its_answer_is_refused(inputs, tuned):
         ({"objective": {"kind": "reward"}}, {}, "objective reward cannot be trained"),
         ({"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0}}, {}, "adapter.kind lora cannot be trained: set adapter.kind to none"),
         ({}, {"launcher": "slurm"}, "launcher slurm is not available: set launcher to local"),
-        ({}, {"tensor_parallel": 2}, "tensor_parallel 2 is not available: set tensor_parallel to 1"),
         ({}, {"context_parallel": 2}, "context_parallel 2 is not available"),
         ({}, {"expert_parallel": 2}, "expert_parallel 2 is not available"),
         ({}, {"offload_optimizer": "cpu"}, "offload_optimizer cpu is not available: set offload_optimizer to none"),

@@ -9,7 +9,7 @@ OBJECTIVES = ("pretrain", "sft", "grpo")
 ZERO_STAGES = (0,)
 """Stages whose numbers are held to stage 0's by a test."""
 ONLY = {
-    "launcher": "local", "tensor_parallel": 1, "context_parallel": 1, "expert_parallel": 1,
+    "launcher": "local", "context_parallel": 1, "expert_parallel": 1,
     "offload_optimizer": "none",
 }  # fmt: skip
 """Resources of which one value can be trained with."""
