@@ -23,7 +23,9 @@ def reduce_partial(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> N
         return
     for piece, gradient in gradient_pieces(engine, pieces_of(engine, model, ranks)):
         if getattr(piece.parameter, "is_partial_over_tensor", False):
-            dist.all_reduce(gradient, group=ranks.tensor.group)
+            total = gradient.to(engine.device)
+            dist.all_reduce(total, group=ranks.tensor.group)
+            gradient.copy_(total)
 
 
 @torch.no_grad()
@@ -38,7 +40,7 @@ def gradient_norm(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> fl
         weighted.setdefault(_num_holders(piece, stage, ranks), []).append(gradient)
     squares = torch.zeros((), dtype=torch.float64, device=engine.device)
     for num_holders, gradients in weighted.items():
-        squares += torch.nn.utils.get_total_norm(gradients).double().square() / num_holders
+        squares += torch.nn.utils.get_total_norm(gradients).to(squares).square() / num_holders
     for axis in (ranks.stage, ranks.pipeline):
         if axis.group is not None:
             dist.all_reduce(squares, group=axis.group)

@@ -6,13 +6,7 @@ from configs.schema import PolicyObjective, TrainingRecipe, TrainingResources
 from tasks.training.topology import refuse_impossible_topology
 
 OBJECTIVES = ("pretrain", "sft", "grpo")
-ZERO_STAGES = (0,)
-"""Stages whose numbers are held to stage 0's by a test."""
-ONLY = {
-    "launcher": "local", "context_parallel": 1, "expert_parallel": 1,
-    "offload_optimizer": "none",
-}  # fmt: skip
-"""Resources of which one value can be trained with."""
+LAUNCHERS = ("local",)
 
 
 def refuse_impossible_training(recipe: TrainingRecipe, resources: TrainingResources) -> None:
@@ -21,12 +15,8 @@ def refuse_impossible_training(recipe: TrainingRecipe, resources: TrainingResour
         raise ValueError(f"phase {recipe.phase}: objective {recipe.objective.kind} cannot be trained, only {', '.join(OBJECTIVES)} can")
     if recipe.adapter.kind != "none":
         raise ValueError(f"phase {recipe.phase}: adapter.kind {recipe.adapter.kind} cannot be trained: set adapter.kind to none")
-    if resources.zero_stage not in ZERO_STAGES:
-        raise ValueError(f"phase {recipe.phase}: zero_stage {resources.zero_stage} is not available: set one of {ZERO_STAGES}")
-    for name, only in ONLY.items():
-        value = getattr(resources, name)
-        if value != only:
-            raise ValueError(f"phase {recipe.phase}: {name} {value} is not available: set {name} to {only}")
+    if resources.launcher not in LAUNCHERS:
+        raise ValueError(f"phase {recipe.phase}: launcher {resources.launcher} is not available: set launcher to {LAUNCHERS[0]}")
     if isinstance(recipe.objective, PolicyObjective) and resources.num_ranks > 1:
         raise ValueError(f"phase {recipe.phase}: num_ranks {resources.num_ranks} cannot train {recipe.objective.kind}: set num_ranks to 1")
     refuse_impossible_topology(recipe, resources)

@@ -126,11 +126,12 @@ def _pieces_of_stage_3(zero: Any) -> Iterator[Piece]:
             place += size
 
 
-def assemble(part: Tensor, piece: Piece, axis: Axis, *, to: int) -> Tensor:
-    """The whole parameter from everyone's elements, on rank `to` of the axis. All sharers call it in one order."""
+def assemble(part: Tensor, piece: Piece, axis: Axis, device: torch.device, *, to: int) -> Tensor:
+    """The whole parameter from everyone's elements, on rank `to` of the axis. All sharers call it in one order, with the accelerator as
+    the device: masters may lie in host memory, and groups send from accelerators only."""
     if axis.size == 1 or piece.master is piece.parameter:
-        return part.view(piece.shape)
-    whole = torch.zeros(piece.shape, device=part.device)
+        return part.to(device).view(piece.shape)
+    whole = torch.zeros(piece.shape, device=device)
     piece.among(whole).copy_(part)
     dist.reduce(whole, dst=axis.ranks[to], group=axis.group)
     return whole

@@ -133,7 +133,8 @@ def dump_state(trainable: Trainable, position: Position) -> Iterator[tuple[str, 
 @torch.no_grad()
 def _whole_tensors(trainable: Trainable, kind: str) -> Iterator[tuple[str, Tensor]]:
     """Checkpoint names and tensors on the first rank of the pipeline stage; the others only take part."""
-    model, ranks = trainable.model, trainable.ranks
+    model, ranks, device = trainable.model, trainable.ranks, trainable.engine.device
+    assert device is not None
     pieces = pieces_of(trainable.engine, model, ranks)
     names = {parameter: name for name, parameter in model.named_parameters()}
     for parameter, piece in pieces.items():
@@ -141,7 +142,7 @@ def _whole_tensors(trainable: Trainable, kind: str) -> Iterator[tuple[str, Tenso
             continue
         part = piece.of(_flat_state(trainable, piece, kind))
         axis = sharers(parameter, ranks)
-        whole = assemble(part, piece, axis, to=0)
+        whole = assemble(part, piece, axis, device, to=0)
         if axis.rank == 0:  # the first of the sharers hold all the parts together
             whole = gather_whole(whole, shard_of(parameter), ranks)
         if ranks.stage.rank == 0:

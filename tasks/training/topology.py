@@ -81,6 +81,16 @@ def _engine(resources: TrainingResources) -> Iterator[str]:
         yield f"offload_optimizer {resources.offload_optimizer} needs zero_stage >= 1: DeepSpeed offloads the shards that ZeRO makes"
     if resources.offload_optimizer == "nvme" and resources.zero_stage in (1, 2):
         yield f"offload_optimizer nvme needs zero_stage 3, it is {resources.zero_stage}: set 3, or offload_optimizer cpu"
+    if resources.offload_parameters != "none" and resources.zero_stage != 3:
+        yield (
+            f"offload_parameters {resources.offload_parameters} needs zero_stage 3, it is {resources.zero_stage}: only there are weights "
+            "divided. Set 3, or offload_parameters none"
+        )
+    if "nvme" in (resources.offload_optimizer, resources.offload_parameters):
+        yield (
+            "offloading to nvme: DeepSpeed swaps partitions out between steps, where the hand-over state cannot be written from them nor "
+            "read into them. Set cpu"
+        )
 
 
 def _rows(recipe: TrainingRecipe, resources: TrainingResources, steps: PhaseSteps) -> Iterator[str]:

@@ -21,8 +21,9 @@ from tasks.training.shards import gather_whole, own_part, shard_of
 class WholeMatrices:
     """`Muon.orthogonalize` for masters that hold pieces of matrices."""
 
-    def __init__(self, optimizer: Muon, pieces: dict[nn.Parameter, Piece], ranks: Ranks) -> None:
-        self.optimizer, self.ranks = optimizer, ranks
+    def __init__(self, optimizer: Muon, pieces: dict[nn.Parameter, Piece], ranks: Ranks, device: torch.device) -> None:
+        """`device` is the accelerator, wherever the masters lie."""
+        self.optimizer, self.ranks, self.device = optimizer, ranks, device
         self.by_master: dict[int, list[Piece]] = {}
         for piece in pieces.values():
             self.by_master.setdefault(id(piece.master), []).append(piece)
@@ -40,7 +41,7 @@ class WholeMatrices:
                 elif piece.length:
                     alone.append((piece, direction, update))
         for piece, direction, update in alone:
-            piece.of(update).copy_(self._update_of_part(piece.of(direction).view(piece.shape), piece).view(-1))
+            piece.of(update).copy_(self._update_of_part(piece.of(direction).to(self.device).view(piece.shape), piece).view(-1))
         for axis, items in shared.items():
             for first in range(0, len(items), axis.size):
                 self._divide_work(items[first : first + axis.size], axis)
@@ -50,13 +51,13 @@ class WholeMatrices:
         """At most one matrix per sharer: bring them together, orthogonalise one's own, hand the results round."""
         mine: Tensor | None = None
         for owner, (piece, direction, _) in enumerate(items):
-            part = assemble(piece.of(direction), piece, axis, to=owner)
+            part = assemble(piece.of(direction), piece, axis, self.device, to=owner)
             if owner == axis.rank:
                 mine = part
         if mine is not None:
             mine = self._update_of_part(mine, items[axis.rank][0])
-        for owner, (piece, direction, update) in enumerate(items):
-            result = mine if owner == axis.rank and mine is not None else torch.empty(piece.shape, device=direction.device)
+        for owner, (piece, _, update) in enumerate(items):
+            result = mine if owner == axis.rank and mine is not None else torch.empty(piece.shape, device=self.device)
             dist.broadcast(result, src=axis.ranks[owner], group=axis.group)
             if piece.length:
                 piece.of(update).copy_(piece.among(result))
