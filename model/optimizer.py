@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import OptimizerRecipe
+from model.newton_schulz import orthogonalize
 
 QUINTIC_STEPS = 5
 """The coefficients of the quintic are tuned for this many."""
@@ -130,12 +131,4 @@ class Muon(torch.optim.Optimizer):
 
     def scaled_polar_factor(self, matrix: Tensor) -> Tensor:
         """The update of one whole matrix, or of a stack of them."""
-        return orthogonalize(matrix) * (self.recipe.muon_update_rms * max(matrix.shape[-2:]) ** 0.5)
-
-
-def orthogonalize(matrices: Tensor) -> Tensor:
-    """Nearly U V^T of the last two dimensions: five Newton-Schulz steps leave singular values between 0.7 and 1.2."""
-    from deepspeed.runtime.zero.muon.original_muon import zeropower_via_gram_newtonschulz
-
-    # "gram" iterates on the small square side: the same result with fewer products, and in float32 where the CPU has no float16.
-    return zeropower_via_gram_newtonschulz(matrices, QUINTIC_STEPS).to(matrices.dtype)
+        return orthogonalize(matrix, QUINTIC_STEPS) * (self.recipe.muon_update_rms * max(matrix.shape[-2:]) ** 0.5)
