@@ -60,7 +60,7 @@ def assess_checkpoint(
         run, decide_gate, stage=f"gate {phase.name}", evaluation=evaluation, start_evaluation=start_evaluation, champion_evaluation=None,
         recipe=phase.recipe.gate,
     )  # fmt: skip
-    finish_phase(run, phase, run_id, evaluation, decision)
+    finish_phase(run, phase, run_id, checkpoint, evaluation, decision)
 
     tags = version_tags(run.scale.scale, decision, run.store) | evaluation_tags(phase, evaluation.record)
     description = f"{phase.name} at scale {run.scale.scale}"

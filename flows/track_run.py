@@ -6,6 +6,7 @@ A phase that is found in the store keeps its run below the parent that computed 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from tasks.data.validate_contract import ContractResult
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.evaluation.evaluate_checkpoint import Evaluation
+    from tasks.training.train_phase import TrainedCheckpoint
 
 FLOW_RUN_TAG = "glm46.flow_run"
 """Id of the Prefect flow run, on a parent run."""
@@ -52,6 +54,8 @@ NOTE_TAG = "mlflow.note.content"
 """What MLflow's page of a run shows as its description, as Markdown."""
 EVIDENCE_DIR = "evidence"
 OUTCOME_FILE = "outcome.json"
+LOGGED_EVIDENCE = {"spikes.jsonl": EVIDENCE_DIR, "profile/*": f"{EVIDENCE_DIR}/profile"}
+"""What training left that becomes artifacts of the phase's run, and where."""
 
 
 def name_flow_run() -> str:
@@ -138,14 +142,30 @@ def dataset_input(run: Run, name: str, artifact: Artifact[Any], result: Artifact
     )
 
 
-def finish_phase(run: Run, phase: PhaseSection, run_id: str, evaluation: Artifact[Evaluation], decision: Artifact[GateDecision]) -> None:
-    """Log what a phase's checkpoint achieved, on its MLflow run and the parent, and end the former: FINISHED where the gate accepted."""
+def finish_phase(
+    run: Run,
+    phase: PhaseSection,
+    run_id: str,
+    checkpoint: Artifact[TrainedCheckpoint],
+    evaluation: Artifact[Evaluation],
+    decision: Artifact[GateDecision],
+) -> None:
+    """Log what a phase's checkpoint achieved, on its MLflow run and the parent, with what training kept of its spikes and profiled steps,
+    and end the former: FINISHED where the gate accepted."""
     client = connect(run.mlflow)
     figures = _figures(evaluation.record.model_dump(mode="json"))
     log_new_figures(client, run_id, {f"evaluation/{name}": value for name, value in figures.items()})
     log_new_figures(client, run.pipeline_run_id, {f"{phase.name}/{name}": value for name, value in figures.items()})
+    log_training_evidence(client, run_id, checkpoint)
     set_run_tags(client, run_id, {NOTE_TAG: _as_list(decision.record.reasons)})
     finish_run(client, run_id, "FINISHED" if decision.record.accepted else "FAILED")
+
+
+def log_training_evidence(client: MlflowClient, run_id: str, checkpoint: Artifact[Any]) -> None:
+    """What training kept of spikes and of profiled steps, as artifacts of the phase's run; nothing for imported weights."""
+    for pattern, directory in LOGGED_EVIDENCE.items():
+        names = [name for name in checkpoint.manifest.evidence if fnmatchcase(name, pattern)]
+        log_evidence(client, run_id, [checkpoint.path(name) for name in names], directory)
 
 
 def finish_pipeline(run: Run, outcome: RunOutcome, evidence: Sequence[Path]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from flows.run_step import Run
 from flows.stage_log import StageLog
-from flows.track_run import approve_inputs, dataset_input, flattened
+from flows.track_run import approve_inputs, dataset_input, flattened, log_training_evidence
 from infra.experiment_tracking import (
     connect,
     ensure_run,
@@ -22,11 +22,24 @@ from infra.experiment_tracking import (
     resume_run,
     running_runs,
 )
+from infra.step import Output, Record, step
 from infra.store import open_store
 from tasks.data.validate_contract import ContractResult
 from tests.toy_steps import ensure, sum_numbers, write_numbers
 
 EXPERIMENT = "glm46-tracking"
+
+
+class Trained(Record):
+    """Asked for files only."""
+
+
+@step(content=("hf/*",), evidence=("profile/*", "spikes.jsonl", "logs/*"))
+def write_evidence(*, output: Output) -> Trained:
+    """What a phase leaves."""
+    for name in ("hf/config.json", "profile/flops.txt", "profile/trace.json", "spikes.jsonl", "logs/rank-0.log"):
+        output.path(name).write_text(name)
+    return Trained()
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +49,7 @@ def client(mlflow_server):
 
 def contract_result(store, subject) -> Any:
     """A committed result that names its subject, as the step validate_contract leaves it."""
-    from infra.step import Output, step
+    from infra.step import step
     from tests.evaluation_fakes import commit
 
     @step(content=("findings.json",))
@@ -104,3 +117,13 @@ def test_a_run_that_ended_goes_on_and_ends_again(client, tmp_path):
     assert [entry.path for entry in client.list_artifacts(run_id, "evidence")] == ["evidence/report.html"]
     finish_run(client, run_id, "FINISHED")
     assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_profile_and_spikes_of_a_phase_become_artifacts_of_its_run(client, mlflow_server, home):
+    from tests.evaluation_fakes import commit
+
+    artifact = commit(toy_run(mlflow_server, home).store, write_evidence)
+    run_id = ensure_run(client, EXPERIMENT, "evidence", "key-evidence", None, {})
+    log_training_evidence(client, run_id, artifact)
+    assert sorted(entry.path for entry in client.list_artifacts(run_id, "evidence")) == ["evidence/profile", "evidence/spikes.jsonl"]
+    assert len(client.list_artifacts(run_id, "evidence/profile")) == 2

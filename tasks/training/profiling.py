@@ -1,8 +1,8 @@
 """Profiles of some steps, by rank 0, into the work directory's profile/: flops.txt and flops.json, trace.json.
 
 DeepSpeed's FLOP profiler patches torch's functions and so sees the forward pass only, and nothing inside our own autograd functions (the
-MLPs, the loss). Beside it torch's FlopCounterMode counts every matrix product of both passes below autograd; that count is what is held
-against the formula of model/counts.py. trace.json opens in Perfetto or chrome://tracing.
+MLPs, the loss). Beside it torch's FlopCounterMode counts every matrix product of both passes below autograd, and attention is counted by
+the shapes it is called with; their sum is what is held against the formula of model/counts.py. trace.json opens in Perfetto or chrome://tracing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, addmm_flop, sdpa_flop_count
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from model.attention import Attention, WithinDocuments
 from model.counts import training_flops_per_token
 from tasks.training.job import TrainingJob
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 WARMUP_STEPS = 2
 """Of each start of the process: the first steps allocate and, on an accelerator, compile."""
 TABLE_DEPTH = 4
+PASSES = 3
+"""A backward pass takes twice the products of the forward pass."""
 
 
 class StepProfiler:
@@ -71,9 +75,9 @@ class StepProfiler:
 
         profiler = FlopsProfiler(self._trainable.model, self._trainable.engine)
         profiler.start_profile()
-        with self._flops:
+        with counted_attention(self._trainable.model) as attention, self._flops:
             yield
-        self._num_flops += self._flops.get_total_flops()
+        self._num_flops += self._flops.get_total_flops() + round(attention[0])
         profiler.stop_profile()
         self._forward = io.StringIO()
         with redirect_stdout(self._forward):
@@ -89,7 +93,7 @@ class StepProfiler:
         (self._directory / "flops.txt").write_text(
             f"counted by FlopCounterMode: {counted:.4g} FLOP per token, forward and backward, rank 0\n"
             f"formula of model/counts.py: {formula:.4g}; counted / formula: {counted / formula:.4f}\n"
-            "(where the model is divided among ranks, rank 0 counts its part)\n\n"
+            "(where the model is divided among ranks, rank 0 counts its part; attention inside documents is less than the formula's)\n\n"
             f"FlopCounterMode, last profiled step:\n{self._flops.get_table()}\n\n"
             "DeepSpeed's FLOP profiler, last profiled step, forward pass; blind inside our own autograd functions:\n"
             f"{self._forward.getvalue()}\n"
@@ -100,14 +104,32 @@ class StepProfiler:
         tracer.export_chrome_trace(str(self._directory / "trace.json"))
 
 
-def _attention_forward(query: torch.Size, key: torch.Size, value: torch.Size, *others: Any, **options: Any) -> int:
-    """Half of the square: every attention of a training step is causal."""
-    return sdpa_flop_count(query, key, value) // 2
+@contextmanager
+def counted_attention(model: nn.Module) -> Iterator[list[float]]:
+    """Products of attention, forward and backward, by the shapes it is called with: half the square of each row or document, as all of it
+    is causal. Kernels of our own and flash kernels alike are one call to torch."""
+    counted = [0.0]
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    plain = [module.attend for module in attentions]
 
+    def count(attend: Any) -> Any:
+        def counting(query_BTNH: Tensor, key_BSGH: Tensor, value_BSGH: Tensor, visible: Any) -> Tensor:
+            num_rows, num_positions, num_heads, head_dim = query_BTNH.shape
+            squares = float(num_rows * num_positions * key_BSGH.shape[1])
+            if isinstance(visible, WithinDocuments):
+                squares = float(visible.bounds.diff().double().square().sum())
+            counted[0] += PASSES * 2 * squares * num_heads * head_dim
+            return attend(query_BTNH, key_BSGH, value_BSGH, visible)
 
-def _attention_backward(grad: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *others: Any, **options: Any) -> int:
-    """Twice the forward pass: the scores that a kernel computes again are its own affair, not the model's."""
-    return 2 * _attention_forward(query, key, value)
+        return counting
+
+    for module, attend in zip(attentions, plain, strict=True):
+        module.attend = count(attend)
+    try:
+        yield counted
+    finally:
+        for module, attend in zip(attentions, plain, strict=True):
+            module.attend = attend
 
 
 def _grouped_product(rows: torch.Size, matrices: torch.Size, *others: Any, out_shape: Any = None, **options: Any) -> int:
@@ -115,13 +137,21 @@ def _grouped_product(rows: torch.Size, matrices: torch.Size, *others: Any, out_s
     return 2 * rows[0] * rows[1] * matrices[-1]
 
 
+def _added_product(into: torch.Size, left: torch.Size, right: torch.Size, *others: Any, out_shape: Any = None, **options: Any) -> int:
+    return 2 * left[0] * left[1] * right[1]
+
+
+def _counted_elsewhere(*others: Any, **options: Any) -> int:
+    return 0
+
+
 FLOP_FORMULAS: dict[Any, Any] = {
     **{
-        getattr(torch.ops.aten, f"_scaled_dot_product_{kind}{suffix}"): formula
+        getattr(torch.ops.aten, f"_scaled_dot_product_{kind}{suffix}"): _counted_elsewhere
         for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
-        for suffix, formula in (("", _attention_forward), ("_backward", _attention_backward))
+        for suffix in ("", "_backward")
     },
     torch.ops.aten._grouped_mm: _grouped_product,
-    torch.ops.aten.addmm_: addmm_flop,
+    torch.ops.aten.addmm_: _added_product,
 }
-"""What FlopCounterMode does not know, or counts as the whole square."""
+"""What FlopCounterMode does not know, and attention, which `counted_attention` counts."""
