@@ -19,7 +19,7 @@ ROWS, POSITIONS = 2, 12
 CASES = [
     [{}, "sgd", 1],
     [{"zero_stage": 1, "expert_parallel": 4}, "muon", 2],
-    [{"zero_stage": 2, "expert_parallel": 2}, "muon", 2],
+    [{"zero_stage": 2, "expert_parallel": 2, "recompute": "selective"}, "muon", 2],
     [{"zero_stage": 3}, "muon", 2],
     [{"context_parallel": 2}, "sgd", 1],
     [{"context_parallel": 2, "zero_stage": 1, "expert_parallel": 2, "recompute": "full", "recompute_every_layers": 1}, "muon", 2],

@@ -63,8 +63,7 @@ def _divide_layer(layer: DecoderLayer, ranks: Ranks) -> None:
     layer.register_forward_pre_hook(collectives.note_positions)
     if isinstance(layer, MtpLayer):
         _divide_linear(layer.eh_proj, BY_OUTPUT, ranks)
-        layer.eh_proj.register_forward_pre_hook(collectives.gather)
-        layer.eh_proj.register_forward_hook(collectives.exchange)
+        collectives.wrap(layer.eh_proj, features_to_positions)
     for module in layer.modules():
         if isinstance(module, Attention):
             _divide_linears((module.q_proj, module.k_proj, module.v_proj), module.o_proj, ranks)
@@ -74,8 +73,7 @@ def _divide_layer(layer: DecoderLayer, ranks: Ranks) -> None:
             module.sum_over_parts = partial(collectives.sum_over_slices, module.sum_over_parts)
             module.register_forward_hook(collectives.sum_statistics)
         if isinstance(module, Attention | GatedMlp):
-            module.register_forward_pre_hook(collectives.gather)
-            module.register_forward_hook(collectives.sum_to_slices)
+            collectives.wrap(module, sum_to_slices)
 
 
 def _divide_linears(column_parallel: tuple[nn.Linear, ...], row_parallel: nn.Linear, ranks: Ranks) -> None:
@@ -110,7 +108,7 @@ def _pair_slices(
 
 
 class _LayerCollectives:
-    """What one layer's hooks do around its divided matrices. The number of positions is that of the layer's RoPE table, noted before each
+    """What is done around the divided matrices of one layer. The number of positions is that of the layer's RoPE table, noted before each
     forward pass and there still when its activations are computed again."""
 
     def __init__(self, axis: Axis, rotary_place: int) -> None:
@@ -120,14 +118,15 @@ class _LayerCollectives:
     def note_positions(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         self.num_positions = arguments[self.rotary_place][0].shape[-2]
 
-    def gather(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        return gather_positions(arguments[0], self.num_positions, self.axis), *arguments[1:]
+    def wrap(self, module: nn.Module, hand_back: Callable[[Tensor, Axis], Tensor]) -> None:
+        """A slice of the positions in and out, all of them in between. No hook: recomputation, which wraps `forward` again, keeps the slice
+        and gathers once more."""
+        module.forward = partial(self._run_on_all, module.forward, hand_back)
 
-    def sum_to_slices(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        return sum_to_slices(output, self.axis)
-
-    def exchange(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        return features_to_positions(output, self.axis)
+    def _run_on_all(
+        self, forward: Callable[..., Tensor], hand_back: Callable[[Tensor, Axis], Tensor], slice_BTD: Tensor, *arguments: Any, **named: Any
+    ) -> Tensor:
+        return hand_back(forward(gather_positions(slice_BTD, self.num_positions, self.axis), *arguments, **named), self.axis)
 
     def sum_over_slices(self, sum_over_parts: Callable[[Tensor], Tensor] | None, counts: Tensor) -> Tensor:
         """Slices are parts of what a context rank holds, if sequences are divided among those."""
