@@ -85,6 +85,7 @@ def build_trainable(
     )  # fmt: skip
     if resources.zero_stage == 0:  # alone, a rank would only copy its gradients to and fro
         engine.enable_backward_allreduce = ranks.replicas.size > 1 or ranks.expert_data.size > 1
+    assert engine.device is not None
     optimizer.orthogonalize = WholeMatrices(optimizer, pieces_of(engine, model, ranks), ranks, engine.device)
     return Trainable(engine, model, optimizer, ranks)
 
