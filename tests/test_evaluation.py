@@ -140,7 +140,7 @@ def test_progress_is_reported(store, tmp_path):
         resources=EvaluationResources(batch_sequences=4),
         output=output,
     )
-    assert {progress.unit for progress in seen} == {"windows", "problems", "choices"}
+    assert {progress.unit for progress in seen} == {"windows", "rows", "problems", "choices"}
 
 
 def test_non_finite_scores_survive_the_table(store):
