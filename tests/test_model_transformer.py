@@ -208,3 +208,27 @@ def test_rope_theta_of_a_phase_overrides_the_recipe() -> None:
     other.load_state_dict(model.state_dict())
     tokens = random_tokens(1, 30)
     assert not torch.allclose(model(tokens).logits_BTV, other(tokens).logits_BTV, **TOLERANCE)
+
+
+def test_another_documents_tokens_change_nothing_in_a_packed_row() -> None:
+    model = random_model(GLM46)
+    row = random_tokens(1, 24)
+    segments = torch.tensor([[0] * 9 + [1] * 8 + [2] * 7])
+    own = segments[0] == 1
+    changed = torch.where(own, row, (row + 7) % GLM46.vocab_size)
+    seen = []
+    for tokens in (row, changed):
+        # Only the middle document is trained: every loss and gradient must be its own.
+        targets = targets_of(tokens).masked_fill(~own, -100)
+        targets[0, 16] = -100
+        model.zero_grad()
+        logits = model(tokens, segment_ids_BT=segments).logits_BTV[0, own]
+        losses = model(tokens, target_ids_BT=targets, segment_ids_BT=segments).losses
+        (losses.lm + losses.mtp).backward()
+        gradients = [parameter.grad for name, parameter in model.named_parameters() if "embed_tokens" not in name and "gate." not in name]
+        outside = torch.ones(GLM46.vocab_size, dtype=torch.bool)
+        outside[row[0, own]] = False
+        assert not model.model.embed_tokens.weight.grad[outside].any()
+        seen.append([logits, losses.lm, losses.mtp, *gradients])
+    for one, other in zip(*seen, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
