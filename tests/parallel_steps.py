@@ -1,7 +1,7 @@
 """A few optimizer steps of a small model on ranks through DeepSpeed, and the same steps by one plain process: for tests of parallel axes.
 
-Muon and AdamW do not see a gradient's scale, so each comparison is made twice: with SGD, whose weights show the gradients themselves at every
-ZeRO stage, and with Muon.
+Muon and AdamW do not see a gradient's scale, so each comparison is made twice: with SGD, whose weights show the gradients themselves at
+every ZeRO stage, and with Muon.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Own = Callable[[MicroBatch, Ranks], MicroBatch]
 
 
 def resources_of(**changes: object) -> TrainingResources:
-    return load_scale("micro").phases[0].resources.model_copy(update=changes)
+    """Small buckets: DeepSpeed allocates them whole, two gigabytes per rank at the full scale's size."""
+    return load_scale("micro").phases[0].resources.model_copy(update={"bucket_elements": 100_000} | changes)
 
 
 def micro_batches(num_rows: int, num_positions: int, *, is_segmented: bool, seed: int = 0) -> list[MicroBatch]:
@@ -116,9 +117,11 @@ def _sum(values: Tensor, ranks: Ranks) -> Tensor:
 def initialize(model: Glm4Moe, optimizer: torch.optim.Optimizer, ranks: Ranks, resources: TrainingResources):
     import deepspeed
 
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=deepspeed_config(resources, "float32"), mpu=DeepSpeedRanks(ranks))
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=deepspeed_config(resources, "float32"), mpu=DeepSpeedRanks(ranks)
+    )
     if isinstance(optimizer, Muon):
-        optimizer.orthogonalize = WholeMatrices(optimizer, pieces_of(engine, model, ranks), ranks)
+        optimizer.orthogonalize = WholeMatrices(optimizer, pieces_of(engine, model, ranks), ranks, engine.device)
     return engine
 
 
