@@ -54,6 +54,22 @@ def _model(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
     for name, size in sizes.items():
         if size % tensor:
             yield f"{name} ({size}) does not divide by tensor_parallel ({tensor}): lower tensor_parallel"
+    yield from _heads(model, tensor, resources.context_parallel)
+
+
+def _heads(model: ModelRecipe, tensor: int, context: int) -> Iterator[str]:
+    """Context ranks divide the heads of a tensor rank among them while they attend."""
+    query, key = model.num_attention_heads // tensor, model.num_key_value_heads // tensor
+    if query % context:
+        yield (
+            f"num_attention_heads / tensor_parallel ({query}) does not divide by context_parallel ({context}): in attention each context "
+            "rank takes a share of the heads over all positions; lower context_parallel"
+        )
+    if key and key % context and context % key:
+        yield (
+            f"num_key_value_heads / tensor_parallel ({key}) can neither be divided among nor repeated on {context} context-parallel ranks: "
+            f"set context_parallel to a divisor or a multiple of {key}"
+        )
 
 
 def _experts(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
@@ -94,22 +110,17 @@ def _engine(resources: TrainingResources) -> Iterator[str]:
 
 
 def _rows(recipe: TrainingRecipe, resources: TrainingResources, steps: PhaseSteps) -> Iterator[str]:
-    copies, parts = data_parallel(resources), 2 * resources.context_parallel
+    copies = data_parallel(resources)
     if steps.min_rows < copies:
         yield (
             f"{copies} data-parallel copies ({resources.num_ranks} ranks) cannot share the step at {steps.smallest_at_tokens} tokens, it "
             f"has {steps.min_rows} sequences: lower num_ranks, widen another axis, or change num_tokens or the batch"
         )
-    if resources.context_parallel > 1 and recipe.sequence_length % parts:
-        yield (
-            f"sequence_length ({recipe.sequence_length}) does not divide by 2 x context_parallel ({parts}): each rank holds one part from "
-            "the front and one from the back, so that causal attention costs all alike"
-        )
     slices = resources.tensor_parallel * resources.context_parallel
-    if resources.tensor_parallel > 1 and recipe.sequence_length % slices:
+    if slices > 1 and (recipe.sequence_length % slices or recipe.sequence_length < 2 * slices):
         yield (
-            f"sequence_length ({recipe.sequence_length}) does not divide by tensor x context parallel ({slices}): between attention and "
-            "MLPs each rank holds one slice of the positions, all of one size"
+            f"sequence_length ({recipe.sequence_length}) does not divide by tensor x context parallel ({slices}) into slices of two or more "
+            "positions: each rank holds one slice, all of one size, and the MTP layer leaves out a row's last position"
         )
     if isinstance(recipe.objective, PolicyObjective):
         group = recipe.objective.samples_per_prompt
