@@ -74,7 +74,8 @@ class Muon(torch.optim.Optimizer):
         self._with_momentum = {id(parameter) for group in groups if group["is_muon"] for parameter in group["params"]}
         self.state_dtype: torch.dtype = getattr(torch, recipe.state_dtype)
         self.orthogonalize: Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]] = self._orthogonalize_each
-        """Parameters and their directions to updates of the same shapes, scaled. For a flat partition: of the matrices it is part of."""
+        """Parameters and their directions to updates of the same shapes, scaled; the directions may be overwritten. For a flat partition:
+        of the matrices it is part of."""
 
     def has_momentum(self, parameter: Tensor) -> bool:
         """Whether Muon updates a parameter of the model; ZeRO replaces parameters in the groups, but not in the model."""
@@ -108,7 +109,7 @@ class Muon(torch.optim.Optimizer):
             buffer = self.ensure_state(parameter, use_muon=True)["momentum_buffer"]
             momentum = buffer.float().lerp_(parameter.grad.float(), 1 - self.recipe.muon_momentum)
             buffer.copy_(momentum)
-            directions.append(parameter.grad.float().lerp(momentum, self.recipe.muon_momentum))  # Nesterov's
+            directions.append(parameter.grad.float().lerp_(momentum, self.recipe.muon_momentum))  # Nesterov's, in the gradient's place
         for parameter, update in zip(parameters, self.orthogonalize(parameters, directions), strict=True):
             parameter.mul_(1 - learning_rate * weight_decay).add_(update, alpha=-learning_rate)
 

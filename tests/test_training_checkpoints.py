@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 
 import pytest
 
 from infra.supervisor import _advance_fencing
 from tasks.training import checkpoints
 from tasks.training.checkpoints import FencedError, commit_checkpoint, find_checkpoint
-from tasks.training.state import Position
-
-POSITION = Position(
-    course="c", phase="p", step=1, num_tokens=0, course_tokens=0, optimizer_steps=1, torch_random_state="", losses=None, policy=None
-)
 
 
 def commit(work_dir, step: int, num_kept: int = 2):
@@ -68,17 +65,22 @@ def test_a_crash_inside_a_commit_leaves_the_one_before(window, tmp_path, monkeyp
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["latest", "step-000000010", "step-000000020"]
 
 
-def test_a_full_disk_leaves_the_one_before(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_one_before(tmp_path):
     commit(tmp_path, 10)
-
-    def full(path, data):
-        raise OSError(28, "No space left on device", str(path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "_write_durably", full)
-        with pytest.raises(OSError, match="No space left"):
-            commit(tmp_path, 20)
-    assert find_checkpoint(tmp_path)[0].name == "step-000000010"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write then fails as on a full disk, half of the file being there
+    asked = []
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+        with pytest.raises(OSError, match="File too large"):
+            commit_checkpoint(tmp_path, 20, ((name, asked.append(name) or b"x" * 1000) for name in ("weights", "momentum")), 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert asked == ["weights", "momentum"]  # making the files is work of all ranks: none may wait for one that gave up
+    assert find_checkpoint(tmp_path)[0].name == "step-000000010" and steps(tmp_path) == ["step-000000010"]
+    commit(tmp_path, 20)
+    assert find_checkpoint(tmp_path)[0].name == "step-000000020"
 
 
 def test_an_older_supervisors_rank_may_not_save(tmp_path, monkeypatch):

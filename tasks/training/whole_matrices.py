@@ -29,38 +29,37 @@ class WholeMatrices:
             self.by_master.setdefault(id(piece.master), []).append(piece)
 
     def __call__(self, masters: Sequence[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:
-        updates = [torch.empty_like(direction) for direction in directions]
-        alone: list[tuple[Piece, Tensor, Tensor]] = []
-        shared: dict[Axis, list[tuple[Piece, Tensor, Tensor]]] = {}
-        for master, direction, update in zip(masters, directions, updates, strict=True):
+        """Updates take the place of the directions."""
+        alone: list[tuple[Piece, Tensor]] = []
+        shared: dict[Axis, list[tuple[Piece, Tensor]]] = {}
+        for master, direction in zip(masters, directions, strict=True):
             for piece in self.by_master[id(master)]:
                 axis = sharers(piece.parameter, self.ranks)
                 # Whole on every sharer (no ZeRO) or in pieces: either way all of them need the result.
                 if axis.size > 1 and (piece.is_shared or piece.master is piece.parameter):
-                    shared.setdefault(axis, []).append((piece, direction, update))
+                    shared.setdefault(axis, []).append((piece, piece.of(direction)))
                 elif piece.length:
-                    alone.append((piece, direction, update))
-        for piece, direction, update in alone:
-            piece.of(update).copy_(self._update_of_part(piece.of(direction).to(self.device).view(piece.shape), piece).view(-1))
+                    alone.append((piece, piece.of(direction)))
+        for piece, direction in alone:
+            direction.copy_(self._update_of_part(direction.to(self.device).view(piece.shape), piece).view(-1))
         for axis, items in shared.items():
             for first in range(0, len(items), axis.size):
                 self._divide_work(items[first : first + axis.size], axis)
-        return updates
+        return list(directions)
 
-    def _divide_work(self, items: list[tuple[Piece, Tensor, Tensor]], axis: Axis) -> None:
+    def _divide_work(self, items: list[tuple[Piece, Tensor]], axis: Axis) -> None:
         """At most one matrix per sharer: bring them together, orthogonalise one's own, hand the results round."""
         mine: Tensor | None = None
-        for owner, (piece, direction, _) in enumerate(items):
-            part = assemble(piece.of(direction), piece, axis, self.device, to=owner)
+        for owner, (piece, direction) in enumerate(items):
+            part = assemble(direction, piece, axis, self.device, to=owner)
             if owner == axis.rank:
                 mine = part
         if mine is not None:
             mine = self._update_of_part(mine, items[axis.rank][0])
-        for owner, (piece, _, update) in enumerate(items):
+        for owner, (piece, direction) in enumerate(items):
             result = mine if owner == axis.rank and mine is not None else torch.empty(piece.shape, device=self.device)
             dist.broadcast(result, src=axis.ranks[owner], group=axis.group)
-            if piece.length:
-                piece.of(update).copy_(piece.among(result))
+            direction.copy_(piece.among(result))
 
     def _update_of_part(self, part: Tensor, piece: Piece) -> Tensor:
         shard = shard_of(piece.parameter)
