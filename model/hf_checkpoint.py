@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from configs.schema import ModelRecipe
-from model.checkpoint_names import checkpoint_names, stacked_name, to_checkpoint_tensors
+from model.checkpoint_names import stacked_name, to_checkpoint_tensors
 from model.transformer import Glm4Moe
 
 CONFIG_FILE = "config.json"
@@ -161,32 +162,67 @@ def open_safetensors(path: Path) -> Iterator[safe_open]:
         raise ValueError(f"{path} is truncated or damaged ({error}): copy or write the checkpoint again") from error
 
 
+class CheckpointTensors:
+    """The tensors of a checkpoint directory under their names on disk, accounted for by the headers of its files before any is read: a
+    missing, unexpected or wrongly shaped one and a router bias that is not float32 are ValueErrors that name it."""
+
+    def __init__(self, checkpoint_dir: Path, recipe: ModelRecipe) -> None:
+        self.files = tensor_files(checkpoint_dir)
+        with torch.device("meta"):
+            shapes = {name: tensor.shape for name, tensor in to_checkpoint_tensors(Glm4Moe(recipe).state_dict()).items()}
+        copies = _mtp_copies(recipe) if recipe.num_nextn_predict_layers else {}
+        for name in sorted(set(shapes) - set(self.files)):
+            raise ValueError(f"{checkpoint_dir}: tensor {name} is missing; {CONFIG_FILE} belongs to another model or a file was lost")
+        for name in sorted(set(self.files) - set(shapes) - set(copies)):
+            raise ValueError(f"{self.files[name]}: unexpected tensor {name}; {CONFIG_FILE} belongs to another model or layout")
+        for path, names in self._by_file(set(self.files)):
+            with open_safetensors(path) as file:
+                for name in names:
+                    _check_header(file.get_slice(name), name, path, shapes[copies.get(name, name)])
+        self._wanted = set(shapes)
+        self._refuse_other_copies({name: trunk for name, trunk in copies.items() if name in self.files}, recipe)
+
+    def names(self) -> set[str]:
+        """Those of the model; the copies of GLM-4.5's MTP layer are left out."""
+        return self._wanted
+
+    def read(self, name: str, shape: torch.Size) -> Tensor:
+        """One whole tensor, of memory of its own: a part of it does not keep the file mapped."""
+        with open_safetensors(self.files[name]) as file:
+            tensor = file.get_tensor(name).clone()
+        assert tensor.shape == shape, (name, tensor.shape, shape)
+        return tensor
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """All of them, file by file: one tensor is in memory at a time, and one file is mapped."""
+        for path, names in self._by_file(self._wanted):
+            with open_safetensors(path) as file:
+                for name in names:
+                    yield name, file.get_tensor(name)
+
+    def _by_file(self, wanted: set[str]) -> list[tuple[Path, list[str]]]:
+        by_file: dict[Path, list[str]] = {}
+        for name in sorted(wanted):
+            by_file.setdefault(self.files[name], []).append(name)
+        return sorted(by_file.items())
+
+    def _refuse_other_copies(self, copies: Mapping[str, str], recipe: ModelRecipe) -> None:
+        for name, trunk_name in sorted(copies.items()):
+            with open_safetensors(self.files[name]) as file, open_safetensors(self.files[trunk_name]) as trunk:
+                if not torch.equal(file.get_tensor(name), trunk.get_tensor(trunk_name)):
+                    raise ValueError(
+                        f"{self.files[name]}: {name} differs from {trunk_name}, but the MTP layer shares it with the trunk here: "
+                        f"remove the tensors of layer {recipe.num_hidden_layers} and set num_nextn_predict_layers to 0"
+                    )
+
+
 @torch.no_grad()
 def load_weights(model: Glm4Moe, checkpoint_dir: Path) -> None:
-    """Copy a checkpoint into the model, tensor by tensor (one is in memory beside the model at a time), cast to the model's dtypes."""
-    num_experts = model.recipe.n_routed_experts
+    """Copy a checkpoint into the model, tensor by tensor, cast to the model's dtypes. Peak memory is the model's and one file's."""
     state = model.state_dict()
-    files = tensor_files(checkpoint_dir)
-    expected = {on_disk for name in state for on_disk in checkpoint_names(name, num_experts)}
-    copies = _mtp_copies(model.recipe) if model.recipe.num_nextn_predict_layers else {}
-    for name in sorted(expected - set(files)):
-        raise ValueError(f"{checkpoint_dir}: tensor {name} is missing; {CONFIG_FILE} belongs to another model or a file was lost")
-    for name in sorted(set(files) - expected - set(copies)):
-        raise ValueError(f"{files[name]}: unexpected tensor {name}; {CONFIG_FILE} belongs to another model or layout")
-    for path in sorted(set(files.values())):
-        with open_safetensors(path) as file:
-            for name in sorted(name for name in files if files[name] == path and name in expected):
-                ours, expert = stacked_name(name)
-                target = state[ours] if expert is None else state[ours][expert]
-                target.copy_(_checked(file.get_tensor(name), name, path, target))
-    for name in sorted(set(copies) & set(files)):
-        with open_safetensors(files[name]) as file:
-            trunk = state[copies[name]]
-            if not torch.equal(_checked(file.get_tensor(name), name, files[name], trunk).to(trunk), trunk):
-                raise ValueError(
-                    f"{files[name]}: {name} differs from {copies[name]}, but the MTP layer shares it with the trunk here: "
-                    f"remove the tensors of layer {model.recipe.num_hidden_layers} and set num_nextn_predict_layers to 0"
-                )
+    for name, tensor in CheckpointTensors(checkpoint_dir, model.recipe):
+        ours, expert = stacked_name(name)
+        (state[ours] if expert is None else state[ours][expert]).copy_(tensor)
 
 
 def _mtp_copies(recipe: ModelRecipe) -> dict[str, str]:
@@ -194,12 +230,11 @@ def _mtp_copies(recipe: ModelRecipe) -> dict[str, str]:
     return {prefix + suffix: trunk_name for suffix, trunk_name in _MTP_COPIES.items()}
 
 
-def _checked(tensor: Tensor, name: str, path: Path, target: Tensor) -> Tensor:
-    if tensor.shape != target.shape:
-        raise ValueError(f"{path}: tensor {name} has shape {tuple(tensor.shape)}, the model wants {tuple(target.shape)}")
-    if name.endswith(ROUTER_BIAS) and tensor.dtype != torch.float32:
-        raise ValueError(f"{path}: {name} is {tensor.dtype}, must be float32 (rounding it selects other experts): export it again")
-    return tensor
+def _check_header(header: Any, name: str, path: Path, shape: torch.Size) -> None:
+    if tuple(header.get_shape()) != tuple(shape):
+        raise ValueError(f"{path}: tensor {name} has shape {tuple(header.get_shape())}, the model wants {tuple(shape)}")
+    if name.endswith(ROUTER_BIAS) and header.get_dtype() != "F32":
+        raise ValueError(f"{path}: {name} is {header.get_dtype()}, must be float32 (rounding it selects other experts): export it again")
 
 
 def load_model(checkpoint_dir: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Glm4Moe:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from model.mlmodel_file import write_mlmodel
 from tasks.training.train_phase import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from configs.schema import ModelRecipe
     from tasks.data.train_tokenizer import TrainedTokenizer
 
@@ -47,10 +50,8 @@ def import_checkpoint(
 ) -> TrainedCheckpoint:
     """Raises ValueError where architecture, tensors or tokenizer differ from the scale's."""
     import torch
-    from safetensors.torch import save_file
 
-    from model.checkpoint_names import to_checkpoint_tensors
-    from model.hf_checkpoint import load_model, read_config
+    from model.hf_checkpoint import CheckpointTensors, read_config
     from tasks.training.state import Position, random_state_hex
 
     _refuse_other_architecture(recipe, read_config(source.path), source.path)
@@ -59,9 +60,7 @@ def import_checkpoint(
         raise ValueError(
             f"{source.path}: its tokenizer.json is not the one that the data was tokenized with; its ids would mean other text"
         )
-    model = load_model(source.path)
-    tensors = {name: tensor.float().contiguous() for name, tensor in to_checkpoint_tensors(model.state_dict()).items()}
-    save_file(tensors, output.path("handover/master-00001.safetensors"))
+    _write_masters(CheckpointTensors(source.path, recipe), output)
     torch.manual_seed(0)
     position = Position(
         course=IMPORTED, phase=IMPORTED, step=0, num_tokens=0, course_tokens=0, optimizer_steps=0,
@@ -80,6 +79,23 @@ def import_checkpoint(
         special_token_ids=tokenizer.record.special_ids,
         export_digest=digest_of({path.name: hash_file(path) for path in sorted(output.path("hf/x").parent.iterdir())}),
     )  # fmt: skip
+
+
+def _write_masters(tensors: Iterable[tuple[str, Tensor]], output: Output) -> None:
+    """As float32, in files of at most 1 GiB, of which one is in memory at a time."""
+    import torch
+    from safetensors.torch import save_file
+
+    from tasks.training.state import MASTER_BYTES, MAX_SHARD_BYTES
+
+    shard: dict[str, Tensor] = {}
+    number = 1
+    for name, tensor in tensors:
+        if shard and MASTER_BYTES * (sum(held.numel() for held in shard.values()) + tensor.numel()) > MAX_SHARD_BYTES:
+            save_file(shard, output.path(f"handover/master-{number:05d}.safetensors"))
+            shard, number = {}, number + 1
+        shard[name] = tensor.to(torch.float32, copy=True)
+    save_file(shard, output.path(f"handover/master-{number:05d}.safetensors"))
 
 
 def has_chat_template(path: Path) -> bool:
