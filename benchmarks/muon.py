@@ -108,7 +108,7 @@ def train(kind: str, peak_rate: float, num_steps: int, rows: Rows) -> float:
         output = model(batch[:, :-1], target_ids_BT=batch[:, 1:])
         assert output.losses is not None
         loss = output.losses.lm + BALANCE_WEIGHT * output.losses.balance
-        if not math.isfinite(float(loss)):
+        if not math.isfinite(float(loss.detach())):
             return math.inf
         optimizer.zero_grad()
         loss.backward()

@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +22,10 @@ from infra.launchers import JobFailedError
 from infra.step import Artifact, Output, step
 from infra.supervisor import JobFile, read_job_file
 from model.hf_checkpoint import load_model
-from tasks.training.train_phase import TrainedCheckpoint, TrainingStoppedError, train_phase
+from tasks.training.input_rules import refuse_foreign_inputs
+from tasks.training.phase_data import open_phase_data
+from tasks.training.schedules import plan_step
+from tasks.training.train_phase import TrainedCheckpoint, TrainingStoppedError, describe_job, train_phase
 from tests.model_recipes import GLM46
 from tests.training_inputs import NUM_STEPS, RESOURCES, TrainingInputs, compute, metrics_of, small_recipe
 
@@ -133,12 +138,18 @@ def test_two_phases_of_a_course_equal_one_long_phase(inputs, uninterrupted):
         inputs.train(inputs.arguments(small_recipe(num_steps=2, first_step=4), start=first))
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_optimizer_and_names_its_place(inputs):
+def test_weights_that_are_no_numbers_stop_the_training_after_its_rollbacks_and_name_the_place(inputs):
     first = inputs.train(inputs.arguments(small_recipe(num_steps=3)))
-    arguments = inputs.arguments(small_recipe(num_steps=3, first_step=3), start=compute(inputs.store, break_weights, checkpoint=first))
-    with pytest.raises(JobFailedError, match=r"step 1: loss nan, gradient norm nan; rows 0 to 3 of the phase, course position 192 tokens"):
+    spikes = small_recipe().spikes.model_copy(update={"max_rollbacks": 1}).model_dump()
+    recipe = small_recipe(num_steps=3, first_step=3, spikes=spikes)
+    arguments = inputs.arguments(recipe, start=compute(inputs.store, break_weights, checkpoint=first))
+    with pytest.raises(
+        JobFailedError,
+        match=r"step 2: loss nan and gradient norm nan are not both finite; rows 4 to 7 of the phase, course position 256 tokens. The "
+        r"optimizer step was not taken, and after 1 rollbacks \(spikes.max_rollbacks 1\) training stops",
+    ):
         inputs.train(arguments)
-    assert not (inputs.work_dir(arguments) / "checkpoints").exists()
+    assert not list((inputs.work_dir(arguments) / "checkpoints").glob("step-*"))
 
 
 @step(content=("hf/*", "handover/*"))
@@ -173,18 +184,60 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(inputs):
             RESOURCES,
             "objective dpo cannot be trained, only pretrain, sft, grpo can",
         ),
-        (small_recipe(seed=1), RESOURCES.model_copy(update={"zero_stage": 3}), "zero_stage 3 is not available"),
+        (
+            small_recipe(seed=1),
+            RESOURCES.model_copy(update={"zero_stage": 2, "pipeline_parallel": 2, "num_ranks": 2}),
+            "zero_stage 2 with pipeline_parallel 2",
+        ),
         (
             small_recipe(seed=1),
             RESOURCES.model_copy(update={"num_ranks": 5}),
             r"5 data-parallel copies \(5 ranks\) cannot share the step at 0 tokens, it has 4 sequences",
         ),
         (small_recipe(model=GLM46.model_copy(update={"vocab_size": 290})), RESOURCES, "the tokenizer has 292 ids, the model 290 rows"),
+        (
+            small_recipe(model=GLM46.model_copy(update={"max_position_embeddings": 8})),
+            RESOURCES,
+            r"sequence_length \(16\) exceeds the model's max_position_embeddings \(8\)",
+        ),
     ):
         started = time.monotonic()
         with pytest.raises(ValueError, match=message):
             inputs.train(inputs.arguments(recipe, resources))
         assert time.monotonic() - started < 2
+
+
+def test_inputs_of_another_architecture_or_tokenizer_are_refused(inputs, uninterrupted):
+    artifact, _, _ = uninterrupted
+    deeper = small_recipe(seed=1, model=GLM46.model_copy(update={"num_experts_per_tok": 4}), course_start_tokens=384)
+    with pytest.raises(ValueError, match=r"config.json of phase pretrain_general says num_experts_per_tok 2 \(the configuration has 4\)"):
+        refuse_foreign_inputs(deeper, inputs.tokenizer, artifact, {})
+    other = replace(inputs.tokenizer, manifest=inputs.tokenizer.manifest.model_copy(update={"digest": "f" * 64}))
+    chats = inputs.chat_arguments(small_recipe(objective={"kind": "sft"}))["chats"]
+    refuse_foreign_inputs(small_recipe(), inputs.tokenizer, None, {"conversations": chats})
+    with pytest.raises(ValueError, match=r"conversations were made with tokenizer .*, the phase is given ffffffffffff"):
+        refuse_foreign_inputs(small_recipe(), other, None, {"conversations": chats})
+    with pytest.raises(ValueError, match=r"phase pretrain_general was trained with tokenizer .*, this one is given ffffffffffff"):
+        refuse_foreign_inputs(small_recipe(course_start_tokens=384), other, artifact, {})
+
+
+def test_packed_rows_that_are_longer_or_hold_foreign_tokens_are_refused(inputs):
+    arguments = inputs.arguments(small_recipe())
+    job = describe_job(work_dir=inputs.home.root / "none", **arguments)
+    with pytest.raises(ValueError, match=r"trains on 8 tokens per row, .* holds rows of 16"):
+        open_phase_data(job.model_copy(update={"recipe": job.recipe.model_copy(update={"sequence_length": 8})}), NotTrained())
+    narrow = job.recipe.model_copy(update={"model": GLM46.model_copy(update={"vocab_size": 40})})
+    data = open_phase_data(job.model_copy(update={"recipe": narrow}), NotTrained())
+    with pytest.raises(ValueError, match=r"the shards hold token id \d+, the model has 40 rows"):
+        data.read(plan_step(narrow, 5 * 64), 6)
+    data.close()
+
+
+class NotTrained:
+    """Where the rows go: one rank, on the CPU."""
+
+    device = torch.device("cpu")
+    ranks = SimpleNamespace(data=SimpleNamespace(rank=0, size=1), context=SimpleNamespace(rank=0, size=1))
 
 
 def test_the_code_digest_covers_the_worker():

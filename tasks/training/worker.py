@@ -108,6 +108,8 @@ def configure_process(job: TrainingJob) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(job.recipe.num_threads)
     torch.use_deterministic_algorithms(True)
+    # With NaN, as deterministic algorithms would: it costs time, and nothing here reads such memory.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     # DeepSpeed's autotuner imports it where it is installed: two seconds, and nothing here may talk to a tracker.
     sys.modules["mlflow"] = None  # pyright: ignore[reportArgumentType]
     import deepspeed
