@@ -120,7 +120,7 @@ def _rows(recipe: TrainingRecipe, resources: TrainingResources, steps: PhaseStep
     if slices > 1 and (recipe.sequence_length % slices or recipe.sequence_length < 2 * slices):
         yield (
             f"sequence_length ({recipe.sequence_length}) does not divide by tensor x context parallel ({slices}) into slices of two or "
-            "more positions: between attention and MLPs each rank holds one slice, all of one size, and the MTP layer leaves out a row's last"
+            "more positions: between attention and MLPs ranks hold slices of one size, and the MTP layer leaves out a row's last one"
         )
     if isinstance(recipe.objective, PolicyObjective):
         group = recipe.objective.samples_per_prompt
