@@ -45,8 +45,8 @@ CASES = {
     "bfloat16": [{"zero_stage": stage, "dtype": "bfloat16"} for stage in (0, 1, 2, 3)],
     "bfloat16 state": [{"zero_stage": 2, "state_dtype": "bfloat16"}],
 }
-TOLERANCE = {"muon": 5e-5, "adamw": 5e-5, "bfloat16": 2e-2, "bfloat16 state": 2e-2}
-"""Of the length of each tensor."""
+TOLERANCE = {"muon": 5e-5, "adamw": 5e-5, "bfloat16": 1e-2, "bfloat16 state": 1e-2}
+"""Of the length of each momentum and moment; weights are float32 everywhere and agree to 5e-5."""
 LOSS_TOLERANCE = {"muon": 1e-5, "adamw": 1e-5, "bfloat16": 2e-3, "bfloat16 state": 1e-4}
 
 
@@ -99,7 +99,12 @@ def run_cases(rank, num_ranks, cases):
     found = []
     for case in cases:
         trainable = build(num_ranks, **case)
-        found.append({**train(trainable, 0, NUM_STEPS), "state": state_of(trainable)})
+        # Sums of another order round to other bfloat16 weights, and from the second step on that is all one sees in the state.
+        first = 1 if case.get("dtype") == "bfloat16" else NUM_STEPS
+        results = train(trainable, 0, first)
+        state = state_of(trainable)
+        later = train(trainable, first, NUM_STEPS - first)
+        found.append({**{name: values + later[name] for name, values in results.items()}, "state": state})
     return {"found": found}
 
 
@@ -117,10 +122,10 @@ def test_every_stage_offloading_and_dtype_trains_like_one_process(references, tm
         assert each["losses"] == pytest.approx(reference["losses"], rel=LOSS_TOLERANCE[name]), case
         assert each["norms"] == pytest.approx(reference["norms"], rel=10 * LOSS_TOLERANCE[name]), case
         assert each["state"].keys() == reference["state"].keys(), case
-        # AdamW makes full steps of a key bias's gradient, which is but rounding where positions turn little.
-        keys = [key for key in reference["state"] if not (name == "bfloat16" and "k_proj.bias" in key)]
-        distances = {key: float((each["state"][key] - reference["state"][key]).norm() / reference["state"][key].norm()) for key in keys}
-        far = {key: distance for key, distance in distances.items() if distance > TOLERANCE[name]}
+        distances = {
+            key: float((each["state"][key] - value).norm() / value.norm()) for key, value in reference["state"].items() if value.any()
+        }
+        far = {key: value for key, value in distances.items() if value > (5e-5 if key.startswith("master") else TOLERANCE[name])}
         assert not far, f"{case}: {far}"
 
 
