@@ -51,7 +51,8 @@ def their_step(token_ids: torch.Tensor, *, uses_bfloat16: bool) -> Callable[[], 
 
     fields = {name: value for name, value in RECIPE.model_dump().items() if name != "num_nextn_predict_layers"}
     torch.manual_seed(46)
-    model = Glm4MoeForCausalLM(Glm4MoeConfig(**fields, attn_implementation="sdpa"))
+    config = Glm4MoeConfig(**fields, attn_implementation="sdpa")  # pyright: ignore[reportCallIssue]
+    model = Glm4MoeForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:

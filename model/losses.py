@@ -9,6 +9,8 @@ IGNORED = -100
 """Target that carries no loss."""
 CHUNK_ELEMENTS = 8 * 1024 * 1024
 """Logits per chunk: 32 MiB in float32, which stays near the caches and still feeds the matrix product."""
+GPU_CHUNK_ELEMENTS = 256 * 1024 * 1024
+"""There 512 MiB in bfloat16: thousands of rows keep all multiprocessors busy."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -21,7 +23,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = hidden_TD.new_zeros((), dtype=torch.float32)
         grad_hidden_TD = torch.empty_like(hidden_TD) if wants_grad else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_grad else None
-        chunks = vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0])
+        chunks = vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0], hidden_TD.device.type)
         # One buffer for all chunks, of logits and then of their gradient: memory traffic is the cost here.
         buffer_CV = hidden_TD.new_empty(chunks[0].stop if chunks else 0, weight_VD.shape[0])
         for rows in chunks:
@@ -59,9 +61,9 @@ def _losses_and_gradient(logits_CV: Tensor, columns_C: Tensor, factors_C: Tensor
     return losses_C, log_probabilities_CV.to(logits_CV.dtype)
 
 
-def vocabulary_chunks(num_tokens: int, vocab_size: int) -> list[slice]:
+def vocabulary_chunks(num_tokens: int, vocab_size: int, device_type: str = "cpu") -> list[slice]:
     """Tokens whose logits are held at once."""
-    size = max(1, CHUNK_ELEMENTS // vocab_size)
+    size = max(1, (CHUNK_ELEMENTS if device_type == "cpu" else GPU_CHUNK_ELEMENTS) // vocab_size)
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
@@ -88,7 +90,7 @@ class LanguageHead(nn.Module):
         """log p(target) per position, float32 (B, T); 0 where the target is -100."""
         hidden_TD, targets_T = hidden_BTD.flatten(0, 1), target_ids_BT.flatten()
         pieces = []
-        for rows in vocabulary_chunks(hidden_TD.shape[0], self.weight.shape[0]):
+        for rows in vocabulary_chunks(hidden_TD.shape[0], self.weight.shape[0], hidden_TD.device.type):
             logits_CV = (hidden_TD[rows] @ self.weight.t()).float()
             columns_C1 = targets_T[rows].clamp(min=0).unsqueeze(1)
             pieces.append(logits_CV.gather(1, columns_C1).squeeze(1) - logits_CV.logsumexp(-1))
