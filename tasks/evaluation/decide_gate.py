@@ -129,7 +129,9 @@ def _check_experts(layers: list[ExpertUse], recipe: GateRecipe, verdict: _Verdic
             worst = max(layers, key=lambda use: getattr(use, name))
             value = getattr(worst, name)
             verdict.measure(f"expert_{name}", value)
-            verdict.hold(value <= ceiling, f"expert_{name} {value:.4f} in layer {worst.layer} with experts, at most {ceiling} allowed")
+            verdict.hold(
+                value <= ceiling, f"expert_{name} {value:.4f} in layer {worst.layer + 1} of those with experts, at most {ceiling} allowed"
+            )
     if layers:
         verdict.measure("num_dead_experts", sum(use.num_dead for use in layers))
 

@@ -35,7 +35,7 @@ def experts_table(phases: ReportedPhases) -> str:
     rows = [
         (phase.name, number, Figure(f"{load:.2f}"), Figure(f"{cv:.3f}"), dead)
         for phase in phases
-        for number, (load, cv, dead) in enumerate(_layers(phase.evaluation.record))
+        for number, (load, cv, dead) in enumerate(_layers(phase.evaluation.record), 1)
     ]
     told = "Routed tokens of validation text; the gate holds the worst layer to its two bounds (S0: within 5 % at full scale)."
     return heading("Experts on validation text") + table(columns, rows) + paragraph(told, "soft") if rows else ""

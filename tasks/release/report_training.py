@@ -56,28 +56,30 @@ def read_metrics(checkpoint: Artifact[Any]) -> Metrics:
 
 
 def _table(phases: ReportedPhases) -> str:
-    columns = (
-        "phase", "objective", "steps", "tokens", "last loss", "quoted loss", "mean reward at the end", "tokens per second", "MFU",
-        "peak memory", "rollbacks",
-    )  # fmt: skip
-    rows = []
-    for phase in phases:
-        record, metrics = phase.checkpoint.record, read_metrics(phase.checkpoint)
-        has_loss = record.lm_loss is not None and record.mean_reward is None
-        rows.append(
-            (
-                phase.name, record.objective, record.num_steps, record.num_tokens, Figure(f"{record.lm_loss:.4f}" if has_loss else ""),
-                Figure("" if phase.quoted_loss is None else f"{phase.quoted_loss:g}"),
-                Figure("" if record.mean_reward is None else f"{record.mean_reward:.4f}"),
-                Figure(f"{_median(metrics, 'tokens_per_second'):,.0f}" if metrics else ""),
-                Figure(f"{_median(metrics, 'mfu'):.1%}" if metrics else ""),
-                Figure(f"{metrics[-1]['memory_bytes'] / 2**30:.2f} GiB" if metrics else ""), record.num_rollbacks,
-            )
-        )  # fmt: skip
+    """Columns that no phase fills are left out."""
+    logged = [(phase, phase.checkpoint.record, read_metrics(phase.checkpoint)) for phase in phases]
+    columns: dict[str, list[Figure | str | int]] = {
+        "phase": [phase.name for phase, _, _ in logged],
+        "objective": [record.objective for _, record, _ in logged],
+        "steps": [record.num_steps for _, record, _ in logged],
+        "tokens": [record.num_tokens for _, record, _ in logged],
+        "last loss": [_number(None if record.mean_reward is not None else record.lm_loss) for _, record, _ in logged],
+        "quoted loss": [Figure("" if phase.quoted_loss is None else f"{phase.quoted_loss:g}") for phase, _, _ in logged],
+        "final reward": [_number(record.mean_reward) for _, record, _ in logged],
+        "tokens per second": [Figure(f"{_median(metrics, 'tokens_per_second'):,.0f}" if metrics else "") for _, _, metrics in logged],
+        "MFU": [Figure(f"{_median(metrics, 'mfu'):.1%}" if metrics else "") for _, _, metrics in logged],
+        "peak memory": [Figure(f"{metrics[-1]['memory_bytes'] / 2**30:.2f} GiB" if metrics else "") for _, _, metrics in logged],
+        "rollbacks": [Figure(str(record.num_rollbacks or "")) for _, record, _ in logged],
+    }
+    filled = {name: cells for name, cells in columns.items() if any(not isinstance(cell, Figure) or cell.text for cell in cells)}
     told = "Loss: cross-entropy of the next token in nats, of the last step. Speed and MFU: median over the log."
-    if any(phase.quoted_loss is not None for phase in phases):
+    if "quoted loss" in filled:
         told += " Quoted: what S0 expects at full scale without evidence; it decides nothing."
-    return table(columns, rows) + paragraph(told, "soft")
+    return table(tuple(filled), list(zip(*filled.values(), strict=True))) + paragraph(told, "soft")
+
+
+def _number(value: float | None) -> Figure:
+    return Figure("" if value is None else f"{value:.4f}")
 
 
 def _median(metrics: Metrics, name: str) -> float:
