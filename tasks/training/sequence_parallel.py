@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model.attention import Attention
+from model.attention import Attention, Visible
 from model.moe import MixtureOfExperts
 from model.mtp import MtpLayer, mtp_targets
 from model.transformer import Glm4Moe
@@ -24,7 +24,7 @@ from tasks.training.all_to_all import exchange_rows
 from tasks.training.batches import MicroBatch
 from tasks.training.ranks import Axis, Ranks
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Visible], Tensor]
 
 
 def spread_sequence(model: Glm4Moe, ranks: Ranks) -> None:
@@ -69,7 +69,7 @@ class AttendByHeads:
         assert axis.group is not None, axis
         self.attend, self.axis, self.group, self.num_missing = attend, axis, axis.group, num_missing
 
-    def __call__(self, query_BTNH: Tensor, key_BTGH: Tensor, value_BTGH: Tensor, visible_BTS: Tensor | None) -> Tensor:
+    def __call__(self, query_BTNH: Tensor, key_BTGH: Tensor, value_BTGH: Tensor, visible_BTS: Visible) -> Tensor:
         num_parts, length = self.axis.size, query_BTNH.shape[1]
         is_last = self.axis.rank == num_parts - 1
         full = length + self.num_missing if is_last else length
