@@ -82,8 +82,13 @@ class LanguageHead(nn.Module):
         targets_T = target_ids_BT.flatten()
         is_kept_T = targets_T != IGNORED
         factors_T = is_kept_T.float() if target_weights_BT is None else is_kept_T * target_weights_BT.flatten().float()
-        total = _LinearCrossEntropy.apply(hidden_BTD.flatten(0, 1), self.weight, targets_T, factors_T)
-        return total / is_kept_T.sum().clamp(min=1)
+        hidden_TD, num_kept = hidden_BTD.flatten(0, 1), is_kept_T.sum().clamp(min=1)
+        if hidden_TD.device.type == "cpu" and not bool(factors_T.all()):
+            # Prompts and padding are most of many rows. A GPU would have to wait for the number of the others.
+            rows_R = factors_T.nonzero().flatten()
+            hidden_TD, targets_T, factors_T = hidden_TD.index_select(0, rows_R), targets_T[rows_R], factors_T[rows_R]
+        total = _LinearCrossEntropy.apply(hidden_TD, self.weight, targets_T, factors_T)
+        return total / num_kept
 
     @torch.no_grad()
     def log_probabilities(self, hidden_BTD: Tensor, target_ids_BT: Tensor) -> Tensor:
