@@ -130,21 +130,3 @@ def training_flops_per_token(recipe: ModelRecipe, sequence_length: int, weights_
 def kv_cache_bytes_per_token(recipe: ModelRecipe, bytes_per_element: int = 2) -> int:
     """Keys and values of the trunk's layers."""
     return 2 * recipe.num_hidden_layers * recipe.num_key_value_heads * recipe.head_dim * bytes_per_element
-
-
-def activation_elements_per_token(recipe: ModelRecipe, recompute: str) -> int:
-    """Elements that one MoE layer keeps per token for its backward pass; attention scores are never kept.
-
-    none: inputs and norms of both halves (4D), queries, keys and values before and after norm and rotation, attention output, and per
-    expert of a token its input, gate, up, their product and its output. selective: norms, rotation and products are computed again.
-    full: the layer's input alone.
-    """
-    hidden, inner = recipe.hidden_size, recipe.moe_intermediate_size
-    num_query, num_kv = recipe.num_attention_heads * recipe.head_dim, recipe.num_key_value_heads * recipe.head_dim
-    if recompute == "full":
-        return hidden
-    kept = 2 * hidden + 2 * num_query + 2 * num_kv
-    kept += recipe.num_experts_per_tok * (2 * hidden + 2 * inner) + recipe.n_shared_experts * 2 * inner
-    if recompute == "selective":
-        return kept
-    return kept + 2 * hidden + num_query + num_kv + (recipe.num_experts_per_tok + recipe.n_shared_experts) * inner

@@ -95,7 +95,8 @@ class PipelineStage(nn.Module):
 
 
 def has_mtp(model: Glm4Moe) -> bool:
-    return model.recipe.num_nextn_predict_layers > 0
+    """Whether the last stage wants the embeddings; `runs_mtp` is the same on all stages."""
+    return model.recipe.num_nextn_predict_layers > 0 and model.runs_mtp
 
 
 class _Seed(torch.autograd.Function):

@@ -52,6 +52,8 @@ class PlannedMemory(BaseModel):
     total: int
     host_optimizer: int
     """Per rank in host memory or on NVMe."""
+    host_weights: int
+    """Likewise, where parameters are offloaded."""
     available: int
 
 
@@ -192,7 +194,8 @@ def _memory(recipe: TrainingRecipe, resources: TrainingResources) -> PlannedMemo
     memory = rank_memory(recipe, resources)
     return PlannedMemory(
         weights=memory.weights, gradients=memory.gradients, optimizer=memory.optimizer, activations=memory.activations,
-        kv_cache=memory.kv_cache, total=memory.device, host_optimizer=memory.host_optimizer, available=resources.device_memory_bytes,
+        kv_cache=memory.kv_cache, total=memory.device, host_optimizer=memory.host_optimizer, host_weights=memory.host_weights,
+        available=resources.device_memory_bytes,
     )  # fmt: skip
 
 

@@ -1,21 +1,23 @@
 """Memory of the fullest rank of a phase, by formula: state by topology and ZeRO stage, activations, the KV cache of sampled answers.
 
-Tensor parallelism divides what is no routed expert (with sequence parallelism also the activations), expert parallelism the routed
-experts, the pipeline the layers. The first stage holds the embedding and the activations of as many micro-batches as there are stages;
-the last one the unembedding, the MTP layer and the logits. The framework's own buffers and fragmentation come on top.
+Tensor parallelism divides matrices of attention, MLPs and vocabulary, expert parallelism the routed experts, the pipeline the layers; norms
+and routers are whole on every rank of a stage. Weights, gradients and optimizer are exact, held against live tensors by a test. On top come
+buckets of collectives (bucket_elements), parameters that ZeRO 3 has gathered (small ones always), padding and fragmentation.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Literal
 
-from configs.schema import PolicyObjective, TrainingRecipe, TrainingResources
-from model.counts import activation_elements_per_token, count_parameters, count_trained, kv_cache_bytes_per_token
+from configs.schema import ModelRecipe, PolicyObjective, TrainingRecipe, TrainingResources
+from model.counts import count_parameters, count_trained, kv_cache_bytes_per_token
+from tasks.training.activation_memory import activation_bytes
 from tasks.training.phase_steps import summarize_steps
+from tasks.training.pipeline_stages import stage_layers
 from tasks.training.topology import data_parallel
 
-GRADIENT_BYTES, MASTER_BYTES, MOMENT_BYTES = 4, 4, 4
-"""All fp32; with fp32 weights there is no second master copy."""
+FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -31,96 +33,119 @@ class RankMemory:
     """Of micro_batch_sequences sampled answers of full length; 0 outside policy phases."""
     host_optimizer: int
     """Master weights and moments in host memory or on NVMe, per rank."""
+    host_weights: int
+    """Weights in host memory or on NVMe, per rank."""
 
     @property
     def device(self) -> int:
         """All that lies on the accelerator."""
-        return sum(getattr(self, field.name) for field in fields(self)) - self.host_optimizer
+        return self.weights + self.gradients + self.optimizer + self.activations + self.kv_cache
 
 
 @dataclass(frozen=True)
-class _Stage:
-    """Parameters of one pipeline stage before they are divided."""
+class Part:
+    """Elements of one pipeline stage that are divided alike."""
 
-    dense: int
-    experts: int
-    trained_dense: int
-    trained_experts: int
-    embedding: int
-    """Trained by AdamW under Muon: a second moment more."""
-    in_flight: int
-    """Micro-batches whose activations are held at once."""
-    holds_logits: bool
+    divided_over: Literal["tensor", "expert", "nothing"]
+    weights: int
+    trained: int
+    two_moments: int
+    """Of the trained ones those that AdamW updates under Muon: embedding, norms, biases."""
+    buffers: int = 0
+    """Router biases: float32 on every rank, not trained."""
 
 
 def rank_memory(recipe: TrainingRecipe, resources: TrainingResources) -> RankMemory:
-    """Of the first or the last pipeline stage, whichever holds more."""
-    return max((_stage_memory(stage, recipe, resources) for stage in _stages(recipe, resources)), key=lambda memory: memory.device)
+    """Of the pipeline stage that holds most."""
+    num_stages = min(resources.pipeline_parallel, recipe.model.num_hidden_layers)
+    return max((stage_memory(stage, num_stages, recipe, resources) for stage in range(num_stages)), key=lambda memory: memory.device)
 
 
-def _stages(recipe: TrainingRecipe, resources: TrainingResources) -> list[_Stage]:
-    model, counts, trained = recipe.model, count_parameters(recipe.model), count_trained(recipe.model, recipe.adapter)
-    num_layers = -(-model.num_hidden_layers // resources.pipeline_parallel)
-    num_dense = min(model.first_k_dense_replace, num_layers)
+def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources: TrainingResources) -> RankMemory:
+    """Of every rank of one pipeline stage."""
+    zero, element = resources.zero_stage, 2 if recipe.dtype == "bfloat16" else FLOAT32_BYTES
+    layers, is_last = stage_layers(recipe.model, num_stages)[stage], stage == num_stages - 1
+    parts = stage_parts(recipe, layers, is_first=stage == 0, is_last=is_last)
+    weights = gradients = optimizer = 0.0
+    for part in parts:
+        over = {"tensor": resources.tensor_parallel, "expert": resources.expert_parallel, "nothing": 1}[part.divided_over]
+        copies = _copies(part, resources)
+        weights += element * part.weights / over / (copies if zero == 3 else 1) + FLOAT32_BYTES * part.buffers
+        gradients += _gradient_bytes(zero, element) * part.trained / over / (copies if zero >= 2 else 1)
+        optimizer += _optimizer_bytes(part, recipe, zero, element) / over / (copies if zero >= 1 else 1)
+    is_offloaded, parameters_are = resources.offload_optimizer != "none", resources.offload_parameters != "none" and zero == 3
     rows_per_copy = max(1, summarize_steps(recipe).max_rows // data_parallel(resources))
-    in_flight = min(resources.pipeline_parallel, -(-rows_per_copy // resources.micro_batch_sequences))
-    embedding = counts.embeddings // 2
-    mtp_extra = counts.mtp_layers - model.num_nextn_predict_layers * counts.moe_layer
-    head = embedding + model.hidden_size + mtp_extra
-    is_full = recipe.adapter.kind == "none"
-
-    def stage(num_dense: int, num_moe: int, *, is_first: bool, is_last: bool) -> _Stage:
-        num_mtp, num_trained_mtp = model.num_nextn_predict_layers * is_last, trained.num_mtp * is_last
-        outside = embedding * is_first + head * is_last
-        moe = counts.moe_layer - model.n_routed_experts * counts.expert
-        return _Stage(
-            dense=num_dense * counts.dense_layer + (num_moe + num_mtp) * moe + outside,
-            experts=(num_moe + num_mtp) * model.n_routed_experts * counts.expert,
-            trained_dense=num_dense * trained.dense_layer + (num_moe + num_trained_mtp) * trained.moe_layer + outside * is_full,
-            trained_experts=(num_moe + num_trained_mtp) * model.n_routed_experts * trained.expert,
-            embedding=embedding * is_first * is_full, in_flight=1 if is_last else in_flight, holds_logits=is_last,
-        )  # fmt: skip
-
-    if resources.pipeline_parallel == 1:
-        return [stage(num_dense, num_layers - num_dense, is_first=True, is_last=True)]
-    return [stage(num_dense, num_layers - num_dense, is_first=True, is_last=False), stage(0, num_layers, is_first=False, is_last=True)]
-
-
-def _stage_memory(stage: _Stage, recipe: TrainingRecipe, resources: TrainingResources) -> RankMemory:
-    tensor, expert, zero = resources.tensor_parallel, resources.expert_parallel, resources.zero_stage
-    copies = data_parallel(resources) * resources.context_parallel
-    expert_copies = max(1, tensor * copies // expert)
-    element = 2 if recipe.dtype == "bfloat16" else 4
-
-    def divided(dense: float, experts: float, from_zero: int) -> int:
-        """Bytes of one rank; ZeRO stages from `from_zero` on divide them among the copies as well."""
-        sharded = zero >= from_zero
-        return int(dense / tensor / (copies if sharded else 1) + experts / expert / (expert_copies if sharded else 1))
-
-    moments = MOMENT_BYTES * (1 if recipe.optimizer.kind == "muon" else 2)
-    per_trained = moments + (MASTER_BYTES if element == 2 else 0)
-    second_moment = MOMENT_BYTES * stage.embedding if recipe.optimizer.kind == "muon" else 0
-    optimizer = divided(stage.trained_dense * per_trained + second_moment, stage.trained_experts * per_trained, 1)
-    offloaded = resources.offload_optimizer != "none"
+    num_tokens = resources.micro_batch_sequences * recipe.sequence_length // resources.context_parallel
+    num_batches = -(-rows_per_copy // resources.micro_batch_sequences)
     return RankMemory(
-        weights=divided(stage.dense * element, stage.experts * element, 3),
-        gradients=divided(stage.trained_dense * GRADIENT_BYTES, stage.trained_experts * GRADIENT_BYTES, 2),
-        optimizer=0 if offloaded else optimizer,
-        activations=_activations(stage, recipe, resources, element),
+        weights=0 if parameters_are else int(weights),
+        gradients=int(gradients),
+        optimizer=0 if is_offloaded else int(optimizer),
+        activations=activation_bytes(
+            recipe.model, resources, num_tokens, element, layers,
+            in_flight=min(num_stages - stage, num_batches), is_last=is_last,
+        ),
         kv_cache=_kv_cache(recipe, resources, element),
-        host_optimizer=optimizer if offloaded else 0,
-    )
+        host_optimizer=int(optimizer) if is_offloaded else 0,
+        host_weights=int(weights) if parameters_are else 0,
+    )  # fmt: skip
 
 
-def _activations(stage: _Stage, recipe: TrainingRecipe, resources: TrainingResources, element: int) -> int:
-    model = recipe.model
-    tokens = resources.micro_batch_sequences * recipe.sequence_length / resources.context_parallel / resources.tensor_parallel
-    num_layers = -(-model.num_hidden_layers // resources.pipeline_parallel) + (model.num_nextn_predict_layers if stage.holds_logits else 0)
-    elements = num_layers * stage.in_flight * activation_elements_per_token(model, resources.recompute)
-    if resources.recompute == "full":
-        elements += activation_elements_per_token(model, "none")
-    logits = (element + 4) * model.vocab_size * (1 + model.num_nextn_predict_layers) if stage.holds_logits else 0
-    return int(tokens * (elements * element + logits))
+def _copies(part: Part, resources: TrainingResources) -> int:
+    """Ranks that hold the same elements, among which ZeRO divides."""
+    replicas = data_parallel(resources) * resources.context_parallel
+    if part.divided_over == "expert" and resources.expert_parallel > 1:
+        return max(1, replicas * resources.tensor_parallel // resources.expert_parallel)
+    return replicas
+
+
+def _gradient_bytes(zero: int, element: int) -> int:
+    """Summed in float32; ZeRO 1 in bfloat16 keeps the sum beside the gradients of the last micro-batch."""
+    return FLOAT32_BYTES + (element if zero == 1 and element < FLOAT32_BYTES else 0)
+
+
+def _optimizer_bytes(part: Part, recipe: TrainingRecipe, zero: int, element: int) -> float:
+    """A master copy where the weights are bfloat16, and under ZeRO, whose flat partitions are copies in any case; one moment or two."""
+    has_master = element < FLOAT32_BYTES or zero >= 1
+    moment = 2 if recipe.optimizer.state_dtype == "bfloat16" else FLOAT32_BYTES
+    num_moments = part.trained + (part.two_moments if recipe.optimizer.kind == "muon" else part.trained)
+    return FLOAT32_BYTES * part.trained * has_master + moment * num_moments
+
+
+def stage_parts(recipe: TrainingRecipe, layers: range, *, is_first: bool, is_last: bool) -> list[Part]:
+    """What one stage holds, by how it is divided."""
+    model, trained = recipe.model, count_trained(recipe.model, recipe.adapter)
+    is_full = recipe.adapter.kind == "none"
+    hidden, num_dense = model.hidden_size, sum(number < model.first_k_dense_replace for number in layers)
+    num_moe = len(layers) - num_dense + model.num_nextn_predict_layers * is_last
+    matrix, expert = _layer_matrices(model), count_parameters(model).expert
+    num_query, num_kv = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    biases = (num_dense + num_moe) * (num_query + 2 * num_kv) * model.attention_bias
+    embedding = model.vocab_size * hidden
+    mtp = model.num_nextn_predict_layers * is_last
+    divided = num_dense * (matrix + 3 * hidden * model.intermediate_size) + biases + embedding * (is_first + is_last) + mtp * 2 * hidden**2
+    divided += num_moe * (matrix + 3 * hidden * model.moe_intermediate_size * model.n_shared_experts)
+    norms = (num_dense + num_moe) * (2 * hidden + 2 * model.head_dim * model.use_qk_norm) + is_last * hidden + mtp * 3 * hidden
+    routers, experts = num_moe * model.n_routed_experts * hidden, num_moe * model.n_routed_experts * expert
+    buffers = num_moe * model.n_routed_experts
+    if is_full:
+        return [
+            Part("tensor", divided, divided, biases + embedding * is_first),
+            Part("nothing", norms + routers, norms + routers, norms, buffers),
+            Part("expert", experts, experts, 0),
+        ]
+    num_trained_moe = num_moe - mtp + trained.num_mtp * is_last
+    added = num_dense * trained.dense_layer + num_trained_moe * trained.moe_layer
+    return [
+        Part("tensor", divided, added, 0),
+        Part("nothing", norms + routers, 0, 0, buffers),
+        Part("expert", experts, num_trained_moe * model.n_routed_experts * trained.expert, 0),
+    ]
+
+
+def _layer_matrices(model: ModelRecipe) -> int:
+    """Of one layer's attention."""
+    return 2 * model.hidden_size * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
 
 
 def _kv_cache(recipe: TrainingRecipe, resources: TrainingResources, element: int) -> int:

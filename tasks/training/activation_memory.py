@@ -1,0 +1,83 @@
+"""Bytes that one micro-batch keeps on a rank for its backward pass, by formula, from what the model's operations save.
+
+Held against the tensors that autograd really keeps by a test (benchmarks/recompute.py counts them). Element size is that of the dtype in
+which the model computes; router scores, statistics of norms and softmax, and positions of routed copies are small and counted as float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from configs.schema import ModelRecipe, TrainingResources
+
+HEAD_CHUNK_BYTES = 4 * 8 * 1024 * 1024
+"""Logits are never held at once: model/losses.py makes them in chunks of so many float32."""
+
+
+def attention_bytes_per_token(model: ModelRecipe, element: int) -> int:
+    """Queries, keys and values before and after norm and rotation, and the output; scores are made again in the backward pass."""
+    num_query, num_kv = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    return 3 * (num_query + num_kv) * element + 4 * (2 * model.num_attention_heads + model.num_key_value_heads)
+
+
+def mlp_bytes_per_token(model: ModelRecipe, element: int, *, is_dense: bool) -> int:
+    """Gate and up, and per routed copy also what goes in and comes out; their product is made again in the backward pass."""
+    if is_dense:
+        return 2 * model.intermediate_size * element
+    copies = model.num_experts_per_tok * (2 * (model.hidden_size + model.moe_intermediate_size) * element + 32)
+    shared = 2 * model.n_shared_experts * model.moe_intermediate_size * element
+    scored = model.hidden_size * 4 if element < 4 else 0  # the router works on a float32 copy
+    return copies + shared + 4 * model.n_routed_experts + scored
+
+
+def layer_bytes_per_token(model: ModelRecipe, element: int, *, is_dense: bool) -> int:
+    """Everything: the two halves' inputs before and after their norms (4D), attention, MLP or experts."""
+    halves = 4 * model.hidden_size * element + 8
+    return halves + attention_bytes_per_token(model, element) + mlp_bytes_per_token(model, element, is_dense=is_dense)
+
+
+def activation_bytes(
+    model: ModelRecipe,
+    resources: TrainingResources,
+    num_tokens: int,
+    element: int,
+    layers: Sequence[int],
+    *,
+    in_flight: int,
+    is_last: bool,
+    passing_only: bool = False,
+) -> int:
+    """Of a pipeline stage that holds these trunk layers (and, the last, the MTP layer) with `in_flight` micro-batches between their forward
+    and backward passes. `num_tokens` are those of one micro-batch on one context rank; tensor ranks divide all but what they
+    gather. `passing_only` leaves out what lives during a pass and not between the two: a recomputed block, a chunk of logits."""
+    depths = [number < model.first_k_dense_replace for number in layers] + [False] * (model.num_nextn_predict_layers if is_last else 0)
+    hidden = model.hidden_size * element
+    every = [layer_bytes_per_token(model, element, is_dense=is_dense) for is_dense in depths]
+    working = 0
+    if resources.recompute == "none":
+        kept = sum(every)
+    elif resources.recompute == "selective":
+        kept = sum(4 * hidden + 8 + mlp_bytes_per_token(model, element, is_dense=True) * is_dense for is_dense in depths)
+        halves = attention_bytes_per_token(model, element), mlp_bytes_per_token(model, element, is_dense=False)
+        working = max(halves) if depths else 0
+    else:
+        size = min(resources.recompute_every_layers, max(1, len(layers)))
+        kept = hidden * -(-len(layers) // size) + hidden * (len(depths) - len(layers))
+        working = max((sum(every[first : first + size]) for first in range(0, len(layers), size)), default=0)
+    if resources.tensor_parallel > 1 and resources.recompute != "full":  # attention and MLP see all positions, gathered from the slices
+        kept += 2 * hidden * len(depths) * (resources.tensor_parallel - 1)
+    total = in_flight * kept + (0 if passing_only else working)
+    if is_last:
+        # Around the unembedding the last norm's input and the gradient made in advance; of the MTP layer that gradient too, and, where it
+        # is not recomputed as a whole, both its inputs before and behind their norms and its output.
+        total += hidden * (2 + (1 if resources.recompute == "full" else 6) * model.num_nextn_predict_layers)
+    bytes_of_tokens = total * num_tokens // resources.tensor_parallel
+    if not is_last:
+        return bytes_of_tokens
+    # Each pass through the unembedding leaves its weight's gradient in float32: it is made in the forward pass, while logits are at hand.
+    passes = 1 + model.num_nextn_predict_layers
+    return (
+        bytes_of_tokens
+        + passes * 4 * model.vocab_size * model.hidden_size // resources.tensor_parallel
+        + (0 if passing_only else HEAD_CHUNK_BYTES)
+    )
