@@ -19,8 +19,10 @@ POSITIONS_PER_PASS = 2048
 class Decoding(Protocol):
     """Rows are given for all sequences; an empty one leaves its sequence as it is."""
 
-    lengths: list[int]
-    """Tokens that each sequence holds."""
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens that each sequence holds."""
+        ...
 
     def extend(
         self, tokens: Sequence[Sequence[int]], sampling: Sampling, draws: Sequence[Sequence[float]], *, keeps_hidden: bool

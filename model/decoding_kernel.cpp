@@ -21,6 +21,9 @@
 
 #include <omp.h>
 #include <sched.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -42,8 +45,21 @@ typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2), aligned(2), may_
 inline Vec splat(float value) { return value - Vec{}; }
 inline Vec load(const float* from) { return *reinterpret_cast<const Vec*>(from); }
 inline Vec load(const uint16_t* from) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    // GCC 12 makes four instructions more of the conversion below.
+    __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 16);
+    return reinterpret_cast<Vec&>(wide);
+#endif
     WordVec bits = __builtin_convertvector(*reinterpret_cast<const HalfVec*>(from), WordVec) << 16;
     return reinterpret_cast<Vec&>(bits);
+}
+// Keeps a value in its register: GCC would rather load it again for every product, and the loads then cost twice what the products do.
+inline void hold(Vec& value) {
+#if defined(__x86_64__)
+    asm("" : "+v"(value));
+#elif defined(__aarch64__)
+    asm("" : "+w"(value));
+#endif
 }
 inline void store(float* to, Vec value) { *reinterpret_cast<Vec*>(to) = value; }
 inline float sum(Vec value) {
@@ -132,7 +148,7 @@ struct Barrier {
         for (int spins = 0; round.load(std::memory_order_acquire) == now; spins++) {
             if (spins > 4000) sched_yield();
 #if defined(__x86_64__)
-            else __builtin_ia32_pause();
+            else _mm_pause();
 #endif
         }
     }
@@ -147,6 +163,7 @@ inline void multiply(const float* const* rows, int64_t inputs, const W* panel, V
         // The panels of one matrix follow each other; the next one is asked for while this one is multiplied.
         __builtin_prefetch(panel + WIDTH * 64);
         Vec first = load(panel), second = load(panel + LANES);
+        hold(first), hold(second);
 #pragma GCC unroll 6
         for (int m = 0; m < M; m++) {
             Vec value = splat(row[m][k]);
@@ -240,8 +257,8 @@ struct Pass {
         int64_t offset = panel * inputs * WIDTH;
         if (!model.is_half) return tile_rows(count, inputs, static_cast<const float*>(matrix) + offset, row, finish);
         const uint16_t* half = static_cast<const uint16_t*>(matrix) + offset;
-        if (count <= ROWS) return tile_rows(count, inputs, half, row, finish);
-        float* wide = own_scratch(thread, inputs * WIDTH);  // several tiles use the panel: widen it once
+        if (count <= 3 * ROWS) return tile_rows(count, inputs, half, row, finish);
+        float* wide = own_scratch(thread, inputs * WIDTH);  // many tiles use the panel: widen it once
         for (int64_t i = 0; i < inputs * WIDTH; i += LANES) store(wide + i, load(half + i));
         tile_rows(count, inputs, wide, row, finish);
     }
@@ -379,8 +396,11 @@ struct Pass {
         int64_t seen = call.positions[r] + 1, stride = (seen + BLOCK - 1) / BLOCK * BLOCK;
         float* scores = own_scratch(thread, HEADS * stride);
         const float* query = scratch.qkv.data() + r * padded(qkv_width) + first_head * H;
-        const float* keys = keys_of(layer, call.sequences[r], g);
-        for (int64_t s = 0; s < seen; s += BLOCK) score_block<HEADS>(query, keys + s * H, scores + s, stride);
+        const float *keys = keys_of(layer, call.sequences[r], g), *values = values_of(layer, call.sequences[r], g);
+        for (int64_t s = 0; s < seen; s += BLOCK) {
+            for (int64_t i = 0; i < BLOCK * H; i += 16) __builtin_prefetch(values + s * H + i);
+            score_block<HEADS>(query, keys + s * H, scores + s, stride);
+        }
         float scales[HEADS];
         for (int n = 0; n < HEADS; n++) {
             float *row = scores + n * stride, highest = row[0];
@@ -396,7 +416,7 @@ struct Pass {
             }
             scales[n] = 1.0f / sum(total);
         }
-        mix_values<HEADS>(scores, stride, values_of(layer, call.sequences[r], g), seen, scales, scratch.attended.data() + (r * N + first_head) * H);
+        mix_values<HEADS>(scores, stride, values, seen, scales, scratch.attended.data() + (r * N + first_head) * H);
     }
 
     void attend_group(int thread, int64_t layer, int64_t r, int64_t g) {

@@ -74,9 +74,14 @@ class InProcessEngine:
         continuations = [_Continuation(draws, []) for draws in draws_PT.tolist()]
         for members in _batches([len(prompt) for prompt in prompts], self.batch_sequences):
             self._continue([prompts[member] for member in members], sampling, [continuations[member] for member in members])
-        columns = [[[step[column] for step in each.chosen] for each in continuations] for column in range(4)]
         return Generation(
-            *columns, weights_version, sum(each.num_drafted for each in continuations), sum(each.num_accepted for each in continuations)
+            token_ids=[[chosen.token_id for chosen in each.chosen] for each in continuations],
+            log_probabilities=[[chosen.log_probability for chosen in each.chosen] for each in continuations],
+            sampled_log_probabilities=[[chosen.sampled_log_probability for chosen in each.chosen] for each in continuations],
+            top2_margins=[[chosen.top2_margin for chosen in each.chosen] for each in continuations],
+            weights_version=weights_version,
+            num_drafted=sum(each.num_drafted for each in continuations),
+            num_accepted=sum(each.num_accepted for each in continuations),
         )
 
     @torch.inference_mode()

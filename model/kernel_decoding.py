@@ -17,6 +17,7 @@ from model.gated_mlp import GatedMlp
 from model.kv_cache import check_positions
 from model.moe import MixtureOfExperts
 from model.mtp import MtpLayer
+from model.norm import RMSNorm
 from model.rotary import rotary_tables
 from model.sampling import Chosen, NonFiniteLogitsError, Sampling, choose_tokens, describe_choice
 from model.transformer import Glm4Moe
@@ -55,10 +56,12 @@ class KernelWeights:
         """bfloat16 only where it loses nothing, as for the weights of a bfloat16 checkpoint: half the memory traffic, the same numbers."""
         layers = [self._layer(cast(DecoderLayer, layer)) for layer in model.model.layers]
         self._kept.append(structures := (Layer * len(layers))(*layers))
-        mtp = model.model.layers[-1] if isinstance(model.model.layers[-1], MtpLayer) else None
+        last = cast(DecoderLayer, model.model.layers[-1])
         self.structure = Model(
-            layers=structures, embedding=self._pointer(model.model.embed_tokens.weight), norm=self._pointer(model.model.norm.weight),
-            mtp_norm=self._pointer(mtp.shared_head.norm.weight) if mtp is not None else None, head=self._panels(model.lm_head.weight),
+            layers=structures, embedding=self._pointer(model.model.embed_tokens.weight),
+            norm=self._pointer(model.model.norm.weight),
+            mtp_norm=self._pointer(last.shared_head.norm.weight) if isinstance(last, MtpLayer) else None,
+            head=self._panels(model.lm_head.weight),
             num_layers=len(layers), hidden_size=recipe.hidden_size, num_heads=recipe.num_attention_heads,
             num_kv_heads=recipe.num_key_value_heads, head_dim=recipe.head_dim, rotary_dim=recipe.rotary_dim,
             num_experts=recipe.n_routed_experts, experts_per_token=recipe.num_experts_per_tok, expert_width=recipe.moe_intermediate_size,
@@ -89,7 +92,7 @@ class KernelWeights:
             qkv=self._panels(qkv), output=self._panels(attention.o_proj.weight),
             qkv_bias=None if biases[0] is None else self._pointer(torch.cat([bias.detach() for bias in biases])),
         )  # fmt: skip
-        if not isinstance(attention.q_norm, nn.Identity):
+        if isinstance(attention.q_norm, RMSNorm) and isinstance(attention.k_norm, RMSNorm):
             packed.q_norm, packed.k_norm = self._pointer(attention.q_norm.weight), self._pointer(attention.k_norm.weight)
         dense = mlp if isinstance(mlp, GatedMlp) else cast(MixtureOfExperts, mlp).shared_experts
         if dense is not None:
