@@ -19,6 +19,11 @@ def refuse_impossible_training(recipe: TrainingRecipe, resources: TrainingResour
         raise ValueError(f"phase {recipe.phase}: launcher {resources.launcher} is not available: set launcher to {LAUNCHERS[0]}")
     if isinstance(recipe.objective, PolicyObjective) and resources.num_ranks > 1:
         raise ValueError(f"phase {recipe.phase}: num_ranks {resources.num_ranks} cannot train {recipe.objective.kind}: set num_ranks to 1")
+    if isinstance(recipe.objective, PolicyObjective) and resources.zero_stage > 0:
+        raise ValueError(
+            f"phase {recipe.phase}: zero_stage {resources.zero_stage} cannot train {recipe.objective.kind}: answers are sampled from the "
+            "weights as they lie, by one rank, which has nobody to divide them with. Set zero_stage to 0"
+        )
     refuse_impossible_topology(recipe, resources)
 
 

@@ -95,12 +95,15 @@ def _engine(resources: TrainingResources) -> Iterator[str]:
         )
     if resources.offload_optimizer != "none" and resources.zero_stage == 0:
         yield f"offload_optimizer {resources.offload_optimizer} needs zero_stage >= 1: DeepSpeed offloads the shards that ZeRO makes"
-    if resources.offload_optimizer == "nvme" and resources.zero_stage in (1, 2):
-        yield f"offload_optimizer nvme needs zero_stage 3, it is {resources.zero_stage}: set 3, or offload_optimizer cpu"
     if resources.offload_parameters != "none" and resources.zero_stage != 3:
         yield (
             f"offload_parameters {resources.offload_parameters} needs zero_stage 3, it is {resources.zero_stage}: only there are weights "
             "divided. Set 3, or offload_parameters none"
+        )
+    if resources.zero_stage == 3 and resources.recompute == "full":
+        yield (
+            "recompute full with zero_stage 3: weights gathered for the second forward pass are given back before the backward pass needs "
+            "them. Set recompute selective, or zero_stage 2"
         )
     if "nvme" in (resources.offload_optimizer, resources.offload_parameters):
         yield (

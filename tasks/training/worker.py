@@ -298,7 +298,7 @@ def run(job: TrainingJob) -> int:
         print(f"interrupted: saved at step {training.position.step}", flush=True)
         return EXIT_INTERRUPTED
     if dist.get_rank() == 0:
-        export_checkpoint(job, training.trainable.model)
+        export_checkpoint(job)
     dist.barrier()
     dist.destroy_process_group()
     return 0
