@@ -138,3 +138,15 @@ def test_bfloat16_computes_what_a_bfloat16_model_computes_with_float32_gradients
 def test_clipping_is_written_down_as_zero():
     # Left out it is 1.0, and under ZeRO it then shrinks every orthogonalised update without a word.
     assert deepspeed_config(load_scale("micro").phases[0].resources, "float32")["gradient_clipping"] == 0.0
+
+
+def test_a_resting_mtp_layer_has_no_loss_no_gradient_and_no_tokens():
+    model = random_model(GLM46)
+    token_ids = torch.arange(24).view(2, 12)
+    running = model(token_ids, target_ids_BT=token_ids + 1)
+    model.runs_mtp = False
+    resting = model(token_ids, target_ids_BT=token_ids + 1)
+    assert resting.losses.lm == running.losses.lm and resting.losses.mtp == 0
+    assert torch.equal(resting.expert_counts_LE[:-1], running.expert_counts_LE[:-1]) and not resting.expert_counts_LE[-1].any()
+    (resting.losses.lm + resting.losses.balance).backward()
+    assert all(parameter.grad is None for parameter in model.model.layers[-1].parameters())
