@@ -148,6 +148,11 @@ POSSIBLE = {"num_ranks": 128, "tensor_parallel": 2, "pipeline_parallel": 4, "con
             "zero_stage 3 with pipeline_parallel 4.*Set zero_stage 1",
         ),
         ({"zero_stage": 2}, {"zero_stage": 2, "pipeline_parallel": 1}, "zero_stage 2 with pipeline_parallel 4"),
+        (
+            {"zero_stage": 3, "pipeline_parallel": 1, "recompute": "full", "recompute_every_layers": 2},
+            {"zero_stage": 3, "pipeline_parallel": 1, "recompute": "full", "recompute_every_layers": 1},
+            "zero_stage 3 with recompute full and recompute_every_layers 2",
+        ),
         ({"offload_optimizer": "cpu", "zero_stage": 0}, {"offload_optimizer": "cpu"}, "offload_optimizer cpu needs zero_stage >= 1"),
         ({"offload_optimizer": "nvme"}, {"offload_optimizer": "cpu"}, "offloading to nvme: .* Set cpu"),
         ({"offload_parameters": "cpu"}, {}, "offload_parameters cpu needs zero_stage 3, it is 1"),

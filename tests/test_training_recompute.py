@@ -11,6 +11,8 @@ from model.transformer import Glm4Moe
 from tasks.training.mixed_precision import ComputeInBfloat16
 from tasks.training.recompute import recompute_activations
 from tests.model_recipes import GLM46, random_model
+from tests.rank_processes import on_ranks
+from tests.test_training_zero import build, train
 
 KINDS = [("selective", 1), ("full", 1), ("full", 2), ("full", 5)]
 DEEPER = GLM46.model_copy(update={"num_hidden_layers": 5})
@@ -40,6 +42,33 @@ def test_recomputed_passes_are_bit_for_bit_those_without(kind, every_layers, dty
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
     assert found["counts"].sum(-1).tolist() == [2 * 24 * 2] * 4 + [2 * 23 * 2]  # of the first pass only
+
+
+def losses_and_norms(rank, num_ranks, cases):
+    found = []
+    for case in cases:
+        results = train(build(num_ranks, **case), 0, 2)
+        found += [results["losses"] + results["norms"]]
+    return {"found": found}
+
+
+def test_recomputation_beside_zero_experts_and_stages(tmp_path):
+    """Collectives run again with the layers: gathers of ZeRO 3, all-to-alls of experts; stages have several micro-batches on their way."""
+    cases = [
+        {"zero_stage": 0}, {"zero_stage": 2, "recompute": "selective"}, {"zero_stage": 3, "recompute": "selective"},
+        {"zero_stage": 3, "recompute": "full"}, {"zero_stage": 1, "expert_parallel": 2, "recompute": "full"},
+        {"zero_stage": 3, "expert_parallel": 2, "recompute": "full"},
+    ]  # fmt: skip
+    in_bfloat16 = [
+        {"zero_stage": 0, "dtype": "bfloat16"}, {"zero_stage": 3, "dtype": "bfloat16", "recompute": "full"},
+        {"zero_stage": 0, "dtype": "bfloat16", "pipeline_parallel": 2},
+        {"zero_stage": 1, "dtype": "bfloat16", "pipeline_parallel": 2, "recompute": "full"},
+    ]  # fmt: skip
+    found = on_ranks(losses_and_norms, 2, tmp_path, [*cases, *in_bfloat16])[0]["found"]
+    for case, numbers in zip(cases, found, strict=False):
+        assert numbers == pytest.approx(found[0], rel=1e-5), case
+    for case, numbers in zip(in_bfloat16, found[len(cases) :], strict=True):
+        assert numbers == pytest.approx(found[len(cases)], rel=1e-3), case
 
 
 def test_the_more_is_computed_again_the_less_is_kept():

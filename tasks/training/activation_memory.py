@@ -64,8 +64,9 @@ def activation_bytes(
         size = min(resources.recompute_every_layers, max(1, len(layers)))
         kept = hidden * -(-len(layers) // size) + hidden * (len(depths) - len(layers))
         working = max((sum(every[first : first + size]) for first in range(0, len(layers), size)), default=0)
-    if resources.tensor_parallel > 1 and resources.recompute != "full":  # attention and MLP see all positions, gathered from the slices
-        kept += 2 * hidden * len(depths) * (resources.tensor_parallel - 1)
+    # Attention and dense or shared MLP see all positions, gathered from the slices of the tensor ranks, and keep them where not recomputed.
+    num_gathered = {"none": 2 * len(depths), "selective": sum(depths), "full": 0}[resources.recompute]
+    kept += hidden * num_gathered * (resources.tensor_parallel - 1)
     total = in_flight * kept + (0 if passing_only else working)
     if is_last:
         # Around the unembedding the last norm's input and the gradient made in advance; of the MTP layer that gradient too, and, where it

@@ -9,6 +9,8 @@ from tasks.training.topology import data_parallel
 
 LEAF_MODULES = ["model.attention.Attention", "model.gated_mlp.GatedMlp", "model.moe.MixtureOfExperts"]
 """ZeRO 3 gathers each of these as a whole: they read the weights of the modules inside them without calling those."""
+RECOMPUTED_LEAF_MODULES = ["model.decoder_layer.DecoderLayer", "model.mtp.MtpLayer"]
+"""Where whole layers are computed again in the backward pass: inside them no weight may be let go of after the second forward pass."""
 PERSISTENT_ELEMENTS = 100_000
 """ZeRO 3 keeps smaller parameters (norms, biases) whole on every rank (DeepSpeed's default; S2's 1e6 would keep every router too)."""
 LIVE_ELEMENTS = 3_000_000_000
@@ -64,7 +66,7 @@ def _zero(resources: TrainingResources) -> dict[str, Any]:
         "stage3_max_reuse_distance": LIVE_ELEMENTS,
         # Weights are saved by tasks/training/state.py, which never holds the whole model.
         "stage3_gather_16bit_weights_on_model_save": False,
-        "leaf_module": {"classes": LEAF_MODULES},
+        "leaf_module": {"classes": RECOMPUTED_LEAF_MODULES if resources.recompute == "full" else LEAF_MODULES},
         "offload_optimizer": {"device": resources.offload_optimizer, **offloaded, "fast_init": False},
         "offload_param": {"device": resources.offload_parameters, **offloaded},
     }

@@ -32,9 +32,12 @@ def recompute_activations(model: Glm4Moe, kind: Literal["none", "selective", "fu
             if isinstance(layer.mlp, MixtureOfExperts):
                 _recompute_module(layer.mlp)
     elif kind == "full":
-        model.model.run_layers = partial(_run_blocks, every_layers)
+        # A layer alone is recomputed inside its own call: ZeRO 3 holds its weights from the hook before the backward pass to the one behind
+        # it, while a call from outside would let go of them in between.
+        if every_layers > 1:
+            model.model.run_layers = partial(_run_blocks, every_layers)
         for layer in layers:
-            if isinstance(layer, MtpLayer):
+            if every_layers == 1 or isinstance(layer, MtpLayer):
                 _recompute_module(layer)
 
 

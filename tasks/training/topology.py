@@ -93,17 +93,17 @@ def _engine(resources: TrainingResources) -> Iterator[str]:
             "many micro-batches, which ZeRO >= 2 would have to gather for each: DeepSpeed refuses it. Set zero_stage 1, or "
             "pipeline_parallel 1"
         )
+    if resources.zero_stage == 3 and resources.recompute == "full" and resources.recompute_every_layers > 1:
+        yield (
+            f"zero_stage 3 with recompute full and recompute_every_layers {resources.recompute_every_layers}: ZeRO 3 gathers the weights "
+            "of one layer and lets go of them when it was computed again, before its gradients are there. Set recompute_every_layers 1"
+        )
     if resources.offload_optimizer != "none" and resources.zero_stage == 0:
         yield f"offload_optimizer {resources.offload_optimizer} needs zero_stage >= 1: DeepSpeed offloads the shards that ZeRO makes"
     if resources.offload_parameters != "none" and resources.zero_stage != 3:
         yield (
             f"offload_parameters {resources.offload_parameters} needs zero_stage 3, it is {resources.zero_stage}: only there are weights "
             "divided. Set 3, or offload_parameters none"
-        )
-    if resources.zero_stage == 3 and resources.recompute == "full":
-        yield (
-            "recompute full with zero_stage 3: weights gathered for the second forward pass are given back before the backward pass needs "
-            "them. Set recompute selective, or zero_stage 2"
         )
     if "nvme" in (resources.offload_optimizer, resources.offload_parameters):
         yield (
