@@ -33,13 +33,12 @@ def on_ranks(function: Callable[..., dict[str, Any]], num_ranks: int, tmp_path: 
         "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.rank_processes", call], env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=ROOT,
-            stdout=open(tmp_path / f"rank-{rank}.log", "w"), stderr=subprocess.STDOUT,
-        )
-        for rank in range(num_ranks)
-    ]  # fmt: skip
+    processes = []
+    for rank in range(num_ranks):
+        with open(tmp_path / f"rank-{rank}.log", "w") as log:
+            own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [sys.executable, "-m", "tests.rank_processes", call]
+            processes.append(subprocess.Popen(command, env=own, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT))
     try:
         codes = [process.wait(TIMEOUT_SECONDS) for process in processes]
     finally:

@@ -77,7 +77,8 @@ def small_recipe(num_steps: int = NUM_STEPS, first_step: int = 0, **changes) -> 
     """Steps [first_step, first_step + num_steps) of a course of NUM_STEPS, 64 tokens each."""
     scale = load_scale("micro")
     course = scale.courses[0].recipe.model_dump() | {
-        "warmup_share": 100 / (NUM_STEPS * ROWS_PER_STEP * SEQUENCE_LENGTH), "start_batch_tokens": ROWS_PER_STEP * SEQUENCE_LENGTH, "peak_batch_tokens": ROWS_PER_STEP * SEQUENCE_LENGTH,
+        "warmup_share": 100 / (NUM_STEPS * ROWS_PER_STEP * SEQUENCE_LENGTH),
+        "start_batch_tokens": ROWS_PER_STEP * SEQUENCE_LENGTH, "peak_batch_tokens": ROWS_PER_STEP * SEQUENCE_LENGTH,
     }  # fmt: skip
     values = scale.training_recipe(scale.phases[0]).model_dump() | {
         "model": GLM46.model_dump(), "course": course, "sequence_length": SEQUENCE_LENGTH, "num_threads": 1,

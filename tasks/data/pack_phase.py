@@ -82,7 +82,7 @@ def pack_phase(
         domain: _pieces_of([n for n, own in enumerate(domains) if own == domain], lengths, row_slots, domain != CHAT, chosen)
         for domain in recipe.mixture
     }
-    absent = tuple(sorted(domain for domain, given in pieces.items() if not given.num_tokens and recipe.mixture[domain]))
+    absent = tuple(sorted(domain for domain, weight in recipe.mixture.items() if weight and not pieces[domain].num_tokens))
     if absent:
         output.report(Progress(0, 0, "pieces", f"no text of {', '.join(absent)}: its share goes to the other domains"))
     units, kept, slots = _stream_units(pieces, recipe) if row_slots is None else _best_fit_units(pieces, recipe, row_slots)

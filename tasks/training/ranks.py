@@ -88,6 +88,7 @@ def _axis(lines: set[tuple[int, ...]], *, is_for_deepspeed: bool = False) -> Axi
     for ranks in sorted(lines):
         group = dist.new_group(list(ranks)) if len(ranks) > 1 or (is_for_deepspeed and dist.get_world_size() > 1) else None
         if dist.get_rank() in ranks:
+            assert not isinstance(group, int), group  # NON_GROUP_MEMBER is for ranks outside
             own = Axis(len(ranks), ranks.index(dist.get_rank()), ranks, group)
     assert own is not None, (dist.get_rank(), lines)
     return own
