@@ -61,8 +61,15 @@ def resource_fields() -> list[tuple[tuple[str | int, ...], str, object]]:
         "driver_memory": "3g",
         "executor_memory": "3g",
         "host": "localhost",
-        "launcher": None,
+        "launcher": "slurm",
         "zero_stage": 1,
+        "offload_optimizer": "cpu",
+        "offload_parameters": "cpu",
+        "nvme_dir": "/elsewhere",
+        "recompute": "full",
+        "profile": {"steps": 2, "flops": True, "trace": True},
+        "tensorboard": False,
+        "wandb": "offline",
     }
     found = [
         (path, name, others.get(name, value + 1 if isinstance(value, int | float) else None))

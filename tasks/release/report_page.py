@@ -136,7 +136,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     if not lines:
         return ""
     numeric = [all(line[column][1] for line in lines) for column in range(len(columns))]
-    head = "".join(f"<th{_number(is_number)}>{escape(name)}</th>" for name, is_number in zip(columns, numeric, strict=True))
+    # Names of phases may break at their underscores: seven of them share a page's width.
+    names = [escape(name).replace("_", "_<wbr>") for name in columns]
+    head = "".join(f"<th{_number(is_number)}>{name}</th>" for name, is_number in zip(names, numeric, strict=True))
     body = "".join("<tr>" + "".join(f"<td{_number(is_number)}>{text}</td>" for text, is_number in line) + "</tr>" for line in lines)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
