@@ -75,18 +75,6 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     )  # fmt: skip
     stop_spark()
     return PreparedData(
-        ingested,
-        deduplicated,
-        split,
-        filtered,
-        problems,
-        decontaminated,
-        chats,
-        repositories,
-        tokenizer,
-        shards,
-        validation,
-        chat_shards,
-        suite,
-        contracts,
-    )
+        ingested, deduplicated, split, filtered, problems, decontaminated, chats, repositories, tokenizer,
+        shards, validation, chat_shards, suite, contracts,
+    )  # fmt: skip

@@ -42,7 +42,7 @@ def compare_cases(rank, num_ranks, cases):
             connect_ranks(resources), resources, micro_batches(num_ranks, 16, is_segmented=number % 2 == 0), own_positions,
             partial(divide_model, resources=resources), optimizer=optimizer, num_steps=num_steps, starved=STARVED,
         )  # fmt: skip
-    return {}
+    return {"num_held": len(cases)}
 
 
 def compute_with_divided_experts(rank, num_ranks, is_overlapped, dtype):
@@ -85,4 +85,4 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
 
 
 def test_four_ranks_compute_what_one_process_does(tmp_path):
-    on_ranks(compare_cases, 4, tmp_path, FOUR_RANKS)
+    assert on_ranks(compare_cases, 4, tmp_path, FOUR_RANKS) == [{"num_held": len(FOUR_RANKS)}] * 4
