@@ -9,7 +9,9 @@ from configs.schema import DataRecipe, TokenizerRecipe
 from infra.step import Artifact, Output, Record, step
 from model.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS
 from tasks.data.bpe_tokenizer import tokenizer_config, train_bpe, write_json
-from tasks.data.documents import TRAIN, VALIDATION, sampling_hash
+from tasks.data.document_files import names_of
+from tasks.data.documents import RECORD_COLUMNS, TRAIN, VALIDATION, sampling_hash
+from tasks.data.extract_documents import extract_batches
 from tasks.data.ingest_documents import sampling_bounds
 from tasks.data.list_sources import SourceListing
 from tasks.data.shard_documents import TokenShards, write_tables
@@ -36,13 +38,15 @@ class DomainTexts(Record):
 def read_domains(*, sources: SourceListing, problems: Artifact[SynthesizedProblems], recipe: DataRecipe, output: Output) -> DomainTexts:
     """ingest_documents and split_documents without Spark, filters and duplicates; a fifth of every domain is held out by hash."""
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     files = [file for file in sources.files if file.role == "pretrain"]
     rows = [{**{name: getattr(file, name) for name in SOURCE_COLUMNS}, "text": list(file.text)} for file in files]
     bounds = sampling_bounds(files, MAX_BYTES)
-    batches = read_sources(iter([pa.RecordBatch.from_pylist(rows)]), recipe.ingest.max_document_chars, bounds)
-    found = [row for batch in batches for row in batch.to_pylist() if row["stream"] == DOCUMENT]
+    batches = read_sources(iter([pa.RecordBatch.from_pylist(rows)]), bounds)
+    records = (batch.filter(pc.field("stream") == DOCUMENT).select(names_of(RECORD_COLUMNS)) for batch in batches)
+    found = [row for batch in extract_batches(records, recipe.extract.max_document_chars) for row in batch.to_pylist()]
     found += pq.read_table(problems.path("documents/part-00000.parquet")).to_pylist()
     kept = sorted(({name: row[name] for name in COLUMNS} for row in found), key=lambda row: row["id"])
     table = [row | {"split": VALIDATION if sampling_hash(row["id"]) < 2**32 // 5 else TRAIN} for row in kept]

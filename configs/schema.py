@@ -93,13 +93,45 @@ class ModelSection(Frozen):
 
 
 class IngestRecipe(Frozen):
-    max_document_chars: int = Field(gt=0)
-    """Longer documents are cut at paragraph ends into pieces of at most this many characters, each with its own offset."""
+    max_record_bytes: int = Field(gt=0)
+    """A longer record is kept aside, reason `record_too_long`."""
     max_source_bytes: int = Field(gt=0)
     """Bytes of source text per run, shared out evenly over the domains; what a domain does not need goes to the others. Where a domain
     holds more than its part, documents are kept by the hash of their place, so the bytes are met on average."""
     max_rejected_share: float = Field(ge=0, le=1)
     """Share of unreadable records (not UTF-8, truncated gzip, broken JSON, no text, empty) above which the run stops and names them."""
+
+
+class ExtractionRecipe(Frozen):
+    max_document_chars: int = Field(gt=0)
+    """Longer documents are cut at paragraph ends into pieces of at most this many characters, each with its own offset."""
+
+
+class BoilerplateRecipe(Frozen):
+    min_documents: int = Field(gt=1)
+    """A paragraph that so many documents of one collection hold is boilerplate."""
+
+
+class ClassifierRecipe(Frozen):
+    positive_labels: dict[Literal["toxicity", "quality", "factuality"], tuple[str, ...]]
+    """Labels of the named records that count as the thing itself; every other label is its opposite."""
+    seed: int
+
+
+class NgramModelRecipe(Frozen):
+    order: int = Field(gt=0)
+    """Words per n-gram."""
+
+
+class LanguageRecipe(Frozen):
+    max_chars: int = Field(gt=0)
+    """Characters from the start of a document that its language is found from."""
+
+
+class SemanticRecipe(Frozen):
+    max_cosine: float = Field(gt=0, le=1)
+    """Of two documents of one cluster whose embeddings are more alike than this, one stays."""
+    seed: int
 
 
 class DeduplicationRecipe(Frozen):
@@ -133,6 +165,11 @@ class FilterRecipe(Frozen):
     """Share of characters in lines that occurred before in the document (Gopher: 0.2 of characters, 0.3 of lines)."""
     max_top_bigram_share: float = Field(ge=0, le=1)
     """Share of characters in the most frequent word bigram (Gopher: 0.2)."""
+
+
+class PersonalDataRecipe(Frozen):
+    kinds: tuple[Literal["email", "phone", "ip_address", "credit_card", "iban"], ...]
+    """What is replaced by its kind in angle brackets."""
 
 
 class SynthesisRecipe(Frozen):
@@ -217,9 +254,16 @@ class PackingRecipe(Frozen):
 
 class DataRecipe(Frozen):
     ingest: IngestRecipe
+    extract: ExtractionRecipe
+    boilerplate: BoilerplateRecipe
+    classifiers: ClassifierRecipe
+    ngram_model: NgramModelRecipe
+    language: LanguageRecipe
     deduplicate: DeduplicationRecipe
+    semantic: SemanticRecipe
     split: SplitRecipe
     filter: FilterRecipe
+    personal_data: PersonalDataRecipe
     synthesize: SynthesisRecipe
     chats: ChatRecipe
     decontaminate: DecontaminationRecipe

@@ -14,15 +14,22 @@ from tasks.data.collect_chats import collect_chats
 from tasks.data.concatenate_repositories import concatenate_repositories
 from tasks.data.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplicate_documents import deduplicate_documents
+from tasks.data.extract_documents import extract_documents
 from tasks.data.filter_documents import filter_documents
 from tasks.data.ingest_documents import ingest_documents
 from tasks.data.list_sources import SourceListing
+from tasks.data.mask_personal_data import mask_personal_data
 from tasks.data.prepared_data import PreparedData
+from tasks.data.remove_boilerplate import remove_boilerplate
+from tasks.data.remove_semantic_duplicates import remove_semantic_duplicates
+from tasks.data.score_documents import score_documents
 from tasks.data.shard_chats import shard_chats
 from tasks.data.shard_documents import shard_documents
 from tasks.data.shard_validation import shard_validation
 from tasks.data.split_documents import split_documents
 from tasks.data.synthesize_problems import synthesize_problems
+from tasks.data.train_classifiers import train_classifiers
+from tasks.data.train_ngram_model import train_ngram_model
 from tasks.data.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import ContractResult
 from tasks.evaluation.select_evaluation_items import select_evaluation_items
@@ -39,15 +46,32 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
         return artifact
 
     ingested = contracted(run_step(run, ingest_documents, sources=sources, recipe=recipe.ingest, resources=spark), "ingested")
-    deduplicated = contracted(
-        run_step(run, deduplicate_documents, documents=ingested, recipe=recipe.deduplicate, resources=spark), "deduplicated"
+    extracted = contracted(run_step(run, extract_documents, records=ingested, recipe=recipe.extract, resources=spark), "extracted")
+    clean = contracted(
+        run_step(run, remove_boilerplate, documents=extracted, recipe=recipe.boilerplate, resources=spark), "boilerplate_free"
     )
-    split = contracted(run_step(run, split_documents, documents=deduplicated, recipe=recipe.split, resources=spark), "split")
+    classifiers = run_step(run, train_classifiers, sources=sources, recipe=recipe.classifiers)
+    ngram_model = run_step(run, train_ngram_model, documents=clean, recipe=recipe.ngram_model, resources=spark)
+    scored = contracted(
+        run_step(
+            run, score_documents, documents=clean, classifiers=classifiers, ngram_model=ngram_model, recipe=recipe.language,
+            resources=spark,
+        ),
+        "scored",
+    )  # fmt: skip
+    deduplicated = contracted(
+        run_step(run, deduplicate_documents, documents=scored, recipe=recipe.deduplicate, resources=spark), "deduplicated"
+    )
+    distinct = contracted(
+        run_step(run, remove_semantic_duplicates, documents=deduplicated, recipe=recipe.semantic, resources=spark), "distinct"
+    )
+    split = contracted(run_step(run, split_documents, documents=distinct, recipe=recipe.split, resources=spark), "split")
     filtered = contracted(run_step(run, filter_documents, documents=split, recipe=recipe.filter, resources=spark), "filtered")
+    masked = contracted(run_step(run, mask_personal_data, documents=filtered, recipe=recipe.personal_data, resources=spark), "masked")
     problems = contracted(run_step(run, synthesize_problems, recipe=recipe.synthesize), "problems")
     decontaminated = contracted(
         run_step(
-            run, decontaminate_documents, documents=filtered, synthetic=problems, ingested=ingested,
+            run, decontaminate_documents, documents=masked, synthetic=problems, ingested=ingested,
             recipe=recipe.decontaminate, resources=spark,
         ),
         "decontaminated",
@@ -75,6 +99,6 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     )  # fmt: skip
     stop_spark()
     return PreparedData(
-        ingested, deduplicated, split, filtered, problems, decontaminated, chats, repositories, tokenizer,
-        shards, validation, chat_shards, suite, contracts,
+        ingested, extracted, clean, classifiers, ngram_model, scored, deduplicated, distinct, split, filtered, masked, problems,
+        decontaminated, chats, repositories, tokenizer, shards, validation, chat_shards, suite, contracts,
     )  # fmt: skip

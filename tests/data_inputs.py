@@ -12,11 +12,25 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from configs.load import load_scale
-from configs.schema import SparkResources
+from configs.schema import DataRecipe, SparkResources
 from infra.home import Home
 from infra.local_store import LocalStore
 from infra.step import Artifact, Step
 from infra.store import step_key
+from tasks.data.decontaminate_documents import decontaminate_documents
+from tasks.data.deduplicate_documents import deduplicate_documents
+from tasks.data.extract_documents import extract_documents
+from tasks.data.filter_documents import filter_documents
+from tasks.data.ingest_documents import ingest_documents
+from tasks.data.list_sources import SourceListing
+from tasks.data.mask_personal_data import mask_personal_data
+from tasks.data.remove_boilerplate import remove_boilerplate
+from tasks.data.remove_semantic_duplicates import remove_semantic_duplicates
+from tasks.data.score_documents import score_documents
+from tasks.data.split_documents import split_documents
+from tasks.data.synthesize_problems import synthesize_problems
+from tasks.data.train_classifiers import train_classifiers
+from tasks.data.train_ngram_model import train_ngram_model
 from tests.conftest import ROOT
 
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -41,6 +55,32 @@ def compute(step: Step[Any], root: Path, **arguments: Any) -> Artifact[Any]:
         return store.compute(
             step, key, identity, lambda output: step(**arguments, output=output), lambda progress: None, lambda *_: None, time.monotonic
         )
+
+
+def cleaned(sources: SourceListing, root: Path, recipe: DataRecipe, resources: SparkResources = RESOURCES) -> dict[str, Artifact[Any]]:
+    """The artifacts of flows/prepare_data.py from the sources to the decontaminated documents, by their names in PreparedData."""
+    spark = {"resources": resources}
+    ingested = compute(ingest_documents, root, sources=sources, recipe=recipe.ingest, **spark)
+    extracted = compute(extract_documents, root, records=ingested, recipe=recipe.extract, **spark)
+    clean = compute(remove_boilerplate, root, documents=extracted, recipe=recipe.boilerplate, **spark)
+    classifiers = compute(train_classifiers, root, sources=sources, recipe=recipe.classifiers)
+    ngram_model = compute(train_ngram_model, root, documents=clean, recipe=recipe.ngram_model, **spark)
+    models = {"classifiers": classifiers, "ngram_model": ngram_model}
+    scored = compute(score_documents, root, documents=clean, **models, recipe=recipe.language, **spark)
+    unique = compute(deduplicate_documents, root, documents=scored, recipe=recipe.deduplicate, **spark)
+    distinct = compute(remove_semantic_duplicates, root, documents=unique, recipe=recipe.semantic, **spark)
+    split = compute(split_documents, root, documents=distinct, recipe=recipe.split, **spark)
+    filtered = compute(filter_documents, root, documents=split, recipe=recipe.filter, **spark)
+    masked = compute(mask_personal_data, root, documents=filtered, recipe=recipe.personal_data, **spark)
+    problems = compute(synthesize_problems, root, recipe=recipe.synthesize)
+    decontaminated = compute(
+        decontaminate_documents, root, documents=masked, synthetic=problems, ingested=ingested, recipe=recipe.decontaminate, **spark
+    )
+    return {
+        "ingested": ingested, "extracted": extracted, "boilerplate_free": clean, **models, "scored": scored, "deduplicated": unique,
+        "distinct": distinct, "split": split, "filtered": filtered, "masked": masked, "problems": problems,
+        "decontaminated": decontaminated,
+    }  # fmt: skip
 
 
 def write_jsonl(path: Path, records: list[dict[str, Any]]) -> None:

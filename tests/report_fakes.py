@@ -16,14 +16,21 @@ from tasks.data.collect_chats import CollectedChats
 from tasks.data.concatenate_repositories import ConcatenatedRepositories
 from tasks.data.decontaminate_documents import DecontaminatedDocuments
 from tasks.data.deduplicate_documents import DeduplicatedDocuments
+from tasks.data.extract_documents import ExtractedDocuments
 from tasks.data.filter_documents import FilteredDocuments
 from tasks.data.ingest_documents import IngestedDocuments
+from tasks.data.mask_personal_data import MaskedDocuments
 from tasks.data.pack_phase import PackedPhase
 from tasks.data.prepared_data import PreparedData
+from tasks.data.remove_boilerplate import BoilerplateFreeDocuments
+from tasks.data.remove_semantic_duplicates import DistinctDocuments
+from tasks.data.score_documents import ScoredDocuments
 from tasks.data.shard_chats import ChatShards
 from tasks.data.shard_documents import TokenShards
 from tasks.data.split_documents import SplitDocuments
 from tasks.data.synthesize_problems import SynthesizedProblems
+from tasks.data.train_classifiers import TrainedClassifiers
+from tasks.data.train_ngram_model import TrainedNgramModel
 from tasks.data.train_tokenizer import TrainedTokenizer
 from tasks.data.validate_contract import ContractResult
 from tasks.evaluation.decide_gate import decide_gate
@@ -51,6 +58,8 @@ TOKENS_PER_STEP = 8192
 WORDS = "a text of which the report shows the beginning <b>and nothing else</b> "
 REASONS = {
     "deduplicate_documents": {"exact": 60, "near": 39},
+    "remove_boilerplate": {},
+    "remove_semantic_duplicates": {},
     "filter_documents": {"too_few_words": 48},
     "decontaminate_documents": {"overlap": 2},
 }
@@ -81,7 +90,8 @@ def documents(store: Store, name: str, record: Record, ids: range, extra: Callab
                 {"id": f"{ids.stop + number:016x}", "reason": reason, "kept_id": "k" if reason == "near" else ""}
                 for number, reason in enumerate(reasons)
             ]
-            pq.write_table(pa.Table.from_pylist(dropped), output.path("dropped.parquet"))
+            schema = pa.schema([(column, pa.string()) for column in ("id", "reason", "kept_id")])
+            pq.write_table(pa.Table.from_pylist(dropped, schema=schema), output.path("dropped.parquet"))
 
     return commit(store, toy(name, record, write), name)
 
@@ -134,6 +144,13 @@ def reported_data(store: Store) -> PreparedData:
         num_trained_tokens=333,
     )  # fmt: skip
     split = SplitDocuments(num_documents=901, num_bytes=4500, train_by_domain={"web": 800}, validation_by_domain={"web": 101})
+    extracted = ExtractedDocuments(
+        num_documents=1000, num_bytes=5000, num_records=1000, dropped={}, documents_by_domain={"web": 700, "code": 300},
+        bytes_by_domain={"web": 4000, "code": 1000},
+    )  # fmt: skip
+    boilerplate_free = BoilerplateFreeDocuments(num_documents=1000, num_bytes=5000, dropped=REASONS["remove_boilerplate"])
+    scored = ScoredDocuments(num_documents=1000, num_bytes=5000, documents_by_language={"en": 1000})
+    distinct = DistinctDocuments(num_documents=901, num_bytes=4500, dropped=REASONS["remove_semantic_duplicates"])
     filtered = FilteredDocuments(num_documents=853, num_bytes=4100, dropped=REASONS["filter_documents"])
 
     def plain(name: str, record: Record) -> Artifact:
@@ -149,6 +166,13 @@ def reported_data(store: Store) -> PreparedData:
     made.manifest.identity["inputs"]["sources"] = "5" * 64
     return PreparedData(
         ingested=made,
+        extracted=documents(store, "extract_documents", extracted, range(1000)),
+        boilerplate_free=documents(store, "remove_boilerplate", boilerplate_free, range(1000)),
+        classifiers=plain("train_classifiers", TrainedClassifiers(kinds=())),
+        ngram_model=plain("train_ngram_model", TrainedNgramModel(languages=())),
+        scored=documents(store, "score_documents", scored, range(1000)),
+        distinct=documents(store, "remove_semantic_duplicates", distinct, range(901)),
+        masked=documents(store, "mask_personal_data", MaskedDocuments(num_documents=853, num_bytes=4100), range(853)),
         deduplicated=documents(store, "deduplicate_documents", deduplicated, range(901)),
         split=documents(store, "split_documents", split, range(2000)),
         filtered=documents(store, "filter_documents", filtered, range(853)),

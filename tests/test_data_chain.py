@@ -11,25 +11,25 @@ from configs.schema import ContractRecipe, PackingRecipe, RepositoryRecipe, Synt
 from infra.code_digest import closure
 from model.tokenizer_layout import END_OF_TEXT
 from tasks.data.concatenate_repositories import concatenate_repositories
-from tasks.data.decontaminate_documents import decontaminate_documents
-from tasks.data.deduplicate_documents import deduplicate_documents
-from tasks.data.filter_documents import filter_documents
-from tasks.data.ingest_documents import ingest_documents
 from tasks.data.list_sources import list_sources
 from tasks.data.pack_phase import pack_phase
 from tasks.data.packed_rows import PackedRows
 from tasks.data.shard_documents import shard_documents
 from tasks.data.shard_validation import shard_validation
-from tasks.data.split_documents import split_documents
-from tasks.data.synthesize_problems import synthesize_problems
 from tasks.data.token_shard import open_shard
 from tasks.data.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import validate_contract
-from tests.data_inputs import RECIPE, compute, in_partitions, rows, write_corpus, write_packages
+from tests.data_inputs import RECIPE, cleaned, compute, in_partitions, rows, write_corpus, write_packages
 
 SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=400, num_evaluation_problems=30, max_operand=20, problems_per_document=20, num_chats=100,
     thinking_share=0.25, num_prompts=20,
+)  # fmt: skip
+CHAIN_RECIPE = RECIPE.model_copy(
+    update={
+        "split": RECIPE.split.model_copy(update={"validation_share": 0.2}), "synthesize": SYNTHESIS,
+        "filter": RECIPE.filter.model_copy(update={"min_words": 25}),
+    }
 )  # fmt: skip
 TOKENIZER = TokenizerRecipe(num_ordinary_tokens=400, sample_chars=150000)
 MIXTURE = {"web": 0.5, "code": 0.1, "repository": 0.2, "synthetic": 0.2}
@@ -39,25 +39,15 @@ PACKING = PackingRecipe(num_tokens=6400, sequence_length=64, packing="stream", m
 def run_chain(sources, root, count: int) -> dict:
     """Every artifact by the name of its contract, with a number of shuffle partitions."""
     common = {"resources": in_partitions(count)}
-    recipe = RECIPE.filter.model_copy(update={"min_words": 25})
-    split_recipe = RECIPE.split.model_copy(update={"validation_share": 0.2})
-    ingested = compute(ingest_documents, root, sources=sources, recipe=RECIPE.ingest, **common)
-    unique = compute(deduplicate_documents, root, documents=ingested, recipe=RECIPE.deduplicate, **common)
-    split = compute(split_documents, root, documents=unique, recipe=split_recipe, **common)
-    filtered = compute(filter_documents, root, documents=split, recipe=recipe, **common)
-    problems = compute(synthesize_problems, root, recipe=SYNTHESIS)
-    clean = compute(
-        decontaminate_documents, root, documents=filtered, synthetic=problems, ingested=ingested, recipe=RECIPE.decontaminate, **common
-    )
+    artifacts = cleaned(sources, root, CHAIN_RECIPE, in_partitions(count))
+    clean = artifacts["decontaminated"]
     tokenizer = compute(train_tokenizer, root, documents=clean, recipe=TOKENIZER, **common)
     repositories = compute(concatenate_repositories, root, documents=clean, recipe=RepositoryRecipe(max_document_chars=20000), **common)
     texts = {"documents": clean, "repositories": repositories, "tokenizer": tokenizer}
     shards, validation = (compute(step, root, **texts, **common) for step in (shard_documents, shard_validation))
     packed = compute(pack_phase, root, shards=shards, chats=None, tokenizer=tokenizer, recipe=PACKING)
-    return {
-        "ingested": ingested, "deduplicated": unique, "split": split, "filtered": filtered, "problems": problems, "decontaminated": clean,
-        "tokenizer": tokenizer, "repositories": repositories, "shards": shards, "validation": validation, "packed": packed,
-    }  # fmt: skip
+    made = {"tokenizer": tokenizer, "repositories": repositories, "shards": shards, "validation": validation, "packed": packed}
+    return artifacts | made
 
 
 @pytest.fixture(scope="module")
@@ -79,18 +69,18 @@ def test_every_digest_is_the_same_for_another_partition_count(chain, sources, tm
 
 
 def test_documents_in_equal_documents_out_and_dropped_by_reason(chain):
-    ids = {
-        name: [row["id"] for row in rows(chain[name], "documents/*.parquet")] for name in ("ingested", "deduplicated", "split", "filtered")
-    }
-    ids["decontaminated"] = [row["id"] for row in rows(chain["decontaminated"], "documents/*.parquet")]
+    dropping = ("boilerplate_free", "deduplicated", "distinct", "filtered", "decontaminated")
+    names = ("extracted", "scored", "split", "masked", *dropping)
+    ids = {name: [row["id"] for row in rows(chain[name], "documents/*.parquet")] for name in names}
     synthetic = [row["id"] for row in rows(chain["problems"], "documents/*.parquet")]
-    steps = (("ingested", "deduplicated", []), ("split", "filtered", []), ("filtered", "decontaminated", synthetic))
-    for before, after, added in steps:
+    before_each = ("extracted", "scored", "deduplicated", "split", "masked")
+    for before, after in zip(before_each, dropping, strict=True):
+        added = synthetic if after == "decontaminated" else []
         dropped = rows(chain[after], "dropped.parquet")
         assert sorted([*ids[before], *added]) == sorted([*ids[after], *(row["id"] for row in dropped)])
         assert Counter(row["reason"] for row in dropped) == chain[after].record.dropped
         assert ids[after] == sorted(ids[after]) and chain[after].record.num_documents == len(ids[after])
-    assert ids["split"] == ids["deduplicated"]
+    assert ids["scored"] == ids["boilerplate_free"] and ids["split"] == ids["distinct"] and ids["masked"] == ids["filtered"]
     assert chain["deduplicated"].record.dropped == {"exact_duplicate": 1, "near_duplicate": 1}
 
 
@@ -179,7 +169,8 @@ def test_packed_rows_hold_the_tokens_of_the_mixture(chain):
 
 
 CONTRACTED = (
-    "ingested", "deduplicated", "filtered", "problems", "decontaminated", "repositories", "tokenizer", "shards", "validation", "packed",
+    "ingested", "extracted", "boilerplate_free", "scored", "deduplicated", "distinct", "filtered", "masked", "problems", "decontaminated",
+    "repositories", "tokenizer", "shards", "validation", "packed",
 )  # fmt: skip
 
 

@@ -180,7 +180,7 @@ def collection(max_rejected_share: float = 0.2, **changes) -> ChatCollectionReci
 
 
 def collect(sources, root, count: int = 2, recipe=None) -> dict:
-    ingest = IngestRecipe(max_document_chars=4000, max_source_bytes=10**6, max_rejected_share=0.1)
+    ingest = IngestRecipe(max_record_bytes=10**6, max_source_bytes=10**6, max_rejected_share=0.1)
     ingested = compute(ingest_documents, root, sources=sources, recipe=ingest, resources=RESOURCES)
     synthetic = compute(synthesize_problems, root, recipe=SYNTHESIS)
     given = {"synthetic": synthetic, "ingested": ingested, "recipe": recipe or collection(), "resources": in_partitions(count)}

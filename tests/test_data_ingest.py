@@ -133,16 +133,6 @@ def test_a_file_that_changed_since_the_listing_stops_the_run(tmp_path):
         compute(ingest_documents, tmp_path / "home", sources=listing, recipe=INGEST, resources=RESOURCES)
 
 
-def test_long_documents_become_pieces_that_join_to_the_text(tmp_path):
-    (tmp_path / "data").mkdir()
-    text = "\n\n".join(prose(seed) for seed in range(40))
-    (tmp_path / "data" / "book.txt").write_text(text)
-    result = ingest(tmp_path / "data", tmp_path / "home", INGEST.model_copy(update={"max_document_chars": 2000}))
-    pieces = sorted(rows(result, "documents/*.parquet"), key=lambda row: row["piece"])
-    assert len(pieces) > 10 and "".join(row["text"] for row in pieces) == text
-    assert all(text[row["piece"] : row["piece"] + row["num_chars"]] == row["text"] for row in pieces)
-
-
 def test_every_listed_file_is_kept_by_name_digest_and_role_whatever_its_role(tmp_path):
     data = tmp_path / "data"
     write_jsonl(data / "chats.jsonl", [{"instruction": "q", "output": "a"}])

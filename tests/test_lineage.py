@@ -25,25 +25,25 @@ from infra.step import Artifact, Manifest, Output, Record, step
 from infra.store import open_store
 from tasks.data.collect_chats import collect_chats
 from tasks.data.concatenate_repositories import concatenate_repositories
-from tasks.data.decontaminate_documents import decontaminate_documents
-from tasks.data.deduplicate_documents import deduplicate_documents
-from tasks.data.filter_documents import filter_documents
-from tasks.data.ingest_documents import ingest_documents
 from tasks.data.list_sources import list_sources
 from tasks.data.pack_phase import pack_phase
 from tasks.data.shard_chats import shard_chats
 from tasks.data.shard_documents import shard_documents
-from tasks.data.split_documents import split_documents
-from tasks.data.synthesize_problems import synthesize_problems
 from tasks.data.train_tokenizer import train_tokenizer
 from tasks.lineage.trace_document import trace_document
 from tasks.lineage.trace_model import trace_model
 from tests.conftest import ROOT
-from tests.data_inputs import RECIPE, RESOURCES, compute, prose, rows, write_corpus, write_jsonl, write_packages
+from tests.data_inputs import RECIPE, RESOURCES, cleaned, compute, prose, rows, write_corpus, write_jsonl, write_packages
 
 SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=300, num_evaluation_problems=20, max_operand=30, problems_per_document=20, num_chats=40,
     thinking_share=0.25, num_prompts=60,
+)  # fmt: skip
+CHAIN_RECIPE = RECIPE.model_copy(
+    update={
+        "split": RECIPE.split.model_copy(update={"validation_share": 0.2}), "synthesize": SYNTHESIS,
+        "filter": RECIPE.filter.model_copy(update={"min_words": 25}),
+    }
 )  # fmt: skip
 MODEL = "glm46-micro"
 PRETRAIN = PackingRecipe(
@@ -84,22 +84,17 @@ def prepare(directory: Path, root: Path) -> dict[str, Artifact]:
         file.write("  - {files: 'talk.jsonl', role: sft, licence: CC0-1.0}\n")
         file.write("  - {files: 'bundle.zip', role: pretrain, format: zip_text, domain: web, licence: MIT}\n")
     sources, spark = list_sources(directory), {"resources": RESOURCES}
-    ingested = compute(ingest_documents, root, sources=sources, recipe=RECIPE.ingest, **spark)
-    unique = compute(deduplicate_documents, root, documents=ingested, recipe=RECIPE.deduplicate, **spark)
-    split = compute(split_documents, root, documents=unique, recipe=RECIPE.split.model_copy(update={"validation_share": 0.2}), **spark)
-    filtered = compute(filter_documents, root, documents=split, recipe=RECIPE.filter.model_copy(update={"min_words": 25}), **spark)
-    problems = compute(synthesize_problems, root, recipe=SYNTHESIS)
-    clean = compute(
-        decontaminate_documents, root, documents=filtered, synthetic=problems, ingested=ingested, recipe=RECIPE.decontaminate, **spark
+    data = cleaned(sources, root, CHAIN_RECIPE)
+    clean, problems = data["decontaminated"], data["problems"]
+    chats = compute(
+        collect_chats, root, sources=sources, synthetic=problems, ingested=data["ingested"], recipe=RECIPE.chat_collection, **spark
     )
-    chats = compute(collect_chats, root, sources=sources, synthetic=problems, ingested=ingested, recipe=RECIPE.chat_collection, **spark)
     repositories = compute(concatenate_repositories, root, documents=clean, recipe=RECIPE.repositories, **spark)
     tokenizer = compute(
         train_tokenizer, root, documents=clean, recipe=TokenizerRecipe(num_ordinary_tokens=400, sample_chars=150000), **spark
     )
     return {
-        "ingested": ingested, "deduplicated": unique, "split": split, "filtered": filtered, "problems": problems, "decontaminated": clean,
-        "chats": chats, "repositories": repositories, "tokenizer": tokenizer,
+        **data, "chats": chats, "repositories": repositories, "tokenizer": tokenizer,
         "shards": compute(shard_documents, root, documents=clean, repositories=repositories, tokenizer=tokenizer, **spark),
         "chat_shards": compute(shard_chats, root, chats=chats, tokenizer=tokenizer, **spark),
     }  # fmt: skip

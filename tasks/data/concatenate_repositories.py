@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.document_files import count_by, read_documents, write_documents, write_table
-from tasks.data.documents import CODE, DOCUMENT_COLUMNS, REPOSITORY, TRAIN, content_digest, document_id
+from tasks.data.document_files import count_by, names_of, read_documents, write_documents, write_table
+from tasks.data.documents import CODE, PREPARED_COLUMNS, REPOSITORY, TRAIN, UNBUCKETED, arrow_schema, content_digest, document_id
 from tasks.data.repository_order import Piece, repository_texts
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from configs.schema import RepositoryRecipe, SparkResources
     from tasks.data.decontaminate_documents import DecontaminatedDocuments
 
-CONCATENATED_COLUMNS = f"{DOCUMENT_COLUMNS}, cluster string, split string, members array<struct<id: string, num_chars: bigint>>"
+CONCATENATED_COLUMNS = f"{PREPARED_COLUMNS}, members array<struct<id: string, num_chars: bigint>>"
 MIN_FILES = 2
 READ_COLUMNS = ("id", "source", "offset", "piece", "licence", "repository", "path", "split", "text")
 
@@ -52,8 +52,7 @@ def concatenate_repositories(
     files = frame.where((F.col("repository") != "") & (F.col("domain") == CODE)).select(*READ_COLUMNS)
     grouped = files.repartition("repository", "split").sortWithinPartitions("repository", "split", "id")
     joined = grouped.mapInArrow(partial(join_files, max_chars=recipe.max_document_chars), CONCATENATED_COLUMNS).persist()
-    columns = [column.split(" ")[0] for column in DOCUMENT_COLUMNS.split(", ")]
-    paths = write_documents(joined.select(*columns, "cluster", "split"), output.path("documents"), documents.record.num_bytes)
+    paths = write_documents(joined.select(*names_of(PREPARED_COLUMNS)), output.path("documents"), documents.record.num_bytes)
     members = joined.select(F.col("id").alias("repository_id"), F.posexplode("members").alias("number", "member"))
     table = members.select(F.col("member.id").alias("id"), "repository_id", "number", F.col("member.num_chars").alias("num_chars"))
     write_table(table, output.path("files.parquet"))
@@ -87,15 +86,13 @@ def _documents(repository: str, split: str, files: list[dict[str, Any]], max_cha
             "id": identity, "source": source, "offset": number, "piece": 0, "collection": REPOSITORY, "url": "",
             "licence": " AND ".join(named), "domain": REPOSITORY, "lang": "", "repository": repository, "path": "", "text": text,
             "content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode()), "cluster": identity,
-            "split": split, "members": [{"id": piece.id, "num_chars": size} for piece, size in members],
+            "split": split, "language": "", "quality": None, "quality_bucket": UNBUCKETED,
+            "members": [{"id": piece.id, "num_chars": size} for piece, size in members],
         }  # fmt: skip
 
 
 def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    types = {"string": pa.string(), "long": pa.int64()}
-    fields = [column.split(" ") for column in DOCUMENT_COLUMNS.split(", ")]
-    schema = [(name, types[kind]) for name, kind in fields] + [("cluster", pa.string()), ("split", pa.string())]
     member = pa.struct([("id", pa.string()), ("num_chars", pa.int64())])
-    return pa.RecordBatch.from_pylist(rows, schema=pa.schema([*schema, ("members", pa.list_(member))]))
+    return pa.RecordBatch.from_pylist(rows, schema=arrow_schema(PREPARED_COLUMNS).append(pa.field("members", pa.list_(member))))

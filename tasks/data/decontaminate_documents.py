@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from configs.schema import DecontaminationRecipe, SparkResources
-    from tasks.data.filter_documents import FilteredDocuments
     from tasks.data.ingest_documents import IngestedDocuments
+    from tasks.data.mask_personal_data import MaskedDocuments
     from tasks.data.protected_items import ProtectedItems
     from tasks.data.synthesize_problems import SynthesizedProblems
 
@@ -39,7 +39,7 @@ class DecontaminatedDocuments(Record):
 @step(content=("documents/*.parquet", "dropped.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
 def decontaminate_documents(
     *,
-    documents: Artifact[FilteredDocuments],
+    documents: Artifact[MaskedDocuments],
     synthetic: Artifact[SynthesizedProblems],
     ingested: Artifact[IngestedDocuments],
     recipe: DecontaminationRecipe,

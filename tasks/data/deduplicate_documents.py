@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from configs.schema import DeduplicationRecipe, SparkResources
-    from tasks.data.ingest_documents import IngestedDocuments
+    from tasks.data.score_documents import ScoredDocuments
 
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
 MIN_JUDGED_DOCUMENTS = 20
@@ -39,7 +39,7 @@ class DeduplicatedDocuments(Record):
 
 @step(content=("documents/*.parquet", "dropped.parquet"), distributions=("pyspark", "pyarrow", "numpy", "datasketch"))
 def deduplicate_documents(
-    *, documents: Artifact[IngestedDocuments], recipe: DeduplicationRecipe, resources: SparkResources, output: Output
+    *, documents: Artifact[ScoredDocuments], recipe: DeduplicationRecipe, resources: SparkResources, output: Output
 ) -> DeduplicatedDocuments:
     """Keep one document per cluster. Raises ValueError where one source loses more than max_removed_share of its documents."""
     from pyspark.sql import functions as F

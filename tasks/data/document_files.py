@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from configs.schema import SparkResources
+    from infra.step import Output
 
 FILE_BYTES = 256 * 2**20
 """Bytes of text per Parquet file, before compression."""
@@ -43,6 +44,27 @@ def write_table(frame: DataFrame, path: Path) -> None:
     (part,) = _write(frame, directory, 1)
     part.rename(path)
     directory.rmdir()
+
+
+def names_of(columns: str) -> list[str]:
+    """The column names of a schema string."""
+    return [column.split(" ")[0] for column in columns.split(", ")]
+
+
+def write_kept(
+    frame: DataFrame, verdicts: DataFrame, num_in: int, num_bytes: int, output: Output, *keys: str
+) -> tuple[dict[tuple[str, ...], tuple[int, int]], dict[str, int]]:
+    """Write documents/ and dropped.parquet by `verdicts` (id, reason, kept_id; reason empty for what stays): every document has one.
+
+    Gives (documents, bytes) per value of `keys` and the dropped documents per reason; they add up to `num_in`, else AssertionError.
+    """
+    write_table(verdicts.where("reason <> ''").select("id", "reason", "kept_id"), output.path("dropped.parquet"))
+    kept = frame.join(verdicts.where("reason = ''").select("id"), "id", "left_semi").select(*frame.columns)
+    counts = count_by(write_documents(kept, output.path("documents"), num_bytes), *keys)
+    reasons = count_reasons(output.path("dropped.parquet"))
+    num_kept = sum(count for count, _ in counts.values())
+    assert num_in == num_kept + sum(reasons.values()), (num_in, num_kept, reasons)
+    return counts, reasons
 
 
 def _write(frame: DataFrame, directory: Path, count: int) -> list[Path]:

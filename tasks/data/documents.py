@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DOCUMENT_COLUMNS = (
     "id string, source string, offset long, piece long, collection string, url string, licence string, domain string, lang string, "
     "repository string, path string, text string, content_digest string, num_chars long, num_bytes long"
 )
-"""offset: byte offset of the record in its decompressed source; piece: character offset of this document in its record;
+"""offset: byte offset of the record in its decompressed source; piece: character offset of this document in its record's text;
 collection: the group that ceilings per source look at; repository, path: of a file or commit whose repository is known, else empty;
 num_bytes: UTF-8 bytes of the text."""
+
+RECORD_COLUMNS = f"{DOCUMENT_COLUMNS}, markup string"
+"""What ingestion leaves: one row per record, whole, its text still in the source's markup."""
+PLAIN, HTML, WIKITEXT = "", "html", "wikitext"
+"""Markups of a record's text."""
+
+SCORE_COLUMNS = "language string, language_score double, quality double, toxicity double, perplexity double, factuality double"
+"""language: ISO 639 code found in the text, empty where there is none to find; language_score: probability; quality, toxicity, factuality:
+probabilities of the trained classifiers; perplexity: per word, of the n-gram model of the language. NULL where nothing could score it."""
+
+PREPARED_COLUMNS = f"{DOCUMENT_COLUMNS}, cluster string, split string, language string, quality double, quality_bucket int"
+"""What the cleaning steps leave, and what generated documents have as well. quality_bucket: 0 for the lowest; -1 where no score exists."""
+UNBUCKETED = -1
 
 DROPPED_COLUMNS = "id string, reason string, kept_id string"
 """kept_id: the document that stays in its place, or the evaluation item it overlaps with; empty where there is none."""
@@ -20,6 +37,15 @@ TRAIN, VALIDATION = "train", "validation"
 CODE, COMMIT = "code", "commit"
 SYNTHETIC, CHAT, REPOSITORY = "synthetic", "chat", "repository"
 """Domains that no source file is given: generated problems, conversations, and the files of a repository one after the other."""
+
+
+def arrow_schema(columns: str) -> pa.Schema:
+    """The Arrow schema of a schema string with the types string, long, int and double."""
+    import pyarrow as pa
+
+    types = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "double": pa.float64()}
+    fields = [column.split(" ") for column in columns.split(", ")]
+    return pa.schema([(name, types[kind]) for name, kind in fields])
 
 
 def document_id(source: str, offset: int, piece: int) -> str:

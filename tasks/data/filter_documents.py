@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.document_files import count_by, count_reasons, read_documents, write_documents, write_table
+from tasks.data.document_files import read_documents, write_kept
+from tasks.data.documents import UNBUCKETED
 from tasks.data.heuristics import filter_batches
 
 if TYPE_CHECKING:
@@ -33,19 +34,14 @@ def filter_documents(
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents"))
     frame = read_documents(spark, documents.paths("documents/*.parquet"), resources)
-    verdicts = (
-        frame.select("id", "domain", "text")
-        .mapInArrow(partial(filter_batches, bounds=recipe.model_dump()), "id string, reason string")
-        .persist()
+    verdicts = frame.select("id", "domain", "text").mapInArrow(
+        partial(filter_batches, bounds=recipe.model_dump()), "id string, reason string"
     )
-    dropped = verdicts.where("reason <> ''").select("id", "reason", F.lit("").alias("kept_id"))
-    write_table(dropped, output.path("dropped.parquet"))
-    kept = frame.join(verdicts.where("reason = ''").select("id"), "id", "left_semi").select(*frame.columns)
-    counts = count_by(write_documents(kept, output.path("documents"), documents.record.num_bytes), "domain")
+    frame = frame.withColumn("quality_bucket", F.lit(UNBUCKETED))
+    verdicts = verdicts.withColumn("kept_id", F.lit("")).persist()
+    counts, reasons = write_kept(frame, verdicts, num_in, documents.record.num_bytes, output, "domain")
     verdicts.unpersist()
     num_kept = sum(count for count, _ in counts.values())
-    reasons = count_reasons(output.path("dropped.parquet"))
-    assert num_in == num_kept + sum(reasons.values()), (num_in, num_kept, reasons)
     if not num_kept:
         raise ValueError(f"the filter drops all {num_in} documents ({reasons}): widen the bounds of data.recipe.filter")
     return FilteredDocuments(num_documents=num_kept, num_bytes=sum(size for _, size in counts.values()), dropped=reasons)

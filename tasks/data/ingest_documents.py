@@ -1,5 +1,5 @@
-"""Step: source files -> documents/ (to train on), evaluation/ (protected items), rejected.parquet (what could not be read, and why) and
-sources.parquet (every listed file)."""
+"""Step: source files -> documents/ (records to train on, whole), evaluation/ (protected items), rejected.parquet (what could not be
+read, and why) and sources.parquet (every listed file)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from infra.spark import spark_session
 from infra.step import Output, Progress, Record, step
-from tasks.data.document_files import count_by, count_reasons, write_documents, write_table
-from tasks.data.documents import DOCUMENT_COLUMNS
+from tasks.data.document_files import count_by, count_reasons, names_of, write_documents, write_table
+from tasks.data.documents import RECORD_COLUMNS
 from tasks.data.source_frame import source_frame
 from tasks.data.source_records import CHANGED, DOCUMENT, EVALUATION, REJECTED, ROW_COLUMNS, UNSAMPLED, read_sources
 
@@ -48,8 +48,7 @@ def ingest_documents(*, sources: SourceListing, recipe: IngestRecipe, resources:
     files = [file for file in sources.files if file.role in ("pretrain", "evaluation")]
     output.report(Progress(0, len(files), "sources", "reading"))
     rows = source_frame(spark, files, resources.shuffle_partitions).mapInArrow(
-        partial(read_sources, max_document_chars=recipe.max_document_chars, keep_below=sampling_bounds(files, recipe.max_source_bytes)),
-        ROW_COLUMNS,
+        partial(read_sources, keep_below=sampling_bounds(files, recipe.max_source_bytes)), ROW_COLUMNS
     )
     rows = rows.persist()
     try:
@@ -88,7 +87,7 @@ def _write_streams(rows: DataFrame, files: list[SourceFile], output: Output) -> 
     from pyspark.sql import functions as F
 
     sizes = {role: sum(file.num_text_bytes for file in files if file.role == role) for role in ("pretrain", "evaluation")}
-    columns = [column.split(" ")[0] for column in DOCUMENT_COLUMNS.split(", ")]
+    columns = names_of(RECORD_COLUMNS)
     stream = F.col("stream")
     documents = write_documents(rows.where(stream == DOCUMENT).select(*columns), output.path("documents"), sizes["pretrain"])
     output.report(Progress(len(files), len(files), "sources", "documents written"))

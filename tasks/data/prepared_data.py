@@ -12,12 +12,19 @@ if TYPE_CHECKING:
     from tasks.data.concatenate_repositories import ConcatenatedRepositories
     from tasks.data.decontaminate_documents import DecontaminatedDocuments
     from tasks.data.deduplicate_documents import DeduplicatedDocuments
+    from tasks.data.extract_documents import ExtractedDocuments
     from tasks.data.filter_documents import FilteredDocuments
     from tasks.data.ingest_documents import IngestedDocuments
+    from tasks.data.mask_personal_data import MaskedDocuments
+    from tasks.data.remove_boilerplate import BoilerplateFreeDocuments
+    from tasks.data.remove_semantic_duplicates import DistinctDocuments
+    from tasks.data.score_documents import ScoredDocuments
     from tasks.data.shard_chats import ChatShards
     from tasks.data.shard_documents import TokenShards
     from tasks.data.split_documents import SplitDocuments
     from tasks.data.synthesize_problems import SynthesizedProblems
+    from tasks.data.train_classifiers import TrainedClassifiers
+    from tasks.data.train_ngram_model import TrainedNgramModel
     from tasks.data.train_tokenizer import TrainedTokenizer
     from tasks.data.validate_contract import ContractResult
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
@@ -28,9 +35,16 @@ class PreparedData:
     """What training, evaluation and the report need of the data."""
 
     ingested: Artifact[IngestedDocuments]
+    extracted: Artifact[ExtractedDocuments]
+    boilerplate_free: Artifact[BoilerplateFreeDocuments]
+    classifiers: Artifact[TrainedClassifiers]
+    ngram_model: Artifact[TrainedNgramModel]
+    scored: Artifact[ScoredDocuments]
     deduplicated: Artifact[DeduplicatedDocuments]
+    distinct: Artifact[DistinctDocuments]
     split: Artifact[SplitDocuments]
     filtered: Artifact[FilteredDocuments]
+    masked: Artifact[MaskedDocuments]
     problems: Artifact[SynthesizedProblems]
     decontaminated: Artifact[DecontaminatedDocuments]
     chats: Artifact[CollectedChats]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, step
 from tasks.data.document_files import count_by, read_documents
-from tasks.data.documents import CHAT, TRAIN
+from tasks.data.documents import CHAT, TRAIN, UNBUCKETED
 from tasks.data.shard_documents import TokenShards, assign_shards, write_tables
 from tasks.data.tokenize_chats import write_chat_shard
 from tasks.data.tokenize_parts import SHARD_COLUMNS
@@ -42,7 +42,8 @@ def shard_chats(
     output.report(Progress(0, num_bytes, "bytes", "tokenizing"))
     directory = output.path("shards/x").parent
     training = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
-    columns = ("id", "source", "offset", "piece", "messages", "tools", F.lit(CHAT).alias("domain"))
+    bucket = F.lit(UNBUCKETED).alias("quality_bucket")
+    columns = ("id", "source", "offset", "piece", bucket, "messages", "tools", F.lit(CHAT).alias("domain"))
     frame = assign_shards(training.select(*columns), {CHAT: num_bytes})
     write = partial(
         write_chat_shard, directory=str(directory), tokenizer_path=str(tokenizer.path("tokenizer.json")),

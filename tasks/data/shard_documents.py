@@ -65,7 +65,7 @@ def shard_split(
     output.report(Progress(0, sum(sizes.values()), "bytes", "tokenizing"))
     directory = output.path("shards/x").parent
     training = read_documents(spark_session(resources), paths, resources).where(f"split = '{side}'")
-    frame = assign_shards(training.select("id", "source", "offset", "piece", "text", "domain"), sizes)
+    frame = assign_shards(training.select("id", "source", "offset", "piece", "quality_bucket", "text", "domain"), sizes)
     write = partial(
         write_shard, directory=str(directory), tokenizer_path=str(tokenizer.path("tokenizer.json")),
         end_of_text_id=tokenizer.record.special_ids[END_OF_TEXT], vocab_size=tokenizer.record.num_tokens,

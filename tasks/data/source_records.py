@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from tasks.data.documents import CODE, COMMIT, DOCUMENT_COLUMNS, content_digest, cut_pieces, document_id, sampling_hash
+from tasks.data.documents import CODE, COMMIT, PLAIN, RECORD_COLUMNS, arrow_schema, content_digest, document_id, sampling_hash
 from tasks.data.json_lines import HashingReader, json_lines
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROW_COLUMNS = f"stream string, {DOCUMENT_COLUMNS}, reason string, detail string"
+ROW_COLUMNS = f"stream string, {RECORD_COLUMNS}, reason string, detail string"
 DOCUMENT, EVALUATION, REJECTED, UNSAMPLED, CHANGED = "document", "evaluation", "rejected", "unsampled", "changed"
 BATCH_CHARS = 8_000_000
 BATCH_ROWS = 4000
@@ -41,15 +41,16 @@ class Parsed:
     lang: str | None = None
     repository: str = ""
     path: str = ""
+    markup: str = PLAIN
 
 
-def read_sources(batches: Iterator[pa.RecordBatch], max_document_chars: int, keep_below: dict[str, int]) -> Iterator[pa.RecordBatch]:
+def read_sources(batches: Iterator[pa.RecordBatch], keep_below: dict[str, int]) -> Iterator[pa.RecordBatch]:
     """Rows of ROW_COLUMNS for source rows. `keep_below` holds per domain the sampling hash below which a document is kept."""
     rows: list[Row] = []
     num_chars = 0
     for batch in batches:
         for source in batch.to_pylist():
-            for row in _source_rows(source, max_document_chars, keep_below[source["domain"]]):
+            for row in _source_rows(source, keep_below[source["domain"]]):
                 rows.append(row)
                 num_chars += row["num_chars"]
                 if num_chars > BATCH_CHARS or len(rows) >= BATCH_ROWS:
@@ -59,7 +60,7 @@ def read_sources(batches: Iterator[pa.RecordBatch], max_document_chars: int, kee
         yield _batch(rows)
 
 
-def _source_rows(source: Row, max_document_chars: int, keep_below: int) -> Iterator[Row]:
+def _source_rows(source: Row, keep_below: int) -> Iterator[Row]:
     stream = EVALUATION if source["role"] == "evaluation" else DOCUMENT
     num_unsampled = 0
     with open(source["path"], "rb") as raw:
@@ -70,11 +71,10 @@ def _source_rows(source: Row, max_document_chars: int, keep_below: int) -> Itera
                     source, stream=REJECTED, source=parsed.source, offset=parsed.offset, reason=parsed.url, detail=parsed.licence
                 )  # fmt: skip
                 continue
-            documents = _documents(source, stream, parsed, parsed.text, max_document_chars)
             if stream == DOCUMENT and sampling_hash(document_id(parsed.source, parsed.offset, 0)) >= keep_below:
-                num_unsampled += sum(1 for _ in documents)
+                num_unsampled += 1
             else:
-                yield from documents
+                yield _record(source, stream, parsed, parsed.text)
         hashing.drain()
         if hashing.hexdigest() != source["sha256"]:
             yield _row(source, stream=CHANGED, source=source["name"], reason=CHANGED)
@@ -82,19 +82,15 @@ def _source_rows(source: Row, max_document_chars: int, keep_below: int) -> Itera
         yield _row(source, stream=UNSAMPLED, source=source["name"], offset=num_unsampled)
 
 
-def _documents(source: Row, stream: str, parsed: Parsed, text: str, max_document_chars: int) -> Iterator[Row]:
-    """The pieces of a record; all are kept or none is, so that a repository's files stay whole."""
+def _record(source: Row, stream: str, parsed: Parsed, text: str) -> Row:
     place = {
         "source": parsed.source, "offset": parsed.offset, "url": parsed.url, "licence": parsed.licence or source["licence"],
         "lang": source["lang"] if parsed.lang is None else parsed.lang, "repository": parsed.repository, "path": parsed.path,
+        "markup": parsed.markup,
     }  # fmt: skip
-    pieces = cut_pieces(text, max_document_chars) if stream == DOCUMENT else [(0, text)]
-    for start, piece in pieces:
-        if not piece.strip():
-            continue
-        identity = document_id(parsed.source, parsed.offset, start)
-        sizes = {"num_chars": len(piece), "num_bytes": len(piece.encode())}
-        yield _row(source, stream=stream, **place, id=identity, piece=start, text=piece, content_digest=content_digest(piece), **sizes)
+    identity = document_id(parsed.source, parsed.offset, 0)
+    sizes = {"num_chars": len(text), "num_bytes": len(text.encode())}
+    return _row(source, stream=stream, **place, id=identity, text=text, content_digest=content_digest(text), **sizes)
 
 
 def _records(source: Row, file: HashingReader) -> Iterator[Parsed]:
@@ -230,7 +226,7 @@ def _read_all(file: HashingReader, is_gzip: bool) -> tuple[bytes, str]:
 
 def _row(origin: Row, /, **values: Any) -> Row:
     empty = {"id": "", "offset": 0, "piece": 0, "url": "", "licence": "", "lang": "", "text": "", "content_digest": ""}
-    empty |= {"repository": "", "path": ""}
+    empty |= {"repository": "", "path": "", "markup": PLAIN}
     given = {"collection": origin["collection"], "domain": origin["domain"], "num_chars": 0, "num_bytes": 0, "reason": "", "detail": ""}
     return {**empty, **given, **values}
 
@@ -238,6 +234,4 @@ def _row(origin: Row, /, **values: Any) -> Row:
 def _batch(rows: list[Row]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    types = {"string": pa.string(), "long": pa.int64()}
-    fields = [column.split(" ") for column in ROW_COLUMNS.split(", ")]
-    return pa.RecordBatch.from_pylist(rows, schema=pa.schema([(name, types[kind]) for name, kind in fields]))
+    return pa.RecordBatch.from_pylist(rows, schema=arrow_schema(ROW_COLUMNS))

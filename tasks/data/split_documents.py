@@ -11,7 +11,7 @@ from tasks.data.documents import TRAIN, VALIDATION
 
 if TYPE_CHECKING:
     from configs.schema import SparkResources, SplitRecipe
-    from tasks.data.deduplicate_documents import DeduplicatedDocuments
+    from tasks.data.remove_semantic_duplicates import DistinctDocuments
 
 
 class SplitDocuments(Record):
@@ -23,7 +23,7 @@ class SplitDocuments(Record):
 
 @step(content=("documents/*.parquet",), distributions=("pyspark", "pyarrow"))
 def split_documents(
-    *, documents: Artifact[DeduplicatedDocuments], recipe: SplitRecipe, resources: SparkResources, output: Output
+    *, documents: Artifact[DistinctDocuments], recipe: SplitRecipe, resources: SparkResources, output: Output
 ) -> SplitDocuments:
     """Hold out validation clusters. Raises ValueError if that leaves either side empty."""
     from pyspark.sql import functions as F

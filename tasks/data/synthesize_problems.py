@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress, Record, canonical_json, step
 from tasks.data.arithmetic import OPERATIONS, answers, choose_problems, terms, verify_lines
-from tasks.data.documents import SYNTHETIC, TRAIN, content_digest, document_id, sampling_hash
+from tasks.data.documents import PREPARED_COLUMNS, SYNTHETIC, TRAIN, UNBUCKETED, arrow_schema, content_digest, document_id, sampling_hash
 
 if TYPE_CHECKING:
     from configs.schema import SynthesisRecipe
@@ -18,6 +18,9 @@ SOURCE = "synthetic/arithmetic"
 CHAT_SOURCE = f"{SOURCE}-chats"
 PROMPT_SOURCE = f"{SOURCE}-prompts"
 EVALUATION_SOURCE = f"{SOURCE}-evaluation"
+
+
+UNSCORED = {"language": "", "quality": None, "quality_bucket": UNBUCKETED}
 
 
 class SynthesizedProblems(Record):
@@ -66,7 +69,8 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         "problems.parquet": [_evaluation_problem(number, problem) for number, problem in enumerate(evaluation)],
     }
     for name, rows in tables.items():
-        pq.write_table(pa.Table.from_pylist(rows).sort_by("id"), output.path(name), compression="zstd")
+        schema = arrow_schema(PREPARED_COLUMNS) if name.startswith("documents/") else None
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema).sort_by("id"), output.path(name), compression="zstd")
     return SynthesizedProblems(
         num_documents=len(texts), num_bytes=sum(len(text.encode()) for text in texts), num_training_problems=len(training),
         num_evaluation_problems=len(evaluation), num_chats=recipe.num_chats, num_prompts=len(unseen),
@@ -92,7 +96,7 @@ def _document(number: int, text: str) -> dict[str, object]:
     place = {"id": identity, "source": SOURCE, "offset": number, "piece": 0, "collection": SOURCE, "url": "", "licence": ""}
     place |= {"repository": "", "path": ""}
     sizes = {"content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode())}
-    return {**place, "domain": SYNTHETIC, "lang": "", "text": text, **sizes, "cluster": identity, "split": TRAIN}
+    return {**place, "domain": SYNTHETIC, "lang": "", "text": text, **sizes, "cluster": identity, "split": TRAIN, **UNSCORED}
 
 
 def _chat(number: int, problem: Problem, recipe: SynthesisRecipe) -> dict[str, object]:

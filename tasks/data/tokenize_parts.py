@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from tokenizers import Tokenizer
 
-SHARD_COLUMNS = "shard string, sequence long, id string, source string, offset long, piece long, num_tokens long, num_trained_tokens long"
-"""One row per sequence: which document it is, and where that came from."""
+SHARD_COLUMNS = (
+    "shard string, sequence long, id string, source string, offset long, piece long, quality_bucket int, num_tokens long, "
+    "num_trained_tokens long"
+)
+"""One row per sequence: which document it is, where that came from, and how good it was found to be."""
 
 Sequences = tuple[list[list[int]], list[list[bool]]]
 """Token ids and whether each is trained; no second list at all where every token is."""
@@ -68,7 +71,7 @@ def write_sequences(
             mask_file.write(b"".join(bytes(mask) for mask in masks))
             numbers = np.arange(num_sequences, num_sequences + batch.num_rows)
             num_sequences += batch.num_rows
-            kept = [batch[name] for name in ("id", "source", "offset", "piece")]
+            kept = [batch[name] for name in ("id", "source", "offset", "piece", "quality_bucket")]
             columns = [batch["shard"], pa.array(numbers), *kept, pa.array(counts), pa.array(num_trained)]
             yield pa.RecordBatch.from_arrays(columns, names=[column.split(" ")[0] for column in SHARD_COLUMNS.split(", ")])
     if shard:

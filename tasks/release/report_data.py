@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import groupby, islice
 from typing import Any
 
-from infra.step import digest_of
+from infra.step import Artifact, digest_of
 from tasks.data.documents import REPOSITORY
 from tasks.data.prepared_data import PreparedData
 from tasks.release.dropped_examples import Example, dropped_examples, shortened
@@ -34,10 +34,8 @@ def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
         ("ingest", "documents left out: max_source_bytes reached", ingested.num_unsampled_documents),
         *_reasons("ingest", "records unreadable", ingested.rejected),
         ("ingest", "documents", ingested.num_documents),
-        *_reasons("deduplicate", "dropped", data.deduplicated.record.dropped),
-        ("deduplicate", "documents", data.deduplicated.record.num_documents),
-        *_reasons("filter", "dropped", data.filtered.record.dropped),
-        ("filter", "documents", data.filtered.record.num_documents),
+        *_reasons("extract", "records dropped", data.extracted.record.dropped),
+        *(row for name, (step, _, _) in _dropping(data).items() if name != "decontaminate" for row in _stage(name, step)),
         ("synthesize", "documents added", data.problems.record.num_documents),
         *_reasons("decontaminate", "dropped", decontaminated.dropped),
         ("decontaminate", "documents", decontaminated.num_documents),
@@ -47,6 +45,21 @@ def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
     ]
 
 
+def _dropping(data: PreparedData) -> dict[str, tuple[Artifact[Any], tuple[Artifact[Any], ...], str]]:
+    """Stages that drop documents: the artifact, what the stage was given, and what `kept_id` means there."""
+    return {
+        "boilerplate": (data.boilerplate_free, (data.extracted,), ""),
+        "deduplicate": (data.deduplicated, (data.scored,), "in its place stays"),
+        "semantic": (data.distinct, (data.deduplicated,), "in its place stays"),
+        "filter": (data.filtered, (data.split,), ""),
+        "decontaminate": (data.decontaminated, (data.masked, data.problems), "it overlaps with the evaluation item"),
+    }
+
+
+def _stage(name: str, artifact: Artifact[Any]) -> list[tuple[str, str, int]]:
+    return [*_reasons(name, "dropped", artifact.record.dropped), (name, "documents", artifact.record.num_documents)]
+
+
 def _reasons(stage: str, what: str, counts: Mapping[str, int]) -> list[tuple[str, str, int]]:
     """One row per reason, the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
@@ -54,17 +67,12 @@ def _reasons(stage: str, what: str, counts: Mapping[str, int]) -> list[tuple[str
 
 
 def _examples(data: PreparedData) -> str:
-    given = {
-        "deduplicate": (data.deduplicated, (data.ingested,), "in its place stays"),
-        "filter": (data.filtered, (data.split,), ""),
-        "decontaminate": (data.decontaminated, (data.filtered, data.problems), "it overlaps with the evaluation item"),
-    }
     parts = [
         folded(
             f"{stage} · {reason}: {dropped.record.dropped[reason]:,} documents, for example",
             "".join(_example(example, why) for example in examples),
         )
-        for stage, (dropped, inputs, why) in given.items()
+        for stage, (dropped, inputs, why) in _dropping(data).items()
         for reason, examples in dropped_examples(dropped, inputs).items()
     ]
     rejected = _rejected(data.ingested)

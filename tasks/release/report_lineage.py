@@ -24,8 +24,9 @@ def lineage_section(data: PreparedData, phases: ReportedPhases) -> str:
         *(
             _step(name, artifact, f"{artifact.record.num_documents:,} documents")
             for name, artifact in (
-                ("decontaminated", data.decontaminated), ("problems", data.problems), ("filtered", data.filtered), ("split", data.split),
-                ("deduplicated", data.deduplicated), ("ingested", data.ingested),
+                ("decontaminated", data.decontaminated), ("problems", data.problems), ("masked", data.masked), ("filtered", data.filtered),
+                ("split", data.split), ("distinct", data.distinct), ("deduplicated", data.deduplicated), ("scored", data.scored),
+                ("boilerplate free", data.boilerplate_free), ("extracted", data.extracted), ("ingested", data.ingested),
             )
         ),
         _entry("sources", data.ingested.manifest.identity["inputs"]["sources"], f"{data.ingested.record.num_sources:,} files"),
