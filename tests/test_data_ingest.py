@@ -67,7 +67,8 @@ def test_every_format_is_read_with_its_place_url_licence_and_language(mixed, tmp
     assert found["Alle Menschen"]["source"] == "many.zip!x/eins.txt"
     assert all(row["id"] == document_id(row["source"], row["offset"], row["piece"]) for row in found.values())
     (protected,) = rows(result, "evaluation/*.parquet")
-    assert protected["text"] == "How many?\none\ntwo\ns"
+    question = {"question": "How many?", "choices": ["one", "two"], "answer": 1, "meta": {"subject": "s"}}
+    assert protected["markup"] == "json" and json.loads(protected["text"]) == question
     assert result.record.rejected == {"unsupported_format": 1}
     assert result.record.num_documents == 9 and result.record.num_bytes == sum(len(text.encode()) for text in found)
 

@@ -9,13 +9,14 @@ import ast
 import email
 import gzip
 import io
+import json
 import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from tasks.data.documents import CODE, COMMIT, PLAIN, RECORD_COLUMNS, arrow_schema, content_digest, document_id, sampling_hash
+from tasks.data.documents import CODE, COMMIT, JSON_RECORD, PLAIN, RECORD_COLUMNS, arrow_schema, content_digest, document_id, sampling_hash
 from tasks.data.json_lines import HashingReader, json_lines
 
 if TYPE_CHECKING:
@@ -158,6 +159,9 @@ def _json_record(source: Row, offset: int, record: Row) -> Parsed:
         return Parsed(name, offset, None, "no_text", f"fields are {', '.join(sorted(record))}"[:200])
     if not text.strip():
         return Parsed(name, offset, None, "empty")
+    markup = PLAIN
+    if source["role"] == "evaluation":
+        text, markup = json.dumps(record, ensure_ascii=False), JSON_RECORD
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -166,7 +170,7 @@ def _json_record(source: Row, offset: int, record: Row) -> Parsed:
     repository = _first_string(record, ("repo", "repository")) if source["domain"] in (CODE, COMMIT) else ""
     return Parsed(
         name, offset, text, _url(record), _first_string(record, ("licence", "license")), lang if isinstance(lang, str) else None,
-        repository, _first_string(record, ("path",)) if repository else "",
+        repository, _first_string(record, ("path",)) if repository else "", markup,
     )  # fmt: skip
 
 
