@@ -44,14 +44,11 @@ typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2), aligned(2), may_
 
 inline Vec splat(float value) { return value - Vec{}; }
 inline Vec load(const float* from) { return *reinterpret_cast<const Vec*>(from); }
-inline Vec load(const uint16_t* from) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    // GCC 12 makes four instructions more of the conversion below.
-    __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 16);
-    return reinterpret_cast<Vec&>(wide);
-#endif
-    WordVec bits = __builtin_convertvector(*reinterpret_cast<const HalfVec*>(from), WordVec) << 16;
-    return reinterpret_cast<Vec&>(bits);
+// A panel's two vectors for one input. In bfloat16 they lie interleaved, so that a shift and a mask widen them.
+inline void load_both(const float* from, Vec& low, Vec& high) { low = load(from), high = load(from + LANES); }
+inline void load_both(const uint16_t* from, Vec& low, Vec& high) {
+    WordVec both = *reinterpret_cast<const WordVec*>(from), first = both << 16, second = both & 0xffff0000u;
+    low = reinterpret_cast<Vec&>(first), high = reinterpret_cast<Vec&>(second);
 }
 // Keeps a value in its register: GCC would rather load it again for every product, and the loads then cost twice what the products do.
 inline void hold(Vec& value) {
@@ -120,9 +117,9 @@ struct Call {
     int64_t num_tokens;
     const int64_t *token_ids, *sequences, *positions;
     const float* mtp_hidden;  // (R, D): run the MTP layer on these and the tokens' embeddings instead of the trunk
-    float* hidden;            // (R, D) out: normalised, as the unembedding takes them
+    float* hidden;            // (R, D) out: normalised, as the unembedding takes them; or null: the last layer then serves the read tokens only
     int64_t num_read;         // how many tokens' logits are wanted, and which
-    const int64_t* read;
+    const int64_t* read;      // ascending
     double temperature;  // 0 is greedy
     const double* draws;  // one of [0, 1) per token read
     int64_t* chosen;
@@ -162,7 +159,8 @@ inline void multiply(const float* const* rows, int64_t inputs, const W* panel, V
     for (int64_t k = 0; k < inputs; k++, panel += WIDTH) {
         // The panels of one matrix follow each other; the next one is asked for while this one is multiplied.
         __builtin_prefetch(panel + WIDTH * 64);
-        Vec first = load(panel), second = load(panel + LANES);
+        Vec first, second;
+        load_both(panel, first, second);
         hold(first), hold(second);
 #pragma GCC unroll 6
         for (int m = 0; m < M; m++) {
@@ -189,7 +187,7 @@ inline void multiply(int num_rows, const float* const* rows, int64_t inputs, con
 struct Scratch {
     std::vector<float> residual, normed, joined, qkv, attended, mlp_hidden, expert_hidden, expert_out, weights, scores, partial_numbers;
     std::vector<int32_t> expert_ids, slots, order, starts, partial_ids;
-    std::vector<std::vector<float>> own;  // per thread: a widened panel or attention scores; per thread: a chunk's logits
+    std::vector<std::vector<float>> own;  // per thread: attention scores; per thread: a chunk's logits
 };
 
 struct Pass {
@@ -202,6 +200,7 @@ struct Pass {
     std::vector<std::atomic<int64_t>> counters;
 
     int64_t R, D, N, G, H, E, K, F, qkv_width;
+    const int64_t* narrowed = nullptr;  // where only the tokens read are left: which they are
 
     Pass(const Model& m, const Cache& c, Call& call_, Scratch& s)
         : model(m), cache(c), call(call_), scratch(s), threads(int(m.num_threads)), counters(12 * (m.num_layers + 1) + 16),
@@ -253,28 +252,24 @@ struct Pass {
     }
 
     template <class Row, class Finish>
-    void tile(int thread, const void* matrix, int64_t panel, int64_t count, int64_t inputs, Row row, Finish finish) {
+    void tile(const void* matrix, int64_t panel, int64_t count, int64_t inputs, Row row, Finish finish) {
         int64_t offset = panel * inputs * WIDTH;
-        if (!model.is_half) return tile_rows(count, inputs, static_cast<const float*>(matrix) + offset, row, finish);
-        const uint16_t* half = static_cast<const uint16_t*>(matrix) + offset;
-        if (count <= 3 * ROWS) return tile_rows(count, inputs, half, row, finish);
-        float* wide = own_scratch(thread, inputs * WIDTH);  // many tiles use the panel: widen it once
-        for (int64_t i = 0; i < inputs * WIDTH; i += LANES) store(wide + i, load(half + i));
-        tile_rows(count, inputs, wide, row, finish);
+        if (model.is_half) return tile_rows(count, inputs, static_cast<const uint16_t*>(matrix) + offset, row, finish);
+        tile_rows(count, inputs, static_cast<const float*>(matrix) + offset, row, finish);
     }
 
     int64_t panels_per_task(int64_t count) { return count >= 24 ? 1 : 4; }
 
     // out(R, padded(outputs)) = in(R, inputs) x matrix, plus a bias, or added to what is there.
     void multiply_all(
-        int thread, int& phase, const void* matrix, int64_t outputs, int64_t inputs, const float* in, float* out, int64_t out_stride,
+        int& phase, const void* matrix, int64_t outputs, int64_t inputs, const float* in, float* out, int64_t out_stride,
         const float* bias, bool adds
     ) {
         int64_t per_task = panels_per_task(R), panels = panels_of(outputs);
         share(phase, (panels + per_task - 1) / per_task, [&](int64_t number) {
             for (int64_t panel = number * per_task; panel < std::min(panels, (number + 1) * per_task); panel++) {
                 int64_t first = panel * WIDTH, count = std::min<int64_t>(WIDTH, outputs - first);
-                tile(thread, matrix, panel, R, inputs, [&](int64_t r) { return in + r * inputs; }, [&](int64_t r, Vec low, Vec high) {
+                tile(matrix, panel, R, inputs, [&](int64_t r) { return in + r * inputs; }, [&](int64_t r, Vec low, Vec high) {
                     put(out + r * out_stride + first, count, low, high, bias ? bias + first : nullptr, adds);
                 });
             }
@@ -393,10 +388,10 @@ struct Pass {
     // HEADS query heads of one kv head: they read its keys and values together.
     template <int HEADS>
     void attend(int thread, int64_t layer, int64_t r, int64_t g, int64_t first_head) {
-        int64_t seen = call.positions[r] + 1, stride = (seen + BLOCK - 1) / BLOCK * BLOCK;
+        int64_t token = narrowed ? narrowed[r] : r, seen = call.positions[token] + 1, stride = (seen + BLOCK - 1) / BLOCK * BLOCK;
         float* scores = own_scratch(thread, HEADS * stride);
-        const float* query = scratch.qkv.data() + r * padded(qkv_width) + first_head * H;
-        const float *keys = keys_of(layer, call.sequences[r], g), *values = values_of(layer, call.sequences[r], g);
+        const float* query = scratch.qkv.data() + token * padded(qkv_width) + first_head * H;
+        const float *keys = keys_of(layer, call.sequences[token], g), *values = values_of(layer, call.sequences[token], g);
         for (int64_t s = 0; s < seen; s += BLOCK) {
             for (int64_t i = 0; i < BLOCK * H; i += 16) __builtin_prefetch(values + s * H + i);
             score_block<HEADS>(query, keys + s * H, scores + s, stride);
@@ -466,9 +461,9 @@ struct Pass {
 
     // silu(gate) * up: a panel holds LANES outputs of each.
     template <class Row>
-    void gate_panel(int thread, const void* matrix, int64_t panel, int64_t count, int64_t width, Row row, float* out) {
+    void gate_panel(const void* matrix, int64_t panel, int64_t count, int64_t width, Row row, float* out) {
         int64_t first = panel * LANES, kept = std::min<int64_t>(LANES, width - first);
-        tile(thread, matrix, panel, count, D, row, [&](int64_t i, Vec gate, Vec up) {
+        tile(matrix, panel, count, D, row, [&](int64_t i, Vec gate, Vec up) {
             Vec value = gate / (1.0f + exponential(-gate)) * up;
             float* to = out + i * width + first;
             if (kept == LANES) return store(to, value);
@@ -477,7 +472,7 @@ struct Pass {
     }
 
     // The dense MLP or the shared expert, and the routed ones: first all hidden activations, then all outputs.
-    void run_mlp(int thread, int& phase, const Layer& layer) {
+    void run_mlp(int& phase, const Layer& layer) {
         const float* in = scratch.normed.data();
         float* residual = scratch.residual.data();
         const int32_t* starts = scratch.starts.data();
@@ -492,14 +487,14 @@ struct Pass {
         int64_t own_tasks = gate_panels(layer.mlp_width), expert_tasks = tasks_of(gate_panels(F));
         share(phase, own_tasks + experts * expert_tasks, [&](int64_t number) {
             if (number < own_tasks) {
-                gate_panel(thread, layer.gate_up, number, R, layer.mlp_width, [&](int64_t r) { return in + r * D; }, scratch.mlp_hidden.data());
+                gate_panel(layer.gate_up, number, R, layer.mlp_width, [&](int64_t r) { return in + r * D; }, scratch.mlp_hidden.data());
                 return;
             }
             int64_t expert = (number - own_tasks) / expert_tasks, start = starts[expert], count = starts[expert + 1] - start;
             int64_t panel = (number - own_tasks) % expert_tasks * per_task, stop = std::min(gate_panels(F), panel + per_task);
             for (; count && panel < stop; panel++)
                 gate_panel(
-                    thread, part_of(layer.expert_gate_up, expert, gate_panels(F), D), panel, count, F,
+                    part_of(layer.expert_gate_up, expert, gate_panels(F), D), panel, count, F,
                     [&](int64_t i) { return in + int64_t(scratch.order[start + i]) * D; }, scratch.expert_hidden.data() + start * F
                 );
         });
@@ -509,7 +504,7 @@ struct Pass {
         share(phase, own_tasks + experts * expert_tasks, [&](int64_t number) {
             if (number < own_tasks) {
                 int64_t first = number * WIDTH, kept = std::min<int64_t>(WIDTH, D - first);
-                tile(thread, layer.down, number, R, layer.mlp_width, [&](int64_t r) { return scratch.mlp_hidden.data() + r * layer.mlp_width; },
+                tile(layer.down, number, R, layer.mlp_width, [&](int64_t r) { return scratch.mlp_hidden.data() + r * layer.mlp_width; },
                      [&](int64_t r, Vec low, Vec high) { put(residual + r * D + first, kept, low, high, nullptr, true); });
                 return;
             }
@@ -517,24 +512,31 @@ struct Pass {
             int64_t panel = (number - own_tasks) % expert_tasks * per_task, stop = std::min(panels, panel + per_task);
             for (; count && panel < stop; panel++) {
                 int64_t first = panel * WIDTH, kept = std::min<int64_t>(WIDTH, D - first);
-                tile(thread, part_of(layer.expert_down, expert, panels, F), panel, count, F,
+                tile(part_of(layer.expert_down, expert, panels, F), panel, count, F,
                      [&](int64_t i) { return scratch.expert_hidden.data() + (start + i) * F; },
                      [&](int64_t i, Vec low, Vec high) { put(scratch.expert_out.data() + (start + i) * D + first, kept, low, high, nullptr, false); });
             }
         });
     }
 
-    void run_layer(int thread, int& phase, int64_t number, bool follows_experts) {
+    // From here on only the tokens read: the others have left their keys and values, which is all that others want of them.
+    void narrow() {
+        narrowed = call.read, R = call.num_read;
+        for (int64_t r = 0; r < R; r++) std::memmove(scratch.residual.data() + r * D, scratch.residual.data() + narrowed[r] * D, D * sizeof(float));
+    }
+
+    void run_layer(int thread, int& phase, int64_t number, bool follows_experts, bool narrows) {
         const Layer& layer = model.layers[number];
         float *residual = scratch.residual.data(), *normed = scratch.normed.data();
         share(phase, R, [&](int64_t r) {
             if (follows_experts) add_experts(r);
             normalise(residual + r * D, layer.input_norm, normed + r * D, D);
         });
-        multiply_all(thread, phase, layer.qkv, qkv_width, D, normed, scratch.qkv.data(), padded(qkv_width), layer.qkv_bias, false);
+        multiply_all(phase, layer.qkv, qkv_width, D, normed, scratch.qkv.data(), padded(qkv_width), layer.qkv_bias, false);
         share(phase, R, [&](int64_t r) { place_heads(number, layer, r); });
+        if (narrows) share(phase, 1, [&](int64_t) { narrow(); });
         share(phase, R * G, [&](int64_t task) { attend_group(thread, number, task / G, task % G); });
-        multiply_all(thread, phase, layer.output, D, N * H, scratch.attended.data(), residual, D, nullptr, true);
+        multiply_all(phase, layer.output, D, N * H, scratch.attended.data(), residual, D, nullptr, true);
         share(phase, (R + ROWS - 1) / ROWS, [&](int64_t block) {
             int64_t first = block * ROWS, count = std::min<int64_t>(ROWS, R - first);
             for (int64_t r = first; r < first + count; r++) normalise(residual + r * D, layer.post_norm, normed + r * D, D);
@@ -549,7 +551,7 @@ struct Pass {
             for (int64_t r = first; r < first + count; r++) choose_experts(layer, r);
         });
         if (layer.is_moe) share(phase, 1, [&](int64_t) { group_by_expert(); });
-        run_mlp(thread, phase, layer);
+        run_mlp(phase, layer);
     }
 
     // Chunks of the vocabulary leave, per token, their best two logits and their sum of exponentials; whole rows only where asked for.
@@ -564,7 +566,7 @@ struct Pass {
             }
             for (int64_t panel = first_panel; panel < stop_panel; panel++) {
                 float* to = logits + (panel - first_panel) * WIDTH;
-                tile(thread, model.head, panel, rows, D, [&](int64_t i) { return hidden + call.read[i] * D; },
+                tile(model.head, panel, rows, D, [&](int64_t i) { return hidden + (narrowed ? i : call.read[i]) * D; },
                      [&](int64_t i, Vec low, Vec high) { store(to + i * stride, low), store(to + i * stride + LANES, high); });
             }
             int64_t count = std::min(V - first_panel * WIDTH, (stop_panel - first_panel) * WIDTH);
@@ -671,17 +673,18 @@ struct Pass {
             normalise(embedded, mtp.enorm, joined + r * 2 * D, D);
             normalise(call.mtp_hidden + r * D, mtp.hnorm, joined + r * 2 * D + D, D);
         });
-        if (is_mtp) multiply_all(thread, phase, mtp.eh, D, 2 * D, joined, residual, D, nullptr, false);
-        bool follows_experts = false;
-        for (int64_t number = is_mtp ? last : 0; number < (is_mtp || !model.mtp_norm ? last + 1 : last); number++) {
-            run_layer(thread, phase, number, follows_experts);
+        if (is_mtp) multiply_all(phase, mtp.eh, D, 2 * D, joined, residual, D, nullptr, false);
+        bool follows_experts = false, narrows = !call.hidden && call.num_read < R;
+        for (int64_t number = is_mtp ? last : 0, stop = is_mtp || !model.mtp_norm ? last + 1 : last; number < stop; number++) {
+            run_layer(thread, phase, number, follows_experts, narrows && number == stop - 1);
             follows_experts = model.layers[number].is_moe;
         }
+        float* hidden = call.hidden ? call.hidden : scratch.normed.data();
         share(phase, R, [&](int64_t r) {
             if (follows_experts) add_experts(r);
-            normalise(residual + r * D, is_mtp ? model.mtp_norm : model.norm, call.hidden + r * D, D);
+            normalise(residual + r * D, is_mtp ? model.mtp_norm : model.norm, hidden + r * D, D);
         });
-        if (call.num_read) run_head(thread, phase, call.hidden);
+        if (call.num_read) run_head(thread, phase, hidden);
     }
 };
 

@@ -61,7 +61,8 @@ def load_kernel() -> ctypes.CDLL:
 
 def pack_panels(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Matrices of (..., outputs, inputs) of equal inputs, side by side in panels of `panel_width` outputs, zero-padded:
-    (..., panels, inputs, panel_width). One matrix fills its panels alone, of two each has one half of every panel."""
+    (..., panels, inputs, panel_width). One matrix fills its panels alone, of two each has one half of every panel. In bfloat16 the
+    halves of a panel are interleaved: each pair makes one word, from which both are widened."""
     part = load_kernel().panel_width() // len(matrices)
     packed = []
     for matrix in matrices:
@@ -69,4 +70,7 @@ def pack_panels(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         padded = matrix.new_zeros(*leading, -(-outputs // part) * part, inputs)
         padded[..., :outputs, :] = matrix
         packed.append(padded.unflatten(-2, (-1, part)).transpose(-1, -2))
-    return torch.cat(packed, dim=-1).to(dtype).contiguous()
+    panels = torch.cat(packed, dim=-1).to(dtype)
+    if dtype == torch.bfloat16:
+        panels = panels.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    return panels.contiguous()

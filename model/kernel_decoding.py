@@ -4,8 +4,8 @@ A sequence's tokens do not depend on what else is in the batch, on chunks or on 
 """
 
 import ctypes
-from collections.abc import Sequence
-from typing import NamedTuple, cast
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -115,14 +115,6 @@ def _state_of(model: Glm4Moe) -> list[tuple[int, int]]:
     return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
 
 
-class _Token(NamedTuple):
-    token_id: int
-    sequence: int
-    position: int
-    draw: float | None
-    """Where its successor is chosen."""
-
-
 class KernelDecoding:
     """Sequences of one batch, continued by the compiled pass; the interface is `model.decoding.Decoding`."""
 
@@ -134,7 +126,7 @@ class KernelDecoding:
         capacity = -(-max_tokens // self._kernel.block_positions()) * self._kernel.block_positions()
         shape = (weights.structure.num_layers, num_sequences, recipe.num_key_value_heads, capacity, recipe.head_dim)
         tables = rotary_tables(torch.arange(capacity), recipe.rotary_dim, weights.model.rope_theta)
-        self._kept = [torch.zeros(shape), torch.zeros(shape), *(table[:, : recipe.rotary_dim // 2].contiguous() for table in tables)]
+        self._kept = [torch.empty(shape), torch.empty(shape), *(table[:, : recipe.rotary_dim // 2].contiguous() for table in tables)]
         keys, values, cosines, sines = (tensor.data_ptr() for tensor in self._kept)
         self._cache = Cache(keys=keys, values=values, cosines=cosines, sines=sines, num_sequences=num_sequences, capacity=capacity)
         self._scratch = self._kernel.new_scratch()
@@ -163,53 +155,57 @@ class KernelDecoding:
         mtp_hidden: Tensor | None, keeps_hidden: bool,
     ) -> tuple[list[list[Chosen]], list[Tensor]]:  # fmt: skip
         """All tokens in passes; of a sequence the last `len(draws)` tokens are read."""
-        flat: list[_Token] = []
-        for sequence, (row, drawn) in enumerate(zip(tokens, draws, strict=True)):
-            unread = len(row) - len(drawn)
-            for place, token in enumerate(row):
-                flat.append(_Token(token, sequence, lengths[sequence] + place, None if place < unread else drawn[place - unread]))
+        unread = [len(row) - len(drawn) for row, drawn in zip(tokens, draws, strict=True)]
+        token_ids = [token_id for row in tokens for token_id in row]
+        sequences = [sequence for sequence, row in enumerate(tokens) for _ in row]
+        positions = [position for length, row in zip(lengths, tokens, strict=True) for position in range(length, length + len(row))]
+        successors = [draw for num_unread, drawn in zip(unread, draws, strict=True) for draw in (*[None] * num_unread, *drawn)]
         chosen: list[list[Chosen]] = [[] for _ in tokens]
-        hidden = []
-        for start in range(0, len(flat), TOKENS_PER_PASS):
-            part = flat[start : start + TOKENS_PER_PASS]
-            inputs = None if mtp_hidden is None else mtp_hidden[start : start + len(part)].contiguous()
-            out, choices = self._pass(part, sampling, inputs)
+        hidden: list[Tensor] = []
+        for start in range(0, len(token_ids), TOKENS_PER_PASS):
+            part = slice(start, start + TOKENS_PER_PASS)
+            inputs = None if mtp_hidden is None else mtp_hidden[part].contiguous()
             if keeps_hidden:
-                hidden.append(out)
+                hidden.append(torch.empty(len(token_ids[part]), self._weights.structure.hidden_size))
+            out = hidden[-1] if keeps_hidden else None
+            choices = self._pass([token_ids[part], sequences[part], positions[part]], successors[part], sampling, inputs, out)
             for sequence, choice in choices:
                 chosen[sequence].append(choice)
         for sequence, row in enumerate(tokens):
             lengths[sequence] += len(row)
         return chosen, list(torch.cat(hidden).split([len(row) for row in tokens])) if keeps_hidden else []
 
-    def _pass(self, part: Sequence[_Token], sampling: Sampling, mtp_hidden: Tensor | None) -> tuple[Tensor, list[tuple[int, Chosen]]]:
+    def _pass(
+        self, tokens: list[list[int]], successors: list[float | None], sampling: Sampling, mtp_hidden: Tensor | None,
+        hidden_RD: Tensor | None,
+    ) -> Iterable[tuple[int, Chosen]]:  # fmt: skip
+        """Tokens are ids, sequences and positions; a token has a draw where its successor is chosen. `hidden_RD` is written."""
         structure = self._weights.structure
         structure.num_threads = torch.get_num_threads()
-        tokens_3R = torch.tensor([[each.token_id for each in part], [each.sequence for each in part], [each.position for each in part]])
-        read = [place for place, each in enumerate(part) if each.draw is not None]
+        tokens_3R = torch.tensor(tokens)
+        read = [place for place, draw in enumerate(successors) if draw is not None]
         numbers = torch.empty(3, len(read))
         integers = torch.tensor([read, read], dtype=torch.int64)
-        draws = torch.tensor([part[place].draw for place in read], dtype=torch.float64)
-        hidden_RD = torch.empty(len(part), structure.hidden_size)
+        draws = torch.tensor([draw for draw in successors if draw is not None], dtype=torch.float64)
         logits = None
         if sampling.temperature > 0 and read:
             width = self._kernel.panel_width()
             logits = torch.empty(len(read), -(-structure.vocab_size // width) * width)
         call = Call(
-            num_tokens=len(part), token_ids=tokens_3R[0].data_ptr(), sequences=tokens_3R[1].data_ptr(), positions=tokens_3R[2].data_ptr(),
-            mtp_hidden=None if mtp_hidden is None else mtp_hidden.data_ptr(), hidden=hidden_RD.data_ptr(),
-            num_read=len(read), read=integers[0].data_ptr(), temperature=sampling.temperature, draws=draws.data_ptr(),
-            chosen=integers[1].data_ptr(), log_probability=numbers[0].data_ptr(), sampled_log_probability=numbers[1].data_ptr(),
-            margin=numbers[2].data_ptr(), logits=None if logits is None else logits.data_ptr(),
+            num_tokens=len(successors), token_ids=tokens_3R[0].data_ptr(), sequences=tokens_3R[1].data_ptr(),
+            positions=tokens_3R[2].data_ptr(), mtp_hidden=None if mtp_hidden is None else mtp_hidden.data_ptr(),
+            hidden=None if hidden_RD is None else hidden_RD.data_ptr(), num_read=len(read), read=integers[0].data_ptr(),
+            temperature=sampling.temperature, draws=draws.data_ptr(), chosen=integers[1].data_ptr(), log_probability=numbers[0].data_ptr(),
+            sampled_log_probability=numbers[1].data_ptr(), margin=numbers[2].data_ptr(),
+            logits=None if logits is None else logits.data_ptr(),
         )  # fmt: skip
         self._kernel.run_pass(ctypes.byref(structure), ctypes.byref(self._cache), ctypes.byref(call), self._scratch)
         if call.has_failed:
             raise NonFiniteLogitsError
-        sequences = [part[place].sequence for place in read]
+        sequences = [tokens[1][place] for place in read]
         if logits is not None and sampling.top_p < 1:
             logits_RV = logits[:, : structure.vocab_size]
-            return hidden_RD, list(
-                zip(sequences, describe_choice(logits_RV, choose_tokens(logits_RV, sampling, draws), sampling), strict=True)
-            )
-        choices = [Chosen(*values) for values in zip(integers[1].tolist(), *numbers.tolist(), strict=True)]
-        return hidden_RD, list(zip(sequences, choices, strict=True))
+            choices = describe_choice(logits_RV, choose_tokens(logits_RV, sampling, draws), sampling)
+        else:
+            choices = map(Chosen, integers[1].tolist(), *numbers.tolist())
+        return zip(sequences, choices, strict=True)
