@@ -1,4 +1,4 @@
-"""The command line `glm46`: run, plan, chat, serve, up, down, adopt, doctor, lineage.
+"""The command line `glm46`: run, plan, stage, chat, serve, up, down, adopt, doctor, lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -108,6 +108,28 @@ def plan(scale: SCALE, as_json: JSON = False) -> None:
 
         planned = plan_training(load_scale(scale))
         print(planned.model_dump_json() if as_json else planned.describe())
+
+
+@app.command()
+def stage(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="extract, deduplicate, filter, tokenizer, ... (docs/data.md)")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="a new directory for documents and evidence")],
+    input_dir: Annotated[Path | None, typer.Option("--input", metavar="DIR", help="your documents, or an earlier stage's output")] = None,
+    config: Annotated[str | None, typer.Option(metavar="SCALE|FILE.yaml", help="by default full's recipe on this machine")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Run one data stage alone on a directory. Needs no server."""
+    with _usage_errors():
+        from infra.doctor import check_java, require
+        from infra.home import open_home
+
+        home = open_home()
+        require(check_java())
+    with _failures(home.run_dir):
+        from flows.single_stage import run_stage
+
+        outcome = run_stage(name, input_dir, output, config, home)
+        print(outcome.model_dump_json() if as_json else f"{outcome.output}: {outcome.digest}")
 
 
 @app.command()

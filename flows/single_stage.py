@@ -1,0 +1,181 @@
+"""One data stage alone on a user's directory: `glm46 stage NAME --input DIR --output DIR`. No server is needed.
+
+A directory of sources is ingested, extracted and, where the stage looks at scores, scored first; the output of an earlier stage is taken
+as it is. Everything is computed through the home's store, so what was computed before is found.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from configs.load import load_scale
+from configs.schema import DataRecipe, SparkResources
+from flows.stage_log import StageLog, StageResult, key_figures
+from infra.home import Home
+from infra.spark import stop_spark
+from infra.step import Artifact, Digested, Progress, R, Step
+from infra.store import Store, open_store, step_key
+from tasks.data.complete_documents import CompleteDocuments, DocumentFiles, complete_documents
+from tasks.data.decontaminate_documents import decontaminate_documents
+from tasks.data.deduplicate_documents import deduplicate_documents
+from tasks.data.extract_documents import extract_documents
+from tasks.data.filter_documents import filter_documents
+from tasks.data.ingest_documents import IngestedDocuments, ingest_documents
+from tasks.data.list_sources import SourceListing, list_sources
+from tasks.data.mask_personal_data import mask_personal_data
+from tasks.data.remove_boilerplate import remove_boilerplate
+from tasks.data.remove_semantic_duplicates import remove_semantic_duplicates
+from tasks.data.score_documents import score_documents
+from tasks.data.shard_documents import shard_documents
+from tasks.data.synthesize_problems import SynthesizedProblems, synthesize_problems
+from tasks.data.train_classifiers import train_classifiers
+from tasks.data.train_ngram_model import train_ngram_model
+from tasks.data.train_tokenizer import TrainedTokenizer, train_tokenizer
+
+DEFAULT_SCALE = "full"
+"""Its recipe holds S0's values; its resources are a cluster's, so without --config they are replaced by this machine."""
+
+
+@dataclass(frozen=True)
+class SingleStage:
+    """The steps in front of a stage, each computed when asked for."""
+
+    source: SourceListing | DocumentFiles | None
+    recipe: DataRecipe
+    resources: SparkResources
+    store: Store
+    log: StageLog
+
+    def compute(self, step: Step[R], recipe: BaseModel | None, with_spark: bool = True, **inputs: Digested) -> Artifact[R]:
+        """A step's artifact: found in the store, or computed now."""
+        identity = step.identity(recipe, inputs)
+        key, started = step_key(identity), time.monotonic()
+        given = {**inputs, **({"recipe": recipe} if recipe is not None else {}), **({"resources": self.resources} if with_spark else {})}
+        with self.store.locked(key, self.log.say):
+            artifact = self.store.find(step, key)
+            is_cached = artifact is not None
+            if artifact is None:
+                artifact = self.store.compute(
+                    step, key, identity, lambda output: step(**given, output=output), self._reporter(step.name), lambda rows: None,
+                    time.monotonic,
+                )  # fmt: skip
+        why = "found in the store" if is_cached else "computed"
+        seconds = round(time.monotonic() - started, 2)
+        self.log.finish(StageResult(step.name, seconds, is_cached, why, artifact.digest, key_figures(artifact.record), key))
+        return artifact
+
+    def _reporter(self, name: str) -> Callable[[Progress], None]:
+        def report(progress: Progress) -> None:
+            self.log.progress(name, progress)
+
+        return report
+
+    def ingested(self) -> Artifact[IngestedDocuments]:
+        return self.compute(ingest_documents, self.recipe.ingest, sources=self._listing())
+
+    def _listing(self) -> SourceListing:
+        if not isinstance(self.source, SourceListing):
+            raise ValueError("this stage reads sources (evaluation files among them): name their directory, not the output of a stage")
+        return self.source
+
+    def extracted(self) -> Artifact[Any] | DocumentFiles:
+        if isinstance(self.source, DocumentFiles):
+            return self.source
+        return self.compute(extract_documents, self.recipe.extract, records=self.ingested())
+
+    def complete(self, *, with_scores: bool = False) -> Artifact[CompleteDocuments]:
+        return self.compute(complete_documents, None, documents=self.scored() if with_scores else self.extracted())
+
+    def scored(self) -> Artifact[Any]:
+        """With the classifiers that the sources' labelled records give; documents of an earlier stage keep the scores that they have."""
+        if isinstance(self.source, DocumentFiles):
+            return self.complete()
+        documents = self.extracted()
+        classifiers = self.compute(train_classifiers, self.recipe.classifiers, with_spark=False, sources=self._listing())
+        ngram_model = self.compute(train_ngram_model, self.recipe.ngram_model, documents=documents)
+        models = {"classifiers": classifiers, "ngram_model": ngram_model}
+        return self.compute(score_documents, self.recipe.language, documents=documents, **models)
+
+    def problems(self) -> Artifact[SynthesizedProblems]:
+        return self.compute(synthesize_problems, self.recipe.synthesize, with_spark=False)
+
+    def tokenizer(self) -> Artifact[TrainedTokenizer]:
+        return self.compute(train_tokenizer, self.recipe.tokenizer, documents=self.complete())
+
+
+STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
+    "extract": lambda run: run.complete(),
+    "boilerplate": lambda run: run.compute(remove_boilerplate, run.recipe.boilerplate, documents=run.complete()),
+    "score": lambda run: run.scored(),
+    "deduplicate": lambda run: run.compute(deduplicate_documents, run.recipe.deduplicate, documents=run.scored()),
+    "semantic": lambda run: run.compute(remove_semantic_duplicates, run.recipe.semantic, documents=run.complete(with_scores=True)),
+    "filter": lambda run: run.compute(filter_documents, run.recipe.filter, documents=run.complete(with_scores=True)),
+    "personal_data": lambda run: run.compute(mask_personal_data, run.recipe.personal_data, documents=run.complete()),
+    "synthesize": lambda run: run.problems(),
+    "decontaminate": lambda run: run.compute(
+        decontaminate_documents, run.recipe.decontaminate, documents=run.complete(), synthetic=run.problems(), ingested=run.ingested()
+    ),
+    "tokenizer": lambda run: run.tokenizer(),
+    "shards": lambda run: run.compute(shard_documents, None, documents=run.complete(), tokenizer=run.tokenizer()),
+}
+"""By the name of the stage's section in data.recipe."""
+WITHOUT_INPUT = ("synthesize",)
+
+
+class StageOutcome(BaseModel):
+    """What a single stage left."""
+
+    stage: str
+    output: str
+    digest: str
+    record: dict[str, Any]
+
+
+def run_stage(name: str, input_dir: Path | None, output_dir: Path, config: str | None, home: Home) -> StageOutcome:
+    """Run a stage and put its files into `output_dir`. Raises ValueError for an unknown name, wrong directories or bad input."""
+    if name not in STAGES:
+        raise ValueError(f"no stage {name!r}: the stages are {', '.join(STAGES)}")
+    if output_dir.exists() and any(output_dir.iterdir()):
+        raise ValueError(f"--output {output_dir} is not empty: name a new directory, so that no file of another run stays in it")
+    source = _source(name, input_dir)
+    scale = load_scale(config or DEFAULT_SCALE)
+    resources = scale.data.resources if config else _this_machine()
+    run = SingleStage(source, scale.data.recipe, resources, open_store(None, home), StageLog())
+    artifact = STAGES[name](run)
+    stop_spark()
+    _copy_files(artifact, output_dir)
+    outcome = StageOutcome(stage=name, output=str(output_dir), digest=artifact.digest, record=artifact.record.model_dump(mode="json"))
+    (output_dir / "record.json").write_text(outcome.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return outcome
+
+
+def _source(name: str, input_dir: Path | None) -> SourceListing | DocumentFiles | None:
+    if name in WITHOUT_INPUT:
+        if input_dir is not None:
+            raise ValueError(f"stage {name} makes its documents: leave --input out")
+        return None
+    if input_dir is None or not input_dir.is_dir():
+        raise ValueError(f"stage {name} reads documents: name an existing directory with --input")
+    written = DocumentFiles(input_dir.absolute())
+    return written if written.paths("documents/*.parquet") else list_sources(input_dir)
+
+
+def _this_machine() -> SparkResources:
+    cores = len(os.sched_getaffinity(0))
+    return SparkResources(master=f"local[{cores}]", driver_memory="2g", executor_memory="1g", shuffle_partitions=2 * cores)
+
+
+def _copy_files(artifact: Artifact[Any], output_dir: Path) -> None:
+    """Every file of the artifact under its name."""
+    for name in sorted({**artifact.manifest.content, **artifact.manifest.evidence}):
+        target = output_dir / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(artifact.path(name), target)

@@ -1,0 +1,74 @@
+"""Step: documents of any stage -> the same with every column that later stages read, neutral where the stage that sets it has not run.
+
+So one stage can run alone on a user's directory: `glm46 stage`. Neutral is: no scores, a cluster of its own, to be trained on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infra.spark import spark_session
+from infra.step import Artifact, Output, Progress, Record, digest_of, step
+from infra.store import hash_file
+from tasks.data.document_files import count_by, read_documents, write_documents
+from tasks.data.documents import DOCUMENT_COLUMNS, SCORE_COLUMNS, TRAIN, UNBUCKETED
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from configs.schema import SparkResources
+
+
+@dataclass(frozen=True)
+class DocumentFiles:
+    """What an earlier stage wrote into a user's directory."""
+
+    directory: Path
+
+    def paths(self, pattern: str) -> list[Path]:
+        """Files that match, in the order of their names."""
+        return sorted(self.directory.glob(pattern))
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the bytes of the documents' files."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of({path.name: hash_file(path) for path in self.paths("documents/*.parquet")})
+
+
+class CompleteDocuments(Record):
+    num_documents: int
+    num_bytes: int
+    train_bytes_by_domain: dict[str, int]
+
+
+@step(content=("documents/*.parquet",), distributions=("pyspark", "pyarrow"))
+def complete_documents(*, documents: Artifact[Any] | DocumentFiles, resources: SparkResources, output: Output) -> CompleteDocuments:
+    """Raises ValueError where a column of DOCUMENT_COLUMNS is missing."""
+    paths = documents.paths("documents/*.parquet")
+    output.report(Progress(0, 0, "documents", "reading"))
+    frame = read_documents(spark_session(resources), paths, resources)
+    missing = [name for name in (column.split(" ")[0] for column in DOCUMENT_COLUMNS.split(", ")) if name not in frame.columns]
+    if missing:
+        raise ValueError(f"{paths[0]} has no column {', '.join(missing)}: name a directory of sources, or the output of `glm46 stage`")
+    num_bytes = sum(size for _, size in count_by(paths, "domain").values())
+    counts = count_by(write_documents(_with_neutral(frame), output.path("documents"), num_bytes), "split", "domain")
+    return CompleteDocuments(
+        num_documents=sum(count for count, _ in counts.values()),
+        num_bytes=num_bytes,
+        train_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN},
+    )
+
+
+def _with_neutral(frame: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    scores = {name: F.lit(None).cast(kind) for name, _, kind in (column.partition(" ") for column in SCORE_COLUMNS.split(", "))}
+    neutral = scores | {"language": F.col("lang"), "cluster": F.col("id"), "split": F.lit(TRAIN), "quality_bucket": F.lit(UNBUCKETED)}
+    return frame.withColumns({name: value for name, value in neutral.items() if name not in frame.columns})
