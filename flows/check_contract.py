@@ -14,5 +14,5 @@ def check_contract(run: Run, subject: Artifact[Any], name: str, stage: str = "")
     """The result of data_contracts/<name>.yaml on an artifact; a violation stops the run with rule, column and example rows."""
     return run_step(
         run, validate_contract, stage=stage or f"contract {name}", subject=subject, recipe=ContractRecipe(name=name),
-        data_files=(f"data_contracts/{name}.yaml",),
+        resources=run.scale.data.resources, data_files=(f"data_contracts/{name}.yaml",),
     )  # fmt: skip

@@ -11,8 +11,8 @@ import yaml
 from configs.schema import ContractRecipe
 from data_contracts.runner import CONTRACTS_DIR, check_table, read_contract
 from infra.step import Artifact, Output, Record, step
-from tasks.data.validate_contract import ContractViolationError, validate_contract
-from tests.data_inputs import compute
+from tasks.data.validate_contract import ContractViolationError, read_table, validate_contract
+from tests.data_inputs import RESOURCES, compute
 
 NAMES = sorted(path.stem for path in CONTRACTS_DIR.glob("*.yaml"))
 DIGEST = "0123456789abcdef" * 4
@@ -100,7 +100,12 @@ def toy(tmp_path) -> Artifact:
 def test_a_violation_names_contract_step_rule_column_and_rows(toy, tmp_path):
     with pytest.raises(ContractViolationError) as violation:
         compute(
-            validate_contract, tmp_path, subject=toy, recipe=ContractRecipe(name="problems"), data_files=("data_contracts/problems.yaml",)
+            validate_contract,
+            tmp_path,
+            subject=toy,
+            recipe=ContractRecipe(name="problems"),
+            resources=RESOURCES,
+            data_files=("data_contracts/problems.yaml",),
         )
     message = str(violation.value)
     assert "contract problems is broken by write_toy_table" in message
@@ -110,13 +115,27 @@ def test_a_violation_names_contract_step_rule_column_and_rows(toy, tmp_path):
     assert re.search(r"id in problems\.parquet: expect_column_values_to_be_unique found 2 of 3 rows", message)
 
 
+def test_spark_finds_what_pandas_finds_and_reads_the_tables_that_are_too_large(toy):
+    """On a table that breaks one rule and holds the others."""
+    table = next(table for table in read_contract("problems") if table.files == "problems.parquet")
+    (small, num_small), (large, num_large) = (read_table(toy, table, "problems", RESOURCES, bound) for bound in (10**9, 0))
+    assert isinstance(small, pd.DataFrame) and not isinstance(large, pd.DataFrame)
+    assert num_small == num_large == 3
+    found, same = check_table(table, small), check_table(table, large)
+    assert [(finding.expectation, finding.is_met, finding.observed) for finding in found] == [
+        (finding.expectation, finding.is_met, finding.observed) for finding in same
+    ]
+    assert {finding.is_met for finding in found} == {True, False}
+    assert [set(finding.examples) for finding in found] == [set(finding.examples) for finding in same]
+
+
 def test_a_missing_column_is_a_violation_that_names_it(toy, tmp_path, monkeypatch):
     monkeypatch.setattr("data_contracts.runner.CONTRACTS_DIR", tmp_path)
     (tmp_path / "mine.yaml").write_text(
         yaml.safe_dump({"tables": [{"files": "problems.parquet", "columns": ["id", "colour"], "expectations": []}]})
     )
     with pytest.raises(ContractViolationError, match=r"contract mine .*problems\.parquet has no column colour"):
-        compute(validate_contract, tmp_path, subject=toy, recipe=ContractRecipe(name="mine"))
+        compute(validate_contract, tmp_path, subject=toy, recipe=ContractRecipe(name="mine"), resources=RESOURCES)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tasks.data.shard_validation import shard_validation
 from tasks.data.token_shard import open_shard
 from tasks.data.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import validate_contract
-from tests.data_inputs import RECIPE, cleaned, compute, in_partitions, rows, write_corpus, write_packages
+from tests.data_inputs import RECIPE, RESOURCES, cleaned, compute, in_partitions, rows, write_corpus, write_packages
 
 SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=400, num_evaluation_problems=30, max_operand=20, problems_per_document=20, num_chats=100,
@@ -178,7 +178,7 @@ CONTRACTED = (
 @pytest.mark.parametrize("name", CONTRACTED)
 def test_every_hand_over_holds_its_contract(chain, name, tmp_path):
     files = (f"data_contracts/{name}.yaml",)
-    result = compute(validate_contract, tmp_path, subject=chain[name], recipe=ContractRecipe(name=name), data_files=files)
+    result = compute(validate_contract, tmp_path, subject=chain[name], recipe=ContractRecipe(name=name), resources=RESOURCES, data_files=files)
     assert result.record.num_rows > 0 and result.record.num_expectations > 3
 
 

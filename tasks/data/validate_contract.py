@@ -7,12 +7,20 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from data_contracts.runner import ContractTable, Finding, check_table, read_contract
+from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from configs.schema import ContractRecipe
+    from pyarrow.parquet import FileMetaData
+
+    from configs.schema import ContractRecipe, SparkResources
+
+
+MAX_PANDAS_BYTES = 2 * 2**30
+"""Uncompressed bytes of the columns that a contract reads, above which Spark validates the table: pandas takes 0.05 s where Spark takes
+4 s, but holds all in this process."""
 
 
 class ContractViolationError(ValueError):
@@ -26,15 +34,15 @@ class ContractResult(Record):
 
 
 @step(content=("findings.json",), distributions=("great_expectations", "pandas"))
-def validate_contract(*, subject: Artifact[Any], recipe: ContractRecipe, output: Output) -> ContractResult:
+def validate_contract(*, subject: Artifact[Any], recipe: ContractRecipe, resources: SparkResources, output: Output) -> ContractResult:
     """Raises ContractViolationError; what held is kept in findings.json with what was measured."""
     tables = read_contract(recipe.name)
     findings: list[Finding] = []
     num_rows = 0
     for number, table in enumerate(tables):
         output.report(Progress(number, len(tables), "tables", table.files))
-        frame = _read(subject, table, recipe.name)
-        num_rows += len(frame)
+        frame, num_table_rows = read_table(subject, table, recipe.name, resources)
+        num_rows += num_table_rows
         findings += check_table(table, frame)
     broken = [finding for finding in findings if not finding.is_met]
     if broken:
@@ -46,19 +54,34 @@ def validate_contract(*, subject: Artifact[Any], recipe: ContractRecipe, output:
     return ContractResult(contract=recipe.name, num_rows=num_rows, num_expectations=len(findings))
 
 
-def _read(subject: Artifact[Any], table: ContractTable, contract: str) -> Any:
+def read_table(
+    subject: Artifact[Any], table: ContractTable, contract: str, resources: SparkResources, max_pandas_bytes: int = MAX_PANDAS_BYTES
+) -> tuple[Any, int]:
+    """(frame, rows) of the columns that a contract speaks of: in pandas, or in Spark where they are larger than `max_pandas_bytes`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     paths = subject.paths(table.files)
     if paths[0].suffix == ".npy":
-        return _read_array(paths[0], table.columns)
+        frame = _read_array(paths[0], table.columns)
+        return frame, len(frame)
     missing = [column for column in table.columns if column not in pq.read_schema(paths[0]).names]
     if missing:
         raise ContractViolationError(
             f"contract {contract} is broken by {subject.manifest.step}: {table.files} has no column {', '.join(missing)}"
         )
-    return pa.concat_tables([pq.read_table(path, columns=list(table.columns)) for path in paths]).to_pandas()
+    files = [pq.read_metadata(path) for path in paths]
+    num_rows = sum(file.num_rows for file in files)
+    if sum(_column_bytes(file, table.columns) for file in files) > max_pandas_bytes:
+        spark = spark_session(resources)
+        return spark.read.parquet(*(path.as_uri() for path in paths)).select(*table.columns), num_rows
+    return pa.concat_tables([pq.read_table(path, columns=list(table.columns)) for path in paths]).to_pandas(), num_rows
+
+
+def _column_bytes(file: FileMetaData, columns: tuple[str, ...]) -> int:
+    groups = (file.row_group(number) for number in range(file.num_row_groups))
+    chunks = (group.column(place) for group in groups for place in range(group.num_columns))
+    return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns)
 
 
 def _read_array(path: Path, columns: tuple[str, ...]) -> Any:
