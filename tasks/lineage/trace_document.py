@@ -29,7 +29,8 @@ SHARD_STEPS = ("shard_documents", "shard_chats")
 FILES_FILE = "files.parquet"
 """Of concatenate_repositories: which document went into which."""
 FIRST_SEEN = {
-    "ingest_documents": {"documents/*": "document", "evaluation/*": "protected evaluation item"},
+    "ingest_documents": {"documents/*": "record", "evaluation/*": "protected evaluation item"},
+    "extract_documents": {"documents/*": "document"},
     "synthesize_problems": {
         "documents/*": "document", "chats.parquet": "conversation", PROMPTS_FILE: "prompt", "problems.parquet": "evaluated problem",
     },

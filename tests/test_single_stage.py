@@ -1,0 +1,87 @@
+"""`glm46 stage`: one data stage alone on a directory, also on what an earlier stage left; wrong use is one sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from flows.single_stage import STAGES, run_stage
+from infra.home import Home
+from tests.data_inputs import prose, write_jsonl
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return Home(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def deduplicated(home, tmp_path_factory):
+    """Thirty documents, two of them twice, of which one asks for mail."""
+    directory = tmp_path_factory.mktemp("input")
+    texts = [prose(seed) for seed in range(30)]
+    texts += [texts[3], texts[4], f"{prose(31)} Write to jane.doe@example.org for more."]
+    write_jsonl(directory / "web.jsonl.gz", [{"text": text, "url": f"https://example.org/{n}"} for n, text in enumerate(texts)])
+    output = directory.parent / "deduplicated"
+    outcome = run_stage("deduplicate", directory, output, "micro", home)
+    return directory, output, outcome
+
+
+def test_a_stage_leaves_documents_evidence_and_its_record(deduplicated):
+    _, output, outcome = deduplicated
+    documents = pq.read_table(output / "documents").to_pylist()
+    dropped = pq.read_table(output / "dropped.parquet").to_pylist()
+    assert len(documents) == 31 and [row["reason"] for row in dropped] == ["exact_duplicate"] * 2
+    assert {row["kept_id"] for row in dropped} <= {row["id"] for row in documents}
+    assert json.loads((output / "record.json").read_text()) == json.loads(outcome.model_dump_json())
+    assert outcome.record["num_documents"] == 31
+
+
+def test_the_next_stage_takes_what_an_earlier_one_left(deduplicated, home, tmp_path):
+    _, output, outcome = deduplicated
+    masked = run_stage("personal_data", output, tmp_path / "masked", "micro", home)
+    texts = {row["id"]: row["text"] for row in pq.read_table(tmp_path / "masked" / "documents").to_pylist()}
+    before = {row["id"]: row["text"] for row in pq.read_table(output / "documents").to_pylist()}
+    assert masked.record["num_documents"] == outcome.record["num_documents"] and set(texts) == set(before)
+    changed = [identity for identity, text in texts.items() if text != before[identity]]
+    assert len(changed) == 1 and "jane.doe@example.org" in before[changed[0]] and "jane.doe" not in texts[changed[0]]
+
+
+def test_the_same_stage_again_computes_nothing(deduplicated, home, tmp_path, capfd):
+    directory, _, outcome = deduplicated
+    again = run_stage("deduplicate", directory, tmp_path / "again", "micro", home)
+    assert again.digest == outcome.digest
+    states = [line.split(" s  ")[1].split()[0] for line in capfd.readouterr().err.splitlines() if " s  " in line]
+    assert states and set(states) == {"cached"}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("melt", "input", "no stage 'melt': the stages are extract, .*deduplicate"),
+        ("filter", None, "stage filter reads documents: name an existing directory with --input"),
+        ("filter", "missing", "stage filter reads documents: name an existing directory with --input"),
+        ("synthesize", "input", "stage synthesize makes its documents: leave --input out"),
+        ("decontaminate", "deduplicated", "this stage reads sources .*: name their directory"),
+    ],
+)
+def test_wrong_use_is_one_sentence_with_the_fix(name, given, message, deduplicated, home, tmp_path):
+    directory, output, _ = deduplicated
+    places = {"input": directory, "missing": tmp_path / "missing", "deduplicated": output, None: None}
+    with pytest.raises(ValueError, match=message):
+        run_stage(name, places[given], tmp_path / "output", "micro", home)
+    assert not (tmp_path / "output").exists()
+
+
+def test_an_output_directory_with_files_is_refused(deduplicated, home):
+    directory, output, _ = deduplicated
+    with pytest.raises(ValueError, match=r"--output .*deduplicated is not empty: name a new directory"):
+        run_stage("deduplicate", directory, output, "micro", home)
+
+
+def test_every_stage_is_a_section_of_the_data_recipe():
+    from configs.schema import DataRecipe
+
+    assert set(STAGES) - {"score", "shards"} <= set(DataRecipe.model_fields)
