@@ -10,6 +10,7 @@ from infra.step import Artifact, digest_of
 from tasks.data.documents import REPOSITORY
 from tasks.data.prepared_data import PreparedData
 from tasks.release.dropped_examples import Example, dropped_examples, shortened
+from tasks.release.report_charts import bars
 from tasks.release.report_inputs import DIGITS
 from tasks.release.report_page import Cell, code, folded, heading, paragraph, quote, table
 
@@ -20,7 +21,7 @@ def data_section(data: PreparedData) -> str:
     """From the sources to what is trained on."""
     return "".join(
         (
-            heading("Documents"), table(("stage", "what", "number"), funnel_rows(data)), _examples(data), heading("Bytes by domain"),
+            heading("Documents"), bars("Documents behind each stage", _funnel_bars(data)), table(("stage", "what", "number"), funnel_rows(data)), _examples(data), heading("Bytes by domain"),
             _domains(data), heading("Conversations and problems"), _chats(data), heading("Sources"),
             table(SOURCE_COLUMNS, source_rows(data)),
         )
@@ -43,6 +44,14 @@ def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
         ("concatenate", "documents put into them", data.repositories.record.num_files),
         ("concatenate", "documents of whole repositories", data.repositories.record.num_documents),
     ]
+
+
+def _funnel_bars(data: PreparedData) -> list[tuple[str, float, str]]:
+    """Documents behind each stage that drops some, and how many those are."""
+    counts = [("ingest", data.ingested.record.num_documents, {}), ("extract", data.extracted.record.num_documents, {})]
+    counts += [(name, step.record.num_documents, step.record.dropped) for name, (step, _, _) in _dropping(data).items()]
+    lost = [sum(dropped.values()) for _, _, dropped in counts]
+    return [(name, number, f"{number:,}{f' (-{gone:,})' if gone else ''}") for (name, number, _), gone in zip(counts, lost, strict=True)]
 
 
 def _dropping(data: PreparedData) -> dict[str, tuple[Artifact[Any], tuple[Artifact[Any], ...], str]]:
