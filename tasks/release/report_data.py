@@ -21,9 +21,9 @@ def data_section(data: PreparedData) -> str:
     """From the sources to what is trained on."""
     return "".join(
         (
-            heading("Documents"), bars("Documents behind each stage", _funnel_bars(data)), table(("stage", "what", "number"), funnel_rows(data)), _examples(data), heading("Bytes by domain"),
-            _domains(data), heading("Conversations and problems"), _chats(data), heading("Sources"),
-            table(SOURCE_COLUMNS, source_rows(data)),
+            heading("Documents"), bars("Documents behind each stage", _funnel_bars(data)),
+            table(("stage", "what", "number"), funnel_rows(data)), _examples(data), heading("Bytes by domain"), _domains(data),
+            heading("Conversations and problems"), _chats(data), heading("Sources"), table(SOURCE_COLUMNS, source_rows(data)),
         )
     )  # fmt: skip
 
