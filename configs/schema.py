@@ -149,22 +149,85 @@ class SplitRecipe(Frozen):
     """Expected share of duplicate clusters held out; membership is decided by the cluster's hash."""
 
 
-class FilterRecipe(Frozen):
-    """Bounds of the heuristic filter (Gopher, C4); a document outside one is dropped under that reason."""
+class HeuristicRecipe(Frozen):
+    """Bounds of the rules of Gopher, C4 and FineWeb (tasks/data/heuristics.py); a document outside one is dropped under that reason. In
+    brackets the papers' values, which are those of full scale; a value on its bound passes."""
 
     min_words: int = Field(ge=0)
+    """Gopher: 50."""
     max_words: int = Field(gt=0)
+    """Gopher: 100,000."""
     min_mean_word_length: float = Field(ge=0)
+    """Gopher: 3."""
     max_mean_word_length: float = Field(gt=0)
+    """Gopher: 10."""
     max_symbol_word_ratio: float = Field(ge=0)
-    """Hash signs and ellipses per word (Gopher: 0.1)."""
+    """Hash signs per word, and ellipses per word (Gopher: 0.1 for either)."""
     max_bullet_line_share: float = Field(ge=0, le=1)
+    """Gopher: 0.9."""
     max_ellipsis_line_share: float = Field(ge=0, le=1)
+    """Gopher: 0.3."""
     min_alphabetic_word_share: float = Field(ge=0, le=1)
-    max_duplicate_line_share: float = Field(ge=0, le=1)
-    """Share of characters in lines that occurred before in the document (Gopher: 0.2 of characters, 0.3 of lines)."""
-    max_top_bigram_share: float = Field(ge=0, le=1)
-    """Share of characters in the most frequent word bigram (Gopher: 0.2)."""
+    """Gopher: 0.8."""
+    min_stop_words: int = Field(ge=0)
+    """Different stop words of the document's language, where its list is known (Gopher: 2)."""
+    max_repeated_line_share: float = Field(ge=0, le=1)
+    """Lines that stood before in the document (Gopher: 0.3)."""
+    max_repeated_line_char_share: float = Field(ge=0, le=1)
+    """Share of characters in such lines (FineWeb: 0.1; Gopher: 0.2)."""
+    max_repeated_paragraph_share: float = Field(ge=0, le=1)
+    """Gopher: 0.3."""
+    max_repeated_paragraph_char_share: float = Field(ge=0, le=1)
+    """Gopher: 0.2."""
+    max_top_ngram_shares: tuple[float, float, float]
+    """Share of characters in the most frequent n-gram of 2, 3, 4 words (Gopher: 0.2, 0.18, 0.16)."""
+    max_repeated_ngram_shares: tuple[float, float, float, float, float, float]
+    """Share of characters in n-grams of 5 to 10 words that stood before (Gopher: 0.15 down to 0.10)."""
+    min_sentences: int = Field(ge=0)
+    """C4: 3."""
+    max_curly_bracket_share: float = Field(ge=0, le=1)
+    """Share of characters (C4: 0, no curly bracket at all)."""
+    max_lorem_ipsum: int = Field(ge=0)
+    """Occurrences of `lorem ipsum` (C4: 0)."""
+    max_policy_line_share: float = Field(ge=0, le=1)
+    """Lines about JavaScript, cookies, privacy policies and terms of use. C4 removes such lines, whatever their share."""
+    min_terminated_line_share: float = Field(ge=0, le=1)
+    """Lines that end with punctuation (FineWeb: 0.12)."""
+    max_short_line_share: float = Field(ge=0, le=1)
+    """Lines of less than 30 characters (FineWeb: 0.67)."""
+
+
+class ScoreRecipe(Frozen):
+    """Bounds on what score_documents found. A score that is absent passes and is counted as unscored."""
+
+    allowed_languages: tuple[str, ...] = Field(min_length=1)
+    """ISO 639 codes; `*` allows all."""
+    min_language_score: float = Field(ge=0, le=1)
+    """Probability of the language (FineWeb: 0.65)."""
+    max_toxicity: float = Field(ge=0, le=1)
+    """S0: 0.3."""
+    max_perplexity: float = Field(gt=0)
+    """S0: 500."""
+    min_factuality: float = Field(ge=0, le=1)
+    """S0: 0.7."""
+
+
+class FilterRecipe(Frozen):
+    heuristics: HeuristicRecipe
+    scores: ScoreRecipe
+    num_quality_buckets: int = Field(gt=0)
+    """Equal parts of the scored documents that pass everything else, by quality (Nemotron-CC)."""
+    num_dropped_buckets: int = Field(ge=0)
+    """How many of the lowest are dropped (GLM-4.5 drops the lowest)."""
+
+    @model_validator(mode="after")
+    def _something_stays(self) -> Self:
+        if self.num_dropped_buckets >= self.num_quality_buckets:
+            raise ValueError(
+                f"num_dropped_buckets ({self.num_dropped_buckets}) must stay below num_quality_buckets ({self.num_quality_buckets}): "
+                "else no scored document is left"
+            )
+        return self
 
 
 class PersonalDataRecipe(Frozen):
@@ -172,9 +235,23 @@ class PersonalDataRecipe(Frozen):
     """What is replaced by its kind in angle brackets."""
 
 
+ReasoningFamily = Literal["brackets", "equations", "systems", "quadratics", "logic", "code"]
+"""Kinds of verified problems besides arithmetic: tasks/data/reasoning_families.py."""
+
+
 class SynthesisRecipe(Frozen):
     num_training_problems: int = Field(gt=0)
+    """Of arithmetic, in documents; `families` adds others (S0: 1,000,000 in all)."""
     num_evaluation_problems: int = Field(gt=0)
+    """Of arithmetic: what checkpoints are asked."""
+    families: dict[ReasoningFamily, int]
+    """Problems of each family in documents, with their reasoning; as many of them are conversations as num_chats to num_training_problems."""
+    difficulty: int = Field(ge=1, le=5)
+    """Of the families: how large the numbers, how many the steps, people or conditions of a problem are."""
+    num_held_out_problems: int = Field(ge=0)
+    """Of each family, from its part that is never trained on: held_out.parquet, protected by decontamination."""
+    prompt_families: tuple[Literal["brackets", "equations", "systems", "quadratics", "logic"], ...]
+    """Families that give num_prompts prompts of reinforcement learning as well; their answer is a short text that is compared."""
     operations: tuple[Literal["+", "-", "*"], ...] = Field(min_length=1)
     max_operand: int = Field(ge=9)
     """Largest operand; the operand pairs are divided between training and evaluation by hash."""
@@ -190,6 +267,9 @@ class SynthesisRecipe(Frozen):
     def _chats_are_training_problems(self) -> Self:
         if self.num_chats > self.num_training_problems:
             raise ValueError(f"num_chats ({self.num_chats}) must not exceed num_training_problems ({self.num_training_problems})")
+        unknown = sorted(set(self.prompt_families) - set(self.families))
+        if unknown:
+            raise ValueError(f"prompt_families names {unknown[0]}, families ({', '.join(self.families)}) does not: add it there")
         return self
 
 
@@ -207,6 +287,18 @@ class ChatRecipe(Frozen):
 class DecontaminationRecipe(Frozen):
     ngram_size: int = Field(gt=0)
     """Normalised words per n-gram; one shared n-gram with an evaluation item drops a document (GPT-3: 13)."""
+    code_ngram_size: int = Field(gt=0)
+    """The same for program text in items: solutions, added lines of a change, tracebacks. Honest programs share shorter runs."""
+    max_items_per_run: int = Field(gt=0)
+    """A run of words that more items share is the benchmark's instruction and tells nothing."""
+    max_documents_per_run: int = Field(gt=0)
+    """A run that more documents hold is a common phrase and drops none (GPT-3: 10). Evaluated arithmetic is never one."""
+
+    @model_validator(mode="after")
+    def _programs_need_longer_runs(self) -> Self:
+        if self.code_ngram_size < self.ngram_size:
+            raise ValueError(f"code_ngram_size ({self.code_ngram_size}) must be at least ngram_size ({self.ngram_size})")
+        return self
 
 
 class RepositoryRecipe(Frozen):

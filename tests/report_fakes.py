@@ -151,7 +151,10 @@ def reported_data(store: Store) -> PreparedData:
     boilerplate_free = BoilerplateFreeDocuments(num_documents=1000, num_bytes=5000, dropped=REASONS["remove_boilerplate"])
     scored = ScoredDocuments(num_documents=1000, num_bytes=5000, documents_by_language={"en": 1000})
     distinct = DistinctDocuments(num_documents=901, num_bytes=4500, dropped=REASONS["remove_semantic_duplicates"])
-    filtered = FilteredDocuments(num_documents=853, num_bytes=4100, dropped=REASONS["filter_documents"])
+    filtered = FilteredDocuments(
+        num_documents=853, num_bytes=4100, dropped=REASONS["filter_documents"], unscored={"quality": 3}, documents_by_bucket={-1: 853},
+        bucket_floors=(),
+    )  # fmt: skip
 
     def plain(name: str, record: Record) -> Artifact:
         return commit(store, toy(name, record, lambda output: output.path("empty").touch()), name)

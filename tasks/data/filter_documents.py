@@ -1,4 +1,8 @@
-"""Step: documents -> those that pass the heuristic quality rules; dropped.parquet names the first rule that each other one breaks."""
+"""Step: scored documents -> those inside all bounds, each in its quality bucket; dropped.parquet names why each other one is not.
+
+Scores come first (tasks/data/score_bounds.py), then the heuristic rules (tasks/data/heuristics.py), then the lowest buckets. The text of a
+dropped document stays where it was: the row of its id in the documents that the step was given; examples.parquet shows some of each reason.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +11,105 @@ from typing import TYPE_CHECKING
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.document_files import read_documents, write_kept
-from tasks.data.documents import UNBUCKETED
-from tasks.data.heuristics import filter_batches
+from tasks.data.document_files import count_by, read_documents, write_kept, write_table
+from tasks.data.heuristics import filter_batches, flat_bounds
+from tasks.data.score_bounds import (
+    LOW_QUALITY,
+    QUALITY_STEPS,
+    bucket_floors,
+    count_unscored,
+    quality_bucket,
+    quality_millionths,
+    score_reason,
+)
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from configs.schema import FilterRecipe, SparkResources
     from tasks.data.split_documents import SplitDocuments
+
+EXAMPLES_PER_REASON = 5
+EXAMPLE_CHARS = 400
 
 
 class FilteredDocuments(Record):
     num_documents: int
     num_bytes: int
     dropped: dict[str, int]
-    """Documents by reason (tasks/data/heuristics.py)."""
+    """Documents by reason (tasks/data/score_bounds.py, tasks/data/heuristics.py)."""
+    unscored: dict[str, int]
+    """Documents of prose that lacked a score, and so passed its bound, by score."""
+    documents_by_bucket: dict[int, int]
+    """Kept documents; -1 for those without quality."""
+    bucket_floors: tuple[float, ...]
+    """The lowest quality of every bucket but the first; none where no document has a quality."""
 
 
-@step(content=("documents/*.parquet", "dropped.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
+@step(
+    content=("documents/*.parquet", "dropped.parquet"),
+    evidence=("examples.parquet",),
+    distributions=("pyspark", "pyarrow", "numpy"),
+)
 def filter_documents(
     *, documents: Artifact[SplitDocuments], recipe: FilterRecipe, resources: SparkResources, output: Output
 ) -> FilteredDocuments:
-    """Drop what breaks a rule. Raises ValueError if nothing is left."""
+    """Drop what breaks a bound. Raises ValueError if nothing is left."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents"))
     frame = read_documents(spark, documents.paths("documents/*.parquet"), resources)
-    verdicts = frame.select("id", "domain", "text").mapInArrow(
-        partial(filter_batches, bounds=recipe.model_dump()), "id string, reason string"
-    )
-    frame = frame.withColumn("quality_bucket", F.lit(UNBUCKETED))
-    verdicts = verdicts.withColumn("kept_id", F.lit("")).persist()
-    counts, reasons = write_kept(frame, verdicts, num_in, documents.record.num_bytes, output, "domain")
-    verdicts.unpersist()
+    judged = _judge(frame, recipe).persist()
+    histogram = judged.where("reason = '' AND millionths IS NOT NULL").groupBy("millionths").count().collect()
+    counts_by_quality = [(row["millionths"], row["count"]) for row in histogram]
+    floors = bucket_floors(counts_by_quality, recipe.num_quality_buckets) if counts_by_quality else []
+    placed = judged.withColumn("quality_bucket", quality_bucket(floors))
+    is_low = (F.col("reason") == "") & F.col("quality_bucket").between(0, recipe.num_dropped_buckets - 1)
+    placed = placed.withColumn("reason", F.when(is_low, LOW_QUALITY).otherwise(F.col("reason")))
+    buckets = placed.where("reason = ''").select("id", "quality_bucket")
+    verdicts = placed.select("id", "reason", F.lit("").alias("kept_id"))
+    counts, reasons = write_kept(frame.join(buckets, "id", "left"), verdicts, num_in, documents.record.num_bytes, output, "domain")
+    _write_examples(frame, verdicts, output)
+    unscored = count_unscored(frame)
+    judged.unpersist()
     num_kept = sum(count for count, _ in counts.values())
     if not num_kept:
         raise ValueError(f"the filter drops all {num_in} documents ({reasons}): widen the bounds of data.recipe.filter")
-    return FilteredDocuments(num_documents=num_kept, num_bytes=sum(size for _, size in counts.values()), dropped=reasons)
+    by_bucket = count_by(sorted(output.path("documents").glob("*.parquet")), "quality_bucket")
+    return FilteredDocuments(
+        num_documents=num_kept, num_bytes=sum(size for _, size in counts.values()), dropped=reasons, unscored=unscored,
+        documents_by_bucket={int(bucket): count for (bucket,), (count, _) in by_bucket.items()},
+        bucket_floors=tuple(floor / QUALITY_STEPS for floor in floors),
+    )  # fmt: skip
+
+
+def _judge(frame: DataFrame, recipe: FilterRecipe) -> DataFrame:
+    """(id, reason, millionths) of all documents."""
+    from pyspark.sql import functions as F
+
+    language = F.coalesce(F.nullif("language", F.lit("")), F.col("lang"), F.lit("")).alias("language")
+    columns = (
+        "id",
+        "domain",
+        language,
+        "text",
+        score_reason(recipe.scores).alias("score_reason"),
+        quality_millionths().alias("millionths"),
+    )
+    rules = partial(filter_batches, bounds=flat_bounds(recipe.heuristics))
+    return frame.select(*columns).mapInArrow(rules, "id string, reason string, millionths int")
+
+
+def _write_examples(frame: DataFrame, verdicts: DataFrame, output: Output) -> None:
+    """The beginnings of some dropped documents of each reason, those of the lowest ids."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.window import Window
+
+    ranked = verdicts.where("reason <> ''").withColumn("place", F.row_number().over(Window.partitionBy("reason").orderBy("id")))
+    shown = ranked.where(F.col("place") <= EXAMPLES_PER_REASON).select("id", "reason")
+    start = F.substring("text", 1, EXAMPLE_CHARS).alias("text")
+    write_table(
+        frame.join(F.broadcast(shown), "id").select("id", "reason", "source", "offset", "domain", start), output.path("examples.parquet")
+    )
