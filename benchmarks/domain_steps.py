@@ -42,9 +42,9 @@ def read_domains(*, sources: SourceListing, problems: Artifact[SynthesizedProble
     import pyarrow.parquet as pq
 
     files = [file for file in sources.files if file.role == "pretrain"]
-    rows = [{**{name: getattr(file, name) for name in SOURCE_COLUMNS}, "text": list(file.text)} for file in files]
+    rows = [{**{name: getattr(file, name) for name in SOURCE_COLUMNS}, "text": list(file.text), "max_commits": file.max_commits} for file in files]
     bounds = sampling_bounds(files, MAX_BYTES)
-    batches = read_sources(iter([pa.RecordBatch.from_pylist(rows)]), bounds)
+    batches = read_sources(iter([pa.RecordBatch.from_pylist(rows)]), bounds, recipe.ingest.max_record_bytes)
     records = (batch.filter(pc.field("stream") == DOCUMENT).select(names_of(RECORD_COLUMNS)) for batch in batches)
     found = [row for batch in extract_batches(records, recipe.extract.max_document_chars) for row in batch.to_pylist()]
     found += pq.read_table(problems.path("documents/part-00000.parquet")).to_pylist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import json
@@ -17,6 +18,16 @@ from tests.data_inputs import RECIPE, RESOURCES, SHARED_DATA, compute, in_partit
 
 INGEST = RECIPE.ingest.model_copy(update={"max_source_bytes": 10**9})
 LENIENT = INGEST.model_copy(update={"max_rejected_share": 1.0})
+
+
+WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" xml:lang="en">
+  <siteinfo><base>https://en.wikipedia.org/wiki/Main_Page</base></siteinfo>
+  <page><title>A &amp; B</title><ns>0</ns><id>1</id><revision><id>9</id><timestamp>2024-01-01T00:00:00Z</timestamp>
+    <contributor><username>x</username><id>7</id></contributor><text>An ''article'' &lt;b&gt;.</text></revision></page>
+  <page><title>Old name</title><ns>0</ns><id>2</id><redirect title="A &amp; B" /><revision><text>#REDIRECT [[A]]</text></revision></page>
+  <page><title>Talk:A</title><ns>1</ns><id>3</id><revision><text>Talk.</text></revision></page>
+</mediawiki>
+"""
 
 
 def ingest(directory: Path, root: Path, recipe=INGEST, resources=RESOURCES):
@@ -37,7 +48,7 @@ def mixed(tmp_path_factory):
     with zipfile.ZipFile(directory / "many.zip", "w") as archive:
         archive.writestr("x/eins.txt", "Alle Menschen")
         archive.writestr("x/deux.txt", "Tous les êtres")
-    (directory / "wiki.xml.bz2").write_bytes(b"not read")
+    (directory / "wiki.xml.bz2").write_bytes(bz2.compress(WIKI.encode()))
     (directory / "glm46-data.yaml").write_text(
         "version: 1\nentries:\n"
         "  - {files: bench.jsonl, role: evaluation}\n"
@@ -56,6 +67,7 @@ def test_every_format_is_read_with_its_place_url_licence_and_language(mixed, tmp
     found = {row["text"]: row for row in rows(result, "documents/*.parquet")}
     assert set(found) == {
         "first", "second", "zipped line", "Fix\n\n- a\n+ b", "print(1)\n", "plain text\n", "zipped text", "Alle Menschen", "Tous les êtres",
+        "An ''article'' <b>.",
     }  # fmt: skip
     first, second = found["first"], found["second"]
     assert (first["url"], first["licence"], first["lang"]) == ("u1", "MIT", "en")
@@ -69,8 +81,11 @@ def test_every_format_is_read_with_its_place_url_licence_and_language(mixed, tmp
     (protected,) = rows(result, "evaluation/*.parquet")
     question = {"question": "How many?", "choices": ["one", "two"], "answer": 1, "meta": {"subject": "s"}}
     assert protected["markup"] == "json" and json.loads(protected["text"]) == question
-    assert result.record.rejected == {"unsupported_format": 1}
-    assert result.record.num_documents == 9 and result.record.num_bytes == sum(len(text.encode()) for text in found)
+    article = found["An ''article'' <b>."]
+    assert (article["url"], article["licence"], article["markup"]) == ("https://en.wikipedia.org/wiki/A_%26_B", "CC-BY-SA-4.0", "wikitext")
+    assert WIKI.encode()[article["offset"] :].startswith(b"<page><title>A &amp;")
+    assert result.record.rejected == {"other_namespace": 1, "redirect": 1}
+    assert result.record.num_documents == 10 and result.record.num_bytes == sum(len(text.encode()) for text in found)
 
 
 def test_bad_input_is_kept_aside_with_reason_source_and_offset(tmp_path):
@@ -171,5 +186,6 @@ def test_the_shared_data_is_read_in_all_its_domains(tmp_path):
     result = ingest(SHARED_DATA, tmp_path, RECIPE.ingest)
     assert set(result.record.documents_by_domain) == {"web", "multilingual", "code", "commit"}
     assert result.record.num_evaluation_documents > 10000
-    assert set(result.record.rejected) <= {"empty", "empty_file", "unsupported_format"}
+    assert set(result.record.rejected) <= {"empty", "empty_file", "redirect", "other_namespace"}
+    assert result.record.rejected["redirect"] == 99
     assert 0.5 < result.record.num_bytes / RECIPE.ingest.max_source_bytes < 2

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tasks.data.data_directory import assign_roles
+from tasks.data.data_directory import assign_roles, local_root
 from tasks.data.list_sources import list_sources
 from tasks.data.repository_order import Piece, imported_paths, order_files, repository_texts
 from tests.data_inputs import write_jsonl
@@ -97,7 +97,7 @@ def test_changes_are_commits_and_files_of_a_package_know_it(tmp_path):
     (tmp_path / "glm46-data.yaml").write_text(
         "version: 1\nentries:\n  - {files: '*.jsonl', role: pretrain, domain: code, format: commits, text: [message, patch]}\n"
     )
-    ((_, entry),) = assign_roles(tmp_path)
+    ((_, entry),) = assign_roles(local_root(tmp_path))
     assert entry.domain == "commit"
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.data.chat_formats import MalformedChatError, conversations_of
 from tasks.data.documents import content_digest, document_id
-from tasks.data.json_lines import HashingReader, JsonLine, json_lines
+from tasks.data.json_lines import JsonLine, json_lines
+from tasks.data.source_bytes import HashingReader, is_listed, open_source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +45,7 @@ def judge_chats(batches: Iterator[pa.RecordBatch], max_chat_chars: int, items: A
 
 
 def _source_rows(source: Row) -> Iterator[Row]:
-    with open(source["path"], "rb") as raw:
+    with open_source(source["path"], source["sha256"]) as raw:
         hashing = HashingReader(raw)
         if source["format"] == "jsonl":
             for line in json_lines(source["name"], hashing):
@@ -52,7 +53,7 @@ def _source_rows(source: Row) -> Iterator[Row]:
         else:
             yield _empty(source, 0, stream=REJECTED, reason="unsupported_format", detail=source["format"] or "no format")
         hashing.drain()
-        if hashing.hexdigest() != source["sha256"]:
+        if not is_listed(hashing, source["sha256"]):
             yield _empty(source, 0, stream=CHANGED)
 
 

@@ -1,34 +1,44 @@
 """Roles of the files in a user's data directory: its `glm46-data.yaml`, or text-like suffixes where there is none.
 
 The YAML lists globs (`{a,b}`, `*`, `**`) with role, format, domain, language, text fields, kind and licence; the first matching entry
-wins and what none matches is ignored.
+wins and what none matches is ignored. `format: git` stands for the files of a git working tree that git does not ignore.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
 
 from tasks.data.documents import CODE, COMMIT
+from tasks.data.git_trees import GIT_COMMITS, GIT_DIRECTORY, GitTree, read_tree
+from tasks.data.source_bytes import GARBLED, HashingReader, decompressed, open_source, stem_of
 
 MANIFEST_NAME = "glm46-data.yaml"
+PEEKED_BYTES = 1 << 16
 ROLES = ("pretrain", "evaluation", "sft", "preference", "prompts", "classifier", "ignore")
-FORMATS = ("text", "jsonl", "mediawiki", "zip_text", "repository_files", "commits")
+GIT = "git"
+FORMATS = (
+    "text", "jsonl", "parquet", "html", "html_jsonl", "web_archive", "mediawiki", "zip_text", "repository_files", "commits", GIT,
+)  # fmt: skip
 DOMAINS = ("web", "multilingual", "code", "commit", "math", "medical", "financial", "synthetic")
 PATCH_SUFFIXES = (".patch", ".diff")
-ENTRY_KEYS = ("files", "role", "format", "domain", "lang", "text", "kind", "label", "licence")
+ENTRY_KEYS = ("files", "role", "format", "domain", "lang", "text", "kind", "label", "licence", "commits")
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 CODE_SUFFIXES = (
     ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".java", ".js", ".jsx", ".ts", ".tsx", ".go", ".rs", ".rb", ".php", ".cs",
     ".swift", ".kt", ".scala", ".sh", ".sql", ".r", ".jl", ".lua", ".pl", ".hs", ".ml", ".ex", ".erl", ".clj",
 )  # fmt: skip
+PATTERN_FORMATS = (
+    (r".*\.jsonl", "jsonl"), (r".*\.parquet", "parquet"), (r".*\.html?", "html"), (r".*\.(?:warc|arc|wet|warc\.wet)", "web_archive"),
+    (r".*pages-(?:articles|meta).*\.xml(?:-[\dp]+)?", "mediawiki"),
+)  # fmt: skip
+"""Formats by the name without the ending of a compression."""
 BENCHMARK_SHAPES = ({"question", "choices", "answer"}, {"question", "answer"}, {"prompt", "canonical_solution", "test"})
 
 
@@ -46,35 +56,93 @@ class RoleEntry:
     kind: str = ""
     label: str = ""
     licence: str = ""
+    commits: int = 0
+    """Of format git: so many of the newest commits of each working tree are documents of domain commit."""
 
 
-def assign_roles(directory: Path) -> list[tuple[str, RoleEntry]]:
-    """(name relative to the directory, entry) of every file with a role, sorted by name. Raises ValueError on a wrong manifest."""
-    names = _file_names(directory)
-    manifest = directory / MANIFEST_NAME
-    if not manifest.exists():
-        return _roles_by_suffix(directory, names)
-    entries = _read_manifest(manifest)
+@dataclass(frozen=True)
+class SourceRoot:
+    """Where the files lie: their names below it, and what opens each."""
+
+    where: str
+    names: tuple[str, ...]
+    places: Mapping[str, str]
+    trees: tuple[GitTree, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of files elsewhere, as listed there."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    licences: Mapping[str, str] = field(default_factory=dict)
+
+    def tree_of(self, name: str) -> GitTree | None:
+        """The innermost working tree that a file lies in."""
+        holding = [tree for tree in self.trees if not tree.root or name.startswith(f"{tree.root}/")]
+        return max(holding, key=lambda tree: len(tree.root), default=None)
+
+
+def local_root(directory: Path) -> SourceRoot:
+    """The files of a directory without hidden ones, and its git working trees."""
+    names, roots = [], []
+    for parent, directories, files in os.walk(directory):
+        if GIT_DIRECTORY in directories or GIT_DIRECTORY in files:
+            roots.append(Path(parent).relative_to(directory).as_posix().removeprefix("."))
+        directories[:] = [name for name in directories if not name.startswith(".")]
+        names.extend((Path(parent) / name).relative_to(directory).as_posix() for name in files if not name.startswith("."))
+    names.sort()
+    trees = tuple(read_tree(directory, root) for root in sorted(roots))
+    return SourceRoot(str(directory), tuple(names), {name: str((directory / name).absolute()) for name in names}, trees)
+
+
+def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
+    """(name below the root, entry) of every file with a role, sorted by name. Raises ValueError on a wrong manifest.
+
+    Commits of a working tree stand for themselves, as the file `.git` of the tree.
+    """
+    names = [name for name in root.names if name != MANIFEST_NAME]
+    if MANIFEST_NAME not in root.places:
+        return _roles_by_suffix(root, names)
+    manifest = f"{root.where.rstrip('/')}/{MANIFEST_NAME}"
+    with open_source(root.places[MANIFEST_NAME]) as file:
+        entries = _read_manifest(manifest, file.read())
     patterns = [(_glob_pattern(entry.files), entry) for entry in entries]
     found = []
     for name in names:
         entry = next((entry for pattern, entry in patterns if pattern.fullmatch(name)), None)
-        if entry is not None and entry.role != "ignore":
+        if entry is None or entry.role == "ignore":
+            continue
+        if entry.format == GIT:
+            found.extend(_tree_file(root, name, entry))
+        else:
             found.append((name, _with_format(entry, name, manifest)))
-    return found
+    found.extend(_tree_commits(root, found, manifest, [entry for entry in entries if entry.format == GIT]))
+    return sorted(found, key=lambda item: item[0])
 
 
-def _file_names(directory: Path) -> list[str]:
-    names = []
-    for parent, directories, files in os.walk(directory):
-        directories[:] = [name for name in directories if not name.startswith(".")]
-        names.extend((Path(parent) / name).relative_to(directory).as_posix() for name in files if not name.startswith("."))
-    return sorted(name for name in names if name != MANIFEST_NAME)
+def _tree_file(root: SourceRoot, name: str, entry: RoleEntry) -> list[tuple[str, RoleEntry]]:
+    """A file of source code or text that git does not ignore."""
+    tree, form = root.tree_of(name), _format_of(name)
+    if tree is None or name not in tree.files or form not in ("text", "html"):
+        return []
+    domain = _domain_by_suffix(name) if entry.domain == RoleEntry.domain else entry.domain
+    return [(name, replace(entry, format=form, domain=domain))]
 
 
-def _read_manifest(path: Path) -> list[RoleEntry]:
+def _tree_commits(
+    root: SourceRoot, found: list[tuple[str, RoleEntry]], manifest: str, entries: list[RoleEntry]
+) -> list[tuple[str, RoleEntry]]:  # fmt: skip
+    commits = []
+    for entry in entries:
+        trees = {tree.root: tree for name, given in found if given.files == entry.files and (tree := root.tree_of(name)) is not None}
+        if not trees:
+            raise ValueError(f"{manifest}: the entry {entry.files} has format git, but no git working tree holds files that it matches")
+        for tree in trees.values():
+            if entry.commits and tree.head:
+                commits.append((f"{tree.root}/{GIT_DIRECTORY}".lstrip("/"), replace(entry, format=GIT_COMMITS, domain=COMMIT)))
+    return commits
+
+
+def _read_manifest(path: str, data: bytes) -> list[RoleEntry]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(data.decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a YAML file: {error}") from error
     if not isinstance(content, dict) or content.get("version") != 1 or not isinstance(content.get("entries"), list):
@@ -85,7 +153,7 @@ def _read_manifest(path: Path) -> list[RoleEntry]:
     return [_parse_entry(path, number, entry) for number, entry in enumerate(content["entries"], 1)]
 
 
-def _parse_entry(path: Path, number: int, entry: object) -> RoleEntry:
+def _parse_entry(path: str, number: int, entry: object) -> RoleEntry:
     where = f"{path}, entry {number}"
     if not isinstance(entry, dict) or not {"files", "role"} <= set(entry):
         raise ValueError(f"{where}: must be a mapping with at least `files` and `role`, is {entry!r}")
@@ -96,12 +164,16 @@ def _parse_entry(path: Path, number: int, entry: object) -> RoleEntry:
     for key, allowed in (("role", ROLES), ("format", FORMATS), ("domain", DOMAINS)):
         if key in values and values[key] not in allowed:
             raise ValueError(f"{where} ({values['files']}): unknown {key} {values[key]!r}; allowed are {', '.join(allowed)}")
+    commits = values.get("commits", 0)
+    if not isinstance(commits, int) or isinstance(commits, bool) or commits < 0 or (commits and values.get("format") != GIT):
+        raise ValueError(f"{where} ({values['files']}): commits is {commits!r}; allowed is a number, where the entry says `format: git`")
     text = values.get("text")
     named = () if text is None else tuple(map(str, text)) if isinstance(text, list) else (str(text),)
-    return replace(RoleEntry(**{key: str(value) for key, value in values.items() if key != "text"}), text=named)  # pyright: ignore
+    strings = {key: str(value) for key, value in values.items() if key not in ("text", "commits")}
+    return replace(RoleEntry(**strings), text=named, commits=commits)  # pyright: ignore[reportArgumentType]
 
 
-def _with_format(entry: RoleEntry, name: str, manifest: Path) -> RoleEntry:
+def _with_format(entry: RoleEntry, name: str, manifest: str) -> RoleEntry:
     found = entry.format or _format_of(name)
     if not found and entry.role in ("pretrain", "evaluation"):
         raise ValueError(f"{manifest}: {name} has role {entry.role}, but its ending names no format: add `format: {' | '.join(FORMATS)}`")
@@ -115,37 +187,41 @@ def _domain_of(entry: RoleEntry, name: str, form: str) -> str:
 
 
 def _format_of(name: str) -> str:
-    stem = name.removesuffix(".gz")
-    if stem.endswith(".jsonl"):
-        return "jsonl"
-    return "text" if stem.endswith(TEXT_SUFFIXES) or (stem == name and stem.lower().endswith((*CODE_SUFFIXES, *PATCH_SUFFIXES))) else ""
+    stem = stem_of(name)
+    known = next((form for pattern, form in PATTERN_FORMATS if re.fullmatch(pattern, stem)), "")
+    if known or stem.endswith(TEXT_SUFFIXES):
+        return known or "text"
+    return "text" if stem == name.lower() and stem.endswith((*CODE_SUFFIXES, *PATCH_SUFFIXES)) else ""
 
 
-def _roles_by_suffix(directory: Path, names: list[str]) -> list[tuple[str, RoleEntry]]:
+def _domain_by_suffix(name: str) -> str:
+    suffixes = {CODE: CODE_SUFFIXES, COMMIT: PATCH_SUFFIXES}
+    return next((domain for domain, endings in suffixes.items() if name.lower().endswith(endings)), "web")
+
+
+def _roles_by_suffix(root: SourceRoot, names: list[str]) -> list[tuple[str, RoleEntry]]:
     found = []
     for name in names:
-        form = _format_of(name)
+        form, tree = _format_of(name), root.tree_of(name)
         if form == "jsonl":
-            _refuse_benchmark(directory, name)
-        if form and name.lower().endswith((*TEXT_SUFFIXES, *CODE_SUFFIXES, *PATCH_SUFFIXES, ".jsonl", ".jsonl.gz", ".txt.gz")):
-            suffixes = {CODE: CODE_SUFFIXES, COMMIT: PATCH_SUFFIXES}
-            domain = next((domain for domain, endings in suffixes.items() if name.lower().endswith(endings)), "web")
-            found.append((name, RoleEntry(files=name.split("/")[0] if "/" in name else "*", role="pretrain", format=form, domain=domain)))
+            _refuse_benchmark(root, name)
+        if form and (tree is None or form != "text" or name in tree.files):
+            group = name.split("/")[0] if "/" in name else "*"
+            found.append((name, RoleEntry(files=group, role="pretrain", format=form, domain=_domain_by_suffix(name))))
     return found
 
 
-def _refuse_benchmark(directory: Path, name: str) -> None:
+def _refuse_benchmark(root: SourceRoot, name: str) -> None:
     """A benchmark in the training text spoils every later measurement; only the user can say what the file is."""
-    path = directory / name
     try:
-        with gzip.open(path, "rb") if name.endswith(".gz") else open(path, "rb") as file:
-            record = json.loads(file.readline(2**24))
-    except (OSError, EOFError, ValueError):
+        with open_source(root.places[name], buffer_bytes=PEEKED_BYTES) as file:
+            record = json.loads(decompressed(name, HashingReader(file)).readline(2**24))
+    except (*GARBLED, ValueError):
         return
     shape = next((shape for shape in BENCHMARK_SHAPES if isinstance(record, dict) and shape <= set(record)), None)
     if shape is not None:
         raise ValueError(
-            f"{path}: has the fields of a benchmark ({', '.join(sorted(shape))}) and the directory has no {MANIFEST_NAME}: "
+            f"{root.where.rstrip('/')}/{name}: has the fields of a benchmark ({', '.join(sorted(shape))}) and there is no {MANIFEST_NAME}: "
             f"write one that gives this file a role, for example `{{files: {name!r}, role: evaluation}}`"
         )
 

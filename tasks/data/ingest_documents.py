@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from tasks.data.list_sources import SourceFile, SourceListing
 
 ALL_HASHES = 1 << 32
-HARMLESS_REASONS = ("empty_file",)
-"""Files of no bytes, such as a package's __init__.py: counted, but no sign of damage."""
+HARMLESS_REASONS = ("empty_file", "http_status", "not_text", "redirect", "other_namespace", "not_wikitext")
+"""What is no text by its nature, from a package's empty __init__.py to a crawl's pictures: counted, but no sign of damage."""
+STOPPING_REASONS = ("missing_column",)
+"""What costs a whole file by a mistake in the manifest, however small the file is."""
 NUM_EXAMPLES = 5
 
 
@@ -47,8 +49,9 @@ def ingest_documents(*, sources: SourceListing, recipe: IngestRecipe, resources:
     _write_sources(sources.files, output.path("sources.parquet"))
     files = [file for file in sources.files if file.role in ("pretrain", "evaluation")]
     output.report(Progress(0, len(files), "sources", "reading"))
+    bounds = sampling_bounds(files, recipe.max_source_bytes)
     rows = source_frame(spark, files, resources.shuffle_partitions).mapInArrow(
-        partial(read_sources, keep_below=sampling_bounds(files, recipe.max_source_bytes)), ROW_COLUMNS
+        partial(read_sources, keep_below=bounds, max_record_bytes=recipe.max_record_bytes), ROW_COLUMNS
     )
     rows = rows.persist()
     try:
@@ -121,10 +124,14 @@ def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rejected_pa
     num_damaged = sum(damaged.values())
     num_read = record.num_documents + record.num_evaluation_documents + record.num_unsampled_documents + num_damaged
     too_many = num_damaged > recipe.max_rejected_share * num_read
-    if not too_many and record.num_documents:
+    mistakes = [reason for reason in damaged if reason in STOPPING_REASONS]
+    if not too_many and not mistakes and record.num_documents:
         return
     rows = [row for row in pq.read_table(rejected_path).to_pylist() if row["reason"] not in HARMLESS_REASONS]
     rows.sort(key=lambda row: (row["source"], row["offset"]))
+    if mistakes:
+        row = next(row for row in rows if row["reason"] in STOPPING_REASONS)
+        raise ValueError(f"source {row['source']}: {row['detail']}")
     examples = "; ".join(f"{row['source']} at byte {row['offset']}: {row['reason']} ({row['detail']})" for row in rows[:NUM_EXAMPLES])
     if too_many:
         raise ValueError(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import io
 import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any
+
+from tasks.data.source_bytes import BLOCK_BYTES, GARBLED, HashingReader, codec_of, decompressed
 
 MAX_LINE_BYTES = 256 * 2**20
 
@@ -25,21 +24,32 @@ class JsonLine:
     detail: str
 
 
-def json_lines(name: str, file: HashingReader) -> Iterator[JsonLine]:
-    """The lines of a file that hold anything; a broken gzip ends with reason truncated_gzip."""
-    stream = gzip.GzipFile(fileobj=cast("BinaryIO", file)) if name.endswith(".gz") else file
+def json_lines(name: str, file: HashingReader, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[JsonLine]:
+    """The lines of a file that hold anything; a broken compression ends with reason truncated_gzip, _bz2 or _zstd."""
+    stream = decompressed(name, file)
     offset = 0
-    while True:
-        try:
-            line = stream.readline(MAX_LINE_BYTES)
-        except (EOFError, OSError, zlib.error) as error:
-            yield JsonLine(offset, None, "truncated_gzip", str(error))
-            return
-        if not line:
-            return
-        if line.strip():
-            yield _parse(offset, line)
-        offset += len(line)
+    try:
+        while line := stream.readline(max_line_bytes + 1):
+            size = len(line)
+            if size > max_line_bytes and not line.endswith(b"\n"):
+                size += _skip_line(stream)
+                detail = f"{size} bytes, at most {max_line_bytes} are read (ingest.max_record_bytes)"
+                yield JsonLine(offset, None, "record_too_long", detail)
+            elif line.strip():
+                yield _parse(offset, line)
+            offset += size
+    except GARBLED as error:
+        yield JsonLine(offset, None, f"truncated_{codec_of(name) or 'file'}", str(error))
+
+
+def _skip_line(stream: io.BufferedIOBase) -> int:
+    """Bytes of the rest of a line, of which one block at a time is held."""
+    skipped = 0
+    while rest := stream.readline(BLOCK_BYTES):
+        skipped += len(rest)
+        if rest.endswith(b"\n"):
+            break
+    return skipped
 
 
 def _parse(offset: int, line: bytes) -> JsonLine:
@@ -47,35 +57,8 @@ def _parse(offset: int, line: bytes) -> JsonLine:
         record = json.loads(line.decode("utf-8-sig" if offset == 0 else "utf-8"))
     except UnicodeDecodeError as error:
         return JsonLine(offset, None, "not_utf8", f"byte {error.start}: {error.reason}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return JsonLine(offset, None, "broken_json", str(error))
     if not isinstance(record, dict):
         return JsonLine(offset, None, "broken_json", f"a record must be an object, is {type(record).__name__}")
     return JsonLine(offset, record, "", "")
-
-
-class HashingReader(io.BufferedIOBase):
-    """A forward-only file that hashes what is read from it."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
-        self._digest = hashlib.sha256()
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = self._raw.read(-1 if size is None else size)
-        self._digest.update(data)
-        return data
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        data = self._raw.readline(-1 if size is None else size)
-        self._digest.update(data)
-        return data
-
-    def drain(self) -> None:
-        """Read what is left, so that the digest is the whole file's."""
-        while self.read(1 << 20):
-            pass
-
-    def hexdigest(self) -> str:
-        """sha256 of what was read."""
-        return self._digest.hexdigest()

@@ -1,25 +1,38 @@
-"""Which files a run reads, in which role: a data directory by its `glm46-data.yaml`, or the embedded default. Not a step: always looked up.
+"""Which files a run reads, in which role: a directory, bucket or dataset by its `glm46-data.yaml`, or the embedded default.
+
+Not a step: always looked up. Local files are read once, for their sha256 and the bytes that they decompress to.
 
 The listing's digest covers names, sizes, sha256 and roles, so it is the first input of the chain; absolute paths stay out of it.
 """
 
 from __future__ import annotations
 
-import gzip
-import hashlib
+import io
+import os
 import zipfile
-import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
 from infra.step import digest_of
-from tasks.data.data_directory import RoleEntry, assign_roles
+from tasks.data.data_directory import RoleEntry, SourceRoot, assign_roles, local_root
 from tasks.data.documents import CODE
 from tasks.data.embedded_sources import package_descriptions, pydoc_topics, standard_library
+from tasks.data.git_trees import GIT_COMMITS, GIT_DIRECTORY, commits_digest
+from tasks.data.remote_sources import is_remote, remote_files
+from tasks.data.source_bytes import GARBLED, HashingReader, codec_of, decompressed
 
 BLOCK_BYTES = 1 << 20
 EMBEDDED_CODE = "python"
+TYPICAL_RATIO = {"gzip": 4, "bz2": 5, "zstd": 4}
+"""Of text; files elsewhere are not read for their size after decompression."""
+TYPICAL_COMMIT_BYTES = 4000
+REPORTED_BYTES = 1 << 30
+"""Between two reports of progress."""
+
+Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -29,11 +42,12 @@ class SourceFile:
     name: str
     """Relative to its root: the stable part of every document id."""
     path: str
-    """Absolute, for reading only."""
+    """Absolute, or the address of an object or of a dataset's file: for reading only."""
     sha256: str
+    """Of the content; of an object in S3 its entity tag (`etag:...`), since hashing it would download the corpus."""
     size: int
     num_text_bytes: int
-    """Bytes after decompression."""
+    """Bytes after decompression; of files elsewhere estimated."""
     role: str
     format: str
     domain: str
@@ -48,6 +62,7 @@ class SourceFile:
     """Of a file of source code: the package or top directory that it belongs to; empty where it stands alone or holds many records."""
     repository_path: str = ""
     """Its place as imports name it."""
+    max_commits: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,19 +81,34 @@ class SourceListing:
         return digest_of([{key: value for key, value in asdict(file).items() if key != "path"} for file in self.files])
 
 
-def list_sources(data_dir: Path | None) -> SourceListing:
-    """The sources of a data directory, or the embedded default for None. Raises ValueError if there is nothing to train on."""
-    if data_dir is None:
+def list_sources(data: str | Path | None, report: Report | None = None) -> SourceListing:
+    """The sources of a directory, `s3://bucket/prefix` or `hf://owner/name`, or the embedded default for None.
+
+    `report` is called with (bytes hashed, bytes in all) about every gigabyte. Raises ValueError if there is nothing to train on.
+    """
+    if data is None:
         return _embedded_listing()
-    if not data_dir.is_dir():
-        raise ValueError(f"data directory {data_dir} does not exist or is no directory: name an existing one with --data")
-    files = tuple(_source_file(name, data_dir / name, entry) for name, entry in assign_roles(data_dir))
+    root = _root_of(data)
+    files = _hashed_files(root, assign_roles(root), report)
     if not any(file.role == "pretrain" for file in files):
         raise ValueError(
-            f"data directory {data_dir} holds no text to train on: put .txt, .md, .jsonl(.gz) or source files in it, "
-            "or give files the role pretrain in its glm46-data.yaml"
+            f"{root.where} holds no text to train on: put .txt, .md, .html, .jsonl, .parquet, .warc or source files there "
+            "(.gz, .bz2 and .zst are read as well), or give files the role pretrain in its glm46-data.yaml"
         )
     return SourceListing(files)
+
+
+def _root_of(data: str | Path) -> SourceRoot:
+    if is_remote(str(data)):
+        found = remote_files(str(data))
+        return SourceRoot(
+            str(data), tuple(file.name for file in found), {file.name: file.place for file in found}, (),
+            {file.name: file.digest for file in found}, {file.name: file.size for file in found},
+            {file.name: file.licence for file in found},
+        )  # fmt: skip
+    if not Path(data).is_dir():
+        raise ValueError(f"data directory {data} does not exist or is no directory: name an existing one with --data, or s3:// or hf://")
+    return local_root(Path(data))
 
 
 def _embedded_listing() -> SourceListing:
@@ -88,25 +118,86 @@ def _embedded_listing() -> SourceListing:
     listed = [(name, path, code) for name, path in standard_library()]
     listed += [(*pydoc_topics(), topics)]
     listed += [(name, path, packages) for name, path in package_descriptions()]
-    return SourceListing(tuple(_source_file(name, path, entry) for name, path, entry in sorted(listed, key=lambda item: item[0])))
+    listed.sort(key=lambda item: item[0])
+    root = SourceRoot("Python", tuple(name for name, _, _ in listed), {name: str(path.absolute()) for name, path, _ in listed})
+    return SourceListing(_hashed_files(root, [(name, entry) for name, _, entry in listed], None))
 
 
-def _source_file(name: str, path: Path, entry: RoleEntry) -> SourceFile:
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
-        size = path.stat().st_size
-    except OSError as error:
-        raise ValueError(f"source {path} cannot be read ({error.strerror}): make it readable or remove it") from error
+def _hashed_files(root: SourceRoot, roles: list[tuple[str, RoleEntry]], report: Report | None) -> tuple[SourceFile, ...]:
+    """Hashing and decompressing let go of Python's lock: one thread per core."""
+    sizes = {name: Path(root.places[name]).stat().st_size for name, _ in roles if name in root.places and name not in root.sizes}
+    total, done, reported, files = sum(sizes.values()), 0, 0, []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for file in pool.map(lambda item: _source_file(root, *item), roles):
+            files.append(file)
+            done += file.size
+            if report is not None and done - reported >= REPORTED_BYTES:
+                report(done, total)
+                reported = done
+    return tuple(files)
+
+
+def _source_file(root: SourceRoot, name: str, entry: RoleEntry) -> SourceFile:
+    tree = root.tree_of(name)
     repository, repository_path = _repository_of(name, entry)
-    num_text_bytes = _num_text_bytes(path, entry.format) if entry.role in ("pretrain", "evaluation") else size
+    if tree is not None and entry.format in ("text", GIT_COMMITS):
+        is_code = entry.domain == CODE
+        repository = tree.name if is_code or entry.format == GIT_COMMITS else ""
+        repository_path = name.removeprefix(f"{tree.root}/") if is_code else ""
+    path, digest, size, num_text_bytes = _measure(root, name, entry)
     return SourceFile(
-        name=name, path=str(path.absolute()), sha256=digest.hexdigest(), size=size, num_text_bytes=num_text_bytes, role=entry.role,
-        format=entry.format, domain=entry.domain, lang=entry.lang, text=entry.text, kind=entry.kind, label=entry.label,
-        licence=entry.licence, collection=entry.files, repository=repository, repository_path=repository_path,
+        name=name, path=path, sha256=digest, size=size, num_text_bytes=num_text_bytes, role=entry.role, format=entry.format,
+        domain=entry.domain, lang=entry.lang, text=entry.text, kind=entry.kind, label=entry.label,
+        licence=entry.licence or root.licences.get(name, "") or (tree.licence if tree is not None else ""), collection=entry.files,
+        repository=repository, repository_path=repository_path, max_commits=entry.commits if entry.format == GIT_COMMITS else 0,
     )  # fmt: skip
+
+
+def _measure(root: SourceRoot, name: str, entry: RoleEntry) -> tuple[str, str, int, int]:
+    """(place, digest, bytes, bytes after decompression)."""
+    if entry.format == GIT_COMMITS:
+        tree = root.tree_of(name.removesuffix(GIT_DIRECTORY) + "x")
+        assert tree is not None, name
+        return tree.place, commits_digest(tree.head, entry.commits), 0, entry.commits * TYPICAL_COMMIT_BYTES
+    place = root.places[name]
+    if name in root.digests:
+        size = root.sizes[name]
+        return place, root.digests[name], size, size * TYPICAL_RATIO.get(codec_of(name), 1)
+    try:
+        return place, *_read_once(Path(place), name, entry)
+    except OSError as error:
+        raise ValueError(f"source {place} cannot be read ({error.strerror}): make it readable or remove it") from error
+
+
+def _read_once(path: Path, name: str, entry: RoleEntry) -> tuple[str, int, int]:
+    """(sha256, bytes, bytes after decompression; of a broken archive those before the break)."""
+    size = num_text_bytes = path.stat().st_size
+    with open(path, "rb") as file:
+        hashing = HashingReader(file)
+        if codec_of(name) and entry.role in ("pretrain", "evaluation"):
+            num_text_bytes = _inflated_bytes(decompressed(name, hashing))
+        hashing.drain()
+    if entry.format == "zip_text":
+        num_text_bytes = _member_bytes(path)
+    return hashing.hexdigest(), size, num_text_bytes
+
+
+def _inflated_bytes(stream: io.BufferedIOBase) -> int:
+    total = 0
+    try:
+        while block := stream.read(BLOCK_BYTES):
+            total += len(block)
+    except GARBLED:
+        pass
+    return total
+
+
+def _member_bytes(path: Path) -> int:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sum(member.file_size for member in archive.infolist())
+    except zipfile.BadZipFile:
+        return path.stat().st_size
 
 
 def _repository_of(name: str, entry: RoleEntry) -> tuple[str, str]:
@@ -118,23 +209,3 @@ def _repository_of(name: str, entry: RoleEntry) -> tuple[str, str]:
         root, path = "", name
     package, _, rest = path.partition("/")
     return (f"{root}/{package}".lstrip("/"), path) if rest else ("", path)
-
-
-def _num_text_bytes(path: Path, form: str) -> int:
-    """Bytes after decompression; of a broken archive those before the break."""
-    if form == "zip_text":
-        try:
-            with zipfile.ZipFile(path) as archive:
-                return sum(member.file_size for member in archive.infolist())
-        except zipfile.BadZipFile:
-            return path.stat().st_size
-    if path.suffix != ".gz":
-        return path.stat().st_size
-    total = 0
-    try:
-        with gzip.open(path) as file:
-            while block := file.read(BLOCK_BYTES):
-                total += len(block)
-    except (EOFError, OSError, zlib.error):
-        pass
-    return total

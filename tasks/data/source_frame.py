@@ -34,8 +34,15 @@ def source_frame(spark: SparkSession, files: list[SourceFile], num_partitions: i
     for file in sorted(files, key=lambda file: (-file.num_text_bytes, file.name)):
         target = loads.index(min(loads))
         loads[target] += file.num_text_bytes + 1
-        rows.append({**{name: getattr(file, name) for name in SOURCE_COLUMNS}, "text": list(file.text), "partition": target})
+        rows.append(
+            {
+                **{name: getattr(file, name) for name in SOURCE_COLUMNS},
+                "text": list(file.text),
+                "max_commits": file.max_commits,
+                "partition": target,
+            }
+        )
     fields = [(name, pa.string()) for name in SOURCE_COLUMNS]
-    schema = pa.schema([*fields, ("text", pa.list_(pa.string())), ("partition", pa.int32())])
+    schema = pa.schema([*fields, ("text", pa.list_(pa.string())), ("max_commits", pa.int64()), ("partition", pa.int32())])
     frame = spark.createDataFrame(pa.Table.from_pylist(rows, schema=schema))
     return frame.repartitionById(num_partitions, "partition")

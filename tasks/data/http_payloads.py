@@ -1,0 +1,170 @@
+"""The payload of an archived HTTP response as text: transfer and content codings undone, character set found.
+
+Runs in executors: imports no Spark. Archives often hold bodies that their crawler has decoded already under headers that still name the
+coding: a body that does not begin as its coding demands is taken as it is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import zlib
+from dataclasses import dataclass
+
+BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
+META_BYTES = 4096
+"""In which a page declares its character set: four times what HTML demands, for pages with long comments before it."""
+META_CHARSET = re.compile(rb"<(?:meta\b[^>]*?|\?xml\b[^>]*?en)c(?:harset|oding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
+HEADER_LINE = re.compile(r"^(content-type|content-encoding|transfer-encoding)[ \t]*:[ \t]*([^\r\n]*)", re.I | re.M)
+CHUNK_SIZE = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
+MAX_REPLACED_SHARE = 0.01
+"""Of a page's characters; above it the character set is not the declared one, and not any that detection knows."""
+
+
+class PayloadError(Exception):
+    """Why a response gives no text: (reason, detail)."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True)
+class HttpResponse:
+    """A response as archived."""
+
+    status: int
+    headers: dict[str, str]
+    """Content type and codings by lower-case names; of repeated ones the first."""
+    body: bytes
+
+
+def parse_response(block: bytes) -> HttpResponse:
+    """Raises PayloadError `broken_http` where the block does not begin with a status line."""
+    found = [(at, len(mark)) for mark in (b"\r\n\r\n", b"\n\n") if (at := block.find(mark)) >= 0]
+    end, width = min(found, default=(len(block), 0))
+    head = block[:end].decode("latin-1")
+    first = head.partition("\n")[0].rstrip("\r")
+    fields = first.split(None, 2)
+    if len(fields) < 2 or not fields[0].upper().startswith(("HTTP/", "ICY")) or not fields[1].isdigit():
+        raise PayloadError("broken_http", f"the response begins with {first[:40]!r}")
+    headers = {name.lower(): value for name, value in reversed(HEADER_LINE.findall(head))}
+    return HttpResponse(int(fields[1]), headers, block[end + width :])
+
+
+def decode_body(response: HttpResponse, max_bytes: int, *, is_cut: bool) -> bytes:
+    """The body without its codings; of one that the crawler cut (`is_cut`) what is there."""
+    body = response.body
+    if "chunked" in response.headers.get("transfer-encoding", "").lower():
+        body = _joined_chunks(body, is_cut=is_cut)
+    for coding in reversed(response.headers.get("content-encoding", "").lower().split(",")):
+        body = _decoded(body, coding.strip(), max_bytes, is_cut=is_cut)
+    return body
+
+
+def _joined_chunks(body: bytes, *, is_cut: bool) -> bytes:
+    chunks, position = [], 0
+    while size := CHUNK_SIZE.match(body, position):
+        length = int(size[1], 16)
+        if length == 0:
+            return b"".join(chunks)
+        chunk = body[size.end() : size.end() + length]
+        is_whole = len(chunk) == length and body[size.end() + length : size.end() + length + 1] in (b"\r", b"\n", b"")
+        if not is_whole and not chunks and not is_cut:
+            return body  # a body without chunks that happens to begin with a hexadecimal number
+        chunks.append(chunk)
+        if not is_whole:
+            break
+        position = size.end() + length
+    if not chunks:
+        return body
+    if is_cut:
+        return b"".join(chunks)
+    raise PayloadError("broken_chunks", f"chunk {len(chunks)} of the body, at its byte {position}, is not whole or not the last")
+
+
+def _decoded(body: bytes, coding: str, max_bytes: int, *, is_cut: bool) -> bytes:
+    if coding in ("", "identity", "none", "utf-8") or not body:
+        return body
+    if coding in ("gzip", "x-gzip"):
+        return _inflated(body, 31, coding, max_bytes, is_cut=is_cut) if body.startswith(b"\x1f\x8b") else body
+    if coding == "deflate":
+        is_zlib = body[0] & 15 == 8 and len(body) > 1 and int.from_bytes(body[:2], "big") % 31 == 0
+        return body if body[:1] in b"<\r\n\t " else _inflated(body, 15 if is_zlib else -15, coding, max_bytes, is_cut=is_cut)
+    if coding in ("br", "zstd"):
+        return body if body.lstrip()[:1] == b"<" else _arrow_decoded(body, {"br": "brotli"}.get(coding, coding), max_bytes, is_cut=is_cut)
+    raise PayloadError("unknown_encoding", coding)
+
+
+def _inflated(body: bytes, window: int, coding: str, max_bytes: int, *, is_cut: bool) -> bytes:
+    inflate = zlib.decompressobj(window)
+    try:
+        found = inflate.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise PayloadError("broken_encoding", f"{coding}: {error}") from error
+    _check_size(len(found), max_bytes)
+    if not inflate.eof and not is_cut:
+        raise PayloadError("broken_encoding", f"{coding}: the body ends early, after {len(found)} decoded bytes")
+    return found
+
+
+def _arrow_decoded(body: bytes, codec: str, max_bytes: int, *, is_cut: bool) -> bytes:
+    import pyarrow as pa
+
+    found = bytearray()
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
+            while len(found) <= max_bytes and (block := stream.read(1 << 16)):
+                found += block
+    except OSError as error:
+        if not is_cut:
+            raise PayloadError("broken_encoding", f"{codec}: {error}") from error
+    _check_size(len(found), max_bytes)
+    return bytes(found)
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise PayloadError("record_too_long", f"more than {max_bytes} bytes after decoding (ingest.max_record_bytes)")
+
+
+def decode_text(body: bytes, content_type: str) -> str:
+    """By byte order mark, declared character set, the page's own declaration, UTF-8, then detection: the first that decodes all of it.
+
+    Where none does, the first declared one with U+FFFD for what it cannot read, as browsers do; PayloadError `unknown_charset` above
+    MAX_REPLACED_SHARE.
+    """
+    for mark, encoding in BOMS:
+        if body.startswith(mark):
+            return body[len(mark) :].decode(encoding, errors="replace")
+    if body.isascii():
+        return body.decode("ascii")
+    declared = _declared(body, content_type)
+    for encoding in dict.fromkeys([*declared, "utf-8"]):
+        try:
+            return body.decode(encoding)
+        except (UnicodeDecodeError, LookupError):
+            continue
+    return _detected(body, declared)
+
+
+def _declared(body: bytes, content_type: str) -> list[str]:
+    """Python's names of what the header and the page declare, as the WHATWG's table of labels means them (latin-1 is windows-1252)."""
+    from resiliparse.parse.encoding import map_encoding_to_html5
+
+    header, page = CHARSET.search(content_type), META_CHARSET.search(body[:META_BYTES])
+    labels = [header[1] if header else "", page[1].decode("latin-1") if page else ""]
+    return [name for label in labels if label and (name := map_encoding_to_html5(label, False))]
+
+
+def _detected(body: bytes, declared: list[str]) -> str:
+    from resiliparse.parse.encoding import detect_encoding
+
+    found = detect_encoding(body)
+    candidates = dict.fromkeys([name for name in (found, *declared, "utf-8") if name])
+    texts = [body.decode(name, errors="replace") for name in candidates]
+    text = min(texts, key=lambda text: text.count("\ufffd"))
+    if text.count("\ufffd") > MAX_REPLACED_SHARE * len(text):
+        raise PayloadError("unknown_charset", f"declared {', '.join(declared) or 'none'}, detected {found or 'none'}")
+    return text
