@@ -25,6 +25,7 @@ app.add_typer(lineage_app, name="lineage")
 SCALE = Annotated[str, typer.Argument(metavar="SCALE|FILE.yaml", help="micro, tiny, ... or a YAML file of your own")]
 JSON = Annotated[bool, typer.Option("--json", help="end with one JSON line on standard output")]
 STORE = Annotated[str | None, typer.Option(metavar="URI", help="a directory or s3://bucket/prefix; by default $GLM46_HOME/store")]
+PLACE = "DIR|s3://BUCKET/PREFIX|hf://OWNER/NAME"
 EXIT_FAILED, EXIT_USAGE, EXIT_REFUSED = 1, 2, 3
 MAX_MESSAGE_CHARS = 4000
 """Some servers answer with all that they were sent; the whole stands in the log."""
@@ -57,7 +58,7 @@ def assert_packages_are_ours() -> None:
 def run(
     scale: SCALE,
     store: STORE = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="your documents; by default what this machine has: Python's own")] = None,
+    data: Annotated[str | None, typer.Option(metavar=PLACE, help="your documents; by default what this machine has: Python's own")] = None,
     from_stage: Annotated[str | None, typer.Option("--from", metavar="STAGE", help="enter at this phase, or at release_model")] = None,
     start: Annotated[str | None, typer.Option(metavar="CHECKPOINT|HF_DIR|ALIAS", help="the weights to enter with")] = None,
     until: Annotated[str | None, typer.Option(metavar="STAGE", help="leave after prepare_data, a phase, or release_model")] = None,
@@ -66,14 +67,15 @@ def run(
     """Run the pipeline at a scale: raw documents to a promoted, served model."""
     with _usage_errors():
         from configs.load import load_scale
+        from flows.parameters import existing_data
         from flows.stages import choose_stages
         from infra.doctor import check_compiler, check_java, require
         from infra.home import open_home
         from infra.store import open_store
 
         choose_stages(load_scale(scale), from_stage, start, until)
-        if data is not None and not data.is_dir():
-            raise ValueError(f"--data {data} is not a directory: name one that holds your documents")
+        if data is not None:
+            existing_data(data)
         home = open_home()
         open_store(store, home)
         require(check_java(), check_compiler())
@@ -114,7 +116,7 @@ def plan(scale: SCALE, as_json: JSON = False) -> None:
 def stage(
     name: Annotated[str, typer.Argument(metavar="NAME", help="extract, deduplicate, filter, tokenizer, ... (docs/data.md)")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="a new directory for documents and evidence")],
-    input_dir: Annotated[Path | None, typer.Option("--input", metavar="DIR", help="your documents, or an earlier stage's output")] = None,
+    documents: Annotated[str | None, typer.Option("--input", metavar=PLACE, help="your documents, or an earlier stage's output")] = None,
     config: Annotated[str | None, typer.Option(metavar="SCALE|FILE.yaml", help="by default full's recipe on this machine")] = None,
     as_json: JSON = False,
 ) -> None:
@@ -128,7 +130,7 @@ def stage(
     with _failures(home.run_dir):
         from flows.single_stage import run_stage
 
-        outcome = run_stage(name, input_dir, output, config, home)
+        outcome = run_stage(name, documents, output, config, home)
         print(outcome.model_dump_json() if as_json else f"{outcome.output}: {outcome.digest}")
 
 

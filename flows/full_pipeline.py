@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from prefect import flow, get_run_logger
 
 from configs.load import load_scale
 from flows.mid_train_model import mid_train_model
 from flows.outcome import RunOutcome
-from flows.parameters import DataDirectory, ScaleName, StageName
+from flows.parameters import DataPlace, ScaleName, StageName
 from flows.post_train_model import post_train_model
 from flows.prepare_data import prepare_data
 from flows.pretrain_model import pretrain_model
@@ -34,7 +33,7 @@ from tasks.data.list_sources import list_sources
 def full_pipeline(
     scale: ScaleName = "tiny",
     store: str | None = None,
-    data: DataDirectory | None = None,
+    data: DataPlace | None = None,
     from_stage: StageName | None = None,
     start: str | None = None,
     until: StageName | None = None,
@@ -44,7 +43,8 @@ def full_pipeline(
     Args:
         scale: How large: micro, tiny, nightly, ...; a YAML file of your own is named by its path on the worker's machine, with its ending.
         store: Where artifacts are kept: a directory or s3://bucket/prefix. Without one, the home's own store.
-        data: A directory of your documents on the worker's machine. Without one, what that machine has: Python's own documentation.
+        data: Your documents: a directory of the worker's machine, s3://bucket/prefix or hf://owner/name. Without
+            one, what that machine has: Python's own documentation.
         from_stage: Enter at this phase, or at release_model, with the weights that `start` names.
         start: The weights to enter with: a checkpoint key, a Hugging Face directory, or an alias of the scale's model.
         until: Leave after this stage. Without one, the run goes on to the release.
@@ -53,7 +53,7 @@ def full_pipeline(
     home = open_home()
     configuration = load_scale(scale)
     window = choose_stages(configuration, from_stage, start, until)
-    sources = list_sources(None if data is None else Path(data))
+    sources = list_sources(data)
     require(check_java(), check_compiler())
     mlflow = tracking_uri()
     run = Run(configuration, home, open_store(store, home), mlflow, track_pipeline(mlflow, configuration), StageLog(get_run_logger().info))

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 from configs.load import load_scale, scale_names
 from configs.schema import PHASE_TEMPLATES
 from flows.stages import PREPARE_DATA, RELEASE_MODEL
+from tasks.data.remote_sources import is_remote
 
 
 def _known_scale(scale: str) -> str:
@@ -21,12 +22,15 @@ def _known_scale(scale: str) -> str:
     return scale
 
 
-def _existing_directory(data: str) -> str:
-    if not Path(data).is_dir():
-        raise ValueError(f"{Path(data).absolute()} is not a directory of this machine: name one that holds your documents")
+def existing_data(data: str) -> str:
+    """A directory of this machine, or a place that is looked up when it is listed. Raises ValueError for anything else."""
+    if not is_remote(data) and not Path(data).is_dir():
+        raise ValueError(
+            f"{Path(data).absolute()} is not a directory of this machine: name one that holds your documents, s3://bucket/prefix or hf://owner/name"
+        )
     return data
 
 
 ScaleName = Annotated[str, Field(pattern=rf"^({'|'.join(scale_names())})$|\.ya?ml$"), AfterValidator(_known_scale)]
-DataDirectory = Annotated[str, AfterValidator(_existing_directory)]
+DataPlace = Annotated[str, AfterValidator(existing_data)]
 StageName = Annotated[str, Field(pattern=rf"^({'|'.join([PREPARE_DATA, *PHASE_TEMPLATES, RELEASE_MODEL])})(_[a-z0-9]+)*$")]

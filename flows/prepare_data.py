@@ -14,6 +14,7 @@ from tasks.data.collect_chats import collect_chats
 from tasks.data.concatenate_repositories import concatenate_repositories
 from tasks.data.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplicate_documents import deduplicate_documents
+from tasks.data.earlier_documents import list_earlier_documents
 from tasks.data.extract_documents import extract_documents
 from tasks.data.filter_documents import filter_documents
 from tasks.data.ingest_documents import ingest_documents
@@ -51,7 +52,7 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
         run_step(run, remove_boilerplate, documents=extracted, recipe=recipe.boilerplate, resources=spark), "boilerplate_free"
     )
     classifiers = run_step(run, train_classifiers, sources=sources, recipe=recipe.classifiers)
-    ngram_model = run_step(run, train_ngram_model, documents=clean, recipe=recipe.ngram_model, resources=spark)
+    ngram_model = run_step(run, train_ngram_model, documents=clean, recipe=recipe.ngram_training, resources=spark)
     scored = contracted(
         run_step(
             run, score_documents, documents=clean, classifiers=classifiers, ngram_model=ngram_model, recipe=recipe.language,
@@ -59,8 +60,9 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
         ),
         "scored",
     )  # fmt: skip
+    earlier = list_earlier_documents(recipe.deduplicate.previous)
     deduplicated = contracted(
-        run_step(run, deduplicate_documents, documents=scored, recipe=recipe.deduplicate, resources=spark), "deduplicated"
+        run_step(run, deduplicate_documents, documents=scored, previous=earlier, recipe=recipe.deduplicate, resources=spark), "deduplicated"
     )
     distinct = contracted(
         run_step(run, remove_semantic_duplicates, documents=deduplicated, recipe=recipe.semantic, resources=spark), "distinct"
@@ -87,9 +89,11 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     )
     tokenizer = contracted(run_step(run, train_tokenizer, documents=decontaminated, recipe=recipe.tokenizer, resources=spark), "tokenizer")
     texts = {"documents": decontaminated, "repositories": repositories, "tokenizer": tokenizer}
-    shards = contracted(run_step(run, shard_documents, resources=spark, **texts), "shards")
+    shards = contracted(run_step(run, shard_documents, recipe=recipe.shards, resources=spark, **texts), "shards")
     validation = contracted(run_step(run, shard_validation, resources=spark, **texts), "validation")
-    chat_shards = contracted(run_step(run, shard_chats, chats=chats, tokenizer=tokenizer, resources=spark), "chat_shards")
+    chat_shards = contracted(
+        run_step(run, shard_chats, chats=chats, tokenizer=tokenizer, recipe=recipe.shards, resources=spark), "chat_shards"
+    )
     suite = contracted(
         run_step(
             run, select_evaluation_items, documents=decontaminated, repositories=repositories, problems=problems, sources=sources,

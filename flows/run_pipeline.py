@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from infra.home import Home
 from infra.servers import TELEMETRY_OFF, read_servers_file, running_servers, silent_servers
@@ -34,9 +33,7 @@ def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
     )
 
 
-def run_pipeline(
-    home: Home, scale: str, store: str | None, data: Path | None, from_stage: str | None, start: str | None, until: str | None
-):
+def run_pipeline(home: Home, scale: str, store: str | None, data: str | None, from_stage: str | None, start: str | None, until: str | None):
     """Call the flow `glm46` on servers that answer; returns its RunOutcome. Raises what the failed stage raised."""
     with running_servers(home, print) as servers:
         set_environment(home, servers.prefect, servers.mlflow)
@@ -46,9 +43,7 @@ def run_pipeline(
         if servers != read_servers_file(home):  # private servers: whoever ran before on these databases has ended
             crash_dead_runs(lambda flow_run: True)
         try:
-            return full_pipeline(
-                scale=scale, store=store, data=None if data is None else str(data), from_stage=from_stage, start=start, until=until
-            )
+            return full_pipeline(scale=scale, store=store, data=data, from_stage=from_stage, start=start, until=until)
         except Exception as error:
             silent = silent_servers(servers)
             if silent:

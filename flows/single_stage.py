@@ -100,7 +100,7 @@ class SingleStage:
             return self.complete()
         documents = self.extracted()
         classifiers = self.compute(train_classifiers, self.recipe.classifiers, with_spark=False, sources=self._listing())
-        ngram_model = self.compute(train_ngram_model, self.recipe.ngram_model, documents=documents)
+        ngram_model = self.compute(train_ngram_model, self.recipe.ngram_training, documents=documents)
         models = {"classifiers": classifiers, "ngram_model": ngram_model}
         return self.compute(score_documents, self.recipe.language, documents=documents, **models)
 
@@ -124,7 +124,7 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
         decontaminate_documents, run.recipe.decontaminate, documents=run.complete(), synthetic=run.problems(), ingested=run.ingested()
     ),
     "tokenizer": lambda run: run.tokenizer(),
-    "shards": lambda run: run.compute(shard_documents, None, documents=run.complete(), tokenizer=run.tokenizer()),
+    "shards": lambda run: run.compute(shard_documents, run.recipe.shards, documents=run.complete(), tokenizer=run.tokenizer()),
 }
 """By the name of the stage's section in data.recipe."""
 WITHOUT_INPUT = ("synthesize",)
@@ -139,13 +139,13 @@ class StageOutcome(BaseModel):
     record: dict[str, Any]
 
 
-def run_stage(name: str, input_dir: Path | None, output_dir: Path, config: str | None, home: Home) -> StageOutcome:
+def run_stage(name: str, place: str | Path | None, output_dir: Path, config: str | None, home: Home) -> StageOutcome:
     """Run a stage and put its files into `output_dir`. Raises ValueError for an unknown name, wrong directories or bad input."""
     if name not in STAGES:
         raise ValueError(f"no stage {name!r}: the stages are {', '.join(STAGES)}")
     if output_dir.exists() and any(output_dir.iterdir()):
         raise ValueError(f"--output {output_dir} is not empty: name a new directory, so that no file of another run stays in it")
-    source = _source(name, input_dir)
+    source = _source(name, place)
     scale = load_scale(config or DEFAULT_SCALE)
     resources = scale.data.resources if config else _this_machine()
     run = SingleStage(source, scale.data.recipe, resources, open_store(None, home), StageLog())
@@ -157,15 +157,15 @@ def run_stage(name: str, input_dir: Path | None, output_dir: Path, config: str |
     return outcome
 
 
-def _source(name: str, input_dir: Path | None) -> SourceListing | DocumentFiles | None:
+def _source(name: str, place: str | Path | None) -> SourceListing | DocumentFiles | None:
     if name in WITHOUT_INPUT:
-        if input_dir is not None:
+        if place is not None:
             raise ValueError(f"stage {name} makes its documents: leave --input out")
         return None
-    if input_dir is None or not input_dir.is_dir():
-        raise ValueError(f"stage {name} reads documents: name an existing directory with --input")
-    written = DocumentFiles(input_dir.absolute())
-    return written if written.paths("documents/*.parquet") else list_sources(input_dir)
+    if place is None:
+        raise ValueError(f"stage {name} reads documents: name a directory, s3://bucket/prefix or hf://owner/name with --input")
+    written = DocumentFiles(Path(place).absolute())
+    return written if written.paths("documents/*.parquet") else list_sources(place)
 
 
 def _this_machine() -> SparkResources:

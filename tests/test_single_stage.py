@@ -61,8 +61,8 @@ def test_the_same_stage_again_computes_nothing(deduplicated, home, tmp_path, cap
     ("name", "given", "message"),
     [
         ("melt", "input", "no stage 'melt': the stages are extract, .*deduplicate"),
-        ("filter", None, "stage filter reads documents: name an existing directory with --input"),
-        ("filter", "missing", "stage filter reads documents: name an existing directory with --input"),
+        ("filter", None, "stage filter reads documents: name a directory, .* with --input"),
+        ("filter", "missing", "does not exist or is no directory"),
         ("synthesize", "input", "stage synthesize makes its documents: leave --input out"),
         ("decontaminate", "deduplicated", "this stage reads sources .*: name their directory"),
     ],
