@@ -18,6 +18,8 @@ PhaseName = Annotated[str, Field(pattern=rf"^({'|'.join(PHASE_TEMPLATES)})(_[a-z
 """A phase of the recipe; a repeated or specialised one adds a suffix: mid_reasoning_2, mid_domain_medical."""
 Domain = Literal["web", "multilingual", "code", "repository", "commit", "math", "medical", "financial", "synthetic", "chat"]
 """Kind of text. `repository`: the files of one repository in one document; `commit`: a change as a diff with its message."""
+ClassifierKind = Literal["toxicity", "quality", "factuality"]
+"""What labelled records may teach."""
 
 
 class Frozen(BaseModel):
@@ -113,19 +115,69 @@ class BoilerplateRecipe(Frozen):
 
 
 class ClassifierRecipe(Frozen):
-    positive_labels: dict[Literal["toxicity", "quality", "factuality"], tuple[str, ...]]
+    """Labelled records of the sources to fastText classifiers, one per kind that has any."""
+
+    positive_labels: dict[ClassifierKind, tuple[str, ...]]
     """Labels of the named records that count as the thing itself; every other label is its opposite."""
+    min_records: int = Field(ge=20)
+    """A kind with fewer labelled records stops the run."""
+    num_folds: int = Field(ge=2)
+    """Every record is held out once: each fold, by the hash of its text, is scored by a model trained on the others."""
+    min_auc: float = Field(ge=0.5, lt=1)
+    """A classifier that ranks the held-out records worse than this scores nothing; the record says so."""
+    epochs: dict[ClassifierKind, int]
+    """Passes over the records: few records need more (AUC of 241 judged pages 0.88 with 25, 0.82 with 10; of 20 thousand tweets 0.979
+    with 5, 0.973 with 20)."""
+    learning_rate: float = Field(gt=0)
+    dimensions: int = Field(gt=0)
+    word_ngrams: int = Field(ge=1, le=3)
+    """Runs of so many words are features as well. With the shared labelled data single words are as good (AUC 0.979 beside 0.977)."""
+    min_word_count: int = Field(gt=0)
+    """A word, or run of words, that the records hold fewer times is no feature."""
+    max_chars: int = Field(gt=0)
+    """Characters from the start of a document that are scored."""
+    min_known_share: float = Field(gt=0, le=1)
+    """A document of whose words the classifier knows a smaller share is not scored: it is in another language or of another kind."""
     seed: int
-
-
-class NgramModelRecipe(Frozen):
-    order: int = Field(gt=0)
-    """Words per n-gram."""
 
 
 class LanguageRecipe(Frozen):
     max_chars: int = Field(gt=0)
     """Characters from the start of a document that its language is found from."""
+    model_path: str
+    """A fastText model that names languages, such as lid.176.bin or GlotLID, on a file system that executors see; empty for CLD2, which
+    needs none."""
+    model_sha256: str = Field(pattern="^([0-9a-f]{64})?$")
+    """Of that file: a run with another file stops."""
+
+    @model_validator(mode="after")
+    def _has_a_digest(self) -> LanguageRecipe:
+        if bool(self.model_path) != bool(self.model_sha256):
+            raise ValueError(
+                f"model_path ({self.model_path!r}) and model_sha256 ({self.model_sha256!r}): give both, or leave both empty; "
+                "`sha256sum FILE` prints the digest"
+            )
+        return self
+
+
+class NgramModelRecipe(Frozen):
+    order: int = Field(gt=0, le=5)
+    """Words per n-gram."""
+    min_count: int = Field(gt=0)
+    """N-grams, also single words, that occur fewer times are forgotten; their mass goes to shorter ones and to unknown words."""
+    min_language_bytes: int = Field(gt=0)
+    """A language with less text has no model, and its documents no perplexity."""
+    max_language_bytes: int = Field(gt=0)
+    """Text per language that its model is trained on, on average: documents are taken by the hash of their id."""
+    max_bytes: int = Field(gt=0)
+    """Text of all languages together whose language is found for that."""
+
+
+class NgramTrainingRecipe(Frozen):
+    """What decides a language model: also how languages are told apart. Made by `DataRecipe.ngram_training`."""
+
+    language: LanguageRecipe
+    ngram_model: NgramModelRecipe
 
 
 class SemanticRecipe(Frozen):
@@ -142,6 +194,14 @@ class DeduplicationRecipe(Frozen):
     """True Jaccard similarity from which two documents are near-duplicates (S0: 0.7)."""
     max_removed_share: float = Field(gt=0, le=1)
     """Share of one source's documents above which the run stops and shows examples."""
+    previous: tuple[str, ...]
+    """Directories that earlier runs of deduplicate_documents left (documents/ and signatures/): new documents are compared with those kept
+    there, by their stored signatures, and go where one of them says the same. Empty: none."""
+
+    @property
+    def signing(self) -> dict[str, object]:
+        """How signatures are made, as their files say: only equal ones can be compared."""
+        return {"ngram_size": self.ngram_size, "num_permutations": self.num_permutations, "scheme": "datasketch affine32, seed 1"}
 
 
 class SplitRecipe(Frozen):
@@ -231,8 +291,8 @@ class FilterRecipe(Frozen):
 
 
 class PersonalDataRecipe(Frozen):
-    kinds: tuple[Literal["email", "phone", "ip_address", "credit_card", "iban"], ...]
-    """What is replaced by its kind in angle brackets."""
+    kinds: tuple[Literal["secret", "email", "iban", "credit_card", "us_ssn", "ip_address", "phone"], ...]
+    """What is replaced by its kind in angle brackets; in code and commits secrets and e-mail addresses alone."""
 
 
 ReasoningFamily = Literal["brackets", "equations", "systems", "quadratics", "logic", "code"]
@@ -316,10 +376,34 @@ class ChatCollectionRecipe(Frozen):
 
 
 class TokenizerRecipe(Frozen):
+    kind: Literal["bpe", "sentencepiece_bpe", "sentencepiece_unigram"]
+    """bpe: byte-level BPE with GLM's pre-tokenizer, which llama.cpp reads too. sentencepiece_*: trained by SentencePiece on one machine,
+    exported to the same files; nothing is converted to GGUF then, so a run ends before its release."""
     num_ordinary_tokens: int = Field(ge=256)
-    """Byte-level BPE tokens before the special ones; 151,329 in GLM-4.5/4.6."""
+    """Tokens before the special ones; 151,329 in GLM-4.5/4.6."""
+    special_tokens: Literal["glm", "s1_256"]
+    """glm: the 36 of GLM-4.5/4.6. s1_256: S1's 256, GLM's first, the rest reserved (model/tokenizer_layout.py)."""
     sample_chars: int = Field(gt=0)
-    """Characters of training text that the merges are learned from, chosen by document hash."""
+    """Characters of training text that the tokenizer is learned from, chosen by document hash."""
+    domain_shares: dict[Domain, Annotated[float, Field(ge=0)]]
+    """Weight of each domain in the sample; a domain without one is left out. {}: as in the corpus."""
+    language_shares: dict[str, Annotated[float, Field(ge=0)]]
+    """The same by language, as found in the text, else as the source says, else "und". With both, both hold as far as the corpus allows."""
+    min_word_count: int = Field(gt=0)
+    """bpe: rarer words of the sample are left out before merges are learned, which bounds memory and changes merges; 1 keeps all."""
+    compare_with: str
+    """A tokenizer.json whose figures stand beside ours in the step's report; "" for none. Its digest is in the report, not in the step's key."""
+
+    @property
+    def num_special_tokens(self) -> int:
+        """Rows of the vocabulary behind the ordinary tokens."""
+        return {"glm": NUM_SPECIAL_TOKENS, "s1_256": 256}[self.special_tokens]
+
+
+class ShardRecipe(Frozen):
+    multiple_of: int = Field(gt=0)
+    """A domain's shards are a multiple of this: data-parallel copies x pipeline groups of the largest phase, so that every reader has as
+    many. 1: as many as the text's size asks for."""
 
 
 class ContractRecipe(Frozen):
@@ -361,6 +445,12 @@ class DataRecipe(Frozen):
     decontaminate: DecontaminationRecipe
     repositories: RepositoryRecipe
     tokenizer: TokenizerRecipe
+    shards: ShardRecipe
+
+    @property
+    def ngram_training(self) -> NgramTrainingRecipe:
+        """The part that language models depend on."""
+        return NgramTrainingRecipe(language=self.language, ngram_model=self.ngram_model)
 
     @property
     def chat_collection(self) -> ChatCollectionRecipe:
@@ -792,10 +882,11 @@ class Scale(Frozen):
         scheduled = [name for course in self.courses for name in course.recipe.phases]
         if scheduled != names:
             raise ValueError(f"courses hold the phases {scheduled}, but phases are {names}: list the same names in the same order")
-        used = self.data.recipe.tokenizer.num_ordinary_tokens + NUM_SPECIAL_TOKENS
+        tokenizer = self.data.recipe.tokenizer
+        used = tokenizer.num_ordinary_tokens + tokenizer.num_special_tokens
         if used > self.model.recipe.vocab_size:
             raise ValueError(
-                f"tokenizer.num_ordinary_tokens + {NUM_SPECIAL_TOKENS} special tokens = {used} exceeds "
+                f"tokenizer.num_ordinary_tokens + {tokenizer.num_special_tokens} special tokens = {used} exceeds "
                 f"model.vocab_size ({self.model.recipe.vocab_size}): lower the first or raise the second"
             )
         for phase in self.phases:

@@ -117,14 +117,22 @@ def reported_data(store: Store) -> PreparedData:
         rejected={"not_utf8 <&>": 7}, documents_by_domain={"web": 700, "code": 300}, bytes_by_domain={"web": 4000, "code": 1000},
     )  # fmt: skip
     decontaminated = DecontaminatedDocuments(
-        num_documents=971, num_bytes=4800, num_protected_items=11, dropped=REASONS["decontaminate_documents"],
+        num_documents=971, num_bytes=4800, num_protected_items=11, num_common_runs=0, dropped=REASONS["decontaminate_documents"],
         train_bytes_by_domain={"web": 70, "code": 9}, validation_bytes_by_domain={"web": 8},
     )  # fmt: skip
     deduplicated = DeduplicatedDocuments(
         num_documents=901, num_bytes=4500, num_verified_pairs=39, num_bands=20, num_rows=6, dropped=REASONS["deduplicate_documents"]
     )
     problems = SynthesizedProblems(
-        num_documents=120, num_bytes=900, num_training_problems=3000, num_evaluation_problems=300, num_chats=250, num_prompts=80
+        num_documents=120,
+        num_bytes=900,
+        num_training_problems=3000,
+        num_evaluation_problems=300,
+        num_chats=250,
+        num_prompts=80,
+        num_held_out_problems=0,
+        training_problems_by_family={"arithmetic": 3000},
+        rejected={},
     )
     chats = CollectedChats(
         num_sources=1, num_chats=300, num_bytes=9000, chats_by_collection={"synthetic": 250, "sft/*": 50}, training_chats=285,
@@ -149,7 +157,7 @@ def reported_data(store: Store) -> PreparedData:
         bytes_by_domain={"web": 4000, "code": 1000},
     )  # fmt: skip
     boilerplate_free = BoilerplateFreeDocuments(num_documents=1000, num_bytes=5000, dropped=REASONS["remove_boilerplate"])
-    scored = ScoredDocuments(num_documents=1000, num_bytes=5000, documents_by_language={"en": 1000})
+    scored = ScoredDocuments(num_documents=1000, num_bytes=5000, documents_by_language={"en": 1000}, unscored={}, quantiles={})
     distinct = DistinctDocuments(num_documents=901, num_bytes=4500, dropped=REASONS["remove_semantic_duplicates"])
     filtered = FilteredDocuments(
         num_documents=853, num_bytes=4100, dropped=REASONS["filter_documents"], unscored={"quality": 3}, documents_by_bucket={-1: 853},
@@ -171,11 +179,11 @@ def reported_data(store: Store) -> PreparedData:
         ingested=made,
         extracted=documents(store, "extract_documents", extracted, range(1000)),
         boilerplate_free=documents(store, "remove_boilerplate", boilerplate_free, range(1000)),
-        classifiers=plain("train_classifiers", TrainedClassifiers(kinds=())),
-        ngram_model=plain("train_ngram_model", TrainedNgramModel(languages=())),
+        classifiers=plain("train_classifiers", TrainedClassifiers(kinds=(), num_records={}, auc={}, unused={})),
+        ngram_model=plain("train_ngram_model", TrainedNgramModel(languages=(), too_small={})),
         scored=documents(store, "score_documents", scored, range(1000)),
         distinct=documents(store, "remove_semantic_duplicates", distinct, range(901)),
-        masked=documents(store, "mask_personal_data", MaskedDocuments(num_documents=853, num_bytes=4100), range(853)),
+        masked=documents(store, "mask_personal_data", MaskedDocuments(num_documents=853, num_bytes=4100, num_masked_documents=2, masked={"email": 3}), range(853)),
         deduplicated=documents(store, "deduplicate_documents", deduplicated, range(901)),
         split=documents(store, "split_documents", split, range(2000)),
         filtered=documents(store, "filter_documents", filtered, range(853)),

@@ -1,0 +1,140 @@
+"""Personal data: each kind with a case on each side of its proof, code that keeps its numbers, labelled sentences, the step."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from configs.schema import PersonalDataRecipe
+from infra.step import Output, Record, step
+from tasks.data.documents import PREPARED_COLUMNS, arrow_schema, content_digest, document_id
+from tasks.data.mask_personal_data import mask_personal_data
+from tasks.data.personal_data import KINDS, find_spans, mask_text
+from tests.data_inputs import SHARED_DATA, compute, in_partitions, rows
+
+AWS_KEY = "AKIA" + "ABCDEFGHIJKLMNOP"
+GITHUB_TOKEN = "ghp_" + "a1B2" * 9
+PRIVATE_KEY = "-----BEGIN " + "PRIVATE KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEF\n-----END " + "PRIVATE KEY-----"
+FOUND = {
+    "secret": [AWS_KEY, GITHUB_TOKEN, PRIVATE_KEY],
+    "email": ["jane.doe+news@mail.kernel.org", "Jürgen@posteo.de", "o'neil@bbc.co.uk"],
+    "iban": ["DE89370400440532013000", "GB82 WEST 1234 5698 7654 32", "gb82west12345698765432"],
+    "credit_card": ["4111111111111111", "5500-0000-0000-0004", "3400 000000 00009"],
+    "us_ssn": ["078-05-1120", "219-09-9999"],
+    "ip_address": ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"],
+    "phone": ["+49 (0)30 901820", "+14155552671", "(415) 555-2671", "415-555-2671 ext. 12", "1-800-555-2671", "(030) 901 820 99"],
+}
+LEFT = {
+    "secret": ["AKIA", "ghp_short", "task-oriented-and-rather-long-hyphenated-words", "-----BEGIN CERTIFICATE-----\nMIIE"],
+    "email": ["someone@example.com", "git@github.com", "a@b", "@decorator", "x@localhost", "dev\n@click.group()"],
+    "iban": ["DE89370400440532013001", "GB82 WEST 1234 5698 7654", "XX89370400440532013000"],
+    "credit_card": ["4111111111111112", "9111111111111111", "0.4111111111111111", "0000000000000000"],
+    "us_ssn": ["000-12-3456", "666-12-3456", "900-12-3456", "123-00-4567", "123-45-0000", "1123-45-67890"],
+    "ip_address": ["192.168.0.1", "127.0.0.1", "10.0.0.7", "1.2.3.4", "3.11.0.256", "1.22.3.4.5", "std::chrono", "fe80:1:2:3:4:5:6:7"],
+    "phone": [
+        "2000-04-16 11",
+        "1234567890",
+        "3.14159265358979",
+        "8253/8254",
+        "(1999) 123-456",
+        "123-456-7890",
+        "1,234,567,890",
+        "12 345 678",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_found_as_a_whole_and_what_only_looks_like_it_is_left(kind):
+    for value in FOUND[kind]:
+        text = f"It is {value}, as said."
+        assert find_spans([text]) == [[(kind, 6, 6 + len(value))]], value
+        assert find_spans([text], [other for other in KINDS if other != kind])[0] in ([], find_spans([text], ["phone"])[0])
+    for value in LEFT[kind]:
+        assert not [span for span in find_spans([f"It is {value} as said."], [kind])[0]], value
+
+
+def test_a_bare_number_is_a_phone_number_where_it_is_called_one():
+    assert find_spans(["Phone: 451 5986. In all 451 5986 men."], ["phone"]) == [[("phone", 7, 15)]]
+
+
+def test_the_first_kind_counts_where_two_overlap_and_texts_do_not_touch():
+    assert find_spans(["Fax: 4111111111111111"]) == [[("credit_card", 5, 21)]]
+    assert find_spans(["see 93.184.216.", "34 and a", "@posteo.de", "", "93.184.216.34"]) == [[], [], [], [], [("ip_address", 0, 13)]]
+
+
+def test_masking_replaces_the_spans_alone():
+    text = "Write to jane@posteo.de or call +1 415-555-2671."
+    assert mask_text(text, find_spans([text])[0]) == "Write to <EMAIL> or call <PHONE>."
+    assert mask_text("nothing here", []) == "nothing here"
+
+
+@pytest.mark.skipif(not SHARED_DATA.exists(), reason="labelled sentences are not here")
+def test_labelled_sentences_give_recall_and_precision():
+    """The forms were written with these sentences at hand: a figure for what has such a form, not for text that nobody looked at."""
+    names = {
+        "EMAIL_ADDRESS": "email", "PHONE_NUMBER": "phone", "CREDIT_CARD": "credit_card", "IBAN_CODE": "iban", "IP_ADDRESS": "ip_address",
+        "US_SSN": "us_ssn",
+    }  # fmt: skip
+    with gzip.open(SHARED_DATA / "safety" / "pii_spans.jsonl.gz", "rt", encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines]
+    counts: Counter[str] = Counter()
+    for record, found in zip(records, find_spans([record["text"] for record in records]), strict=True):
+        labelled = {(names[span["type"]], span["start"], span["end"]) for span in record["spans"] if span["type"] in names}
+        counts.update(labelled=len(labelled), found=len(found), both=len(labelled & set(found)))
+    assert counts["both"] / counts["labelled"] > 0.95 and counts["both"] / counts["found"] > 0.95, counts
+
+
+class ToyDocuments(Record):
+    num_documents: int
+    num_bytes: int
+
+
+def toy_documents() -> list[dict]:
+    texts = [("web", f"Mail jane@posteo.de, number {number}. Call 415-555-2671 or {number}@posteo.de.") for number in range(40)]
+    texts += [("web", f"Nothing to hide, {number}.") for number in range(20)]
+    texts += [
+        ("code", f'HOST = "93.184.216.34"  # {number}\nCARD = "4111111111111111"\n__author__ = "jane@posteo.de"\n') for number in range(9)
+    ]
+    empty = dict.fromkeys(("collection", "url", "licence", "lang", "repository", "path", "cluster"), "")
+    return [
+        {**empty, "id": document_id("toy", number, 0), "source": "toy", "offset": number, "piece": 0, "domain": domain, "text": text,
+         "content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode()), "split": "train",
+         "language": "en", "quality": 0.5, "quality_bucket": 2}
+        for number, (domain, text) in enumerate(texts)
+    ]  # fmt: skip
+
+
+@step(content=("documents/*.parquet",))
+def write_documents(*, output: Output) -> ToyDocuments:
+    table = pa.Table.from_pylist(sorted(toy_documents(), key=lambda row: row["id"]), schema=arrow_schema(PREPARED_COLUMNS))
+    pq.write_table(table, output.path("documents/part-00000.parquet"))
+    return ToyDocuments(num_documents=table.num_rows, num_bytes=sum(table["num_bytes"].to_pylist()))
+
+
+def test_the_step_masks_counts_and_keeps_the_numbers_of_code_for_any_number_of_partitions(tmp_path):
+    source = compute(write_documents, tmp_path)
+    recipe = PersonalDataRecipe(kinds=KINDS)
+    masked = [
+        compute(mask_personal_data, tmp_path / str(count), documents=source, recipe=recipe, resources=in_partitions(count))
+        for count in (2, 5)
+    ]
+    assert masked[0].digest == masked[1].digest
+    record = masked[0].record
+    assert (record.num_documents, record.num_masked_documents) == (69, 49)
+    assert record.masked == {**dict.fromkeys(KINDS, 0), "email": 89, "phone": 40}
+    before = {row["id"]: row for row in toy_documents()}
+    after = {row["id"]: row for row in rows(masked[0], "documents/*.parquet")}
+    for identity, row in before.items():
+        kinds = KINDS if row["domain"] == "web" else ("secret", "email")
+        text = mask_text(row["text"], find_spans([row["text"]], kinds)[0])
+        sizes = {"content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode())}
+        assert after[identity] == {**row, "text": text, **sizes}
+    assert sum(row["num_bytes"] for row in after.values()) == record.num_bytes
+    assert {row["id"] for row in rows(masked[0], "masked.parquet")} == {i for i in before if after[i]["text"] != before[i]["text"]}
+    assert 'HOST = "93.184.216.34"' in next(row["text"] for row in after.values() if row["domain"] == "code")
