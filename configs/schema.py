@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 PHASE_TEMPLATES = (
     "pretrain_general", "pretrain_code_reasoning", "mid_repo_code", "mid_reasoning", "mid_long_context", "mid_domain",
@@ -105,6 +105,16 @@ class IngestRecipe(Frozen):
 
 
 class ExtractionRecipe(Frozen):
+    html_extractor: Literal["combined", "trafilatura", "readability", "resiliparse"]
+    """Finds the main text of a page. combined: the best F1 measured (`python -m benchmarks.extraction`); resiliparse: five times faster and
+    with more boilerplate left."""
+    max_markup_chars: int = Field(gt=0)
+    """A longer page is dropped, reason `markup_too_large`, as is one whose nesting or tags would make parsing it quadratic."""
+    min_chars: int = Field(ge=0)
+    """A page with less text is dropped, reason `too_short`; text that needs no extraction is left to the filter."""
+    max_failed_share: float = Field(ge=0, le=1)
+    """Share of a collection's pages that give no text (no_main_content, broken_markup, markup_too_large) above which the run stops and
+    shows examples."""
     max_document_chars: int = Field(gt=0)
     """Longer documents are cut at paragraph ends into pieces of at most this many characters, each with its own offset."""
 
@@ -416,13 +426,39 @@ Packing = Literal["stream", "best_fit"]
 documents in rows with the fewest gaps, attention inside documents, no target across them (report, mid-training; every SFT)."""
 
 
+class MixtureWaypoint(Frozen):
+    """Where a mixture stands at a place of its phase; between two waypoints it changes linearly."""
+
+    at_share: float = Field(ge=0, le=1)
+    """Share of the phase's tokens."""
+    mixture: dict[Domain, float] = Field(min_length=1)
+
+
+def _waypoints_span_the_phase(mixture: dict[Domain, float] | tuple[MixtureWaypoint, ...]) -> dict[Domain, float] | tuple[MixtureWaypoint, ...]:
+    places = [0.0, 1.0] if isinstance(mixture, dict) else [waypoint.at_share for waypoint in mixture]
+    if len(places) < 2 or places != sorted(set(places)) or (places[0], places[-1]) != (0.0, 1.0):
+        raise ValueError(f"mixture has waypoints at_share {places}: let them rise from 0.0 to 1.0, or state one mixture without waypoints")
+    return mixture
+
+
+Mixture = Annotated[dict[Domain, float] | tuple[MixtureWaypoint, ...], Field(min_length=1), AfterValidator(_waypoints_span_the_phase)]
+"""One mixture for a whole phase, or waypoints from its first token to its last."""
+
+
+def mixture_domains(mixture: Mixture) -> tuple[Domain, ...]:
+    """Domains of a mixture, in the order in which they are first named."""
+    parts = [mixture] if isinstance(mixture, dict) else [waypoint.mixture for waypoint in mixture]
+    return tuple(dict.fromkeys(domain for part in parts for domain in part))
+
+
 class PackingRecipe(Frozen):
-    """The part of a phase that decides its packed rows. Made by `PhaseRecipe.packing`."""
+    """The part of a phase that decides its packed rows. Made by `PhaseRecipe.packing_recipe`."""
 
     num_tokens: int = Field(gt=0)
     sequence_length: int = Field(gt=1)
     packing: Packing
-    mixture: dict[Domain, float] = Field(min_length=1)
+    mixture: Mixture
+    bucket_weights: tuple[Annotated[float, Field(ge=0)], ...]
     max_epochs: float = Field(gt=0)
     fim_rate: float = Field(ge=0, le=1)
     seed: int
@@ -655,10 +691,14 @@ class PhaseRecipe(Frozen):
     rope_theta: float = Field(gt=0)
     """Report: 10,000 at 4K, 1,000,000 from 32K on."""
     packing: Packing
-    mixture: dict[Domain, float] = Field(min_length=1)
-    """Token share per domain, normalised over the domains that have text; of a policy objective the domains of its prompts."""
+    mixture: Mixture
+    """Token share per domain, normalised over the domains that have text; of a policy objective the domains of its prompts. Either one
+    mixture or a list of waypoints {at_share, mixture}, linear in between."""
+    bucket_weights: tuple[Annotated[float, Field(ge=0)], ...]
+    """How often an epoch holds a document of each quality bucket, from low to high (GLM-4.5: over 3.2 of the highest); documents without
+    a bucket once. Empty: every document once."""
     max_epochs: float = Field(gt=0)
-    """Ceiling on the passes over one domain; a phase whose mixture needs more is refused."""
+    """Ceiling on the passes over one domain, an epoch being what bucket_weights make of it; a phase whose mixture needs more is refused."""
     fim_rate: float = Field(ge=0, le=1)
     """Share of the documents of the domains code and repository that are rearranged to prefix, suffix, middle (report: all source code
     has fill-in-the-middle, without a rate)."""
@@ -686,7 +726,7 @@ class PhaseRecipe(Frozen):
     @property
     def reads_chats(self) -> bool:
         """Whether conversations are among the packed rows."""
-        return "chat" in self.mixture and not self.samples_answers
+        return "chat" in mixture_domains(self.mixture) and not self.samples_answers
 
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:
@@ -889,7 +929,13 @@ class Scale(Frozen):
                 f"tokenizer.num_ordinary_tokens + {tokenizer.num_special_tokens} special tokens = {used} exceeds "
                 f"model.vocab_size ({self.model.recipe.vocab_size}): lower the first or raise the second"
             )
+        num_buckets = self.data.recipe.filter.num_quality_buckets
         for phase in self.phases:
+            if len(phase.recipe.bucket_weights) not in (0, num_buckets):
+                raise ValueError(
+                    f"phase {phase.name}: bucket_weights has {len(phase.recipe.bucket_weights)} weights, "
+                    f"data.recipe.filter.num_quality_buckets is {num_buckets}: give one for each bucket, or [] for none"
+                )
             if phase.recipe.sequence_length > self.model.recipe.max_position_embeddings:
                 raise ValueError(
                     f"phase {phase.name}: sequence_length ({phase.recipe.sequence_length}) exceeds "

@@ -19,6 +19,7 @@ from infra.step import Artifact, Step
 from infra.store import step_key
 from tasks.data.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplicate_documents import deduplicate_documents
+from tasks.data.earlier_documents import list_earlier_documents
 from tasks.data.extract_documents import extract_documents
 from tasks.data.filter_documents import filter_documents
 from tasks.data.ingest_documents import ingest_documents
@@ -64,10 +65,11 @@ def cleaned(sources: SourceListing, root: Path, recipe: DataRecipe, resources: S
     extracted = compute(extract_documents, root, records=ingested, recipe=recipe.extract, **spark)
     clean = compute(remove_boilerplate, root, documents=extracted, recipe=recipe.boilerplate, **spark)
     classifiers = compute(train_classifiers, root, sources=sources, recipe=recipe.classifiers)
-    ngram_model = compute(train_ngram_model, root, documents=clean, recipe=recipe.ngram_model, **spark)
+    ngram_model = compute(train_ngram_model, root, documents=clean, recipe=recipe.ngram_training, **spark)
     models = {"classifiers": classifiers, "ngram_model": ngram_model}
     scored = compute(score_documents, root, documents=clean, **models, recipe=recipe.language, **spark)
-    unique = compute(deduplicate_documents, root, documents=scored, recipe=recipe.deduplicate, **spark)
+    earlier = list_earlier_documents(recipe.deduplicate.previous)
+    unique = compute(deduplicate_documents, root, documents=scored, previous=earlier, recipe=recipe.deduplicate, **spark)
     distinct = compute(remove_semantic_duplicates, root, documents=unique, recipe=recipe.semantic, **spark)
     split = compute(split_documents, root, documents=distinct, recipe=recipe.split, **spark)
     filtered = compute(filter_documents, root, documents=split, recipe=recipe.filter, **spark)
