@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
@@ -10,12 +11,16 @@ import pytest
 
 from configs.schema import SynthesisRecipe
 from tasks.data.arithmetic import OPERATIONS, choose_problems, is_evaluation_pair, verify_lines
+from tasks.data.code_sandbox import run_trusted, run_untrusted
+from tasks.data.reasoned_problem import ReasonedProblem
+from tasks.data.reasoning_families import FAMILIES, Family, choose_reasoned
 from tasks.data.synthesize_problems import synthesize_problems
 from tests.data_inputs import compute, rows
 
 RECIPE = SynthesisRecipe(
     operations=("+", "-", "*"), num_training_problems=2000, num_evaluation_problems=150, max_operand=30, problems_per_document=25,
-    num_chats=400, thinking_share=0.25, num_prompts=300,
+    num_chats=400, thinking_share=0.25, num_prompts=300, families={}, difficulty=1,
+    num_held_out_problems=0, prompt_families=(),
 )  # fmt: skip
 LINE = re.compile(r"(\d+) ([-+*]) (\d+) = (-?\d+)")
 
@@ -132,3 +137,103 @@ def test_only_the_operations_asked_for_are_used(tmp_path):
     made = compute(synthesize_problems, tmp_path, recipe=few)
     assert {row["family"] for row in rows(made, "prompts.parquet")} == {"arithmetic -"}
     assert {sign for side in equations(made) for _, sign, _, _ in side} == {"-"}
+
+
+SIX = ("brackets", "code", "equations", "logic", "quadratics", "systems")
+REASONING = RECIPE.model_copy(
+    update={
+        "num_training_problems": 300, "num_chats": 150, "num_prompts": 20, "families": dict.fromkeys(SIX, 30), "difficulty": 2,
+        "num_held_out_problems": 15, "prompt_families": ("equations", "logic"),
+    }
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reasoned(tmp_path_factory):
+    return compute(synthesize_problems, tmp_path_factory.mktemp("reasoning"), recipe=REASONING)
+
+
+@pytest.mark.parametrize("name", SIX)
+@pytest.mark.parametrize("difficulty", [1, 3, 5])
+def test_each_family_gives_verified_problems_whose_evaluation_part_is_never_trained_on(name, difficulty):
+    family = FAMILIES[name]
+    training, num_rejected = choose_reasoned(name, family, 150, difficulty, for_evaluation=False)
+    held_out, _ = choose_reasoned(name, family, 40, difficulty, for_evaluation=True)
+    assert num_rejected == 0 and all(family.verify(training)) and all(family.verify(held_out))
+    keys = [problem.key for problem in training]
+    assert len(set(keys)) == 150 and not set(keys) & {problem.key for problem in held_out}
+    assert not {problem.question for problem in training} & {problem.question for problem in held_out}
+    assert training[:50] == choose_reasoned(name, family, 50, difficulty, for_evaluation=False)[0]
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_the_verifier_of_each_family_refuses_the_answer_of_another_problem(name):
+    problems, _ = choose_reasoned(name, FAMILIES[name], 60, 2, for_evaluation=False)
+    others = [problem._replace(answer=other.answer) for problem, other in itertools.pairwise(problems)]
+    wrong = [problem for problem, original in zip(others, problems, strict=False) if problem.answer != original.answer]
+    refused = FAMILIES[name].verify(wrong).count(False)
+    if name == "code":
+        assert refused > 0.9 * len(wrong), "another function may pass the tests by chance"
+    else:
+        assert refused == len(wrong) > 20
+    assert FAMILIES[name].verify([problems[0]._replace(question="Who knows?")]) == [False]
+
+
+def test_wrong_reasoning_is_refused_too():
+    for name in ("brackets", "equations", "systems", "quadratics"):
+        (problem, *_), _ = choose_reasoned(name, FAMILIES[name], 5, 2, for_evaluation=False)
+        broken = re.sub(r"-?\d+(?=\D*$)", "987654", problem.reasoning, count=1)
+        assert FAMILIES[name].verify([problem, problem._replace(reasoning=broken)]) == [True, False], (name, broken)
+
+
+def test_what_the_verifier_refuses_is_counted_and_replaced():
+    honest = FAMILIES["equations"]
+
+    def write(row):
+        problem = honest.write(row)
+        return problem._replace(answer="0") if row[0] == 2 else problem
+
+    family = Family(honest.draw, write, honest.verify)
+    chosen, num_rejected = choose_reasoned("equations", family, 100, 2, for_evaluation=False)
+    assert len(chosen) == 100 and num_rejected > 0 and all(honest.verify(chosen))
+
+
+def test_a_family_that_is_exhausted_says_how_many_there_are():
+    tiny = Family(
+        lambda numbers, difficulty: numbers[:, :1] % 40, lambda row: ReasonedProblem(str(row), "", "", str(row)), lambda p: [True] * len(p)
+    )
+    with pytest.raises(ValueError, match=r"1000 training problems of family small .* gives only 3\d: raise synthesize\.difficulty"):
+        choose_reasoned("small", tiny, 1000, 1, for_evaluation=False)
+
+
+def test_documents_hold_question_reasoning_and_answer_of_every_family(reasoned):
+    record = reasoned.record
+    assert record.training_problems_by_family == {"arithmetic": 300} | dict.fromkeys(SIX, 30)
+    assert (record.num_training_problems, record.rejected, record.num_held_out_problems) == (480, {}, 90)
+    for name in SIX:
+        text = "".join(row["text"] for row in rows(reasoned, "documents/*.parquet") if row["source"] == f"synthetic/{name}")
+        problems, _ = choose_reasoned(name, FAMILIES[name], 30, 2, for_evaluation=False)
+        assert all(problem.text in text for problem in problems) and text.count("Question: ") == 30
+
+
+def test_conversations_prompts_and_held_out_problems_of_the_families(reasoned):
+    chats = [row for row in rows(reasoned, "chats.parquet") if row["kind"] != "arithmetic"]
+    assert {name: sum(row["kind"] == name for row in chats) for name in SIX} == dict.fromkeys(SIX, 15)
+    prompts = [row for row in rows(reasoned, "prompts.parquet") if not row["family"].startswith("arithmetic")]
+    held_out = rows(reasoned, "held_out.parquet")
+    assert {row["family"] for row in prompts} == {"equations", "logic"} and len(prompts) == 40
+    assert {row["family"] for row in held_out} == set(SIX)
+    texts = "".join(row["text"] for row in rows(reasoned, "documents/*.parquet")) + "".join(row["messages"] for row in chats)
+    assert not [row for row in (*prompts, *held_out) if row["prompt"] in texts]
+
+
+def test_programs_run_without_network_within_their_limits():
+    programs = [
+        "assert 1 + 1 == 2", "assert 1 + 1 == 3", "while True: pass", "x = 'a' * (1 << 31)",
+        "with open('written', 'w') as file: file.write('x')",
+        "import os\nassert not set(os.environ) - {'LC_CTYPE'}", "raise SystemExit(0)", "def f(:", "import os\nos._exit(0)",
+        "import os\nos.fork()",
+        "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)",
+    ]  # fmt: skip
+    assert [run_untrusted(program) for program in programs] == [True] + [False] * 4 + [True] + [False] * 5
+    assert run_trusted(["assert True", "assert False", "pass"]) == [True, False, True]

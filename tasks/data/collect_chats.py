@@ -58,8 +58,8 @@ def collect_chats(
     spark = spark_session(resources)
     files = [file for file in sources.files if file.role == "sft"]
     output.report(Progress(0, len(files), "sources", "reading"))
-    protected = protected_items(ingested, synthetic)
-    items = spark.sparkContext.broadcast((protected.index(recipe.decontaminate.ngram_size), protected))
+    protected, index = protected_items(ingested, synthetic, recipe.decontaminate)
+    items = spark.sparkContext.broadcast((index, protected))
     given = {"max_chat_chars": recipe.chats.max_chat_chars, "items": items}
     generated = spark.read.parquet(synthetic.path("chats.parquet").as_uri())
     frames = [generated.mapInArrow(partial(judge_chats, **given), ROW_COLUMNS)]

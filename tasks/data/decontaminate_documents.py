@@ -1,6 +1,7 @@
-"""Step: filtered and synthetic documents -> those that share no n-gram with an evaluation item; dropped.parquet names the item.
+"""Step: filtered and synthetic documents -> those that overlap with no evaluation item (overlap.py says what that is).
 
-Protected are the evaluation files of the data directory and the very arithmetic problems that gate promotion.
+dropped.parquet names the item, by its id and by file and record; contaminated.parquet shows the words that document and item share.
+Protected are all records of role `evaluation` and the generated problems that gate promotion or are held out.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from tasks.data.overlap import HIT_COLUMNS, find_overlaps
 from tasks.data.protected_items import protected_items
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pyarrow as pa
+    from pyspark.sql import DataFrame
 
     from configs.schema import DecontaminationRecipe, SparkResources
     from tasks.data.ingest_documents import IngestedDocuments
@@ -31,12 +31,14 @@ class DecontaminatedDocuments(Record):
     num_documents: int
     num_bytes: int
     num_protected_items: int
+    num_common_runs: int
+    """Runs of words shared with items that so many documents hold that they drop none: common phrases."""
     dropped: dict[str, int]
     train_bytes_by_domain: dict[str, int]
     validation_bytes_by_domain: dict[str, int]
 
 
-@step(content=("documents/*.parquet", "dropped.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
+@step(content=("documents/*.parquet", "dropped.parquet", "contaminated.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
 def decontaminate_documents(
     *,
     documents: Artifact[MaskedDocuments],
@@ -47,16 +49,17 @@ def decontaminate_documents(
     output: Output,
 ) -> DecontaminatedDocuments:
     """Drop what overlaps with an evaluation item, whether it is to be trained on or held out. Raises ValueError if nothing is left."""
-
     spark = spark_session(resources)
     num_in = documents.record.num_documents + synthetic.record.num_documents
     output.report(Progress(0, num_in, "documents", "indexing evaluation items"))
-    items = protected_items(ingested, synthetic)
-    index = spark.sparkContext.broadcast(items.index(recipe.ngram_size))
+    items, overlaps = protected_items(ingested, synthetic, recipe)
+    index = spark.sparkContext.broadcast(overlaps)
     frame = read_documents(spark, [*documents.paths("documents/*.parquet"), *synthetic.paths("documents/*.parquet")], resources)
     hits = frame.select("id", "text").mapInArrow(partial(find_overlaps, index=index), HIT_COLUMNS).persist()
-    _write_dropped(hits.where("item >= 0").toArrow(), items, output.path("dropped.parquet"))
-    kept = frame.join(hits.where("item < 0").select("id"), "id", "left_semi").select(*frame.columns)
+    contaminated, num_common = _contaminated(hits, items.num_records, recipe.max_documents_per_run)
+    evidence = contaminated.toArrow()
+    _write_evidence(evidence, items, output)
+    kept = frame.join(contaminated.select("id"), "id", "left_anti").select(*frame.columns)
     num_bytes = documents.record.num_bytes + synthetic.record.num_bytes
     counts = count_by(write_documents(kept, output.path("documents"), num_bytes), "split", "domain")
     hits.unpersist()
@@ -72,21 +75,49 @@ def decontaminate_documents(
         num_documents=num_kept,
         num_bytes=sum(size for _, size in counts.values()),
         num_protected_items=items.count,
+        num_common_runs=num_common,
         dropped=reasons,
         train_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN},
         validation_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split != TRAIN},
     )
 
 
-def _write_dropped(hits: pa.Table, items: ProtectedItems, path: Path) -> None:
+def _contaminated(hits: DataFrame, num_records: int, max_documents: int) -> tuple[DataFrame, int]:
+    """(id, item, run, shared, num_runs) of each document that overlaps, with its first item; and how many runs are common phrases.
+
+    Runs of records alone can be common: an evaluated equation is dropped however often it is stated.
+    """
+    from pyspark.sql import functions as F
+
+    holders = hits.where(F.col("item") < num_records).groupBy("run").agg(F.count("id").alias("num_documents"))
+    common = holders.where(F.col("num_documents") > max_documents).select("run", F.lit(True).alias("is_common"))
+    marked = hits.join(common, "run", "left")
+    telling = marked.where(F.col("is_common").isNull() | (F.col("item") >= num_records))
+    smallest = F.min(F.struct("item", "run", "shared")).alias("smallest")
+    named = telling.groupBy("id").agg(smallest, F.count("run").alias("num_runs"))
+    return named.select("id", "smallest.*", "num_runs"), common.count()
+
+
+def _write_evidence(hits: pa.Table, items: ProtectedItems, output: Output) -> None:
+    """dropped.parquet, and contaminated.parquet with what is shared, both sorted by document id."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     numbers = hits.column("item").to_pylist()
-    columns = {
+    named = {
         "id": hits.column("id").to_pylist(),
         "reason": [items.reason(number) for number in numbers],
         "kept_id": [items.ids[number] for number in numbers],
+        "item": [items.place(number) for number in numbers],
     }
-    schema = pa.schema([(name, pa.string()) for name in columns])
-    pq.write_table(pa.table(columns, schema=schema).sort_by("id"), path, compression="zstd")
+    schema = pa.schema([(name, pa.string()) for name in named])
+    dropped = pa.table(named, schema=schema)
+    pq.write_table(dropped.sort_by("id"), output.path("dropped.parquet"), compression="zstd")
+    shared = dropped.drop_columns("reason").rename_columns(["id", "item_id", "item"])
+    shared = shared.append_column("item_source", pa.array([items.sources[number] for number in numbers], pa.string()))
+    shared = shared.append_column("item_offset", pa.array([items.offsets[number] for number in numbers], pa.int64()))
+    shared = shared.append_column("item_kind", pa.array([items.kinds[number] for number in numbers], pa.string()))
+    for name in ("shared", "num_runs"):
+        shared = shared.append_column(name, hits.column(name))
+    shared = shared.drop_columns("item").sort_by("id").combine_chunks()
+    pq.write_table(shared, output.path("contaminated.parquet"), compression="zstd")

@@ -20,7 +20,7 @@ num_bytes: UTF-8 bytes of the text."""
 RECORD_COLUMNS = f"{DOCUMENT_COLUMNS}, markup string"
 """What ingestion leaves: one row per record, whole, its text still in the source's markup."""
 PLAIN, HTML, WIKITEXT, JSON_RECORD = "", "html", "wikitext", "json"
-"""Markups of a record's text. JSON_RECORD: an evaluation record, all its fields as JSON: decontamination needs to know question from choice."""
+"""Markups of a record's text. JSON_RECORD: all fields of an evaluation record, since decontamination has to know question from choice."""
 
 SCORE_COLUMNS = "language string, language_score double, quality double, toxicity double, perplexity double, factuality double"
 """language: ISO 639 code found in the text, empty where there is none to find; language_score: probability; quality, toxicity, factuality:

@@ -1,18 +1,24 @@
-"""Overlap of documents with evaluation items, by n-grams of normalised words. Runs in executors: imports no Spark.
+"""Overlap of documents with evaluation items, by runs of normalised words. Runs in executors: imports no Spark.
 
-An item of at least n words protects each of its n-grams; a shorter one protects the sequence of all its words, if it has enough of
-them to be no everyday phrase. N-grams that mostly repeat themselves (rows of zeros, rules) protect nothing.
+Normalised: lower case, words alone (words.py), LaTeX's layout commands and thousands separators left out, so that `$\\frac{1}{2}$` is
+`1/2` and `1,000` is `1000`. A text of at least n words protects each of its n-grams; a shorter one the sequence of all its words, if it
+has enough of them to be no everyday phrase. N-grams that mostly repeat themselves (rows of zeros), have hardly a word with letters
+(tables of numbers) or are shared by many items (a benchmark's instructions) protect nothing.
+
+Every protected run is looked up by its first words, its anchor, and then compared as a whole: one pass per length of anchor.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tasks.data.words import Words, ngram_hashes, split_words
+from tasks.data.words import BASE, BASE_INVERSE, OPERATORS, SINGLE_RANGES, Words, mix, split_words
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,74 +27,236 @@ if TYPE_CHECKING:
     U64 = NDArray[np.uint64]
     I64 = NDArray[np.int64]
 
-HIT_COLUMNS = "id string, item long"
+HIT_COLUMNS = "id string, item long, run long, shared string"
+"""item: number of the item that a document overlaps with; run: hash of the words that they share; shared: the words as the document
+writes them. A document has a row for every such run, and none where there is no overlap."""
 CHUNK_CHARS = 2_000_000
 MIN_WORDS_OF_TEXT = 8
 """Shorter evaluation texts (a five-word sentence) occur in honest documents by chance."""
 MIN_WORDS_OF_PROBLEM = 5
 """`12 + 7 = 19` has five words, signs included; equations do not occur by chance."""
+MIN_LETTER_WORDS = 2
+"""Words with a letter that a protected run of text has at least."""
+FILTER_SLOTS = 16
+"""Of the first filter, per protected run."""
+CHARS_PER_WORD = 3
+"""Characters that tell as much as a word, in scripts without spaces: 13 of them are a phrase of three Thai or six Chinese words."""
+SINGLES = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in SINGLE_RANGES) + "]")
+_NONE = np.empty(0, dtype=np.int64)
+NO_MATCHES = (_NONE, _NONE, np.empty(0, dtype=np.uint64), _NONE, _NONE)
+LATEX_LAYOUT = re.compile(
+    r"\\(?:[dtc]?frac|left|right|text(?:bf|it|rm)?|math(?:rm|bf|bb|it|cal|sf)|operatorname|displaystyle|cdot|times|div|q?quad|begin|end"
+    r"|boxed)(?![a-zA-Z])|\\[,;!: ]|\{,\}(?=\d{3})"
+)
+THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")
+
+
+class Protection(NamedTuple):
+    """How texts are protected."""
+
+    min_words: int
+    ngram_size: int
+    with_operators: bool
+
+
+class ProtectedTexts(NamedTuple):
+    """Texts that are protected alike, and the number of the item that each belongs to."""
+
+    texts: list[str]
+    items: list[int]
+    protection: Protection
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Protected runs that begin with an anchor of one length, sorted by the anchor's hash."""
+
+    length: int
+    with_operators: bool
+    anchors: U64
+    lengths: I64
+    wholes: U64
+    """Hash of the whole run."""
+    items: I64
+    may_hold: NDArray[np.bool_]
+    """By the leading bits of an anchor: whether there is any."""
+
+
+class Hits(NamedTuple):
+    """Every overlap of a batch of texts, each protected run once per text, sorted by text, then item."""
+
+    texts: I64
+    items: I64
+    runs: U64
+    """Hash of the run: what several texts share."""
+    shared: list[str]
+    """The run as the text writes it."""
 
 
 @dataclass(frozen=True)
 class OverlapIndex:
-    """Protected n-grams by length: sorted hashes, and the number of the first item that holds each."""
+    """All that is protected."""
 
-    grams: dict[int, tuple[U64, I64]]
+    probes: tuple[Probe, ...]
+
+    def hits(self, texts: Sequence[str]) -> Hits:
+        """What the texts overlap with."""
+        plain = normalise(texts)
+        words = split_words(plain, with_operators=True)
+        streams = {True: Runs(words), False: Runs(without_operators(words))}
+        found = [NO_MATCHES, *(streams[probe.with_operators].matches(probe) for probe in self.probes)]
+        owners, items, runs, starts, stops = (np.concatenate([part[place] for part in found]) for place in range(5))
+        order = np.lexsort((starts, runs, items, owners))
+        owners, items, runs, starts, stops = owners[order], items[order], runs[order], starts[order], stops[order]
+        is_new = np.ones(len(runs), dtype=bool)
+        is_new[1:] = (runs[1:] != runs[:-1]) | (owners[1:] != owners[:-1])
+        places = np.flatnonzero(is_new)
+        text_starts = np.concatenate(([0], np.cumsum([len(text) for text in plain], dtype=np.int64)))
+        begins, ends = starts[places] - text_starts[owners[places]], stops[places] - text_starts[owners[places]]
+        spans = zip(owners[places].tolist(), begins.tolist(), ends.tolist(), strict=True)
+        return Hits(owners[places], items[places], runs[places], [plain[text][start:stop] for text, start, stop in spans])
 
     def first_hits(self, texts: Sequence[str]) -> I64:
         """The smallest item number that each text overlaps with, or -1."""
-        words = split_words(texts, with_operators=True)
-        none = np.iinfo(np.int64).max
-        found = np.full(len(texts), none)
-        for length, (protected, items) in self.grams.items():
-            hashes, owners = ngram_hashes(words, length)
-            places = np.minimum(np.searchsorted(protected, hashes), len(protected) - 1)
-            hit = protected[places] == hashes
-            np.minimum.at(found, owners[hit], items[places[hit]])
-        return np.where(found == none, -1, found)
+        hits = self.hits(texts)
+        found = np.full(len(texts), -1)
+        found[hits.texts[::-1]] = hits.items[::-1]
+        return found
 
 
-def build_index(groups: Sequence[tuple[Sequence[str], int]], ngram_size: int) -> OverlapIndex:
-    """The index over groups of (texts, smallest number of words that counts); items are numbered through all groups in order."""
-    found: dict[int, list[tuple[U64, I64]]] = {}
-    first_item = 0
-    for texts, min_words in groups:
+class Runs:
+    """Hashes of runs of words of a batch, equal for equal runs wherever they stand: differences of one running sum of powers."""
+
+    def __init__(self, words: Words) -> None:
+        self.words = words
+        self.owners = np.repeat(np.arange(len(words.counts)), words.counts)
+        self._powers, self._inverses = _powers(len(words.hashes) + 1)
+        self._sums = np.zeros(len(words.hashes) + 1, dtype=np.uint64)
+        np.cumsum(words.hashes * self._powers[:-1], out=self._sums[1:])
+
+    def starts(self, size: int) -> I64:
+        """First words of every run of `size` words of one text."""
+        return np.flatnonzero(self.owners[size - 1 :] == self.owners[: len(self.owners) - size + 1]) if len(self.owners) >= size else _NONE
+
+    def hashes(self, starts: I64, lengths: I64 | int) -> U64:
+        return mix((self._sums[starts + lengths] - self._sums[starts]) * self._inverses[starts])
+
+    def matches(self, probe: Probe) -> tuple[I64, I64, U64, I64, I64]:
+        """(text, item, hash of the run, first and last character but one) of every protected run in the words."""
+        words = self.words
+        starts = self.starts(probe.length)
+        anchors = self.hashes(starts, probe.length)
+        likely = np.flatnonzero(probe.may_hold[anchors >> np.uint64(65 - len(probe.may_hold).bit_length())])
+        starts, anchors = starts[likely], anchors[likely]
+        lows, highs = np.searchsorted(probe.anchors, anchors), np.searchsorted(probe.anchors, anchors, side="right")
+        counts = highs - lows
+        entries = np.repeat(lows - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        starts = np.repeat(starts, counts)
+        fits = starts + probe.lengths[entries] <= words.offsets[self.owners[starts] + 1]
+        starts, entries = starts[fits], entries[fits]
+        equal = self.hashes(starts, probe.lengths[entries]) == probe.wholes[entries]
+        starts, entries = starts[equal], entries[equal]
+        lasts = starts + probe.lengths[entries] - 1
+        stops = words.starts[lasts] + words.lengths[lasts]
+        return self.owners[starts], probe.items[entries], probe.wholes[entries], words.starts[starts], stops
+
+
+def normalise(texts: Sequence[str]) -> list[str]:
+    """The texts without what the same mathematics may be written with or without."""
+    return [THOUSANDS.sub("", LATEX_LAYOUT.sub(" ", text) if "\\" in text or "{," in text else text) for text in texts]
+
+
+def without_operators(words: Words) -> Words:
+    """The words that are no sign standing alone: `a+b` and `a b` are the same text."""
+    kept = words.has_letter | (words.lengths > 1) | ~np.isin(words.hashes, split_words([" ".join(OPERATORS)], with_operators=True).hashes)
+    before = np.concatenate(([0], np.cumsum(kept)))
+    members = {name: getattr(words, name)[kept] for name in ("hashes", "lengths", "is_single", "has_letter", "starts")}
+    return replace(words, offsets=before[words.offsets], **members)
+
+
+def build_index(groups: Sequence[ProtectedTexts], max_items: int) -> OverlapIndex:
+    """The index over texts of items; of a run that several items share the smallest one is named, a run of more than max_items none."""
+    found: dict[tuple[bool, int], list[tuple[U64, I64, U64, I64]]] = {}
+    for texts, items, protection in [part for group in groups for part in _by_script(group)]:
         for start, stop in chunk_bounds(texts):
-            words = split_words(texts[start:stop], with_operators=True)
-            for length in range(min(min_words, ngram_size), ngram_size + 1):
-                hashes, owners = _protected(words, length, whole_only=length < ngram_size)
-                if len(hashes):
-                    found.setdefault(length, []).append((hashes, owners + first_item + start))
-        first_item += len(texts)
-    return OverlapIndex({length: _smallest_items(parts) for length, parts in sorted(found.items(), reverse=True)})
+            words = split_words(normalise(texts[start:stop]), with_operators=True)
+            runs = Runs(words if protection.with_operators else without_operators(words))
+            for length, (anchors, lengths, wholes, owners) in _protected(runs, protection):
+                numbers = np.array(items[start:stop], dtype=np.int64)[owners]
+                found.setdefault((protection.with_operators, length), []).append((anchors, lengths, wholes, numbers))
+    probes = (_probe(*key, parts, max_items) for key, parts in sorted(found.items(), reverse=True))
+    return OverlapIndex(tuple(probe for probe in probes if len(probe.anchors)))
 
 
-def _protected(words: Words, length: int, whole_only: bool) -> tuple[U64, I64]:
-    hashes, owners = ngram_hashes(words, length)
-    kept = words.counts[owners] == length if whole_only else _num_new_words(words, length) * 2 >= length
-    return hashes[kept], owners[kept]
+def _by_script(group: ProtectedTexts) -> Iterator[ProtectedTexts]:
+    """The texts of scripts without spaces, whose words are characters, need longer runs."""
+    single = [len(SINGLES.sub("", text)) * 2 < len(text) for text in group.texts]
+    size = group.protection
+    longer = size._replace(min_words=size.min_words * CHARS_PER_WORD, ngram_size=size.ngram_size * CHARS_PER_WORD)
+    for is_single, protection in ((False, size), (True, longer)):
+        places = [place for place, found in enumerate(single) if found == is_single]
+        yield ProtectedTexts([group.texts[place] for place in places], [group.items[place] for place in places], protection)
 
 
-def _num_new_words(words: Words, length: int) -> I64:
-    """For each n-gram the number of its words that differ from the two words before them."""
-    is_new = np.ones(len(words.hashes), dtype=np.int64)
+def _protected(runs: Runs, protection: Protection) -> Iterator[tuple[int, tuple[U64, I64, U64, I64]]]:
+    """(length of the anchor, (anchors, lengths, hashes of the whole, texts)) of n-grams, and of texts that are shorter than one."""
+    words, size, least = runs.words, protection.ngram_size, min(protection.min_words, protection.ngram_size)
+    starts = runs.starts(size)
+    is_telling = _window_sums(_new_words(words), starts, size) * 2 >= size
+    if not protection.with_operators:
+        is_telling &= _window_sums(words.has_letter, starts, size) >= MIN_LETTER_WORDS
+    starts = starts[is_telling]
+    if len(starts):
+        grams = runs.hashes(starts, size)
+        yield size, (grams, np.full(len(starts), size), grams, runs.owners[starts])
+    short = np.flatnonzero((words.counts >= least) & (words.counts < size))
+    if len(short):
+        starts, lengths = words.offsets[short], words.counts[short]
+        yield least, (runs.hashes(starts, least), lengths, runs.hashes(starts, lengths), short)
+
+
+def _probe(with_operators: bool, length: int, parts: list[tuple[U64, I64, U64, I64]], max_items: int) -> Probe:
+    anchors, wholes = np.concatenate([part[0] for part in parts]), np.concatenate([part[2] for part in parts])
+    lengths, items = np.concatenate([part[1] for part in parts]), np.concatenate([part[3] for part in parts])
+    order = np.lexsort((items, wholes, anchors))
+    anchors, lengths, wholes, items = anchors[order], lengths[order], wholes[order], items[order]
+    is_first = np.ones(len(wholes), dtype=bool)
+    is_first[1:] = wholes[1:] != wholes[:-1]
+    is_new_item = is_first.copy()
+    is_new_item[1:] |= items[1:] != items[:-1]
+    firsts = np.flatnonzero(is_first)
+    kept = firsts[np.add.reduceat(is_new_item.astype(np.int64), firsts) <= max_items]
+    num_bits = max(10, (len(kept) * FILTER_SLOTS).bit_length())
+    may_hold = np.zeros(1 << num_bits, dtype=bool)
+    may_hold[anchors[kept] >> np.uint64(64 - num_bits)] = True
+    return Probe(length, with_operators, anchors[kept], lengths[kept], wholes[kept], items[kept], may_hold)
+
+
+def _new_words(words: Words) -> NDArray[np.bool_]:
+    """Words that differ from the two words before them."""
+    is_new = np.ones(len(words.hashes), dtype=bool)
     for back in (1, 2):
         is_new[back:] &= words.hashes[back:] != words.hashes[:-back]
-    sums = np.concatenate(([0], np.cumsum(is_new)))
-    owner_of_word = np.repeat(np.arange(len(words.counts)), words.counts)
-    starts = np.arange(max(len(words.hashes) - length + 1, 0))
-    starts = starts[owner_of_word[starts] == owner_of_word[starts + length - 1]] if len(starts) else starts
-    return sums[starts + length] - sums[starts]
+    return is_new
 
 
-def _smallest_items(parts: list[tuple[U64, I64]]) -> tuple[U64, I64]:
-    hashes = np.concatenate([part[0] for part in parts])
-    items = np.concatenate([part[1] for part in parts])
-    order = np.lexsort((items, hashes))
-    hashes, items = hashes[order], items[order]
-    is_first = np.ones(len(hashes), dtype=bool)
-    is_first[1:] = hashes[1:] != hashes[:-1]
-    return hashes[is_first], items[is_first]
+def _window_sums(values: NDArray[np.bool_], starts: I64, size: int) -> I64:
+    sums = np.concatenate(([0], np.cumsum(values)))
+    return sums[starts + size] - sums[starts]
+
+
+@lru_cache(maxsize=1)
+def _rounded_powers(length: int) -> tuple[U64, U64]:
+    powers = np.full((2, length), BASE, dtype=np.uint64)
+    powers[1] = BASE_INVERSE
+    powers[:, 0] = 1
+    powers = np.cumprod(powers, axis=1, dtype=np.uint64)
+    return powers[0], powers[1]
+
+
+def _powers(length: int) -> tuple[U64, U64]:
+    powers, inverses = _rounded_powers(1 << max(16, (length - 1).bit_length()))
+    return powers[:length], inverses[:length]
 
 
 def chunk_bounds(texts: Sequence[str]) -> list[tuple[int, int]]:
@@ -106,6 +274,8 @@ def find_overlaps(batches: Iterator[pa.RecordBatch], index: Any) -> Iterator[pa.
 
     for batch in batches:
         texts = batch.column("text").to_pylist()
-        hits = [index.value.first_hits(texts[start:stop]) for start, stop in chunk_bounds(texts)]
-        items = pa.array(np.concatenate(hits) if hits else np.empty(0, dtype=np.int64))
-        yield pa.RecordBatch.from_arrays([batch.column("id"), items], names=["id", "item"])
+        for start, stop in chunk_bounds(texts):
+            hits = index.value.hits(texts[start:stop])
+            ids = batch.column("id").take(pa.array(hits.texts + start))
+            columns = [ids, pa.array(hits.items), pa.array(hits.runs.view(np.int64)), pa.array(hits.shared, pa.string())]
+            yield pa.RecordBatch.from_arrays(columns, names=["id", "item", "run", "shared"])

@@ -1,56 +1,108 @@
-"""What may not be trained on: the evaluation files of the data directory, and the very problems that gate promotion."""
+"""What may not be trained on: every record of role `evaluation`, and the very problems that gate promotion.
+
+The gold patches of `code/swe_tasks`-like prompts also occur among commits. They are prompts: trained on, as commits are. Who evaluates
+with such tasks gives their file the role `evaluation`, and their added lines are protected like those of any change.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tasks.data.overlap import MIN_WORDS_OF_PROBLEM, MIN_WORDS_OF_TEXT, OverlapIndex, build_index
+from tasks.data.documents import document_id
+from tasks.data.item_views import ASKED, PROGRAM, TOLD, views
+from tasks.data.overlap import MIN_WORDS_OF_PROBLEM, MIN_WORDS_OF_TEXT, OverlapIndex, ProtectedTexts, Protection, build_index
+from tasks.data.synthesize_problems import EVALUATION_SOURCE, HELD_OUT_SOURCE
 
 if TYPE_CHECKING:
+    from configs.schema import DecontaminationRecipe
     from infra.step import Artifact
     from tasks.data.ingest_documents import IngestedDocuments
     from tasks.data.synthesize_problems import SynthesizedProblems
 
-OVERLAPS_TEXT, OVERLAPS_PROBLEM = "overlaps_evaluation_text", "overlaps_problem"
+PROBLEM = "problem"
+WHOLE = 1 << 30
+"""Words per n-gram of generated problems: they are protected as a whole, since their wording is that of all others of their kind."""
 
 
 @dataclass(frozen=True)
 class ProtectedItems:
-    """Texts of evaluation records, then of the problems: each stated (`12 + 7 = 19`) and asked (`What is 12 + 7?`)."""
+    """Evaluation records by id, then the problems by id; an item is known by its place."""
 
     ids: list[str]
-    """Of the item that each text belongs to."""
-    texts: list[str]
-    num_records: int
-    """Of the leading texts that are evaluation records."""
+    kinds: list[str]
+    sources: list[str]
+    offsets: list[int]
 
     @property
     def count(self) -> int:
-        """Items, however often a text speaks of them."""
-        return len(set(self.ids))
+        return len(self.ids)
 
-    def index(self, ngram_size: int) -> OverlapIndex:
-        """What texts are looked up in; its numbers are places in `ids`."""
-        records, problems = self.texts[: self.num_records], self.texts[self.num_records :]
-        return build_index([(records, MIN_WORDS_OF_TEXT), (problems, MIN_WORDS_OF_PROBLEM)], ngram_size)
+    @property
+    def num_records(self) -> int:
+        """Of the leading items that are evaluation records."""
+        return self.count - self.kinds.count(PROBLEM)
 
     def reason(self, number: int) -> str:
-        """Why a text that overlaps with this one is dropped."""
-        return OVERLAPS_TEXT if number < self.num_records else OVERLAPS_PROBLEM
+        """Why a text that overlaps with this item is dropped."""
+        return f"overlaps_{self.kinds[number]}"
+
+    def place(self, number: int) -> str:
+        """Where the item stands, for people."""
+        return f"{self.sources[number]} at {self.offsets[number]}"
 
 
-def protected_items(ingested: Artifact[IngestedDocuments], synthetic: Artifact[SynthesizedProblems]) -> ProtectedItems:
-    """Records and problems, each sorted by id."""
+def protected_items(
+    ingested: Artifact[IngestedDocuments], synthetic: Artifact[SynthesizedProblems], recipe: DecontaminationRecipe
+) -> tuple[ProtectedItems, OverlapIndex]:
+    """The items and what texts are looked up in."""
+    items = ProtectedItems([], [], [], [])
+    size = recipe.ngram_size
+    groups = {
+        ASKED: ProtectedTexts([], [], Protection(MIN_WORDS_OF_TEXT, size, False)),
+        TOLD: ProtectedTexts([], [], Protection(size, size, False)),
+        PROGRAM: ProtectedTexts([], [], Protection(size, recipe.code_ngram_size, False)),
+        PROBLEM: ProtectedTexts([], [], Protection(MIN_WORDS_OF_PROBLEM, WHOLE, True)),
+    }
+    for row in _records(ingested):
+        kind, found = views(row["text"], row["markup"])
+        for text, role in found:
+            _protect(groups[role], text, items.count)
+        _append(items, row["id"], kind, row["source"], row["offset"])
+    for identity, source, number, texts in _problems(synthetic):
+        for text in texts:
+            _protect(groups[PROBLEM], text, items.count)
+        _append(items, identity, PROBLEM, source, number)
+    return items, build_index(list(groups.values()), recipe.max_items_per_run)
+
+
+def _protect(group: ProtectedTexts, text: str, item: int) -> None:
+    group.texts.append(text)
+    group.items.append(item)
+
+
+def _append(items: ProtectedItems, identity: str, kind: str, source: str, offset: int) -> None:
+    items.ids.append(identity)
+    items.kinds.append(kind)
+    items.sources.append(source)
+    items.offsets.append(offset)
+
+
+def _records(ingested: Artifact[IngestedDocuments]) -> list[dict[str, Any]]:
     import pyarrow.dataset as dataset
-    import pyarrow.parquet as pq
 
     paths = [str(path) for path in ingested.paths("evaluation/*.parquet")]
-    records = dataset.dataset(paths).to_table(columns=["id", "text"]).sort_by("id")
-    problems = pq.read_table(synthetic.path("problems.parquet")).sort_by("id").to_pylist()
-    stated = [(row["id"], text) for row in problems for text in (row["prompt"] + row["answer"], row["question"])]
-    return ProtectedItems(
-        ids=[*records.column("id").to_pylist(), *(identity for identity, _ in stated)],
-        texts=[*records.column("text").to_pylist(), *(text for _, text in stated)],
-        num_records=records.num_rows,
-    )
+    return dataset.dataset(paths).to_table(columns=["id", "source", "offset", "text", "markup"]).sort_by("id").to_pylist()
+
+
+def _problems(synthetic: Artifact[SynthesizedProblems]) -> Iterator[tuple[str, str, int, list[str]]]:
+    """(id, source, number, texts) of the evaluated problems, stated and asked, and the questions held out of the other families."""
+    import pyarrow.parquet as pq
+
+    for source, name in ((EVALUATION_SOURCE, "problems.parquet"), (HELD_OUT_SOURCE, "held_out.parquet")):
+        rows = pq.read_table(synthetic.path(name)).sort_by("id").to_pylist()
+        numbers = {document_id(source, number, 0): number for number in range(len(rows))}
+        for row in rows:
+            texts = [row["prompt"] + row["answer"], row["question"]] if source == EVALUATION_SOURCE else [row["prompt"]]
+            yield row["id"], source, numbers[row["id"]], texts

@@ -48,6 +48,8 @@ class Words:
     is_single: NDArray[np.bool_]
     """Characters that are words by themselves."""
     has_letter: NDArray[np.bool_]
+    starts: I64
+    """Place of each word's first code point in all texts joined."""
 
     @property
     def counts(self) -> I64:
@@ -77,9 +79,10 @@ def split_words(texts: Sequence[str], with_operators: bool = False) -> Words:
     ends = inside & ~(joined & _shifted(joined, -1, is_last))
     starts, stops = np.flatnonzero(begins), np.flatnonzero(ends) + 1
     hashes = mix(span_hashes(lower[points], starts, stops))
-    letters = np.concatenate(([0], np.cumsum((kinds == LETTER) | (kinds == SINGLE))))
+    letters = np.zeros(len(kinds) + 1, dtype=np.int32)
+    np.cumsum((kinds == LETTER) | (kinds == SINGLE), out=letters[1:], dtype=np.int32)
     has_letter = letters[stops] > letters[starts]
-    return Words(hashes, stops - starts, np.searchsorted(starts, text_starts), kinds[starts] == SINGLE, has_letter)
+    return Words(hashes, stops - starts, np.searchsorted(starts, text_starts), kinds[starts] == SINGLE, has_letter, starts)
 
 
 def _text_ends(text_starts: I64) -> tuple[I64, I64]:
@@ -112,14 +115,15 @@ def mix(values: U64) -> U64:
 
 def ngram_hashes(words: Words, size: int, whole_if_shorter: bool = False) -> tuple[U64, I64]:
     """Hashes of every run of `size` words, and the text each belongs to; texts with fewer words give none, or one for all of them."""
-    num_words = len(words.hashes)
     text_of_word = np.repeat(np.arange(len(words.counts)), words.counts)
-    starts = np.arange(max(num_words - size + 1, 0))
-    starts = starts[text_of_word[starts] == text_of_word[starts + size - 1]] if len(starts) else starts
-    hashes = np.zeros(len(starts), dtype=np.uint64)
+    num_runs = max(len(words.hashes) - size + 1, 0)
+    hashes = np.zeros(num_runs, dtype=np.uint64)
     for place in range(size):
-        hashes = hashes * BASE + words.hashes[starts + place]
-    texts = text_of_word[starts]
+        hashes *= BASE
+        hashes += words.hashes[place : place + num_runs]
+    texts = text_of_word[:num_runs]
+    is_inside = texts == text_of_word[size - 1 : size - 1 + num_runs]
+    hashes, texts = hashes[is_inside], texts[is_inside]
     if whole_if_shorter:
         short = np.flatnonzero((words.counts > 0) & (words.counts < size))
         if len(short):

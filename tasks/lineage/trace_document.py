@@ -12,7 +12,7 @@ from infra.model_registry import DIGEST_TAG
 from infra.registered_versions import NamedVersion
 from infra.step import Manifest
 from tasks.data.documents import document_id
-from tasks.data.synthesize_problems import CHAT_SOURCE, EVALUATION_SOURCE, PROMPT_SOURCE
+from tasks.data.synthesize_problems import CHAT_SOURCE, EVALUATION_SOURCE, HELD_OUT_SOURCE, PROMPT_SOURCE
 from tasks.lineage.trained_phases import (
     PROMPTS_FILE,
     TRAIN_STEP,
@@ -33,6 +33,7 @@ FIRST_SEEN = {
     "extract_documents": {"documents/*": "document"},
     "synthesize_problems": {
         "documents/*": "document", "chats.parquet": "conversation", PROMPTS_FILE: "prompt", "problems.parquet": "evaluated problem",
+        "held_out.parquet": "held-out problem",
     },
     "collect_chats": {"chats/*": "conversation"},
     "concatenate_repositories": {"documents/*": "repository"},
@@ -152,8 +153,12 @@ def _places(graph: ManifestGraph, identity: str) -> Iterator[Place]:
 
 def _problem_place(manifest: Manifest, identity: str) -> tuple[str, int]:
     """Source and number of a synthetic problem, whose rows hold the id alone."""
-    for source in (PROMPT_SOURCE, EVALUATION_SOURCE, CHAT_SOURCE):
-        for number in range(max(manifest.record[name] for name in ("num_prompts", "num_evaluation_problems", "num_chats"))):
+    counts = {
+        PROMPT_SOURCE: "num_prompts", EVALUATION_SOURCE: "num_evaluation_problems", CHAT_SOURCE: "num_chats",
+        HELD_OUT_SOURCE: "num_held_out_problems",
+    }  # fmt: skip
+    for source, name in counts.items():
+        for number in range(manifest.record[name]):
             if document_id(source, number, 0) == identity:
                 return source, number
     raise ValueError(f"step {manifest.step} ({manifest.key[:12]}) holds problem {identity}, but no place has this id")
