@@ -15,11 +15,14 @@ constexpr int STRIP = 6;  // rows per micro-kernel: 6 x 16 sums fill 12 of AVX2'
 static inline v8 load(const float* p) { return *(const v8*)p; }
 static inline void store(float* p, v8 x) { *(v8*)p = x; }
 static inline v8 all(float x) { return v8{x, x, x, x, x, x, x, x}; }
-static inline v8 choose(i8 condition, v8 yes, v8 no) { return (v8)(((i8)yes & condition) | ((i8)no & ~condition)); }
+// The larger and the smaller of two; where one is NaN the second.
 #ifdef __AVX__
 static inline v8 larger(v8 a, v8 b) { return __builtin_ia32_maxps256(a, b); }
+static inline v8 smaller(v8 a, v8 b) { return __builtin_ia32_minps256(a, b); }
 #else
+static inline v8 choose(i8 condition, v8 yes, v8 no) { return (v8)(((i8)yes & condition) | ((i8)no & ~condition)); }
 static inline v8 larger(v8 a, v8 b) { return choose(a > b, a, b); }
+static inline v8 smaller(v8 a, v8 b) { return choose(a < b, a, b); }
 #endif
 static inline float sum(v8 x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
 static inline float largest(v8 x) {
@@ -31,8 +34,7 @@ static inline float largest(v8 x) {
 // e^x within 2 units in the last place: 2^n from the exponent bits, the rest from Cephes' polynomial. Below -87.3 it is 0, above 88 e^88.
 static inline v8 exponential(v8 x) {
     const i8 underflows = x < all(-87.3f);
-    x = choose(x > all(88.0f), all(88.0f), x);
-    x = choose(underflows, all(0.0f), x);
+    x = larger(all(-87.3f), smaller(all(88.0f), x));
     const v8 shifted = x * all(1.44269504088896341f) + all(12582912.0f);  // adding 1.5 * 2^23 rounds to the nearest integer
     const v8 n = shifted - all(12582912.0f);
     v8 r = x - n * all(0.693359375f);
@@ -44,8 +46,8 @@ static inline v8 exponential(v8 x) {
     y = y * r + all(1.6666665459e-1f);
     y = y * r + all(5.0000001201e-1f);
     y = y * (r * r) + r + all(1.0f);
-    const i8 exponent = ((i8)shifted - (i8)all(12582912.0f)) << 23;
-    return choose(underflows, all(0.0f), (v8)((i8)y + exponent));
+    const i8 exponent = (i8)shifted << 23;  // of what was added for the rounding only zeros are left
+    return (v8)(((i8)y + exponent) & ~underflows);
 }
 
 static inline v8 sigmoid(v8 x) { return all(1.0f) / (all(1.0f) + exponential(-x)); }
