@@ -46,6 +46,8 @@ env-peers: .venv-peers/.ready
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check 'transformers>=5.15,<5.18' 'datatrove[processing,io]==0.10.1'
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check boilerpy3==1.0.7
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check goose3==3.1.22
 	touch $@
 
 clean:

@@ -11,7 +11,7 @@ from model.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS
 from tasks.data.bpe_tokenizer import tokenizer_config, train_bpe, write_json
 from tasks.data.document_files import names_of
 from tasks.data.documents import RECORD_COLUMNS, TRAIN, VALIDATION, sampling_hash
-from tasks.data.extract_documents import extract_batches
+from tasks.data.plain_text import extract_batches
 from tasks.data.ingest_documents import sampling_bounds
 from tasks.data.list_sources import SourceListing
 from tasks.data.shard_documents import TokenShards, write_tables
@@ -42,11 +42,15 @@ def read_domains(*, sources: SourceListing, problems: Artifact[SynthesizedProble
     import pyarrow.parquet as pq
 
     files = [file for file in sources.files if file.role == "pretrain"]
-    rows = [{**{name: getattr(file, name) for name in SOURCE_COLUMNS}, "text": list(file.text), "max_commits": file.max_commits} for file in files]
+    rows = [
+        {**{name: getattr(file, name) for name in SOURCE_COLUMNS}, "text": list(file.text), "max_commits": file.max_commits}
+        for file in files
+    ]
     bounds = sampling_bounds(files, MAX_BYTES)
     batches = read_sources(iter([pa.RecordBatch.from_pylist(rows)]), bounds, recipe.ingest.max_record_bytes)
     records = (batch.filter(pc.field("stream") == DOCUMENT).select(names_of(RECORD_COLUMNS)) for batch in batches)
-    found = [row for batch in extract_batches(records, recipe.extract.max_document_chars) for row in batch.to_pylist()]
+    bounds = recipe.extract.model_dump(exclude={"max_failed_share"})
+    found = [row for batch in extract_batches(records, **bounds) for row in batch.to_pylist()]
     found += pq.read_table(problems.path("documents/part-00000.parquet")).to_pylist()
     kept = sorted(({name: row[name] for name in COLUMNS} for row in found), key=lambda row: row["id"])
     table = [row | {"split": VALIDATION if sampling_hash(row["id"]) < 2**32 // 5 else TRAIN} for row in kept]

@@ -354,6 +354,48 @@ class ChatRecipe(Frozen):
     """Share of conversations held out, by hash."""
 
 
+class TeacherRequest(Frozen):
+    """What a teacher is asked. An empty base_url stands for no teacher: request_traces does not run."""
+
+    base_url: str
+    """Of an OpenAI-compatible server, with /v1; its key comes from GLM46_TEACHER_API_KEY."""
+    model: str
+    num_seeds: int = Field(gt=0)
+    """Problems with role `prompts` that are asked, those of smallest hash."""
+    temperature: float = Field(ge=0)
+    max_tokens: int = Field(gt=0)
+    """Of one answer; a longer one is dropped, reason `cut_off`."""
+
+    @model_validator(mode="after")
+    def _has_a_model(self) -> Self:
+        if self.base_url and not self.model:
+            raise ValueError(f"teacher.request: base_url is {self.base_url} and model is empty: name the model, as the server lists it")
+        return self
+
+
+class TeacherLimits(Frozen):
+    """How a teacher is asked: none of it changes what is asked."""
+
+    num_parallel: int = Field(gt=0)
+    requests_per_minute: int = Field(gt=0)
+    tokens_per_minute: int = Field(gt=0)
+    max_attempts: int = Field(gt=0)
+    first_delay_seconds: float = Field(gt=0)
+    """Before the second attempt; doubled before each further one, up to a minute. A server's Retry-After goes before."""
+    timeout_seconds: float = Field(gt=0)
+    price_per_million_prompt_tokens: float = Field(ge=0)
+    price_per_million_completion_tokens: float = Field(ge=0)
+    max_cost: float = Field(gt=0)
+    """At these prices; the run stops there and keeps what was answered."""
+
+
+class TeacherRecipe(Frozen):
+    """Reasoning traces for seed problems, kept where they verify."""
+
+    request: TeacherRequest
+    limits: TeacherLimits
+
+
 class DecontaminationRecipe(Frozen):
     ngram_size: int = Field(gt=0)
     """Normalised words per n-gram; one shared n-gram with an evaluation item drops a document (GPT-3: 13)."""
@@ -402,7 +444,7 @@ class TokenizerRecipe(Frozen):
     min_word_count: int = Field(gt=0)
     """bpe: rarer words of the sample are left out before merges are learned, which bounds memory and changes merges; 1 keeps all."""
     compare_with: str
-    """A tokenizer.json whose figures stand beside ours in the step's report; "" for none. Its digest is in the report, not in the step's key."""
+    """A tokenizer.json whose figures stand beside ours in the step's report; "" for none. Its digest is in the record, not in the key."""
 
     @property
     def num_special_tokens(self) -> int:
@@ -434,7 +476,9 @@ class MixtureWaypoint(Frozen):
     mixture: dict[Domain, float] = Field(min_length=1)
 
 
-def _waypoints_span_the_phase(mixture: dict[Domain, float] | tuple[MixtureWaypoint, ...]) -> dict[Domain, float] | tuple[MixtureWaypoint, ...]:
+def _waypoints_span_the_phase(
+    mixture: dict[Domain, float] | tuple[MixtureWaypoint, ...],
+) -> dict[Domain, float] | tuple[MixtureWaypoint, ...]:
     places = [0.0, 1.0] if isinstance(mixture, dict) else [waypoint.at_share for waypoint in mixture]
     if len(places) < 2 or places != sorted(set(places)) or (places[0], places[-1]) != (0.0, 1.0):
         raise ValueError(f"mixture has waypoints at_share {places}: let them rise from 0.0 to 1.0, or state one mixture without waypoints")
@@ -445,10 +489,11 @@ Mixture = Annotated[dict[Domain, float] | tuple[MixtureWaypoint, ...], Field(min
 """One mixture for a whole phase, or waypoints from its first token to its last."""
 
 
-def mixture_domains(mixture: Mixture) -> tuple[Domain, ...]:
-    """Domains of a mixture, in the order in which they are first named."""
-    parts = [mixture] if isinstance(mixture, dict) else [waypoint.mixture for waypoint in mixture]
-    return tuple(dict.fromkeys(domain for part in parts for domain in part))
+def mixture_waypoints(mixture: Mixture) -> tuple[MixtureWaypoint, ...]:
+    """A single mixture as two equal waypoints."""
+    if not isinstance(mixture, dict):
+        return mixture
+    return MixtureWaypoint(at_share=0.0, mixture=mixture), MixtureWaypoint(at_share=1.0, mixture=mixture)
 
 
 class PackingRecipe(Frozen):
@@ -462,6 +507,16 @@ class PackingRecipe(Frozen):
     max_epochs: float = Field(gt=0)
     fim_rate: float = Field(ge=0, le=1)
     seed: int
+
+    @property
+    def waypoints(self) -> tuple[MixtureWaypoint, ...]:
+        """A single mixture stands in two equal ones."""
+        return mixture_waypoints(self.mixture)
+
+    @property
+    def domains(self) -> tuple[Domain, ...]:
+        """Domains with a weight at some place of the phase, in the order in which they are first named."""
+        return tuple(dict.fromkeys(name for point in self.waypoints for name, weight in point.mixture.items() if weight))
 
 
 class DataRecipe(Frozen):
@@ -477,6 +532,7 @@ class DataRecipe(Frozen):
     filter: FilterRecipe
     personal_data: PersonalDataRecipe
     synthesize: SynthesisRecipe
+    teacher: TeacherRecipe
     chats: ChatRecipe
     decontaminate: DecontaminationRecipe
     repositories: RepositoryRecipe
@@ -726,7 +782,7 @@ class PhaseRecipe(Frozen):
     @property
     def reads_chats(self) -> bool:
         """Whether conversations are among the packed rows."""
-        return "chat" in mixture_domains(self.mixture) and not self.samples_answers
+        return any("chat" in point.mixture for point in mixture_waypoints(self.mixture)) and not self.samples_answers
 
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:

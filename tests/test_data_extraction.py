@@ -1,11 +1,30 @@
-"""What extraction makes of records."""
+"""What extraction makes of records: each markup, each reason, each bound on both of its sides."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from tasks.data.documents import HTML, PLAIN, WIKITEXT
 from tasks.data.extract_documents import extract_documents
+from tasks.data.html_text import BROKEN, EXTRACTORS, MAX_DEPTH, MAX_TAGS, NO_CONTENT, TOO_LARGE, html_to_text
 from tasks.data.ingest_documents import ingest_documents
 from tasks.data.list_sources import list_sources
-from tests.data_inputs import RECIPE, RESOURCES, compute, prose, rows
+from tasks.data.plain_text import EMPTY, REDIRECT, TOO_SHORT, record_text
+from tasks.data.wikitext import wikitext_to_text
+from tests.data_inputs import RECIPE, RESOURCES, SHARED_DATA, compute, in_partitions, prose, rows
+from tests.document_tables import document_row, documents_artifact
+
+SENTENCES = "<p>" + "Sentences that belong to the article itself, with commas, and more of them. " * 6 + "</p>"
+PAGE = (
+    "<html><head><title>T</title></head><body><nav><ul><li><a href='/'>Home</a><li><a href='/a'>About</a></ul></nav>"
+    "<article><h1>Heading</h1>{body}</article><footer>Imprint and cookies</footer></body></html>"
+)
+BOUNDS = {"html_extractor": "combined", "max_markup_chars": 100_000, "min_chars": 40}
 
 
 def test_long_documents_become_pieces_that_join_to_the_text(tmp_path):
@@ -19,3 +38,141 @@ def test_long_documents_become_pieces_that_join_to_the_text(tmp_path):
     pieces = sorted(rows(result, "documents/*.parquet"), key=lambda row: row["piece"])
     assert len(pieces) > 10 and "".join(row["text"] for row in pieces) == text
     assert all(text[row["piece"] : row["piece"] + row["num_chars"]] == row["text"] for row in pieces)
+
+
+@pytest.mark.parametrize("extractor", sorted(EXTRACTORS))
+def test_every_extractor_finds_the_article_and_leaves_the_frame(extractor):
+    text, reason = html_to_text(PAGE.format(body=SENTENCES + f"<p>{prose(1)}</p>"), extractor)
+    assert reason == "" and text.count("belong to the article") == 6 and prose(1)[:200] in text
+    assert "cookies" not in text and "About" not in text
+
+
+def test_code_blocks_keep_their_lines():
+    code = "def f(x):\n    return x + 1\n\n\nprint(f(2))"
+    marked = code.replace("def", "<span class='k'>def</span>").replace("print", "<span>print</span>")
+    text, _ = html_to_text(PAGE.format(body=f"{SENTENCES}<pre><code>{marked}\n</code></pre>{SENTENCES}"), "combined")
+    assert code.replace("\n\n\n", "\n\n") in text
+
+
+@pytest.mark.parametrize(
+    ("text", "markup", "reason"),
+    [
+        (PAGE.format(body=SENTENCES), HTML, ""),
+        (PAGE.format(body="<p>Too little.</p>"), HTML, TOO_SHORT),
+        ("<html><body><script>x</script></body></html>", HTML, NO_CONTENT),
+        ("\x01\x02\x03" * 40, HTML, NO_CONTENT),
+        ("<!-- " + "never closed " * 40, HTML, NO_CONTENT),
+        (PAGE.format(body=SENTENCES + "x" * 100_000), HTML, TOO_LARGE),
+        (PAGE.format(body="<div>" * 200 + SENTENCES + "<b>x</b>" * 1500), HTML, ""),
+        (PAGE.format(body="<div>" * (MAX_DEPTH + 10) + SENTENCES + "<b>x</b>" * 1500), HTML, TOO_LARGE),
+        (PAGE.format(body=f"<img {' '.join(f'a{n}=1' for n in range(5000))}>" + SENTENCES), HTML, TOO_LARGE),
+        ("#REDIRECT [[Elsewhere]]", WIKITEXT, REDIRECT),
+        ("#WEITERLEITUNG [[Anderswo]] {{x}}", WIKITEXT, REDIRECT),
+        ("{{stub}} [[Category:Short]]", WIKITEXT, NO_CONTENT),
+        ("'''Word''' is too short.", WIKITEXT, TOO_SHORT),
+        ("Plain < text & all.", PLAIN, ""),
+        (" \n ", PLAIN, EMPTY),
+    ],
+    ids=lambda value: value[:12] if isinstance(value, str) else None,
+)  # fmt: skip
+def test_every_reason_has_a_page(text, markup, reason):
+    plain, found = record_text(text, markup, **BOUNDS)
+    assert found == reason and bool(plain) == (reason == "")
+    if markup == PLAIN and not reason:
+        assert plain == text
+
+
+def test_too_many_tags_and_what_libraries_raise_are_reasons(monkeypatch):
+    assert html_to_text("<b>" * (MAX_TAGS + 1), "trafilatura") == ("", TOO_LARGE)
+    deep = [PAGE.format(body="<div>" * depth + SENTENCES + "<b>x</b>" * 1500) for depth in (MAX_DEPTH - 10, MAX_DEPTH + 10)]
+    assert [html_to_text(page, "resiliparse")[1] for page in deep] == ["", TOO_LARGE]
+    assert html_to_text("<b>" * (MAX_TAGS // 1000) + SENTENCES, "resiliparse")[1] == ""
+
+    def raises(markup: str) -> str:
+        raise RecursionError(markup)
+
+    monkeypatch.setitem(EXTRACTORS, "combined", raises)
+    assert html_to_text(PAGE.format(body=SENTENCES), "combined") == ("", BROKEN)
+
+
+def test_wikitext_keeps_prose_headings_lists_formulas_and_drops_the_rest():
+    markup = (
+        "{{Infobox|name={{PAGENAME}}|x={{y}}}}\n[[File:A.jpg|thumb|A [[caption]] with {{x}}]]\n"
+        "'''Albedo''' ({{IPAc-en|æ}}; born {{circa}}) is ''the'' [[Reflection (physics)|reflected]] [[light]]s of {{convert|5|km|mi}}."
+        "<ref name=a>Some {{cite|book}}</ref><ref name=a /> See [http://example.org the page] and [http://example.org].<!-- hidden -->\n"
+        "{| class=x\n| cell || {{y}}\n|-\n| [[z]]\n|}\n== History ==\n=== Early ===\nIt &amp; more.\n* one\n** two\n# three\n:indented\n"
+        "<math>a_{1}^{{2}}</math> and <nowiki>[[raw]]</nowiki>\n<pre>\nx = [[1]]\n  y\n</pre>\n== References ==\n{{reflist}}\n"
+        "[[Category:Light]]\n[[de:Albedo]]\n__NOTOC__"
+    )
+    assert wikitext_to_text(markup) == (
+        "Albedo (born ) is the reflected lights of 5 km. See the page and .\n\nHistory\n\nEarly\n\n"
+        "It & more.\n- one\n  - two\n- three\nindented\n$a_{1}^{{2}}$ and [[raw]]\n\nx = [[1]]\n  y"
+    )
+
+
+@pytest.mark.parametrize(
+    "markup",
+    [
+        "a {{ b [[ c",
+        "a }} b ]] c",
+        "{| a\n b",
+        "[[" * 5000 + "a",
+        "{{" * 5000 + "a",
+        "<pre>" * 5000 + "a",
+        "<ref>a",
+        "]" * 5000,
+        "a <!-- b",
+    ],
+)
+def test_unbalanced_wikitext_never_raises_and_keeps_what_is_outside(markup):
+    text = wikitext_to_text(f"Before.\n\n{markup}")
+    assert text.startswith("Before.")
+
+
+def test_pages_of_a_dump_become_prose_without_markup():
+    path = SHARED_DATA / "text" / "enwiki_sample_pages_articles.xml.bz2"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not at hand: no shared data")
+    namespace = "{http://www.mediawiki.org/xml/export-0.10/}"
+    with bz2.open(path) as dump:
+        pages = {
+            str(page.findtext(f"{namespace}title")): page.findtext(f"{namespace}revision/{namespace}text") or ""
+            for page in ElementTree.parse(dump).getroot().iter(f"{namespace}page")
+        }
+    found = {title: record_text(text, WIKITEXT, **BOUNDS | {"max_markup_chars": 10**7}) for title, text in pages.items()}
+    reasons = [reason for _, reason in found.values()]
+    assert reasons.count(REDIRECT) == 100 and reasons.count("") >= 100
+    assert "Anarchism is a political philosophy that advocates self-governed societies based on" in found["Anarchism"][0]
+    for title, (text, _) in found.items():
+        prose_only = "".join(text.split("$")[::2])
+        assert not [mark for mark in ("[[", "{|", "<ref", "'''", "\x00", "Category:") if mark in prose_only], title
+
+
+def test_f1_on_hand_marked_articles_is_what_the_choice_was_made_by():
+    path = SHARED_DATA / "html" / "article_extraction.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not at hand: no shared data")
+    from benchmarks.extraction import token_f1
+
+    pages = [json.loads(line) for line in gzip.open(path, "rt", encoding="utf-8")][:12]
+    scores = [token_f1(page["article_body"], html_to_text(page["html"], "combined")[0])[0] for page in pages]
+    assert sum(scores) / len(scores) > 0.95
+
+
+def test_the_step_counts_every_record_and_stops_where_too_many_fail(tmp_path):
+    good = [(PAGE.format(body=SENTENCES + f"<p>{prose(seed)}</p>"), HTML) for seed in range(16)]
+    bad = [("<html><body></body></html>", HTML)] * 4
+    pages = [document_row(text, place, markup=markup) for place, (text, markup) in enumerate([*good, *bad, (prose(99), PLAIN)])]
+    records = documents_artifact(pages, tmp_path / "records.parquet")
+    recipe = RECIPE.extract.model_copy(update={"max_failed_share": 0.2})
+    results = [
+        compute(extract_documents, tmp_path / str(parts), records=records, recipe=recipe, resources=in_partitions(parts))
+        for parts in (1, 3)
+    ]
+    assert results[0].digest == results[1].digest
+    assert results[0].record.num_records == 17 and results[0].record.dropped == {NO_CONTENT: 4}
+    with pytest.raises(
+        ValueError, match=r"4 of 20 pages gave no text.*max_failed_share \(0.19\).*pages.warc at byte \d+ \(no_main_content\)"
+    ):
+        strict = recipe.model_copy(update={"max_failed_share": 0.19})
+        compute(extract_documents, tmp_path / "strict", records=records, recipe=strict, resources=RESOURCES)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.document_files import count_by, count_reasons, names_of, read_documents, write_documents, write_table
-from tasks.data.documents import DOCUMENT_COLUMNS, content_digest, cut_pieces, document_id
+from tasks.data.documents import DOCUMENT_COLUMNS
+from tasks.data.plain_text import EXTRACTED_COLUMNS, FAILURES, extract_batches
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyspark.sql import DataFrame
 
     from configs.schema import ExtractionRecipe, SparkResources
     from tasks.data.ingest_documents import IngestedDocuments
 
-EXTRACTED_COLUMNS = f"{DOCUMENT_COLUMNS}, reason string"
+MIN_JUDGED_RECORDS = 20
+"""Collections with fewer records in markup are not held to max_failed_share: two empty pages among three are no broken extractor."""
+NUM_EXAMPLES = 3
 
 
 class ExtractedDocuments(Record):
@@ -30,18 +32,23 @@ class ExtractedDocuments(Record):
     bytes_by_domain: dict[str, int]
 
 
-@step(content=("documents/*.parquet", "dropped.parquet"), distributions=("pyspark", "pyarrow"))
+@step(
+    content=("documents/*.parquet", "dropped.parquet"),
+    distributions=("pyspark", "pyarrow", "trafilatura", "resiliparse", "readability-lxml", "lxml"),
+)
 def extract_documents(
     *, records: Artifact[IngestedDocuments], recipe: ExtractionRecipe, resources: SparkResources, output: Output
 ) -> ExtractedDocuments:
-    """Every record gives documents or a reason."""
+    """Every record gives documents or a reason. Raises ValueError where more than max_failed_share of a collection's pages fail."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)
     num_in = records.record.num_documents
     output.report(Progress(0, num_in, "records", "extracting"))
     frame = read_documents(spark, records.paths("documents/*.parquet"), resources)
-    rows = frame.mapInArrow(partial(extract_batches, max_document_chars=recipe.max_document_chars), EXTRACTED_COLUMNS).persist()
+    bounds = recipe.model_dump(exclude={"max_failed_share"})
+    rows = frame.mapInArrow(partial(extract_batches, **bounds), EXTRACTED_COLUMNS).persist()
+    _check_failed_share(rows, recipe)
     dropped = rows.where("reason <> ''").select("id", "reason", F.lit("").alias("kept_id"))
     write_table(dropped, output.path("dropped.parquet"))
     documents = rows.where("reason = ''").select(*names_of(DOCUMENT_COLUMNS))
@@ -57,20 +64,19 @@ def extract_documents(
     )  # fmt: skip
 
 
-def extract_batches(batches: Iterator[pa.RecordBatch], max_document_chars: int) -> Iterator[pa.RecordBatch]:
-    """EXTRACTED_COLUMNS for rows of RECORD_COLUMNS."""
-    import pyarrow as pa
+def _check_failed_share(rows: DataFrame, recipe: ExtractionRecipe) -> None:
+    """Judges records in markup: text that needs no extraction cannot fail."""
+    from pyspark.sql import functions as F
 
-    for batch in batches:
-        rows = [row for record in batch.to_pylist() for row in _documents(record, max_document_chars)]
-        schema = batch.schema.remove(batch.schema.get_field_index("markup")).append(pa.field("reason", pa.string()))
-        yield pa.RecordBatch.from_pylist(rows, schema=schema)
-
-
-def _documents(record: dict[str, Any], max_document_chars: int) -> Iterator[dict[str, Any]]:
-    del record["markup"]
-    for start, text in cut_pieces(record["text"], max_document_chars):
-        if text.strip():
-            sizes = {"content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode())}
-            identity = document_id(record["source"], record["offset"], start)
-            yield {**record, "id": identity, "piece": start, "text": text, **sizes, "reason": ""}
+    has_failed = F.col("reason").isin(*FAILURES)
+    judged = rows.where("markup <> '' and piece = 0").groupBy("collection")
+    counts = judged.agg(F.count("id").alias("num_records"), F.sum(F.when(has_failed, 1).otherwise(0)).alias("num_failed"))
+    for row in sorted(counts.where(f"num_records >= {MIN_JUDGED_RECORDS}").collect()):
+        if row.num_failed > recipe.max_failed_share * row.num_records:
+            failed = rows.where((F.col("collection") == row.collection) & has_failed).orderBy("id").take(NUM_EXAMPLES)
+            examples = ", ".join(f"{lost.source} at byte {lost.offset} ({lost.reason})" for lost in failed)
+            raise ValueError(
+                f"source {row.collection}: {row.num_failed} of {row.num_records} pages gave no text, more than extract.max_failed_share "
+                f"({recipe.max_failed_share}) allows: {examples}. Look at these pages; then choose another extract.html_extractor, declare "
+                "the files' true format in glm46-data.yaml, or raise the share"
+            )
