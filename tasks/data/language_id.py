@@ -42,7 +42,7 @@ PAIRS_OF_CODES = """
     ssw:ss sun:su swa:sw swe:sv swh:sw tah:ty tam:ta tat:tt tel:te tgk:tg tgl:tl tha:th tir:ti ton:to tsn:tn tso:ts tuk:tk tur:tr twi:tw
     uig:ug ukr:uk urd:ur uzb:uz uzn:uz ven:ve vie:vi vol:vo wln:wa wol:wo xho:xh ydd:yi yid:yi yor:yo zha:za zho:zh zsm:ms zul:zu
 """
-ISO_639_1 = dict(pair.split(":") for pair in PAIRS_OF_CODES.split())
+ISO_639_1 = {pair[:3]: pair[4:] for pair in PAIRS_OF_CODES.split()}
 """Three-letter codes, macrolanguages and their usual members, to the two letters that files and other models use."""
 
 

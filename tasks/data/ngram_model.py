@@ -6,8 +6,8 @@ that was pruned and h' the context without its first word:
 
     p(w|h) = (c(hw) + (T(h) + D(h)) p(w|h')) / (C(h) + T(h))
 
-The shortest context shares the mass of what was pruned or never seen evenly over as many words as training saw: an unknown word costs
-what a word costs that training saw least, so text of nothing but unknown words is the least probable of all and not, as with one
+The shortest context shares the mass of what was pruned or never seen evenly over the known words and as many unknown ones as training
+saw different words: probabilities add up to one, and text of nothing but unknown words is the least probable of all, not, as with one
 <unk> token that follows itself, the most.
 """
 
@@ -168,7 +168,7 @@ class NgramCounts:
     suffixes: U64
     counts: I64
     context_hashes: U64
-    """Sorted; with the next two before pruning."""
+    """Sorted; of all n-grams above, at least. The next two are from before pruning."""
     context_counts: I64
     context_types: I64
 
@@ -197,7 +197,7 @@ def _word_probabilities(found: NgramCounts, min_count: int) -> tuple[float, U64,
     is_kept = counts >= min_count
     total, num_types = int(counts.sum()), len(counts)
     num_kept, pruned = int(is_kept.sum()), int(counts[~is_kept].sum())
-    share = (pruned + num_kept) / num_types
+    share = (pruned + num_kept) / (num_kept + num_types)
     by_hash = np.argsort(hashes[is_kept])
     probabilities = (counts[is_kept] + share) / (total + num_kept)
     return float(np.log(share / (total + num_kept))), hashes[is_kept][by_hash], probabilities[by_hash]
@@ -215,9 +215,8 @@ def _longer_probabilities(found: NgramCounts, size: int, shorter: U64, probabili
 
 def _backoffs(found: NgramCounts) -> F64:
     """Per context the mass that goes to the shorter one: (T + D) / (C + T)."""
-    place = np.searchsorted(found.context_hashes, found.contexts)
-    place = np.minimum(place, len(found.context_hashes) - 1)
-    is_longer = (found.sizes > 1) & (found.context_hashes[place] == found.contexts)
-    kept = np.bincount(place[is_longer], found.counts[is_longer], minlength=len(found.context_hashes))
+    is_longer = found.sizes > 1
+    place = np.searchsorted(found.context_hashes, found.contexts[is_longer])
+    kept = np.bincount(place, found.counts[is_longer], minlength=len(found.context_hashes))
     pruned = found.context_counts - kept
     return (found.context_types + pruned) / (found.context_counts + found.context_types)

@@ -69,9 +69,7 @@ def _check_entry(file: SourceFile) -> None:
     if file.kind not in KINDS:
         raise ValueError(f"{file.name}: role classifier has kind {file.kind!r}, allowed are {', '.join(KINDS)}: correct glm46-data.yaml")
     if not file.label:
-        raise ValueError(
-            f"{file.name}: role classifier needs `label:`, the field that holds the label: add it to its entry in glm46-data.yaml"
-        )
+        raise ValueError(f"{file.name}: role classifier needs `label`, the field that holds the label: add it in glm46-data.yaml")
 
 
 def _read_records(files: list[SourceFile], kind: ClassifierKind, recipe: ClassifierRecipe) -> list[LabelledText]:

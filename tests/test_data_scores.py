@@ -1,0 +1,398 @@
+"""Scores: languages, classifiers and language models beside references; the steps for any partition count."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from configs.schema import LanguageRecipe, NgramTrainingRecipe
+from tasks.data.classifier_training import LabelledText, area_under_curve, fit_calibration, train_model
+from tasks.data.documents import DOCUMENT_COLUMNS, arrow_schema, content_digest, document_id
+from tasks.data.language_id import check_model, has_language, identify_languages, iso_code
+from tasks.data.list_sources import list_sources
+from tasks.data.ngram_model import NgramCounts, build_model, count_ngrams, fold_of, other_fold
+from tasks.data.score_documents import score_documents
+from tasks.data.text_classifiers import TextClassifier, features_of, words_of
+from tasks.data.train_classifiers import train_classifiers
+from tasks.data.train_ngram_model import train_ngram_model
+from tests.data_inputs import RECIPE, SHARED_DATA, compute, in_partitions, prose, rows, write_jsonl
+
+CLASSIFIERS = RECIPE.classifiers.model_copy(update={"min_records": 40, "num_folds": 3})
+SENTENCES = {
+    "en": "The committee met on Thursday and agreed that the new bridge should be opened before the end of the year.",
+    "de": "Der Ausschuss traf sich am Donnerstag und beschloss, dass die neue Brücke noch in diesem Jahr eröffnet werden soll.",
+    "fr": "Le comité s'est réuni jeudi et a décidé que le nouveau pont devait être ouvert avant la fin de l'année.",
+    "ru": "Комитет собрался в четверг и решил, что новый мост должен быть открыт до конца года.",
+    "ja": "委員会は木曜日に開かれ、新しい橋を年内に開通させることを決めた。",
+    "zh": "委员会星期四开会，决定在年底之前开放新的大桥。",
+    "he": "הוועדה התכנסה ביום חמישי והחליטה שהגשר החדש ייפתח לפני סוף השנה.",
+}
+
+
+# languages
+
+
+def test_languages_are_found_whatever_else_is_in_the_batch():
+    codes, scores = identify_languages(list(SENTENCES.values()), 2000, "")
+    assert codes == list(SENTENCES)
+    assert all(0.9 <= score <= 1 for score in scores)
+    assert [identify_languages([text], 2000, "") for text in SENTENCES.values()] == [([c], [s]) for c, s in zip(codes, scores, strict=True)]
+
+
+@pytest.mark.parametrize("text", ["", "  ", "\x00\x07", "1234 +++ 5678"])
+def test_what_has_no_letters_has_no_language(text):
+    assert identify_languages([text], 2000, "") == ([""], [0.0])
+
+
+def test_control_characters_do_not_hide_a_language():
+    dirty = "\x92\ufdd0\ud800\U0010ffff".join(SENTENCES["de"].split(" "))
+    assert identify_languages([dirty.replace("\ufdd0", " \ufdd0")], 2000, "")[0] == ["de"]
+
+
+def test_only_the_beginning_decides():
+    assert identify_languages([SENTENCES["en"] + SENTENCES["ru"] * 9], len(SENTENCES["en"]), "")[0] == ["en"]
+
+
+def test_codes_of_all_models_become_one():
+    labels = {
+        "__label__en": "en",
+        "__label__eng_Latn": "en",
+        "zh-Hant": "zh",
+        "cmn_Hani": "zh",
+        "iw": "he",
+        "nob": "no",
+        "ceb": "ceb",
+        "un": "",
+    }
+    assert {label: iso_code(label) for label in labels} == labels
+
+
+def test_program_code_has_no_language_but_its_readme_has():
+    assert [has_language("code", name) for name in ("a.py", "README.md", "notes.txt.gz")] == [False, True, True]
+    assert has_language("web", "a.py")
+
+
+@pytest.mark.skipif(not SHARED_DATA.exists(), reason="needs ../shared/data")
+def test_three_quarters_of_a_hundred_languages_are_told_apart():
+    with gzip.open(SHARED_DATA / "multilingual" / "language_id_sentences.jsonl.gz", "rt") as file:
+        records = [json.loads(line) for line in list(file)[::5]]
+    codes, _ = identify_languages([record["text"] for record in records], 2000, "")
+    right = sum(iso_code(record["lang"]) == code for record, code in zip(records, codes, strict=True))
+    assert len({record["lang"] for record in records}) == 75
+    assert right / len(records) > 0.94
+
+
+def test_a_model_of_the_user_decides_where_one_is_named(tmp_path):
+    path = language_model(tmp_path)
+    assert identify_languages(["bonjour le monde\nbonjour", "hello world"], 2000, str(path))[0] == ["fr", "en"]
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    check_model(LanguageRecipe(max_chars=10, model_path=str(path), model_sha256=digest))
+    with pytest.raises(ValueError, match=f"has sha256 {digest}, model_sha256 is {'0' * 64}"):
+        check_model(LanguageRecipe(max_chars=10, model_path=str(path), model_sha256="0" * 64))
+    with pytest.raises(ValueError, match="cannot be read"):
+        check_model(LanguageRecipe(max_chars=10, model_path=str(tmp_path / "none.bin"), model_sha256="0" * 64))
+    with pytest.raises(ValueError, match="give both, or leave both empty"):
+        LanguageRecipe(max_chars=10, model_path=str(path), model_sha256="")
+
+
+def language_model(directory: Path) -> Path:
+    """A fastText model with the labels of GlotLID, every row of its matrix given."""
+    import fasttext
+
+    texts = {"__label__eng_Latn": "hello world good day", "__label__fra_Latn": "bonjour le monde bonne nuit"}
+    words = ["</s>", *sorted({word for text in texts.values() for word in text.split()})]
+    vectors = np.random.Generator(np.random.Philox(1)).uniform(-0.1, 0.1, (len(words), 4))
+    lines = [f"{word} {' '.join(map(str, row))}\n" for word, row in zip(words, vectors, strict=True)]
+    (directory / "start.vec").write_text(f"{len(words)} 4\n{''.join(lines)}")
+    (directory / "train.txt").write_text("".join(f"{label} {text}\n" for label, text in texts.items()) * 20)
+    given = {"pretrainedVectors": str(directory / "start.vec"), "dim": 4, "lr": 0.5, "epoch": 20, "minCount": 1, "bucket": 0, "thread": 1}
+    model = fasttext.train_supervised(str(directory / "train.txt"), verbose=0, **given)
+    model.save_model(str(directory / "languages.bin"))
+    return directory / "languages.bin"
+
+
+# classifiers
+
+
+def labelled(num_records: int = 90) -> list[dict]:
+    """Texts whose label is in their words, most of them."""
+    generator = np.random.Generator(np.random.Philox(7))
+    sides = (["awful", "vile", "rotten", "table"], ["kind", "gentle", "bright", "table"])
+    plain = ["the", "house", "was", "near", "a", "river", "and", "people", "came"]
+    return [
+        {"body": " ".join(generator.choice(plain + sides[number % 2] * 2, 14)), "verdict": ("bad", "good", "bad", "fine")[number % 4]}
+        for number in range(num_records)
+    ]
+
+
+def classifier_sources(directory: Path, records: list[dict], entry: str = "kind: toxicity, text: body, label: verdict"):
+    write_jsonl(directory / "labels.jsonl", records)
+    (directory / "text.txt").write_text(prose(1))
+    (directory / "glm46-data.yaml").write_text(
+        "version: 1\nentries:\n"
+        f"  - {{files: labels.jsonl, role: classifier, format: jsonl, {entry}}}\n"
+        "  - {files: text.txt, role: pretrain, domain: web}\n"
+    )
+    return list_sources(directory)
+
+
+TOXIC = CLASSIFIERS.model_copy(update={"positive_labels": {"toxicity": ("bad",)}})
+
+
+def test_a_classifier_is_the_same_twice_and_tells_the_sides_apart(tmp_path):
+    (tmp_path / "data").mkdir()
+    sources = classifier_sources(tmp_path / "data", labelled())
+    one, two = (compute(train_classifiers, tmp_path / name, sources=sources, recipe=TOXIC) for name in ("one", "two"))
+    assert one.digest == two.digest
+    assert one.record.kinds == ("toxicity",)
+    assert set(one.record.unused) == {"quality", "factuality"}
+    assert one.record.auc["toxicity"] > 0.95
+    found = json.loads(one.path("classifiers.json").read_text())["toxicity"]
+    assert (found["num_records"], found["num_positive"]) == (90, 45)
+    assert sum(row["records"] for row in found["calibration"]) == 90
+    names = ("slope", "intercept", "word_ngrams", "max_chars", "min_known_share")
+    classifier = TextClassifier("toxicity", str(one.path("models/toxicity.bin")), **{name: found[name] for name in names})
+    vile, kind, foreign, empty = classifier.scores(
+        ["The house was vile, rotten", "the people came, gentle and kind", "自由 平等 博愛 der", " "]
+    )
+    assert vile > 0.8 and kind < 0.2
+    assert foreign is None and empty is None
+    assert classifier.scores(["The house was vile, rotten"]) == [vile]
+    assert replace(classifier, min_known_share=1.0).scores(["the vile xylophone"]) == [None]
+
+
+def test_every_row_of_a_model_is_trained_from_a_given_start(tmp_path):
+    """fastText alone leaves nine tenths of the matrix as the memory was: six models of the same bytes would be luck."""
+    texts = [features_of(words_of(record["body"]), 2) for record in labelled()]
+    digests = set()
+    for number in range(6):
+        train_model(texts, [number % 2 == 0 for number in range(90)], 5, TOXIC, tmp_path / f"{number}.bin")
+        digests.add(hashlib.sha256((tmp_path / f"{number}.bin").read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+def test_a_classifier_that_guesses_scores_nothing(tmp_path):
+    records = labelled(60)
+    generator = np.random.Generator(np.random.Philox(3))
+    shuffled = [{**record, "verdict": str(verdict)} for record, verdict in zip(records, generator.choice(["bad", "good"], 60), strict=True)]
+    trained = compute(
+        train_classifiers,
+        tmp_path / "home",
+        sources=classifier_sources(tmp_path, shuffled),
+        recipe=TOXIC.model_copy(update={"min_auc": 0.9}),
+    )
+    assert trained.record.kinds == ()
+    assert "is below min_auc 0.9" in trained.record.unused["toxicity"]
+
+
+@pytest.mark.parametrize(
+    ("records", "entry", "message"),
+    [
+        (
+            labelled(39),
+            "kind: toxicity, text: body, label: verdict",
+            r"39 labelled records of kind toxicity, at least .*min_records \(40\)",
+        ),
+        (labelled(), "kind: toxicity, text: body", "labels.jsonl: role classifier needs `label`"),
+        (labelled(), "kind: taste, text: body, label: verdict", "kind 'taste', allowed are toxicity, quality, factuality"),
+        (
+            labelled(),
+            "kind: toxicity, text: body, label: grade",
+            r"labels.jsonl, byte 0: field 'grade' holds no label \(fields are body, verdict\)",
+        ),
+        (labelled(), "kind: toxicity, text: words, label: verdict", "byte 0: no text in words"),
+        ([{**record, "verdict": "good"} for record in labelled()], "kind: toxicity, text: body, label: verdict", "both sides must occur"),
+        (labelled(), "kind: quality, text: body, label: verdict", "no positive_labels or no epochs for quality"),
+    ],
+)
+def test_bad_labelled_data_is_refused_by_name(tmp_path, records, entry, message):
+    with pytest.raises(ValueError, match=message):
+        compute(train_classifiers, tmp_path / "home", sources=classifier_sources(tmp_path, records, entry), recipe=TOXIC)
+
+
+def test_figures_of_a_classifier_agree_with_scikit_learn():
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+
+    generator = np.random.Generator(np.random.Philox(5))
+    is_positive = generator.random(400) < 0.8
+    scores = np.round(1 / (1 + np.exp(-(generator.normal(size=400) + is_positive))), 2)
+    assert area_under_curve(scores, is_positive) == pytest.approx(roc_auc_score(is_positive, scores), abs=1e-12)
+    logits = np.log(scores / (1 - scores))[:, None]
+    peer = LogisticRegression(C=1000.0, class_weight="balanced", tol=1e-8).fit(logits, is_positive)
+    assert fit_calibration(scores, is_positive) == pytest.approx((peer.coef_[0, 0], peer.intercept_[0]), abs=1e-3)
+
+
+def test_equal_texts_are_held_out_together():
+    assert LabelledText("a", True).fold_hash == LabelledText("a", False).fold_hash != LabelledText("b", True).fold_hash
+
+
+# language models
+
+
+def counts_of(texts: list[str], order: int, min_count: int) -> NgramCounts:
+    """What Spark reduces, in one process."""
+    found = count_ngrams(texts, order)
+    is_longer = found["size"] > 1
+    contexts, place = np.unique(found["context"][is_longer], return_inverse=True)
+    totals = np.bincount(place, found["num_occurrences"][is_longer]).astype(np.int64)
+    kept = (found["size"] == 1) | (found["num_occurrences"] >= min_count)
+    columns = (found[name][kept] for name in ("size", "hash", "context", "suffix", "num_occurrences"))
+    return NgramCounts(*columns, contexts, totals, np.bincount(place))
+
+
+class NaiveWittenBell:
+    """The formula of tasks/data/ngram_model.py on tuples of words."""
+
+    def __init__(self, texts: list[str], order: int, min_count: int) -> None:
+        runs = [tuple(words[i : i + n]) for words in map(str.split, texts) for n in range(1, order + 1) for i in range(len(words) - n + 1)]
+        self.counts, self.order, self.min_count = Counter(runs), order, min_count
+
+    def probability(self, context: tuple[str, ...], word: str) -> float:
+        behind = {run[-1]: count for run, count in self.counts.items() if run[:-1] == context}
+        kept = {found: count for found, count in behind.items() if count >= self.min_count}
+        pruned = sum(behind.values()) - sum(kept.values())
+        if not context:
+            share = (pruned + len(kept)) / (len(kept) + len(behind))
+            return (kept.get(word, 0) + share) / (sum(behind.values()) + len(kept))
+        lower = self.probability(context[1:], word)
+        return (kept.get(word, 0) + (len(behind) + pruned) * lower) / (sum(behind.values()) + len(behind)) if behind else lower
+
+    def perplexity(self, text: str) -> float:
+        words = text.split()
+        logs = [math.log(self.probability(tuple(words[max(0, i - self.order + 1) : i]), word)) for i, word in enumerate(words)]
+        return math.exp(-sum(logs) / len(logs))
+
+
+CORPUS = ["the cat sat on the mat the cat ran", "a dog sat on the cat", "the dog ran to the mat", "on the mat a cat sat"]
+UNSEEN = ["the cat sat on a dog", "the mat the mat", "zebra", "the zebra sat zebra zebra on the mat", "a"]
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@pytest.mark.parametrize("min_count", [1, 2])
+def test_perplexity_is_that_of_the_formula(order, min_count):
+    model = build_model(counts_of(CORPUS, order, min_count), order, min_count)
+    naive = NaiveWittenBell(CORPUS, order, min_count)
+    expected = [naive.perplexity(text) for text in UNSEEN + CORPUS]
+    assert model.perplexities(UNSEEN + CORPUS).tolist() == pytest.approx(expected, rel=1e-9)
+    assert [model.perplexities([text])[0] for text in UNSEEN + CORPUS] == model.perplexities(UNSEEN + CORPUS).tolist()
+    assert np.isnan(model.perplexities(["", "the"])).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("min_count", [1, 2])
+def test_probabilities_add_up_over_known_words_and_as_many_unknown_ones_as_training_saw_words(min_count):
+    naive = NaiveWittenBell(CORPUS, 3, min_count)
+    words = sorted({word for text in CORPUS for word in text.split()})
+    kept = [word for word in words if naive.counts[(word,)] >= min_count]
+    for context in ((), ("the",), ("on", "the"), ("never",)):
+        total = sum(naive.probability(context, word) for word in kept) + len(words) * naive.probability(context, "unknown")
+        assert total == pytest.approx(1, abs=1e-12)
+
+
+def test_interpolation_is_that_of_nltk():
+    from nltk.lm import WittenBellInterpolated
+    from nltk.lm.preprocessing import everygrams
+
+    peer = WittenBellInterpolated(2)
+    texts = [text.split() for text in CORPUS]
+    peer.fit([list(everygrams(text, max_len=2)) for text in texts], [word for text in texts for word in text])
+    naive = NaiveWittenBell(CORPUS, 2, 1)
+    for context in ("the", "on", "cat"):
+        behind = {run[1]: count for run, count in naive.counts.items() if len(run) == 2 and run[0] == context}
+        backoff = len(behind) / (len(behind) + sum(behind.values()))
+        for word in ("cat", "mat", "dog", "ran"):
+            ours = naive.probability((context,), word) - backoff * naive.probability((), word)
+            assert ours == pytest.approx(peer.score(word, [context]) - backoff * peer.score(word), abs=1e-12)
+
+
+@pytest.mark.skipif(not SHARED_DATA.exists(), reason="needs ../shared/data")
+def test_disorder_and_unknown_words_cost_more_than_text():
+    with gzip.open(SHARED_DATA / "text" / "gutenberg_en.jsonl.gz", "rt") as file:
+        texts = [json.loads(line)["text"] for line in list(file)[:300]]
+    model = build_model(counts_of(texts[::2], 3, 2), 3, 2)
+    generator = np.random.Generator(np.random.Philox(1))
+    unseen = texts[1:100:2]
+    disordered = [" ".join(generator.permutation(text.split())) for text in unseen]
+    junk = [" ".join("".join(map(chr, generator.integers(97, 123, 6))) for _ in range(100)) for _ in range(9)]
+    clean, mixed, nonsense = (model.perplexities(group) for group in (unseen, disordered, junk))
+    assert np.median(clean) * 2 < np.median(mixed)
+    assert mixed.max() * 5 < nonsense.min()
+
+
+# the steps
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Parquet files in place of an artifact."""
+
+    directory: Path
+    record: SimpleNamespace
+    digest: str
+
+    def paths(self, pattern: str) -> list[Path]:
+        return sorted(self.directory.glob(pattern))
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory) -> Documents:
+    """English of a made-up vocabulary between English sentences, some German, code, and a change."""
+    directory = tmp_path_factory.mktemp("documents")
+    (directory / "documents").mkdir()
+    texts = [("web", "web.jsonl", f"{SENTENCES['en']} {prose(number, 60)} {SENTENCES['en']}") for number in range(40)]
+    texts += [("multilingual", "de.jsonl", SENTENCES["de"] * 3), ("code", "a.py", "def f(a):\n    return a\n"), ("commit", "b.diff", "+ a")]
+    texts += [("code", "README.md", SENTENCES["en"])]
+    found = []
+    for offset, (domain, source, text) in enumerate(texts):
+        given = {"id": document_id(source, offset, 0), "source": source, "offset": offset, "piece": 0, "collection": source}
+        blank = dict.fromkeys(("url", "licence", "lang", "repository", "path"), "")
+        sizes = {"num_chars": len(text), "num_bytes": len(text.encode()), "content_digest": content_digest(text)}
+        found.append({**given, **blank, **sizes, "domain": domain, "text": text})
+    pq.write_table(pa.Table.from_pylist(found, schema=arrow_schema(DOCUMENT_COLUMNS)), directory / "documents" / "part-00000.parquet")
+    record = SimpleNamespace(num_documents=len(found), num_bytes=sum(row["num_bytes"] for row in found))
+    return Documents(directory, record, "0" * 64)
+
+
+def scored(documents: Documents, root: Path, partitions: int):
+    (root / "data").mkdir(parents=True)
+    classifiers = compute(train_classifiers, root, sources=classifier_sources(root / "data", labelled()), recipe=TOXIC)
+    ngram = RECIPE.ngram_model.model_copy(update={"min_language_bytes": 5000, "max_language_bytes": 10_000_000, "max_bytes": 100_000_000})
+    recipe = NgramTrainingRecipe(language=RECIPE.language, ngram_model=ngram)
+    resources = in_partitions(partitions)
+    model = compute(train_ngram_model, root, documents=documents, recipe=recipe, resources=resources)
+    models = {"classifiers": classifiers, "ngram_model": model}
+    return model, compute(score_documents, root, documents=documents, **models, recipe=RECIPE.language, resources=resources)
+
+
+def test_scores_are_those_of_the_parts_for_any_partition_count(documents, tmp_path):
+    model, result = scored(documents, tmp_path / "two", 2)
+    other_model, other = scored(documents, tmp_path / "three", 3)
+    assert (model.digest, result.digest) == (other_model.digest, other.digest)
+    assert model.record.languages == ("en",)
+    assert set(model.record.too_small) == {"de"}
+    assert result.record.documents_by_language == {"": 2, "de": 1, "en": 41}
+    # Made-up words are unknown to the classifier: nothing but the README and the German text could be scored, and are not.
+    assert result.record.unscored == {"language_score": 2, "quality": 44, "toxicity": 44, "perplexity": 3, "factuality": 44}
+    rows_of = {row["source"]: row for row in rows(result, "documents/*.parquet")}
+    assert (rows_of["a.py"]["language"], rows_of["a.py"]["perplexity"]) == ("", None)
+    assert rows_of["de.jsonl"]["perplexity"] is None
+    english = [row for row in rows(result, "documents/*.parquet") if row["language"] == "en"]
+    halves = [[row["text"] for row in english if fold_of(row["id"]) == half] for half in range(2)]
+    models = [build_model(counts_of(texts, 3, 2), 3, 2) for texts in halves]
+    expected = [models[other_fold(fold_of(row["id"]))].perplexities([row["text"]])[0] for row in english]
+    assert [row["perplexity"] for row in english] == expected
+    values = sorted(row["perplexity"] for row in english)
+    assert result.record.quantiles["perplexity"]["0.5"] == pytest.approx(values[(len(values) - 1) // 2], rel=1e-5)
+    found = json.loads(model.path("ngram_model.json").read_text())["languages"]["en"]
+    assert found["perplexity"]["0.5"] < found["shuffled_perplexity"]["0.5"] < found["unknown_perplexity"]
