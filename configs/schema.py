@@ -96,12 +96,14 @@ class ModelSection(Frozen):
 
 class IngestRecipe(Frozen):
     max_record_bytes: int = Field(gt=0)
-    """A longer record is kept aside, reason `record_too_long`."""
+    """Of a line, page, member or row: a longer one is kept aside, reason `record_too_long`, and no more of it is held in memory. A longer
+    plain text is read as several records, cut at line ends."""
     max_source_bytes: int = Field(gt=0)
     """Bytes of source text per run, shared out evenly over the domains; what a domain does not need goes to the others. Where a domain
     holds more than its part, documents are kept by the hash of their place, so the bytes are met on average."""
     max_rejected_share: float = Field(ge=0, le=1)
-    """Share of unreadable records (not UTF-8, truncated gzip, broken JSON, no text, empty) above which the run stops and names them."""
+    """Share of unreadable records (damaged, not UTF-8, without text, empty, with an id that an earlier one has) above which the run stops
+    and names them. What is no text by its nature (a redirect, a picture in a crawl) is counted, and not part of the share."""
 
 
 class ExtractionRecipe(Frozen):

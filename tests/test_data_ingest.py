@@ -5,21 +5,40 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import io
 import json
+import subprocess
+import tracemalloc
 import zipfile
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tasks.data.documents import document_id
 from tasks.data.ingest_documents import ingest_documents, sampling_bounds
 from tasks.data.list_sources import list_sources
+from tasks.data.seen_keys import SeenKeys
+from tasks.data.source_bytes import HashingReader
+from tasks.data.source_frame import SOURCE_COLUMNS
+from tasks.data.source_records import _source_rows, read_sources
+from tasks.data.text_records import text_records
+from tasks.data.wiki_dumps import wiki_pages
 from tests.data_inputs import RECIPE, RESOURCES, SHARED_DATA, compute, in_partitions, prose, rows, write_jsonl
 
 INGEST = RECIPE.ingest.model_copy(update={"max_source_bytes": 10**9})
 LENIENT = INGEST.model_copy(update={"max_rejected_share": 1.0})
 
 
+RESPONSE = (
+    b"WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: http://a/page\r\nContent-Type: application/http\r\n"
+    b"Content-Length: %d\r\n\r\n%s\r\n\r\n"
+)
+BLOCKS = [b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>crawled", b"HTTP/1.1 500 Error\r\n\r\n"]
+WARC = b"".join(RESPONSE % (len(block), block) for block in BLOCKS).replace(
+    b"Content-Length", b"Content-Type: application/http\r\nContent-Length"
+)
 WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" xml:lang="en">
   <siteinfo><base>https://en.wikipedia.org/wiki/Main_Page</base></siteinfo>
   <page><title>A &amp; B</title><ns>0</ns><id>1</id><revision><id>9</id><timestamp>2024-01-01T00:00:00Z</timestamp>
@@ -45,6 +64,12 @@ def mixed(tmp_path_factory):
     write_jsonl(directory / "bench.jsonl", [{"question": "How many?", "choices": ["one", "two"], "answer": 1, "meta": {"subject": "s"}}])
     (directory / "t.txt").write_text("\ufeffplain text\n")
     (directory / "t2.txt.gz").write_bytes(gzip.compress(b"zipped text"))
+    (directory / "z.jsonl.zst").write_bytes(b"".join(pa.compress(b'{"text": "frame %d"}\n' % n, "zstd", asbytes=True) for n in (1, 2)))
+    (directory / "page.html").write_bytes('<meta charset="windows-1251"><p>Привет</p>'.encode("cp1251"))
+    write_jsonl(directory / "pages.jsonl", [{"id": 1, "html": "<p>page", "url": "u2"}, {"id": 1, "html": "<p>again"}])
+    columns = {"id": [7, 8], "body": ["row one", None], "extra": [1.0, 2.0], "license": ["CC0", "MIT"], "url": ["u3", ""]}
+    pq.write_table(pa.table(columns), directory / "rows.parquet")
+    (directory / "crawl.warc.gz").write_bytes(gzip.compress(WARC))
     with zipfile.ZipFile(directory / "many.zip", "w") as archive:
         archive.writestr("x/eins.txt", "Alle Menschen")
         archive.writestr("x/deux.txt", "Tous les êtres")
@@ -57,17 +82,20 @@ def mixed(tmp_path_factory):
         "  - {files: files.jsonl.gz, role: pretrain, domain: code, format: repository_files}\n"
         "  - {files: many.zip, role: pretrain, domain: multilingual, format: zip_text}\n"
         "  - {files: wiki.xml.bz2, role: pretrain, format: mediawiki}\n"
+        "  - {files: pages.jsonl, role: pretrain, format: html_jsonl}\n"
+        "  - {files: rows.parquet, role: pretrain, text: body}\n"
         "  - {files: '*', role: pretrain, lang: en, licence: CC0}\n"
     )
     return directory
 
 
 def test_every_format_is_read_with_its_place_url_licence_and_language(mixed, tmp_path):
-    result = ingest(mixed, tmp_path)
+    result = ingest(mixed, tmp_path, LENIENT)
     found = {row["text"]: row for row in rows(result, "documents/*.parquet")}
     assert set(found) == {
         "first", "second", "zipped line", "Fix\n\n- a\n+ b", "print(1)\n", "plain text\n", "zipped text", "Alle Menschen", "Tous les êtres",
-        "An ''article'' <b>.",
+        "An ''article'' <b>.", "frame 1", "frame 2", '<meta charset="windows-1251"><p>Привет</p>', "<p>page", "row one",
+        "<p>crawled",
     }  # fmt: skip
     first, second = found["first"], found["second"]
     assert (first["url"], first["licence"], first["lang"]) == ("u1", "MIT", "en")
@@ -84,8 +112,10 @@ def test_every_format_is_read_with_its_place_url_licence_and_language(mixed, tmp
     article = found["An ''article'' <b>."]
     assert (article["url"], article["licence"], article["markup"]) == ("https://en.wikipedia.org/wiki/A_%26_B", "CC-BY-SA-4.0", "wikitext")
     assert WIKI.encode()[article["offset"] :].startswith(b"<page><title>A &amp;")
-    assert result.record.rejected == {"other_namespace": 1, "redirect": 1}
-    assert result.record.num_documents == 10 and result.record.num_bytes == sum(len(text.encode()) for text in found)
+    assert {found[text]["markup"] for text in ("<p>page", "<p>crawled", '<meta charset="windows-1251"><p>Привет</p>')} == {"html"}
+    assert (found["<p>crawled"]["url"], found["row one"]["url"], found["row one"]["licence"]) == ("http://a/page", "u3", "CC0")
+    assert result.record.rejected == {"duplicate_id": 1, "http_status": 1, "no_text": 1, "other_namespace": 1, "redirect": 1}
+    assert result.record.num_documents == 16 and result.record.num_bytes == sum(len(text.encode()) for text in found)
 
 
 def test_bad_input_is_kept_aside_with_reason_source_and_offset(tmp_path):
@@ -162,7 +192,7 @@ def test_every_listed_file_is_kept_by_name_digest_and_role_whatever_its_role(tmp
 
 
 def test_ingestion_is_the_same_for_any_partition_count(mixed, tmp_path):
-    assert len({ingest(mixed, tmp_path / str(count), resources=in_partitions(count)).digest for count in (1, 2, 7)}) == 1
+    assert len({ingest(mixed, tmp_path / str(count), LENIENT, in_partitions(count)).digest for count in (1, 2, 7)}) == 1
 
 
 def test_the_budget_is_shared_out_evenly_and_small_domains_keep_all(tmp_path):
@@ -189,3 +219,171 @@ def test_the_shared_data_is_read_in_all_its_domains(tmp_path):
     assert set(result.record.rejected) <= {"empty", "empty_file", "redirect", "other_namespace"}
     assert result.record.rejected["redirect"] == 99
     assert 0.5 < result.record.num_bytes / RECIPE.ingest.max_source_bytes < 2
+
+
+def read(source: dict, data: bytes, tmp_path, bound: int = 10_000) -> list[tuple[int, str, str]]:
+    """(offset, text, reason) of the rows of one file, read as executors read it."""
+    path = tmp_path / Path(source["name"]).name
+    path.write_bytes(data)
+    empty = {
+        "role": "pretrain",
+        "domain": "web",
+        "lang": "",
+        "licence": "",
+        "collection": "",
+        "text": [],
+        "repository": "",
+        "repository_path": "",
+    }
+    given = {**empty, "path": str(path), "sha256": hashlib.sha256(data).hexdigest(), **source}
+    return [(row["offset"], row["text"], row["reason"]) for row in _source_rows(given, 1 << 32, bound)]
+
+
+LONG = b'{"text": "' + b"x" * 60_000_000 + b'"}\n'
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst", ".bz2"])
+def test_a_line_above_the_bound_is_passed_over_without_being_held(tmp_path, ending):
+    data = b'{"text": "before"}\n' + LONG + b'{"text": "behind"}\n'
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": lambda data: pa.compress(data, "zstd", asbytes=True), ".bz2": bz2.compress}[ending]
+    packed = pack(data)
+    tracemalloc.start()
+    found = read({"name": f"x.jsonl{ending}", "format": "jsonl"}, packed, tmp_path, 1_000_000)
+    assert tracemalloc.get_traced_memory()[1] < 15_000_000
+    tracemalloc.stop()
+    assert found == [(0, "before", ""), (19, "", "record_too_long"), (19 + len(LONG), "behind", "")]
+
+
+def test_a_line_is_held_against_the_bound_on_both_sides(tmp_path):
+    lines = b'{"text": "12345"}\n{"text": "123456"}\n'
+    found = read({"name": "x.jsonl", "format": "jsonl"}, lines, tmp_path, len(b'{"text": "12345"}'))
+    assert [reason for _, _, reason in found] == ["", "record_too_long"]
+
+
+def test_a_long_text_is_cut_at_line_ends_and_joined_it_is_the_file(tmp_path):
+    data = "".join(f"Zeile {number} mit Umläuten\n" for number in range(500)).encode()
+    found = list(text_records("x.txt", HashingReader(io.BytesIO(data)), 1000))
+    assert "".join(record.text for record in found).encode() == data and all(len(record.text.encode()) <= 1000 for record in found)
+    assert all(data[record.offset :].startswith(record.text.encode()) for record in found) and len(found) > 10
+    cut = list(text_records("x.txt", HashingReader(io.BytesIO(b"a\n" + b"y" * 5000 + b"\nz")), 1000))
+    assert [(record.offset, record.text, record.reason) for record in cut] == [
+        (0, "a\n", ""),
+        (2, None, "record_too_long"),
+        (5003, "z", ""),
+    ]
+    assert [record.reason for record in text_records("x.txt", HashingReader(io.BytesIO(b"y" * 1000)), 1000)] == [""]
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "data", "expected"),
+    [
+        ("x.txt", "text", b"\x00\x01\x02 junk", "binary"),
+        ("x.txt", "text", b"\xde\xad\xbe\xef" * 50, "not_utf8"),
+        ("x.txt", "text", "Größe".encode("utf-16"), ""),
+        ("x.txt.zst", "text", pa.compress(b"line\n" * 999, "zstd", asbytes=True)[:-4], "truncated_zstd"),
+        ("x.txt.bz2", "text", bz2.compress(b"line\n" * 999)[:-4], "truncated_bz2"),
+        ("x.txt.gz", "text", b"no gzip at all", "truncated_gzip"),
+        ("x.html", "html", b"<p>" + b"x" * 20_000, "record_too_long"),
+        ("x.html", "html", b"", "empty_file"),
+        ("x.html", "html", bytes(range(128, 256)) * 20, "unknown_charset"),
+        ("x.zip", "zip_text", b"PK no zip", "broken_zip"),
+        ("x.parquet", "parquet", b"PAR1 no parquet PAR1", "broken_parquet"),
+        ("x.parquet", "parquet", b"", "broken_parquet"),
+        ("x.xml", "mediawiki", WIKI.encode()[:-60], "broken_xml"),
+        ("x.xml", "mediawiki", b'<!DOCTYPE m [<!ENTITY a "b">]><mediawiki/>', "broken_xml"),
+        ("x.xml.bz2", "mediawiki", bz2.compress(WIKI.encode())[:-9], "truncated_bz2"),
+        ("x.jsonl", "jsonl", b"[" * 100_000, "record_too_long"),
+        ("x.jsonl", "jsonl", b"[" * 9_000 + b"\n", "broken_json"),
+    ],
+)
+def test_damage_has_a_reason(tmp_path, name, form, data, expected):
+    assert read({"name": name, "format": form}, data, tmp_path)[-1][2] == expected
+
+
+def test_a_damaged_member_of_a_zip_costs_itself_alone(tmp_path):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in "abc":
+            archive.writestr(f"{name}.txt", f"text of {name} " * 100)
+        archive.writestr("long.txt", "x" * 20_000)
+    data = bytearray(buffer.getvalue())
+    data[data.index(b"text of b") + 200] ^= 1
+    assert [reason for _, _, reason in read({"name": "x.zip", "format": "zip_text"}, bytes(data), tmp_path)] == [
+        "", "broken_zip", "", "record_too_long",
+    ]  # fmt: skip
+
+
+def test_parquet_is_read_by_groups_with_the_row_as_place_and_a_missing_column_is_named(tmp_path):
+    columns = {"text": [f"row {number}" for number in range(1000)] + ["x" * 20_000, "  "], "id": [*range(1000), 5, 6]}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet", row_group_size=70)
+    data = (tmp_path / "x.parquet").read_bytes()
+    found = read({"name": "x.parquet", "format": "parquet"}, data, tmp_path)
+    assert found[:1000] == [(number, f"row {number}", "") for number in range(1000)]
+    assert [(offset, reason) for offset, _, reason in found[1000:]] == [(1000, "record_too_long"), (1001, "empty")]
+    (tmp_path / "data").mkdir()
+    write_jsonl(tmp_path / "data" / "good.jsonl", [{"text": prose(seed)} for seed in range(30)])
+    (tmp_path / "data" / "x.parquet").write_bytes(data)
+    (tmp_path / "data" / "glm46-data.yaml").write_text(
+        "version: 1\nentries:\n  - {files: '*.parquet', role: pretrain, text: body}\n  - {files: '*', role: pretrain}\n"
+    )
+    with pytest.raises(ValueError, match=r"source x\.parquet: column 'body' \(the entry's `text`\) is in x\.parquet, which has text, id"):
+        ingest(tmp_path / "data", tmp_path / "home", LENIENT)
+
+
+def test_of_two_records_with_one_id_the_first_stays(tmp_path):
+    data = b'{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n{"id": "a", "text": "three"}\n{"text": "four"}\n{"text": "five"}\n'
+    found = read({"name": "x.jsonl", "format": "jsonl"}, data, tmp_path)
+    assert [(text, reason) for _, text, reason in found] == [("one", ""), ("two", ""), ("", "duplicate_id"), ("four", ""), ("five", "")]
+    protected = read({"name": "x.jsonl", "format": "jsonl", "role": "evaluation"}, data, tmp_path)
+    assert [reason for _, _, reason in protected] == [""] * 5
+
+
+def test_ids_are_remembered_in_a_few_bytes_each(monkeypatch):
+    monkeypatch.setattr("tasks.data.seen_keys.NUM_LOOSE", 100)
+    seen = SeenKeys()
+    assert all(seen.add(str(number)) for number in range(1050)) and not any(seen.add(str(number)) for number in range(1050))
+
+
+def test_a_dump_is_read_page_by_page_in_bounded_memory():
+    page = "<page><title>T%d</title><ns>0</ns><id>%d</id><revision><text>%s</text></revision></page>\n"
+    body = "".join(page % (number, number, "word &lt;b&gt; " * 6_000) for number in range(40))
+    data = bz2.compress(f"<mediawiki>{body}{page % (99, 99, 'x' * 4_000_000)}</mediawiki>".encode())
+    tracemalloc.start()
+    reasons = [record.reason for record in wiki_pages("x.xml.bz2", HashingReader(io.BytesIO(data)), "en", 300_000)]
+    assert reasons == [""] * 40 + ["record_too_long"] and tracemalloc.get_traced_memory()[1] < 8_000_000
+    tracemalloc.stop()
+
+
+def read_listing(listing) -> list[dict]:
+    """What executors make of all files of a listing, without a session: its workers have the environment in which it was started."""
+    files = [file for file in listing.files if file.role in ("pretrain", "evaluation")]
+    sources = [{**{name: getattr(file, name) for name in SOURCE_COLUMNS}, "text": list(file.text), "max_commits": 0} for file in files]
+    batches = read_sources(iter([pa.RecordBatch.from_pylist(sources)]), sampling_bounds(files, 10**9), LENIENT.max_record_bytes)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def test_a_bucket_gives_the_rows_of_the_same_directory(mixed, s3_server):
+    import boto3
+
+    for path in sorted(mixed.iterdir()):
+        boto3.client("s3").upload_file(str(path), "glm46", f"mixed/{path.name}")
+    listing = list_sources("s3://glm46/mixed")
+    assert read_listing(listing) == read_listing(list_sources(mixed)) != []
+    boto3.client("s3").put_object(Bucket="glm46", Key="mixed/a.jsonl", Body=b'{"text": "other"}\n')
+    assert [row["source"] for row in read_listing(listing) if row["stream"] == "changed"] == ["a.jsonl"]
+
+
+def test_a_git_tree_gives_files_and_commits(tmp_path):
+    tree = tmp_path / "data" / "tool"
+    tree.mkdir(parents=True)
+    (tree / "a.py").write_text("import b\n")
+    (tree / "b.py").write_text("x = 1\n")
+    for command in (["init"], ["add", "."], ["-c", "user.name=n", "-c", "user.email=e@x.org", "commit", "-m", "Begin"]):
+        subprocess.run(["git", "-C", str(tree), *command], check=True, capture_output=True)
+    manifest = "version: 1\nentries:\n  - {files: 'tool/**', role: pretrain, format: git, commits: 9}\n"
+    (tmp_path / "data" / "glm46-data.yaml").write_text(manifest)
+    result = ingest(tmp_path / "data", tmp_path / "home")
+    assert result.record.documents_by_domain == {"code": 2, "commit": 1}
+    found = {row["path"]: row for row in rows(result, "documents/*.parquet")}
+    assert {(row["repository"], row["text"]) for path, row in found.items() if path} == {("tool", "import b\n"), ("tool", "x = 1\n")}
+    assert found[""]["text"].startswith("Begin\n\ndiff --git a/a.py b/a.py\n")

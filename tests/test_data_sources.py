@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import re
 import shutil
+import subprocess
+import threading
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tasks.data.data_directory import _glob_pattern
+from tasks.data.git_trees import MARK, _commits, _licence_of, commit_records
 from tasks.data.list_sources import list_sources
+from tasks.data.source_bytes import BLOCK_BYTES, ChangedSourceError, open_source
 from tests.data_inputs import SHARED_DATA, write_corpus, write_jsonl
 
 
@@ -132,3 +144,211 @@ def test_the_shared_data_has_no_benchmark_among_the_training_text():
     assert found["text/wikitext2_valid.txt.gz"] == "evaluation" and found["text/c4_sample.jsonl.gz"] == "pretrain"
     assert not [name for name in found if name.startswith(("html/", "warc/", "dedup/"))]
     assert {file.domain for file in files if file.role == "pretrain"} == {"web", "multilingual", "code", "commit"}
+
+
+def git(directory: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "init.defaultBranch=main", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *identity, "-C", str(directory), *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A data directory with one git working tree: three commits, an ignored file, a new one and a licence."""
+    place = tmp_path / "data" / "tools"
+    place.mkdir(parents=True)
+    git(place, "init")
+    git(place, "remote", "add", "origin", "https://github.com/owner/tools.git")
+    (place / ".gitignore").write_text("build/\n*.log.txt\n")
+    (place / "LICENSE").write_text(
+        "MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy\nof this software"
+    )
+    for number, text in enumerate(("import b\n", "import b, c\n", "import c\n")):
+        (place / "a.py").write_text(text)
+        git(place, "add", ".")
+        git(place, "commit", "-m", f"Change {number}\n\nBecause.")
+    (place / "build").mkdir()
+    for name in ("build/made.py", "x.log.txt", "new.py", "README.md", "picture.png"):
+        (place / name).write_text("print(1)\n")
+    (tmp_path / "data" / "beside.txt").write_text("Text beside the tree.\n")
+    return tmp_path / "data"
+
+
+def test_a_git_tree_gives_its_files_without_the_ignored_ones_as_a_repository_with_its_licence(tree):
+    files = {file.name: file for file in list_sources(tree).files}
+    assert set(files) == {"beside.txt", "tools/a.py", "tools/new.py", "tools/README.md"}
+    module = files["tools/a.py"]
+    assert (module.repository, module.repository_path, module.licence, module.domain) == ("owner/tools", "a.py", "MIT", "code")
+    assert (files["tools/README.md"].domain, files["tools/README.md"].repository, files["beside.txt"].licence) == ("web", "", "")
+    root = {file.name: file for file in list_sources(tree / "tools").files}
+    assert root["a.py"].repository == "owner/tools" and "build/made.py" not in root
+
+
+def test_commits_of_a_tree_are_documents_where_asked_for_and_told_by_their_head(tree):
+    entry = "{files: 'tools/**', role: pretrain, format: git, domain: code, commits: 2}"
+    write_manifest(tree, f"  - {entry}\n")
+    files = {file.name: file for file in list_sources(tree).files}
+    assert set(files) == {"tools/.git", "tools/a.py", "tools/new.py", "tools/README.md"}
+    assert files["tools/README.md"].repository == "owner/tools"
+    commits = files["tools/.git"]
+    assert (commits.domain, commits.format, commits.max_commits) == ("commit", "git_commits", 2)
+    read = list(commit_records("tools/.git", commits.path, "owner/tools", "MIT", 2, 10_000))
+    assert [record.text.split("\n")[0] for record in read] == ["Change 2", "Change 1"]
+    assert read[0].text.endswith("-import b, c\n+import c\n") and "Because.\n" in read[0].text
+    assert read[0].url == f"https://github.com/owner/tools/commit/{read[0].source.removeprefix('tools/.git!')}" and read[0].licence == "MIT"
+    assert [record.reason for record in commit_records("g", commits.path, "", "", 3, 100)] == ["record_too_long"] * 3
+    git(tree / "tools", "commit", "--allow-empty", "-m", "More")
+    assert {file.name: file.sha256 for file in list_sources(tree).files}["tools/.git"] != commits.sha256
+
+
+@pytest.mark.parametrize("size", [10, BLOCK_BYTES - 5, 9 * BLOCK_BYTES])
+def test_commits_of_any_size_are_told_apart(size):
+    output = io.BytesIO(b"".join(MARK + b"%040d\n" % number + b"x" * length + b"\n" for number, length in enumerate((5, size, 7))))
+    found = list(_commits(output, 2 * BLOCK_BYTES))
+    assert [(int(commit), length) for commit, _, length in found] == [(0, 6), (1, size + 1), (2, 8)]
+    assert all(len(data) <= 4 * BLOCK_BYTES for _, data, _ in found)
+
+
+def test_a_mistake_about_git_is_named(tree):
+    write_manifest(tree, "  - {files: '*.txt', role: pretrain, format: git}\n")
+    with pytest.raises(ValueError, match=r"\*\.txt has format git, but no git working tree holds files that it matches"):
+        list_sources(tree)
+    write_manifest(tree, "  - {files: '*.txt', role: pretrain, commits: 5}\n")
+    with pytest.raises(ValueError, match=r"commits is 5; allowed is a number, where the entry says `format: git`"):
+        list_sources(tree)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Apache License\n   Version 2.0, January 2004", "Apache-2.0"),
+        ("GNU GENERAL PUBLIC LICENSE\n   Version 3, 29 June 2007", "GPL-3.0"),
+        ("GNU LESSER GENERAL PUBLIC LICENSE\n Version 3, 29 June 2007", "LGPL-3.0"),
+        ("Redistribution and use in source and binary forms, with", "BSD-2-Clause"),
+        ("Redistribution and use in source and binary forms, with\n3. Neither the name of", "BSD-3-Clause"),
+        ("// SPDX-License-Identifier: 0BSD\nanything", "0BSD"),
+        ("All rights reserved.", ""),
+    ],
+)
+def test_licences_are_told_by_their_text(tmp_path, text, expected):
+    assert _licence_of(tmp_path) == ""
+    (tmp_path / "LICENSE.txt").write_text(text)
+    assert _licence_of(tmp_path) == expected
+
+
+def put_directory(directory: Path, prefix: str) -> None:
+    import boto3
+
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            boto3.client("s3").upload_file(str(path), "glm46", f"{prefix}/{path.relative_to(directory).as_posix()}")
+
+
+def test_a_bucket_has_the_roles_and_names_of_the_same_directory_and_follows_its_content(tmp_path, s3_server):
+    import boto3
+
+    write_corpus(tmp_path)
+    put_directory(tmp_path, "corpus/one")
+    local, remote = list_sources(tmp_path), list_sources("s3://glm46/corpus/one/")
+    assert [(file.name, file.role, file.format, file.domain, file.size) for file in remote.files] == [
+        (file.name, file.role, file.format, file.domain, file.size) for file in local.files
+    ]
+    assert all(file.sha256.startswith("etag:") and file.path.startswith("s3://glm46/corpus/one/") for file in remote.files)
+    put_directory(tmp_path, "corpus/two")
+    assert list_sources("s3://glm46/corpus/two").digest == remote.digest
+    boto3.client("s3").put_object(Bucket="glm46", Key="corpus/two/module_0.py", Body=b"changed = True\n")
+    assert list_sources("s3://glm46/corpus/two").digest != remote.digest
+
+
+@pytest.mark.parametrize("place", ["s3://none/prefix", "s3://glm46/empty", "hf://just-a-name"])
+def test_a_place_that_is_not_there_is_one_message(place, s3_server):
+    with pytest.raises(ValueError, match=re.escape(place)):
+        list_sources(place)
+
+
+def test_an_object_is_read_by_ranges_and_refused_when_it_changed(s3_server):
+    import boto3
+
+    data = np.random.default_rng(1).bytes(300_000)
+    tag = boto3.client("s3").put_object(Bucket="glm46", Key="object", Body=data)["ETag"].strip('"')
+    with open_source("s3://glm46/object", f"etag:{tag}", buffer_bytes=65536) as file:
+        assert file.read(10) == data[:10] and file.seek(-5, 2) == 299_995 and file.read() == data[-5:]
+        file.seek(0)
+        assert file.read() == data
+        boto3.client("s3").put_object(Bucket="glm46", Key="object", Body=data[:-1] + b"x")
+        file.seek(0)
+        with pytest.raises(ChangedSourceError):
+            file.read()
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A server that answers as the Hugging Face hub does, with one dataset."""
+    write_jsonl(tmp_path / "train.jsonl.gz", [{"text": "From the hub."}])
+    data, card = (tmp_path / "train.jsonl.gz").read_bytes(), b"---\nlicense: cc0-1.0\n---\n"
+    files = {"en/train.jsonl.gz": data, "fr/train.jsonl.gz": data, "en/test.jsonl.gz": data, "README.md": card}
+    commit = "0123456789abcdef0123456789abcdef01234567"
+
+    class Hub(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            name = self.path.partition(f"/resolve/{commit}/")[2]
+            if self.path.startswith("/api/datasets/owner/name"):
+                listed = [{"rfilename": name, "size": len(body), "blobId": "b" * 40} for name, body in files.items()]
+                listed[0]["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+                self._answer(
+                    json.dumps({"id": "owner/name", "sha": commit, "siblings": listed, "cardData": {"license": "cc0-1.0"}}).encode()
+                )
+            elif name in files:
+                self._answer(files[name])
+            else:
+                self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def _answer(self, body):
+            self.send_response(200)
+            headers = {"Content-Length": len(body), "ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": commit}
+            for key, value in headers.items():
+                self.send_header(key, str(value))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_):
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    yield commit
+    server.shutdown()
+
+
+def test_a_dataset_of_the_hub_is_listed_by_its_revision_without_what_it_holds_out(hub):
+    files = list_sources("hf://owner/name").files
+    assert [file.name for file in files] == ["en/train.jsonl.gz", "fr/train.jsonl.gz"]
+    assert files[0].path == f"hf://owner/name@{hub}/en/train.jsonl.gz" and files[0].licence == "cc0-1.0"
+    assert len(files[0].sha256) == 64 and files[1].sha256 == "etag:" + "b" * 40
+    with open_source(files[0].path) as file:
+        assert gzip.decompress(file.read()) == b'{"text": "From the hub."}\n'
+    assert [file.name for file in list_sources("hf://owner/name/fr").files] == ["fr/train.jsonl.gz"]
+    with pytest.raises(ValueError, match=r"has no files under 'de': name one of its directories \(en, fr\)"):
+        list_sources("hf://owner/name/de")
+
+
+def test_a_dataset_without_a_network_is_one_message(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"dataset hf://owner/name cannot be listed.*network.*or download it and name the directory"):
+        list_sources("hf://owner/name")
+
+
+def test_progress_is_told_in_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.data.list_sources.REPORTED_BYTES", 100)
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text("x" * 60)
+    told = []
+    list_sources(tmp_path, lambda done, total: told.append((done, total)))
+    assert told == [(120, 300), (240, 300)]

@@ -13,7 +13,8 @@ DOCUMENT_COLUMNS = (
     "id string, source string, offset long, piece long, collection string, url string, licence string, domain string, lang string, "
     "repository string, path string, text string, content_digest string, num_chars long, num_bytes long"
 )
-"""offset: byte offset of the record in its decompressed source; piece: character offset of this document in its record's text;
+"""offset: place of the record in its source: its byte, decompressed; of a web archive the byte as stored, as CDX indexes name it
+(tasks/data/archive_records.py); of Parquet the row's number; piece: character offset of this document in its record's text;
 collection: the group that ceilings per source look at; repository, path: of a file or commit whose repository is known, else empty;
 num_bytes: UTF-8 bytes of the text."""
 

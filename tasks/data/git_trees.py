@@ -121,7 +121,8 @@ def _commits(stream: object, max_record_bytes: int) -> Iterator[tuple[str, bytes
             end = len(buffer) if end < 0 else end
             head = bytes(buffer[len(MARK) : end])
             commit, _, text = head.partition(b"\n")
-            yield commit.decode(), text.strip() + b"\n", len(text) + skipped
+            message, between, patch = text.partition(b"\ndiff --git ")
+            yield commit.decode(), message.strip() + b"\n" + between + patch.rstrip(b"\n") + (b"\n" if patch else b""), len(text) + skipped
             del buffer[:end]
             skipped = 0
         if len(buffer) > max_record_bytes + BLOCK_BYTES:

@@ -18,6 +18,8 @@ DOCUMENT_TYPES = (b"response", b"resource", b"conversion")
 MARKUP_TYPES = ("text/html", "application/xhtml+xml")
 PLAIN_TYPES = ("text/plain", "text/markdown", "text/x-rst")
 OK = 200
+NOT_PAGES = ("filedesc:", "dns:", "whois:", "metadata:")
+"""Addresses of an ARC file's own description, of look-ups, and of a crawler's log."""
 NAME_LOOKUP, HTTP, JSON = "text/dns", "application/http", "application/json"
 
 
@@ -34,7 +36,7 @@ def archive_pages(name: str, file: HashingReader, max_record_bytes: int) -> Iter
                 yield rejection(source, offset, record.reason, f"{_url(headers)} {record.detail}".strip())
         elif kind == b"metadata" and content_type == JSON:
             yield rejection(source, offset, "no_text", "a WAT record holds metadata about a page: read the WARC or the WET file")
-        elif kind in DOCUMENT_TYPES and content_type != NAME_LOOKUP and not _url(headers).startswith(("filedesc:", "dns:")):
+        elif kind in DOCUMENT_TYPES and content_type != NAME_LOOKUP and not _url(headers).startswith(NOT_PAGES):
             yield _page(source, offset, record, content_type, max_record_bytes)
 
 
