@@ -23,6 +23,7 @@ from tasks.data.mask_personal_data import mask_personal_data
 from tasks.data.prepared_data import PreparedData
 from tasks.data.remove_boilerplate import remove_boilerplate
 from tasks.data.remove_semantic_duplicates import remove_semantic_duplicates
+from tasks.data.request_traces import request_traces
 from tasks.data.score_documents import score_documents
 from tasks.data.shard_chats import shard_chats
 from tasks.data.shard_documents import shard_documents
@@ -33,6 +34,7 @@ from tasks.data.train_classifiers import train_classifiers
 from tasks.data.train_ngram_model import train_ngram_model
 from tasks.data.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import ContractResult
+from tasks.data.verify_solutions import verify_solutions
 from tasks.evaluation.select_evaluation_items import select_evaluation_items
 
 
@@ -81,12 +83,20 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     repositories = contracted(
         run_step(run, concatenate_repositories, documents=decontaminated, recipe=recipe.repositories, resources=spark), "repositories"
     )
+    solutions = contracted(run_step(run, verify_solutions, sources=sources), "solutions")
+    teacher = recipe.teacher
+    traces = (
+        contracted(run_step(run, request_traces, sources=sources, recipe=teacher.request, resources=teacher.limits), "traces")
+        if teacher.request.base_url
+        else None
+    )
     chats = contracted(
         run_step(
-            run, collect_chats, sources=sources, synthetic=problems, ingested=ingested, recipe=recipe.chat_collection, resources=spark
+            run, collect_chats, sources=sources, synthetic=problems, ingested=ingested, solutions=solutions, traces=traces,
+            recipe=recipe.chat_collection, resources=spark,
         ),
         "chats",
-    )
+    )  # fmt: skip
     tokenizer = contracted(run_step(run, train_tokenizer, documents=decontaminated, recipe=recipe.tokenizer, resources=spark), "tokenizer")
     texts = {"documents": decontaminated, "repositories": repositories, "tokenizer": tokenizer}
     shards = contracted(run_step(run, shard_documents, recipe=recipe.shards, resources=spark, **texts), "shards")

@@ -48,6 +48,11 @@ def run_trusted(programs: Sequence[str]) -> list[bool]:
     return found
 
 
+def can_isolate() -> bool:
+    """Whether programs can be run without network here."""
+    return bool(_without_network())
+
+
 def run_untrusted(program: str) -> bool:
     """Whether one program that somebody else wrote passes. Raises ValueError where no network namespace can be made."""
     prefix = _without_network()

@@ -1,4 +1,5 @@
-"""Step: sources with role `sft` and the synthetic conversations -> chats/ in one shape, split, free of duplicates and evaluation items.
+"""Step: sources with role `sft`, synthetic conversations and verified solutions of seed problems -> chats/ in one shape, split, free of
+duplicates and evaluation items.
 
 dropped.parquet names what stays in a conversation's place, or the evaluation item it overlaps with; rejected.parquet what is no
 conversation to learn from, and why.
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from configs.schema import ChatCollectionRecipe, ChatRecipe, SparkResources
     from tasks.data.ingest_documents import IngestedDocuments
     from tasks.data.list_sources import SourceListing
+    from tasks.data.request_traces import RequestedTraces
     from tasks.data.synthesize_problems import SynthesizedProblems
+    from tasks.data.verify_solutions import VerifiedSolutions
 
 DUPLICATE = "exact_duplicate"
 NUM_EXAMPLES = 5
@@ -53,15 +56,21 @@ def collect_chats(
     recipe: ChatCollectionRecipe,
     resources: SparkResources,
     output: Output,
+    solutions: Artifact[VerifiedSolutions] | None = None,
+    traces: Artifact[RequestedTraces] | None = None,
 ) -> CollectedChats:
-    """Raises ValueError if a file changed since the listing, too many records are malformed, or none is left to train on."""
+    """`traces` is None where no teacher is configured.
+
+    Raises ValueError if a file changed since the listing, too many records are malformed, or none is left to train on.
+    """
     spark = spark_session(resources)
     files = [file for file in sources.files if file.role == "sft"]
     output.report(Progress(0, len(files), "sources", "reading"))
     protected, index = protected_items(ingested, synthetic, recipe.decontaminate)
     items = spark.sparkContext.broadcast((index, protected))
     given = {"max_chat_chars": recipe.chats.max_chat_chars, "items": items}
-    generated = spark.read.parquet(synthetic.path("chats.parquet").as_uri())
+    made = [artifact.path("chats.parquet").as_uri() for artifact in (synthetic, solutions, traces) if artifact is not None]
+    generated = spark.read.parquet(*made)
     frames = [generated.mapInArrow(partial(judge_chats, **given), ROW_COLUMNS)]
     if files:
         frames.append(source_frame(spark, files, resources.shuffle_partitions).mapInArrow(partial(read_chats, **given), ROW_COLUMNS))

@@ -1,0 +1,18 @@
+"""The client of a teacher: any server with OpenAI's chat completions. Its key comes from the environment and is written nowhere."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+KEY_VARIABLE = "GLM46_TEACHER_API_KEY"
+
+
+def teacher_client(base_url: str, timeout_seconds: float) -> OpenAI:
+    """A client that retries nothing by itself. Servers without keys get none."""
+    from openai import OpenAI
+
+    return OpenAI(base_url=base_url, api_key=os.environ.get(KEY_VARIABLE) or "none", timeout=timeout_seconds, max_retries=0)

@@ -1,0 +1,86 @@
+"""Final answers of mathematical solutions: found in the text, and compared as numbers where they are numbers, else as normalised LaTeX."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from fractions import Fraction
+
+ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
+"""GSM8K's calculator: `<<48/2=24>>`."""
+STATED = re.compile(r"(?:####|(?:final )?answer(?: is)?\s*[:=]?)\s*(.+)", re.IGNORECASE)
+LEFT_OUT = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\\%|%|\^\\circ|\^\{\\circ\}|\\text\{[^}]*\}|\\mbox\{[^}]*\}|\s+")
+FRACTION = re.compile(r"\\frac\{(-?\d+)\}\{(-?\d+)\}|\\frac(\d)(\d)")
+APPLY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv}
+
+
+def final_answer(text: str) -> str:
+    """What stands in the last \\boxed{...}, else behind the last `####` or `answer:`; empty where there is neither."""
+    start = text.rfind("\\boxed{")
+    if start >= 0:
+        depth = 0
+        for place in range(start + len("\\boxed"), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if depth == 0:
+                return text[start + len("\\boxed{") : place].strip()
+    stated = STATED.findall(text)
+    return stated[-1].strip().rstrip(".") if stated else ""
+
+
+def answers_agree(found: str, wanted: str) -> bool:
+    """Whether two final answers are the same number, or the same text but for its setting."""
+    one, other = _plain(found), _plain(wanted)
+    first, second = _number(one), _number(other)
+    return one == other if first is None or second is None else first == second
+
+
+def false_annotations(text: str) -> list[str]:
+    """Calculator annotations that do not hold; a rounded result holds if it is right to its last digit."""
+    return [f"{left}={right}" for left, right in ANNOTATION.findall(text) if not _holds(left, right)]
+
+
+def without_annotations(text: str) -> str:
+    return ANNOTATION.sub("", text)
+
+
+def _plain(answer: str) -> str:
+    text = re.sub(r"\\[dt]frac", r"\\frac", answer.strip().rstrip("."))
+    text = re.sub(r"\\textbf\{\s*\(?([^{}()]*)\)?\s*\}", r"\1", text)
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", re.sub(r"\{,\}", ",", text))
+    return LEFT_OUT.sub("", text).lower()
+
+
+def _number(text: str) -> Fraction | None:
+    written = FRACTION.sub(lambda found: f"{found[1] or found[3]}/{found[2] or found[4]}", text)
+    if not re.fullmatch(r"-?(\d+(\.\d+)?|\.\d+)(/-?\d+)?", written):
+        return None
+    top, _, bottom = written.partition("/")
+    return None if bottom and not int(bottom) else Fraction(top) / int(bottom or 1)
+
+
+def _holds(left: str, right: str) -> bool:
+    value, stated = _value(left), _number(_plain(right))
+    if value is None or stated is None:
+        return False
+    digits = len(_plain(right).partition(".")[2])
+    return abs(value - stated) <= Fraction(1, 2 * 10**digits) if digits else value == stated
+
+
+def _value(expression: str) -> Fraction | None:
+    """The value of + - * / and brackets over numbers; None for anything else."""
+    text = re.sub(r"(\d+(?:\.\d+)?|\.\d+)%", r"(\1/100)", expression.replace("$", "").replace(",", "").replace("x", "*").strip())
+    try:
+        return _evaluate(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError, ZeroDivisionError):
+        return None
+
+
+def _evaluate(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.BinOp) and type(node.op) in APPLY:
+        return APPLY[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+        return _evaluate(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+        return Fraction(str(node.value))
+    raise TypeError(ast.dump(node))
