@@ -123,7 +123,13 @@ class ExtractionRecipe(Frozen):
 
 class BoilerplateRecipe(Frozen):
     min_documents: int = Field(gt=1)
-    """A paragraph that so many documents of one collection hold is boilerplate."""
+    """A paragraph that so many documents of one collection and host hold is boilerplate; one of them keeps it."""
+    min_words: int = Field(gt=0)
+    """Shorter paragraphs stay: headings such as `See also` are the same in many articles and belong to each."""
+    min_remaining_chars: int = Field(ge=0)
+    """A document that lost paragraphs and has less text left is dropped, reason `only_boilerplate`."""
+    max_removed_share: float = Field(gt=0, le=1)
+    """Share of a collection's bytes above which the run stops and shows examples."""
 
 
 class ClassifierRecipe(Frozen):

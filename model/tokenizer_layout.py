@@ -3,6 +3,8 @@
 The tokenizer step trains with these constants and the GGUF export relies on them, so the served model splits text the same way.
 """
 
+from functools import cache
+
 SPECIAL_TOKENS: tuple[str, ...] = (
     "<|endoftext|>",
     "[MASK]",
@@ -43,6 +45,14 @@ SPECIAL_TOKENS: tuple[str, ...] = (
 )
 """In the order of their ids, which follow the ordinary tokens without a gap: 151,329 to 151,364 in GLM-4.5/4.6."""
 
+NUM_SPECIAL_S1 = 256
+SPECIAL_TOKENS_BY_LAYOUT: dict[str, tuple[str, ...]] = {
+    "glm": SPECIAL_TOKENS,
+    "s1_256": SPECIAL_TOKENS + tuple(f"<|reserved_{number}|>" for number in range(NUM_SPECIAL_S1 - len(SPECIAL_TOKENS))),
+}
+"""`tokenizer.special_tokens` of the configuration. s1_256: the source document S1 asks for 256; what it does not name is reserved, behind
+GLM's 36, so templates and end tokens are the same."""
+
 END_OF_TEXT = "<|endoftext|>"
 """Separates documents in pre-training, pads, and is the first of the three end-of-sequence tokens."""
 
@@ -65,3 +75,11 @@ PUBLISHED_PRETOKENIZER_PATTERN: str = PRETOKENIZER_PATTERN.replace(
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 )
 """The spelling in the published GLM tokenizer.json; it differs for the long s alone, which (?i) folds to s."""
+
+
+@cache
+def byte_characters() -> tuple[str, ...]:
+    """The printable stand-in of every byte in a byte-level vocabulary (GPT-2, encoder.py, bytes_to_unicode)."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = (chr(256 + number) for number in range(256))
+    return tuple(chr(byte) if byte in printable else next(others) for byte in range(256))

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from configs.schema import ContractRecipe, PackingRecipe, RepositoryRecipe, SynthesisRecipe, TokenizerRecipe
+from configs.schema import ContractRecipe, PackingRecipe, RepositoryRecipe, SynthesisRecipe
 from infra.code_digest import closure
 from model.tokenizer_layout import END_OF_TEXT
 from tasks.data.concatenate_repositories import concatenate_repositories
@@ -24,7 +24,8 @@ from tests.data_inputs import RECIPE, RESOURCES, cleaned, compute, in_partitions
 
 SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=400, num_evaluation_problems=30, max_operand=20, problems_per_document=20, num_chats=100,
-    thinking_share=0.25, num_prompts=20,
+    thinking_share=0.25, num_prompts=20, families={}, difficulty=1,
+    num_held_out_problems=0, prompt_families=(),
 )  # fmt: skip
 CHAIN_RECIPE = RECIPE.model_copy(
     update={
@@ -32,9 +33,11 @@ CHAIN_RECIPE = RECIPE.model_copy(
         "filter": RECIPE.filter.model_copy(update={"min_words": 25}),
     }
 )  # fmt: skip
-TOKENIZER = TokenizerRecipe(num_ordinary_tokens=400, sample_chars=150000)
+TOKENIZER = RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 400, "sample_chars": 150000})
 MIXTURE = {"web": 0.5, "code": 0.1, "repository": 0.2, "synthetic": 0.2}
-PACKING = PackingRecipe(num_tokens=6400, sequence_length=64, packing="stream", mixture=MIXTURE, max_epochs=4.0, fim_rate=0.5, seed=1)
+PACKING = PackingRecipe(
+    num_tokens=6400, sequence_length=64, packing="stream", mixture=MIXTURE, bucket_weights=(), max_epochs=4.0, fim_rate=0.5, seed=1
+)
 
 
 def run_chain(sources, root, count: int) -> dict:
@@ -45,7 +48,8 @@ def run_chain(sources, root, count: int) -> dict:
     tokenizer = compute(train_tokenizer, root, documents=clean, recipe=TOKENIZER, **common)
     repositories = compute(concatenate_repositories, root, documents=clean, recipe=RepositoryRecipe(max_document_chars=20000), **common)
     texts = {"documents": clean, "repositories": repositories, "tokenizer": tokenizer}
-    shards, validation = (compute(step, root, **texts, **common) for step in (shard_documents, shard_validation))
+    shards = compute(shard_documents, root, recipe=RECIPE.shards, **texts, **common)
+    validation = compute(shard_validation, root, **texts, **common)
     packed = compute(pack_phase, root, shards=shards, chats=None, tokenizer=tokenizer, recipe=PACKING)
     made = {"tokenizer": tokenizer, "repositories": repositories, "shards": shards, "validation": validation, "packed": packed}
     return artifacts | made
@@ -178,7 +182,9 @@ CONTRACTED = (
 @pytest.mark.parametrize("name", CONTRACTED)
 def test_every_hand_over_holds_its_contract(chain, name, tmp_path):
     files = (f"data_contracts/{name}.yaml",)
-    result = compute(validate_contract, tmp_path, subject=chain[name], recipe=ContractRecipe(name=name), resources=RESOURCES, data_files=files)
+    result = compute(
+        validate_contract, tmp_path, subject=chain[name], recipe=ContractRecipe(name=name), resources=RESOURCES, data_files=files
+    )
     assert result.record.num_rows > 0 and result.record.num_expectations > 3
 
 

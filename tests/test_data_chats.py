@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.schema import ChatCollectionRecipe, ContractRecipe, IngestRecipe, SynthesisRecipe, TokenizerRecipe
+from configs.schema import ChatCollectionRecipe, ContractRecipe, IngestRecipe, SynthesisRecipe
 from infra.step import Output, Record, step
 from model.chat_template import render_to_train
 from tasks.data.chat_formats import MalformedChatError, conversations_of
@@ -30,7 +30,8 @@ from tests.data_inputs import RECIPE, RESOURCES, SHARED_DATA, compute, in_partit
 
 SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=400, num_evaluation_problems=30, max_operand=20, problems_per_document=20, num_chats=60,
-    thinking_share=0.5, num_prompts=20,
+    thinking_share=0.5, num_prompts=20, families={}, difficulty=1,
+    num_held_out_problems=0, prompt_families=(),
 )  # fmt: skip
 CALL = {"name": "f", "arguments": {"x": 1}}
 OBJECT = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -268,9 +269,9 @@ def write_texts(*, output: Output) -> ToyTexts:
 def sharded(collected, tmp_path_factory):
     root = tmp_path_factory.mktemp("shards")
     documents = compute(write_texts, root)
-    recipe = TokenizerRecipe(num_ordinary_tokens=300, sample_chars=10**6)
+    recipe = RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 300, "sample_chars": 10**6})
     tokenizer = compute(train_tokenizer, root, documents=documents, recipe=recipe, resources=RESOURCES)
-    shards = compute(shard_chats, root, chats=collected["chats"], tokenizer=tokenizer, resources=RESOURCES)
+    shards = compute(shard_chats, root, chats=collected["chats"], tokenizer=tokenizer, recipe=RECIPE.shards, resources=RESOURCES)
     return {**collected, "tokenizer": tokenizer, "chat_shards": shards}
 
 
@@ -295,7 +296,9 @@ def test_shards_hold_the_rendered_conversations_and_what_is_trained(sharded):
 
 def test_every_digest_is_the_same_for_another_partition_count(sharded, directory, tmp_path):
     other = collect(list_sources(directory), tmp_path, count=5)
-    shards = compute(shard_chats, tmp_path, chats=other["chats"], tokenizer=sharded["tokenizer"], resources=in_partitions(3))
+    shards = compute(
+        shard_chats, tmp_path, chats=other["chats"], tokenizer=sharded["tokenizer"], recipe=RECIPE.shards, resources=in_partitions(3)
+    )
     assert (other["chats"].digest, shards.digest) == (sharded["chats"].digest, sharded["chat_shards"].digest)
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import load_scale
-from configs.schema import PackingRecipe, PolicyObjective, SynthesisRecipe, TokenizerRecipe
+from configs.schema import PackingRecipe, PolicyObjective, SynthesisRecipe
 from infra.home import Home
 from infra.manifest_graph import ManifestGraph, read_manifest_graph
 from infra.model_registry import DIGEST_TAG, open_registry
@@ -37,7 +37,8 @@ from tests.data_inputs import RECIPE, RESOURCES, cleaned, compute, prose, rows, 
 
 SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=300, num_evaluation_problems=20, max_operand=30, problems_per_document=20, num_chats=40,
-    thinking_share=0.25, num_prompts=60,
+    thinking_share=0.25, num_prompts=60, families={}, difficulty=1,
+    num_held_out_problems=0, prompt_families=(),
 )  # fmt: skip
 CHAIN_RECIPE = RECIPE.model_copy(
     update={
@@ -47,11 +48,18 @@ CHAIN_RECIPE = RECIPE.model_copy(
 )  # fmt: skip
 MODEL = "glm46-micro"
 PRETRAIN = PackingRecipe(
-    num_tokens=16000, sequence_length=64, packing="stream", mixture={"web": 0.5, "code": 0.2, "repository": 0.3},
+    num_tokens=16000, sequence_length=64, packing="stream", mixture={"web": 0.5, "code": 0.2, "repository": 0.3}, bucket_weights=(),
     max_epochs=4.0, fim_rate=0.5, seed=1
 )  # fmt: skip
 SFT = PackingRecipe(
-    num_tokens=1280, sequence_length=128, packing="best_fit", mixture={"chat": 0.6, "synthetic": 0.4}, max_epochs=9.0, fim_rate=0.0, seed=2
+    num_tokens=1280,
+    sequence_length=128,
+    packing="best_fit",
+    mixture={"chat": 0.6, "synthetic": 0.4},
+    bucket_weights=(),
+    max_epochs=9.0,
+    fim_rate=0.0,
+    seed=2,
 )
 
 
@@ -91,12 +99,18 @@ def prepare(directory: Path, root: Path) -> dict[str, Artifact]:
     )
     repositories = compute(concatenate_repositories, root, documents=clean, recipe=RECIPE.repositories, **spark)
     tokenizer = compute(
-        train_tokenizer, root, documents=clean, recipe=TokenizerRecipe(num_ordinary_tokens=400, sample_chars=150000), **spark
+        train_tokenizer,
+        root,
+        documents=clean,
+        recipe=RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 400, "sample_chars": 150000}),
+        **spark,
     )
     return {
         **data, "chats": chats, "repositories": repositories, "tokenizer": tokenizer,
-        "shards": compute(shard_documents, root, documents=clean, repositories=repositories, tokenizer=tokenizer, **spark),
-        "chat_shards": compute(shard_chats, root, chats=chats, tokenizer=tokenizer, **spark),
+        "shards": compute(
+            shard_documents, root, documents=clean, repositories=repositories, tokenizer=tokenizer, recipe=RECIPE.shards, **spark
+        ),
+        "chat_shards": compute(shard_chats, root, chats=chats, tokenizer=tokenizer, recipe=RECIPE.shards, **spark),
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The byte-level BPE tokenizer in GLM's layout, on the `tokenizers` library: training and files."""
+"""The byte-level BPE tokenizer in GLM's layout: merges learned from counted words, as an object of the `tokenizers` library, and files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from model.bpe_merges import learn_merges
 from model.chat_template import CHAT_TEMPLATE
-from model.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS
+from model.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS, byte_characters
+from tasks.data.word_counts import WordTable, count_texts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -18,39 +20,45 @@ MIN_PAIR_COUNT = 2
 
 
 def train_bpe(texts: Iterator[str], num_ordinary_tokens: int) -> Tokenizer:
-    """Learn the merges from texts; special tokens get the ids from `num_ordinary_tokens` on.
+    """Learn the merges from texts at hand; GLM's special tokens get the ids from `num_ordinary_tokens` on."""
+    return bpe_of_words(count_texts(texts), num_ordinary_tokens, SPECIAL_TOKENS)
 
-    Raises ValueError if the texts do not hold enough different pairs: the ids of the special tokens would move."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    tokenizer = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(PRETOKENIZER_PATTERN), behavior="isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    trainer = trainers.BpeTrainer(
-        vocab_size=num_ordinary_tokens, min_frequency=MIN_PAIR_COUNT, special_tokens=[], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    tokenizer.train_from_iterator(texts, trainer)
-    num_found = tokenizer.get_vocab_size(with_added_tokens=False)
+def bpe_of_words(words: WordTable, num_ordinary_tokens: int, special_tokens: tuple[str, ...]) -> Tokenizer:
+    """Learn the merges from counted words: those that the trainer of `tokenizers` learns from the same text.
+
+    Raises ValueError if the words do not hold enough different pairs: the ids of the special tokens would move."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    learned = learn_merges(words.text, words.starts, words.counts, num_ordinary_tokens, MIN_PAIR_COUNT)
+    tokens = dict.fromkeys([*sorted(byte_characters()), *(merged for _, _, merged in learned)])
+    num_found = len(tokens)
     if num_found != num_ordinary_tokens:
         raise ValueError(
             f"the tokenizer sample holds only {num_found} ordinary tokens (256 bytes, {num_found - 256} pairs that occur twice or more), "
             f"tokenizer.num_ordinary_tokens asks for {num_ordinary_tokens}: lower it to at most {num_found}, "
             "raise tokenizer.sample_chars or bring more text"
         )
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    # A pair can be learned twice, where its token came back by another way: as in the reference, the last one counts.
+    merges = list(reversed(dict.fromkeys((left, right) for left, right, _ in reversed(learned))))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    split = pre_tokenizers.Split(Regex(PRETOKENIZER_PATTERN), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
     return tokenizer
 
 
 def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
     """Content of tokenizer_config.json: what transformers, vLLM and llama.cpp read beside tokenizer.json."""
-    ids = {tokenizer.token_to_id(token): token for token in SPECIAL_TOKENS}
+    added = tokenizer.get_added_tokens_decoder()
+    ids = {identity: token.content for identity, token in added.items() if token.special}
     shape = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     return {
         "added_tokens_decoder": {str(identity): {"content": token, **shape} for identity, token in sorted(ids.items())},
-        "additional_special_tokens": [token for token in SPECIAL_TOKENS if token != END_OF_TEXT],
+        "additional_special_tokens": [token for _, token in sorted(ids.items()) if token != END_OF_TEXT],
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "eos_token": END_OF_TEXT,

@@ -12,12 +12,12 @@ from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, step
 from tasks.data.document_files import count_by, read_documents
 from tasks.data.documents import CHAT, TRAIN, UNBUCKETED
-from tasks.data.shard_documents import TokenShards, assign_shards, write_tables
+from tasks.data.shard_documents import TokenShards, assign_shards, check_shards, count_shards, write_tables
 from tasks.data.tokenize_chats import write_chat_shard
 from tasks.data.tokenize_parts import SHARD_COLUMNS
 
 if TYPE_CHECKING:
-    from configs.schema import SparkResources
+    from configs.schema import ShardRecipe, SparkResources
     from tasks.data.collect_chats import CollectedChats
     from tasks.data.train_tokenizer import TrainedTokenizer
 
@@ -32,7 +32,12 @@ class ChatShards(TokenShards):
     distributions=("pyspark", "pyarrow", "tokenizers", "numpy"),
 )
 def shard_chats(
-    *, chats: Artifact[CollectedChats], tokenizer: Artifact[TrainedTokenizer], resources: SparkResources, output: Output
+    *,
+    chats: Artifact[CollectedChats],
+    tokenizer: Artifact[TrainedTokenizer],
+    recipe: ShardRecipe,
+    resources: SparkResources,
+    output: Output,
 ) -> ChatShards:
     """Tokenize in executors; the same bytes for any number of partitions and cores."""
     from pyspark.sql import functions as F
@@ -44,11 +49,13 @@ def shard_chats(
     training = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
     bucket = F.lit(UNBUCKETED).alias("quality_bucket")
     columns = ("id", "source", "offset", "piece", bucket, "messages", "tools", F.lit(CHAT).alias("domain"))
-    frame = assign_shards(training.select(*columns), {CHAT: num_bytes})
+    frame = assign_shards(training.select(*columns), count_shards({CHAT: num_bytes}, recipe.multiple_of))
     write = partial(
         write_chat_shard, directory=str(directory), tokenizer_path=str(tokenizer.path("tokenizer.json")),
         vocab_size=tokenizer.record.num_tokens,
     )  # fmt: skip
     members = frame.mapInArrow(write, SHARD_COLUMNS).toArrow()
     num_trained = sum(members.column("num_trained_tokens").to_pylist())
-    return ChatShards(**write_tables(members, output).model_dump(), num_trained_tokens=num_trained)
+    made = write_tables(members, output)
+    check_shards(made, recipe.multiple_of)
+    return ChatShards(**made.model_dump(), num_trained_tokens=num_trained)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-    from configs.schema import SparkResources
+    from configs.schema import ShardRecipe, SparkResources
     from tasks.data.concatenate_repositories import ConcatenatedRepositories
     from tasks.data.decontaminate_documents import DecontaminatedDocuments
     from tasks.data.train_tokenizer import TrainedTokenizer
@@ -46,6 +46,7 @@ def shard_documents(
     *,
     documents: Artifact[DecontaminatedDocuments],
     tokenizer: Artifact[TrainedTokenizer],
+    recipe: ShardRecipe,
     resources: SparkResources,
     output: Output,
     repositories: Artifact[ConcatenatedRepositories] | None = None,
@@ -53,31 +54,51 @@ def shard_documents(
     """Tokenize in executors; the same bytes for any number of partitions and cores. None for `repositories` shards documents alone."""
     sources = [documents] if repositories is None else [documents, repositories]
     paths = [path for source in sources for path in source.paths("documents/*.parquet")]
-    return shard_split(paths, TRAIN, tokenizer, resources, output)
+    return shard_split(paths, TRAIN, tokenizer, resources, output, recipe.multiple_of)
 
 
 def shard_split(
-    paths: list[Path], side: str, tokenizer: Artifact[TrainedTokenizer], resources: SparkResources, output: Output
+    paths: list[Path], side: str, tokenizer: Artifact[TrainedTokenizer], resources: SparkResources, output: Output, multiple_of: int
 ) -> TokenShards:
-    """Shards, sidecars and members of the documents on one side of the split."""
+    """Shards, sidecars and members of the documents on one side of the split; a domain has a multiple of `multiple_of` shards.
+
+    Raises ValueError where a domain has too few documents for that."""
     counts = count_by(paths, "split", "domain")
     sizes = {domain: size for (split, domain), (_, size) in counts.items() if split == side}
     output.report(Progress(0, sum(sizes.values()), "bytes", "tokenizing"))
     directory = output.path("shards/x").parent
     training = read_documents(spark_session(resources), paths, resources).where(f"split = '{side}'")
-    frame = assign_shards(training.select("id", "source", "offset", "piece", "quality_bucket", "text", "domain"), sizes)
+    counts = count_shards(sizes, multiple_of)
+    frame = assign_shards(training.select("id", "source", "offset", "piece", "quality_bucket", "text", "domain"), counts)
     write = partial(
         write_shard, directory=str(directory), tokenizer_path=str(tokenizer.path("tokenizer.json")),
         end_of_text_id=tokenizer.record.special_ids[END_OF_TEXT], vocab_size=tokenizer.record.num_tokens,
     )  # fmt: skip
-    return write_tables(frame.mapInArrow(write, SHARD_COLUMNS).toArrow(), output)
+    made = write_tables(frame.mapInArrow(write, SHARD_COLUMNS).toArrow(), output)
+    check_shards(made, multiple_of)
+    return made
 
 
-def assign_shards(frame: DataFrame, sizes: dict[str, int]) -> DataFrame:
+def count_shards(sizes: dict[str, int], multiple_of: int) -> dict[str, int]:
+    """Shards per domain: as many as its bytes ask for, rounded up."""
+    return {domain: -(-num_files(size) // multiple_of) * multiple_of for domain, size in sorted(sizes.items())}
+
+
+def check_shards(made: TokenShards, multiple_of: int) -> None:
+    """Raises ValueError for a domain with so few documents that one of its ranges of ids has none."""
+    for domain in sorted({*made.domains.values()}):
+        found = sum(1 for other in made.domains.values() if other == domain)
+        if found % multiple_of:
+            raise ValueError(
+                f"domain {domain} fills {found} shards, not a multiple of shards.multiple_of ({multiple_of}): it has too few documents; "
+                "lower shards.multiple_of or bring more text"
+            )
+
+
+def assign_shards(frame: DataFrame, counts: dict[str, int]) -> DataFrame:
     """Documents in one partition per shard, sorted by id."""
     from pyspark.sql import functions as F
 
-    counts = {domain: num_files(size) for domain, size in sorted(sizes.items())}
     firsts = dict(zip(counts, (sum(list(counts.values())[:number]) for number in range(len(counts))), strict=True))
     leading = F.conv(F.substring("id", 1, 8), 16, 10).cast("long")
     bucket = F.shiftright(leading * _by_domain(counts), 32)

@@ -29,4 +29,4 @@ def shard_validation(
 ) -> TokenShards:
     """No phase is trained on these; every domain that lost its held-out documents to a filter is absent."""
     paths = [*documents.paths("documents/*.parquet"), *repositories.paths("documents/*.parquet")]
-    return shard_split(paths, VALIDATION, tokenizer, resources, output)
+    return shard_split(paths, VALIDATION, tokenizer, resources, output, multiple_of=1)

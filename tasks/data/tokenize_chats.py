@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from model.chat_template import encode, render_to_train
+from tasks.data.text_encoder import open_tokenizer
 from tasks.data.token_shard import token_dtype
-from tasks.data.tokenize_parts import Sequences, open_tokenizer, write_sequences
+from tasks.data.tokenize_parts import Sequences, write_sequences
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +26,8 @@ def write_chat_shard(batches: Iterator[pa.RecordBatch], directory: str, tokenize
     def encode_chats(batch: pa.RecordBatch) -> Sequences:
         rows = zip(batch["messages"].to_pylist(), batch["tools"].to_pylist(), strict=True)
         encoded = [encode(tokenizer, render_to_train(json.loads(messages), json.loads(tools))) for messages, tools in rows]
-        return [ids for ids, _ in encoded], [trained for _, trained in encoded]
+        lengths = np.fromiter((len(ids) for ids, _ in encoded), np.int64, len(encoded))
+        ids = np.fromiter(chain.from_iterable(ids for ids, _ in encoded), np.int32, int(lengths.sum()))
+        return ids, lengths, np.fromiter(chain.from_iterable(trained for _, trained in encoded), np.bool_, len(ids))
 
     return write_sequences(batches, Path(directory), token_dtype(vocab_size), encode_chats)

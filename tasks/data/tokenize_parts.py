@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.data.token_shard import append_tokens, token_dtype, write_index
+from tasks.data.text_encoder import TextEncoder
+from tasks.data.token_shard import token_dtype, write_index
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from tokenizers import Tokenizer
 
 SHARD_COLUMNS = (
     "shard string, sequence long, id string, source string, offset long, piece long, quality_bucket int, num_tokens long, "
@@ -22,31 +22,20 @@ SHARD_COLUMNS = (
 )
 """One row per sequence: which document it is, where that came from, and how good it was found to be."""
 
-Sequences = tuple[list[list[int]], list[list[bool]]]
-"""Token ids and whether each is trained; no second list at all where every token is."""
+Sequences = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
+"""Token ids of all sequences one after the other, the length of each, and whether each token is trained: None where every one is."""
 
 
 def write_shard(
     batches: Iterator[pa.RecordBatch], directory: str, tokenizer_path: str, end_of_text_id: int, vocab_size: int
 ) -> Iterator[pa.RecordBatch]:
     """Write the documents of a partition, sorted by id and all of one shard, as <shard>.bin and .idx; yields SHARD_COLUMNS."""
-    tokenizer = open_tokenizer(tokenizer_path)
+    encoder = TextEncoder(tokenizer_path)
 
     def encode_texts(batch: pa.RecordBatch) -> Sequences:
-        encoded = tokenizer.encode_batch_fast(batch["text"].to_pylist(), add_special_tokens=False)
-        return [[*item.ids, end_of_text_id] for item in encoded], []
+        return *encoder.encode(batch["text"], end_of_text_id), None
 
     return write_sequences(batches, Path(directory), token_dtype(vocab_size), encode_texts)
-
-
-def open_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer for text that people wrote: a document that speaks of <|endoftext|> holds its characters, never its id."""
-    from tokenizers import Tokenizer
-
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Spark runs one worker per core
-    tokenizer = Tokenizer.from_file(path)
-    tokenizer.encode_special_tokens = True
-    return tokenizer
 
 
 def write_sequences(
@@ -63,12 +52,14 @@ def write_sequences(
             if not batch.num_rows:
                 continue
             shard = batch["shard"][0].as_py()
-            sequences, masks = encode_batch(batch)
-            counts = append_tokens(file, sequences, dtype)
+            ids, counts, mask = encode_batch(batch)
+            file.write(ids.astype(dtype).tobytes())
             lengths.append(counts)
-            is_masked = bool(masks)
-            num_trained = np.array([sum(mask) for mask in masks]) if is_masked else counts
-            mask_file.write(b"".join(bytes(mask) for mask in masks))
+            num_trained = counts
+            if mask is not None:
+                is_masked = True
+                mask_file.write(mask.tobytes())
+                num_trained = np.diff(np.concatenate([[0], np.cumsum(mask)])[np.concatenate([[0], np.cumsum(counts)])])
             numbers = np.arange(num_sequences, num_sequences + batch.num_rows)
             num_sequences += batch.num_rows
             kept = [batch[name] for name in ("id", "source", "offset", "piece", "quality_bucket")]

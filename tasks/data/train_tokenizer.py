@@ -1,20 +1,32 @@
-"""Step: training documents -> byte-level BPE in GLM's layout: tokenizer.json, tokenizer_config.json, chat_template.jinja and
-vocabulary.parquet."""
+"""Step: training documents -> tokenizer in GLM's layout: tokenizer.json, tokenizer_config.json, chat_template.jinja, vocabulary.parquet,
+tokenizer_report.parquet (fertility per domain and language), and tokenizer.model where SentencePiece made it.
+
+Byte-level BPE: executors count words, Spark sums the counts in 64 bits, the driver learns the merges from the table of distinct words.
+"""
 
 from __future__ import annotations
 
+import shutil
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pydantic import Field
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, digest_of, step
 from model.chat_template import CHAT_TEMPLATE
-from model.tokenizer_layout import SPECIAL_TOKENS
-from tasks.data.bpe_tokenizer import tokenizer_config, train_bpe, write_json
+from model.tokenizer_layout import SPECIAL_TOKENS_BY_LAYOUT
+from tasks.data.bpe_tokenizer import bpe_of_words, tokenizer_config, write_json
+from tasks.data.document_files import read_documents
 from tasks.data.documents import TRAIN
+from tasks.data.sentencepiece_tokenizer import MODEL_FILE, train_sentencepiece
+from tasks.data.tokenizer_report import REPORT_CHARS, write_report
+from tasks.data.tokenizer_sample import HASH_RANGE, count_chars, drawn, hash_bounds
+from tasks.data.word_counts import WORD_COLUMNS, WordTable, count_words, read_words
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from pyspark.sql import DataFrame
     from tokenizers import Tokenizer
 
     from configs.schema import SparkResources, TokenizerRecipe
@@ -30,63 +42,94 @@ class TrainedTokenizer(Record):
     """sha256 over vocabulary, merges and special tokens."""
     num_sample_documents: int
     num_sample_chars: int
+    num_distinct_words: int = 0
+    """Of the sample; 0 for SentencePiece, which counts its own."""
+    sample_chars_by_domain: dict[str, int] = Field(default_factory=dict)
+    compared_with: str = ""
+    """sha256 of the tokenizer.json that the report compares with."""
 
 
 @step(
-    content=("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocabulary.parquet"),
-    distributions=("pyspark", "pyarrow", "tokenizers"),
-)
+    content=(
+        "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocabulary.parquet", "tokenizer_report.parquet", MODEL_FILE,
+    ),
+    distributions=("pyspark", "pyarrow", "tokenizers", "numpy", "sentencepiece"),
+)  # fmt: skip
 def train_tokenizer(
     *, documents: Artifact[DecontaminatedDocuments], recipe: TokenizerRecipe, resources: SparkResources, output: Output
 ) -> TrainedTokenizer:
-    """Learn the merges from a sample drawn by document hash. Raises ValueError if the sample is too small for the vocabulary."""
-    spark = spark_session(resources)
-    frame = spark.read.parquet(*(path.as_uri() for path in documents.paths("documents/*.parquet"))).where(f"split = '{TRAIN}'")
-    num_bytes = sum(documents.record.train_bytes_by_domain.values())
-    output.report(Progress(0, num_bytes, "bytes", "sampling"))
-    texts = _sample(frame, recipe.sample_chars, num_bytes)
-    output.report(Progress(0, recipe.num_ordinary_tokens, "tokens", f"learning merges from {len(texts)} documents"))
-    tokenizer = train_bpe(iter(texts), recipe.num_ordinary_tokens)
-    special_ids = {token: identity for token in SPECIAL_TOKENS if (identity := tokenizer.token_to_id(token)) is not None}
-    expected = list(range(recipe.num_ordinary_tokens, recipe.num_ordinary_tokens + len(SPECIAL_TOKENS)))
-    assert list(special_ids.values()) == expected, special_ids
-    tokenizer.save(str(output.path("tokenizer.json")))
-    write_json(tokenizer_config(tokenizer), output.path("tokenizer_config.json"))
-    output.path("chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    _write_vocabulary(tokenizer, output.path("vocabulary.parquet"))
+    """Learn from a sample drawn by document hash. Raises ValueError if the sample is too small for the vocabulary, if the shares name
+    nothing that the corpus has, or if the table of distinct words does not fit into memory."""
+    paths = documents.paths("documents/*.parquet")
+    sizes = count_chars(paths, TRAIN)
+    frame = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
+    sample = drawn(frame, hash_bounds(sizes, recipe))
+    output.report(Progress(0, sum(sizes.values()), "characters", "drawing the sample"))
+    by_domain = _count_sample(sample)
+    num_documents, num_chars = (sum(counts) for counts in zip(*by_domain.values(), strict=True)) if by_domain else (0, 0)
+    output.report(Progress(0, recipe.num_ordinary_tokens, "tokens", f"learning from {num_documents} documents"))
+    specials = SPECIAL_TOKENS_BY_LAYOUT[recipe.special_tokens]
+    num_words = 0
+    if recipe.kind == "bpe":
+        words = _count_words(sample, recipe.min_word_count, output)
+        num_words = len(words.counts)
+        tokenizer = bpe_of_words(words, recipe.num_ordinary_tokens, specials)
+    else:
+        texts = sample.select("id", "text").toArrow().sort_by("id").column("text").to_pylist()
+        tokenizer = train_sentencepiece(texts, recipe.kind, recipe.num_ordinary_tokens, specials, output.path(MODEL_FILE))
+    _write_files(tokenizer, specials, output)
+    # Drawn from the other end of the hashes: text that was not learned from, unless the sample is the whole corpus.
+    few = min(REPORT_CHARS * HASH_RANGE // max(sum(sizes.values()), 1), HASH_RANGE)
+    measured = drawn(frame, dict.fromkeys(sizes, few), from_the_end=True)
+    write_report(measured, output.path("tokenizer.json"), recipe.compare_with, output.path("tokenizer_report.parquet"))
     return TrainedTokenizer(
         num_tokens=tokenizer.get_vocab_size(),
         num_ordinary_tokens=recipe.num_ordinary_tokens,
-        special_ids=special_ids,
+        special_ids=_special_ids(tokenizer, specials, recipe.num_ordinary_tokens),
         tokenizer_digest=digest_of(tokenizer.to_str()),
-        num_sample_documents=len(texts),
-        num_sample_chars=sum(map(len, texts)),
+        num_sample_documents=num_documents,
+        num_sample_chars=num_chars,
+        num_distinct_words=num_words,
+        sample_chars_by_domain={domain: chars for domain, (_, chars) in by_domain.items()},
+        compared_with=digest_of(Path(recipe.compare_with).read_text(encoding="utf-8")) if recipe.compare_with else "",
     )
 
 
-def _sample(frame: object, sample_chars: int, num_bytes: int) -> list[str]:
-    """Texts whose document hash falls into the share that gives `sample_chars` on average, in the order of their ids."""
-    from pyspark.sql import DataFrame
+def _count_sample(sample: DataFrame) -> dict[str, tuple[int, int]]:
+    """(documents, characters) per domain."""
     from pyspark.sql import functions as F
 
-    assert isinstance(frame, DataFrame)
-    bound = min(sample_chars * 2**32 // max(num_bytes, 1), 2**32)
-    document_hash = F.conv(F.substring(F.sha2("id", 256), 1, 8), 16, 10).cast("long")
-    rows = frame.where(document_hash < bound).select("id", "text").toArrow().sort_by("id")
-    return rows.column("text").to_pylist()
+    counted = sample.groupBy("domain").agg(F.count("*").alias("num_documents"), F.sum("num_chars").alias("num_chars"))
+    return {row["domain"]: (row["num_documents"], row["num_chars"]) for row in counted.orderBy("domain").collect()}
 
 
-def _write_vocabulary(tokenizer: Tokenizer, path: Path) -> None:
+def _count_words(sample: DataFrame, min_count: int, output: Output) -> WordTable:
+    """Distinct words and their counts. The order of the rows is Spark's; merges do not depend on it."""
+    from pyspark.sql import functions as F
+
+    counted = sample.select("text").mapInArrow(partial(count_words), WORD_COLUMNS)
+    summed = counted.groupBy("word").agg(F.sum("num_words").alias("num_words")).where(F.col("num_words") >= min_count)
+    directory = output.path("words")
+    summed.write.parquet(directory.as_uri())
+    words = read_words(directory)
+    shutil.rmtree(directory)
+    return words
+
+
+def _special_ids(tokenizer: Tokenizer, specials: tuple[str, ...], num_ordinary_tokens: int) -> dict[str, int]:
+    ids = {token: identity for token in specials if (identity := tokenizer.token_to_id(token)) is not None}
+    assert list(ids.values()) == list(range(num_ordinary_tokens, num_ordinary_tokens + len(specials))), ids
+    return ids
+
+
+def _write_files(tokenizer: Tokenizer, specials: tuple[str, ...], output: Output) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    specials = set(SPECIAL_TOKENS)
+    tokenizer.save(str(output.path("tokenizer.json")))
+    write_json(tokenizer_config(tokenizer), output.path("tokenizer_config.json"))
+    output.path("chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     entries = sorted((identity, token) for token, identity in tokenizer.get_vocab(with_added_tokens=True).items())
-    table = pa.table(
-        {
-            "token_id": [identity for identity, _ in entries],
-            "token": [token for _, token in entries],
-            "kind": ["special" if token in specials else "ordinary" for _, token in entries],
-        }
-    )
-    pq.write_table(table, path, compression="zstd")
+    kinds = ["special" if token in set(specials) else "ordinary" for _, token in entries]
+    columns = {"token_id": [identity for identity, _ in entries], "token": [token for _, token in entries], "kind": kinds}
+    pq.write_table(pa.table(columns), output.path("vocabulary.parquet"), compression="zstd")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
+from model.tokenizer_layout import byte_characters
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -22,10 +24,7 @@ def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """The printable stand-ins of byte-level BPE (GPT-2, encoder.py, bytes_to_unicode), inverted."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}
+    return {character: byte for byte, character in enumerate(byte_characters())}
 
 
 def ends_inside_character(data: bytes) -> bool:

@@ -1,0 +1,177 @@
+"""Merges learned from counted words are those of the reference trainer, on any text; words are cut where the library cuts them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+from model.bpe_merges import learn_merges
+from model.tokenizer_layout import PRETOKENIZER_PATTERN
+from tasks.data import pretokens, text_encoder, word_counts
+from tasks.data.bpe_tokenizer import train_bpe
+from tasks.data.pretokens import LETTER, OTHER, character_classes, cut_pretokens
+from tasks.data.text_encoder import TextEncoder
+from tasks.data.word_counts import count_texts, count_words, sum_counts, word_table
+from tests.data_inputs import SHARED_DATA, prose
+
+SPLIT = pre_tokenizers.Split(Regex(PRETOKENIZER_PATTERN), behavior="isolated")
+CHARACTERS = ("abcSTMDrevlLst'", "''", "  \n\r\t", "12345٣", "!?.,({", "äÉß中文字かな", "\u00a0\u2028\x85\u3000", "\u0301😀𝒳\x00", "ſK")
+
+
+def random_texts(seed: int, count: int, length: int = 25) -> list[str]:
+    generator = random.Random(seed)
+    return [
+        "".join(generator.choices("".join(generator.sample(CHARACTERS, generator.randint(1, 5))), k=generator.randrange(length)))
+        for _ in range(count)
+    ]
+
+
+def shared_texts(folder: str, num_chars: int) -> list[str]:
+    paths = sorted((SHARED_DATA / folder).glob("*.jsonl.gz"))
+    if not paths:
+        pytest.skip(f"no {folder} in {SHARED_DATA}")
+    texts: list[str] = []
+    for path in paths:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for line in file:
+                texts.append(max((value for value in json.loads(line).values() if isinstance(value, str)), key=len))
+                if sum(map(len, texts[-50:])) > 0 and len(texts) % 50 == 0 and sum(map(len, texts)) > num_chars:
+                    return texts
+    return texts
+
+
+def reference(texts: list[str], num_tokens: int, min_count: int = 2) -> tuple[list[tuple[str, str]], dict[str, int]]:
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([SPLIT, byte_level])
+    tokenizer.train_from_iterator(
+        texts, trainers.BpeTrainer(
+            vocab_size=num_tokens, min_frequency=min_count, special_tokens=[], show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )  # fmt: skip
+    model = json.loads(tokenizer.to_str())["model"]
+    return [tuple(merge) for merge in model["merges"]], model["vocab"]
+
+
+def trained(texts: list[str], num_tokens: int) -> tuple[list[tuple[str, str]], dict[str, int]]:
+    model = json.loads(train_bpe(iter(texts), num_tokens).to_str())["model"]
+    return [tuple(merge) for merge in model["merges"]], {token: number for token, number in model["vocab"].items() if number < num_tokens}
+
+
+def cut(texts: list[str]) -> list[list[str]]:
+    found = []
+    for chunk in cut_pretokens(pa.array(texts, pa.string())):
+        words = chunk.words.to_pylist()
+        found += [words[start:end] for start, end in zip(chunk.document_starts[:-1], chunk.document_starts[1:], strict=True)]
+    return found
+
+
+def test_pretokens_are_cut_where_the_library_cuts_them(monkeypatch):
+    texts = [*random_texts(1, 6000), "", "it's", "IT'LLs'x", ".\n\n\n  x", "a \n b", prose(3), "x" * 400]
+    expected = [[piece for piece, _ in SPLIT.pre_tokenize_str(text)] for text in texts]
+    assert cut(texts) == expected
+    monkeypatch.setattr(pretokens, "CHUNK_BYTES", 64)
+    assert cut(texts) == expected
+    assert cut(texts[2:9]) == expected[2:9] and [
+        word for chunk in cut_pretokens(pa.array(texts)[5:9]) for word in chunk.words.to_pylist()
+    ] == [word for words in expected[5:9] for word in words]
+
+
+def test_every_character_has_the_class_that_the_library_gives_it():
+    classes = character_classes()
+    points = np.concatenate([np.arange(0xD800), np.arange(0xE000, 0x110000)])
+    text = "".join(map(chr, points))
+    letters = np.zeros(0x110000, dtype=bool)
+    for _, (start, end) in pre_tokenizers.Split(Regex(r"[^\p{L}\p{N}\s]+"), behavior="removed").pre_tokenize_str(text):
+        letters[points[start:end]] = True
+    assert np.array_equal(letters, classes != OTHER) and classes[ord("é")] == LETTER
+
+
+@pytest.mark.parametrize(("folder", "num_tokens"), [("multilingual", 1500), ("code", 3000), ("text", 900)])
+def test_merges_are_those_of_the_reference_trainer(folder, num_tokens):
+    texts = shared_texts(folder, 600_000)
+    assert trained(texts, num_tokens) == reference(texts, num_tokens)
+
+
+def test_merges_are_those_of_the_reference_trainer_where_pairs_overlap_and_tie():
+    generator = random.Random(5)
+    for _ in range(60):
+        alphabet = generator.choice(["ab", "abc", "aaab"])
+        texts = ["".join(generator.choices(alphabet + " ", k=generator.randrange(4, 60))) for _ in range(generator.randrange(2, 30))]
+        _, vocabulary = reference(texts, 400)
+        assert trained(texts, len(vocabulary)) == reference(texts, len(vocabulary))
+
+
+def test_counts_beyond_32_bits_give_the_same_merges():
+    words = count_texts([prose(seed) for seed in range(20)])
+    few = learn_merges(words.text, words.starts, words.counts, 420, 2)
+    many = learn_merges(words.text, words.starts, words.counts * 10**11, 420, 2 * 10**11)
+    assert words.counts.max() * 10**11 > 2**40 and many == few and len(few) == 420 - 256
+
+
+def test_merges_do_not_depend_on_the_order_of_the_words():
+    table = [(word.as_py(), count.as_py()) for word, count in zip(*sum_counts_of([prose(seed) for seed in range(9)]), strict=True)]
+    learned = []
+    for seed in range(3):
+        random.Random(seed).shuffle(table)
+        words = word_table(pa.table({"word": [word for word, _ in table], "num_words": [count for _, count in table]}))
+        learned.append(learn_merges(words.text, words.starts, words.counts, 400, 2))
+    assert learned[0] == learned[1] == learned[2]
+
+
+def sum_counts_of(texts: list[str]) -> list[pa.ChunkedArray]:
+    table = sum_counts([pa.Table.from_batches(count_words(iter([pa.record_batch({"text": texts})])))])
+    return [table["word"], table["num_words"]]
+
+
+def test_a_partition_hands_its_counts_on_before_they_fill_its_memory(monkeypatch):
+    monkeypatch.setattr(word_counts, "MAX_WORDS", 50)
+    batches = [pa.record_batch({"text": [prose(seed), prose(seed + 1)]}) for seed in range(20)]
+    parts = list(count_words(iter(batches)))
+    whole = sum_counts([pa.Table.from_batches(parts)]).sort_by("word")
+    monkeypatch.undo()
+    once = sum_counts([pa.Table.from_batches(count_words(iter(batches)))]).sort_by("word")
+    assert len(parts) > 5 and sum(map(len, parts)) > len(whole) and whole.to_pylist() == once.to_pylist()
+
+
+def test_documents_get_the_ids_that_the_library_gives_them(tmp_path, monkeypatch):
+    texts = [*random_texts(2, 500), *(prose(seed) for seed in range(5)), "<|user|> says <think>", ""]
+    tokenizer = train_bpe(iter(texts), 500)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encoder = TextEncoder(str(tmp_path / "tokenizer.json"))
+    expected = [item.ids for item in encoder.tokenizer.encode_batch(texts, add_special_tokens=False)]
+    for known in (text_encoder.MAX_KNOWN_WORDS, 10):
+        monkeypatch.setattr(text_encoder, "MAX_KNOWN_WORDS", known)
+        for end in (None, 500):
+            ids, lengths = encoder.encode(pa.array(texts), end)
+            found = np.split(ids, np.cumsum(lengths)[:-1])
+            assert [part.tolist() for part in found] == [[*part, *([] if end is None else [end])] for part in expected]
+
+
+def test_another_pretokenizer_is_left_to_the_library(tmp_path):
+    tokenizer = Tokenizer.from_str(train_bpe(iter([prose(1), prose(2)]), 300).to_str())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ids, lengths = TextEncoder(str(tmp_path / "tokenizer.json")).encode(pa.array(["one 12345 two", "x"]), None)
+    assert np.split(ids, lengths[:1])[0].tolist() == tokenizer.encode("one 12345 two").ids
+
+
+def test_any_bytes_have_ids_and_come_back(tmp_path):
+    """Also those that are no UTF-8: a byte is a token."""
+    from model.tokenizer_layout import byte_characters
+    from tasks.release.token_bytes import token_bytes
+
+    tokenizer = train_bpe(iter([prose(1), prose(2)]), 300)
+    generator = np.random.Generator(np.random.Philox(7))
+    for _ in range(50):
+        data = generator.bytes(40)
+        ids = [tokenizer.token_to_id(byte_characters()[byte]) for byte in data]
+        assert b"".join(token_bytes(tokenizer, token_id) for token_id in ids) == data
+        assert tokenizer.decode(ids) == data.decode("utf-8", errors="replace")

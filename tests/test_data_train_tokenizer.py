@@ -1,0 +1,170 @@
+"""The tokenizer step on Spark: the reference's merges for any partition count, samples by shares, SentencePiece, the report."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+
+from configs.schema import ContractRecipe
+from infra.step import Output, Record, step
+from model.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS_BY_LAYOUT
+from tasks.data import tokenizer_report
+from tasks.data.bpe_tokenizer import train_bpe
+from tasks.data.documents import document_id
+from tasks.data.sentencepiece_tokenizer import MODEL_FILE
+from tasks.data.shard_documents import shard_documents
+from tasks.data.tokenizer_report import ALL
+from tasks.data.tokenizer_sample import HASH_RANGE, hash_bounds
+from tasks.data.train_tokenizer import train_tokenizer
+from tasks.data.validate_contract import validate_contract
+from tests.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows
+
+SMALL = RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 320, "sample_chars": 10**6})
+GERMAN = "Der schnelle braune Fuchs springt über den faulen Hund, während es draußen regnet und die Straßen naß sind.\n"
+
+
+class Texts(Record):
+    num_documents: int
+
+
+@step(content=("documents/*.parquet",))
+def write_texts(*, output: Output) -> Texts:
+    """Documents of two domains and two languages, one of them known from its source alone."""
+    made = []
+    for number in range(120):
+        domain, language, lang = [("web", "en", ""), ("web", "", "de"), ("code", "en", "en")][number % 3]
+        text = {"de": GERMAN * 8, "": prose(number), "en": f"def f_{number}(value):\n    return value + {number}\n" * 12}[lang]
+        made.append(
+            {"id": document_id("texts", number, 0), "source": "texts", "offset": number, "piece": 0, "domain": domain, "lang": lang,
+             "language": language, "text": text, "split": "train", "num_chars": len(text), "num_bytes": len(text.encode()),
+             "quality_bucket": -1}
+        )  # fmt: skip
+    table = pa.Table.from_pylist(made)
+    place = table.schema.get_field_index("quality_bucket")
+    table = table.set_column(place, "quality_bucket", table["quality_bucket"].cast(pa.int32()))
+    pq.write_table(table, output.path("documents/part-00000.parquet"))
+    return Texts(num_documents=len(made))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("tokenizer")
+
+
+@pytest.fixture(scope="module")
+def documents(root):
+    return compute(write_texts, root)
+
+
+@pytest.fixture(scope="module")
+def trained(root, documents):
+    return compute(train_tokenizer, root, documents=documents, recipe=SMALL, resources=RESOURCES)
+
+
+def test_counting_on_spark_gives_the_tokenizer_of_the_same_texts(documents, trained):
+    texts = [row["text"] for row in rows(documents, "documents/*.parquet")]
+    assert trained.record.num_sample_documents == len(texts) and trained.record.num_sample_chars == sum(map(len, texts))
+    assert Tokenizer.from_file(str(trained.path("tokenizer.json"))).to_str() == train_bpe(iter(texts), 320).to_str()
+
+
+def test_the_digest_is_the_same_for_another_partition_count(documents, trained, tmp_path):
+    assert compute(train_tokenizer, tmp_path, documents=documents, recipe=SMALL, resources=in_partitions(5)).digest == trained.digest
+
+
+def test_shares_decide_what_is_drawn(root, documents):
+    recipe = SMALL.model_copy(update={"domain_shares": {"code": 1.0}, "num_ordinary_tokens": 290})
+    record = compute(train_tokenizer, root, documents=documents, recipe=recipe, resources=RESOURCES).record
+    code = [row["num_chars"] for row in rows(documents, "documents/*.parquet") if row["domain"] == "code"]
+    assert record.sample_chars_by_domain == {"code": sum(code)} and record.num_sample_documents == len(code)
+
+
+def test_domain_and_language_shares_both_hold_where_the_corpus_allows():
+    sizes = {("web", "en"): 8000, ("web", "de"): 1000, ("code", "en"): 4000, ("code", "de"): 3000, ("math", "fr"): 500}
+    recipe = SMALL.model_copy(
+        update={"domain_shares": {"web": 3.0, "code": 1.0}, "language_shares": {"en": 0.5, "de": 0.5}, "sample_chars": 800}
+    )
+    drawn = {cell: bound / HASH_RANGE * sizes[cell] for cell, bound in hash_bounds(sizes, recipe).items()}
+    by = [{name: sum(n for cell, n in drawn.items() if cell[axis] == name) for name in {cell[axis] for cell in sizes}} for axis in (0, 1)]
+    assert by[0] == pytest.approx({"web": 600, "code": 200, "math": 0}, abs=1)
+    assert by[1] == pytest.approx({"en": 400, "de": 400, "fr": 0}, abs=1)
+    with pytest.raises(ValueError, match=r"name none of the corpus's documents.*'code', 'math', 'web'"):
+        hash_bounds(sizes, recipe.model_copy(update={"domain_shares": {"chat": 1.0}}))
+
+
+def test_rare_words_are_left_out_where_asked(root, documents, trained):
+    recipe = SMALL.model_copy(update={"min_word_count": 3, "num_ordinary_tokens": 290})
+    record = compute(train_tokenizer, root, documents=documents, recipe=recipe, resources=RESOURCES).record
+    assert 0 < record.num_distinct_words < trained.record.num_distinct_words
+
+
+def test_256_special_tokens_are_glms_and_reserved_ones(root, documents):
+    recipe = SMALL.model_copy(update={"special_tokens": "s1_256"})
+    record = compute(train_tokenizer, root, documents=documents, recipe=recipe, resources=RESOURCES).record
+    assert len(record.special_ids) == 256 and record.num_tokens == 320 + 256 and record.special_ids[END_OF_TEXT] == 320
+    assert list(record.special_ids)[:36] == list(SPECIAL_TOKENS_BY_LAYOUT["glm"])
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece_bpe", "sentencepiece_unigram"])
+def test_sentencepiece_gives_the_ids_of_its_own_processor(root, documents, tmp_path, kind):
+    from sentencepiece import SentencePieceProcessor
+    from transformers import AutoTokenizer
+
+    recipe = SMALL.model_copy(update={"kind": kind, "num_ordinary_tokens": 360})
+    made = compute(train_tokenizer, root, documents=documents, recipe=recipe, resources=RESOURCES)
+    tokenizer = Tokenizer.from_file(str(made.path("tokenizer.json")))
+    processor = SentencePieceProcessor(model_file=str(made.path(MODEL_FILE)))
+    texts = [row["text"] for row in rows(documents, "documents/*.parquet")][:12]
+    texts += [" two  blanks ", "\t\r\n\x01", "naïve 中文 😀", "", "<0x41> <unk>", "x" * 50, "IIIVIIII"]
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert ids == processor.encode(text) and tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert made.record.special_ids[END_OF_TEXT] == 360 and made.record.num_tokens == 360 + 36
+    theirs = AutoTokenizer.from_pretrained(made.path("tokenizer.json").parent)
+    assert theirs(texts[0], add_special_tokens=False)["input_ids"] == processor.encode(texts[0])
+
+
+def test_the_report_counts_what_the_tokenizers_make_of_the_text(root, documents, trained, monkeypatch):
+    monkeypatch.setattr(tokenizer_report, "REPORT_CHARS", 10**9)
+    path = str(trained.path("tokenizer.json"))
+    recipe = SMALL.model_copy(update={"compare_with": path, "num_ordinary_tokens": 300})
+    made = compute(train_tokenizer, root, documents=documents, recipe=recipe, resources=RESOURCES)
+    tokenizer = Tokenizer.from_file(path)
+    report = {(row["tokenizer"], row["domain"], row["language"]): row for row in rows(made, "tokenizer_report.parquet")}
+    german = [row["text"] for row in rows(documents, "documents/*.parquet") if row["lang"] == "de"]
+    ids = [item.ids for item in tokenizer.encode_batch(german)]
+    row = report["compared", "web", "de"]
+    assert row["num_documents"] == len(german) and row["num_tokens"] == sum(map(len, ids))
+    assert row["tokens_per_word"] == pytest.approx(sum(map(len, ids)) / sum(len(text.split()) for text in german), abs=1e-6)
+    assert row["bytes_per_token"] == pytest.approx(sum(len(text.encode()) for text in german) / sum(map(len, ids)), abs=1e-6)
+    assert row["vocabulary_share"] == pytest.approx(len({token for part in ids for token in part}) / 320, abs=1e-6)
+    assert report["ours", ALL, ALL]["num_documents"] == 120 == sum(report["ours", one, ALL]["num_documents"] for one in ("web", "code"))
+    assert report["ours", ALL, "de"]["num_tokens"] >= row["num_tokens"] and len(made.record.compared_with) == 64
+    with pytest.raises(ValueError, match=r"tokenizer\.compare_with: /nowhere is no readable tokenizer.json"):
+        tokenizer_report.vocabulary_size(tokenizer_report.Path("/nowhere"))
+
+
+def test_the_contract_holds(root, trained):
+    files = ("data_contracts/tokenizer.yaml",)
+    result = compute(
+        validate_contract, root, subject=trained, recipe=ContractRecipe(name="tokenizer"), resources=RESOURCES, data_files=files
+    )
+    assert result.record.num_expectations > 8
+
+
+def test_shards_are_a_multiple_of_what_is_asked(root, documents, trained):
+    bytes_of = {}
+    for multiple in (1, 3):
+        recipe = RECIPE.shards.model_copy(update={"multiple_of": multiple})
+        made = compute(shard_documents, root, documents=documents, tokenizer=trained, recipe=recipe, resources=in_partitions(multiple + 1))
+        assert len(made.record.shards) == 2 * multiple and set(made.record.domains.values()) == {"web", "code"}
+        order = [(row["id"], row["num_tokens"]) for row in rows(made, "shards/*.parquet")]
+        data = b"".join(made.path(f"shards/{name}.bin").read_bytes() for name in made.record.shards)
+        bytes_of[multiple] = (order, hashlib.sha256(data).hexdigest())
+    assert bytes_of[1] == bytes_of[3]
+    with pytest.raises(ValueError, match=r"domain code fills \d+ shards, not a multiple of shards.multiple_of \(500\)"):
+        recipe = RECIPE.shards.model_copy(update={"multiple_of": 500})
+        compute(shard_documents, root, documents=documents, tokenizer=trained, recipe=recipe, resources=RESOURCES)
