@@ -84,11 +84,11 @@ def test_a_step_file_holds_the_step_of_its_name():
 
 
 def keys_of(value, where=""):
-    """Every key path of a YAML; lists of sections are walked, mappings by domain are not; an objective has the keys of its kind."""
+    """Every key path of a YAML; lists of sections are walked, mixtures by domain are not; an objective has the keys of its kind."""
     if isinstance(value, dict) and not where.endswith("mixture"):
         where += f".{value['kind']}" if where.endswith("objective") else ""
         return {path for key, item in value.items() for path in {f"{where}.{key}", *keys_of(item, f"{where}.{key}")}}
-    if isinstance(value, list):
+    if isinstance(value, list) and not where.endswith("mixture"):
         return {path for item in value for path in keys_of(item, where)}
     return set()
 

@@ -14,9 +14,12 @@ import pytest
 from configs.schema import PackingRecipe
 from infra.step import Output, Record, step
 from tasks.data.best_fit import num_rows, place_pieces, row_shapes
+from tasks.data.domain_pieces import BucketWeights, pieces_of
 from tasks.data.fill_in_middle import FIM_TOKENS, Rearrangement
-from tasks.data.pack_phase import _pieces_of, _stream_units, allot_tokens, pack_phase
+from tasks.data.mixture_schedule import allot_tokens
+from tasks.data.pack_phase import pack_phase
 from tasks.data.packed_rows import PackedRows
+from tasks.data.placed_units import place_stream
 from tasks.data.row_order import shuffled_rows
 from tasks.data.token_shard import append_tokens, open_shard, token_dtype, write_index
 from tests.data_inputs import compute
@@ -112,6 +115,7 @@ def recipe(**changes):
         "seed": 1,
         "fim_rate": 0.0,
         "packing": "stream",
+        "bucket_weights": (),
     }
     return PackingRecipe(**{**given, **changes})
 
@@ -130,13 +134,14 @@ def test_too_many_epochs_and_no_text_are_refused_with_the_budget_that_fits():
 
 
 def test_every_document_of_a_domain_is_read_once_per_epoch_and_the_budget_is_met():
-    pieces = {"code": _pieces_of([0, 1], [np.array([4, 3, 2]), np.array([5])], None, True, Rearrangement(0.0, 7, {}))}
+    lengths = [np.array([4, 3, 2]), np.array([5])]
+    pieces = {"code": pieces_of([0, 1], lengths, None, True, Rearrangement(0.0, 7, {}), BucketWeights((), 7, {}, {}))}
     given = recipe(num_tokens=14 * 2 + 2, sequence_length=2, mixture={"code": 1.0}, max_epochs=3.0, seed=7)
-    units, kept, slots = _stream_units(pieces, given)
-    assert kept.sum() == 31 and slots[-1] + kept[-1] == 31
-    visits = Counter((int(shard), int(sequence)) for shard, sequence in units[:8, :2])
+    placed = place_stream(pieces, given)
+    assert placed.kept.sum() == 31 and placed.slots[-1] + placed.kept[-1] == 31
+    visits = Counter((int(shard), int(sequence)) for shard, sequence in placed.units[:8, :2])
     assert set(visits.values()) == {2}
-    assert np.array_equal(units, _stream_units(pieces, given)[0])
+    assert np.array_equal(placed.units, place_stream(pieces, given).units)
 
 
 CAPACITY = 33

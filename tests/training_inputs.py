@@ -200,8 +200,8 @@ class TrainingInputs:
         """Of an SFT phase, its rows packed by the real step."""
         chats = compute(self.store, shard_toy_chats, tokenizer=self.tokenizer)
         packing = PackingRecipe(
-            num_tokens=recipe.num_tokens, sequence_length=SEQUENCE_LENGTH, packing="best_fit", mixture={"chat": 1.0}, max_epochs=100.0,
-            fim_rate=0.0, seed=SEED,
+            num_tokens=recipe.num_tokens, sequence_length=SEQUENCE_LENGTH, packing="best_fit", mixture={"chat": 1.0}, bucket_weights=(),
+            max_epochs=100.0, fim_rate=0.0, seed=SEED,
         )  # fmt: skip
         packed = compute(self.store, pack_phase, shards=self.shards, chats=chats, recipe=packing)
         return self._arguments(recipe, resources, start, packed=packed, shards=self.shards, chats=chats)

@@ -45,6 +45,7 @@ class PackedRows:
         self._row_stride = self.sequence_length + 1 if self.is_segmented else self.sequence_length
         last_slot = int(order[-1, 3] + order[-1, 4] - 1)
         self._num_rows = last_slot // self._row_stride + self.is_segmented
+        self._slice_rows = packing.get("slice_rows", self._num_rows)
 
     def __len__(self) -> int:
         return self._num_rows
@@ -56,7 +57,7 @@ class PackedRows:
         of a piece is none, for nothing of its document stands before it."""
         if not 0 <= start < stop <= self._num_rows:
             raise ValueError(f"rows {start}..{stop} of {self._num_rows} packed rows: the phase asks for more tokens than were packed")
-        first_slots = shuffled_rows(np.arange(start, stop), self._num_rows, self._seed) * self._row_stride
+        first_slots = self._places(start, stop) * self._row_stride
         slots = (first_slots[:, None] + np.arange(self.sequence_length + 1)).ravel()
         tokens, segments, trained = self._gather(slots, np.searchsorted(self._slots, slots, side="right") - 1)
         shape = (stop - start, self.sequence_length + 1)
@@ -66,7 +67,7 @@ class PackedRows:
         """Of every piece in rows start..stop-1: row, document id (where the shard's sidecar lies beside it), file, byte offset, tokens."""
         pieces: list[dict[str, object]] = []
         identities: dict[Path, dict[int, str]] = {}
-        firsts = shuffled_rows(np.arange(start, stop), self._num_rows, self._seed) * self._row_stride
+        firsts = self._places(start, stop) * self._row_stride
         for row, first in zip(range(start, stop), firsts.tolist(), strict=True):
             line = int(np.searchsorted(self._slots, first, side="right")) - 1
             while line < len(self._order) and self._slots[line] <= first + self.sequence_length:
@@ -87,6 +88,16 @@ class PackedRows:
                     }
                 )  # fmt: skip
         return pieces
+
+    def _places(self, start: int, stop: int) -> np.ndarray:
+        """Where rows start..stop-1 lie in the order: shuffled over the whole phase, or inside each slice of one with waypoints."""
+        rows = np.arange(start, stop)
+        slices = rows // self._slice_rows
+        for number in np.unique(slices).tolist():
+            own, first = slices == number, number * self._slice_rows
+            count = min(self._slice_rows, self._num_rows - first)
+            rows[own] = first + shuffled_rows(rows[own] - first, count, self._seed + number)
+        return rows
 
     def _gather(self, slots: np.ndarray, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens, segments and trained mask at slots that lie in or behind the given lines of the order."""

@@ -1,0 +1,98 @@
+"""How much of a phase's tokens each domain has, up to any place in the phase: one mixture, or waypoints with straight lines between them.
+
+At a waypoint the weights are normalised over the domains that have text. A domain's share of the tokens up to a place is the area under its
+line, so the tokens of the whole phase are exact, and the place at which a domain has had so many tokens follows without steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from configs.schema import PackingRecipe
+
+    F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MixtureSchedule:
+    """Of the domains that have text, by name."""
+
+    domains: tuple[str, ...]
+    places: F64
+    """Of the waypoints: 0.0 to 1.0."""
+    weights: F64
+    """One row per waypoint, one column per domain. A single mixture stands in two equal rows, as it was given."""
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the shares are the same everywhere."""
+        return bool((self.weights == self.weights[0]).all())
+
+    def until(self, place: float) -> F64:
+        """Area under each domain's line from 0 to a place."""
+        ends = np.clip(place, self.places[:-1], self.places[1:])
+        width = (ends - self.places[:-1])[:, None]
+        return ((self.weights[:-1] + 0.5 * self._slopes() * width) * width).sum(axis=0)
+
+    def place_of(self, domain: str, share: F64) -> F64:
+        """Where in the phase a domain has had these shares of its own tokens; ascending shares in [0, 1]."""
+        if self.is_constant:
+            return share
+        column = self.domains.index(domain)
+        areas = np.array([self.until(place)[column] for place in self.places])
+        wanted = share * areas[-1]
+        segment = np.clip(np.searchsorted(areas, wanted, side="right") - 1, 0, len(areas) - 2)
+        start, slope = self.weights[segment, column], self._slopes()[segment, column]
+        area = wanted - areas[segment]
+        root = start + np.sqrt(np.maximum(start * start + 2 * slope * area, 0.0))
+        return self.places[segment] + np.divide(2 * area, root, out=np.zeros_like(area), where=root > 0)
+
+    def _slopes(self) -> F64:
+        return np.diff(self.weights, axis=0) / np.diff(self.places)[:, None]
+
+
+def schedule_mixture(recipe: PackingRecipe, available: dict[str, int]) -> MixtureSchedule:
+    """The schedule over the domains with tokens. Raises ValueError where there are none at some place of the phase."""
+    constant = isinstance(recipe.mixture, dict)
+    present = sorted(domain for domain in recipe.domains if available[domain])
+    rows = []
+    for point in recipe.waypoints:
+        weights: dict[str, float] = {**point.mixture}
+        row = np.array([float(weights.get(domain, 0.0)) for domain in present])
+        if not row.sum():
+            where = "" if constant else f" at_share {point.at_share}"
+            raise ValueError(f"none of the mixture's domains {', '.join(weights)}{where} has text: name domains that the data has")
+        rows.append(row if constant else row / row.sum())
+    return MixtureSchedule(tuple(present), np.array([point.at_share for point in recipe.waypoints]), np.array(rows))
+
+
+def allot_tokens(recipe: PackingRecipe, available: dict[str, int], num_tokens: int) -> dict[str, int]:
+    """Tokens of the whole phase per domain that has text, exact in sum. `available` is what one epoch of a domain holds; raises ValueError
+    where a domain would be read more often than max_epochs."""
+    schedule = schedule_mixture(recipe, available)
+    weights = dict(zip(schedule.domains, (schedule.weights[0] if schedule.is_constant else schedule.until(1.0)).tolist(), strict=True))
+    shares = split_tokens(weights, num_tokens)
+    over = {domain: amount for domain, amount in shares.items() if amount > recipe.max_epochs * available[domain]}
+    if over:
+        fits = min(int(recipe.max_epochs * available[domain] * sum(weights.values()) / weight) for domain, weight in weights.items())
+        worst = "; ".join(f"{domain} has {available[domain]:,} tokens, {amount:,} are asked for" for domain, amount in over.items())
+        fix = f"lower num_tokens to at most {fits // recipe.sequence_length * recipe.sequence_length:,}, raise max_epochs, or add text"
+        raise ValueError(f"the mixture needs more than max_epochs ({recipe.max_epochs}) passes: {worst}; {fix}")
+    return shares
+
+
+def split_tokens(weights: dict[str, float], num_tokens: int) -> dict[str, int]:
+    """num_tokens by weight, exact in sum: the rest goes to the largest remainders."""
+    total = sum(weights.values())
+    exact = {domain: num_tokens * weight / total for domain, weight in weights.items()}
+    shares = {domain: math.floor(amount) for domain, amount in exact.items()}
+    for domain in sorted(weights, key=lambda name: (shares[name] - exact[name], name))[: num_tokens - sum(shares.values())]:
+        shares[domain] += 1
+    return shares
