@@ -28,7 +28,7 @@ class MasterTensors(Mapping[str, Tensor]):
         self.files = StateFiles(state_dir, "master")
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.files.files[name].get_tensor(name)
+        return self.files.tensor(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self.files.names()))

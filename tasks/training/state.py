@@ -9,17 +9,18 @@ write, one tensor at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from configs.schema import Frozen
 from model.checkpoint_names import checkpoint_names, to_checkpoint_tensors
+from model.hf_checkpoint import open_safetensors
 from tasks.training.measurements import Measurement
 from tasks.training.partitions import Piece, assemble, pieces_of, sharers
 from tasks.training.ranks import Ranks
@@ -100,16 +101,21 @@ class StateFiles:
 
     def __init__(self, state_dir: Path, kind: str) -> None:
         self.state_dir = state_dir
-        self.files = {}
+        self.paths: dict[str, Path] = {}
         for path in sorted(state_dir.glob(f"{kind}-*.safetensors")):
-            file = safe_open(path, framework="pt")
-            self.files.update(dict.fromkeys(file.keys(), file))
+            with open_safetensors(path) as file:
+                self.paths.update(dict.fromkeys(file.keys(), path))
 
     def names(self) -> set[str]:
-        return set(self.files)
+        return set(self.paths)
+
+    def tensor(self, name: str) -> Tensor:
+        """Of memory of its own: an open file keeps resident whatever was read of it."""
+        with open_safetensors(self.paths[name]) as file:
+            return file.get_tensor(name).clone()
 
     def read(self, name: str, shape: torch.Size) -> Tensor:
-        tensor = self.files[name].get_tensor(name)
+        tensor = self.tensor(name)
         if tensor.shape != shape:
             raise ValueError(f"{name} is {tuple(tensor.shape)} in {self.state_dir}, {tuple(shape)} in the model: use one architecture")
         return tensor
@@ -185,8 +191,7 @@ def load_state(trainable: Trainable, state_dir: Path, position: Position) -> Non
                 continue
             state = trainable.optimizer.ensure_state(piece.master, use_muon=kind == "momentum")
             if is_there:
-                part = _read_part(source, names[parameter], piece, trainable)
-                piece.of(state[_OPTIMIZER_KINDS[kind]]).copy_(piece.among(part))
+                _fill([(piece.of(state[_OPTIMIZER_KINDS[kind]]), piece.start)], source, names[parameter], piece, trainable)
             else:  # no step was taken yet
                 piece.of(state[_OPTIMIZER_KINDS[kind]]).zero_()
             if kind == "first_moment":
@@ -208,35 +213,50 @@ def load_master(trainable: Trainable, source: TensorSource, described: str) -> N
         raise ValueError(f"tensor {name} is only in {owner}: start from a phase of the same architecture")
     stage = trainable.engine.zero_optimization_stage()
     for parameter, piece in pieces.items():
-        part = _read_part(source, names[parameter], piece, trainable)
-        piece.of(piece.master.detach()).copy_(piece.among(part))
-        _place_weights(parameter, piece, part, stage)
+        targets = [(piece.of(piece.master.detach()), piece.start), *_computed_with(parameter, piece, stage)]
+        _fill(targets, source, names[parameter], piece, trainable)
     for name, buffer in buffers.items():
         buffer.copy_(source.read(name, buffer.shape))
 
 
-def _place_weights(parameter: nn.Parameter, piece: Piece, part: Tensor, stage: int) -> None:
-    """What the model computes with, where that is not the master itself."""
+def _computed_with(parameter: nn.Parameter, piece: Piece, stage: int) -> list[tuple[Tensor, int]]:
+    """What the model computes with, where that is not the master itself: flat tensors and the element that each begins with."""
+    if piece.master is parameter:
+        return []
+    whole = [(parameter.data.view(-1), 0)]
     if stage < 3:
-        parameter.data.copy_(part)
-        return
+        return whole
     shared: Tensor = parameter.ds_tensor  # pyright: ignore[reportAttributeAccessIssue]
-    shared.view(-1)[: piece.length].copy_(piece.among(part))
-    if parameter.numel():  # small ones stay whole on every rank
-        parameter.data.copy_(part)
+    # Small parameters stay whole on every rank.
+    return [(shared.view(-1)[: piece.length], piece.start), *(whole if parameter.numel() else [])]
 
 
-def _read_part(source: TensorSource, name: str, piece: Piece, trainable: Trainable) -> Tensor:
-    """What this rank held of a tensor before ZeRO divided it; of divided experts only its own are read."""
+def _fill(targets: list[tuple[Tensor, int]], source: TensorSource, name: str, piece: Piece, trainable: Trainable) -> None:
+    """Copy into each target the elements that it holds of a tensor as this rank held it before ZeRO divided it."""
+    first, stop = min(start for _, start in targets), max(start + target.numel() for target, start in targets)
+    for place, run in _read_runs(source, name, piece, trainable, first, stop):
+        for target, start in targets:
+            low, high = max(place, start), min(place + run.numel(), start + target.numel())
+            if low < high:
+                target[low - start : high - start].copy_(run[low - place : high - place])
+
+
+def _read_runs(source: TensorSource, name: str, piece: Piece, trainable: Trainable, first: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+    """Elements `first` to `stop` and more, flat, with the place where each run begins. Of stacked experts one at a time is in memory, and
+    those of other ranks are not read."""
     ranks, shard = trainable.ranks, shard_of(piece.parameter)
     names = _whole_names(name, piece.parameter, piece, trainable)
     whole = whole_shape(piece.parameter, piece.shape, ranks)
     if names == [name]:
-        return own_part(source.read(name, whole), shard, ranks)
-    if shard is None or shard.dim != 0:
-        return own_part(torch.stack([source.read(each, whole[1:]) for each in names]), shard, ranks)
-    axis, num_own = axis_of(shard, ranks), piece.shape[0]
-    return torch.stack([source.read(each, whole[1:]) for each in names[axis.rank * num_own : (axis.rank + 1) * num_own]])
+        yield 0, own_part(source.read(name, whole), shard, ranks).reshape(-1)
+        return
+    if shard is not None and shard.dim == 0:
+        first_expert = axis_of(shard, ranks).rank * piece.shape[0]
+        names, shard = names[first_expert : first_expert + piece.shape[0]], None
+    num_elements = piece.shape[1:].numel()
+    for place, each in zip(range(0, piece.shape.numel(), num_elements), names, strict=True):
+        if place < stop and place + num_elements > first:
+            yield place, own_part(source.read(each, whole[1:]), shard and replace(shard, dim=shard.dim - 1), ranks).reshape(-1)
 
 
 def _whole_names(name: str, parameter: nn.Parameter, piece: Piece, trainable: Trainable) -> list[str]:
