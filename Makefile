@@ -48,6 +48,7 @@ env-peers: .venv-peers/.ready
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check 'transformers>=5.15,<5.18' 'datatrove[processing,io]==0.10.1'
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check boilerpy3==1.0.7
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check goose3==3.1.22
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check lingua-language-detector==2.1.1 py3langid==0.4.0 cld3-py==3.1.0
 	touch $@
 
 clean:

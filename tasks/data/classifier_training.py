@@ -33,6 +33,7 @@ END_OF_TEXT = "</s>"
 """What fastText adds to every text."""
 CALIBRATION_ROUNDS = 50
 CALIBRATION_RIDGE = 1e-3
+STEP_SIZES = tuple(0.5**halvings for halvings in range(30))
 NUM_BINS = 10
 
 
@@ -113,11 +114,19 @@ def fit_calibration(probabilities: F64, is_positive: NDArray[np.bool_]) -> tuple
     weights = np.where(is_positive, 0.5 / share, 0.5 / (1 - share))
     inputs = np.stack([logits, np.ones_like(logits)], axis=1)
     values = np.array([1.0, 0.0])
+
+    def loss(candidate: F64) -> float:
+        signed = np.where(is_positive, 1.0, -1.0) * (inputs @ candidate)
+        return float((weights * np.logaddexp(0.0, -signed)).sum() + CALIBRATION_RIDGE / 2 * candidate @ candidate)
+
     for _ in range(CALIBRATION_ROUNDS):
         expected = 1 / (1 + np.exp(-np.clip(inputs @ values, -30, 30)))
         gradient = inputs.T @ (weights * (is_positive - expected)) - CALIBRATION_RIDGE * values
         curvature = (inputs * (weights * expected * (1 - expected))[:, None]).T @ inputs + CALIBRATION_RIDGE * np.eye(2)
-        values = values + np.linalg.solve(curvature, gradient)
+        move = np.linalg.solve(curvature, gradient)
+        # Newton's step overshoots where most records are certain: half of it, and again, until the loss does not rise.
+        size = next((size for size in STEP_SIZES if loss(values + size * move) <= loss(values)), 0.0)
+        values = values + size * move
     slope, intercept = (float(f"{value:.6g}") for value in values)
     assert math.isfinite(slope) and math.isfinite(intercept), values
     return slope, intercept

@@ -1,0 +1,118 @@
+"""Language identification on sentences of 75 languages: ours beside every library tried.
+
+python -m benchmarks.language_id [--write] [--sentences N]   (after `make env-peers`; ../shared/data as in docs/data.md)
+
+Each runs over the same sentences, one process, one core; `peer` is the most accurate library. Codes are compared after the mapping of
+tasks/data/language_id.py. `confused` counts the pairs (true language, found) that most errors are made of. Ours runs over whole documents
+as well, the Universal Declaration of Human Rights in the languages of the sentences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import subprocess
+import tempfile
+import time
+import zipfile
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.language_id_libraries import LIBRARIES
+from benchmarks.results import report
+from tasks.data.language_id import identify_languages, iso_code
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data" / "multilingual"
+PEERS = ROOT / ".venv-peers" / "bin" / "python"
+LIMIT_SECONDS = 400
+MAX_CHARS = 2000
+OURS = "CLD2 (ours)"
+
+
+def _sentences(per_language: int) -> list[tuple[str, str]]:
+    """(language, sentence), as many of each language."""
+    taken: Counter[str] = Counter()
+    found = []
+    with gzip.open(DATA / "language_id_sentences.jsonl.gz", "rt", encoding="utf-8") as file:
+        for record in map(json.loads, file):
+            taken[record["lang"]] += 1
+            if taken[record["lang"]] <= per_language:
+                found.append((iso_code(record["lang"]), record["text"]))
+    return found
+
+
+def _library_codes(texts: list[str], name: str, directory: Path) -> tuple[list[str], float]:
+    path = directory / "texts.jsonl"
+    path.write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
+    command = [str(PEERS), str(ROOT / "benchmarks" / "language_id_libraries.py"), str(path), name]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    if ran.returncode:
+        raise ValueError(f"{name}: {ran.stderr[-500:]}: run `make env-peers`")
+    line = json.loads(ran.stdout)
+    return [iso_code(code) for code in line["codes"]], line["seconds"]
+
+
+def _our_codes(texts: list[str]) -> tuple[list[str], float]:
+    identify_languages(texts[:1], MAX_CHARS, "")
+    started = time.monotonic()
+    codes, _ = identify_languages(texts, MAX_CHARS, "")
+    return codes, time.monotonic() - started
+
+
+def _figures(gold: list[str], codes: list[str], texts: list[str], seconds: float) -> dict[str, float]:
+    right = Counter(true for true, code in zip(gold, codes, strict=True) if true == code)
+    given, wanted = Counter(codes), Counter(gold)
+    f1 = sum(2 * right[name] / (wanted[name] + given[name]) for name in wanted) / len(wanted)
+    return {
+        "accuracy": round(right.total() / len(gold), 4), "macro_f1": round(f1, 4), "sentences_per_second": round(len(gold) / seconds, 1),
+        "megabytes_per_second": round(sum(len(text.encode()) for text in texts) / seconds / 1e6, 3),
+    }  # fmt: skip
+
+
+def _declaration(languages: set[str]) -> dict[str, float]:
+    """Accuracy and speed over whole documents: files are named by three-letter code."""
+    with zipfile.ZipFile(DATA / "udhr2.zip") as archive:
+        names = [name for name in archive.namelist() if name.endswith(".txt")]
+        found = {name: archive.read(name).decode("utf-8", "replace") for name in names}
+    known = {name: iso_code(Path(name).stem) for name in names if iso_code(Path(name).stem) in languages}
+    texts = [found[name] for name in known]
+    codes, seconds = _our_codes(texts)
+    right = sum(true == code for true, code in zip(known.values(), codes, strict=True))
+    size = sum(len(text.encode()) for text in texts)
+    return {
+        "documents": len(texts), "accuracy": round(right / len(texts), 4), "megabytes_per_second": round(size / seconds / 1e6, 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Print the table and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sentences", type=int, default=300, help="per language, of 300")
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    pairs = _sentences(arguments.sentences)
+    gold, texts = [true for true, _ in pairs], [text for _, text in pairs]
+    ours, seconds = _our_codes(texts)
+    table = {OURS: _figures(gold, ours, texts, seconds)}
+    with tempfile.TemporaryDirectory() as directory:
+        for name in LIBRARIES:
+            codes, taken = _library_codes(texts, name, Path(directory))
+            table[name] = _figures(gold, codes, texts, taken)
+    for name, row in table.items():
+        print(f"{name:22s} " + "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    best = max(LIBRARIES, key=lambda name: table[name]["accuracy"])
+    confused = Counter((true, code) for true, code in zip(gold, ours, strict=True) if true != code)
+    report(
+        "language_id", ours=table[OURS]["sentences_per_second"], peer=table[best]["sentences_per_second"], unit="sentences/s",
+        peer_name=best, accuracy=table[OURS]["accuracy"], peer_accuracy=table[best]["accuracy"], macro_f1=table[OURS]["macro_f1"],
+        peer_macro_f1=table[best]["macro_f1"], languages=len(set(gold)), sentences=len(gold), table=table,
+        confused={f"{true} found as {code or 'none'}": count for (true, code), count in confused.most_common(10)},
+        declaration_of_human_rights=_declaration(set(gold)), detector=f"pycld2 {version('pycld2')}",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
