@@ -156,7 +156,9 @@ def reported_data(store: Store) -> PreparedData:
         num_documents=1000, num_bytes=5000, num_records=1000, dropped={}, documents_by_domain={"web": 700, "code": 300},
         bytes_by_domain={"web": 4000, "code": 1000},
     )  # fmt: skip
-    boilerplate_free = BoilerplateFreeDocuments(num_documents=1000, num_bytes=5000, dropped=REASONS["remove_boilerplate"])
+    boilerplate_free = BoilerplateFreeDocuments(
+        num_documents=1000, num_bytes=5000, dropped=REASONS["remove_boilerplate"], num_paragraphs=3, num_changed=20, num_bytes_removed=400
+    )  # fmt: skip
     scored = ScoredDocuments(num_documents=1000, num_bytes=5000, documents_by_language={"en": 1000}, unscored={}, quantiles={})
     distinct = DistinctDocuments(num_documents=901, num_bytes=4500, dropped=REASONS["remove_semantic_duplicates"])
     filtered = FilteredDocuments(

@@ -1,7 +1,8 @@
 """Wikitext -> plain text, in one pass over the markup's brackets. Runs in executors: imports no Spark.
 
-Tables, templates, references, files and categories go; headings, lists, link labels, formulas and code stay. Own rules because a parser that
-builds a tree is slow: on 100 articles of the English Wikipedia (5.7 MB) mwparserfromhell ran at 0.33 MB/s and wikitextparser at 1.1 MB/s.
+Tables, templates, references, files and categories go; headings, lists, link labels, formulas and code stay. Own rules: on 106 articles of
+the English Wikipedia (5.7 MB) they ran at 4.8 MB/s, wikitextparser at 1.1 and mwparserfromhell at 0.33; word F1 against the plain text of
+19 of the articles, some years younger, is 0.82, 0.80 and 0.79.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ KEPT_NAMESPACES = ("wikt", "wiktionary", "w", "s", "b", "q", "wikisource", "wiki
 """Prefixes of links to text; behind any other prefix of letters (File, Category, languages) stands no sentence."""
 
 _TOKEN = re.compile(
-    r"<!--|\{\{|\}\}|\[\[|\]\]|^[:*# \t]*\{\||^[ \t]*\|\}(?!\})|\[(?=(?:https?:|ftp:)?//)|\]|</?[a-zA-Z][a-zA-Z0-9]*(?:[ \t\n/][^<>]{0,2000})?>",
+    r"<!--|\{\{|\}\}|\[\[|\]\]|^[:*# \t]*\{\||^[ \t]*\|\}(?!\})|\[(?=(?:https?:|ftp:)?//)|\]"
+    r"|</?[a-zA-Z][a-zA-Z0-9]*(?:[ \t\n/][^<>]{0,2000})?>",
     re.MULTILINE,
 )
 _REDIRECT = re.compile(r"\s*#\w+:?\s*\[\[", re.IGNORECASE)
