@@ -22,7 +22,9 @@ GOOD = {
     "reason": ["near_duplicate", "too_few_words"], "kept_id": ["0123456789abcdef", "0123456789abcdef"], "num_bytes": [3, 4],
     "shard": [0, 0], "sequence": [0, 1], "length": [5, 5], "slot": [0, 5], "document": [0, 1], "number": [0, 1],
     "repository_id": ["0123456789abcdef", "0123456789abcdef"], "prompt": ["1 + 1 =", "1 + 2 ="], "answer": [" 2", " 3"],
-    "num_tokens": [8, 9], "num_trained_tokens": [2, 3], "question": ["What is 1 + 1?", "What is 1 + 2?"], "family": ["sum", "sum"],
+    "num_tokens": [8, 9], "num_trained_tokens": [2, 3], "question": ["What is 1 + 1?", "What is 1 + 2?"], "family": ["brackets", "logic"],
+    "item": ["bench.jsonl at 0", "bench.jsonl at 7"], "item_id": ["0123456789abcdef"] * 2, "item_source": ["bench.jsonl"] * 2,
+    "item_offset": [0, 7], "item_kind": ["code_task", "problem"], "shared": ["def one(", "1 + 2 = 3"], "num_runs": [1, 2],
     "messages": ['[{"role":"user"},{"role":"assistant"}]'] * 2, "tools": ["[]", "[]"], "collection": ["a", "b"], "name": ["a.txt", "b.txt"],
     "sha256": [DIGEST, DIGEST], "size": [0, 7], "role": ["pretrain", "sft"], "format": ["text", "jsonl"],
 }  # fmt: skip
@@ -85,9 +87,9 @@ class ToyTable(Record):
 def write_toy_table(*, output: Output) -> ToyTable:
     rows = {
         "id": ["a", "b", "b"], "prompt": ["1 + 1 =", "2 + 2 =", "3 + 3 ="], "answer": [" 2", " four", " 6"], "question": ["a?", "b?", "c?"],
-        "domain": ["math"] * 3, "family": ["sum"] * 3, "messages": ['[{"role":"assistant"}]'] * 3, "tools": ["[]"] * 3,
+        "domain": ["math"] * 3, "family": ["logic"] * 3, "messages": ['[{"role":"assistant"}]'] * 3, "tools": ["[]"] * 3,
     }  # fmt: skip
-    for name in ("problems", "prompts", "chats"):
+    for name in ("problems", "prompts", "chats", "held_out"):
         pd.DataFrame(rows).to_parquet(output.path(f"{name}.parquet"))
     return ToyTable(num_rows=3)
 
