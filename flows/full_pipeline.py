@@ -53,7 +53,7 @@ def full_pipeline(
     home = open_home()
     configuration = load_scale(scale)
     window = choose_stages(configuration, from_stage, start, until)
-    sources = list_sources(data)
+    sources = list_sources(data, get_run_logger().info)
     require(check_java(), check_compiler())
     mlflow = tracking_uri()
     run = Run(configuration, home, open_store(store, home), mlflow, track_pipeline(mlflow, configuration), StageLog(get_run_logger().info))

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import yaml
@@ -75,8 +76,15 @@ class SourceRoot:
 
     def tree_of(self, name: str) -> GitTree | None:
         """The innermost working tree that a file lies in."""
-        holding = [tree for tree in self.trees if not tree.root or name.startswith(f"{tree.root}/")]
-        return max(holding, key=lambda tree: len(tree.root), default=None)
+        while self.trees and name:
+            name = name.rpartition("/")[0]
+            if name in self._trees_by_root:
+                return self._trees_by_root[name]
+        return None
+
+    @cached_property
+    def _trees_by_root(self) -> dict[str, GitTree]:
+        return {tree.root: tree for tree in self.trees}
 
 
 def local_root(directory: Path) -> SourceRoot:

@@ -42,8 +42,12 @@ class HttpResponse:
 
 def parse_response(block: bytes) -> HttpResponse:
     """Raises PayloadError `broken_http` where the block does not begin with a status line."""
-    found = [(at, len(mark)) for mark in (b"\r\n\r\n", b"\n\n") if (at := block.find(mark)) >= 0]
-    end, width = min(found, default=(len(block), 0))
+    end, width = block.find(b"\r\n\r\n"), 4
+    bare = block.find(b"\n\n", 0, len(block) if end < 0 else end)
+    if bare >= 0:
+        end, width = bare, 2
+    elif end < 0:
+        end, width = len(block), 0
     head = block[:end].decode("latin-1")
     first = head.partition("\n")[0].rstrip("\r")
     fields = first.split(None, 2)

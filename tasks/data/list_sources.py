@@ -32,7 +32,7 @@ TYPICAL_COMMIT_BYTES = 4000
 REPORTED_BYTES = 1 << 30
 """Between two reports of progress."""
 
-Report = Callable[[int, int], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class SourceListing:
 def list_sources(data: str | Path | None, report: Report | None = None) -> SourceListing:
     """The sources of a directory, `s3://bucket/prefix` or `hf://owner/name`, or the embedded default for None.
 
-    `report` is called with (bytes hashed, bytes in all) about every gigabyte. Raises ValueError if there is nothing to train on.
+    `report` is told about every gigabyte how far it is. Raises ValueError if there is nothing to train on.
     """
     if data is None:
         return _embedded_listing()
@@ -132,7 +132,7 @@ def _hashed_files(root: SourceRoot, roles: list[tuple[str, RoleEntry]], report: 
             files.append(file)
             done += file.size
             if report is not None and done - reported >= REPORTED_BYTES:
-                report(done, total)
+                report(f"sources: {done / 1e9:.1f} of {total / 1e9:.1f} GB hashed")
                 reported = done
     return tuple(files)
 

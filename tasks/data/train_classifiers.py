@@ -20,7 +20,8 @@ from tasks.data.classifier_training import (
     held_out_probabilities,
     train_model,
 )  # fmt: skip
-from tasks.data.json_lines import HashingReader, json_lines
+from tasks.data.json_lines import json_lines
+from tasks.data.source_bytes import HashingReader, open_source
 from tasks.data.text_classifiers import features_of, words_of
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _read_records(files: list[SourceFile], kind: ClassifierKind, recipe: Classif
 def _labelled_texts(file: SourceFile) -> list[tuple[str, str]]:
     fields = file.text or ("text",)
     found = []
-    with open(file.path, "rb") as raw:
+    with open_source(file.path, file.sha256) as raw:
         reader = HashingReader(raw)
         for line in json_lines(file.name, reader):
             where = f"{file.name}, byte {line.offset}"

@@ -56,7 +56,7 @@ def _page(source: str, offset: int, record: ArchiveRecord, content_type: str, ma
         text = decode_text(body, response.headers.get("content-type", ""))
     except PayloadError as error:
         return rejection(source, offset, error.reason, f"{url} {error.detail}")
-    if not text.strip():
+    if not text or text.isspace():
         return rejection(source, offset, "empty", url)
     return Parsed(source, offset, text, url, markup=markup)
 

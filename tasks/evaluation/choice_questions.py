@@ -5,18 +5,17 @@ A file is JSON lines with `query` or `question`, a list `choices` and `gold` or 
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import heapq
 import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from tasks.data.documents import document_id
+from tasks.data.source_bytes import GARBLED, HashingReader, decompressed, open_source
 from tasks.evaluation.items import CHOICE
 from tasks.evaluation.suite import Question
 
@@ -60,12 +59,12 @@ def _file_questions(file: SourceFile) -> Iterator[Question]:
 def _lines(file: SourceFile) -> Iterator[tuple[int, bytes]]:
     """(offset, line); of a broken archive what stands before the break, whose rest the ingestion has reported."""
     offset = 0
-    with gzip.open(file.path) if file.name.endswith(".gz") else open(file.path, "rb") as stream:
+    with open_source(file.path, file.sha256) as raw:
         try:
-            for line in stream:
+            for line in decompressed(file.name, HashingReader(raw)):
                 yield offset, line
                 offset += len(line)
-        except (EOFError, OSError, zlib.error):
+        except GARBLED:
             return
 
 
