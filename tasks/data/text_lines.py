@@ -23,8 +23,8 @@ TERMINATORS = ".!?…。！？؟۔।॥։።။"
 WIDE_TERMINATORS = "。！？"
 """These need no space behind them."""
 CLOSERS = "\"'”’»)]」』"
-LINE_ENDS = TERMINATORS + "\"'”’»」』:;"
-"""What a line of prose ends with (datatrove's END_PUNCTUATION and its kind in other scripts)."""
+LINE_ENDS = TERMINATORS + "\"'”’»」』"
+"""What a line of prose ends with: C4's full stop, exclamation mark, question mark and closing quotation marks, in all scripts."""
 NEWLINE, DOT, ELLIPSIS = ord("\n"), ord("."), ord("…")
 SPACE, BULLET, TERMINATOR, WIDE, CLOSER, LINE_END = 1, 2, 4, 8, 16, 32
 """Bits of a code point's kinds."""
