@@ -29,6 +29,8 @@ NOT_INTERCHANGEABLE = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\u
 LABEL_PREFIX = "__label__"
 OLD_CODES = {"iw": "he", "jw": "jv", "in": "id", "ji": "yi", "nb": "no", "sh": "sr", "un": NO_LANGUAGE, "xx": NO_LANGUAGE}
 """Withdrawn codes; Bokmål is `no`, as in lid.176 and CLD2; `xx` stands for a script without a language."""
+JOKES = "zz"
+"""Prefix of CLD2's codes for pig Latin and the like."""
 PAIRS_OF_CODES = """
     aar:aa abk:ab afr:af aka:ak als:sq amh:am ara:ar arb:ar arg:an asm:as ava:av ave:ae aym:ay ayr:ay aze:az azj:az bak:ba bam:bm bel:be
     ben:bn bih:bh bis:bi bod:bo bos:bs bre:br bul:bg cat:ca ces:cs cha:ch che:ce chu:cu chv:cv cmn:zh cor:kw cos:co cre:cr cym:cy dan:da
@@ -84,7 +86,7 @@ def iso_code(label: str) -> str:
     """`__label__en`, `__label__eng_Latn` and `zh-Hant` as ISO 639: two letters where there are two, else three."""
     code = re.split("[-_]", label.removeprefix(LABEL_PREFIX).lower(), maxsplit=1)[0]
     code = ISO_639_1.get(code, code)
-    return OLD_CODES.get(code, code)
+    return NO_LANGUAGE if code.startswith(JOKES) else OLD_CODES.get(code, code)
 
 
 def _by_cld2(text: str) -> tuple[str, float]:
