@@ -26,6 +26,7 @@ from infra.store import Store, open_store, step_key
 from tasks.data.complete_documents import CompleteDocuments, DocumentFiles, complete_documents
 from tasks.data.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplicate_documents import deduplicate_documents
+from tasks.data.earlier_documents import list_earlier_documents
 from tasks.data.extract_documents import extract_documents
 from tasks.data.filter_documents import filter_documents
 from tasks.data.ingest_documents import IngestedDocuments, ingest_documents
@@ -115,7 +116,12 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
     "extract": lambda run: run.complete(),
     "boilerplate": lambda run: run.compute(remove_boilerplate, run.recipe.boilerplate, documents=run.complete()),
     "score": lambda run: run.scored(),
-    "deduplicate": lambda run: run.compute(deduplicate_documents, run.recipe.deduplicate, documents=run.scored()),
+    "deduplicate": lambda run: run.compute(
+        deduplicate_documents,
+        run.recipe.deduplicate,
+        documents=run.scored(),
+        previous=list_earlier_documents(run.recipe.deduplicate.previous),
+    ),
     "semantic": lambda run: run.compute(remove_semantic_duplicates, run.recipe.semantic, documents=run.complete(with_scores=True)),
     "filter": lambda run: run.compute(filter_documents, run.recipe.filter, documents=run.complete(with_scores=True)),
     "personal_data": lambda run: run.compute(mask_personal_data, run.recipe.personal_data, documents=run.complete()),

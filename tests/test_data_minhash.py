@@ -10,13 +10,16 @@ import pytest
 
 from infra.spark import spark_session
 from tasks.data.connected_components import connected_components
-from tasks.data.deduplicate_documents import MIN_JUDGED_DOCUMENTS, deduplicate_documents
-from tasks.data.ingest_documents import ingest_documents
-from tasks.data.list_sources import list_sources
-from tasks.data.minhash import banding, candidate_pairs, jaccard_counts, shingle_sets, sign_batches, signatures
-from tests.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows, write_jsonl
+from tasks.data.duplicate_candidates import BUCKET_WINDOW, EDGES, bucket_pairs
+from tasks.data.earlier_documents import EarlierDocuments
+from tasks.data.edge_components import smallest_members
+from tasks.data.minhash import jaccard_counts, permutations, shingle_sets, shingles_of, signatures
+from tasks.data.parcels import PARCEL_COLUMNS, id_numbers, id_range, id_strings, parcel
+from tasks.data.parquet_parts import bucket_of
+from tests.data_inputs import RECIPE, RESOURCES, prose
 
 DEDUPLICATE = RECIPE.deduplicate.model_copy(update={"num_permutations": 128})
+NONE = EarlierDocuments([], [])
 
 
 def plain_similarity(left: str, right: str, size: int) -> float:
@@ -46,25 +49,37 @@ def near_copies() -> list[str]:
     ]
 
 
-def test_jaccard_counts_equal_plain_sets():
+def test_jaccard_counts_equal_plain_sets(monkeypatch):
     texts = near_copies()
     shingles, offsets = shingle_sets(texts, 5)
     sets = [set(shingles[offsets[number] : offsets[number + 1]].tolist()) for number in range(len(texts))]
-    pairs = [(left, right) for left in range(0, 60, 7) for right in range(len(texts))]
+    left, right = (side.ravel() for side in np.meshgrid(np.arange(0, 60, 7), np.arange(len(texts))))
+    for block in (1, 5000, 1 << 20):
+        monkeypatch.setattr("tasks.data.minhash.BLOCK_COMPARED", block)
+        shared, union = jaccard_counts(shingles, offsets, left, right)
+        pairs = list(zip(left.tolist(), right.tolist(), strict=True))
+        assert shared.tolist() == [len(sets[low] & sets[high]) for low, high in pairs]
+        assert union.tolist() == [len(sets[low] | sets[high]) for low, high in pairs]
 
-    def pick(side: int):
-        parts = [shingles[offsets[pair[side]] : offsets[pair[side] + 1]] for pair in pairs]
-        return np.concatenate(parts), np.concatenate(([0], np.cumsum([len(part) for part in parts])))
 
-    shared, union = jaccard_counts(pick(0), pick(1))
-    assert shared.tolist() == [len(sets[left] & sets[right]) for left, right in pairs]
-    assert union.tolist() == [len(sets[left] | sets[right]) for left, right in pairs]
+def test_signatures_are_those_of_datasketch_whatever_the_blocks(monkeypatch):
+    from datasketch import MinHash
+
+    texts = [*near_copies()[:20], "", "...", "one", "two words", prose(7, 3000)]
+    shingles, offsets = shingles_of(texts, 5)
+    expected = []
+    for number in range(len(texts)):
+        sketch = MinHash(num_perm=64, hashfunc=lambda value: value, scheme="affine32", seed=1)
+        sketch.update_batch([value >> 16 for value in shingles[offsets[number] : offsets[number + 1]].tolist()])
+        expected.append(sketch.hashvalues)
+    for block in (1, 300, 1 << 16):
+        monkeypatch.setattr("tasks.data.minhash.BLOCK_SHINGLES", block)
+        assert (signatures(shingles, offsets, permutations(64)) == np.array(expected)).all()
 
 
 def test_signatures_estimate_the_similarity_without_bias():
     texts = near_copies()
-    shingles, offsets = shingle_sets(texts, 5)
-    signed = signatures(shingles, offsets, 256)
+    signed = signatures(*shingles_of(texts, 5), permutations(256))
     errors = [
         (signed[start] == signed[start + 1]).mean() - plain_similarity(texts[start], texts[start + 1], 5)
         for start in range(0, len(texts), 3)
@@ -72,52 +87,60 @@ def test_signatures_estimate_the_similarity_without_bias():
     assert abs(np.mean(errors)) < 0.02 and np.abs(errors).max() < 0.15
 
 
-def test_stored_signatures_answer_in_datasketch_as_the_bands_do():
-    from datasketch import MinHash, MinHashLSH
-
-    texts = near_copies()
-    signed = signatures(*shingle_sets(texts, 5), 128)
-    num_bands, num_rows = banding(0.7, 128)
-    index = MinHashLSH(num_perm=128, params=(num_bands, num_rows))
-    hashes = [MinHash(num_perm=128, hashvalues=values.astype(np.uint64), scheme="affine32") for values in signed]
-    for number, value in enumerate(hashes):
-        index.insert(number, value)
-    blocks = signed[:, : num_bands * num_rows].reshape(len(texts), num_bands, num_rows)
-    for number, value in enumerate(hashes):
-        assert set(index.query(value)) == set(np.flatnonzero((blocks == blocks[number]).all(axis=2).any(axis=1)).tolist())
+def test_ids_are_numbers_and_back_and_lie_in_the_ranges_of_their_files():
+    ids = ["0000000000000000", "00000000000000ff", "7fffffffffffffff", "8000000000000000", "ffffffffffffffff"]
+    numbers = id_numbers(pa.array(ids))
+    assert numbers.tolist() == [int(identity, 16) for identity in ids]
+    assert id_numbers(pa.array(ids)[2:4]).tolist() == numbers[2:4].tolist()
+    assert id_strings(numbers).to_pylist() == ids
+    assert id_range(numbers, 7).tolist() == [bucket_of(identity, 7) for identity in ids]
 
 
-def test_buckets_that_span_batches_give_the_same_pairs():
-    keys = np.sort(np.random.default_rng(0).integers(0, 40, 300))
-    table = pa.table({"key": keys, "id": [f"{number:04d}" for number in range(300)]})
-    expected = {(f"{i:04d}", f"{j:04d}") for i in range(300) for j in range(i + 1, 300) if keys[i] == keys[j]}
-    for size in (1, 7, 300):
-        found = [
-            pair for batch in candidate_pairs(iter(table.to_batches(max_chunksize=size)))
-            for pair in zip(batch["left"].to_pylist(), batch["right"].to_pylist(), strict=True)
-        ]  # fmt: skip
-        assert len(found) == len(set(found)) and set(found) == expected
+def every_pair(keys, ids, is_new):
+    return {
+        (min(ids[i], ids[j]), max(ids[i], ids[j]))
+        for i in range(len(keys)) for j in range(i + 1, len(keys)) if keys[i] == keys[j] and ids[i] != ids[j] and (is_new[i] or is_new[j])
+    }  # fmt: skip
 
 
-def test_documents_without_words_have_no_bands():
-    (batch,) = sign_batches(iter([pa.record_batch({"id": ["a", "b"], "text": ["...", "one word"]})]), 5, 64, 12, 5)
-    assert [len(bands) for bands in batch["bands"].to_pylist()] == [0, 12]
+def test_small_buckets_are_paired_completely_and_no_pair_is_of_two_earlier_documents():
+    draw = np.random.default_rng(0)
+    keys = draw.integers(0, 40, 300).astype(np.uint64)
+    ids = draw.integers(0, 250, 300).astype(np.uint64)
+    for is_new in (np.ones(300, bool), draw.random(300) < 0.5):
+        left, right = bucket_pairs(keys, ids, is_new)
+        found = list(zip(left.tolist(), right.tolist(), strict=True))
+        assert len(set(found)) == len(found) and set(found) == every_pair(keys.tolist(), ids.tolist(), is_new)
 
 
-@pytest.mark.parametrize("shape", ["chain", "random", "star", "none"])
-def test_components_are_those_of_union_find(shape):
+def test_a_large_bucket_is_one_component_of_few_pairs():
+    """Buckets of up to BUCKET_WINDOW + 1 documents are complete; of more each document meets a bounded number, and none is cut off."""
+    for size in (BUCKET_WINDOW + 1, BUCKET_WINDOW + 2, 5000):
+        ids = np.arange(size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        left, right = bucket_pairs(np.full(size, 5, np.uint64), ids, np.ones(size, bool))
+        complete = size * (size - 1) // 2
+        assert len(left) == complete if size == BUCKET_WINDOW + 1 else len(left) <= min(complete, 16 * size)
+        _, places = np.unique(np.concatenate((left, right)), return_inverse=True)
+        assert set(smallest_members(size, *places.reshape(2, -1)).tolist()) == {0}
+
+
+def shapes_of_graphs() -> dict[str, list[tuple[int, int]]]:
     generator = random.Random(3)
-    names = [f"{number:03d}" for number in range(60)]
+    names = list(range(60))
     generator.shuffle(names)
-    edges = {
+    return {
         "chain": [(names[number], names[number + 1]) for number in range(30)],
         "random": [tuple(generator.sample(names, 2)) for _ in range(40)],
         "star": [(names[0], name) for name in names[1:20]],
+        "combs": [(number, number + 1) for number in range(0, 40, 2)] + [(number, number + 4) for number in range(1, 30, 4)],
         "none": [],
-    }[shape]
+    }
+
+
+def union_find(edges) -> dict[int, int]:
     parent = {name: name for edge in edges for name in edge}
 
-    def root(name: str) -> str:
+    def root(name: int) -> int:
         while parent[name] != name:
             name = parent[name]
         return name
@@ -125,64 +148,26 @@ def test_components_are_those_of_union_find(shape):
     for left, right in edges:
         low, high = sorted((root(left), root(right)))
         parent[high] = low
-    frame = spark_session(RESOURCES).createDataFrame(edges, "left string, right string")
-    found = {row.id: row.root for row in connected_components(frame).collect()}
-    assert found == {name: root(name) for name in parent}
+    return {name: root(name) for name in parent}
 
 
-@pytest.fixture(scope="module")
-def ingested(tmp_path_factory):
-    """Near copies, exact copies and a chain A ~ B ~ C, in one file and, reversed, in another directory."""
-    root = tmp_path_factory.mktemp("dedup")
-    texts = [*near_copies(), *(prose(seed, 150) for seed in range(100, 130)), prose(100, 150), prose(101, 150)]
-    write_jsonl(root / "data" / "web.jsonl", [{"text": text} for text in texts])
-    recipe = RECIPE.ingest.model_copy(update={"max_source_bytes": 10**9})
-    return compute(ingest_documents, root / "home", sources=list_sources(root / "data"), recipe=recipe, resources=RESOURCES)
+@pytest.mark.parametrize("shape", shapes_of_graphs())
+@pytest.mark.parametrize("way", ["one task", "stars"])
+def test_components_are_those_of_union_find(shape, way):
+    edges = shapes_of_graphs()[shape]
+    ends = np.array(edges, dtype=np.uint64).reshape(-1, 2)
+    halves = [part for part in (ends[::2], ends[1::2]) if len(part)]
+    sent = [parcel(EDGES, 0, pa.table({"left": part.min(axis=1), "right": part.max(axis=1)})) for part in halves]
+    spark = spark_session(RESOURCES)
+    frame = spark.createDataFrame(pa.Table.from_batches(sent)) if sent else spark.createDataFrame([], PARCEL_COLUMNS)
+    found = connected_components(frame, len(edges), max_single_task_edges=len(edges) if way == "one task" else -1).collect()
+    assert {int(row.id, 16): int(row.root, 16) for row in found} == union_find(edges) and len(found) == len(union_find(edges))
 
 
-def test_deduplication_keeps_one_document_per_brute_force_cluster(ingested, tmp_path):
-    documents = {row["id"]: row["text"] for row in rows(ingested, "documents/*.parquet")}
-    result = compute(deduplicate_documents, tmp_path, documents=ingested, recipe=DEDUPLICATE, resources=RESOURCES)
-    kept = {row["id"]: row for row in rows(result, "documents/*.parquet")}
-    dropped = {row["id"]: row for row in rows(result, "dropped.parquet")}
-    assert set(kept) | set(dropped) == set(documents) and not set(kept) & set(dropped)
-    ids = sorted(documents)
-    neighbours = {
-        (left, right) for left in ids for right in ids
-        if left < right and plain_similarity(documents[left], documents[right], DEDUPLICATE.ngram_size) >= DEDUPLICATE.threshold
-    }  # fmt: skip
-    cluster = {identity: identity for identity in ids}
-    for _ in ids:
-        for left, right in neighbours:
-            cluster[left] = cluster[right] = min(cluster[left], cluster[right])
-    assert sorted(row["cluster"] for row in kept.values()) == sorted(set(cluster.values()))
-    for identity, row in dropped.items():
-        assert cluster[identity] == cluster[row["kept_id"]] and row["kept_id"] in kept
-    for identity, row in kept.items():
-        members = [other for other in ids if cluster[other] == cluster[identity]]
-        assert identity == min(members, key=lambda other: (-len(documents[other]), other)) and row["cluster"] == min(members)
-    assert result.record.dropped["exact_duplicate"] == 2 and result.record.dropped["near_duplicate"] > 20
-
-
-def test_deduplication_is_the_same_for_any_partition_count_and_input_order(ingested, tmp_path):
-    digests = {
-        compute(deduplicate_documents, tmp_path / str(count), documents=ingested, recipe=DEDUPLICATE, resources=in_partitions(count)).digest
-        for count in (1, 5)
-    }
-    assert len(digests) == 1
-
-
-def test_a_source_that_is_nearly_all_duplicates_stops_the_run(tmp_path):
-    page = prose(1, 200)
-    write_jsonl(tmp_path / "data" / "pages.jsonl", [{"text": edited(page, 1, seed)} for seed in range(MIN_JUDGED_DOCUMENTS)])
-    write_jsonl(tmp_path / "data" / "more" / "prose.jsonl", [{"text": prose(seed)} for seed in range(5)])
-    source = compute(
-        ingest_documents, tmp_path / "home", sources=list_sources(tmp_path / "data"), recipe=RECIPE.ingest, resources=RESOURCES
-    )
-    recipe = DEDUPLICATE.model_copy(update={"max_removed_share": 0.9})
-    with pytest.raises(ValueError, match=r"source \*: 19 of 20 documents are duplicates, more than deduplicate.max_removed_share \(0.9\)"):
-        compute(deduplicate_documents, tmp_path / "strict", documents=source, recipe=recipe, resources=RESOURCES)
-    allowed = recipe.model_copy(update={"max_removed_share": 0.95})
-    assert (
-        compute(deduplicate_documents, tmp_path / "loose", documents=source, recipe=allowed, resources=RESOURCES).record.num_documents == 6
-    )
+def test_components_settle_within_the_proven_rounds():
+    draw = np.random.default_rng(5)
+    for count in (1, 2, 3, 1000):
+        line = np.arange(count - 1)
+        for left, right in ((line, line + 1), (draw.permutation(count)[:-1], draw.permutation(count)[1:]), (line[:0], line[:0])):
+            expected = union_find(list(zip(left.tolist(), right.tolist(), strict=True)))
+            assert smallest_members(count, left, right).tolist() == [expected.get(node, node) for node in range(count)]

@@ -1,28 +1,37 @@
-"""Connected components of an edge list on Spark, by alternating large and small stars (Kiveris et al. 2014, "Connected Components in
-MapReduce and Beyond"): the edges shrink to one star per component, around its smallest id, in O(log^2 n) rounds.
+"""Connected components of an edge list on Spark: the smallest id of its component for every node.
 
-The result is proven, not assumed: rounds go on until every node has exactly one centre and no centre has one itself.
+Up to MAX_SINGLE_TASK_EDGES one task joins them in memory. Beyond, alternating large and small stars (Kiveris et al. 2014, "Connected
+Components in MapReduce and Beyond") shrink the edges to one star per component in O(log^2 n) rounds on all executors. Either way the
+result is proven, not assumed: rounds go on until every node has exactly one centre and no centre has one itself, or the run stops.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tasks.data.edge_components import ROOT_COLUMNS, STAR_COLUMNS, component_roots, star_rows
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+MAX_SINGLE_TASK_EDGES = 8_000_000
+"""Two numbers per edge and a few temporaries: half a gigabyte in one executor."""
 MAX_ROUNDS = 40
 """2^40 nodes need fewer; a run that gets here is wrong and stops."""
 
 
-def connected_components(edges: DataFrame) -> DataFrame:
-    """(id, root) of every node of `edges` (left, right), roots included; a root is its component's smallest id.
+def connected_components(edges: DataFrame, num_edges: int, max_single_task_edges: int = MAX_SINGLE_TASK_EDGES) -> DataFrame:
+    """(id, root) of every node of EDGES parcels, roots included; a root is its component's smallest id. The driver holds no edge.
 
-    Raises RuntimeError if the stars have not settled after MAX_ROUNDS, never a half-merged result."""
+    Raises RuntimeError if the components have not settled after the rounds that any graph needs, never a half-merged result."""
+    if num_edges <= max_single_task_edges:
+        return edges.repartition(1).mapInArrow(component_roots, ROOT_COLUMNS)
+    return _alternate_stars(edges.mapInArrow(star_rows, STAR_COLUMNS).distinct().localCheckpoint())
+
+
+def _alternate_stars(stars: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    larger, smaller = F.greatest("left", "right"), F.least("left", "right")
-    stars = edges.where("left <> right").select(larger.alias("node"), smaller.alias("centre")).distinct().localCheckpoint()
     for _ in range(MAX_ROUNDS):
         if _is_settled(stars):
             roots = stars.select(F.col("centre").alias("id"), F.col("centre").alias("root")).distinct()

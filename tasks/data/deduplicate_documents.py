@@ -1,7 +1,9 @@
-"""Step: documents -> one survivor per cluster of exact and near duplicates, with the cluster's id; dropped.parquet names the survivor.
+"""Step: documents -> one survivor per page, per content and per cluster of near-duplicates, with the cluster's id.
 
-Exact duplicates share the content digest. Near duplicates are MinHash-LSH candidates whose true Jaccard similarity over word n-grams
-reaches the threshold, closed transitively. Survivor: the longest, then the smallest id; so the result depends on the documents alone.
+One after the other: records with the same page URL; equal content digests; MinHash-LSH candidates whose true Jaccard similarity over word
+n-grams reaches the threshold, closed transitively. Survivor: what an earlier run kept, then the best quality (none last), the longest, the
+smallest id; so the result depends on the documents alone. dropped.parquet names the survivor, neighbours.parquet a verified neighbour of
+every near-duplicate, signatures/ the signatures of the survivors, against which a later crawl is deduplicated (`previous`).
 """
 
 from __future__ import annotations
@@ -12,19 +14,27 @@ from typing import TYPE_CHECKING
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.connected_components import connected_components
-from tasks.data.document_files import count_by, count_reasons, read_documents, write_documents, write_table
-from tasks.data.minhash import EDGE_COLUMNS, PAIR_COLUMNS, SIGNATURE_COLUMNS, banding, candidate_pairs, sign_batches, verify_pairs
+from tasks.data.document_files import count_reasons, num_files, write_table
+from tasks.data.documents import DROPPED_COLUMNS
+from tasks.data.duplicate_candidates import NEIGHBOUR_COLUMNS, list_neighbours
+from tasks.data.duplicate_fates import NEAR, exact_groups, fates_of, page_duplicates
+from tasks.data.near_duplicates import near_duplicates, signing_of
+from tasks.data.parcels import PARCEL_COLUMNS
+from tasks.data.survivor_parts import PART_COUNT_COLUMNS, send_survivors, signature_schema, write_survivors
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
 
     from configs.schema import DeduplicationRecipe, SparkResources
+    from tasks.data.earlier_documents import EarlierDocuments
     from tasks.data.score_documents import ScoredDocuments
 
-EXACT, NEAR = "exact_duplicate", "near_duplicate"
 MIN_JUDGED_DOCUMENTS = 20
 """Sources with fewer documents are not held to max_removed_share: two copies among three files are no template."""
 NUM_EXAMPLES = 3
+META_COLUMNS = ("id", "source", "offset", "piece", "collection", "domain", "url", "content_digest", "quality", "num_chars")
 
 
 class DeduplicatedDocuments(Record):
@@ -37,95 +47,115 @@ class DeduplicatedDocuments(Record):
     dropped: dict[str, int]
 
 
-@step(content=("documents/*.parquet", "dropped.parquet"), distributions=("pyspark", "pyarrow", "numpy", "datasketch"))
+@step(
+    content=("documents/*.parquet", "dropped.parquet", "neighbours.parquet", "signatures/*.parquet"),
+    distributions=("pyspark", "pyarrow", "numpy", "datasketch"),
+)
 def deduplicate_documents(
-    *, documents: Artifact[ScoredDocuments], recipe: DeduplicationRecipe, resources: SparkResources, output: Output
+    *,
+    documents: Artifact[ScoredDocuments],
+    previous: EarlierDocuments,
+    recipe: DeduplicationRecipe,
+    resources: SparkResources,
+    output: Output,
 ) -> DeduplicatedDocuments:
     """Keep one document per cluster. Raises ValueError where one source loses more than max_removed_share of its documents."""
-    from pyspark.sql import functions as F
-
-    num_bands, num_rows = banding(recipe.threshold, recipe.num_permutations)
     spark = spark_session(resources)
-    frame = read_documents(spark, documents.paths("documents/*.parquet"), resources)
-    num_in = documents.record.num_documents
+    previous.check_signatures(recipe)
+    paths = [str(path) for path in documents.paths("documents/*.parquet")]
+    num_in, files = documents.record.num_documents, num_files(documents.record.num_bytes)
+    signing = signing_of(recipe, resources.shuffle_partitions, files)
+    frame = _meta(spark, paths, previous.document_paths)
+    previous.check_ids(frame)
+    output.report(Progress(0, num_in, "documents", "URLs and digests"))
+    pages = page_duplicates(frame).persist()
+    num_pages = pages.count()
+    others = frame.join(pages.select("id"), "id", "left_anti") if num_pages else frame
+    groups = exact_groups(others).persist()
     output.report(Progress(0, num_in, "documents", "signatures"))
-    groups = _exact_groups(frame)
-    unique = frame.select("id", "text").join(groups.select(F.col("kept").alias("id")), "id", "left_semi")
-    signed = unique.mapInArrow(
-        partial(
-            sign_batches, ngram_size=recipe.ngram_size, num_permutations=recipe.num_permutations, num_bands=num_bands, num_rows=num_rows
-        ),
-        SIGNATURE_COLUMNS,
-    ).persist()
-    edges = _verified_edges(signed, recipe.threshold).persist()
-    num_pairs = edges.count()
-    output.report(Progress(num_in, num_in, "documents", f"{num_pairs} verified pairs"))
-    fates = _fates(frame, groups, connected_components(edges)).persist()
+    ids = groups.where("not is_earlier").select("id")
+    near = near_duplicates(ids, paths, previous.signature_rows(spark), previous.document_paths, signing, recipe.threshold)
+    output.report(Progress(num_in, num_in, "documents", f"{near.num_edges} verified pairs"))
+    fates = fates_of(others, groups, connected_components(near.edges, near.num_edges), pages if num_pages else None).persist()
     _check_removed_share(fates, recipe)
-    dropped = fates.where("id <> kept_id").select("id", "reason", "kept_id")
-    write_table(dropped, output.path("dropped.parquet"))
-    survivors = frame.join(fates.where("id = kept_id").select("id", "cluster"), "id")
-    columns = [*frame.columns, "cluster"]
-    kept = count_by(write_documents(survivors.select(*columns), output.path("documents"), documents.record.num_bytes), "domain")
-    for cached in (signed, edges, fates):
+    _write_removed(fates, near.edges, output)
+    survivors = fates.where("reason = ''").select("id", "cluster").mapInArrow(partial(send_survivors, num_files=files), PARCEL_COLUMNS)
+    to_write = near.signatures.unionByName(survivors).repartitionById(files, "target")
+    kept = _write_survivors(to_write, paths, files, recipe, output)
+    for cached in (pages, groups, fates):
         cached.unpersist()
-    num_kept = sum(count for count, _ in kept.values())
+    near.release()
+    num_kept = sum(count for count, _ in kept)
     reasons = count_reasons(output.path("dropped.parquet"))
     assert num_in == num_kept + sum(reasons.values()), (num_in, num_kept, reasons)
     return DeduplicatedDocuments(
-        num_documents=num_kept, num_bytes=sum(size for _, size in kept.values()), num_verified_pairs=num_pairs,
-        num_bands=num_bands, num_rows=num_rows, dropped=reasons,
+        num_documents=num_kept, num_bytes=sum(size for _, size in kept), num_verified_pairs=near.num_edges,
+        num_bands=signing.num_bands, num_rows=signing.num_rows, dropped=reasons,
     )  # fmt: skip
 
 
-def _exact_groups(frame: DataFrame) -> DataFrame:
-    """(content_digest, kept, num_chars, smallest): per content the kept document, its length, and the smallest id."""
+def _meta(spark: SparkSession, paths: list[str], earlier_paths: list[str]) -> DataFrame:
+    """META_COLUMNS and is_earlier of the documents and of those that earlier runs kept."""
     from pyspark.sql import functions as F
 
-    best = F.min(F.struct((-F.col("num_chars")).alias("shortness"), "id")).alias("best")
-    grouped = frame.groupBy("content_digest").agg(best, F.min("id").alias("smallest"))
-    return grouped.select("content_digest", F.col("best.id").alias("kept"), (-F.col("best.shortness")).alias("num_chars"), "smallest")
+    def read(files: list[str], is_earlier: bool) -> DataFrame:
+        return spark.read.parquet(*files).select(*META_COLUMNS, F.lit(is_earlier).alias("is_earlier"))
+
+    frame = read(paths, False)
+    return frame.unionByName(read(earlier_paths, True)) if earlier_paths else frame
 
 
-def _verified_edges(signed: DataFrame, threshold: float) -> DataFrame:
+def _write_removed(fates: DataFrame, edges: DataFrame, output: Output) -> None:
+    """dropped.parquet, and neighbours.parquet: of every near-duplicate the verified neighbour that it is most similar to."""
     from pyspark.sql import functions as F
 
-    keyed = signed.select("id", F.explode("bands").alias("key"))
-    buckets = keyed.repartition("key").sortWithinPartitions("key", F.xxhash64("id", "key"), "id")
-    pairs = buckets.mapInArrow(candidate_pairs, PAIR_COLUMNS).distinct()
-    shingles = signed.select("id", "shingles")
-    left = shingles.select(F.col("id").alias("left"), F.col("shingles").alias("left_shingles"))
-    right = shingles.select(F.col("id").alias("right"), F.col("shingles").alias("right_shingles"))
-    joined = pairs.join(left, "left").join(right, "right").select("left", "right", "left_shingles", "right_shingles")
-    return joined.mapInArrow(partial(verify_pairs, threshold=threshold), EDGE_COLUMNS)
+    dropped = [column.split(" ")[0] for column in DROPPED_COLUMNS.split(", ")]
+    write_table(fates.where("reason <> ''").select(*dropped), output.path("dropped.parquet"))
+    unlike = (-F.col("num_shared") / F.col("num_union")).alias("unlike")
+    best = F.min(F.struct(unlike, "neighbour_id", "num_shared", "num_union")).alias("best")
+    nearest = edges.mapInArrow(list_neighbours, NEIGHBOUR_COLUMNS).groupBy("id").agg(best)
+    removed = fates.where(f"reason = '{NEAR}'").select("id", "kept_id").join(nearest, "id")
+    columns = ("id", "kept_id", "best.neighbour_id", "best.num_shared", "best.num_union")
+    write_table(removed.select(*columns, (-F.col("best.unlike")).alias("similarity")), output.path("neighbours.parquet"))
 
 
-def _fates(frame: DataFrame, groups: DataFrame, components: DataFrame) -> DataFrame:
-    """(id, collection, source, kept_id, cluster, reason) of every document; a survivor is its own kept_id."""
-    from pyspark.sql import functions as F
+def _write_survivors(
+    parcels: DataFrame, paths: list[str], files: int, recipe: DeduplicationRecipe, output: Output
+) -> list[tuple[int, int]]:
+    """(documents, bytes) of every file and domain."""
+    import pyarrow.parquet as pq
 
-    rooted = groups.join(components.withColumnRenamed("id", "kept"), "kept", "left")
-    rooted = rooted.withColumn("root", F.coalesce("root", "kept"))
-    best = F.min(F.struct((-F.col("num_chars")).alias("shortness"), "kept")).alias("best")
-    clusters = rooted.groupBy("root").agg(best, F.min("smallest").alias("cluster"))
-    resolved = rooted.select("content_digest", "kept", "root").join(clusters, "root")
-    resolved = resolved.select("content_digest", "kept", F.col("best.kept").alias("kept_id"), "cluster")
-    reason = F.when(F.col("id") == F.col("kept"), F.lit(NEAR)).otherwise(F.lit(EXACT)).alias("reason")
-    return frame.select("id", "collection", "source", "content_digest").join(resolved, "content_digest").select(
-        "id", "collection", "source", "kept_id", "cluster", reason
-    )  # fmt: skip
+    metadata = recipe.signing
+    for name in ("documents", "signatures"):
+        output.path(f"{name}/part").parent.mkdir(exist_ok=True)
+    writer = partial(write_survivors, paths=paths, directory=str(output.directory), num_files=files, signature_metadata=metadata)
+    rows = parcels.mapInArrow(writer, PART_COUNT_COLUMNS).collect()
+    schemas = {"documents": pq.read_schema(paths[0]), "signatures": signature_schema(recipe.num_permutations, metadata)}
+    for name, schema in schemas.items():
+        _write_empty_part(output.path(f"{name}/part-00000.parquet"), schema, with_cluster=name == "documents")
+    return [(row.num_documents, row.num_bytes) for row in rows]
+
+
+def _write_empty_part(path: Path, schema: object, with_cluster: bool) -> None:
+    """Where nothing survived, or nothing had words: one file without rows, so that readers find the columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not any(path.parent.iterdir()):
+        schema = schema.append(pa.field("cluster", pa.string())) if with_cluster else schema  # pyright: ignore[reportAttributeAccessIssue]
+        pq.write_table(schema.empty_table(), path, compression="zstd")  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _check_removed_share(fates: DataFrame, recipe: DeduplicationRecipe) -> None:
     from pyspark.sql import functions as F
 
-    removed = F.sum(F.when(F.col("id") != F.col("kept_id"), 1).otherwise(0)).alias("num_removed")
+    removed = F.sum(F.when(F.col("reason") != "", 1).otherwise(0)).alias("num_removed")
     counts = (
         fates.groupBy("collection").agg(F.count("id").alias("num_documents"), removed).where(f"num_documents >= {MIN_JUDGED_DOCUMENTS}")
     )
     for row in sorted(counts.collect()):
         if row.num_removed > recipe.max_removed_share * row.num_documents:
-            lost = fates.where((F.col("collection") == row.collection) & (F.col("id") != F.col("kept_id"))).orderBy("id").take(NUM_EXAMPLES)
+            lost = fates.where((F.col("collection") == row.collection) & (F.col("reason") != "")).orderBy("id").take(NUM_EXAMPLES)
             examples = ", ".join(f"{example.source} ({example.id} -> {example.kept_id})" for example in lost)
             raise ValueError(
                 f"source {row.collection}: {row.num_removed} of {row.num_documents} documents are duplicates, more than "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tasks.data.parquet_parts import PART_COLUMNS, write_part
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from configs.schema import SparkResources
     from infra.step import Output
@@ -67,13 +67,17 @@ def write_kept(
     return counts, reasons
 
 
-def _write(frame: DataFrame, directory: Path, count: int) -> list[Path]:
+def id_range_column(count: int) -> Column:
+    """Which of `count` equal ranges the id lies in: as parquet_parts.bucket_of."""
     from pyspark.sql import functions as F
 
-    directory.mkdir(parents=True)
     leading = F.conv(F.substring("id", 1, 8), 16, 10).cast("long")
-    bucket = F.shiftright(leading * F.lit(count), 32).cast("int")
-    ordered = frame.repartition(1) if count == 1 else frame.repartitionById(count, bucket)
+    return F.shiftright(leading * F.lit(count), 32).cast("int")
+
+
+def _write(frame: DataFrame, directory: Path, count: int) -> list[Path]:
+    directory.mkdir(parents=True)
+    ordered = frame.repartition(1) if count == 1 else frame.repartitionById(count, id_range_column(count))
     writer = partial(write_part, directory=str(directory), count=count)
     names = [row.name for row in ordered.sortWithinPartitions("id").mapInArrow(writer, PART_COLUMNS).collect()]
     if not names:

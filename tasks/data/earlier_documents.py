@@ -1,0 +1,86 @@
+"""What earlier runs of deduplicate_documents kept: directories with documents/ and signatures/, against which a new crawl is compared.
+Not a step: always looked up. The digest covers the files' names and contents, not where they lie.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.step import digest_of
+from infra.store import hash_file
+from tasks.data.survivor_parts import SIGNATURE_METADATA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from configs.schema import DeduplicationRecipe
+
+FIX = "name directories that deduplicate_documents wrote, or none, under data.recipe.deduplicate.previous"
+
+
+@dataclass(frozen=True)
+class EarlierDocuments:
+    """The files of all directories, in order."""
+
+    document_paths: list[str]
+    signature_paths: list[str]
+
+    @property
+    def digest(self) -> str:
+        """sha256 over names and contents."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        paths = [Path(path) for path in (*self.document_paths, *self.signature_paths)]
+        return digest_of([[path.parent.name, path.name, hash_file(path)] for path in paths])
+
+    def signature_rows(self, spark: SparkSession) -> DataFrame | None:
+        """(path) of every signature file; None where there is none."""
+        if not self.signature_paths:
+            return None
+        return spark.createDataFrame([(path,) for path in self.signature_paths], "path string").repartition("path")
+
+    def check_signatures(self, recipe: DeduplicationRecipe) -> None:
+        """Raises ValueError where signatures were made otherwise than `recipe` makes them: they could not be compared."""
+        import pyarrow.parquet as pq
+
+        for path in self.signature_paths:
+            found = json.loads((pq.read_schema(path).metadata or {}).get(SIGNATURE_METADATA, b"null"))
+            if found != recipe.signing:
+                raise ValueError(
+                    f"{path}: its signatures were made with {found}, deduplicate makes them with {recipe.signing}: use the same values, "
+                    "or deduplicate both corpora together"
+                )
+
+    def check_ids(self, frame: DataFrame) -> None:
+        """Raises ValueError where a new document has the id of an earlier one with another text: `frame` holds both (is_earlier)."""
+        from pyspark.sql import functions as F
+
+        if not self.document_paths:
+            return
+        columns = F.col("id"), F.col("source"), F.col("content_digest").alias("digest")
+        earlier = frame.where("is_earlier").select(F.col("id"), F.col("content_digest").alias("earlier_digest"))
+        changed = frame.where("not is_earlier").select(*columns).join(earlier, "id").where("digest <> earlier_digest")
+        examples = changed.orderBy("id").take(1)
+        if examples:
+            raise ValueError(
+                f"document {examples[0].id} ({examples[0].source}) is in deduplicate.previous with another text: ids stand for a place in "
+                "a file; give the files of a new crawl names of their own"
+            )
+
+
+def list_earlier_documents(directories: tuple[str, ...]) -> EarlierDocuments:
+    """The files of these directories. Raises ValueError for one that holds no documents with signatures."""
+    found: dict[str, list[str]] = {"documents": [], "signatures": []}
+    for directory in directories:
+        for name, paths in found.items():
+            own = sorted((Path(directory) / name).glob("*.parquet"))
+            if not own:
+                raise ValueError(f"deduplicate.previous: {Path(directory) / name} holds no Parquet file: {FIX}")
+            paths += [str(path.absolute()) for path in own]
+    return EarlierDocuments(found["documents"], found["signatures"])

@@ -1,0 +1,94 @@
+"""Parcels: many small rows that travel through a Spark shuffle as one. Runs in executors: imports no Spark.
+
+A row of a few numbers costs Spark more to move than to use. A parcel is an Arrow table in one binary cell, addressed to a partition.
+Document ids are 64 bits wide, written as 16 hex digits: parcels carry them as numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    U64 = NDArray[np.uint64]
+
+PARCEL_COLUMNS = "kind string, target int, num_rows long, payload binary"
+PARCEL_ROWS = 1 << 20
+"""Rows that a sender gathers before it ships them."""
+ID_DIGITS = 16
+
+
+def id_numbers(ids: pa.Array | pa.ChunkedArray) -> U64:
+    """The numbers that ids stand for."""
+    import pyarrow as pa
+
+    joined = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+    if not len(joined):
+        return np.empty(0, dtype=np.uint64)
+    width = 4 if pa.types.is_string(joined.type) else 8
+    _, offsets, data = joined.buffers()
+    ends = np.frombuffer(offsets, dtype=f"<i{width}")[[joined.offset, joined.offset + len(joined)]]
+    digits = data.to_pybytes()[int(ends[0]) : int(ends[1])]
+    assert len(digits) == ID_DIGITS * len(joined), "document ids are 16 hex digits"
+    return np.frombuffer(bytes.fromhex(digits.decode("ascii")), dtype=">u8").astype(np.uint64)
+
+
+def id_strings(numbers: U64) -> pa.Array:
+    """The ids that numbers stand for."""
+    import pyarrow as pa
+
+    offsets = np.arange(0, ID_DIGITS * (len(numbers) + 1), ID_DIGITS, dtype=np.int32)
+    digits = numbers.astype(">u8").tobytes().hex().encode("ascii")
+    return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets), pa.py_buffer(digits))
+
+
+def id_range(numbers: U64, count: int) -> NDArray[np.int64]:
+    """Which of `count` equal ranges each id lies in: as parquet_parts.bucket_of."""
+    return ((numbers >> np.uint64(32)) * np.uint64(count) >> np.uint64(32)).astype(np.int64)
+
+
+def packed(table: pa.Table) -> bytes:
+    """A table as an Arrow stream."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def unpacked(batches: Iterator[pa.RecordBatch]) -> dict[str, pa.Table]:
+    """Everything that was sent here, as one table per kind."""
+    import pyarrow as pa
+
+    tables: dict[str, list[pa.Table]] = {}
+    for batch in batches:
+        for kind, payload in zip(batch.column("kind").to_pylist(), batch.column("payload"), strict=True):
+            tables.setdefault(kind, []).append(pa.ipc.open_stream(payload.as_buffer()).read_all())
+    return {kind: pa.concat_tables(parts).combine_chunks() for kind, parts in tables.items()}
+
+
+def addressed(kind: str, table: pa.Table, targets: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    """PARCEL_COLUMNS: one parcel of `kind` for every target, with the rows that go there."""
+    import pyarrow as pa
+
+    order = np.argsort(targets, kind="stable")
+    found, starts = np.unique(targets[order], return_index=True)
+    ordered = table.take(pa.array(order))
+    for target, start, stop in zip(found.tolist(), starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+        yield parcel(kind, target, ordered.slice(start, stop - start))
+
+
+def parcel(kind: str, target: int, table: pa.Table) -> pa.RecordBatch:
+    """PARCEL_COLUMNS with one row."""
+    import pyarrow as pa
+
+    columns = [
+        pa.array([kind]), pa.array([target], pa.int32()), pa.array([table.num_rows], pa.int64()), pa.array([packed(table)], pa.binary()),
+    ]  # fmt: skip
+    return pa.RecordBatch.from_arrays(columns, names=["kind", "target", "num_rows", "payload"])

@@ -1,0 +1,257 @@
+"""Deduplication as a step: against brute force, on both sides of every rule, the same for any partitions, and against earlier crawls."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tasks.data.deduplicate_documents import MIN_JUDGED_DOCUMENTS, deduplicate_documents
+from tasks.data.documents import document_id
+from tasks.data.earlier_documents import EarlierDocuments, list_earlier_documents
+from tasks.data.edge_components import smallest_members
+from tasks.data.minhash import jaccard_counts, shingle_sets
+from tasks.data.page_urls import normalised_urls
+from tasks.data.signature_index import SignatureIndex
+from tests.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows
+from tests.given_documents import given_document, given_documents
+from tests.test_data_minhash import edited, near_copies, plain_similarity
+
+DEDUPLICATE = RECIPE.deduplicate.model_copy(update={"num_permutations": 128})
+NONE = EarlierDocuments([], [])
+
+
+def deduplicated(root, documents, recipe=DEDUPLICATE, previous=NONE, resources=RESOURCES):
+    source = given_documents(root / "given.parquet", documents)
+    return compute(deduplicate_documents, root, documents=source, previous=previous, recipe=recipe, resources=resources)
+
+
+def directory_of(artifact):
+    """Where the files of an artifact lie."""
+    return artifact.directory("documents").parent
+
+
+def kept_and_dropped(result):
+    kept = {row["id"]: row for row in rows(result, "documents/*.parquet")}
+    dropped = {row["id"]: row for row in rows(result, "dropped.parquet")}
+    assert not set(kept) & set(dropped) and Counter(row["reason"] for row in dropped.values()) == result.record.dropped
+    return kept, dropped
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    """Near copies, exact copies, a chain A ~ B ~ C, and one document without any word."""
+    texts = [*near_copies(), *(prose(seed, 150) for seed in range(100, 130)), prose(100, 150), prose(101, 150), "... !!! ..."]
+    return [given_document(text, number) for number, text in enumerate(texts)]
+
+
+@pytest.fixture(scope="module")
+def crawl(corpus, tmp_path_factory):
+    return deduplicated(tmp_path_factory.mktemp("crawl"), corpus)
+
+
+def test_one_document_is_kept_per_brute_force_cluster(corpus, crawl):
+    documents = {row["id"]: row["text"] for row in corpus}
+    kept, dropped = kept_and_dropped(crawl)
+    assert set(kept) | set(dropped) == set(documents)
+    ids = sorted(documents)
+    similar = {
+        (left, right) for left in ids for right in ids
+        if left < right and plain_similarity(documents[left], documents[right], DEDUPLICATE.ngram_size) >= DEDUPLICATE.threshold
+    }  # fmt: skip
+    cluster = {identity: identity for identity in ids}
+    for _ in ids:
+        for left, right in similar:
+            cluster[left] = cluster[right] = min(cluster[left], cluster[right])
+    assert sorted(row["cluster"] for row in kept.values()) == sorted(set(cluster.values()))
+    for identity, row in dropped.items():
+        assert cluster[identity] == cluster[row["kept_id"]] and row["kept_id"] in kept
+    for identity, row in kept.items():
+        members = [other for other in ids if cluster[other] == cluster[identity]]
+        assert identity == min(members, key=lambda other: (-len(documents[other]), other)) and row["cluster"] == min(members)
+    assert crawl.record.dropped["exact_duplicate"] == 2 and crawl.record.dropped["near_duplicate"] > 20
+
+
+def test_every_near_duplicate_has_a_verified_neighbour_in_evidence(corpus, crawl):
+    documents = {row["id"]: row["text"] for row in corpus}
+    _, dropped = kept_and_dropped(crawl)
+    evidence = rows(crawl, "neighbours.parquet")
+    assert [row["id"] for row in evidence] == sorted(identity for identity, row in dropped.items() if row["reason"] == "near_duplicate")
+    for row in evidence:
+        assert row["kept_id"] == dropped[row["id"]]["kept_id"]
+        assert row["similarity"] == row["num_shared"] / row["num_union"] >= DEDUPLICATE.threshold
+        others = (other for other in documents if other != row["id"])
+        best = max(plain_similarity(documents[row["id"]], documents[other], DEDUPLICATE.ngram_size) for other in others)
+        assert row["similarity"] == pytest.approx(best)
+        assert plain_similarity(documents[row["id"]], documents[row["neighbour_id"]], DEDUPLICATE.ngram_size) == pytest.approx(best)
+
+
+def test_the_result_is_the_same_for_any_partition_count(corpus, crawl, tmp_path):
+    assert deduplicated(tmp_path, corpus, resources=in_partitions(5)).digest == crawl.digest
+
+
+def test_the_best_quality_survives_then_the_longest_and_what_has_no_score_comes_last(tmp_path):
+    base = prose(1, 200)
+    longer = base + "and more words."
+    documents = [
+        given_document(base, 0, quality=0.9), given_document(longer, 1, quality=0.2), given_document(edited(base, 1, 1), 2),
+        given_document(prose(2, 200), 3), given_document(prose(2, 200) + "and more words.", 4),
+        given_document(prose(3, 200), 5, quality=0.4), given_document(prose(3, 200), 6, quality=0.5),
+    ]  # fmt: skip
+    kept, dropped = kept_and_dropped(deduplicated(tmp_path, documents))
+    ids = [document_id("web.jsonl", number, 0) for number in range(7)]
+    assert set(kept) == {ids[0], ids[4], ids[6]}
+    assert {identity: row["reason"] for identity, row in dropped.items()} == {
+        ids[1]: "near_duplicate", ids[2]: "near_duplicate", ids[3]: "near_duplicate", ids[5]: "exact_duplicate",
+    }  # fmt: skip
+
+
+def template_pages(count: int) -> list[str]:
+    """Pages with 200 words in common around 10 to 100 of their own: similarities on both sides of 0.7."""
+    draw = np.random.default_rng(8)
+    words = [f"w{number}" for number in range(5000)]
+    frame = prose(1, 200).replace(".", "").split()
+    return [
+        " ".join([*frame[:100], *(words[place] for place in draw.integers(0, 5000, own)), *frame[100:]])
+        for own in draw.integers(10, 100, count).tolist()
+    ]
+
+
+def test_template_pages_are_joined_only_where_their_similarity_says_so(tmp_path):
+    """Hundreds of documents share most of their keys: few of their pairs are compared, yet no two similar ones stay, and no cluster is
+    larger than that of all pairs."""
+    texts = template_pages(600)
+    result = deduplicated(tmp_path, [given_document(text, number) for number, text in enumerate(texts)],
+                          recipe=DEDUPLICATE.model_copy(update={"max_removed_share": 1.0}))  # fmt: skip
+    kept, dropped = kept_and_dropped(result)
+    left, right = np.triu_indices(len(texts), 1)
+    shared, union = jaccard_counts(*shingle_sets(texts, DEDUPLICATE.ngram_size), left, right)
+    similar = shared / union >= DEDUPLICATE.threshold
+    roots = smallest_members(len(texts), left[similar], right[similar])
+    numbers = {document_id("web.jsonl", number, 0): number for number in range(len(texts))}
+    assert all(roots[numbers[identity]] == roots[numbers[row["kept_id"]]] for identity, row in dropped.items())
+    survivor = np.array([numbers[dropped[identity]["kept_id"] if identity in dropped else identity] for identity in numbers])
+    plainly = shared / union >= DEDUPLICATE.threshold + 0.1
+    assert (survivor[left[plainly]] == survivor[right[plainly]]).all() and plainly.sum() > 1000
+    assert len(np.unique(roots)) <= len(kept) <= 1.02 * len(np.unique(roots)) and len(dropped) > 100
+    assert result.record.num_verified_pairs < similar.sum()
+
+
+def test_a_source_that_is_nearly_all_duplicates_stops_the_run(tmp_path):
+    page = prose(1, 200)
+    documents = [given_document(edited(page, 1, seed), seed, "pages.jsonl") for seed in range(MIN_JUDGED_DOCUMENTS)]
+    documents += [given_document(prose(seed + 50), seed, "prose.jsonl") for seed in range(5)]
+    strict = DEDUPLICATE.model_copy(update={"max_removed_share": 0.9})
+    with pytest.raises(ValueError, match=r"source pages.jsonl: 19 of 20 documents are duplicates, more than deduplicate.max_removed_share"):
+        deduplicated(tmp_path / "strict", documents, strict)
+    loose = DEDUPLICATE.model_copy(update={"max_removed_share": 0.95})
+    assert deduplicated(tmp_path / "loose", documents, loose).record.num_documents == 6
+
+
+URLS = {
+    "https://WWW.Example.org:443/a/b/?utm_source=x&b=2&gclid=3#part": "example.org/a/b?b=2",
+    "http://user:word@example.org/a/b?b=2": "example.org/a/b?b=2",
+    "HTTP://Example.org.": "example.org",
+    "https://example.org/?a=1&utm_x=2&c=3": "example.org?a=1&c=3",
+    "https://example.org/?utm_x=2&c=3": "example.org?c=3",
+    "https://example.org:8080/A/": "example.org:8080/A",
+    "https://example.org/a?utm_x=2": "example.org/a",
+    "https://example.org/?sid=4": "example.org?sid=4",
+    "ftp://example.org/a": "",
+    "": "",
+}
+
+
+def test_urls_of_one_page_are_spelled_alike():
+    import pyarrow as pa
+
+    assert normalised_urls(pa.array(list(URLS))).to_pylist() == list(URLS.values())
+
+
+def test_one_record_per_page_stays_with_all_its_pieces(tmp_path):
+    def page(offset, seed, url, **chosen):
+        return given_document(prose(seed), offset, url=url, **chosen)
+
+    documents = [
+        page(0, 0, "https://example.org/page?utm_source=mail", quality=0.3), page(1, 1, "http://www.example.org/page/", quality=0.8),
+        # A record in two pieces beside a shorter one: compared as a whole.
+        page(2, 2, "https://example.org/long"), page(2, 3, "https://example.org/long", piece=500),
+        given_document(prose(4, 130), 3, url="https://example.org/long"),
+        # Documents of one repository, and a URL that one file gives to many records, are no pages.
+        page(4, 5, "https://example.org/repository", domain="code"), page(5, 6, "https://example.org/repository", domain="code"),
+        *(page(10 + number, 20 + number, "https://example.org/book") for number in range(4)),
+        # What stays for a page may be a copy of something better: its own survivor is named.
+        page(30, 40, "https://example.org/copy", quality=0.5), page(31, 41, "https://example.org/copy", quality=0.4),
+        given_document(prose(40), 32, quality=0.9),
+    ]  # fmt: skip
+    ids = {(row["offset"], row["piece"]): row["id"] for row in documents}
+    _, dropped = kept_and_dropped(deduplicated(tmp_path, documents))
+    assert {identity: (row["reason"], row["kept_id"]) for identity, row in dropped.items()} == {
+        ids[0, 0]: ("duplicate_url", ids[1, 0]), ids[3, 0]: ("duplicate_url", ids[2, 0]),
+        ids[30, 0]: ("exact_duplicate", ids[32, 0]), ids[31, 0]: ("duplicate_url", ids[32, 0]),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def second_crawl():
+    """Near copies and a copy of kept documents of the first crawl, new texts, and copies of these."""
+    again = [edited(prose(seed, 150), 1, 500 + seed) for seed in range(100, 110)]
+    new = [prose(seed, 150) for seed in range(700, 710)]
+    found = [*again, prose(110, 150), *new, edited(new[0], 1, 3), new[1]]
+    return [given_document(text, number, "second.jsonl", quality=1.0) for number, text in enumerate(found)]
+
+
+def test_a_new_crawl_is_deduplicated_against_stored_signatures(corpus, crawl, second_crawl, tmp_path):
+    earlier = list_earlier_documents((str(directory_of(crawl)),))
+    result = deduplicated(tmp_path / "second", second_crawl, previous=earlier)
+    kept, dropped = kept_and_dropped(result)
+    assert len(kept) == 10 and set(kept) | set(dropped) == {row["id"] for row in second_crawl}
+    first = {row["id"] for row in rows(crawl, "documents/*.parquet")}
+    index = SignatureIndex.open([directory_of(crawl)], DEDUPLICATE)
+    for row in second_crawl:
+        found = index.lookup(row["text"])
+        gone = dropped.get(row["id"])
+        assert bool(found) == bool(gone and gone["kept_id"] in first)
+        if found:
+            assert gone["kept_id"] == min(found, key=lambda one: one.id).id if len(found) == 1 else gone["kept_id"] in first
+    recipe = DEDUPLICATE.model_copy(update={"max_removed_share": 1.0})
+    both = list_earlier_documents((str(directory_of(crawl)), str(directory_of(result))))
+    repeated = [given_document(row["text"], row["offset"], "third.jsonl") for row in second_crawl]
+    third = deduplicated(tmp_path / "third", repeated, recipe=recipe, previous=both)
+    assert third.record.num_documents == 0 and third.record.dropped.keys() == {"exact_duplicate", "near_duplicate"}
+    assert rows(third, "documents/*.parquet") == rows(third, "signatures/*.parquet") == []
+
+
+def test_look_ups_agree_with_the_spark_job(corpus, crawl):
+    """A text finds exactly those stored documents that brute force finds among the signed ones."""
+    index = SignatureIndex.open([directory_of(crawl)], DEDUPLICATE)
+    stored = {row["id"]: row["text"] for row in rows(crawl, "documents/*.parquet")}
+    for row in corpus[::4]:
+        similar = {
+            identity: value for identity, text in stored.items()
+            if (value := plain_similarity(row["text"], text, DEDUPLICATE.ngram_size)) >= DEDUPLICATE.threshold and text.strip(". !\n")
+        }  # fmt: skip
+        assert {one.id: pytest.approx(one.similarity) for one in index.lookup(row["text"])} == similar
+    assert index.lookup("...") == [] and index.lookup("nothing like it") == []
+
+
+def test_earlier_documents_that_cannot_be_compared_are_refused(corpus, crawl, tmp_path):
+    with pytest.raises(ValueError, match=r"documents holds no Parquet file: name directories that deduplicate_documents wrote"):
+        list_earlier_documents((str(tmp_path),))
+    earlier = list_earlier_documents((str(directory_of(crawl)),))
+    assert earlier.digest != NONE.digest == list_earlier_documents(()).digest
+    other = DEDUPLICATE.model_copy(update={"ngram_size": 3})
+    with pytest.raises(ValueError, match=r"its signatures were made with .*'ngram_size': 5.*use the same values"):
+        deduplicated(tmp_path / "other", corpus[:3], recipe=other, previous=earlier)
+    kept = next(row for row in corpus if row["id"] in {one["id"] for one in rows(crawl, "documents/*.parquet")})
+    changed = given_document("another text " + kept["text"], kept["offset"])
+    with pytest.raises(ValueError, match=rf"document {kept['id']} \(web.jsonl\) is in deduplicate.previous with another text"):
+        deduplicated(tmp_path / "changed", [changed], previous=earlier)
+
+
+def test_shuffled_input_rows_give_the_same_documents(corpus, crawl, tmp_path):
+    again = list(corpus)
+    random.Random(1).shuffle(again)
+    assert deduplicated(tmp_path, again).digest == crawl.digest
