@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.data.chat_records import _source_rows as chat_rows
 from tasks.data.documents import document_id
 from tasks.data.ingest_documents import ingest_documents, sampling_bounds
 from tasks.data.list_sources import list_sources
@@ -387,3 +388,24 @@ def test_a_git_tree_gives_files_and_commits(tmp_path):
     found = {row["path"]: row for row in rows(result, "documents/*.parquet")}
     assert {(row["repository"], row["text"]) for path, row in found.items() if path} == {("tool", "import b\n"), ("tool", "x = 1\n")}
     assert found[""]["text"].startswith("Begin\n\ndiff --git a/a.py b/a.py\n")
+
+
+def test_a_string_of_parquet_that_is_not_utf8_costs_its_row(tmp_path):
+    broken = pa.array([b"good", b"\xff\xfe", b"fine"]).view(pa.string())
+    pq.write_table(pa.table({"text": broken, "n": [1, 2, 3]}), tmp_path / "made.parquet")
+    data = (tmp_path / "made.parquet").read_bytes()
+    found = read({"name": "x.parquet", "format": "parquet"}, data, tmp_path)
+    assert found == [(0, "good", ""), (1, "", "not_utf8"), (2, "fine", "")]
+
+
+def test_conversations_in_parquet_are_those_of_json_lines(tmp_path):
+    records = [{"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}]} for n in range(3)]
+    write_jsonl(tmp_path / "x.jsonl", records)
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "x.parquet")
+    found = []
+    for form in ("jsonl", "parquet"):
+        path = tmp_path / f"x.{form}"
+        source = {"name": "x", "path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "format": form}
+        rows_of_file = chat_rows({**source, "collection": "", "licence": "", "kind": ""})
+        found.append([(row["stream"], row["messages"], row["tools"]) for row in rows_of_file])
+    assert found[0] == found[1] and len(found[0]) == 3

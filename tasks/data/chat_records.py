@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.data.chat_formats import MalformedChatError, conversations_of
 from tasks.data.documents import content_digest, document_id
-from tasks.data.json_lines import JsonLine, json_lines
-from tasks.data.source_bytes import HashingReader, is_listed, open_source
+from tasks.data.json_lines import MAX_LINE_BYTES, JsonLine, json_lines
+from tasks.data.source_bytes import ChangedSourceError, HashingReader, is_listed, open_source
+from tasks.data.table_records import parquet_lines
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,16 +46,26 @@ def judge_chats(batches: Iterator[pa.RecordBatch], max_chat_chars: int, items: A
 
 
 def _source_rows(source: Row) -> Iterator[Row]:
-    with open_source(source["path"], source["sha256"]) as raw:
-        hashing = HashingReader(raw)
-        if source["format"] == "jsonl":
-            for line in json_lines(source["name"], hashing):
+    try:
+        with open_source(source["path"], source["sha256"]) as raw:
+            hashing = HashingReader(raw)
+            for line in _lines(source, hashing):
                 yield from _line_rows(source, line)
-        else:
-            yield _empty(source, 0, stream=REJECTED, reason="unsupported_format", detail=source["format"] or "no format")
-        hashing.drain()
-        if not is_listed(hashing, source["sha256"]):
-            yield _empty(source, 0, stream=CHANGED)
+            hashing.drain()
+        is_same = is_listed(hashing, source["sha256"])
+    except ChangedSourceError:
+        is_same = False
+    if not is_same:
+        yield _empty(source, 0, stream=CHANGED)
+
+
+def _lines(source: Row, file: HashingReader) -> Iterator[JsonLine]:
+    if source["format"] == "jsonl":
+        yield from json_lines(source["name"], file)
+    elif source["format"] == "parquet":
+        yield from parquet_lines(source["name"], source["path"], source["sha256"], MAX_LINE_BYTES, lambda names: (names, ""))
+    else:
+        yield JsonLine(0, None, "unsupported_format", source["format"] or "no format")
 
 
 def _line_rows(source: Row, line: JsonLine) -> Iterator[Row]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tasks.data.documents import CODE, COMMIT, HTML, JSON_RECORD, PLAIN
-from tasks.data.json_lines import json_lines
-from tasks.data.parsed_records import Parsed, rejection, too_long
+from tasks.data.json_lines import JsonLine, json_lines
+from tasks.data.parsed_records import Parsed, rejection
 from tasks.data.source_bytes import HashingReader, open_source
 
 if TYPE_CHECKING:
@@ -34,26 +35,38 @@ def json_records(source: Row, file: HashingReader, max_record_bytes: int) -> Ite
 
 
 def parquet_records(source: Row, max_record_bytes: int) -> Iterator[Parsed]:
-    """The rows of a Parquet file, read group by group; `offset` is the row's number."""
+    """The rows of a Parquet file; `offset` is the row's number."""
+    name = source["name"]
+    for line in parquet_lines(name, source["path"], source["sha256"], max_record_bytes, partial(_columns, source)):
+        if line.record is None:
+            yield rejection(name, line.offset, line.reason, line.detail)
+        else:
+            yield record_of(source, line.offset, line.record)
+
+
+def parquet_lines(
+    name: str, place: str, digest: str, max_record_bytes: int, choose: Callable[[list[str]], tuple[list[str], str]]
+) -> Iterator[JsonLine]:  # fmt: skip
+    """The rows of a file, read group by group. `choose` gives the columns to read and, where one is missing, a message."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    name, number = source["name"], 0
-    with open_source(source["path"], source["sha256"]) as file:
+    number = 0
+    with open_source(place, digest) as file:
         try:
             table = pq.ParquetFile(file)
-            columns, missing = _columns(source, table.schema_arrow.names)
+            columns, missing = choose(table.schema_arrow.names)
             if missing:
-                yield rejection(name, 0, "missing_column", missing)
+                yield JsonLine(0, None, "missing_column", missing)
                 return
             if not table.metadata.num_rows:
-                yield rejection(name, 0, "empty_file")
+                yield JsonLine(0, None, "empty_file", "")
             for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=columns):
                 for row in _rows(batch):
-                    yield _bounded(source, number, row, max_record_bytes)
+                    yield _bounded(number, row, max_record_bytes)
                     number += 1
         except (pa.ArrowException, OSError) as error:
-            yield rejection(name, number, "broken_parquet", str(error))
+            yield JsonLine(number, None, "broken_parquet", f"{name}: {error}"[:500])
 
 
 def _columns(source: Row, names: list[str]) -> tuple[list[str], str]:
@@ -68,35 +81,30 @@ def _columns(source: Row, names: list[str]) -> tuple[list[str], str]:
     return [field for field in names if field in wanted or field in PLACE_FIELDS], ""
 
 
-def _rows(batch: pa.RecordBatch) -> list[Row]:
-    """Rows as dictionaries; a string that is not UTF-8 becomes bytes, which no text is."""
-    import pyarrow as pa
-
+def _rows(batch: pa.RecordBatch) -> Iterator[Row | str]:
+    """Each row, or the name of its first column whose string is not UTF-8."""
     try:
-        return batch.to_pylist()
+        yield from batch.to_pylist()
     except UnicodeDecodeError:
-        kinds = [field.with_type(pa.binary()) if pa.types.is_string(field.type) else field for field in batch.schema]
-        rows = pa.RecordBatch.from_arrays(
-            [column.cast(field.type) for column, field in zip(batch.columns, kinds, strict=True)], batch.schema.names
-        )
-        return [{name: _text_or_bytes(value) for name, value in row.items()} for row in rows.to_pylist()]
+        for number in range(batch.num_rows):
+            row: Row = {}
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                try:
+                    row[name] = column[number].as_py()
+                except UnicodeDecodeError:
+                    yield name
+                    break
+            else:
+                yield row
 
 
-def _text_or_bytes(value: Any) -> Any:
-    try:
-        return value.decode() if isinstance(value, bytes) else value
-    except UnicodeDecodeError:
-        return value
-
-
-def _bounded(source: Row, number: int, row: Row, max_record_bytes: int) -> Parsed:
+def _bounded(number: int, row: Row | str, max_record_bytes: int) -> JsonLine:
+    if isinstance(row, str):
+        return JsonLine(number, None, "not_utf8", f"column {row}")
     size = sum(len(value) for value in row.values() if isinstance(value, str | bytes))
     if size > max_record_bytes:
-        return too_long(source["name"], number, size, max_record_bytes)
-    broken = next((name for name, value in row.items() if isinstance(value, bytes) and name in (*source["text"], *HTML_FIELDS)), None)
-    if broken is not None:
-        return rejection(source["name"], number, "not_utf8", f"column {broken}")
-    return record_of(source, number, row)
+        return JsonLine(number, None, "record_too_long", f"{size} bytes, ingest.max_record_bytes is {max_record_bytes}")
+    return JsonLine(number, row, "", "")
 
 
 def record_of(source: Row, offset: int, record: Row) -> Parsed:
