@@ -92,7 +92,7 @@ def _asked_with_choices(record: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(continuation, str):
             yield from (f"{choice} {continuation}" for choice in choices)
         if question:
-            yield from (f"{question}\n{cue}{choice}" for choice in choices for cue in ("", "A: ", "Answer: "))
+            yield from (f"{question}\n{cue}{choice}" for choice in choices for cue in ("", "Answer: "))
             yield "\n".join([question, *choices])
             yield "\n".join([question, *(f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))])
 

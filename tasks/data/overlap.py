@@ -37,7 +37,7 @@ MIN_WORDS_OF_PROBLEM = 5
 """`12 + 7 = 19` has five words, signs included; equations do not occur by chance."""
 MIN_LETTER_WORDS = 2
 """Words with a letter that a protected run of text has at least."""
-FILTER_SLOTS = 16
+FILTER_SLOTS = 8
 """Of the first filter, per protected run."""
 CHARS_PER_WORD = 3
 """Characters that tell as much as a word, in scripts without spaces: 13 of them are a phrase of three Thai or six Chinese words."""
@@ -229,7 +229,10 @@ def _probe(with_operators: bool, length: int, parts: list[tuple[U64, I64, U64, I
     num_bits = max(10, (len(kept) * FILTER_SLOTS).bit_length())
     may_hold = np.zeros(1 << num_bits, dtype=bool)
     may_hold[anchors[kept] >> np.uint64(64 - num_bits)] = True
-    return Probe(length, with_operators, anchors[kept], lengths[kept], wholes[kept], items[kept], may_hold)
+    anchors, lengths, wholes, items = anchors[kept], lengths[kept], wholes[kept], items[kept]
+    if (lengths == length).all():
+        wholes = anchors  # one array in the broadcast, which each worker holds
+    return Probe(length, with_operators, anchors, lengths, wholes, items, may_hold)
 
 
 def _new_words(words: Words) -> NDArray[np.bool_]:
