@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -16,7 +17,7 @@ from tasks.training.schedules import learning_rate_at
 from tasks.training.topology import data_parallel, impossible_topology
 
 if TYPE_CHECKING:
-    from configs.schema import PhaseSection, Scale, TrainingRecipe, TrainingResources
+    from configs.schema import PackingRecipe, PhaseSection, Scale, TrainingRecipe, TrainingResources
 
 ASSUMED_MFU = 0.4
 """Share of peak at which the hours are stated: what public MoE runs reach; nothing is known of GLM's own."""
@@ -74,6 +75,8 @@ class PlannedPhase(BaseModel):
     rope_theta: float
     schedule: str
     """Place on the course and what changes inside the phase, in words."""
+    mixture: str
+    """Share of tokens per domain, at every waypoint where there are several, and the weights of quality buckets."""
     training_flops: float
     """Floating-point operations of the whole phase, forward and backward; sampling of answers and recomputation come on top."""
     num_ranks: int
@@ -131,6 +134,8 @@ class Plan(BaseModel):
             "",
             *_table([(phase.name, phase.schedule) for phase in self.phases]),
             "",
+            *_table([(phase.name, phase.mixture) for phase in self.phases]),
+            "",
         ]
         said: dict[str, list[str]] = {}
         for phase in self.phases:
@@ -173,15 +178,30 @@ def _plan_phase(scale: Scale, phase: PhaseSection, theta_before: float | None) -
         first_batch_tokens=steps.first_rows * recipe.sequence_length, max_batch_tokens=steps.max_rows * recipe.sequence_length,
         first_learning_rate=learning_rate_at(recipe.course, recipe.course_num_tokens, steps.first_end_tokens),
         last_learning_rate=learning_rate_at(recipe.course, recipe.course_num_tokens, recipe.course_start_tokens + recipe.num_tokens),
-        rope_theta=recipe.rope_theta, schedule=describe_schedule(recipe, theta_before), training_flops=flops,
+        rope_theta=recipe.rope_theta, schedule=describe_schedule(recipe, theta_before),
+        mixture=_describe_mixture(phase.recipe.packing_recipe),
+        training_flops=flops,
         num_ranks=resources.num_ranks, data_parallel=data_parallel(resources),
         tensor_parallel=resources.tensor_parallel, pipeline_parallel=resources.pipeline_parallel,
         stage_layers=_stage_layers(recipe, resources), context_parallel=resources.context_parallel,
         expert_parallel=resources.expert_parallel, zero_stage=resources.zero_stage,
         hours=flops / (resources.num_ranks * resources.peak_flops_per_second * ASSUMED_MFU) / 3600,
         rank_memory=memory, impossible=tuple(impossible),
-        not_available="" if impossible else _refusal(recipe, resources), warnings=tuple(_warnings(memory)),
+        not_available="" if impossible else _refusal(recipe, resources),
+        warnings=(*_warnings(memory), *_shard_warnings(scale.data.recipe.shards.multiple_of, resources)),
     )  # fmt: skip
+
+
+def _describe_mixture(recipe: PackingRecipe) -> str:
+    """Shares as they are configured; a domain without text leaves its share to the others."""
+    total = [sum(point.mixture.values()) for point in recipe.waypoints]
+    courses = {
+        domain: [f"{point.mixture.get(domain, 0.0) / whole:.0%}" for point, whole in zip(recipe.waypoints, total, strict=True)]
+        for domain in recipe.domains
+    }
+    shares = [f"{domain} {' -> '.join(course if len(set(course)) > 1 else course[:1])}" for domain, course in courses.items()]
+    weights = [f"quality buckets x {', '.join(f'{weight:g}' for weight in recipe.bucket_weights)}"] if recipe.bucket_weights else []
+    return "; ".join([", ".join(shares), *weights])
 
 
 def _stage_layers(recipe: TrainingRecipe, resources: TrainingResources) -> str:
@@ -197,6 +217,17 @@ def _memory(recipe: TrainingRecipe, resources: TrainingResources) -> PlannedMemo
         kv_cache=memory.kv_cache, total=memory.device, host_optimizer=memory.host_optimizer, host_weights=memory.host_weights,
         available=resources.device_memory_bytes,
     )  # fmt: skip
+
+
+def _shard_warnings(multiple_of: int, resources: TrainingResources) -> list[str]:
+    """Where a domain's shards do not divide evenly among those that read them."""
+    copies, stages = data_parallel(resources), resources.pipeline_parallel
+    if multiple_of % (copies * stages) == 0:
+        return []
+    return [
+        f"shards.multiple_of ({multiple_of}) is no multiple of data-parallel copies x pipeline stages ({copies} x {stages} = "
+        f"{copies * stages}): readers get unequal numbers of shards; set it to {math.lcm(multiple_of, copies * stages)}"
+    ]
 
 
 def _refusal(recipe: TrainingRecipe, resources: TrainingResources) -> str:
