@@ -114,5 +114,5 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     stop_spark()
     return PreparedData(
         ingested, extracted, clean, classifiers, ngram_model, scored, deduplicated, distinct, split, filtered, masked, problems,
-        decontaminated, chats, repositories, tokenizer, shards, validation, chat_shards, suite, contracts,
+        solutions, traces, decontaminated, chats, repositories, tokenizer, shards, validation, chat_shards, suite, contracts,
     )  # fmt: skip

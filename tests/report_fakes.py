@@ -33,6 +33,7 @@ from tasks.data.train_classifiers import TrainedClassifiers
 from tasks.data.train_ngram_model import TrainedNgramModel
 from tasks.data.train_tokenizer import TrainedTokenizer
 from tasks.data.validate_contract import ContractResult
+from tasks.data.verify_solutions import VerifiedSolutions
 from tasks.evaluation.decide_gate import decide_gate
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.release.convert_to_gguf import convert_to_gguf
@@ -134,6 +135,7 @@ def reported_data(store: Store) -> PreparedData:
         training_problems_by_family={"arithmetic": 3000},
         rejected={},
     )
+    solutions = VerifiedSolutions(num_seeds=0, num_without_solution=0, num_chats=0, chats_by_collection={}, rejected={})
     chats = CollectedChats(
         num_sources=1, num_chats=300, num_bytes=9000, chats_by_collection={"synthetic": 250, "sft/*": 50}, training_chats=285,
         validation_chats=15, dropped={"exact_duplicate": 4}, rejected={"unknown_role": 1},
@@ -160,7 +162,9 @@ def reported_data(store: Store) -> PreparedData:
         num_documents=1000, num_bytes=5000, dropped=REASONS["remove_boilerplate"], num_paragraphs=3, num_changed=20, num_bytes_removed=400
     )  # fmt: skip
     scored = ScoredDocuments(num_documents=1000, num_bytes=5000, documents_by_language={"en": 1000}, unscored={}, quantiles={})
-    distinct = DistinctDocuments(num_documents=901, num_bytes=4500, dropped=REASONS["remove_semantic_duplicates"])
+    distinct = DistinctDocuments(
+        num_documents=901, num_bytes=4500, dropped=REASONS["remove_semantic_duplicates"], num_clusters=2, num_pairs=0, num_sampled=901
+    )  # fmt: skip
     filtered = FilteredDocuments(
         num_documents=853, num_bytes=4100, dropped=REASONS["filter_documents"], unscored={"quality": 3}, documents_by_bucket={-1: 853},
         bucket_floors=(),
@@ -190,6 +194,7 @@ def reported_data(store: Store) -> PreparedData:
         split=documents(store, "split_documents", split, range(2000)),
         filtered=documents(store, "filter_documents", filtered, range(853)),
         problems=documents(store, "synthesize_problems", problems, range(900, 1020)),
+        solutions=plain("verify_solutions", solutions), traces=None,
         decontaminated=documents(store, "decontaminate_documents", decontaminated, range(851)),
         chats=plain("collect_chats", chats), repositories=plain("concatenate_repositories", repositories),
         tokenizer=plain("train_tokenizer", tokenizer), shards=plain("shard_documents", shards),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tasks.data.mask_personal_data import MaskedDocuments
     from tasks.data.remove_boilerplate import BoilerplateFreeDocuments
     from tasks.data.remove_semantic_duplicates import DistinctDocuments
+    from tasks.data.request_traces import RequestedTraces
     from tasks.data.score_documents import ScoredDocuments
     from tasks.data.shard_chats import ChatShards
     from tasks.data.shard_documents import TokenShards
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tasks.data.train_ngram_model import TrainedNgramModel
     from tasks.data.train_tokenizer import TrainedTokenizer
     from tasks.data.validate_contract import ContractResult
+    from tasks.data.verify_solutions import VerifiedSolutions
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
 
 
@@ -46,6 +48,9 @@ class PreparedData:
     filtered: Artifact[FilteredDocuments]
     masked: Artifact[MaskedDocuments]
     problems: Artifact[SynthesizedProblems]
+    solutions: Artifact[VerifiedSolutions]
+    traces: Artifact[RequestedTraces] | None
+    """None where no teacher is configured."""
     decontaminated: Artifact[DecontaminatedDocuments]
     chats: Artifact[CollectedChats]
     repositories: Artifact[ConcatenatedRepositories]
@@ -61,7 +66,8 @@ class PreparedData:
     @property
     def stages(self) -> list[Artifact[Any]]:
         """Every artifact but the contracts'."""
-        return [getattr(self, member.name) for member in fields(self) if member.name != "contracts"]
+        members = (getattr(self, member.name) for member in fields(self) if member.name != "contracts")
+        return [artifact for artifact in members if artifact is not None]
 
     @property
     def contract_results(self) -> list[Artifact[ContractResult]]:
