@@ -364,9 +364,8 @@ def documents(tmp_path_factory) -> Documents:
     return Documents(directory, record, "0" * 64)
 
 
-def scored(documents: Documents, root: Path, partitions: int):
-    (root / "data").mkdir(parents=True)
-    classifiers = compute(train_classifiers, root, sources=classifier_sources(root / "data", labelled()), recipe=TOXIC)
+def scored(documents: Documents, classifiers, root: Path, partitions: int):
+    """The language models and the scores."""
     ngram = RECIPE.ngram_model.model_copy(update={"min_language_bytes": 5000, "max_language_bytes": 10_000_000, "max_bytes": 100_000_000})
     recipe = NgramTrainingRecipe(language=RECIPE.language, ngram_model=ngram)
     resources = in_partitions(partitions)
@@ -376,8 +375,11 @@ def scored(documents: Documents, root: Path, partitions: int):
 
 
 def test_scores_are_those_of_the_parts_for_any_partition_count(documents, tmp_path):
-    model, result = scored(documents, tmp_path / "two", 2)
-    other_model, other = scored(documents, tmp_path / "three", 3)
+    (tmp_path / "data").mkdir()
+    sources = classifier_sources(tmp_path / "data", labelled())
+    classifiers = compute(train_classifiers, tmp_path / "home", sources=sources, recipe=TOXIC)
+    model, result = scored(documents, classifiers, tmp_path / "two", 2)
+    other_model, other = scored(documents, classifiers, tmp_path / "three", 3)
     assert (model.digest, result.digest) == (other_model.digest, other.digest)
     assert model.record.languages == ("en",)
     assert set(model.record.too_small) == {"de"}
