@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.extraction_libraries import LIBRARIES
+from benchmarks.extraction_warc import warc_rates
 from benchmarks.results import report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,8 +114,6 @@ def main() -> None:
         results = _library_texts([*articles, *marked], Path(directory))
         results[OURS] = _our_texts([*articles, *marked])
         table = _table(articles, marked, results)
-        from benchmarks.extraction_warc import warc_rates
-
         rates = warc_rates([*articles, *marked] * COPIES, Path(directory), PEERS)
     libraries = {name: row for name, row in table.items() if name != OURS}
     best = max(libraries, key=lambda name: libraries[name]["f1"])

@@ -29,6 +29,7 @@ WORKERS = 2
 WARM_UP_PAGES = 8
 RESOURCES = SparkResources(master=f"local[{WORKERS}]", driver_memory="1g", executor_memory="1g", shuffle_partitions=NUM_FILES)
 LIMIT_SECONDS = 600
+RECIPE = load_scale("micro").data.recipe
 
 
 def write_warc(pages: list[dict[str, Any]], path: Path) -> None:
@@ -66,13 +67,12 @@ def warc_rates(pages: list[dict[str, Any]], directory: Path, peers: Path) -> dic
 
 
 def _ours(directory: Path) -> tuple[float, int]:
-    recipe = load_scale("micro").data.recipe
-    ingest = recipe.ingest.model_copy(update={"max_source_bytes": 10**12})
+    ingest = RECIPE.ingest.model_copy(update={"max_source_bytes": 10**12})
     with tempfile.TemporaryDirectory() as root:
         sources = list_sources(directory)
         started = time.monotonic()
         records = _compute(ingest_documents, Path(root), sources=sources, recipe=ingest, resources=RESOURCES)
-        bounds = recipe.extract.model_copy(update={"max_document_chars": 1_000_000})
+        bounds = RECIPE.extract.model_copy(update={"max_document_chars": 1_000_000})
         extracted = _compute(extract_documents, Path(root), records=records, recipe=bounds, resources=RESOURCES)
         return time.monotonic() - started, extracted.record.num_documents
 

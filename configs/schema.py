@@ -199,8 +199,25 @@ class NgramTrainingRecipe(Frozen):
 
 
 class SemanticRecipe(Frozen):
+    """Code and commits are left out: the threshold is measured on prose."""
+
+    dimensions: int = Field(gt=0, le=1024)
+    """Entries of a document's vector, one byte each. At 256 unrelated texts have cosines up to 0.3."""
+    min_words: int = Field(gt=0)
+    """Shorter documents are not judged: a few words are no meaning."""
     max_cosine: float = Field(gt=0, le=1)
-    """Of two documents of one cluster whose embeddings are more alike than this, one stays."""
+    """Of two documents of one cluster whose vectors are more alike than this, one stays. At 0.95 the judged collections of docs/data.md lose
+    no document that differs from its neighbour; lower values take pages that share their template."""
+    cluster_documents: int = Field(gt=1)
+    """Documents per cluster aimed at; SemDedup compares inside a cluster only."""
+    window: int = Field(gt=1)
+    """Each document is compared with so many before it in its cluster: what bounds memory and time where a cluster is larger."""
+    sample_documents: int = Field(gt=0)
+    """Documents, chosen by the hash of their ids, that word weights and centroids are fitted on; bounds the driver's memory."""
+    iterations: int = Field(gt=0)
+    """Of k-means on the sample."""
+    max_removed_share: float = Field(gt=0, le=1)
+    """Share of one source's documents above which the run stops and shows examples."""
     seed: int
 
 

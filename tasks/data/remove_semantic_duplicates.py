@@ -1,35 +1,133 @@
-"""Step: documents -> those that say something new: SemDedup (Abbas et al. 2023, arXiv 2303.09540)."""
+"""Step: documents -> those that say something new: SemDedup (Abbas et al. 2023, arXiv 2303.09540); similar.parquet names the neighbours.
+
+Vectors of documents, k-means, and inside a cluster one document of those whose cosine exceeds the threshold: the best in quality, then
+length, then id. Weights and centroids come from a sample of bounded size on the driver; the rest is one shuffle of a vector, two ranks and
+an id per document. The vector is a projection of word weights (tasks/data/semantic_vectors.py): it finds texts that share most of their
+rare words where many small changes break the shingles, and cannot find a paraphrase in other words.
+"""
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.document_files import read_documents, write_kept
+from tasks.data.document_files import read_documents, write_kept, write_table
+from tasks.data.documents import CODE, COMMIT
+from tasks.data.semantic_vectors import (
+    ASSIGNED_COLUMNS,
+    BUCKET_BITS,
+    BUCKET_COLUMNS,
+    FATE_COLUMNS,
+    PAIR_COLUMNS,
+    VECTOR_COLUMNS,
+    assign_batches,
+    embed_batches,
+    feature_buckets,
+    fit_centroids,
+    vectors_of,
+)  # fmt: skip
+from tasks.data.similar_pairs import fates, similar_pairs
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from pyspark.sql import DataFrame
+
     from configs.schema import SemanticRecipe, SparkResources
     from tasks.data.deduplicate_documents import DeduplicatedDocuments
+
+SIMILAR = "semantic_duplicate"
+MIN_JUDGED_DOCUMENTS = 20
+"""Sources with fewer documents are not held to max_removed_share."""
+NUM_EXAMPLES = 3
+ALL_HASHES = 1 << 32
+MIN_SAMPLE_PER_CENTROID = 10
+"""A centroid of fewer sampled documents would be one of them."""
 
 
 class DistinctDocuments(Record):
     num_documents: int
     num_bytes: int
     dropped: dict[str, int]
+    num_clusters: int
+    num_pairs: int
+    """Pairs that were compared and are more alike than the threshold."""
+    num_sampled: int
+    """Documents that word weights and centroids were fitted on."""
 
 
-@step(content=("documents/*.parquet", "dropped.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
+@step(content=("documents/*.parquet", "dropped.parquet", "similar.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
 def remove_semantic_duplicates(
     *, documents: Artifact[DeduplicatedDocuments], recipe: SemanticRecipe, resources: SparkResources, output: Output
 ) -> DistinctDocuments:
-    """SEAM."""
+    """Keep one document of those that are nearly alike. Raises ValueError where one source loses more than max_removed_share."""
     from pyspark.sql import functions as F
 
     num_in = documents.record.num_documents
-    output.report(Progress(0, num_in, "documents"))
+    output.report(Progress(0, num_in, "documents", "word weights and centroids"))
     frame = read_documents(spark_session(resources), documents.paths("documents/*.parquet"), resources)
-    verdicts = frame.select("id", F.lit("").alias("reason"), F.lit("").alias("kept_id"))
+    prose = frame.where(~F.col("domain").isin(CODE, COMMIT))
+    idf, centroids, num_sampled = _fitted(prose, num_in, recipe)
+    quality = F.coalesce(-F.col("quality"), F.lit(math.inf)).alias("rank_quality")
+    ranked = prose.select("id", "text", quality, (-F.col("num_chars")).alias("rank_length"))
+    assigner = partial(assign_batches, idf=idf, centroids=centroids, seed=recipe.seed, min_words=recipe.min_words)
+    clustered = ranked.mapInArrow(assigner, ASSIGNED_COLUMNS).where("cluster >= 0")
+    in_order = clustered.repartition("cluster").sortWithinPartitions("cluster", "position", "id")
+    pairs = in_order.mapInArrow(partial(similar_pairs, max_cosine=recipe.max_cosine, window=recipe.window), PAIR_COLUMNS).persist()
+    num_pairs = pairs.count()
+    output.report(Progress(num_in, num_in, "documents", f"{num_pairs} similar pairs"))
+    order = ("cluster", "worse_quality", "worse_length", "worse", "better_quality", "better_length", "better")
+    decided = pairs.repartition("cluster").sortWithinPartitions(*order).mapInArrow(fates, FATE_COLUMNS).persist()
+    _check_removed_share(frame, decided, recipe)
+    write_table(decided, output.path("similar.parquet"))
+    reason = F.when(F.col("kept_id").isNull(), F.lit("")).otherwise(F.lit(SIMILAR)).alias("reason")
+    verdicts = frame.select("id").join(decided, "id", "left").select("id", reason, F.coalesce("kept_id", F.lit("")).alias("kept_id"))
     counts, reasons = write_kept(frame, verdicts, num_in, documents.record.num_bytes, output, "domain")
-    num_kept = sum(count for count, _ in counts.values())
-    return DistinctDocuments(num_documents=num_kept, num_bytes=sum(size for _, size in counts.values()), dropped=reasons)
+    for cached in (pairs, decided):
+        cached.unpersist()
+    return DistinctDocuments(
+        num_documents=sum(count for count, _ in counts.values()), num_bytes=sum(size for _, size in counts.values()), dropped=reasons,
+        num_clusters=len(centroids), num_pairs=num_pairs, num_sampled=num_sampled,
+    )  # fmt: skip
+
+
+def _fitted(prose: DataFrame, num_documents: int, recipe: SemanticRecipe) -> tuple[NDArray[np.float32], NDArray[np.int8], int]:
+    """(inverse document frequency per bucket, centroids, sampled documents), from documents whose hash is below a bound."""
+    import numpy as np
+    from pyspark.sql import functions as F
+
+    bound = min(ALL_HASHES, ALL_HASHES * recipe.sample_documents // max(num_documents, 1))
+    sample = prose.where(F.conv(F.substring("id", 9, 8), 16, 10).cast("long") < bound).select("id", "text")
+    counted = (
+        sample.select("text").mapInArrow(feature_buckets, BUCKET_COLUMNS).groupBy("bucket").agg(F.count("bucket").alias("count")).toArrow()
+    )
+    frequencies = np.zeros(1 << BUCKET_BITS, dtype=np.int64)
+    frequencies[counted.column("bucket").to_numpy()] = counted.column("count").to_numpy()
+    num_sampled = sample.count()
+    idf = np.log((num_sampled + 1) / (frequencies + 1)).astype(np.float32)
+    embedder = partial(embed_batches, idf=idf, dimensions=recipe.dimensions, seed=recipe.seed, min_words=recipe.min_words)
+    embedded = sample.mapInArrow(embedder, VECTOR_COLUMNS).toArrow().sort_by("id")
+    count = min(-(-num_documents // recipe.cluster_documents), max(num_sampled // MIN_SAMPLE_PER_CENTROID, 1))
+    vectors = vectors_of(embedded.column("vector")) if num_sampled else np.zeros((0, recipe.dimensions), dtype=np.int8)
+    centroids = fit_centroids(vectors, count, recipe.iterations, recipe.seed)
+    return idf, centroids if len(centroids) else np.zeros((1, recipe.dimensions), dtype=np.int8), num_sampled
+
+
+def _check_removed_share(frame: DataFrame, decided: DataFrame, recipe: SemanticRecipe) -> None:
+    from pyspark.sql import functions as F
+
+    judged = frame.select("id", "collection", "source").join(decided, "id", "left")
+    removed = F.count("kept_id").alias("num_removed")
+    counts = judged.groupBy("collection").agg(F.count("id").alias("num_documents"), removed)
+    for row in sorted(counts.where(f"num_documents >= {MIN_JUDGED_DOCUMENTS}").collect()):
+        if row.num_removed > recipe.max_removed_share * row.num_documents:
+            lost = judged.where((F.col("collection") == row.collection) & F.col("kept_id").isNotNull()).orderBy("id").take(NUM_EXAMPLES)
+            examples = ", ".join(f"{one.source} ({one.id} -> {one.kept_id}, cosine {one.cosine:.3f})" for one in lost)
+            raise ValueError(
+                f"source {row.collection}: {row.num_removed} of {row.num_documents} documents are nearly alike, more than "
+                f"semantic.max_removed_share ({recipe.max_removed_share}) allows, for example {examples}. Look whether a template makes "
+                "different texts look alike; then raise semantic.max_cosine or max_removed_share"
+            )
