@@ -3,7 +3,8 @@
 order.npy holds one line per run of a document's tokens in the order of the phase: shard, sequence, offset in the sequence, length, slot,
 document. Lines of one document number belong together: a piece of a document, cut for fill-in-the-middle. In a
 stream the slot is the piece's first position in the token stream, which is cut into rows of T tokens and the target behind them; in
-best_fit it is row x (T + 1) + position. The rows are shuffled (row_order.py), so that a batch does not hold one document alone.
+best_fit it is row x (T + 1) + position. The rows are shuffled (row_order.py), so that a batch does not hold one document alone:
+over the whole phase, or inside each slice of one whose mixture has waypoints.
 """
 
 from __future__ import annotations
