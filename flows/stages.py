@@ -48,4 +48,10 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
     if first > last:
         raise ValueError(f"--from {from_stage} comes after --until {until}: the order is {', '.join(names)}")
     chosen = names[first : last + 1]
+    kind = scale.data.recipe.tokenizer.kind
+    if RELEASE_MODEL in chosen and kind != "bpe":
+        raise ValueError(
+            f"tokenizer.kind {kind}: the release converts to GGUF, which here holds byte-level BPE alone; set it to bpe, or leave before "
+            f"the release with --until {names[-2]}"
+        )
     return StageWindow(tuple(phase for phase in scale.phases if phase.name in chosen), RELEASE_MODEL in chosen)

@@ -9,7 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
+from configs.load import load_scale
 from configs.schema import ContractRecipe
+from flows.stages import choose_stages
 from infra.step import Output, Record, step
 from model.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS_BY_LAYOUT
 from tasks.data import tokenizer_report
@@ -21,6 +23,7 @@ from tasks.data.tokenizer_report import ALL
 from tasks.data.tokenizer_sample import HASH_RANGE, hash_bounds
 from tasks.data.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import validate_contract
+from tasks.training.plan_training import plan_training
 from tests.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows
 
 SMALL = RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 320, "sample_chars": 10**6})
@@ -168,3 +171,21 @@ def test_shards_are_a_multiple_of_what_is_asked(root, documents, trained):
     with pytest.raises(ValueError, match=r"domain code fills \d+ shards, not a multiple of shards.multiple_of \(500\)"):
         recipe = RECIPE.shards.model_copy(update={"multiple_of": 500})
         compute(shard_documents, root, documents=documents, tokenizer=trained, recipe=recipe, resources=RESOURCES)
+
+
+def test_a_release_refuses_sentencepiece_before_anything_runs():
+    scale = load_scale("micro")
+    other = scale.data.recipe.tokenizer.model_copy(update={"kind": "sentencepiece_bpe"})
+    data = scale.data.model_copy(update={"recipe": scale.data.recipe.model_copy(update={"tokenizer": other})})
+    scale = scale.model_copy(update={"data": data})
+    with pytest.raises(ValueError, match=r"tokenizer\.kind sentencepiece_bpe: the release converts to GGUF.*--until rl_reasoning"):
+        choose_stages(scale, None, None, None)
+    assert not choose_stages(scale, None, None, "sft").releases
+
+
+def test_the_plan_names_the_phase_whose_readers_the_shards_do_not_divide_among():
+    scale = load_scale("scaled_down")
+    assert not any("multiple_of" in sentence for phase in plan_training(scale).phases for sentence in phase.sentences)
+    recipe = scale.data.recipe.model_copy(update={"shards": RECIPE.shards.model_copy(update={"multiple_of": 3})})
+    planned = plan_training(scale.model_copy(update={"data": scale.data.model_copy(update={"recipe": recipe})}))
+    assert all(any("multiple_of (3) is no multiple" in sentence for sentence in phase.sentences) for phase in planned.phases)
