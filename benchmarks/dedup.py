@@ -11,6 +11,7 @@ Java processes, sampled ten times a second. --no-peer leaves datatrove out: for 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import json
 import shutil
@@ -110,14 +111,19 @@ def run_datatrove(texts: list[str], directory: Path) -> dict[str, object]:
             file.writelines(lines)
     script = Path(__file__).with_name("dedup_datatrove.py")
     command = [str(PEERS_PYTHON), str(script), str(directory / "input"), str(directory / "output"), str(NUM_WORKERS)]
-    before = psutil.Process().cpu_times()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"datatrove failed:\n{done.stderr[-2000:]}")
-    after = psutil.Process().cpu_times()
-    found = json.loads(done.stdout.splitlines()[-1])
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
-    return {**found, "total": sum(found["seconds"].values()), "cpu_seconds": spent}
+    spent: dict[int, float] = {}
+    with open(directory / "stdout", "w+") as stdout, open(directory / "stderr", "w") as stderr:
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+        # Its workers are children of a fork server, whose times nobody inherits: sampled while they live.
+        while process.poll() is None:
+            for child in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    spent[child.pid] = sum(child.cpu_times()[:2])
+            time.sleep(0.2)
+    if process.returncode:
+        raise SystemExit(f"datatrove failed:\n{(directory / 'stderr').read_text()[-2000:]}")
+    found = json.loads((directory / "stdout").read_text().splitlines()[-1])
+    return {**found, "total": sum(found["seconds"].values()), "cpu_seconds": sum(spent.values())}
 
 
 def true_pairs(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -194,8 +200,10 @@ def main() -> None:
         deduplicate(corpus.texts[:WARM_UP_DOCUMENTS], directory / "warm-up")
         run = deduplicate(corpus.texts, directory / "ours")
         megabytes = corpus.num_bytes / 1e6
-        print(f"ours: {run.seconds:.2f} s, {run.cpu_seconds:.1f} CPU s, {megabytes / run.seconds:.1f} MB/s, driver {run.driver_mib} MiB")
+        speed = f"{megabytes / run.seconds:.1f} MB/s, driver {run.driver_mib} MiB"
+        print(f"ours: {run.seconds:.2f} s, {run.cpu_seconds:.1f} CPU s, {speed}", flush=True)
         figures = truth_figures(corpus.texts, run) | _labelled(corpus, run)
+        print(f"truth: {figures}", flush=True)
         if not options.input:
             figures["accuracy"] = {labelled.name: accuracy(labelled, directory / labelled.name) for labelled in labelled_sets()}
         stop_spark()

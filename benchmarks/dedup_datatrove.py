@@ -1,7 +1,7 @@
 """datatrove's MinHash pipeline over a JSONL directory, run by the peers' Python: python dedup_datatrove.py INPUT OUTPUT WORKERS
 
 Four steps with its defaults (14 buckets of 8 hashes, 5-grams) but for the words, which are split at white space. Last line: a JSON
-object with seconds per step, user CPU seconds and the ids that stayed.
+object with seconds per step and the ids that stayed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import resource
 import sys
 import time
 from pathlib import Path
@@ -52,8 +51,7 @@ def main(source: Path, target: Path, workers: int) -> None:
         seconds[name] = time.monotonic() - started
     parts = [gzip.decompress(path.read_bytes()).decode() for path in sorted(Path(folders["kept"]).glob("*.gz"))]
     kept = [json.loads(line)["id"] for part in parts for line in part.split("\n") if line]
-    cpu = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "kept": kept}))
+    print(json.dumps({"seconds": seconds, "kept": kept}))
 
 
 if __name__ == "__main__":
