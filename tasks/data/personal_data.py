@@ -44,16 +44,19 @@ NUMBER = re.compile(
     r"(?:\s?(?:x|ext\.?)\s?\d{1,5}\b)?(?![\w@])"
 )
 """Begins with a set of characters: what stands before them is asked behind the first, so that `re` skips to it quickly. So the others."""
-CARD_LENGTHS = range(12, 20)
-CARD_ISSUER = re.compile(r"4|5[0-8]|6|3[04-9]|2(?:2[2-9]|[3-6]|7[01]|720|131)|1800")
+CARD = re.compile(
+    r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}|3[47]\d{13}|3(?:0[0-5]|[689]\d)\d{11}|"
+    r"(?:2131|1800)\d{11}|35\d{14}|(?:5[06-8]|6\d)\d{10,17}"
+)
+"""Visa, Mastercard, American Express, Diners, JCB, Maestro and Discover, each with its lengths."""
 SOCIAL_SECURITY = re.compile(r"(?!000|666|9)\d{3}-(?!00)\d{2}-(?!0000)\d{4}")
 DATE = re.compile(r"(?:19|20)\d\d[-./]\d{1,2}[-./]\d|\d{1,2}[-./]\d{1,2}[-./](?:19|20)\d\d")
 NORTH_AMERICAN = re.compile(r"(?:(?:\+|00)?1[-. ])?(?:\([2-9]\d\d\) ?|[2-9]\d\d[-. ])[2-9]\d\d[-. ]\d{4}(?:\s?(?:x|ext\.?)\s?\d{1,5})?")
 TRUNK = re.compile(r"\(0\d{0,4}\)[ -]?\d[\d -]{5,}\d")
 """An area code in brackets with the trunk prefix 0."""
 PHONE_LABEL = re.compile(
-    r"(?:phone|telephone|tel|mobile|cell|fax|desk(?=:)|office(?=:)|whatsapp|hotline|sms|call|calling|dial|reach|contact|message|messages|answering|"
-    r"telefon|telefono|teléfono|téléphone|handy|móvil|celular|portable|mobil|телефон|тел)\b[^\d\n]{0,16}\n?[^\d\n]{0,4}$",
+    r"\b(?:phone|telephone|tel|mobile|cell|fax|desk(?=:)|office(?=:)|whatsapp|hotline|sms|call|calling|dial|reach|contact|message|messages|answering|"
+    r"telefon|telefono|teléfono|téléphone|handy|móvil|celular|mobil|телефон|тел)\b[^\d\n]{0,16}\n?[^\d\n]{0,4}$",
     re.IGNORECASE,
 )
 PHONE_LABEL_BEHIND = re.compile(r"[ -]{1,2}(?:office|fax|mobile|home|cell|desk)\b", re.IGNORECASE)
@@ -171,7 +174,7 @@ def _emails(text: str) -> Iterator[tuple[int, int]]:
 def _cards(numbers: list[re.Match[str]]) -> Iterator[tuple[int, int]]:
     for match in numbers:
         digits = _digits(match[0])
-        if len(digits) in CARD_LENGTHS and CARD_ISSUER.match(digits) and _is_plain(match[0]) and _has_luhn_digit(digits):
+        if CARD.fullmatch(digits) and _is_plain(match[0]) and _has_luhn_digit(digits):
             yield match.span()
 
 
@@ -230,9 +233,10 @@ def _addresses(text: str) -> Iterator[tuple[int, int]]:
 
 def _is_public(address: str) -> bool:
     try:
-        return ipaddress.ip_address(address).is_global
+        found = ipaddress.ip_address(address)
     except ValueError:  # a number above 255, or too many groups: no address
         return False
+    return found.is_global and not found.is_multicast
 
 
 def _secrets(text: str) -> Iterator[tuple[int, int]]:
