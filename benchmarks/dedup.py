@@ -5,7 +5,8 @@ near-duplicates planted at ten edit rates and pages of one template. Timed: the 
 survivors, on a Spark session of two cores that is up (one small corpus goes through first), and datatrove's four MinHash steps with two
 workers, in .venv-peers, from JSONL to JSONL; one after the other in one call. CPU seconds count all processes: on a busy machine they say
 more. Truth: all pairs by an inverted index over the shingles (exact, NumPy). Memory: the largest resident set of the driver's Java
-process, and what Python's grew by while the step ran, sampled ten times a second. --no-peer leaves datatrove out: for scaling, compare --documents N with ten times N.
+process, and what Python's grew by while the step ran, sampled ten times a second.
+--no-peer leaves datatrove out: for scaling, compare --documents N with ten times N.
 """
 
 from __future__ import annotations
