@@ -112,6 +112,15 @@ def _sources(output: Output) -> None:
     pq.write_table(pa.Table.from_pylist(rows), output.path("sources.parquet"))
 
 
+def _fertility(output: Output) -> None:
+    rows = [
+        {"tokenizer": name, "domain": domain, "language": language, "num_bytes": 5000, "tokens_per_word": 1.5, "bytes_per_token": 3.25,
+         "vocabulary_share": 0.9}
+        for name in ("compared", "ours") for domain, language in (("*", "*"), ("web", "*"), ("*", "en"), ("web", "en"))
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), output.path("tokenizer_report.parquet"))
+
+
 def reported_data(store: Store) -> PreparedData:
     ingested = IngestedDocuments(
         num_sources=9, num_documents=1000, num_bytes=5000, num_evaluation_documents=3, num_unsampled_documents=5,
@@ -161,13 +170,17 @@ def reported_data(store: Store) -> PreparedData:
     boilerplate_free = BoilerplateFreeDocuments(
         num_documents=1000, num_bytes=5000, dropped=REASONS["remove_boilerplate"], num_paragraphs=3, num_changed=20, num_bytes_removed=400
     )  # fmt: skip
-    scored = ScoredDocuments(num_documents=1000, num_bytes=5000, documents_by_language={"en": 1000}, unscored={}, quantiles={})
+    scored = ScoredDocuments(
+        num_documents=1000, num_bytes=5000, documents_by_language={"en": 990, "": 10}, unscored={"quality": 10},
+        quantiles={"quality": {"0.1": 0.25, "0.5": 0.625}},
+    )  # fmt: skip
     distinct = DistinctDocuments(
         num_documents=901, num_bytes=4500, dropped=REASONS["remove_semantic_duplicates"], num_clusters=2, num_pairs=0, num_sampled=901
     )  # fmt: skip
+    masked = MaskedDocuments(num_documents=853, num_bytes=4100, num_masked_documents=2, masked={"email": 3})
     filtered = FilteredDocuments(
-        num_documents=853, num_bytes=4100, dropped=REASONS["filter_documents"], unscored={"quality": 3}, documents_by_bucket={-1: 853},
-        bucket_floors=(),
+        num_documents=853, num_bytes=4100, dropped=REASONS["filter_documents"], unscored={"quality": 3}, documents_by_bucket={-1: 3, 0: 400, 1: 450},
+        bucket_floors=(0.5,),
     )  # fmt: skip
 
     def plain(name: str, record: Record) -> Artifact:
@@ -189,7 +202,7 @@ def reported_data(store: Store) -> PreparedData:
         ngram_model=plain("train_ngram_model", TrainedNgramModel(languages=(), too_small={})),
         scored=documents(store, "score_documents", scored, range(1000)),
         distinct=documents(store, "remove_semantic_duplicates", distinct, range(901)),
-        masked=documents(store, "mask_personal_data", MaskedDocuments(num_documents=853, num_bytes=4100, num_masked_documents=2, masked={"email": 3}), range(853)),
+        masked=documents(store, "mask_personal_data", masked, range(853)),
         deduplicated=documents(store, "deduplicate_documents", deduplicated, range(901)),
         split=documents(store, "split_documents", split, range(2000)),
         filtered=documents(store, "filter_documents", filtered, range(853)),
@@ -197,7 +210,7 @@ def reported_data(store: Store) -> PreparedData:
         solutions=plain("verify_solutions", solutions), traces=None,
         decontaminated=documents(store, "decontaminate_documents", decontaminated, range(851)),
         chats=plain("collect_chats", chats), repositories=plain("concatenate_repositories", repositories),
-        tokenizer=plain("train_tokenizer", tokenizer), shards=plain("shard_documents", shards),
+        tokenizer=commit(store, toy("train_tokenizer", tokenizer, _fertility), "train_tokenizer"), shards=plain("shard_documents", shards),
         validation=plain("shard_validation", shards), chat_shards=plain("shard_chats", chat_shards), suite=evaluation_suite(store),
         contracts={name: (made, result) for name, result in checked.items()},
     )  # fmt: skip

@@ -136,6 +136,23 @@ def test_curves_lie_on_one_token_axis(report):
     assert len(re.findall(r"<title>mean of 10 steps</title>", text)) == 1
 
 
+def test_scores_languages_buckets_masking_and_fertility_stand_in_tables(report):
+    rows = Cells(report.path("report.html").read_text()).rows
+    assert ["quality", "0.25", "0.625", "10"] in rows
+    assert ["en", "990"] in rows and ["none found", "10"] in rows
+    assert ["no quality score", "3"] in rows and ["1", "450"] in rows
+    assert ["email", "3"] in rows
+    assert ["ours", "web", "all", "5,000", "1.500", "3.250", "90.0%"] in rows and [
+        "compared",
+        "all",
+        "all",
+        "5,000",
+        "1.500",
+        "3.250",
+        "90.0%",
+    ] in rows
+
+
 def test_sampled_answers_of_the_first_and_last_step_are_shown_escaped(report):
     text = report.path("report.html").read_text()
     assert "Sampled answers of step 1;" in text and "Sampled answers of step 20;" in text

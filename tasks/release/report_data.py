@@ -13,6 +13,7 @@ from tasks.release.dropped_examples import Example, dropped_examples, shortened
 from tasks.release.report_charts import bars
 from tasks.release.report_inputs import DIGITS
 from tasks.release.report_page import Cell, code, folded, heading, paragraph, quote, table
+from tasks.release.report_quality import quality_section
 
 NUM_REJECTED_EXAMPLES = 5
 
@@ -22,7 +23,8 @@ def data_section(data: PreparedData) -> str:
     return "".join(
         (
             heading("Documents"), bars("Documents behind each stage", _funnel_bars(data)),
-            table(("stage", "what", "number"), funnel_rows(data)), _examples(data), heading("Bytes by domain"), _domains(data),
+            table(("stage", "what", "number"), funnel_rows(data)), _examples(data), quality_section(data),
+            heading("Bytes by domain"), _domains(data),
             heading("Conversations and problems"), _chats(data), heading("Sources"), table(SOURCE_COLUMNS, source_rows(data)),
         )
     )  # fmt: skip
