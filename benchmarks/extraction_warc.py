@@ -41,7 +41,7 @@ def write_warc(pages: list[dict[str, Any]], path: Path) -> None:
             payload = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + body
             header = (
                 f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-{place:012d}>\r\n"
-                f"WARC-Date: 2026-01-01T00:00:00Z\r\nWARC-Target-URI: https://example.org/{place}\r\n"
+                f"WARC-Date: 2026-01-01T00:00:00Z\r\nWARC-Identified-Payload-Type: text/html\r\nWARC-Target-URI: https://example.org/{place}\r\n"
                 f"Content-Type: application/http; msgtype=response\r\nContent-Length: {len(payload)}\r\n\r\n"
             )
             file.write(gzip.compress(header.encode() + payload + b"\r\n\r\n", mtime=0))
