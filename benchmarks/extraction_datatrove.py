@@ -22,7 +22,8 @@ def main(source: Path, target: Path, workers: int) -> None:
 
     num_files = len(list(source.glob("*.warc.gz")))
     pipeline = [
-        WarcReader(str(source), glob_pattern="*.warc.gz"), Trafilatura(favour_precision=False, timeout=30), JsonlWriter(str(target / "kept")),
+        WarcReader(str(source), glob_pattern="*.warc.gz"), Trafilatura(favour_precision=False, timeout=30),
+        JsonlWriter(str(target / "kept")),
     ]  # fmt: skip
     started = time.monotonic()
     LocalPipelineExecutor(pipeline, tasks=num_files, workers=workers, logging_dir=str(target / "logs")).run()
