@@ -11,9 +11,9 @@ from model.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS
 from tasks.data.bpe_tokenizer import tokenizer_config, train_bpe, write_json
 from tasks.data.document_files import names_of
 from tasks.data.documents import RECORD_COLUMNS, TRAIN, VALIDATION, sampling_hash
-from tasks.data.plain_text import extract_batches
 from tasks.data.ingest_documents import sampling_bounds
 from tasks.data.list_sources import SourceListing
+from tasks.data.plain_text import extract_batches
 from tasks.data.shard_documents import TokenShards, write_tables
 from tasks.data.source_frame import SOURCE_COLUMNS
 from tasks.data.source_records import DOCUMENT, read_sources

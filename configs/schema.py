@@ -206,7 +206,8 @@ class SemanticRecipe(Frozen):
     min_words: int = Field(gt=0)
     """Shorter documents are not judged: a few words are no meaning."""
     max_cosine: float = Field(gt=0, le=1)
-    """Of two documents of one cluster whose vectors are more alike than this, one stays. At 0.95 the judged collections of docs/data.md lose
+    """Of two documents of one cluster whose vectors are more alike than this, one stays. At 0.95 the judged collections of
+    docs/data.md lose
     no document that differs from its neighbour; lower values take pages that share their template."""
     cluster_documents: int = Field(gt=1)
     """Documents per cluster aimed at; SemDedup compares inside a cluster only."""
@@ -340,7 +341,8 @@ class SynthesisRecipe(Frozen):
     num_evaluation_problems: int = Field(gt=0)
     """Of arithmetic: what checkpoints are asked."""
     families: dict[ReasoningFamily, int]
-    """Problems of each family in documents, with their reasoning; as many of them are conversations as num_chats to num_training_problems."""
+    """Problems of each family in documents, with their reasoning; as many of them are conversations as num_chats to
+    num_training_problems."""
     difficulty: int = Field(ge=1, le=5)
     """Of the families: how large the numbers, how many the steps, people or conditions of a problem are."""
     num_held_out_problems: int = Field(ge=0)

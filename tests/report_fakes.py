@@ -179,7 +179,8 @@ def reported_data(store: Store) -> PreparedData:
     )  # fmt: skip
     masked = MaskedDocuments(num_documents=853, num_bytes=4100, num_masked_documents=2, masked={"email": 3})
     filtered = FilteredDocuments(
-        num_documents=853, num_bytes=4100, dropped=REASONS["filter_documents"], unscored={"quality": 3}, documents_by_bucket={-1: 3, 0: 400, 1: 450},
+        num_documents=853, num_bytes=4100, dropped=REASONS["filter_documents"], unscored={"quality": 3},
+        documents_by_bucket={-1: 3, 0: 400, 1: 450},
         bucket_floors=(0.5,),
     )  # fmt: skip
 
