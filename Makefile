@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+# pip 23.2, which Python 3.11 brings, fails where two packages spell one extra of lxml differently.
+PIP := 25.3
 export GX_ANALYTICS_ENABLED = false
 export MLFLOW_DISABLE_TELEMETRY = true
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
@@ -17,6 +19,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@command -v $${CXX:-c++} >/dev/null || { echo "glm46 needs a C++ compiler: install one (Debian: apt-get install g++) or set CXX"; exit 1; }
 	@{ [ -n "$$JAVA_HOME" ] && [ -x "$$JAVA_HOME/bin/java" ]; } || command -v java >/dev/null || { echo "glm46 needs Java 17: install it (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check pip==$(PIP)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	$(BIN)/python -m infra.build_ops
@@ -44,6 +47,7 @@ env-peers: .venv-peers/.ready
 
 .venv-peers/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check pip==$(PIP)
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check 'transformers>=5.15,<5.18' 'datatrove[processing,io]==0.10.1'
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check boilerpy3==1.0.7 lxml_html_clean==0.4.6
