@@ -144,7 +144,9 @@ def reported_data(store: Store) -> PreparedData:
         training_problems_by_family={"arithmetic": 3000},
         rejected={},
     )
-    solutions = VerifiedSolutions(num_seeds=0, num_without_solution=0, num_chats=0, chats_by_collection={}, rejected={})
+    solutions = VerifiedSolutions(
+        num_seeds=77, num_without_solution=0, num_chats=70, chats_by_collection={"math": 70}, rejected={"wrong_answer": 7}
+    )
     chats = CollectedChats(
         num_sources=1, num_chats=300, num_bytes=9000, chats_by_collection={"synthetic": 250, "sft/*": 50}, training_chats=285,
         validation_chats=15, dropped={"exact_duplicate": 4}, rejected={"unknown_role": 1},

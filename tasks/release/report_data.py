@@ -131,12 +131,23 @@ def _chats(data: PreparedData) -> str:
         *((f"conversations, {name}", count) for name, count in sorted(chats.chats_by_collection.items())),
         *((f"conversations dropped: {reason}", count) for reason, count in sorted(chats.dropped.items())),
         *((f"records that are no conversation: {reason}", count) for reason, count in sorted(chats.rejected.items())),
+        *_verified("seed problems", "solutions that do not verify", data.solutions),
+        *([] if data.traces is None else _verified("problems that a teacher was asked", "answers that are not kept", data.traces)),
         ("conversations to train on", chats.training_chats),
         ("conversations held out", chats.validation_chats),
         ("their tokens", shards.num_tokens),
         ("of these what an assistant writes", shards.num_trained_tokens),
     ]
     return table(("what", "number"), rows)
+
+
+def _verified(asked: str, refused: str, artifact: Artifact[Any]) -> list[tuple[Cell, ...]]:
+    """How many seeds there were, what they gave, and what was not kept by reason; nothing where there was no seed."""
+    record = artifact.record
+    if not record.num_seeds:
+        return []
+    rows = [(f"{refused}: {reason}", count) for reason, count in sorted(record.rejected.items())]
+    return [(asked, record.num_seeds), (f"conversations of {asked}", record.num_chats), *rows]
 
 
 SOURCE_COLUMNS = ("collection", "role", "domain", "licence", "files", "bytes", "sha256 over the files")
