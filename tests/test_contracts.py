@@ -26,7 +26,11 @@ GOOD = {
     "item": ["bench.jsonl at 0", "bench.jsonl at 7"], "item_id": ["0123456789abcdef"] * 2, "item_source": ["bench.jsonl"] * 2,
     "item_offset": [0, 7], "item_kind": ["code_task", "problem"], "shared": ["def one(", "1 + 2 = 3"], "num_runs": [1, 2],
     "messages": ['[{"role":"user"},{"role":"assistant"}]'] * 2, "tools": ["[]", "[]"], "collection": ["a", "b"], "name": ["a.txt", "b.txt"],
-    "sha256": [DIGEST, DIGEST], "size": [0, 7], "role": ["pretrain", "sft"], "format": ["text", "jsonl"],
+    "sha256": [DIGEST, DIGEST], "size": [0, 7], "role": ["pretrain", "sft"], "format": ["text", "jsonl"], "markup": ["", "html"],
+    "language": ["en", ""], "language_score": [0.9, None], "quality": [0.5, None], "toxicity": [0.1, None], "factuality": [None, 0.5],
+    "perplexity": [80.0, None], "quality_bucket": [1, -1], "digest": ["0123456789abcdef", "fedcba9876543210"], "num_documents": [7, 8],
+    "neighbour_id": ["fedcba9876543210", "0123456789abcdef"], "num_shared": [9, 8], "num_union": [10, 9], "similarity": [0.9, 0.889],
+    "cosine": [0.97, 0.99], **{kind: [1, 0] for kind in ("secret", "email", "iban", "credit_card", "us_ssn", "ip_address", "phone")},
 }  # fmt: skip
 VOCABULARY = {"token_id": list(range(292)), "token": [f"t{n}" for n in range(292)], "kind": ["ordinary"] * 256 + ["special"] * 36}
 
@@ -37,12 +41,18 @@ EVALUATION = {
     "text": ["1 + 1 =", "What is 1 + 1?", "one"],
     "layer": [0, 0, 1], "expert": [0, 1, 0], "num_tokens": [3, 4, 7],
 }  # fmt: skip
+FERTILITY = {
+    "tokenizer": ["ours", "ours"], "domain": ["*", "web"], "language": ["*", "*"], "num_documents": [7, 7], "num_bytes": [70, 70],
+    "num_words": [12, 12], "num_tokens": [20, 20], "tokens_per_word": [1.67, 1.67], "bytes_per_token": [3.5, 3.5],
+    "vocabulary_share": [0.5, 0.5],
+}  # fmt: skip
 REPOSITORIES = GOOD | {"domain": ["repository", "repository"]}
 OWN_TABLES = {"repositories": REPOSITORIES, "tokenizer": VOCABULARY, "evaluation_items": EVALUATION, "evaluation_suite": EVALUATION}
 
 
 def good_table(contract: str, columns: tuple[str, ...]) -> pd.DataFrame:
-    return pd.DataFrame({name: OWN_TABLES.get(contract, GOOD)[name] for name in columns})
+    own = FERTILITY if set(columns) <= set(FERTILITY) else OWN_TABLES.get(contract, GOOD)
+    return pd.DataFrame({name: own[name] for name in columns})
 
 
 BREAKERS = {

@@ -253,16 +253,20 @@ def test_nothing_left_to_train_on_is_refused(directory, tmp_path):
 
 
 class ToyTexts(Record):
-    train_bytes_by_domain: dict[str, int]
+    num_documents: int
 
 
 @step(content=("documents/*.parquet",))
 def write_texts(*, output: Output) -> ToyTexts:
     """What a tokenizer can be trained on."""
     texts = [prose(seed) for seed in range(60)]
-    made = [{"id": document_id("texts", number, 0), "text": text, "split": "train"} for number, text in enumerate(texts)]
+    same = {"split": "train", "domain": "web", "language": "en", "lang": ""}
+    made = [
+        {"id": document_id("texts", number, 0), "text": text, "num_chars": len(text), "num_bytes": len(text.encode()), **same}
+        for number, text in enumerate(texts)
+    ]
     pq.write_table(pa.Table.from_pylist(made), output.path("documents/part-00000.parquet"))
-    return ToyTexts(train_bytes_by_domain={"web": sum(map(len, texts))})
+    return ToyTexts(num_documents=len(texts))
 
 
 @pytest.fixture(scope="module")
