@@ -34,10 +34,11 @@ def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
     """(stage, what, number): documents in are documents out and those dropped, at every stage."""
     ingested, decontaminated = data.ingested.record, data.decontaminated.record
     return [
-        ("ingest", "documents left out: max_source_bytes reached", ingested.num_unsampled_documents),
+        ("ingest", "records left out: max_source_bytes reached", ingested.num_unsampled_documents),
         *_reasons("ingest", "records unreadable", ingested.rejected),
-        ("ingest", "documents", ingested.num_documents),
+        ("ingest", "records", ingested.num_documents),
         *_reasons("extract", "records dropped", data.extracted.record.dropped),
+        ("extract", "documents", data.extracted.record.num_documents),
         *(row for name, (step, _, _) in _dropping(data).items() if name != "decontaminate" for row in _stage(name, step)),
         ("synthesize", "documents added", data.problems.record.num_documents),
         *_reasons("decontaminate", "dropped", decontaminated.dropped),
@@ -50,7 +51,7 @@ def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
 
 def _funnel_bars(data: PreparedData) -> list[tuple[str, float, str]]:
     """Documents behind each stage that drops some, and how many those are."""
-    counts = [("ingest", data.ingested.record.num_documents, {}), ("extract", data.extracted.record.num_documents, {})]
+    counts = [("ingest, records", data.ingested.record.num_documents, {}), ("extract", data.extracted.record.num_documents, {})]
     counts += [(name, step.record.num_documents, step.record.dropped) for name, (step, _, _) in _dropping(data).items()]
     lost = [sum(dropped.values()) for _, _, dropped in counts]
     return [(name, number, f"{number:,}{f' (-{gone:,})' if gone else ''}") for (name, number, _), gone in zip(counts, lost, strict=True)]

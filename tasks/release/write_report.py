@@ -83,7 +83,7 @@ def _facts(data: PreparedData, phases: ReportedPhases, accepted: bool) -> list[t
         ("multiple choice", "not measured" if evaluated.choice_accuracy is None else f"{evaluated.choice_accuracy:.1%}"),
         ("parameters", f"{trained.num_parameters:,}"),
         ("tokens trained on", f"{phases.num_tokens:,}"),
-        ("documents read", f"{data.ingested.record.num_documents:,}"),
+        ("records read", f"{data.ingested.record.num_documents:,}"),
         ("phases", f"{len(phases.phases)}"),
     ]
 
