@@ -312,7 +312,9 @@ HAND_OVERS = [("chats", "chats"), ("chat_shards", "chat_shards"), ("synthetic", 
 @pytest.mark.parametrize(("name", "contract"), HAND_OVERS)
 def test_every_hand_over_holds_its_contract(sharded, name, contract, tmp_path):
     files = (f"data_contracts/{contract}.yaml",)
-    result = compute(validate_contract, tmp_path, subject=sharded[name], recipe=ContractRecipe(name=contract), data_files=files)
+    result = compute(
+        validate_contract, tmp_path, subject=sharded[name], recipe=ContractRecipe(name=contract), resources=RESOURCES, data_files=files
+    )
     assert result.record.num_rows > 0
 
 
