@@ -4,6 +4,8 @@ Libraries lie in `torch_extensions/` of the virtual environment, named by a dige
 `make env` builds all of them (`python -m model.native_library`), else the first use does (10 s each).
 """
 
+from __future__ import annotations
+
 import ctypes
 import hashlib
 import os
