@@ -20,19 +20,14 @@ from tasks.data.shard_validation import shard_validation
 from tasks.data.token_shard import open_shard
 from tasks.data.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import validate_contract
-from tests.data_inputs import RECIPE, RESOURCES, cleaned, compute, in_partitions, rows, write_corpus, write_packages
+from tests.data_inputs import RECIPE, RESOURCES, chain_recipe, cleaned, compute, in_partitions, rows, write_corpus, write_packages
 
 SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=400, num_evaluation_problems=30, max_operand=20, problems_per_document=20, num_chats=100,
     thinking_share=0.25, num_prompts=20, families={}, difficulty=1,
     num_held_out_problems=0, prompt_families=(),
 )  # fmt: skip
-CHAIN_RECIPE = RECIPE.model_copy(
-    update={
-        "split": RECIPE.split.model_copy(update={"validation_share": 0.2}), "synthesize": SYNTHESIS,
-        "filter": RECIPE.filter.model_copy(update={"min_words": 25}),
-    }
-)  # fmt: skip
+CHAIN_RECIPE = chain_recipe(SYNTHESIS)
 TOKENIZER = RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 400, "sample_chars": 150000})
 MIXTURE = {"web": 0.5, "code": 0.1, "repository": 0.2, "synthetic": 0.2}
 PACKING = PackingRecipe(

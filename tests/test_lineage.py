@@ -33,19 +33,14 @@ from tasks.data.train_tokenizer import train_tokenizer
 from tasks.lineage.trace_document import trace_document
 from tasks.lineage.trace_model import trace_model
 from tests.conftest import ROOT
-from tests.data_inputs import RECIPE, RESOURCES, cleaned, compute, prose, rows, write_corpus, write_jsonl, write_packages
+from tests.data_inputs import RECIPE, RESOURCES, chain_recipe, cleaned, compute, prose, rows, write_corpus, write_jsonl, write_packages
 
 SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=300, num_evaluation_problems=20, max_operand=30, problems_per_document=20, num_chats=40,
     thinking_share=0.25, num_prompts=60, families={}, difficulty=1,
     num_held_out_problems=0, prompt_families=(),
 )  # fmt: skip
-CHAIN_RECIPE = RECIPE.model_copy(
-    update={
-        "split": RECIPE.split.model_copy(update={"validation_share": 0.2}), "synthesize": SYNTHESIS,
-        "filter": RECIPE.filter.model_copy(update={"min_words": 25}),
-    }
-)  # fmt: skip
+CHAIN_RECIPE = chain_recipe(SYNTHESIS)
 MODEL = "glm46-micro"
 PRETRAIN = PackingRecipe(
     num_tokens=16000, sequence_length=64, packing="stream", mixture={"web": 0.5, "code": 0.2, "repository": 0.3}, bucket_weights=(),
