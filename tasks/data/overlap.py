@@ -13,12 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tasks.data.words import BASE, BASE_INVERSE, OPERATORS, SINGLE_RANGES, Words, mix, split_words
+from tasks.data.words import OPERATORS, SINGLE_RANGES, Words, base_powers, mix, split_words
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -130,7 +129,7 @@ class Runs:
     def __init__(self, words: Words) -> None:
         self.words = words
         self.owners = np.repeat(np.arange(len(words.counts)), words.counts)
-        self._powers, self._inverses = _powers(len(words.hashes) + 1)
+        self._powers, self._inverses = base_powers(len(words.hashes) + 1)
         self._sums = np.zeros(len(words.hashes) + 1, dtype=np.uint64)
         np.cumsum(words.hashes * self._powers[:-1], out=self._sums[1:])
 
@@ -246,20 +245,6 @@ def _new_words(words: Words) -> NDArray[np.bool_]:
 def _window_sums(values: NDArray[np.bool_], starts: I64, size: int) -> I64:
     sums = np.concatenate(([0], np.cumsum(values)))
     return sums[starts + size] - sums[starts]
-
-
-@lru_cache(maxsize=1)
-def _rounded_powers(length: int) -> tuple[U64, U64]:
-    powers = np.full((2, length), BASE, dtype=np.uint64)
-    powers[1] = BASE_INVERSE
-    powers[:, 0] = 1
-    powers = np.cumprod(powers, axis=1, dtype=np.uint64)
-    return powers[0], powers[1]
-
-
-def _powers(length: int) -> tuple[U64, U64]:
-    powers, inverses = _rounded_powers(1 << max(16, (length - 1).bit_length()))
-    return powers[:length], inverses[:length]
 
 
 def chunk_bounds(texts: Sequence[str]) -> list[tuple[int, int]]:

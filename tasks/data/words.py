@@ -100,7 +100,7 @@ def _shifted(values: NDArray[np.bool_], by: int, outside: I64) -> NDArray[np.boo
 
 def span_hashes(values: NDArray[np.uint32], starts: I64, stops: I64) -> U64:
     """A polynomial hash of each span values[start:stop], equal for equal spans wherever they stand."""
-    powers, inverse_powers = _powers(len(values) + 1)
+    powers, inverse_powers = base_powers(len(values) + 1)
     sums = np.zeros(len(values) + 1, dtype=np.uint64)
     np.cumsum((values.astype(np.uint64) + np.uint64(1)) * powers[: len(values)], out=sums[1:])
     return (sums[stops] - sums[starts]) * inverse_powers[starts]
@@ -149,7 +149,8 @@ def _powers_cached(length: int) -> tuple[U64, U64]:
     return powers[0], powers[1]
 
 
-def _powers(length: int) -> tuple[U64, U64]:
+def base_powers(length: int) -> tuple[U64, U64]:
+    """BASE and its inverse to the powers 0 to length - 1, modulo 2**64."""
     rounded = 1 << max(16, (length - 1).bit_length())
     powers, inverse_powers = _powers_cached(rounded)
     return powers[:length], inverse_powers[:length]
