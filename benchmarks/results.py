@@ -18,16 +18,14 @@ DISTRIBUTIONS = ("torch", "transformers", "deepspeed")
 """Whose versions decide a training or generation figure."""
 
 
-def report(name: str, *, ours: float, peer: float, unit: str, lower_is_better: bool = False, **extra: object) -> dict[str, object]:
+def report(name: str, *, ours: float, peer: float | None, unit: str, lower_is_better: bool = False, **extra: object) -> dict[str, object]:
     """Print the record as one JSON line and return it; with `--write` among the process's arguments store it as results/NAME.json.
 
     `ratio` is how many times better ours is: ours / peer, or peer / ours where less is better. A ratio in `extra` replaces it, for
-    benchmarks that take the median of paired rounds.
+    benchmarks that take the median of paired rounds. None stands for no peer: costs that are only our own.
     """
-    ratio = peer / ours if lower_is_better else ours / peer
-    record: dict[str, object] = {
-        "ours": _rounded(ours), "peer": _rounded(peer), "ratio": round(ratio, 3), "unit": unit, **extra, "versions": _versions(),
-    }  # fmt: skip
+    compared = {} if peer is None else {"peer": _rounded(peer), "ratio": round(peer / ours if lower_is_better else ours / peer, 3)}
+    record: dict[str, object] = {"ours": _rounded(ours), **compared, "unit": unit, **extra, "versions": _versions()}
     if WRITE_FLAG in sys.argv:
         RESULTS_DIR.mkdir(exist_ok=True)
         stored = {"benchmark": name, **record, "hardware": _hardware(), "command": _command(name), "date": _today()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from tasks.data.train_classifiers import train_classifiers
 from tasks.data.train_ngram_model import train_ngram_model
 from tests.conftest import ROOT
 
+Compute = Callable[..., Artifact[Any]]
 SHARED_DATA = ROOT.parent / "shared" / "data"
 RECIPE = load_scale("micro").data.recipe
 RESOURCES = SparkResources(master="local[2]", driver_memory="1g", executor_memory="1g", shuffle_partitions=2)
@@ -64,24 +66,29 @@ def chain_recipe(synthesize: SynthesisRecipe) -> DataRecipe:
     return RECIPE.model_copy(update={"split": split, "synthesize": synthesize})
 
 
-def cleaned(sources: SourceListing, root: Path, recipe: DataRecipe, resources: SparkResources = RESOURCES) -> dict[str, Artifact[Any]]:
-    """The artifacts of flows/prepare_data.py from the sources to the decontaminated documents, by their names in PreparedData."""
+def cleaned(
+    sources: SourceListing, root: Path, recipe: DataRecipe, resources: SparkResources = RESOURCES, run: Compute = compute
+) -> dict[str, Artifact[Any]]:
+    """The artifacts of flows/prepare_data.py from the sources to the decontaminated documents, by their names in PreparedData.
+
+    `run` computes a step: a benchmark's measures it too.
+    """
     spark = {"resources": resources}
-    ingested = compute(ingest_documents, root, sources=sources, recipe=recipe.ingest, **spark)
-    extracted = compute(extract_documents, root, records=ingested, recipe=recipe.extract, **spark)
-    clean = compute(remove_boilerplate, root, documents=extracted, recipe=recipe.boilerplate, **spark)
-    classifiers = compute(train_classifiers, root, sources=sources, recipe=recipe.classifiers)
-    ngram_model = compute(train_ngram_model, root, documents=clean, recipe=recipe.ngram_training, **spark)
+    ingested = run(ingest_documents, root, sources=sources, recipe=recipe.ingest, **spark)
+    extracted = run(extract_documents, root, records=ingested, recipe=recipe.extract, **spark)
+    clean = run(remove_boilerplate, root, documents=extracted, recipe=recipe.boilerplate, **spark)
+    classifiers = run(train_classifiers, root, sources=sources, recipe=recipe.classifiers)
+    ngram_model = run(train_ngram_model, root, documents=clean, recipe=recipe.ngram_training, **spark)
     models = {"classifiers": classifiers, "ngram_model": ngram_model}
-    scored = compute(score_documents, root, documents=clean, **models, recipe=recipe.language, **spark)
+    scored = run(score_documents, root, documents=clean, **models, recipe=recipe.language, **spark)
     earlier = list_earlier_documents(recipe.deduplicate.previous)
-    unique = compute(deduplicate_documents, root, documents=scored, previous=earlier, recipe=recipe.deduplicate, **spark)
-    distinct = compute(remove_semantic_duplicates, root, documents=unique, recipe=recipe.semantic, **spark)
-    split = compute(split_documents, root, documents=distinct, recipe=recipe.split, **spark)
-    filtered = compute(filter_documents, root, documents=split, recipe=recipe.filter, **spark)
-    masked = compute(mask_personal_data, root, documents=filtered, recipe=recipe.personal_data, **spark)
-    problems = compute(synthesize_problems, root, recipe=recipe.synthesize)
-    decontaminated = compute(
+    unique = run(deduplicate_documents, root, documents=scored, previous=earlier, recipe=recipe.deduplicate, **spark)
+    distinct = run(remove_semantic_duplicates, root, documents=unique, recipe=recipe.semantic, **spark)
+    split = run(split_documents, root, documents=distinct, recipe=recipe.split, **spark)
+    filtered = run(filter_documents, root, documents=split, recipe=recipe.filter, **spark)
+    masked = run(mask_personal_data, root, documents=filtered, recipe=recipe.personal_data, **spark)
+    problems = run(synthesize_problems, root, recipe=recipe.synthesize)
+    decontaminated = run(
         decontaminate_documents, root, documents=masked, synthetic=problems, ingested=ingested, recipe=recipe.decontaminate, **spark
     )
     return {
