@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -353,3 +354,65 @@ def test_progress_is_told(tmp_path, monkeypatch):
     told = []
     list_sources(tmp_path, told.append)
     assert told == ["sources: 0.1 of 0.3 GB hashed", "sources: 0.2 of 0.3 GB hashed"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ("{files: 'bnech/*.txt', role: evaluation}", r"entry 1 \(bnech/\*\.txt, role evaluation\): no file matches it: .*correct the glob"),
+        ("{files: '**', role: pretrain}\n  - {files: 'bench/*', role: evaluation}", r"entry 2 .*bench/b\.txt\) belongs to the earlier"),
+        ("{files: ['*.txt', '*.md'], role: pretrain}", r"files is \['\*\.txt', '\*\.md'\]; allowed is one string: give each glob an entry"),
+        ("{files: '*.txt', role: pretrain, lang: no}", r"lang is False; allowed is one string: write it in quotes .*lang: 'no'"),
+        ("{files: '*.txt', role: pretrain, text: {a: b}}", r"text is \{'a': 'b'\}; allowed is the name of a field or a list"),
+        ("{files: '*.txt', role: pretrain, text: []}", r"text is \[\]; allowed"),
+    ],
+)  # fmt: skip
+def test_a_slip_of_the_pen_in_the_manifest_is_no_silence(tmp_path, entries, message):
+    (tmp_path / "bench").mkdir()
+    for name in ("a.txt", "bench/b.txt"):
+        (tmp_path / name).write_text("text")
+    write_manifest(tmp_path, f"  - {entries}\n")
+    with pytest.raises(ValueError, match=message):
+        list_sources(tmp_path)
+
+
+def test_an_idle_entry_that_ignores_is_allowed(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    write_manifest(tmp_path, "  - {files: 'drafts/**', role: ignore}\n  - {files: '*.txt', role: pretrain, lang: 'no'}\n")
+    assert [file.lang for file in list_sources(tmp_path).files] == ["no"]
+
+
+def test_a_manifest_under_another_ending_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "glm46-data.yml").write_text("version: 1\nentries: []\n")
+    with pytest.raises(ValueError, match=r"glm46-data\.yml: roles are read from glm46-data\.yaml: rename it"):
+        list_sources(tmp_path)
+
+
+def test_directories_are_read_once_by_their_own_name_and_links_out_of_the_tree_are_followed(tmp_path):
+    data, other = tmp_path / "data", tmp_path / "other"
+    for path in (data / "b" / "own.txt", other / "deep" / "linked.txt"):
+        path.parent.mkdir(parents=True)
+        path.write_text("text")
+    for name, target in (("a", data / "b"), ("loop", data), ("up", tmp_path), ("more", other), ("b/again", other)):
+        (data / name).symlink_to(target)
+    assert roles(data) == {"b/again/deep/linked.txt": "pretrain", "b/own.txt": "pretrain"}
+
+
+def test_what_is_no_readable_file_is_named_and_not_waited_for(tmp_path):
+    (tmp_path / "link.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"link\.txt is a link that leads nowhere: remove it"):
+        list_sources(tmp_path)
+    (tmp_path / "link.txt").unlink()
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(ValueError, match=r"pipe\.txt is no regular file"):
+        list_sources(tmp_path)
+    (tmp_path / "pipe.txt").unlink()
+    (Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"))).write_text("text")
+    with pytest.raises(ValueError, match=r"caf\\xe9\.txt': the name is not UTF-8: rename it"):
+        list_sources(tmp_path)
+
+
+def test_a_first_line_that_nests_too_deep_to_be_looked_at_is_left_to_the_reader(tmp_path):
+    (tmp_path / "deep.jsonl").write_text('{"text":' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    assert roles(tmp_path) == {"deep.jsonl": "pretrain"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from tasks.data.git_trees import GIT_COMMITS, GIT_DIRECTORY, GitTree, read_tree
 from tasks.data.source_bytes import GARBLED, HashingReader, decompressed, open_source, stem_of
 
 MANIFEST_NAME = "glm46-data.yaml"
+OTHER_MANIFEST_NAMES = ("glm46-data.yml", "glm46_data.yaml", "glm46_data.yml")
 PEEKED_BYTES = 1 << 16
 ROLES = ("pretrain", "evaluation", "sft", "preference", "prompts", "classifier", "ignore")
 GIT = "git"
@@ -88,16 +89,43 @@ class SourceRoot:
 
 
 def local_root(directory: Path) -> SourceRoot:
-    """The files of a directory without hidden ones, and its git working trees."""
+    """The files of a directory without hidden ones, and its git working trees. Raises ValueError where a directory cannot be read."""
     names, roots = [], []
-    for parent, directories, files in os.walk(directory):
+    for parent, directories, files in _directories(directory):
         if GIT_DIRECTORY in directories or GIT_DIRECTORY in files:
             roots.append(Path(parent).relative_to(directory).as_posix().removeprefix("."))
-        directories[:] = [name for name in directories if not name.startswith(".")]
         names.extend((Path(parent) / name).relative_to(directory).as_posix() for name in files if not name.startswith("."))
     names.sort()
     trees = tuple(read_tree(directory, root) for root in sorted(roots))
     return SourceRoot(str(directory), tuple(names), {name: str((directory / name).absolute()) for name in names}, trees)
+
+
+def _directories(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """os.walk without hidden directories, each directory once: under its own name, and behind those by links that lead out of the tree."""
+    seen = {_identity_of(parent) for parent in top.absolute().parents}
+    waiting = [str(top)]
+    while waiting:
+        links: list[str] = []
+        for start in sorted(waiting):
+            for parent, directories, files in os.walk(start, onerror=_refuse_directory):
+                identity = _identity_of(parent)
+                if identity in seen:
+                    directories.clear()
+                    continue
+                seen.add(identity)
+                yield parent, directories, files
+                directories[:] = [name for name in directories if not name.startswith(".")]
+                links += [path for name in directories if os.path.islink(path := os.path.join(parent, name))]
+        waiting = links
+
+
+def _identity_of(directory: Path | str) -> tuple[int, int]:
+    found = os.stat(directory)
+    return found.st_dev, found.st_ino
+
+
+def _refuse_directory(error: OSError) -> None:
+    raise ValueError(f"directory {error.filename} cannot be read ({error.strerror}): make it readable or move it away") from error
 
 
 def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
@@ -106,15 +134,19 @@ def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
     Commits of a working tree stand for themselves, as the file `.git` of the tree.
     """
     names = [name for name in root.names if name != MANIFEST_NAME]
+    misnamed = next((name for name in OTHER_MANIFEST_NAMES if name in root.places), None)
+    if misnamed is not None:
+        raise ValueError(f"{root.where.rstrip('/')}/{misnamed}: roles are read from {MANIFEST_NAME}: rename it")
     if MANIFEST_NAME not in root.places:
         return _roles_by_suffix(root, names)
     manifest = f"{root.where.rstrip('/')}/{MANIFEST_NAME}"
     with open_source(root.places[MANIFEST_NAME]) as file:
         entries = _read_manifest(manifest, file.read())
     patterns = [(_glob_pattern(entry.files), entry) for entry in entries]
+    winners = {name: next((entry for pattern, entry in patterns if pattern.fullmatch(name)), None) for name in names}
+    _refuse_idle_entries(manifest, patterns, winners)
     found = []
-    for name in names:
-        entry = next((entry for pattern, entry in patterns if pattern.fullmatch(name)), None)
+    for name, entry in winners.items():
         if entry is None or entry.role == "ignore":
             continue
         if entry.format == GIT:
@@ -123,6 +155,22 @@ def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
             found.append((name, _with_format(entry, name, manifest)))
     found.extend(_tree_commits(root, found, manifest, [entry for entry in entries if entry.format == GIT]))
     return sorted(found, key=lambda item: item[0])
+
+
+def _refuse_idle_entries(
+    manifest: str, patterns: list[tuple[re.Pattern[str], RoleEntry]], winners: Mapping[str, RoleEntry | None]
+) -> None:  # fmt: skip
+    """A glob with a slip of the pen would train on a benchmark, or leave a part of the corpus out, without a word."""
+    used = {id(entry) for entry in winners.values()}
+    for number, (pattern, entry) in enumerate(patterns, 1):
+        if id(entry) in used or entry.role == "ignore":
+            continue
+        taken = next((name for name in winners if pattern.fullmatch(name)), None)
+        winner = winners[taken] if taken is not None else None
+        why = "no file matches it: names are relative to the directory of this file, and `**/` stands for any depth; correct the glob"
+        if winner is not None:
+            why = f"every file that it matches (such as {taken}) belongs to the earlier entry {winner.files}: put this one in front of it"
+        raise ValueError(f"{manifest}, entry {number} ({entry.files}, role {entry.role}): {why}, or remove the entry")
 
 
 def _tree_file(root: SourceRoot, name: str, entry: RoleEntry) -> list[tuple[str, RoleEntry]]:
@@ -172,10 +220,20 @@ def _parse_entry(path: str, number: int, entry: object) -> RoleEntry:
     for key, allowed in (("role", ROLES), ("format", FORMATS), ("domain", DOMAINS)):
         if key in values and values[key] not in allowed:
             raise ValueError(f"{where} ({values['files']}): unknown {key} {values[key]!r}; allowed are {', '.join(allowed)}")
+    for key in ("files", "lang", "kind", "label", "licence"):
+        if key in values and (not isinstance(values[key], str | int) or isinstance(values[key], bool) or values[key] == ""):
+            fix = (
+                "give each glob an entry" if key == "files" else f"write it in quotes where YAML reads something else into it ({key}: 'no')"
+            )
+            raise ValueError(f"{where} ({values['files']}): {key} is {values[key]!r}; allowed is one string: {fix}")
     commits = values.get("commits", 0)
     if not isinstance(commits, int) or isinstance(commits, bool) or commits < 0 or (commits and values.get("format") != GIT):
         raise ValueError(f"{where} ({values['files']}): commits is {commits!r}; allowed is a number, where the entry says `format: git`")
     text = values.get("text")
+    if text is not None and not (
+        isinstance(text, str) or (isinstance(text, list) and text and all(isinstance(name, str) for name in text))
+    ):
+        raise ValueError(f"{where} ({values['files']}): text is {text!r}; allowed is the name of a field or a list of names")
     named = () if text is None else tuple(map(str, text)) if isinstance(text, list) else (str(text),)
     strings = {key: str(value) for key, value in values.items() if key not in ("text", "commits")}
     return replace(RoleEntry(**strings), text=named, commits=commits)  # pyright: ignore[reportArgumentType]
@@ -224,7 +282,7 @@ def _refuse_benchmark(root: SourceRoot, name: str) -> None:
     try:
         with open_source(root.places[name], buffer_bytes=PEEKED_BYTES) as file:
             record = json.loads(decompressed(name, HashingReader(file)).readline(2**24))
-    except (*GARBLED, ValueError):
+    except (*GARBLED, ValueError, RecursionError):
         return
     shape = next((shape for shape in BENCHMARK_SHAPES if isinstance(record, dict) and shape <= set(record)), None)
     if shape is not None:
@@ -249,5 +307,5 @@ def _glob_pattern(glob: str) -> re.Pattern[str]:
         else:
             pattern += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(token, re.escape(token))
     if depth:
-        raise ValueError(f"{MANIFEST_NAME}: glob {glob!r} has an open brace")
+        raise ValueError(f"{MANIFEST_NAME}: glob {glob!r} has an open brace: close it with }}")
     return re.compile(pattern)

@@ -125,7 +125,7 @@ def _embedded_listing() -> SourceListing:
 
 def _hashed_files(root: SourceRoot, roles: list[tuple[str, RoleEntry]], report: Report | None) -> tuple[SourceFile, ...]:
     """Hashing and decompressing let go of Python's lock: one thread per core."""
-    sizes = {name: Path(root.places[name]).stat().st_size for name, _ in roles if name in root.places and name not in root.sizes}
+    sizes = {name: _size_of(root.places[name]) for name, _ in roles if name in root.places and name not in root.sizes}
     total, done, reported, files = sum(sizes.values()), 0, 0, []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for file in pool.map(lambda item: _source_file(root, *item), roles):
@@ -135,6 +135,18 @@ def _hashed_files(root: SourceRoot, roles: list[tuple[str, RoleEntry]], report: 
                 report(f"sources: {done / 1e9:.1f} of {total / 1e9:.1f} GB hashed")
                 reported = done
     return tuple(files)
+
+
+def _size_of(place: str) -> int:
+    """Raises ValueError for a link that leads nowhere, a pipe, which would be waited for without end, and a name that is not UTF-8: Python
+    reads its bytes as lone surrogates, which neither ids nor tables can hold."""
+    path = Path(place)
+    if any("\ud800" <= character <= "\udfff" for character in place):
+        raise ValueError(f"source {os.fsencode(place)!r}: the name is not UTF-8: rename it")
+    if not path.is_file():
+        kind = "a link that leads nowhere" if path.is_symlink() and not path.exists() else "no regular file"
+        raise ValueError(f"source {place} is {kind}: remove it, or give it the role ignore")
+    return path.stat().st_size
 
 
 def _source_file(root: SourceRoot, name: str, entry: RoleEntry) -> SourceFile:
