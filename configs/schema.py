@@ -184,11 +184,12 @@ class NgramModelRecipe(Frozen):
     min_count: int = Field(gt=0)
     """N-grams, also single words, that occur fewer times are forgotten; their mass goes to shorter ones and to unknown words."""
     min_language_bytes: int = Field(gt=0)
-    """A language with less text has no model, and its documents no perplexity."""
+    """With so much reference text (role `reference`) a language's model learns from that; with so many documents, from halves of them; with
+    less of both there is none, and no perplexity."""
     max_language_bytes: int = Field(gt=0)
     """Text per language that its model is trained on, on average: documents are taken by the hash of their id."""
     max_bytes: int = Field(gt=0)
-    """Text of all languages together whose language is found for that."""
+    """Documents of all languages together whose language is found for that, and as much reference text."""
 
 
 class NgramTrainingRecipe(Frozen):
@@ -196,19 +197,34 @@ class NgramTrainingRecipe(Frozen):
 
     language: LanguageRecipe
     ngram_model: NgramModelRecipe
+    ingest: IngestRecipe
+    """How reference text is read; documents are already."""
+    extract: ExtractionRecipe
 
 
 class SemanticRecipe(Frozen):
     """Code and commits are left out: the threshold is measured on prose."""
 
+    embedding_model: str
+    """A directory with a model that gives texts their vectors, on a file system that executors see: config.json, tokenizer.json and
+    *.safetensors of an encoder (MiniLM, E5 ...) or of a checkpoint that this pipeline exported. A vector is the mean of the last hidden
+    states. Empty: a projection of word weights, which needs no model and knows no meaning."""
+    embedding_sha256: str = Field(pattern="^([0-9a-f]{64})?$")
+    """Of that directory's files: a run with others stops. `cd DIR && LC_ALL=C sh -c 'sha256sum *' | sha256sum` prints it."""
+    passage_tokens: int = Field(gt=2)
+    """With a model: tokens that go through it at once, special ones included; at most its positions."""
+    max_passages: int = Field(gt=0)
+    """With a model: of a longer document so many passages are read, at equal distances from its first to its last."""
     dimensions: int = Field(gt=0, le=1024)
-    """Entries of a document's vector, one byte each. At 256 unrelated texts have cosines up to 0.3."""
+    """Entries of a document's vector, one byte each. At 256 unrelated texts have cosines up to 0.3. Of the projection alone: a model's
+    vectors have its hidden size."""
     min_words: int = Field(gt=0)
     """Shorter documents are not judged: a few words are no meaning."""
     max_cosine: float = Field(gt=0, le=1)
-    """Of two documents of one cluster whose vectors are more alike than this, one stays. At 0.95 the judged collections of
-    docs/data.md lose
-    no document that differs from its neighbour; lower values take pages that share their template."""
+    """Of two documents of one cluster whose vectors are more alike than this, one stays. At 0.95 the judged collections of docs/data.md
+    lose no document that differs from its neighbour; lower values take pages that share their template. That was measured without a model.
+    With one, a cosine is whatever that model makes of it (unrelated texts are at 0.1 in one, at 0.8 in the next): choose the bound by
+    reading similar.parquet of a sample."""
     cluster_documents: int = Field(gt=1)
     """Documents per cluster aimed at; SemDedup compares inside a cluster only."""
     window: int = Field(gt=1)
@@ -220,6 +236,15 @@ class SemanticRecipe(Frozen):
     max_removed_share: float = Field(gt=0, le=1)
     """Share of one source's documents above which the run stops and shows examples."""
     seed: int
+
+    @model_validator(mode="after")
+    def _has_a_digest(self) -> SemanticRecipe:
+        if bool(self.embedding_model) != bool(self.embedding_sha256):
+            raise ValueError(
+                f"embedding_model ({self.embedding_model!r}) and embedding_sha256 ({self.embedding_sha256!r}): give both, or leave both "
+                "empty; `cd DIR && LC_ALL=C sh -c 'sha256sum *' | sha256sum` prints the digest"
+            )
+        return self
 
 
 class DeduplicationRecipe(Frozen):
@@ -451,6 +476,7 @@ class ChatCollectionRecipe(Frozen):
     """What decides which conversations are kept. Made by `DataRecipe.chat_collection`."""
 
     chats: ChatRecipe
+    personal_data: PersonalDataRecipe
     decontaminate: DecontaminationRecipe
 
 
@@ -569,12 +595,12 @@ class DataRecipe(Frozen):
     @property
     def ngram_training(self) -> NgramTrainingRecipe:
         """The part that language models depend on."""
-        return NgramTrainingRecipe(language=self.language, ngram_model=self.ngram_model)
+        return NgramTrainingRecipe(language=self.language, ngram_model=self.ngram_model, ingest=self.ingest, extract=self.extract)
 
     @property
     def chat_collection(self) -> ChatCollectionRecipe:
-        """Conversations are decontaminated as documents are."""
-        return ChatCollectionRecipe(chats=self.chats, decontaminate=self.decontaminate)
+        """Conversations are masked and decontaminated as documents are."""
+        return ChatCollectionRecipe(chats=self.chats, personal_data=self.personal_data, decontaminate=self.decontaminate)
 
 
 class SparkResources(Frozen):

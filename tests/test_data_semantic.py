@@ -17,8 +17,8 @@ from tasks.data.semantic_vectors import (
     PAIR_NAMES,
     assign,
     buckets_of,
-    embed,
     fit_centroids,
+    project,
     squared_norms,
     weighted_features,
 )  # fmt: skip
@@ -45,15 +45,15 @@ def inverse_frequencies(texts):
 
 
 def cosines(texts):
-    vectors = embed(texts, inverse_frequencies(texts), 256, 46, 10)
+    vectors = project(texts, inverse_frequencies(texts), 256, 46, 10)
     norms = np.sqrt(squared_norms(vectors))
     return vectors.astype(np.int64) @ vectors.astype(np.int64).T / np.maximum(norms[:, None] * norms, 1)
 
 
 def test_a_vector_depends_on_its_text_alone_and_dot_products_are_exact():
     texts = [prose(seed, 200) for seed in range(40)] + ["", "three short words"]
-    together = embed(texts, FLAT, MAX_DIMENSIONS, 46, 10)
-    alone = np.concatenate([embed([text], FLAT, MAX_DIMENSIONS, 46, 10) for text in texts])
+    together = project(texts, FLAT, MAX_DIMENSIONS, 46, 10)
+    alone = np.concatenate([project([text], FLAT, MAX_DIMENSIONS, 46, 10) for text in texts])
     assert np.array_equal(together, alone) and not together[-2:].any()
     extreme = np.full((2, MAX_DIMENSIONS), 127, dtype=np.int8)
     assert squared_norms(extreme).tolist() == [MAX_DIMENSIONS * 127**2] * 2
@@ -66,7 +66,7 @@ def test_cosine_follows_that_of_the_exact_weights():
     exact = np.zeros((len(texts), len(np.unique(hashes))))
     exact[owners, np.searchsorted(np.unique(hashes), hashes)] = weights
     exact /= np.linalg.norm(exact, axis=1, keepdims=True)
-    vectors = embed(texts, FLAT, 1024, 46, 10).astype(float)
+    vectors = project(texts, FLAT, 1024, 46, 10).astype(float)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     assert np.abs(vectors @ vectors.T - exact @ exact.T).max() < 0.12
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from tasks.data.semantic_vectors import PAIR_NAMES, squared_norms, vectors_of
+from tasks.data.semantic_vectors import PAIR_NAMES, squared_norms, vectors_of, widened
 
 BLOCK_ROWS = 512
 
@@ -32,7 +32,7 @@ def similar_pairs(batches: Iterator[pa.RecordBatch], max_cosine: float, window: 
 def _pairs(rows: pa.Table, first_new: int, max_cosine: float, window: int) -> pa.RecordBatch | None:
     vectors, clusters = vectors_of(rows.column("vector")), rows.column("cluster").to_numpy()
     norms = squared_norms(vectors)
-    wide = vectors.astype(np.float32)
+    wide = widened(vectors)
     dots = (wide[first_new:] @ wide.T).astype(np.float64)
     cosines = dots / np.sqrt(np.maximum(norms[first_new:, None] * norms, 1.0))
     places = np.arange(len(vectors))
