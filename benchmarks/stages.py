@@ -58,9 +58,8 @@ def main() -> None:
         _run_chain(directory, Path(folder) / "store", costs)
     stop_spark()
     for name, cost in costs.items():
-        print(
-            f"{name:28} {cost.cpu_seconds_per_mb:8.3f} processor s per MB {cost.shuffled_bytes_per_document:8,.0f} shuffled bytes per document"
-        )
+        per_mb, shuffled = cost.cpu_seconds_per_mb, cost.shuffled_bytes_per_document
+        print(f"{name:28} {per_mb:8.3f} processor s per MB {shuffled:8,.0f} shuffled bytes per document")
     report(
         "stages", ours=sum(cost.cpu_seconds_per_mb for cost in costs.values()), peer=None, unit="processor seconds per MB",
         table={name: asdict(cost) for name, cost in costs.items()},
