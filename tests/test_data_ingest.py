@@ -24,6 +24,7 @@ from tasks.data.seen_keys import SeenKeys
 from tasks.data.source_bytes import HashingReader
 from tasks.data.source_frame import SOURCE_COLUMNS
 from tasks.data.source_records import _source_rows, read_sources
+from tasks.data.table_records import record_of
 from tasks.data.text_records import text_records
 from tasks.data.wiki_dumps import wiki_pages
 from tests.data_inputs import RECIPE, RESOURCES, SHARED_DATA, compute, in_partitions, prose, rows, write_jsonl
@@ -396,6 +397,35 @@ def test_a_string_of_parquet_that_is_not_utf8_costs_its_row(tmp_path):
     data = (tmp_path / "made.parquet").read_bytes()
     found = read({"name": "x.parquet", "format": "parquet"}, data, tmp_path)
     assert found == [(0, "good", ""), (1, "", "not_utf8"), (2, "fine", "")]
+
+
+@pytest.mark.parametrize("field", ["text", "url", "license", "lang", "id", "\\udc00"])
+def test_half_of_a_surrogate_pair_costs_its_record_wherever_it_stands(tmp_path, field):
+    given = {"text": "words", field: "\ud800"} if field != "\\udc00" else {"\udc00": "words"}
+    data = f'{json.dumps(given)}\n{{"text": "good"}}\n'.encode()
+    found = read({"name": "x.jsonl", "format": "jsonl"}, data, tmp_path)
+    assert [(text, reason) for _, text, reason in found] == [("", "no_text" if field == "\\udc00" else "not_utf8"), ("good", "")]
+
+
+def test_a_date_that_python_has_no_value_for_costs_its_row(tmp_path):
+    dates = pa.array([0, 3 * 10**17, 0], pa.timestamp("us"))
+    pq.write_table(pa.table({"question": ["one", "two", "three"], "asked": dates}), tmp_path / "made.parquet")
+    data = (tmp_path / "made.parquet").read_bytes()
+    found = read({"name": "x.parquet", "format": "parquet", "role": "evaluation"}, data, tmp_path)
+    assert [reason for _, _, reason in found] == ["", "broken_parquet", ""]
+
+
+@pytest.mark.parametrize(
+    ("record", "detail"),
+    [
+        ({"text": 5}, "text is int, not a string"),
+        ({"content": None, "id": 1}, "text and content null; fields are content, id"),
+        ({"body": "words"}, "text and content not there; fields are body"),
+    ],
+)
+def test_a_record_without_text_says_what_it_has_in_its_place(record, detail):
+    source = {"name": "x.jsonl", "format": "jsonl", "role": "pretrain", "text": [], "domain": "web"}
+    assert record_of(source, 7, record).detail == detail
 
 
 def test_conversations_in_parquet_are_those_of_json_lines(tmp_path):

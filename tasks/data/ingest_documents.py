@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infra.spark import spark_session
 from infra.step import Output, Progress, Record, step
@@ -132,7 +132,7 @@ def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rejected_pa
     if mistakes:
         row = next(row for row in rows if row["reason"] in STOPPING_REASONS)
         raise ValueError(f"source {row['source']}: {row['detail']}")
-    examples = "; ".join(f"{row['source']} at byte {row['offset']}: {row['reason']} ({row['detail']})" for row in rows[:NUM_EXAMPLES])
+    examples = "; ".join(f"{_place_of(row)}: {row['reason']} ({row['detail']})" for row in rows[:NUM_EXAMPLES])
     if too_many:
         raise ValueError(
             f"{num_damaged} of {num_read} records are unreadable ({', '.join(f'{reason} {count}' for reason, count in damaged.items())}), "
@@ -140,3 +140,7 @@ def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rejected_pa
         )
     fix = examples or "add text, or raise ingest.max_source_bytes"
     raise ValueError(f"the corpus is empty: no document in {record.num_sources} sources (rejected: {record.rejected or 'none'}): {fix}")
+
+
+def _place_of(row: dict[str, Any]) -> str:
+    return f"{row['source']} at {'row' if row['source'].lower().endswith('.parquet') else 'byte'} {row['offset']}"

@@ -81,26 +81,29 @@ def _columns(source: Row, names: list[str]) -> tuple[list[str], str]:
     return [field for field in names if field in wanted or field in PLACE_FIELDS], ""
 
 
-def _rows(batch: pa.RecordBatch) -> Iterator[Row | str]:
-    """Each row, or the name of its first column whose string is not UTF-8."""
+def _rows(batch: pa.RecordBatch) -> Iterator[Row | tuple[str, str]]:
+    """Each row, or (reason, detail) where Python has no value for one of its columns: bytes that are not UTF-8, a date beyond year 9999."""
     try:
         yield from batch.to_pylist()
-    except UnicodeDecodeError:
-        for number in range(batch.num_rows):
-            row: Row = {}
-            for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                try:
-                    row[name] = column[number].as_py()
-                except UnicodeDecodeError:
-                    yield name
-                    break
-            else:
-                yield row
+    except (ValueError, OverflowError):
+        yield from (_row(batch, number) for number in range(batch.num_rows))
 
 
-def _bounded(number: int, row: Row | str, max_record_bytes: int) -> JsonLine:
-    if isinstance(row, str):
-        return JsonLine(number, None, "not_utf8", f"column {row}")
+def _row(batch: pa.RecordBatch, number: int) -> Row | tuple[str, str]:
+    row: Row = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            row[name] = column[number].as_py()
+        except UnicodeDecodeError:
+            return "not_utf8", f"column {name}"
+        except (ValueError, OverflowError) as error:
+            return "broken_parquet", f"column {name}: {error}"[:500]
+    return row
+
+
+def _bounded(number: int, row: Row | tuple[str, str], max_record_bytes: int) -> JsonLine:
+    if isinstance(row, tuple):
+        return JsonLine(number, None, *row)
     size = sum(len(value) for value in row.values() if isinstance(value, str | bytes))
     if size > max_record_bytes:
         return JsonLine(number, None, "record_too_long", f"{size} bytes, ingest.max_record_bytes is {max_record_bytes}")
@@ -112,20 +115,30 @@ def record_of(source: Row, offset: int, record: Row) -> Parsed:
     name = source["name"]
     text = json.dumps(record, ensure_ascii=False, default=str) if source["role"] == "evaluation" else _text_of(source, record)
     if text is None:
-        return rejection(name, offset, "no_text", f"fields are {', '.join(sorted(record))}")
+        return rejection(name, offset, "no_text", _why_no_text(source, record))
     if not text.strip():
         return rejection(name, offset, "empty")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return rejection(name, offset, "not_utf8", f"character {error.start}: {error.reason}")
     lang, key = record.get("lang"), record.get("id")
     repository = _first_string(record, ("repo", "repository")) if source["domain"] in (CODE, COMMIT) else ""
     markup = JSON_RECORD if source["role"] == "evaluation" else HTML if source["format"] == HTML_LINES else PLAIN
-    return Parsed(
+    parsed = Parsed(
         name, offset, text, _url(record), _first_string(record, ("licence", "license")), lang if isinstance(lang, str) else None,
         repository, _first_string(record, ("path",)) if repository else "", markup, str(key) if isinstance(key, str | int) else "",
     )  # fmt: skip
+    # JSON may name half of a surrogate pair, which no column can hold.
+    for field in ("text", "url", "licence", "lang", "repository", "path", "key"):
+        try:
+            (getattr(parsed, field) or "").encode()
+        except UnicodeEncodeError as error:
+            return rejection(name, offset, "not_utf8", f"{field}, character {error.start}: {error.reason}")
+    return parsed
+
+
+def _why_no_text(source: Row, record: Row) -> str:
+    wanted = source["text"] or _default_fields(source)
+    others = [f"{name} is {type(record[name]).__name__}, not a string" for name in wanted if record.get(name) is not None]
+    absent = "null" if any(name in record for name in wanted) else "not there"
+    return "; ".join(others) or f"{' and '.join(wanted)} {absent}; fields are {', '.join(sorted(record))}"
 
 
 def _default_fields(source: Row) -> tuple[str, ...]:
