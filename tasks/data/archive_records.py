@@ -24,7 +24,9 @@ BROKEN_DEFLATE = cast("type[Exception]", isal_zlib.error)
 ARC_LINE = re.compile(rb"[a-zA-Z][\w.+-]*:[^\r\n]* [\d.:a-fA-F]* \d{8,14} [^\r\n]*\d+\r?\n")
 """URL, IP address, date, and what version 1 and 2 have in between, with the length last."""
 
-
+NEXT_WARC = re.compile(rb"\r?\n\r?\nWARC/[01]\.")
+NEXT_ARC = re.compile(rb"\n(?=" + ARC_LINE.pattern + rb")")
+"""What ends a record whose length leads behind it."""
 HEADER_LINE = re.compile(rb"^([\w-]+)[ \t]*:[ \t]*([^\r\n]*)", re.M)
 
 
@@ -75,14 +77,20 @@ class ArchiveBytes:
         del self.buffer[:size]
         self.position += size
 
-    def skip(self, size: int) -> int:
-        """Go on behind so many bytes without holding them; gives those that the file had."""
+    def skip(self, size: int, end: re.Pattern[bytes]) -> tuple[int, bool]:
+        """Go on behind so many bytes without holding them, or to where `end` is found before; gives their number and whether it was."""
         left = size
         while left and self.fill(1):
-            step = min(left, len(self.buffer))
+            has_more = self.fill(INFLATED_BYTES)
+            found = end.search(self.buffer)
+            if found is not None and found.start() < left:
+                self.drop(found.start())
+                return size - left + found.start(), True
+            # What ends the record may begin in the tail: it is looked at again with what follows.
+            step = min(left, len(self.buffer) - MAX_ARC_LINE if has_more else len(self.buffer))
             self.drop(step)
             left -= step
-        return size - left
+        return size - left, False
 
     def place(self) -> tuple[int, int]:
         """(member, inside) of the buffer's first byte."""
@@ -181,7 +189,10 @@ def _next_record(source: ArchiveBytes, place: tuple[int, int], max_record_bytes:
     length = int(headers[b"content-length"])
     if length > max_record_bytes:
         source.drop(size)
-        found = source.skip(length)
+        found, is_wrong = source.skip(length, NEXT_ARC if b"url" in headers else NEXT_WARC)
+        if is_wrong:
+            detail = f"content-length is {length}, the next record begins {found} bytes behind the header"
+            return ArchiveRecord(*place, headers, reason="wrong_content_length", detail=detail)
         cut = "" if found == length else f", of which the file has {found}"
         detail = f"{length} bytes{cut}, ingest.max_record_bytes is {max_record_bytes}"
         return ArchiveRecord(*place, headers, reason="record_too_long", detail=detail)
@@ -248,6 +259,6 @@ def _find_next(source: ArchiveBytes) -> int:
 def _header_at(buffer: bytearray) -> int:
     """Where a header begins behind a line end; -1 for nowhere."""
     at = buffer.find(b"\n" + WARC_START)
-    line = re.search(rb"\n(?=" + ARC_LINE.pattern + rb")", buffer)
+    line = NEXT_ARC.search(buffer)
     found = [place + 1 for place in (at, -1 if line is None else line.start()) if place >= 0]
     return min(found, default=-1)
