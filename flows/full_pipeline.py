@@ -14,6 +14,8 @@ from flows.post_train_model import post_train_model
 from flows.prepare_data import prepare_data
 from flows.pretrain_model import pretrain_model
 from flows.release_model import release_model
+from flows.report_run import report_run
+from flows.reported import reported_phases
 from flows.run_step import Run
 from flows.show_run import show_data, show_outcome
 from flows.stage_log import StageLog
@@ -71,7 +73,9 @@ def full_pipeline(
     if history.start is not None and not history.models:
         history = history.followed_by(assess_start(run, prepared, history.start))
     assessed = history.last
-    released = release_model(run, prepared, history.models) if window.releases and assessed is not None and not assessed.reasons else None
+    released = release_model(run, prepared, assessed) if window.releases and assessed is not None and not assessed.reasons else None
+    phases = reported_phases(history.models, window.phases)
+    report = report_run(run, prepared, phases, released) if phases.phases else None
     outcome = RunOutcome(
         promoted=released is not None and released.promoted,
         model=model_name(configuration.scale),
@@ -79,10 +83,10 @@ def full_pipeline(
         version="" if assessed is None else assessed.version,
         seconds=round(time.monotonic() - started, 1),
         digest="" if assessed is None else assessed.checkpoint.record.export_digest,
-        report="" if released is None else str(released.report),
+        report="" if report is None else str(report.path),
         stages=run.log.results,
         reasons=[*(assessed.reasons if assessed is not None else ()), *(released.reasons if released is not None else ())],
     )
-    show_outcome(run, history.models, outcome)
-    finish_pipeline(run, outcome, () if released is None else released.evidence)
+    show_outcome(run, phases, outcome)
+    finish_pipeline(run, outcome, () if report is None else report.files)
     return outcome

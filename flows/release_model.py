@@ -1,14 +1,12 @@
-"""Release: GGUF files, their evaluation, the champion's rival comparison, a served smoke test, promotion or refusal, the report."""
+"""Release: GGUF files, their evaluation, the champion's rival comparison, a served smoke test, promotion or refusal."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from prefect import flow
 
 from flows.assess_checkpoint import AssessedModel, evaluate
-from flows.reported import reported_phases
 from flows.run_step import Run, run_effect, run_step
 from infra.experiment_tracking import connect
 from infra.model_registry import (
@@ -29,10 +27,9 @@ from tasks.data.prepared_data import PreparedData
 from tasks.evaluation.decide_gate import GateDecision, decide_gate
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.release.decide_release import decide_release
-from tasks.release.evaluate_gguf import evaluate_gguf
+from tasks.release.evaluate_gguf import GgufEvaluation, evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
 from tasks.release.smoke_test import SmokeReport, smoke_test
-from tasks.release.write_report import publish_report, write_report
 from tasks.training.train_phase import TrainedCheckpoint
 
 
@@ -43,15 +40,16 @@ class ReleasedModel:
     promoted: bool
     version: str
     reasons: tuple[str, ...]
-    report: Path
-    evidence: tuple[Path, ...]
-    """Report and cards."""
+    gguf_evaluation: Artifact[GgufEvaluation]
+    release_decision: Artifact[GateDecision]
+    """On the quantized files."""
+    decision: Artifact[GateDecision]
+    """On the comparison with the champion."""
 
 
 @flow(name="release_model", flow_run_name="quantize, serve, compare, promote", validate_parameters=False)
-def release_model(run: Run, prepared: PreparedData, models: tuple[AssessedModel, ...]) -> ReleasedModel:
+def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> ReleasedModel:
     """Promote the last phase's checkpoint to the alias `champion`, or refuse it with reasons."""
-    assessed = models[-1]
     checkpoint = assessed.checkpoint
     recipe, serving = run.scale.release.recipe, run.scale.serving.resources
     client, name = connect(run.mlflow), model_name(run.scale.scale)
@@ -80,13 +78,8 @@ def release_model(run: Run, prepared: PreparedData, models: tuple[AssessedModel,
     if not reasons:
         run_effect(run, "promote", lambda: ensure_alias(client, name, CHAMPION, version))
     reigning = resolve_alias(client, name, CHAMPION)
-    report = run_step(
-        run, write_report, data=prepared, phases=reported_phases(models), gguf_evaluation=gguf_evaluation,
-        release_decision=release_decision, decision=decision,
-    )  # fmt: skip
-    path = run_effect(run, "publish report", lambda: publish_report(report, run.home.root / "reports" / f"{run.scale.scale}.html"))
     promoted = reigning is not None and reigning.digest == checkpoint.digest and not reasons
-    return ReleasedModel(promoted, version, reasons, path, tuple(report.paths("*")))
+    return ReleasedModel(promoted, version, reasons, gguf_evaluation, release_decision, decision)
 
 
 def judge_against_champion(

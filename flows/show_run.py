@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from flows.assess_checkpoint import AssessedModel
 from flows.outcome import RunOutcome
-from flows.reported import reported_phases
 from flows.run_step import Run
 from flows.ui_artifacts import show_link, show_picture, show_table
 from infra.experiment_tracking import connect, run_page
@@ -12,6 +11,7 @@ from tasks.data.prepared_data import PreparedData
 from tasks.release.phase_chart import phase_chart
 from tasks.release.report_data import funnel_rows
 from tasks.release.report_evaluation import figure_rows
+from tasks.release.report_inputs import ReportedPhases
 
 
 def show_data(run: Run, prepared: PreparedData) -> None:
@@ -30,13 +30,13 @@ def show_phase(run: Run, model: AssessedModel) -> None:
     show_link(f"{run.scale.scale} {model.phase.name} run", run_page(connect(run.mlflow), model.run_id), f"{model.phase.name} in MLflow")
 
 
-def show_outcome(run: Run, models: tuple[AssessedModel, ...], outcome: RunOutcome) -> None:
+def show_outcome(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> None:
     """The table of figures over phases, that of stages, and the links to MLflow and the report."""
     page = run_page(connect(run.mlflow), run.pipeline_run_id)
     show_link(f"{run.scale.scale} mlflow", page, "this run in MLflow")
-    if models:
-        columns = ("figure", *(model.phase.name for model in models))
-        rows = [dict(zip(columns, row, strict=True)) for row in figure_rows(reported_phases(models))]
+    if phases.phases:
+        columns = ("figure", *(phase.name for phase in phases))
+        rows = [dict(zip(columns, row, strict=True)) for row in figure_rows(phases)]
         show_table(f"{run.scale.scale} figures", rows, "what each phase achieved, with 95 % intervals")
     if outcome.report:
         show_link(f"{run.scale.scale} report", f"{page}/artifacts/evidence/report.html", "the report")

@@ -273,13 +273,13 @@ def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | N
     return ReportedPhase(name, rows, checkpoint, evaluation, commit(store, decide_gate, recipe=gate, **judged), quoted)
 
 
-def reported_phases(store: Store, names: tuple[str, ...]) -> ReportedPhases:
+def reported_phases(store: Store, names: tuple[str, ...], not_reached: tuple[str, ...] = ()) -> ReportedPhases:
     """The first phase as initialised, the others trained; the gate of the last one refuses."""
     phases: list[ReportedPhase] = []
     for name in names:
         gate = GATE if name != names[-1] else GATE.model_copy(update={"max_bits_per_byte": 0.5})
         phases.append(reported_phase(store, name, "trained" if phases else "random", phases[-1] if phases else None, gate))
-    return ReportedPhases(tuple(phases))
+    return ReportedPhases(tuple(phases), not_reached)
 
 
 def write_toy_report(store: Store, data: PreparedData, phases: ReportedPhases) -> Artifact[Report]:
@@ -290,3 +290,8 @@ def write_toy_report(store: Store, data: PreparedData, phases: ReportedPhases) -
     return commit(
         store, write_report, data=data, phases=phases, gguf_evaluation=scored, release_decision=released, decision=last.decision
     )  # fmt: skip
+
+
+def write_unreleased_report(store: Store, data: PreparedData, phases: ReportedPhases) -> Artifact[Report]:
+    """Of a run that ended before the release."""
+    return commit(store, write_report, data=data, phases=phases, gguf_evaluation=None, release_decision=None, decision=None)

@@ -12,9 +12,19 @@ from infra.store import open_store
 from tasks.evaluation.items import CHOICE, accuracy, read_items
 from tasks.release.dropped_examples import dropped_examples
 from tasks.release.report_charts import Line, Span, bars, curves, intervals, strips
+from tasks.release.report_inputs import ReportedPhases
 from tasks.release.report_page import Section, page, table
 from tasks.release.write_report import publish_report
-from tests.report_fakes import REASONS, STEPS, TOKENS_PER_STEP, WORDS, reported_data, reported_phases, write_toy_report
+from tests.report_fakes import (
+    REASONS,
+    STEPS,
+    TOKENS_PER_STEP,
+    WORDS,
+    reported_data,
+    reported_phases,
+    write_toy_report,
+    write_unreleased_report,
+)
 
 
 @pytest.fixture(scope="module")
@@ -189,12 +199,33 @@ def test_parts_that_a_run_does_not_have_leave_no_trace(store, data):
     assert "nan" not in text.lower().split() and 'points=""' not in text
 
 
+def test_a_refused_run_says_first_why_and_what_it_did_not_come_to(store, data):
+    phases = reported_phases(store, ("pretrain_general", "mid_reasoning"), not_reached=("sft", "rl_reasoning"))
+    report = write_unreleased_report(store, data, phases)
+    text = report.path("report.html").read_text()
+    opening, rest = text.split('<div class="facts">')
+    (broken,) = [reason for reason in phases.last.decision.record.reasons if reason.startswith("refused: ")]
+    assert "Gate of mid_reasoning: refused" in opening and broken.removeprefix("refused: ") in opening
+    assert "Nothing was promoted. Not reached: sft, rl_reasoning, the release." in opening
+    rows = Cells(rest).rows
+    assert all([title, "not reached", ""] in rows for title in ("Gate of sft", "Gate of rl_reasoning", "Quantized files"))
+    assert ["deduplicate", "dropped: exact", "60"] in rows and len(re.findall(r"<title>next token</title>", rest)) == 2
+    assert 'id="files-for-llama.cpp"' not in rest and not report.record.accepted
+    assert "**Gate of mid_reasoning: refused.**" in report.path("model_card.md").read_text()
+
+
+def test_a_run_that_left_before_the_release_is_not_called_refused(store, data):
+    first = reported_phases(store, ("pretrain_general", "mid_reasoning")).phases[0]
+    opening = write_unreleased_report(store, data, ReportedPhases((first,))).path("report.html").read_text().split('<div class="facts">')[0]
+    assert "The run left after pretrain_general, before the release: nothing was promoted." in opening and "refused" not in opening
+
+
 def test_cards_hold_the_numbers(report, phases):
     model, cards = report.path("model_card.md").read_text(), report.path("data_card.md").read_text()
     assert "123,456 parameters" in model and "answers in the GLM chat template" in model
     assert f"| pretrain_general | pretrain | 60 | {60 * TOKENS_PER_STEP:,} |" in model
     assert f"{phases.last.evaluation.record.bits_per_byte:.4f} [" in model
-    assert "**against the champion: refused.**" in model
+    assert "**Gate of sft: accepted.**" in model and "**Against the champion: refused.**" in model
     assert "971 documents, 2,500 tokens, from 9 files; 285 conversations." in cards
     assert "| deduplicate | dropped: exact | 60 |" in cards and "MIT \\| Apache-2.0" in cards
     for text in (model, cards):
@@ -239,4 +270,4 @@ def test_intervals_and_bars_are_to_scale():
 
 def test_texts_are_escaped_and_empty_sections_left_out():
     assert "<b>" not in table(("<b>",), [("<b>",)])
-    assert "empty" not in page("t", "s", [], [Section("empty", ""), Section("full", "x")])
+    assert "empty" not in page("t", "s", "", [], [Section("empty", ""), Section("full", "x")])

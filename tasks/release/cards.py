@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from infra.step import Artifact
 from tasks.data.prepared_data import PreparedData
 from tasks.evaluation.decide_gate import GateDecision
 from tasks.release.report_data import SOURCE_COLUMNS, funnel_rows, source_rows
@@ -20,7 +19,7 @@ ARCHITECTURE_KEYS = (
 )  # fmt: skip
 
 
-def model_card(data: PreparedData, phases: ReportedPhases, decisions: Iterable[tuple[str, Artifact[GateDecision]]]) -> str:
+def model_card(data: PreparedData, phases: ReportedPhases, verdicts: Iterable[tuple[str, GateDecision]]) -> str:
     """What the released weights are, how they were trained, how good they are."""
     record = phases.last.checkpoint.record
     asked = "answers in the GLM chat template" if record.is_chat_trained else "continues text; it was trained on no conversation"
@@ -41,7 +40,7 @@ def model_card(data: PreparedData, phases: ReportedPhases, decisions: Iterable[t
         _table(("figure", *(phase.name for phase in phases)), figure_rows(phases)),
         f"In brackets the 95 % interval; suite {phases.last.evaluation.record.suite_digest[:DIGITS]}.",
         "## Gates",
-        *(_gate(title, decision.record) for title, decision in decisions),
+        *(_gate(title, verdict) for title, verdict in verdicts),
         "## Limits",
         "The figures above are all that was measured. No test of safety, bias or factual accuracy was made: do not use the model where "
         "those matter without making them.",

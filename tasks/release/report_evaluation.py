@@ -9,13 +9,15 @@ from infra.step import Artifact
 from tasks.evaluation.items import CHOICE, accuracy, read_items
 from tasks.release.report_charts import intervals
 from tasks.release.report_inputs import DIGITS, ReportedPhases
-from tasks.release.report_page import Html, folded, paragraph, table, with_note
+from tasks.release.report_page import Cell, Html, boxed, folded, paragraph, table, with_note
 
 if TYPE_CHECKING:
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.evaluation.evaluate_checkpoint import Evaluation
     from tasks.release.evaluate_gguf import GgufEvaluation
 
+QUANTIZED, CHAMPION = "Quantized files", "Against the champion"
+NO_CHAMPION = "No champion reigned: there was nothing to compare with."
 DRAWN = {
     "bits_per_byte": "Validation bits per byte (lower is better)",
     "pass_at_1": "Verified problems asked as a conversation: pass@1",
@@ -90,26 +92,54 @@ def _benchmark_rows(phases: ReportedPhases) -> list[tuple[str, ...]]:
     return [(f"multiple choice, {name}", *(column.get(name, "not measured") for column in columns)) for name in names]
 
 
-def verdict_section(phases: ReportedPhases, release: Artifact[GateDecision], champion: Artifact[GateDecision]) -> str:
-    """Every gate of the run with every bound."""
-    decisions = [(f"Gate of {phase.name}", phase.decision) for phase in phases]
-    decisions += [("Quantized files", release), ("Against the champion", champion)]
-    rival = champion.record.champion_digest
-    told = "No champion reigned: there was nothing to compare with."
-    if rival:
-        told = f"The champion's evaluation on the same items: {rival[:DIGITS]}."
-    rows = [
+def named_verdicts(
+    phases: ReportedPhases, release: Artifact[GateDecision] | None, champion: Artifact[GateDecision] | None
+) -> list[tuple[str, GateDecision]]:
+    """Every gate that the run came to, in order."""
+    named = [(f"Gate of {phase.name}", phase.decision) for phase in phases]
+    named += [(title, decision) for title, decision in ((QUANTIZED, release), (CHAMPION, champion)) if decision is not None]
+    return [(title, decision.record) for title, decision in named]
+
+
+def ending(phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]], is_released: bool) -> str:
+    """What a reader must know first: why the run was refused and what it therefore did not come to. Nothing for an accepted release."""
+    refused = [(title, verdict) for title, verdict in verdicts if not verdict.accepted]
+    missing = [*phases.not_reached, *(() if is_released else ("the release",))]
+    if not refused:
+        return "" if is_released else paragraph(f"The run left after {phases.last.name}, before the release: nothing was promoted.", "soft")
+    words = [paragraph(f"{title}: refused", "bad") + "".join(map(paragraph, _broken(verdict))) for title, verdict in refused]
+    told = "Nothing was promoted." + (f" Not reached: {', '.join(missing)}." if missing else "")
+    return boxed("".join(words) + paragraph(told, "soft"), "bad")
+
+
+def verdict_section(phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]], champion: Artifact[GateDecision] | None) -> str:
+    """Every gate with every bound; those that the run did not come to have none."""
+    rows: list[tuple[Cell, ...]] = [
         (title, Html(f'<b class="{"good" if verdict.accepted else "bad"}">{_word(verdict)}</b>'), _bounds(verdict))
-        for title, verdict in ((title, decision.record) for title, decision in decisions)
+        for title, verdict in verdicts
     ]
-    details = "".join(_verdict(title, decision.record) for title, decision in decisions)
-    return table(("gate", "verdict", "bounds"), rows) + paragraph(told, "soft") + details
+    judged = {title for title, _ in verdicts}
+    later = [title for title in (*(f"Gate of {name}" for name in phases.not_reached), QUANTIZED, CHAMPION) if title not in judged]
+    rows += [(title, Html('<span class="soft">not reached</span>'), "") for title in later]
+    details = "".join(_verdict(title, verdict) for title, verdict in verdicts)
+    return table(("gate", "verdict", "bounds"), rows) + _rival(champion) + details
+
+
+def _rival(champion: Artifact[GateDecision] | None) -> str:
+    if champion is None:
+        return ""
+    rival = champion.record.champion_digest
+    told = f"The champion's evaluation on the same items: {rival[:DIGITS]}." if rival else NO_CHAMPION
+    return paragraph(told, "soft")
+
+
+def _broken(decision: GateDecision) -> list[str]:
+    return [reason.removeprefix("refused: ") for reason in decision.reasons if reason.startswith("refused: ")]
 
 
 def _bounds(decision: GateDecision) -> str:
     """Those broken, or how many were held."""
-    broken = [reason.removeprefix("refused: ") for reason in decision.reasons if reason.startswith("refused: ")]
-    return "; ".join(broken) or f"{len(decision.reasons)} held"
+    return "; ".join(_broken(decision)) or f"{len(decision.reasons)} held"
 
 
 def _verdict(title: str, decision: GateDecision) -> str:

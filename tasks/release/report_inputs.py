@@ -38,9 +38,11 @@ class ReportedPhase:
 
 @dataclass(frozen=True)
 class ReportedPhases:
-    """The phases of a run, in order; the last one's checkpoint is what is released."""
+    """The phases that a run came to, in order; the last one's checkpoint is what is released, or what a gate refused."""
 
     phases: tuple[ReportedPhase, ...]
+    not_reached: tuple[str, ...] = ()
+    """Names of those behind a refusal."""
 
     def __iter__(self) -> Iterator[ReportedPhase]:
         return iter(self.phases)
@@ -57,4 +59,5 @@ class ReportedPhases:
     @property
     def digest(self) -> str:
         """sha256 over the names and the members' digests."""
-        return digest_of([[phase.name, phase.quoted_loss, *(artifact.digest for artifact in phase.stages)] for phase in self.phases])
+        members = [[phase.name, phase.quoted_loss, *(artifact.digest for artifact in phase.stages)] for phase in self.phases]
+        return digest_of([members, list(self.not_reached)])

@@ -34,6 +34,9 @@ blockquote { margin: 6px 0 10px; padding: 6px 12px; border-left: 3px solid var(-
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: 12px; margin-top: 20px; }
 .fact { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 16px; }
 .fact b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; } .fact span { color: var(--soft); font-size: 13px; }
+.box { background: var(--card); border: 1px solid var(--line); border-left-width: 5px; border-radius: 10px; padding: 14px 20px;
+       margin-top: 20px; } .box.bad { border-color: var(--bad); color: inherit; } .box p:first-child { font-size: 17px; font-weight: 600; }
+.box p:last-child { margin: 0; }
 .chips { display: flex; flex-wrap: wrap; gap: 6px; margin: 4px 0 12px; }
 .chip { border: 1px solid var(--line); border-radius: 6px; padding: 1px 8px; font-size: 13px; background: var(--band); }
 .chip.good { border-color: var(--good); } .chip.bad { border-color: var(--line); color: var(--soft); }
@@ -81,8 +84,8 @@ class Figure:
 Cell = str | int | float | Html | Figure
 
 
-def page(title: str, subtitle: str, facts: Iterable[tuple[str, str]], sections: Iterable[Section]) -> str:
-    """The whole file. Titles and facts are texts."""
+def page(title: str, subtitle: str, ending: str, facts: Iterable[tuple[str, str]], sections: Iterable[Section]) -> str:
+    """The whole file. Titles and facts are texts; `ending`, HTML or nothing, stands before everything else."""
     shown = [section for section in sections if section.body]
     tiles = "".join(f'<div class="fact"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in facts)
     links = "".join(f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in shown)
@@ -90,7 +93,8 @@ def page(title: str, subtitle: str, facts: Iterable[tuple[str, str]], sections: 
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main><h1>{escape(title)}</h1>"
-        f'<p class="soft">{escape(subtitle)}</p><div class="facts">{tiles}</div><nav>{links}</nav>\n{parts}\n</main></body></html>\n'
+        f'<p class="soft">{escape(subtitle)}</p>{ending}'
+        f'<div class="facts">{tiles}</div><nav>{links}</nav>\n{parts}\n</main></body></html>\n'
     )
 
 
@@ -102,6 +106,11 @@ def heading(text: str) -> str:
 def paragraph(text: str, style: str = "") -> str:
     """A text of its own; style: soft, good, bad or none."""
     return f'<p class="{style}">{escape(text)}</p>' if style else f"<p>{escape(text)}</p>"
+
+
+def boxed(body: str, style: str) -> str:
+    """HTML in a frame that is seen first; style: good or bad."""
+    return f'<div class="box {style}">{body}</div>'
 
 
 def folded(summary: str, body: str, is_open: bool = False) -> str:

@@ -1,7 +1,7 @@
-"""What is this model made of, how good is it, why was it promoted: one self-contained report.html, model_card.md, data_card.md.
+"""What is this model made of, how good is it, why was it promoted or refused: a self-contained report.html, two cards as Markdown.
 
-In: the artifacts of a run. Out: three files, as evidence: they show times and keys, which do not enter digests. Every number is read
-from an artifact or its manifest.
+In: the artifacts of a run, as far as it came. Out: three files, as evidence: they show times and keys, which do not enter digests.
+Every number is read from an artifact or its manifest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from infra.step import Artifact, Output, Record, step
 from tasks.data.prepared_data import PreparedData
 from tasks.release.cards import architecture_rows, data_card, model_card
 from tasks.release.report_data import data_section
-from tasks.release.report_evaluation import evaluation_section, figure, gguf_section, verdict_section
+from tasks.release.report_evaluation import ending, evaluation_section, figure, gguf_section, named_verdicts, verdict_section
 from tasks.release.report_inputs import DIGITS, ReportedPhases
 from tasks.release.report_lineage import contract_section, key_section, lineage_section, named_stages, time_section
 from tasks.release.report_page import Section, page, table
@@ -41,33 +41,34 @@ def write_report(
     *,
     data: PreparedData,
     phases: ReportedPhases,
-    gguf_evaluation: Artifact[GgufEvaluation],
-    release_decision: Artifact[GateDecision],
-    decision: Artifact[GateDecision],
+    gguf_evaluation: Artifact[GgufEvaluation] | None,
+    release_decision: Artifact[GateDecision] | None,
+    decision: Artifact[GateDecision] | None,
     output: Output,
 ) -> Report:
-    """`decision` is that against the champion. The smoke test is an effect and not in here: its result is a tag of the version."""
-    decisions = [(phase.name, phase.decision) for phase in phases]
-    decisions += [("quantized files", release_decision), ("against the champion", decision)]
-    accepted = all(judged.record.accepted for _, judged in decisions)
-    stages = named_stages(data, phases, (gguf_evaluation, release_decision, decision))
+    """`decision` is that against the champion; the last three are None where the run ended before the release. The smoke test is an effect
+    and not in here: its result is a tag of the version."""
+    verdicts = named_verdicts(phases, release_decision, decision)
+    accepted = all(verdict.accepted for _, verdict in verdicts)
+    released = [artifact for artifact in (gguf_evaluation, release_decision, decision) if artifact is not None]
+    stages = named_stages(data, phases, released)
     sections = [
-        Section("Verdicts", verdict_section(phases, release_decision, decision)),
+        Section("Verdicts", verdict_section(phases, verdicts, decision)),
         Section("Evaluation", evaluation_section(phases)),
         Section("Training", training_section(phases)),
         Section("Data", data_section(data)),
         Section("Contracts", contract_section(data)),
         Section("Lineage", lineage_section(data, phases)),
-        Section("Files for llama.cpp", gguf_section(gguf_evaluation.record)),
+        Section("Files for llama.cpp", "" if gguf_evaluation is None else gguf_section(gguf_evaluation.record)),
         Section("Architecture", table(("glm4_moe key", "value"), architecture_rows(phases))),
         Section("Time", time_section(stages)),
         Section("Keys and versions", key_section(stages)),
     ]
     last = phases.last
     subtitle = f"checkpoint {last.checkpoint.digest[:DIGITS]} of phase {last.name}, export {last.checkpoint.record.export_digest[:DIGITS]}"
-    text = page("glm46 release report", subtitle, _facts(data, phases, accepted), sections)
+    text = page("glm46 report", subtitle, ending(phases, verdicts, bool(released)), _facts(data, phases, accepted), sections)
     output.path(REPORT_FILE).write_text(text, encoding="utf-8")
-    output.path(MODEL_CARD_FILE).write_text(model_card(data, phases, decisions), encoding="utf-8")
+    output.path(MODEL_CARD_FILE).write_text(model_card(data, phases, verdicts), encoding="utf-8")
     output.path(DATA_CARD_FILE).write_text(data_card(data), encoding="utf-8")
     evaluated = last.evaluation.record
     return Report(bits_per_byte=evaluated.bits_per_byte, pass_at_1=evaluated.pass_at_1, accepted=accepted)
@@ -84,7 +85,7 @@ def _facts(data: PreparedData, phases: ReportedPhases, accepted: bool) -> list[t
         ("parameters", f"{trained.num_parameters:,}"),
         ("tokens trained on", f"{phases.num_tokens:,}"),
         ("records read", f"{data.ingested.record.num_documents:,}"),
-        ("phases", f"{len(phases.phases)}"),
+        ("phases", f"{len(phases.phases)}" + (f" of {len(phases.phases) + len(phases.not_reached)}" if phases.not_reached else "")),
     ]
 
 
