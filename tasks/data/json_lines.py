@@ -55,8 +55,13 @@ def _skip_line(stream: io.BufferedIOBase) -> int:
 def _parse(offset: int, line: bytes) -> JsonLine:
     try:
         record = json.loads(line.decode("utf-8-sig" if offset == 0 else "utf-8"))
+        if b"\\ud" in line or b"\\uD" in line:
+            # JSON can name half of a surrogate pair, which no column and no file can hold.
+            json.dumps(record, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         return JsonLine(offset, None, "not_utf8", f"byte {error.start}: {error.reason}")
+    except UnicodeEncodeError:
+        return JsonLine(offset, None, "not_utf8", "half of a surrogate pair")
     except (ValueError, RecursionError) as error:
         return JsonLine(offset, None, "broken_json", str(error))
     if not isinstance(record, dict):

@@ -30,8 +30,8 @@ class Parsed:
 
 
 def rejection(source: str, offset: int, reason: str, detail: str = "") -> Parsed:
-    """A record that was not read. `detail` may quote from it what no column can hold."""
-    return Parsed(source, offset, None, reason=reason, detail=detail[:500].encode(errors="backslashreplace").decode())
+    """A record that was not read."""
+    return Parsed(source, offset, None, reason=reason, detail=detail[:500])
 
 
 def too_long(source: str, offset: int, num_bytes: int, max_record_bytes: int) -> Parsed:

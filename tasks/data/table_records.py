@@ -121,17 +121,10 @@ def record_of(source: Row, offset: int, record: Row) -> Parsed:
     lang, key = record.get("lang"), record.get("id")
     repository = _first_string(record, ("repo", "repository")) if source["domain"] in (CODE, COMMIT) else ""
     markup = JSON_RECORD if source["role"] == "evaluation" else HTML if source["format"] == HTML_LINES else PLAIN
-    parsed = Parsed(
+    return Parsed(
         name, offset, text, _url(record), _first_string(record, ("licence", "license")), lang if isinstance(lang, str) else None,
         repository, _first_string(record, ("path",)) if repository else "", markup, str(key) if isinstance(key, str | int) else "",
     )  # fmt: skip
-    # JSON may name half of a surrogate pair, which no column can hold.
-    for field in ("text", "url", "licence", "lang", "repository", "path", "key"):
-        try:
-            (getattr(parsed, field) or "").encode()
-        except UnicodeEncodeError as error:
-            return rejection(name, offset, "not_utf8", f"{field}, character {error.start}: {error.reason}")
-    return parsed
 
 
 def _why_no_text(source: Row, record: Row) -> str:
