@@ -165,6 +165,8 @@ def _load_encoder(directory: str) -> Any:
     absent = sorted(name for name in report["missing_keys"] if not name.startswith(UNUSED_WEIGHTS))
     if absent:
         raise ValueError(f"{len(absent)} weights are not in its files, for example {absent[:NUM_NAMES]}: they would be random")
+    if encoder.config.is_encoder_decoder:
+        raise ValueError(f"{type(encoder).__name__} is an encoder with a decoder: name an encoder, or a decoder alone")
     encoder.config.use_cache = False
     return encoder.eval()
 
@@ -179,5 +181,5 @@ def probe_batches(batches: Iterator[pa.RecordBatch], model: EmbeddingModel) -> I
             passage = tokenizer.encode(PROBE_TEXT * model.passage_tokens)
             size, problem = len(_mean_state(encoder, _passages(passage, 1))), ""
         except Exception as error:  # whatever the user's model fails with, to be told in one sentence before any work
-            size, problem = 0, f"{type(error).__name__}: {error}"
+            size, problem = 0, f"{type(error).__name__}: {error}".splitlines()[0]
         yield pa.RecordBatch.from_arrays([pa.array([size], pa.int32()), pa.array([problem])], names=["num_dimensions", "problem"])
