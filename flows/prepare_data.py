@@ -57,7 +57,7 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
         run_step(run, remove_boilerplate, documents=extracted, recipe=recipe.boilerplate, resources=spark), "boilerplate_free"
     )
     classifiers = run_step(run, train_classifiers, sources=sources, recipe=recipe.classifiers)
-    ngram_model = run_step(run, train_ngram_model, documents=clean, recipe=recipe.ngram_training, resources=spark)
+    ngram_model = run_step(run, train_ngram_model, sources=sources, documents=clean, recipe=recipe.ngram_training, resources=spark)
     scored = contracted(
         run_step(
             run, score_documents, documents=clean, classifiers=classifiers, ngram_model=ngram_model, recipe=recipe.language,

@@ -101,7 +101,7 @@ class SingleStage:
             return self.complete()
         documents = self.extracted()
         classifiers = self.compute(train_classifiers, self.recipe.classifiers, with_spark=False, sources=self._listing())
-        ngram_model = self.compute(train_ngram_model, self.recipe.ngram_training, documents=documents)
+        ngram_model = self.compute(train_ngram_model, self.recipe.ngram_training, sources=self._listing(), documents=documents)
         models = {"classifiers": classifiers, "ngram_model": ngram_model}
         return self.compute(score_documents, self.recipe.language, documents=documents, **models)
 

@@ -78,7 +78,7 @@ def cleaned(
     extracted = run(extract_documents, root, records=ingested, recipe=recipe.extract, **spark)
     clean = run(remove_boilerplate, root, documents=extracted, recipe=recipe.boilerplate, **spark)
     classifiers = run(train_classifiers, root, sources=sources, recipe=recipe.classifiers)
-    ngram_model = run(train_ngram_model, root, documents=clean, recipe=recipe.ngram_training, **spark)
+    ngram_model = run(train_ngram_model, root, sources=sources, documents=clean, recipe=recipe.ngram_training, **spark)
     models = {"classifiers": classifiers, "ngram_model": ngram_model}
     scored = run(score_documents, root, documents=clean, **models, recipe=recipe.language, **spark)
     earlier = list_earlier_documents(recipe.deduplicate.previous)

@@ -149,7 +149,8 @@ def reported_data(store: Store) -> PreparedData:
     )
     chats = CollectedChats(
         num_sources=1, num_chats=300, num_bytes=9000, chats_by_collection={"synthetic": 250, "sft/*": 50}, training_chats=285,
-        validation_chats=15, dropped={"exact_duplicate": 4}, rejected={"unknown_role": 1},
+        validation_chats=15, dropped={"exact_duplicate": 4}, num_masked_chats=2, masked={"email": 3},
+        rejected={"unknown_role": 1},
     )  # fmt: skip
     tokenizer = TrainedTokenizer(
         num_tokens=356, num_ordinary_tokens=320, special_ids={}, tokenizer_digest="t" * 64, num_sample_documents=12, num_sample_chars=4567
@@ -202,7 +203,10 @@ def reported_data(store: Store) -> PreparedData:
         extracted=documents(store, "extract_documents", extracted, range(1000)),
         boilerplate_free=documents(store, "remove_boilerplate", boilerplate_free, range(1000)),
         classifiers=plain("train_classifiers", TrainedClassifiers(kinds=(), num_records={}, auc={}, unused={})),
-        ngram_model=plain("train_ngram_model", TrainedNgramModel(languages=(), too_small={})),
+        ngram_model=plain("train_ngram_model", TrainedNgramModel(
+            languages=("en",), reference_languages=("en",), too_small={}, reference_too_small={}, num_known_references=0,
+            reference_rejected={},
+        )),
         scored=documents(store, "score_documents", scored, range(1000)),
         distinct=documents(store, "remove_semantic_duplicates", distinct, range(901)),
         masked=documents(store, "mask_personal_data", masked, range(853)),

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from tasks.data.collect_chats import collect_chats
 from tasks.data.documents import document_id
 from tasks.data.ingest_documents import ingest_documents
 from tasks.data.list_sources import list_sources
+from tasks.data.masked_chats import mask_chats
+from tasks.data.personal_data import KINDS, find_spans, mask_text
 from tasks.data.shard_chats import shard_chats
 from tasks.data.synthesize_problems import synthesize_problems
 from tasks.data.token_shard import open_mask, open_shard
@@ -177,7 +180,7 @@ def directory(tmp_path_factory):
 
 def collection(max_rejected_share: float = 0.2, **changes) -> ChatCollectionRecipe:
     chats = RECIPE.chats.model_copy(update={"max_chat_chars": LIMIT, "max_rejected_share": max_rejected_share, **changes})
-    return ChatCollectionRecipe(chats=chats, decontaminate=RECIPE.decontaminate)
+    return ChatCollectionRecipe(chats=chats, personal_data=RECIPE.personal_data, decontaminate=RECIPE.decontaminate)
 
 
 def collect(sources, root, count: int = 2, recipe=None) -> dict:
@@ -250,6 +253,93 @@ def test_without_conversations_in_the_sources_those_of_the_problems_are_enough(d
 def test_nothing_left_to_train_on_is_refused(directory, tmp_path):
     with pytest.raises(ValueError, match=r"none of 120 conversations is left to train on .*raise chats\.max_chat_chars"):
         collect(list_sources(directory), tmp_path, recipe=collection(max_chat_chars=1))
+
+
+# personal data
+
+MAIL, PHONE = "jane@posteo.de", "415-555-2671"
+
+
+def masked(*messages: dict, keeps_numbers: bool = False) -> tuple[list, dict[str, int]]:
+    ((found, counts),) = mask_chats([list(messages)], [keeps_numbers], KINDS)
+    return found, dict(counts)
+
+
+def test_what_a_message_says_thinks_and_calls_with_is_masked_and_nothing_else():
+    call = {"name": f"mail_{MAIL}", "arguments": {MAIL: [{"to": MAIL}, 4155552671, None, True, 1.5], "text": f"Call {PHONE}"}}
+    said = {"role": "assistant", "content": f"{MAIL} and {PHONE}.", "reasoning": f"To {MAIL}", "tool_calls": [call]}
+    found, counts = masked({"role": "user", "content": f"I am {MAIL}"}, said, *turns(("tool", "done")))
+    kept = {"name": call["name"], "arguments": {MAIL: [{"to": "<EMAIL>"}, 4155552671, None, True, 1.5], "text": "Call <PHONE>"}}
+    assert found == [
+        {"role": "user", "content": "I am <EMAIL>"},
+        {"role": "assistant", "content": "<EMAIL> and <PHONE>.", "reasoning": "To <EMAIL>", "tool_calls": [kept]},
+        {"role": "tool", "content": "done"},
+    ]
+    assert list(found[1]) == list(said) and counts == {"email": 4, "phone": 2}
+
+
+def test_json_in_a_text_stays_json_and_prose_in_brackets_is_prose():
+    inner = {"rows": [f"Mail:\n{MAIL}", PHONE, 4155552671, "ä"], "inner": json.dumps({"at": MAIL})}
+    (answer,), counts = masked({"role": "tool", "content": json.dumps(inner)})
+    expected = {"rows": ["Mail:\n<EMAIL>", "<PHONE>", 4155552671, "ä"], "inner": json.dumps({"at": "<EMAIL>"})}
+    assert json.loads(answer["content"]) == expected and counts == {"email": 2, "phone": 1}
+    for text in ("{'to': 'jane@posteo.de'}", f"[1] {MAIL}", "[" * 100_000 + MAIL):
+        assert masked({"role": "tool", "content": text})[0][0]["content"] == text.replace(MAIL, "<EMAIL>")
+    untouched = '{"b":1,  "a": "Nobody"}'
+    assert masked({"role": "tool", "content": untouched})[0][0]["content"] is untouched
+
+
+def test_problems_and_programs_keep_their_numbers():
+    talk = turns(("user", f"His number is {PHONE}, {MAIL}."))
+    assert masked(*talk)[0][0]["content"] == "His number is <PHONE>, <EMAIL>."
+    assert masked(*talk, keeps_numbers=True)[0][0]["content"] == f"His number is {PHONE}, <EMAIL>."
+
+
+def test_each_text_is_masked_as_if_it_stood_alone():
+    texts = [f"{PHONE}", "Phone:", "4515986", MAIL, f"Fax {MAIL}", "x@", "posteo.de"]
+    alone = [mask_text(text, find_spans([text])[0]) for text in texts]
+    chats = [turns(("user", text), ("assistant", other)) for text, other in pairwise(texts)]
+    together = mask_chats(chats, [False] * len(chats), KINDS)
+    assert [[message["content"] for message in messages] for messages, _ in together] == [list(pair) for pair in pairwise(alone)]
+
+
+@pytest.fixture(scope="module")
+def personal(tmp_path_factory):
+    """Three conversations that differ in a number alone, as talk and as mathematics, and one that a benchmark with an address asks."""
+    directory = tmp_path_factory.mktemp("personal")
+    write_jsonl(directory / "web.jsonl", [{"text": prose(seed)} for seed in range(40)])
+    asked = f"{' '.join(QUESTION.split()[:11])} {MAIL} {' '.join(QUESTION.split()[11:16])}"
+    write_jsonl(directory / "bench.jsonl", [{"question": asked, "answer": "none"}])
+    called = [record_of(f"My number is 415-555-267{digit}.", "Noted.") for digit in range(3)]
+    write_jsonl(directory / "talk.jsonl", [*called, record_of("Who is it?", f"It is {MAIL}, or {MAIL}."), record_of(asked, "a")])
+    write_jsonl(directory / "problems.jsonl", called)
+    (directory / "glm46-data.yaml").write_text(
+        "version: 1\nentries:\n  - {files: bench.jsonl, role: evaluation}\n  - {files: web.jsonl, role: pretrain, domain: web}\n"
+        "  - {files: talk.jsonl, role: sft}\n  - {files: problems.jsonl, role: sft, kind: math}\n"
+    )
+    return collect(list_sources(directory), tmp_path_factory.mktemp("masked"))
+
+
+def test_conversations_that_differ_in_personal_data_alone_are_duplicates_unless_they_are_problems(personal):
+    record, found = personal["chats"].record, rows(personal["chats"], "chats/*.parquet")
+    # Masked before its overlap was looked up, the benchmark's question would have been two runs too short to be found.
+    assert record.dropped == {"exact_duplicate": 2, "overlaps_evaluation_text": 1}
+    texts = {row["source"]: [] for row in found}
+    for row in sorted(found, key=lambda row: row["offset"]):
+        texts[row["source"]].append([message["content"] for message in json.loads(row["messages"])])
+    assert texts["talk.jsonl"] == [["My number is <PHONE>.", "Noted."], ["Who is it?", "It is <EMAIL>, or <EMAIL>."]]
+    assert [first for first, _ in texts["problems.jsonl"]] == [f"My number is 415-555-267{digit}." for digit in range(3)]
+
+
+def test_what_was_masked_is_counted_per_conversation_that_stays(personal):
+    record = personal["chats"].record
+    found = {row["id"]: row for row in rows(personal["chats"], "chats/*.parquet")}
+    counted = {row["id"]: row for row in rows(personal["chats"], "masked.parquet")}
+    assert (record.num_masked_chats, record.masked) == (2, {**dict.fromkeys(KINDS, 0), "email": 2, "phone": 1})
+    for identity, row in found.items():
+        places = {kind: row["messages"].count(f"<{kind.upper()}>") for kind in KINDS}
+        assert places == {kind: counted.get(identity, dict.fromkeys(KINDS, 0))[kind] for kind in KINDS}
+        assert row["num_bytes"] == len(f"{row['messages']}\n{row['tools']}".encode())
 
 
 class ToyTexts(Record):

@@ -45,6 +45,8 @@ LEFT = {
         "std::chrono",
         "230.0.0.4",
         "fe80:1:2:3:4:5:6:7",
+        "31.13.24.0/21",
+        "2606:2800:220::/48",
     ],
     "phone": [
         "2000-04-16 11",
@@ -75,7 +77,14 @@ def test_a_bare_number_is_a_phone_number_where_it_is_called_one():
 
 def test_the_first_kind_counts_where_two_overlap_and_texts_do_not_touch():
     assert find_spans(["Fax: 4111111111111111"]) == [[("credit_card", 5, 21)]]
+    assert find_spans(["Phone:", "4515986"]) == [[], []]
     assert find_spans(["see 93.184.216.", "34 and a", "@posteo.de", "", "93.184.216.34"]) == [[], [], [], [], [("ip_address", 0, 13)]]
+
+
+def test_a_network_is_no_address_and_a_path_behind_an_address_is_none_either():
+    assert find_spans(["from 31.13.24.0/21.", "see 31.13.24.7/2020/a, 31.13.24.7/21/b"], ["ip_address"]) == [
+        [], [("ip_address", 4, 14), ("ip_address", 23, 33)],
+    ]  # fmt: skip
 
 
 def test_masking_replaces_the_spans_alone():

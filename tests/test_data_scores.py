@@ -16,12 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.schema import LanguageRecipe, NgramTrainingRecipe
+from configs.schema import LanguageRecipe
 from tasks.data.classifier_training import LabelledText, area_under_curve, fit_calibration, train_model
 from tasks.data.documents import DOCUMENT_COLUMNS, arrow_schema, content_digest, document_id
+from tasks.data.html_text import html_to_text
+from tasks.data.ingest_documents import ingest_documents
 from tasks.data.language_id import check_model, has_language, identify_languages, iso_code
 from tasks.data.list_sources import list_sources
-from tasks.data.ngram_model import NgramCounts, build_model, count_ngrams, fold_of, other_fold
+from tasks.data.ngram_model import NgramCounts, build_model, count_ngrams, fold_of, scoring_fold
 from tasks.data.score_documents import score_documents
 from tasks.data.text_classifiers import TextClassifier, features_of, words_of
 from tasks.data.train_classifiers import train_classifiers
@@ -364,12 +366,19 @@ def documents(tmp_path_factory) -> Documents:
     return Documents(directory, record, "0" * 64)
 
 
-def scored(documents: Documents, classifiers, root: Path, partitions: int):
+NGRAMS = RECIPE.ngram_training.model_copy(
+    update={
+        "ngram_model": RECIPE.ngram_model.model_copy(
+            update={"order": 3, "min_count": 2, "min_language_bytes": 5000, "max_language_bytes": 10_000_000, "max_bytes": 100_000_000}
+        )
+    }
+)
+
+
+def scored(documents: Documents, sources, classifiers, root: Path, partitions: int):
     """The language models and the scores."""
-    ngram = RECIPE.ngram_model.model_copy(update={"min_language_bytes": 5000, "max_language_bytes": 10_000_000, "max_bytes": 100_000_000})
-    recipe = NgramTrainingRecipe(language=RECIPE.language, ngram_model=ngram)
     resources = in_partitions(partitions)
-    model = compute(train_ngram_model, root, documents=documents, recipe=recipe, resources=resources)
+    model = compute(train_ngram_model, root, sources=sources, documents=documents, recipe=NGRAMS, resources=resources)
     models = {"classifiers": classifiers, "ngram_model": model}
     return model, compute(score_documents, root, documents=documents, **models, recipe=RECIPE.language, resources=resources)
 
@@ -378,11 +387,11 @@ def test_scores_are_those_of_the_parts_for_any_partition_count(documents, tmp_pa
     (tmp_path / "data").mkdir()
     sources = classifier_sources(tmp_path / "data", labelled())
     classifiers = compute(train_classifiers, tmp_path / "home", sources=sources, recipe=TOXIC)
-    model, result = scored(documents, classifiers, tmp_path / "two", 2)
-    other_model, other = scored(documents, classifiers, tmp_path / "three", 3)
+    model, result = scored(documents, sources, classifiers, tmp_path / "two", 2)
+    other_model, other = scored(documents, sources, classifiers, tmp_path / "three", 3)
     assert (model.digest, result.digest) == (other_model.digest, other.digest)
     assert model.record.languages == ("en",)
-    assert set(model.record.too_small) == {"de"}
+    assert set(model.record.too_small) == {"de"} and model.record.reference_languages == ()
     assert result.record.documents_by_language == {"": 2, "de": 1, "en": 41}
     # Made-up words are unknown to the classifier: nothing but the README and the German text could be scored, and are not.
     assert result.record.unscored == {"language_score": 2, "quality": 44, "toxicity": 44, "perplexity": 3, "factuality": 44}
@@ -390,11 +399,110 @@ def test_scores_are_those_of_the_parts_for_any_partition_count(documents, tmp_pa
     assert (rows_of["a.py"]["language"], rows_of["a.py"]["perplexity"]) == ("", None)
     assert rows_of["de.jsonl"]["perplexity"] is None
     english = [row for row in rows(result, "documents/*.parquet") if row["language"] == "en"]
-    halves = [[row["text"] for row in english if fold_of(row["id"]) == half] for half in range(2)]
+    halves = [[row["text"] for row in english if fold_of(row["id"], 2) == half] for half in range(2)]
     models = [build_model(counts_of(texts, 3, 2), 3, 2) for texts in halves]
-    expected = [models[other_fold(fold_of(row["id"]))].perplexities([row["text"]])[0] for row in english]
+    expected = [models[scoring_fold(row["id"], 2)].perplexities([row["text"]])[0] for row in english]
     assert [row["perplexity"] for row in english] == expected
     values = sorted(row["perplexity"] for row in english)
     assert result.record.quantiles["perplexity"]["0.5"] == pytest.approx(values[(len(values) - 1) // 2], rel=1e-5)
     found = json.loads(model.path("ngram_model.json").read_text())["languages"]["en"]
     assert found["perplexity"]["0.5"] < found["shuffled_perplexity"]["0.5"] < found["unknown_perplexity"]
+
+
+def reference_sources(directory: Path, texts: list[str], manifest: str = "", **files: str | pa.Table):
+    """Reference text beside something to train on."""
+    directory.mkdir()
+    write_jsonl(directory / "web.jsonl", [{"text": prose(1)}])
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (directory / "book.jsonl").write_text(lines)
+    for name, text in files.items():
+        path = directory / name.replace("_", ".")
+        path.write_text(text) if isinstance(text, str) else pq.write_table(text, path)
+    (directory / "glm46-data.yaml").write_text(
+        f"version: 1\nentries:\n{manifest}  - {{files: web.jsonl, role: pretrain}}\n  - {{files: 'book.*', role: reference}}\n"
+    )
+    return list_sources(directory)
+
+
+def book(num_texts: int) -> list[str]:
+    return [f"{SENTENCES['en']} {prose(1000 + number, 60)} {SENTENCES['en']}" for number in range(num_texts)]
+
+
+def test_reference_text_makes_one_model_for_all_documents_of_its_language(documents, tmp_path):
+    rows_in = pq.read_table(documents.paths("documents/*.parquet")[0]).to_pylist()
+    known = next(row["text"] for row in rows_in if row["source"] == "web.jsonl")
+    page = f"<html><body><article><p>{book(31)[30]}</p></article></body></html>"
+    damaged = '{"text"\n'
+    sources = reference_sources(tmp_path / "data", [*book(30), known, SENTENCES["de"]], book_html=page, book_txt=book(32)[31])
+    with open(tmp_path / "data" / "book.jsonl", "a") as file:
+        file.write(damaged)
+    sources = list_sources(tmp_path / "data")
+    classifiers = compute(train_classifiers, tmp_path / "home", sources=sources, recipe=TOXIC)
+    model, result = scored(documents, sources, classifiers, tmp_path / "two", 2)
+    assert (model.digest, result.digest) == tuple(part.digest for part in scored(documents, sources, classifiers, tmp_path / "three", 3))
+    record = model.record
+    assert (record.languages, record.reference_languages) == (("en",), ("en",))
+    assert (record.num_known_references, record.reference_rejected) == (1, {"broken_json": 1})
+    assert set(record.too_small) == {"de"} and record.reference_too_small == {"de": len(SENTENCES["de"].encode())}
+    learned = [*book(30), html_to_text(page, NGRAMS.extract.html_extractor)[0], book(32)[31]]
+    expected = build_model(counts_of(learned, 3, 2), 3, 2)
+    english = [row for row in rows(result, "documents/*.parquet") if row["language"] == "en"]
+    assert [row["perplexity"] for row in english] == expected.perplexities([row["text"] for row in english]).tolist()
+    found = json.loads(model.path("ngram_model.json").read_text())["languages"]["en"]
+    assert (found["trained_on"], len(found["num_ngrams"]), found["num_calibrated"]) == ("reference", 1, len(english))
+    assert found["num_bytes"] == sum(len(text.encode()) for text in learned)
+
+
+def test_a_language_with_too_little_reference_text_has_a_model_of_its_documents(documents, tmp_path):
+    texts = book(30)
+    size = sum(len(text.encode()) for text in texts)
+    sources = reference_sources(tmp_path / "data", texts)
+    origins = {}
+    for bound in (size, size + 1):
+        ngram = NGRAMS.ngram_model.model_copy(update={"min_language_bytes": bound})
+        recipe = NGRAMS.model_copy(update={"ngram_model": ngram})
+        model = compute(
+            train_ngram_model, tmp_path / str(bound), sources=sources, documents=documents, recipe=recipe, resources=in_partitions(2)
+        )
+        described = json.loads(model.path("ngram_model.json").read_text())["languages"]["en"]
+        origins[bound] = (described["trained_on"], model.record.reference_too_small, len(model.paths("models/*.npy")))
+    assert origins == {size: ("reference", {}, 1), size + 1: ("documents", {"en": size}, 2)}
+
+
+def test_reference_text_is_neither_trained_on_nor_protected(tmp_path):
+    sources = reference_sources(tmp_path / "data", book(3))
+    ingested = compute(ingest_documents, tmp_path / "home", sources=sources, recipe=RECIPE.ingest, resources=in_partitions(2))
+    assert {row["source"] for row in rows(ingested, "documents/*.parquet")} == {"web.jsonl"}
+    assert rows(ingested, "evaluation/*.parquet") == []
+    assert {row["role"] for row in rows(ingested, "sources.parquet")} == {"pretrain", "reference"}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "files", "message"),
+    [
+        ("  - {files: book.copy.jsonl, role: evaluation}\n", {"book_copy_jsonl": "COPY"}, r"book\.jsonl: role reference, but its copy"),
+        ("", {"book_bad_jsonl": "{\n" * 9}, r"9 of 12 records are unreadable.*book\.bad\.jsonl at byte 0: broken_json.*role ignore"),
+        (
+            "  - {files: book.field.parquet, role: reference, text: body}\n",
+            {"book_field_parquet": pa.table({"text": ["a"]})},
+            r"book\.field\.parquet.*column 'body'",
+        ),
+    ],
+)
+def test_bad_reference_text_is_refused_by_name(documents, tmp_path, manifest, files, message):
+    texts = book(3)
+    copy = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    given = {name: copy if text == "COPY" else text for name, text in files.items()}
+    sources = reference_sources(tmp_path / "data", texts, manifest, **given)
+    with pytest.raises(ValueError, match=message):
+        compute(train_ngram_model, tmp_path / "home", sources=sources, documents=documents, recipe=NGRAMS, resources=in_partitions(2))
+
+
+def test_a_reference_file_that_changed_or_has_no_format_is_named(documents, tmp_path):
+    sources = reference_sources(tmp_path / "data", book(3))
+    changed = replace(sources, files=tuple(replace(file, sha256="0" * 64) if file.role == "reference" else file for file in sources.files))
+    with pytest.raises(ValueError, match=r"book\.jsonl at byte 0: changed"):
+        compute(train_ngram_model, tmp_path / "home", sources=changed, documents=documents, recipe=NGRAMS, resources=in_partitions(2))
+    (tmp_path / "data" / "book.xyz").write_text("text")
+    with pytest.raises(ValueError, match=r"book\.xyz has role reference, but its ending names no format"):
+        list_sources(tmp_path / "data")

@@ -1,8 +1,8 @@
 """Step: sources with role `sft`, synthetic conversations and verified solutions of seed problems -> chats/ in one shape, split, free of
-duplicates and evaluation items.
+personal data, duplicates and evaluation items.
 
 dropped.parquet names what stays in a conversation's place, or the evaluation item it overlaps with; rejected.parquet what is no
-conversation to learn from, and why.
+conversation to learn from, and why; masked.parquet counts the personal data that was replaced, as mask_personal_data does.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.chat_records import CHANGED, CHAT_COLUMNS, DROPPED, KEPT, REJECTED, ROW_COLUMNS, judge_chats, read_chats
-from tasks.data.document_files import count_by, count_reasons, write_documents
+from tasks.data.chat_records import CHANGED, CHAT_COLUMNS, DROPPED, KEPT, REJECTED, ROW_COLUMNS, Judging, judge_chats, read_chats
+from tasks.data.document_files import count_by, count_reasons, names_of, write_documents, write_table
 from tasks.data.documents import TRAIN, VALIDATION
+from tasks.data.personal_data import KINDS
 from tasks.data.protected_items import protected_items
 from tasks.data.source_frame import source_frame
 
@@ -43,11 +44,14 @@ class CollectedChats(Record):
     validation_chats: int
     dropped: dict[str, int]
     """Well-formed conversations by reason."""
+    num_masked_chats: int
+    masked: dict[str, int]
+    """Places of personal data by kind, in the conversations that stay."""
     rejected: dict[str, int]
     """Records that are no conversation with an answer, by reason."""
 
 
-@step(content=("chats/*.parquet", "dropped.parquet", "rejected.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
+@step(content=("chats/*.parquet", "dropped.parquet", "masked.parquet", "rejected.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
 def collect_chats(
     *,
     sources: SourceListing,
@@ -68,15 +72,17 @@ def collect_chats(
     output.report(Progress(0, len(files), "sources", "reading"))
     protected, index = protected_items(ingested, synthetic, recipe.decontaminate)
     items = spark.sparkContext.broadcast((index, protected))
-    given = {"max_chat_chars": recipe.chats.max_chat_chars, "items": items}
+    judging = Judging(recipe.chats.max_chat_chars, recipe.personal_data.kinds, items)
     made = [artifact.path("chats.parquet").as_uri() for artifact in (synthetic, solutions, traces) if artifact is not None]
     generated = spark.read.parquet(*made)
-    frames = [generated.mapInArrow(partial(judge_chats, **given), ROW_COLUMNS)]
+    frames = [generated.mapInArrow(partial(judge_chats, judging=judging), ROW_COLUMNS)]
     if files:
-        frames.append(source_frame(spark, files, resources.shuffle_partitions).mapInArrow(partial(read_chats, **given), ROW_COLUMNS))
+        frames.append(
+            source_frame(spark, files, resources.shuffle_partitions).mapInArrow(partial(read_chats, judging=judging), ROW_COLUMNS)
+        )
     rows = reduce(lambda left, right: left.unionByName(right), frames).persist()
     try:
-        record = _write_streams(rows, len(files), recipe.chats, output)
+        record = _write_streams(rows, len(files), recipe, output)
     finally:
         rows.unpersist()
         items.destroy()
@@ -84,7 +90,8 @@ def collect_chats(
     return record
 
 
-def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatRecipe, output: Output) -> CollectedChats:
+def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatCollectionRecipe, output: Output) -> CollectedChats:
+    import pyarrow.parquet as pq
     from pyspark.sql import functions as F
 
     sums = rows.groupBy("stream").agg(F.count("id").alias("num_rows"), F.sum("num_bytes").alias("num_bytes")).collect()
@@ -96,10 +103,12 @@ def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatRecipe, output
     kept = rows.where(F.col("stream") == KEPT)
     marked = kept.join(kept.groupBy("digest").agg(F.min("id").alias("original")), "digest")
     chat_hash = F.conv(F.substring(F.sha2("id", 256), 1, 8), 16, 10).cast("long")
-    side = F.when(chat_hash < int(recipe.validation_share * 2**32), F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
-    columns = [column.split(" ")[0] for column in CHAT_COLUMNS.split(", ")]
-    unique = marked.where("id = original").select(*columns, side.alias("split"))
-    paths = write_documents(unique, output.path("chats"), totals.get(KEPT, (0, 0))[1])
+    side = F.when(chat_hash < int(recipe.chats.validation_share * 2**32), F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
+    unique = marked.where("id = original")
+    chats = unique.select(*names_of(CHAT_COLUMNS), side.alias("split"))
+    paths = write_documents(chats, output.path("chats"), totals.get(KEPT, (0, 0))[1])
+    write_table(unique.where(F.greatest(*KINDS) > 0).select("id", *KINDS), output.path("masked.parquet"))
+    masked = pq.read_table(output.path("masked.parquet"), columns=list(KINDS))
     output.report(Progress(num_sources, num_sources, "sources", "conversations written"))
     duplicates = marked.where("id <> original").select("id", F.lit(DUPLICATE).alias("reason"), F.col("original").alias("kept_id"))
     _write_left_out(left_out, duplicates.toArrow(), output)
@@ -112,6 +121,8 @@ def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatRecipe, output
         training_chats=sides.get((TRAIN,), (0, 0))[0],
         validation_chats=sides.get((VALIDATION,), (0, 0))[0],
         dropped=count_reasons(output.path("dropped.parquet")),
+        num_masked_chats=masked.num_rows,
+        masked={kind: sum(masked[kind].to_pylist()) for kind in recipe.personal_data.kinds},
         rejected=count_reasons(output.path("rejected.parquet")),
     )
     num_in = sum(count for count, _ in totals.values())

@@ -23,7 +23,9 @@ from tasks.data.source_bytes import GARBLED, HashingReader, decompressed, open_s
 MANIFEST_NAME = "glm46-data.yaml"
 OTHER_MANIFEST_NAMES = ("glm46-data.yml", "glm46_data.yaml", "glm46_data.yml")
 PEEKED_BYTES = 1 << 16
-ROLES = ("pretrain", "evaluation", "sft", "preference", "prompts", "classifier", "ignore")
+ROLES = ("pretrain", "evaluation", "reference", "sft", "preference", "prompts", "classifier", "ignore")
+TEXT_ROLES = ("pretrain", "evaluation", "reference")
+"""Roles whose files are read record by record, in any format."""
 GIT = "git"
 FORMATS = (
     "text", "jsonl", "parquet", "html", "html_jsonl", "web_archive", "mediawiki", "zip_text", "repository_files", "commits", GIT,
@@ -241,7 +243,7 @@ def _parse_entry(path: str, number: int, entry: object) -> RoleEntry:
 
 def _with_format(entry: RoleEntry, name: str, manifest: str) -> RoleEntry:
     found = entry.format or _format_of(name)
-    if not found and entry.role in ("pretrain", "evaluation"):
+    if not found and entry.role in TEXT_ROLES:
         raise ValueError(f"{manifest}: {name} has role {entry.role}, but its ending names no format: add `format: {' | '.join(FORMATS)}`")
     return replace(entry, format=found, domain=_domain_of(entry, name, found))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tasks.data.documents import SCORE_COLUMNS, arrow_schema
 from tasks.data.language_id import NO_LANGUAGE, has_language, identify_languages
-from tasks.data.ngram_model import fold_of, load_model, other_fold
+from tasks.data.ngram_model import load_model, scoring_fold
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LanguageModelFiles:
-    """The language models by language: per half of the text the file and the log probability of an unknown word."""
+    """The language models by language: one of reference text, or one per half of the documents; of each the file and the log probability of
+    an unknown word."""
 
     order: int
     by_language: dict[str, tuple[tuple[str, float], ...]]
@@ -67,7 +68,7 @@ def _perplexities(ids: list[str], texts: list[str], languages: list[str], files:
     groups: dict[tuple[str, int], list[int]] = {}
     for place, language in enumerate(languages):
         if language in files.by_language:
-            groups.setdefault((language, other_fold(fold_of(ids[place]))), []).append(place)
+            groups.setdefault((language, scoring_fold(ids[place], len(files.by_language[language]))), []).append(place)
     result: list[float | None] = [None] * len(ids)
     for (language, fold), places in groups.items():
         path, log_unknown = files.by_language[language][fold]

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from infra.step import digest_of
-from tasks.data.data_directory import RoleEntry, SourceRoot, assign_roles, local_root
+from tasks.data.data_directory import TEXT_ROLES, RoleEntry, SourceRoot, assign_roles, local_root
 from tasks.data.documents import CODE
 from tasks.data.embedded_sources import package_descriptions, pydoc_topics, standard_library
 from tasks.data.git_trees import GIT_COMMITS, GIT_DIRECTORY, commits_digest
@@ -186,7 +186,7 @@ def _read_once(path: Path, name: str, entry: RoleEntry) -> tuple[str, int, int]:
     size = num_text_bytes = path.stat().st_size
     with open(path, "rb") as file:
         hashing = HashingReader(file)
-        if codec_of(name) and entry.role in ("pretrain", "evaluation"):
+        if codec_of(name) and entry.role in TEXT_ROLES:
             num_text_bytes = _inflated_bytes(decompressed(name, hashing))
         hashing.drain()
     if entry.format == "zip_text":

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     U64 = NDArray[np.uint64]
 
 ROW_DTYPE = np.dtype([("hash", "<u8"), ("log_probability", "<f8"), ("log_backoff", "<f8")])
-NUM_FOLDS = 2
-"""Halves of the text that a model is trained on; a document is scored by the half that does not hold it."""
+NUM_HALVES = 2
+"""Of documents that models are trained on; a document is scored by the half that does not hold it."""
 LONGEST_NUMBER = 8
 """Longer numbers count as one kind of word."""
 
@@ -110,14 +110,14 @@ def load_model(path: str, log_unknown: float, order: int) -> NgramModel:
     return NgramModel(np.load(path, mmap_mode="r"), log_unknown, order)
 
 
-def fold_of(identity: str) -> int:
-    """Which half of the text a document belongs to."""
-    return int(identity[-1], 16) % NUM_FOLDS
+def fold_of(identity: str, num_models: int) -> int:
+    """Which of a language's models learns from a document."""
+    return int(identity[-1], 16) % num_models
 
 
-def other_fold(fold: int) -> int:
-    """Of the model that scores a document of this half."""
-    return (fold + 1) % NUM_FOLDS
+def scoring_fold(identity: str, num_models: int) -> int:
+    """Which of them scores it: of two the one that does not hold it, of one, which holds reference text and no document, that one."""
+    return (fold_of(identity, num_models) + 1) % num_models
 
 
 def ngrams_of(texts: Sequence[str], order: int) -> Ngrams:

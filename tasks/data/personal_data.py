@@ -72,8 +72,10 @@ IBAN_LENGTHS = {
     "NL": 18, "NO": 15, "PK": 24, "PL": 28, "PS": 29, "PT": 25, "QA": 29, "RO": 24, "RS": 22, "SA": 24, "SE": 24, "SI": 19, "SK": 24,
     "SM": 27, "TN": 24, "TR": 26, "UA": 29, "VA": 22, "VG": 24, "XK": 20,
 }  # fmt: skip
-IP_V4 = re.compile(r"[0-9](?<![\w.-].)[0-9]{0,2}(?:\.[0-9]{1,3}){3}(?![\w-]|\.\d)")
-IP_V6 = re.compile(r"[23](?<![\w:.].)[0-9A-Fa-f]{3}:[0-9A-Fa-f:]{4,34}(?![\w:])")
+PREFIX_LENGTH = r"/\d{1,3}(?![\w/-]|\.\w)"
+"""Behind an address it names a network: 31.13.24.0/21."""
+IP_V4 = re.compile(rf"[0-9](?<![\w.-].)[0-9]{{0,2}}(?:\.[0-9]{{1,3}}){{3}}(?![\w-]|\.\d|{PREFIX_LENGTH})")
+IP_V6 = re.compile(rf"[23](?<![\w:.].)[0-9A-Fa-f]{{3}}:[0-9A-Fa-f:]{{4,34}}(?![\w:]|{PREFIX_LENGTH})")
 """The addresses that are handed out: 2000::/3."""
 
 SECRETS = {
@@ -130,7 +132,7 @@ def mask_batches(batches: Iterator[pa.RecordBatch], kinds: Sequence[str]) -> Ite
     for batch in batches:
         texts = batch.column("text").to_pylist()
         is_code = [domain in (CODE, COMMIT) for domain in batch.column("domain").to_pylist()]
-        spans = _find_in_chunks(texts, is_code, kinds)
+        spans = find_in_chunks(texts, is_code, kinds)
         columns = {name: batch.column(name).to_pylist() for name in ("content_digest", "num_chars", "num_bytes")}
         for number, own in enumerate(spans):
             if own:
@@ -146,7 +148,7 @@ def mask_batches(batches: Iterator[pa.RecordBatch], kinds: Sequence[str]) -> Ite
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _find_in_chunks(texts: list[str], is_code: list[bool], kinds: Sequence[str]) -> list[list[Span]]:
+def find_in_chunks(texts: Sequence[str], is_code: Sequence[bool], kinds: Sequence[str]) -> list[list[Span]]:
     """Spans of texts, code apart from prose, about CHUNK_CHARS at a time."""
     spans: list[list[Span]] = [[] for _ in texts]
     for wanted, code in ((kinds, False), ([kind for kind in kinds if kind in CODE_KINDS], True)):
@@ -205,7 +207,7 @@ def _phones(numbers: list[re.Match[str]]) -> Iterator[tuple[int, int]]:
 
 def _is_labelled(match: re.Match[str]) -> bool:
     text = match.string
-    before = text[max(0, match.start() - LABEL_CHARS) : match.start()]
+    before = text[max(0, match.start() - LABEL_CHARS) : match.start()].rpartition(BETWEEN)[2]
     return PHONE_LABEL.search(before) is not None or PHONE_LABEL_BEHIND.match(text, match.end()) is not None
 
 
