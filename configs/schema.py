@@ -395,6 +395,13 @@ class SynthesisRecipe(Frozen):
         return self
 
 
+class SeedVariationRecipe(Frozen):
+    """Seed problems with annotated calculations, told again with other numbers (tasks/data/seed_variations.py)."""
+
+    per_seed: int = Field(ge=0)
+    """Conversations at most of each seed; some have fewer numbers that keep the story sensible. 0: none."""
+
+
 class ChatRecipe(Frozen):
     """Conversations from the sources with role `sft`, besides those of the verified problems."""
 
@@ -403,7 +410,7 @@ class ChatRecipe(Frozen):
     max_rejected_share: float = Field(ge=0, le=1)
     """Share of malformed conversations (unknown role, tool result without a call, no answer) above which the run stops and names them."""
     validation_share: float = Field(ge=0, lt=1)
-    """Share of conversations held out, by hash."""
+    """Share of conversations held out, by a hash of the record they come from: a seed and its variations go the same way."""
 
 
 class TeacherRequest(Frozen):
@@ -585,6 +592,7 @@ class DataRecipe(Frozen):
     filter: FilterRecipe
     personal_data: PersonalDataRecipe
     synthesize: SynthesisRecipe
+    seed_variations: SeedVariationRecipe
     teacher: TeacherRecipe
     chats: ChatRecipe
     decontaminate: DecontaminationRecipe

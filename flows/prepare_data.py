@@ -37,6 +37,7 @@ from tasks.data.train_classifiers import train_classifiers
 from tasks.data.train_ngram_model import train_ngram_model
 from tasks.data.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import ContractResult
+from tasks.data.vary_problems import vary_problems
 from tasks.data.verify_solutions import verify_solutions
 from tasks.evaluation.select_evaluation_items import select_evaluation_items
 
@@ -87,6 +88,7 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
         run_step(run, concatenate_repositories, documents=decontaminated, recipe=recipe.repositories, resources=spark), "repositories"
     )
     solutions = contracted(run_step(run, verify_solutions, sources=sources), "solutions")
+    variations = contracted(run_step(run, vary_problems, sources=sources, recipe=recipe.seed_variations), "variations")
     teacher = recipe.teacher
     traces = (
         contracted(run_step(run, request_traces, sources=sources, recipe=teacher.request, resources=teacher.limits), "traces")
@@ -95,8 +97,8 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     )
     chats = contracted(
         run_step(
-            run, collect_chats, sources=sources, synthetic=problems, ingested=ingested, solutions=solutions, traces=traces,
-            recipe=recipe.chat_collection, resources=spark,
+            run, collect_chats, sources=sources, synthetic=problems, ingested=ingested, solutions=solutions, variations=variations,
+            traces=traces, recipe=recipe.chat_collection, resources=spark,
         ),
         "chats",
     )  # fmt: skip
@@ -117,5 +119,5 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     stop_spark()
     return PreparedData(
         ingested, extracted, clean, classifiers, ngram_model, scored, deduplicated, distinct, split, filtered, masked, problems,
-        solutions, traces, decontaminated, chats, repositories, tokenizer, shards, validation, chat_shards, suite, contracts,
+        solutions, variations, traces, decontaminated, chats, repositories, tokenizer, shards, validation, chat_shards, suite, contracts,
     )  # fmt: skip

@@ -40,6 +40,7 @@ from tasks.data.synthesize_problems import SynthesizedProblems, synthesize_probl
 from tasks.data.train_classifiers import train_classifiers
 from tasks.data.train_ngram_model import train_ngram_model
 from tasks.data.train_tokenizer import TrainedTokenizer, train_tokenizer
+from tasks.data.vary_problems import VariedProblems, vary_problems
 
 DEFAULT_SCALE = "full"
 """Its recipe holds S0's values; its resources are a cluster's, so without --config they are replaced by this machine."""
@@ -108,6 +109,9 @@ class SingleStage:
     def problems(self) -> Artifact[SynthesizedProblems]:
         return self.compute(synthesize_problems, self.recipe.synthesize, with_spark=False)
 
+    def variations(self) -> Artifact[VariedProblems]:
+        return self.compute(vary_problems, self.recipe.seed_variations, with_spark=False, sources=self._listing())
+
     def tokenizer(self) -> Artifact[TrainedTokenizer]:
         return self.compute(train_tokenizer, self.recipe.tokenizer, documents=self.complete())
 
@@ -126,6 +130,7 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
     "filter": lambda run: run.compute(filter_documents, run.recipe.filter, documents=run.complete(with_scores=True)),
     "personal_data": lambda run: run.compute(mask_personal_data, run.recipe.personal_data, documents=run.complete()),
     "synthesize": lambda run: run.problems(),
+    "seed_variations": lambda run: run.variations(),
     "decontaminate": lambda run: run.compute(
         decontaminate_documents, run.recipe.decontaminate, documents=run.complete(), synthetic=run.problems(), ingested=run.ingested()
     ),

@@ -33,6 +33,7 @@ from tasks.data.train_classifiers import TrainedClassifiers
 from tasks.data.train_ngram_model import TrainedNgramModel
 from tasks.data.train_tokenizer import TrainedTokenizer
 from tasks.data.validate_contract import ContractResult
+from tasks.data.vary_problems import VariedProblems
 from tasks.data.verify_solutions import VerifiedSolutions
 from tasks.evaluation.decide_gate import decide_gate
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
@@ -147,6 +148,9 @@ def reported_data(store: Store) -> PreparedData:
     solutions = VerifiedSolutions(
         num_seeds=77, num_without_solution=0, num_chats=70, chats_by_collection={"math": 70}, rejected={"wrong_answer": 7}
     )
+    variations = VariedProblems(
+        num_seeds=77, num_varied_seeds=30, num_chats=60, chats_by_collection={"math": 60}, rejected={"unused_number": 47}
+    )
     chats = CollectedChats(
         num_sources=1, num_chats=300, num_bytes=9000, chats_by_collection={"synthetic": 250, "sft/*": 50}, training_chats=285,
         validation_chats=15, dropped={"exact_duplicate": 4}, num_masked_chats=2, masked={"email": 3},
@@ -214,7 +218,7 @@ def reported_data(store: Store) -> PreparedData:
         split=documents(store, "split_documents", split, range(2000)),
         filtered=documents(store, "filter_documents", filtered, range(853)),
         problems=documents(store, "synthesize_problems", problems, range(900, 1020)),
-        solutions=plain("verify_solutions", solutions), traces=None,
+        solutions=plain("verify_solutions", solutions), variations=plain("vary_problems", variations), traces=None,
         decontaminated=documents(store, "decontaminate_documents", decontaminated, range(851)),
         chats=plain("collect_chats", chats), repositories=plain("concatenate_repositories", repositories),
         tokenizer=commit(store, toy("train_tokenizer", tokenizer, _fertility), "train_tokenizer"), shards=plain("shard_documents", shards),

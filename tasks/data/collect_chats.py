@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tasks.data.list_sources import SourceListing
     from tasks.data.request_traces import RequestedTraces
     from tasks.data.synthesize_problems import SynthesizedProblems
+    from tasks.data.vary_problems import VariedProblems
     from tasks.data.verify_solutions import VerifiedSolutions
 
 DUPLICATE = "exact_duplicate"
@@ -61,6 +62,7 @@ def collect_chats(
     resources: SparkResources,
     output: Output,
     solutions: Artifact[VerifiedSolutions] | None = None,
+    variations: Artifact[VariedProblems] | None = None,
     traces: Artifact[RequestedTraces] | None = None,
 ) -> CollectedChats:
     """`traces` is None where no teacher is configured.
@@ -73,7 +75,7 @@ def collect_chats(
     protected, index = protected_items(ingested, synthetic, recipe.decontaminate)
     items = spark.sparkContext.broadcast((index, protected))
     judging = Judging(recipe.chats.max_chat_chars, recipe.personal_data.kinds, items)
-    made = [artifact.path("chats.parquet").as_uri() for artifact in (synthetic, solutions, traces) if artifact is not None]
+    made = [artifact.path("chats.parquet").as_uri() for artifact in (synthetic, solutions, variations, traces) if artifact is not None]
     generated = spark.read.parquet(*made)
     frames = [generated.mapInArrow(partial(judge_chats, judging=judging), ROW_COLUMNS)]
     if files:
@@ -102,7 +104,9 @@ def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatCollectionReci
         raise ValueError(f"source {changed[0]} changed while it was read ({len(changed)} in all): run again when nothing writes to it")
     kept = rows.where(F.col("stream") == KEPT)
     marked = kept.join(kept.groupBy("digest").agg(F.min("id").alias("original")), "digest")
-    chat_hash = F.conv(F.substring(F.sha2("id", 256), 1, 8), 16, 10).cast("long")
+    # a seed's solution, its variations with other numbers and a teacher's trace come of one record: all are held out or none
+    origin = F.concat_ws(" ", F.substring_index("source", "#", 1), F.col("offset").cast("string"))
+    chat_hash = F.conv(F.substring(F.sha2(origin, 256), 1, 8), 16, 10).cast("long")
     side = F.when(chat_hash < int(recipe.chats.validation_share * 2**32), F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
     unique = marked.where("id = original")
     chats = unique.select(*names_of(CHAT_COLUMNS), side.alias("split"))

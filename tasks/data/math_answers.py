@@ -12,6 +12,8 @@ ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
 STATED = re.compile(r"(?:####|(?:final )?answer(?: is)?\s*[:=]?)\s*(.+)", re.IGNORECASE)
 LEFT_OUT = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\\%|%|\^\\circ|\^\{\\circ\}|\\text\{[^}]*\}|\\mbox\{[^}]*\}|\s+")
 FRACTION = re.compile(r"\\frac\{(-?\d+)\}\{(-?\d+)\}|\\frac(\d)(\d)")
+MAX_CHARS = 500
+"""Of a number or a calculation: Python converts no longer numbers than 4,300 digits and nests no deeper than its stack."""
 APPLY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv}
 
 
@@ -53,7 +55,7 @@ def _plain(answer: str) -> str:
 
 def _number(text: str) -> Fraction | None:
     written = FRACTION.sub(lambda found: f"{found[1] or found[3]}/{found[2] or found[4]}", text)
-    if not re.fullmatch(r"-?(\d+(\.\d+)?|\.\d+)(/-?\d+)?", written):
+    if len(written) > MAX_CHARS or not re.fullmatch(r"-?(\d+(\.\d+)?|\.\d+)(/-?\d+)?", written):
         return None
     top, _, bottom = written.partition("/")
     return None if bottom and not int(bottom) else Fraction(top) / int(bottom or 1)
@@ -71,8 +73,8 @@ def _value(expression: str) -> Fraction | None:
     """The value of + - * / and brackets over numbers; None for anything else."""
     text = re.sub(r"(\d+(?:\.\d+)?|\.\d+)%", r"(\1/100)", expression.replace("$", "").replace(",", "").replace("x", "*").strip())
     try:
-        return _evaluate(ast.parse(text, mode="eval").body)
-    except (SyntaxError, TypeError, ZeroDivisionError):
+        return None if len(text) > MAX_CHARS else _evaluate(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError, ValueError, ZeroDivisionError):
         return None
 
 

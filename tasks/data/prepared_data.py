@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tasks.data.train_ngram_model import TrainedNgramModel
     from tasks.data.train_tokenizer import TrainedTokenizer
     from tasks.data.validate_contract import ContractResult
+    from tasks.data.vary_problems import VariedProblems
     from tasks.data.verify_solutions import VerifiedSolutions
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
 
@@ -49,6 +50,7 @@ class PreparedData:
     masked: Artifact[MaskedDocuments]
     problems: Artifact[SynthesizedProblems]
     solutions: Artifact[VerifiedSolutions]
+    variations: Artifact[VariedProblems]
     traces: Artifact[RequestedTraces] | None
     """None where no teacher is configured."""
     decontaminated: Artifact[DecontaminatedDocuments]

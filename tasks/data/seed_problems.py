@@ -122,11 +122,11 @@ def _program(seed: Seed, code: str) -> str:
     )
 
 
-def conversation(seed: Seed, suffix: str, reasoning: str, content: str) -> dict[str, object]:
+def conversation(seed: Seed, suffix: str, reasoning: str, content: str, piece: int = 0) -> dict[str, object]:
     """A seed and a verified answer, as chats.parquet holds them (CHAT_COLUMNS without num_bytes)."""
     answered = {"role": "assistant", "content": content, "reasoning": reasoning, "tool_calls": []}
     messages = canonical_json([{"role": "user", "content": seed.question, "reasoning": "", "tool_calls": []}, answered])
     source = f"{seed.source}{suffix}"
-    place = {"id": document_id(source, seed.offset, 0), "source": source, "offset": seed.offset, "piece": 0}
+    place = {"id": document_id(source, seed.offset, piece), "source": source, "offset": seed.offset, "piece": piece}
     place |= {"collection": f"{seed.collection}{suffix}", "licence": seed.licence, "kind": seed.kind}
     return {**place, "messages": messages, "tools": json.dumps([])}

@@ -42,32 +42,32 @@ def verify_solutions(*, sources: SourceListing, output: Output) -> VerifiedSolut
     for number, seed in enumerate(solved):
         if number % 100 == 0:
             output.report(Progress(number, len(solved), "solutions"))
-        reason = check_solution(seed, _stated(seed))
+        reason = check_solution(seed, stated_solution(seed))
         if reason:
             rejected.append({"id": seed.id, "source": seed.source, "offset": seed.offset, "reason": reason})
         else:
-            chats.append(conversation(seed, SUFFIX, "", _written(seed)))
+            chats.append(conversation(seed, SUFFIX, "", written_solution(seed)))
     write_rows(output.path("chats.parquet"), chats, CHATS)
     write_rows(output.path("rejected.parquet"), rejected, REJECTED)
     return VerifiedSolutions(
         num_seeds=len(seeds), num_without_solution=len(seeds) - len(solved), num_chats=len(chats),
-        chats_by_collection=_counts(chats, "collection"), rejected=_counts(rejected, "reason"),
+        chats_by_collection=counts(chats, "collection"), rejected=counts(rejected, "reason"),
     )  # fmt: skip
 
 
-def _stated(seed: Seed) -> str:
+def stated_solution(seed: Seed) -> str:
     """The solution with its final answer, which GSM8K keeps apart."""
     return seed.solution if seed.kind == CODE or "\\boxed" in seed.solution else f"{seed.solution}\n#### {seed.answer}"
 
 
-def _written(seed: Seed) -> str:
+def written_solution(seed: Seed) -> str:
     if seed.kind == CODE:
         return f"```python\n{seed.solution.strip()}\n```"
     text = without_annotations(seed.solution)
     return text if "\\boxed" in text else f"{text}\nThe answer is {seed.answer}."
 
 
-def _counts(rows: list[dict[str, object]], key: str) -> dict[str, int]:
+def counts(rows: list[dict[str, object]], key: str) -> dict[str, int]:
     values = [str(row[key]) for row in rows]
     return {value: values.count(value) for value in sorted(set(values))}
 

@@ -133,6 +133,7 @@ def _chats(data: PreparedData) -> str:
         *((f"conversations dropped: {reason}", count) for reason, count in sorted(chats.dropped.items())),
         *((f"records that are no conversation: {reason}", count) for reason, count in sorted(chats.rejected.items())),
         *_verified("seed problems", "solutions that do not verify", data.solutions),
+        *_verified("seed problems with a worked solution", "no variation", data.variations),
         *([] if data.traces is None else _verified("problems that a teacher was asked", "answers that are not kept", data.traces)),
         ("conversations to train on", chats.training_chats),
         ("conversations held out", chats.validation_chats),
