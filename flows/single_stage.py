@@ -139,6 +139,8 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
 }
 """By the name of the stage's section in data.recipe."""
 WITHOUT_INPUT = ("synthesize",)
+NEEDED_ROLE = {"seed_variations": "prompts"}
+"""Of a stage's sources, where it is not documents to train on."""
 
 
 class StageOutcome(BaseModel):
@@ -176,7 +178,7 @@ def _source(name: str, place: str | Path | None) -> SourceListing | DocumentFile
     if place is None:
         raise ValueError(f"stage {name} reads documents: name a directory, s3://bucket/prefix or hf://owner/name with --input")
     written = DocumentFiles(Path(place).absolute())
-    return written if written.paths("documents/*.parquet") else list_sources(place)
+    return written if written.paths("documents/*.parquet") else list_sources(place, needed=NEEDED_ROLE.get(name, "pretrain"))
 
 
 def _this_machine() -> SparkResources:
