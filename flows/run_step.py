@@ -16,6 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
 from flows.stage_log import StageLog, StageResult, key_figures
+from infra.launchers import JobLostError
 from infra.rerun_reason import explain_and_remember
 from infra.step import Artifact, Digested, LogMetrics, Progress, R, Step
 from infra.store import Store, step_key
@@ -32,6 +33,11 @@ T = TypeVar("T")
 UI_INTERVAL_SECONDS = 5.0
 EFFECT_RETRIES = 2
 EFFECT_RETRY_DELAY_SECONDS = 2
+JOB_RETRIES = 100
+"""Times that one run submits a step's lost job again: a phase of weeks on thousands of accelerators loses some every day."""
+JOB_RETRY_DELAY_SECONDS = 2
+MAX_LOSSES_AT_A_CHECKPOINT = 3
+"""A job that is lost so often without a new checkpoint is lost for a reason that does not pass, for example memory."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,11 @@ def run_step(
         return Completed(message=f"computed: {reason}", data=artifact)
 
     started = time.monotonic()
-    state = task(name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False)(body)(return_state=True)
+    as_task = task(
+        name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False,
+        retries=JOB_RETRIES, retry_delay_seconds=JOB_RETRY_DELAY_SECONDS, retry_condition_fn=_lost_its_job(run.log, stage),
+    )  # fmt: skip
+    state = as_task(body)(return_state=True)
     artifact: Artifact[R] = state.result()  # pyright: ignore[reportAssignmentType]
     cached = state.name == "Cached"
     why = "found in the store" if cached else reason
@@ -106,6 +116,23 @@ def _is_worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
     """Mistakes of the user and broken promises do not heal by waiting."""
     error = state.result(raise_on_failure=False)
     return not isinstance(error, ValueError | AssertionError)
+
+
+def _lost_its_job(log: StageLog, stage: str) -> Callable[[Any, Any, Any], bool]:
+    """Condition of a step's retry: its job was taken away; under the same key it continues. What fails is not repeated."""
+    lost_at: list[int] = []
+
+    def is_worth_submitting_again(task: Any, task_run: Any, state: Any) -> bool:
+        error = state.result(raise_on_failure=False)
+        if not isinstance(error, JobLostError):
+            return False
+        lost_at.append(error.step)
+        if lost_at.count(error.step) > MAX_LOSSES_AT_A_CHECKPOINT:
+            return False
+        log.say(f"{stage}: {error} (retry {len(lost_at)})")
+        return True
+
+    return is_worth_submitting_again
 
 
 def _progress_reporter(log: StageLog, stage: str) -> Callable[[Progress], None]:

@@ -22,9 +22,11 @@ from infra.code_digest import ROOT
 from infra.step import Progress
 from infra.supervisor import EXIT_INTERRUPTED, EXIT_LOCKED, Command, is_locked, read_job_file, write_json
 
-JobState = Literal["running", "succeeded", "failed", "interrupted", "killed"]
-"""interrupted: saved after SIGTERM; killed: its supervisor ended without a word. Submitted again, both continue from the latest
-checkpoint."""
+JobState = Literal["running", "succeeded", "failed", "interrupted", "lost"]
+"""failed: the program ended with an error of its own. interrupted: someone asked it to stop, and it saved. lost: it was taken away, which
+says nothing about the program: here its supervisor or a rank got SIGKILL (the kernel's way when memory runs out, and a machine's that goes
+down); on a scheduler it was preempted or its node failed. Submitted again, all three continue from the latest checkpoint; only a lost one
+is without being asked (flows/run_step.py)."""
 CANCEL_POLL_SECONDS = 0.1
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """Compiling graphs costs seconds per shape and pays on no CPU. Threads that spin while they wait for each other make a step 3 to 5 times
@@ -71,6 +73,17 @@ class JobFailedError(RuntimeError):
             f"{name} failed: rank {status.failing_rank} ended with exit code {status.exit_code}{_signal_name(status.exit_code)}. "
             f"Log: {status.log_path}, last lines:\n{tail}"
         )
+
+
+class JobLostError(RuntimeError):
+    """A job that was taken away; submitted again it continues. `step` is that of its latest checkpoint, 0 before the first."""
+
+    def __init__(self, name: str, status: JobStatus, step: int) -> None:
+        self.step = step
+        lost = "its supervisor was killed"
+        if status.failing_rank is not None:
+            lost = f"rank {status.failing_rank} was killed{_signal_name(status.exit_code)}, as when memory runs out. Log: {status.log_path}"
+        super().__init__(f"{name} was lost: {lost}; it continues {f'from the checkpoint of step {step}' if step else 'from its beginning'}")
 
 
 class Launcher(Protocol):
@@ -140,7 +153,9 @@ class LocalLauncher:
 
 def _final_state(exit_code: int | None) -> JobState:
     if exit_code is None:
-        return "killed"  # a free lock without an exit code: the ranks went with their supervisor
+        return "lost"  # a free lock without an exit code: the ranks went with their supervisor
+    if exit_code == -signal.SIGKILL:
+        return "lost"  # no program ends itself so
     if exit_code == EXIT_INTERRUPTED:
         return "interrupted"
     return "failed" if exit_code else "succeeded"

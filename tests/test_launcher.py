@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from infra.build_ops import op_environment
-from infra.launchers import Job, JobFailedError, JobHandle, JobStatus, LocalLauncher
+from infra.launchers import Job, JobFailedError, JobHandle, JobLostError, JobStatus, LocalLauncher
 from infra.supervisor import read_job_file
 from tests.conftest import ROOT
 
@@ -90,7 +90,7 @@ def test_a_killed_supervisor_is_recognised_takes_its_ranks_along_and_is_replaced
     handle = launcher.submit(toy(tmp_path, "sleep", num_ranks=2))
     pids = [int(wait_for(lambda rank=rank: starts(tmp_path, rank))[0][0]) for rank in (0, 1)]
     os.kill(read_job_file(tmp_path / KEY).pid, signal.SIGKILL)
-    assert end_of(launcher, handle).state == "killed"
+    assert end_of(launcher, handle).state == "lost"
     wait_for(lambda: not any(map(is_alive, pids)))
     launcher.submit(toy(tmp_path, "succeed", num_ranks=2))
     assert end_of(launcher, handle).state == "succeeded"
@@ -106,18 +106,20 @@ def test_a_failing_rank_takes_the_others_along_and_is_named(launcher, tmp_path):
     assert "rank 1 ended with exit code 7" in message and "the reason why" in message and "rank-1.log" in message
 
 
-def test_a_killed_rank_is_named_with_its_signal(launcher, tmp_path):
+def test_a_killed_rank_is_a_lost_job_and_named_with_its_signal(launcher, tmp_path):
     handle = launcher.submit(toy(tmp_path, "sleep"))
     os.kill(int(wait_for(lambda: starts(tmp_path))[0][0]), signal.SIGKILL)
     status = end_of(launcher, handle)
-    assert status.exit_code == -9 and "exit code -9 (SIGKILL)" in str(JobFailedError("training", status))
+    assert (status.state, status.exit_code) == ("lost", -9)
+    message = str(JobLostError("training", status, 12))
+    assert "rank 0 was killed (SIGKILL)" in message and "rank-0.log; it continues from the checkpoint of step 12" in message
 
 
 def test_a_rank_that_dies_in_a_collective_is_named_and_not_the_one_that_waits_for_it(launcher, tmp_path):
     status = end_of(launcher, launcher.submit(toy(tmp_path, "lose a rank", num_ranks=2)), seconds=120)
-    assert (status.state, status.exit_code, status.failing_rank) == ("failed", -signal.SIGKILL, 1)
-    message = str(JobFailedError("training of phase toy", status))
-    assert "rank 1 ended with exit code -9 (SIGKILL)" in message and "rank-1.log" in message
+    assert (status.state, status.exit_code, status.failing_rank) == ("lost", -signal.SIGKILL, 1)
+    message = str(JobLostError("training of phase toy", status, 0))
+    assert "rank 1 was killed (SIGKILL)" in message and "rank-1.log; it continues from its beginning" in message
     assert not any(is_alive(pid) for pid in read_job_file(tmp_path / KEY).rank_pids)
 
 
@@ -130,7 +132,7 @@ def test_cancel_lets_a_job_save_and_kills_one_that_will_not(launcher, tmp_path):
     launcher.submit(toy(tmp_path, "sleep"))
     wait_for(lambda: len(starts(tmp_path)) == 2)
     launcher.cancel(handle, grace_seconds=0)
-    assert launcher.poll(handle).state in ("failed", "killed")
+    assert launcher.poll(handle).state in ("failed", "lost")
 
 
 def test_without_a_compiler_the_op_builder_says_what_to_install():

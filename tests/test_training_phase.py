@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -16,10 +17,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from prefect import flow
 from safetensors.torch import load_file, save_file
 
-from infra.launchers import JobFailedError
-from infra.step import Artifact, Output, step
+from configs.load import load_scale
+from flows.run_step import Run, run_step
+from flows.stage_log import StageLog
+from infra.launchers import JobFailedError, JobLostError, JobStatus
+from infra.step import Artifact, Output, Step, step
 from infra.supervisor import JobFile, read_job_file
 from model.hf_checkpoint import load_model
 from tasks.training.input_rules import refuse_foreign_inputs
@@ -27,7 +32,7 @@ from tasks.training.phase_data import open_phase_data
 from tasks.training.schedules import plan_step
 from tasks.training.train_phase import TrainedCheckpoint, TrainingStoppedError, describe_job, train_phase
 from tests.model_recipes import GLM46
-from tests.training_inputs import NUM_STEPS, RESOURCES, TrainingInputs, compute, metrics_of, small_recipe
+from tests.training_inputs import NUM_STEPS, RESOURCES, Nothing, TrainingInputs, compute, metrics_of, small_recipe
 
 SAVE_EVERY_STEP = RESOURCES.model_copy(update={"save_interval_steps": 1, "num_kept_checkpoints": 9})
 ACROSS_TOPOLOGIES = {"rtol": 2e-3, "atol": 2e-4}
@@ -67,15 +72,15 @@ def test_a_phase_leaves_a_loadable_checkpoint_a_hand_over_and_its_metrics(inputs
 
 
 @contextmanager
-def signal_after_a_save(work_dir: Path, victim: Callable[[JobFile], int], number: int) -> Iterator[list[str]]:
-    """Signal a process of the job as soon as it has saved something new; yields the names of the checkpoints it was done at."""
+def signal_after_saves(work_dir: Path, number: int, *victims: Callable[[JobFile], int]) -> Iterator[list[str]]:
+    """Signal a process of the job each time it has saved something new; yields the names of the checkpoints it was done at."""
     latest, done, closing = work_dir / "checkpoints" / "latest", [], threading.Event()
     before = latest.read_text() if latest.exists() else ""
 
     def watch():
-        while not done and not closing.is_set():
-            if latest.exists() and latest.read_text() > before:
-                os.kill(victim(read_job_file(work_dir)), number)
+        while len(done) < len(victims) and not closing.is_set():
+            if latest.exists() and latest.read_text() > (done[-1] if done else before):
+                os.kill(victims[len(done)](read_job_file(work_dir)), number)
                 done.append(latest.read_text())
             time.sleep(0.002)
 
@@ -86,36 +91,65 @@ def signal_after_a_save(work_dir: Path, victim: Callable[[JobFile], int], number
     thread.join()
 
 
-def test_resume_equals_uninterrupted_run(uninterrupted, tmp_path):
+@pytest.fixture(scope="module")
+def prefect_server():
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+def in_a_flow(run: Run, step: Step, **arguments) -> Artifact:
+    """A step as the pipeline runs it."""
+    return flow(name="toy", validate_parameters=False)(lambda: run_step(run, step, **arguments))()
+
+
+def test_a_job_that_is_lost_twice_is_submitted_again_by_the_flow_and_equals_the_uninterrupted_run(uninterrupted, prefect_server, tmp_path):
     artifact, logged, _ = uninterrupted
     inputs = TrainingInputs(tmp_path / "home")
     arguments = inputs.arguments(small_recipe(), SAVE_EVERY_STEP)
-    seen = []
-    with signal_after_a_save(inputs.work_dir(arguments), lambda job: job.pid, signal.SIGKILL) as kills:
-        resumed = inputs.train(arguments, log_metrics=lambda step, values: seen.append(step))
-    assert kills and kills[0] < "step-000000006", "the kill came too late to prove anything"
-    assert "== start 2" in resumed.path("logs/rank-0.log").read_text()
-    assert resumed.digest == artifact.digest
+    seen, told = [], []
+    run = Run(load_scale("micro"), inputs.home, inputs.store, "", "", StageLog(told.append))
+    with signal_after_saves(inputs.work_dir(arguments), signal.SIGKILL, lambda job: job.rank_pids[0], lambda job: job.pid) as kills:
+        resumed = in_a_flow(run, train_phase, log_metrics=lambda rows: seen.extend(step for step, _ in rows), **arguments)
+    assert len(kills) == 2 and kills[1] < "step-000000006", "the kills came too late to prove anything"
+    lost = [line for line in told if "was lost" in line]
+    for line, who, name in zip(lost, (r"rank 0 was killed \(SIGKILL\)", "its supervisor was killed"), kills, strict=True):
+        assert re.search(rf"{who}.*; it continues from the checkpoint of step {int(name.split('-')[1])} \(retry \d\)", line), line
+    assert "== start 3" in resumed.path("logs/rank-0.log").read_text()
+    assert (resumed.key, resumed.digest) == (artifact.key, artifact.digest)
     assert metrics_of(resumed.path("metrics.jsonl")) == metrics_of(artifact.path("metrics.jsonl"))
     assert seen == sorted(logged)  # every step once, although some were taken twice
 
 
-def test_a_stopped_and_a_failed_training_say_so_and_continue(inputs, uninterrupted, tmp_path):
+@pytest.mark.parametrize(("error", "num_calls"), [("lost", 4), ("lost after saves", 9), ("failed", 1)])
+def test_only_lost_jobs_are_submitted_again_and_not_for_ever(error, num_calls, prefect_server, inputs, monkeypatch):
+    calls = []
+
+    @step(content=("none",))
+    def lose_job(*, output: Output) -> Nothing:
+        calls.append(error)
+        rank = JobStatus("lost", None, -9, 0, "rank-0.log", ())
+        saved = len(calls) if error == "lost after saves" and len(calls) < 6 else 6
+        raise JobFailedError("toy", rank) if error == "failed" else JobLostError("toy", rank, saved)
+
+    monkeypatch.setattr("flows.run_step.JOB_RETRY_DELAY_SECONDS", 0)
+    run = Run(load_scale("micro"), inputs.home, inputs.store, "", "", StageLog())
+    with pytest.raises(JobFailedError if error == "failed" else JobLostError):
+        in_a_flow(run, lose_job)
+    assert len(calls) == num_calls
+
+
+def test_a_stopped_training_says_so_and_continues_also_before_a_corrupt_checkpoint(inputs, uninterrupted, tmp_path):
     artifact, _, _ = uninterrupted
     inputs = TrainingInputs(tmp_path / "home")
     arguments = inputs.arguments(small_recipe(), SAVE_EVERY_STEP)
     work_dir = inputs.work_dir(arguments)
     with (
-        signal_after_a_save(work_dir, lambda job: job.pid, signal.SIGTERM),
+        signal_after_saves(work_dir, signal.SIGTERM, lambda job: job.pid),
         pytest.raises(TrainingStoppedError, match="was asked to stop and has saved"),
     ):
         inputs.train(arguments)
-    with (
-        signal_after_a_save(work_dir, lambda job: job.rank_pids[0], signal.SIGKILL),
-        pytest.raises(JobFailedError, match=r"(?s)rank 0 ended with exit code -9 \(SIGKILL\).*rank-0.log.*ready in") as failure,
-    ):
-        inputs.train(arguments)
-    assert failure.value.args[0].count("\n") <= 31
     newest = work_dir / "checkpoints" / (work_dir / "checkpoints" / "latest").read_text()
     (newest / "momentum-00001.safetensors").write_bytes(b"not what was written")
     finished = inputs.train(arguments)
@@ -147,8 +181,9 @@ def test_weights_that_are_no_numbers_stop_the_training_after_its_rollbacks_and_n
         JobFailedError,
         match=r"step 2: loss nan and gradient norm nan are not both finite; rows 4 to 7 of the phase, course position 256 tokens. The "
         r"optimizer step was not taken, and after 1 rollbacks \(spikes.max_rollbacks 1\) training stops",
-    ):
+    ) as failure:
         inputs.train(arguments)
+    assert failure.value.args[0].count("\n") <= 31
     assert not list((inputs.work_dir(arguments) / "checkpoints").glob("step-*"))
 
 

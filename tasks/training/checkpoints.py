@@ -90,6 +90,12 @@ def saved_steps(work_dir: Path) -> list[int]:
     return sorted(_step_of(path) for path in (work_dir / "checkpoints").glob("step-*"))
 
 
+def latest_step(work_dir: Path) -> int:
+    """Step of the checkpoint that a resumed training begins with unless that proves corrupt; 0 before the first."""
+    latest = work_dir / "checkpoints" / LATEST
+    return _step_of(Path(latest.read_text())) if latest.exists() else 0
+
+
 def checkpoint_dir_of(work_dir: Path, step: int) -> Path:
     return work_dir / "checkpoints" / _name(step)
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.launchers import Job, JobFailedError, JobHandle, Launcher, LocalLauncher
+from infra.launchers import Job, JobFailedError, JobLostError, Launcher, LocalLauncher
 from infra.step import Artifact, Output, Record, digest_of, step
 from infra.store import hash_file
 from infra.supervisor import write_json
@@ -23,6 +23,7 @@ from model.chat_template import CHAT_TEMPLATE
 from model.counts import count_parameters
 from model.mlmodel_file import write_mlmodel
 from model.tokenizer_layout import END_OF_TEXT, END_TOKENS
+from tasks.training.checkpoints import latest_step
 from tasks.training.input_rules import refuse_foreign_inputs
 from tasks.training.job import ROLLOUTS_FILE, TrainingJob
 from tasks.training.launch_rules import refuse_impossible_training, refuse_too_few_prompts
@@ -42,8 +43,6 @@ FORWARD_SECONDS = 3.0
 """Between two requests to the tracker."""
 EVIDENCE = ("metrics.jsonl", ROLLOUTS_FILE, SPIKES_FILE, "job.json", "logs/*", "tensorboard/*", "wandb/*", "profile/*")
 CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY = "chat_template.jinja", "chat_template"
-MAX_RESTARTS = 3
-"""Of one call, after its supervisor was killed."""
 
 
 class TrainingStoppedError(RuntimeError):
@@ -104,7 +103,8 @@ def train_phase(
 ) -> TrainedCheckpoint:
     """`packed`, `shards` and `chats` (where conversations were packed) belong to objectives on rows, `prompts` to policy objectives; each
     is None for the other kind. `validation` are shards of held-out documents; None measures nothing while training. Raises ValueError for
-    what cannot be trained, JobFailedError with the failing rank's last lines when training fails."""
+    what cannot be trained, JobFailedError with the failing rank's last lines when training fails, JobLostError when it was taken away: then
+    the same call continues from the latest checkpoint."""
     refuse_impossible_training(recipe, resources)
     refuse_missing_tracker(resources)
     if prompts is not None:
@@ -157,10 +157,10 @@ def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
     environment = {"OMP_NUM_THREADS": str(job.recipe.num_threads)}
     submission = Job(output.key, "tasks.training.worker", (str(job_path),), job.resources.num_ranks, environment)
     handle = launcher.find(output.key)
-    if handle is None or launcher.poll(handle).state in ("killed", "failed", "interrupted"):
-        handle = _submit(launcher, submission, job, job_path)
+    if handle is None or launcher.poll(handle).state in ("lost", "failed", "interrupted"):
+        write_json(job_path, job.model_dump(mode="json"))
+        handle = launcher.submit(submission)
     metrics = MetricsTail(output)
-    num_restarts = 0
     while True:
         status = launcher.poll(handle)
         metrics.forward(is_last=status.state != "running")
@@ -172,17 +172,9 @@ def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
             raise JobFailedError(name, status)
         if status.state == "interrupted":
             raise TrainingStoppedError(f"{name} was asked to stop and has saved: run again to continue")
-        if status.state == "killed":
-            num_restarts += 1
-            if num_restarts > MAX_RESTARTS:
-                raise TrainingStoppedError(f"{name}: its supervisor was killed {num_restarts} times: run again to continue")
-            handle = _submit(launcher, submission, job, job_path)
+        if status.state == "lost":
+            raise JobLostError(name, status, latest_step(output.work_dir))
         time.sleep(POLL_SECONDS)
-
-
-def _submit(launcher: Launcher, submission: Job, job: TrainingJob, job_path: Path) -> JobHandle:
-    write_json(job_path, job.model_dump(mode="json"))
-    return launcher.submit(submission)
 
 
 class MetricsTail:
