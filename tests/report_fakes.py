@@ -153,7 +153,7 @@ def reported_data(store: Store) -> PreparedData:
     )
     chats = CollectedChats(
         num_sources=1, num_chats=300, num_bytes=9000, chats_by_collection={"synthetic": 250, "sft/*": 50}, training_chats=285,
-        validation_chats=15, dropped={"exact_duplicate": 4}, num_masked_chats=2, masked={"email": 3},
+        validation_chats=15, dropped={"exact_duplicate": 4}, num_masked_chats=2, masked={"email": 2},
         rejected={"unknown_role": 1},
     )  # fmt: skip
     tokenizer = TrainedTokenizer(

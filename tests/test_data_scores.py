@@ -25,9 +25,12 @@ from tasks.data.language_id import check_model, has_language, identify_languages
 from tasks.data.list_sources import list_sources
 from tasks.data.ngram_model import NgramCounts, build_model, count_ngrams, fold_of, scoring_fold
 from tasks.data.score_documents import score_documents
+from tasks.data.source_bytes import HashingReader
 from tasks.data.text_classifiers import TextClassifier, features_of, words_of
 from tasks.data.train_classifiers import train_classifiers
 from tasks.data.train_ngram_model import train_ngram_model
+from tasks.data.wiki_dumps import wiki_pages
+from tasks.data.wikitext import is_redirect, wikitext_to_text
 from tests.data_inputs import RECIPE, SHARED_DATA, compute, in_partitions, prose, rows, write_jsonl
 
 CLASSIFIERS = RECIPE.classifiers.model_copy(update={"min_records": 40, "num_folds": 3})
@@ -330,6 +333,32 @@ def test_disorder_and_unknown_words_cost_more_than_text():
     clean, mixed, nonsense = (model.perplexities(group) for group in (unseen, disordered, junk))
     assert np.median(clean) * 2 < np.median(mixed)
     assert mixed.max() * 5 < nonsense.min()
+
+
+def judged_area(texts: list[str]) -> float:
+    """How often a page that people found poor is more perplexing than one that they found good, to a model of the texts."""
+    with gzip.open(SHARED_DATA / "quality" / "dclm_human_quality.jsonl.gz", "rt") as file:
+        pages = [json.loads(line) for line in file]
+    perplexity = build_model(counts_of(texts, 3, 2), 3, 2).perplexities([page["text"] for page in pages])
+    return area_under_curve(perplexity, np.array([page["label"] == 0 for page in pages]))
+
+
+@pytest.mark.skipif(not SHARED_DATA.exists(), reason="needs ../shared/data")
+def test_an_encyclopedia_tells_judged_pages_apart_better_than_as_much_mixed_text():
+    """Area under the curve 0.804 beside 0.666."""
+    name = "text/enwiki_sample_pages_articles.xml.bz2"
+    with open(SHARED_DATA / name, "rb") as file:
+        pages = [parsed.text or "" for parsed in wiki_pages(name, HashingReader(file), "en", 10**7)]
+    articles = [wikitext_to_text(page) for page in pages if not is_redirect(page)]
+    mixed: list[str] = []
+    for path in ("gutenberg_en", "peps", "movie_reviews", "rust_book"):
+        with gzip.open(SHARED_DATA / "text" / f"{path}.jsonl.gz", "rt") as file:
+            mixed += [json.loads(line)["text"] for line in file]
+    size = sum(map(len, articles))
+    chosen = np.random.Generator(np.random.Philox(1)).permutation(len(mixed))
+    sizes = np.cumsum([len(mixed[place]) for place in chosen])
+    of_articles, of_mixed = judged_area(articles), judged_area([mixed[place] for place in chosen[: int(np.searchsorted(sizes, size)) + 1]])
+    assert of_articles > 0.78 and of_articles > of_mixed + 0.05, (of_articles, of_mixed)
 
 
 # the steps

@@ -34,8 +34,10 @@ def _scores(data: PreparedData) -> str:
     if filtered.bucket_floors:
         counts = [(_bucket(bucket), count) for bucket, count in sorted(filtered.documents_by_bucket.items())]
         parts += [heading("Quality buckets"), table(("bucket, from the lowest", "documents kept"), counts)]
+    told_in_chats = data.chats.record.masked
+    places = [(kind, count, told_in_chats[kind]) for kind, count in masked.masked.items() if count or told_in_chats[kind]]
     if masked.masked:
-        parts += [heading("Personal data that was replaced"), table(("kind", "places"), _sorted(masked.masked))]
+        parts += [heading("Personal data that was replaced"), table(("kind", "places in documents", "in conversations"), places)]
     return "".join(parts)
 
 
@@ -53,6 +55,8 @@ def _languages(data: PreparedData) -> str:
     rest = sum(int(str(count)) for _, count in rows[NUM_LANGUAGES:])
     shown = [*rows[:NUM_LANGUAGES], *([(f"{len(rows) - NUM_LANGUAGES} others", rest)] if rest else [])]
     told = f"Perplexity is measured in {', '.join(models.languages) or 'no language'}; others have too little text for a model."
+    if models.reference_languages:
+        told += f" In {', '.join(models.reference_languages)} the model is of reference text, elsewhere of the documents themselves."
     return table(("language", "documents"), shown) + paragraph(told, "soft")
 
 
