@@ -139,6 +139,8 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
 }
 """By the name of the stage's section in data.recipe."""
 WITHOUT_INPUT = ("synthesize",)
+UNFINISHED = ".unfinished"
+"""Below --output: where files wait until all are there."""
 NEEDED_ROLE = {"seed_variations": "prompts"}
 """Of a stage's sources, where it is not documents to train on."""
 
@@ -156,18 +158,28 @@ def run_stage(name: str, place: str | Path | None, output_dir: Path, config: str
     """Run a stage and put its files into `output_dir`. Raises ValueError for an unknown name, wrong directories or bad input."""
     if name not in STAGES:
         raise ValueError(f"no stage {name!r}: the stages are {', '.join(STAGES)}")
-    if output_dir.exists() and any(output_dir.iterdir()):
-        raise ValueError(f"--output {output_dir} is not empty: name a new directory, so that no file of another run stays in it")
+    _check_output(output_dir, place)
     source = _source(name, place)
     scale = load_scale(config or DEFAULT_SCALE)
     resources = scale.data.resources if config else _this_machine()
     run = SingleStage(source, scale.data.recipe, resources, open_store(None, home), StageLog())
     artifact = STAGES[name](run)
     stop_spark()
-    _copy_files(artifact, output_dir)
     outcome = StageOutcome(stage=name, output=str(output_dir), digest=artifact.digest, record=artifact.record.model_dump(mode="json"))
-    (output_dir / "record.json").write_text(outcome.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    _write_output(artifact, outcome, output_dir)
     return outcome
+
+
+def _check_output(output_dir: Path, place: str | Path | None) -> None:
+    """Before hours of work: raises ValueError for a directory that cannot take the output, or that the next run would read as input."""
+    existing = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        why = "cannot be written" if existing.is_dir() else "is a file"
+        raise ValueError(f"--output {output_dir}: {existing} {why}: name a new directory elsewhere")
+    if output_dir.exists() and {path.name for path in output_dir.iterdir()} - {UNFINISHED}:
+        raise ValueError(f"--output {output_dir} is not empty: name a new directory, so that no file of another run stays in it")
+    if place is not None and Path(place).is_dir() and output_dir.resolve().is_relative_to(Path(place).resolve()):
+        raise ValueError(f"--output {output_dir} lies in --input {place}, which would be read again with it: name a directory elsewhere")
 
 
 def _source(name: str, place: str | Path | None) -> SourceListing | DocumentFiles | None:
@@ -178,7 +190,21 @@ def _source(name: str, place: str | Path | None) -> SourceListing | DocumentFile
     if place is None:
         raise ValueError(f"stage {name} reads documents: name a directory, s3://bucket/prefix or hf://owner/name with --input")
     written = DocumentFiles(Path(place).absolute())
-    return written if written.paths("documents/*.parquet") else list_sources(place, needed=NEEDED_ROLE.get(name, "pretrain"))
+    return written if _left_by_a_stage(written) else list_sources(place, needed=NEEDED_ROLE.get(name, "pretrain"))
+
+
+def _left_by_a_stage(written: DocumentFiles) -> bool:
+    """A user's own Parquet files may lie in a directory of that name as well."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if (written.directory / UNFINISHED).exists():
+        raise ValueError(f"{written.directory} is the output of a stage that was not finished: run that stage again")
+    paths = written.paths("documents/*.parquet")
+    try:
+        return bool(paths) and "content_digest" in pq.read_schema(paths[0]).names
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{paths[0]} cannot be read ({error}): repair it, or run the stage that left it again") from error
 
 
 def _this_machine() -> SparkResources:
@@ -186,9 +212,15 @@ def _this_machine() -> SparkResources:
     return SparkResources(master=f"local[{cores}]", driver_memory="2g", executor_memory="1g", shuffle_partitions=2 * cores)
 
 
-def _copy_files(artifact: Artifact[Any], output_dir: Path) -> None:
-    """Every file of the artifact under its name."""
+def _write_output(artifact: Artifact[Any], outcome: StageOutcome, output_dir: Path) -> None:
+    """Every file of the artifact under its name, and the record; in place when all are there, so that no part passes for the whole."""
+    waiting = output_dir / UNFINISHED
+    shutil.rmtree(waiting, ignore_errors=True)
     for name in sorted({**artifact.manifest.content, **artifact.manifest.evidence}):
-        target = output_dir / name
+        target = waiting / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(artifact.path(name), target)
+    (waiting / "record.json").write_text(outcome.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    for path in sorted(waiting.iterdir()):
+        path.rename(output_dir / path.name)
+    waiting.rmdir()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -79,6 +81,51 @@ def test_an_output_directory_with_files_is_refused(deduplicated, home):
     directory, output, _ = deduplicated
     with pytest.raises(ValueError, match=r"--output .*deduplicated is not empty: name a new directory"):
         run_stage("deduplicate", directory, output, "micro", home)
+
+
+def test_an_output_that_cannot_be_used_is_refused_before_the_work(deduplicated, home, tmp_path):
+    directory, _, _ = deduplicated
+    (tmp_path / "file").write_text("")
+    for output, message in (
+        (tmp_path / "file", "file is a file: name a new directory"),
+        (tmp_path / "file" / "below", "file is a file"),
+        (directory / "clean", "lies in --input .* read again with it"),
+        (directory, "is not empty"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run_stage("deduplicate", directory, output, "micro", home)
+    assert not (directory / "clean").exists()
+
+
+def test_an_output_whose_copy_was_killed_is_made_whole_and_passes_for_no_input_before(deduplicated, home, tmp_path, monkeypatch):
+    directory, whole, _ = deduplicated
+    output, copy = tmp_path / "output", shutil.copyfile
+
+    def killed(source, target):
+        if target.name == "dropped.parquet":
+            raise KeyboardInterrupt
+        copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_stage("deduplicate", directory, output, "micro", home)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="output of a stage that was not finished: run that stage again"):
+        run_stage("personal_data", output, tmp_path / "masked", "micro", home)
+    run_stage("deduplicate", directory, output, "micro", home)
+    files = [sorted(path.relative_to(place) for path in place.rglob("*")) for place in (whole, output)]
+    assert files[0] == files[1]
+
+
+def test_parquet_of_the_users_own_in_a_directory_named_documents_is_a_source(home, tmp_path):
+    (tmp_path / "data" / "documents").mkdir(parents=True)
+    texts = [prose(seed) for seed in range(12)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "data" / "documents" / "mine.parquet")
+    assert run_stage("extract", tmp_path / "data", tmp_path / "output", "micro", home).record["num_documents"] == 12
+    (tmp_path / "cut" / "documents").mkdir(parents=True)
+    (tmp_path / "cut" / "documents" / "part-00000.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"part-00000\.parquet cannot be read .*run the stage that left it again"):
+        run_stage("extract", tmp_path / "cut", tmp_path / "other", "micro", home)
 
 
 def test_every_stage_is_a_section_of_the_data_recipe():

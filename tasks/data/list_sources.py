@@ -81,16 +81,21 @@ class SourceListing:
         return digest_of([{key: value for key, value in asdict(file).items() if key != "path"} for file in self.files])
 
 
-def list_sources(data: str | Path | None, report: Report | None = None) -> SourceListing:
+def list_sources(data: str | Path | None, report: Report | None = None, needed: str = "pretrain") -> SourceListing:
     """The sources of a directory, `s3://bucket/prefix` or `hf://owner/name`, or the embedded default for None.
 
-    `report` is told about every gigabyte how far it is. Raises ValueError if there is nothing to train on.
+    `report` is told about every gigabyte how far it is. Raises ValueError if no file has the role `needed`.
     """
     if data is None:
         return _embedded_listing()
     root = _root_of(data)
     files = _hashed_files(root, assign_roles(root), report)
-    if not any(file.role == "pretrain" for file in files):
+    if needed == "prompts" and not any(file.role == needed for file in files):
+        raise ValueError(
+            f"{root.where} holds no seed problems: give their files the role prompts and the kind math in its glm46-data.yaml, as in "
+            "`- {files: problems.jsonl, role: prompts, kind: math}`"
+        )
+    if needed == "pretrain" and not any(file.role == needed for file in files):
         raise ValueError(
             f"{root.where} holds no text to train on: put .txt, .md, .html, .jsonl, .parquet, .warc or source files there "
             "(.gz, .bz2 and .zst are read as well), or give files the role pretrain in its glm46-data.yaml"
