@@ -614,9 +614,15 @@ class DataRecipe(Frozen):
 class SparkResources(Frozen):
     master: str
     """Spark master URL: local[2], spark://host:7077, yarn, k8s://..."""
-    driver_memory: str
+    driver_memory: str = Field(pattern=r"^[0-9]+[kmgtKMGT]$")
+    """Heap of the driver's JVM: 2g, 512m. The driver's Python holds at most half as much of the tokenizer's words, the rest in files."""
     executor_memory: str
     shuffle_partitions: int = Field(gt=0)
+
+    @property
+    def driver_array_bytes(self) -> int:
+        """What a step may hold in the driver's Python before it moves to a file."""
+        return int(self.driver_memory[:-1]) * 2 ** (10 * (1 + "kmgt".index(self.driver_memory[-1].lower()))) // 2
 
 
 class DataSection(Frozen):

@@ -1,83 +1,30 @@
 // Byte-pair merges from a table (word -> count), in the order of the trainer of the `tokenizers` library (BpeTrainer::do_train): the pair
 // with the highest count first, of equal ones the pair of the lowest ids. Counts have 64 bits. One thread: a merge touches few words.
+// What grows with the words lies in flat arrays, about 60 bytes per word of ten letters, in memory up to a limit, beyond it in files.
 
 #include <algorithm>
 #include <cstdint>
-#include <queue>
+#include <cstring>
+#include <new>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "growing_array.h"
+#include "pair_counts.h"
+#include "place_lists.h"
+
 namespace {
 
-using Pair = uint64_t;  // left id << 32 | right id: compares as the pair of ids does
-
-// Count of every pair, in open addressing. Pairs whose count fell to zero are forgotten when the table grows: absent is zero.
-class PairCounts {
-  public:
-    PairCounts() { resize(1 << 16); }
-
-    int64_t &operator[](Pair pair) {
-        if (used_ * 10 > keys_.size() * 6) grow();
-        const size_t slot = find(pair);
-        if (keys_[slot] == EMPTY) {
-            keys_[slot] = pair;
-            ++used_;
-        }
-        return counts_[slot];
-    }
-
-    int64_t get(Pair pair) const {
-        const size_t slot = find(pair);
-        return keys_[slot] == EMPTY ? 0 : counts_[slot];
-    }
-
-  private:
-    static constexpr Pair EMPTY = ~Pair{0};
-
-    size_t find(Pair pair) const {
-        size_t slot = (pair * 0x9E3779B97F4A7C15ull) >> shift_;
-        while (keys_[slot] != EMPTY && keys_[slot] != pair) slot = (slot + 1) & (keys_.size() - 1);
-        return slot;
-    }
-
-    void resize(size_t size) {
-        keys_.assign(size, EMPTY);
-        counts_.assign(size, 0);
-        shift_ = 64 - __builtin_ctzll(size);
-        used_ = 0;
-    }
-
-    void grow() {
-        std::vector<Pair> keys;
-        std::vector<int64_t> counts;
-        keys.swap(keys_);
-        counts.swap(counts_);
-        const size_t alive = counts.size() - std::count(counts.begin(), counts.end(), 0);
-        size_t size = keys.size();
-        while (alive * 10 > size * 3) size *= 2;
-        resize(size);
-        for (size_t slot = 0; slot < keys.size(); ++slot) {
-            if (keys[slot] == EMPTY || counts[slot] == 0) continue;
-            const size_t free = find(keys[slot]);
-            keys_[free] = keys[slot];
-            counts_[free] = counts[slot];
-            ++used_;
-        }
-    }
-
-    std::vector<Pair> keys_;
-    std::vector<int64_t> counts_;
-    size_t used_ = 0;
-    int shift_ = 0;
-};
+constexpr int64_t MERGES_DO_NOT_FIT = -1, NO_ROOM = -2, TOO_MANY_WORDS = -3;
 
 // Words in which a pair appeared at one time. A pair that appears again later gets a second entry, as in the reference.
 struct Candidate {
     int64_t count;
     Pair pair;
+    uint64_t places;  // the word's place where there is one, else the number of a list
     uint32_t age;
-    uint32_t places;
+    bool is_single;
 
     bool operator<(const Candidate &other) const {
         if (count != other.count) return count < other.count;
@@ -92,53 +39,73 @@ struct Merge {
 
 class Learner {
   public:
-    Learner(const uint8_t *text, const int64_t *starts, const int64_t *counts, int64_t num_words, const int32_t *byte_ids)
-        : starts_(starts), word_counts_(counts), lengths_(num_words), symbols_(starts[num_words] - starts[0]) {
+    Learner(int64_t limit, const char *folder, const int32_t *byte_ids)
+        : room{limit, folder}, words_(room, 0.25), lists_(room), events_(room, 0.25), queue_(room), rare_(room), pair_counts_(room) {
         tokens_.resize(256);
         for (int byte = 0; byte < 256; ++byte) {
+            byte_ids_[byte] = static_cast<uint16_t>(byte_ids[byte]);
             tokens_[byte_ids[byte]] = std::string(1, static_cast<char>(byte));
             ids_[tokens_[byte_ids[byte]]] = byte_ids[byte];
         }
-        for (size_t place = 0; place < symbols_.size(); ++place) symbols_[place] = byte_ids[text[starts[0] + place]];
+        words_.resize(2);  // no word has place 0
+    }
+
+    // A word's record: its count in one unit of 16 bits, or LARGE and four, its symbols, END, up to a multiple of two units. A byte is a
+    // unit, a merged token two: it spans two bytes or more, so a record never outgrows its room.
+    void add(const uint8_t *text, const int64_t *starts, const int64_t *counts, int64_t num_words) {
         for (int64_t word = 0; word < num_words; ++word) {
-            lengths_[word] = static_cast<int32_t>(starts[word + 1] - starts[word]);
-            const int32_t *symbol = symbols_of(word);
-            for (int32_t at = 0; at + 1 < lengths_[word]; ++at) {
-                const Pair pair = pair_of(symbol[at], symbol[at + 1]);
-                pair_counts_[pair] += counts[word];
-                note(pair, word);
+            const int64_t length = starts[word + 1] - starts[word], count = counts[word];
+            if (length < 2) continue;
+            const size_t begin = words_.size();
+            if (begin / 2 >> PLACE_BITS) throw TooManyWords{};
+            const bool is_large = count < 0 || count >= LARGE;
+            words_.resize((begin + (is_large ? 5 : 1) + length + 1 + 1) / 2 * 2);
+            uint16_t *unit = &words_[begin];
+            *unit++ = is_large ? LARGE : static_cast<uint16_t>(count);
+            if (is_large) {
+                memcpy(unit, &count, sizeof count);
+                unit += 4;
             }
+            for (int64_t at = starts[word]; at < starts[word + 1]; ++at) *unit++ = byte_ids_[text[at]];
+            *unit = END;
         }
-        queue_pending();
     }
 
     void learn(int64_t vocab_size, int64_t min_count) {
-        while (static_cast<int64_t>(tokens_.size()) < vocab_size && !queue_.empty()) {
-            Candidate top = queue_.top();
-            queue_.pop();
+        min_count_ = min_count;
+        index_bytes();
+        while (static_cast<int64_t>(tokens_.size()) < vocab_size) {
+            if (queue_.size() == 0 && !take_rare()) return;
+            std::pop_heap(queue_.begin(), queue_.end());
+            Candidate top = queue_[queue_.size() - 1];
+            queue_.resize(queue_.size() - 1);
             const int64_t count = pair_counts_.get(top.pair);
             if (count != top.count) {
                 top.count = count;
-                if (count > 0) queue_.push(top); else release(top.places);
+                if (count > 0) queue(top); else release(top);
                 continue;
             }
-            if (count < 1 || count < min_count) break;
-            const int32_t left = top.pair >> 32, right = static_cast<int32_t>(top.pair & 0xFFFFFFFFu);
-            const int32_t merged = id_of(tokens_[left] + tokens_[right]);
-            merges.push_back({left, right, merged});
+            if (count < 1 || count < min_count) return;
+            left_ = top.pair >> 32, right_ = static_cast<int32_t>(top.pair & 0xFFFFFFFFu);
+            merged_ = id_of(tokens_[left_] + tokens_[right_]);
+            merges.push_back({left_, right_, merged_});
             ++age_;
-            for (const uint32_t word : places_[top.places]) merge_in(word, left, right, merged);
-            release(top.places);
+            if (top.is_single) merge_in(top.places);
+            else lists_.for_each(static_cast<uint32_t>(top.places), [this](uint64_t place) { merge_in(place); });
+            release(top);
             queue_pending();
         }
     }
 
+    Room room;
     std::vector<Merge> merges;
 
   private:
-    static Pair pair_of(int32_t left, int32_t right) { return static_cast<Pair>(left) << 32 | static_cast<uint32_t>(right); }
+    static constexpr int PLACE_BITS = 40;
+    static constexpr uint16_t END = 0x4000, LARGE = 0x8000, MERGED = 0x8000;
+    static constexpr uint32_t NONE = ~uint32_t{0};
 
-    int32_t *symbols_of(int64_t word) { return symbols_.data() + (starts_[word] - starts_[0]); }
+    static Pair pair_of(int32_t left, int32_t right) { return static_cast<Pair>(left) << 32 | static_cast<uint32_t>(right); }
 
     int32_t id_of(const std::string &token) {
         const auto [entry, is_new] = ids_.try_emplace(token, static_cast<int32_t>(tokens_.size()));
@@ -146,97 +113,214 @@ class Learner {
         return entry->second;
     }
 
+    // The symbols of a record into symbols_; gives where they begin, and its count.
+    uint16_t *read_word(uint64_t place, int64_t &count) {
+        uint16_t *unit = &words_[2 * place];
+        count = *unit++;
+        if (count == LARGE) {
+            memcpy(&count, unit, sizeof count);
+            unit += 4;
+        }
+        symbols_.clear();
+        for (const uint16_t *at = unit; *at != END; ++at) {
+            if (*at & MERGED) {
+                symbols_.push_back((*at & 0x7FFF) << 15 | at[1]);
+                ++at;
+            } else {
+                symbols_.push_back(*at);
+            }
+        }
+        return unit;
+    }
+
     // Word::merge of the reference. The merged pair's own count stays as it was, there as here.
-    void merge_in(uint32_t word, int32_t left, int32_t right, int32_t merged) {
-        int32_t *symbol = symbols_of(word);
-        const int64_t count = word_counts_[word];
-        const int32_t length = lengths_[word];
-        int32_t kept = 0;
-        for (int32_t at = 0; at < length; ++at) {
-            if (symbol[at] != left || at + 1 >= length || symbol[at + 1] != right) {
-                symbol[kept++] = symbol[at];
+    void merge_in(uint64_t place) {
+        int64_t count;
+        uint16_t *unit = read_word(place, count);
+        const size_t length = symbols_.size();
+        size_t kept = 0;
+        for (size_t at = 0; at < length; ++at) {
+            if (symbols_[at] != left_ || at + 1 >= length || symbols_[at + 1] != right_) {
+                symbols_[kept++] = symbols_[at];
                 continue;
             }
             if (kept > 0) {
-                pair_counts_[pair_of(symbol[kept - 1], left)] -= count;
-                add(pair_of(symbol[kept - 1], merged), word, count);
+                pair_counts_[pair_of(symbols_[kept - 1], left_)] -= count;
+                add_place(pair_of(symbols_[kept - 1], merged_), place, count);
             }
             ++at;
             if (at + 1 < length) {
-                pair_counts_[pair_of(right, symbol[at + 1])] -= count;
-                add(pair_of(merged, symbol[at + 1]), word, count);
+                pair_counts_[pair_of(right_, symbols_[at + 1])] -= count;
+                add_place(pair_of(merged_, symbols_[at + 1]), place, count);
             }
-            symbol[kept++] = merged;
+            symbols_[kept++] = merged_;
         }
-        lengths_[word] = kept;
+        if (kept == length) return;
+        for (size_t at = 0; at < kept; ++at) {
+            const int32_t symbol = symbols_[at];
+            if (symbol >= 256) *unit++ = static_cast<uint16_t>(MERGED | symbol >> 15);
+            *unit++ = static_cast<uint16_t>(symbol & 0x7FFF);
+        }
+        *unit = END;
     }
 
-    void add(Pair pair, uint32_t word, int64_t count) {
+    void add_place(Pair pair, uint64_t place, int64_t count) {
         pair_counts_[pair] += count;
-        note(pair, word);
-    }
-
-    void note(Pair pair, uint32_t word) {
-        const auto [entry, is_new] = pending_.try_emplace(pair, 0);
-        if (is_new) entry->second = new_places();
-        std::vector<uint32_t> &words = places_[entry->second];
-        if (words.empty() || words.back() != word) words.push_back(word);
-    }
-
-    uint32_t new_places() {
-        if (free_.empty()) {
-            places_.emplace_back();
-            return static_cast<uint32_t>(places_.size() - 1);
+        // Every new pair holds the merged token: the other one names it.
+        const int32_t left = static_cast<int32_t>(pair >> 32), right = static_cast<int32_t>(pair & 0xFFFFFFFFu);
+        std::vector<uint32_t> &slots = left == merged_ ? right_slots_ : left_slots_;
+        const size_t other = left == merged_ ? right : left;
+        if (slots.size() <= other) slots.resize(tokens_.size(), NONE);
+        if (slots[other] == NONE) {
+            slots[other] = static_cast<uint32_t>(pending_.size());
+            pending_.emplace_back();
+            pending_.back().key = pair;
         }
-        const uint32_t slot = free_.back();
-        free_.pop_back();
-        return slot;
+        if (pending_[slots[other]].note(place)) events_.push_back(static_cast<uint64_t>(slots[other]) << PLACE_BITS | place);
     }
 
-    void release(uint32_t places) {
-        std::vector<uint32_t>().swap(places_[places]);
-        free_.push_back(places);
+    // The pairs of bytes: their table is small, so their places are counted first and written in a second pass.
+    void index_bytes() {
+        std::vector<Pending> found(1 << 16);
+        std::vector<int64_t> counts(1 << 16);
+        for (const bool is_second : {false, true}) {
+            for (size_t unit = 2; unit < words_.size();) {
+                const uint64_t place = unit / 2;
+                int64_t count;
+                const size_t begin = read_word(place, count) - words_.begin();
+                for (size_t at = 0; at + 1 < symbols_.size(); ++at) {
+                    const size_t pair = symbols_[at] << 8 | symbols_[at + 1];
+                    if (is_second) {
+                        write(found[pair], place);
+                    } else {
+                        counts[pair] += count;
+                        found[pair].note(place);
+                    }
+                }
+                unit = (begin + symbols_.size() + 2) / 2 * 2;
+            }
+            if (is_second) return;
+            for (size_t pair = 0; pair < found.size(); ++pair) {
+                found[pair].key = pair_of(pair >> 8, pair & 255);
+                if (counts[pair] != 0) pair_counts_[found[pair].key] = counts[pair];
+            }
+            make_lists(found);
+        }
     }
 
     void queue_pending() {
-        for (const auto &[pair, places] : pending_) {
-            const int64_t count = pair_counts_.get(pair);
-            places_[places].shrink_to_fit();
-            if (count > 0) queue_.push({count, pair, age_, places}); else release(places);
+        make_lists(pending_);
+        for (const uint64_t event : events_) write(pending_[event >> PLACE_BITS], event & ((uint64_t{1} << PLACE_BITS) - 1));
+        events_.resize(0);
+        for (const Pending &pending : pending_) {
+            const size_t left = pending.key >> 32, right = pending.key & 0xFFFFFFFFu;
+            if (left < left_slots_.size()) left_slots_[left] = NONE;
+            if (right < right_slots_.size()) right_slots_[right] = NONE;
         }
         pending_.clear();
     }
 
-    const int64_t *starts_;
-    const int64_t *word_counts_;
-    std::vector<int32_t> lengths_;
-    std::vector<int32_t> symbols_;
+    // Room for the places of each pair, and its candidate.
+    void make_lists(std::vector<Pending> &found) {
+        uint64_t needed = 0;
+        for (const Pending &pending : found) needed += pending.num_places > 1 ? PlaceLists::needed(pending) : 0;
+        lists_.reserve(needed);
+        for (Pending &pending : found) {
+            const int64_t count = pending.num_places ? pair_counts_.get(pending.key) : 0;
+            if (count <= 0) continue;
+            const bool is_single = pending.num_places == 1;
+            queue({count, pending.key, is_single ? pending.last : lists_.make(pending), age_, is_single});
+        }
+    }
+
+    void write(Pending &pending, uint64_t place) {
+        if (pending.written_to) lists_.write(pending, place);
+    }
+
+    void release(const Candidate &candidate) {
+        if (!candidate.is_single) lists_.release(static_cast<uint32_t>(candidate.places));
+    }
+
+    // Pairs too rare to be learned wait outside the heap: their number grows with the words, and none is on top before the heap is empty.
+    void queue(const Candidate &candidate) {
+        if (candidate.count < min_count_ && !rare_are_queued_) return rare_.push_back(candidate);
+        queue_.push_back(candidate);
+        std::push_heap(queue_.begin(), queue_.end());
+    }
+
+    // A rare pair's count can have risen since, where its token came back by another way.
+    bool take_rare() {
+        if (rare_are_queued_ || rare_.size() == 0) return false;
+        queue_.swap(rare_);
+        rare_are_queued_ = true;
+        std::make_heap(queue_.begin(), queue_.end());
+        return true;
+    }
+
+    Array<uint16_t> words_;
+    PlaceLists lists_;
+    Array<uint64_t> events_;  // what a merge adds: number of the pending pair << PLACE_BITS | place
+    Array<Candidate> queue_, rare_;
+    PairCounts pair_counts_;
+    uint16_t byte_ids_[256];
     std::vector<std::string> tokens_;
     std::unordered_map<std::string, int32_t> ids_;
-    PairCounts pair_counts_;
-    std::unordered_map<Pair, uint32_t> pending_;
-    std::vector<std::vector<uint32_t>> places_;
-    std::vector<uint32_t> free_;
-    std::priority_queue<Candidate> queue_;
+    std::vector<int32_t> symbols_;
+    std::vector<Pending> pending_;
+    std::vector<uint32_t> left_slots_, right_slots_;
     uint32_t age_ = 0;
+    int32_t left_ = 0, right_ = 0, merged_ = 0;
+    int64_t min_count_ = 0;
+    bool rare_are_queued_ = false;
 };
+
+// What went wrong, as a number: nothing may be thrown through C.
+template <typename Work>
+int64_t status_of(Work work) {
+    try {
+        return work();
+    } catch (const TooManyWords &) {
+        return TOO_MANY_WORDS;
+    } catch (const NoRoom &) {
+        return NO_ROOM;
+    } catch (const std::bad_alloc &) {
+        return NO_ROOM;
+    }
+}
 
 }  // namespace
 
 extern "C" {
 
-// Learns at most `max_merges` merges into `merges` (left, right, merged id); gives how many there are, -1 where they would not fit.
-int64_t learn_merges(const uint8_t *text, const int64_t *starts, const int64_t *counts, int64_t num_words, const int32_t *byte_ids,
-                     int64_t vocab_size, int64_t min_count, int32_t *merges, int64_t max_merges) {
-    Learner learner(text, starts, counts, num_words, byte_ids);
-    learner.learn(vocab_size, min_count);
-    const int64_t count = static_cast<int64_t>(learner.merges.size());
-    if (count > max_merges) return -1;
-    for (int64_t number = 0; number < count; ++number) {
-        merges[3 * number] = learner.merges[number].left;
-        merges[3 * number + 1] = learner.merges[number].right;
-        merges[3 * number + 2] = learner.merges[number].merged;
+Learner *open_learner(int64_t limit, const char *folder, const int32_t *byte_ids) {
+    try {
+        return new Learner(limit, folder, byte_ids);
+    } catch (...) {
+        return nullptr;
     }
-    return count;
+}
+
+void close_learner(Learner *learner) { delete learner; }
+
+int64_t add_words(Learner *learner, const uint8_t *text, const int64_t *starts, const int64_t *counts, int64_t num_words) {
+    return status_of([=] {
+        learner->add(text, starts, counts, num_words);
+        return int64_t{0};
+    });
+}
+
+// Learns at most `max_merges` merges into `merges` (left, right, merged id); gives how many there are, or a status below zero.
+int64_t learn_merges(Learner *learner, int64_t vocab_size, int64_t min_count, int32_t *merges, int64_t max_merges) {
+    return status_of([=] {
+        learner->learn(vocab_size, min_count);
+        const int64_t count = static_cast<int64_t>(learner->merges.size());
+        if (count > max_merges) return MERGES_DO_NOT_FIT;
+        for (int64_t number = 0; number < count; ++number) {
+            merges[3 * number] = learner->merges[number].left;
+            merges[3 * number + 1] = learner->merges[number].right;
+            merges[3 * number + 2] = learner->merges[number].merged;
+        }
+        return count;
+    });
 }
 }

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from model.bpe_merges import learn_merges
+from model.bpe_merges import IN_MEMORY, NoRoomError, Room, learn_merges
 from model.tokenizer_layout import PRETOKENIZER_PATTERN
 from tasks.data import pretokens, text_encoder, word_counts
 from tasks.data.bpe_tokenizer import train_bpe
@@ -109,10 +114,87 @@ def test_merges_are_those_of_the_reference_trainer_where_pairs_overlap_and_tie()
         assert trained(texts, len(vocabulary)) == reference(texts, len(vocabulary))
 
 
+@pytest.mark.parametrize("min_count", [1, 2, 7])
+def test_learning_ends_where_the_reference_ends(min_count, tmp_path):
+    """Also where pairs too rare to be learned are the last ones left, and where all arrays lie in files."""
+    generator = random.Random(min_count)
+    for number in range(40):
+        alphabet = generator.choice(["ab", "abc", "aaab", "abcdefgh"])
+        texts = ["".join(generator.choices(alphabet + " ", k=generator.randrange(4, 90))) for _ in range(generator.randrange(2, 40))]
+        expected, _ = reference(texts, 500, min_count)
+        room = [IN_MEMORY, Room(0, tmp_path)][number % 2]
+        learned = [(left, right) for left, right, _ in learn_merges([count_texts(texts)], 500, min_count, room)]
+        # A pair can be learned twice, where its token came back by another way: in the reference the last one counts.
+        assert list(reversed(dict.fromkeys(reversed(learned)))) == expected
+
+
+def test_arrays_in_files_give_the_same_merges_and_leave_none(tmp_path):
+    words = count_texts(shared_texts("multilingual", 600_000))
+    batches = [
+        words._replace(starts=words.starts[at : at + 1001], counts=words.counts[at : at + 1000]) for at in range(0, len(words.counts), 1000)
+    ]
+    learned = learn_merges([words], 4000, 2)
+    for memory_bytes in (0, 200_000, 2_000_000):
+        assert learn_merges(iter(batches), 4000, 2, Room(memory_bytes, tmp_path)) == learned
+    assert not list(tmp_path.iterdir())
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from model.bpe_merges import IN_MEMORY, NoRoomError, Room, WordTable, learn_merges
+
+def tables():
+    generator = np.random.Generator(np.random.Philox(3))
+    for _ in range(40):
+        letters = (97 + np.minimum(generator.geometric(0.2, (5000, 12)), 26)).astype(np.uint8)
+        yield WordTable(letters.reshape(-1), np.arange(5001) * 12, generator.integers(1, 100, 5000))
+
+learn_merges([next(tables())], 260, 2)
+(data,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:")]
+limit = int(data.split()[1]) * 1024 + int(sys.argv[3]) * 2**20
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+room = Room(int(sys.argv[2]) * 2**20, Path(sys.argv[1])) if sys.argv[1] else IN_MEMORY
+try:
+    print(hash(tuple(learn_merges(tables(), 400, 2, room))))
+except (NoRoomError, MemoryError):
+    print("no room")
+"""
+
+
+def test_with_less_memory_than_the_words_take_it_learns_the_same(tmp_path):
+    """The system holds the process to it: without files the same limit is an error."""
+
+    def run(folder: str, room_mib: int, limit_mib: int) -> str:
+        settings = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", LIMITED, folder, str(room_mib), str(limit_mib)]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=settings, cwd=Path(__file__).parents[1]).stdout
+
+    unlimited = run("", 0, 1000)
+    assert int(unlimited) and run(str(tmp_path), 2, 5) == unlimited
+    assert run("", 0, 5) == "no room\n"
+
+
+def test_a_disk_without_room_is_an_error_that_names_it(tmp_path):
+    words = count_texts([prose(seed) for seed in range(20)])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
+    try:
+        with pytest.raises(NoRoomError, match=rf"0 MiB of memory and the disk of {tmp_path} do not hold"):
+            learn_merges([words], 400, 2, Room(0, tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(NoRoomError, match="the memory of this process does not hold"):
+        learn_merges([words], 400, 2, Room(0, None))
+    with pytest.raises(NoRoomError, match="absent"):
+        learn_merges([words], 400, 2, Room(0, tmp_path / "absent"))
+
+
 def test_counts_beyond_32_bits_give_the_same_merges():
     words = count_texts([prose(seed) for seed in range(20)])
-    few = learn_merges(words.text, words.starts, words.counts, 420, 2)
-    many = learn_merges(words.text, words.starts, words.counts * 10**11, 420, 2 * 10**11)
+    few = learn_merges([words], 420, 2)
+    many = learn_merges([words._replace(counts=words.counts * 10**11)], 420, 2 * 10**11)
     assert words.counts.max() * 10**11 > 2**40 and many == few and len(few) == 420 - 256
 
 
@@ -122,7 +204,7 @@ def test_merges_do_not_depend_on_the_order_of_the_words():
     for seed in range(3):
         random.Random(seed).shuffle(table)
         words = word_table(pa.table({"word": [word for word, _ in table], "num_words": [count for _, count in table]}))
-        learned.append(learn_merges(words.text, words.starts, words.counts, 400, 2))
+        learned.append(learn_merges([words], 400, 2))
     assert learned[0] == learned[1] == learned[2]
 
 

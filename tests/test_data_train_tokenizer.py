@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from configs.load import load_scale
-from configs.schema import ContractRecipe
+from configs.schema import ContractRecipe, SparkResources
 from flows.stages import choose_stages
 from infra.step import Output, Record, step
 from model.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS_BY_LAYOUT
@@ -21,7 +23,7 @@ from tasks.data.sentencepiece_tokenizer import MODEL_FILE
 from tasks.data.shard_documents import shard_documents
 from tasks.data.tokenizer_report import ALL
 from tasks.data.tokenizer_sample import HASH_RANGE, hash_bounds
-from tasks.data.train_tokenizer import train_tokenizer
+from tasks.data.train_tokenizer import _learn, train_tokenizer
 from tasks.data.validate_contract import validate_contract
 from tasks.training.plan_training import plan_training
 from tests.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows
@@ -76,6 +78,31 @@ def test_counting_on_spark_gives_the_tokenizer_of_the_same_texts(documents, trai
 
 def test_the_digest_is_the_same_for_another_partition_count(documents, trained, tmp_path):
     assert compute(train_tokenizer, tmp_path, documents=documents, recipe=SMALL, resources=in_partitions(5)).digest == trained.digest
+
+
+def test_words_that_find_no_room_are_an_error_that_says_what_helps(tmp_path):
+    words = tmp_path / "words"
+    words.mkdir()
+    table = pa.table({"word": [f"word{number}" for number in range(5000)], "num_words": pa.array([3] * 5000, pa.int64())})
+    pq.write_table(table, words / "part-0.parquet")
+    assert _learn(words, 290, (), 0).to_str() == _learn(words, 290, (), 2**30).to_str()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
+    try:
+        with pytest.raises(
+            ValueError, match=r"from 5,000 distinct words: 0 MiB of memory and the disk of .*raise tokenizer.min_word_count"
+        ):
+            _learn(words, 290, (), 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_memory_given_to_the_driver_decides_what_it_holds():
+    given = {"512m": 2**28, "2g": 2**30, "3G": 3 * 2**29, "100k": 51200}
+    assert {memory: RESOURCES.model_copy(update={"driver_memory": memory}).driver_array_bytes for memory in given} == given
+    for wrong in ("2 GB", "2", "g", ""):
+        with pytest.raises(ValidationError, match="driver_memory"):
+            SparkResources.model_validate({**RESOURCES.model_dump(), "driver_memory": wrong})
 
 
 def test_shares_decide_what_is_drawn(root, documents):

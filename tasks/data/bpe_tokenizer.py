@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from model.bpe_merges import learn_merges
+from model.bpe_merges import IN_MEMORY, Room, WordTable, learn_merges
 from model.chat_template import CHAT_TEMPLATE
 from model.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS, byte_characters
-from tasks.data.word_counts import WordTable, count_texts
+from tasks.data.word_counts import count_texts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -21,16 +21,18 @@ MIN_PAIR_COUNT = 2
 
 def train_bpe(texts: Iterator[str], num_ordinary_tokens: int) -> Tokenizer:
     """Learn the merges from texts at hand; GLM's special tokens get the ids from `num_ordinary_tokens` on."""
-    return bpe_of_words(count_texts(texts), num_ordinary_tokens, SPECIAL_TOKENS)
+    return bpe_of_words([count_texts(texts)], num_ordinary_tokens, SPECIAL_TOKENS)
 
 
-def bpe_of_words(words: WordTable, num_ordinary_tokens: int, special_tokens: tuple[str, ...]) -> Tokenizer:
+def bpe_of_words(
+    words: Iterable[WordTable], num_ordinary_tokens: int, special_tokens: tuple[str, ...], room: Room = IN_MEMORY
+) -> Tokenizer:
     """Learn the merges from counted words: those that the trainer of `tokenizers` learns from the same text.
 
-    Raises ValueError if the words do not hold enough different pairs: the ids of the special tokens would move."""
+    Raises ValueError if the words do not hold enough different pairs: the ids of the special tokens would move. Raises NoRoomError."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    learned = learn_merges(words.text, words.starts, words.counts, num_ordinary_tokens, MIN_PAIR_COUNT)
+    learned = learn_merges(words, num_ordinary_tokens, MIN_PAIR_COUNT, room)
     tokens = dict.fromkeys([*sorted(byte_characters()), *(merged for _, _, merged in learned)])
     num_found = len(tokens)
     if num_found != num_ordinary_tokens:

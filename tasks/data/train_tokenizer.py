@@ -1,7 +1,8 @@
 """Step: training documents -> tokenizer in GLM's layout: tokenizer.json, tokenizer_config.json, chat_template.jinja, vocabulary.parquet,
 tokenizer_report.parquet (fertility per domain and language), and tokenizer.model where SentencePiece made it.
 
-Byte-level BPE: executors count words, Spark sums the counts in 64 bits, the driver learns the merges from the table of distinct words.
+Byte-level BPE: executors count words, Spark sums the counts in 64 bits, the driver learns the merges from the table of distinct words,
+read in batches. What it holds of them lies in memory up to half of resources.driver_memory, beyond that in files of the step's directory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pydantic import Field
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, digest_of, step
+from model.bpe_merges import NoRoomError, Room
 from model.chat_template import CHAT_TEMPLATE
 from model.tokenizer_layout import SPECIAL_TOKENS_BY_LAYOUT
 from tasks.data.bpe_tokenizer import bpe_of_words, tokenizer_config, write_json
@@ -23,7 +25,7 @@ from tasks.data.documents import TRAIN
 from tasks.data.sentencepiece_tokenizer import MODEL_FILE, train_sentencepiece
 from tasks.data.tokenizer_report import REPORT_CHARS, write_report
 from tasks.data.tokenizer_sample import HASH_RANGE, count_chars, drawn, hash_bounds
-from tasks.data.word_counts import WORD_COLUMNS, WordTable, count_words, read_words
+from tasks.data.word_counts import WORD_COLUMNS, count_words, num_rows, read_words
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,7 +61,7 @@ def train_tokenizer(
     *, documents: Artifact[DecontaminatedDocuments], recipe: TokenizerRecipe, resources: SparkResources, output: Output
 ) -> TrainedTokenizer:
     """Learn from a sample drawn by document hash. Raises ValueError if the sample is too small for the vocabulary, if the shares name
-    nothing that the corpus has, or if the table of distinct words does not fit into memory."""
+    nothing that the corpus has, or if the distinct words fit neither into memory nor onto the disk."""
     paths = documents.paths("documents/*.parquet")
     sizes = count_chars(paths, TRAIN)
     frame = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
@@ -71,9 +73,10 @@ def train_tokenizer(
     specials = SPECIAL_TOKENS_BY_LAYOUT[recipe.special_tokens]
     num_words = 0
     if recipe.kind == "bpe":
-        words = _count_words(sample, recipe.min_word_count, output)
-        num_words = len(words.counts)
-        tokenizer = bpe_of_words(words, recipe.num_ordinary_tokens, specials)
+        directory = output.path("words")
+        num_words = _count_words(sample, recipe.min_word_count, directory)
+        tokenizer = _learn(directory, recipe.num_ordinary_tokens, specials, resources.driver_array_bytes)
+        shutil.rmtree(directory)
     else:
         texts = sample.select("id", "text").toArrow().sort_by("id").column("text").to_pylist()
         tokenizer = train_sentencepiece(texts, recipe.kind, recipe.num_ordinary_tokens, specials, output.path(MODEL_FILE))
@@ -103,17 +106,24 @@ def _count_sample(sample: DataFrame) -> dict[str, tuple[int, int]]:
     return {row["domain"]: (row["num_documents"], row["num_chars"]) for row in counted.orderBy("domain").collect()}
 
 
-def _count_words(sample: DataFrame, min_count: int, output: Output) -> WordTable:
-    """Distinct words and their counts. The order of the rows is Spark's; merges do not depend on it."""
+def _count_words(sample: DataFrame, min_count: int, directory: Path) -> int:
+    """Distinct words and their counts into a directory. The order of the rows is Spark's; merges do not depend on it."""
     from pyspark.sql import functions as F
 
     counted = sample.select("text").mapInArrow(partial(count_words), WORD_COLUMNS)
     summed = counted.groupBy("word").agg(F.sum("num_words").alias("num_words")).where(F.col("num_words") >= min_count)
-    directory = output.path("words")
     summed.write.parquet(directory.as_uri())
-    words = read_words(directory)
-    shutil.rmtree(directory)
-    return words
+    return num_rows(directory)
+
+
+def _learn(directory: Path, num_ordinary_tokens: int, specials: tuple[str, ...], memory_bytes: int) -> Tokenizer:
+    try:
+        return bpe_of_words(read_words(directory), num_ordinary_tokens, specials, Room(memory_bytes, directory))
+    except NoRoomError as error:
+        raise ValueError(
+            f"no room to learn merges from {num_rows(directory):,} distinct words: {error}: raise tokenizer.min_word_count, "
+            "lower tokenizer.sample_chars, or free space on that disk"
+        ) from error
 
 
 def _special_ids(tokenizer: Tokenizer, specials: tuple[str, ...], num_ordinary_tokens: int) -> dict[str, int]:

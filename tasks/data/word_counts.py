@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from model.bpe_merges import WordTable
 from tasks.data.pretokens import cut_pretokens
 
 if TYPE_CHECKING:
@@ -18,23 +18,8 @@ if TYPE_CHECKING:
 WORD_COLUMNS = "word string, num_words long"
 MAX_WORDS = 2**20
 """Distinct words that a partition keeps before it hands its counts on: what bounds its memory, whatever the text's size."""
-
-LEARNER_BYTES_PER_BYTE, LEARNER_BYTES_PER_WORD = 30, 100
-"""Memory of learning from a table of distinct words: 110 MiB for 400,000 words of 8 random letters and 16,000 tokens, rounded up."""
-
-
-@dataclass(frozen=True)
-class WordTable:
-    """Distinct words, one after the other in `text`, and how often each occurs."""
-
-    text: np.ndarray
-    starts: np.ndarray
-    """Where each word begins in the text, and where the last ends."""
-    counts: np.ndarray
-
-    @property
-    def num_bytes(self) -> int:
-        return int(self.starts[-1] - self.starts[0])
+BATCH_WORDS = 2**16
+"""Words that are read at once from the table that Spark wrote."""
 
 
 def count_words(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -88,20 +73,20 @@ def _counts(texts: pa.Array) -> pa.Table:
     return sum_counts([empty, *tables])
 
 
-def read_words(directory: Path) -> WordTable:
-    """The table that Spark wrote, each word in one row. Raises ValueError where learning from it would take more memory than is free."""
-    import psutil
-    import pyarrow.dataset as dataset
+def num_rows(directory: Path) -> int:
+    """Words of the table that Spark wrote."""
     import pyarrow.parquet as pq
 
-    files = sorted(directory.glob("*.parquet"))
-    metadata = [pq.ParquetFile(file).metadata for file in files]
-    num_words = sum(one.num_rows for one in metadata)
-    num_bytes = sum(one.row_group(number).column(0).total_uncompressed_size for one in metadata for number in range(one.num_row_groups))
-    needed, free = LEARNER_BYTES_PER_BYTE * num_bytes + LEARNER_BYTES_PER_WORD * num_words, psutil.virtual_memory().available
-    if needed > free:
-        raise ValueError(
-            f"{num_words:,} distinct words with {num_bytes:,} bytes need about {needed / 2**30:.1f} GiB to learn merges from, "
-            f"{free / 2**30:.1f} GiB are free: raise tokenizer.min_word_count, lower tokenizer.sample_chars, or give the driver more memory"
-        )
-    return word_table(dataset.dataset([str(file) for file in files]).to_table(columns=["word", "num_words"]))
+    return sum(pq.read_metadata(file).num_rows for file in directory.glob("*.parquet"))
+
+
+def read_words(directory: Path) -> Iterator[WordTable]:
+    """The table that Spark wrote, each word in one row of one batch."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for path in sorted(directory.glob("*.parquet")):
+        # Read in pieces: a row group is 128 MiB.
+        with pq.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
+            for batch in file.iter_batches(BATCH_WORDS, columns=["word", "num_words"], use_threads=False):
+                yield word_table(pa.Table.from_batches([batch]))
