@@ -33,8 +33,8 @@ LIMIT_SECONDS = 300
 IN_PEERS = ("boilerpy3 article", "boilerpy3 default", "goose3")
 """Not among the product's dependencies."""
 OURS = "combined (ours)"
-COPIES = 2
-"""Times that the pages are put into the WARC files, so that a run is longer than a start."""
+COPIES = 6
+"""Times that the pages are put into the WARC files, so that what starting costs either side is a small part of a run."""
 
 Page = dict[str, Any]
 

@@ -28,10 +28,10 @@ def readability() -> Callable[[str], str]:
     return lambda page: "\n".join(fromstring(Document(page).summary(html_partial=True)).itertext())
 
 
-def resiliparse(main_content: bool) -> Callable[[str], str]:
+def resiliparse(main_content: bool, **options: bool) -> Callable[[str], str]:
     from resiliparse.extract.html2text import extract_plain_text
 
-    return lambda page: extract_plain_text(page, main_content=main_content, alt_texts=False, preserve_formatting=True)
+    return lambda page: extract_plain_text(page, main_content=main_content, alt_texts=False, preserve_formatting=True, **options)
 
 
 def justext() -> Callable[[str], str]:
@@ -58,8 +58,10 @@ LIBRARIES: dict[str, Callable[[], Callable[[str], str | None]]] = {
     "trafilatura precision": lambda: trafilatura(favor_precision=True),
     "trafilatura recall": lambda: trafilatura(favor_recall=True),
     "trafilatura fast": lambda: trafilatura(fast=True),
+    "trafilatura precision, fast": lambda: trafilatura(favor_precision=True, fast=True),
     "readability-lxml": readability,
     "resiliparse main content": lambda: resiliparse(True),
+    "resiliparse, no comments": lambda: resiliparse(True, comments=False, post_meta=False),
     "resiliparse all text": lambda: resiliparse(False),
     "justext": justext,
     "boilerpy3 article": lambda: boilerpy3("ArticleExtractor"),

@@ -1,12 +1,14 @@
-"""The same pages as WARC files through our ingestion and extraction, and through datatrove: pages per second of each.
+"""The same pages as WARC files through our ingestion and extraction, and through datatrove: pages per second, processor time of each.
 
-Ours is measured with the Spark session up and one small file extracted before, as every later step of a run finds it.
+Ours is measured with the Spark session up and one small file extracted before, as every later step of a run finds it. Processor seconds
+are of all processes of either side, Java and the start of datatrove's included: what a busy machine changes less than pages per second.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import tempfile
 import time
@@ -47,23 +49,45 @@ def write_warc(pages: list[dict[str, Any]], path: Path) -> None:
             file.write(gzip.compress(header.encode() + payload + b"\r\n\r\n", mtime=0))
 
 
-def warc_rates(pages: list[dict[str, Any]], directory: Path, peers: Path) -> dict[str, float]:
-    """Pages per second of ours and of datatrove, two workers each, and how many documents each gave."""
+def warc_rates(pages: list[dict[str, Any]], directory: Path, peers: Path) -> dict[str, Any]:
+    """Pages per second and processor seconds of ours and of datatrove, two workers each, and how many documents each gave."""
     for number in range(NUM_FILES):
         write_warc(pages[number::NUM_FILES], directory / "warc" / f"pages_{number}.warc.gz")
     write_warc(pages[:WARM_UP_PAGES], directory / "warm" / "pages.warc.gz")
     _ours(directory / "warm")
+    before = _processor_seconds()
     seconds, num_documents = _ours(directory / "warc")
+    processor = {"ours": _processor_seconds() - before}
     stop_spark()
     script = str(Path(__file__).with_name("extraction_datatrove.py"))
     command = [str(peers), script, str(directory / "warc"), str(directory / "datatrove"), str(WORKERS)]
+    before = _processor_seconds()
     ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=True)
+    processor["datatrove"] = _processor_seconds() - before
     theirs = json.loads(ran.stdout.strip().splitlines()[-1])
     rates = {"ours": len(pages) / seconds, "datatrove": len(pages) / theirs["seconds"]}
     return {
         **{name: round(rate, 1) for name, rate in rates.items()}, "ratio": round(rates["ours"] / rates["datatrove"], 2),
         "our_documents": num_documents, "datatrove_documents": theirs["num_documents"], "pages": len(pages),
+        "processor_seconds_per_1000_pages": {name: round(spent / len(pages) * 1000, 2) for name, spent in processor.items()},
+        "processor_ratio": round(processor["datatrove"] / processor["ours"], 2),
     }  # fmt: skip
+
+
+def _processor_seconds() -> float:
+    """Of this process, all that descend from it, and those of them that ended and were waited for."""
+    ticks: dict[int, int] = {}
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):  # it ended since the list was made
+            continue
+        parents[int(path.parent.name)], ticks[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    family = {os.getpid()}
+    while found := {process for process, parent in parents.items() if parent in family} - family:
+        family |= found
+    return sum(ticks[process] for process in family) / os.sysconf("SC_CLK_TCK")
 
 
 def _ours(directory: Path) -> tuple[float, int]:

@@ -8,10 +8,11 @@ import json
 from xml.etree import ElementTree
 
 import pytest
+import trafilatura
 
 from tasks.data.documents import HTML, PLAIN, WIKITEXT
 from tasks.data.extract_documents import extract_documents
-from tasks.data.html_text import BROKEN, EXTRACTORS, MAX_DEPTH, MAX_TAGS, NO_CONTENT, TOO_LARGE, html_to_text
+from tasks.data.html_text import BROKEN, EXTRACTORS, MAX_DEPTH, MAX_PARAGRAPH_PAIRS, MAX_TAGS, NO_CONTENT, TOO_LARGE, html_to_text
 from tasks.data.ingest_documents import ingest_documents
 from tasks.data.list_sources import list_sources
 from tasks.data.plain_text import EMPTY, REDIRECT, TOO_SHORT, record_text
@@ -80,6 +81,36 @@ def test_every_reason_has_a_page(text, markup, reason):
     assert found == reason and bool(plain) == (reason == "")
     if markup == PLAIN and not reason:
         assert plain == text
+
+
+def test_a_text_that_is_far_less_than_the_page_has_is_not_taken():
+    """Trafilatura's precise mode takes a short article for the page; what follows it in plain divisions is most of the text."""
+    body = "".join(f"<div class='c{seed}'>{prose(seed)}</div>" for seed in range(2, 12))
+    page = f"<html><body><article><p>{prose(1)}</p><p>{prose(0)}</p></article><div id='more'>{body}</div></body></html>"
+    precise = trafilatura.extract(page, fast=True, include_comments=False, favor_precision=True) or ""
+    assert prose(5)[:200] not in precise and prose(5)[:200] in html_to_text(page, "combined")[0]
+
+
+@pytest.mark.parametrize("tags", [2000, 4000])
+def test_a_paragraph_of_very_many_tags_is_left_to_the_library_that_is_linear_in_them(tags):
+    page = PAGE.format(body=SENTENCES + "<p>" + "<span>word</span> " * tags + "</p>")
+    text, reason = html_to_text(page, "combined")
+    assert reason == "" and text.count("word") == tags
+    assert (text == html_to_text(page, "resiliparse")[0]) == (tags**2 > MAX_PARAGRAPH_PAIRS)
+
+
+def test_removing_early_what_trafilatura_removes_later_changes_no_text():
+    path = SHARED_DATA / "html" / "article_extraction.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not at hand: no shared data")
+    kept = 0
+    for line in gzip.decompress(path.read_bytes()).splitlines()[:20]:
+        page = json.loads(line)["html"]
+        precise = trafilatura.extract(page, fast=True, include_comments=False, favor_precision=True) or ""
+        found = html_to_text(page, "combined")[0]
+        kept += found.split() == precise.split()
+        assert found.split() == precise.split() or found == html_to_text(page, "resiliparse")[0]
+    assert kept >= 15
 
 
 def test_too_many_tags_and_what_libraries_raise_are_reasons(monkeypatch):
