@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5Model
 
-from configs.schema import SemanticRecipe
+from configs.schema import SemanticRecipe, SparkResources
+from infra.spark import stop_spark
 from model.hf_checkpoint import save_checkpoint
 from tasks.data.bpe_tokenizer import train_bpe
 from tasks.data.embedding_model import EmbeddingModel, _opened, check_files, directory_digest, encode, probe_batches
@@ -26,6 +27,7 @@ from tests.conftest import ROOT
 from tests.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows
 from tests.document_tables import document_row, documents_artifact
 from tests.model_recipes import GLM46, random_model
+from tests.spark_cluster import spark_cluster
 
 NUM_CONCEPTS, WORDS_PER_TEXT, CONCEPTS_PER_TEXT = 60, 60, 12
 WORDS = [f"{prefix}{''.join(letters)}" for prefix in "xy" for letters in itertools.islice(itertools.product("abcd", "klmn", "opqr"), 60)]
@@ -183,15 +185,21 @@ def semantic_recipe(directory: Path, **changed) -> SemanticRecipe:
     return RECIPE.semantic.model_copy(update={**model, "max_cosine": 0.82, "cluster_documents": 1000, "min_words": 10, **changed})
 
 
-def test_a_trained_model_finds_paraphrases_that_share_no_word(trained, tmp_path):
+def paraphrased_corpus() -> list[dict]:
+    """16 documents, the first five of them again in other words, worse; and one too short to be judged."""
     generator = np.random.Generator(np.random.Philox(77))
     pairs = [written_twice(generator) for _ in range(16)]
     texts = [first for first, _ in pairs] + [second for _, second in pairs[:5]]
-    assert not any(set(first.split()) & set(second.split()) for first, second in pairs)
+    corpus = [document_row(text, place, quality=0.9 if place < 16 else 0.1) for place, text in enumerate(texts)]
+    return [*corpus, document_row("few words", 30)]
+
+
+def test_a_trained_model_finds_paraphrases_that_share_no_word(trained, tmp_path):
+    corpus = paraphrased_corpus()
+    texts = [row["text"] for row in corpus]
+    assert not any(set(texts[place].split()) & set(texts[16 + place].split()) for place in range(5))
     flat = np.ones(1 << BUCKET_BITS, dtype=np.float32)
     assert np.triu(cosines(project(texts, flat, 256, 46, 10)), 16).max() < 0.5
-    corpus = [document_row(text, place, quality=0.9 if place < 16 else 0.1) for place, text in enumerate(texts)]
-    corpus.append(document_row("few words", 30))
     recipe, artifact = semantic_recipe(trained), documents_artifact(corpus, tmp_path / "documents.parquet")
     result = compute(remove_semantic_duplicates, tmp_path / "home", documents=artifact, recipe=recipe, resources=RESOURCES)
     shown = {row["id"]: row["kept_id"] for row in rows(result, "similar.parquet")}
@@ -200,9 +208,25 @@ def test_a_trained_model_finds_paraphrases_that_share_no_word(trained, tmp_path)
     other_order = documents_artifact(corpus[::-1], tmp_path / "reversed.parquet")
     again = compute(remove_semantic_duplicates, tmp_path / "again", documents=other_order, recipe=recipe, resources=in_partitions(5))
     assert again.digest == result.digest
-    too_long = recipe.model_copy(update={"passage_tokens": 129})
+
+
+def test_a_model_that_does_not_run_stops_the_step_in_one_sentence(trained, tmp_path):
+    artifact = documents_artifact(paraphrased_corpus(), tmp_path / "documents.parquet")
+    too_long = semantic_recipe(trained, passage_tokens=129)
     with pytest.raises(ValueError, match=r"gives no vectors: ValueError: semantic.passage_tokens \(129\) is more than the 128 positions"):
         compute(remove_semantic_duplicates, tmp_path / "long", documents=artifact, recipe=too_long, resources=RESOURCES)
+
+
+@pytest.mark.long
+def test_executors_of_a_cluster_give_the_digest_of_a_local_session(trained, tmp_path, monkeypatch):
+    arguments = {"documents": documents_artifact(paraphrased_corpus(), tmp_path / "documents.parquet"), "recipe": semantic_recipe(trained)}
+    local = compute(remove_semantic_duplicates, tmp_path / "local", **arguments, resources=RESOURCES)
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    stop_spark()
+    with spark_cluster(tmp_path) as cluster:
+        resources = SparkResources(master=cluster.master, driver_memory="1g", executor_memory="600m", shuffle_partitions=3)
+        assert compute(remove_semantic_duplicates, tmp_path / "cluster", **arguments, resources=resources).digest == local.digest
+        stop_spark()
 
 
 def copied(directory: Path, target: Path) -> Path:
