@@ -26,7 +26,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from benchmarks.tokenize_steps import files_of, shared_corpus
 from benchmarks.word_shuffle import count_into
 from tasks.data.documents import cut_pieces
 
-BATCH_DOCUMENTS = 256
+BATCH_BYTES = 2**22
 PIECE_CHARS = 1_000_000
 """As extract_documents cuts documents at full scale (configs/full.yaml)."""
 SMALLEST_MEMORY_MIB = 64
@@ -98,10 +97,18 @@ def measure(run: str, source: Path, words: Path, num_tokens: int, megabytes: int
     size = [0]
 
     def batches() -> Iterator[list[str]]:
-        found = _texts(source)
-        while (not megabytes or size[0] < megabytes * 10**6) and (batch := list(islice(found, BATCH_DOCUMENTS))):
-            size[0] += sum(len(text.encode()) for text in batch)
-            yield batch
+        batch, batch_bytes = [], 0
+        for text in _texts(source):
+            if megabytes and size[0] >= megabytes * 10**6:
+                break
+            num_bytes = len(text.encode())
+            size[0] += num_bytes
+            batch.append(text)
+            batch_bytes += num_bytes
+            if batch_bytes > BATCH_BYTES:
+                yield batch
+                batch, batch_bytes = [], 0
+        yield batch
 
     few = words.with_name(f"{run}-{memory}-first")
     for first in dict.fromkeys(("count", run)):  # what a first use loads is no part of the run

@@ -16,13 +16,14 @@ import pyarrow as pa
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from model.bpe_merges import IN_MEMORY, NoRoomError, Room, learn_merges
+from benchmarks.word_shuffle import count_into
+from model.bpe_merges import IN_MEMORY, NoRoomError, Room, WordTable, learn_merges
 from model.tokenizer_layout import PRETOKENIZER_PATTERN
 from tasks.data import pretokens, text_encoder, word_counts
 from tasks.data.bpe_tokenizer import train_bpe
 from tasks.data.pretokens import LETTER, OTHER, character_classes, cut_pretokens
 from tasks.data.text_encoder import TextEncoder
-from tasks.data.word_counts import count_texts, count_words, sum_counts, word_table
+from tasks.data.word_counts import count_texts, count_words, num_rows, read_words, sum_counts, word_table
 from tests.data_inputs import SHARED_DATA, prose
 
 SPLIT = pre_tokenizers.Split(Regex(PRETOKENIZER_PATTERN), behavior="isolated")
@@ -221,6 +222,22 @@ def test_a_partition_hands_its_counts_on_before_they_fill_its_memory(monkeypatch
     monkeypatch.undo()
     once = sum_counts([pa.Table.from_batches(count_words(iter(batches)))]).sort_by("word")
     assert len(parts) > 5 and sum(map(len, parts)) > len(whole) and whole.to_pylist() == once.to_pylist()
+
+
+def test_words_summed_by_parts_on_disk_are_those_of_one_table(tmp_path, monkeypatch):
+    """What the benchmark puts in the place of Spark's shuffle; read again in batches, as the driver reads."""
+    texts = [*random_texts(4, 400), *(prose(seed) for seed in range(8))]
+    monkeypatch.setattr(word_counts, "MAX_WORDS", 200)
+    monkeypatch.setattr(word_counts, "BATCH_WORDS", 7)
+    count_into(tmp_path / "words", (pa.record_batch({"text": texts[at : at + 20]}) for at in range(0, len(texts), 20)))
+    found = [pair for table in read_words(tmp_path / "words") for pair in pairs_of(table)]
+    assert sorted(found) == sorted(pairs_of(count_texts(texts))) and num_rows(tmp_path / "words") == len(found) > 200
+
+
+def pairs_of(table: WordTable) -> list[tuple[bytes, int]]:
+    text = table.text.tobytes()
+    bounds = zip(table.starts[:-1], table.starts[1:], strict=True)
+    return [(text[start:end], int(count)) for (start, end), count in zip(bounds, table.counts, strict=True)]
 
 
 def test_documents_get_the_ids_that_the_library_gives_them(tmp_path, monkeypatch):
