@@ -153,21 +153,49 @@ class StageOutcome(BaseModel):
     digest: str
     record: dict[str, Any]
 
+    def describe(self) -> str:
+        """What the stage kept and dropped, and where it lies."""
+        dropped = {reason: count for reason, count in self.record.get("dropped", {}).items() if count}
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items(), key=lambda item: (-item[1], item[0])))
+        kept = self.record.get("num_documents")
+        lines = [f"{self.stage}: {kept:,} documents left, {sum(dropped.values()):,} dropped{f' ({reasons})' if reasons else ''}"]
+        lines = lines if kept is not None and "dropped" in self.record else []
+        left = ", ".join(sorted(f"{path.name}/" if path.is_dir() else path.name for path in Path(self.output).iterdir()))
+        return "\n".join([*lines, f"{self.output}: {left}", f"digest {self.digest}"])
 
-def run_stage(name: str, place: str | Path | None, output_dir: Path, config: str | None, home: Home) -> StageOutcome:
-    """Run a stage and put its files into `output_dir`. Raises ValueError for an unknown name, wrong directories or bad input."""
+
+def open_stage(name: str, place: str | Path | None, output_dir: Path, config: str | None, home: Home) -> Callable[[], StageOutcome]:
+    """What runs a stage and puts its files into `output_dir`. Raises ValueError for an unknown name, wrong directories or a master that
+    this machine cannot reach, before any work."""
     if name not in STAGES:
         raise ValueError(f"no stage {name!r}: the stages are {', '.join(STAGES)}")
     _check_output(output_dir, place)
-    source = _source(name, place)
     scale = load_scale(config or DEFAULT_SCALE)
     resources = scale.data.resources if config else _this_machine()
-    run = SingleStage(source, scale.data.recipe, resources, open_store(None, home), StageLog())
-    artifact = STAGES[name](run)
-    stop_spark()
-    outcome = StageOutcome(stage=name, output=str(output_dir), digest=artifact.digest, record=artifact.record.model_dump(mode="json"))
-    _write_output(artifact, outcome, output_dir)
-    return outcome
+    _check_master(resources.master)
+    run = SingleStage(_source(name, place), scale.data.recipe, resources, open_store(None, home), StageLog())
+
+    def compute() -> StageOutcome:
+        artifact = STAGES[name](run)
+        stop_spark()
+        outcome = StageOutcome(stage=name, output=str(output_dir), digest=artifact.digest, record=artifact.record.model_dump(mode="json"))
+        _write_output(artifact, outcome, output_dir)
+        return outcome
+
+    return compute
+
+
+def run_stage(name: str, place: str | Path | None, output_dir: Path, config: str | None, home: Home) -> StageOutcome:
+    """Open a stage and run it."""
+    return open_stage(name, place, output_dir, config, home)()
+
+
+def _check_master(master: str) -> None:
+    if master == "yarn" and not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & set(os.environ):
+        raise ValueError(
+            "data.resources.master is yarn, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR says where that is: set one; for full's recipe "
+            "on this machine leave --config out, or copy the YAML and write master: local[N]"
+        )
 
 
 def _check_output(output_dir: Path, place: str | Path | None) -> None:
@@ -176,10 +204,14 @@ def _check_output(output_dir: Path, place: str | Path | None) -> None:
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         why = "cannot be written" if existing.is_dir() else "is a file"
         raise ValueError(f"--output {output_dir}: {existing} {why}: name a new directory elsewhere")
-    if output_dir.exists() and {path.name for path in output_dir.iterdir()} - {UNFINISHED}:
-        raise ValueError(f"--output {output_dir} is not empty: name a new directory, so that no file of another run stays in it")
+    _refuse_files(output_dir)
     if place is not None and Path(place).is_dir() and output_dir.resolve().is_relative_to(Path(place).resolve()):
         raise ValueError(f"--output {output_dir} lies in --input {place}, which would be read again with it: name a directory elsewhere")
+
+
+def _refuse_files(output_dir: Path) -> None:
+    if output_dir.exists() and {path.name for path in output_dir.iterdir()} - {UNFINISHED}:
+        raise ValueError(f"--output {output_dir} is not empty: name a new directory, so that no file of another run stays in it")
 
 
 def _source(name: str, place: str | Path | None) -> SourceListing | DocumentFiles | None:
@@ -214,6 +246,8 @@ def _this_machine() -> SparkResources:
 
 def _write_output(artifact: Artifact[Any], outcome: StageOutcome, output_dir: Path) -> None:
     """Every file of the artifact under its name, and the record; in place when all are there, so that no part passes for the whole."""
+    # Looked at again: another run may have taken the directory meanwhile.
+    _refuse_files(output_dir)
     waiting = output_dir / UNFINISHED
     shutil.rmtree(waiting, ignore_errors=True)
     for name in sorted({**artifact.manifest.content, **artifact.manifest.evidence}):

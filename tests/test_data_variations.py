@@ -11,14 +11,18 @@ from itertools import islice
 import pytest
 
 from configs.schema import SeedVariationRecipe
+from tasks.data.collect_chats import collect_chats
+from tasks.data.ingest_documents import ingest_documents
 from tasks.data.list_sources import list_sources
 from tasks.data.math_answers import answers_agree, false_annotations
 from tasks.data.seed_numbers import Style, constants_of, must_stay, num_decimals, words_of, write_number, written_numbers
 from tasks.data.seed_problems import Seed
 from tasks.data.seed_programs import NoProgramError, Slot, read_program, write
 from tasks.data.seed_variations import check_variation, seed_variations
+from tasks.data.synthesize_problems import synthesize_problems
 from tasks.data.vary_problems import vary_problems
-from tests.data_inputs import compute, rows, write_jsonl
+from tasks.data.verify_solutions import verify_solutions
+from tests.data_inputs import RECIPE, RESOURCES, compute, rows, write_jsonl
 
 CAKES = (
     "Mona bakes 6 cakes a day and sells each for $4.50. How much does she earn in 8 days?",
@@ -273,9 +277,55 @@ def test_a_run_gives_the_same_again_and_fewer_are_the_first_of_more(tmp_path):
     assert {row["id"] for row in rows(one, "chats.parquet")} < {row["id"] for row in rows(more, "chats.parquet")}
 
 
+def test_a_directory_of_seeds_alone_is_enough_for_the_stage(tmp_path):
+    write_jsonl(tmp_path / "seeds.jsonl", [{"question": CAKES[0], "answer": CAKES[2]}])
+    manifest = tmp_path / "glm46-data.yaml"
+    manifest.write_text("version: 1\nentries:\n  - {files: seeds.jsonl, role: prompts, kind: math}\n")
+    assert [file.role for file in list_sources(tmp_path, needed="prompts").files] == ["prompts"]
+    with pytest.raises(ValueError, match="no text to train on"):
+        list_sources(tmp_path)
+    manifest.write_text("version: 1\nentries:\n  - {files: seeds.jsonl, role: pretrain}\n")
+    with pytest.raises(ValueError, match=r"no seed problems: give their files the role prompts .* role: prompts, kind: math}"):
+        list_sources(tmp_path, needed="prompts")
+
+
 def test_none_are_made_where_none_are_asked_for(tmp_path):
     made = compute(vary_problems, tmp_path / "home", sources=given_sources(tmp_path / "data"), recipe=SeedVariationRecipe(per_seed=0))
     assert made.record.num_chats == 0 and rows(made, "chats.parquet") == rows(made, "rejected.parquet") == []
+
+
+def test_a_seed_and_its_variations_are_held_out_together_and_an_evaluation_item_drops_its_variation(tmp_path):
+    """Seeds of 30 people; the question of one variation is an item of a benchmark."""
+    data = tmp_path / "data"
+    solved = {"answer": f"{CAKES[1]}\n#### {CAKES[2]}"}
+    names = [f"{first}{last}" for first in ("Mo", "Li", "Ka") for last in ("na", "la", "ra", "ta", "sa", "ma", "da", "va", "ka", "ba")]
+    write_jsonl(data / "seeds.jsonl", [{"question": CAKES[0].replace("Mona", name), **solved} for name in names])
+    write_jsonl(data / "text.jsonl", [{"text": "unused"}])
+    roles = "  - {files: seeds.jsonl, role: prompts, kind: math}\n  - {files: text.jsonl, role: pretrain}\n"
+    (data / "glm46-data.yaml").write_text(f"version: 1\nentries:\n{roles}")
+    recipe = SeedVariationRecipe(per_seed=3)
+    planted = rows(compute(vary_problems, tmp_path / "first", sources=list_sources(data), recipe=recipe), "chats.parquet")[0]
+    write_jsonl(data / "bench.jsonl", [{"question": json.loads(planted["messages"])[0]["content"], "answer": "none"}])
+    (data / "glm46-data.yaml").write_text(f"version: 1\nentries:\n{roles}  - {{files: bench.jsonl, role: evaluation}}\n")
+    sources, given = list_sources(data), {"resources": RESOURCES}
+    made = {
+        "solutions": compute(verify_solutions, tmp_path, sources=sources),
+        "variations": compute(vary_problems, tmp_path, sources=sources, recipe=recipe),
+        "synthetic": compute(synthesize_problems, tmp_path, recipe=RECIPE.synthesize),
+        "ingested": compute(ingest_documents, tmp_path, sources=sources, recipe=RECIPE.ingest, **given),
+    }
+    collection = RECIPE.chat_collection.model_copy(update={"chats": RECIPE.chats.model_copy(update={"validation_share": 0.3})})
+    chats = compute(collect_chats, tmp_path, sources=sources, recipe=collection, **made, **given)
+    sides: dict[int, set[str]] = {}
+    kinds: dict[int, set[str]] = {}
+    for row in rows(chats, "chats/*.parquet"):
+        if row["source"].startswith("seeds.jsonl#"):
+            sides.setdefault(row["offset"], set()).add(row["split"])
+            kinds.setdefault(row["offset"], set()).add(row["source"])
+    assert {len(found) for found in sides.values()} == {1} and set().union(*sides.values()) == {"train", "validation"}
+    assert sum(len(found) == 2 for found in kinds.values()) > 20
+    dropped = {row["id"]: row["reason"] for row in rows(chats, "dropped.parquet")}
+    assert dropped[planted["id"]].startswith("overlaps_evaluation")
 
 
 def test_slots_stand_where_numbers_stood():
