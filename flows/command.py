@@ -307,9 +307,13 @@ def _failures(log_dir: Path) -> Iterator[None]:
         raise typer.Exit(EXIT_FAILED) from None
     except Exception as error:
         path = log_dir / "last-error.log"
-        path.write_text(traceback.format_exc())
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         print(f"glm46: {kind}{str(error)[:MAX_MESSAGE_CHARS]}", file=sys.stderr)
+        try:
+            path.write_text(traceback.format_exc())
+            kept = f"the traceback is in {path}"
+        except OSError as full:
+            kept = f"{path} cannot be written ({full.strerror}): make room on that disk, then run again to continue"
         if kind:
-            print(f"glm46: the traceback is in {path}", file=sys.stderr)
+            print(f"glm46: {kept}", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED) from None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 
 import pytest
+import typer
 import yaml
 
+from flows.command import _failures
 from tests.conftest import ROOT
 from tests.pipeline import glm46
 
@@ -73,3 +75,11 @@ def test_unreadable_sources_stop_the_run_and_are_named(tmp_path):
     (data / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one two three"}\n' * 50)[:-20])
     finished = glm46("run", "micro", "--data", str(data), "--until", "prepare_data", home=tmp_path / "home")
     expect(finished, 1, "latin.txt", "cut.jsonl.gz")
+
+
+def test_a_log_that_cannot_be_written_hides_no_error(tmp_path, capsys):
+    (tmp_path / "last-error.log").symlink_to("/dev/full")
+    with pytest.raises(typer.Exit), _failures(tmp_path):
+        raise OSError("the disk is full")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "glm46: OSError: the disk is full" and "No space left on device): make room on that disk" in said[1]
