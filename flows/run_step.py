@@ -36,8 +36,8 @@ EFFECT_RETRY_DELAY_SECONDS = 2
 JOB_RETRIES = 100
 """Times that one run submits a step's lost job again: a phase of weeks on thousands of accelerators loses some every day."""
 JOB_RETRY_DELAY_SECONDS = 2
-MAX_LOSSES_AT_A_CHECKPOINT = 3
-"""A job that is lost so often without a new checkpoint is lost for a reason that does not pass, for example memory."""
+MAX_RETRIES_AT_A_CHECKPOINT = 3
+"""A job that is lost again and again without a new checkpoint is lost for a reason that does not pass, for example memory."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _lost_its_job(log: StageLog, stage: str) -> Callable[[Any, Any, Any], bool]:
         if not isinstance(error, JobLostError):
             return False
         lost_at.append(error.step)
-        if lost_at.count(error.step) > MAX_LOSSES_AT_A_CHECKPOINT:
+        if lost_at.count(error.step) > MAX_RETRIES_AT_A_CHECKPOINT:
             return False
         log.say(f"{stage}: {error} (retry {len(lost_at)})")
         return True
