@@ -122,16 +122,16 @@ def stage(
 ) -> None:
     """Run one data stage alone on a directory. Needs no server."""
     with _usage_errors():
+        from flows.single_stage import open_stage
         from infra.doctor import check_java, require
         from infra.home import open_home
 
         home = open_home()
+        run_stage = open_stage(name, documents, output, config, home)
         require(check_java())
     with _failures(home.run_dir):
-        from flows.single_stage import run_stage
-
-        outcome = run_stage(name, documents, output, config, home)
-        print(outcome.model_dump_json() if as_json else f"{outcome.output}: {outcome.digest}")
+        outcome = run_stage()
+        print(outcome.model_dump_json() if as_json else outcome.describe())
 
 
 @app.command()

@@ -12,6 +12,7 @@ import pytest
 from flows.single_stage import STAGES, run_stage
 from infra.home import Home
 from tests.data_inputs import prose, write_jsonl
+from tests.pipeline import glm46
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,9 @@ def test_a_stage_leaves_documents_evidence_and_its_record(deduplicated):
     assert {row["kept_id"] for row in dropped} <= {row["id"] for row in documents}
     assert json.loads((output / "record.json").read_text()) == json.loads(outcome.model_dump_json())
     assert outcome.record["num_documents"] == 31
+    told = outcome.describe().splitlines()
+    assert told[0] == "deduplicate: 31 documents left, 2 dropped (exact_duplicate 2)"
+    assert told[1].startswith(f"{output}: documents/, dropped.parquet, ") and told[2] == f"digest {outcome.digest}"
 
 
 def test_the_next_stage_takes_what_an_earlier_one_left(deduplicated, home, tmp_path):
@@ -49,6 +53,12 @@ def test_the_next_stage_takes_what_an_earlier_one_left(deduplicated, home, tmp_p
     assert masked.record["num_documents"] == outcome.record["num_documents"] and set(texts) == set(before)
     changed = [identity for identity, text in texts.items() if text != before[identity]]
     assert len(changed) == 1 and "jane.doe@mailbox.net" in before[changed[0]] and "jane.doe" not in texts[changed[0]]
+
+
+@pytest.mark.parametrize("name", ["boilerplate", "semantic", "filter", "score"])
+def test_every_stage_takes_what_deduplication_left(name, deduplicated, home, tmp_path):
+    record = run_stage(name, deduplicated[1], tmp_path / "output", "micro", home).record
+    assert record["num_documents"] + sum(record.get("dropped", {}).values()) == deduplicated[2].record["num_documents"]
 
 
 def test_the_same_stage_again_computes_nothing(deduplicated, home, tmp_path, capfd):
@@ -117,6 +127,21 @@ def test_an_output_whose_copy_was_killed_is_made_whole_and_passes_for_no_input_b
     assert files[0] == files[1]
 
 
+def test_an_output_that_another_run_took_meanwhile_stays_as_it_left_it(deduplicated, home, tmp_path, monkeypatch):
+    directory, _, _ = deduplicated
+    output, compute = tmp_path / "output", STAGES["deduplicate"]
+
+    def overtaken(run):
+        output.mkdir()
+        (output / "record.json").write_text("{}")
+        return compute(run)
+
+    monkeypatch.setitem(STAGES, "deduplicate", overtaken)
+    with pytest.raises(ValueError, match="is not empty: name a new directory"):
+        run_stage("deduplicate", directory, output, "micro", home)
+    assert [path.name for path in output.iterdir()] == ["record.json"]
+
+
 def test_parquet_of_the_users_own_in_a_directory_named_documents_is_a_source(home, tmp_path):
     (tmp_path / "data" / "documents").mkdir(parents=True)
     texts = [prose(seed) for seed in range(12)]
@@ -126,6 +151,18 @@ def test_parquet_of_the_users_own_in_a_directory_named_documents_is_a_source(hom
     (tmp_path / "cut" / "documents" / "part-00000.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"part-00000\.parquet cannot be read .*run the stage that left it again"):
         run_stage("extract", tmp_path / "cut", tmp_path / "other", "micro", home)
+
+
+def test_wrong_use_ends_with_exit_code_2_before_any_work(home, tmp_path):
+    finished = glm46("stage", "melt", "--input", str(tmp_path), "--output", str(tmp_path / "output"), home=home.root)
+    assert finished.exit_code == 2 and finished.stderr.startswith("glm46: no stage 'melt': the stages are"), finished.stderr
+
+
+def test_a_cluster_that_this_machine_does_not_know_is_named_before_any_work(deduplicated, home, tmp_path, monkeypatch):
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("YARN_CONF_DIR", raising=False)
+    with pytest.raises(ValueError, match=r"master is yarn, and neither HADOOP_CONF_DIR .* leave --config out"):
+        run_stage("deduplicate", deduplicated[0], tmp_path / "output", "full", home)
 
 
 def test_every_stage_is_a_section_of_the_data_recipe():
