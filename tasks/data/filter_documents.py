@@ -70,7 +70,9 @@ def filter_documents(
     placed = placed.withColumn("reason", F.when(is_low, LOW_QUALITY).otherwise(F.col("reason")))
     buckets = placed.where("reason = ''").select("id", "quality_bucket")
     verdicts = placed.select("id", "reason", F.lit("").alias("kept_id"))
-    counts, reasons = write_kept(frame.join(buckets, "id", "left"), verdicts, num_in, documents.record.num_bytes, output, "domain")
+    # Documents that came by complete_documents have a neutral bucket already.
+    bucketed = frame.drop("quality_bucket").join(buckets, "id", "left")
+    counts, reasons = write_kept(bucketed, verdicts, num_in, documents.record.num_bytes, output, "domain")
     _write_examples(frame, verdicts, output)
     unscored = count_unscored(frame)
     judged.unpersist()
