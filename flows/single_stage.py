@@ -157,9 +157,8 @@ class StageOutcome(BaseModel):
         """What the stage kept and dropped, and where it lies."""
         dropped = {reason: count for reason, count in self.record.get("dropped", {}).items() if count}
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items(), key=lambda item: (-item[1], item[0])))
-        kept = self.record.get("num_documents")
-        lines = [f"{self.stage}: {kept:,} documents left, {sum(dropped.values()):,} dropped{f' ({reasons})' if reasons else ''}"]
-        lines = lines if kept is not None and "dropped" in self.record else []
+        told = f", {sum(dropped.values()):,} dropped{f' ({reasons})' if reasons else ''}" if "dropped" in self.record else ""
+        lines = [f"{self.stage}: {self.record['num_documents']:,} documents left{told}"] if "num_documents" in self.record else []
         left = ", ".join(sorted(f"{path.name}/" if path.is_dir() else path.name for path in Path(self.output).iterdir()))
         return "\n".join([*lines, f"{self.output}: {left}", f"digest {self.digest}"])
 
