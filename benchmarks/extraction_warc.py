@@ -13,7 +13,8 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from typing import Any, Self
 
 from configs.load import load_scale
 from configs.schema import SparkResources
@@ -31,6 +32,7 @@ WORKERS = 2
 WARM_UP_PAGES = 8
 RESOURCES = SparkResources(master=f"local[{WORKERS}]", driver_memory="1g", executor_memory="1g", shuffle_partitions=NUM_FILES)
 LIMIT_SECONDS = 600
+POLL_SECONDS = 0.2
 RECIPE = load_scale("micro").data.recipe
 
 
@@ -55,15 +57,14 @@ def warc_rates(pages: list[dict[str, Any]], directory: Path, peers: Path) -> dic
         write_warc(pages[number::NUM_FILES], directory / "warc" / f"pages_{number}.warc.gz")
     write_warc(pages[:WARM_UP_PAGES], directory / "warm" / "pages.warc.gz")
     _ours(directory / "warm")
-    before = _processor_seconds()
-    seconds, num_documents = _ours(directory / "warc")
-    processor = {"ours": _processor_seconds() - before}
+    with ProcessorTime() as ours:
+        seconds, num_documents = _ours(directory / "warc")
     stop_spark()
     script = str(Path(__file__).with_name("extraction_datatrove.py"))
     command = [str(peers), script, str(directory / "warc"), str(directory / "datatrove"), str(WORKERS)]
-    before = _processor_seconds()
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=True)
-    processor["datatrove"] = _processor_seconds() - before
+    with ProcessorTime() as datatrove:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=True)
+    processor = {"ours": ours.seconds, "datatrove": datatrove.seconds}
     theirs = json.loads(ran.stdout.strip().splitlines()[-1])
     rates = {"ours": len(pages) / seconds, "datatrove": len(pages) / theirs["seconds"]}
     return {
@@ -74,20 +75,48 @@ def warc_rates(pages: list[dict[str, Any]], directory: Path, peers: Path) -> dic
     }  # fmt: skip
 
 
-def _processor_seconds() -> float:
-    """Of this process, all that descend from it, and those of them that ended and were waited for."""
-    ticks: dict[int, int] = {}
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):  # it ended since the list was made
-            continue
-        parents[int(path.parent.name)], ticks[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
-    family = {os.getpid()}
-    while found := {process for process, parent in parents.items() if parent in family} - family:
-        family |= found
-    return sum(ticks[process] for process in family) / os.sysconf("SC_CLK_TCK")
+class ProcessorTime:
+    """Counts the processor seconds of all that descends from this process while the block runs, also of what ends unwaited for.
+
+    A process that ends between two looks keeps what the last one saw: up to POLL_SECONDS of each are not counted.
+    """
+
+    seconds = 0.0
+
+    def __enter__(self) -> Self:
+        self._ticks: dict[int, int] = {}
+        self._first: dict[int, int] = {}
+        self._look()
+        self._first = dict(self._ticks)
+        self._stop = Event()
+        self._thread = Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._look()
+        spent = sum(self._ticks.values()) - sum(self._first.values())
+        self.seconds = spent / os.sysconf("SC_CLK_TCK")
+
+    def _watch(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        ticks: dict[int, int] = {}
+        parents: dict[int, int] = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):  # it ended since the list was made
+                continue
+            parents[int(path.parent.name)], ticks[int(path.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+        family = {os.getpid(), *self._ticks}
+        while found := {process for process, parent in parents.items() if parent in family} - family:
+            family |= found
+        self._ticks |= {process: ticks[process] for process in family if process in ticks}
 
 
 def _ours(directory: Path) -> tuple[float, int]:
