@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5Model
 
-from configs.schema import SemanticRecipe, SparkResources
-from infra.spark import stop_spark
+from configs.schema import SemanticRecipe
+from infra.spark import _zip_packages
 from model.hf_checkpoint import save_checkpoint
 from tasks.data.bpe_tokenizer import train_bpe
 from tasks.data.embedding_model import EmbeddingModel, _opened, check_files, directory_digest, encode, probe_batches
@@ -27,7 +27,6 @@ from tests.conftest import ROOT
 from tests.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows
 from tests.document_tables import document_row, documents_artifact
 from tests.model_recipes import GLM46, random_model
-from tests.spark_cluster import spark_cluster
 
 NUM_CONCEPTS, WORDS_PER_TEXT, CONCEPTS_PER_TEXT = 60, 60, 12
 WORDS = [f"{prefix}{''.join(letters)}" for prefix in "xy" for letters in itertools.islice(itertools.product("abcd", "klmn", "opqr"), 60)]
@@ -217,16 +216,17 @@ def test_a_model_that_does_not_run_stops_the_step_in_one_sentence(trained, tmp_p
         compute(remove_semantic_duplicates, tmp_path / "long", documents=artifact, recipe=too_long, resources=RESOURCES)
 
 
-@pytest.mark.long
-def test_executors_of_a_cluster_give_the_digest_of_a_local_session(trained, tmp_path, monkeypatch):
-    arguments = {"documents": documents_artifact(paraphrased_corpus(), tmp_path / "documents.parquet"), "recipe": semantic_recipe(trained)}
-    local = compute(remove_semantic_duplicates, tmp_path / "local", **arguments, resources=RESOURCES)
-    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    stop_spark()
-    with spark_cluster(tmp_path) as cluster:
-        resources = SparkResources(master=cluster.master, driver_memory="1g", executor_memory="600m", shuffle_partitions=3)
-        assert compute(remove_semantic_duplicates, tmp_path / "cluster", **arguments, resources=resources).digest == local.digest
-        stop_spark()
+def test_what_executors_elsewhere_get_as_a_zip_encodes_the_same(trained, tmp_path):
+    model = named(trained)
+    code = (
+        f"import sys; sys.path[:0] = [{str(_zip_packages(tmp_path))!r}]; import tasks.data.embedding_model as shipped, numpy as np\n"
+        f"assert '.zip' in shipped.__file__\n"
+        f"vectors = shipped.encode({TEXTS!r}, shipped.EmbeddingModel(*{(model.directory, model.sha256, 64, 3, 4)!r}))\n"
+        "assert 'configs' not in sys.modules and 'infra' not in sys.modules\n"
+        f"np.save({str(tmp_path / 'vectors.npy')!r}, vectors)"
+    )
+    subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, check=True)
+    assert np.array_equal(np.load(tmp_path / "vectors.npy"), encode(TEXTS, model))
 
 
 def copied(directory: Path, target: Path) -> Path:
