@@ -1,6 +1,6 @@
 // Byte-pair merges from a table (word -> count), in the order of the trainer of the `tokenizers` library (BpeTrainer::do_train): the pair
 // with the highest count first, of equal ones the pair of the lowest ids. Counts have 64 bits. One thread: a merge touches few words.
-// What grows with the words lies in flat arrays, about 60 bytes per word of ten letters, in memory up to a limit, beyond it in files.
+// What grows with the words lies in flat arrays, 120 bytes per word where they have 14 bytes, in memory up to a limit, beyond it in files.
 
 #include <algorithm>
 #include <cstdint>
@@ -323,4 +323,6 @@ int64_t learn_merges(Learner *learner, int64_t vocab_size, int64_t min_count, in
         return count;
     });
 }
+
+int64_t bytes_in_files(const Learner *learner) { return learner->room.in_files; }
 }

@@ -58,14 +58,14 @@ def learn_merges(words: Iterable[WordTable], num_tokens: int, min_count: int, ro
     folder = str(room.directory or "").encode()
     learner = ctypes.c_void_p(library.open_learner(ctypes.c_int64(room.memory_bytes), folder, _pointer(byte_ids)))
     if not learner:
-        raise NoRoomError(_no_room(room))
+        raise NoRoomError(_no_room(room, 0))
     try:
         for table in words:
             _add(learner, table, room)
         # Two pairs may write one token, so there can be more merges than tokens; twice as many were never seen.
         merges = np.empty((2 * num_tokens + 16, 3), dtype=np.int32)
         arguments = ctypes.c_int64(num_tokens), ctypes.c_int64(min_count), _pointer(merges), ctypes.c_int64(len(merges))
-        num_merges = _checked(library.learn_merges(learner, *arguments), room)
+        num_merges = _checked(learner, library.learn_merges(learner, *arguments), room)
     finally:
         library.close_learner(learner)
     return _spelled(merges[:num_merges], alphabet)
@@ -74,7 +74,8 @@ def learn_merges(words: Iterable[WordTable], num_tokens: int, min_count: int, ro
 def _add(learner: ctypes.c_void_p, table: WordTable, room: Room) -> None:
     text = np.ascontiguousarray(table.text, np.uint8)
     starts, counts = (np.ascontiguousarray(array, np.int64) for array in (table.starts, table.counts))
-    _checked(_library().add_words(learner, *map(_pointer, (text, starts, counts)), ctypes.c_int64(len(counts))), room)
+    status = _library().add_words(learner, *map(_pointer, (text, starts, counts)), ctypes.c_int64(len(counts)))
+    _checked(learner, status, room)
 
 
 def _spelled(merges: np.ndarray, alphabet: list[str]) -> list[tuple[str, str, str]]:
@@ -91,23 +92,26 @@ def _library() -> ctypes.CDLL:
     library = load_library("bpe_merges")
     library.open_learner.restype = ctypes.c_void_p
     library.close_learner.restype = None
-    library.add_words.restype = library.learn_merges.restype = ctypes.c_int64
+    library.add_words.restype = library.learn_merges.restype = library.bytes_in_files.restype = ctypes.c_int64
     return library
 
 
-def _checked(status: int, room: Room) -> int:
+def _checked(learner: ctypes.c_void_p, status: int, room: Room) -> int:
     if status == NO_ROOM:
-        raise NoRoomError(_no_room(room))
+        raise NoRoomError(_no_room(room, _library().bytes_in_files(learner)))
     if status == TOO_MANY_WORDS:
         raise NoRoomError("a pair of bytes occurs in more words than a list can name (4 GiB of places)")
     assert status >= 0, "more merges than twice the vocabulary"
     return status
 
 
-def _no_room(room: Room) -> str:
+def _no_room(room: Room, in_files: int) -> str:
     if room.directory is None:
         return "the memory of this process does not hold the arrays of the merge learner"
-    return f"{room.memory_bytes / 2**20:,.0f} MiB of memory and the disk of {room.directory} do not hold the arrays of the merge learner"
+    return (
+        f"{room.memory_bytes / 2**20:,.0f} MiB of memory and the disk of {room.directory}, which took {in_files / 2**20:,.0f} MiB, "
+        "do not hold the arrays of the merge learner"
+    )
 
 
 def _pointer(array: np.ndarray) -> ctypes.c_void_p:

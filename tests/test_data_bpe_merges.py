@@ -182,7 +182,7 @@ def test_a_disk_without_room_is_an_error_that_names_it(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
     try:
-        with pytest.raises(NoRoomError, match=rf"0 MiB of memory and the disk of {tmp_path} do not hold"):
+        with pytest.raises(NoRoomError, match=rf"0 MiB of memory and the disk of {tmp_path}, which took 0 MiB, do not hold"):
             learn_merges([words], 400, 2, Room(0, tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
