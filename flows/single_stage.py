@@ -117,7 +117,7 @@ class SingleStage:
 
 
 STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
-    "extract": lambda run: run.complete(),
+    "extract": lambda run: run.compute(extract_documents, run.recipe.extract, records=run.ingested()),
     "boilerplate": lambda run: run.compute(remove_boilerplate, run.recipe.boilerplate, documents=run.complete()),
     "score": lambda run: run.scored(),
     "deduplicate": lambda run: run.compute(
