@@ -8,10 +8,10 @@ import signal
 import pytest
 from safetensors.torch import load_file
 
-from infra.launchers import JobFailedError
+from infra.launchers import JobFailedError, JobLostError
 from model.hf_checkpoint import read_config
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
-from tests.test_training_phase import SAVE_EVERY_STEP, signal_after_a_save
+from tests.test_training_phase import SAVE_EVERY_STEP, signal_after_saves
 from tests.training_inputs import RESOURCES, ROWS_PER_STEP, SEQUENCE_LENGTH, TrainingInputs, compute, metrics_of, small_recipe
 
 GRPO = {
@@ -111,8 +111,9 @@ def test_a_killed_phase_continues_to_the_same_result(kind, inputs, tuned, reinfo
         expected, arguments = tuned, other.chat_arguments(sft_recipe(), SAVE_EVERY_STEP)
     else:
         expected, arguments = reinforced[0], other.prompt_arguments(rl_recipe(), ANSWERS, SAVE_EVERY_STEP, start=tuned)
-    with signal_after_a_save(other.work_dir(arguments), lambda job: job.pid, signal.SIGKILL) as kills:
-        resumed = other.train(arguments)
+    with signal_after_saves(other.work_dir(arguments), signal.SIGKILL, lambda job: job.pid) as kills, pytest.raises(JobLostError):
+        other.train(arguments)
+    resumed = other.train(arguments)
     assert kills and "== start 2" in resumed.path("logs/rank-0.log").read_text()
     assert resumed.digest == expected.digest
     for name in ("metrics.jsonl", "rollouts.jsonl") if kind == "grpo" else ("metrics.jsonl",):
