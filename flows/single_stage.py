@@ -172,7 +172,8 @@ def open_stage(name: str, place: str | Path | None, output_dir: Path, config: st
     scale = load_scale(config or DEFAULT_SCALE)
     resources = scale.data.resources if config else _this_machine()
     _check_master(resources.master)
-    run = SingleStage(_source(name, place), scale.data.recipe, resources, open_store(None, home), StageLog())
+    log = StageLog()
+    run = SingleStage(_source(name, place, log), scale.data.recipe, resources, open_store(None, home), log)
 
     def compute() -> StageOutcome:
         artifact = STAGES[name](run)
@@ -213,7 +214,7 @@ def _refuse_files(output_dir: Path) -> None:
         raise ValueError(f"--output {output_dir} is not empty: name a new directory, so that no file of another run stays in it")
 
 
-def _source(name: str, place: str | Path | None) -> SourceListing | DocumentFiles | None:
+def _source(name: str, place: str | Path | None, log: StageLog) -> SourceListing | DocumentFiles | None:
     if name in WITHOUT_INPUT:
         if place is not None:
             raise ValueError(f"stage {name} makes its documents: leave --input out")
@@ -221,7 +222,7 @@ def _source(name: str, place: str | Path | None) -> SourceListing | DocumentFile
     if place is None:
         raise ValueError(f"stage {name} reads documents: name a directory, s3://bucket/prefix or hf://owner/name with --input")
     written = DocumentFiles(Path(place).absolute())
-    return written if _left_by_a_stage(written) else list_sources(place, needed=NEEDED_ROLE.get(name, "pretrain"))
+    return written if _left_by_a_stage(written) else list_sources(place, log.say, NEEDED_ROLE.get(name, "pretrain"))
 
 
 def _left_by_a_stage(written: DocumentFiles) -> bool:

@@ -147,6 +147,16 @@ def test_the_shared_data_has_no_benchmark_among_the_training_text():
     assert {file.domain for file in files if file.role == "pretrain"} == {"web", "multilingual", "code", "commit"}
 
 
+def test_files_that_nobody_reads_are_told_and_compressed_json_is_json_lines(tmp_path):
+    told = []
+    for name in ("a.json.gz", "b.json", "c.tar.gz", "d/e.tar.gz", "LICENSE"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(gzip.compress(b'{"text": "A document."}\n'))
+    assert [(file.name, file.format) for file in list_sources(tmp_path, told.append).files] == [("a.json.gz", "jsonl")]
+    (line,) = told
+    assert "4 of 5 files are not read (.tar.gz 2, " in line and "no ending 1" in line and ".json 1" in line
+
+
 def git(directory: Path, *arguments: str) -> None:
     identity = ("-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "init.defaultBranch=main", "-c", "commit.gpgsign=false")
     subprocess.run(["git", *identity, "-C", str(directory), *arguments], check=True, capture_output=True)
@@ -196,6 +206,8 @@ def test_commits_of_a_tree_are_documents_where_asked_for_and_told_by_their_head(
     assert [record.text.split("\n")[0] for record in read] == ["Change 2", "Change 1"]
     assert read[0].text.endswith("-import b, c\n+import c\n") and "Because.\n" in read[0].text
     assert read[0].url == f"https://github.com/owner/tools/commit/{read[0].source.removeprefix('tools/.git!')}" and read[0].licence == "MIT"
+    git(tree / "tools", "remote", "set-url", "origin", "git@example.org:owner/tools.git")
+    assert [record.url for record in commit_records("tools/.git", commits.path, "owner/tools", "MIT", 2, 10_000)] == ["", ""]
     assert [record.reason for record in commit_records("g", commits.path, "", "", 3, 100)] == ["record_too_long"] * 3
     git(tree / "tools", "commit", "--allow-empty", "-m", "More")
     assert {file.name: file.sha256 for file in list_sources(tree).files}["tools/.git"] != commits.sha256

@@ -256,6 +256,8 @@ def _domain_of(entry: RoleEntry, name: str, form: str) -> str:
 
 def _format_of(name: str) -> str:
     stem = stem_of(name)
+    if stem.endswith(".json") and stem != name.lower():
+        return "jsonl"  # as C4 and Dolma name theirs; uncompressed, .json is settings more often than documents
     known = next((form for pattern, form in PATTERN_FORMATS if re.fullmatch(pattern, stem)), "")
     if known or stem.endswith(TEXT_SUFFIXES):
         return known or "text"

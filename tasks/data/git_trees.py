@@ -39,6 +39,9 @@ LICENCE_HEADERS = (
 )  # fmt: skip
 """SPDX identifiers by what their texts say, the more specific ones first."""
 
+GITHUB = re.compile(r"(?:^|[/@])(?:www\.)?github\.com[:/]")
+"""In the address of an origin: other hosts have other addresses for a commit."""
+
 
 @dataclass(frozen=True)
 class GitTree:
@@ -62,13 +65,17 @@ def read_tree(directory: Path, root: str) -> GitTree:
     place = directory / root
     listed = _git(place, "ls-files", "--cached", "--others", "--exclude-standard", "-z").decode("utf-8", "surrogateescape").split("\0")
     prefix = f"{root}/" if root else ""
-    origin = _git(place, "config", "--get", "remote.origin.url", may_fail=True).decode().strip()
+    origin = _origin_of(place)
     named = re.search(r"([^/:]+/[^/:]+?)(?:\.git)?/?$", origin) if "/" in origin or ":" in origin else None
     return GitTree(
         root=root, place=str(place.absolute()), name=named[1] if named else root or "repository", licence=_licence_of(place),
         head=_git(place, "rev-parse", "--verify", "HEAD", may_fail=True).decode().strip(),
         files=frozenset(f"{prefix}{name}" for name in listed if name),
     )  # fmt: skip
+
+
+def _origin_of(place: Path) -> str:
+    return _git(place, "config", "--get", "remote.origin.url", may_fail=True).decode().strip()
 
 
 def commits_digest(head: str, limit: int) -> str:
@@ -87,6 +94,7 @@ def commit_records(name: str, place: str, repository: str, licence: str, limit: 
         *SAFE, "-C", place, "log", "--patch", "--no-merges", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames",
         f"--max-count={limit}", "--format=%x00%x01commit %H%n%B",
     ]  # fmt: skip
+    is_on_github = GITHUB.search(_origin_of(Path(place))) is not None
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     try:
@@ -100,7 +108,7 @@ def commit_records(name: str, place: str, repository: str, licence: str, limit: 
             except UnicodeDecodeError as error:
                 yield rejection(source, 0, "not_utf8", f"byte {error.start}: {error.reason}")
                 continue
-            url = f"https://github.com/{repository}/commit/{commit}" if "/" in repository else ""
+            url = f"https://github.com/{repository}/commit/{commit}" if is_on_github else ""
             yield Parsed(source, 0, text, url, licence, None, repository, "")
         problem = process.stderr.read().decode(errors="replace").strip()
         if process.wait() != 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from infra.step import digest_of
-from tasks.data.data_directory import TEXT_ROLES, RoleEntry, SourceRoot, assign_roles, local_root
+from tasks.data.data_directory import MANIFEST_NAME, TEXT_ROLES, RoleEntry, SourceRoot, assign_roles, local_root
 from tasks.data.documents import CODE
 from tasks.data.embedded_sources import package_descriptions, pydoc_topics, standard_library
 from tasks.data.git_trees import GIT_COMMITS, GIT_DIRECTORY, commits_digest
@@ -31,6 +32,7 @@ TYPICAL_RATIO = {"gzip": 4, "bz2": 5, "zstd": 4}
 TYPICAL_COMMIT_BYTES = 4000
 REPORTED_BYTES = 1 << 30
 """Between two reports of progress."""
+NUM_ENDINGS = 6
 
 Report = Callable[[str], None]
 
@@ -84,12 +86,15 @@ class SourceListing:
 def list_sources(data: str | Path | None, report: Report | None = None, needed: str = "pretrain") -> SourceListing:
     """The sources of a directory, `s3://bucket/prefix` or `hf://owner/name`, or the embedded default for None.
 
-    `report` is told about every gigabyte how far it is. Raises ValueError if no file has the role `needed`.
+    `report` is told which files are not read, and about every gigabyte how far it is. Raises ValueError if no file has the role `needed`.
     """
     if data is None:
         return _embedded_listing()
     root = _root_of(data)
-    files = _hashed_files(root, assign_roles(root), report)
+    roles = assign_roles(root)
+    if report is not None:
+        _tell_unread(root, {name for name, _ in roles}, report)
+    files = _hashed_files(root, roles, report)
     if needed == "prompts" and not any(file.role == needed for file in files):
         raise ValueError(
             f"{root.where} holds no seed problems: give their files the role prompts and the kind math in its glm46-data.yaml, as in "
@@ -101,6 +106,17 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
             "(.gz, .bz2 and .zst are read as well), or give files the role pretrain in its glm46-data.yaml"
         )
     return SourceListing(files)
+
+
+def _tell_unread(root: SourceRoot, read: set[str], report: Report) -> None:
+    """A corpus with an ending that nobody reads would be left out without a word."""
+    unread = [name for name in root.names if name not in read and name != MANIFEST_NAME]
+    if unread:
+        endings = Counter("".join(Path(name).suffixes[-2:]) or "no ending" for name in unread).most_common(NUM_ENDINGS)
+        told = ", ".join(f"{ending} {count}" for ending, count in endings)
+        report(
+            f"sources: {len(unread)} of {len(root.names)} files are not read ({told}; for example {unread[0]}): {MANIFEST_NAME} gives roles"
+        )
 
 
 def _root_of(data: str | Path) -> SourceRoot:
