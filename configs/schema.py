@@ -409,6 +409,9 @@ class ChatRecipe(Frozen):
     """A longer conversation is dropped, reason `too_long`: cut, it would teach to answer without the question."""
     max_rejected_share: float = Field(ge=0, le=1)
     """Share of malformed conversations (unknown role, tool result without a call, no answer) above which the run stops and names them."""
+    max_per_collection: int = Field(gt=0)
+    """About so many conversations of one collection stay, by hash; the others are dropped, reason `collection_full`: one set of ten
+    thousand problems would leave the rest no share of a short phase."""
     validation_share: float = Field(ge=0, lt=1)
     """Share of conversations held out, by a hash of the record they come from: a seed and its variations go the same way."""
 

@@ -206,6 +206,13 @@ def test_each_reason_drops_its_conversation_and_leaves_its_neighbour(collected):
     assert record.training_chats + record.validation_chats == record.num_chats == 113
 
 
+def test_a_large_collection_leaves_the_small_ones_their_share(directory, collected, tmp_path):
+    capped = collect(list_sources(directory), tmp_path, recipe=collection(max_per_collection=53))["chats"].record
+    assert capped.chats_by_collection["*.jsonl*"] == 53
+    num_made = capped.chats_by_collection["synthetic/arithmetic-chats"]
+    assert 40 < num_made < 60 and capped.dropped == collected["chats"].record.dropped | {"collection_full": 60 - num_made}
+
+
 def test_dropped_conversations_name_what_stays_or_what_they_overlap_with(collected):
     kept = {row["id"]: row for row in rows(collected["chats"], "chats/*.parquet")}
     dropped = {row["reason"]: row for row in rows(collected["chats"], "dropped.parquet")}

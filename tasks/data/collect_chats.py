@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from tasks.data.verify_solutions import VerifiedSolutions
 
 DUPLICATE = "exact_duplicate"
+FULL = "collection_full"
+HASH_VALUES = 1 << 32
 NUM_EXAMPLES = 5
 
 
@@ -106,16 +108,20 @@ def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatCollectionReci
     marked = kept.join(kept.groupBy("digest").agg(F.min("id").alias("original")), "digest")
     # a seed's solution, its variations with other numbers and a teacher's trace come of one record: all are held out or none
     origin = F.concat_ws(" ", F.substring_index("source", "#", 1), F.col("offset").cast("string"))
-    chat_hash = F.conv(F.substring(F.sha2(origin, 256), 1, 8), 16, 10).cast("long")
-    side = F.when(chat_hash < int(recipe.chats.validation_share * 2**32), F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
-    unique = marked.where("id = original")
+    side_hash, place_hash = (F.conv(F.substring(F.sha2(origin, 256), start, 8), 16, 10).cast("long") for start in (1, 9))
+    side = F.when(side_hash < int(recipe.chats.validation_share * HASH_VALUES), F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
+    fits = place_hash * F.col("collection_size") < recipe.chats.max_per_collection * HASH_VALUES
+    originals = marked.where("id = original")
+    sized = originals.join(originals.groupBy("collection").agg(F.count("id").alias("collection_size")), "collection")
+    unique = sized.where(fits)
     chats = unique.select(*names_of(CHAT_COLUMNS), side.alias("split"))
     paths = write_documents(chats, output.path("chats"), totals.get(KEPT, (0, 0))[1])
     write_table(unique.where(F.greatest(*KINDS) > 0).select("id", *KINDS), output.path("masked.parquet"))
     masked = pq.read_table(output.path("masked.parquet"), columns=list(KINDS))
     output.report(Progress(num_sources, num_sources, "sources", "conversations written"))
     duplicates = marked.where("id <> original").select("id", F.lit(DUPLICATE).alias("reason"), F.col("original").alias("kept_id"))
-    _write_left_out(left_out, duplicates.toArrow(), output)
+    beyond = sized.where(~fits).select("id", F.lit(FULL).alias("reason"), F.lit("").alias("kept_id"))
+    _write_left_out(left_out, duplicates.unionByName(beyond).toArrow(), output)
     collections, sides = count_by(paths, "collection"), count_by(paths, "split")
     record = CollectedChats(
         num_sources=num_sources,
