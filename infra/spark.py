@@ -31,6 +31,8 @@ SHIPPED_PACKAGES = ("tasks", "model")
 ARROW_BATCH_RECORDS = 4096
 ARROW_BATCH_BYTES = 64 * 2**20
 """Bounds of one Arrow batch handed to a Python worker: its memory is a small multiple of this."""
+PARQUET_BATCH_ROWS = 256
+"""Rows that a task reads at once: web pages have 100 KB and more, and Spark's 4,096 of them ended a process with 1 GB of heap."""
 LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -134,6 +136,7 @@ def _settings(resources: SparkResources, directory: Path) -> dict[str, str]:
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(resources.shuffle_partitions),
+        "spark.sql.parquet.columnarReaderBatchSize": str(PARQUET_BATCH_ROWS),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_RECORDS),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
         "spark.network.timeout": "120s",
