@@ -103,10 +103,10 @@ def _run_chain(directory: Path, store: Path, costs: dict[str, Cost]) -> None:
 
 
 def _without_ceilings(recipe: DataRecipe) -> DataRecipe:
-    """The corpus holds planted duplicates, more than a run would take."""
+    """All of the input; and the corpus holds planted duplicates, more than a run would take."""
     stages = ("boilerplate", "deduplicate", "semantic")
     raised = {name: getattr(recipe, name).model_copy(update={"max_removed_share": 1.0}) for name in stages}
-    return recipe.model_copy(update=raised)
+    return recipe.model_copy(update={**raised, "ingest": recipe.ingest.model_copy(update={"max_source_bytes": 10**15})})
 
 
 def _cpu_seconds() -> float:
