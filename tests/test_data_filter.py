@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pydoc_data.topics
+import random
+import re
+import zipfile
 
 import numpy as np
 import pytest
 
+from configs.load import load_scale
 from tasks.data.heuristics import REASONS, RULES, flat_bounds, measure, name_reasons
-from tests.data_inputs import RECIPE, prose
-from tests.text_oracle import measures_of
+from tasks.data.language_id import identify_languages
+from tests.data_inputs import RECIPE, SHARED_DATA, prose
+from tests.text_oracle import measures_of, repeated_ngrams_share, top_ngram_share
 
 OPEN = {
     "min_words": 0, "max_words": 40, "min_mean_word_length": 0.0, "max_mean_word_length": 99.0, "max_symbol_word_ratio": 9.0,
@@ -92,6 +97,52 @@ def test_scripts_without_spaces_are_not_held_to_word_lengths():
 def test_stop_words_are_those_of_the_documents_language_and_a_language_without_a_list_passes():
     found = measure(["Der Hund und die Katze sind im Haus", "the dog and the cat", "the dog and the cat"], ["de", "de", "xx"])
     np.testing.assert_array_equal(found["num_stop_words"], [3, 0, np.nan])
+
+
+@pytest.mark.parametrize(("first", "num_chars"), [("ก", 5), ("ກ", 5), ("က", 5), ("ក", 5), ("あ", 2), ("一", 1), ("а", 1)])
+def test_ngrams_of_scripts_without_spaces_are_as_long_as_words(first, num_chars):
+    """Taken for words, characters repeat themselves everywhere: every Thai, Lao, Burmese and Khmer page was dropped."""
+    generator = random.Random(46)
+    letters = [chr(ord(first) + number) for number in range(20)]
+    runs = ["".join(generator.choices(letters, k=generator.randint(4, 60))) for _ in range(8)]
+    space = " " if num_chars == 1 else ""
+    texts = [space.join("".join(generator.choices(runs, k=6))) for _ in range(5)]
+    found = measure(["a b a b", *texts, "the end"], ["xx"] * 7)
+    for name, values in found.items():
+        if (size := re.search(r"(\d+)grams?_share", name)) is not None:
+            plain = top_ngram_share if name.startswith("top") else repeated_ngrams_share
+            assert values[1:6] == pytest.approx([plain(text, int(size[1]) * num_chars) for text in texts]), name
+
+
+@pytest.mark.parametrize("language", ["th", "lo"])
+def test_languages_without_sentence_marks_are_not_held_to_them(language):
+    bounds = OPEN | {"min_sentences": 3, "min_terminated_line_share": 0.5}
+    broken = name_reasons(["one two\nthree"] * 2, [language, "en"], np.zeros(2, dtype=bool), bounds)
+    assert broken == ["", "too_few_sentences"]
+
+
+def test_korean_syllables_are_no_short_words():
+    bounds = OPEN | {"min_mean_word_length": 3.0}
+    assert name_reasons(["모든 인간은 태어날"] * 2, ["ko", "en"], np.zeros(2, dtype=bool), bounds) == ["", "words_too_short"]
+
+
+@pytest.mark.parametrize("mark", "។៕།༎᙮᠃።॥။")
+def test_marks_of_all_scripts_end_sentences_and_lines(mark):
+    found = measure([f"ab{mark} cd{mark}\nef{mark}"], ["xx"])
+    assert (found["num_sentences"][0], found["terminated_line_share"][0]) == (3, 1)
+
+
+@pytest.mark.skipif(not SHARED_DATA.exists(), reason="the Declaration of Human Rights is not here")
+def test_no_language_is_lost_to_rules_made_for_english():
+    """One text in all languages: what a rule of the papers drops of it, it drops for its script."""
+    full = flat_bounds(load_scale("full").data.recipe.filter.heuristics)
+    codes = "eng deu fra rus arb heb hin ben tam tel mal kor jpn cmn_hans cmn_hant tha lao khm mya bod amh hye kat vie tur fin haw"
+    with zipfile.ZipFile(SHARED_DATA / "multilingual" / "udhr2.zip") as archive:
+        names = [name for code in codes.split() if (name := f"udhr2/{code}.txt") in archive.namelist()]
+        texts = [archive.read(name).decode() for name in names]
+    languages, _ = identify_languages(texts, 2000, "")
+    dropped = name_reasons(texts, languages, np.zeros(len(texts), dtype=bool), full)
+    assert not {name: reason for name, reason in zip(names, dropped, strict=True) if reason} and len(names) > 20
 
 
 TEXTS = [

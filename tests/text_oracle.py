@@ -12,11 +12,11 @@ from tasks.data.words import SINGLE_RANGES
 
 SPACES = "".join(map(chr, [*range(33), 0x85, 0xA0, *range(0x2000, 0x200B), 0x3000]))
 ENDS = re.escape(TERMINATORS)
+SINGLES = "".join(f"{chr(start)}-{chr(stop)}" for start, stop in SINGLE_RANGES)
 
 
 def words_of(text: str) -> list[str]:
-    single = "".join(f"{chr(start)}-{chr(stop)}" for start, stop in SINGLE_RANGES)
-    return re.findall(rf"(?=\w)[{single}]|(?:(?![{single}])\w)+", text.lower())
+    return re.findall(rf"(?=\w)[{SINGLES}]|(?:(?![{SINGLES}])\w)+", text.lower())
 
 
 def lines_of(text: str) -> list[str]:
@@ -47,7 +47,7 @@ def top_ngram_share(text: str, size: int) -> float:
     grams = Counter(tuple(words[place : place + size]) for place in range(len(words) - size + 1))
     if not grams or max(grams.values()) < 2:
         return 0.0
-    best = max((count, len(" ".join(gram))) for gram, count in grams.items())
+    best = max((count, len(re.sub(rf"(?<=[{SINGLES}]) ", "", " ".join(gram)))) for gram, count in grams.items())
     return best[0] * best[1] / len(text)
 
 

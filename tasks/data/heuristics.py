@@ -2,10 +2,13 @@
 
 Gopher: Rae et al. 2021 (arXiv 2112.11446), A1.1 and table A1. C4: Raffel et al. 2020 (1910.10683), 2.2. FineWeb: Penedo et al. 2024
 (2406.17557), 3.6. Every rule is a number per document, held against a bound; the first rule outside its bound, in the order of `RULES`, is
-the reason. Code and commits are held to the word counts only: symbols, short words, repeated lines and brackets are its nature.
+the reason. Code, commits and threads of issues are held to the word counts only: symbols, short words, repeated lines and brackets are
+their nature.
 
 C4 removes single lines (without terminal punctuation, with "javascript", with a policy notice). Here no line is taken out of a document,
 whose text stays a range of its source: what C4 counts per line is a share of the document's lines.
+
+The papers looked at English. A rule that a language's writing makes meaningless has no value there (NaN), which no bound refuses.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.data.documents import CODE, COMMIT
-from tasks.data.repetition import COVERED_SIZES, TOP_SIZES, measure_repetition, repeated_ngrams_name, top_ngram_name
+from tasks.data.documents import CODE, COMMIT, ISSUE
+from tasks.data.repetition import COVERED_SIZES, TOP_SIZES, chars_per_word, measure_repetition, repeated_ngrams_name, top_ngram_name
 from tasks.data.stop_words import count_stop_words
 from tasks.data.text_lines import DOT, ELLIPSIS, Lines, count_sentences, find_phrases, share, sums
 from tasks.data.words import code_points, split_words
@@ -37,6 +40,11 @@ POLICY_PHRASES = (
     "javascript", "terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies",
 )  # fmt: skip
 """Lines with one of these are what C4 removes (the `javascript` and policy rules of its published code)."""
+WITHOUT_SENTENCE_MARKS = ("th", "lo")
+"""Languages that end sentences with a space."""
+OTHER_WORD_LENGTHS = ("ko", "bo", "dz", "ml", "kl", "ak", "haw", "mi", "ty", "sm", "to", "fj")
+"""Languages whose words are not of 3 to 10 letters on average, in the Declaration of Human Rights: syllables are written as one character
+(Korean 2.9) or apart (Tibetan 2.9, Hawaiian 2.8), or words are whole clauses (Malayalam 10.1, Kalaallisut 14.6)."""
 HASH, OPENING, CLOSING = ord("#"), ord("{"), ord("}")
 RULES = (
     # reason, measure, bound in HeuristicRecipe, is an upper bound, holds for code too
@@ -92,7 +100,8 @@ def measure(texts: Sequence[str], languages: Sequence[str]) -> dict[str, F64]:
     """All measures of some texts by name, one value per text.
 
     mean_word_length is over words of scripts with spaces; NaN where these are less than half of the words. Shares of lines are over lines
-    with visible characters, shares of characters in lines over the characters of these lines, all other shares over the text's."""
+    with visible characters, shares of characters in lines over the characters of these lines, all other shares over the text's. Sentences
+    and terminated lines are NaN in WITHOUT_SENTENCE_MARKS, mean_word_length in OTHER_WORD_LENGTHS."""
     points, starts = code_points(texts)
     num_chars = np.diff(starts)
     words = split_words(texts)
@@ -100,6 +109,7 @@ def measure(texts: Sequence[str], languages: Sequence[str]) -> dict[str, F64]:
     spaced = sums(~words.is_single, words.offsets)
     spaced_length = sums(np.where(words.is_single, 0, words.lengths), words.offsets)
     mean_length = np.divide(spaced_length, spaced, out=np.full(len(texts), np.nan), where=(spaced > 0) & (2 * spaced >= num_words))
+    is_unmarked, is_otherwise_long = np.isin(languages, WITHOUT_SENTENCE_MARKS), np.isin(languages, OTHER_WORD_LENGTHS)
     lines = Lines(points, starts)
     repeated_lines, repeated_line_chars = lines.repeated()
     repeated_paragraphs, repeated_paragraph_chars = lines.repeated_paragraphs()
@@ -107,7 +117,7 @@ def measure(texts: Sequence[str], languages: Sequence[str]) -> dict[str, F64]:
     policy = find_phrases(points, starts, POLICY_PHRASES)
     return {
         "num_words": num_words,
-        "mean_word_length": mean_length,
+        "mean_word_length": np.where(is_otherwise_long, np.nan, mean_length),
         "hash_word_ratio": share(sums(points == HASH, starts), num_words),
         "ellipsis_word_ratio": share(_num_ellipses(points, starts), num_words),
         "bullet_line_share": lines.share_of(lines.starts_with_bullet()),
@@ -118,12 +128,12 @@ def measure(texts: Sequence[str], languages: Sequence[str]) -> dict[str, F64]:
         "repeated_line_char_share": repeated_line_chars,
         "repeated_paragraph_share": repeated_paragraphs,
         "repeated_paragraph_char_share": repeated_paragraph_chars,
-        **measure_repetition(words, num_chars),
-        "num_sentences": count_sentences(lines.kinds, starts).astype(np.float64),
+        **measure_repetition(words, num_chars, chars_per_word(words, points)),
+        "num_sentences": np.where(is_unmarked, np.nan, count_sentences(lines.kinds, starts)),
         "curly_bracket_share": share(sums((points == OPENING) | (points == CLOSING), starts), num_chars),
         "num_lorem_ipsum": np.diff(np.searchsorted(lorem, starts)).astype(np.float64),
         "policy_line_share": lines.share_of(lines.holds(policy)),
-        "terminated_line_share": lines.share_of(lines.is_terminated()),
+        "terminated_line_share": np.where(is_unmarked, np.nan, lines.share_of(lines.is_terminated())),
         "short_line_share": lines.share_of(lines.is_shorter_than(SHORT_LINE_CHARS)),
     }
 
@@ -135,7 +145,7 @@ def filter_batches(batches: Iterator[pa.RecordBatch], bounds: dict[str, float]) 
     for batch in batches:
         texts = batch.column("text").to_pylist()
         languages = batch.column("language").to_pylist()
-        is_code = np.isin(batch.column("domain").to_numpy(zero_copy_only=False).astype(str), (CODE, COMMIT))
+        is_code = np.isin(batch.column("domain").to_numpy(zero_copy_only=False).astype(str), (CODE, COMMIT, ISSUE))
         ends = np.cumsum([len(text) for text in texts]) // CHUNK_CHARS
         starts = np.flatnonzero(np.diff(ends, prepend=-1)).tolist()
         reasons: list[str] = []

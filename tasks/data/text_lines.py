@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     Points = NDArray[np.uint32]
 
 BULLETS = "•‣⁃◦▪●○-*"
-TERMINATORS = ".!?…。！？؟۔।॥։።။"
-"""What ends a sentence; behind it a closing mark may stand."""
+TERMINATORS = ".!?…。！？؟۔।॥։።፧။។៕།༎᙮᠃᜶"
+"""What ends a sentence, in all scripts that mark it; behind it a closing mark may stand."""
 WIDE_TERMINATORS = "。！？"
 """These need no space behind them."""
 CLOSERS = "\"'”’»)]」』"
