@@ -16,8 +16,9 @@ PHASE_TEMPLATES = (
 )  # fmt: skip
 PhaseName = Annotated[str, Field(pattern=rf"^({'|'.join(PHASE_TEMPLATES)})(_[a-z0-9]+)*$")]
 """A phase of the recipe; a repeated or specialised one adds a suffix: mid_reasoning_2, mid_domain_medical."""
-Domain = Literal["web", "multilingual", "code", "repository", "commit", "math", "medical", "financial", "synthetic", "chat"]
-"""Kind of text. `repository`: the files of one repository in one document; `commit`: a change as a diff with its message."""
+Domain = Literal["web", "multilingual", "code", "repository", "commit", "issue", "math", "medical", "financial", "synthetic", "chat"]
+"""Kind of text. `repository`: the files of one repository in one document; `commit`: a change as a diff with its message;
+`issue`: the thread of an issue or pull request."""
 ClassifierKind = Literal["toxicity", "quality", "factuality"]
 """What labelled records may teach."""
 

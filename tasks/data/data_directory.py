@@ -16,8 +16,9 @@ from pathlib import Path
 
 import yaml
 
-from tasks.data.documents import CODE, COMMIT
+from tasks.data.documents import CODE, COMMIT, ISSUE
 from tasks.data.git_trees import GIT_COMMITS, GIT_DIRECTORY, GitTree, read_tree
+from tasks.data.issue_threads import ISSUES
 from tasks.data.source_bytes import GARBLED, HashingReader, decompressed, open_source, stem_of
 
 MANIFEST_NAME = "glm46-data.yaml"
@@ -28,9 +29,9 @@ TEXT_ROLES = ("pretrain", "evaluation", "reference")
 """Roles whose files are read record by record, in any format."""
 GIT = "git"
 FORMATS = (
-    "text", "jsonl", "parquet", "html", "html_jsonl", "web_archive", "mediawiki", "zip_text", "repository_files", "commits", GIT,
+    "text", "jsonl", "parquet", "html", "html_jsonl", "web_archive", "mediawiki", "zip_text", "repository_files", "commits", ISSUES, GIT,
 )  # fmt: skip
-DOMAINS = ("web", "multilingual", "code", "commit", "math", "medical", "financial", "synthetic")
+DOMAINS = ("web", "multilingual", "code", "commit", "issue", "math", "medical", "financial", "synthetic")
 PATCH_SUFFIXES = (".patch", ".diff")
 ENTRY_KEYS = ("files", "role", "format", "domain", "lang", "text", "kind", "label", "licence", "commits")
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
@@ -249,9 +250,10 @@ def _with_format(entry: RoleEntry, name: str, manifest: str) -> RoleEntry:
 
 
 def _domain_of(entry: RoleEntry, name: str, form: str) -> str:
-    """Changes are a domain of their own, also where a directory counts them among its code."""
+    """Changes and threads are domains of their own, also where a directory counts them among its code."""
     is_change = form == "commits" or name.endswith(PATCH_SUFFIXES)
-    return COMMIT if is_change and entry.domain in (RoleEntry.domain, CODE) else entry.domain
+    own = ISSUE if form == ISSUES else COMMIT if is_change else ""
+    return own if own and entry.domain in (RoleEntry.domain, CODE) else entry.domain
 
 
 def _format_of(name: str) -> str:

@@ -15,7 +15,7 @@ DOCUMENT_COLUMNS = (
 )
 """offset: place of the record in its source: its byte, decompressed; of a web archive the byte as stored, as CDX indexes name it
 (tasks/data/archive_records.py); of Parquet the row's number; piece: character offset of this document in its record's text;
-collection: the group that ceilings per source look at; repository, path: of a file or commit whose repository is known, else empty;
+collection: the group that ceilings per source look at; repository, path: of a file, commit or thread whose repository is known, else empty;
 num_bytes: UTF-8 bytes of the text."""
 
 RECORD_COLUMNS = f"{DOCUMENT_COLUMNS}, markup string"
@@ -36,7 +36,7 @@ DROPPED_COLUMNS = "id string, reason string, kept_id string"
 """kept_id: the document that stays in its place, or the evaluation item it overlaps with; empty where there is none."""
 
 TRAIN, VALIDATION = "train", "validation"
-CODE, COMMIT = "code", "commit"
+CODE, COMMIT, ISSUE = "code", "commit", "issue"
 SYNTHETIC, CHAT, REPOSITORY = "synthetic", "chat", "repository"
 """Domains that no source file is given: generated problems, conversations, and the files of a repository one after the other."""
 

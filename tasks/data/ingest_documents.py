@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from tasks.data.list_sources import SourceFile, SourceListing
 
 ALL_HASHES = 1 << 32
-HARMLESS_REASONS = ("empty_file", "http_status", "not_text", "redirect", "other_namespace", "not_wikitext")
+HARMLESS_REASONS = (
+    "empty_file", "http_status", "not_text", "redirect", "other_namespace", "not_wikitext", "bot_turn", "hidden_turn", "no_turns",
+)  # fmt: skip
 """What is no text by its nature, from a package's empty __init__.py to a crawl's pictures: counted, but no sign of damage."""
 STOPPING_REASONS = ("missing_column",)
 """What costs a whole file by a mistake in the manifest, however small the file is."""

@@ -36,7 +36,7 @@ def json_lines(name: str, file: HashingReader, max_line_bytes: int = MAX_LINE_BY
                 detail = f"{size} bytes, at most {max_line_bytes} are read (ingest.max_record_bytes)"
                 yield JsonLine(offset, None, "record_too_long", detail)
             elif line.strip():
-                yield _parse(offset, line)
+                yield parse_object(offset, line)
             offset += size
     except GARBLED as error:
         yield JsonLine(offset, None, f"truncated_{codec_of(name) or 'file'}", str(error))
@@ -52,7 +52,8 @@ def _skip_line(stream: io.BufferedIOBase) -> int:
     return skipped
 
 
-def _parse(offset: int, line: bytes) -> JsonLine:
+def parse_object(offset: int, line: bytes) -> JsonLine:
+    """The object that these bytes are, or why they are none."""
     try:
         record = json.loads(line.decode("utf-8-sig" if offset == 0 else "utf-8"))
         if b"\\ud" in line or b"\\uD" in line:

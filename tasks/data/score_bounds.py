@@ -1,13 +1,14 @@
 """Which documents break a bound on what score_documents found, as columns of Spark, and the quality buckets of those that remain.
 
-Code and commits are exempt: the classifiers and language models are of prose.
+Code and commits are exempt: the classifiers and language models are of prose. Threads of issues, half of them logs, are judged by toxicity
+alone.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tasks.data.documents import CODE, COMMIT, UNBUCKETED
+from tasks.data.documents import CODE, COMMIT, ISSUE, UNBUCKETED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -24,7 +25,7 @@ QUALITY_STEPS = 1_000_000
 def is_prose() -> Column:
     from pyspark.sql import functions as F
 
-    return ~F.col("domain").isin(CODE, COMMIT)
+    return ~F.col("domain").isin(CODE, COMMIT, ISSUE)
 
 
 def score_reason(recipe: ScoreRecipe) -> Column:
@@ -39,7 +40,8 @@ def score_reason(recipe: ScoreRecipe) -> Column:
         "perplexing": F.col("perplexity") > recipe.max_perplexity,
         "not_factual": F.col("factuality") < recipe.min_factuality,
     }
-    named = [F.when(is_prose() & is_broken, reason) for reason, is_broken in broken.items()]
+    is_judged = {"toxic": is_prose() | (F.col("domain") == ISSUE)}
+    named = [F.when(is_judged.get(reason, is_prose()) & is_broken, reason) for reason, is_broken in broken.items()]
     return F.coalesce(*named, F.lit(""))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.data.documents import PLAIN, RECORD_COLUMNS, arrow_schema, content_digest, document_id, sampling_hash
 from tasks.data.git_trees import GIT_COMMITS, commit_records, commits_digest, head_of
+from tasks.data.issue_threads import ISSUES, thread_records
 from tasks.data.parsed_records import Parsed, rejection
 from tasks.data.seen_keys import SeenKeys
 from tasks.data.source_bytes import ChangedSourceError, HashingReader, is_listed, open_source
@@ -100,6 +101,8 @@ def _records(source: Row, file: HashingReader, max_record_bytes: int) -> Iterato
     name, form = source["name"], source["format"]
     if form in RECORD_FORMATS:
         yield from json_records(source, file, max_record_bytes)
+    elif form == ISSUES:
+        yield from thread_records(source, file, max_record_bytes)
     elif form == "parquet":
         yield from parquet_records(source, max_record_bytes)
     elif form == "web_archive":
