@@ -13,7 +13,7 @@ from tasks.data.connected_components import connected_components
 from tasks.data.duplicate_candidates import BUCKET_WINDOW, EDGES, bucket_pairs
 from tasks.data.earlier_documents import EarlierDocuments
 from tasks.data.edge_components import smallest_members
-from tasks.data.minhash import jaccard_counts, permutations, shingle_sets, shingles_of, signatures
+from tasks.data.minhash import band_keys, banding, jaccard_counts, permutations, shingle_sets, shingles_of, signatures, sketches
 from tasks.data.parcels import PARCEL_COLUMNS, id_numbers, id_range, id_strings, parcel
 from tasks.data.parquet_parts import bucket_of
 from tests.data_inputs import RECIPE, RESOURCES, prose
@@ -108,7 +108,7 @@ def test_small_buckets_are_paired_completely_and_no_pair_is_of_two_earlier_docum
     keys = draw.integers(0, 40, 300).astype(np.uint64)
     ids = draw.integers(0, 250, 300).astype(np.uint64)
     for is_new in (np.ones(300, bool), draw.random(300) < 0.5):
-        left, right = bucket_pairs(keys, ids, is_new)
+        left, right = bucket_pairs(keys, ids, ids, is_new)
         found = list(zip(left.tolist(), right.tolist(), strict=True))
         assert len(set(found)) == len(found) and set(found) == every_pair(keys.tolist(), ids.tolist(), is_new)
 
@@ -117,11 +117,36 @@ def test_a_large_bucket_is_one_component_of_few_pairs():
     """Buckets of up to BUCKET_WINDOW + 1 documents are complete; of more each document meets a bounded number, and none is cut off."""
     for size in (BUCKET_WINDOW + 1, BUCKET_WINDOW + 2, 5000):
         ids = np.arange(size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        left, right = bucket_pairs(np.full(size, 5, np.uint64), ids, np.ones(size, bool))
+        left, right = bucket_pairs(np.full(size, 5, np.uint64), ids, ids, np.ones(size, bool))
         complete = size * (size - 1) // 2
         assert len(left) == complete if size == BUCKET_WINDOW + 1 else len(left) <= min(complete, 16 * size)
         _, places = np.unique(np.concatenate((left, right)), return_inverse=True)
         assert set(smallest_members(size, *places.reshape(2, -1)).tolist()) == {0}
+
+
+@pytest.mark.parametrize("is_new_crawl", [False, True])
+def test_an_original_meets_its_copies_where_they_are_unlike_each_other(is_new_crawl):
+    """3,000 copies of similarity 0.82 to their original and 0.68 to one another fill large buckets: nearly every one is compared with the
+    original, without more pairs; also where copies and original are of two crawls."""
+    draw, count = np.random.default_rng(6), 3000
+    values = draw.integers(0, 1 << 32, (count + 1, 128), dtype=np.uint32)
+    values[1:] = np.where(draw.random((count, 128)) < 0.82, values[0], values[1:])
+    num_bands, num_rows = banding(0.7, 128)
+    ids = draw.permutation(count + 1).astype(np.uint64)
+    is_new = np.arange(count + 1) > 0 if is_new_crawl else np.ones(count + 1, bool)
+    columns = (np.repeat(column, num_bands) for column in (ids, sketches(values), is_new))
+    left, right = bucket_pairs(band_keys(values, num_bands, num_rows).reshape(-1), *columns)
+    assert ((left == ids[0]) | (right == ids[0])).sum() >= 0.98 * count and len(left) <= 16 * 21 * count
+
+
+def test_sketches_are_as_alike_as_signatures():
+    texts = near_copies()
+    for count in (32, 64, 256):
+        signed = signatures(*shingles_of(texts, 5), permutations(count))
+        found = sketches(signed)
+        same = 64 - np.bitwise_count(found[:-1] ^ found[1:])
+        last = signed[:, -64:] & 1
+        assert (same == (last[:-1] == last[1:]).sum(axis=1) + max(64 - count, 0)).all()
 
 
 def shapes_of_graphs() -> dict[str, list[tuple[int, int]]]:

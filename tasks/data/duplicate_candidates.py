@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tasks.data.documents_by_id import read_by_id
-from tasks.data.minhash import CHUNK_CHARS, band_keys, jaccard_counts, shingle_sets, shingles_of, signatures
+from tasks.data.minhash import CHUNK_CHARS, band_keys, jaccard_counts, shingle_sets, shingles_of, signatures, sketches
 from tasks.data.parcels import PARCEL_ROWS, addressed, id_numbers, id_range, id_strings, parcel, unpacked
 from tasks.data.words import mix
 
@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 KEYS, SIGNATURES, PAIRS, WANTED, SHINGLES, EDGES = "keys", "signatures", "pairs", "wanted", "shingles", "edges"
 BUCKET_WINDOW = 32
 """Buckets of up to 33 documents are paired completely."""
-LARGE_BUCKET_WINDOW = 16
-"""In larger buckets (templates) each document is paired with so many after it, in another order for every band: a document meets 32
+LARGE_BUCKET_WINDOW = 12
+"""In larger buckets (templates) each document is paired with so many after it, in another order for every band: a document meets 24
 random others per band, so that what is connected stays connected, without a quadratic number of pairs."""
+LARGE_BUCKET_CENTRES = 4
+"""And with so many that are most like the bucket as a whole: of 4,000 edited copies that are each like their original alone, a window by
+itself pairs one in five with it."""
+SKETCH_BITS = 64
 NEIGHBOUR_COLUMNS = "id string, neighbour_id string, num_shared long, num_union long"
 
 
@@ -49,7 +53,8 @@ class Signing:
         import pyarrow as pa
 
         keys = band_keys(signed, self.num_bands, self.num_rows).reshape(-1)
-        table = pa.table({"key": keys, "id": np.repeat(ids, self.num_bands), "is_new": np.full(len(keys), is_new)})
+        columns = {"id": np.repeat(ids, self.num_bands), "sketch": np.repeat(sketches(signed), self.num_bands)}
+        table = pa.table({"key": keys, **columns, "is_new": np.full(len(keys), is_new)})
         return addressed(KEYS, table, (keys % np.uint64(self.num_partitions)).astype(np.int64))
 
 
@@ -129,35 +134,54 @@ def pair_candidates(batches: Iterator[pa.RecordBatch], num_partitions: int) -> I
     received = unpacked(batches).get(KEYS)
     if received is None:
         return
-    columns = (received.column(name).to_numpy() for name in ("key", "id", "is_new"))
+    columns = (received.column(name).to_numpy() for name in ("key", "id", "sketch", "is_new"))
     left, right = bucket_pairs(*columns)
     if len(left):
         yield from addressed(PAIRS, pa.table({"left": left, "right": right}), _partition_of(left, num_partitions))
 
 
-def bucket_pairs(keys: U64, ids: U64, is_new: NDArray[np.bool_]) -> tuple[U64, U64]:
-    """Distinct pairs of the documents with equal keys: all of a bucket, or in large ones those that stand near each other."""
+def bucket_pairs(keys: U64, ids: U64, sketched: U64, is_new: NDArray[np.bool_]) -> tuple[U64, U64]:
+    """Distinct pairs of the documents with equal keys: all of a bucket, or in large ones those that stand near each other, and each with
+    the most central ones."""
     ordered = np.sort(keys)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(repeated):
         return np.empty(0, np.uint64), np.empty(0, np.uint64)
     places = np.minimum(np.searchsorted(repeated, keys), len(repeated) - 1)
     kept = np.flatnonzero(repeated[places] == keys)
-    keys, ids, is_new = keys[kept], ids[kept], is_new[kept]
+    keys, ids, sketched, is_new = keys[kept], ids[kept], sketched[kept], is_new[kept]
     order = np.lexsort((ids, mix(ids ^ keys), keys))
-    keys, ids, is_new = keys[order], ids[order], is_new[order]
+    keys, ids, sketched, is_new = keys[order], ids[order], sketched[order], is_new[order]
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     sizes = np.diff(np.concatenate((starts, [len(keys)])))
     is_large = np.repeat(sizes > BUCKET_WINDOW + 1, sizes)
     found: list[NDArray[np.int64]] = []
     for distance in range(1, min(BUCKET_WINDOW, len(keys) - 1) + 1):
-        is_pair = (keys[distance:] == keys[:-distance]) & (is_new[distance:] | is_new[:-distance])
+        is_pair = keys[distance:] == keys[:-distance]
         if distance > LARGE_BUCKET_WINDOW:
             is_pair &= ~is_large[:-distance]
         found.append(np.stack((first := np.flatnonzero(is_pair), first + distance)))
+    members = np.flatnonzero(is_large)
+    if len(members):
+        found.append(members[_pairs_with_centres(sketched[members], sizes[sizes > BUCKET_WINDOW + 1])])
     first, second = np.concatenate(found, axis=1)
-    first, second = ids[first], ids[second]
+    is_wanted = is_new[first] | is_new[second]
+    first, second = ids[first[is_wanted]], ids[second[is_wanted]]
     return distinct_pairs(np.minimum(first, second), np.maximum(first, second))
+
+
+def _pairs_with_centres(sketched: U64, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places of every document and of LARGE_BUCKET_CENTRES of its bucket; buckets stand one after the other. An original agrees with most
+    of its copies wherever two of them differ: the centres are those whose sketches differ least from the bits that most have."""
+    starts = np.cumsum(sizes) - sizes
+    usual = np.zeros(len(sizes), dtype=np.uint64)
+    for place in range(SKETCH_BITS):
+        bit = np.uint64(1 << place)
+        usual |= np.where(2 * np.add.reduceat((sketched & bit != 0).astype(np.int64), starts) > sizes, bit, np.uint64(0))
+    away = np.bitwise_count(sketched ^ np.repeat(usual, sizes))
+    nearest_first = np.lexsort((away, np.repeat(starts, sizes)))
+    centres = [np.repeat(nearest_first[starts + rank], sizes) for rank in range(LARGE_BUCKET_CENTRES)]
+    return np.stack((np.concatenate(centres), np.tile(np.arange(len(sketched)), LARGE_BUCKET_CENTRES)))
 
 
 def distinct_pairs(left: U64, right: U64) -> tuple[U64, U64]:

@@ -116,6 +116,13 @@ def band_keys(signature: U32, num_bands: int, num_rows: int) -> U64:
     return keys
 
 
+def sketches(signature: U32) -> U64:
+    """One bit of each of the last 64 values (of all, where there are fewer), of each text: as alike as the signatures are."""
+    bits = np.zeros((len(signature), 64), dtype=np.uint8)
+    bits[:, : signature.shape[1]] = signature[:, -64:] & np.uint32(1)
+    return np.packbits(bits, axis=1).view(np.uint64).reshape(-1)
+
+
 def jaccard_counts(shingles: U64, offsets: I64, left: I64, right: I64) -> tuple[I64, I64]:
     """Sizes of intersection and union of the sets numbered left[i] and right[i], each without repeated shingles."""
     sizes = np.diff(offsets)
