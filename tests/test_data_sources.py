@@ -12,13 +12,14 @@ import re
 import shutil
 import subprocess
 import threading
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tasks.data.data_directory import _glob_pattern
-from tasks.data.git_trees import MARK, _commits, _licence_of, commit_records
+from tasks.data.git_trees import _commits, _licence_of, commit_mark, commit_records
 from tasks.data.list_sources import list_sources
 from tasks.data.source_bytes import BLOCK_BYTES, ChangedSourceError, open_source
 from tests.data_inputs import SHARED_DATA, write_corpus, write_jsonl
@@ -203,8 +204,9 @@ def test_commits_of_a_tree_are_documents_where_asked_for_and_told_by_their_head(
     commits = files["tools/.git"]
     assert (commits.domain, commits.format, commits.max_commits) == ("commit", "git_commits", 2)
     read = list(commit_records("tools/.git", commits.path, "owner/tools", "MIT", 2, 10_000))
-    assert [record.text.split("\n")[0] for record in read] == ["Change 2", "Change 1"]
-    assert read[0].text.endswith("-import b, c\n+import c\n") and "Because.\n" in read[0].text
+    texts = [record.text or "" for record in read]
+    assert [text.split("\n")[0] for text in texts] == ["Change 2", "Change 1"]
+    assert texts[0].endswith("-import b, c\n+import c\n") and "Because.\n" in texts[0]
     assert read[0].url == f"https://github.com/owner/tools/commit/{read[0].source.removeprefix('tools/.git!')}" and read[0].licence == "MIT"
     git(tree / "tools", "remote", "set-url", "origin", "git@example.org:owner/tools.git")
     assert [record.url for record in commit_records("tools/.git", commits.path, "owner/tools", "MIT", 2, 10_000)] == ["", ""]
@@ -213,10 +215,107 @@ def test_commits_of_a_tree_are_documents_where_asked_for_and_told_by_their_head(
     assert {file.name: file.sha256 for file in list_sources(tree).files}["tools/.git"] != commits.sha256
 
 
+def test_links_and_files_that_nobody_wrote_are_left_out_of_a_tree_whatever_they_lead_to(tree, monkeypatch):
+    place, told = tree / "tools", []
+    for name, target in (("link.py", "a.py"), ("gone.py", "nowhere.py"), ("gone.html", "nowhere.html"), ("out.txt", "/etc/hostname")):
+        (place / name).symlink_to(target)
+    (place / ".git" / "annex").mkdir()
+    (place / ".git" / "annex" / "KEY").write_text("print(2)\n")
+    (place / "annexed.py").symlink_to(".git/annex/KEY")
+    (place / "vendor").mkdir()
+    (place / "vendor" / "v.py").write_text("x = 1\n")
+    (place / "made.html").write_text("<p>made")
+    (place / ".gitattributes").write_text(
+        "vendor/** linguist-vendored\nmade.html linguist-generated=true\nnew.py linguist-generated=false\n"
+    )
+    git(place, "add", ".")
+    expected = {"beside.txt", "tools/a.py", "tools/new.py", "tools/README.md", "tools/annexed.py"}
+    assert {file.name for file in list_sources(tree, told.append).files} == expected
+    assert "files are not read" in told[0]
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    assert {file.name for file in list_sources(tree).files} == expected
+
+
+def test_a_bare_repository_is_refused_unless_it_is_ignored(tree):
+    subprocess.run(["git", "clone", "--bare", "--quiet", str(tree / "tools"), str(tree / "tools.git")], check=True)
+    with pytest.raises(ValueError, match=r"tools\.git is a bare git repository.*`git clone .*tools\.git NEW`"):
+        list_sources(tree)
+    write_manifest(tree, "  - {files: 'tools.git/**', role: pretrain, format: git}\n  - {files: '*.txt', role: pretrain}\n")
+    with pytest.raises(ValueError, match=r"tools\.git is a bare git repository"):
+        list_sources(tree)
+    write_manifest(tree, "  - {files: 'tools.git/**', role: ignore}\n  - {files: '*.txt', role: pretrain}\n")
+    assert roles(tree) == {"beside.txt": "pretrain"}
+
+
+def test_worktrees_and_submodules_are_trees_of_their_own(tree, tmp_path):
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    git(whole, "init")
+    (whole / "main.py").write_text("import tools\n")
+    git(whole, "-c", "protocol.file.allow=always", "submodule", "add", str(tree / "tools"), "libs/tools")
+    git(tree / "tools", "worktree", "add", str(whole / "other"), "-b", "other")
+    manifest = "  - {files: '**', role: pretrain, format: git, commits: 1}\n"
+    write_manifest(whole, manifest)
+    git(whole, "commit", "-m", "Begin")
+    files = {file.name: file for file in list_sources(whole).files}
+    assert set(files) == {".git", "main.py", "libs/tools/.git", "libs/tools/a.py", "other/.git", "other/a.py"}
+    assert (files["other/a.py"].repository, files["libs/tools/a.py"].repository_path) == ("owner/tools", "a.py")
+    for name in ("libs/tools/.git", "other/.git"):
+        (record,) = commit_records(name, files[name].path, "", "", 1, 10_000)
+        assert record.text is not None and record.text.startswith("Change 2\n")
+    (whole / "main.py").unlink()
+    shutil.rmtree(whole / ".git")
+    with pytest.raises(ValueError, match=r"git cannot read the working tree .*libs/tools: .*: repair it, or remove its \.git"):
+        list_sources(whole)
+
+
+def test_a_broken_tree_is_not_taken_for_the_one_around_it(tree):
+    (tree / "tools" / "inner" / ".git").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"git cannot read the working tree .*inner: fatal: not a git repository"):
+        list_sources(tree)
+
+
+def test_the_end_of_a_shallow_clone_is_no_commit(tree, tmp_path):
+    subprocess.run(["git", "clone", "--quiet", "--depth", "2", f"file://{tree / 'tools'}", str(tmp_path / "clone")], check=True)
+    found = list(commit_records("c", str(tmp_path / "clone"), "", "", 9, 10_000))
+    assert [(record.reason, (record.text or "")[:8]) for record in found] == [("", "Change 2"), ("shallow_commit", "")]
+    assert "git fetch --unshallow" in found[1].detail
+
+
+def test_patches_do_not_follow_anybodys_settings_and_a_mark_inside_one_is_text(tree, tmp_path, monkeypatch):
+    place = tree / "tools"
+    before = [record.text for record in commit_records("c", str(place), "", "", 9, 10_000)]
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".gitconfig").write_text(
+        "[diff]\n\tnoprefix = true\n\tcontext = 0\n[core]\n\tabbrev = 20\n[i18n]\n\tlogOutputEncoding = latin1\n"
+    )
+    monkeypatch.setenv("HOME", str(home))
+    for key, value in (("diff.mnemonicPrefix", "true"), ("diff.algorithm", "patience"), ("core.abbrev", "20"), ("diff.relative", "true")):
+        git(place, "config", key, value)
+    assert [record.text for record in commit_records("c", str(place), "", "", 9, 10_000)] == before
+    head = subprocess.run(["git", "-C", str(place), "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    (place / "a.py").write_bytes(b"x = 1\n" * 2000 + b"\0" + head.encode() + b" " + b"0" * 40 + b"\nforged\n")
+    git(place, "commit", "-am", "Héllo")
+    found = list(commit_records("c", str(place), "", "", 9, 10**6))
+    assert [record.reason for record in found] == ["binary", "", "", ""]
+
+
+def test_warnings_of_git_do_not_stop_it_and_a_broken_repository_is_told(tree, tmp_path):
+    place = tree / "tools"
+    objects = sorted((place / ".git" / "objects").glob("??/*"), key=lambda path: path.stat().st_size)
+    for path in objects:
+        path.chmod(0o644)
+        if zlib.decompress(path.read_bytes()).startswith(b"blob 9\0"):
+            path.write_bytes(b"broken")
+    assert [record.reason for record in commit_records("c", str(place), "", "", 9, 10_000)][-1] == "broken_repository"
+
+
 @pytest.mark.parametrize("size", [10, BLOCK_BYTES - 5, 9 * BLOCK_BYTES])
 def test_commits_of_any_size_are_told_apart(size):
-    output = io.BytesIO(b"".join(MARK + b"%040d\n" % number + b"x" * length + b"\n" for number, length in enumerate((5, size, 7))))
-    found = list(_commits(output, 2 * BLOCK_BYTES))
+    mark = commit_mark("f" * 40)
+    output = io.BytesIO(b"".join(mark + b"%040d\n" % number + b"x" * length + b"\n" for number, length in enumerate((5, size, 7))))
+    found = list(_commits(output, mark, 2 * BLOCK_BYTES))
     assert [(int(commit), length) for commit, _, length in found] == [(0, 6), (1, size + 1), (2, 8)]
     assert all(len(data) <= 4 * BLOCK_BYTES for _, data, _ in found)
 

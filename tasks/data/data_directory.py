@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,7 @@ FORMATS = (
 DOMAINS = ("web", "multilingual", "code", "commit", "issue", "math", "medical", "financial", "synthetic")
 PATCH_SUFFIXES = (".patch", ".diff")
 ENTRY_KEYS = ("files", "role", "format", "domain", "lang", "text", "kind", "label", "licence", "commits")
+BARE_DIRECTORIES = {"objects", "refs"}
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 CODE_SUFFIXES = (
     ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".java", ".js", ".jsx", ".ts", ".tsx", ".go", ".rs", ".rb", ".php", ".cs",
@@ -77,6 +78,8 @@ class SourceRoot:
     """Of files elsewhere, as listed there."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     licences: Mapping[str, str] = field(default_factory=dict)
+    bare: tuple[str, ...] = ()
+    """Directories that are git repositories without a working tree."""
 
     def tree_of(self, name: str) -> GitTree | None:
         """The innermost working tree that a file lies in."""
@@ -93,14 +96,16 @@ class SourceRoot:
 
 def local_root(directory: Path) -> SourceRoot:
     """The files of a directory without hidden ones, and its git working trees. Raises ValueError where a directory cannot be read."""
-    names, roots = [], []
+    names, roots, bare = [], [], []
     for parent, directories, files in _directories(directory):
         if GIT_DIRECTORY in directories or GIT_DIRECTORY in files:
             roots.append(Path(parent).relative_to(directory).as_posix().removeprefix("."))
+        if "HEAD" in files and {*directories} >= BARE_DIRECTORIES:
+            bare.append(Path(parent).relative_to(directory).as_posix().removeprefix("."))
         names.extend((Path(parent) / name).relative_to(directory).as_posix() for name in files if not name.startswith("."))
     names.sort()
     trees = tuple(read_tree(directory, root) for root in sorted(roots))
-    return SourceRoot(str(directory), tuple(names), {name: str((directory / name).absolute()) for name in names}, trees)
+    return SourceRoot(str(directory), tuple(names), {name: str((directory / name).absolute()) for name in names}, trees, bare=tuple(bare))
 
 
 def _directories(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -141,6 +146,7 @@ def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
     if misnamed is not None:
         raise ValueError(f"{root.where.rstrip('/')}/{misnamed}: roles are read from {MANIFEST_NAME}: rename it")
     if MANIFEST_NAME not in root.places:
+        _refuse_bare(root, root.bare)
         return _roles_by_suffix(root, names)
     manifest = f"{root.where.rstrip('/')}/{MANIFEST_NAME}"
     with open_source(root.places[MANIFEST_NAME]) as file:
@@ -148,6 +154,8 @@ def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
     patterns = [(_glob_pattern(entry.files), entry) for entry in entries]
     winners = {name: next((entry for pattern, entry in patterns if pattern.fullmatch(name)), None) for name in names}
     _refuse_idle_entries(manifest, patterns, winners)
+    heads = {name: winners.get(f"{name}/HEAD".lstrip("/")) for name in root.bare}
+    _refuse_bare(root, [name for name, entry in heads.items() if entry is not None and entry.format == GIT and entry.role != "ignore"])
     found = []
     for name, entry in winners.items():
         if entry is None or entry.role == "ignore":
@@ -158,6 +166,15 @@ def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
             found.append((name, _with_format(entry, name, manifest)))
     found.extend(_tree_commits(root, found, manifest, [entry for entry in entries if entry.format == GIT]))
     return sorted(found, key=lambda item: item[0])
+
+
+def _refuse_bare(root: SourceRoot, names: Sequence[str]) -> None:
+    if names:
+        place = f"{root.where.rstrip('/')}/{names[0]}".rstrip("/")
+        raise ValueError(
+            f"{place} is a bare git repository, which has no files laid out: `git clone {place} NEW` makes a working tree of it; put that "
+            f"here in its place, or give its files the role ignore in {MANIFEST_NAME}"
+        )
 
 
 def _refuse_idle_entries(
@@ -277,7 +294,7 @@ def _roles_by_suffix(root: SourceRoot, names: list[str]) -> list[tuple[str, Role
         form, tree = _format_of(name), root.tree_of(name)
         if form == "jsonl":
             _refuse_benchmark(root, name)
-        if form and (tree is None or form != "text" or name in tree.files):
+        if form and (tree is None or name in tree.files or (form != "text" and name not in tree.left_out)):
             group = name.split("/")[0] if "/" in name else "*"
             found.append((name, RoleEntry(files=group, role="pretrain", format=form, domain=_domain_by_suffix(name))))
     return found

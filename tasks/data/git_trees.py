@@ -1,28 +1,39 @@
 """Git working trees as sources: their files without the ignored ones, their licence, and commits as message and patch.
 
-Runs in executors (commit_records): imports no Spark. Git is asked without hooks, monitors, external differs or text converters: a tree
-that somebody else made must not run a program here.
+Runs in executors (commit_records): imports no Spark. Git is asked without hooks, monitors, external differs, text converters or transports:
+a tree that somebody else made must not run a program here, nor a partial clone fetch. What git answers depends on the repository alone: not
+on the settings of who runs it, nor on the variables that git sets for its hooks.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tasks.data.parsed_records import Parsed, rejection, too_long
 from tasks.data.source_bytes import BLOCK_BYTES
+from tasks.data.text_records import text_record
 
 GIT_DIRECTORY, GIT_COMMITS = ".git", "git_commits"
 SAFE = (
     "git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false",
-    "-c", "log.showSignature=false", "--no-pager",
+    "-c", "log.showSignature=false", "-c", "protocol.allow=never", "-c", "core.excludesFile=/dev/null",
+    "-c", "core.attributesFile=/dev/null", "-c", "core.abbrev=7", "-c", "diff.suppressBlankEmpty=false", "--no-replace-objects", "--no-pager",
 )  # fmt: skip
-MARK = b"\x00\x01commit "
-"""Between commits: git shows no patch of a file that holds a NUL character."""
+LOG = (
+    "log", "--patch", "--no-merges", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--no-relative", "--encoding=UTF-8",
+    "--unified=3", "--inter-hunk-context=0", "--diff-algorithm=default", "--indent-heuristic", "--submodule=short", "--src-prefix=a/",
+    "--dst-prefix=b/", "-O/dev/null",
+)  # fmt: skip
+"""A repository's own settings would give its patches another form."""
+LEFT_OUT_ATTRIBUTES = ("linguist-generated", "linguist-vendored")
+"""By which .gitattributes marks what nobody wrote here."""
 LICENCE_NAMES = ("LICENSE", "LICENCE", "COPYING", "UNLICENSE")
 LICENCE_HEADERS = (
     ("AGPL-3.0", r"GNU AFFERO GENERAL PUBLIC LICENSE\s+Version 3"), ("LGPL-3.0", r"GNU LESSER GENERAL PUBLIC LICENSE\s+Version 3"),
@@ -58,20 +69,36 @@ class GitTree:
     """The commit checked out; empty before the first one."""
     files: frozenset[str]
     """Tracked ones and new ones that are not ignored, relative to the data directory."""
+    left_out: frozenset[str]
+    """Those that are generated, vendored, or links: their target is a file of the tree, or none of its business."""
 
 
 def read_tree(directory: Path, root: str) -> GitTree:
     """Raises ValueError where git is missing or cannot read the tree."""
     place = directory / root
     listed = _git(place, "ls-files", "--cached", "--others", "--exclude-standard", "-z").decode("utf-8", "surrogateescape").split("\0")
+    left_out = {name for name in listed if name and _is_foreign_link(place, name)} | _marked_files(place, listed)
     prefix = f"{root}/" if root else ""
     origin = _origin_of(place)
     named = re.search(r"([^/:]+/[^/:]+?)(?:\.git)?/?$", origin) if "/" in origin or ":" in origin else None
     return GitTree(
         root=root, place=str(place.absolute()), name=named[1] if named else root or "repository", licence=_licence_of(place),
         head=_git(place, "rev-parse", "--verify", "HEAD", may_fail=True).decode().strip(),
-        files=frozenset(f"{prefix}{name}" for name in listed if name),
+        files=frozenset(f"{prefix}{name}" for name in listed if name and name not in left_out),
+        left_out=frozenset(prefix + name for name in left_out),
     )  # fmt: skip
+
+
+def _is_foreign_link(place: Path, name: str) -> bool:
+    """A link that leads into the tree's .git is a file that git-annex keeps there."""
+    path = place / name
+    return path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to((place / GIT_DIRECTORY).resolve()))
+
+
+def _marked_files(place: Path, names: list[str]) -> set[str]:
+    asked = "\0".join(names).encode("utf-8", "surrogateescape")
+    found = _git(place, "check-attr", "--stdin", "-z", *LEFT_OUT_ATTRIBUTES, given=asked).decode("utf-8", "surrogateescape").split("\0")
+    return {name for name, value in zip(found[0::3], found[2::3], strict=False) if value in ("set", "true")}
 
 
 def _origin_of(place: Path) -> str:
@@ -90,51 +117,61 @@ def head_of(place: str) -> str:
 
 def commit_records(name: str, place: str, repository: str, licence: str, limit: int, max_record_bytes: int) -> Iterator[Parsed]:
     """The newest commits without merges, one per record: message, then patch. Named by their commit in the source, at offset 0."""
-    command = [
-        *SAFE, "-C", place, "log", "--patch", "--no-merges", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames",
-        f"--max-count={limit}", "--format=%x00%x01commit %H%n%B",
-    ]  # fmt: skip
+    head, shallow = head_of(place), _shallow_commits(Path(place))
+    command = [*SAFE, "-C", place, *LOG, f"--max-count={limit}", f"--format=%x00{head} %H%n%B", head]
     is_on_github = GITHUB.search(_origin_of(Path(place))) is not None
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None and process.stderr is not None
-    try:
-        for commit, data, size in _commits(process.stdout, max_record_bytes):
-            source = f"{name}!{commit}"
-            if size > max_record_bytes:
-                yield too_long(source, 0, size, max_record_bytes)
-                continue
-            try:
-                text = data.decode()
-            except UnicodeDecodeError as error:
-                yield rejection(source, 0, "not_utf8", f"byte {error.start}: {error.reason}")
-                continue
-            url = f"https://github.com/{repository}/commit/{commit}" if is_on_github else ""
-            yield Parsed(source, 0, text, url, licence, None, repository, "")
-        problem = process.stderr.read().decode(errors="replace").strip()
-        if process.wait() != 0:
-            yield rejection(name, 0, "broken_repository", problem)
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryFile() as problems:  # a pipe that nobody empties would stop git at 64 KB of warnings
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=problems, env=_environment(Path(place)))
+        assert process.stdout is not None
+        try:
+            for commit, data, size in _commits(process.stdout, commit_mark(head), max_record_bytes):
+                source = f"{name}!{commit}"
+                if commit in shallow:
+                    yield rejection(
+                        source, 0, "shallow_commit", "this clone ends here, so its patch is the whole tree: git fetch --unshallow"
+                    )
+                elif size > max_record_bytes:
+                    yield too_long(source, 0, size, max_record_bytes)
+                else:
+                    url = f"https://github.com/{repository}/commit/{commit}" if is_on_github else ""
+                    yield replace(text_record(source, 0, data), url=url, licence=licence, repository=repository)
+            if process.wait() != 0:
+                problems.seek(0)
+                yield rejection(name, 0, "broken_repository", problems.read(BLOCK_BYTES).decode(errors="replace").strip())
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
 
 
-def _commits(stream: object, max_record_bytes: int) -> Iterator[tuple[str, bytes, int]]:
+def _shallow_commits(place: Path) -> set[str]:
+    """The last commits of a shallow clone, which git takes for first ones."""
+    path = place / _git(place, "rev-parse", "--git-path", "shallow").decode("utf-8", "surrogateescape").strip()
+    return {*path.read_text().split()} if path.is_file() else set()
+
+
+def commit_mark(head: str) -> bytes:
+    """What stands before a commit in git's output: no file that was committed up to `head` holds its name."""
+    return b"\x00" + head.encode() + b" "
+
+
+def _commits(stream: object, mark: bytes, max_record_bytes: int) -> Iterator[tuple[str, bytes, int]]:
     """(commit, message and patch, bytes) of git's output; of one above the bound no more than the bound is held."""
     buffer, skipped, is_last = bytearray(), 0, False
     while not is_last:
         block = stream.read(BLOCK_BYTES)  # pyright: ignore[reportAttributeAccessIssue]
         is_last = not block
         buffer += block
-        while (end := buffer.find(MARK, len(MARK))) >= 0 or (is_last and buffer):
+        while (end := buffer.find(mark, len(mark))) >= 0 or (is_last and buffer):
             end = len(buffer) if end < 0 else end
-            head = bytes(buffer[len(MARK) : end])
+            head = bytes(buffer[len(mark) : end])
             commit, _, text = head.partition(b"\n")
             message, between, patch = text.partition(b"\ndiff --git ")
             yield commit.decode(), message.strip() + b"\n" + between + patch.rstrip(b"\n") + (b"\n" if patch else b""), len(text) + skipped
             del buffer[:end]
             skipped = 0
         if len(buffer) > max_record_bytes + BLOCK_BYTES:
-            cut = len(buffer) - len(MARK)
+            cut = len(buffer) - len(mark)
             skipped += cut - max_record_bytes
             del buffer[max_record_bytes:cut]
 
@@ -151,9 +188,18 @@ def _licence_of(place: Path) -> str:
     return ""
 
 
-def _git(place: Path, *arguments: str, may_fail: bool = False) -> bytes:
+def _environment(place: Path) -> dict[str, str]:
+    """A hook's GIT_DIR would name another repository, and above a tree whose .git is broken there may be one."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    parents = os.pathsep.join({str(place.absolute().parent), str(place.resolve().parent)})
+    return kept | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "GIT_CEILING_DIRECTORIES": parents, "LC_ALL": "C"}
+
+
+def _git(place: Path, *arguments: str, given: bytes = b"", may_fail: bool = False) -> bytes:
     try:
-        found = subprocess.run([*SAFE, "-C", str(place), *arguments], capture_output=True, check=False)
+        found = subprocess.run(
+            [*SAFE, "-C", str(place), *arguments], input=given, capture_output=True, check=False, env=_environment(place)
+        )
     except FileNotFoundError as error:
         raise ValueError(f"{place} is a git working tree, but there is no program `git`: install git, or remove {place}/.git") from error
     if found.returncode and not may_fail:
