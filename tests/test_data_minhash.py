@@ -14,7 +14,7 @@ from tasks.data.duplicate_candidates import BUCKET_WINDOW, EDGES, bucket_pairs
 from tasks.data.earlier_documents import EarlierDocuments
 from tasks.data.edge_components import smallest_members
 from tasks.data.minhash import band_keys, banding, jaccard_counts, permutations, shingle_sets, shingles_of, signatures, sketches
-from tasks.data.parcels import PARCEL_COLUMNS, id_numbers, id_range, id_strings, parcel
+from tasks.data.parcels import PARCEL_BYTES, PARCEL_COLUMNS, id_numbers, id_range, id_strings, parcels, unpacked
 from tasks.data.parquet_parts import bucket_of
 from tests.data_inputs import RECIPE, RESOURCES, prose
 
@@ -176,13 +176,25 @@ def union_find(edges) -> dict[int, int]:
     return {name: root(name) for name in parent}
 
 
+def test_parcels_are_bounded_and_lose_no_row():
+    offsets = np.cumsum([0, *range(15_000, 21_000, 100)])
+    values = np.random.default_rng(0).integers(0, 2**63, offsets[-1], dtype=np.int64)
+    table = pa.table({"id": np.arange(60), "shingles": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))})
+    sent = list(parcels(EDGES, 7, table))
+    payloads = pa.Table.from_batches(sent)
+    assert len(sent) > 1 and max(map(len, payloads["payload"].to_pylist())) < 1.2 * PARCEL_BYTES
+    assert payloads["target"].to_pylist() == [7] * len(sent) and sum(payloads["num_rows"].to_pylist()) == 60
+    assert unpacked(iter(sent))[EDGES].equals(table.combine_chunks())
+    assert not list(parcels(EDGES, 7, table.slice(0, 0)))
+
+
 @pytest.mark.parametrize("shape", shapes_of_graphs())
 @pytest.mark.parametrize("way", ["one task", "stars"])
 def test_components_are_those_of_union_find(shape, way):
     edges = shapes_of_graphs()[shape]
     ends = np.array(edges, dtype=np.uint64).reshape(-1, 2)
     halves = [part for part in (ends[::2], ends[1::2]) if len(part)]
-    sent = [parcel(EDGES, 0, pa.table({"left": part.min(axis=1), "right": part.max(axis=1)})) for part in halves]
+    sent = [batch for part in halves for batch in parcels(EDGES, 0, pa.table({"left": part.min(axis=1), "right": part.max(axis=1)}))]
     spark = spark_session(RESOURCES)
     frame = spark.createDataFrame(pa.Table.from_batches(sent)) if sent else spark.createDataFrame([], PARCEL_COLUMNS)
     found = connected_components(frame, len(edges), max_single_task_edges=len(edges) if way == "one task" else -1).collect()

@@ -14,7 +14,7 @@ import numpy as np
 
 from tasks.data.documents_by_id import read_by_id
 from tasks.data.minhash import CHUNK_CHARS, band_keys, jaccard_counts, shingle_sets, shingles_of, signatures, sketches
-from tasks.data.parcels import PARCEL_ROWS, addressed, id_numbers, id_range, id_strings, parcel, unpacked
+from tasks.data.parcels import PARCEL_ROWS, addressed, id_numbers, id_range, id_strings, parcels, unpacked
 from tasks.data.words import mix
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def want_shingles(batches: Iterator[pa.RecordBatch], num_partitions: int) -> Ite
         return
     left, right = distinct_pairs(received.column("left").to_numpy(), received.column("right").to_numpy())
     (reader,) = np.unique(_partition_of(left, num_partitions)).tolist()
-    yield parcel(PAIRS, reader, pa.table({"left": left, "right": right}))
+    yield from parcels(PAIRS, reader, pa.table({"left": left, "right": right}))
     wanted = np.unique(np.concatenate((left, right)))
     table = pa.table({"id": wanted, "reader": np.full(len(wanted), reader)})
     yield from addressed(WANTED, table, id_range(wanted, num_partitions))
@@ -247,7 +247,7 @@ def verify_pairs(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterato
     is_edge = pa.array(shared / np.maximum(union, 1) >= threshold)
     edges = pairs.append_column("num_shared", pa.array(shared)).append_column("num_union", pa.array(union)).filter(is_edge)
     if edges.num_rows:
-        yield parcel(EDGES, 0, edges)
+        yield from parcels(EDGES, 0, edges)
 
 
 def list_neighbours(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     U64 = NDArray[np.uint64]
 
 PARCEL_COLUMNS = "kind string, target int, num_rows long, payload binary"
-PARCEL_ROWS = 1 << 20
+PARCEL_ROWS = 1 << 18
 """Rows that a sender gathers before it ships them."""
+PARCEL_BYTES = 4 * 2**20
+"""Of a parcel, about: Spark holds several at once, in a task's memory outside the heap."""
 ID_DIGITS = 16
 
 
@@ -81,11 +83,17 @@ def addressed(kind: str, table: pa.Table, targets: NDArray[np.int64]) -> Iterato
     found, starts = np.unique(targets[order], return_index=True)
     ordered = table.take(pa.array(order))
     for target, start, stop in zip(found.tolist(), starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
-        yield parcel(kind, target, ordered.slice(start, stop - start))
+        yield from parcels(kind, target, ordered.slice(start, stop - start))
 
 
-def parcel(kind: str, target: int, table: pa.Table) -> pa.RecordBatch:
-    """PARCEL_COLUMNS with one row."""
+def parcels(kind: str, target: int, table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """PARCEL_COLUMNS: a table's rows, in as many parcels as PARCEL_BYTES asks for."""
+    rows = max(PARCEL_BYTES * table.num_rows // max(table.nbytes, 1), 1)
+    for start in range(0, table.num_rows, rows):
+        yield _parcel(kind, target, table.slice(start, rows))
+
+
+def _parcel(kind: str, target: int, table: pa.Table) -> pa.RecordBatch:
     import pyarrow as pa
 
     columns = [

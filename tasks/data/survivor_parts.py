@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tasks.data.documents_by_id import read_by_id
-from tasks.data.parcels import PARCEL_ROWS, id_numbers, id_range, id_strings, parcel, unpacked
+from tasks.data.parcels import PARCEL_ROWS, id_numbers, id_range, id_strings, parcels, unpacked
 from tasks.data.parquet_parts import write_rows
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def send_survivors(batches: Iterator[pa.RecordBatch], num_files: int) -> Iterato
     rows = pa.concat_tables(tables)
     targets = id_range(id_numbers(rows.column("id")), num_files)
     for target in np.unique(targets).tolist():
-        yield parcel(SURVIVORS, target, rows.filter(pa.array(targets == target)))
+        yield from parcels(SURVIVORS, target, rows.filter(pa.array(targets == target)))
 
 
 def write_survivors(
