@@ -185,10 +185,11 @@ def answer_of(text: str) -> str:
 
 
 def encode(tokenizer: Tokenizer, segments: Sequence[Segment]) -> tuple[list[int], list[bool]]:
-    """(token ids, whether each is trained). Neighbouring ordinary segments are encoded as one text, as a server does."""
+    """(token ids, whether each is trained), by a tokenizer of `tokenizer_for_text`. Neighbouring ordinary segments are encoded as one text,
+    as a server does."""
+    assert tokenizer.encode_special_tokens, "a tokenizer that takes tokens in people's text for tokens"
     token_ids: list[int] = []
     trained: list[bool] = []
-    before, tokenizer.encode_special_tokens = tokenizer.encode_special_tokens, True
     for (is_special, is_trained), run in groupby(segments, key=lambda segment: (segment.is_special, segment.is_trained)):
         if is_special:
             ids = [_special_id(tokenizer, segment.text) for segment in run]
@@ -196,7 +197,6 @@ def encode(tokenizer: Tokenizer, segments: Sequence[Segment]) -> tuple[list[int]
             ids = tokenizer.encode("".join(segment.text for segment in run), add_special_tokens=False).ids
         token_ids += ids
         trained += [is_trained] * len(ids)
-    tokenizer.encode_special_tokens = before
     return token_ids, trained
 
 

@@ -9,11 +9,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
-
 from model.chat_template import answer_of, encode, problem_prompt
 from model.generation import InProcessEngine, Sampling
 from model.hf_checkpoint import CONFIG_FILE, load_model
+from model.tokenizer_layout import tokenizer_for_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,8 +26,7 @@ class AnsweringModel:
 
     def __init__(self, checkpoint_dir: Path, config: dict[str, Any]) -> None:
         self.engine = InProcessEngine(load_model(checkpoint_dir), weights_version=WEIGHTS_VERSION, batch_sequences=BATCH_SEQUENCES)
-        self.tokenizer = Tokenizer.from_file(str(checkpoint_dir / "tokenizer.json"))
-        self.tokenizer.encode_special_tokens = True  # special tokens in a prompt are plain characters
+        self.tokenizer = tokenizer_for_text(str(checkpoint_dir / "tokenizer.json"))
         stops = json.loads((checkpoint_dir / CONFIG_FILE).read_text())["eos_token_id"]
         self.sampling = Sampling(max_new_tokens=config["max_new_tokens"], stop_token_ids=tuple(stops))
         self.is_chat_trained: bool = config["is_chat_trained"]

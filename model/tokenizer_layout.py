@@ -3,7 +3,15 @@
 The tokenizer step trains with these constants and the GGUF export relies on them, so the served model splits text the same way.
 """
 
+from __future__ import annotations
+
 from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tokenizers import AddedToken, Tokenizer
 
 SPECIAL_TOKENS: tuple[str, ...] = (
     "<|endoftext|>",
@@ -45,6 +53,10 @@ SPECIAL_TOKENS: tuple[str, ...] = (
 )
 """In the order of their ids, which follow the ordinary tokens without a gap: 151,329 to 151,364 in GLM-4.5/4.6."""
 
+SHOWN_TOKENS: tuple[str, ...] = SPECIAL_TOKENS[SPECIAL_TOKENS.index("<think>") : SPECIAL_TOKENS.index("/nothink")]
+"""Marks of reasoning and of tool calls. As in GLM's own files they are tokens that decoding shows (`special: false`): servers' parsers
+find them in the text, which SGLang and transformers write without what is special."""
+
 NUM_SPECIAL_S1 = 256
 SPECIAL_TOKENS_BY_LAYOUT: dict[str, tuple[str, ...]] = {
     "glm": SPECIAL_TOKENS,
@@ -83,3 +95,22 @@ def byte_characters() -> tuple[str, ...]:
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = (chr(256 + number) for number in range(256))
     return tuple(chr(byte) if byte in printable else next(others) for byte in range(256))
+
+
+def added_tokens(contents: Iterable[str]) -> list[AddedToken]:
+    """Tokens beside the ordinary ones, as published: those that decoding shows are not special."""
+    from tokenizers import AddedToken
+
+    return [AddedToken(content, special=content not in SHOWN_TOKENS, normalized=False) for content in contents]
+
+
+def tokenizer_for_text(path: str) -> Tokenizer:
+    """The tokenizer for text that people wrote: a document that speaks of <|endoftext|> or <think> holds its characters, never its id."""
+    from tokenizers import AddedToken, Tokenizer
+
+    tokenizer = Tokenizer.from_file(path)
+    # The library spells out special tokens alone.
+    tokens = tokenizer.get_added_tokens_decoder().values()
+    tokenizer.add_special_tokens([AddedToken(token.content, special=True, normalized=token.normalized) for token in tokens])
+    tokenizer.encode_special_tokens = True
+    return tokenizer

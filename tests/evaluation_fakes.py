@@ -18,7 +18,7 @@ from infra.step import Artifact, Output, Record, Step, step
 from infra.store import Store, step_key
 from model.chat_template import CHAT_TEMPLATE, encode, render_to_train
 from model.mlmodel_file import write_mlmodel
-from model.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS
+from model.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS, added_tokens
 from tasks.data.list_sources import SourceFile, SourceListing
 from tasks.evaluation.select_evaluation_items import EvaluationSuite, select_evaluation_items
 
@@ -63,7 +63,7 @@ def toy_tokenizer():
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(DOCUMENTS.values(), trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False))
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.add_tokens(added_tokens(SPECIAL_TOKENS))
     tokenizer.encode_special_tokens = True
     return tokenizer
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 from tokenizers import Tokenizer
 
-from model.tokenizer_layout import END_OF_TEXT, END_TOKENS, SPECIAL_TOKENS
+from model.tokenizer_layout import END_OF_TEXT, END_TOKENS, SHOWN_TOKENS, SPECIAL_TOKENS, tokenizer_for_text
 from tasks.data.bpe_tokenizer import tokenizer_config, train_bpe, write_json
 from tests.conftest import ROOT
 from tests.data_inputs import prose
@@ -60,13 +60,15 @@ def test_digits_are_split_as_llama_cpp_splits_them(tokenizer):
     assert pieces == ["It", "'s", "Ġ", "123", "45", "Ġwords", ",", "Ġ", "Ġhere", "ĊĊ", "Ġ", "Ġx"]
 
 
-def test_a_special_token_in_a_text_is_plain_characters_where_documents_are_encoded(tokenizer):
-    plain = Tokenizer.from_str(tokenizer.to_str())
-    plain.encode_special_tokens = True
-    text = "a page about <|endoftext|> and <think>"
-    ids = plain.encode(text, add_special_tokens=False).ids
-    assert max(ids) < NUM_ORDINARY and plain.decode(ids) == text
-    assert NUM_ORDINARY in tokenizer.encode(text, add_special_tokens=False).ids
+def test_a_special_token_in_a_text_is_plain_characters_where_documents_are_encoded(tokenizer, tmp_path):
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    plain = tokenizer_for_text(str(tmp_path / "tokenizer.json"))
+    assert plain.get_vocab() == tokenizer.get_vocab()
+    for special in SPECIAL_TOKENS:
+        text = f"a page about {special} and{special}"
+        ids = plain.encode(text, add_special_tokens=False).ids
+        assert max(ids) < NUM_ORDINARY and plain.decode(ids) == text
+        assert tokenizer.encode(text, add_special_tokens=False).ids.count(tokenizer.token_to_id(special)) == 2
 
 
 def test_a_vocabulary_larger_than_the_text_gives_is_refused_with_the_size_that_fits():
@@ -86,6 +88,24 @@ def test_transformers_reads_the_files_and_gives_the_same_ids(tokenizer, tmp_path
     assert theirs(text, add_special_tokens=False)["input_ids"] == tokenizer.encode(text, add_special_tokens=False).ids
     assert (theirs.eos_token, theirs.pad_token) == (END_OF_TEXT, END_OF_TEXT)
     assert theirs.decode(theirs(TEXTS[0])["input_ids"]) == TEXTS[0]
+
+
+def test_servers_see_the_marks_of_reasoning_and_tool_calls_in_what_they_decode(tokenizer, tmp_path):
+    """SGLang's and transformers' parsers read text that was decoded without special tokens."""
+    from transformers import AutoTokenizer
+
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write_json(tokenizer_config(tokenizer), tmp_path / "tokenizer_config.json")
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    answer = (
+        "\n<think>why</think>\nSo.\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+        "\n<tool_response>\n2\n</tool_response>"
+    )
+    for opened in (tokenizer, theirs):
+        ids = opened.encode(f"<|assistant|>{answer}<|observation|>", add_special_tokens=False)
+        ids = ids if isinstance(ids, list) else ids.ids
+        assert opened.decode(ids, skip_special_tokens=True) == answer
+    assert all(tokenizer.token_to_id(token) in ids for token in SHOWN_TOKENS) and len(SHOWN_TOKENS) == 10
 
 
 def test_training_gives_the_same_bytes_in_another_process_with_another_number_of_threads(tokenizer):

@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from model.generation import InProcessEngine, Sampling
 from model.gguf_checkpoint import write_gguf
 from model.hf_checkpoint import save_checkpoint
-from model.tokenizer_layout import PRETOKENIZER_PATTERN, SPECIAL_TOKENS
+from model.tokenizer_layout import PRETOKENIZER_PATTERN, SPECIAL_TOKENS, added_tokens
 from model.transformer import Glm4Moe
 from tests.model_recipes import GLM46, random_model
 
@@ -36,7 +36,7 @@ def train_tiny_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(TEXTS * 3, trainers.BpeTrainer(vocab_size=310, initial_alphabet=alphabet, show_progress=False))
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.add_tokens(added_tokens(SPECIAL_TOKENS))
     return tokenizer
 
 
@@ -110,7 +110,7 @@ def test_gguf_holds_the_trunk_special_tokens_and_the_template(checkpoint: tuple[
     write_gguf(directory, directory / "tokenizer.json", tmp_path / "m.gguf", gguf_type="F32", name="tiny")
     reader = gguf.GGUFReader(tmp_path / "m.gguf")
     types = reader.fields["tokenizer.ggml.token_type"].contents()
-    assert types == [1] * 310 + [3] * 36 + [5] * 6
+    assert types == [1] * 310 + [3] * 21 + [4] * 10 + [3] * 5 + [5] * 6
     assert reader.fields["tokenizer.chat_template"].contents().startswith("[gMASK]<sop>")
     assert reader.fields["glm4moe.block_count"].contents() == 3
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}

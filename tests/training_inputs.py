@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenizers import Tokenizer
 
 from configs.load import load_scale
 from configs.schema import Frozen, PackingRecipe, TrainingRecipe, TrainingResources
@@ -19,7 +18,7 @@ from infra.local_store import LocalStore
 from infra.step import Artifact, Output, Record, Step, step
 from infra.store import Store, step_key
 from model.chat_template import encode, render_to_train
-from model.tokenizer_layout import SPECIAL_TOKENS
+from model.tokenizer_layout import SPECIAL_TOKENS, tokenizer_for_text
 from tasks.data.bpe_tokenizer import train_bpe
 from tasks.data.pack_phase import pack_phase
 from tasks.data.packed_rows import ORDER_FILE, PACKING_FILE
@@ -115,7 +114,7 @@ def shard_toy_documents(*, output: Output) -> ToyShards:
 @step(content=("shards/*",))
 def shard_toy_chats(*, tokenizer: Artifact[ToyTokenizer], output: Output) -> ToyShards:
     """Questions `a?` to `h?`, each answered with 0 as often as with 1: one conversation fills a row of 16 but for two tokens."""
-    opened = Tokenizer.from_file(str(tokenizer.path("tokenizer.json")))
+    opened = tokenizer_for_text(str(tokenizer.path("tokenizer.json")))
     chats = [
         encode(opened, render_to_train([{"role": "user", "content": f"{letter}?"}, {"role": "assistant", "content": answer}], ()))
         for letter in "abcdefgh" for answer in "01"

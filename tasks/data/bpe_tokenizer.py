@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from model.bpe_merges import IN_MEMORY, Room, WordTable, learn_merges
 from model.chat_template import CHAT_TEMPLATE
-from model.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS, byte_characters
+from model.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS, added_tokens, byte_characters
 from tasks.data.word_counts import count_texts
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def bpe_of_words(
     """Learn the merges from counted words: those that the trainer of `tokenizers` learns from the same text.
 
     Raises ValueError if the words do not hold enough different pairs: the ids of the special tokens would move. Raises NoRoomError."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     learned = learn_merges(words, num_ordinary_tokens, MIN_PAIR_COUNT, room)
     tokens = dict.fromkeys([*sorted(byte_characters()), *(merged for _, _, merged in learned)])
@@ -49,18 +49,17 @@ def bpe_of_words(
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    tokenizer.add_tokens(added_tokens(special_tokens))
     return tokenizer
 
 
 def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
     """Content of tokenizer_config.json: what transformers, vLLM and llama.cpp read beside tokenizer.json."""
-    added = tokenizer.get_added_tokens_decoder()
-    ids = {identity: token.content for identity, token in added.items() if token.special}
-    shape = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    added = sorted(tokenizer.get_added_tokens_decoder().items())
+    shape = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
     return {
-        "added_tokens_decoder": {str(identity): {"content": token, **shape} for identity, token in sorted(ids.items())},
-        "additional_special_tokens": [token for _, token in sorted(ids.items()) if token != END_OF_TEXT],
+        "added_tokens_decoder": {str(identity): {"content": token.content, "special": token.special, **shape} for identity, token in added},
+        "additional_special_tokens": [token.content for _, token in added if token.special and token.content != END_OF_TEXT],
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "eos_token": END_OF_TEXT,

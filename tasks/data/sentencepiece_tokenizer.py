@@ -10,6 +10,8 @@ import io
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from model.tokenizer_layout import added_tokens
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -30,7 +32,6 @@ def train_sentencepiece(
 
     Raises ValueError with what SentencePiece said, where the texts do not hold a vocabulary of this size."""
     import sentencepiece
-    from tokenizers import AddedToken
 
     model = io.BytesIO()
     try:
@@ -47,7 +48,7 @@ def train_sentencepiece(
         ) from error
     model_path.write_bytes(_with_exact_scores(model.getvalue()))
     tokenizer = as_tokenizer(sentencepiece.SentencePieceProcessor(model_file=str(model_path)), kind)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    tokenizer.add_tokens(added_tokens(special_tokens))
     return tokenizer
 
 

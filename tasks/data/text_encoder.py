@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model.tokenizer_layout import PRETOKENIZER_PATTERN
+from model.tokenizer_layout import PRETOKENIZER_PATTERN, tokenizer_for_text
 from tasks.data.pretokens import Pretokens, cut_pretokens
 
 if TYPE_CHECKING:
@@ -25,13 +25,9 @@ MAX_KNOWN_WORDS = 2**20
 
 
 def open_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer for text that people wrote: a document that speaks of <|endoftext|> holds its characters, never its id."""
-    from tokenizers import Tokenizer
-
+    """The tokenizer for text that people wrote, in an executor."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Spark runs one worker per core
-    tokenizer = Tokenizer.from_file(path)
-    tokenizer.encode_special_tokens = True
-    return tokenizer
+    return tokenizer_for_text(path)
 
 
 class TextEncoder:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from model.tokenizer_layout import END_OF_TEXT, END_TOKENS
+from model.tokenizer_layout import END_OF_TEXT, END_TOKENS, tokenizer_for_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -37,11 +37,7 @@ def load_engine(checkpoint_dir: Path, *, weights_version: str, batch_sequences: 
 
 def load_tokenizer(tokenizer_path: Path) -> Tokenizer:
     """A tokenizer that takes special tokens in a text for plain characters, as the shards were written."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(tokenizer_path))
-    tokenizer.encode_special_tokens = True
-    return tokenizer
+    return tokenizer_for_text(str(tokenizer_path))
 
 
 @contextmanager

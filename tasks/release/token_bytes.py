@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from model.tokenizer_layout import byte_characters
+from model.tokenizer_layout import SHOWN_TOKENS, byte_characters
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
     """The bytes a token writes: maybe a part of a UTF-8 character; none for a special token and for an unused row of the vocabulary."""
     token = tokenizer.id_to_token(token_id)
-    added = tokenizer.get_added_tokens_decoder().get(token_id)
-    if token is None or (added is not None and added.special):
-        return b""
-    if added is not None:  # GLM's own files mark <think> so: added, but shown
+    if token in SHOWN_TOKENS:
         return token.encode()
+    if token is None or token_id in tokenizer.get_added_tokens_decoder():
+        return b""
     return bytes(_byte_of_character()[character] for character in token)
 
 

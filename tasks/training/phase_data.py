@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from configs.schema import PolicyObjective
+from model.tokenizer_layout import tokenizer_for_text
 from tasks.data.packed_rows import PackedRows
 from tasks.training.batches import MicroBatch, Rows, own_parts, read_micro_batches, refuse_foreign_tokens
 from tasks.training.job import TrainingJob
@@ -89,11 +90,9 @@ class PolicyData:
     """Answers of the model as it stands to the prompts of the step; one rank."""
 
     def __init__(self, job: TrainingJob, model: Glm4Moe) -> None:
-        from tokenizers import Tokenizer
-
         assert isinstance(job.recipe.objective, PolicyObjective), job.recipe.objective
         self.job, self.model, self.objective = job, model, job.recipe.objective
-        self.tokenizer = Tokenizer.from_file(job.tokenizer_path)
+        self.tokenizer = tokenizer_for_text(job.tokenizer_path)
         self.prompts = PromptOrder(Path(job.prompts_path), job.recipe.seed)
 
     def read(self, plan: StepPlan, step: int) -> StepData:
