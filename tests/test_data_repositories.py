@@ -8,8 +8,9 @@ import random
 import pytest
 
 from tasks.data.data_directory import assign_roles, local_root
+from tasks.data.import_paths import KnownPaths, imported_paths
 from tasks.data.list_sources import list_sources
-from tasks.data.repository_order import Piece, imported_paths, order_files, repository_texts
+from tasks.data.repository_order import Piece, order_files, repository_texts
 from tests.data_inputs import write_jsonl
 
 PYTHON = {
@@ -23,16 +24,122 @@ PYTHON = {
 }
 
 
-def test_imports_are_found_as_the_language_means_them():
-    found = {path: imported_paths(path, text, PYTHON) - {path} for path, text in PYTHON.items()}
+def imports(texts: dict[str, str]) -> dict[str, set[str]]:
+    known = KnownPaths(texts)
+    return {path: imported_paths(path, text, known) for path, text in texts.items()}
+
+
+def test_imports_of_python_are_found_in_packages_src_layouts_and_beside_scripts():
+    found = imports(PYTHON)
     assert found["src/pkg/__init__.py"] == {"src/pkg/core.py"}
     assert found["src/pkg/core.py"] == {"src/pkg/tools.py", "src/pkg/names.py", "src/pkg/__init__.py"}
     assert found["src/pkg/sub/deep.py"] == {"src/pkg/core.py", "src/pkg/names.py"}
     assert found["tests/test_core.py"] == {"src/pkg/__init__.py", "src/pkg/core.py"}
     assert found["README.md"] == found["src/pkg/tools.py"] == set()
-    scripts = {"a/main.ts": "import { x } from './util'\n", "a/util.ts": "", "b/m.c": '#include "../a/h.h"\n', "a/h.h": ""}
-    assert imported_paths("a/main.ts", scripts["a/main.ts"], scripts) == {"a/util.ts"}
-    assert imported_paths("b/m.c", scripts["b/m.c"], scripts) == {"a/h.h"}
+    several = imports(
+        {
+            "backend/app/__init__.py": "",
+            "backend/app/json.py": "",
+            "backend/app/models.py": "import json\n",
+            "backend/app/main.py": "from app import models as m, \\\n    json as j\n",
+            "backend/run.py": "import tool, app.main as main\n",
+            "backend/tool.py": "from .. import gone\nfrom .......... import far\n",
+            "packages/one/src/one/__init__.py": "",
+            "packages/one/tests/t.py": "from one import (  # the package\n  name)\nif True:\n    import tool\n",
+            "app/models.py": "",
+        }
+    )
+    assert several["backend/app/main.py"] == {"backend/app/__init__.py", "backend/app/models.py", "backend/app/json.py"}
+    assert several["backend/run.py"] == {"backend/tool.py", "backend/app/main.py"}
+    assert several["packages/one/tests/t.py"] == {"packages/one/src/one/__init__.py"}
+    assert several["backend/app/models.py"] == several["backend/tool.py"] == set()
+
+
+def test_imports_of_scripts_are_found_over_many_lines_by_require_and_through_the_names_of_built_files():
+    found = imports(
+        {
+            "a/main.ts": "import {\n  x,\n  y,\n} from './util';\nimport type { T } from \"../types.js\"\nexport * from './sub'\n",
+            "a/util.ts": "const b = require('./b.cjs')\nconst lazy = () => import('./sub/deep')\nimport fs from 'fs'\n",
+            "types.ts": "export const path = './a/main'\n",
+            "a/b.cjs": "",
+            "a/sub/index.tsx": "import '..'\nimport './deep.jsx'\n",
+            "a/sub/deep.jsx": "import x from '.'\n",
+            "a/index.js": "// import './util'\nconst s = \"import './util'\"\n",
+            "index.ts": "export { a } from './a'\n",
+        }
+    )
+    assert found == {
+        "a/main.ts": {"a/util.ts", "types.ts", "a/sub/index.tsx"},
+        "a/util.ts": {"a/b.cjs", "a/sub/deep.jsx"},
+        "types.ts": set(),
+        "a/b.cjs": set(),
+        "a/sub/index.tsx": {"a/index.js", "a/sub/deep.jsx"},
+        "a/sub/deep.jsx": {"a/sub/index.tsx"},
+        "a/index.js": set(),
+        "index.ts": {"a/index.js"},
+    }
+
+
+def test_includes_of_c_are_found_beside_the_file_and_behind_include_directories():
+    found = imports(
+        {
+            "b/m.c": '#include "../a/h.h"\n#  include <lib/api.h>\n#include <stdio.h>\n#include "deep/x.hpp"\n',
+            "a/h.h": "",
+            "b/inc/deep/x.hpp": "",
+            "a/inc/deep/x.hpp": "",
+            "include/lib/api.h": '#include "../../b/none.h"\n',
+            "stdio.h": "",
+        }
+    )
+    assert found["b/m.c"] == {"a/h.h", "include/lib/api.h", "b/inc/deep/x.hpp"} and found["include/lib/api.h"] == set()
+
+
+def test_imports_of_go_rust_and_java_are_found():
+    go = imports(
+        {
+            "cmd/main.go": 'package main\n\nimport (\n\t"x/json"\n\tstore "github.com/o/r/pkg/store"\n\t"github.com/pkg/errors"\n)\n',
+            "pkg/store/a.go": 'import "k8s.io/r/util"\n',
+            "pkg/store/a_test.go": "",
+            "pkg/store/b.go": "",
+            "json/j.go": "",
+            "errors/e.go": "",
+            "util/u.go": "",
+        }
+    )
+    assert go["cmd/main.go"] == {"pkg/store/a.go", "pkg/store/b.go"} and go["pkg/store/a.go"] == {"util/u.go"}
+    rust = imports(
+        {
+            "core/src/lib.rs": "pub mod a;\nmod b;\nuse std::io;\n",
+            "core/src/a.rs": "mod inner;\nuse crate::{b::{self, C as D}, a::inner::X};\n",
+            "core/src/b/mod.rs": "use super::a;\npub(crate) mod z;\n",
+            "core/src/a/inner.rs": "use super::super::b::z::Z;\nuse super::*;\n",
+            "core/src/b/z.rs": "use self::nothing::N;\n",
+            "z.rs": "",
+        }
+    )
+    assert rust == {
+        "core/src/lib.rs": {"core/src/a.rs", "core/src/b/mod.rs"},
+        "core/src/a.rs": {"core/src/a/inner.rs", "core/src/b/mod.rs"},
+        "core/src/b/mod.rs": {"core/src/a.rs", "core/src/b/z.rs"},
+        "core/src/a/inner.rs": {"core/src/b/z.rs"},
+        "core/src/b/z.rs": set(),
+        "z.rs": set(),
+    }
+    java = imports(
+        {
+            "app/src/main/java/org/x/Main.java": "import org.x.util.Text;\nimport static org.x.Names.ALL;\nimport org.x.all.*;\nimport j.X",
+            "app/src/main/java/org/x/util/Text.java": "",
+            "app/src/main/java/org/x/Names.java": "",
+            "app/src/main/java/org/x/all/A.java": "",
+            "app/src/main/java/org/x/all/B.kt": "import org.x.util.Text as T\n",
+            "X.java": "",
+            "o/S.scala": "import org.x.{Names, Main}\nimport org.x.all._\n",
+        }
+    )
+    root = "app/src/main/java/org/x/"
+    assert java[f"{root}Main.java"] == {root + name for name in ("util/Text.java", "Names.java", "all/A.java", "all/B.kt")}
+    assert java[f"{root}all/B.kt"] == {f"{root}util/Text.java"}
+    assert java["o/S.scala"] == {root + name for name in ("Names.java", "Main.java", "all/A.java", "all/B.kt")}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -47,7 +154,7 @@ def test_without_circles_every_file_stands_behind_what_it_imports_whatever_the_g
     order = order_files(texts)
     assert sorted(order) == sorted(paths)
     for path, text in texts.items():
-        for used in imported_paths(path, text, texts):
+        for used in imported_paths(path, text, KnownPaths(texts)):
             assert order.index(used) < order.index(path)
     assert order_files(dict(reversed(texts.items()))) == order
 

@@ -24,7 +24,8 @@ GIT_DIRECTORY, GIT_COMMITS = ".git", "git_commits"
 SAFE = (
     "git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false",
     "-c", "log.showSignature=false", "-c", "protocol.allow=never", "-c", "core.excludesFile=/dev/null",
-    "-c", "core.attributesFile=/dev/null", "-c", "core.abbrev=7", "-c", "diff.suppressBlankEmpty=false", "--no-replace-objects", "--no-pager",
+    "-c", "core.attributesFile=/dev/null", "-c", "core.abbrev=7", "-c", "diff.suppressBlankEmpty=false",
+    "--no-replace-objects", "--no-pager",
 )  # fmt: skip
 LOG = (
     "log", "--patch", "--no-merges", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--no-relative", "--encoding=UTF-8",

@@ -1,21 +1,21 @@
 """Files of one repository in the order in which they use one another, as one text. Runs in executors: imports no Spark.
 
 A file stands behind those that it imports, where its imports tell; circles are cut at the file whose path comes first, and what no import
-reaches follows by path. Imports are read by patterns, not parsed: half a file, or one that does not parse, has some as well.
+reaches follows by path (tasks/data/import_paths.py).
 """
 
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-PYTHON_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)|import[ \t]+([\w., \t]+))", re.M)
-QUOTED_IMPORT = re.compile(r"""^[ \t]*(?:#[ \t]*include[ \t]*"([^"\n]+)"|(?:import|export)\b[^'"\n;]*?['"](\.[^'"\n]+)['"])""", re.M)
-PYTHON_SUFFIXES = (".py", ".pyi")
-SCRIPT_SUFFIXES = (".js", ".jsx", ".ts", ".tsx", "/index.js", "/index.ts")
-HEADER_OF = {".py": "# ", ".pyi": "# ", ".sh": "# ", ".rb": "# ", ".toml": "# ", ".yaml": "# ", ".yml": "# ", ".cfg": "# "}
+from tasks.data.import_paths import KnownPaths, imported_paths
+
+HEADER_OF = {
+    **dict.fromkeys((".py", ".pyi", ".sh", ".rb", ".r", ".jl", ".pl", ".ex", ".toml", ".yaml", ".yml", ".cfg"), "# "),
+    **dict.fromkeys((".sql", ".lua", ".hs"), "-- "), ".erl": "% ", ".clj": ";; ",
+}  # fmt: skip
 OTHER_HEADER = "// "
 
 
@@ -34,7 +34,8 @@ class Piece:
 
 def order_files(texts: dict[str, str]) -> list[str]:
     """The paths, each behind the files that it imports as far as that is possible."""
-    wanted = {path: sorted(imported_paths(path, text, texts) - {path}) for path, text in texts.items()}
+    known = KnownPaths(texts)
+    wanted = {path: sorted(imported_paths(path, text, known)) for path, text in texts.items()}
     done: dict[str, None] = {}
     for start in sorted(texts):
         waiting, open_paths = [(start, iter(wanted[start]))], {start}
@@ -48,47 +49,6 @@ def order_files(texts: dict[str, str]) -> list[str]:
                 open_paths.add(following)
                 waiting.append((following, iter(wanted[following])))
     return list(done)
-
-
-def imported_paths(path: str, text: str, known: dict[str, str]) -> set[str]:
-    """Those of the known paths that a file imports or includes."""
-    names = _python_imports(path, text) if path.endswith(PYTHON_SUFFIXES) else _quoted_imports(path, text)
-    return {found for name in names for found in _resolve(name, known)}
-
-
-def _python_imports(path: str, text: str) -> Iterator[str]:
-    """Path stems of imported modules: `pkg/mod`, relative ones resolved, and each name of a `from` as a module of its own."""
-    for origin, names, plain in PYTHON_IMPORT.findall(text):
-        if plain:
-            yield from (name.split()[0].replace(".", "/") for name in plain.split(",") if name.strip())
-            continue
-        dots = len(origin) - len(origin.lstrip("."))
-        base = origin.lstrip(".").replace(".", "/")
-        if dots:
-            folder = path
-            for _ in range(dots):
-                folder = posixpath.dirname(folder)
-            base = posixpath.join("/" + folder, base).rstrip("/")
-        if base.strip("/"):
-            yield base
-        yield from (f"{base}/{name}" for name in re.findall(r"\w+", names.replace(" as ", ",")))
-
-
-def _quoted_imports(path: str, text: str) -> Iterator[str]:
-    """Paths of C includes and of relative script imports, from the root of the repository."""
-    for pair in QUOTED_IMPORT.findall(text):
-        yield "/" + posixpath.normpath(posixpath.join(posixpath.dirname(path), pair[0] or pair[1]))
-
-
-def _resolve(name: str, known: dict[str, str]) -> Iterator[str]:
-    """A stem that begins with `/` counts from the root; another one may lie below any folder, such as `src`."""
-    stem = name.lstrip("/")
-    endings = ("", *PYTHON_SUFFIXES, "/__init__.py", *SCRIPT_SUFFIXES)
-    for candidate in (stem + ending for ending in endings):
-        if candidate in known:
-            yield candidate
-        elif not name.startswith("/"):
-            yield from (path for path in (f"{root}/{candidate}" for root in ("src", "lib")) if path in known)
 
 
 def repository_texts(pieces: Sequence[Piece], max_chars: int) -> Iterator[tuple[str, list[tuple[Piece, int]]]]:
