@@ -81,6 +81,28 @@ def test_mathematics_is_found_however_it_is_set():
     assert hits([plain, other, item], [item]) == [0, -1, 0] and hits([item], [plain]) == [0]
 
 
+QUIZ = "Which rose grows fast?\n(A) the red one\n(B) the seven white ones\n(C) none"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Which rose grows fast?\n1. the red one\n2. the seven white ones\n3. none",
+        "Which rose grows fast? a) the red one b) the seven white ones c) none",
+        "which rose grows fast A the red one B the 7 white ones C none",
+        json.dumps({"q": QUIZ, "a": "C"}),
+        json.dumps({"q": QUIZ.replace(" ", "\u2009")}),
+    ],
+)
+def test_letters_numbers_and_escapes_do_not_hide_choices(text):
+    assert hits([text, text.replace("white", "black")], [QUIZ]) == [0, -1]
+
+
+def test_a_number_that_ends_a_sentence_marks_no_choice():
+    item = " ".join(words(6)) + " they had 5. Then they left the house"
+    assert hits([item, item.replace("5.", "8."), item.replace("5", "five")], [item]) == [0, -1, 0]
+
+
 @pytest.mark.parametrize(("count", "found"), [(MIN_WORDS_OF_TEXT, 0), (MIN_WORDS_OF_TEXT - 1, -1)])
 def test_a_short_item_is_found_as_a_whole_if_it_is_no_everyday_phrase(count, found):
     item = words(count)
@@ -112,6 +134,10 @@ def test_rows_that_repeat_themselves_and_tables_of_numbers_protect_nothing():
     numbers = " ".join(map(str, range(40)))
     texts = ["0 " * 50, "- - " * 20, "=" * 80, f"table {numbers}"]
     assert hits(texts, ["0 " * 30, "= " * 30, "=" * 80, f"assert {numbers}"]) == [-1, -1, -1, -1]
+    assert (
+        hits(["(a) A (b) B (c) C (d) D (e) E", "9 8 7 6 5 4 3 2", "yes no " * 6], ["A B C D E F G H", "9 8 7 6 5 4 3 2", "yes no " * 4])
+        == [-1] * 3
+    )
 
 
 def test_what_many_items_share_tells_nothing():
@@ -146,6 +172,8 @@ def test_a_record_is_protected_as_it_would_be_quoted():
     kind, found = views(json.dumps({"problem_statement": "It breaks", "patch": patch}), JSON_RECORD)
     assert kind == "code_task" and set(found) == {("It breaks", PROGRAM), ("new = 2\nmore = 3\n", PROGRAM)}
     assert views("A plain text.", "") == ("evaluation_text", [("A plain text.", ASKED)])
+    asked = json.dumps({"description": "How many of the doors are red?", "note": "They are red."})
+    assert {("How many of the doors are red?", ASKED), ("They are red.", TOLD)} <= set(views(asked, JSON_RECORD)[1])
     assert ("quoted", TOLD) in views(json.dumps({"question": "Q?", "files": {"a.txt": "quoted"}}), JSON_RECORD)[1]
 
 
@@ -172,7 +200,13 @@ CHANGE = {
     "patch": f"--- a/m.py\n+++ b/m.py\n@@ -1,9 +1,10 @@\n {LICENCE.replace(chr(10), chr(10) + ' ')}\n"
     "+def mended(value):\n+    return value + 1\n",
 }  # fmt: skip
+CONTACT = {"question": "Ask jane.doe@posteo.de or 0151 for the red keys, she is in", "answer": "no"}
+RECORDS = (CHOICE, TASK, MATHS, PLAIN, QUOTING, CHANGE, CONTACT)
 PLANTED = {
+    "masked": f"{prose(13)} Ask <EMAIL> or 0151 for the red keys, she is in {prose(14)}",
+    "reordered": f"{prose(15)}\nWhich planet that we know has rings?\n1) Mercury\n2) the planet Saturn\n3) the Moon\n",
+    "told": f"{prose(16)}\nWhich planet that we know has rings? The answer is the planet Saturn.",
+    "as_json": json.dumps({"text": MATHS["problem"].replace(" of ", "\nof ")}),
     "choice": f"{prose(1)} Quiz. Which planet that we know has rings? (A) the planet Saturn (B) the Moon (C) Mercury {prose(2)}",
     "choice_pair": f"{prose(3)} Q: Which planet that we know has rings? A: the planet Saturn. {prose(4)}",
     "code": f"# a copy\n{TASK['prompt']}    total = 0\n    return total\n",
@@ -189,13 +223,15 @@ HONEST = {
 WANTED = {
     "choice": (CHOICE, "choice_question"), "choice_pair": (CHOICE, "choice_question"), "code": (TASK, "code_task"),
     "tests": (TASK, "code_task"), "maths": (MATHS, "maths_problem"), "plain": (PLAIN, "evaluation_text"),
+    "masked": (CONTACT, "evaluation_text"),
+    "reordered": (CHOICE, "choice_question"), "told": (CHOICE, "choice_question"), "as_json": (MATHS, "maths_problem"),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def decontaminated(tmp_path_factory):
     root, data = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("data")
-    for number, record in enumerate((CHOICE, TASK, MATHS, PLAIN, QUOTING, CHANGE)):
+    for number, record in enumerate(RECORDS):
         write_jsonl(data / "bench" / f"{number}.jsonl", [{"note": "first"}, record])
     write_jsonl(data / "train.jsonl", [{"text": "unused"}])
     (data / "glm46-data.yaml").write_text(
@@ -238,10 +274,9 @@ def test_a_planted_item_of_each_kind_is_dropped_and_named_by_file_and_record(dec
     made, _ = decontaminated
     dropped = {row["id"]: row for row in rows(made, "dropped.parquet")}
     evidence = {row["id"]: row for row in rows(made, "contaminated.parquet")}
-    order = [CHOICE, TASK, MATHS, PLAIN]
     for name, (record, kind) in WANTED.items():
         row = dropped[document_id(f"planted/{name}", 0, 0)]
-        source = f"bench/{order.index(record)}.jsonl"
+        source = f"bench/{RECORDS.index(record)}.jsonl"
         offset = len('{"note": "first"}\n')
         assert (row["reason"], row["item"]) == (f"overlaps_{kind}", f"{source} at {offset}"), name
         assert row["kept_id"] == document_id(source, offset, 0)

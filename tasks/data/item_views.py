@@ -1,7 +1,8 @@
 """What of an evaluation record may not be trained on: the texts in which it would turn up elsewhere. Pure, per record.
 
-A multiple-choice question turns up with its choices behind it, lettered or not, or with one of them; a code task as its prompt, its tests
-or its solution; a change as its message and the lines that it adds (those around them are honest source code).
+A multiple-choice question turns up with its choices behind it, lettered or not (overlap.py takes all letters for one), or with one of
+them; a code task as its prompt, its tests or its solution; a change as its message and the lines that it adds (those around them are
+honest source code).
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from typing import Any
 from tasks.data.documents import JSON_RECORD
 
 TEXT, CHOICE, CODE, MATHS = "evaluation_text", "choice_question", "code_task", "maths_problem"
-QUESTION_FIELDS = ("question", "query", "problem", "context", "input", "prompt", "quiz")
+QUESTION_FIELDS = ("question", "query", "problem", "context", "input", "prompt", "quiz", "instruction", "description")
 CHOICE_FIELDS = ("choices", "options", "context_options", "endings")
 ANSWER_FIELDS = ("text", "answer", "target", "continuation", "turns", "reference")
 SOLUTION_FIELDS = ("canonical_solution", "code", "solution", "patch", "test_patch")
 CODE_FIELDS = ("test", "tests", "test_list", "test_patch", "patch", "canonical_solution", "entry_point")
+ANSWER_CUES = ("", "A: ", "Answer: ", "The answer is ")
+LONG_QUESTION_WORDS = 16
+"""Such a question is found by its own words, whatever stands behind it."""
 PROGRAM_TEXT = re.compile(r"```|^\s*(?:Traceback \(most|def \w+\(|class \w+[(:]|import \w+|from \w+ import)", re.MULTILINE)
 PATCH = re.compile(r"^(?:diff --git|--- |@@ )", re.MULTILINE)
 ADDED_LINES = re.compile(r"(?:^\+(?!\+\+).*\n?)+", re.MULTILINE)
@@ -79,20 +83,22 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _asked_with_choices(record: Mapping[str, Any]) -> Iterator[str]:
     question = CUES.sub("", _question(record))
+    is_short = bool(question) and len(question.split()) < LONG_QUESTION_WORDS
     continuation = record.get("continuation")
     if isinstance(continuation, str) and question:
         yield f"{question} {continuation}"
     answer = record.get("answer")
-    if isinstance(answer, str) and question:
-        yield from (f"{question}\n{cue}{answer}" for cue in ("", "A: ", "Answer: "))
+    if isinstance(answer, str) and is_short:
+        yield from (f"{question}\n{cue}{answer}" for cue in ANSWER_CUES)
     for name in CHOICE_FIELDS:
         choices = _choices(record, name)
         if not choices:
             continue
         if isinstance(continuation, str):
             yield from (f"{choice} {continuation}" for choice in choices)
+        if is_short:
+            yield from (f"{question}\n{cue}{choice}" for choice in choices for cue in ANSWER_CUES)
         if question:
-            yield from (f"{question}\n{cue}{choice}" for choice in choices for cue in ("", "Answer: "))
             yield "\n".join([question, *choices])
             yield "\n".join([question, *(f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))])
 

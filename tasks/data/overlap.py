@@ -1,9 +1,11 @@
 """Overlap of documents with evaluation items, by runs of normalised words. Runs in executors: imports no Spark.
 
 Normalised: lower case, words alone (words.py), LaTeX's layout commands and thousands separators left out, so that `$\\frac{1}{2}$` is
-`1/2` and `1,000` is `1000`. A text of at least n words protects each of its n-grams; a shorter one the sequence of all its words, if it
-has enough of them to be no everyday phrase. N-grams that mostly repeat themselves (rows of zeros), have hardly a word with letters
-(tables of numbers) or are shared by many items (a benchmark's instructions) protect nothing.
+`1/2` and `1,000` is `1000`; `seven` is `7`, escapes of JSON and of programs are the characters that they stand for, and the letters and
+numbers of choices are all alike: `(B) grass`, `b grass` and `2) grass` are one text (letters A to H are alike wherever they stand alone).
+A text of at least n words protects each of its n-grams; a shorter one the sequence of all its words, if it has enough of them to be no
+everyday phrase. N-grams that mostly repeat themselves (rows of zeros), have hardly a word with letters (tables of numbers) or are shared by
+many items (a benchmark's instructions) protect nothing.
 
 Every protected run is looked up by its first words, its anchor, and then compared as a whole: one pass per length of anchor.
 """
@@ -13,11 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tasks.data.words import OPERATORS, SINGLE_RANGES, Words, base_powers, mix, split_words
+from tasks.data.words import NUM_CODE_POINTS, OPERATORS, SINGLE_RANGES, Words, base_powers, code_points, mix, split_words
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,6 +51,16 @@ LATEX_LAYOUT = re.compile(
     r"|boxed)(?![a-zA-Z])|\\[,;!: ]|\{,\}(?=\d{3})"
 )
 THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")
+
+ESCAPE = re.compile(r"\\(?:[nrt]|u([0-9a-fA-F]{4}))")
+PADDING = "\n\n"
+"""Around every text, so that what stands beside a word never belongs to another text."""
+CHOICE_LETTER, CHOICE_NUMBER, SIGN, BLANK, LINE_START, OPENING = 1, 2, 3, 4, 5, 6
+"""A code point's part in a marker of a choice."""
+NUMBER_WORDS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",
+    "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+)  # fmt: skip
 
 
 class Protection(NamedTuple):
@@ -101,7 +114,7 @@ class OverlapIndex:
     def hits(self, texts: Sequence[str]) -> Hits:
         """What the texts overlap with."""
         plain = normalise(texts)
-        words = split_words(plain, with_operators=True)
+        words = _words(plain)
         streams = {True: Runs(words), False: Runs(without_operators(words))}
         found = [NO_MATCHES, *(streams[probe.with_operators].matches(probe) for probe in self.probes)]
         owners, items, runs, starts, stops = (np.concatenate([part[place] for part in found]) for place in range(5))
@@ -161,8 +174,56 @@ class Runs:
 
 
 def normalise(texts: Sequence[str]) -> list[str]:
-    """The texts without what the same mathematics may be written with or without."""
-    return [THOUSANDS.sub("", LATEX_LAYOUT.sub(" ", text) if "\\" in text or "{," in text else text) for text in texts]
+    """The texts without what the same words may be written with or without."""
+    plain = (THOUSANDS.sub("", _unescaped(text) if "\\" in text or "{," in text else text) for text in texts)
+    return [f"{PADDING}{text}{PADDING}" for text in plain]
+
+
+def _unescaped(text: str) -> str:
+    return ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\n", LATEX_LAYOUT.sub(" ", text))
+
+
+def _words(plain: Sequence[str]) -> Words:
+    """The words of normalised texts: number words as digits, every marker of a choice as 1, a word without letters."""
+    words = split_words(plain, with_operators=True)
+    spelled, digits, one = _number_words()
+    place = np.minimum(np.searchsorted(spelled, words.hashes), len(spelled) - 1)
+    is_number = spelled[place] == words.hashes
+    hashes = np.where(is_number, digits[place], words.hashes)
+    single = np.flatnonzero(words.lengths == 1)
+    markers = single[_are_markers(code_points(plain)[0], words.starts[single])]
+    hashes[markers] = one
+    has_letter = words.has_letter & ~is_number
+    has_letter[markers] = False
+    return replace(words, hashes=hashes, has_letter=has_letter)
+
+
+def _are_markers(points: NDArray[np.uint32], places: I64) -> NDArray[np.bool_]:
+    """Whether a word of one character marks a choice: A to H wherever they stand alone, (2) anywhere, 2) and 2. where a line begins."""
+    kinds = _marker_kinds()
+    before, own, behind, last = (kinds[points[places + step]] for step in (-1, 0, 1, 2))
+    is_bracketed = (before == OPENING) & (points[places + 1] == ord(")"))
+    is_listed = (before == LINE_START) & (behind == SIGN) & ((last == BLANK) | (last == LINE_START))
+    return (own == CHOICE_LETTER) | ((own == CHOICE_NUMBER) & (is_bracketed | is_listed))
+
+
+@cache
+def _marker_kinds() -> NDArray[np.uint8]:
+    kinds = np.zeros(NUM_CODE_POINTS, dtype=np.uint8)
+    members = {
+        CHOICE_LETTER: "ABCDEFGHabcdefgh", CHOICE_NUMBER: "123456789", SIGN: ").:", BLANK: " \t\xa0", LINE_START: "\n", OPENING: "(",
+    }  # fmt: skip
+    for kind, characters in members.items():
+        kinds[[ord(character) for character in characters]] = kind
+    return kinds
+
+
+@cache
+def _number_words() -> tuple[U64, U64, np.uint64]:
+    """Hashes of NUMBER_WORDS, sorted, those of their digits, and that of 1."""
+    spelled, digits = split_words([" ".join(NUMBER_WORDS)]).hashes, split_words([" ".join(map(str, range(len(NUMBER_WORDS))))]).hashes
+    order = np.argsort(spelled)
+    return spelled[order], digits[order], digits[NUMBER_WORDS.index("one")]
 
 
 def without_operators(words: Words) -> Words:
@@ -178,7 +239,7 @@ def build_index(groups: Sequence[ProtectedTexts], max_items: int) -> OverlapInde
     found: dict[tuple[bool, int], list[tuple[U64, I64, U64, I64]]] = {}
     for texts, items, protection in [part for group in groups for part in _by_script(group)]:
         for start, stop in chunk_bounds(texts):
-            words = split_words(normalise(texts[start:stop]), with_operators=True)
+            words = _words(normalise(texts[start:stop]))
             runs = Runs(words if protection.with_operators else without_operators(words))
             for length, (anchors, lengths, wholes, owners) in _protected(runs, protection):
                 numbers = np.array(items[start:stop], dtype=np.int64)[owners]
@@ -201,17 +262,23 @@ def _protected(runs: Runs, protection: Protection) -> Iterator[tuple[int, tuple[
     """(length of the anchor, (anchors, lengths, hashes of the whole, texts)) of n-grams, and of texts that are shorter than one."""
     words, size, least = runs.words, protection.ngram_size, min(protection.min_words, protection.ngram_size)
     starts = runs.starts(size)
-    is_telling = _window_sums(_new_words(words), starts, size) * 2 >= size
-    if not protection.with_operators:
-        is_telling &= _window_sums(words.has_letter, starts, size) >= MIN_LETTER_WORDS
-    starts = starts[is_telling]
+    starts = starts[_are_telling(words, starts, np.full(len(starts), size), protection)]
     if len(starts):
         grams = runs.hashes(starts, size)
         yield size, (grams, np.full(len(starts), size), grams, runs.owners[starts])
     short = np.flatnonzero((words.counts >= least) & (words.counts < size))
+    short = short[_are_telling(words, words.offsets[short], words.counts[short], protection)]
     if len(short):
         starts, lengths = words.offsets[short], words.counts[short]
         yield least, (runs.hashes(starts, least), lengths, runs.hashes(starts, lengths), short)
+
+
+def _are_telling(words: Words, starts: I64, lengths: I64, protection: Protection) -> NDArray[np.bool_]:
+    """Whether runs of words say something: half of the words are new, and some are words; equations always do."""
+    if protection.with_operators:
+        return np.ones(len(starts), dtype=bool)
+    num_new, num_lettered = (_sums_between(values, starts, lengths) for values in (_new_words(words), words.has_letter))
+    return (num_new * 2 >= lengths) & (num_lettered >= MIN_LETTER_WORDS)
 
 
 def _probe(with_operators: bool, length: int, parts: list[tuple[U64, I64, U64, I64]], max_items: int) -> Probe:
@@ -242,9 +309,10 @@ def _new_words(words: Words) -> NDArray[np.bool_]:
     return is_new
 
 
-def _window_sums(values: NDArray[np.bool_], starts: I64, size: int) -> I64:
+def _sums_between(values: NDArray[np.bool_], starts: I64, lengths: I64) -> I64:
+    """How many of values[start:start + length] are true."""
     sums = np.concatenate(([0], np.cumsum(values)))
-    return sums[starts + size] - sums[starts]
+    return sums[starts + lengths] - sums[starts]
 
 
 def chunk_bounds(texts: Sequence[str]) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.data.documents import document_id
 from tasks.data.item_views import ASKED, PROGRAM, TOLD, views
 from tasks.data.overlap import MIN_WORDS_OF_PROBLEM, MIN_WORDS_OF_TEXT, OverlapIndex, ProtectedTexts, Protection, build_index
+from tasks.data.personal_data import KINDS, find_in_chunks, mask_text
 from tasks.data.synthesize_problems import EVALUATION_SOURCE, HELD_OUT_SOURCE
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def protected_items(
         for text, role in found:
             _protect(groups[role], text, items.count)
         _append(items, row["id"], kind, row["source"], row["offset"])
+    for group in groups.values():
+        _protect_masked(group)
     for identity, source, number, texts in _problems(synthetic):
         for text in texts:
             _protect(groups[PROBLEM], text, items.count)
@@ -80,6 +83,15 @@ def protected_items(
 def _protect(group: ProtectedTexts, text: str, item: int) -> None:
     group.texts.append(text)
     group.items.append(item)
+
+
+def _protect_masked(group: ProtectedTexts) -> None:
+    """The texts that hold personal data, without it too: documents are masked before they are looked up. As prose and as code."""
+    for is_code in (False, True):
+        spans = find_in_chunks(group.texts, [is_code] * len(group.texts), KINDS)
+        masked = [(mask_text(text, own), item) for text, item, own in zip(group.texts, group.items, spans, strict=True) if own]
+        for text, item in masked:
+            _protect(group, text, item)
 
 
 def _append(items: ProtectedItems, identity: str, kind: str, source: str, offset: int) -> None:
