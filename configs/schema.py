@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 PHASE_TEMPLATES = (
     "pretrain_general", "pretrain_code_reasoning", "mid_repo_code", "mid_reasoning", "mid_long_context", "mid_domain",
@@ -532,24 +532,40 @@ Packing = Literal["stream", "best_fit"]
 documents in rows with the fewest gaps, attention inside documents, no target across them (report, mid-training; every SFT)."""
 
 
+MixtureWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class MixtureWaypoint(Frozen):
     """Where a mixture stands at a place of its phase; between two waypoints it changes linearly."""
 
     at_share: float = Field(ge=0, le=1)
     """Share of the phase's tokens."""
-    mixture: dict[Domain, float] = Field(min_length=1)
+    mixture: dict[Domain, MixtureWeight] = Field(min_length=1)
 
 
 def _waypoints_span_the_phase(
     mixture: dict[Domain, float] | tuple[MixtureWaypoint, ...],
 ) -> dict[Domain, float] | tuple[MixtureWaypoint, ...]:
+    for weights in [mixture] if isinstance(mixture, dict) else [waypoint.mixture for waypoint in mixture]:
+        if not any(weights.values()):
+            raise ValueError(f"mixture {weights} gives every domain the weight 0: give one of them more")
     places = [0.0, 1.0] if isinstance(mixture, dict) else [waypoint.at_share for waypoint in mixture]
     if len(places) < 2 or places != sorted(set(places)) or (places[0], places[-1]) != (0.0, 1.0):
         raise ValueError(f"mixture has waypoints at_share {places}: let them rise from 0.0 to 1.0, or state one mixture without waypoints")
     return mixture
 
 
-Mixture = Annotated[dict[Domain, float] | tuple[MixtureWaypoint, ...], Field(min_length=1), AfterValidator(_waypoints_span_the_phase)]
+def _mixture_kind(mixture: object) -> str:
+    """Chosen before it is read, so that a mistake is told of the kind that was written."""
+    return "waypoints" if isinstance(mixture, list | tuple) else "weights"
+
+
+Mixture = Annotated[
+    Annotated[dict[Domain, MixtureWeight], Field(min_length=1), Tag("weights")]
+    | Annotated[tuple[MixtureWaypoint, ...], Field(min_length=1), Tag("waypoints")],
+    Discriminator(_mixture_kind),
+    AfterValidator(_waypoints_span_the_phase),
+]
 """One mixture for a whole phase, or waypoints from its first token to its last."""
 
 

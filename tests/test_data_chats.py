@@ -382,7 +382,8 @@ def test_shards_hold_the_rendered_conversations_and_what_is_trained(sharded):
     tokenizer = Tokenizer.from_file(str(sharded["tokenizer"].path("tokenizer.json")))
     record, directory = sharded["chat_shards"].record, sharded["chat_shards"].directory("shards")
     assert record.shards == ("chat-00000",) and record.domains == {"chat-00000": "chat"}
-    shard, mask = open_shard(directory / "chat-00000.bin"), open_mask(directory / "chat-00000.bin")
+    shard = open_shard(directory / "chat-00000.bin")
+    mask = open_mask(directory / "chat-00000.bin", len(shard.tokens))
     assert len(mask) == len(shard.tokens) == record.num_tokens and int(np.sum(mask)) == record.num_trained_tokens
     chats = {row["id"]: row for row in rows(sharded["chats"], "chats/*.parquet") if row["split"] == "train"}
     sidecar = rows(sharded["chat_shards"], "shards/*.parquet")

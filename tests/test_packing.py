@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 
 import numpy as np
@@ -16,12 +17,13 @@ from infra.step import Output, Record, step
 from tasks.data.best_fit import num_rows, place_pieces, row_shapes
 from tasks.data.domain_pieces import BucketWeights, pieces_of
 from tasks.data.fill_in_middle import FIM_TOKENS, Rearrangement
-from tasks.data.mixture_schedule import allot_tokens
+from tasks.data.mixture_schedule import allot_tokens, slots_of
 from tasks.data.pack_phase import pack_phase
 from tasks.data.packed_rows import PackedRows
 from tasks.data.placed_units import place_stream
 from tasks.data.row_order import shuffled_rows
 from tasks.data.token_shard import append_tokens, open_shard, token_dtype, write_index
+from tasks.data.tokenize_parts import write_sequences
 from tests.data_inputs import compute
 
 SEQUENCES = {"code-00000": [[1, 2, 3, 9], [4, 5, 9], [6, 9]], "web-00000": [[11, 12, 9], [13, 14, 15, 16, 17, 9]]}
@@ -57,6 +59,59 @@ def test_a_damaged_shard_is_named(shards_dir, file, damage):
     (shards_dir / file).write_bytes(damage)
     with pytest.raises(ValueError, match=rf"{file}.*shard the documents again"):
         open_shard(shards_dir / "code-00000.bin")
+
+
+def _with_bytes(path, place: int, value: bytes) -> None:
+    data = bytearray(path.read_bytes())
+    data[place : place + len(value)] = value
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(9, b"\x02"), (17, b"\x09"), (18, b"\x04"), (34, b"\xff\xff\xff\xff"), (34, b"\x03\0\0\0\x04\0\0\0"), (46, b"\x02")],
+    ids=["version", "dtype", "count", "negative length", "lengths that change places", "pointer"],
+)  # fmt: skip
+def test_an_index_whose_numbers_do_not_fit_together_is_named(shards_dir, place, value):
+    _with_bytes(shards_dir / "code-00000.idx", place, value)
+    with pytest.raises(ValueError, match=r"code-00000\.idx.*shard the documents again"):
+        open_shard(shards_dir / "code-00000.bin")
+
+
+def test_missing_tokens_a_cut_mask_and_a_cut_order_are_named(shards_dir, packed):
+    (shards_dir / "code-00000.mask").write_bytes(b"\1" * 8)
+    with pytest.raises(ValueError, match=r"code-00000\.mask has 8 bytes for 9 tokens: shard the conversations again"):
+        PackedRows(shards_dir, (shards_dir,))
+    (shards_dir / "code-00000.mask").unlink()
+    whole = (shards_dir / "order.npy").read_bytes()
+    for size in (0, 5, 100, len(whole) - 8):
+        (shards_dir / "order.npy").write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"order\.npy is cut short or damaged"):
+            PackedRows(shards_dir, (shards_dir,))
+    (shards_dir / "web-00000.bin").unlink()
+    with pytest.raises(ValueError, match=r"web-00000\.bin is missing beside its index"):
+        open_shard(shards_dir / "web-00000.bin")
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_499, np.uint16), (65_500, np.int32), (151_552, np.int32)])
+def test_megatron_core_reads_what_the_shard_step_writes(tmp_path, vocab_size, dtype):
+    """Both dtypes, empty sequences and several batches, through the writer that executors run."""
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    draw = np.random.default_rng(vocab_size)
+    lengths = [draw.integers(0, 40, size) for size in (7, 1, 12)]
+    parts = [draw.integers(0, vocab_size, own.sum()) for own in lengths]
+    encoded = iter([(part, own, None) for part, own in zip(parts, lengths, strict=True)])
+    row = {"shard": "web-00000", "id": "a", "source": "s", "offset": 0, "piece": 0, "quality_bucket": 0}
+    batches = iter([pa.RecordBatch.from_pylist([row] * len(own)) for own in lengths])
+    told = list(write_sequences(batches, tmp_path, token_dtype(vocab_size), lambda batch: next(encoded)))
+    dataset, whole = IndexedDataset(str(tmp_path / "web-00000")), np.concatenate(parts)
+    assert dataset.index.dtype is dtype and not dataset.index.sequence_modes
+    assert dataset.sequence_lengths.tolist() == np.concatenate(lengths).tolist()
+    assert np.array_equal(np.concatenate([dataset[number] for number in range(len(dataset))]), whole)
+    assert dataset.document_indices.tolist() == list(range(21)) and sum(batch.num_rows for batch in told) == 20
+    opened = open_shard(tmp_path / "web-00000.bin")
+    assert np.array_equal(opened.tokens, whole) and opened.tokens.dtype == dtype
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 7, 64, 1000])
@@ -123,6 +178,41 @@ def recipe(**changes):
 def test_tokens_per_domain_are_exact_and_absent_domains_leave_their_share_to_the_others():
     assert allot_tokens(recipe(), {"web": 10**6, "code": 10**6, "math": 0}, 1001) == {"code": 375, "web": 626}
     assert sum(allot_tokens(recipe(), {"web": 10**6, "code": 10**6, "math": 10**6}, 1001).values()) == 1001
+
+
+@pytest.mark.parametrize("packing", ["stream", "best_fit"])
+def test_the_budget_that_is_said_to_fit_fits_and_one_row_more_does_not(packing):
+    draw = np.random.default_rng(5)
+    for case in range(60):
+        mixture = dict(zip(("web", "code", "math"), draw.uniform(0.01, 1.0, 3).round(3).tolist(), strict=True))
+        available = dict(zip(mixture, draw.integers(1, 4000, 3).tolist(), strict=True))
+        given = recipe(mixture=mixture, packing=packing, max_epochs=float(draw.choice([0.5, 1.0, 2.5])), num_tokens=10**6)
+        with pytest.raises(ValueError, match="the mixture needs more than max_epochs") as refused:
+            allot_tokens(given, available, slots_of(given, 10**5))
+        told = re.search(r"lower num_tokens to at most ([\d,]+)", str(refused.value))
+        num_rows = int(told.group(1).replace(",", "")) // given.sequence_length if told else 0
+        assert (told is not None) == bool(num_rows), case
+        if num_rows:
+            assert sum(allot_tokens(given, available, slots_of(given, num_rows)).values()) == slots_of(given, num_rows)
+        with pytest.raises(ValueError, match="the mixture needs more than max_epochs"):
+            allot_tokens(given, available, slots_of(given, num_rows + 1))
+
+
+@pytest.mark.parametrize(
+    "mixture",
+    [
+        {"web": 1.0, "code": -0.2}, {"web": float("nan")}, {"web": float("inf")}, {"web": 0.0}, {"web": 0.0, "code": 0},
+        ({"at_share": 0.0, "mixture": {"web": 1.0}}, {"at_share": 1.0, "mixture": {"web": 0.0}}),
+    ],
+)  # fmt: skip
+def test_weights_that_give_no_share_are_refused_where_they_are_written(mixture):
+    with pytest.raises(ValueError, match=r"mixture|greater than or equal to 0|finite"):
+        recipe(mixture=mixture)
+
+
+def test_weights_count_by_their_ratio_and_a_weight_of_zero_asks_for_no_text():
+    held = {"web": 10**6, "code": 10**6}
+    assert allot_tokens(recipe(mixture={"web": 6.0, "code": 2.0, "math": 0.0}), held, 1001) == {"code": 250, "web": 751}
 
 
 def test_too_many_epochs_and_no_text_are_refused_with_the_budget_that_fits():

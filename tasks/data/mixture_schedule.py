@@ -81,11 +81,29 @@ def allot_tokens(recipe: PackingRecipe, available: dict[str, int], num_tokens: i
     shares = split_tokens(weights, num_tokens)
     over = {domain: amount for domain, amount in shares.items() if amount > recipe.max_epochs * available[domain]}
     if over:
-        fits = min(int(recipe.max_epochs * available[domain] * sum(weights.values()) / weight) for domain, weight in weights.items())
+        fits = _fitting_tokens(recipe, available, weights)
         worst = "; ".join(f"{domain} has {available[domain]:,} tokens, {amount:,} are asked for" for domain, amount in over.items())
-        fix = f"lower num_tokens to at most {fits // recipe.sequence_length * recipe.sequence_length:,}, raise max_epochs, or add text"
+        fix = f"lower num_tokens to at most {fits:,}, raise max_epochs, or add text" if fits else "raise max_epochs, or add text"
         raise ValueError(f"the mixture needs more than max_epochs ({recipe.max_epochs}) passes: {worst}; {fix}")
     return shares
+
+
+def slots_of(recipe: PackingRecipe, num_rows: int) -> int:
+    """Tokens that rows take: a stream's share their last target with the next row, those of best fit have one of their own."""
+    return num_rows * recipe.sequence_length + 1 if recipe.packing == "stream" else num_rows * (recipe.sequence_length + 1)
+
+
+def _fitting_tokens(recipe: PackingRecipe, available: dict[str, int], weights: dict[str, float]) -> int:
+    """The largest budget of whole rows for which no domain is read more often than max_epochs."""
+    held = {domain: recipe.max_epochs * available[domain] for domain in weights}
+    total = sum(weights.values())
+    num_rows = int(min(held[domain] * total / weight for domain, weight in weights.items() if weight)) // recipe.sequence_length
+    low, high = 0, num_rows + 2  # rounding to whole tokens may spare one
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = all(amount <= held[domain] for domain, amount in split_tokens(weights, slots_of(recipe, middle)).items())
+        low, high = (middle, high) if fits else (low, middle)
+    return low * recipe.sequence_length
 
 
 def split_tokens(weights: dict[str, float], num_tokens: int) -> dict[str, int]:

@@ -37,8 +37,8 @@ class PackedRows:
         paths += [packed_dir / f"{GLUE_SHARD}.bin"] if packing["has_glue"] else []
         self._paths = paths
         self._shards = [open_shard(path) for path in paths]
-        self._masks = [open_mask(path) for path in paths]
-        order = np.load(packed_dir / ORDER_FILE, mmap_mode="r", allow_pickle=False)
+        self._masks = [open_mask(path, len(shard.tokens)) for path, shard in zip(paths, self._shards, strict=True)]
+        order = _open_order(packed_dir / ORDER_FILE)
         if order.ndim != 2 or order.shape[1] != len(ORDER_COLUMNS):
             raise ValueError(f"{packed_dir / ORDER_FILE} has shape {order.shape}, expected (pieces, {len(ORDER_COLUMNS)}): pack again")
         self._order = order
@@ -118,6 +118,13 @@ class PackedRows:
         if self.is_segmented:
             trained[(within == 0) & is_first[line]] = False
         return tokens, segments, trained
+
+
+def _open_order(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is cut short or damaged ({error}): pack again") from error
 
 
 def _document_ids(bin_path: Path) -> dict[int, str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.data.best_fit import num_rows, place_pieces, row_shapes
 from tasks.data.domain_pieces import Pieces, shuffled
-from tasks.data.mixture_schedule import MixtureSchedule, allot_tokens, schedule_mixture, split_tokens
+from tasks.data.mixture_schedule import MixtureSchedule, allot_tokens, schedule_mixture, slots_of, split_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,7 +47,7 @@ def slice_rows(recipe: PackingRecipe) -> int | None:
 def place_stream(pieces: dict[str, Pieces], recipe: PackingRecipe) -> PlacedUnits:
     """The domains' pieces interleaved as the schedule has it, the last of each cut where its tokens end."""
     available = {domain: given.num_tokens for domain, given in pieces.items()}
-    shares = allot_tokens(recipe, available, recipe.num_tokens + 1)
+    shares = allot_tokens(recipe, available, slots_of(recipe, recipe.num_tokens // recipe.sequence_length))
     schedule = schedule_mixture(recipe, available)
     parts = []
     for number, (domain, num_tokens) in enumerate(shares.items()):
@@ -70,7 +70,7 @@ def place_best_fit(pieces: dict[str, Pieces], recipe: PackingRecipe, row_slots: 
     row at most is not read."""
     available = {domain: given.num_tokens for domain, given in pieces.items()}
     wanted = recipe.num_tokens // recipe.sequence_length
-    most = allot_tokens(recipe, available, wanted * row_slots)
+    most = allot_tokens(recipe, available, slots_of(recipe, wanted))
     step = slice_rows(recipe)
     spare = 0 if step is None else row_slots * (MAX_SLICES + 1)  # a slice takes each domain past its share by less than a row
     queues = {domain: shuffled(domain, pieces[domain], amount + spare, recipe.seed) for domain, amount in most.items() if amount}

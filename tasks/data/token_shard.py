@@ -62,20 +62,34 @@ def open_shard(bin_path: Path) -> TokenShard:
     header = len(MAGIC) + 9 + 16
     if len(data) < header or data[: len(MAGIC)] != MAGIC:
         raise ValueError(f"{index_path} is not a Megatron index: shard the documents again")
-    _, code = struct.unpack_from("<QB", data, len(MAGIC))
+    version, code = struct.unpack_from("<QB", data, len(MAGIC))
     count, num_bounds = struct.unpack_from("<QQ", data, len(MAGIC) + 9)
-    if code not in DTYPE_CODES or len(data) != header + 12 * count + 8 * num_bounds:
+    if version != VERSION or code not in DTYPE_CODES or len(data) != header + 12 * count + 8 * num_bounds:
         raise ValueError(f"{index_path} is cut short or damaged ({len(data)} bytes for {count} sequences): shard the documents again")
+    dtype = DTYPE_CODES[code]
     lengths = np.frombuffer(data, "<i4", count, header).astype(np.int64)
-    starts = np.frombuffer(data, "<i8", count, header + 4 * count) // DTYPE_CODES[code].itemsize
-    size = bin_path.stat().st_size
-    if size != lengths.sum() * DTYPE_CODES[code].itemsize:
+    pointers = np.frombuffer(data, "<i8", count, header + 4 * count)
+    starts = np.cumsum(lengths) - lengths
+    if (lengths < 0).any() or not np.array_equal(pointers, starts * dtype.itemsize):
+        raise ValueError(f"{index_path} is damaged (its sequences do not stand one after the other): shard the documents again")
+    size = _size_of(bin_path)
+    if size != lengths.sum() * dtype.itemsize:
         raise ValueError(f"{bin_path} has {size} bytes, its index says {lengths.sum()} tokens: shard the documents again")
-    tokens = np.memmap(bin_path, dtype=DTYPE_CODES[code], mode="r") if size else np.zeros(0, DTYPE_CODES[code])
-    return TokenShard(tokens, lengths, starts)
+    return TokenShard(np.memmap(bin_path, dtype=dtype, mode="r") if size else np.zeros(0, dtype), lengths, starts)
 
 
-def open_mask(bin_path: Path) -> np.ndarray | None:
-    """Map the mask of a shard's tokens as booleans; None for a shard of documents, where every token is trained."""
+def open_mask(bin_path: Path, num_tokens: int) -> np.ndarray | None:
+    """Map the mask of a shard's tokens as booleans; None for a shard of documents, where every token is trained. Raises ValueError naming
+    the file where it does not hold one value per token."""
     path = bin_path.with_suffix(".mask")
-    return np.memmap(path, dtype=np.bool_, mode="r") if path.exists() else None
+    if not path.exists():
+        return None
+    if path.stat().st_size != num_tokens:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes for {num_tokens} tokens: shard the conversations again")
+    return np.memmap(path, dtype=np.bool_, mode="r") if num_tokens else np.zeros(0, np.bool_)
+
+
+def _size_of(bin_path: Path) -> int:
+    if not bin_path.exists():
+        raise ValueError(f"{bin_path} is missing beside its index: shard the documents again")
+    return bin_path.stat().st_size
