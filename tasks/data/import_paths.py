@@ -99,12 +99,13 @@ def _python_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str
 def _python_module(path: str, stem: str, known: KnownPaths) -> set[str]:
     """A stem that begins with `/` counts from the root; another one may lie in any folder above the file that is no package itself, the
     nearest first."""
-    endings = (*PYTHON_SUFFIXES, "/__init__.py")
+    endings = (*PYTHON_SUFFIXES, "/__init__.py", "/__init__.pyi")
     if stem.startswith("/"):
-        return known.first(stem[1:] + ending for ending in endings)
+        return {stem[1:] + ending for ending in endings} & known.paths
     roots = (folder for folder in _folders_above(path) if posixpath.join(folder, "__init__.py") not in known.paths)
     stems = (posixpath.join(folder, source, stem) for folder in roots for source in SOURCE_FOLDERS)
-    return known.first(found + ending for found in stems for ending in endings)
+    modules = ({found + ending for ending in endings} & known.paths - {path} for found in stems)
+    return next((module for module in modules if module), set())
 
 
 def _folders_above(path: str) -> Iterator[str]:
