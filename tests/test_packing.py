@@ -409,7 +409,7 @@ class ToyTokenizer(Record):
 
 @step(content=("tokenizer.json",))
 def write_tokenizer(*, output: Output) -> ToyTokenizer:
-    output.path("tokenizer.json").write_text("{}")
+    output.path("tokenizer.json").write_text('{"model": {"vocab": {}}, "decoder": {"type": "ByteLevel"}}')
     return ToyTokenizer(special_ids=SPECIAL_IDS, num_tokens=1024)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.documents import CHAT, CODE, REPOSITORY
 from tasks.data.domain_pieces import BucketWeights, pieces_of, read_buckets
-from tasks.data.fill_in_middle import NUM_EXTRA, Rearrangement, read_ids, rearranged_lines, write_glue
+from tasks.data.fill_in_middle import NUM_EXTRA, Rearrangement, read_ids, read_inside, rearranged_lines, write_glue
 from tasks.data.packed_rows import ORDER_FILE, PACKING_FILE
 from tasks.data.placed_units import place_best_fit, place_stream, slice_rows
 
@@ -68,7 +68,7 @@ def pack_phase(
     domains = [domain_of[name] for name in names]
     lengths = _shard_lengths(sources)
     row_slots = recipe.sequence_length + 1 if recipe.packing == "best_fit" else None
-    chosen = _rearrangement(shards, domain_of, recipe)
+    chosen = _rearrangement(shards, tokenizer, domain_of, recipe)
     weights = _bucket_weights(sources, domain_of, recipe)
     pieces = {
         domain: pieces_of([n for n, own in enumerate(domains) if own == domain], lengths, row_slots, domain != CHAT, chosen, weights)
@@ -84,7 +84,6 @@ def pack_phase(
     num_rearranged = int(np.count_nonzero(units[:, 4]))
     if tokenizer is not None:
         write_glue(output.path(ORDER_FILE).parent, tokenizer.record.special_ids, tokenizer.record.num_tokens)
-    assert tokenizer is not None or not num_rearranged, "fill-in-the-middle needs the tokenizer's special tokens"
     shares = _tokens_by_domain(order, units[:, 0], domains)
     packing: dict[str, Any] = {
         "packing": recipe.packing, "sequence_length": recipe.sequence_length, "seed": recipe.seed, "shards": names,
@@ -109,12 +108,21 @@ def _shard_lengths(sources: list[Artifact]) -> list[np.ndarray]:
     return [open_shard(source.directory("shards") / f"{name}.bin").lengths for source in sources for name in source.record.shards]
 
 
-def _rearrangement(shards: Artifact[TokenShards], domain_of: dict[str, str], recipe: PackingRecipe) -> Rearrangement:
+def _rearrangement(
+    shards: Artifact[TokenShards], tokenizer: Artifact[TrainedTokenizer] | None, domain_of: dict[str, str], recipe: PackingRecipe
+) -> Rearrangement:
     """Reads the ids of source code alone, and only where some of it is rearranged."""
+    from tasks.data.token_shard import open_shard
+
+    if not recipe.fim_rate:
+        return Rearrangement(0.0, recipe.seed, {})
+    assert tokenizer is not None, "fill-in-the-middle needs the tokenizer's special tokens"
     read = {CODE, REPOSITORY} & {*recipe.domains}
     code = [(number, name) for number, name in enumerate(domain_of) if domain_of[name] in read]
-    ids = {number: read_ids(shards.path(f"shards/{name}.parquet")) for number, name in code} if recipe.fim_rate else {}
-    return Rearrangement(recipe.fim_rate, recipe.seed, ids)
+    ids = {number: read_ids(shards.path(f"shards/{name}.parquet")) for number, name in code}
+    opened = {number: open_shard(shards.directory("shards") / f"{name}.bin") for number, name in code}
+    is_inside = read_inside(tokenizer.path("tokenizer.json"), tokenizer.record.num_tokens)
+    return Rearrangement(recipe.fim_rate, recipe.seed, ids, opened, is_inside)
 
 
 def _bucket_weights(sources: list[Artifact], domain_of: dict[str, str], recipe: PackingRecipe) -> BucketWeights:
