@@ -26,6 +26,10 @@ SCALE = Annotated[str, typer.Argument(metavar="SCALE|FILE.yaml", help="micro, ti
 JSON = Annotated[bool, typer.Option("--json", help="end with one JSON line on standard output")]
 STORE = Annotated[str | None, typer.Option(metavar="URI", help="a directory or s3://bucket/prefix; by default $GLM46_HOME/store")]
 PLACE = "DIR|s3://BUCKET/PREFIX|hf://OWNER/NAME"
+STAGE_NAMES = (
+    "extract, boilerplate, score, deduplicate, semantic, filter, personal_data, synthesize (without --input), seed_variations, "
+    "decontaminate, tokenizer or shards"
+)
 EXIT_FAILED, EXIT_USAGE, EXIT_REFUSED = 1, 2, 3
 MAX_MESSAGE_CHARS = 4000
 """Some servers answer with all that they were sent; the whole stands in the log."""
@@ -114,13 +118,16 @@ def plan(scale: SCALE, as_json: JSON = False) -> None:
 
 @app.command()
 def stage(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="extract, deduplicate, filter, tokenizer, ... (docs/data.md)")],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="a new directory for documents and evidence")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=STAGE_NAMES)],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="a new directory for documents and evidence, outside --input")],
     documents: Annotated[str | None, typer.Option("--input", metavar=PLACE, help="your documents, or an earlier stage's output")] = None,
-    config: Annotated[str | None, typer.Option(metavar="SCALE|FILE.yaml", help="by default full's recipe on this machine")] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="SCALE|FILE.yaml", help="whose data section holds; by default full's recipe, run on this machine"),
+    ] = None,
     as_json: JSON = False,
 ) -> None:
-    """Run one data stage alone on a directory. Needs no server."""
+    """Run one data stage alone on a directory; docs/data.md says what each does. Needs no server."""
     with _usage_errors():
         from flows.single_stage import open_stage
         from infra.doctor import check_java, require

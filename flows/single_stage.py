@@ -1,16 +1,16 @@
 """One data stage alone on a user's directory: `glm46 stage NAME --input DIR --output DIR`. No server is needed.
 
 A directory of sources is ingested, extracted and, where the stage looks at scores, scored first; the output of an earlier stage is taken
-as it is. Everything is computed through the home's store, so what was computed before is found.
+as it is. Everything is computed through the home's store, so what was computed before is found. --output is locked while a stage runs, and
+its files appear when all are there.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from configs.load import load_scale
 from configs.schema import DataRecipe, SparkResources
 from flows.stage_log import StageLog, StageResult, key_figures
+from flows.stage_output import UNFINISHED, StageOutcome, check_output, has_left_out, locked_output, write_output
 from infra.home import Home
 from infra.spark import stop_spark
 from infra.step import Artifact, Digested, Progress, R, Step
@@ -32,6 +33,7 @@ from tasks.data.filter_documents import filter_documents
 from tasks.data.ingest_documents import IngestedDocuments, ingest_documents
 from tasks.data.list_sources import SourceListing, list_sources
 from tasks.data.mask_personal_data import mask_personal_data
+from tasks.data.remote_sources import is_remote
 from tasks.data.remove_boilerplate import remove_boilerplate
 from tasks.data.remove_semantic_duplicates import remove_semantic_duplicates
 from tasks.data.score_documents import score_documents
@@ -55,6 +57,8 @@ class SingleStage:
     resources: SparkResources
     store: Store
     log: StageLog
+    artifacts: dict[str, Artifact[Any]] = field(default_factory=dict)
+    """What was found or computed so far, by the name of the step."""
 
     def compute(self, step: Step[R], recipe: BaseModel | None, with_spark: bool = True, **inputs: Digested) -> Artifact[R]:
         """A step's artifact: found in the store, or computed now."""
@@ -72,6 +76,7 @@ class SingleStage:
         why = "found in the store" if is_cached else "computed"
         seconds = round(time.monotonic() - started, 2)
         self.log.finish(StageResult(step.name, seconds, is_cached, why, artifact.digest, key_figures(artifact.record), key))
+        self.artifacts[step.name] = artifact
         return artifact
 
     def _reporter(self, name: str) -> Callable[[Progress], None]:
@@ -93,16 +98,30 @@ class SingleStage:
             return self.source
         return self.compute(extract_documents, self.recipe.extract, records=self.ingested())
 
-    def complete(self, *, with_scores: bool = False) -> Artifact[CompleteDocuments]:
-        return self.compute(complete_documents, None, documents=self.scored() if with_scores else self.extracted())
+    def complete(self) -> Artifact[CompleteDocuments]:
+        """Documents with every column that a stage reads, from sources or from an earlier stage."""
+        return self.compute(complete_documents, None, documents=self.extracted())
+
+    def ranked(self) -> Artifact[Any]:
+        """For stages that keep the best of several: sources are scored, documents of an earlier stage are as good as it found them."""
+        return self.complete() if isinstance(self.source, DocumentFiles) else self.scored()
 
     def scored(self) -> Artifact[Any]:
-        """With the classifiers that the sources' labelled records give; documents of an earlier stage keep the scores that they have."""
+        """With the classifiers that the sources' labelled records give. Documents of an earlier stage keep the scores that they have;
+        without any they get what needs no labelled records."""
+        sources, documents = SourceListing(()), self.extracted()
         if isinstance(self.source, DocumentFiles):
-            return self.complete()
-        documents = self.extracted()
-        classifiers = self.compute(train_classifiers, self.recipe.classifiers, with_spark=False, sources=self._listing())
-        ngram_model = self.compute(train_ngram_model, self.recipe.ngram_training, sources=self._listing(), documents=documents)
+            documents = self.complete()
+            if documents.record.num_scored:
+                self.log.say(
+                    f"score: {documents.record.num_scored:,} of {documents.record.num_documents:,} documents have scores: they stay"
+                )
+                return documents
+            self.log.say("language and perplexity alone: the other scores are learned from labelled records, so score their directory")
+        else:
+            sources = self._listing()
+        classifiers = self.compute(train_classifiers, self.recipe.classifiers, with_spark=False, sources=sources)
+        ngram_model = self.compute(train_ngram_model, self.recipe.ngram_training, sources=sources, documents=documents)
         models = {"classifiers": classifiers, "ngram_model": ngram_model}
         return self.compute(score_documents, self.recipe.language, documents=documents, **models)
 
@@ -123,11 +142,11 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
     "deduplicate": lambda run: run.compute(
         deduplicate_documents,
         run.recipe.deduplicate,
-        documents=run.scored(),
+        documents=run.ranked(),
         previous=list_earlier_documents(run.recipe.deduplicate.previous),
     ),
-    "semantic": lambda run: run.compute(remove_semantic_duplicates, run.recipe.semantic, documents=run.complete(with_scores=True)),
-    "filter": lambda run: run.compute(filter_documents, run.recipe.filter, documents=run.complete(with_scores=True)),
+    "semantic": lambda run: run.compute(remove_semantic_duplicates, run.recipe.semantic, documents=run.ranked()),
+    "filter": lambda run: run.compute(filter_documents, run.recipe.filter, documents=run.scored()),
     "personal_data": lambda run: run.compute(mask_personal_data, run.recipe.personal_data, documents=run.complete()),
     "synthesize": lambda run: run.problems(),
     "seed_variations": lambda run: run.variations(),
@@ -139,28 +158,8 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
 }
 """By the name of the stage's section in data.recipe."""
 WITHOUT_INPUT = ("synthesize",)
-UNFINISHED = ".unfinished"
-"""Below --output: where files wait until all are there."""
 NEEDED_ROLE = {"seed_variations": "prompts"}
 """Of a stage's sources, where it is not documents to train on."""
-
-
-class StageOutcome(BaseModel):
-    """What a single stage left."""
-
-    stage: str
-    output: str
-    digest: str
-    record: dict[str, Any]
-
-    def describe(self) -> str:
-        """What the stage kept and dropped, and where it lies."""
-        dropped = {reason: count for reason, count in self.record.get("dropped", {}).items() if count}
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items(), key=lambda item: (-item[1], item[0])))
-        told = f", {sum(dropped.values()):,} dropped{f' ({reasons})' if reasons else ''}" if "dropped" in self.record else ""
-        lines = [f"{self.stage}: {self.record['num_documents']:,} documents left{told}"] if "num_documents" in self.record else []
-        left = ", ".join(sorted(f"{path.name}/" if path.is_dir() else path.name for path in Path(self.output).iterdir()))
-        return "\n".join([*lines, f"{self.output}: {left}", f"digest {self.digest}"])
 
 
 def open_stage(name: str, place: str | Path | None, output_dir: Path, config: str | None, home: Home) -> Callable[[], StageOutcome]:
@@ -168,7 +167,7 @@ def open_stage(name: str, place: str | Path | None, output_dir: Path, config: st
     this machine cannot reach, before any work."""
     if name not in STAGES:
         raise ValueError(f"no stage {name!r}: the stages are {', '.join(STAGES)}")
-    _check_output(output_dir, place)
+    check_output(output_dir, place)
     scale = load_scale(config or DEFAULT_SCALE)
     resources = scale.data.resources if config else _this_machine()
     _check_master(resources.master)
@@ -176,10 +175,15 @@ def open_stage(name: str, place: str | Path | None, output_dir: Path, config: st
     run = SingleStage(_source(name, place, log), scale.data.recipe, resources, open_store(None, home), log)
 
     def compute() -> StageOutcome:
-        artifact = STAGES[name](run)
-        stop_spark()
-        outcome = StageOutcome(stage=name, output=str(output_dir), digest=artifact.digest, record=artifact.record.model_dump(mode="json"))
-        _write_output(artifact, outcome, output_dir)
+        with locked_output(output_dir):
+            artifact = STAGES[name](run)
+            stop_spark()
+            earlier = {step: other for step, other in run.artifacts.items() if other is not artifact and has_left_out(other)}
+            outcome = StageOutcome(
+                stage=name, output=str(output_dir), digest=artifact.digest, record=artifact.record.model_dump(mode="json"),
+                earlier={step: other.record.model_dump(mode="json") for step, other in earlier.items()},
+            )  # fmt: skip
+            write_output(artifact, earlier, outcome, output_dir)
         return outcome
 
     return compute
@@ -198,22 +202,6 @@ def _check_master(master: str) -> None:
         )
 
 
-def _check_output(output_dir: Path, place: str | Path | None) -> None:
-    """Before hours of work: raises ValueError for a directory that cannot take the output, or that the next run would read as input."""
-    existing = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        why = "cannot be written" if existing.is_dir() else "is a file"
-        raise ValueError(f"--output {output_dir}: {existing} {why}: name a new directory elsewhere")
-    _refuse_files(output_dir)
-    if place is not None and Path(place).is_dir() and output_dir.resolve().is_relative_to(Path(place).resolve()):
-        raise ValueError(f"--output {output_dir} lies in --input {place}, which would be read again with it: name a directory elsewhere")
-
-
-def _refuse_files(output_dir: Path) -> None:
-    if output_dir.exists() and {path.name for path in output_dir.iterdir()} - {UNFINISHED}:
-        raise ValueError(f"--output {output_dir} is not empty: name a new directory, so that no file of another run stays in it")
-
-
 def _source(name: str, place: str | Path | None, log: StageLog) -> SourceListing | DocumentFiles | None:
     if name in WITHOUT_INPUT:
         if place is not None:
@@ -221,6 +209,10 @@ def _source(name: str, place: str | Path | None, log: StageLog) -> SourceListing
         return None
     if place is None:
         raise ValueError(f"stage {name} reads documents: name a directory, s3://bucket/prefix or hf://owner/name with --input")
+    if not is_remote(str(place)) and not Path(place).is_dir():
+        raise ValueError(
+            f"--input {place} does not exist or is no directory: name an existing one, or s3://bucket/prefix or hf://owner/name"
+        )
     written = DocumentFiles(Path(place).absolute())
     return written if _left_by_a_stage(written) else list_sources(place, log.say, NEEDED_ROLE.get(name, "pretrain"))
 
@@ -242,19 +234,3 @@ def _left_by_a_stage(written: DocumentFiles) -> bool:
 def _this_machine() -> SparkResources:
     cores = len(os.sched_getaffinity(0))
     return SparkResources(master=f"local[{cores}]", driver_memory="2g", executor_memory="1g", shuffle_partitions=2 * cores)
-
-
-def _write_output(artifact: Artifact[Any], outcome: StageOutcome, output_dir: Path) -> None:
-    """Every file of the artifact under its name, and the record; in place when all are there, so that no part passes for the whole."""
-    # Looked at again: another run may have taken the directory meanwhile.
-    _refuse_files(output_dir)
-    waiting = output_dir / UNFINISHED
-    shutil.rmtree(waiting, ignore_errors=True)
-    for name in sorted({**artifact.manifest.content, **artifact.manifest.evidence}):
-        target = waiting / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(artifact.path(name), target)
-    (waiting / "record.json").write_text(outcome.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    for path in sorted(waiting.iterdir()):
-        path.rename(output_dir / path.name)
-    waiting.rmdir()

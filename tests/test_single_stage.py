@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flows.command import STAGE_NAMES
 from flows.single_stage import STAGES, run_stage
 from infra.home import Home
+from infra.spark import stop_spark
 from tests.data_inputs import prose, write_jsonl
 from tests.pipeline import glm46
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_session():
+    """A stage stops Spark before it copies; here one session serves all of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flows.single_stage.stop_spark", lambda: None)
+        yield
+    stop_spark()
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +74,44 @@ def test_the_next_stage_takes_what_an_earlier_one_left(deduplicated, home, tmp_p
 def test_every_stage_takes_what_deduplication_left(name, deduplicated, home, tmp_path):
     record = run_stage(name, deduplicated[1], tmp_path / "output", "micro", home).record
     assert record["num_documents"] + sum(record.get("dropped", {}).values()) == deduplicated[2].record["num_documents"]
+
+
+def test_duplicates_are_looked_for_in_what_deduplication_left(deduplicated, home, tmp_path):
+    _, output, outcome = deduplicated
+    again = run_stage("deduplicate", output, tmp_path / "again", "micro", home)
+    assert again.record["num_documents"] == outcome.record["num_documents"] and not any(again.record["dropped"].values())
+    columns = pq.read_schema(tmp_path / "again" / "documents" / "part-00000.parquet").names
+    assert len(columns) == len(set(columns)) and "cluster" in columns
+    assert run_stage("semantic", tmp_path / "again", tmp_path / "after", "micro", home).record["num_documents"] == 31
+
+
+def test_documents_without_scores_are_scored_and_those_with_scores_keep_them(deduplicated, home, tmp_path):
+    directory, output, _ = deduplicated
+    run_stage("extract", directory, tmp_path / "extracted", "micro", home)
+    run_stage("personal_data", tmp_path / "extracted", tmp_path / "masked", "micro", home)
+    scored = {}
+    for name, place in (("sources", directory), ("masked", tmp_path / "masked"), ("deduplicated", output)):
+        run_stage("score", place, tmp_path / f"scored_{name}", "micro", home)
+        rows = pq.read_table(tmp_path / f"scored_{name}" / "documents").to_pylist()
+        scored[name] = {row["id"]: (row["language"], row["language_score"]) for row in rows}
+    assert sum(score is not None for _, score in scored["sources"].values()) == len(scored["masked"]) == 33
+    changed = [identity for identity, values in scored["masked"].items() if values != scored["sources"][identity]]
+    assert len(changed) <= 1, "one document has an address that was masked"
+    assert all(values == scored["sources"][identity] for identity, values in scored["deduplicated"].items())
+
+
+def test_the_funnel_of_every_step_in_front_is_told_and_kept(home, tmp_path):
+    texts = [prose(seed) for seed in range(120)]
+    write_jsonl(tmp_path / "input" / "web.jsonl.gz", [{"text": text} for text in [*texts, ""]])
+    (tmp_path / "input" / "page.html").write_text("<html><body><article><p>Only a few words.</p></article></body></html>")
+    outcome = run_stage("deduplicate", tmp_path / "input", tmp_path / "output", "micro", home)
+    told = outcome.describe().splitlines()
+    assert told[0] == "ingest_documents: 121 documents left, 1 rejected (empty 1)"
+    assert told[1] == "extract_documents: 120 documents left, 1 dropped (too_short 1)"
+    assert told[2] == "deduplicate: 120 documents left, 0 dropped"
+    rejected = pq.read_table(tmp_path / "output" / "earlier" / "ingest_documents" / "rejected.parquet").to_pylist()
+    dropped = pq.read_table(tmp_path / "output" / "earlier" / "extract_documents" / "dropped.parquet").to_pylist()
+    assert [row["reason"] for row in rejected] == ["empty"] and [row["reason"] for row in dropped] == ["too_short"]
 
 
 def test_the_same_stage_again_computes_nothing(deduplicated, home, tmp_path, capfd):
@@ -132,7 +185,6 @@ def test_an_output_that_another_run_took_meanwhile_stays_as_it_left_it(deduplica
     output, compute = tmp_path / "output", STAGES["deduplicate"]
 
     def overtaken(run):
-        output.mkdir()
         (output / "record.json").write_text("{}")
         return compute(run)
 
@@ -140,6 +192,53 @@ def test_an_output_that_another_run_took_meanwhile_stays_as_it_left_it(deduplica
     with pytest.raises(ValueError, match="is not empty: name a new directory"):
         run_stage("deduplicate", directory, output, "micro", home)
     assert [path.name for path in output.iterdir()] == ["record.json"]
+
+
+def test_an_output_that_was_killed_while_it_was_put_in_place_is_made_whole(deduplicated, home, tmp_path, monkeypatch):
+    directory, whole, _ = deduplicated
+    output, rename = tmp_path / "output", Path.rename
+
+    def killed(path, target):
+        if path.name == "dropped.parquet":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_stage("deduplicate", directory, output, "micro", home)
+    monkeypatch.undo()
+    assert (output / "documents").exists() and not (output / "dropped.parquet").exists()
+    with pytest.raises(ValueError, match="output of a stage that was not finished: run that stage again"):
+        run_stage("personal_data", output, tmp_path / "masked", "micro", home)
+    (output / "mine.txt").write_text("")
+    with pytest.raises(ValueError, match="is not empty: name a new directory"):
+        run_stage("deduplicate", directory, output, "micro", home)
+    (output / "mine.txt").unlink()
+    run_stage("deduplicate", directory, output, "micro", home)
+    files = [sorted(path.relative_to(place) for path in place.rglob("*")) for place in (whole, output)]
+    assert files[0] == files[1]
+
+
+def test_two_runs_on_one_output_do_not_mix(deduplicated, home, tmp_path):
+    directory, output = deduplicated[0], tmp_path / "output"
+    output.mkdir()
+    held = os.open(output, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(ValueError, match=r"another run writes there now: wait for it, or name another directory"):
+        run_stage("deduplicate", directory, output, "micro", home)
+    os.close(held)
+    assert output.is_dir()
+    assert run_stage("deduplicate", directory, output, "micro", home).digest == deduplicated[2].digest
+
+
+def test_a_full_disk_leaves_nothing_and_says_what_to_do(deduplicated, home, tmp_path, monkeypatch):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(ValueError, match=r"cannot be written \(No space left on device\): make room or name another"):
+        run_stage("deduplicate", deduplicated[0], tmp_path / "output", "micro", home)
+    assert not (tmp_path / "output").exists()
 
 
 def test_parquet_of_the_users_own_in_a_directory_named_documents_is_a_source(home, tmp_path):
@@ -163,6 +262,10 @@ def test_a_cluster_that_this_machine_does_not_know_is_named_before_any_work(dedu
     monkeypatch.delenv("YARN_CONF_DIR", raising=False)
     with pytest.raises(ValueError, match=r"master is yarn, and neither HADOOP_CONF_DIR .* leave --config out"):
         run_stage("deduplicate", deduplicated[0], tmp_path / "output", "full", home)
+
+
+def test_the_help_names_every_stage():
+    assert [name.split()[0] for name in STAGE_NAMES.replace(" or ", ", ").split(", ")] == list(STAGES)
 
 
 def test_every_stage_is_a_section_of_the_data_recipe():

@@ -6,14 +6,14 @@ So one stage can run alone on a user's directory: `glm46 stage`. Neutral is: no 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, digest_of, step
 from infra.store import hash_file
-from tasks.data.document_files import count_by, read_documents, write_documents
+from tasks.data.document_files import count_by, names_of, read_documents, write_documents
 from tasks.data.documents import DOCUMENT_COLUMNS, SCORE_COLUMNS, TRAIN, UNBUCKETED
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class CompleteDocuments(Record):
     num_documents: int
     num_bytes: int
     train_bytes_by_domain: dict[str, int]
+    num_scored: int
+    """Documents with any score."""
 
 
 @step(content=("documents/*.parquet",), distributions=("pyspark", "pyarrow"))
@@ -54,16 +56,27 @@ def complete_documents(*, documents: Artifact[Any] | DocumentFiles, resources: S
     paths = documents.paths("documents/*.parquet")
     output.report(Progress(0, 0, "documents", "reading"))
     frame = read_documents(spark_session(resources), paths, resources)
-    missing = [name for name in (column.split(" ")[0] for column in DOCUMENT_COLUMNS.split(", ")) if name not in frame.columns]
+    missing = [name for name in names_of(DOCUMENT_COLUMNS) if name not in frame.columns]
     if missing:
         raise ValueError(f"{paths[0]} has no column {', '.join(missing)}: name a directory of sources, or the output of `glm46 stage`")
     num_bytes = sum(size for _, size in count_by(paths, "domain").values())
-    counts = count_by(write_documents(_with_neutral(frame), output.path("documents"), num_bytes), "split", "domain")
+    written = write_documents(_with_neutral(frame), output.path("documents"), num_bytes)
+    counts = count_by(written, "split", "domain")
     return CompleteDocuments(
         num_documents=sum(count for count, _ in counts.values()),
         num_bytes=num_bytes,
         train_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN},
+        num_scored=_num_scored(written),
     )
+
+
+def _num_scored(paths: list[Path]) -> int:
+    import pyarrow.compute as pc
+    import pyarrow.dataset as dataset
+
+    scores = [name for name in names_of(SCORE_COLUMNS) if name != "language"]  # which the source says where nothing looked
+    is_scored = reduce(lambda one, other: one | other, (pc.field(name).is_valid() for name in scores))
+    return dataset.dataset([str(path) for path in paths]).count_rows(filter=is_scored)
 
 
 def _with_neutral(frame: DataFrame) -> DataFrame:

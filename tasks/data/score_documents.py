@@ -11,7 +11,7 @@ import numpy as np
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.document_files import read_documents, write_documents
+from tasks.data.document_files import names_of, read_documents, write_documents
 from tasks.data.document_scores import LanguageModelFiles, Scorers, score_batches
 from tasks.data.documents import SCORE_COLUMNS
 from tasks.data.language_id import check_model
@@ -56,7 +56,8 @@ def score_documents(
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents"))
     scorers = Scorers(recipe.max_chars, recipe.model_path, _classifiers(classifiers), _language_models(ngram_model))
-    frame = read_documents(spark_session(resources), documents.paths("documents/*.parquet"), resources)
+    read = read_documents(spark_session(resources), documents.paths("documents/*.parquet"), resources)
+    frame = read.drop(*names_of(SCORE_COLUMNS))
     columns = ", ".join(f"{name} {kind}" for name, kind in frame.dtypes)
     scored = frame.mapInArrow(partial(score_batches, scorers=scorers), f"{columns.replace('bigint', 'long')}, {SCORE_COLUMNS}")
     table = _read_scores(write_documents(scored, output.path("documents"), documents.record.num_bytes))
