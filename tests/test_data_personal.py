@@ -21,17 +21,52 @@ AWS_KEY = "AKIA" + "ABCDEFGHIJKLMNOP"
 GITHUB_TOKEN = "ghp_" + "a1B2" * 9
 PRIVATE_KEY = "-----BEGIN " + "PRIVATE KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEF\n-----END " + "PRIVATE KEY-----"
 FOUND = {
-    "secret": [AWS_KEY, GITHUB_TOKEN, PRIVATE_KEY],
-    "email": ["jane.doe+news@mail.kernel.org", "Jürgen@posteo.de", "o'neil@bbc.co.uk"],
+    "secret": [AWS_KEY, GITHUB_TOKEN, PRIVATE_KEY, "npm_" + "a1B2" * 9, "SG." + "a" * 22 + "." + "b" * 43, "dop_v1_" + "a1b2" * 16],
+    "email": [
+        "jane.doe+news@mail.kernel.org",
+        "Jürgen@posteo.de",
+        "o'neil@bbc.co.uk",
+        "jane@müller.de",
+        "anna@büro-online.at",
+        "пётр@почта.рф",
+        "用户@例子.中国",
+        "name@xn--mller-kva.de",
+        "name@firma.xn--p1ai",
+    ],
     "iban": ["DE89370400440532013000", "GB82 WEST 1234 5698 7654 32", "gb82west12345698765432"],
     "credit_card": ["4111111111111111", "5500-0000-0000-0004", "3400 000000 00009"],
     "us_ssn": ["078-05-1120", "219-09-9999"],
     "ip_address": ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"],
-    "phone": ["+49 (0)30 901820", "+14155552671", "(415) 555-2671", "415-555-2671 ext. 12", "1-800-555-2671", "(030) 901 820 99"],
+    "phone": [
+        "+49 (0)30 901820",
+        "+14155552671",
+        "(415) 555-2671",
+        "415-555-2671 ext. 12",
+        "1-800-555-2671",
+        "(030) 901 820 99",
+        "01 42 68 53 00",
+        "01.42.68.53.00",
+        "020 7946 0958",
+        "0171 1234567",
+        "03-1234-5678",
+        "8 (495) 123-45-67",
+        "0049 30 901820",
+    ],
 }
 LEFT = {
     "secret": ["AKIA", "ghp_short", "task-oriented-and-rather-long-hyphenated-words", "-----BEGIN CERTIFICATE-----\nMIIE"],
-    "email": ["someone@example.com", "git@github.com", "a@b", "@decorator", "x@localhost", "dev\n@click.group()"],
+    "email": [
+        "someone@example.com",
+        "git@github.com",
+        "a@b",
+        "@decorator",
+        "x@localhost",
+        "dev\n@click.group()",
+        "icon@2x.png",
+        "foo@v1.2.3",
+        "x@y-.de",
+        "w@x.T",
+    ],
     "iban": ["DE89370400440532013001", "GB82 WEST 1234 5698 7654", "XX89370400440532013000"],
     "credit_card": ["4111111111111112", "9111111111111111", "411111111111116", "0.4111111111111111", "0000000000000000"],
     "us_ssn": ["000-12-3456", "666-12-3456", "900-12-3456", "123-00-4567", "123-45-0000", "1123-45-67890"],
@@ -46,6 +81,9 @@ LEFT = {
         "230.0.0.4",
         "fe80:1:2:3:4:5:6:7",
         "31.13.24.0/21",
+        "version 12.4.3.10",
+        "Python 3.11.7.22",
+        "section 12.4.3.10",
         "2606:2800:220::/48",
     ],
     "phone": [
@@ -53,6 +91,14 @@ LEFT = {
         "1234567890",
         "3.14159265358979",
         "8253/8254",
+        "0123456789",
+        "ISBN 978-3-16-148410-0",
+        "0-306-40615-2",
+        "21-15 21-18 19-21",
+        "1609459200",
+        "12:34:56:78",
+        "550e8400-e29b-41d4-a716-446655440000",
+        "1234567890123456789012345678901234567890",
         "(1999) 123-456",
         "123-456-7890",
         "1,234,567,890",
@@ -73,6 +119,16 @@ def test_each_kind_is_found_as_a_whole_and_what_only_looks_like_it_is_left(kind)
 
 def test_a_bare_number_is_a_phone_number_where_it_is_called_one():
     assert find_spans(["Phone: 451 5986. In all 451 5986 men."], ["phone"]) == [[("phone", 7, 15)]]
+
+
+def test_a_social_security_number_that_is_called_one_needs_no_hyphens():
+    for text, found in (
+        ("SSN: 123 45 6789", 5),
+        ("his social security number is 123456789", 30),
+        ("123 45 6789", None),
+        ("SSN: 000456789", None),
+    ):
+        assert find_spans([text], ["us_ssn"]) == [[] if found is None else [("us_ssn", found, len(text))]], text
 
 
 def test_the_first_kind_counts_where_two_overlap_and_texts_do_not_touch():

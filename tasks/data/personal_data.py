@@ -33,9 +33,12 @@ Span = tuple[str, int, int]
 """Kind, start and end."""
 
 LOCAL_PART = re.compile(r"[\w.%+'-]{1,64}\Z")
-HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}[A-Za-z0-9])?\.)+[A-Za-z]{2,24}(?![\w-])")
+HOST = re.compile(r"(?:[^\W_](?:[^\W_]|-){0,62}(?<!-)\.)+(?:[^\W\d_]{2,24}|xn--[a-z0-9-]{2,40})(?![\w-])")
+"""Names in all scripts (RFC 6531)."""
 RESERVED_HOSTS = re.compile(r"(?:^|\.)(?:example\.(?:com|org|net)|[\w.-]*\.?(?:example|test|invalid|localhost|local))$", re.IGNORECASE)
 """RFC 2606: nobody's addresses, and what FineWeb puts in the place of real ones."""
+IMAGE = re.compile(r"[\d.]+x\.(?:png|jpe?g|gif|webp|svg|pdf)\Z", re.IGNORECASE)
+"""Images for screens of so many pixels per point: icon@2x.png."""
 NO_PERSON = {"git", "hg", "svn"}
 """Local parts of repository URLs: git@github.com."""
 
@@ -50,10 +53,17 @@ CARD = re.compile(
 )
 """Visa, Mastercard, American Express, Diners, JCB, Maestro and Discover, each with its lengths."""
 SOCIAL_SECURITY = re.compile(r"(?!000|666|9)\d{3}-(?!00)\d{2}-(?!0000)\d{4}")
+SOCIAL_SECURITY_LABEL = re.compile(r"\b(?:SSN|social security)\b[^\d\n]{0,16}$", re.IGNORECASE)
+"""Behind it the hyphens may be blanks or missing."""
 DATE = re.compile(r"(?:19|20)\d\d[-./]\d{1,2}[-./]\d|\d{1,2}[-./]\d{1,2}[-./](?:19|20)\d\d")
 NORTH_AMERICAN = re.compile(r"(?:(?:\+|00)?1[-. ])?(?:\([2-9]\d\d\) ?|[2-9]\d\d[-. ])[2-9]\d\d[-. ]\d{4}(?:\s?(?:x|ext\.?)\s?\d{1,5})?")
 TRUNK = re.compile(r"\(0\d{0,4}\)[ -]?\d[\d -]{5,}\d")
 """An area code in brackets with the trunk prefix 0."""
+NATIONAL = re.compile(
+    r"0[1-9](?:[ .]\d\d){4}|0[1-9]\d{1,3}[ /]\d{3,4} ?\d{3,5}|0[1-9]\d?-\d{3,4}-\d{4}|8 ?\(\d{3}\) ?\d{3}-\d\d-\d\d|"
+    r"00[1-9]\d{0,2}[ -]\(?\d[\d() -]{5,}\d"
+)
+"""Grouped as France, Britain and Germany, Japan, and Russia write them, or with the prefix 00 and a country's code."""
 PHONE_LABEL = re.compile(
     r"\b(?:phone|telephone|tel|mobile|cell|fax|desk(?=:)|office(?=:)|whatsapp|hotline|sms|call|calling|dial|reach|contact|message|messages|answering|"
     r"telefon|telefono|teléfono|téléphone|handy|móvil|celular|mobil|телефон|тел)\b[^\d\n]{0,16}\n?[^\d\n]{0,4}$",
@@ -75,6 +85,11 @@ IBAN_LENGTHS = {
 PREFIX_LENGTH = r"/\d{1,3}(?![\w/-]|\.\w)"
 """Behind an address it names a network: 31.13.24.0/21."""
 IP_V4 = re.compile(rf"[0-9](?<![\w.-].)[0-9]{{0,2}}(?:\.[0-9]{{1,3}}){{3}}(?![\w-]|\.\d|{PREFIX_LENGTH})")
+VERSION_LABEL = re.compile(
+    r"\b(?:version|ver|release|build|revision|rev|firmware|update|patch|section|sec|chapter|clause|article|paragraph|figure|table|python|openssl|"
+    r"chrome|chromium|firefox|safari|opera|edge|java|kernel|windows|macos|ios|android|sdk|driver)[ .:#-]{1,2}$",
+    re.IGNORECASE,
+)
 IP_V6 = re.compile(rf"[23](?<![\w:.].)[0-9A-Fa-f]{{3}}:[0-9A-Fa-f:]{{4,34}}(?![\w:]|{PREFIX_LENGTH})")
 """The addresses that are handed out: 2000::/3."""
 
@@ -89,6 +104,10 @@ SECRETS = {
     "sk-": r"sk-(?=[\w-]*\d)[\w-]{32,}",
     "sk_live_": r"sk_live_\w{20,}",
     "hf_": r"hf_[A-Za-z0-9]{34}\b",
+    "npm_": r"npm_[A-Za-z0-9]{36}\b",
+    "pypi-": r"pypi-AgE[\w-]{50,}",
+    "SG.": r"SG\.[\w-]{22}\.[\w-]{43}",
+    "dop_v1_": r"dop_v1_[0-9a-f]{64}\b",
     "eyJ": r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
     "-----BEGIN ": r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----[^\0]{16,20000}?"
     r"-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----",
@@ -166,7 +185,7 @@ def _emails(text: str) -> Iterator[tuple[int, int]]:
     while place >= 0:
         window = text[max(0, place - 64) : place]
         local, host = LOCAL_PART.search(window), HOST.match(text, place + 1)
-        if local and host and not RESERVED_HOSTS.search(host[0]):
+        if local and host and not RESERVED_HOSTS.search(host[0]) and not IMAGE.match(host[0]):
             name = local[0].lstrip(".'-%+")
             if name and name.lower() not in NO_PERSON and not name.endswith("."):
                 yield place - len(name), host.end()
@@ -191,7 +210,12 @@ def _has_luhn_digit(digits: str) -> bool:
 
 
 def _social_security(numbers: list[re.Match[str]]) -> Iterator[tuple[int, int]]:
-    return (match.span() for match in numbers if SOCIAL_SECURITY.fullmatch(match[0]))
+    for match in numbers:
+        digits = match[0].replace(" ", "-")
+        hyphenated = f"{digits[:3]}-{digits[3:5]}-{digits[5:]}" if digits.isdecimal() and len(digits) == 9 else digits
+        is_written = hyphenated == match[0] or SOCIAL_SECURITY_LABEL.search(_before(match))
+        if is_written and SOCIAL_SECURITY.fullmatch(hyphenated):
+            yield match.span()
 
 
 def _phones(numbers: list[re.Match[str]]) -> Iterator[tuple[int, int]]:
@@ -201,14 +225,18 @@ def _phones(numbers: list[re.Match[str]]) -> Iterator[tuple[int, int]]:
         if not 7 <= num_digits <= 15 or DATE.match(number) or number.count("(") != number.count(")") or IP_V4.fullmatch(number):
             continue
         is_international = number.startswith(("+", "(+")) and num_digits >= 8 and number.lstrip("(+")[0] != "0"
-        if is_international or NORTH_AMERICAN.fullmatch(number) or TRUNK.fullmatch(number) or _is_labelled(match):
+        written = NORTH_AMERICAN.fullmatch(number) or TRUNK.fullmatch(number) or NATIONAL.fullmatch(number)
+        if is_international or written or _is_labelled(match):
             yield match.start(), match.start() + len(number)
 
 
 def _is_labelled(match: re.Match[str]) -> bool:
-    text = match.string
-    before = text[max(0, match.start() - LABEL_CHARS) : match.start()].rpartition(BETWEEN)[2]
-    return PHONE_LABEL.search(before) is not None or PHONE_LABEL_BEHIND.match(text, match.end()) is not None
+    return PHONE_LABEL.search(_before(match)) is not None or PHONE_LABEL_BEHIND.match(match.string, match.end()) is not None
+
+
+def _before(match: re.Match[str]) -> str:
+    """What stands before it in its own text, as far as a label reaches."""
+    return match.string[max(0, match.start() - LABEL_CHARS) : match.start()].rpartition(BETWEEN)[2]
 
 
 def _ibans(text: str) -> Iterator[tuple[int, int]]:
@@ -223,9 +251,9 @@ def _ibans(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _addresses(text: str) -> Iterator[tuple[int, int]]:
-    """Public addresses; four one-digit numbers are a version or a section."""
+    """Public addresses; four one-digit numbers are a version or a section, and so are four that are called one."""
     for match in IP_V4.finditer(text):
-        if len(match[0]) > len("1.2.3.4") and _is_public(match[0]):
+        if len(match[0]) > len("1.2.3.4") and _is_public(match[0]) and not VERSION_LABEL.search(_before(match)):
             yield match.span()
     for match in IP_V6.finditer(text):
         address = match[0] if match[0].endswith("::") else match[0].rstrip(":")
