@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from tasks.data.deduplicate_documents import MIN_JUDGED_DOCUMENTS, deduplicate_documents
@@ -15,6 +17,7 @@ from tasks.data.edge_components import smallest_members
 from tasks.data.minhash import jaccard_counts, shingle_sets
 from tasks.data.page_urls import normalised_urls
 from tasks.data.signature_index import SignatureIndex
+from tasks.data.words import _tables
 from tests.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows
 from tests.given_documents import given_document, given_documents
 from tests.test_data_minhash import edited, near_copies, plain_similarity
@@ -159,6 +162,21 @@ URLS = {
     "https://example.org:8080/A/": "example.org:8080/A",
     "https://example.org/a?utm_x=2": "example.org/a",
     "https://example.org/?sid=4": "example.org?sid=4",
+    "https://example.org/a;jsessionid=8F.node1/b;v=2?x=1": "example.org/a/b;v=2?x=1",
+    "https://example.org/a;JSESSIONID=8F?x=1": "example.org/a?x=1",
+    "https://example.org/#!/topic/1": "example.org#!/topic/1",
+    "https://example.org/app/#/topic/2/": "example.org/app#/topic/2",
+    "https://example.org/app#!/": "example.org/app",
+    "https://example.org/%7euser/%e4%b8%ad?q=%2f%41#top": "example.org/~user/%E4%B8%AD?q=%2FA",
+    "https://example.org/~user/中?q=%2FA": "example.org/~user/%E4%B8%AD?q=%2FA",
+    "https://example.org/100%/%zz": "example.org/100%/%zz",
+    "http://xn--mnchen-3ya.de/a": "münchen.de/a",
+    "http://MÜNCHEN.de/a": "münchen.de/a",
+    "http://xn--fa-hia.de": "faß.de",
+    "http://fass.de": "fass.de",
+    "http://xn--99999999.de": "xn--99999999.de",
+    "https://example.org/a?b=1&a=2": "example.org/a?b=1&a=2",
+    "https://m.example.org/a": "m.example.org/a",
     "ftp://example.org/a": "",
     "": "",
 }
@@ -215,6 +233,7 @@ def test_a_new_crawl_is_deduplicated_against_stored_signatures(corpus, crawl, se
         gone = dropped.get(row["id"])
         assert bool(found) == bool(gone and gone["kept_id"] in first)
         if found:
+            assert gone is not None
             assert gone["kept_id"] == min(found, key=lambda one: one.id).id if len(found) == 1 else gone["kept_id"] in first
     recipe = DEDUPLICATE.model_copy(update={"max_removed_share": 1.0})
     both = list_earlier_documents((str(directory_of(crawl)), str(directory_of(result))))
@@ -249,6 +268,38 @@ def test_earlier_documents_that_cannot_be_compared_are_refused(corpus, crawl, tm
     changed = given_document("another text " + kept["text"], kept["offset"])
     with pytest.raises(ValueError, match=rf"document {kept['id']} \(web.jsonl\) is in deduplicate.previous with another text"):
         deduplicated(tmp_path / "changed", [changed], previous=earlier)
+
+
+def test_a_damaged_or_mixed_directory_of_earlier_documents_is_refused(corpus, crawl, tmp_path, monkeypatch):
+    """A pair without its text was compared with another document's, and near-duplicates of lost signatures went unnoticed."""
+    whole = directory_of(crawl)
+    with pytest.raises(ValueError, match=r"s3://bucket/crawl is no directory: copy it to a file system that executors see"):
+        list_earlier_documents(("s3://bucket/crawl",))
+    with pytest.raises(ValueError, match=r"deduplicate.previous names .* twice"):
+        list_earlier_documents((str(whole), f"{whole}/"))
+    for name in ("documents", "signatures"):
+        directory = shutil.copytree(whole, tmp_path / name)
+        shutil.copy(directory / name / "part-00000.parquet", directory / name / "part-00001.parquet")
+        with pytest.raises(ValueError, match=r"part-00001.parquet is only in one of documents/ and signatures/ of .* is lost"):
+            list_earlier_documents((str(directory),))
+    mixed = shutil.copytree(whole, tmp_path / "mixed")
+    table = pq.read_table(mixed / "documents" / "part-00000.parquet")
+    (lost,) = (row for row in corpus if row["id"] == table.column("id")[0].as_py())
+    (mixed / "documents" / "part-00000.parquet").unlink()
+    pq.write_table(table.slice(1), mixed / "documents" / "part-00000.parquet")
+    again = given_document(edited(lost["text"], 1, 9), 0, "again.jsonl")
+    with pytest.raises(Exception, match=rf"document {lost['id']} has a signature but no text"):
+        deduplicated(tmp_path / "again", [again], previous=list_earlier_documents((str(mixed),)))
+    pq.write_table(table.slice(0, 3), mixed / "documents" / "part-00000.parquet")
+    with pytest.raises(ValueError, match=r"has more signatures than .* has documents"):
+        deduplicated(tmp_path / "fewer", [again], previous=list_earlier_documents((str(mixed),)))
+    monkeypatch.setattr("tasks.data.words.SINGLE_RANGES", ())
+    _tables.cache_clear()
+    try:
+        with pytest.raises(ValueError, match=r"another `probe` alone: words are cut otherwise"):
+            list_earlier_documents((str(whole),)).check_signatures(DEDUPLICATE)
+    finally:
+        _tables.cache_clear()
 
 
 def test_shuffled_input_rows_give_the_same_documents(corpus, crawl, tmp_path):

@@ -18,6 +18,7 @@ from tasks.data.document_files import count_reasons, num_files, write_table
 from tasks.data.documents import DROPPED_COLUMNS
 from tasks.data.duplicate_candidates import NEIGHBOUR_COLUMNS, list_neighbours
 from tasks.data.duplicate_fates import NEAR, exact_groups, fates_of, page_duplicates
+from tasks.data.minhash import signing_metadata
 from tasks.data.near_duplicates import near_duplicates, signing_of
 from tasks.data.parcels import PARCEL_COLUMNS
 from tasks.data.survivor_parts import PART_COUNT_COLUMNS, send_survivors, signature_schema, write_survivors
@@ -125,12 +126,12 @@ def _write_survivors(
     """(documents, bytes) of every file and domain."""
     import pyarrow.parquet as pq
 
-    metadata = recipe.signing
+    metadata = signing_metadata(recipe)
     for name in ("documents", "signatures"):
         output.path(f"{name}/part").parent.mkdir(exist_ok=True)
     writer = partial(write_survivors, paths=paths, directory=str(output.directory), num_files=files, signature_metadata=metadata)
     rows = parcels.mapInArrow(writer, PART_COUNT_COLUMNS).collect()
-    schemas = {"documents": pq.read_schema(paths[0]), "signatures": signature_schema(recipe.num_permutations, metadata)}
+    schemas = {"documents": pq.read_schema(paths[0]), "signatures": signature_schema(metadata)}
     for name, schema in schemas.items():
         _write_empty_part(output.path(f"{name}/part-00000.parquet"), schema, with_cluster=name == "documents")
     return [(row.num_documents, row.num_bytes) for row in rows]
@@ -142,7 +143,8 @@ def _write_empty_part(path: Path, schema: object, with_cluster: bool) -> None:
     import pyarrow.parquet as pq
 
     if not any(path.parent.iterdir()):
-        schema = schema.append(pa.field("cluster", pa.string())) if with_cluster else schema  # pyright: ignore[reportAttributeAccessIssue]
+        lacks_cluster = with_cluster and "cluster" not in schema.names  # pyright: ignore[reportAttributeAccessIssue]
+        schema = schema.append(pa.field("cluster", pa.string())) if lacks_cluster else schema  # pyright: ignore[reportAttributeAccessIssue]
         pq.write_table(schema.empty_table(), path, compression="zstd")  # pyright: ignore[reportAttributeAccessIssue]
 
 

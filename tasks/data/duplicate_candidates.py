@@ -242,7 +242,14 @@ def verify_pairs(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterato
     values, offsets = shingles.values.to_numpy(), shingles.offsets.to_numpy()
     ids = sets.column("id").to_numpy()
     order = np.argsort(ids)
-    places = [order[np.searchsorted(ids, pairs.column(side).to_numpy(), sorter=order)] for side in ("left", "right")]
+    ends = [pairs.column(side).to_numpy() for side in ("left", "right")]
+    places = [order[np.minimum(np.searchsorted(ids, side, sorter=order), len(ids) - 1)] for side in ends]
+    lost = np.concatenate([side[ids[place] != side] for side, place in zip(ends, places, strict=True)])
+    if len(lost):
+        raise ValueError(
+            f"document {id_strings(lost[:1])[0]} has a signature but no text: documents/ and signatures/ of a directory of "
+            "deduplicate.previous do not belong together; name one that deduplicate_documents wrote"
+        )
     shared, union = jaccard_counts(values, offsets, *places)
     is_edge = pa.array(shared / np.maximum(union, 1) >= threshold)
     edges = pairs.append_column("num_shared", pa.array(shared)).append_column("num_union", pa.array(union)).filter(is_edge)

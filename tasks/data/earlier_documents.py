@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from infra.step import digest_of
 from infra.store import hash_file
+from tasks.data.minhash import signing_metadata
 from tasks.data.survivor_parts import SIGNATURE_METADATA
 
 if TYPE_CHECKING:
@@ -49,12 +50,16 @@ class EarlierDocuments:
         """Raises ValueError where signatures were made otherwise than `recipe` makes them: they could not be compared."""
         import pyarrow.parquet as pq
 
+        wanted = signing_metadata(recipe)
         for path in self.signature_paths:
+            documents = Path(path).parent.with_name("documents") / Path(path).name
+            if documents.exists() and pq.read_metadata(path).num_rows > pq.read_metadata(documents).num_rows:
+                raise ValueError(f"{path} has more signatures than {documents} has documents: {FIX}")
             found = json.loads((pq.read_schema(path).metadata or {}).get(SIGNATURE_METADATA, b"null"))
-            if found != recipe.signing:
+            if found != wanted:
                 raise ValueError(
-                    f"{path}: its signatures were made with {found}, deduplicate makes them with {recipe.signing}: use the same values, "
-                    "or deduplicate both corpora together"
+                    f"{path}: its signatures were made with {found}, deduplicate makes them with {wanted}: use the same values, or "
+                    "deduplicate both corpora together (another `probe` alone: words are cut otherwise than they were then)"
                 )
 
     def check_ids(self, frame: DataFrame) -> None:
@@ -75,12 +80,22 @@ class EarlierDocuments:
 
 
 def list_earlier_documents(directories: tuple[str, ...]) -> EarlierDocuments:
-    """The files of these directories. Raises ValueError for one that holds no documents with signatures."""
+    """The files of these directories. Raises ValueError for one without documents, or where one of the files is lost."""
     found: dict[str, list[str]] = {"documents": [], "signatures": []}
     for directory in directories:
+        if "://" in directory:
+            raise ValueError(f"deduplicate.previous: {directory} is no directory: copy it to a file system that executors see")
         for name, paths in found.items():
-            own = sorted((Path(directory) / name).glob("*.parquet"))
+            own = [str(path.absolute()) for path in sorted((Path(directory) / name).glob("*.parquet"))]
             if not own:
                 raise ValueError(f"deduplicate.previous: {Path(directory) / name} holds no Parquet file: {FIX}")
-            paths += [str(path.absolute()) for path in own]
+            if own[0] in paths:
+                raise ValueError(f"deduplicate.previous names {directory} twice: name it once")
+            paths += own
+        names = [{path.name for path in (Path(directory) / name).glob("*.parquet")} for name in found]
+        if names[0] != names[1]:
+            raise ValueError(
+                f"deduplicate.previous: {sorted(names[0] ^ names[1])[0]} is only in one of documents/ and signatures/ of {directory}, so a "
+                f"part of it is lost: {FIX}"
+            )
     return EarlierDocuments(found["documents"], found["signatures"])

@@ -7,6 +7,7 @@ of a million words are equal with a chance of 1 in 500. Signatures are datasketc
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+    from configs.schema import DeduplicationRecipe
 
     U64 = NDArray[np.uint64]
     U32 = NDArray[np.uint32]
@@ -36,6 +39,8 @@ FALSE_NEGATIVE_WEIGHT = 0.95
 """A missed pair stays in the corpus, a wrong candidate costs one comparison: at 0.7 and 128 permutations 99.8 % of the pairs of
 similarity 0.8 become candidates."""
 
+PROBE_TEXT = "Ten words_of e\u0301t\u00e9, \u0421\u043b\u043e\u0432\u043e \u4e2d\u6587 \u0e44\u0e17\u0e22 \u0939\u093f\u0928\u094d 12 + 7!"
+
 
 def banding(threshold: float, num_permutations: int) -> tuple[int, int]:
     """(bands, rows) by datasketch's optimiser."""
@@ -44,6 +49,12 @@ def banding(threshold: float, num_permutations: int) -> tuple[int, int]:
     weights = (1 - FALSE_NEGATIVE_WEIGHT, FALSE_NEGATIVE_WEIGHT)
     index = MinHashLSH(threshold=threshold, num_perm=num_permutations, weights=weights)
     return index.b, index.r
+
+
+def signing_metadata(recipe: DeduplicationRecipe) -> dict[str, object]:
+    """What must be equal for signatures to be compared: the recipe's values, and what this code makes of a text in several scripts."""
+    probe = signatures(*shingles_of([PROBE_TEXT], recipe.ngram_size), permutations(recipe.num_permutations))
+    return {**recipe.signing, "probe": hashlib.sha256(probe.tobytes()).hexdigest()[:16]}
 
 
 def permutations(count: int) -> U32:

@@ -54,19 +54,19 @@ def write_survivors(
     rows = _with_clusters(read_by_id(paths, ids), ids, clusters.combine_chunks(), totals)
     num_written = write_rows(next(rows), rows, os.path.join(directory, "documents", name))
     assert num_written == len(ids), (name, num_written, len(ids))
-    signed = received.get(SIGNATURES)
-    if signed is not None:
-        _write_signatures(signed, ids, os.path.join(directory, "signatures", name), signature_metadata)
+    _write_signatures(received.get(SIGNATURES), ids, os.path.join(directory, "signatures", name), signature_metadata)
     yield pa.RecordBatch.from_arrays(
         [pa.array(list(totals)), *(pa.array([total[place] for total in totals.values()], pa.int64()) for place in (0, 1))],
         names=["domain", "num_documents", "num_bytes"],
     )
 
 
-def signature_schema(num_permutations: int, metadata: dict[str, object]) -> pa.Schema:
+def signature_schema(metadata: dict[str, object]) -> pa.Schema:
     """(id, signature: 32-bit values, little end first), and how they were made."""
     import pyarrow as pa
 
+    num_permutations = metadata["num_permutations"]
+    assert isinstance(num_permutations, int), metadata
     fields = [("id", pa.string()), ("signature", pa.binary(4 * num_permutations))]
     return pa.schema(fields, metadata={SIGNATURE_METADATA: json.dumps(metadata, sort_keys=True)})
 
@@ -84,18 +84,21 @@ def _with_clusters(
             total = totals.setdefault(row["domain"], [0, 0])
             total[0] += row["num_bytes_count"]
             total[1] += row["num_bytes_sum"]
-        yield batch.append_column("cluster", clusters.take(pa.array(places)))
+        others = [name for name in batch.schema.names if name != "cluster"]
+        yield batch.select(others).append_column("cluster", clusters.take(pa.array(places)))
 
 
-def _write_signatures(signed: pa.Table, survivors: np.ndarray, path: str, metadata: dict[str, object]) -> None:
+def _write_signatures(signed: pa.Table | None, survivors: np.ndarray, path: str, metadata: dict[str, object]) -> None:
+    """One file beside every one of documents, so that a lost one is noticed: empty where no document has words."""
     import pyarrow as pa
 
-    ids = signed.column("id").to_numpy()
-    kept = np.flatnonzero(np.isin(ids, survivors, assume_unique=True))
-    kept = kept[np.argsort(ids[kept])]
-    if len(kept):
+    schema = signature_schema(metadata)
+    batches: list[pa.RecordBatch] = []
+    if signed is not None:
+        ids = signed.column("id").to_numpy()
+        kept = np.flatnonzero(np.isin(ids, survivors, assume_unique=True))
+        kept = kept[np.argsort(ids[kept])]
         values = signed.column("signature").combine_chunks().take(pa.array(kept))
-        schema = signature_schema(values.type.byte_width // 4, metadata)
-        table = pa.Table.from_arrays([id_strings(ids[kept]), values], schema=schema)
-        rows = iter(table.to_batches(max_chunksize=PARCEL_ROWS))
-        write_rows(next(rows), rows, path)
+        batches = pa.Table.from_arrays([id_strings(ids[kept]), values], schema=schema).to_batches(max_chunksize=PARCEL_ROWS)
+    rows = iter(batches or [pa.RecordBatch.from_pylist([], schema=schema)])
+    write_rows(next(rows), rows, path)
