@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import resource
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,16 +15,18 @@ from tokenizers import Tokenizer
 from configs.load import load_scale
 from configs.schema import ContractRecipe, SparkResources
 from flows.stages import choose_stages
+from infra.spark import spark_session
 from infra.step import Output, Record, step
 from model.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS_BY_LAYOUT
 from tasks.data import tokenizer_report
 from tasks.data.bpe_tokenizer import train_bpe
+from tasks.data.document_files import read_documents
 from tasks.data.documents import document_id
 from tasks.data.sentencepiece_tokenizer import MODEL_FILE
 from tasks.data.shard_documents import shard_documents
 from tasks.data.tokenizer_report import ALL
-from tasks.data.tokenizer_sample import HASH_RANGE, hash_bounds
-from tasks.data.train_tokenizer import _learn, train_tokenizer
+from tasks.data.tokenizer_sample import HASH_RANGE, Slices, count_chars, drawn, hash_bounds, missing_chars, wanted_chars
+from tasks.data.train_tokenizer import _count_sample, _learn, train_tokenizer
 from tasks.data.validate_contract import validate_contract
 from tasks.training.plan_training import plan_training
 from tests.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows
@@ -114,15 +117,54 @@ def test_shares_decide_what_is_drawn(root, documents):
 
 def test_domain_and_language_shares_both_hold_where_the_corpus_allows():
     sizes = {("web", "en"): 8000, ("web", "de"): 1000, ("code", "en"): 4000, ("code", "de"): 3000, ("math", "fr"): 500}
+    slices = {cell: Slices(np.arange(size) * (HASH_RANGE // size), np.ones(size, np.int64)) for cell, size in sizes.items()}
     recipe = SMALL.model_copy(
         update={"domain_shares": {"web": 3.0, "code": 1.0}, "language_shares": {"en": 0.5, "de": 0.5}, "sample_chars": 800}
     )
-    drawn = {cell: bound / HASH_RANGE * sizes[cell] for cell, bound in hash_bounds(sizes, recipe).items()}
+    bounds = hash_bounds(slices, wanted_chars(sizes, recipe))
+    drawn = {cell: int((slices[cell].starts < bound).sum()) for cell, bound in bounds.items()}
     by = [{name: sum(n for cell, n in drawn.items() if cell[axis] == name) for name in {cell[axis] for cell in sizes}} for axis in (0, 1)]
-    assert by[0] == pytest.approx({"web": 600, "code": 200, "math": 0}, abs=1)
-    assert by[1] == pytest.approx({"en": 400, "de": 400, "fr": 0}, abs=1)
+    assert by[0] == pytest.approx({"web": 600, "code": 200, "math": 0}, abs=2)
+    assert by[1] == pytest.approx({"en": 400, "de": 400, "fr": 0}, abs=2)
     with pytest.raises(ValueError, match=r"name none of the corpus's documents.*'code', 'math', 'web'"):
-        hash_bounds(sizes, recipe.model_copy(update={"domain_shares": {"chat": 1.0}}))
+        wanted_chars(sizes, recipe.model_copy(update={"domain_shares": {"chat": 1.0}}))
+    with pytest.raises(ValueError, match="there is no text to learn a tokenizer from"):
+        wanted_chars({}, recipe)
+
+
+def test_a_share_that_the_corpus_cannot_fill_is_told_and_the_others_keep_theirs():
+    sizes = {("web", "en"): 8000, ("web", "de"): 1000, ("code", "en"): 100}
+    recipe = SMALL.model_copy(update={"domain_shares": {"web": 0.5, "code": 0.3, "math": 0.2}, "sample_chars": 1000})
+    wanted = wanted_chars(sizes, recipe)
+    assert missing_chars(sizes, wanted, recipe) == {"domain code": 200, "domain math": 200}
+    asked = recipe.model_copy(update={"domain_shares": {"web": 0.9, "code": 0.1}, "language_shares": {"en": 0.5, "sw": 0.5}})
+    assert missing_chars(sizes, wanted_chars(sizes, asked), asked) == {"language sw": 500}
+    full = recipe.model_copy(update={"domain_shares": {"web": 0.9, "code": 0.1}})
+    assert missing_chars(sizes, wanted_chars(sizes, full), full) == {}
+
+
+def test_a_sample_is_as_large_as_asked_for_to_a_document(documents):
+    """120 documents: at a rate by hash alone, 30 of them would be 22 as soon as 38."""
+    frame = read_documents(spark_session(RESOURCES), documents.paths("documents/*.parquet"), RESOURCES)
+    longest = max(row["num_chars"] for row in rows(documents, "documents/*.parquet"))
+    slices = count_chars(frame)
+    sizes = {cell: counted.total for cell, counted in slices.items()}
+    assert sizes == {cell: num_chars for cell, (_, num_chars) in _count_sample(frame).items()}
+    for share in (4, 15):
+        recipe = SMALL.model_copy(update={"sample_chars": sum(sizes.values()) // share})
+        for asked in (recipe, recipe.model_copy(update={"domain_shares": {"web": 0.25, "code": 0.75}})):
+            wanted = wanted_chars(sizes, asked)
+            counted = _count_sample(drawn(frame, hash_bounds(slices, wanted)))
+            assert all(abs(counted[cell][1] - wanted[cell]) <= longest for cell in sizes)
+            assert sum(wanted.values()) == pytest.approx(asked.sample_chars)
+
+
+def test_the_record_tells_what_was_drawn_and_what_is_missing(root, documents):
+    recipe = SMALL.model_copy(update={"domain_shares": {"web": 0.5, "math": 0.5}, "sample_chars": 30_000, "num_ordinary_tokens": 270})
+    record = compute(train_tokenizer, root, documents=documents, recipe=recipe, resources=RESOURCES).record
+    assert record.missing_chars == {"domain math": 15_000}
+    assert set(record.sample_chars_by_language) == {"de", "en"} and set(record.sample_chars_by_domain) == {"web"}
+    assert sum(record.sample_chars_by_language.values()) == record.num_sample_chars == pytest.approx(30_000, rel=0.1)
 
 
 def test_rare_words_are_left_out_where_asked(root, documents, trained):

@@ -1,15 +1,13 @@
-"""Which documents a tokenizer is learned from: drawn by document hash at a rate per domain and language."""
+"""Which documents a tokenizer is learned from: in each domain and language those of the lowest hashes, as many as its share asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.data.document_files import count_by
+import numpy as np
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import Column, DataFrame
 
     from configs.schema import TokenizerRecipe
@@ -17,36 +15,82 @@ if TYPE_CHECKING:
 UNKNOWN_LANGUAGE = "und"
 NUM_FITTING_ROUNDS = 50
 HASH_RANGE = 2**32
+SLICE_BITS = 10
+"""Leading bits of a hash that name its slice: a slice is a five-hundredth of the hashes up to it at most, whatever rate is asked for."""
+SHORT_SHARE = 0.02
+"""Text that lacks less of what its share asks for is not called short: a sample ends with a whole document."""
 Cell = tuple[str, str]
 """Domain and language."""
 
 
-def count_chars(paths: list[Path], side: str) -> dict[Cell, int]:
-    """Characters of the documents on one side of the split, per domain and language."""
-    sizes: dict[Cell, int] = {}
-    for (split, domain, language, lang), (_, num_chars) in count_by(
-        paths, "split", "domain", "language", "lang", total="num_chars"
-    ).items():
-        if split == side:
-            cell = (domain, language or lang or UNKNOWN_LANGUAGE)
-            sizes[cell] = sizes.get(cell, 0) + num_chars
-    return dict(sorted(sizes.items()))
+class Slices(NamedTuple):
+    """The documents of a cell by their hashes."""
+
+    starts: np.ndarray
+    """int64, ascending."""
+    num_chars: np.ndarray
+    """int64: of the documents from each start to the next."""
+
+    @property
+    def total(self) -> int:
+        return int(self.num_chars.sum())
 
 
-def hash_bounds(sizes: Mapping[Cell, int], recipe: TokenizerRecipe) -> dict[Cell, int]:
-    """Per cell the hash below which a document is in the sample. Raises ValueError where the shares name nothing that the corpus has."""
-    wanted = _fit_shares(sizes, recipe)
-    total = sum(wanted.values())
+def count_chars(frame: DataFrame) -> dict[Cell, Slices]:
+    """Characters of documents per domain and language, by hash."""
+    from pyspark.sql import functions as F
+
+    placed = frame.select("domain", language_of().alias("language"), "num_chars", _place().alias("place"))
+    zeros = F.expr(f"greatest(length(bin(place)) - {SLICE_BITS}, 0)")
+    start = F.expr("shiftleft(shiftright(place, zeros), zeros)").alias("start")
+    sliced = placed.withColumn("zeros", zeros).groupBy("domain", "language", start).agg(F.sum("num_chars").alias("num_chars"))
+    counted = sliced.toArrow().sort_by([(name, "ascending") for name in ("domain", "language", "start")])
+    starts, num_chars = (counted[name].to_numpy() for name in ("start", "num_chars"))
+    domains, languages = (counted[name].combine_chunks() for name in ("domain", "language"))
+    changes = [np.diff(names.dictionary_encode().indices.to_numpy(), prepend=-1) != 0 for names in (domains, languages)]
+    firsts = np.flatnonzero(changes[0] | changes[1])
+    return {
+        (domains[int(first)].as_py(), languages[int(first)].as_py()): Slices(starts[first:end], num_chars[first:end])
+        for first, end in zip(firsts, [*firsts[1:], len(starts)], strict=True)
+    }
+
+
+def wanted_chars(sizes: Mapping[Cell, int], recipe: TokenizerRecipe) -> dict[Cell, float]:
+    """Characters that the sample should have of each cell, maybe more than there are. Raises ValueError where the shares name nothing that
+    the corpus has."""
+    amounts = _fit_shares(sizes, recipe)
+    total = sum(amounts.values())
+    if not sum(sizes.values()):
+        raise ValueError("there is no text to learn a tokenizer from: bring documents, or look at what the filter dropped")
     if not total:
         have = sorted({domain for domain, _ in sizes}), sorted({language for _, language in sizes})
         raise ValueError(
             f"tokenizer.domain_shares {recipe.domain_shares} and language_shares {recipe.language_shares} name none of the corpus's "
             f"documents (domains {have[0]}, languages {have[1]}): name some of these, or {{}} for shares as in the corpus"
         )
-    return {
-        cell: min(int(recipe.sample_chars * amount / total * HASH_RANGE / max(sizes[cell], 1)), HASH_RANGE)
-        for cell, amount in wanted.items()
-    }
+    return {cell: recipe.sample_chars * amount / total for cell, amount in amounts.items()}
+
+
+def hash_bounds(slices: Mapping[Cell, Slices], wanted: Mapping[Cell, float]) -> dict[Cell, int]:
+    """Per cell the hash below which a document is in the sample: as near to the wanted characters as slices allow."""
+    bounds = {}
+    for cell, (starts, num_chars) in slices.items():
+        below = np.concatenate([[0], np.cumsum(num_chars)])
+        number = int(np.abs(below - wanted[cell]).argmin())
+        bounds[cell] = int(starts[number]) if number < len(starts) else HASH_RANGE
+    return bounds
+
+
+def missing_chars(sizes: Mapping[Cell, int], wanted: Mapping[Cell, float], recipe: TokenizerRecipe) -> dict[str, int]:
+    """Of each domain and language with a share the characters that it asks for and the corpus lacks."""
+    missing = {}
+    for axis, (name, shares) in enumerate((("domain", recipe.domain_shares), ("language", recipe.language_shares))):
+        for value, share in shares.items():
+            asked = recipe.sample_chars * share / sum(shares.values())
+            found = sum(min(sizes[cell], amount) for cell, amount in wanted.items() if cell[axis] == str(value))
+            if asked - found > SHORT_SHARE * asked:
+                missing[f"{name} {value}"] = round(asked - found)
+    return missing
 
 
 def _fit_shares(sizes: Mapping[Cell, int], recipe: TokenizerRecipe) -> dict[Cell, float]:
@@ -67,11 +111,17 @@ def drawn(frame: DataFrame, bounds: Mapping[Cell, int], *, from_the_end: bool = 
     """Documents whose hash lies below their cell's bound; `from_the_end`, those whose hash lies as near to its end."""
     from pyspark.sql import functions as F
 
-    place = F.conv(F.substring(F.sha2("id", 256), 1, 8), 16, 10).cast("long")
-    place = F.lit(HASH_RANGE - 1) - place if from_the_end else place
+    place = F.lit(HASH_RANGE - 1) - _place() if from_the_end else _place()
     entries = [F.lit(part) for (domain, language), bound in bounds.items() for part in (f"{domain}|{language}", bound)]
     cell = F.concat_ws("|", F.col("domain"), language_of())
     return frame.where(place < F.coalesce(F.create_map(*entries)[cell].cast("long"), F.lit(0)))
+
+
+def _place() -> Column:
+    """A document's hash, below HASH_RANGE."""
+    from pyspark.sql import functions as F
+
+    return F.conv(F.substring(F.sha2("id", 256), 1, 8), 16, 10).cast("long")
 
 
 def language_of() -> Column:

@@ -24,7 +24,7 @@ from tasks.data.document_files import read_documents
 from tasks.data.documents import TRAIN
 from tasks.data.sentencepiece_tokenizer import MODEL_FILE, train_sentencepiece
 from tasks.data.tokenizer_report import REPORT_CHARS, write_report
-from tasks.data.tokenizer_sample import HASH_RANGE, count_chars, drawn, hash_bounds
+from tasks.data.tokenizer_sample import HASH_RANGE, Cell, count_chars, drawn, hash_bounds, language_of, missing_chars, wanted_chars
 from tasks.data.word_counts import WORD_COLUMNS, count_words, num_rows, read_words
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ class TrainedTokenizer(Record):
     num_distinct_words: int = 0
     """Of the sample; 0 for SentencePiece, which counts its own."""
     sample_chars_by_domain: dict[str, int] = Field(default_factory=dict)
+    sample_chars_by_language: dict[str, int] = Field(default_factory=dict)
+    missing_chars: dict[str, int] = Field(default_factory=dict)
+    """Of `domain X` or `language X`: what its share of the sample asks for and the corpus lacks. Other text does not make up for it."""
     compared_with: str = ""
     """sha256 of the tokenizer.json that the report compares with."""
 
@@ -63,13 +66,17 @@ def train_tokenizer(
     """Learn from a sample drawn by document hash. Raises ValueError if the sample is too small for the vocabulary, if the shares name
     nothing that the corpus has, or if the distinct words fit neither into memory nor onto the disk."""
     paths = documents.paths("documents/*.parquet")
-    sizes = count_chars(paths, TRAIN)
     frame = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
-    sample = drawn(frame, hash_bounds(sizes, recipe))
+    slices = count_chars(frame)
+    sizes = {cell: counted.total for cell, counted in slices.items()}
+    wanted = wanted_chars(sizes, recipe)
+    missing = missing_chars(sizes, wanted, recipe)
+    sample = drawn(frame, hash_bounds(slices, wanted))
     output.report(Progress(0, sum(sizes.values()), "characters", "drawing the sample"))
-    by_domain = _count_sample(sample)
-    num_documents, num_chars = (sum(counts) for counts in zip(*by_domain.values(), strict=True)) if by_domain else (0, 0)
-    output.report(Progress(0, recipe.num_ordinary_tokens, "tokens", f"learning from {num_documents} documents"))
+    counted = _count_sample(sample)
+    num_documents = sum(count for count, _ in counted.values())
+    told = "".join(f", {num_chars:,} characters short of {name}" for name, num_chars in missing.items())
+    output.report(Progress(0, recipe.num_ordinary_tokens, "tokens", f"learning from {num_documents} documents{told}"))
     specials = SPECIAL_TOKENS_BY_LAYOUT[recipe.special_tokens]
     num_words = 0
     if recipe.kind == "bpe":
@@ -91,19 +98,26 @@ def train_tokenizer(
         special_ids=_special_ids(tokenizer, specials, recipe.num_ordinary_tokens),
         tokenizer_digest=digest_of(tokenizer.to_str()),
         num_sample_documents=num_documents,
-        num_sample_chars=num_chars,
+        num_sample_chars=sum(num_chars for _, num_chars in counted.values()),
         num_distinct_words=num_words,
-        sample_chars_by_domain={domain: chars for domain, (_, chars) in by_domain.items()},
+        sample_chars_by_domain=_chars_by(counted, 0),
+        sample_chars_by_language=_chars_by(counted, 1),
+        missing_chars=missing,
         compared_with=digest_of(Path(recipe.compare_with).read_text(encoding="utf-8")) if recipe.compare_with else "",
     )
 
 
-def _count_sample(sample: DataFrame) -> dict[str, tuple[int, int]]:
-    """(documents, characters) per domain."""
+def _count_sample(sample: DataFrame) -> dict[Cell, tuple[int, int]]:
+    """(documents, characters) per domain and language."""
     from pyspark.sql import functions as F
 
-    counted = sample.groupBy("domain").agg(F.count("*").alias("num_documents"), F.sum("num_chars").alias("num_chars"))
-    return {row["domain"]: (row["num_documents"], row["num_chars"]) for row in counted.orderBy("domain").collect()}
+    counted = sample.groupBy("domain", language_of().alias("of")).agg(F.count("*").alias("documents"), F.sum("num_chars").alias("chars"))
+    return {(row["domain"], row["of"]): (row["documents"], row["chars"]) for row in counted.collect()}
+
+
+def _chars_by(counted: dict[Cell, tuple[int, int]], axis: int) -> dict[str, int]:
+    names = sorted({cell[axis] for cell in counted})
+    return {name: sum(num_chars for cell, (_, num_chars) in counted.items() if cell[axis] == name) for name in names}
 
 
 def _count_words(sample: DataFrame, min_count: int, directory: Path) -> int:
