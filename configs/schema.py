@@ -500,9 +500,11 @@ class TokenizerRecipe(Frozen):
     special_tokens: Literal["glm", "s1_256"]
     """glm: the 36 of GLM-4.5/4.6. s1_256: S1's 256, GLM's first, the rest reserved (model/tokenizer_layout.py)."""
     sample_chars: int = Field(gt=0)
-    """Characters of training text that the tokenizer is learned from, chosen by document hash."""
+    """Characters of training text that the tokenizer is learned from, chosen by document hash, per domain and language to a document."""
     domain_shares: dict[Domain, Annotated[float, Field(ge=0)]]
-    """Weight of each domain in the sample; a domain without one is left out. {}: as in the corpus."""
+    """Weight of each domain in the sample; a domain without one is left out, and text that one lacks is told, not made up by others. {}: as
+    in the corpus, which is what a stage alone on somebody's directory needs: its domains are not known here. For a run with the phases of
+    full.yaml, {web: 0.40, multilingual: 0.12, code: 0.30, math: 0.06, synthetic: 0.12} is how they mix the first 22T tokens."""
     language_shares: dict[str, Annotated[float, Field(ge=0)]]
     """The same by language, as found in the text, else as the source says, else "und". With both, both hold as far as the corpus allows."""
     min_word_count: int = Field(gt=0)
