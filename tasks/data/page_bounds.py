@@ -1,0 +1,78 @@
+"""What a page may cost, told from its markup and its tree. Runs in executors: imports no Spark.
+
+`is_bounded` keeps from every parser what none of them can take; `is_costly` keeps from trafilatura what resiliparse alone takes in linear
+time.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lxml.html import HtmlElement
+
+MAX_TAGS = 200_000
+"""50,000 links or rows cost 2 s and the cost is linear; a page with more tags than this is a dump of a table."""
+MAX_DEPTH = 500
+MAX_SHALLOW_TAGS = 3_000
+"""The parsers cost depth x tags: 5,000 nested divisions 0.5 s, 100,000 more than 100 s. Below this many tags no depth is a problem, nor is
+what trafilatura does per tag and pair of tags."""
+LONG_TAG_CHARS = 20_000
+MAX_TAG_ATTRIBUTES = 2_000
+"""50,000 attributes in one tag cost 13 s, and the cost is quadratic."""
+MAX_PARAGRAPH_PAIRS = 10_000_000
+"""trafilatura's cost is quadratic in the tags of one paragraph: 4,000 cost 1 s."""
+MAX_CELLS = 500_000
+"""trafilatura fills tables up: 45,000 rows of one cell below one row of 100 become 4.5 million cells, 29 s and 13 MB of bars."""
+MAX_COPIED_CHARS = 500_000_000
+"""trafilatura reads the text of every division on its own, depth x characters: 2,900 divisions around 500 KB cost 10 s."""
+_LARGEST_SPAN = 100
+"""trafilatura's own bound on colspan and rowspan."""
+
+_NESTING = re.compile(r"<(/?)(?!(?:p|li|td|th|tr|dt|dd|option|br|img|hr|input|meta|link|area|col|wbr|source)\b)[a-z]", re.IGNORECASE)
+_LONG_TAG = re.compile(rf"<[^<>]{{{LONG_TAG_CHARS},}}")
+
+
+def is_bounded(markup: str) -> bool:
+    """Whether parsers take linear time and memory."""
+    num_tags = markup.count("<")
+    if num_tags > MAX_TAGS:
+        return False
+    half = LONG_TAG_CHARS // 2  # a tag of that length leaves a whole window of half of it without another
+    if any(markup.find("<", at, at + half) < 0 for at in range(0, len(markup) - half, half)) and any(
+        found[0].count("=") > MAX_TAG_ATTRIBUTES for found in _LONG_TAG.finditer(markup)
+    ):
+        return False
+    return num_tags <= MAX_SHALLOW_TAGS or _depth(markup) <= MAX_DEPTH
+
+
+def is_costly(markup: str, tree: HtmlElement) -> bool:
+    """Whether trafilatura would take more than linear time or memory for a page that is bounded."""
+    num_tags = markup.count("<")
+    if num_tags * len(markup) > MAX_COPIED_CHARS and _depth(markup) * len(markup) > MAX_COPIED_CHARS:
+        return True
+    if num_tags <= MAX_SHALLOW_TAGS:
+        return False
+    num_pairs = sum(sum(1 for _ in paragraph.iterdescendants()) ** 2 for paragraph in tree.iter("p"))
+    return num_pairs > MAX_PARAGRAPH_PAIRS or sum(map(_num_cells, tree.iter("table"))) > MAX_CELLS
+
+
+def _depth(markup: str) -> int:
+    """How deep tags are nested at most, in a page that closes what it opens."""
+    depth = deepest = 0
+    for closing in _NESTING.findall(markup):
+        depth = max(depth + (-1 if closing else 1), 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _num_cells(table: HtmlElement) -> int:
+    """Cells of a table that is filled up: every row as wide as the widest, and what spans as often as it spans."""
+    widths = [sum(min(_span(cell), _LARGEST_SPAN) for cell in row) for row in table.iter("tr")]
+    return max(sum(widths), len(widths) * min(max(widths, default=0), _LARGEST_SPAN))
+
+
+def _span(cell: HtmlElement) -> int:
+    spans = [value for name in ("colspan", "rowspan") if (value := cell.get(name, "1")).isdecimal()]
+    return max([int(value.lstrip("0")[:4] or 0) for value in spans], default=1)
