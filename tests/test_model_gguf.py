@@ -1,6 +1,7 @@
 """The GGUF file against our own generation and tokenizer, in llama.cpp's server."""
 
 import json
+import random
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,24 @@ def server_url(checkpoint: tuple[Glm4Moe, Path], tmp_path_factory: pytest.TempPa
     del server
 
 
+def random_texts(count: int) -> list[str]:
+    """Runs of few characters, where pre-tokenizers differ: spaces, line breaks, digits, apostrophes, marks, emoji, what is unassigned."""
+    kinds = (
+        "abSTMDrevLl'",
+        "  \n\r\t\x0b",
+        "1234٣१Ⅷ½",
+        "!?.,({’",
+        "éß中かな한",
+        "\u00a0\u2028\x85\u3000\u200b",
+        "\u0301🏽👨\u200d🇩",
+        "ſKİ",
+        "ไทยำहि",
+        "\ue000\ufffd\U000e0001\x01",
+    )
+    chance = random.Random(3)
+    return ["".join(chance.choices("".join(chance.sample(kinds, 3)), k=chance.randrange(1, 30))) for _ in range(count)]
+
+
 def post(url: str, body: dict) -> dict:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
@@ -70,9 +89,10 @@ def post(url: str, body: dict) -> dict:
 
 def test_llama_cpp_tokenizes_as_tokenizers_does(checkpoint: tuple[Glm4Moe, Path], server_url: str) -> None:
     tokenizer = Tokenizer.from_file(str(checkpoint[1] / "tokenizer.json"))
-    for text in TEXTS:
+    for text in [*TEXTS, *random_texts(400), *SPECIAL_TOKENS]:
         served = post(f"{server_url}/tokenize", {"content": text, "parse_special": True})["tokens"]
         assert served == tokenizer.encode(text, add_special_tokens=False).ids, text
+        assert post(f"{server_url}/detokenize", {"tokens": served})["content"] == text
 
 
 def test_llama_cpp_continues_greedily_as_we_do(checkpoint: tuple[Glm4Moe, Path], server_url: str) -> None:
