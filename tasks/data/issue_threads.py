@@ -39,7 +39,8 @@ APPS = frozenset((
 STATES = {"opened": "open", "reopened": "open", "closed": "closed", "merged": "merged"}
 """Of a thread, by the action of an event."""
 ADDRESS = re.compile(r"^https?://[^/]+/([^/]+/[^/]+)/(?:issues|pull)/\d+$")
-CALLED = re.compile(r"(?:(?<![\w./@-])@|(?<=github\.com/))([A-Za-z\d](?:[A-Za-z\d_-]*[A-Za-z\d])?)(?![\w/-])")
+CALLED = re.compile(r"[@/](?:(?<=github\.com/)|(?<=@)(?<![\w./@-].))([A-Za-z\d](?:[A-Za-z\d_-]*[A-Za-z\d])?)(?![\w/-])")
+"""Begins with a set of characters, so that `re` skips to it quickly."""
 MASKED = re.compile(r"username_\d+")
 
 Record = dict[str, Any]

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from tasks.data.json_lines import JsonLine, parse_object
 from tasks.data.source_bytes import BLOCK_BYTES, GARBLED, HashingReader, codec_of, decompressed
 
-STRUCTURE = re.compile(rb'"[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+"|["{}]', re.DOTALL)
+STRUCTURE = re.compile(rb'(?:[^"{}]++|"[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+")*+(["{}])?', re.DOTALL)
+"""Up to a brace, or to a string that has no end here."""
 STRING_REST = re.compile(rb'[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+', re.DOTALL)
 BETWEEN = b" \t\r\n,[]" + codecs.BOM_UTF8
 QUOTE, OPENING, BACKSLASH = b'"', b"{", b"\\"
@@ -65,17 +66,17 @@ class _Scanner:
                 place = self._end_string(block, place)
                 if self._is_in_string:
                     break
-            found = STRUCTURE.search(block, place)
             if not self.depth:
-                self._check_between(block, place, found)
-            if found is None:
+                place = self._find_object(block, place)
+            found = STRUCTURE.match(block, place)
+            if found is None or found[1] is None:
                 break
-            token, place = block[found.start() : found.start() + 1], found.end()
+            token, place = found[1], found.end()
             if token == QUOTE:
-                self._is_in_string = place == found.start() + 1
+                self._is_in_string = True
             elif token == OPENING:
                 if not self.depth:
-                    begun, self.start = found.start(), self.offset + found.start()
+                    begun, self.start = place - 1, self.offset + place - 1
                 self.depth += 1
             else:
                 self.depth -= 1
@@ -102,11 +103,14 @@ class _Scanner:
         self._is_in_string = False
         return end + 1
 
-    def _check_between(self, block: bytes, place: int, found: re.Match[bytes] | None) -> None:
-        between = block[place : len(block) if found is None else found.start()]
-        other = between.lstrip(BETWEEN)
-        if other or (found is not None and block[found.start() : found.start() + 1] != OPENING):
-            raise _NoObjectError(self.offset + place + len(between) - len(other), "neither a JSON object nor an array of them")
+    def _find_object(self, block: bytes, place: int) -> int:
+        """The next opening brace, or the block's end."""
+        found = block.find(OPENING, place)
+        found = len(block) if found < 0 else found
+        other = block[place:found].lstrip(BETWEEN)
+        if other:
+            raise _NoObjectError(self.offset + found - len(other), "neither a JSON object nor an array of them")
+        return found
 
     def _hold(self, part: bytes) -> None:
         self._size += len(part)
