@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,13 +12,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from configs.schema import TeacherLimits, TeacherRequest
+from infra.teacher_client import teacher_client
 from tasks.data.list_sources import list_sources
 from tasks.data.math_answers import answers_agree, false_annotations, final_answer
 from tasks.data.rate_limit import RateLimit
 from tasks.data.request_traces import request_traces
-from tasks.data.seed_problems import check_solution, read_seeds
-from tasks.data.teacher import CostExceededError, ResponseLog
+from tasks.data.seed_problems import Seed, check_solution, read_seeds
+from tasks.data.teacher import CostExceededError, ResponseLog, ask_all
 from tasks.data.verify_solutions import verify_solutions
+from tests.conftest import ROOT
 from tests.data_inputs import SHARED_DATA, compute, rows, write_jsonl
 
 LIMITS = TeacherLimits(
@@ -92,6 +96,7 @@ class Teacher(ThreadingHTTPServer):
     """Answers as OpenAI's server does; `script` gives per question what the n-th request gets."""
 
     daemon_threads = True
+    delay_seconds = 0.0
 
     def __init__(self, script):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -128,7 +133,18 @@ class Handler(BaseHTTPRequestHandler):
         written = json.dumps(
             {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice], "usage": usage}
         )
-        written = {"garbage": "<html>", "broken": '{"choices": [', "empty": '{"choices": []}'}.get(answer, written)
+        empty = json.dumps({"choices": [], "usage": usage})
+        written = {"garbage": "<html>", "broken": '{"choices": [', "empty": empty}.get(answer, written)
+        if answer == "uncounted":
+            written = json.dumps({"choices": [{**choice, "message": {"role": "assistant", "content": r"\boxed{5}"}}], "model": "another"})
+        if answer == "leak":
+            status, written = 401, json.dumps({"error": {"message": f"Incorrect API key provided: {self.headers['Authorization']}"}})
+        if answer == "drop":
+            headers["Content-Length"] = str(len(written) + 100)
+        if answer == 503:
+            headers["Retry-After"] = "120"
+        if self.server.delay_seconds:
+            time.sleep(self.server.delay_seconds)
         try:
             self.send_response(status)
             for name, value in headers.items():
@@ -186,7 +202,7 @@ def test_failures_of_the_server_are_retried_and_what_never_verifies_is_counted(s
     assert record.rejected == {"cut_off": 1, "refused_request": 1, "unreadable_response": 1, "wrong_answer": 1}
     assert server.asked["Two and three apples?"] == server.asked["What is half?"] == 3 and server.asked["Two and four apples?"] == 2
     assert server.asked["Write a function to subtract."] == 1 and server.asked["Return true."] == LIMITS.max_attempts
-    assert (record.prompt_tokens, record.completion_tokens, record.cost) == (50, 100, 0.00025)
+    assert (record.prompt_tokens, record.completion_tokens, record.cost) == (80, 160, 0.0004), "the empty ones are paid for"
     assert set(server.headers_seen) == {"Bearer secret-of-the-test"}
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"secret-of-the-test" not in written
@@ -205,6 +221,78 @@ def test_a_run_that_broke_off_asks_nothing_twice(sources, teacher, tmp_path):
     assert ask(sources, tmp_path, server).record.num_chats == 7
     assert {question: count for question, count in server.asked.items() if count > 1} == {"Return true.": 2}
     assert len(answered) < 7
+
+
+def test_a_seed_that_an_outage_left_unanswered_is_asked_again(sources, teacher, tmp_path):
+    """The log kept `no_response` for good: one bad hour, and no later run asked these seeds again."""
+    server = teacher({question: [500] * LIMITS.max_attempts + answers for question, answers in GOOD.items()})
+    with pytest.raises(ValueError, match=r"none of 7 answers verified \(\{'no_response': 7\}\).*The server said: "):
+        ask(sources, tmp_path, server)
+    record = ask(sources, tmp_path, server).record
+    assert (record.num_chats, record.rejected) == (7, {})
+
+
+def test_what_gave_nothing_to_read_is_paid_for_and_what_is_not_counted_is_estimated(sources, teacher, tmp_path):
+    server = teacher({**GOOD, "Two and three apples?": ["uncounted"], "Return true.": ["empty", *GOOD["Return true."]],
+                      "What is half?": ["drop", 408, *GOOD["What is half?"]]})  # fmt: skip
+    record = ask(sources, tmp_path, server).record
+    assert record.num_chats == 7 and record.answered_by == {"another": 1, "sage": 6}
+    assert (record.prompt_tokens, record.completion_tokens) == (7 * 10 + -(-len("Two and three apples?") // 3), 7 * 20 + 3)
+    assert record.cost == pytest.approx((record.prompt_tokens + 2 * record.completion_tokens) / 1e6)
+
+
+def test_the_key_is_in_no_message(sources, teacher, tmp_path, monkeypatch):
+    import traceback
+
+    import openai
+
+    monkeypatch.setenv("GLM46_TEACHER_API_KEY", "secret-of-the-test")
+    with pytest.raises(openai.AuthenticationError) as caught:
+        ask(sources, tmp_path, teacher({question: ["leak"] for question in GOOD}))
+    told = "".join(traceback.format_exception(caught.value))
+    assert "Incorrect API key provided: Bearer <key>" in told and "secret-of-the-test" not in told
+    with pytest.raises(ValueError, match=r"names a user or a password before @: give the key in GLM46_TEACHER_API_KEY"):
+        teacher_client("https://me:secret@host/v1", 1.0)
+
+
+def test_a_server_that_asks_for_two_minutes_gets_them(teacher, tmp_path):
+    server = teacher({"Why?": [503, "done"]})
+    slept: list[float] = []
+    log = ResponseLog(tmp_path / "responses.jsonl")
+    seed = Seed("1" * 16, "s", 0, "c", "", "math", "Why?", "because", "", "")
+    ask_all(teacher_client(server.url, 5.0), [seed], request_of(server), LIMITS, log, lambda count: None, sleep=slept.append)
+    assert log.responses[seed.id].content == "done" and max(slept) == pytest.approx(120, abs=1)
+
+
+RESUMED = """
+import sys
+from pathlib import Path
+from configs.schema import TeacherLimits, TeacherRequest
+from infra.teacher_client import teacher_client
+from tasks.data.seed_problems import Seed
+from tasks.data.teacher import ResponseLog, ask_all
+url, path, limits = sys.argv[1:]
+seeds = [Seed(f"{n:016x}", "s", n, "c", "", "math", f"Question {n}?", "1", "", "") for n in range(60)]
+request = TeacherRequest(base_url=url, model="sage", num_seeds=60, temperature=0.0, max_tokens=9)
+ask_all(teacher_client(url, 5.0), seeds, request, TeacherLimits.model_validate_json(limits), ResponseLog(Path(path)), lambda count: None)
+"""
+
+
+def test_a_killed_process_pays_twice_for_what_was_on_its_way_alone(teacher, tmp_path):
+    server = teacher({})
+    server.delay_seconds = 0.03
+    path = tmp_path / "responses.jsonl"
+    command = [sys.executable, "-c", RESUMED, server.url, str(path), LIMITS.model_dump_json()]
+    process = subprocess.Popen(command, cwd=ROOT)
+    while not path.exists() or path.read_bytes().count(b"\n") < 10:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    answered = set(ResponseLog(path).responses)
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    twice = {f"{int(question.split()[1][:-1]):016x}" for question, count in server.asked.items() if count > 1}
+    assert len(ResponseLog(path).responses) == 60 and not twice & answered and len(twice) <= LIMITS.num_parallel
 
 
 def test_the_budget_ends_a_run_and_a_larger_one_goes_on(sources, teacher, tmp_path):

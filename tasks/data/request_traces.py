@@ -6,6 +6,7 @@ key holds the request and the seeds, its content is what was answered (responses
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from infra.step import Output, Progress, Record, step
 from infra.teacher_client import teacher_client
 from tasks.data.documents import sampling_hash
 from tasks.data.seed_problems import Seed, check_solution, conversation, read_seeds
-from tasks.data.teacher import Response, ResponseLog, ask_all, cost
+from tasks.data.teacher import Response, ResponseLog, ask_all
 from tasks.data.verify_solutions import CHATS, REJECTED, write_rows
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 SUFFIX = "#teacher"
 RESPONSES = (
     "id string, content string, reasoning string, finish_reason string, prompt_tokens long, completion_tokens long, num_attempts long, "
-    "failure string"
+    "failure string, detail string, model string"
 )
 
 
@@ -37,7 +38,10 @@ class RequestedTraces(Record):
     prompt_tokens: int
     completion_tokens: int
     cost: float
-    """At the configured prices; attempts without a response are not counted by the server either."""
+    """At the configured prices, of all runs that went into this one. Tokens are the server's count, also of answers that could not be read;
+    estimated from the text where it counts none."""
+    answered_by: dict[str, int]
+    """Answers by the model that the server names: it may be another than the one that was asked for."""
 
 
 @step(content=("chats.parquet", "rejected.parquet", "responses.parquet"), distributions=("pyarrow",))
@@ -62,15 +66,20 @@ def request_traces(*, sources: SourceListing, recipe: TeacherRequest, resources:
         else:
             chats.append(conversation(seed, SUFFIX, response.reasoning, response.content))
     if not chats:
-        raise ValueError(f"teacher {recipe.model}: none of {len(seeds)} answers verified ({reasons}): look at {output.work_dir}")
+        said = next((response.detail for _, response in answered if response.detail), "")
+        raise ValueError(
+            f"teacher {recipe.model}: none of {len(seeds)} answers verified ({reasons}): look at {output.work_dir}"
+            + (f". The server said: {said}" if said else "")
+        )
     write_rows(output.path("chats.parquet"), chats, CHATS)
     write_rows(output.path("rejected.parquet"), rejected, REJECTED)
     write_rows(output.path("responses.parquet"), [asdict(response) for _, response in answered], RESPONSES)
     responses = [response for _, response in answered]
+    prompt_tokens, completion_tokens = log.num_tokens
     return RequestedTraces(
         model=recipe.model, num_seeds=len(seeds), num_chats=len(chats), rejected=dict(sorted(reasons.items())),
-        num_attempts=sum(one.num_attempts for one in responses), prompt_tokens=sum(one.prompt_tokens for one in responses),
-        completion_tokens=sum(one.completion_tokens for one in responses), cost=round(cost(responses, resources), 6),
+        num_attempts=sum(one.num_attempts for one in responses), prompt_tokens=prompt_tokens, completion_tokens=completion_tokens,
+        cost=round(log.cost(resources), 6), answered_by=dict(sorted(Counter(one.model for one in responses if one.content).items())),
     )  # fmt: skip
 
 
