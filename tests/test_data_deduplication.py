@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from collections import Counter
 
@@ -75,6 +76,38 @@ def test_one_document_is_kept_per_brute_force_cluster(corpus, crawl):
         members = [other for other in ids if cluster[other] == cluster[identity]]
         assert identity == min(members, key=lambda other: (-len(documents[other]), other)) and row["cluster"] == min(members)
     assert crawl.record.dropped["exact_duplicate"] == 2 and crawl.record.dropped["near_duplicate"] > 20
+
+
+def odd_texts() -> list[str]:
+    """Fewer words than a shingle, none, one word over and over, scripts without spaces, and a long drift of small steps."""
+    draw = random.Random(4)
+    texts = ["", "   ", "... ???", "a", "a b", *("a " * count for count in (3, 5, 50, 5000)), "the the the the b", "One, two!", "one two"]
+    for script in (
+        "人工智能是计算机科学的一个分支它企图了解智能的实质并生产",
+        "ปัญญาประดิษฐ์คือความฉลาดที่ถูกสร้างขึ้น",
+    ):
+        texts += [script, f"{script[:20]}, {script[20:]}", script[::-1], script[3:], script[:12], f"{script[:12]}!"]
+    for _ in range(60):
+        words = [draw.choice("abcdefgh") for _ in range(draw.choice([1, 2, 4, 5, 6, 12, 40]))]
+        changed = ["q" if place == 0 else word for place, word in enumerate(words)]
+        texts += [" ".join(words), " ".join(changed), " ".join(reversed(words))]
+    drift = [f"c{draw.randrange(5000)}" for _ in range(120)]
+    return texts + [" ".join(drift[start : start + 40]) for start in range(80)]
+
+
+def test_short_empty_repetitive_and_unspaced_texts_and_a_long_chain_are_judged_as_by_brute_force(tmp_path):
+    texts = odd_texts()
+    words = [re.findall(r"[\u0e00-\u0e7f\u4e00-\u9fff]|[a-z0-9]+", text.lower()) for text in texts]
+    sets = [{tuple(own[start : start + 5]) for start in range(max(len(own) - 4, 1))} if own else set() for own in words]
+    similar = np.array([[len(one & other) >= 0.7 * len(one | other) and bool(one) for other in sets] for one in sets])
+    blank = np.array([" ".join(text.split()) for text in texts])
+    left, right = np.nonzero(np.triu(similar | (blank[:, None] == blank), 1))
+    roots = smallest_members(len(texts), left, right)
+    documents = [given_document(text, number) for number, text in enumerate(texts)]
+    kept, dropped = kept_and_dropped(deduplicated(tmp_path, documents, DEDUPLICATE.model_copy(update={"max_removed_share": 1.0})))
+    root_of = {row["id"]: roots[number] for number, row in enumerate(documents)}
+    assert sorted(root_of[identity] for identity in kept) == np.unique(roots).tolist()
+    assert all(root_of[identity] == root_of[row["kept_id"]] for identity, row in dropped.items())
 
 
 def test_every_near_duplicate_has_a_verified_neighbour_in_evidence(corpus, crawl):
@@ -254,6 +287,17 @@ def test_look_ups_agree_with_the_spark_job(corpus, crawl):
         }  # fmt: skip
         assert {one.id: pytest.approx(one.similarity) for one in index.lookup(row["text"])} == similar
     assert index.lookup("...") == [] and index.lookup("nothing like it") == []
+
+
+def test_a_look_up_with_more_candidates_than_are_held_at_once_reads_them_in_parts(crawl, monkeypatch):
+    index = SignatureIndex.open([directory_of(crawl)], DEDUPLICATE)
+    text = prose(103, 150)
+    (own,) = index.lookup(text)
+    stored = sorted(row["id"] for row in rows(crawl, "documents/*.parquet") if row["text"].strip(". !\n"))
+    monkeypatch.setattr(SignatureIndex, "candidates", lambda self, text: stored)
+    monkeypatch.setattr("tasks.data.documents_by_id.BATCH_ROWS", 7)
+    monkeypatch.setattr("tasks.data.minhash.MAX_OWNERS", 8)
+    assert len(stored) > 8 and index.lookup(text) == [own]
 
 
 def test_earlier_documents_that_cannot_be_compared_are_refused(corpus, crawl, tmp_path):

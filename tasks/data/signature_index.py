@@ -75,15 +75,13 @@ class SignatureIndex:
         """The stored documents whose similarity to the text reaches the threshold, the most similar first."""
         import pyarrow as pa
 
-        candidates = self.candidates(text)
-        ids, texts = [], [text]
+        candidates, found = self.candidates(text), []
         for batch in read_by_id(self.document_paths, np.sort(id_numbers(pa.array(candidates, pa.string()))), ["id", "text"]):
-            ids += batch.column("id").to_pylist()
-            texts += batch.column("text").to_pylist()
-        assert sorted(ids) == candidates, "signatures and documents of the directories belong together"
-        others = np.arange(1, len(texts))
-        shared, union = jaccard_counts(*shingle_sets(texts, self.recipe.ngram_size), np.zeros_like(others), others)
-        found = [Neighbour(*row) for row in zip(ids, shared.tolist(), union.tolist(), strict=True)]
+            others = np.arange(1, batch.num_rows + 1)
+            sets = shingle_sets([text, *batch.column("text").to_pylist()], self.recipe.ngram_size)
+            counts = (column.tolist() for column in jaccard_counts(*sets, np.zeros_like(others), others))
+            found += [Neighbour(*row) for row in zip(batch.column("id").to_pylist(), *counts, strict=True)]
+        assert sorted(one.id for one in found) == candidates, "signatures and documents of the directories belong together"
         near = (neighbour for neighbour in found if neighbour.similarity >= self.recipe.threshold)
         return sorted(near, key=lambda neighbour: (-neighbour.similarity, neighbour.id))
 
