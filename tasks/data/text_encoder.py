@@ -1,7 +1,8 @@
 """Texts to token ids, whole Arrow columns at once, as arrays. Runs in executors: imports no Spark.
 
 With GLM's pre-tokenizer most of a text is words met before: texts are cut by tasks/data/pretokens.py, each word is encoded once by the
-`tokenizers` library, and documents are put together from the words' ids. Other pre-tokenizers take the library's own way.
+library's model alone (its whole pipeline takes three times as long for a word), and documents are put together from the words' ids. Other
+pre-tokenizers take the library's own way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model.tokenizer_layout import PRETOKENIZER_PATTERN, tokenizer_for_text
+from model.tokenizer_layout import PRETOKENIZER_PATTERN, byte_characters, tokenizer_for_text
 from tasks.data.pretokens import Pretokens, cut_pretokens
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class TextEncoder:
     def __init__(self, tokenizer_path: str) -> None:
         self.tokenizer = open_tokenizer(tokenizer_path)
         self._has_glm_words = has_glm_words(self.tokenizer)
+        self._tokenize = self.tokenizer.model.tokenize
+        self._stand_ins = dict(enumerate(byte_characters()))
         self._forget()
 
     def encode(self, texts: pa.Array, end_id: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -72,12 +75,18 @@ class TextEncoder:
             self._forget()
         new = [word for word in words if word not in self._known]
         if new:
-            ids, counts = self._encode_by_library(new, None)
+            ids, counts = self._encode_words(new)
             self._starts = np.concatenate([self._starts, len(self._ids) + np.cumsum(counts) - counts])
             self._counts = np.concatenate([self._counts, counts])
             self._ids = np.concatenate([self._ids, ids])
             self._known.update(zip(new, range(len(self._known) + 1, len(self._known) + len(new) + 1), strict=True))
         return np.fromiter(map(self._known.__getitem__, words), np.int64, len(words))
+
+    def _encode_words(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """(ids of all words, length of each). As the pipeline does: no special token is sought, a pre-token is not cut again."""
+        encoded = [self._tokenize(word.encode().decode("latin-1").translate(self._stand_ins)) for word in words]
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        return np.fromiter((token.id for tokens in encoded for token in tokens), np.int32, int(lengths.sum())), lengths
 
     def _forget(self) -> None:
         self._known: dict[str, int] = {}
