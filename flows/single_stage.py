@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pydantic import BaseModel
 
 from configs.load import load_scale
 from configs.schema import DataRecipe, SparkResources
+from flows.spark_progress import watched_jobs
 from flows.stage_log import StageLog, StageResult, key_figures
 from flows.stage_output import UNFINISHED, StageOutcome, check_output, has_left_out, locked_output, write_output
 from infra.home import Home
@@ -69,21 +71,19 @@ class SingleStage:
             artifact = self.store.find(step, key)
             is_cached = artifact is not None
             if artifact is None:
-                artifact = self.store.compute(
-                    step, key, identity, lambda output: step(**given, output=output), self._reporter(step.name), lambda rows: None,
-                    time.monotonic,
-                )  # fmt: skip
+                with watched_jobs(lambda name, progress: self._report(f"{step.name}, {name}", progress)):
+                    artifact = self.store.compute(
+                        step, key, identity, lambda output: step(**given, output=output), partial(self._report, step.name),
+                        lambda rows: None, time.monotonic,
+                    )  # fmt: skip
         why = "found in the store" if is_cached else "computed"
         seconds = round(time.monotonic() - started, 2)
         self.log.finish(StageResult(step.name, seconds, is_cached, why, artifact.digest, key_figures(artifact.record), key))
         self.artifacts[step.name] = artifact
         return artifact
 
-    def _reporter(self, name: str) -> Callable[[Progress], None]:
-        def report(progress: Progress) -> None:
-            self.log.progress(name, progress)
-
-        return report
+    def _report(self, name: str, progress: Progress) -> None:
+        self.log.progress(name, progress)
 
     def ingested(self) -> Artifact[IngestedDocuments]:
         return self.compute(ingest_documents, self.recipe.ingest, sources=self._listing())
@@ -157,6 +157,8 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
     "shards": lambda run: run.compute(shard_documents, run.recipe.shards, documents=run.complete(), tokenizer=run.tokenizer()),
 }
 """By the name of the stage's section in data.recipe."""
+PARTITION_BYTES = 64 * 2**20
+PARQUET_RATIO = 3
 WITHOUT_INPUT = ("synthesize",)
 NEEDED_ROLE = {"seed_variations": "prompts"}
 """Of a stage's sources, where it is not documents to train on."""
@@ -169,10 +171,12 @@ def open_stage(name: str, place: str | Path | None, output_dir: Path, config: st
         raise ValueError(f"no stage {name!r}: the stages are {', '.join(STAGES)}")
     check_output(output_dir, place)
     scale = load_scale(config or DEFAULT_SCALE)
-    resources = scale.data.resources if config else _this_machine()
-    _check_master(resources.master)
+    if config:
+        _check_master(scale.data.resources.master)
     log = StageLog()
-    run = SingleStage(_source(name, place, log), scale.data.recipe, resources, open_store(None, home), log)
+    source = _source(name, place, log)
+    resources = scale.data.resources if config else this_machine(_num_bytes(source))
+    run = SingleStage(source, scale.data.recipe, resources, open_store(None, home), log)
 
     def compute() -> StageOutcome:
         with locked_output(output_dir):
@@ -231,6 +235,15 @@ def _left_by_a_stage(written: DocumentFiles) -> bool:
         raise ValueError(f"{paths[0]} cannot be read ({error}): repair it, or run the stage that left it again") from error
 
 
-def _this_machine() -> SparkResources:
+def this_machine(num_bytes: int) -> SparkResources:
+    """For so many bytes of text: what a task holds does not grow with the input."""
     cores = len(os.sched_getaffinity(0))
-    return SparkResources(master=f"local[{cores}]", driver_memory="2g", executor_memory="1g", shuffle_partitions=2 * cores)
+    partitions = max(2 * cores, -(-num_bytes // PARTITION_BYTES))
+    return SparkResources(master=f"local[{cores}]", driver_memory="2g", executor_memory="1g", shuffle_partitions=partitions)
+
+
+def _num_bytes(source: SourceListing | DocumentFiles | None) -> int:
+    """Of the text, about: Parquet holds it compressed."""
+    if isinstance(source, SourceListing):
+        return sum(file.num_text_bytes for file in source.files)
+    return 0 if source is None else PARQUET_RATIO * sum(path.stat().st_size for path in source.paths("documents/*.parquet"))

@@ -52,7 +52,7 @@ class StageLog:
         rate = (progress.done - self._began[2]) / max(now - self._began[1], 1e-9)
         line = f"{stage}: {progress.done:,.0f}{f' of {progress.total:,.0f}' if progress.total else ''} {progress.unit}"
         if rate > 0 and now - self._began[1] > 1:
-            line += f", {rate:,.0f}/s"
+            line += f", {rate:,.0f}/s" if rate >= 10 else f", {rate:.2g}/s"
             if progress.total:
                 line += f", {max(progress.total - progress.done, 0) / rate:,.0f} s to go"
         line += f", {progress.message}" if progress.message else ""

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.command import STAGE_NAMES
-from flows.single_stage import STAGES, run_stage
+from flows.single_stage import STAGES, run_stage, this_machine
 from infra.home import Home
 from infra.spark import stop_spark
 from tests.data_inputs import prose, write_jsonl
@@ -262,6 +263,20 @@ def test_a_cluster_that_this_machine_does_not_know_is_named_before_any_work(dedu
     monkeypatch.delenv("YARN_CONF_DIR", raising=False)
     with pytest.raises(ValueError, match=r"master is yarn, and neither HADOOP_CONF_DIR .* leave --config out"):
         run_stage("deduplicate", deduplicated[0], tmp_path / "output", "full", home)
+
+
+def test_the_running_spark_job_is_told(home, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("flows.spark_progress.INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr("flows.stage_log.PROGRESS_INTERVAL_SECONDS", {True: 0.0, False: 0.0})
+    write_jsonl(tmp_path / "input" / "web.jsonl.gz", [{"text": prose(seed)} for seed in range(200, 215)])
+    run_stage("extract", tmp_path / "input", tmp_path / "output", "micro", home)
+    told = re.findall(r"_documents, Spark stage \d+: (\d+) of (\d+) tasks", capfd.readouterr().err)
+    assert told and all(int(done) <= int(total) for done, total in told)
+
+
+def test_tasks_on_this_machine_do_not_grow_with_the_input():
+    assert this_machine(0).shuffle_partitions == 2 * len(os.sched_getaffinity(0))
+    assert this_machine(10 * 2**40).shuffle_partitions == 10 * 2**40 // (64 * 2**20)
 
 
 def test_the_help_names_every_stage():
