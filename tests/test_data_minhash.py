@@ -139,6 +139,16 @@ def test_an_original_meets_its_copies_where_they_are_unlike_each_other(is_new_cr
     assert ((left == ids[0]) | (right == ids[0])).sum() >= 0.98 * count and len(left) <= 16 * 21 * count
 
 
+def test_bands_catch_what_the_threshold_promises_and_too_few_permutations_are_told_by_name():
+    for threshold, count in ((0.5, 128), (0.7, 64), (0.7, 128), (0.8, 128), (0.9, 128)):
+        num_bands, num_rows = banding(threshold, count)
+        missed = (1 - min(threshold + 0.1, 1) ** num_rows) ** num_bands
+        assert num_bands * num_rows <= count and missed < 0.01
+    for threshold, count in ((0.7, 1), (0.99, 16)):
+        with pytest.raises(ValueError, match=rf"deduplicate.num_permutations \({count}\) are too few for deduplicate.threshold"):
+            banding(threshold, count)
+
+
 def test_sketches_are_as_alike_as_signatures():
     texts = near_copies()
     for count in (32, 64, 256):
@@ -155,7 +165,7 @@ def shapes_of_graphs() -> dict[str, list[tuple[int, int]]]:
     generator.shuffle(names)
     return {
         "chain": [(names[number], names[number + 1]) for number in range(30)],
-        "random": [tuple(generator.sample(names, 2)) for _ in range(40)],
+        "random": [(one, other) for one, other in (generator.sample(names, 2) for _ in range(40))],
         "star": [(names[0], name) for name in names[1:20]],
         "combs": [(number, number + 1) for number in range(0, 40, 2)] + [(number, number + 4) for number in range(1, 30, 4)],
         "none": [],

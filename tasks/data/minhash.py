@@ -43,11 +43,17 @@ PROBE_TEXT = "Ten words_of e\u0301t\u00e9, \u0421\u043b\u043e\u0432\u043e \u4e2d
 
 
 def banding(threshold: float, num_permutations: int) -> tuple[int, int]:
-    """(bands, rows) by datasketch's optimiser."""
+    """(bands, rows) by datasketch's optimiser. Raises ValueError where there are too few permutations for two bands."""
     from datasketch import MinHashLSH
 
     weights = (1 - FALSE_NEGATIVE_WEIGHT, FALSE_NEGATIVE_WEIGHT)
-    index = MinHashLSH(threshold=threshold, num_perm=num_permutations, weights=weights)
+    try:
+        index = MinHashLSH(threshold=threshold, num_perm=num_permutations, weights=weights)
+    except ValueError as error:
+        raise ValueError(
+            f"deduplicate.num_permutations ({num_permutations}) are too few for deduplicate.threshold ({threshold}): {error}; take 64 or "
+            "more, or a lower threshold"
+        ) from error
     return index.b, index.r
 
 

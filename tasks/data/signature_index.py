@@ -1,5 +1,6 @@
 """Single-document look-ups among deduplicated documents: their stored signatures in a datasketch.MinHashLSH, with the bands and rows of
-the Spark job, so that a text has exactly those candidates that the job would compare it with, and the job's verdict on each.
+the Spark job, so that a text has exactly those candidates that share a key with it there, and the job's verdict on each. (The job does not
+compare all pairs of a large bucket; a look-up compares all that it finds.)
 
     index = SignatureIndex.open([deduplicated_dir], recipe.deduplicate)
     index.lookup("some text")  # [Neighbour(id="...", num_shared=..., num_union=...)], best first
@@ -64,7 +65,7 @@ class SignatureIndex:
         return cls(recipe, lsh, earlier.document_paths)
 
     def candidates(self, text: str) -> list[str]:
-        """Ids of the stored documents that share a band with the text, sorted: those that the Spark job would compare it with."""
+        """Ids of the stored documents that share a band with the text, sorted."""
         shingles, offsets = shingle_sets([text], self.recipe.ngram_size)
         if not len(shingles):
             return []
