@@ -49,7 +49,7 @@ def main() -> None:
         ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     theirs = json.loads(ran.stdout.strip().splitlines()[-1])
     pages, seconds = _fastest(lambda: sum(1 for page in archive_pages("x", HashingReader(io.BytesIO(data)), MAX_RECORD_BYTES) if page.text))
-    records, record_seconds = _fastest(lambda: sum(1 for _ in archive_records(io.BytesIO(data), MAX_RECORD_BYTES)))
+    records, record_seconds = _fastest(lambda: sum(1 for _ in archive_records("x", HashingReader(io.BytesIO(data)), MAX_RECORD_BYTES)))
     report(
         "web_archives", ours=pages / seconds, peer=theirs["pages"] / theirs["seconds"], unit="pages per second of one core",
         our_pages=pages, peer_pages=theirs["pages"], megabytes=round(len(data) / 1e6, 1),

@@ -125,7 +125,8 @@ def _fertility(output: Output) -> None:
 def reported_data(store: Store) -> PreparedData:
     ingested = IngestedDocuments(
         num_sources=9, num_documents=1000, num_bytes=5000, num_evaluation_documents=3, num_unsampled_documents=5,
-        rejected={"not_utf8 <&>": 7}, documents_by_domain={"web": 700, "code": 300}, bytes_by_domain={"web": 4000, "code": 1000},
+        rejected={"not_utf8 <&>": 7}, num_lost_bytes=0,
+        documents_by_domain={"web": 700, "code": 300}, bytes_by_domain={"web": 4000, "code": 1000},
     )  # fmt: skip
     decontaminated = DecontaminatedDocuments(
         num_documents=971, num_bytes=4800, num_protected_items=11, num_common_runs=0, dropped=REASONS["decontaminate_documents"],

@@ -23,7 +23,7 @@ from tasks.data.list_sources import list_sources
 from tasks.data.seen_keys import SeenKeys
 from tasks.data.source_bytes import HashingReader
 from tasks.data.source_frame import SOURCE_COLUMNS
-from tasks.data.source_records import _source_rows, read_sources
+from tasks.data.source_records import LOST, _source_rows, read_sources
 from tasks.data.table_records import record_of
 from tasks.data.text_records import text_records
 from tasks.data.wiki_dumps import wiki_pages
@@ -299,7 +299,7 @@ def test_a_long_text_is_cut_at_line_ends_and_joined_it_is_the_file(tmp_path):
     ],
 )
 def test_damage_has_a_reason(tmp_path, name, form, data, expected):
-    assert read({"name": name, "format": form}, data, tmp_path)[-1][2] == expected
+    assert [reason for _, _, reason in read({"name": name, "format": form}, data, tmp_path) if reason != LOST][-1] == expected
 
 
 def test_a_damaged_member_of_a_zip_costs_itself_alone(tmp_path):

@@ -1,26 +1,25 @@
 """Splits web archives (WARC, ARC; plain or gzip) into their records. Runs in executors: imports no Spark.
 
-A record's place is its byte in the file as stored, which is its gzip member's where the file is compressed: the offset of CDX indexes.
+A record's place is its byte in the file as stored, which is its gzip member's where the file is compressed: the offset of CDX indexes. (Of
+a file in zstd or bz2, whose frames hold anything, it is the record's byte behind decompression.)
 Where several records share one member, the later ones are named by the member in the source and by their byte in it. A record whose
 length is wrong, or a damaged member, costs that record alone: reading goes on at the next header or member.
 """
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO, cast
 
-from isal import isal_zlib
+from tasks.data.source_bytes import GARBLED, codec_of, decompressed
+from tasks.data.stored_streams import GZIP_MAGIC, READ_BYTES, HashingReader, MemberReader
 
-READ_BYTES = 1 << 16
 INFLATED_BYTES = 1 << 18
 MAX_HEADER_BYTES = 1 << 16
 MAX_ARC_LINE = 1 << 12
-GZIP_MAGIC = b"\x1f\x8b\x08"
 WARC_START = b"WARC/"
-BROKEN_DEFLATE = cast("type[Exception]", isal_zlib.error)
 ARC_LINE = re.compile(rb"[a-zA-Z][\w.+-]*:[^\r\n]* [\d.:a-fA-F]* \d{8,14} [^\r\n]*\d+\r?\n")
 """URL, IP address, date, and what version 1 and 2 have in between, with the length last."""
 
@@ -35,7 +34,7 @@ class ArchiveRecord:
     """One record, or (with a reason) the place of one that was not read."""
 
     member: int
-    """Byte of its gzip member, or of the record itself in an uncompressed file."""
+    """Byte of its gzip member, or of the record itself in any other file."""
     inside: int
     """Bytes of the member that stand before it, decompressed."""
     headers: dict[bytes, bytes] = field(default_factory=dict)
@@ -48,25 +47,28 @@ class ArchiveRecord:
 class ArchiveBytes:
     """The decompressed bytes ahead, with the places of the gzip members that they came from."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._inflate, self._raw = file, None, file.read(READ_BYTES)
-        self.is_gzip = self._raw.startswith(GZIP_MAGIC)
-        self._stored = 0
+    def __init__(self, name: str, file: HashingReader) -> None:
+        self._stream = decompressed(name, file) if codec_of(name) in ("bz2", "zstd") else file
+        self._file, self._damage = file, ""
+        self._raw = self._read()
+        self._members = MemberReader(file, "gzip", self._raw) if self._raw.startswith(GZIP_MAGIC) and self._stream is file else None
+        self.codec = "gzip" if self._members else codec_of(name)
         self._starts: list[tuple[int, int]] = []
         self._end = 0
         self.buffer = bytearray()
         self.position = 0
         """Of the buffer's first byte among all decompressed ones."""
-        self.damage = ""
+
+    @property
+    def damage(self) -> str:
         """Why the member being read ends early; what stands before the break is served first."""
+        return self._members.damage if self._members else self._damage
 
     def fill(self, size: int) -> bool:
         """Hold at least so many bytes; False where there are no more before the file's end or a damage."""
         while len(self.buffer) < size:
-            if self.damage:
-                return False
             found = self._next_block()
-            if found is None:
+            if not found:
                 return False
             self.buffer += found
             self._end += len(found)
@@ -94,81 +96,48 @@ class ArchiveBytes:
 
     def place(self) -> tuple[int, int]:
         """(member, inside) of the buffer's first byte."""
-        if not self.is_gzip:
+        if self._members is None:
             return self.position, 0
         while len(self._starts) > 1 and self._starts[1][0] <= self.position:
             self._starts.pop(0)
         start, stored = self._starts[0]
         return stored, self.position - start
 
-    def member(self) -> int:
-        """Where the member that was begun last stands in the file."""
-        return self._starts[-1][1]
-
     def next_member(self) -> None:
         """Go on at the member behind a damaged one, of which nothing is left in the buffer."""
-        self.damage, self._inflate = "", None
-        self._stored += 1
-        self._raw = self._raw[1:]
-        while True:
-            found = self._raw.find(GZIP_MAGIC)
-            if found >= 0:
-                break
-            tail = self._raw[-2:]
-            more = self._file.read(READ_BYTES)
-            self._stored += len(self._raw) - len(tail)
-            self._raw = tail + more
-            if not more:
-                return
-        self._stored += found
-        self._raw = self._raw[found:]
+        self._damage = ""
+        if self._members:
+            self._members.skip_damage()
 
-    def _next_block(self) -> bytes | None:
-        if not self._raw:
-            self._raw = self._file.read(READ_BYTES)
-        if not self.is_gzip:
-            found, self._raw = self._raw, b""
-            return found or None
-        return self._inflated()
-
-    def _inflated(self) -> bytes | None:
-        if self._inflate is None:
-            padding = len(self._raw) - len(self._raw.lstrip(b"\0"))
-            self._raw, self._stored = self._raw[padding:], self._stored + padding
-            if not self._raw:
-                self._raw = self._file.read(READ_BYTES)
-                return b"" if self._raw else None
-            self._starts.append((self._end, self._stored))
-            self._inflate = isal_zlib.decompressobj(31)
-        if not self._raw:
-            self.damage = "the file ends within a gzip member"
-            return None
-        size = len(self._raw)
-        try:
-            found = self._inflate.decompress(self._raw, INFLATED_BYTES)
-        except BROKEN_DEFLATE as error:
-            self.damage = str(error)
-            return None
-        self._raw = self._inflate.unconsumed_tail or self._inflate.unused_data
-        self._stored += size - len(self._raw)
-        if self._inflate.eof:
-            self._inflate = None
+    def _next_block(self) -> bytes:
+        if self._members is None:
+            found, self._raw = self._raw or self._read(), b""
+            return found
+        found = self._members.take(INFLATED_BYTES)
+        if not self._starts or self._starts[-1][1] != self._members.start:
+            self._starts.append((self._end, self._members.start))
         return found
 
+    def _read(self) -> bytes:
+        try:
+            return self._stream.read1(READ_BYTES)
+        except GARBLED as error:
+            self._damage, self._stream = str(error), io.BytesIO()
+            return b""
 
-def archive_records(file: BinaryIO, max_record_bytes: int) -> Iterator[ArchiveRecord]:
+
+def archive_records(name: str, file: HashingReader, max_record_bytes: int) -> Iterator[ArchiveRecord]:
     """Every record of a WARC or ARC file in its order."""
-    source = ArchiveBytes(file)
-    while True:
-        if _at_record(source):
-            record = _next_record(source, source.place(), max_record_bytes)
-        elif source.damage:
-            record = ArchiveRecord(source.member(), 0)
-        else:
-            return
-        if source.damage and not source.buffer and not record.block:
-            record = replace(record, reason="truncated_gzip", detail=source.damage)
-            source.next_member()
+    source = ArchiveBytes(name, file)
+    while _at_record(source) or source.damage:
+        place = source.place()
+        record = _next_record(source, place, max_record_bytes) if source.buffer else ArchiveRecord(*place)
+        if not _at_record(source) and source.damage:
+            # A record alone in its member is as damaged as that; of several in one, those before the damage are whole.
+            member, _ = source.place()
+            if record.reason or not record.headers or place == (member, 0):
+                record = replace(record, block=b"", reason=f"truncated_{source.codec}", detail=source.damage)
+                source.next_member()
         yield record
 
 

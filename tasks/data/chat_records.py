@@ -66,8 +66,7 @@ def _source_rows(source: Row) -> Iterator[Row]:
             hashing = HashingReader(raw)
             for line in _lines(source, hashing):
                 yield from _line_rows(source, line)
-            hashing.drain()
-        is_same = is_listed(hashing, source["sha256"])
+            is_same = is_listed(hashing, source["sha256"])
     except ChangedSourceError:
         is_same = False
     if not is_same:

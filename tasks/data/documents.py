@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,10 @@ SYNTHETIC, CHAT, REPOSITORY = "synthetic", "chat", "repository"
 """Domains that no source file is given: generated problems, conversations, and the files of a repository one after the other."""
 
 
+WHITE_SPACE = re.compile(r"\s")
+DIGESTED_CHARS = 1 << 20
+
+
 def arrow_schema(columns: str) -> pa.Schema:
     """The Arrow schema of a schema string with the types string, long, int and double."""
     import pyarrow as pa
@@ -62,7 +67,15 @@ def sampling_hash(identity: str) -> int:
 
 def content_digest(text: str) -> str:
     """sha256 of the text in Unicode normal form C with every run of white space as one space."""
-    return hashlib.sha256(" ".join(unicodedata.normalize("NFC", text).split()).encode()).hexdigest()
+    digest, begin, gap = hashlib.sha256(), 0, ""
+    while begin < len(text):
+        # At white space, which nothing composes with: the words of 50 MB at once take more than a gigabyte.
+        found = WHITE_SPACE.search(text, begin + DIGESTED_CHARS)
+        end = found.start() if found else len(text)
+        words = " ".join(unicodedata.normalize("NFC", text[begin:end]).split())
+        digest.update(f"{gap}{words}".encode() if words else b"")
+        begin, gap = end, " " if words else gap
+    return digest.hexdigest()
 
 
 def cut_pieces(text: str, max_chars: int) -> list[tuple[int, str]]:

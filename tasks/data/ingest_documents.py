@@ -12,7 +12,17 @@ from infra.step import Output, Progress, Record, step
 from tasks.data.document_files import count_by, count_reasons, names_of, write_documents, write_table
 from tasks.data.documents import RECORD_COLUMNS
 from tasks.data.source_frame import source_frame
-from tasks.data.source_records import CHANGED, DOCUMENT, EVALUATION, REJECTED, ROW_COLUMNS, UNSAMPLED, read_sources
+from tasks.data.source_records import (
+    CHANGED,
+    DOCUMENT,
+    EVALUATION,
+    LOST,
+    REJECTED,
+    ROW_COLUMNS,
+    UNREADABLE,
+    UNSAMPLED,
+    read_sources,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,6 +50,8 @@ class IngestedDocuments(Record):
     """Left out because their domain holds more than its part of max_source_bytes."""
     rejected: dict[str, int]
     """Records by reason."""
+    num_lost_bytes: int
+    """Of compressed files, as stored, behind a damage: nobody knows how many records they hold."""
     documents_by_domain: dict[str, int]
     bytes_by_domain: dict[str, int]
 
@@ -60,6 +72,7 @@ def ingest_documents(*, sources: SourceListing, recipe: IngestRecipe, resources:
         record = _write_streams(rows, files, output)
     finally:
         rows.unpersist()
+    _check_lost(record, recipe, files)
     _check_rejected(record, recipe, output.path("rejected.parquet"))
     return record
 
@@ -100,11 +113,9 @@ def _write_streams(rows: DataFrame, files: list[SourceFile], output: Output) -> 
     identity = F.substring(F.sha2(F.concat_ws("\n", "source", "offset"), 256), 1, 16).alias("id")
     rejected = rows.where(stream == REJECTED).select(identity, "source", "offset", "reason", "detail")
     write_table(rejected, output.path("rejected.parquet"))
-    others = rows.where(stream.isin(UNSAMPLED, CHANGED)).select("stream", "source", "offset").toArrow().to_pylist()
-    changed = sorted(row["source"] for row in others if row["stream"] == CHANGED)
-    if changed:
-        fix = "run again when nothing writes to the directory"
-        raise ValueError(f"source {changed[0]} changed while it was read ({len(changed)} in all): {fix}")
+    named = stream.isin(UNSAMPLED, CHANGED, UNREADABLE, LOST)
+    others = rows.where(named).select("stream", "source", "offset", "detail").toArrow().to_pylist()
+    _refuse_unread(others)
     domains = count_by(documents, "domain")
     return IngestedDocuments(
         num_sources=len(files),
@@ -113,9 +124,32 @@ def _write_streams(rows: DataFrame, files: list[SourceFile], output: Output) -> 
         num_evaluation_documents=sum(count for count, _ in count_by(evaluation, "domain").values()),
         num_unsampled_documents=sum(row["offset"] for row in others if row["stream"] == UNSAMPLED),
         rejected=count_reasons(output.path("rejected.parquet")),
+        num_lost_bytes=sum(row["offset"] for row in others if row["stream"] == LOST),
         documents_by_domain={domain: count for (domain,), (count, _) in domains.items()},
         bytes_by_domain={domain: size for (domain,), (_, size) in domains.items()},
     )
+
+
+def _refuse_unread(others: list[dict[str, Any]]) -> None:
+    """Raises ValueError for files that changed or could not be read: what they hold is not known, so nothing is said about it."""
+    for stream, told, fix in (
+        (CHANGED, "changed while it was read", "run again when nothing writes to the directory"),
+        (UNREADABLE, "cannot be read", "mend the disk, the network or the permissions (of the executors too) and run again"),
+    ):
+        found = sorted((row["source"], row["detail"]) for row in others if row["stream"] == stream)
+        if found:
+            detail = f": {found[0][1]}" if found[0][1] else ""
+            raise ValueError(f"source {found[0][0]} {told} ({len(found)} in all){detail}: {fix}")
+
+
+def _check_lost(record: IngestedDocuments, recipe: IngestRecipe, files: list[SourceFile]) -> None:
+    """A damage near the beginning of a large file is one rejected record, and most of the corpus."""
+    total = sum(file.size for file in files)
+    if record.num_lost_bytes > recipe.max_rejected_share * total:
+        raise ValueError(
+            f"{record.num_lost_bytes} of {total} bytes stand behind a damage in compressed files, where nothing can be read: more than "
+            f"ingest.max_rejected_share ({recipe.max_rejected_share}) allows (rejected: {record.rejected}). Fetch or pack these files again"
+        )
 
 
 def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rejected_path: Path) -> None:

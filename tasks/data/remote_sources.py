@@ -14,6 +14,8 @@ from tasks.data.source_bytes import ETAG, HUGGING_FACE, S3, s3_client
 
 HELD_OUT = re.compile(r"(?:^|[/_.-])(?:test|validation|valid|val|dev|eval)(?:[/_.-]|$)", re.I)
 """Splits of a dataset that are not for training."""
+DATASET = re.compile(r"([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[\w.-]+|[\w.-]+))?(?:/(.+))?")
+"""Name, revision (the hub keeps its Parquet copies under refs/convert/parquet) and directory."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -65,7 +67,7 @@ def _dataset_files(data: str) -> list[RemoteFile]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    parsed = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/([\w./-]+))?", data.removeprefix(HUGGING_FACE))
+    parsed = DATASET.fullmatch(data.removeprefix(HUGGING_FACE))
     if parsed is None:
         raise ValueError(f"--data {data} names no dataset: write hf://owner/name, hf://owner/name@revision or hf://owner/name/config")
     dataset, revision, config = parsed[1], parsed[2], (parsed[3] or "").strip("/")

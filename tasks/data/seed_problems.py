@@ -57,7 +57,6 @@ def _file_seeds(file: SourceFile) -> Iterator[Seed]:
             seed = None if line.record is None else _seed(file, line.offset, line.record)
             if seed is not None:
                 yield seed
-        hashing.drain()
         if not is_listed(hashing, file.sha256):
             raise ValueError(f"source {file.name} changed while it was read: run again when nothing writes to the directory")
 

@@ -1,32 +1,37 @@
-"""Opens source files wherever they lie, hashes and decompresses them while they are read. Runs in executors: imports no Spark.
+"""Opens source files wherever they lie, and decompresses them while they are hashed. Runs in executors: imports no Spark.
 
 A place is an absolute path, `s3://bucket/key`, or `hf://owner/name@revision/file` (a file of a Hugging Face dataset, kept in its cache).
 """
 
 from __future__ import annotations
 
-import bz2
-import hashlib
 import io
+import time
+from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
-from isal import igzip, isal_zlib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tasks.data.stored_streams import DamagedStreamError, HashingReader, MemberReader, ZstdReader
 
 S3, HUGGING_FACE = "s3://", "hf://"
 ETAG = "etag:"
 """What the digest of an object without a stored SHA-256 begins with: its entity tag in S3 follows."""
 BLOCK_BYTES = 1 << 20
-INFLATED_BYTES = 1 << 16
-"""Decompressed at once: what is lost before a break."""
+INFLATED_BYTES = 1 << 18
+"""Decompressed at once."""
 OBJECT_BLOCK_BYTES = 8 << 20
 """Bytes per ranged request: about what one connection carries in a tenth of a second."""
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-GARBLED: tuple[type[Exception], ...] = (EOFError, OSError, cast("type[Exception]", isal_zlib.error))
-"""What a damaged stream raises while it is read; `truncated_*` names the codec."""
+GARBLED: tuple[type[Exception], ...] = (DamagedStreamError,)
+"""What a damaged stream raises, behind its last good byte; the reason `truncated_*` names the codec."""
+MAX_ATTEMPTS = 6
+"""Of a request whose answer breaks off; botocore itself repeats those that get none, and those that are told to slow down."""
+FIRST_WAIT_SECONDS = 0.2
+CHANGED_STATUS, RANGE_NOT_SATISFIABLE = (404, 412), 416
+
+
+class UnreadableSourceError(Exception):
+    """A disk, a network or a permission keeps a source from being read: no statement about what it holds."""
 
 
 class ChangedSourceError(Exception):
@@ -45,79 +50,55 @@ def stem_of(name: str) -> str:
 
 
 def open_source(place: str, digest: str = "", buffer_bytes: int = OBJECT_BLOCK_BYTES) -> BinaryIO:
-    """The bytes as stored, seekable. `digest` as listed: an object in S3 that has another one by now raises ChangedSourceError."""
+    """The bytes as stored, seekable. `digest` as listed: an object in S3 that has another one by now raises ChangedSourceError.
+
+    What else keeps them from being read raises UnreadableSourceError, here or later.
+    """
     if place.startswith(S3):
         return cast("BinaryIO", io.BufferedReader(ObjectReader(place, digest), buffer_bytes))
-    if place.startswith(HUGGING_FACE):
-        return open(_cached_file(place), "rb")
-    return open(place, "rb")
+    try:
+        path = _cached_file(place) if place.startswith(HUGGING_FACE) else place
+        return cast("BinaryIO", io.BufferedReader(_LocalFile(path), INFLATED_BYTES))
+    except OSError as error:
+        raise UnreadableSourceError(f"{place}: {_told(error)}") from error
 
 
-def decompressed(name: str, file: BinaryIO | HashingReader) -> io.BufferedIOBase:
-    """A stream of the decompressed bytes; damage raises one of GARBLED where it is met."""
-    codec, raw = codec_of(name), cast("BinaryIO", file)
-    if codec == "gzip":
-        return cast("io.BufferedIOBase", igzip.IGzipFile(fileobj=raw))
-    if codec == "bz2":
-        return cast("io.BufferedIOBase", bz2.BZ2File(raw))
-    if codec == "zstd":
-        import pyarrow as pa
-
-        # Arrow's reader goes on over frames, bounds what one read inflates, and raises where the last frame is cut.
-        stream = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
-        return io.BufferedReader(cast("io.RawIOBase", stream), INFLATED_BYTES)
-    return cast("io.BufferedIOBase", raw)
+def decompressed(name: str, file: HashingReader) -> io.BufferedIOBase:
+    """A stream of the decompressed bytes; a damage raises one of GARBLED where it is met."""
+    codec = codec_of(name)
+    if not codec:
+        return file
+    return io.BufferedReader(ZstdReader(file) if codec == "zstd" else MemberReader(file, codec), INFLATED_BYTES)
 
 
 def blocks(stream: io.BufferedIOBase) -> Iterator[bytes]:
-    """The rest of a stream."""
-    while block := stream.read(BLOCK_BYTES):
+    """The rest of a stream, up to its end or a damage."""
+    while block := stream.read1(BLOCK_BYTES):
         yield block
 
 
-class HashingReader(io.BufferedIOBase):
-    """A forward-only file that hashes what is read from it."""
+class _LocalFile(io.FileIO):
+    """A failing disk is no damaged file: what stands behind it may be whole."""
 
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
-        self._digest = hashlib.sha256()
+    read, readall = io.RawIOBase.read, io.RawIOBase.readall  # pyright: ignore[reportAssignmentType]
 
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = self._raw.read(-1 if size is None else size)
-        self._digest.update(data)
-        return data
-
-    def readinto(self, buffer: Any, /) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        data = self._raw.readline(-1 if size is None else size)
-        self._digest.update(data)
-        return data
-
-    def drain(self) -> None:
-        """Read what is left, so that the digest is the whole file's."""
-        while self.read(BLOCK_BYTES):
-            pass
-
-    def hexdigest(self) -> str:
-        """sha256 of what was read."""
-        return self._digest.hexdigest()
+    def readinto(self, buffer: Any, /) -> int | None:
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            raise UnreadableSourceError(f"{self.name}: {_told(error)}") from error
 
 
 class ObjectReader(io.RawIOBase):
     """An object in S3 by ranged requests, each tied to the listed entity tag; credentials are the environment's."""
 
     def __init__(self, place: str, digest: str) -> None:
+        self._place = place
         self._bucket, _, self._key = place.removeprefix(S3).partition("/")
         self._tag = digest.removeprefix(ETAG) if digest.startswith(ETAG) else ""
         self._position = 0
-        self._size = self._request("head_object")["ContentLength"]
+        self._size: int | None = None
+        """Told by the first answer: a small object costs one request."""
 
     def readable(self) -> bool:
         return True
@@ -129,33 +110,62 @@ class ObjectReader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if whence == io.SEEK_END and self._size is None:
+            self._size = self._request("head_object")["ContentLength"]
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size or 0}[whence]
         return self._position
 
     def readinto(self, buffer: Any, /) -> int:
-        end = min(self._position + len(buffer), self._size)
-        if end <= self._position:
+        if not len(buffer) or (self._size is not None and self._position >= self._size):
             return 0
-        data = self._request("get_object", Range=f"bytes={self._position}-{end - 1}")["Body"].read()
+        data = self._range(self._position, self._position + len(buffer))
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
 
+    def _range(self, begin: int, end: int) -> bytes:
+        """Raises UnreadableSourceError where every answer breaks off."""
+        from botocore.exceptions import BotoCoreError
+
+        for attempt in range(MAX_ATTEMPTS):
+            response = self._request("get_object", Range=f"bytes={begin}-{end - 1}")
+            self._size = int(response["ContentRange"].rpartition("/")[2]) if response else begin
+            try:
+                return response["Body"].read() if response else b""
+            except (BotoCoreError, OSError) as error:
+                if attempt == MAX_ATTEMPTS - 1:
+                    raise UnreadableSourceError(f"{self._place}: bytes {begin} to {end} broke off {MAX_ATTEMPTS} times: {error}") from error
+                time.sleep(FIRST_WAIT_SECONDS * 2**attempt)
+        raise AssertionError(self._place)
+
     def _request(self, operation: str, **arguments: str) -> dict[str, Any]:
-        from botocore.exceptions import ClientError
+        """The answer; an empty one for a range that begins where the object ends."""
+        from botocore.exceptions import BotoCoreError, ClientError
 
         arguments |= {"IfMatch": f'"{self._tag}"'} if self._tag else {}
         try:
             return getattr(s3_client(), operation)(Bucket=self._bucket, Key=self._key, **arguments)
         except ClientError as error:
-            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (404, 412):
-                raise ChangedSourceError(f"{S3}{self._bucket}/{self._key}") from error
-            raise
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            if status == RANGE_NOT_SATISFIABLE:
+                return {}
+            if status in CHANGED_STATUS:
+                raise ChangedSourceError(self._place) from error
+            raise UnreadableSourceError(f"{self._place}: {error}") from error
+        except BotoCoreError as error:
+            raise UnreadableSourceError(f"{self._place}: {error}") from error
 
 
 def is_listed(file: HashingReader, digest: str) -> bool:
-    """Whether the file that was read to its end is the listed one. Every request for an object was tied to its tag already."""
-    return digest.startswith(ETAG) or file.hexdigest() == digest
+    """Whether a file, of which the rest is read for it, is the listed one. Every request for an object was tied to its tag already."""
+    if digest.startswith(ETAG):
+        return True
+    file.drain()
+    return file.hexdigest() == digest
+
+
+def _told(error: OSError) -> str:
+    return error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @cache

@@ -1,6 +1,7 @@
 """Reads source files into documents and rejected records, inside Spark executors. Parsing is per record; nothing is held but one batch.
 
-Every file's sha256 is taken while it is read: a file that is not the listed one any more leaves a row of stream `changed`.
+Every file's sha256 is taken while it is read: a file that is not the listed one any more leaves a row of stream `changed`, one that a disk,
+a network or a permission keeps from being read a row of stream `unreadable`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tasks.data.git_trees import GIT_COMMITS, commit_records, commits_digest, he
 from tasks.data.issue_threads import ISSUES, thread_records
 from tasks.data.parsed_records import Parsed, rejection
 from tasks.data.seen_keys import SeenKeys
-from tasks.data.source_bytes import ChangedSourceError, HashingReader, is_listed, open_source
+from tasks.data.source_bytes import ChangedSourceError, HashingReader, UnreadableSourceError, is_listed, open_source
 from tasks.data.table_records import HTML_LINES, json_records, parquet_records
 from tasks.data.text_records import html_file, package_record, text_records, topic_records, zip_records
 from tasks.data.web_archives import archive_pages
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 ROW_COLUMNS = f"stream string, {RECORD_COLUMNS}, reason string, detail string"
 DOCUMENT, EVALUATION, REJECTED, UNSAMPLED, CHANGED = "document", "evaluation", "rejected", "unsampled", "changed"
+UNREADABLE, LOST = "unreadable", "lost"
+"""LOST: with as `offset` the bytes, as stored, behind a damage that nothing could be read behind."""
 BATCH_CHARS = 8_000_000
 BATCH_ROWS = 4000
 RECORD_FORMATS = ("jsonl", "repository_files", "commits", HTML_LINES)
@@ -56,7 +59,8 @@ def _source_rows(source: Row, keep_below: int, max_record_bytes: int) -> Iterato
         for parsed in _listed_records(source, max_record_bytes):
             if parsed.text is None:
                 place = {"source": parsed.source, "offset": parsed.offset}
-                yield _row(source, stream=REJECTED, **place, reason=parsed.reason, detail=parsed.detail)
+                kind = LOST if parsed.reason == LOST else REJECTED
+                yield _row(source, stream=kind, **place, reason=parsed.reason, detail=parsed.detail)
             elif stream == DOCUMENT and parsed.key and not seen.add(parsed.key):
                 place = {"source": parsed.source, "offset": parsed.offset}
                 yield _row(source, stream=REJECTED, **place, reason="duplicate_id", detail=f"an earlier record has id {parsed.key}"[:500])
@@ -66,6 +70,8 @@ def _source_rows(source: Row, keep_below: int, max_record_bytes: int) -> Iterato
                 yield _record(source, stream, parsed, parsed.text)
     except ChangedSourceError:
         yield _row(source, stream=CHANGED, source=source["name"], reason=CHANGED)
+    except UnreadableSourceError as error:
+        yield _row(source, stream=UNREADABLE, source=source["name"], reason=UNREADABLE, detail=str(error)[:500])
     if num_unsampled:
         yield _row(source, stream=UNSAMPLED, source=source["name"], offset=num_unsampled)
 
@@ -90,9 +96,13 @@ def _listed_records(source: Row, max_record_bytes: int) -> Iterator[Parsed]:
     else:
         with open_source(source["path"], source["sha256"]) as raw:
             hashing = HashingReader(raw)
-            yield from _records(source, hashing, max_record_bytes)
-            hashing.drain()
-        is_same = is_listed(hashing, source["sha256"])
+            records = _records(source, hashing, max_record_bytes)
+            yield next(records, rejection(source["name"], 0, "empty_file", "it holds no record"))
+            yield from records
+            is_same = is_listed(hashing, source["sha256"])
+            num_lost = 0 if hashing.broken_at is None else raw.seek(0, 2) - hashing.broken_at
+            if num_lost:
+                yield rejection(source["name"], num_lost, LOST)
     if not is_same:
         raise ChangedSourceError(source["name"])
 

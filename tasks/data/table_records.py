@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.data.documents import CODE, COMMIT, HTML, JSON_RECORD, PLAIN
 from tasks.data.json_lines import JsonLine, json_lines
 from tasks.data.parsed_records import Parsed, rejection
-from tasks.data.source_bytes import HashingReader, open_source
+from tasks.data.source_bytes import BLOCK_BYTES, HashingReader, open_source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,19 +54,27 @@ def parquet_lines(
     number = 0
     with open_source(place, digest) as file:
         try:
-            table = pq.ParquetFile(file)
+            table = pq.ParquetFile(file, pre_buffer=False, buffer_size=BLOCK_BYTES)
             columns, missing = choose(table.schema_arrow.names)
             if missing:
                 yield JsonLine(0, None, "missing_column", missing)
                 return
             if not table.metadata.num_rows:
                 yield JsonLine(0, None, "empty_file", "")
-            for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=columns):
-                for row in _rows(batch):
-                    yield _bounded(number, row, max_record_bytes)
-                    number += 1
         except (pa.ArrowException, OSError) as error:
-            yield JsonLine(number, None, "broken_parquet", f"{name}: {error}"[:500])
+            yield JsonLine(0, None, "broken_parquet", f"{name}: {error}"[:500])
+            return
+        for group in range(table.num_row_groups):
+            end = number + table.metadata.row_group(group).num_rows
+            try:
+                for batch in table.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns):
+                    for row in _rows(batch):
+                        yield _bounded(number, row, max_record_bytes)
+                        number += 1
+            except (pa.ArrowException, OSError) as error:
+                for lost in range(number, end):
+                    yield JsonLine(lost, None, "broken_parquet", f"{name}, row group {group}: {error}"[:500])
+            number = end
 
 
 def _columns(source: Row, names: list[str]) -> tuple[list[str], str]:

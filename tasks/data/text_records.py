@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from tasks.data.documents import HTML
 from tasks.data.http_payloads import PayloadError, decode_text
 from tasks.data.parsed_records import Parsed, rejection, too_long
-from tasks.data.source_bytes import BLOCK_BYTES, GARBLED, HashingReader, codec_of, decompressed, open_source
+from tasks.data.source_bytes import BLOCK_BYTES, GARBLED, HashingReader, blocks, codec_of, decompressed, open_source
 
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -23,10 +23,10 @@ def text_records(name: str, file: HashingReader, max_record_bytes: int) -> Itera
     stream, offset, rest = decompressed(name, file), 0, b""
     try:
         while True:
-            data = rest + _read_up_to(stream, max_record_bytes + 1 - len(rest))
+            data, damage = _read_up_to(stream, max_record_bytes + 1 - len(rest))
+            data = rest + data
             if len(data) <= max_record_bytes:
-                if data or not offset:
-                    yield text_record(name, offset, data)
+                yield from _last_text(name, offset, data, damage)
                 return
             end = data.rfind(b"\n", 0, max_record_bytes) + 1
             if end:
@@ -37,22 +37,23 @@ def text_records(name: str, file: HashingReader, max_record_bytes: int) -> Itera
                 yield too_long(name, offset, size, max_record_bytes)
                 offset += size
     except GARBLED as error:
-        yield rejection(name, offset, f"truncated_{codec_of(name) or 'file'}", str(error))
+        yield rejection(name, offset, f"truncated_{codec_of(name)}", str(error))
 
 
 def whole_file(name: str, file: HashingReader, max_record_bytes: int) -> tuple[bytes, Parsed | None]:
     """The bytes of a file that is one record, or the rejection of one that is too long or damaged."""
     try:
         stream = decompressed(name, file)
-        data = _read_up_to(stream, max_record_bytes + 1)
+        data, damage = _read_up_to(stream, max_record_bytes + 1)
+        if damage:
+            return b"", rejection(name, 0, f"truncated_{codec_of(name)}", damage)
         if len(data) <= max_record_bytes:
             return data, None
         size = len(data)
-        while block := stream.read(BLOCK_BYTES):
-            size += len(block)
+        size += sum(map(len, blocks(stream)))
         return b"", too_long(name, 0, size, max_record_bytes)
     except GARBLED as error:
-        return b"", rejection(name, 0, f"truncated_{codec_of(name) or 'file'}", str(error))
+        return b"", rejection(name, 0, f"truncated_{codec_of(name)}", str(error))
 
 
 def html_file(name: str, file: HashingReader, max_record_bytes: int) -> Parsed:
@@ -115,9 +116,14 @@ def zip_records(name: str, place: str, digest: str, max_record_bytes: int) -> It
         except (zipfile.BadZipFile, EOFError, OSError) as error:
             yield rejection(name, 0, "broken_zip", str(error))
             return
+        before = ""
         for member in sorted(archive.infolist(), key=lambda info: info.filename):
-            if not member.is_dir():
-                yield _member_record(archive, member, f"{name}!{member.filename}", max_record_bytes)
+            source = f"{name}!{member.filename}"
+            if source == before:
+                yield rejection(source, 0, "duplicate_id", "an earlier member has this name")
+            elif not member.is_dir():
+                yield _member_record(archive, member, source, max_record_bytes)
+            before = source
 
 
 def _member_record(archive: zipfile.ZipFile, member: zipfile.ZipInfo, source: str, max_record_bytes: int) -> Parsed:
@@ -126,17 +132,29 @@ def _member_record(archive: zipfile.ZipFile, member: zipfile.ZipInfo, source: st
     try:
         with archive.open(member) as stream:
             return text_record(source, 0, stream.read(max_record_bytes))
-    except (zipfile.BadZipFile, zlib.error, *GARBLED, RuntimeError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
         return rejection(source, 0, "broken_zip", str(error))
 
 
-def _read_up_to(stream: io.BufferedIOBase, size: int) -> bytes:
-    """Streams that decompress give less than was asked for."""
+def _last_text(name: str, offset: int, data: bytes, damage: str) -> Iterator[Parsed]:
+    """The rest of a file, of a damaged one its whole lines."""
+    end = data.rfind(b"\n") + 1 if damage else len(data)
+    if end or not (offset or damage):
+        yield text_record(name, offset, data[:end])
+    if damage:
+        yield rejection(name, offset + end, f"truncated_{codec_of(name)}", damage)
+
+
+def _read_up_to(stream: io.BufferedIOBase, size: int) -> tuple[bytes, str]:
+    """(so many bytes, or those before the end or a damage; the damage)."""
     parts, left = [], size
-    while left and (block := stream.read(min(left, BLOCK_BYTES))):
-        parts.append(block)
-        left -= len(block)
-    return b"".join(parts)
+    try:
+        while left > 0 and (block := stream.read1(min(left, BLOCK_BYTES))):
+            parts.append(block)
+            left -= len(block)
+    except GARBLED as error:
+        return b"".join(parts), str(error)
+    return b"".join(parts), ""
 
 
 def _skip_line(stream: io.BufferedIOBase, data: bytes) -> tuple[int, bytes]:
@@ -147,5 +165,5 @@ def _skip_line(stream: io.BufferedIOBase, data: bytes) -> tuple[int, bytes]:
         if end:
             return size + end, data[end:]
         size += len(data)
-        data = stream.read(BLOCK_BYTES)
+        data = stream.read1(BLOCK_BYTES)
     return size, b""

@@ -21,7 +21,7 @@ from tasks.data.classifier_training import (
     train_model,
 )  # fmt: skip
 from tasks.data.json_lines import json_lines
-from tasks.data.source_bytes import HashingReader, open_source
+from tasks.data.source_bytes import HashingReader, is_listed, open_source
 from tasks.data.text_classifiers import features_of, words_of
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def _labelled_texts(file: SourceFile) -> list[tuple[str, str]]:
             if not texts:
                 raise ValueError(f"{where}: no text in {', '.join(fields)} (fields are {', '.join(sorted(line.record))}): correct `text`")
             found.append(("\n\n".join(texts), str(label).lower() if isinstance(label, bool) else str(label)))
-        reader.drain()
-        if reader.hexdigest() != file.sha256:
+        if not is_listed(reader, file.sha256):
             raise ValueError(f"{file.name} changed while it was read: run again when nothing writes to it")
     return found
 

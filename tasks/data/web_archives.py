@@ -25,7 +25,7 @@ NAME_LOOKUP, HTTP, JSON = "text/dns", "application/http", "application/json"
 
 def archive_pages(name: str, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:
     """The documents of an archive; `offset` is the record's (or its gzip member's) byte in the file as stored."""
-    for record in archive_records(file, max_record_bytes):  # pyright: ignore[reportArgumentType]
+    for record in archive_records(name, file, max_record_bytes):
         source = f"{name}!{record.member}" if record.inside else name
         offset = record.inside or record.member
         headers = record.headers

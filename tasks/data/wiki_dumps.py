@@ -1,7 +1,7 @@
 """Reads MediaWiki XML dumps page by page, in memory bounded by one page. Runs in executors: imports no Spark.
 
-Pages of the main name space are documents in their newest revision; `offset` is the byte of `<page>`, decompressed. A document type is
-refused: no dump has one, and entities that it could declare grow without bound.
+Pages of the main name space are documents in their newest revision; `offset` is the byte of `<page>`, decompressed. Behind what is no XML
+reading goes on at the next `<page>`. A document type is refused: no dump has one, and entities that it could declare grow without bound.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tasks.data.source_bytes import GARBLED, HashingReader, blocks, codec_of, de
 
 FIELDS = ("title", "ns", "id", "text", "timestamp", "model", "base")
 MAIN = "0"
+PAGE, ROOT = b"<page>", b"<mediawiki>"
 WIKIMEDIA = (
     "wikipedia.org", "wiktionary.org", "wikibooks.org", "wikiquote.org", "wikisource.org", "wikiversity.org", "wikivoyage.org",
     "wikinews.org", "wikimedia.org",
@@ -38,56 +39,111 @@ class _Page:
     """Bytes of a text above the bound."""
 
 
+@dataclass(frozen=True)
+class _Break:
+    """Where the dump is no XML, and why; the page around it is lost."""
+
+    offset: int
+    detail: str
+
+
 class _DumpReader:
-    """Handlers of an XML parser, which leave finished pages in `ready`."""
+    """An XML parser over the blocks of a dump, a new one behind each break."""
 
     def __init__(self, max_record_bytes: int) -> None:
-        self.ready: list[_Page] = []
         self.base, self.lang = "", ""
-        self.page: _Page | None = None
+        self._ready: list[_Page] = []
+        self._page: _Page | None = None
         self._max_bytes, self._text_start = max_record_bytes, 0
+        self._position, self._tail, self._is_lost = 0, b"", False
+        self._start_parser(0)
+
+    def read(self, data: bytes) -> Iterator[_Page | _Break]:
+        """The pages that end in the next bytes of the dump, and a break where they are no XML."""
+        data, at = self._tail + data, self._position - len(self._tail)
+        self._position, self._tail = at + len(data), b""
+        while data:
+            if self._is_lost:
+                found = data.find(PAGE)
+                if found < 0:
+                    self._tail = data[1 - len(PAGE) :]
+                    return
+                data, at = data[found:], at + found
+                self._start_parser(at - len(ROOT))
+                self._parser.Parse(ROOT)
+            try:
+                self._parser.Parse(data)
+                data = b""
+            except expat.ExpatError as error:
+                yield from self._finished()
+                broken_at = self._origin + self._parser.ErrorByteIndex
+                yield _Break(self._page.offset if self._page else broken_at, str(error))
+                skipped = max(0, broken_at - at) + 1
+                data, at, self._is_lost = data[skipped:], at + skipped, True
+        yield from self._finished()
+
+    def place(self) -> int:
+        """Where the unfinished page begins, or what stands in its place."""
+        return self._page.offset if self._page else max(0, self._origin + self._parser.CurrentByteIndex)
+
+    def end(self) -> Iterator[_Page | _Break]:
+        """What the end of the dump finishes, and what is missing there."""
+        try:
+            if not self._is_lost:
+                self._parser.Parse(b"", True)
+        except expat.ExpatError as error:
+            yield _Break(self.place(), str(error))
+        yield from self._finished()
+
+    def _finished(self) -> Iterator[_Page]:
+        yield from self._ready
+        self._ready.clear()
+
+    def _start_parser(self, origin: int) -> None:
+        """`origin`: where the parser's first byte stands in the dump."""
+        self._origin, self._page, self._is_lost = origin, None, False
         self._open: list[str] = []
         self._parts: list[str] = []
-        self.parser = expat.ParserCreate()
-        self.parser.buffer_text, self.parser.buffer_size = True, 1 << 20
-        self.parser.StartElementHandler, self.parser.EndElementHandler = self._start, self._end
-        self.parser.CharacterDataHandler = self._characters
-        self.parser.StartDoctypeDeclHandler = self._refuse
+        self._parser = expat.ParserCreate()
+        self._parser.buffer_text, self._parser.buffer_size = True, 1 << 20
+        self._parser.StartElementHandler, self._parser.EndElementHandler = self._start, self._end
+        self._parser.CharacterDataHandler = self._characters
+        self._parser.StartDoctypeDeclHandler = self._refuse
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._open.append(name)
         self._parts.clear()
         if name == "page":
-            self.page = _Page(self.parser.CurrentByteIndex)
-        elif name == "redirect" and self.page:
-            self.page.is_redirect = True
+            self._page = _Page(self._origin + self._parser.CurrentByteIndex)
+        elif name == "redirect" and self._page:
+            self._page.is_redirect = True
         elif name == "mediawiki":
-            self.lang = attributes.get("xml:lang", "")
+            self.lang = attributes.get("xml:lang", self.lang)
         elif name == "text":
-            self._text_start = self.parser.CurrentByteIndex
-            if self.page:
-                self.page.num_skipped = 0
+            self._text_start = self._parser.CurrentByteIndex
+            if self._page:
+                self._page.num_skipped = 0
 
     def _characters(self, text: str) -> None:
         if self._open[-1] not in FIELDS:
             return
-        if self._open[-1] == "text" and self.page and self.parser.CurrentByteIndex - self._text_start > self._max_bytes:
+        if self._open[-1] == "text" and self._page and self._parser.CurrentByteIndex - self._text_start > self._max_bytes:
             self._parts.clear()
-            self.page.num_skipped = self.parser.CurrentByteIndex - self._text_start
+            self._page.num_skipped = self._parser.CurrentByteIndex - self._text_start
         else:
             self._parts.append(text)
 
     def _end(self, name: str) -> None:
         self._open.pop()
         parent = self._open[-1] if self._open else ""
-        if name == "page" and self.page:
-            self.ready.append(self.page)
-            self.page = None
+        if name == "page" and self._page:
+            self._ready.append(self._page)
+            self._page = None
         elif name == "base":
             self.base = "".join(self._parts)
-        elif self.page and name in FIELDS and (parent == "revision" or (parent == "page" and name in ("title", "ns", "id"))):
+        elif self._page and name in FIELDS and (parent == "revision" or (parent == "page" and name in ("title", "ns", "id"))):
             key = "revision" if (name, parent) == ("id", "revision") else name
-            self.page.values[key] = "".join(self._parts)
+            self._page.values[key] = "".join(self._parts)
         self._parts.clear()
 
     def _refuse(self, *_: object) -> None:
@@ -98,17 +154,22 @@ def wiki_pages(name: str, file: HashingReader, lang: str, max_record_bytes: int)
     """The articles of a dump as wikitext."""
     dump = _DumpReader(max_record_bytes)
     try:
-        for block in blocks(decompressed(name, file)):
-            dump.parser.Parse(block)
-            yield from (_article(name, page, dump, lang, max_record_bytes) for page in dump.ready)
-            dump.ready.clear()
-        dump.parser.Parse(b"", True)
-    except (expat.ExpatError, _RefusedError) as error:
-        yield from (_article(name, page, dump, lang, max_record_bytes) for page in dump.ready)
-        yield rejection(name, dump.page.offset if dump.page else dump.parser.ErrorByteIndex, "broken_xml", str(error))
+        for found in _read_all(dump, name, file):
+            if isinstance(found, _Break):
+                yield rejection(name, found.offset, "broken_xml", found.detail)
+            else:
+                yield _article(name, found, dump, lang, max_record_bytes)
+    except _RefusedError as error:
+        file.broken_at = 0
+        yield rejection(name, 0, "broken_xml", str(error))
     except GARBLED as error:
-        offset = dump.page.offset if dump.page else max(0, dump.parser.CurrentByteIndex)
-        yield rejection(name, offset, f"truncated_{codec_of(name) or 'file'}", str(error))
+        yield rejection(name, dump.place(), f"truncated_{codec_of(name)}", str(error))
+
+
+def _read_all(dump: _DumpReader, name: str, file: HashingReader) -> Iterator[_Page | _Break]:
+    for block in blocks(decompressed(name, file)):
+        yield from dump.read(block)
+    yield from dump.end()
 
 
 def _article(name: str, page: _Page, dump: _DumpReader, lang: str, max_record_bytes: int) -> Parsed:
