@@ -5,21 +5,18 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
-import re
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import trafilatura
-import trafilatura.xpaths
-from lxml.html import document_fromstring
 
-from tasks.data import page_rules
 from tasks.data.documents import HTML, PLAIN, WIKITEXT
 from tasks.data.extract_documents import extract_documents
-from tasks.data.html_text import BROKEN, EXTRACTORS, NO_CONTENT, TOO_LARGE, _marked_blank_lines, html_to_text
+from tasks.data.html_text import BROKEN, EXTRACTORS, NO_CONTENT, TOO_LARGE, html_to_text
 from tasks.data.ingest_documents import ingest_documents
 from tasks.data.list_sources import list_sources
-from tasks.data.page_bounds import MAX_CELLS, MAX_COPIED_CHARS, MAX_DEPTH, MAX_PARAGRAPH_PAIRS, MAX_TAGS, is_bounded, is_costly
+from tasks.data.page_bounds import MAX_DEPTH, MAX_PARAGRAPH_PAIRS, MAX_TAGS
 from tasks.data.plain_text import EMPTY, REDIRECT, TOO_SHORT, record_text
 from tasks.data.wikitext import wikitext_to_text
 from tests.data_inputs import RECIPE, RESOURCES, SHARED_DATA, compute, in_partitions, prose, rows
@@ -30,7 +27,7 @@ PAGE = (
     "<html><head><title>T</title></head><body><nav><ul><li><a href='/'>Home</a><li><a href='/a'>About</a></ul></nav>"
     "<article><h1>Heading</h1>{body}</article><footer>Imprint and cookies</footer></body></html>"
 )
-BOUNDS = {"html_extractor": "combined", "max_markup_chars": 100_000, "min_chars": 40}
+BOUNDS: dict[str, Any] = {"html_extractor": "combined", "max_markup_chars": 100_000, "min_chars": 40}
 
 
 def test_long_documents_become_pieces_that_join_to_the_text(tmp_path):
@@ -116,88 +113,6 @@ def test_removing_early_what_trafilatura_removes_later_changes_no_text():
         kept += found.split() == precise.split()
         assert found.split() == precise.split() or found == html_to_text(page, "resiliparse")[0]
     assert kept >= 15
-
-
-def _shared_pages(name: str) -> list[str]:
-    path = SHARED_DATA / "html" / f"{name}.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not at hand: no shared data")
-    return [json.loads(line)["html"] for line in gzip.decompress(path.read_bytes()).splitlines()]
-
-
-def _check_marks(tree):
-    """Every expression finds in the marked tree what trafilatura's own finds in it."""
-    page_rules.mark(tree)
-    found = 0
-    for name in page_rules.LISTS:
-        for expression in getattr(trafilatura.xpaths, name):
-            expected = expression.original(tree)
-            # of the body expressions trafilatura takes the first element
-            assert (expression(tree)[:1], name) == (expected[:1], name) if name == "BODY_XPATH" else expression(tree) == expected
-            found += len(expected)
-    return found
-
-
-def test_marked_expressions_find_what_the_libraries_own_find():
-    trees = [document_fromstring(page.encode()) for page in _shared_pages("extraction_segments")[:40]]
-    assert sum(map(_check_marks, trees)) > 2000
-
-
-def test_every_condition_of_an_expression_has_a_mark():
-    """One element for each alternative of each condition, made from its own pattern, and for each order of two attributes."""
-    rules, watched = page_rules._rules()
-    elements = []
-    for names, conditions in rules.items():
-        for _, literal, pattern in conditions:
-            values = {
-                literal,
-                pattern.pattern.strip("^"),
-                re.sub(r"\(\?:([^|)]*)[^)]*\)", r"\1", pattern.pattern).strip("^"),
-                f"x {literal} y",
-            }
-            elements += [(name, value) for name in names for value in values if "<" not in value and '"' not in value]
-    assert {name for name, _ in elements} == watched
-    both = [
-        f'<div id="{one}" class="{other}"></div><div class="{other}" id="{one}"></div>'
-        for one in ("link", "x")
-        for other in ("cookie", "link b", "y")
-    ]
-    body = "".join(f'<div {name}="{value}">a</div><ul {name}="{value}"><li>b</ul><a {name}="{value}">c</a>' for name, value in elements)
-    tree = document_fromstring(f"<html><body MARKS='ABCDEFGHIJKLMNOP'>{body}{''.join(both)}</body></html>")
-    assert _check_marks(tree) > len(elements) / 2
-
-
-def test_a_tree_without_marks_is_asked_as_the_library_asks():
-    tree = document_fromstring("<html><body><div class='entry-content'><p>a</p></div></body></html>")
-    (found,) = trafilatura.xpaths.BODY_XPATH[0](tree)
-    assert found.get("class") == "entry-content" and found.get(page_rules.MARKS) is None
-
-
-@pytest.mark.parametrize(
-    ("body", "is_too_much"),
-    [
-        ("<table><tr>" + "<td>a</td>" * 100 + "</tr>" + "<tr><td>b</td></tr>" * (MAX_CELLS // 100 - 20) + "</table>", False),
-        ("<table><tr>" + "<td>a</td>" * 100 + "</tr>" + "<tr><td>b</td></tr>" * (MAX_CELLS // 100) + "</table>", True),
-        ("<table><tr>" + "<td colspan=0100>a</td>" * (MAX_CELLS // 100 + 1) + "</tr></table>", True),
-        ("<table>" + "<tr><td rowspan=99999>a</td></tr>" * (MAX_CELLS // 100 + 1) + "</table>", True),
-        ("<div>" * 1000 + "x" * (MAX_COPIED_CHARS // 1000) + "</div>" * 1000, True),
-        ("<div>" * 10 + "x" * (MAX_COPIED_CHARS // 1000) + "</div>" * 10, False),
-    ],
-    ids=["rows", "more rows", "columns", "spanned rows", "deep", "flat"],
-)  # fmt: skip
-def test_what_trafilatura_would_blow_up_is_left_to_resiliparse(body, is_too_much):
-    """45,000 rows of one cell became 13 MB of bars and 700 MB of memory; 2,900 divisions around a text were read 2,900 times."""
-    page = PAGE.format(body=SENTENCES + body)
-    assert is_bounded(page) and is_costly(page, document_fromstring(page)) is is_too_much
-    if is_too_much:
-        text, reason = html_to_text(page, "combined")
-        assert reason == "" and len(text) < 2 * len(page) and text == html_to_text(page, "resiliparse")[0]
-
-
-def test_code_blocks_that_are_never_closed_are_passed_once():
-    """A pattern from <pre> to </pre> went to the end of the page from each of them."""
-    markup = "<pre>" * 1000 + "x\n\n" * 1000
-    assert _marked_blank_lines(markup) == "<pre>" * 1000 + "x\n\u2e3b\n" * 1000
 
 
 def test_too_many_tags_and_what_libraries_raise_are_reasons(monkeypatch):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
+from tasks.data.kept_content import keep_content, with_lettered_code, without_letters
 from tasks.data.page_bounds import is_bounded, is_costly
 from tasks.data.precise_text import precise_text
 
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 NO_CONTENT, BROKEN, TOO_LARGE = "no_main_content", "broken_markup", "markup_too_large"
 MIN_SHARE = 0.45
 """Chosen on one half of the pages by the hash of their ids (0.4 and 0.5 are worse there); on the other half nothing changes up to 0.47."""
-_PRE_TAG = re.compile(r"(</?pre\b[^<>]*>)", re.IGNORECASE)
-_BLANK_LINE = re.compile(r"\n[ \t]*(?=\n)")
-_KEPT_BLANK = "\u2e3b"
-"""Stands in a blank line of a code block, since trafilatura removes blank lines: a three-em dash, which no line of code consists of."""
 _CONTROLS = bytes([*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20)])
 _NONCHARACTERS = ("\ufffe", "\uffff")
 """With the controls, what XML has no place for."""
@@ -58,21 +55,7 @@ def _without_controls(markup: str) -> str:
 def _by_trafilatura(markup: str) -> str:
     from trafilatura import extract
 
-    return _blank_lines_back(extract(_marked_blank_lines(markup), fast=True, include_comments=False) or "")
-
-
-def _marked_blank_lines(markup: str) -> str:
-    if "<pre" not in markup and "<PRE" not in markup:
-        return markup
-    parts = _PRE_TAG.split(markup)
-    for place in range(2, len(parts), 2):
-        if not parts[place - 1].startswith("</"):
-            parts[place] = _BLANK_LINE.sub(f"\n{_KEPT_BLANK}", parts[place])
-    return "".join(parts)
-
-
-def _blank_lines_back(text: str) -> str:
-    return re.sub(rf"^{_KEPT_BLANK}$", "", text, flags=re.MULTILINE) if _KEPT_BLANK in text else text
+    return without_letters(extract(with_lettered_code(markup), fast=True, include_comments=False) or "", markup)
 
 
 def _by_readability(markup: str) -> str:
@@ -99,13 +82,13 @@ def _plain(markup: str, main_content: bool) -> str:
 
 
 def _combined(markup: str) -> str:
-    tree = _content_tree(_marked_blank_lines(markup))
+    tree = _content_tree(with_lettered_code(markup))
     if tree is None:
         return ""
     if is_costly(markup, tree):
         return _by_resiliparse(markup)
     num_letters = _num_letters(str(tree.text_content()))
-    text = _blank_lines_back(precise_text(tree))
+    text = without_letters(precise_text(tree), markup)
     found = _num_letters(text)
     if 0 < MIN_SHARE * num_letters <= found:
         return text  # enough of the page: resiliparse, which takes a part of it, need not be asked
@@ -123,6 +106,7 @@ def _content_tree(markup: str) -> HtmlElement | None:
         tree = document_fromstring(markup.encode(), parser=_parser())
     except ParserError:
         return None
+    keep_content(tree)
     strip_elements(tree, *(name for name in MANUALLY_CLEANED if name not in _REMOVED_LATER), with_tail=False)
     return tree
 

@@ -25,8 +25,8 @@ MAX_PARAGRAPH_PAIRS = 10_000_000
 """trafilatura's cost is quadratic in the tags of one paragraph: 4,000 cost 1 s."""
 MAX_CELLS = 500_000
 """trafilatura fills tables up: 45,000 rows of one cell below one row of 100 become 4.5 million cells, 29 s and 13 MB of bars."""
-MAX_COPIED_CHARS = 500_000_000
-"""trafilatura reads the text of every division on its own, depth x characters: 2,900 divisions around 500 KB cost 10 s."""
+MAX_COPIED_CHARS = 2_000_000_000
+"""resiliparse copies a text once per element around it, depth x characters: 1,000 divisions around 500 KB cost 2 s."""
 _LARGEST_SPAN = 100
 """trafilatura's own bound on colspan and rowspan."""
 
@@ -44,15 +44,13 @@ def is_bounded(markup: str) -> bool:
         found[0].count("=") > MAX_TAG_ATTRIBUTES for found in _LONG_TAG.finditer(markup)
     ):
         return False
-    return num_tags <= MAX_SHALLOW_TAGS or _depth(markup) <= MAX_DEPTH
+    depth = _depth(markup) if num_tags > MAX_SHALLOW_TAGS or num_tags * len(markup) > MAX_COPIED_CHARS else 0
+    return depth * len(markup) <= MAX_COPIED_CHARS and (num_tags <= MAX_SHALLOW_TAGS or depth <= MAX_DEPTH)
 
 
 def is_costly(markup: str, tree: HtmlElement) -> bool:
     """Whether trafilatura would take more than linear time or memory for a page that is bounded."""
-    num_tags = markup.count("<")
-    if num_tags * len(markup) > MAX_COPIED_CHARS and _depth(markup) * len(markup) > MAX_COPIED_CHARS:
-        return True
-    if num_tags <= MAX_SHALLOW_TAGS:
+    if markup.count("<") <= MAX_SHALLOW_TAGS:
         return False
     num_pairs = sum(sum(1 for _ in paragraph.iterdescendants()) ** 2 for paragraph in tree.iter("p"))
     return num_pairs > MAX_PARAGRAPH_PAIRS or sum(map(_num_cells, tree.iter("table"))) > MAX_CELLS

@@ -4,7 +4,7 @@ They ask the same of every element some twenty times a page (does its class, its
 calls of Python out of libxml2: half of the time that trafilatura takes. Here each distinct set of attributes is looked at once a page,
 before trafilatura runs. Every run of conditions on attributes in an expression has a letter; the letters that hold are written to the
 element as an attribute MARKS, and the expressions, otherwise as they are, ask for the letter. They find the same elements, to which
-tests/test_data_extraction.py holds them. A tree without marks is asked as before.
+tests/test_data_page_content.py holds them. A tree without marks is asked as before.
 """
 
 from __future__ import annotations

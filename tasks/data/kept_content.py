@@ -1,0 +1,103 @@
+"""Formulas, code and dates that extractors of articles lose. Runs in executors: imports no Spark.
+
+trafilatura takes MathJax's sources for scripts, hidden MathML for a hidden text, a figure around code for a picture, a date in a sentence
+for a byline, and the line breaks of code in lists, quotes and tables for white space. What is here puts them where they survive: formulas
+become text (TeX between \\( and \\) or \\[ and \\]), the white space of code becomes letters until the text is there.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lxml.html import HtmlElement
+
+_LINE, _SPACE, _TAB = "\u2e4d", "\u2e4e", "\u2e4f"
+"""Stand for white space in code: marks of medieval manuscripts. A page that has one itself keeps its code as trafilatura leaves it."""
+_PRE_TAG = re.compile(r"(</?pre\b[^<>]*>)", re.IGNORECASE)
+_BREAK = re.compile(r"<br\s*/?>\n?", re.IGNORECASE)
+_TAG = re.compile(r"(<[^<>]*>)")
+_LETTERS = str.maketrans({"\n": _LINE, " ": _SPACE, "\t": _TAB})
+_SPACES = str.maketrans({_SPACE: " ", _TAB: "\t"})
+_LINE_BACK = re.compile(rf"\n? ?{_LINE}(?: ?\n)?")
+_RENDERED = re.compile(r"(?:^|[\s_-])(?:math|katex)", re.IGNORECASE)
+_PICTURED = re.compile(r"(?:^|\s)(?:latex|tex|math[\w-]*|mwe-math[\w-]*)(?:\s|$)", re.IGNORECASE)
+"""Classes of what renderers put around a formula, and of pictures whose alternative text is TeX (WordPress, MediaWiki)."""
+_MAX_WRAPPERS = 8
+_IN_SENTENCE = frozenset({"p", "li", "td", "dd", "blockquote"})
+
+
+def with_lettered_code(markup: str) -> str:
+    """The markup with letters for the white space in <pre>."""
+    if ("<pre" not in markup and "<PRE" not in markup) or _has_letters(markup):
+        return markup
+    parts = _PRE_TAG.split(markup.replace("\r\n", "\n"))
+    for place in range(2, len(parts) - 1, 2):
+        if not parts[place - 1].startswith("</") and parts[place].strip():
+            pieces = _TAG.split(_BREAK.sub("\n", parts[place]))
+            first, *_, last = [at for at in range(0, len(pieces), 2) if pieces[at].strip("\n")] * 2
+            pieces[first], pieces[last] = pieces[first].lstrip("\n"), pieces[last].rstrip("\n")
+            pieces[::2] = [piece.translate(_LETTERS) if first <= 2 * at <= last else "" for at, piece in enumerate(pieces[::2])]
+            parts[place] = f"{_LINE}{''.join(pieces)}{_LINE}"
+    return "".join(parts)
+
+
+def without_letters(text: str, markup: str) -> str:
+    """The text of a page with white space for those letters; code begins and ends a line."""
+    return text if _LINE not in text or _has_letters(markup) else _LINE_BACK.sub("\n", text).translate(_SPACES)
+
+
+def _has_letters(markup: str) -> bool:
+    return any(letter in markup for letter in (_LINE, _SPACE, _TAB))
+
+
+def keep_content(tree: HtmlElement) -> None:
+    """Change a whole page so that trafilatura keeps its formulas, the code in its figures and the dates in its sentences."""
+    for figure in tree.iter("figure"):
+        if figure.find(".//pre") is not None:
+            figure.tag = "div"
+    for time in list(tree.iter("time")):
+        parent = time.getparent()
+        if parent is not None and parent.tag in _IN_SENTENCE and (time.tail or "").strip():
+            time.tag = "span"
+            time.attrib.clear()
+    for script in list(tree.iter("script")):
+        kind = script.get("type", "")
+        if kind.startswith("math/tex") and script.text:
+            _replace(script, script.text, is_block="display" in kind)
+    for formula in list(tree.iter("math")):
+        source = _source(formula) if next(formula.iterancestors("math"), None) is None else ""
+        if source:
+            _replace(_outermost(formula), source, is_block=formula.get("display") == "block")
+    for image in list(tree.iter("img")):
+        if image.get("alt") and _PICTURED.search(image.get("class", "")):
+            _replace(image, image.get("alt", ""), is_block=False)
+
+
+def _source(formula: HtmlElement) -> str:
+    """TeX of a MathML element: what it carries, or else its symbols."""
+    for note in formula.iter("annotation"):
+        if "tex" in note.get("encoding", ""):
+            return note.text or ""
+    return formula.get("alttext") or " ".join("".join(formula.itertext()).split())
+
+
+def _outermost(formula: HtmlElement) -> HtmlElement:
+    """The element of the page's formula renderer that holds it, with the picture or the letters that show the same."""
+    found = formula
+    for parent in islice(formula.iterancestors(), _MAX_WRAPPERS):
+        if not str(parent.tag).startswith("mjx-") and not (parent.tag == "span" and _RENDERED.search(parent.get("class", ""))):
+            break
+        found = parent
+    return found
+
+
+def _replace(element: HtmlElement, source: str, is_block: bool) -> None:
+    parent = element.getparent()
+    if parent is None:  # removed with a formula around it
+        return
+    opening, closing = ("\\[", "\\]") if is_block else ("\\(", "\\)")
+    element.tail = f"{opening}{' '.join(source.split())}{closing}{element.tail or ''}"
+    element.drop_tree()
