@@ -259,6 +259,12 @@ SHIFT_JIS, EUC_JP = f'<meta charset="shift_jis">{JAPANESE}', f'<?xml version="1.
         ("text/html; charset=utf-8", RUSSIAN.encode("cp1251"), RUSSIAN),
         ("text/html", RUSSIAN.encode("koi8-r"), RUSSIAN),
         ("text/html; charset=unheard-of", GERMAN.encode(), GERMAN),
+        ("text/html; charset=windows-1251", GERMAN.encode(), GERMAN),
+        ("text/html", b'<meta charset="gb18030">' + JAPANESE.encode(), f'<meta charset="gb18030">{JAPANESE}'),
+        ("text/html; charset=iso-8859-1", EUC_JP.encode("euc-jp"), EUC_JP),
+        ("text/html; charset=windows-1251", b'<meta charset="gb2312">' + RUSSIAN.encode("cp1251"), f'<meta charset="gb2312">{RUSSIAN}'),
+        ("text/html; charset=iso-2022-jp", JAPANESE.encode("iso-2022-jp"), JAPANESE),
+        ("text/html", b"\x1b[1mbold\x1b[0m", "\x1b[1mbold\x1b[0m"),
     ],
 )  # fmt: skip
 def test_character_sets(content_type, body, text):

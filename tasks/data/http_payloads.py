@@ -134,18 +134,20 @@ def _check_size(size: int, max_bytes: int) -> None:
 
 
 def decode_text(body: bytes, content_type: str) -> str:
-    """By byte order mark, declared character set, the page's own declaration, UTF-8, then detection: the first that decodes all of it.
+    """By byte order mark, UTF-8, declared character set, the page's own declaration, then detection: the first that decodes all of it.
 
-    Where none does, the first declared one with U+FFFD for what it cannot read, as browsers do; PayloadError `unknown_charset` above
+    UTF-8 goes before what is declared, since no other text decodes as it and single-byte sets decode anything; a header's latin-1 goes
+    after the page's declaration, since servers say it of every file. Where none does, the first declared one with U+FFFD for what it cannot read, as browsers do; PayloadError `unknown_charset` above
     MAX_REPLACED_SHARE.
     """
     for mark, encoding in BOMS:
         if body.startswith(mark):
             return body[len(mark) :].decode(encoding, errors="replace")
-    if body.isascii():
+    is_ascii = body.isascii()
+    if is_ascii and b"\x1b" not in body:  # ISO-2022-JP is ASCII with escapes
         return body.decode("ascii")
     declared = _declared(body, content_type)
-    for encoding in dict.fromkeys([*declared, "utf-8"]):
+    for encoding in dict.fromkeys([*declared, "utf-8"] if is_ascii else ["utf-8", *declared]):
         try:
             return body.decode(encoding)
         except (UnicodeDecodeError, LookupError):
@@ -154,12 +156,13 @@ def decode_text(body: bytes, content_type: str) -> str:
 
 
 def _declared(body: bytes, content_type: str) -> list[str]:
-    """Python's names of what the header and the page declare, as the WHATWG's table of labels means them (latin-1 is windows-1252)."""
+    """Python's names of what header and page declare, as the WHATWG's table of labels means them (latin-1 is windows-1252), it last."""
     from resiliparse.parse.encoding import map_encoding_to_html5
 
     header, page = CHARSET.search(content_type), META_CHARSET.search(body[:META_BYTES])
     labels = [header[1] if header else "", page[1].decode("latin-1") if page else ""]
-    return [name for label in labels if label and (name := map_encoding_to_html5(label, False))]
+    names = [name for label in labels if label and (name := map_encoding_to_html5(label, False))]
+    return sorted(names, key="cp1252".__eq__)
 
 
 def _detected(body: bytes, declared: list[str]) -> str:
