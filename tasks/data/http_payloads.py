@@ -137,8 +137,8 @@ def decode_text(body: bytes, content_type: str) -> str:
     """By byte order mark, UTF-8, declared character set, the page's own declaration, then detection: the first that decodes all of it.
 
     UTF-8 goes before what is declared, since no other text decodes as it and single-byte sets decode anything; a header's latin-1 goes
-    after the page's declaration, since servers say it of every file. Where none does, the first declared one with U+FFFD for what it cannot read, as browsers do; PayloadError `unknown_charset` above
-    MAX_REPLACED_SHARE.
+    after the page's declaration, since servers say it of every file. Where none decodes all of it, the one that fails least, with U+FFFD
+    for what it cannot read, as browsers do; PayloadError `unknown_charset` above MAX_REPLACED_SHARE.
     """
     for mark, encoding in BOMS:
         if body.startswith(mark):
