@@ -32,7 +32,7 @@ from tasks.training.plan_training import plan_training
 from tests.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows
 
 SMALL = RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 320, "sample_chars": 10**6})
-GERMAN = "Der schnelle braune Fuchs springt über den faulen Hund, während es draußen regnet und die Straßen naß sind.\n"
+GERMAN = "Der schnelle\u3000braune\u00a0Fuchs springt über den faulen Hund, während es draußen regnet und die Straßen naß sind.\n"
 
 
 class Texts(Record):

@@ -32,7 +32,7 @@ def write_report(frame: DataFrame, tokenizer_path: Path, compare_with: str, path
     sizes = {OURS: vocabulary_size(tokenizer_path)} | ({PEER: vocabulary_size(Path(compare_with))} if compare_with else {})
     paths = {OURS: str(tokenizer_path)} | ({PEER: compare_with} if compare_with else {})
     texts = frame.withColumn("language", language_of()).select("domain", "language", "text", "num_chars", "num_bytes")
-    words = F.regexp_count("text", F.lit(r"\S+")).cast("long")
+    words = F.regexp_count("text", F.lit(r"(?U)\S+")).cast("long")
     totals = texts.withColumn("num_words", words).groupBy("domain", "language").agg(
         F.count("*").alias("num_documents"), F.sum("num_chars").alias("num_chars"), F.sum("num_bytes").alias("num_bytes"),
         F.sum("num_words").alias("num_words"),
