@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import uuid
 from pathlib import Path
 
 from infra.home import Home
 from infra.store import Store
+
+PROBE = "conditional-create"
+"""An empty object that every store holds."""
+MAX_CONFLICTS = 8
+CONFLICT_SECONDS = 0.1
 
 
 class S3Store(Store):
@@ -30,6 +36,13 @@ class S3Store(Store):
                 f"store {uri} cannot be reached ({error}): check the bucket, AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and AWS_DEFAULT_REGION"
             ) from error
 
+        self._refuse_overwriting()
+
+    def _refuse_overwriting(self) -> None:
+        """Some servers ignore If-None-Match: of two runs each would believe in a commit of its own."""
+        if self._create(PROBE, b"") and self._create(PROBE, b""):
+            raise ValueError(f"store {self.uri}: the server ignores If-None-Match, on which commits rest: name another store, or update it")
+
     def _missing(self, error: Exception) -> bool:
         return isinstance(error, self._client_error) and error.response["Error"]["Code"] in ("404", "NoSuchKey")  # pyright: ignore
 
@@ -42,13 +55,19 @@ class S3Store(Store):
             raise
 
     def _create(self, name: str, data: bytes) -> bool:
-        try:
-            self.client.put_object(Bucket=self.bucket, Key=self.prefix + name, Body=data, IfNoneMatch="*")
-        except self._client_error as error:
-            if error.response["Error"]["Code"] in ("PreconditionFailed", "412", "ConditionalRequestConflict"):
-                return False
-            raise
-        return True
+        for attempt in range(MAX_CONFLICTS):
+            try:
+                self.client.put_object(Bucket=self.bucket, Key=self.prefix + name, Body=data, IfNoneMatch="*")
+                return True
+            except self._client_error as error:
+                code = error.response["Error"]["Code"]
+                if code in ("PreconditionFailed", "412"):
+                    return False
+                # Another PUT is under way, which may fail yet: neither of both exists so far.
+                if code not in ("ConditionalRequestConflict", "409") or attempt == MAX_CONFLICTS - 1:
+                    raise
+                time.sleep(CONFLICT_SECONDS * 2**attempt)
+        raise AssertionError(name)
 
     def _size(self, name: str) -> int | None:
         try:

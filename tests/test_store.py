@@ -14,7 +14,9 @@ import time
 import pytest
 
 from infra.adoption import adopt
+from infra.home import Home
 from infra.rerun_reason import explain_and_remember
+from infra.s3_store import S3Store
 from infra.store import CorruptArtifactError, open_store, step_key
 from tests.conftest import ROOT
 from tests.toy_steps import ensure, run_both, sum_numbers, write_numbers
@@ -158,6 +160,52 @@ def test_a_store_that_cannot_be_written_says_so(home, tmp_path):
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(ValueError, match="cannot be written"):
         open_store(str(tmp_path / "file"), home)
+
+
+def test_a_server_that_overwrites_what_stands_there_is_refused(home, s3_server):
+    store = S3Store("s3://glm46/overwriting", home)
+    store.client.delete_object(Bucket=store.bucket, Key=f"{store.prefix}conditional-create")
+
+    def ignore_the_condition(params, **_):
+        params["headers"].pop("If-None-Match", None)
+
+    store.client.meta.events.register("before-call.s3.PutObject", ignore_the_condition)
+    with pytest.raises(ValueError, match="ignores If-None-Match"):
+        store._refuse_overwriting()
+
+
+def test_a_commit_that_meets_another_under_way_is_tried_again_and_skips_no_generation(home, s3_server, monkeypatch):
+    from botocore.exceptions import ClientError
+
+    store = S3Store("s3://glm46/conflict", home)
+    put, conflicts = store.client.put_object, [1, 2]
+
+    def conflict(**arguments):
+        if conflicts and arguments["Key"].startswith("conflict/manifests/"):
+            conflicts.pop()
+            raise ClientError({"Error": {"Code": "ConditionalRequestConflict"}}, "PutObject")
+        return put(**arguments)
+
+    monkeypatch.setattr(store.client, "put_object", conflict)
+    assert ensure(store, write_numbers).manifest.generation == 0 and not conflicts
+
+
+def test_two_homes_on_one_bucket_end_with_one_artifact(tmp_path, s3_server):
+    """Their locks do not see each other: both compute, one commits, and both use that; of the other attempt nothing stays."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TOY_SECONDS": "0.3"}
+    command = [sys.executable, "-m", "tests.toy_steps", f"s3://glm46/{tmp_path.name}"]
+    runs = [
+        subprocess.Popen(
+            command, env={**environment, "GLM46_HOME": str(tmp_path / name)}, cwd=ROOT, stdout=subprocess.PIPE, text=True
+        ) for name in ("one", "two")
+    ]  # fmt: skip
+    told = [run.communicate(timeout=120)[0] for run in runs]
+    assert told[0] == told[1] != "" and [run.returncode for run in runs] == [0, 0]
+    store = S3Store(command[3], Home(tmp_path / "three"))
+    pages = store.client.get_paginator("list_objects_v2").paginate(Bucket=store.bucket, Prefix=f"{store.prefix}objects/")
+    attempts = {tuple(entry["Key"].split("/")[-4:][:3]) for page in pages for entry in page.get("Contents", [])}
+    named = {(manifest.key, manifest.attempt) for manifest in store.iterate_manifests()}
+    assert len(named) == 2 and all(any({key, attempt} <= set(place) for key, attempt in named) for place in attempts)
 
 
 def test_adopted_work_stands_under_the_new_key_and_says_so(store):
