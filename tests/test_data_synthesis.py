@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from configs.schema import SynthesisRecipe
+from tasks.data import equation_problems, logic_problems, system_problems
 from tasks.data.arithmetic import OPERATIONS, choose_problems, is_evaluation_pair, verify_lines
 from tasks.data.code_sandbox import run_trusted, run_untrusted
 from tasks.data.reasoned_problem import ReasonedProblem
@@ -151,6 +152,44 @@ REASONING = RECIPE.model_copy(
 @pytest.fixture(scope="module")
 def reasoned(tmp_path_factory):
     return compute(synthesize_problems, tmp_path_factory.mktemp("reasoning"), recipe=REASONING)
+
+
+def test_large_equations_are_verified_to_the_last_digit():
+    """By floats, one false product in four of nine digits was taken for true."""
+    a, b = np.array([999_999_937, 123_456_789, 7, 0]), np.array([999_999_929, 987_654_321, 0, 5])
+    for wrong in (0, 1, -1):
+        lines = np.array([f"{x} * {y} = {x * y + wrong}" for x, y in zip(a.tolist(), b.tolist(), strict=True)])
+        assert verify_lines(lines).tolist() == [wrong == 0] * 4
+
+
+def test_a_problem_in_another_order_has_the_same_key():
+    """Half of the held-out puzzles stood in training with the two people of a sentence swapped."""
+    assert equation_problems.write([3, 4, 2, 9, 5]).key == equation_problems.write([2, 9, 3, 4, 5]).key
+    assert system_problems.write([1, 2, 3, 4, 5, 6]).key == system_problems.write([3, 4, 1, 2, 5, 6]).key
+    puzzle = logic_problems.write([3, 0, 3, 0, 4, 1, 2, 1, 2, 0, 0])
+    swapped = logic_problems.write([3, 5, 3, 0, 4, 2, 2, 0, 1, 1, 1])
+    assert puzzle.key == swapped.key and puzzle.question != swapped.question
+
+
+def test_puzzles_that_differ_in_order_and_names_alone_are_on_one_side():
+    generator = np.random.Generator(np.random.Philox(46))
+    rows = logic_problems.draw(generator.integers(0, 1 << 62, (400, 24)), 4)[:60].tolist()
+    kin = [logic_problems.write(row).kin for row in rows]
+    for row, own in zip(rows, kin, strict=True):
+        count = row[0]
+        order = generator.permutation(count).tolist()
+        place = [order.index(number) for number in range(count)]
+        claims, one, other = (row[2 + part * count : 2 + (part + 1) * count] for part in range(3))
+        moved = [count, 7, *(claims[n] for n in order), *(place[one[n]] for n in order), *(place[other[n]] for n in order)]
+        assert logic_problems.write(moved).kin == own
+    assert len(set(kin)) > 50
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_each_step_of_difficulty_changes_the_problems(name):
+    chosen = [[problem.question for problem in choose_reasoned(name, FAMILIES[name], 40, step, False)[0]] for step in range(1, 6)]
+    assert all(easier != harder for easier, harder in itertools.pairwise(chosen))
+    assert sum(map(len, chosen[0])) < sum(map(len, chosen[-1]))
 
 
 @pytest.mark.parametrize("name", SIX)

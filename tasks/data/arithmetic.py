@@ -77,7 +77,8 @@ def verify_lines(lines: NDArray[np.str_]) -> NDArray[np.bool_]:
     parts = pc.split_pattern(pa.array(lines.tolist()), " ")  # pyright: ignore[reportAttributeAccessIssue]
     left, sign, right, equals, result = (parts.flatten().to_numpy(zero_copy_only=False).reshape(-1, 5)[:, place] for place in range(5))
     a, b, c = (np.asarray(values).astype(np.int64) for values in (left, right, result))
-    product = np.divide(c, b, out=a.astype(np.float64), where=b != 0) == a
+    divisor = np.where(b == 0, 1, b)
+    product = (c // divisor == a) & (c % divisor == 0)
     holds = np.select([sign == "+", sign == "-", sign == "*"], [c - b == a, c + b == a, np.where(b == 0, c == 0, product)])
     return (equals == "=") & holds.astype(bool)
 

@@ -42,7 +42,8 @@ def write(row: list[int]) -> ReasonedProblem:
     if a - c != 1:
         lines.append(f"Divide both sides by {a - c}: x = {x}")
     lines.append(f"Check: the left side is {a * x + b}, the right side is {c * x + d}.")
-    return ReasonedProblem(f"Solve for x: {equation}.", "\n".join(lines), str(x), f"equations {equation}")
+    sides = " = ".join(sorted(equation.split(" = ")))
+    return ReasonedProblem(f"Solve for x: {equation}.", "\n".join(lines), str(x), f"equations {sides}")
 
 
 def verify(problems: Sequence[ReasonedProblem]) -> list[bool]:

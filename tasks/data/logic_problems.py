@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -27,13 +28,17 @@ TRUTHS: tuple[Callable[..., bool], ...] = (
 RULES = "Everyone here is a knight, whose every sentence is true, or a knave, whose every sentence is false."
 SAID = re.compile(r'(\w+) says: "([^"]+)"\.')
 MAX_PEOPLE = 6
+SIMPLE_CLAIMS = 4
+"""Of CLAIMS, at difficulty 1."""
 
 
 def draw(numbers: I64, difficulty: int) -> I64:
-    """Rows of (people, first name, then per person: claim, two others whom it speaks of) of puzzles with one solution."""
+    """Rows of (people, first name, then per person: claim, two others whom it speaks of) of puzzles with one solution.
+
+    3 people at difficulties 1, with the simple claims, and 2; then 4, 5 and 6."""
     count = min(2 + (difficulty + 1) // 2 + difficulty // 4, MAX_PEOPLE)
     speakers = np.arange(count)
-    claims = numbers[:, :count] % len(CLAIMS)
+    claims = numbers[:, :count] % (SIMPLE_CLAIMS if difficulty == 1 else len(CLAIMS))
     one = (speakers + 1 + numbers[:, 6 : 6 + count] % (count - 1)) % count
     other = (one + 1 + numbers[:, 12 : 12 + count] % (count - 1)) % count
     kinds = np.arange(1 << count)[:, None] >> speakers & 1 == 1
@@ -53,8 +58,21 @@ def write(row: list[int]) -> ReasonedProblem:
     solution = _search([], said, names, texts, lines)[0]
     statements = " ".join(f'{name} says: "{text}".' for name, text in zip(names, texts, strict=True))
     answer = ", ".join(f"{name}: {_kind(is_knight)}" for name, is_knight in zip(names, solution, strict=True))
-    key = " ".join(f"{claim} {one} {other if claim > 1 else '-'};" for claim, one, other in said)
-    return ReasonedProblem(f"{RULES} {statements} Who is what?", "\n".join(lines), answer, f"logic {key}")
+    spoken_of = [(one,) if claim < 2 else (min(one, other), max(one, other)) for claim, one, other in said]
+    key = " ".join(f"{claim} {' '.join(map(str, people))};" for (claim, *_), people in zip(said, spoken_of, strict=True))
+    kin = _kin([claim for claim, *_ in said], spoken_of)
+    return ReasonedProblem(f"{RULES} {statements} Who is what?", "\n".join(lines), answer, f"logic {key}", f"logic {kin}")
+
+
+def _kin(claims: list[int], spoken_of: list[tuple[int, ...]]) -> str:
+    """The same for every order in which people may stand: who claims what of whom, by claims instead of places, three steps deep."""
+    colours = list(map(str, claims))
+    for _ in range(3):
+        about = [",".join(sorted(colours[other] for other in people)) for people in spoken_of]
+        by = [",".join(sorted(colours[at] for at, people in enumerate(spoken_of) if own in people)) for own in range(len(claims))]
+        told = (f"{colour} of {others} by {speakers}" for colour, others, speakers in zip(colours, about, by, strict=True))
+        colours = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in told]
+    return " ".join(sorted(colours))
 
 
 def _search(known: list[bool], said: list[tuple[int, int, int]], names: list[str], texts: list[str], lines: list[str]) -> list[list[bool]]:

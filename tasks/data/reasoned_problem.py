@@ -12,6 +12,8 @@ class ReasonedProblem(NamedTuple):
     answer: str
     key: str
     """Equal for problems that differ in words alone."""
+    kin: str = ""
+    """Equal for problems that are one but for names and order, which are many: trained on or held out together. Empty: the key is."""
 
     @property
     def text(self) -> str:

@@ -1,7 +1,8 @@
 """Families of problems with their reasoning, behind one protocol, chosen deterministically and divided into training and evaluation.
 
 A family draws rows of parameters from hashed numbers, writes a row in words, and reads a problem back from its words, by another route
-than it was made, to check it. Problems with one key are the same problem in other words: the key's hash decides the side.
+than it was made, to check it. Problems with one key are the same problem in other words, and one of them is made; the hash of the key, or
+of what it shares with its kin, decides the side.
 """
 
 from __future__ import annotations
@@ -91,6 +92,6 @@ def _new_problems(name: str, family: Family, difficulty: int, for_evaluation: bo
             problem = family.write(row)
             if problem.key not in seen:
                 seen.add(problem.key)
-                if is_evaluation_key(problem.key) == for_evaluation:
+                if is_evaluation_key(problem.kin or problem.key) == for_evaluation:
                     barren = 0
                     yield problem

@@ -39,7 +39,8 @@ def write(row: list[int]) -> ReasonedProblem:
         f"Put y into the first equation: {formula((a, 'x'))} = {e - b * y}",
         f"Divide: x = {x}",
     ]
-    return ReasonedProblem(f"Find x and y with {system}.", "\n".join(lines), f"x = {x}, y = {y}", f"systems {system}")
+    key = f"systems {' and '.join(sorted(system.split(' and ')))}"
+    return ReasonedProblem(f"Find x and y with {system}.", "\n".join(lines), f"x = {x}, y = {y}", key)
 
 
 def verify(problems: Sequence[ReasonedProblem]) -> list[bool]:
