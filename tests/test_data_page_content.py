@@ -12,7 +12,7 @@ from lxml.html import document_fromstring
 
 from tasks.data import page_rules
 from tasks.data.html_text import html_to_text
-from tasks.data.kept_content import with_lettered_code, without_letters
+from tasks.data.kept_content import keep_content, with_lettered_code, without_letters
 from tasks.data.page_bounds import MAX_CELLS, MAX_COPIED_CHARS, is_bounded, is_costly
 from tests.data_inputs import SHARED_DATA
 from tests.test_data_extraction import PAGE, SENTENCES
@@ -95,8 +95,16 @@ def test_what_trafilatura_would_blow_up_is_left_to_resiliparse(body, is_too_much
 def test_a_text_in_too_many_elements_is_too_large():
     """resiliparse copies it once for each of them; lxml gives up at 256."""
     text = "x" * (MAX_COPIED_CHARS // 1000)
-    assert not is_bounded("<div>" * 1000 + text + "</div>" * 1000)
-    assert is_bounded("<div>" * 900 + text + "</div>" * 900) and is_bounded("<p>" * 1000 + text)
+    assert not is_bounded("<div>" * 1001 + text + "</div>" * 1001)
+    assert is_bounded("<div>" * 980 + text + "</div>" * 980) and is_bounded("<p>" * 1000 + text)
+    assert is_bounded("<div>" * 1000 + "</div>" * 998 + 100 * text)
+
+
+def test_many_formulas_in_a_paragraph_are_not_copied_with_each():
+    tree = document_fromstring("<html><body><p>" + "<math><mi>x</mi></math> and " * 3000 + "</p></body></html>")
+    keep_content(tree)
+    spans = list(tree.iter("span"))
+    assert len(spans) == 3000 and {(span.text, span.tail) for span in spans} == {("\\(x\\)", " and ")}
 
 
 def test_code_blocks_that_are_never_closed_are_passed_once():
@@ -157,6 +165,7 @@ def test_a_page_with_the_letters_that_stand_for_white_space_keeps_them():
             "\\(x\\)",
         ),
         ("<img class='latex' alt='x^2' src='a.png'>", "\\(x^2\\)"),
+        ("<span class='math'><math alttext='y'><mi>y</mi></math>, <math alttext='z'><mi>z</mi></math></span>", "\\(y\\), \\(z\\)"),
         ("<span class='text'>so <math alttext='y'><mi>y</mi></math></span>", "so \\(y\\)"),
         ("<img class='text' alt='A tree' src='a.png'>", ""),
         ("<time datetime='2020-01-01'>1 January</time>", "1 January"),

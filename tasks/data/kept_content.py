@@ -67,10 +67,10 @@ def keep_content(tree: HtmlElement) -> None:
         kind = script.get("type", "")
         if kind.startswith("math/tex") and script.text:
             _replace(script, script.text, is_block="display" in kind)
-    for formula in list(tree.iter("math")):
-        source = _source(formula) if next(formula.iterancestors("math"), None) is None else ""
+    formulas = [formula for formula in tree.iter("math") if next(formula.iterancestors("math"), None) is None]
+    for element, source, display in [(_outermost(formula), _source(formula), formula.get("display")) for formula in formulas]:
         if source:
-            _replace(_outermost(formula), source, is_block=formula.get("display") == "block")
+            _replace(element, source, is_block=display == "block")
     for image in list(tree.iter("img")):
         if image.get("alt") and _PICTURED.search(image.get("class", "")):
             _replace(image, image.get("alt", ""), is_block=False)
@@ -88,16 +88,16 @@ def _outermost(formula: HtmlElement) -> HtmlElement:
     """The element of the page's formula renderer that holds it, with the picture or the letters that show the same."""
     found = formula
     for parent in islice(formula.iterancestors(), _MAX_WRAPPERS):
-        if not str(parent.tag).startswith("mjx-") and not (parent.tag == "span" and _RENDERED.search(parent.get("class", ""))):
+        is_renderer = str(parent.tag).startswith("mjx-") or (parent.tag == "span" and _RENDERED.search(parent.get("class", "")))
+        if not is_renderer or len(list(islice(parent.iter("math"), 2))) > 1:
             break
         found = parent
     return found
 
 
 def _replace(element: HtmlElement, source: str, is_block: bool) -> None:
-    parent = element.getparent()
-    if parent is None:  # removed with a formula around it
-        return
+    """Make the element a span of text; text that joins its surroundings would be copied with every formula of a paragraph."""
     opening, closing = ("\\[", "\\]") if is_block else ("\\(", "\\)")
-    element.tail = f"{opening}{' '.join(source.split())}{closing}{element.tail or ''}"
-    element.drop_tree()
+    tail = element.tail
+    element.clear()
+    element.tag, element.text, element.tail = "span", f"{opening}{' '.join(source.split())}{closing}", tail

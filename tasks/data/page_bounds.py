@@ -25,8 +25,8 @@ MAX_PARAGRAPH_PAIRS = 10_000_000
 """trafilatura's cost is quadratic in the tags of one paragraph: 4,000 cost 1 s."""
 MAX_CELLS = 500_000
 """trafilatura fills tables up: 45,000 rows of one cell below one row of 100 become 4.5 million cells, 29 s and 13 MB of bars."""
-MAX_COPIED_CHARS = 2_000_000_000
-"""resiliparse copies a text once per element around it, depth x characters: 1,000 divisions around 500 KB cost 2 s."""
+MAX_COPIED_CHARS = 500_000_000
+"""resiliparse copies a text once per element around it: 1,000 divisions around 500 KB cost 2 s, 2,900 more than 10 s."""
 _LARGEST_SPAN = 100
 """trafilatura's own bound on colspan and rowspan."""
 
@@ -44,8 +44,10 @@ def is_bounded(markup: str) -> bool:
         found[0].count("=") > MAX_TAG_ATTRIBUTES for found in _LONG_TAG.finditer(markup)
     ):
         return False
-    depth = _depth(markup) if num_tags > MAX_SHALLOW_TAGS or num_tags * len(markup) > MAX_COPIED_CHARS else 0
-    return depth * len(markup) <= MAX_COPIED_CHARS and (num_tags <= MAX_SHALLOW_TAGS or depth <= MAX_DEPTH)
+    if num_tags <= MAX_SHALLOW_TAGS and num_tags * len(markup) <= MAX_COPIED_CHARS:
+        return True
+    depth, num_copied = _nesting(markup)
+    return num_copied <= MAX_COPIED_CHARS and (num_tags <= MAX_SHALLOW_TAGS or depth <= MAX_DEPTH)
 
 
 def is_costly(markup: str, tree: HtmlElement) -> bool:
@@ -56,13 +58,15 @@ def is_costly(markup: str, tree: HtmlElement) -> bool:
     return num_pairs > MAX_PARAGRAPH_PAIRS or sum(map(_num_cells, tree.iter("table"))) > MAX_CELLS
 
 
-def _depth(markup: str) -> int:
-    """How deep tags are nested at most, in a page that closes what it opens."""
-    depth = deepest = 0
-    for closing in _NESTING.findall(markup):
-        depth = max(depth + (-1 if closing else 1), 0)
+def _nesting(markup: str) -> tuple[int, int]:
+    """How deep tags are nested at most, and the sum over all characters of how deep each stands, in a page that closes what it opens."""
+    depth = deepest = num_copied = last = 0
+    for found in _NESTING.finditer(markup):
+        num_copied += depth * (found.start() - last)
+        last = found.start()
+        depth = max(depth + (-1 if found[1] else 1), 0)
         deepest = max(deepest, depth)
-    return deepest
+    return deepest, num_copied + depth * (len(markup) - last)
 
 
 def _num_cells(table: HtmlElement) -> int:
