@@ -376,8 +376,8 @@ class SynthesisRecipe(Frozen):
     prompt_families: tuple[Literal["brackets", "equations", "systems", "quadratics", "logic"], ...]
     """Families that give num_prompts prompts of reinforcement learning as well; their answer is a short text that is compared."""
     operations: tuple[Literal["+", "-", "*"], ...] = Field(min_length=1)
-    max_operand: int = Field(ge=9)
-    """Largest operand; the operand pairs are divided between training and evaluation by hash."""
+    max_operand: int = Field(ge=9, le=1_000_000_000)
+    """Largest operand, so that products fit 64 bits; the operand pairs are divided between training and evaluation by hash."""
     problems_per_document: int = Field(gt=0)
     num_chats: int = Field(gt=0)
     """Training problems that are also written as conversations, for SFT."""
