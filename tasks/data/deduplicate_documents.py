@@ -158,7 +158,7 @@ def _check_removed_share(fates: DataFrame, recipe: DeduplicationRecipe) -> None:
     for row in sorted(counts.collect()):
         if row.num_removed > recipe.max_removed_share * row.num_documents:
             lost = fates.where((F.col("collection") == row.collection) & (F.col("reason") != "")).orderBy("id").take(NUM_EXAMPLES)
-            examples = ", ".join(f"{example.source} ({example.id} -> {example.kept_id})" for example in lost)
+            examples = ", ".join(f"{example.source} ({example.reason}, {example.id} -> {example.kept_id})" for example in lost)
             raise ValueError(
                 f"source {row.collection}: {row.num_removed} of {row.num_documents} documents are duplicates, more than "
                 f"deduplicate.max_removed_share ({recipe.max_removed_share}) allows, for example {examples}. Look whether a template makes "
