@@ -4,7 +4,7 @@ python -m benchmarks.extraction [--write]   (after `make env-peers`; ../shared/d
 
 Each library runs over all pages once, one process, one core, timed in processor seconds; ours as well. F1 is over words as multisets,
 averaged over the articles (precision and recall too); segment F1 over the segments that a page's text must and must not contain.
-`halves`: F1 on the two halves of the articles by the hash of their ids; MIN_WORD_SHARE was chosen seeing both. Then the pages as WARC
+`halves`: F1 on the two halves of the articles by the hash of their ids; MIN_SHARE was chosen seeing the first. Then the pages as WARC
 files through ingest_documents and extract_documents, and through datatrove's WarcReader and Trafilatura, two workers each.
 """
 
