@@ -414,7 +414,8 @@ class ChatRecipe(Frozen):
     """About so many conversations of one collection stay, by hash; the others are dropped, reason `collection_full`: one set of ten
     thousand problems would leave the rest no share of a short phase."""
     validation_share: float = Field(ge=0, lt=1)
-    """Share of conversations held out, by a hash of the record they come from: a seed and its variations go the same way."""
+    """Share of conversations held out, by a hash of the record they come from: a seed and its variations go the same way, and so do
+    near-duplicates by deduplicate.threshold."""
 
 
 class TeacherRequest(Frozen):
@@ -488,6 +489,8 @@ class ChatCollectionRecipe(Frozen):
 
     chats: ChatRecipe
     personal_data: PersonalDataRecipe
+    deduplicate: DeduplicationRecipe
+    """Which conversations are near-duplicates, so that they are held out together."""
     decontaminate: DecontaminationRecipe
 
 
@@ -629,8 +632,10 @@ class DataRecipe(Frozen):
 
     @property
     def chat_collection(self) -> ChatCollectionRecipe:
-        """Conversations are masked and decontaminated as documents are."""
-        return ChatCollectionRecipe(chats=self.chats, personal_data=self.personal_data, decontaminate=self.decontaminate)
+        """Conversations are masked, compared and decontaminated as documents are."""
+        return ChatCollectionRecipe(
+            chats=self.chats, personal_data=self.personal_data, deduplicate=self.deduplicate, decontaminate=self.decontaminate
+        )
 
 
 class SparkResources(Frozen):

@@ -180,7 +180,7 @@ def directory(tmp_path_factory):
 
 def collection(max_rejected_share: float = 0.2, **changes) -> ChatCollectionRecipe:
     chats = RECIPE.chats.model_copy(update={"max_chat_chars": LIMIT, "max_rejected_share": max_rejected_share, **changes})
-    return ChatCollectionRecipe(chats=chats, personal_data=RECIPE.personal_data, decontaminate=RECIPE.decontaminate)
+    return RECIPE.chat_collection.model_copy(update={"chats": chats})
 
 
 def collect(sources, root, count: int = 2, recipe=None) -> dict:
@@ -211,6 +211,25 @@ def test_a_large_collection_leaves_the_small_ones_their_share(directory, collect
     assert capped.chats_by_collection["*.jsonl*"] == 53
     num_made = capped.chats_by_collection["synthetic/arithmetic-chats"]
     assert 40 < num_made < 60 and capped.dropped == collected["chats"].record.dropped | {"collection_full": 60 - num_made}
+
+
+def test_conversations_that_are_nearly_alike_are_held_out_together(tmp_path):
+    """Pairs of answers of which one changes a word; two files, so that no pair comes of one record."""
+    texts = [prose(seed) for seed in range(60)]
+    changed = [text.replace(text.split()[30], "otherwise", 1) for text in texts]
+    for name, answers in (("one.jsonl", texts), ("two.jsonl", changed)):
+        write_jsonl(tmp_path / "data" / name, [{"prompt": f"Tell me {n}.", "answer": answer} for n, answer in enumerate(answers)])
+    write_jsonl(tmp_path / "data" / "text.jsonl", [{"text": prose(99)}])
+    roles = "  - {files: '{one,two}.jsonl', role: sft}\n  - {files: text.jsonl, role: pretrain}\n"
+    (tmp_path / "data" / "glm46-data.yaml").write_text(f"version: 1\nentries:\n{roles}")
+    made = collect(list_sources(tmp_path / "data"), tmp_path, recipe=collection(max_chat_chars=10**5, validation_share=0.3))["chats"]
+    sides: dict[str, list[str]] = {}
+    for row in rows(made, "chats/*.parquet"):
+        if row["source"] in ("one.jsonl", "two.jsonl"):
+            sides.setdefault(json.loads(row["messages"])[0]["content"], []).append(row["split"])
+    assert len(sides) == 60 and {len(found) for found in sides.values()} == {2}
+    assert all(len(set(found)) == 1 for found in sides.values())
+    assert 8 <= sum(found[0] == "validation" for found in sides.values()) <= 30
 
 
 def test_dropped_conversations_name_what_stays_or_what_they_overlap_with(collected):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.chat_clusters import chat_clusters
 from tasks.data.chat_records import CHANGED, CHAT_COLUMNS, DROPPED, KEPT, REJECTED, ROW_COLUMNS, Judging, judge_chats, read_chats
 from tasks.data.document_files import count_by, count_reasons, names_of, write_documents, write_table
 from tasks.data.documents import TRAIN, VALIDATION
@@ -22,7 +23,7 @@ from tasks.data.source_frame import source_frame
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from configs.schema import ChatCollectionRecipe, ChatRecipe, SparkResources
     from tasks.data.ingest_documents import IngestedDocuments
@@ -54,7 +55,10 @@ class CollectedChats(Record):
     """Records that are no conversation with an answer, by reason."""
 
 
-@step(content=("chats/*.parquet", "dropped.parquet", "masked.parquet", "rejected.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
+@step(
+    content=("chats/*.parquet", "dropped.parquet", "masked.parquet", "rejected.parquet"),
+    distributions=("pyspark", "pyarrow", "numpy", "datasketch"),
+)
 def collect_chats(
     *,
     sources: SourceListing,
@@ -86,7 +90,7 @@ def collect_chats(
         )
     rows = reduce(lambda left, right: left.unionByName(right), frames).persist()
     try:
-        record = _write_streams(rows, len(files), recipe, output)
+        record = _write_streams(rows, len(files), recipe, resources.shuffle_partitions, output)
     finally:
         rows.unpersist()
         items.destroy()
@@ -94,7 +98,7 @@ def collect_chats(
     return record
 
 
-def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatCollectionRecipe, output: Output) -> CollectedChats:
+def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatCollectionRecipe, num_partitions: int, output: Output) -> CollectedChats:
     import pyarrow.parquet as pq
     from pyspark.sql import functions as F
 
@@ -108,28 +112,31 @@ def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatCollectionReci
     marked = kept.join(kept.groupBy("digest").agg(F.min("id").alias("original")), "digest")
     # a seed's solution, its variations with other numbers and a teacher's trace come of one record: all are held out or none
     origin = F.concat_ws(" ", F.substring_index("source", "#", 1), F.col("offset").cast("string"))
-    side_hash, place_hash = (F.conv(F.substring(F.sha2(origin, 256), start, 8), 16, 10).cast("long") for start in (1, 9))
-    side = F.when(side_hash < int(recipe.chats.validation_share * HASH_VALUES), F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
-    fits = place_hash * F.col("collection_size") < recipe.chats.max_per_collection * HASH_VALUES
-    originals = marked.where("id = original")
+    fits = _hash_of("origin", 9) * F.col("collection_size") < recipe.chats.max_per_collection * HASH_VALUES
+    originals = marked.where("id = original").withColumn("origin", origin)
     sized = originals.join(originals.groupBy("collection").agg(F.count("id").alias("collection_size")), "collection")
-    unique = sized.where(fits)
-    chats = unique.select(*names_of(CHAT_COLUMNS), side.alias("split"))
-    paths = write_documents(chats, output.path("chats"), totals.get(KEPT, (0, 0))[1])
+    unique = sized.where(fits).persist()
+    num_bytes = totals.get(KEPT, (0, 0))[1]
+    compared = unique.select("id", "origin", "messages")
+    clusters = chat_clusters(compared, num_bytes, recipe.deduplicate, num_partitions, output.path("texts"))
+    sides = clusters.join(unique.select(F.col("id").alias("cluster"), "origin"), "cluster").select("id", _side(recipe.chats).alias("split"))
+    chats = unique.join(sides, "id").select(*names_of(CHAT_COLUMNS), "split")
+    paths = write_documents(chats, output.path("chats"), num_bytes)
     write_table(unique.where(F.greatest(*KINDS) > 0).select("id", *KINDS), output.path("masked.parquet"))
     masked = pq.read_table(output.path("masked.parquet"), columns=list(KINDS))
     output.report(Progress(num_sources, num_sources, "sources", "conversations written"))
     duplicates = marked.where("id <> original").select("id", F.lit(DUPLICATE).alias("reason"), F.col("original").alias("kept_id"))
     beyond = sized.where(~fits).select("id", F.lit(FULL).alias("reason"), F.lit("").alias("kept_id"))
     _write_left_out(left_out, duplicates.unionByName(beyond).toArrow(), output)
-    collections, sides = count_by(paths, "collection"), count_by(paths, "split")
+    unique.unpersist()
+    collections, sizes = count_by(paths, "collection"), count_by(paths, "split")
     record = CollectedChats(
         num_sources=num_sources,
-        num_chats=sum(count for count, _ in sides.values()),
-        num_bytes=sum(size for _, size in sides.values()),
+        num_chats=sum(count for count, _ in sizes.values()),
+        num_bytes=sum(size for _, size in sizes.values()),
         chats_by_collection={collection: count for (collection,), (count, _) in collections.items()},
-        training_chats=sides.get((TRAIN,), (0, 0))[0],
-        validation_chats=sides.get((VALIDATION,), (0, 0))[0],
+        training_chats=sizes.get((TRAIN,), (0, 0))[0],
+        validation_chats=sizes.get((VALIDATION,), (0, 0))[0],
         dropped=count_reasons(output.path("dropped.parquet")),
         num_masked_chats=masked.num_rows,
         masked={kind: sum(masked[kind].to_pylist()) for kind in recipe.personal_data.kinds},
@@ -138,6 +145,21 @@ def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatCollectionReci
     num_in = sum(count for count, _ in totals.values())
     assert num_in == record.num_chats + sum(record.dropped.values()) + sum(record.rejected.values()), (num_in, record)
     return record
+
+
+def _hash_of(column: str, start: int) -> Column:
+    """32 bits of a text's hash."""
+    from pyspark.sql import functions as F
+
+    return F.conv(F.substring(F.sha2(column, 256), start, 8), 16, 10).cast("long")
+
+
+def _side(recipe: ChatRecipe) -> Column:
+    """By the record that the first conversation of a cluster comes from."""
+    from pyspark.sql import functions as F
+
+    is_held_out = _hash_of("origin", 1) < int(recipe.validation_share * HASH_VALUES)
+    return F.when(is_held_out, F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
 
 
 def _write_left_out(left_out: pa.Table, duplicates: pa.Table, output: Output) -> None:
