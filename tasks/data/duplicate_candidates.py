@@ -30,7 +30,7 @@ LARGE_BUCKET_WINDOW = 12
 """In larger buckets (templates) each document is paired with so many after it, in another order for every band: a document meets 24
 random others per band, so that what is connected stays connected, without a quadratic number of pairs."""
 LARGE_BUCKET_CENTRES = 4
-"""And with so many that are most like the bucket as a whole: of 4,000 edited copies that are each like their original alone, a window by
+"""And with so many that are most like the bucket as a whole: of 3,000 edited copies that are each like their original alone, a window by
 itself pairs one in five with it."""
 SKETCH_BITS = 64
 NEIGHBOUR_COLUMNS = "id string, neighbour_id string, num_shared long, num_union long"
