@@ -7,6 +7,8 @@ import gzip
 import hashlib
 import io
 import json
+import tracemalloc
+import unicodedata
 import zipfile
 import zlib
 from pathlib import Path
@@ -16,11 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.data.documents import document_id
+from tasks.data.documents import content_digest, document_id
 from tasks.data.ingest_documents import ingest_documents
 from tasks.data.list_sources import list_sources
 from tasks.data.source_bytes import GARBLED, HashingReader, blocks, decompressed
 from tasks.data.source_records import LOST, _source_rows
+from tasks.data.table_records import parquet_lines
 from tests.data_inputs import RECIPE, RESOURCES, compute, prose, write_jsonl
 from tests.test_data_archives import warc
 
@@ -207,7 +210,7 @@ def test_a_failing_disk_is_no_damage_of_the_data(tmp_path, form, name):
 
 def test_what_stands_behind_a_damage_is_counted_and_stops_the_run(tmp_path):
     data = tmp_path / "data"
-    write_jsonl(data / "good.jsonl", [{"text": prose(seed)} for seed in range(200)])
+    write_jsonl(data / "good.jsonl", [{"text": told(seed)} for seed in range(200)])
     members = [gzip.compress(b"".join(LINES[start : start + 100])) for start in range(0, len(LINES), 100)]
     members[2] = b"\xff" + members[2]
     packed = b"".join(members)
@@ -258,3 +261,29 @@ def test_every_document_is_found_again_at_its_place(tmp_path):
             record = there.splitlines()[0].decode("utf-8-sig") if form != "text" else there[: row["num_bytes"]].decode()
             found = json.loads(record)["text"] if form == "jsonl" else record
             assert row["text"] in found and (form == "mediawiki" or found == row["text"])
+
+
+def test_a_digest_of_words_is_taken_in_parts_and_is_that_of_the_whole(monkeypatch):
+    monkeypatch.setattr("tasks.data.documents.DIGESTED_CHARS", 3)
+    generator = np.random.default_rng(46)
+    signs = list("ab \u0301\u2000\u2001\u0085\u1100\u1161\u11a8\n\u00a0e\u0323\x1c\u3000")
+    for size in generator.integers(0, 40, size=2000):
+        text = "".join(generator.choice(signs, size=size))
+        naive = " ".join(unicodedata.normalize("NFC", text).split())
+        assert content_digest(text) == hashlib.sha256(naive.encode()).hexdigest()
+
+
+def test_a_long_text_of_short_words_is_digested_in_little_memory():
+    text = "ab " * 1_500_000
+    tracemalloc.start()
+    content_digest(text)
+    assert tracemalloc.get_traced_memory()[1] < 50_000_000  # its words at once: more than 100 MB
+    tracemalloc.stop()
+
+
+def test_a_row_group_is_read_in_less_memory_than_it_has(tmp_path):
+    noise = [np.random.default_rng(number).bytes(5000).hex() for number in range(6000)]
+    pq.write_table(pa.table({"text": noise}), tmp_path / "x.parquet", compression="none", use_dictionary=False, row_group_size=10**6)
+    before = pa.total_allocated_bytes()
+    held = [pa.total_allocated_bytes() for _ in parquet_lines("x", str(tmp_path / "x.parquet"), "", BOUND, lambda names: (names, ""))]
+    assert len(held) == 6000 and max(held) - before < 20_000_000 < (tmp_path / "x.parquet").stat().st_size // 2
