@@ -34,6 +34,8 @@ ARROW_BATCH_BYTES = 8 * 2**20
 documents on two tasks took 0.4 GB more."""
 PARQUET_BATCH_ROWS = 256
 """Rows that a task reads at once: web pages have 100 KB and more, and Spark's 4,096 of them ended a process with 1 GB of heap."""
+SMALLEST_SPLIT_BYTES = 2**18
+"""Of a file that several tasks share. Spark's 4 MiB leave a corpus of 10 MB of text to one core."""
 LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -138,6 +140,7 @@ def _settings(resources: SparkResources, directory: Path) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(resources.shuffle_partitions),
         "spark.sql.parquet.columnarReaderBatchSize": str(PARQUET_BATCH_ROWS),
+        "spark.sql.files.openCostInBytes": str(SMALLEST_SPLIT_BYTES),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_RECORDS),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
         "spark.network.timeout": "120s",

@@ -41,9 +41,11 @@ def document_row(text: str, place: int, **given: Any) -> dict[str, Any]:
 
 
 def documents_artifact(rows: list[dict[str, Any]], path: Path) -> TableArtifact:
-    """These rows, in this order, as one file."""
+    """These rows as one file, sorted by id as every step writes them."""
     schema = arrow_schema(COLUMNS)
-    table = pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema)
+    table = pa.Table.from_pylist(
+        [{name: row.get(name) for name in schema.names} for row in sorted(rows, key=lambda row: row["id"])], schema
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path)
     record = SimpleNamespace(num_documents=len(rows), num_bytes=sum(row["num_bytes"] for row in rows))

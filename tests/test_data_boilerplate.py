@@ -101,11 +101,9 @@ def test_pieces_of_one_record_are_one_document(tmp_path):
     assert result.record.num_changed == 0 and rows(result, "boilerplate.parquet") == []
 
 
-def test_result_does_not_depend_on_partitions_or_order(tmp_path):
+def test_result_does_not_depend_on_partitions(tmp_path):
     documents = [page(place, NOTICE, f"A second notice that every third has: {place % 3} and more.") for place in range(30)]
-    results = [
-        removed(order, tmp_path / str(parts), resources=in_partitions(parts)) for parts, order in ((1, documents), (4, documents[::-1]))
-    ]
+    results = [removed(documents, tmp_path / str(parts), resources=in_partitions(parts)) for parts in (1, 4)]
     assert results[0].digest == results[1].digest and results[0].record.num_paragraphs == 4
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.document_files import count_by, count_reasons, read_documents, write_documents
+from tasks.data.document_files import count_kept, read_documents, write_documents
 from tasks.data.documents import TRAIN
 from tasks.data.overlap import HIT_COLUMNS, find_overlaps
 from tasks.data.protected_items import protected_items
@@ -49,6 +49,8 @@ def decontaminate_documents(
     output: Output,
 ) -> DecontaminatedDocuments:
     """Drop what overlaps with an evaluation item, whether it is to be trained on or held out. Raises ValueError if nothing is left."""
+    from pyspark.sql import functions as F
+
     spark = spark_session(resources)
     num_in = documents.record.num_documents + synthetic.record.num_documents
     output.report(Progress(0, num_in, "documents", "indexing evaluation items"))
@@ -59,20 +61,17 @@ def decontaminate_documents(
     contaminated, num_common = _contaminated(hits, items.num_records, recipe.max_documents_per_run)
     evidence = contaminated.toArrow()
     _write_evidence(evidence, items, output)
-    kept = frame.join(contaminated.select("id"), "id", "left_anti").select(*frame.columns)
+    kept = frame.join(F.broadcast(contaminated.select("id")), "id", "left_anti").select(*frame.columns)
     num_bytes = documents.record.num_bytes + synthetic.record.num_bytes
-    counts = count_by(write_documents(kept, output.path("documents"), num_bytes), "split", "domain")
+    counts, reasons = count_kept(write_documents(kept, output.path("documents"), num_bytes), num_in, output, "split", "domain")
     hits.unpersist()
     index.destroy()
-    num_kept = sum(count for count, _ in counts.values())
-    reasons = count_reasons(output.path("dropped.parquet"))
-    assert num_in == num_kept + sum(reasons.values()), (num_in, num_kept, reasons)
     if not any(split == TRAIN for split, _ in counts):
         raise ValueError(
             f"all {num_in} documents overlap with evaluation items ({reasons}): raise decontaminate.ngram_size or bring other text"
         )
     return DecontaminatedDocuments(
-        num_documents=num_kept,
+        num_documents=sum(count for count, _ in counts.values()),
         num_bytes=sum(size for _, size in counts.values()),
         num_protected_items=items.count,
         num_common_runs=num_common,

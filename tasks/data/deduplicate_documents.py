@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.connected_components import connected_components
-from tasks.data.document_files import count_reasons, num_files, write_table
+from tasks.data.document_files import count_kept, num_files, write_table
 from tasks.data.documents import DROPPED_COLUMNS
+from tasks.data.documents_by_id import send_marks, with_marks
 from tasks.data.duplicate_candidates import NEIGHBOUR_COLUMNS, list_neighbours
 from tasks.data.duplicate_fates import NEAR, exact_groups, fates_of, page_duplicates
 from tasks.data.minhash import signing_metadata
 from tasks.data.near_duplicates import near_duplicates, signing_of
 from tasks.data.parcels import PARCEL_COLUMNS
-from tasks.data.survivor_parts import PART_COUNT_COLUMNS, send_survivors, signature_schema, write_survivors
+from tasks.data.parquet_parts import PART_COLUMNS, part_name
+from tasks.data.survivor_parts import signature_schema, write_survivors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,18 +82,15 @@ def deduplicate_documents(
     fates = fates_of(others, groups, connected_components(near.edges, near.num_edges), pages if num_pages else None).persist()
     _check_removed_share(fates, recipe)
     _write_removed(fates, near.edges, output)
-    survivors = fates.where("reason = ''").select("id", "cluster").mapInArrow(partial(send_survivors, num_files=files), PARCEL_COLUMNS)
+    survivors = fates.where("reason = ''").select("id", "cluster").mapInArrow(partial(send_marks, num_files=files), PARCEL_COLUMNS)
     to_write = near.signatures.unionByName(survivors).repartitionById(files, "target")
-    kept = _write_survivors(to_write, paths, files, recipe, output)
+    counts, reasons = count_kept(_write_survivors(to_write, paths, files, recipe, output), num_in, output, "domain")
     for cached in (pages, groups, fates):
         cached.unpersist()
     near.release()
-    num_kept = sum(count for count, _ in kept)
-    reasons = count_reasons(output.path("dropped.parquet"))
-    assert num_in == num_kept + sum(reasons.values()), (num_in, num_kept, reasons)
     return DeduplicatedDocuments(
-        num_documents=num_kept, num_bytes=sum(size for _, size in kept), num_verified_pairs=near.num_edges,
-        num_bands=signing.num_bands, num_rows=signing.num_rows, dropped=reasons,
+        num_documents=sum(count for count, _ in counts.values()), num_bytes=sum(size for _, size in counts.values()), dropped=reasons,
+        num_verified_pairs=near.num_edges, num_bands=signing.num_bands, num_rows=signing.num_rows,
     )  # fmt: skip
 
 
@@ -120,32 +119,25 @@ def _write_removed(fates: DataFrame, edges: DataFrame, output: Output) -> None:
     write_table(removed.select(*columns, (-F.col("best.unlike")).alias("similarity")), output.path("neighbours.parquet"))
 
 
-def _write_survivors(
-    parcels: DataFrame, paths: list[str], files: int, recipe: DeduplicationRecipe, output: Output
-) -> list[tuple[int, int]]:
-    """(documents, bytes) of every file and domain."""
+def _write_survivors(parcels: DataFrame, paths: list[str], files: int, recipe: DeduplicationRecipe, output: Output) -> list[Path]:
+    """The files of documents."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     metadata = signing_metadata(recipe)
     for name in ("documents", "signatures"):
         output.path(f"{name}/part").parent.mkdir(exist_ok=True)
     writer = partial(write_survivors, paths=paths, directory=str(output.directory), num_files=files, signature_metadata=metadata)
-    rows = parcels.mapInArrow(writer, PART_COUNT_COLUMNS).collect()
-    schemas = {"documents": pq.read_schema(paths[0]), "signatures": signature_schema(metadata)}
-    for name, schema in schemas.items():
-        _write_empty_part(output.path(f"{name}/part-00000.parquet"), schema, with_cluster=name == "documents")
-    return [(row.num_documents, row.num_bytes) for row in rows]
-
-
-def _write_empty_part(path: Path, schema: object, with_cluster: bool) -> None:
-    """Where nothing survived, or nothing had words: one file without rows, so that readers find the columns."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if not any(path.parent.iterdir()):
-        lacks_cluster = with_cluster and "cluster" not in schema.names  # pyright: ignore[reportAttributeAccessIssue]
-        schema = schema.append(pa.field("cluster", pa.string())) if lacks_cluster else schema  # pyright: ignore[reportAttributeAccessIssue]
-        pq.write_table(schema.empty_table(), path, compression="zstd")  # pyright: ignore[reportAttributeAccessIssue]
+    parcels.mapInArrow(writer, PART_COLUMNS).collect()
+    no_cluster = pa.table({"cluster": pa.array([], pa.string())})
+    empty = {
+        "documents": with_marks(pq.read_schema(paths[0]).empty_table(), no_cluster),
+        "signatures": signature_schema(metadata).empty_table(),
+    }
+    for name, table in empty.items():
+        if not any(output.path(name).iterdir()):  # nothing survived, or nothing had words: readers find the columns
+            pq.write_table(table, output.path(f"{name}/{part_name(0)}"), compression="zstd")
+    return sorted(output.path("documents").glob("*.parquet"))
 
 
 def _check_removed_share(fates: DataFrame, recipe: DeduplicationRecipe) -> None:

@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.data.parquet_parts import PART_COLUMNS, write_part
+from tasks.data.documents_by_id import send_marks, with_marks, write_marked
+from tasks.data.parcels import PARCEL_COLUMNS
+from tasks.data.parquet_parts import PART_COLUMNS, part_name, write_part
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -28,9 +30,16 @@ def num_files(num_bytes: int) -> int:
 
 
 def read_documents(spark: SparkSession, paths: list[Path], resources: SparkResources) -> DataFrame:
-    """The documents of Parquet files, spread over the cores where there are fewer files than partitions."""
+    """The documents of Parquet files, spread over the cores where they have fewer row groups than there are partitions."""
     frame = spark.read.parquet(*(path.as_uri() for path in paths))
-    return frame if len(paths) >= resources.shuffle_partitions else frame.repartition(resources.shuffle_partitions, "id")
+    count = resources.shuffle_partitions
+    return frame if len(paths) >= count or _num_row_groups(paths) >= count else frame.repartition(count, "id")
+
+
+def _num_row_groups(paths: list[Path]) -> int:
+    import pyarrow.parquet as pq
+
+    return sum(pq.read_metadata(path).num_row_groups for path in paths)
 
 
 def write_documents(frame: DataFrame, directory: Path, num_bytes: int) -> list[Path]:
@@ -51,17 +60,41 @@ def names_of(columns: str) -> list[str]:
     return [column.split(" ")[0] for column in columns.split(", ")]
 
 
-def write_kept(
-    frame: DataFrame, verdicts: DataFrame, num_in: int, num_bytes: int, output: Output, *keys: str
-) -> tuple[dict[tuple[str, ...], tuple[int, int]], dict[str, int]]:
-    """Write documents/ and dropped.parquet by `verdicts` (id, reason, kept_id; reason empty for what stays): every document has one.
+def write_marked_documents(marks: DataFrame, paths: list[Path], directory: Path, num_bytes: int) -> list[Path]:
+    """Write the documents that `marks` (id and other columns) names, with the other columns as their last ones. They are copied from the
+    files `paths` of one step's documents/: texts go through no shuffle."""
+    count = num_files(num_bytes)
+    directory.mkdir(parents=True)
+    sent = marks.mapInArrow(partial(send_marks, num_files=count), PARCEL_COLUMNS).repartitionById(count, "target")
+    writer = partial(write_marked, paths=[str(path) for path in paths], directory=str(directory), num_files=count)
+    names = [row.name for row in sent.mapInArrow(writer, PART_COLUMNS).collect()]
+    if not names:
+        _write_empty_marked(marks, paths[0], directory / part_name(0))
+    return [directory / name for name in sorted(names) or [part_name(0)]]
 
-    Gives (documents, bytes) per value of `keys` and the dropped documents per reason; they add up to `num_in`, else AssertionError.
+
+def _write_empty_marked(marks: DataFrame, like: Path, path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    table = with_marks(pq.read_schema(like).empty_table(), marks.where("false").drop("id").toArrow())
+    pq.write_table(table, path, compression="zstd")
+
+
+def write_kept(
+    verdicts: DataFrame, documents: list[Path], num_in: int, num_bytes: int, output: Output, *keys: str
+) -> tuple[dict[tuple[str, ...], tuple[int, int]], dict[str, int]]:
+    """Write documents/ and dropped.parquet by `verdicts` (id, reason, kept_id; reason empty for what stays; other columns become those of
+    the documents): every document of the files `documents` has one. Gives what count_kept gives.
     """
     write_table(verdicts.where("reason <> ''").select("id", "reason", "kept_id"), output.path("dropped.parquet"))
-    kept = frame.join(verdicts.where("reason = ''").select("id"), "id", "left_semi").select(*frame.columns)
-    counts = count_by(write_documents(kept, output.path("documents"), num_bytes), *keys)
-    reasons = count_reasons(output.path("dropped.parquet"))
+    marks = verdicts.where("reason = ''").drop("reason", "kept_id")
+    return count_kept(write_marked_documents(marks, documents, output.path("documents"), num_bytes), num_in, output, *keys)
+
+
+def count_kept(paths: list[Path], num_in: int, output: Output, *keys: str) -> tuple[dict[tuple[str, ...], tuple[int, int]], dict[str, int]]:
+    """(documents, bytes) per value of `keys` of the written files, and the documents in dropped.parquet per reason: they add up to
+    `num_in`, else AssertionError."""
+    counts, reasons = count_by(paths, *keys), count_reasons(output.path("dropped.parquet"))
     num_kept = sum(count for count, _ in counts.values())
     assert num_in == num_kept + sum(reasons.values()), (num_in, num_kept, reasons)
     return counts, reasons
@@ -81,8 +114,8 @@ def _write(frame: DataFrame, directory: Path, count: int) -> list[Path]:
     writer = partial(write_part, directory=str(directory), count=count)
     names = [row.name for row in ordered.sortWithinPartitions("id").mapInArrow(writer, PART_COLUMNS).collect()]
     if not names:
-        _write_empty(frame, directory / "part-00000.parquet")
-    return [directory / name for name in sorted(names) or ["part-00000.parquet"]]
+        _write_empty(frame, directory / part_name(0))
+    return [directory / name for name in sorted(names) or [part_name(0)]]
 
 
 def _write_empty(frame: DataFrame, path: Path) -> None:

@@ -60,7 +60,8 @@ def filter_documents(
     spark = spark_session(resources)
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents"))
-    frame = read_documents(spark, documents.paths("documents/*.parquet"), resources)
+    paths = documents.paths("documents/*.parquet")
+    frame = read_documents(spark, paths, resources)
     judged = _judge(frame, recipe).persist()
     histogram = judged.where("reason = '' AND millionths IS NOT NULL").groupBy("millionths").count().collect()
     counts_by_quality = [(row["millionths"], row["count"]) for row in histogram]
@@ -68,11 +69,8 @@ def filter_documents(
     placed = judged.withColumn("quality_bucket", quality_bucket(floors))
     is_low = (F.col("reason") == "") & F.col("quality_bucket").between(0, recipe.num_dropped_buckets - 1)
     placed = placed.withColumn("reason", F.when(is_low, LOW_QUALITY).otherwise(F.col("reason")))
-    buckets = placed.where("reason = ''").select("id", "quality_bucket")
-    verdicts = placed.select("id", "reason", F.lit("").alias("kept_id"))
-    # Documents that came by complete_documents have a neutral bucket already.
-    bucketed = frame.drop("quality_bucket").join(buckets, "id", "left")
-    counts, reasons = write_kept(bucketed, verdicts, num_in, documents.record.num_bytes, output, "domain")
+    verdicts = placed.select("id", "reason", F.lit("").alias("kept_id"), "quality_bucket")
+    counts, reasons = write_kept(verdicts, paths, num_in, documents.record.num_bytes, output, "domain")
     _write_examples(frame, verdicts, output)
     unscored = count_unscored(frame)
     judged.unpersist()

@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROW_GROUP_ROWS = 4096
+ROW_GROUP_ROWS = 1024
+"""Row groups are what tasks divide a file by, and what is skipped when a few documents are wanted."""
 PART_COLUMNS = "name string, num_rows long"
 
 
 def bucket_of(identity: str, count: int) -> int:
     """Which of `count` ascending ranges an id lies in, by its first 32 bits."""
     return (int(identity[:8], 16) * count) >> 32
+
+
+def part_name(bucket: int) -> str:
+    """The file of the documents of a range."""
+    return f"part-{bucket:05d}.parquet"
 
 
 def write_part(batches: Iterator[pa.RecordBatch], directory: str, count: int) -> Iterator[pa.RecordBatch]:
@@ -30,7 +36,7 @@ def write_part(batches: Iterator[pa.RecordBatch], directory: str, count: int) ->
     first = next(rows, None)
     if first is None:
         return
-    name = f"part-{bucket_of(first.column('id')[0].as_py(), count):05d}.parquet"
+    name = part_name(bucket_of(first.column("id")[0].as_py(), count))
     num_rows = write_rows(first, rows, os.path.join(directory, name))
     yield pa.RecordBatch.from_arrays([pa.array([name]), pa.array([num_rows])], names=["name", "num_rows"])
 

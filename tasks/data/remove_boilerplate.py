@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.document_files import names_of, read_documents, write_kept
+from tasks.data.document_files import count_kept, names_of, read_documents, write_documents, write_table
 from tasks.data.documents import CODE, COMMIT, DOCUMENT_COLUMNS, arrow_schema
 from tasks.data.paragraphs import KEY_COLUMNS, SAMPLE_COLUMNS, frequent_keys, paragraph_keys, paragraph_samples, remove_paragraphs
 
@@ -67,8 +67,10 @@ def remove_boilerplate(
     _check_removed_share(rewritten, recipe, output.path("boilerplate.parquet"))
     totals = rewritten.where("num_bytes < bytes_before").select((F.col("bytes_before") - F.col("num_bytes")).alias("num_bytes"))
     (lost,) = totals.agg(F.count("num_bytes").alias("num_changed"), F.sum("num_bytes").alias("num_bytes")).collect()
-    verdicts = rewritten.select("id", "reason", F.lit("").alias("kept_id"))
-    counts, reasons = write_kept(rewritten.select(*names_of(DOCUMENT_COLUMNS)), verdicts, num_in, bytes_in, output, "domain")
+    dropped = rewritten.where("reason <> ''").select("id", "reason", F.lit("").alias("kept_id"))
+    write_table(dropped, output.path("dropped.parquet"))
+    kept = rewritten.where("reason = ''").select(*names_of(DOCUMENT_COLUMNS))
+    counts, reasons = count_kept(write_documents(kept, output.path("documents"), bytes_in), num_in, output, "domain")
     for cached in (found, rewritten):
         cached.unpersist()
     return BoilerplateFreeDocuments(

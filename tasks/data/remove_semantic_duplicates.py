@@ -78,7 +78,8 @@ def remove_semantic_duplicates(
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents", "vectors and centroids"))
     session = spark_session(resources)
-    frame = read_documents(session, documents.paths("documents/*.parquet"), resources)
+    paths = documents.paths("documents/*.parquet")
+    frame = read_documents(session, paths, resources)
     prose = frame.where(~F.col("domain").isin(CODE, COMMIT))
     embed, num_dimensions = _projection(prose, num_in, recipe) if model is None else _encoder(session, model)
     quality = F.coalesce(-F.col("quality"), F.lit(math.inf)).alias("rank_quality")
@@ -96,7 +97,7 @@ def remove_semantic_duplicates(
     write_table(decided, output.path("similar.parquet"))
     reason = F.when(F.col("kept_id").isNull(), F.lit("")).otherwise(F.lit(SIMILAR)).alias("reason")
     verdicts = frame.select("id").join(decided, "id", "left").select("id", reason, F.coalesce("kept_id", F.lit("")).alias("kept_id"))
-    counts, reasons = write_kept(frame, verdicts, num_in, documents.record.num_bytes, output, "domain")
+    counts, reasons = write_kept(verdicts, paths, num_in, documents.record.num_bytes, output, "domain")
     for cached in (vectors, pairs, decided):
         cached.unpersist()
     return DistinctDocuments(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.document_files import count_by, read_documents, write_documents
+from tasks.data.document_files import count_by, read_documents, write_marked_documents
 from tasks.data.documents import TRAIN, VALIDATION
 
 if TYPE_CHECKING:
@@ -31,11 +31,12 @@ def split_documents(
     spark = spark_session(resources)
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents"))
-    frame = read_documents(spark, documents.paths("documents/*.parquet"), resources)
+    paths = documents.paths("documents/*.parquet")
+    frame = read_documents(spark, paths, resources)
     cluster_hash = F.conv(F.substring(F.sha2("cluster", 256), 1, 8), 16, 10).cast("long")
     is_validation = cluster_hash < int(recipe.validation_share * 2**32)
-    split = frame.withColumn("split", F.when(is_validation, F.lit(VALIDATION)).otherwise(F.lit(TRAIN)))
-    counts = count_by(write_documents(split, output.path("documents"), documents.record.num_bytes), "split", "domain")
+    split = frame.select("id", F.when(is_validation, F.lit(VALIDATION)).otherwise(F.lit(TRAIN)).alias("split"))
+    counts = count_by(write_marked_documents(split, paths, output.path("documents"), documents.record.num_bytes), "split", "domain")
     sides = {side: {domain: count for (name, domain), (count, _) in counts.items() if name == side} for side in (TRAIN, VALIDATION)}
     for side, domains in sides.items():
         if not domains:
