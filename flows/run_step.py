@@ -5,9 +5,12 @@ Prefect's own caching and result persistence stay off: the manifest in the store
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prefect import task
@@ -15,6 +18,8 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
+from configs.schema import SparkResources
+from flows.spark_progress import watched_jobs
 from flows.stage_log import StageLog, StageResult, key_figures
 from infra.launchers import JobLostError
 from infra.rerun_reason import explain_and_remember
@@ -80,9 +85,10 @@ def run_step(
             artifact = run.store.find(step, key)
             if artifact is None:
                 report = _progress_reporter(run.log, stage)
-                artifact = run.store.compute(
-                    step, key, identity, lambda output: step(**given, output=output), report, log_metrics, time.monotonic
-                )
+                with watched_jobs(report) if isinstance(resources, SparkResources) else nullcontext():
+                    artifact = run.store.compute(
+                        step, key, identity, lambda output: step(**given, output=output), partial(report, ""), log_metrics, time.monotonic
+                    )
         return Completed(message=f"computed: {reason}", data=artifact)
 
     started = time.monotonic()
@@ -135,19 +141,22 @@ def _lost_its_job(log: StageLog, stage: str) -> Callable[[Any, Any, Any], bool]:
     return is_worth_submitting_again
 
 
-def _progress_reporter(log: StageLog, stage: str) -> Callable[[Progress], None]:
+def _progress_reporter(log: StageLog, stage: str) -> Callable[[str, Progress], None]:
+    """Takes the progress of the stage, or of a named part of it, from any thread."""
     artifact_id: UUID | None = None
     shown_at = -UI_INTERVAL_SECONDS
+    one_at_a_time = threading.Lock()
 
-    def report(progress: Progress) -> None:
+    def report(part: str, progress: Progress) -> None:
         nonlocal artifact_id, shown_at
-        line = log.progress(stage, progress)
-        if progress.total and time.monotonic() - shown_at >= UI_INTERVAL_SECONDS:
-            shown_at = time.monotonic()
-            percent = min(100.0 * progress.done / progress.total, 100.0)
-            if artifact_id is None:
-                artifact_id = create_progress_artifact(percent, description=line)  # pyright: ignore[reportAssignmentType]
-            else:
-                update_progress_artifact(artifact_id, percent, description=line)
+        with one_at_a_time:
+            line = log.progress(f"{stage}, {part}" if part else stage, progress)
+            if progress.total and time.monotonic() - shown_at >= UI_INTERVAL_SECONDS:
+                shown_at = time.monotonic()
+                percent = min(100.0 * progress.done / progress.total, 100.0)
+                if artifact_id is None:
+                    artifact_id = create_progress_artifact(percent, description=line)  # pyright: ignore[reportAssignmentType]
+                else:
+                    update_progress_artifact(artifact_id, percent, description=line)
 
     return report

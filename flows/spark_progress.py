@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 
 from infra.step import Progress
 
@@ -21,7 +22,8 @@ def watched_jobs(report: Callable[[str, Progress], None]) -> Iterator[None]:
             for number, progress in _running_stages():
                 report(f"Spark stage {number}", progress)
 
-    thread = threading.Thread(target=watch, name="spark-progress", daemon=True)
+    # with the caller's context, by which Prefect knows whose progress it is
+    thread = threading.Thread(target=copy_context().run, args=(watch,), name="spark-progress", daemon=True)
     thread.start()
     try:
         yield
