@@ -119,7 +119,8 @@ def _domains(data: PreparedData) -> str:
     missing = "".join(f" Its share of {name} lacks {count:,} characters." for name, count in sample.missing_chars.items())
     return table(("domain", "bytes to train on", "tokens in shards", "bytes held out"), rows) + paragraph(
         f"Tokens of a byte-level BPE of {sample.num_ordinary_tokens:,} ordinary tokens, learned from {sample.num_sample_chars:,} "
-        f"characters of {sample.num_sample_documents:,} documents.{missing} A repository holds files of the domain code again, one after the other.",
+        f"characters of {sample.num_sample_documents:,} documents.{missing} "
+        "A repository holds files of the domain code again, one after the other.",
         "soft",
     )
 
