@@ -73,7 +73,7 @@ def _train(run: Run, prepared: PreparedData, phase: PhaseSection, history: Phase
 def _training_inputs(run: Run, prepared: PreparedData, phase: PhaseSection) -> tuple[Artifact[PackedPhase] | None, dict[str, Any]]:
     """The packed rows of the phase, or the prompts of one that samples its own answers."""
     if phase.recipe.samples_answers:
-        return None, {"packed": None, "shards": None, "chats": None, "prompts": prepared.problems}
+        return None, {"packed": None, "shards": None, "chats": None, "prompts": prepared.decontaminated}
     chats = prepared.chat_shards if phase.recipe.reads_chats else None
     packed = run_step(
         run, pack_phase, stage=f"pack {phase.name}", shards=prepared.shards, chats=chats, recipe=phase.recipe.packing_recipe,

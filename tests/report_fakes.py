@@ -130,7 +130,7 @@ def reported_data(store: Store) -> PreparedData:
     )  # fmt: skip
     decontaminated = DecontaminatedDocuments(
         num_documents=971, num_bytes=4800, num_protected_items=11, num_common_runs=0, dropped=REASONS["decontaminate_documents"],
-        train_bytes_by_domain={"web": 70, "code": 9}, validation_bytes_by_domain={"web": 8},
+        train_bytes_by_domain={"web": 70, "code": 9}, validation_bytes_by_domain={"web": 8}, num_prompts=79, num_dropped_prompts=1,
     )  # fmt: skip
     deduplicated = DeduplicatedDocuments(
         num_documents=901, num_bytes=4500, num_verified_pairs=39, num_bands=20, num_rows=6, dropped=REASONS["deduplicate_documents"]

@@ -231,14 +231,16 @@ WANTED = {
 @pytest.fixture(scope="module")
 def decontaminated(tmp_path_factory):
     root, data = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("data")
+    families = {"families": {"systems": 30}, "prompt_families": ("systems",), "difficulty": 2}
+    problems = compute(synthesize_problems, root, recipe=RECIPE.synthesize.model_copy(update=families))
     for number, record in enumerate(RECORDS):
         write_jsonl(data / "bench" / f"{number}.jsonl", [{"note": "first"}, record])
+    write_jsonl(data / "bench" / "prompt.jsonl", [{"text": max((row["prompt"] for row in rows(problems, "prompts.parquet")), key=len)}])
     write_jsonl(data / "train.jsonl", [{"text": "unused"}])
     (data / "glm46-data.yaml").write_text(
         "version: 1\nentries:\n  - {files: 'bench/**', role: evaluation}\n  - {files: train.jsonl, role: pretrain}\n"
     )
     ingested = compute(ingest_documents, root, sources=list_sources(data), recipe=RECIPE.ingest, resources=RESOURCES)
-    problems = compute(synthesize_problems, root, recipe=RECIPE.synthesize)
     recipe = DecontaminationRecipe(ngram_size=SIZE, code_ngram_size=20, max_items_per_run=20, max_documents_per_run=3)
     texts = {f"planted/{name}": text for name, text in PLANTED.items()} | {f"honest/{name}": text for name, text in HONEST.items()}
     documents = prepared(root, texts)
@@ -284,6 +286,16 @@ def test_a_planted_item_of_each_kind_is_dropped_and_named_by_file_and_record(dec
         assert (shown["item_source"], shown["item_offset"], shown["item_kind"], shown["item_id"]) == (source, offset, kind, row["kept_id"])
         assert re.findall(r"\w+", shown["shared"].lower())[0] in PLANTED[name].lower() and shown["num_runs"] >= 1
     assert set(dropped) == {document_id(f"planted/{name}", 0, 0) for name in PLANTED}
+
+
+def test_a_prompt_of_reinforcement_learning_that_is_evaluated_is_dropped_and_named(decontaminated):
+    made, problems = decontaminated
+    given = rows(problems, "prompts.parquet")
+    evaluated = max(given, key=lambda row: len(row["prompt"]))
+    (dropped,) = rows(made, "dropped_prompts.parquet")
+    assert (dropped["id"], dropped["item"]) == (evaluated["id"], "bench/prompt.jsonl at 0")
+    assert rows(made, "prompts.parquet") == [row for row in given if row != evaluated]
+    assert (made.record.num_prompts, made.record.num_dropped_prompts) == (len(given) - 1, 1)
 
 
 def test_licences_imports_context_lines_and_common_phrases_drop_nothing(decontaminated):

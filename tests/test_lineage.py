@@ -123,7 +123,7 @@ def train(data: dict[str, Artifact], root: Path) -> dict[str, Artifact]:
         train_phase, root, recipe=recipes["sft"], start=pretrained,
         **{**none, "packed": second, "shards": data["shards"], "chats": data["chat_shards"]},
     )  # fmt: skip
-    reinforced = compute(train_phase, root, recipe=recipes["rl_reasoning"], start=tuned, **{**none, "prompts": data["problems"]})
+    reinforced = compute(train_phase, root, recipe=recipes["rl_reasoning"], start=tuned, **{**none, "prompts": data["decontaminated"]})
     return {"pretrain_general": pretrained, "sft": tuned, "rl_reasoning": reinforced, "first_order": first, "second_order": second}
 
 
@@ -192,7 +192,7 @@ def test_records_of_a_model_are_what_its_packed_orders_read(champion, data, trai
     for row in records:
         expected = [name for name, read in (("pretrain_general", pretrain), ("sft", sft)) if row["id"] in read]
         assert [name for name in row["phases"] if name != "rl_reasoning"] == expected
-    prompts = {row["id"] for row in rows(data["problems"], "prompts.parquet")}
+    prompts = {row["id"] for row in rows(data["decontaminated"], "prompts.parquet")}
     asked = {row["id"] for row in records if "rl_reasoning" in row["phases"]}
     recipe = load_scale("micro").training_recipe(load_scale("micro").phases[3])
     assert isinstance(recipe.objective, PolicyObjective)

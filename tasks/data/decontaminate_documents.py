@@ -1,7 +1,9 @@
-"""Step: filtered and synthetic documents -> those that overlap with no evaluation item (overlap.py says what that is).
+"""Step: filtered and synthetic documents, and the prompts of reinforcement learning -> those that overlap with no evaluation item
+(overlap.py says what that is).
 
-dropped.parquet names the item, by its id and by file and record; contaminated.parquet shows the words that document and item share.
-Protected are all records of role `evaluation` and the generated problems that gate promotion or are held out.
+dropped.parquet and dropped_prompts.parquet name the item, by its id and by file and record; contaminated.parquet shows the words that
+document and item share. Protected are all records of role `evaluation` and the generated problems that gate promotion or are held
+out.
 """
 
 from __future__ import annotations
@@ -13,16 +15,19 @@ from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.document_files import count_kept, read_documents, write_documents
 from tasks.data.documents import TRAIN
-from tasks.data.overlap import HIT_COLUMNS, find_overlaps
+from tasks.data.overlap import HIT_COLUMNS, chunk_bounds, find_overlaps
 from tasks.data.protected_items import protected_items
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from configs.schema import DecontaminationRecipe, SparkResources
     from tasks.data.ingest_documents import IngestedDocuments
     from tasks.data.mask_personal_data import MaskedDocuments
+    from tasks.data.overlap import OverlapIndex
     from tasks.data.protected_items import ProtectedItems
     from tasks.data.synthesize_problems import SynthesizedProblems
 
@@ -36,9 +41,15 @@ class DecontaminatedDocuments(Record):
     dropped: dict[str, int]
     train_bytes_by_domain: dict[str, int]
     validation_bytes_by_domain: dict[str, int]
+    num_prompts: int
+    """In prompts.parquet."""
+    num_dropped_prompts: int
 
 
-@step(content=("documents/*.parquet", "dropped.parquet", "contaminated.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
+@step(
+    content=("documents/*.parquet", "dropped.parquet", "contaminated.parquet", "prompts.parquet", "dropped_prompts.parquet"),
+    distributions=("pyspark", "pyarrow", "numpy"),
+)
 def decontaminate_documents(
     *,
     documents: Artifact[MaskedDocuments],
@@ -55,6 +66,7 @@ def decontaminate_documents(
     num_in = documents.record.num_documents + synthetic.record.num_documents
     output.report(Progress(0, num_in, "documents", "indexing evaluation items"))
     items, overlaps = protected_items(ingested, synthetic, recipe)
+    num_prompts, num_dropped_prompts = _write_prompts(synthetic.path("prompts.parquet"), items, overlaps, output)
     index = spark.sparkContext.broadcast(overlaps)
     frame = read_documents(spark, [*documents.paths("documents/*.parquet"), *synthetic.paths("documents/*.parquet")], resources)
     hits = frame.select("id", "text").mapInArrow(partial(find_overlaps, index=index), HIT_COLUMNS).persist()
@@ -78,6 +90,8 @@ def decontaminate_documents(
         dropped=reasons,
         train_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN},
         validation_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split != TRAIN},
+        num_prompts=num_prompts,
+        num_dropped_prompts=num_dropped_prompts,
     )
 
 
@@ -103,14 +117,7 @@ def _write_evidence(hits: pa.Table, items: ProtectedItems, output: Output) -> No
     import pyarrow.parquet as pq
 
     numbers = hits.column("item").to_pylist()
-    named = {
-        "id": hits.column("id").to_pylist(),
-        "reason": [items.reason(number) for number in numbers],
-        "kept_id": [items.ids[number] for number in numbers],
-        "item": [items.place(number) for number in numbers],
-    }
-    schema = pa.schema([(name, pa.string()) for name in named])
-    dropped = pa.table(named, schema=schema)
+    dropped = _named(hits.column("id").to_pylist(), numbers, items)
     pq.write_table(dropped.sort_by("id"), output.path("dropped.parquet"), compression="zstd")
     shared = dropped.drop_columns("reason").rename_columns(["id", "item_id", "item"])
     shared = shared.append_column("item_source", pa.array([items.sources[number] for number in numbers], pa.string()))
@@ -120,3 +127,32 @@ def _write_evidence(hits: pa.Table, items: ProtectedItems, output: Output) -> No
         shared = shared.append_column(name, hits.column(name))
     shared = shared.drop_columns("item").sort_by("id").combine_chunks()
     pq.write_table(shared, output.path("contaminated.parquet"), compression="zstd")
+
+
+def _named(ids: list[str], numbers: list[int], items: ProtectedItems) -> pa.Table:
+    """(id, reason, kept_id, item) of what overlaps with the items of these numbers."""
+    import pyarrow as pa
+
+    named = {
+        "id": ids,
+        "reason": [items.reason(number) for number in numbers],
+        "kept_id": [items.ids[number] for number in numbers],
+        "item": [items.place(number) for number in numbers],
+    }
+    return pa.table(named, schema=pa.schema([(name, pa.string()) for name in named]))
+
+
+def _write_prompts(path: Path, items: ProtectedItems, overlaps: OverlapIndex, output: Output) -> tuple[int, int]:
+    """prompts.parquet without those that overlap, which dropped_prompts.parquet names; how many stay, and go."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    prompts = pq.read_table(path)
+    texts = prompts.column("prompt").to_pylist()
+    found = np.concatenate([np.empty(0, np.int64), *(overlaps.first_hits(texts[start:stop]) for start, stop in chunk_bounds(texts))])
+    gone = np.flatnonzero(found >= 0)
+    dropped = _named(prompts.column("id").take(pa.array(gone)).to_pylist(), found[gone].tolist(), items)
+    pq.write_table(dropped.sort_by("id"), output.path("dropped_prompts.parquet"), compression="zstd")
+    pq.write_table(prompts.filter(pa.array(found < 0)), output.path("prompts.parquet"), compression="zstd")
+    return len(texts) - len(gone), len(gone)

@@ -19,6 +19,7 @@ from tasks.lineage.trained_phases import (
     TrainedPhase,
     asked_prompt_ids,
     phase_of,
+    problems_of,
     tokens_of_sequence,
 )
 
@@ -166,7 +167,7 @@ def _problem_place(manifest: Manifest, identity: str) -> tuple[str, int]:
 
 def _drops(graph: ManifestGraph, identity: str) -> Iterator[Drop]:
     for manifest in graph.by_digest.values():
-        for row in _find(graph, manifest, ("dropped.parquet", "rejected.parquet"), identity):
+        for row in _find(graph, manifest, ("dropped.parquet", "rejected.parquet", "dropped_prompts.parquet"), identity):
             kept = row.get("kept_id") or ""
             yield Drop(step=manifest.step, digest=manifest.digest, reason=row["reason"], kept_id=kept)
 
@@ -184,7 +185,7 @@ def _trained_on(graph: ManifestGraph, identity: str) -> Iterator[TrainedOn]:
         if phase.prompts is None or not _find(graph, phase.prompts, (PROMPTS_FILE,), identity):
             continue
         if identity in asked_prompt_ids(graph, checkpoint, phase.prompts):
-            yield _trained(phase, PROMPTS_FILE, _problem_place(phase.prompts, identity)[1], 0)
+            yield _trained(phase, PROMPTS_FILE, _problem_place(problems_of(graph, phase.prompts), identity)[1], 0)
 
 
 def _members(graph: ManifestGraph, shards: Manifest, identity: str) -> Iterator[dict[str, Any]]:

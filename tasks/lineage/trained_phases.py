@@ -138,6 +138,13 @@ def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manife
     return list(dict.fromkeys(prompt.id for prompt in order.groups(0, num_groups)))
 
 
+def problems_of(graph: ManifestGraph, prompts: Manifest) -> Manifest:
+    """The synthetic problems that decontaminated prompts were made with."""
+    problems = graph.input_of(prompts, "synthetic")
+    assert problems is not None, prompts.key
+    return problems
+
+
 def _sidecar(graph: ManifestGraph, shards: Manifest, name: str) -> pa.Table:
     import pyarrow.parquet as pq
 
@@ -169,7 +176,7 @@ def _prompt_reads(graph: ManifestGraph, prompts: Manifest, places: list[int], ph
     import numpy as np
     import pyarrow as pa
 
-    ids = [document_id(PROMPT_SOURCE, number, 0) for number in range(prompts.record["num_prompts"])]
+    ids = [document_id(PROMPT_SOURCE, number, 0) for number in range(problems_of(graph, prompts).record["num_prompts"])]
     zeros = np.zeros(len(ids), dtype=np.int64)
     numbers = pa.array(np.arange(len(ids)))
     table = pa.table({"id": ids, "source": [PROMPT_SOURCE] * len(ids), "offset": numbers, "piece": zeros, "sequence": numbers})

@@ -127,9 +127,11 @@ def _domains(data: PreparedData) -> str:
 
 def _chats(data: PreparedData) -> str:
     chats, problems, shards = data.chats.record, data.problems.record, data.chat_shards.record
+    clean = data.decontaminated.record
     rows: list[tuple[Cell, ...]] = [
         ("problems in documents", problems.num_training_problems),
-        ("prompts of reinforcement learning", problems.num_prompts),
+        ("prompts of reinforcement learning", clean.num_prompts),
+        ("prompts that overlap with evaluation", clean.num_dropped_prompts),
         ("problems that only evaluate", problems.num_evaluation_problems),
         *((f"conversations, {name}", count) for name, count in sorted(chats.chats_by_collection.items())),
         *((f"conversations dropped: {reason}", count) for reason, count in sorted(chats.dropped.items())),

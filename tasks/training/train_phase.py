@@ -32,10 +32,10 @@ from tasks.training.trackers import refuse_missing_tracker
 
 if TYPE_CHECKING:
     from configs.schema import TrainingRecipe, TrainingResources
+    from tasks.data.decontaminate_documents import DecontaminatedDocuments
     from tasks.data.pack_phase import PackedPhase
     from tasks.data.shard_chats import ChatShards
     from tasks.data.shard_documents import TokenShards
-    from tasks.data.synthesize_problems import SynthesizedProblems
     from tasks.data.train_tokenizer import TrainedTokenizer
 
 POLL_SECONDS = 0.2
@@ -93,7 +93,7 @@ def train_phase(
     packed: Artifact[PackedPhase] | None,
     shards: Artifact[TokenShards] | None,
     chats: Artifact[ChatShards] | None,
-    prompts: Artifact[SynthesizedProblems] | None,
+    prompts: Artifact[DecontaminatedDocuments] | None,
     validation: Artifact[TokenShards] | None,
     tokenizer: Artifact[TrainedTokenizer],
     start: Artifact[TrainedCheckpoint] | None,
@@ -127,7 +127,7 @@ def describe_job(
     packed: Artifact[PackedPhase] | None,
     shards: Artifact[TokenShards] | None,
     chats: Artifact[ChatShards] | None,
-    prompts: Artifact[SynthesizedProblems] | None,
+    prompts: Artifact[DecontaminatedDocuments] | None,
     validation: Artifact[TokenShards] | None,
     tokenizer: Artifact[TrainedTokenizer],
     start: Artifact[TrainedCheckpoint] | None,
