@@ -10,8 +10,9 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import yaml
@@ -24,6 +25,8 @@ from tasks.data.source_bytes import GARBLED, HashingReader, decompressed, open_s
 MANIFEST_NAME = "glm46-data.yaml"
 OTHER_MANIFEST_NAMES = ("glm46-data.yml", "glm46_data.yaml", "glm46_data.yml")
 PEEKED_BYTES = 1 << 16
+PEEKS_AT_ONCE = 16
+"""Objects of a bucket that are looked at side by side: each is a request."""
 ROLES = ("pretrain", "evaluation", "reference", "sft", "preference", "prompts", "classifier", "ignore")
 TEXT_ROLES = ("pretrain", "evaluation", "reference")
 """Roles whose files are read record by record, in any format."""
@@ -292,11 +295,13 @@ def _roles_by_suffix(root: SourceRoot, names: list[str]) -> list[tuple[str, Role
     found = []
     for name in names:
         form, tree = _format_of(name), root.tree_of(name)
-        if form == "jsonl":
-            _refuse_benchmark(root, name)
         if form and (tree is None or name in tree.files or (form != "text" and name not in tree.left_out)):
             group = name.split("/")[0] if "/" in name else "*"
             found.append((name, RoleEntry(files=group, role="pretrain", format=form, domain=_domain_by_suffix(name))))
+    peeked = [name for name in names if _format_of(name) == "jsonl"]
+    with ThreadPoolExecutor(PEEKS_AT_ONCE) as pool:
+        for _ in pool.map(partial(_refuse_benchmark, root), peeked):
+            pass
     return found
 
 

@@ -39,7 +39,7 @@ def json_lines(name: str, file: HashingReader, max_line_bytes: int = MAX_LINE_BY
                 yield parse_object(offset, line)
             offset += size
     except GARBLED as error:
-        yield JsonLine(offset, None, f"truncated_{codec_of(name) or 'file'}", str(error))
+        yield JsonLine(offset, None, f"truncated_{codec_of(name)}", str(error))
 
 
 def _skip_line(stream: io.BufferedIOBase) -> int:

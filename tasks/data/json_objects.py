@@ -39,7 +39,7 @@ def json_objects(name: str, file: HashingReader, max_object_bytes: int) -> Itera
         offset, what = error.args
         yield JsonLine(offset, None, "broken_json", f"{what}: nothing behind it is read from this file")
     except GARBLED as error:
-        yield JsonLine(scanner.start if scanner.depth else scanner.offset, None, f"truncated_{codec_of(name) or 'file'}", str(error))
+        yield JsonLine(scanner.start if scanner.depth else scanner.offset, None, f"truncated_{codec_of(name)}", str(error))
 
 
 class _Scanner:
