@@ -200,14 +200,14 @@ def test_parcels_are_bounded_and_lose_no_row():
 
 @pytest.mark.parametrize("shape", shapes_of_graphs())
 @pytest.mark.parametrize("way", ["one task", "stars"])
-def test_components_are_those_of_union_find(shape, way):
+def test_components_are_those_of_union_find(shape, way, tmp_path):
     edges = shapes_of_graphs()[shape]
     ends = np.array(edges, dtype=np.uint64).reshape(-1, 2)
     halves = [part for part in (ends[::2], ends[1::2]) if len(part)]
     sent = [batch for part in halves for batch in parcels(EDGES, 0, pa.table({"left": part.min(axis=1), "right": part.max(axis=1)}))]
     spark = spark_session(RESOURCES)
     frame = spark.createDataFrame(pa.Table.from_batches(sent)) if sent else spark.createDataFrame([], PARCEL_COLUMNS)
-    found = connected_components(frame, len(edges), max_single_task_edges=len(edges) if way == "one task" else -1).collect()
+    found = connected_components(frame, len(edges), tmp_path / "rounds", len(edges) if way == "one task" else -1).collect()
     assert {int(row.id, 16): int(row.root, 16) for row in found} == union_find(edges) and len(found) == len(union_find(edges))
 
 

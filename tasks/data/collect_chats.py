@@ -118,10 +118,10 @@ def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatCollectionReci
     unique = sized.where(fits).persist()
     num_bytes = totals.get(KEPT, (0, 0))[1]
     compared = unique.select("id", "origin", "messages")
-    clusters = chat_clusters(compared, num_bytes, recipe.deduplicate, num_partitions, output.path("texts"))
-    sides = clusters.join(unique.select(F.col("id").alias("cluster"), "origin"), "cluster").select("id", _side(recipe.chats).alias("split"))
-    chats = unique.join(sides, "id").select(*names_of(CHAT_COLUMNS), "split")
-    paths = write_documents(chats, output.path("chats"), num_bytes)
+    with chat_clusters(compared, num_bytes, recipe.deduplicate, num_partitions, output.path("compared")) as clusters:
+        heads = unique.select(F.col("id").alias("cluster"), "origin")
+        sides = clusters.join(heads, "cluster").select("id", _side(recipe.chats).alias("split"))
+        paths = write_documents(unique.join(sides, "id").select(*names_of(CHAT_COLUMNS), "split"), output.path("chats"), num_bytes)
     write_table(unique.where(F.greatest(*KINDS) > 0).select("id", *KINDS), output.path("masked.parquet"))
     masked = pq.read_table(output.path("masked.parquet"), columns=list(KINDS))
     output.report(Progress(num_sources, num_sources, "sources", "conversations written"))

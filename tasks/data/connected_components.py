@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from tasks.data.edge_components import ROOT_COLUMNS, STAR_COLUMNS, component_roots, star_rows
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame
 
 MAX_SINGLE_TASK_EDGES = 8_000_000
@@ -20,24 +22,33 @@ MAX_ROUNDS = 40
 """2^40 nodes need fewer; a run that gets here is wrong and stops."""
 
 
-def connected_components(edges: DataFrame, num_edges: int, max_single_task_edges: int = MAX_SINGLE_TASK_EDGES) -> DataFrame:
-    """(id, root) of every node of EDGES parcels, roots included; a root is its component's smallest id. The driver holds no edge.
+def connected_components(
+    edges: DataFrame, num_edges: int, directory: Path, max_single_task_edges: int = MAX_SINGLE_TASK_EDGES
+) -> DataFrame:
+    """(id, root) of every node of EDGES parcels, roots included; a root is its component's smallest id. The driver holds no edge. What
+    rounds leave lies in `directory`, which all executors mount: no lost one takes a round with it. Remove it when the roots were read.
 
     Raises RuntimeError if the components have not settled after the rounds that any graph needs, never a half-merged result."""
     if num_edges <= max_single_task_edges:
         return edges.repartition(1).mapInArrow(component_roots, ROOT_COLUMNS)
-    return _alternate_stars(edges.mapInArrow(star_rows, STAR_COLUMNS).distinct().localCheckpoint())
+    return _alternate_stars(edges.mapInArrow(star_rows, STAR_COLUMNS).distinct(), directory)
 
 
-def _alternate_stars(stars: DataFrame) -> DataFrame:
+def _alternate_stars(edges: DataFrame, directory: Path) -> DataFrame:
     from pyspark.sql import functions as F
 
-    for _ in range(MAX_ROUNDS):
+    stars = _written(edges, directory / "edges")
+    for number in range(MAX_ROUNDS):
         if _is_settled(stars):
             roots = stars.select(F.col("centre").alias("id"), F.col("centre").alias("root")).distinct()
             return stars.select(F.col("node").alias("id"), F.col("centre").alias("root")).unionByName(roots)
-        stars = _small_star(_large_star(stars)).localCheckpoint()
+        stars = _written(_small_star(_large_star(stars)), directory / f"round-{number:02d}")
     raise RuntimeError(f"connected components have not settled after {MAX_ROUNDS} rounds: the duplicate clusters would be wrong")
+
+
+def _written(stars: DataFrame, path: Path) -> DataFrame:
+    stars.write.parquet(path.as_uri())
+    return stars.sparkSession.read.schema(stars.schema).parquet(path.as_uri())
 
 
 def _is_settled(stars: DataFrame) -> bool:

@@ -8,6 +8,7 @@ every near-duplicate, signatures/ the signatures of the survivors, against which
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,9 @@ def deduplicate_documents(
     ids = groups.where("not is_earlier").select("id")
     near = near_duplicates(ids, paths, previous.signature_rows(spark), previous.document_paths, signing, recipe.threshold)
     output.report(Progress(num_in, num_in, "documents", f"{near.num_edges} verified pairs"))
-    fates = fates_of(others, groups, connected_components(near.edges, near.num_edges), pages if num_pages else None).persist()
+    rounds = output.path("rounds")
+    components = connected_components(near.edges, near.num_edges, rounds)
+    fates = fates_of(others, groups, components, pages if num_pages else None).persist()
     _check_removed_share(fates, recipe)
     _write_removed(fates, near.edges, output)
     survivors = fates.where("reason = ''").select("id", "cluster").mapInArrow(partial(send_marks, num_files=files), PARCEL_COLUMNS)
@@ -88,6 +91,7 @@ def deduplicate_documents(
     for cached in (pages, groups, fates):
         cached.unpersist()
     near.release()
+    shutil.rmtree(rounds, ignore_errors=True)
     return DeduplicatedDocuments(
         num_documents=sum(count for count, _ in counts.values()), num_bytes=sum(size for _, size in counts.values()), dropped=reasons,
         num_verified_pairs=near.num_edges, num_bands=signing.num_bands, num_rows=signing.num_rows,
