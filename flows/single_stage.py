@@ -62,7 +62,7 @@ class SingleStage:
     artifacts: dict[str, Artifact[Any]] = field(default_factory=dict)
     """What was found or computed so far, by the name of the step."""
 
-    def compute(self, step: Step[R], recipe: BaseModel | None, with_spark: bool = True, **inputs: Digested) -> Artifact[R]:
+    def compute(self, step: Step[R], recipe: BaseModel | None, with_spark: bool = True, **inputs: Digested | None) -> Artifact[R]:
         """A step's artifact: found in the store, or computed now."""
         identity = step.identity(recipe, inputs)
         key, started = step_key(identity), time.monotonic()
@@ -151,7 +151,7 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
     "synthesize": lambda run: run.problems(),
     "seed_variations": lambda run: run.variations(),
     "decontaminate": lambda run: run.compute(
-        decontaminate_documents, run.recipe.decontaminate, documents=run.complete(), synthetic=run.problems(), ingested=run.ingested()
+        decontaminate_documents, run.recipe.decontaminate, documents=run.complete(), synthetic=None, ingested=run.ingested()
     ),
     "tokenizer": lambda run: run.tokenizer(),
     "shards": lambda run: run.compute(shard_documents, run.recipe.shards, documents=run.complete(), tokenizer=run.tokenizer()),

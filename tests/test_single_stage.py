@@ -71,6 +71,17 @@ def test_the_next_stage_takes_what_an_earlier_one_left(deduplicated, home, tmp_p
     assert len(changed) == 1 and "jane.doe@mailbox.net" in before[changed[0]] and "jane.doe" not in texts[changed[0]]
 
 
+def test_decontamination_alone_adds_no_documents_of_ours(home, tmp_path):
+    question = prose(77, 30)
+    write_jsonl(tmp_path / "data" / "web.jsonl", [{"text": prose(seed)} for seed in range(20)] + [{"text": f"{prose(20)} {question}"}])
+    write_jsonl(tmp_path / "data" / "asked.jsonl", [{"text": question}])
+    entries = "[{files: web.jsonl, role: pretrain}, {files: asked.jsonl, role: evaluation}]"
+    (tmp_path / "data" / "glm46-data.yaml").write_text(f"version: 1\nentries: {entries}\n")
+    record = run_stage("decontaminate", tmp_path / "data", tmp_path / "clean", "micro", home).record
+    assert record["dropped"] == {"overlaps_evaluation_text": 1} and record["num_protected_items"] == 1
+    assert {row["source"] for row in pq.read_table(tmp_path / "clean" / "documents").to_pylist()} == {"web.jsonl"}
+
+
 @pytest.mark.parametrize("name", ["boilerplate", "semantic", "filter", "score"])
 def test_every_stage_takes_what_deduplication_left(name, deduplicated, home, tmp_path):
     record = run_stage(name, deduplicated[1], tmp_path / "output", "micro", home).record

@@ -53,28 +53,30 @@ class DecontaminatedDocuments(Record):
 def decontaminate_documents(
     *,
     documents: Artifact[MaskedDocuments],
-    synthetic: Artifact[SynthesizedProblems],
+    synthetic: Artifact[SynthesizedProblems] | None,
     ingested: Artifact[IngestedDocuments],
     recipe: DecontaminationRecipe,
     resources: SparkResources,
     output: Output,
 ) -> DecontaminatedDocuments:
-    """Drop what overlaps with an evaluation item, whether it is to be trained on or held out. Raises ValueError if nothing is left."""
+    """Drop what overlaps with an evaluation item, whether it is to be trained on or held out. `synthetic` is None where the documents of
+    a user are looked at alone. Raises ValueError if nothing is left."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)
-    num_in = documents.record.num_documents + synthetic.record.num_documents
+    given = [documents, *([] if synthetic is None else [synthetic])]
+    num_in = sum(artifact.record.num_documents for artifact in given)
     output.report(Progress(0, num_in, "documents", "indexing evaluation items"))
     items, overlaps = protected_items(ingested, synthetic, recipe)
-    num_prompts, num_dropped_prompts = _write_prompts(synthetic.path("prompts.parquet"), items, overlaps, output)
+    num_prompts, num_dropped_prompts = _write_prompts(synthetic.path("prompts.parquet"), items, overlaps, output) if synthetic else (0, 0)
     index = spark.sparkContext.broadcast(overlaps)
-    frame = read_documents(spark, [*documents.paths("documents/*.parquet"), *synthetic.paths("documents/*.parquet")], resources)
+    frame = read_documents(spark, [path for artifact in given for path in artifact.paths("documents/*.parquet")], resources)
     hits = frame.select("id", "text").mapInArrow(partial(find_overlaps, index=index), HIT_COLUMNS).persist()
     contaminated, num_common = _contaminated(hits, items.num_records, recipe.max_documents_per_run)
     evidence = contaminated.toArrow()
     _write_evidence(evidence, items, output)
     kept = frame.join(F.broadcast(contaminated.select("id")), "id", "left_anti").select(*frame.columns)
-    num_bytes = documents.record.num_bytes + synthetic.record.num_bytes
+    num_bytes = sum(artifact.record.num_bytes for artifact in given)
     counts, reasons = count_kept(write_documents(kept, output.path("documents"), num_bytes), num_in, output, "split", "domain")
     hits.unpersist()
     index.destroy()

@@ -55,7 +55,7 @@ class ProtectedItems:
 
 
 def protected_items(
-    ingested: Artifact[IngestedDocuments], synthetic: Artifact[SynthesizedProblems], recipe: DecontaminationRecipe
+    ingested: Artifact[IngestedDocuments], synthetic: Artifact[SynthesizedProblems] | None, recipe: DecontaminationRecipe
 ) -> tuple[ProtectedItems, OverlapIndex]:
     """The items and what texts are looked up in."""
     items = ProtectedItems([], [], [], [])
@@ -73,7 +73,7 @@ def protected_items(
         _append(items, row["id"], kind, row["source"], row["offset"])
     for group in groups.values():
         _protect_masked(group)
-    for identity, source, number, texts in _problems(synthetic):
+    for identity, source, number, texts in _problems(synthetic) if synthetic is not None else ():
         for text in texts:
             _protect(groups[PROBLEM], text, items.count)
         _append(items, identity, PROBLEM, source, number)
