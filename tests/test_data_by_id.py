@@ -52,9 +52,9 @@ def test_few_footers_of_many_files_are_read(directories, monkeypatch):
     assert documents_by_id._first_id(paths[0]) == int(table["id"][0].as_py(), 16)
 
 
-@pytest.mark.parametrize("file_bytes", [1, 10**9])
-def test_documents_are_copied_with_their_marks(directories, tmp_path, monkeypatch, file_bytes):
-    monkeypatch.setattr(document_files, "FILE_BYTES", 40 if file_bytes == 1 else file_bytes)
+@pytest.mark.parametrize(("file_bytes", "num_files"), [(40, 10), (10**9, 1)])
+def test_documents_are_copied_with_their_marks(directories, tmp_path, monkeypatch, file_bytes, num_files):
+    monkeypatch.setattr(document_files, "FILE_BYTES", file_bytes)
     paths = directories[0][:5]
     kept = directories[1].slice(0, NUM_ROWS).filter(pc.equal(pc.utf8_slice_codeunits(directories[1].slice(0, NUM_ROWS)["id"], 15), "7"))
     marks = (
@@ -64,7 +64,7 @@ def test_documents_are_copied_with_their_marks(directories, tmp_path, monkeypatc
     )
     frame = spark_session(RESOURCES).createDataFrame(marks.take(np.random.default_rng(1).permutation(len(kept))))
     written = write_marked_documents(frame, paths, tmp_path / "documents", 400)
-    assert len(written) == (10 if file_bytes == 1 else 1)
+    assert len(written) == num_files
     copied = pa.concat_tables([pq.read_table(path) for path in written])
     assert copied.column_names == ["id", "text", "split", "rank"]
     assert copied["text"].equals(kept["text"]) and all(copied[name].equals(marks[name]) for name in marks.column_names)

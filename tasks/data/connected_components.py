@@ -7,6 +7,7 @@ result is proven, not assumed: rounds go on until every node has exactly one cen
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 from tasks.data.edge_components import ROOT_COLUMNS, STAR_COLUMNS, component_roots, star_rows
@@ -37,12 +38,15 @@ def connected_components(
 def _alternate_stars(edges: DataFrame, directory: Path) -> DataFrame:
     from pyspark.sql import functions as F
 
-    stars = _written(edges, directory / "edges")
+    place = directory / "edges"
+    stars = _written(edges, place)
     for number in range(MAX_ROUNDS):
         if _is_settled(stars):
             roots = stars.select(F.col("centre").alias("id"), F.col("centre").alias("root")).distinct()
             return stars.select(F.col("node").alias("id"), F.col("centre").alias("root")).unionByName(roots)
-        stars = _written(_small_star(_large_star(stars)), directory / f"round-{number:02d}")
+        before, place = place, directory / f"round-{number:02d}"
+        stars = _written(_small_star(_large_star(stars)), place)
+        shutil.rmtree(before)
     raise RuntimeError(f"connected components have not settled after {MAX_ROUNDS} rounds: the duplicate clusters would be wrong")
 
 

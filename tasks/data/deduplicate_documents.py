@@ -91,7 +91,8 @@ def deduplicate_documents(
     for cached in (pages, groups, fates):
         cached.unpersist()
     near.release()
-    shutil.rmtree(rounds, ignore_errors=True)
+    if rounds.exists():
+        shutil.rmtree(rounds)
     return DeduplicatedDocuments(
         num_documents=sum(count for count, _ in counts.values()), num_bytes=sum(size for _, size in counts.values()), dropped=reasons,
         num_verified_pairs=near.num_edges, num_bands=signing.num_bands, num_rows=signing.num_rows,
