@@ -133,6 +133,21 @@ def test_a_killed_program_run_again_ends_in_the_same_digest(tmp_path):
     assert len(attempts) == 2, f"seed {seed}: garbage of killed runs stayed: {attempts}"
 
 
+def test_committed_files_are_readable_by_whom_the_umask_lets(home):
+    def secretive(**arguments):
+        path = arguments["output"].path("numbers/part.txt")
+        path.write_text("1")
+        path.chmod(0o600)
+        return write_numbers.record_type(num_lines=1)
+
+    before = os.umask(0o027)
+    try:
+        artifact = ensure(open_store(None, home), type(write_numbers)(secretive, ("numbers/*",), (), (), (), ()))
+    finally:
+        os.umask(before)
+    assert artifact.path("numbers/part.txt").stat().st_mode & 0o777 == 0o640
+
+
 def test_undeclared_files_are_refused(store):
     def litter(**arguments):
         arguments["output"].path("surprise.txt").write_text("x")
