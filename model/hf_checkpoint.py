@@ -189,7 +189,7 @@ class CheckpointTensors:
                 if 0 in file.get_slice(name).get_shape():  # transformers writes shared experts of width 0 where there are none
                     continue
             raise ValueError(f"{self.files[name]}: unexpected tensor {name}; {CONFIG_FILE} belongs to another model or layout")
-        for path, names in self._by_file(set(self.files)):
+        for path, names in self._by_file(set(self.files) & (set(shapes) | set(copies))):
             with open_safetensors(path) as file:
                 for name in names:
                     _check_header(file.get_slice(name), name, path, shapes[copies.get(name, name)])

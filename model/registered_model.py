@@ -39,12 +39,10 @@ class AnsweringModel:
     def predict(self, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """Columns `answer` and `error`, one row per prompt: a prompt that cannot be answered has an error, the others their answers.
 
-        `params` is MLflow's, and the signature declares none. Raises ValueError for more than one column.
+        Prompts are in the first column; MLflow drops others, which the signature does not name, and `params`, of which it has none.
         """
         import pandas as pd
 
-        if model_input.shape[1] != 1:
-            raise ValueError(f"give one column of prompts, not {model_input.shape[1]} ({', '.join(map(str, model_input.columns))})")
         prompts = list(model_input.iloc[:, 0])
         token_ids = [self._token_ids(prompt) if isinstance(prompt, str) else [] for prompt in prompts]
         errors = [self._error(prompt, ids) for prompt, ids in zip(prompts, token_ids, strict=True)]

@@ -193,8 +193,6 @@ def test_each_prompt_is_answered_or_refused_by_itself(client, tracking_uri, stor
     assert list(said["answer"]) == [alone, "", "", "", "", ""]
     parts = ["", "is empty", "this is NoneType", "this is list", "at most", "is empty"]
     assert all((part in error) if part else not error for error, part in zip(said["error"], parts, strict=True)), list(said["error"])
-    with pytest.raises((ValueError, mlflow.exceptions.MlflowException), match="one column"):
-        model.predict(pd.DataFrame({"prompt": ["What is 3 + 1?"], "context": ["x"]}))
 
 
 def test_store_on_another_file_system_is_refused_by_name(client, artifact_root):

@@ -19,7 +19,7 @@ from infra.rerun_reason import explain_and_remember
 from infra.s3_store import S3Store
 from infra.store import CorruptArtifactError, open_store, step_key
 from tests.conftest import ROOT
-from tests.toy_steps import ensure, run_both, sum_numbers, write_numbers
+from tests.toy_steps import Numbers, ensure, run_both, sum_numbers, write_numbers
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -134,11 +134,11 @@ def test_a_killed_program_run_again_ends_in_the_same_digest(tmp_path):
 
 
 def test_committed_files_are_readable_by_whom_the_umask_lets(home):
-    def secretive(**arguments):
+    def secretive(**arguments) -> Numbers:
         path = arguments["output"].path("numbers/part.txt")
         path.write_text("1")
         path.chmod(0o600)
-        return write_numbers.record_type(num_lines=1)
+        return Numbers(num_lines=1)
 
     before = os.umask(0o027)
     try:
