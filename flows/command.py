@@ -9,11 +9,17 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from configs.schema import Scale
+    from infra.home import Home
+    from infra.model_registry import RegisteredVersion
+    from infra.store import Store
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw documents to a promoted, served model."
@@ -73,16 +79,22 @@ def run(
         from configs.load import load_scale
         from flows.parameters import existing_data
         from flows.stages import choose_stages
-        from infra.doctor import check_compiler, check_java, require
+        from infra.doctor import check_compiler, check_java, check_spark_master, require
         from infra.home import open_home
         from infra.store import open_store
 
-        choose_stages(load_scale(scale), from_stage, start, until)
+        configuration = load_scale(scale)
+        choose_stages(configuration, from_stage, start, until)
         if data is not None:
             existing_data(data)
         home = open_home()
-        open_store(store, home)
-        require(check_java(), check_compiler())
+        opened = open_store(store, home)
+        require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master))
+        if start is not None:
+            from flows.check_start import check_start
+            from infra.model_registry import open_registry
+
+            check_start(configuration, start, opened, lambda: open_registry(home))
     code = EXIT_FAILED
     try:
         with _failures(home.run_dir):
@@ -144,21 +156,19 @@ def stage(
 @app.command()
 def chat(
     scale: Annotated[str, typer.Option(help="whose model")] = "tiny",
-    alias: Annotated[str, typer.Option(help="which version")] = "champion",
+    alias: Annotated[str, typer.Option(help="which version: champion, a phase's name, ...")] = "champion",
     prompt: Annotated[str | None, typer.Option(help="answer this one and leave; otherwise read lines from the terminal")] = None,
     max_tokens: int = 64,
     temperature: float = 0.0,
     store: STORE = None,
 ) -> None:
-    """Talk to the promoted model, served by llama.cpp on loopback."""
+    """Talk to a model, by default the promoted one, served by llama.cpp on loopback."""
     with _usage_errors():
-        from infra.home import open_home
-
-        home = open_home()
+        home, configuration, version, opened = _chosen_version(scale, alias, store)
     with _failures(home.run_dir):
         from flows.serve_model import complete, served_model
 
-        with served_model(home, scale, alias, store, port=None) as served:
+        with suppress(KeyboardInterrupt), served_model(home, configuration, version, opened, port=None) as served:
             lines = [prompt] if prompt is not None else _terminal_lines()
             for line in lines:
                 for piece in complete(served, line, max_tokens, temperature):
@@ -169,27 +179,35 @@ def chat(
 @app.command()
 def serve(
     scale: Annotated[str, typer.Option(help="whose model")] = "tiny",
-    alias: Annotated[str, typer.Option(help="which version")] = "champion",
-    port: Annotated[int, typer.Option(help="0 takes a free one")] = 8000,
+    alias: Annotated[str, typer.Option(help="which version: champion, a phase's name, ...")] = "champion",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8000,
     store: STORE = None,
 ) -> None:
-    """Serve the promoted model with an OpenAI-compatible API on loopback until interrupted."""
+    """Serve a model, by default the promoted one, with an OpenAI-compatible API on loopback until interrupted."""
     with _usage_errors():
-        from infra.home import open_home
-
-        home = open_home()
+        home, configuration, version, opened = _chosen_version(scale, alias, store)
     with _failures(home.run_dir):
         from flows.serve_model import served_model
 
-        with served_model(home, scale, alias, store, port=port) as served:
-            print(f"{served.name} at {served.url}/v1 (Ctrl-C ends it)", flush=True)
+        with suppress(KeyboardInterrupt), served_model(home, configuration, version, opened, port=port) as served:
+            print(f"{served.name} ({alias}) at {served.url}/v1 (Ctrl-C ends it)", flush=True)
             served.wait()
+
+
+def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Scale, RegisteredVersion, Store]:
+    from configs.load import load_scale
+    from flows.serve_model import find_version
+    from infra.home import open_home
+    from infra.store import open_store
+
+    configuration, home = load_scale(scale), open_home()
+    return home, configuration, find_version(home, configuration, alias), open_store(store, home)
 
 
 @app.command()
 def up(
-    prefect_port: Annotated[int, typer.Option(help="Prefect's server and UI")] = 4200,
-    mlflow_port: Annotated[int, typer.Option(help="MLflow's server and UI")] = 5000,
+    prefect_port: Annotated[int, typer.Option(min=1, max=65535, help="Prefect's server and UI")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="MLflow's server and UI")] = 5000,
 ) -> None:
     """Start Prefect and MLflow servers, deploy the flow and start a worker; all on loopback, until `glm46 down`."""
     with _usage_errors():

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -30,6 +31,7 @@ MIN_MEMORY_BYTES = 3 << 30
 """`run tiny` used 2.3 GiB."""
 PORTS = {"prefect": 4200, "mlflow": 5000}
 """Where `glm46 up` starts its servers unless told otherwise."""
+CONNECT_TIMEOUT_SECONDS = 5
 SCHEDULER_COMMANDS = {"slurm": ("sbatch", "squeue", "scancel"), "pbs": ("qsub", "qstat", "qdel"), "kubernetes": ("kubectl",)}
 
 
@@ -82,6 +84,34 @@ def check_compiler() -> Check:
         found or "none",
         "" if found else "install a C++ compiler (Debian: apt-get install g++) or set CXX to one",
     )
+
+
+def check_spark_master(master: str) -> Check:
+    """What a Spark master asks of this machine: settings that name YARN's cluster, a standalone master that listens."""
+    if master == "yarn":
+        variables = [name for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR") if os.environ.get(name)]
+        fix = "set HADOOP_CONF_DIR to the cluster's configuration, or data.resources.master to local[2]"
+        found = f"yarn, {variables[0]} is set" if variables else "yarn, but neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
+        return Check("spark master", bool(variables), found, "" if variables else fix)
+    silent = [address for address in _standalone_masters(master) if not _listens(address)]
+    fix = "start it, or set data.resources.master to a master that runs (local[2]: this machine)"
+    return Check("spark master", not silent, f"{', '.join(silent)} does not answer" if silent else master, fix if silent else "")
+
+
+def _standalone_masters(master: str) -> list[str]:
+    """host:port of each master of a spark:// address; none for any other."""
+    return master.removeprefix("spark://").split(",") if master.startswith("spark://") else []
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"data.resources.master: spark://{address} is no address, write spark://HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def require(*checks: Check) -> None:

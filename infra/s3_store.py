@@ -91,6 +91,10 @@ class S3Store(Store):
             os.replace(temporary, path)
         return path
 
+    def write_beside(self, name: str, data: bytes) -> None:
+        """Put a file that no manifest names beside committed ones; one that is there stays."""
+        self._create(name, data)
+
     def attempt_dir(self, key: str, attempt: str) -> Path:
         return self.home.cache_dir / key / attempt
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import shutil
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -145,6 +146,22 @@ class Store(ABC):
                 say("another run computes this; waiting for its result")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def find_or_compute(
+        self,
+        step: Step[R],
+        identity: dict[str, Any],
+        run: Callable[[Output], R],
+        report: Callable[[Progress], None],
+        say: Callable[[str], None],
+    ) -> tuple[Artifact[R], bool]:
+        """A step's artifact and whether it was there already, without a flow; `say` gets a message while another process computes it."""
+        key = step_key(identity)
+        with self.locked(key, say):
+            artifact = self.find(step, key)
+            if artifact is not None:
+                return artifact, True
+            return self.compute(step, key, identity, run, report, lambda rows: None, time.monotonic), False
 
     def compute(
         self,

@@ -19,7 +19,7 @@ from infra.rerun_reason import explain_and_remember
 from infra.s3_store import S3Store
 from infra.store import CorruptArtifactError, open_store, step_key
 from tests.conftest import ROOT
-from tests.toy_steps import ensure, run_both, sum_numbers, write_numbers
+from tests.toy_steps import Numbers, ensure, run_both, sum_numbers, write_numbers
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -131,6 +131,21 @@ def test_a_killed_program_run_again_ends_in_the_same_digest(tmp_path):
     assert interrupted == subprocess.run(command, env=clean, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     attempts = list((tmp_path / "store" / "objects").glob("*/*"))
     assert len(attempts) == 2, f"seed {seed}: garbage of killed runs stayed: {attempts}"
+
+
+def test_committed_files_are_readable_by_whom_the_umask_lets(home):
+    def secretive(**arguments) -> Numbers:
+        path = arguments["output"].path("numbers/part.txt")
+        path.write_text("1")
+        path.chmod(0o600)
+        return Numbers(num_lines=1)
+
+    before = os.umask(0o027)
+    try:
+        artifact = ensure(open_store(None, home), type(write_numbers)(secretive, ("numbers/*",), (), (), (), ()))
+    finally:
+        os.umask(before)
+    assert artifact.path("numbers/part.txt").stat().st_mode & 0o777 == 0o640
 
 
 def test_undeclared_files_are_refused(store):

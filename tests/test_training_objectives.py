@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 
 import pytest
@@ -84,6 +85,22 @@ def test_imported_weights_count_as_chat_trained_where_they_bring_a_template(inpu
         )  # fmt: skip
         assert imported.record.is_chat_trained == is_chat_trained
         assert imported.record.chat_template_digest == start.record.chat_template_digest
+
+
+def test_weights_that_transformers_saved_again_are_imported_as_ours_are_written(inputs, tuned, tmp_path):
+    shutil.copytree(tuned.directory("hf"), tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    config = json.loads(path.read_text())
+    inside = {"rope_type": "default", "rope_theta": config.pop("rope_theta"), "partial_rotary_factor": config.pop("partial_rotary_factor")}
+    path.write_text(json.dumps(config | {"rope_parameters": inside}))
+    # The architecture of a scale may state another RoPE base than its phases train with.
+    recipe = read_config(tmp_path / "hf").model_copy(update={"rope_theta": 123.0, "max_position_embeddings": 456})
+    imported = compute(
+        inputs.store, import_checkpoint, source=describe_checkpoint_dir(tmp_path / "hf"), tokenizer=inputs.tokenizer, recipe=recipe
+    )
+    written = json.loads(imported.path("hf/config.json").read_text())
+    assert written["rope_theta"] == inside["rope_theta"] and set(written) >= set(type(recipe).model_fields)
+    assert imported.path("hf/model.safetensors").read_bytes() == tuned.path("hf/model.safetensors").read_bytes()
 
 
 def test_grpo_samples_learns_and_keeps_its_evidence(tuned, reinforced):

@@ -247,6 +247,10 @@ def test_inputs_of_another_architecture_or_tokenizer_are_refused(inputs, uninter
     deeper = small_recipe(seed=1, model=GLM46.model_copy(update={"num_experts_per_tok": 4}), course_start_tokens=384)
     with pytest.raises(ValueError, match=r"config.json of phase pretrain_general says num_experts_per_tok 2 \(the configuration has 4\)"):
         refuse_foreign_inputs(deeper, inputs.tokenizer, artifact, {})
+    theta = small_recipe().rope_theta
+    refuse_foreign_inputs(small_recipe(course_start_tokens=384, rope_theta=2 * theta), inputs.tokenizer, artifact, {})
+    with pytest.raises(ValueError, match=r"rope_theta .* is below the .* that its start, phase pretrain_general, was trained with"):
+        refuse_foreign_inputs(small_recipe(course_start_tokens=384, rope_theta=theta / 2), inputs.tokenizer, artifact, {})
     other = replace(inputs.tokenizer, manifest=inputs.tokenizer.manifest.model_copy(update={"digest": "f" * 64}))
     chats = inputs.chat_arguments(small_recipe(objective={"kind": "sft"}))["chats"]
     refuse_foreign_inputs(small_recipe(), inputs.tokenizer, None, {"conversations": chats})

@@ -21,7 +21,6 @@ from infra.store import hash_file
 from infra.supervisor import write_json
 from model.chat_template import CHAT_TEMPLATE
 from model.counts import count_parameters
-from model.mlmodel_file import write_mlmodel
 from model.tokenizer_layout import END_OF_TEXT, END_TOKENS
 from tasks.training.checkpoints import latest_step
 from tasks.training.input_rules import refuse_foreign_inputs
@@ -223,7 +222,6 @@ def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], is_chat_tra
     for path in sorted(final_dir.glob("*/*")):
         _place(path, output.path(f"{path.parent.name}/{path.name}"))
     place_tokenizer(tokenizer.paths("*"), is_chat_trained, output)
-    write_mlmodel(output.directory / "hf", is_chat_trained=is_chat_trained)
     for pattern in EVIDENCE:
         for path in sorted(output.work_dir.glob(pattern.replace("/*", "/**/*"))):
             if path.is_file() and not path.is_symlink():  # Weights & Biases links to its newest run
