@@ -1,0 +1,35 @@
+"""Says in one sentence that a disk is full, whoever noticed it: Python, SQLite, a server, or a Java process in pages of its own words."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+SIGNS = ("No space left on device", "database or disk is full")
+FULL_BYTES = 16 << 20
+"""Free space below which a disk counts as full: what failed for want of room often leaves a little behind."""
+
+
+def explain_full_disk(error: BaseException, directories: Iterable[Path]) -> str:
+    """One sentence with the fix where a full disk is the cause; else empty. The words of an error or of what caused it say so; where a
+    server failed and says nothing, the room that is left does."""
+    places = {path.absolute(): shutil.disk_usage(path).free for path in (*directories, Path(tempfile.gettempdir())) if path.exists()}
+    full = [directory for directory, free in places.items() if free < FULL_BYTES]
+    if not any(map(_says_full, _causes(error))) and (not full or isinstance(error, ValueError)):
+        return ""
+    room = ", ".join(f"{free / 2**30:.2f} GiB under {directory}" for directory, free in places.items())
+    named = f" {' and '.join(map(str, full))}" if full else ""
+    return f"no space left on the disk of{named or ' one of these'} (free: {room}): make room, then run again to continue"
+
+
+def _says_full(error: BaseException) -> bool:
+    return (isinstance(error, OSError) and error.errno == errno.ENOSPC) or any(sign in str(error) for sign in SIGNS)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
