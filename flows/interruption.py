@@ -31,21 +31,24 @@ def interruptible(home: Home) -> Iterator[None]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=_leave_on_signal, args=(reader, home), daemon=True).start()
+    is_announced = threading.Event()
+    threading.Thread(target=_leave_on_signal, args=(reader, home, is_announced), daemon=True).start()
     try:
         yield
     except KeyboardInterrupt:
+        is_announced.wait(GRACE_SECONDS)
         raise SystemExit(EXIT_FAILED) from None
     finally:
         signal.set_wakeup_fd(previous)
         os.close(writer)
 
 
-def _leave_on_signal(reader: int, home: Home) -> None:
+def _leave_on_signal(reader: int, home: Home, is_announced: threading.Event) -> None:
     if not os.read(reader, 1):
         return  # the block has ended
     with suppress(OSError):  # the terminal may be gone
         print(f"\nglm46: interrupted; run again to continue{_what_goes_on(home)}", file=sys.stderr, flush=True)
+    is_announced.set()
     select.select([reader], [], [], GRACE_SECONDS)
     os._exit(EXIT_FAILED)
 

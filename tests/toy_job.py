@@ -19,7 +19,7 @@ def main() -> int:
     if deed == "stop on request":
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(75))
     if deed != "succeed":
-        time.sleep(60)
+        time.sleep(600)
     return 0
 
 
