@@ -6,7 +6,7 @@ import os
 
 from infra.home import Home
 from infra.server_password import CLIENT_VARIABLE, api_password
-from infra.servers import TELEMETRY_OFF, read_servers_file, running_servers, silent_servers
+from infra.servers import TELEMETRY_OFF, ServerUrls, ask_databases, read_servers_file, running_servers, silent_servers
 
 DRAIN_SECONDS = 5
 HEARTBEAT_SECONDS = 30
@@ -50,13 +50,19 @@ def run_pipeline(home: Home, scale: str, store: str | None, data: str | None, fr
         try:
             return full_pipeline(scale=scale, store=store, data=data, from_stage=from_stage, start=start, until=until)
         except Exception as error:
-            silent = silent_servers(servers)
-            if silent:
-                logs = ", ".join(str(home.run_dir / f"{name}.log") for name in silent)
-                raise RuntimeError(f"the {' and '.join(silent)} server stopped during the run ({logs}): run again to continue") from error
+            _blame_servers(home, servers, error)
             raise
         finally:
             _send_waiting_logs_and_events()
+
+
+def _blame_servers(home: Home, servers: ServerUrls, error: Exception) -> None:
+    """Raises RuntimeError where a server is why the run failed: it has stopped, or its database does not answer."""
+    silent = silent_servers(servers)
+    if silent:
+        logs = ", ".join(str(home.run_dir / f"{name}.log") for name in silent)
+        raise RuntimeError(f"the {' and '.join(silent)} server stopped during the run ({logs}): run again to continue") from error
+    ask_databases(home, servers)
 
 
 def _send_waiting_logs_and_events() -> None:

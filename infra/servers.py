@@ -83,20 +83,28 @@ def tracking_uri() -> str:
 def running_servers(home: Home, say: Callable[[str], None]) -> Iterator[ServerUrls]:
     """URLs of servers that answer: recorded ones, or private ones that end with the block."""
     recorded = read_recorded(home)
-    if recorded is not None:
-        ask_databases(home, recorded)
-        yield recorded
-        return
-    with exclusive(home, say):
-        servers = start_servers(home, free_port(), free_port(), detached=False)
-        is_over = threading.Event()
-        try:
-            urls = wait_until_healthy(home, servers)
-            threading.Thread(target=_leave_when_one_dies, args=(servers, is_over), daemon=True).start()
-            yield urls
-        finally:
-            is_over.set()
-            stop_servers(servers)
+    if recorded is None:
+        with exclusive(home, say):
+            recorded = read_recorded(home)  # `glm46 up` may have been what was waited for
+            if recorded is None:
+                with _private_servers(home) as urls:
+                    yield urls
+                return
+    ask_databases(home, recorded)
+    yield recorded
+
+
+@contextmanager
+def _private_servers(home: Home) -> Iterator[ServerUrls]:
+    servers = start_servers(home, free_port(), free_port(), detached=False)
+    is_over = threading.Event()
+    try:
+        urls = wait_until_healthy(home, servers)
+        threading.Thread(target=_leave_when_one_dies, args=(servers, is_over), daemon=True).start()
+        yield urls
+    finally:
+        is_over.set()
+        stop_servers(servers)
 
 
 def _leave_when_one_dies(servers: list[Server], is_over: threading.Event) -> None:
