@@ -50,7 +50,7 @@ def failures(home: Home, *directories: Path) -> Iterator[None]:
             private_file(path).write_text(traceback.format_exc())
             kept = f"the traceback is in {path}"
         except OSError as full:
-            kept = f"{path} cannot be written ({full.strerror})"
+            kept = f"{path} cannot be written ({full.strerror}): make room on that disk, then run again to continue"
         if kind:
             print(f"glm46: {kept}", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED) from None

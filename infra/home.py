@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,10 @@ def open_home() -> Home:
 
 def private_file(path: Path) -> Path:
     """The path of a file that only its owner can read, made empty where there is none."""
-    path.touch(mode=0o600)
-    path.chmod(0o600)
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
     return path
