@@ -118,8 +118,9 @@ def configure_process(job: TrainingJob) -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # Ranks of one machine meet in a file: torch's store over TCP listens on every interface and asks for no password.
-    store = dist.FileStore(os.environ["GLM46_RENDEZVOUS"], world_size)
-    dist.init_process_group(get_accelerator().communication_backend_name(), store=store, rank=rank, world_size=world_size)
+    store = dist.FileStore(os.environ["GLM46_RENDEZVOUS"], world_size)  # pyright: ignore[reportPrivateImportUsage]
+    backend = get_accelerator().communication_backend_name()  # pyright: ignore[reportOptionalMemberAccess]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     deepspeed.init_distributed()
 
 
