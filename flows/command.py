@@ -73,7 +73,7 @@ def run(
         from configs.load import load_scale
         from flows.parameters import existing_data
         from flows.stages import choose_stages
-        from infra.doctor import check_compiler, check_disk, check_java, require
+        from infra.doctor import check_compiler, check_java, check_room, require
         from infra.home import open_home
         from infra.store import open_store
         from tasks.data.remote_sources import is_remote, refuse_missing_place
@@ -85,7 +85,7 @@ def run(
                 refuse_missing_place(data)
         home = open_home()
         opened = open_store(store, home)
-        require(check_java(), check_compiler(), check_disk(home.root), check_disk(opened.staging_root, "--store"))
+        require(check_java(), check_compiler(), *check_room(home, opened.staging_root))
     code = EXIT_FAILED
     try:
         from flows.interruption import interruptible

@@ -23,7 +23,7 @@ from flows.stages import choose_stages
 from flows.start_weights import find_start
 from flows.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
 from flows.train_phases import PhaseHistory, assess_start
-from infra.doctor import check_compiler, check_disk, check_java, require
+from infra.doctor import check_compiler, check_java, check_room, require
 from infra.home import open_home
 from infra.model_registry import model_name
 from infra.servers import tracking_uri
@@ -57,7 +57,7 @@ def full_pipeline(
     window = choose_stages(configuration, from_stage, start, until)
     sources = list_sources(data, get_run_logger().info)
     opened = open_store(store, home)
-    require(check_java(), check_compiler(), check_disk(home.root), check_disk(opened.staging_root, "--store"))
+    require(check_java(), check_compiler(), *check_room(home, opened.staging_root))
     mlflow = tracking_uri()
     run = Run(configuration, home, opened, mlflow, track_pipeline(mlflow, configuration), StageLog(get_run_logger().info))
 

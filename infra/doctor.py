@@ -21,12 +21,14 @@ from packaging.requirements import Requirement
 from infra.child_process import take_port
 from infra.code_digest import ROOT
 from infra.databases import Database, databases, find_problem
+from infra.disk_space import temporary_dir
 from infra.home import Home
 from infra.servers import WORKER, read_servers_file, silent_servers, worker_lives
 from infra.store import CorruptManifestError, Store
 
 REQUIRED_JAVA = 17
 MIN_FREE_BYTES = 2 << 30
+MIN_TEMPORARY_BYTES = 1 << 28
 MIN_MEMORY_BYTES = 3 << 30
 """`run tiny` used 2.3 GiB."""
 PORTS = {"prefect": 4200, "mlflow": 5000}
@@ -46,7 +48,8 @@ class Check:
 
 def check_machine(home: Home) -> list[Check]:
     """Python, packages, Java, compiler, Python headers, memory, disk space, databases and servers."""
-    machine = [_python(), _packages(), check_java(), check_compiler(), _python_headers(), _memory(), check_disk(home.root)]
+    machine = [_python(), _packages(), check_java(), check_compiler(), _python_headers(), _memory()]
+    machine += [_disk(home.root, "GLM46_HOME", MIN_FREE_BYTES), _temporary_disk()]
     return [*machine, *map(_database, databases(home)), *_servers(home)]
 
 
@@ -85,12 +88,19 @@ def check_compiler() -> Check:
     )
 
 
-def check_disk(directory: Path, setting: str = "GLM46_HOME") -> Check:
-    """Room under the directory that a setting names: on a full disk a database fails without saying so."""
+def check_room(home: Home, staging_root: Path) -> list[Check]:
+    """Free space where a run writes: on a full disk a database fails without saying so."""
+    return [_disk(home.root, "GLM46_HOME", MIN_FREE_BYTES), _disk(staging_root, "--store", MIN_FREE_BYTES), _temporary_disk()]
+
+
+def _temporary_disk() -> Check:
+    return _disk(temporary_dir(), "TMPDIR", MIN_TEMPORARY_BYTES)
+
+
+def _disk(directory: Path, setting: str, min_bytes: int) -> Check:
     free = shutil.disk_usage(directory).free
-    passed = free >= MIN_FREE_BYTES
-    fix = f"free at least {MIN_FREE_BYTES >> 30} GiB or name another directory with {setting}"
-    return Check("disk", passed, f"{free / 2**30:.1f} GiB free under {directory}", "" if passed else fix)
+    fix = f"free at least {min_bytes / 2**30:.2f} GiB or name another directory with {setting}"
+    return Check("disk", free >= min_bytes, f"{free / 2**30:.1f} GiB free under {directory}", "" if free >= min_bytes else fix)
 
 
 def require(*checks: Check) -> None:

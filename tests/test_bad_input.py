@@ -78,6 +78,10 @@ def test_no_java_and_no_compiler(variable, value, part, tmp_path):
     expect(glm46("run", "micro", home=tmp_path, **{variable: value}), 2, part)
 
 
+def test_a_file_system_without_room_is_refused_before_anything_starts(tmp_path):
+    expect(glm46("run", "micro", home=tmp_path, TMPDIR="/proc"), 2, "0.0 GiB free under /proc", "free at least 0.25 GiB", "TMPDIR")
+
+
 def test_chat_before_anything_was_promoted(tmp_path):
     expect(glm46("chat", "--scale", "micro", "--prompt", "x", home=tmp_path), 1, "glm46 run")
 
