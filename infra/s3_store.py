@@ -131,8 +131,8 @@ class S3Store(Store):
             for upload in [entry for page in pages for entry in page.get("Uploads", [])]:
                 self.client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
         except self._client_error as error:
-            # To list uploads is a permission of its own; where it is not given, the bucket's rule for old uploads ends them.
-            if error.response["Error"]["Code"] != "AccessDenied":
+            # To list uploads is a permission of its own, and not every server can; there the bucket's rule for old uploads ends them.
+            if error.response["Error"]["Code"] not in ("AccessDenied", "NotImplemented", "MethodNotAllowed"):
                 raise
 
     def _discard(self, key: str, attempt: str) -> None:

@@ -34,7 +34,8 @@ HOST = "127.0.0.1"
 WORKER = "worker"
 STARTUP_TIMEOUT_SECONDS = 180
 WATCH_INTERVAL_SECONDS = 0.5
-ANSWER_TIMEOUT_SECONDS = 30
+ANSWER_TIMEOUT_SECONDS = 120
+"""MLflow makes its tables at the first question."""
 QUESTIONS = {"prefect": ("/api/flows/count", {}), "mlflow": ("/api/2.0/mlflow/experiments/search", {"max_results": 1})}
 """What each server answers from its database; their health checks do not look at it."""
 TELEMETRY_OFF = {
