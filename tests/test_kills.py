@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -18,7 +20,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.faulty_s3 import KINDS, faulty, one_in
-from tests.pipeline import command, environment, glm46
+from tests.pipeline import Finished, command, environment, glm46
 from tests.seven_phases import write_seven_phases
 
 SEED = int(os.environ.get("GLM46_KILL_SEED", "46"))
@@ -28,19 +30,19 @@ PROCESSES = {
 }  # fmt: skip
 """What the command line of each kind holds."""
 KILLS = (
-    ("main", "before a commit", 40),
-    ("main", "after a commit", 60),
-    ("main", "before an alias move", 6),
-    ("main", "after an alias move", 7),
-    ("rank", "in a save", 30),
-    ("supervisor", "in a save", 30),
-    ("java", "before a commit", 8),
-    ("spark worker", "after a commit", 8),
-    ("prefect", "before a commit", 60),
-    ("mlflow", "after a commit", 60),
-    ("model server", "in a served request", 99),
+    ("main", "before a commit", 40, False),
+    ("java", "before a commit", 8, False),
+    ("spark worker", "after a commit", 8, False),
+    ("main", "after a commit", 50, True),
+    ("main", "before an alias move", 6, True),
+    ("main", "after an alias move", 7, True),
+    ("rank", "in a save", 30, True),
+    ("supervisor", "in a save", 30, True),
+    ("prefect", "before a commit", 50, True),
+    ("mlflow", "after a commit", 50, True),
+    ("model server", "in a served request", 99, True),
 )
-"""Process, window, and the highest passage through it that is drawn: every window has as many."""
+"""Process, window, the highest passage through it that is drawn (every window has as many), and whether the data is there already."""
 HEALED_WITHIN_THE_RUN = {"rank", "supervisor"}
 FAULTY_ONE_IN = 10
 RUN_SECONDS = 1800
@@ -64,13 +66,25 @@ def scale(tmp_path_factory):
     return str(write_seven_phases(tmp_path_factory.mktemp("scale") / "seven.yaml"))
 
 
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run that nobody disturbs, and a copy of its store after the data was prepared."""
+
+    finished: Finished
+    prepared: Path
+
+
 @pytest.fixture(scope="module")
 def undisturbed(scale, tmp_path_factory):
-    """A run that nobody disturbs."""
-    finished = glm46("run", scale, "--json", home=tmp_path_factory.mktemp("undisturbed") / "home", timeout=RUN_SECONDS)
+    directory = tmp_path_factory.mktemp("undisturbed")
+    home = directory / "home"
+    data = glm46("run", scale, "--until", "prepare_data", home=home, timeout=RUN_SECONDS)
+    assert data.exit_code == 0, data.stderr
+    shutil.copytree(home / "store", directory / "prepared")
+    finished = glm46("run", scale, "--json", home=home, timeout=RUN_SECONDS)
     assert finished.exit_code == 0, finished.stderr
     assert finished.outcome["promoted"]
-    return finished
+    return Undisturbed(finished, directory / "prepared")
 
 
 def run_and_kill(victim: str, window: str, passage: int, scale: str, home: Path, directory: Path) -> int:
@@ -93,9 +107,11 @@ def run_and_kill(victim: str, window: str, passage: int, scale: str, home: Path,
         return run.wait(timeout=RUN_SECONDS)
 
 
-@pytest.mark.parametrize(("victim", "window", "last"), KILLS)
-def test_a_killed_run_ends_in_the_same_digests(victim, window, last, scale, undisturbed, tmp_path):
+@pytest.mark.parametrize(("victim", "window", "last", "has_data"), KILLS)
+def test_a_killed_run_ends_in_the_same_digests(victim, window, last, has_data, scale, undisturbed, tmp_path):
     home, passage = tmp_path / "home", random.Random(f"{SEED} {victim} {window}").randint(0, last)
+    if has_data:
+        shutil.copytree(undisturbed.prepared, home / "store")
     code = run_and_kill(victim, window, passage, scale, home, tmp_path)
     print(f"\nseed {SEED}: {window}, passage {passage}: {victim} killed, the run ended with {code}", flush=True)
     assert code == 0 or victim not in HEALED_WITHIN_THE_RUN
@@ -103,10 +119,11 @@ def test_a_killed_run_ends_in_the_same_digests(victim, window, last, scale, undi
     again = glm46("run", scale, "--json", home=home, timeout=RUN_SECONDS)
     assert again.exit_code == 0, again.stderr
     assert again.outcome["promoted"]
-    assert again.outcome["digest"] == undisturbed.outcome["digest"]
-    shared = set(again.digests) & set(undisturbed.digests)
-    assert len(shared) >= len(undisturbed.digests) - 1, set(undisturbed.digests) - shared
-    assert {name: again.digests[name] for name in shared} == {name: undisturbed.digests[name] for name in shared}
+    expected = undisturbed.finished
+    assert again.outcome["digest"] == expected.outcome["digest"]
+    shared = set(again.digests) & set(expected.digests)
+    assert len(shared) >= len(expected.digests) - 1, set(expected.digests) - shared
+    assert {name: again.digests[name] for name in shared} == {name: expected.digests[name] for name in shared}
     assert glm46("doctor", "--deep", home=home).exit_code == 0
     assert_nothing_is_left(home)
 
@@ -128,7 +145,7 @@ def test_a_store_that_fails_at_one_request_in_ten_ends_in_the_same_digests(scale
     print(f"\nseed {SEED}: faults of the store: {kinds}", flush=True)
     assert finished.exit_code == 0, finished.stderr
     assert min(kinds.values()) > 0
-    assert finished.digests == undisturbed.digests and finished.outcome["promoted"]
+    assert finished.digests == undisturbed.finished.digests and finished.outcome["promoted"]
     assert glm46("doctor", "--deep", "--store", uri, home=home).exit_code == 0
     assert_nothing_is_left(home)
 
