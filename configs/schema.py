@@ -709,8 +709,8 @@ class OptimizerRecipe(Frozen):
     kind: Literal["muon", "adamw"]
     muon_momentum: float = Field(ge=0, lt=1)
     """Report: 0.95."""
-    muon_newton_schulz_steps: int = Field(gt=0)
-    """Report: 5."""
+    muon_newton_schulz_steps: Literal[5]
+    """Report: 5, which the coefficients of the quintic are tuned for."""
     muon_update_rms: float = Field(gt=0)
     """Report: 0.2."""
     adam_beta1: float = Field(ge=0, lt=1)
@@ -1021,6 +1021,12 @@ class EvaluationSection(Frozen):
     resources: EvaluationResources
 
 
+SERVED_GGUF_TYPE = "F32"
+"""llama.cpp quantizes activations too: only the F32 file's greedy answers can be held to our own."""
+Q8_0_BLOCK = 32
+"""Elements that share a scale: rows of every quantized tensor hold whole blocks."""
+
+
 class ReleaseRecipe(Frozen):
     gguf_types: tuple[Literal["F32", "Q8_0"], ...] = Field(min_length=1)
     smoke_prompts: tuple[str, ...] = Field(min_length=1)
@@ -1034,13 +1040,20 @@ class ReleaseRecipe(Frozen):
     max_quantization_document_tokens: int = Field(gt=0)
     """Leading tokens scored of each such document; llama.cpp takes one request per token."""
 
+    @model_validator(mode="after")
+    def _has_the_served_type(self) -> Self:
+        if SERVED_GGUF_TYPE not in self.gguf_types:
+            raise ValueError(f"gguf_types is {list(self.gguf_types)}: add {SERVED_GGUF_TYPE}, which is served and the others are held to")
+        return self
+
 
 class ReleaseSection(Frozen):
     recipe: ReleaseRecipe
 
 
 class ServingResources(Frozen):
-    host: str
+    host: Literal["127.0.0.1", "localhost"]
+    """Loopback: the server asks for no password."""
     port: int = Field(ge=0, le=65535)
     """0 takes a free port."""
     context_length: int = Field(gt=0)
@@ -1091,6 +1104,30 @@ class Scale(Frozen):
                     f"phase {phase.name}: sequence_length ({phase.recipe.sequence_length}) exceeds "
                     f"model.max_position_embeddings ({self.model.recipe.max_position_embeddings})"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _model_can_be_evaluated_and_released(self) -> Self:
+        model, evaluation, release, served = self.model.recipe, self.evaluation.recipe, self.release.recipe, self.serving.resources
+        positions = "model.recipe.max_position_embeddings", model.max_position_embeddings
+        for name, value, (bound_name, bound) in (
+            ("evaluation.recipe.sequence_length", evaluation.sequence_length, positions),
+            ("evaluation.recipe.max_new_tokens", evaluation.max_new_tokens + 1, positions),
+            ("evaluation.recipe.max_answer_tokens", evaluation.max_answer_tokens + 1, positions),
+            ("release.recipe.smoke_new_tokens", release.smoke_new_tokens + 1, positions),
+            ("release.recipe.smoke_new_tokens", release.smoke_new_tokens + 1, ("serving.resources.context_length", served.context_length)),
+        ):
+            if value > bound:
+                raise ValueError(f"{name} needs {value} positions, {bound_name} is {bound}: lower the first or raise the second")
+        widths = {"hidden_size": model.hidden_size, "num_attention_heads x head_dim": model.num_attention_heads * model.head_dim}
+        widths |= {"intermediate_size": model.intermediate_size} if model.first_k_dense_replace else {}
+        widths |= {"moe_intermediate_size": model.moe_intermediate_size} if model.first_k_dense_replace < model.num_hidden_layers else {}
+        odd = [f"{name} ({width})" for name, width in widths.items() if width % Q8_0_BLOCK]
+        if "Q8_0" in release.gguf_types and odd:
+            raise ValueError(
+                f"release.recipe.gguf_types holds Q8_0, whose rows are multiples of {Q8_0_BLOCK}: model.recipe {' and '.join(odd)} "
+                "cannot be; leave Q8_0 out, or choose such sizes"
+            )
         return self
 
     def course_of(self, phase: PhaseSection) -> CourseRecipe:

@@ -58,8 +58,9 @@ class LocalStore(Store):
     def _fetch(self, name: str) -> Path:
         return self.root / name
 
-    def attempt_dir(self, key: str, attempt: str) -> Path:
-        return self.root / "objects" / key / attempt
+    @property
+    def staging_root(self) -> Path:
+        return self.root / "objects"
 
     def _publish(self, key: str, attempt: str, names: list[str]) -> None:
         directory = self.attempt_dir(key, attempt)

@@ -1,24 +1,26 @@
 """Registered models in MLflow: one version per content digest, aliases by which people and later runs find them.
 
-The weights exist once. With a local store a version's files are hard links below the artifact directory of its run and its source is
-that run's `mlflow-artifacts:/...`; with an S3 store the source is the objects' own `s3://` prefix. Beside them is what makes the version
-load anywhere (infra/model_package.py). Every operation may be repeated.
+The weights exist once. With a local store a version's files are hard links below the artifact directory of its run (copies where the two
+are on different file systems) and its source is that run's `mlflow-artifacts:/...`; with an S3 store the source is the objects' own
+`s3://` prefix. Beside them is what makes the version load anywhere (infra/model_package.py). Every operation may be repeated.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from infra.databases import mlflow_database
 from infra.experiment_tracking import KEY_TAG, connect
 from infra.home import Home
 from infra.model_package import package_files
 from infra.s3_store import S3Store
-from infra.servers import mlflow_database_uri, read_recorded
+from infra.servers import read_recorded
 from infra.step import Artifact
 from infra.store import Store
 
@@ -38,6 +40,8 @@ EVIDENCE_TAG = "glm46.evidence"
 """Where the report and cards of the run lie that judged the version last."""
 CHAMPION = "champion"
 """Alias of the one version of a model that is served."""
+NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
+"""Another file system, or one that has no hard links or no more of them for this file."""
 MODEL_DIR = "model"
 """Directory of the weights below a run's artifacts."""
 
@@ -98,12 +102,12 @@ def open_registry(home: Home) -> MlflowClient:
     recorded = read_recorded(home)
     if recorded is not None:
         return connect(recorded.mlflow)
-    database = mlflow_database_uri(home)
-    if database.startswith("sqlite:///") and not Path(database.removeprefix("sqlite:///")).exists():
+    database = mlflow_database(home)
+    if database.path is not None and not database.path.exists():
         raise ValueError(f"{home.root} holds no model registry yet: run `glm46 run tiny` first, or set GLM46_HOME to where it was run")
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=database, registry_uri=database)
+    return MlflowClient(tracking_uri=database.uri, registry_uri=database.uri)
 
 
 def ensure_registered(
@@ -195,12 +199,9 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, temporary)
     except OSError as error:
-        if error.errno != errno.EXDEV:
+        if error.errno not in NO_LINK:
             raise
-        raise ValueError(
-            f"the store ({source}) and MLflow's artifacts ({target.parent}) lie on different file systems, so weights cannot live once: "
-            f"set GLM46_HOME on the store's file system, or use an s3:// store"
-        ) from error
+        shutil.copyfile(source, temporary)
     os.replace(temporary, target)
     temporary.unlink(missing_ok=True)
 

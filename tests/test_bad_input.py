@@ -11,7 +11,7 @@ import typer
 import yaml
 
 from configs.load import load_scale
-from flows.command import _failures
+from flows.command_errors import failures
 from model.hf_checkpoint import config_dict
 from tests.conftest import ROOT
 from tests.pipeline import glm46
@@ -74,6 +74,20 @@ def test_missing_data_directory(tmp_path):
     expect(glm46("run", "micro", "--data", str(tmp_path / "absent"), home=tmp_path), 2, "absent")
 
 
+@pytest.mark.parametrize(
+    ("option", "place", "part"),
+    [
+        ("--data", "s3://absent/corpus", "s3://absent/corpus cannot be listed"),
+        ("--data", "s3://glm46/absent", "s3://glm46/absent holds no file"),
+        ("--data", "s3:///", "s3:/// names no bucket: write s3://bucket/prefix"),
+        ("--store", "s3:///", "s3:/// names no bucket: write s3://bucket/prefix"),
+    ],
+)
+def test_a_bucket_that_holds_nothing_is_refused_before_any_server_starts(option, place, part, s3_server, tmp_path):
+    expect(glm46("run", "micro", option, place, home=tmp_path), 2, part)
+    assert not (tmp_path / "run" / "prefect.log").exists()
+
+
 def test_empty_corpus(tmp_path):
     (tmp_path / "data").mkdir()
     expect(glm46("run", "micro", "--data", str(tmp_path / "data"), home=tmp_path / "home"), 1, str(tmp_path / "data"))
@@ -92,6 +106,10 @@ def test_no_java_and_no_compiler(variable, value, part, tmp_path):
     expect(glm46("run", "micro", home=tmp_path, **{variable: value}), 2, part)
 
 
+def test_a_file_system_without_room_is_refused_before_anything_starts(tmp_path):
+    expect(glm46("run", "micro", home=tmp_path, TMPDIR="/proc"), 2, "0.0 GiB free under /proc", "free at least 0.25 GiB", "TMPDIR")
+
+
 def test_chat_before_anything_was_promoted(tmp_path):
     expect(glm46("chat", "--scale", "micro", "--prompt", "x", home=tmp_path), 2, "glm46 run")
     expect(glm46("serve", "--scale", "mikro", home=tmp_path), 2, "no scale 'mikro'")
@@ -108,9 +126,9 @@ def test_unreadable_sources_stop_the_run_and_are_named(tmp_path):
     expect(finished, 1, "latin.txt", "cut.jsonl.gz")
 
 
-def test_a_log_that_cannot_be_written_hides_no_error(tmp_path, capsys):
-    (tmp_path / "last-error.log").symlink_to("/dev/full")
-    with pytest.raises(typer.Exit), _failures(tmp_path):
+def test_a_log_that_cannot_be_written_hides_no_error(home, capsys):
+    (home.run_dir / "last-error.log").symlink_to("/dev/full")
+    with pytest.raises(typer.Exit), failures(home):
         raise OSError("the disk is full")
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "glm46: OSError: the disk is full" and "No space left on device): make room on that disk" in said[1]

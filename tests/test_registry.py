@@ -195,15 +195,21 @@ def test_each_prompt_is_answered_or_refused_by_itself(client, tracking_uri, stor
     assert all((part in error) if part else not error for error, part in zip(said["error"], parts, strict=True)), list(said["error"])
 
 
-def test_store_on_another_file_system_is_refused_by_name(client, artifact_root):
+def test_weights_of_a_store_on_another_file_system_are_copied(client, tracking_uri, artifact_root, tmp_path):
+    import mlflow
+
     shared_memory = Path("/dev/shm")
     if not shared_memory.is_dir() or shared_memory.stat().st_dev == artifact_root.stat().st_dev:
         pytest.skip("/dev/shm is no file system of its own here")
     root = shared_memory / f"glm46-test-{os.getpid()}"
     try:
         elsewhere = checkpoint(open_store(str(root / "store"), Home(root)), "random")
-        with pytest.raises(ValueError, match=r"different file systems.*GLM46_HOME"):
-            register(client, model_name("elsewhere"), elsewhere, artifact_root)
+        name = model_name("elsewhere")
+        assert [register(client, name, elsewhere, artifact_root) for _ in range(2)] == [("1", "done"), ("1", "unchanged")]
+        mlflow.set_tracking_uri(tracking_uri)
+        directory = Path(mlflow.artifacts.download_artifacts(f"models:/{name}/1", dst_path=str(tmp_path)))
+        for path in elsewhere.paths("hf/*"):
+            assert (directory / path.name).read_bytes() == path.read_bytes()
     finally:
         subprocess.run(["rm", "-r", str(root)], check=True)
 

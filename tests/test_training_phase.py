@@ -10,11 +10,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from prefect import flow
@@ -198,12 +199,32 @@ def break_weights(*, checkpoint: Artifact[TrainedCheckpoint], output: Output) ->
     return checkpoint.record
 
 
+def listeners(work_dir: Path, is_over: threading.Event, seen: set[str]) -> None:
+    """Collect the addresses on which ranks of a job listen, until it is over."""
+    while not is_over.wait(0.1):
+        job = read_job_file(work_dir)
+        for pid in job.rank_pids if job else ():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                connections = psutil.Process(pid).net_connections("inet")
+                seen |= {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
+
+
 def test_two_ranks_and_smaller_micro_batches_equal_one_rank(inputs, uninterrupted):
+    """And they listen to each other on loopback, to nobody on other interfaces."""
     artifact, _, _ = uninterrupted
     arguments = inputs.arguments(small_recipe(), RESOURCES.model_copy(update={"num_ranks": 2, "micro_batch_sequences": 1}))
     assert inputs.work_dir(arguments).name == artifact.key  # resources do not enter the key: a home of its own shows the numbers
     other = TrainingInputs(inputs.home.root.parent / "two-ranks")
-    shared = other.train(other.arguments(arguments["recipe"], arguments["resources"]))
+    given = other.arguments(arguments["recipe"], arguments["resources"])
+    is_over, addresses = threading.Event(), set()
+    watch = threading.Thread(target=listeners, args=(other.work_dir(given), is_over, addresses))
+    watch.start()
+    try:
+        shared = other.train(given)
+    finally:
+        is_over.set()
+        watch.join()
+    assert addresses == {"127.0.0.1"}
     for ours, theirs in zip(metrics_of(shared.path("metrics.jsonl")), metrics_of(artifact.path("metrics.jsonl")), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3)
     for name in ("handover/master-00001.safetensors", "handover/momentum-00001.safetensors"):
