@@ -845,10 +845,11 @@ class PhaseRecipe(Frozen):
     """Token share per domain, normalised over the domains that have text; of a policy objective the domains of its prompts. Either one
     mixture or a list of waypoints {at_share, mixture}, linear in between."""
     bucket_weights: tuple[Annotated[float, Field(ge=0)], ...]
-    """How often an epoch holds a document of each quality bucket, from low to high (GLM-4.5: over 3.2 of the highest); documents without
-    a bucket once. Empty: every document once."""
+    """How often an epoch reads a document of each quality bucket, from low to high (GLM-4.5: over 3.2 of the highest); documents without
+    a bucket once. Empty: every document once. None is read again before all of its bucket were read."""
     max_epochs: float = Field(gt=0)
-    """Ceiling on the passes over one domain, an epoch being what bucket_weights make of it; a phase whose mixture needs more is refused."""
+    """Ceiling on the passes over one domain, an epoch being what bucket_weights make of it, from the start of the phase's course; a phase
+    whose mixture needs more is refused. The domains code and repository count apart, though repositories are made of files."""
     fim_rate: float = Field(ge=0, le=1)
     """Share of the documents of the domains code and repository that are rearranged to prefix, suffix, middle (report: all source code
     has fill-in-the-middle, without a rate)."""
@@ -861,6 +862,7 @@ class PhaseRecipe(Frozen):
     num_threads: int = Field(gt=0)
     """CPU threads per rank: part of the result on a CPU, where the order of sums depends on it."""
     seed: int
+    """Of weights that begin at random, of rows and prompts, and of the order of documents, which all phases of a course share."""
     gate: GateRecipe
 
     @property
@@ -1079,6 +1081,10 @@ class Scale(Frozen):
                 f"tokenizer.num_ordinary_tokens + {tokenizer.num_special_tokens} special tokens = {used} exceeds "
                 f"model.vocab_size ({self.model.recipe.vocab_size}): lower the first or raise the second"
             )
+        for course in self.courses:
+            seeds = {phase.name: phase.recipe.seed for phase in self.phases if phase.name in course.recipe.phases}
+            if len(set(seeds.values())) > 1:
+                raise ValueError(f"course {course.recipe.name}: one seed orders its documents, its phases have {seeds}: give them the same")
         num_buckets = self.data.recipe.filter.num_quality_buckets
         for phase in self.phases:
             if len(phase.recipe.bucket_weights) not in (0, num_buckets):
@@ -1096,6 +1102,12 @@ class Scale(Frozen):
     def course_of(self, phase: PhaseSection) -> CourseRecipe:
         """The course whose token axis the phase lies on."""
         return next(course.recipe for course in self.courses if phase.name in course.recipe.phases)
+
+    def packed_before(self, phase: PhaseSection) -> tuple[PhaseSection, ...]:
+        """The phases of the course before this one that read packed rows: it goes on in the documents where they stopped."""
+        before = self.course_of(phase).phases
+        before = before[: before.index(phase.name)]
+        return tuple(section for section in self.phases if section.name in before and not section.recipe.samples_answers)
 
     def course_start_tokens(self, phase: PhaseSection) -> int:
         """Tokens of the course that lie before the phase."""
