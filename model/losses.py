@@ -92,11 +92,12 @@ class LanguageHead(nn.Module):
 
     @torch.no_grad()
     def log_probabilities(self, hidden_BTD: Tensor, target_ids_BT: Tensor) -> Tensor:
-        """log p(target) per position, float32 (B, T); 0 where the target is -100."""
-        hidden_TD, targets_T = hidden_BTD.flatten(0, 1), target_ids_BT.flatten()
+        """log p(target) per position, float32 (B, T), from logits in float32 whatever the model computes in: in bfloat16 they are rounded
+        to 1/16 where they are near 10. 0 where the target is -100."""
+        hidden_TD, targets_T, weight_VD = hidden_BTD.flatten(0, 1), target_ids_BT.flatten(), self.weight.float()
         pieces = []
-        for rows in vocabulary_chunks(hidden_TD.shape[0], self.weight.shape[0], hidden_TD.device.type):
-            logits_CV = (hidden_TD[rows] @ self.weight.t()).float()
+        for rows in vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0], hidden_TD.device.type):
+            logits_CV = hidden_TD[rows].float() @ weight_VD.t()
             columns_C1 = targets_T[rows].clamp(min=0).unsqueeze(1)
             pieces.append(logits_CV.gather(1, columns_C1).squeeze(1) - logits_CV.logsumexp(-1))
         return torch.cat(pieces).mul_(targets_T != IGNORED).view_as(target_ids_BT)

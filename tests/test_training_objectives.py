@@ -16,7 +16,7 @@ from tests.training_inputs import RESOURCES, ROWS_PER_STEP, SEQUENCE_LENGTH, Tra
 
 GRPO = {
     "kind": "grpo", "samples_per_prompt": 4, "max_new_tokens": 4, "temperature": 1.0, "enable_thinking": False, "clip_low": 0.2,
-    "clip_high": 0.28, "max_constant_steps": 3,
+    "clip_high": 0.28, "importance_cap": 2.0, "max_constant_steps": 3,
 }  # fmt: skip
 ANSWERS = tuple("01010101")
 SFT_STEPS, RL_STEPS, RL_ROWS = 24, 4, 16
