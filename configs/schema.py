@@ -718,6 +718,10 @@ class OptimizerRecipe(Frozen):
     adam_eps: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
     """Report: 0.1 on matrices; biases, norms and the embedding are not decayed."""
+    max_grad_norm: float = Field(ge=0)
+    """Gradients of a step whose norm over the whole model is larger are scaled down to it, before the optimizer (S2: 1.0, and Megatron's
+    default, which S3 and S4 run with; the report names none). 0: they are left as they are. A Muon update has no scale, but its momentum
+    has: a step with a large gradient weighs more in it than the steps around."""
     state_dtype: Literal["float32", "bfloat16"]
     """Of momentum and moments; master weights are float32 either way."""
 
@@ -924,6 +928,8 @@ class TrainingResources(Frozen):
     """Where and how wide a phase trains; what cannot run is refused before launch, by name (tasks/training/launch_rules.py)."""
 
     launcher: Literal["local", "slurm", "pbs", "kubernetes"]
+    device: Literal["cpu", "cuda"]
+    """What a rank computes on; `glm46 plan` counts what lives there."""
     num_ranks: int = Field(gt=0)
     """Processes, one per accelerator (or per CPU share): data x tensor x pipeline x context parallel."""
     tensor_parallel: int = Field(gt=0)
@@ -949,6 +955,12 @@ class TrainingResources(Frozen):
     """Of one rank, dense, in the phase's dtype: what MFU is measured against (H100/H800 BF16: 9.89e14)."""
     device_memory_bytes: int = Field(gt=0)
     """Memory of one rank (H100/H800: 80 GB): `glm46 plan` says what does not fit."""
+    assumed_document_tokens: int = Field(gt=0)
+    """Length of a document by which `glm46 plan` charges attention where packing is best_fit, as if all were alike; of a real corpus the
+    sum of squared lengths over the sum of lengths, which metrics.jsonl has as attended_tokens."""
+    rollout_cache_bytes: int = Field(gt=0)
+    """Memory of a rank for the keys and values of answers that are sampled at once; a policy phase samples a step's answers in batches that
+    fit. In float32 on a CPU the batches change no bit of the answers."""
     micro_batch_sequences: int = Field(gt=0)
     save_interval_steps: int = Field(gt=0)
     log_interval_steps: int = Field(gt=0)
