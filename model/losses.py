@@ -4,13 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from model import elementwise_kernels
+from model.counts import logits_per_chunk
 
 IGNORED = -100
 """Target that carries no loss."""
-CHUNK_ELEMENTS = 8 * 1024 * 1024
-"""Logits per chunk: 32 MiB in float32, which stays near the caches and still feeds the matrix product."""
-GPU_CHUNK_ELEMENTS = 256 * 1024 * 1024
-"""There 512 MiB in bfloat16: thousands of rows keep all multiprocessors busy."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -63,7 +60,7 @@ def _losses_and_gradient(logits_CV: Tensor, columns_C: Tensor, factors_C: Tensor
 
 def vocabulary_chunks(num_tokens: int, vocab_size: int, device_type: str = "cpu") -> list[slice]:
     """Tokens whose logits are held at once."""
-    size = max(1, (CHUNK_ELEMENTS if device_type == "cpu" else GPU_CHUNK_ELEMENTS) // vocab_size)
+    size = max(1, logits_per_chunk(device_type) // vocab_size)
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
