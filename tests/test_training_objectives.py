@@ -11,13 +11,14 @@ from safetensors.torch import load_file
 
 from infra.launchers import JobFailedError, JobLostError
 from model.hf_checkpoint import read_config
+from tasks.training.answer_batches import answer_cache_bytes, answers_at_once
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
 from tests.test_training_phase import SAVE_EVERY_STEP, signal_after_saves
 from tests.training_inputs import RESOURCES, ROWS_PER_STEP, SEQUENCE_LENGTH, TrainingInputs, compute, metrics_of, small_recipe
 
 GRPO = {
     "kind": "grpo", "samples_per_prompt": 4, "max_new_tokens": 4, "temperature": 1.0, "enable_thinking": False, "clip_low": 0.2,
-    "clip_high": 0.28, "max_constant_steps": 3,
+    "clip_high": 0.28, "importance_cap": 2.0, "max_constant_steps": 3,
 }  # fmt: skip
 ANSWERS = tuple("01010101")
 SFT_STEPS, RL_STEPS, RL_ROWS = 24, 4, 16
@@ -137,6 +138,16 @@ def test_a_killed_phase_continues_to_the_same_result(kind, inputs, tuned, reinfo
         assert metrics_of(resumed.path(name)) == metrics_of(expected.path(name))
 
 
+def test_answers_sampled_two_at_a_time_are_those_of_one_batch(tuned, reinforced, tmp_path):
+    recipe, expected = rl_recipe(), reinforced[0]
+    few = RESOURCES.model_copy(update={"rollout_cache_bytes": 3 * answer_cache_bytes(recipe, RESOURCES) - 1})
+    assert (answers_at_once(recipe, few, RL_ROWS), answers_at_once(recipe, RESOURCES, RL_ROWS)) == (2, RL_ROWS)
+    other = TrainingInputs(tmp_path / "home")
+    artifact = other.train(other.prompt_arguments(recipe, ANSWERS, few, start=tuned))
+    assert artifact.digest == expected.digest
+    assert metrics_of(artifact.path("rollouts.jsonl")) == metrics_of(expected.path("rollouts.jsonl"))
+
+
 def test_other_seeds_sample_other_answers(inputs, tuned, reinforced):
     other = inputs.train(inputs.prompt_arguments(rl_recipe(seed=47), ANSWERS, start=tuned))
     assert metrics_of(other.path("rollouts.jsonl")) != metrics_of(reinforced[0].path("rollouts.jsonl"))
@@ -174,8 +185,10 @@ def test_a_prompt_without_room_for_its_answer_is_refused(inputs, tuned):
         ({"objective": {"kind": "reward"}}, {}, "objective reward cannot be trained"),
         ({"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0}}, {}, "adapter.kind lora cannot be trained: set adapter.kind to none"),
         ({}, {"launcher": "slurm"}, "launcher slurm is not available: set launcher to local"),
-        ({}, {"zero_stage": 1}, "zero_stage 1 cannot train grpo: .* Set zero_stage to 0"),
+        ({}, {"zero_stage": 1}, "zero_stage 1 cannot train grpo, .* set zero_stage to 0"),
         ({}, {"num_ranks": 2}, "num_ranks 2 cannot train grpo: set num_ranks to 1"),
+        ({}, {"device": "cuda"}, "device cuda is not available, ranks compute on CPUs: set device to cpu"),
+        ({}, {"rollout_cache_bytes": 1000}, r"rollout_cache_bytes \(1000\) hold no answer .* take \d+ bytes of a rank; raise it"),
         ({"objective": {**GRPO, "samples_per_prompt": 5}}, {}, r"does not divide into groups of samples_per_prompt \(5\)"),
         ({"max_epochs": 1.0}, {}, r"16 groups of answers need 2.0 passes over 8 prompts, max_epochs is 1.0"),
     ],

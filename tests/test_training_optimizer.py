@@ -13,7 +13,7 @@ from tests.model_recipes import GLM46
 
 RECIPE = OptimizerRecipe(
     kind="muon", muon_momentum=0.95, muon_newton_schulz_steps=5,
-    muon_update_rms=0.2, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, weight_decay=0.1, state_dtype="float32",
+    muon_update_rms=0.2, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, weight_decay=0.1, max_grad_norm=0.0, state_dtype="float32",
 )  # fmt: skip
 LEARNING_RATE = 0.02
 HAS_FLOAT16 = ns_compute_dtype("gram") == torch.float16

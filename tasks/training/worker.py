@@ -179,7 +179,7 @@ def step_once(training: Training, plan: StepPlan, step: int) -> tuple[StepData, 
     if not data.micro_batches:
         return data, pass_over(recipe, plan, NO_LOSSES)
     profiler = training.profiler
-    with profiler.step(sum(batch.num_positions for batch in data.micro_batches)) if profiler else nullcontext():
+    with profiler.step(data.micro_batches) if profiler else nullcontext():
         observed = profiler.observed() if profiler else None
         return data, take_step(training.trainable, recipe, plan, data.micro_batches, step, training.position.recent, observed)
 
