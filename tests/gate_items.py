@@ -48,7 +48,7 @@ def answers_of(share, number=NUM_ITEMS):
     return [[str(n)] * num_right + [f"wrong {n}"] * (10 - num_right) for n in range(number)]
 
 
-def items_of(bits=(1.0,) * NUM_ITEMS, arithmetic=1.0, answers=None, choice=1.0, documents=None, num_items=NUM_ITEMS):
+def items_of(bits=(1.0,) * NUM_ITEMS, arithmetic=1.0, answers=None, choice: float | None = 1.0, documents=None, num_items=NUM_ITEMS):
     """Documents of one domain, or those given; a share of problems and questions right; answers to the problems asked as conversations."""
     made = [document(number, value) for number, value in enumerate(bits)] if documents is None else list(documents)
     made += [problem(n, n < arithmetic * num_items) for n in range(num_items)]

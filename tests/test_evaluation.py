@@ -12,7 +12,7 @@ from configs.schema import EvaluationResources
 from infra.home import Home
 from infra.step import Progress
 from infra.store import open_store
-from tasks.data.documents import document_id
+from tasks.data.documents import REPOSITORY, document_id
 from tasks.evaluation.engine import document_token_ids, load_tokenizer
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, accuracy, bits_per_byte, read_items
@@ -77,6 +77,13 @@ def test_every_domain_gets_twenty_records_within_the_same_budget(store, tmp_path
     assert {question.domain for question in cut} == {"code"} and all(whole[q.item_id].startswith(q.text) for q in chosen)
     more, _ = _choose_documents(held_out, tmp_path / "tokenizer.json", recipe.model_copy(update={"max_document_tokens": 48_000}))
     assert {question.item_id for question in chosen} < {question.item_id for question in more}
+
+
+def test_the_documents_of_one_repository_hang_together_as_the_pieces_of_a_record_do(tmp_path):
+    held_out_rows(tmp_path / "documents.parquet", {"web": (3, 2, 400), REPOSITORY: (3, 1, 400)})
+    units = [(row["domain"], row["unit"]) for row in _held_out([tmp_path / "documents.parquet"])]
+    assert sorted(domain for domain, _ in units) == [REPOSITORY] * 3 + ["web"] * 6
+    assert sorted(domain for domain, _ in set(units)) == [REPOSITORY] + ["web"] * 3
 
 
 def test_budget_below_the_first_document_is_refused(store):

@@ -125,12 +125,10 @@ def test_every_bound_of_every_gate_is_shown(report, phases):
     rows = Cells(text).rows
     for phase in phases:
         for bound in phase.decision.record.bounds:
-            (row,) = [row for row in rows if row[-1] == bound.sentence and row[1:3] == [bound.figure, bound.against]]
-            assert row[0] == {"held": "✓", "broken": "✗", "undecided": "?"}[bound.outcome]
-            assert float(row[3]) == pytest.approx(bound.value, abs=1e-4) and float(row[5]) == pytest.approx(bound.limit, rel=1e-3)
-            interval = [] if bound.interval is None else [float(end) for end in row[4].strip("[]").split(", ")]
-            assert interval == pytest.approx(bound.interval or [], abs=1e-4)
-            assert row[6] == str(bound.num_items or "")
+            sign, signed = {"held": "✓", "broken": "✗", "undecided": "?"}[bound.outcome], "+" if bound.against else ""
+            interval = "" if bound.interval is None else "[{:+.4f}, {:+.4f}]".format(*bound.interval)
+            shown = [f"{bound.value:{signed}.4f}", interval, f"{bound.limit:{signed}.4g}", str(bound.num_items or "")]
+            assert [sign, bound.figure, bound.against, *shown, "" if bound.outcome == "held" else bound.sentence] in rows
         assert phase.evaluation.digest[:12] in text and phase.checkpoint.digest[:12] in text
     assert report.record.accepted is False
     assert report.record.bits_per_byte == phases.last.evaluation.record.bits_per_byte

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
-from tasks.data.documents import TEST, document_id
+from tasks.data.documents import REPOSITORY, TEST, document_id
 from tasks.evaluation.choice_questions import order_hash, questions_from_documents, questions_from_files
 from tasks.evaluation.engine import load_tokenizer
 from tasks.evaluation.intervals import MIN_ITEMS
@@ -78,12 +78,14 @@ def select_evaluation_items(
 
 
 def _held_out(paths: list[Path]) -> list[dict[str, str]]:
-    """id, domain, text and unit (its record) of the documents of side `test`, in the order of their hash."""
+    """id, domain, text and unit of the documents of side `test`, in the order of their hash. A unit is a record; a repository, which gives
+    a record per max_document_chars, is one."""
     import pyarrow.parquet as pq
 
     columns, is_held_out = ["id", "source", "offset", "domain", "text"], [("split", "==", TEST)]
     rows = [row for path in paths for row in pq.read_table(path, columns=columns, filters=is_held_out).to_pylist()]
-    return [row | {"unit": document_id(row["source"], row["offset"], 0)} for row in sorted(rows, key=lambda row: order_hash(row["id"]))]
+    ordered = sorted(rows, key=lambda row: order_hash(row["id"]))
+    return [row | {"unit": document_id(row["source"], 0 if row["domain"] == REPOSITORY else row["offset"], 0)} for row in ordered]
 
 
 def _choose_documents(rows: list[dict[str, str]], tokenizer_path: Path, recipe: EvaluationRecipe) -> tuple[list[Question], int]:

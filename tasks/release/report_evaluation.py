@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 QUANTIZED, CHAMPION = "Quantized files", "Against champion and anchors"
 SIGNS = {"held": "✓", "broken": "✗", "undecided": "?"}
-BOUND_COLUMNS = ("figure", "against", "measured", "95 % interval", "allowed", "items", "in words")
+BOUND_COLUMNS = ("figure", "against", "measured", "95 % interval", "allowed", "items", "remark")
 NO_CHAMPION = "No champion reigned: there was nothing to compare with."
 DRAWN = {
     "bits_per_byte": "Bits per byte of held-out documents (lower is better)",
@@ -152,11 +152,12 @@ def _bounds(decision: GateDecision) -> str:
 
 
 def bound_row(bound: Bound) -> tuple[str, ...]:
-    """One bound under BOUND_COLUMNS."""
+    """One bound under BOUND_COLUMNS; one that was not held also in words."""
     interval = "" if bound.interval is None else f"[{bound.interval[0]:+.4f}, {bound.interval[1]:+.4f}]"
     measured = "not finite" if bound.value is None else f"{bound.value:+.4f}" if bound.against else f"{bound.value:.4f}"
     allowed = "finite" if bound.limit is None else f"{bound.limit:+.4g}" if bound.against else f"{bound.limit:.4g}"
-    return bound.figure, bound.against, measured, interval, allowed, str(bound.num_items or ""), bound.sentence
+    remark = "" if bound.outcome == "held" else bound.sentence
+    return bound.figure, bound.against, measured, interval, allowed, str(bound.num_items or ""), remark
 
 
 def _verdict(title: str, decision: GateDecision) -> str:
