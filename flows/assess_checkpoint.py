@@ -58,7 +58,7 @@ def assess_checkpoint(
     check_contract(run, evaluation, "evaluation_items", stage=f"contract answers {phase.name}")
     decision = run_step(
         run, decide_gate, stage=f"gate {phase.name}", evaluation=evaluation, start_evaluation=start_evaluation, champion_evaluation=None,
-        recipe=phase.recipe.gate,
+        anchors=None, recipe=phase.recipe.gate,
     )  # fmt: skip
     finish_phase(run, phase, run_id, checkpoint, evaluation, decision)
 
@@ -71,8 +71,7 @@ def assess_checkpoint(
     )  # fmt: skip
     if decision.record.accepted:
         run_effect(run, f"alias {phase.name}", lambda: ensure_alias(client, name, phase.name, version))
-    refused = tuple(reason for reason in decision.record.reasons if reason.startswith("refused"))
-    return AssessedModel(phase, packed, checkpoint, evaluation, decision, version, run_id, refused)
+    return AssessedModel(phase, packed, checkpoint, evaluation, decision, version, run_id, decision.record.refusals)
 
 
 def evaluation_tags(phase: PhaseSection, evaluation: Evaluation) -> dict[str, str]:

@@ -42,7 +42,7 @@ def print_outcome(outcome: RunOutcome) -> None:
     console.print(table)
     console.print(f"\n{outcome.seconds:.1f} s in all", markup=False)
     for reason in outcome.reasons:
-        console.print(reason, markup=False, soft_wrap=True)
+        console.print(f"refused: {reason}", markup=False, soft_wrap=True)
     if outcome.promoted:
         console.print(f"promoted: {outcome.model} version {outcome.version} has the alias {outcome.alias}", markup=False)
     if outcome.report:

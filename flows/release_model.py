@@ -1,8 +1,9 @@
-"""Release: GGUF files, their evaluation, the champion's rival comparison, a served smoke test, promotion or refusal."""
+"""Release: GGUF files, their evaluation, the comparison with champion and anchors, a served smoke test, promotion or refusal."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from prefect import flow
 
@@ -10,9 +11,11 @@ from flows.assess_checkpoint import AssessedModel, evaluate
 from flows.run_step import Run, run_effect, run_step
 from infra.experiment_tracking import connect
 from infra.model_registry import (
+    ANCHOR_PREFIX,
     CHAMPION,
     GGUF_TAG,
     PROMOTION_TAG,
+    Done,
     RegisteredVersion,
     ensure_alias,
     ensure_registered,
@@ -23,13 +26,18 @@ from infra.model_server import SERVED_TYPE, running_model_server
 from infra.servers import artifact_root
 from infra.step import Artifact
 from tasks.data.prepared_data import PreparedData
-from tasks.evaluation.decide_gate import GateDecision, decide_gate
+from tasks.evaluation.comparisons import FIGURES
+from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
+from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.release.decide_release import decide_release
 from tasks.release.evaluate_gguf import GgufEvaluation, evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
 from tasks.release.smoke_test import SmokeReport, smoke_test
 from tasks.training.train_phase import TrainedCheckpoint
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,21 @@ class ReleasedModel:
     release_decision: Artifact[GateDecision]
     """On the quantized files."""
     decision: Artifact[GateDecision]
-    """On the comparison with the champion."""
+    """On the comparison with champion and anchors."""
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """The versions that a candidate is held to."""
+
+    champion: RegisteredVersion | None
+    """None where none reigns."""
+    anchors: dict[str, RegisteredVersion]
+    """By figure."""
+
+    def is_champion(self, checkpoint: Artifact[TrainedCheckpoint]) -> bool:
+        """Whether the candidate reigns already."""
+        return self.champion is not None and self.champion.digest == checkpoint.digest
 
 
 @flow(name="release_model", flow_run_name="quantize, serve, compare, promote", validate_parameters=False)
@@ -56,10 +78,10 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     gguf = run_step(run, convert_to_gguf, checkpoint=checkpoint, recipe=recipe)
     gguf_evaluation = run_step(run, evaluate_gguf, gguf=gguf, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=serving)
     release_decision = run_step(run, decide_release, stage="gate release", gguf_evaluation=gguf_evaluation, recipe=recipe)
-    reference = run_step(run, generate_reference, checkpoint=checkpoint, recipe=recipe)
+    reference = run_step(run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe)
 
-    champion = run_effect(run, "look up champion", lambda: resolve_alias(client, name, CHAMPION), describe=_describe_champion)
-    decision = judge_against_champion(run, prepared, assessed, champion)
+    reigning = run_effect(run, "look up champion", lambda: look_up_rivals(client, name), describe=_describe_rivals)
+    decision = judge_against_rivals(run, prepared, assessed, reigning)
     smoke = run_effect(run, "deploy and smoke-test", lambda: deploy_and_test(run, gguf, reference), describe=_describe_smoke)
     reasons = refusals(decision, release_decision, smoke)
 
@@ -74,26 +96,44 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         describe=lambda result: f"version {result[0]} {result[1]}",
     )  # fmt: skip
     if not reasons:
-        run_effect(run, "promote", lambda: ensure_alias(client, name, CHAMPION, version))
-    reigning = resolve_alias(client, name, CHAMPION)
-    promoted = reigning is not None and reigning.digest == checkpoint.digest and not reasons
+        anchored = () if reigning.is_champion(checkpoint) else decision.record.anchored
+        run_effect(run, "promote", lambda: promote(client, name, version, anchored))
+    champion = resolve_alias(client, name, CHAMPION)
+    promoted = champion is not None and champion.digest == checkpoint.digest and not reasons
     return ReleasedModel(promoted, version, reasons, gguf_evaluation, release_decision, decision)
 
 
-def judge_against_champion(
-    run: Run, prepared: PreparedData, assessed: AssessedModel, champion: RegisteredVersion | None
-) -> Artifact[GateDecision]:
-    """Floors and the paired comparison with the champion on the candidate's items; the stored decision if the candidate is champion."""
-    if champion is not None and champion.digest == assessed.checkpoint.digest:
-        return run.store.load(champion.promotion_key, GateDecision)
-    rival = None
-    if champion is not None:
-        rival = evaluate(run, prepared, run.store.load(champion.key, TrainedCheckpoint), "evaluate champion")
-    gate = run.scale.phases[-1].recipe.gate
+def look_up_rivals(client: MlflowClient, name: str) -> Rivals:
+    """Champion and anchors as the registry names them."""
+    anchors = {figure: resolve_alias(client, name, f"{ANCHOR_PREFIX}{figure}") for figure in FIGURES}
+    return Rivals(resolve_alias(client, name, CHAMPION), {figure: found for figure, found in anchors.items() if found is not None})
+
+
+def judge_against_rivals(run: Run, prepared: PreparedData, assessed: AssessedModel, rivals: Rivals) -> Artifact[GateDecision]:
+    """Floors and the paired comparisons on the candidate's items; the stored decision if the candidate is champion."""
+    if rivals.champion is not None and rivals.is_champion(assessed.checkpoint):
+        return run.store.load(rivals.champion.promotion_key, GateDecision)
+    evaluations: dict[str, Artifact[Evaluation]] = {assessed.checkpoint.digest: assessed.evaluation}
+
+    def evaluated(version: RegisteredVersion, stage: str) -> Artifact[Evaluation]:
+        if version.digest not in evaluations:
+            evaluations[version.digest] = evaluate(run, prepared, run.store.load(version.key, TrainedCheckpoint), stage)
+        return evaluations[version.digest]
+
+    champion = None if rivals.champion is None else evaluated(rivals.champion, "evaluate champion")
+    anchors = {figure: evaluated(version, f"evaluate {ANCHOR_PREFIX}{figure}") for figure, version in rivals.anchors.items()}
     return run_step(
-        run, decide_gate, stage="gate champion", evaluation=assessed.evaluation, start_evaluation=None, champion_evaluation=rival,
-        recipe=gate,
+        run, decide_gate, stage="gate champion", evaluation=assessed.evaluation, start_evaluation=None, champion_evaluation=champion,
+        anchors=Anchors(anchors), recipe=run.scale.phases[-1].recipe.gate,
     )  # fmt: skip
+
+
+def promote(client: MlflowClient, name: str, version: str, anchored: tuple[str, ...]) -> Done:
+    """Move the anchors of these figures and the champion to a version; the champion last, since that ends the release: whoever runs again
+    after a failure finds a version that is not champion and moves the rest."""
+    for figure in anchored:
+        ensure_alias(client, name, f"{ANCHOR_PREFIX}{figure}", version)
+    return ensure_alias(client, name, CHAMPION, version)
 
 
 def deploy_and_test(run: Run, gguf: Artifact[GgufFiles], reference: Artifact[Reference]) -> SmokeReport:
@@ -105,12 +145,14 @@ def deploy_and_test(run: Run, gguf: Artifact[GgufFiles], reference: Artifact[Ref
 
 def refusals(decision: Artifact[GateDecision], release_decision: Artifact[GateDecision], smoke: SmokeReport) -> tuple[str, ...]:
     """Why the candidate may not become champion."""
-    judged = [*decision.record.reasons, *release_decision.record.reasons]
-    return tuple(reason for reason in judged if reason.startswith("refused")) + tuple(f"smoke test: {reason}" for reason in smoke.reasons)
+    return (*decision.record.refusals, *release_decision.record.refusals, *(f"smoke test: {reason}" for reason in smoke.reasons))
 
 
-def _describe_champion(champion: RegisteredVersion | None) -> str:
-    return "none reigns" if champion is None else f"version {champion.version}"
+def _describe_rivals(rivals: Rivals) -> str:
+    if rivals.champion is None:
+        return "none reigns"
+    anchors = sorted({version.version for version in rivals.anchors.values()}, key=int)
+    return f"version {rivals.champion.version}" + (f", anchored by {', '.join(anchors)}" if anchors else "")
 
 
 def _describe_smoke(smoke: SmokeReport) -> str:

@@ -10,7 +10,7 @@ from infra.experiment_tracking import connect, run_page
 from tasks.data.prepared_data import PreparedData
 from tasks.release.phase_chart import phase_chart
 from tasks.release.report_data import funnel_rows
-from tasks.release.report_evaluation import figure_rows
+from tasks.release.report_evaluation import BOUND_COLUMNS, bound_row, figure_rows
 from tasks.release.report_inputs import ReportedPhases
 
 
@@ -25,7 +25,8 @@ def show_phase(run: Run, model: AssessedModel) -> None:
     chart = phase_chart(model.checkpoint)
     if chart is not None:
         show_picture(f"{run.scale.scale} {model.phase.name} curve", chart, f"training of {model.phase.name}")
-    rows = [{"verdict": "refused" if reason.startswith("refused") else "held", "bound": reason} for reason in model.decision.record.reasons]
+    bounds = model.decision.record.bounds
+    rows = [{"verdict": bound.outcome} | dict(zip(BOUND_COLUMNS, bound_row(bound), strict=True)) for bound in bounds]
     show_table(f"{run.scale.scale} {model.phase.name} gate", rows, f"gate of {model.phase.name}")
     show_link(f"{run.scale.scale} {model.phase.name} run", run_page(connect(run.mlflow), model.run_id), f"{model.phase.name} in MLflow")
 

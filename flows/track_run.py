@@ -160,7 +160,7 @@ def finish_phase(
     log_new_figures(client, run_id, {f"evaluation/{name}": value for name, value in figures.items()})
     log_new_figures(client, run.pipeline_run_id, {f"{phase.name}/{name}": value for name, value in figures.items()})
     log_training_evidence(client, run_id, checkpoint)
-    set_run_tags(client, run_id, {NOTE_TAG: _as_list(decision.record.reasons)})
+    set_run_tags(client, run_id, {NOTE_TAG: _as_list([f"{bound.outcome}: {bound.sentence}" for bound in decision.record.bounds])})
     finish_run(client, run_id, "FINISHED" if decision.record.accepted else "FAILED")
 
 

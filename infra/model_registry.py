@@ -42,11 +42,14 @@ CHAMPION = "champion"
 """Alias of the one version of a model that is served."""
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 """Another file system, or one that has no hard links or no more of them for this file."""
+ANCHOR_PREFIX = "anchor_"
+"""With the name of a figure: alias of the version that was best in it so far."""
 MODEL_DIR = "model"
 """Directory of the weights below a run's artifacts."""
 
 DESCRIPTION = (
-    "Every phase that a gate judged is a version; the alias of a phase names the last one accepted, `champion` the one that is served.\n\n"
+    "Every phase that a gate judged is a version; the alias of a phase names the last one accepted, `champion` the one that is served, "
+    "`anchor_FIGURE` the best promoted one so far in a figure, which no release may fall behind by more than the margin.\n\n"
     '`mlflow.pyfunc.load_model("models:/NAME@champion").predict(["What is 12 + 7?"])` answers; `glm46.evidence` names the report.'
 )
 

@@ -61,8 +61,8 @@ def compute(step: Step[Any], root: Path, **arguments: Any) -> Artifact[Any]:
 
 
 def chain_recipe(synthesize: SynthesisRecipe) -> DataRecipe:
-    """Micro's, with a fifth of the clusters held out: a small corpus has few."""
-    split = RECIPE.split.model_copy(update={"validation_share": 0.2})
+    """Micro's, with a fifth of the clusters on either held-out side: a small corpus has few."""
+    split = RECIPE.split.model_copy(update={"validation_share": 0.2, "test_share": 0.2})
     return RECIPE.model_copy(update={"split": split, "synthesize": synthesize})
 
 

@@ -26,10 +26,11 @@ DOCUMENTS = {
     "code": "def add(first, second):\n    return first + second\n\n\nprint(add(1, 2))\n",
     "multilingual": "Привет, мир! Сегодня хорошая погода. 你好，世界！今天天气很好。",
 }
-NUM_COPIES = 4
+NUM_COPIES = 8
+NUM_PROBLEMS = 24
 VOCAB_SIZE = 384
 RECIPE = EvaluationRecipe(
-    max_validation_tokens=100_000, max_document_chars=300, sequence_length=32, max_new_tokens=4, num_chat_problems=6,
+    max_document_tokens=100_000, max_document_chars=300, sequence_length=32, max_new_tokens=4, num_chat_problems=20,
     samples_per_problem=4, pass_k=2, temperature=1.0, enable_thinking=False, max_answer_tokens=6, num_choice_items=5, num_threads=1,
 )  # fmt: skip
 BENCHMARK = [
@@ -118,20 +119,30 @@ def toy_checkpoint_step(name: str) -> Step[ToyCheckpoint]:
 
 @step(content=("documents/*.parquet",))
 def split_documents(*, output: Output) -> ToyTable:
-    """Twelve validation documents of three domains, and one to train on."""
+    """Twenty-four documents of three domains to test with, one that is measured while a phase trains, and one to train on."""
     rows = [
-        {"id": f"{domain}-{number}", "domain": domain, "text": text * (number + 1), "split": "validation"}
+        {
+            "id": f"{domain}-{number}",
+            "source": f"{domain}.txt",
+            "offset": number,
+            "domain": domain,
+            "text": (text * 4)[7 * number :],
+            "split": "test",
+        }
         for domain, text in DOCUMENTS.items()
         for number in range(NUM_COPIES)
     ]
-    rows.append({"id": "seen", "domain": "web", "text": "Seen in training.", "split": "train"})
+    for split in ("train", "validation"):
+        rows.append({"id": split, "source": "web.txt", "offset": 99, "domain": "web", "text": "Seen before.", "split": split})
     pq.write_table(pa.Table.from_pylist(rows), output.path("documents/part-00000.parquet"))
     return ToyTable(num_rows=len(rows))
 
 
 @step(content=("*.parquet",))
 def synthesize_problems(*, output: Output) -> ToyTable:
-    rows = [{"id": f"p{a}", "prompt": f"{a} + 1 =", "question": f"What is {a} + 1?", "answer": f" {a + 1}"} for a in range(1, 9)]
+    rows = [
+        {"id": f"p{a}", "prompt": f"{a} + 1 =", "question": f"What is {a} + 1?", "answer": f" {a + 1}"} for a in range(1, NUM_PROBLEMS + 1)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), output.path("problems.parquet"))
     return ToyTable(num_rows=len(rows))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.schema import EvaluationResources, GateRecipe, ReleaseRecipe, ServingResources
+from configs.schema import EvaluationResources, GateRecipe, MarginRecipe, ReleaseRecipe, ServingResources
 from infra.step import Artifact, Output, Record, Step
 from infra.store import Store
 from tasks.data.collect_chats import CollectedChats
@@ -46,14 +46,14 @@ from tasks.training.train_phase import TrainedCheckpoint
 from tests.evaluation_fakes import RECIPE, commit, evaluation_suite, toy_checkpoint_step
 
 RELEASE = ReleaseRecipe(
-    gguf_types=("F32", "Q8_0"), smoke_prompts=("The",), smoke_new_tokens=4, smoke_min_margin=0.01, max_quantization_bits_per_byte=0.05,
-    num_quantization_documents=2, max_quantization_document_tokens=8,
+    gguf_types=("F32", "Q8_0"), smoke_prompts=("The",), smoke_prompt_tokens=8, smoke_new_tokens=4, smoke_min_margin=0.01,
+    max_quantization_bits_per_byte=0.05, num_quantization_documents=2, max_quantization_document_tokens=8,
 )  # fmt: skip
 SERVING = ServingResources(host="127.0.0.1", port=0, context_length=256, num_threads=1, startup_timeout_seconds=30)
+MARGINS = MarginRecipe(bits_per_byte=0.5, domain_bits_per_byte=9.0, arithmetic_accuracy=1.0, pass_at_1=1.0, choice_accuracy=1.0)
 GATE = GateRecipe(
-    max_bits_per_byte=12.0, min_arithmetic_accuracy=0.0, min_pass_at_1=0.0, min_distinct_answer_share=0.0,
-    noninferiority_bits_per_byte=0.05, start_bits_per_byte=0.05, start_pass_at_1=1.0,
-    max_forgetting_bits_per_byte=9.0, max_expert_load=9.0, max_expert_cv=9.0,
+    max_bits_per_byte=12.0, min_arithmetic_accuracy=0.0, min_pass_at_1=0.0, min_choice_accuracy=0.0, min_distinct_answer_share=0.0,
+    own_figure="none", start=MARGINS, champion=MARGINS, max_expert_load=9.0, max_expert_cv=9.0,
 )  # fmt: skip
 STEPS = {"pretrain_general": 60, "mid_reasoning": 30, "sft": 30, "rl_reasoning": 20}
 TOKENS_PER_STEP = 8192
@@ -130,7 +130,7 @@ def reported_data(store: Store) -> PreparedData:
     )  # fmt: skip
     decontaminated = DecontaminatedDocuments(
         num_documents=971, num_bytes=4800, num_protected_items=11, num_common_runs=0, dropped=REASONS["decontaminate_documents"],
-        train_bytes_by_domain={"web": 70, "code": 9}, validation_bytes_by_domain={"web": 8}, num_prompts=79, num_dropped_prompts=1,
+        train_bytes_by_domain={"web": 70, "code": 9}, held_out_bytes_by_domain={"web": 8}, num_prompts=79, num_dropped_prompts=1,
     )  # fmt: skip
     deduplicated = DeduplicatedDocuments(
         num_documents=901, num_bytes=4500, num_verified_pairs=39, num_bands=20, num_rows=6, dropped=REASONS["deduplicate_documents"]
@@ -164,13 +164,15 @@ def reported_data(store: Store) -> PreparedData:
         num_documents=971, num_tokens=2500, shards=("web-00000",), domains={"web-00000": "web"}, tokens_by_domain={"web": 2100, "code": 400}
     )
     repositories = ConcatenatedRepositories(
-        num_documents=7, num_bytes=600, num_repositories=5, num_files=61, train_bytes=550, validation_bytes=50
+        num_documents=7, num_bytes=600, num_repositories=5, num_files=61, train_bytes=550, held_out_bytes=50
     )
     chat_shards = ChatShards(
         num_documents=285, num_tokens=800, shards=("chat-00000",), domains={"chat-00000": "chat"}, tokens_by_domain={"chat": 800},
         num_trained_tokens=333,
     )  # fmt: skip
-    split = SplitDocuments(num_documents=901, num_bytes=4500, train_by_domain={"web": 800}, validation_by_domain={"web": 101})
+    split = SplitDocuments(
+        num_documents=901, num_bytes=4500, train_by_domain={"web": 800}, validation_by_domain={"web": 40}, test_by_domain={"web": 61}
+    )
     extracted = ExtractedDocuments(
         num_documents=1000, num_bytes=5000, num_records=1000, dropped={}, documents_by_domain={"web": 700, "code": 300},
         bytes_by_domain={"web": 4000, "code": 1000},
@@ -228,7 +230,7 @@ def reported_data(store: Store) -> PreparedData:
     )  # fmt: skip
 
 
-def _metrics(name: str) -> list[dict[str, float]]:
+def metrics_of_phase(name: str) -> list[dict[str, float]]:
     """Lines as the worker writes them."""
     lines = []
     for step in range(1, STEPS[name] + 1):
@@ -243,7 +245,7 @@ def _metrics(name: str) -> list[dict[str, float]]:
     return lines
 
 
-def _rollouts() -> list[dict[str, object]]:
+def rollouts_of_phase() -> list[dict[str, object]]:
     return [
         {"step": step, "prompt_id": f"q{number}", "question": f"What is {number} + 7?", "answer": str(number + 7),
          "samples": [f"\n{number + 7}<|user|>", "\n<i>12</i><|user|>", ""], "rewards": [1.0, 0.0, 0.0]}
@@ -263,7 +265,7 @@ def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | N
 
     def write(output: Output) -> None:
         toy_checkpoint_step(model)(output=output)
-        files = {"metrics.jsonl": _metrics(name), **({"rollouts.jsonl": _rollouts()} if is_policy else {})}
+        files = {"metrics.jsonl": metrics_of_phase(name), **({"rollouts.jsonl": rollouts_of_phase()} if is_policy else {})}
         for file, lines in files.items():
             output.path(file).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -277,7 +279,7 @@ def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | N
     given = {"suite": evaluation_suite(store), "recipe": RECIPE, "resources": EvaluationResources(batch_sequences=8)}
     evaluation = commit(store, evaluate_checkpoint, checkpoint=checkpoint, **given)
     before = None if start is None else start.evaluation
-    judged = {"evaluation": evaluation, "start_evaluation": before, "champion_evaluation": None}
+    judged = {"evaluation": evaluation, "start_evaluation": before, "champion_evaluation": None, "anchors": None}
     rows = None if is_policy else commit(store, toy("pack_phase", packed, lambda output: output.path("order.npy").touch()), name)
     quoted = 0.4 if name == "sft" else None
     return ReportedPhase(name, rows, checkpoint, evaluation, commit(store, decide_gate, recipe=gate, **judged), quoted)

@@ -83,8 +83,8 @@ def test_training_files_are_never_asked(tmp_path):
 
 def test_continuations_are_of_the_documents_and_the_right_one_is_behind_its_context():
     texts = {f"d{number}": " ".join(f"word{number}x{place}" for place in range(60)) for number in range(6)}
-    rows = [{"id": name, "domain": "web", "text": text} for name, text in texts.items()]
-    questions = questions_from_documents([*rows, {"id": "short", "domain": "web", "text": "too short"}], 100)
+    rows = [{"id": name, "unit": f"record of {name}", "domain": "web", "text": text} for name, text in texts.items()]
+    questions = questions_from_documents([*rows, {"id": "short", "unit": "short", "domain": "web", "text": "too short"}], 100)
     assert len(questions) == 6 and len({question.answer for question in questions}) > 1
     for question in questions:
         text = texts[question.item_id.split("/")[-1]]
@@ -96,5 +96,5 @@ def test_continuations_are_of_the_documents_and_the_right_one_is_behind_its_cont
 
 
 def test_too_few_documents_of_a_domain_give_no_question():
-    rows = [{"id": str(number), "domain": "web", "text": f"{number} " * 400} for number in range(3)]
+    rows = [{"id": str(number), "unit": str(number), "domain": "web", "text": f"{number} " * 400} for number in range(3)]
     assert questions_from_documents(rows, 10) == []

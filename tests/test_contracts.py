@@ -18,7 +18,7 @@ NAMES = sorted(path.stem for path in CONTRACTS_DIR.glob("*.yaml"))
 DIGEST = "0123456789abcdef" * 4
 GOOD = {
     "id": ["0123456789abcdef", "fedcba9876543210"], "source": ["a.txt", "b.txt"], "offset": [0, 7], "domain": ["web", "code"],
-    "content_digest": [DIGEST, DIGEST[::-1]], "num_chars": [3, 4], "text": ["one", "four"], "split": ["train", "validation"],
+    "content_digest": [DIGEST, DIGEST[::-1]], "num_chars": [3, 4], "text": ["one", "four"], "split": ["train", "test"],
     "reason": ["near_duplicate", "too_few_words"], "kept_id": ["0123456789abcdef", "0123456789abcdef"], "num_bytes": [3, 4],
     "shard": [0, 0], "sequence": [0, 1], "length": [5, 5], "slot": [0, 5], "document": [0, 1], "number": [0, 1],
     "repository_id": ["0123456789abcdef", "0123456789abcdef"], "prompt": ["1 + 1 =", "1 + 2 ="], "answer": [" 2", " 3"],
@@ -36,10 +36,11 @@ VOCABULARY = {"token_id": list(range(292)), "token": [f"t{n}" for n in range(292
 
 
 EVALUATION = {
-    "item_id": ["i1", "i2", "i3"], "kind": ["arithmetic", "chat_problem", "validation"], "domain": ["synthetic", "synthetic", "web"],
+    "item_id": ["i1", "i2", "i3"], "kind": ["arithmetic", "chat_problem", "document"], "domain": ["synthetic", "synthetic", "web"],
+    "unit": ["i1", "i2", "g"],
     "prompt_digest": [DIGEST] * 3, "score": [1.0, 0.5, 2.0], "num_bytes": [0, 0, 7], "num_samples": [1, 4, 1], "num_right": [1, 2, 0],
     "text": ["1 + 1 =", "What is 1 + 1?", "one"],
-    "layer": [0, 0, 1], "expert": [0, 1, 0], "num_tokens": [3, 4, 7],
+    "layer": [0, 0, 1], "expert": [0, 1, 0], "num_tokens": [3, 4, 7], "num_routed": [7, 7, 7],
 }  # fmt: skip
 FERTILITY = {
     "tokenizer": ["ours", "ours"], "domain": ["*", "web"], "language": ["*", "*"], "num_documents": [7, 7], "num_bytes": [70, 70],
@@ -47,7 +48,10 @@ FERTILITY = {
     "vocabulary_share": [0.5, 0.5],
 }  # fmt: skip
 REPOSITORIES = GOOD | {"domain": ["repository", "repository"]}
-OWN_TABLES = {"repositories": REPOSITORIES, "tokenizer": VOCABULARY, "evaluation_items": EVALUATION, "evaluation_suite": EVALUATION}
+OWN_TABLES = {
+    "repositories": REPOSITORIES, "tokenizer": VOCABULARY, "evaluation_items": EVALUATION, "evaluation_suite": EVALUATION,
+    "chats": GOOD | {"split": ["train", "validation"]},
+}  # fmt: skip
 
 
 def good_table(contract: str, columns: tuple[str, ...]) -> pd.DataFrame:

@@ -97,9 +97,9 @@ def test_the_split_follows_the_cluster_and_only_the_cluster(chain):
 
     documents = rows(chain["split"], "documents/*.parquet")
     for row in documents:
-        held_out = int(hashlib.sha256(row["cluster"].encode()).hexdigest()[:8], 16) < 0.2 * 2**32
-        assert row["split"] == ("validation" if held_out else "train")
-    assert {row["split"] for row in documents} == {"train", "validation"}
+        place = int(hashlib.sha256(row["cluster"].encode()).hexdigest()[:8], 16) / 2**32
+        assert row["split"] == ("test" if place < 0.2 else "validation" if place < 0.4 else "train")
+    assert {row["split"] for row in documents} == {"train", "validation", "test"}
 
 
 def test_a_sequence_leads_back_to_its_document_and_its_text(chain):
@@ -152,7 +152,7 @@ def test_a_repository_is_its_surviving_files_of_one_side_each_behind_those_that_
     assert sorted(placed) == sorted(expected)
 
 
-def test_validation_shards_hold_the_held_out_documents_and_nothing_that_is_trained(chain):
+def test_validation_shards_hold_the_documents_of_their_side_and_nothing_that_is_trained_or_judged(chain):
     sources = ("decontaminated", "repositories")
     held_out = {row["id"] for name in sources for row in rows(chain[name], "documents/*.parquet") if row["split"] == "validation"}
     found = {row["id"] for row in rows(chain["validation"], "members.parquet")}

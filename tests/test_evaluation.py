@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from configs.schema import EvaluationResources
 from infra.home import Home
 from infra.step import Progress
 from infra.store import open_store
+from tasks.data.documents import REPOSITORY, document_id
 from tasks.evaluation.engine import document_token_ids, load_tokenizer
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
-from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, VALIDATION, accuracy, bits_per_byte, read_items
+from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, accuracy, bits_per_byte, read_items
+from tasks.evaluation.select_evaluation_items import _choose_documents, _held_out
 from tasks.evaluation.suite import read_suite
 from tests.evaluation_fakes import BENCHMARK, DOCUMENTS, RECIPE, checkpoint, commit, evaluation_suite, toy_tokenizer
 
@@ -35,26 +39,56 @@ def evaluation_of(store, name, batch_sequences=4, recipe=RECIPE):
     )
 
 
-def test_suite_takes_whole_documents_up_to_the_token_budget(store):
-    everything = evaluation_suite(store)
-    record = everything.record
-    assert (record.num_documents, record.num_problems, record.num_chat_problems, record.num_choice_items) == (12, 8, 6, 4)
-    small = evaluation_suite(store, RECIPE.model_copy(update={"max_validation_tokens": 200}))
-    assert 0 < small.record.num_validation_tokens <= 200 < everything.record.num_validation_tokens
-    texts = {question.item_id: question.text for question in read_suite(everything.path("suite.parquet"))}
-    chosen = [question for question in read_suite(small.path("suite.parquet")) if question.kind == VALIDATION]
-    assert all(texts[question.item_id] == question.text for question in chosen)
+def test_suite_takes_documents_of_the_test_side_only_and_their_leading_characters(store):
+    suite = evaluation_suite(store)
+    record = suite.record
+    assert (record.num_documents, record.num_problems, record.num_chat_problems, record.num_choice_items) == (24, 24, 20, 4)
+    asked = {question.item_id: question.text for question in read_suite(suite.path("suite.parquet"))}
+    assert not {"document/train", "document/validation"} & set(asked)
+    assert asked["document/web-3"] == (DOCUMENTS["web"] * 4)[21:321]
 
 
-def test_only_leading_characters_of_held_out_documents_are_asked(store):
-    asked = {question.item_id: question.text for question in read_suite(evaluation_suite(store).path("suite.parquet"))}
-    assert "validation/seen" not in asked
-    assert asked["validation/web-3"] == (DOCUMENTS["web"] * 4)[:300]
+def held_out_rows(path, sizes):
+    """Documents of side `test`: (records, pieces of each, characters of a piece) by domain."""
+    rows = [
+        {"id": document_id(domain, record, piece), "source": domain, "offset": record, "domain": domain, "split": "test",
+         "text": (f"{domain} {record} {piece} " * length)[:length]}
+        for domain, (records, pieces, length) in sizes.items() for record in range(records) for piece in range(pieces)
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return rows
+
+
+def test_every_domain_gets_twenty_records_within_the_same_budget(store, tmp_path):
+    """One domain fills the corpus, one has long documents, one few records in many pieces: each gives twenty records, or all that it has,
+    and the budget is used up by what comes first in the order of hashes."""
+    sizes = {"web": (400, 1, 400), "code": (30, 1, 4000), "math": (5, 40, 400)}
+    rows = held_out_rows(tmp_path / "documents.parquet", sizes)
+    toy_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    held_out = _held_out([tmp_path / "documents.parquet"])
+    assert {row["id"] for row in held_out} == {row["id"] for row in rows}
+    recipe = RECIPE.model_copy(update={"max_document_tokens": 24_000, "max_document_chars": 2000})
+    chosen, num_tokens = _choose_documents(held_out, tmp_path / "tokenizer.json", recipe)
+    assert 20_000 < num_tokens <= 24_000
+    units = {domain: {question.unit for question in chosen if question.domain == domain} for domain in sizes}
+    assert len(units["math"]) == 5 and min(len(units["code"]), len(units["web"])) >= 20
+    whole = {f"document/{row['id']}": row["text"] for row in rows}
+    cut = [question for question in chosen if len(question.text) < min(2000, len(whole[question.item_id]))]
+    assert {question.domain for question in cut} == {"code"} and all(whole[q.item_id].startswith(q.text) for q in chosen)
+    more, _ = _choose_documents(held_out, tmp_path / "tokenizer.json", recipe.model_copy(update={"max_document_tokens": 48_000}))
+    assert {question.item_id for question in chosen} < {question.item_id for question in more}
+
+
+def test_the_documents_of_one_repository_hang_together_as_the_pieces_of_a_record_do(tmp_path):
+    held_out_rows(tmp_path / "documents.parquet", {"web": (3, 2, 400), REPOSITORY: (3, 1, 400)})
+    units = [(row["domain"], row["unit"]) for row in _held_out([tmp_path / "documents.parquet"])]
+    assert sorted(domain for domain, _ in units) == [REPOSITORY] * 3 + ["web"] * 6
+    assert sorted(domain for domain, _ in set(units)) == [REPOSITORY] + ["web"] * 3
 
 
 def test_budget_below_the_first_document_is_refused(store):
-    with pytest.raises(ValueError, match=r"max_validation_tokens \(3\)"):
-        evaluation_suite(store, RECIPE.model_copy(update={"max_validation_tokens": 3}))
+    with pytest.raises(ValueError, match=r"max_document_tokens \(3\)"):
+        evaluation_suite(store, RECIPE.model_copy(update={"max_document_tokens": 3}))
 
 
 def test_document_bits_equal_a_plain_forward_pass_over_its_windows(store):
@@ -67,7 +101,7 @@ def test_document_bits_equal_a_plain_forward_pass_over_its_windows(store):
     model = load_model(checkpoint(store, "trained").directory("hf"))
     tokenizer = toy_tokenizer()
     for question in read_suite(evaluation_suite(store).path("suite.parquet")):
-        if question.kind != VALIDATION:
+        if question.kind != DOCUMENT:
             continue
         ids = [tokenizer.token_to_id("<|endoftext|>"), *tokenizer.encode(question.text).ids]
         total = 0.0
@@ -94,7 +128,7 @@ def test_answers_are_right_only_if_equal(store):
     items = [item for item in read_items(artifact.path("items.parquet")) if item.kind == ARITHMETIC]
     answers = {question.item_id: question.answer for question in read_suite(evaluation_suite(store).path("suite.parquet"))}
     assert [item.score for item in items] == [float(item.output.split("\n")[0] == answers[item.item_id]) for item in items]
-    assert artifact.record.arithmetic_accuracy == accuracy(items, ARITHMETIC)
+    assert artifact.record.arithmetic_accuracy == pytest.approx(accuracy(items, ARITHMETIC), abs=1e-6)
 
 
 def test_training_lowers_bits_and_domains_are_all_there(store):
@@ -125,7 +159,7 @@ def test_evaluation_repeats_bit_for_bit_and_batch_size_changes_only_rounding(sto
 def test_broken_weights_are_evaluated_not_crashed_on(store):
     record = evaluation_of(store, "broken").record
     assert record.bits_per_byte is None and "bits_per_byte" not in record.intervals
-    assert record.num_non_finite == record.num_items == 12 + 8 + 6 + 4
+    assert record.num_non_finite == record.num_items == 24 + 24 + 20 + 4
 
 
 def test_progress_is_reported(store, tmp_path):
@@ -145,7 +179,7 @@ def test_progress_is_reported(store, tmp_path):
 
 def test_non_finite_scores_survive_the_table(store):
     items = read_items(evaluation_of(store, "broken").path("items.parquet"))
-    assert all(math.isnan(item.log_probability) for item in items if item.kind == VALIDATION)
+    assert all(math.isnan(item.log_probability) for item in items if item.kind == DOCUMENT)
 
 
 def test_chat_answers_equal_generation_prompt_by_prompt(store):
@@ -173,7 +207,7 @@ def test_chat_answers_equal_generation_prompt_by_prompt(store):
         assert item.num_right == sum(answer_of(text) == item.expected for text in texts) == item.score * item.num_samples
         assert item.log_probability == pytest.approx(sum(map(sum, drawn.log_probabilities[4 * number : 4 * number + 4])), abs=1e-2)
     record = evaluation_of(store, "trained").record
-    assert record.pass_at_1 == pytest.approx(sum(item.num_right for item in items.values()) / 24, abs=1e-6)
+    assert record.pass_at_1 == pytest.approx(sum(item.num_right for item in items.values()) / 80, abs=1e-6)
 
 
 def test_choices_equal_a_direct_comparison_of_scores(store):

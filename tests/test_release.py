@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,7 +28,7 @@ from tasks.evaluation.suite import read_suite
 from tasks.release.convert_to_gguf import convert_to_gguf
 from tasks.release.decide_release import decide_release
 from tasks.release.evaluate_gguf import evaluate_gguf
-from tasks.release.generate_reference import generate_reference
+from tasks.release.generate_reference import MIN_COMPARED_TOKENS, ReferenceAnswer, generate_reference
 from tasks.release.served_scoring import ServedScorer
 from tasks.release.smoke_test import smoke_test
 from tasks.release.token_bytes import ends_inside_character, token_bytes
@@ -42,8 +43,9 @@ from tests.evaluation_fakes import (
 )
 
 RECIPE = ReleaseRecipe(
-    gguf_types=("F32", "Q8_0"), smoke_prompts=("What is 4 + 1?", "def add", "Привет, м", "4 + 1 ="), smoke_new_tokens=16,
-    smoke_min_margin=0.01, max_quantization_bits_per_byte=0.05, num_quantization_documents=6, max_quantization_document_tokens=24,
+    gguf_types=("F32", "Q8_0"), smoke_prompts=("What is 4 + 1?", "def add", "Привет, м", "4 + 1 ="), smoke_prompt_tokens=12,
+    smoke_new_tokens=40, smoke_min_margin=0.01, max_quantization_bits_per_byte=0.05, num_quantization_documents=6,
+    max_quantization_document_tokens=24,
 )  # fmt: skip
 SERVING = ServingResources(host="127.0.0.1", port=0, context_length=256, num_threads=1, startup_timeout_seconds=30)
 
@@ -95,7 +97,7 @@ def test_gguf_evaluation_equals_our_engine_on_the_same_tokens(store, gguf, suite
 
     trained = checkpoint(store, "trained")
     evaluation = commit(store, evaluate_gguf, gguf=gguf, checkpoint=trained, suite=suite, recipe=RECIPE, resources=SERVING)
-    documents = [question for question in read_suite(suite.path("suite.parquet")) if question.kind == "validation"][:6]
+    documents = [question for question in read_suite(suite.path("suite.parquet")) if question.kind == "document"][:6]
     ids = [document_token_ids(toy_tokenizer(), document.text)[:25] for document in documents]
     ours = -sum(map(sum, engine_of(store).score(ids))) / math.log(2) / evaluation.record.num_bytes
     assert evaluation.record.bits_per_byte["F32"] == pytest.approx(ours, abs=1e-4)
@@ -103,7 +105,7 @@ def test_gguf_evaluation_equals_our_engine_on_the_same_tokens(store, gguf, suite
     assert evaluation.record.num_bytes == sum(len(token_bytes(toy_tokenizer(), token_id)) for row in ids for token_id in row[1:])
 
     decision = commit(store, decide_release, gguf_evaluation=evaluation, recipe=RECIPE)
-    assert decision.record.accepted, decision.record.reasons
+    assert decision.record.accepted, decision.record.refusals
 
 
 def test_threads_change_no_score(store, gguf, suite, tmp_path):
@@ -115,26 +117,67 @@ def test_threads_change_no_score(store, gguf, suite, tmp_path):
     assert (one.key, one.digest) == (two.key, two.digest)
 
 
+def reference_of(store, name="trained", recipe=RECIPE):
+    return commit(store, generate_reference, checkpoint=checkpoint(store, name), suite=evaluation_suite(store), recipe=recipe)
+
+
 def test_smoke_test_passes_the_model_that_was_trained(store, served):
-    reference = commit(store, generate_reference, checkpoint=checkpoint(store, "trained"), recipe=RECIPE)
+    """On 500 tokens or more: after the recipe's prompts the beginnings of held-out documents, and no more of them than that takes."""
+    reference = reference_of(store)
     report = smoke_test(server_url=served.url, reference=reference)
     assert report.passed, report.reasons
-    assert report.num_compared_tokens == reference.record.num_clear_tokens > 30
+    assert report.num_compared_tokens == reference.record.num_clear_tokens >= MIN_COMPARED_TOKENS == 500
     assert report.model_names == ("glm46",)
+    answers = json.loads(reference.path("reference.json").read_text())
+    assert sum(answer["num_clear"] for answer in answers[:-1]) < 500 and len(answers) > 5
+    texts = [question.text for question in read_suite(evaluation_suite(store).path("suite.parquet")) if question.kind == "document"]
+    for answer in answers[5:]:
+        assert any(text.startswith(answer["prompt"]) for text in texts) and 1 < len(answer["prompt_ids"]) <= 14
+
+
+@pytest.mark.parametrize(("edit", "least"), [({"smoke_new_tokens": 8}, 100), ({"smoke_min_margin": 1e9}, 0)])
+def test_smoke_test_that_compares_too_little_is_refused(store, served, edit, least):
+    """Continuations that end too early, and margins that are never clear."""
+    report = smoke_test(server_url=served.url, reference=reference_of(store, recipe=RECIPE.model_copy(update=edit)))
+    assert not report.passed and least <= report.num_compared_tokens < 500
+    assert report.reasons[-1].startswith(
+        f"{report.num_compared_tokens} tokens of {report.num_prompts} prompts can be compared, 500 are needed"
+    )
+
+
+def test_one_different_token_of_five_hundred_is_found(store, served, tmp_path):
+    """The last token that must be reproduced and is a character of its own: ids of parts of characters are compared as bytes."""
+    answers = [ReferenceAnswer.model_validate(entry) for entry in json.loads(reference_of(store).path("reference.json").read_text())]
+    places = [
+        (number, place)
+        for number, answer in enumerate(answers)
+        for place, piece in enumerate(answer.pieces[: answer.num_clear - 1])
+        if bytes.fromhex(piece).isalpha()
+    ]
+    number, place = places[-1]
+    ids = list(answers[number].token_ids)
+    ids[place] += 1
+    answers[number] = answers[number].model_copy(update={"token_ids": tuple(ids)})
+    (tmp_path / "reference.json").write_text(json.dumps([answer.model_dump(mode="json") for answer in answers]))
+    report = smoke_test(server_url=served.url, reference=SimpleNamespace(path=lambda name: tmp_path / name))  # pyright: ignore[reportArgumentType]
+    assert not report.passed and len(report.reasons) == 1
+    assert f"the server generated token {ids[place] - 1} at place {place} of" in report.reasons[0]
+    assert report.reasons[0].endswith(f"we {ids[place]}")
 
 
 def test_a_conversation_is_asked_of_models_that_know_any(store, served, tmp_path):
     artifact = checkpoint(store, "trained")
-    reference = commit(store, generate_reference, checkpoint=artifact, recipe=RECIPE)
-    *texts, chat = json.loads(reference.path("reference.json").read_text())
-    assert [entry["is_chat"] for entry in texts] == [False] * 4 and chat["is_chat"]
+    answers = json.loads(reference_of(store).path("reference.json").read_text())
+    chat = answers[4]
+    assert [entry["is_chat"] for entry in answers] == [False] * 4 + [True] + [False] * (len(answers) - 5)
     prompt = toy_tokenizer().decode(chat["prompt_ids"], skip_special_tokens=False)
     assert prompt.endswith("What is 4 + 1?/nothink<|assistant|>\n<think></think>")
     assert chat["num_clear"] > 2, "no clear answer: test is too easy"
 
     base = replace(artifact, record=artifact.record.model_copy(update={"is_chat_trained": False}))
     output = Output(tmp_path, tmp_path, "key", lambda progress: None, lambda number, metrics: None)
-    assert generate_reference(checkpoint=base, recipe=RECIPE, output=output).num_prompts == 4
+    generate_reference(checkpoint=base, suite=evaluation_suite(store), recipe=RECIPE, output=output)
+    assert not [entry for entry in json.loads((tmp_path / "reference.json").read_text()) if entry["is_chat"]]
 
 
 def test_a_server_that_renders_conversations_otherwise_is_refused(store, tmp_path):
@@ -144,7 +187,7 @@ def test_a_server_that_renders_conversations_otherwise_is_refused(store, tmp_pat
     (tmp_path / "hf/chat_template.jinja").write_text("{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}")
     write_gguf(tmp_path / "hf", tmp_path / "hf/tokenizer.json", tmp_path / "m.gguf", gguf_type="F32", name="glm46")
     with running_model_server(tmp_path / "m.gguf", SERVING, tmp_path / "log") as server:
-        report = smoke_test(server_url=server.url, reference=commit(store, generate_reference, checkpoint=artifact, recipe=RECIPE))
+        report = smoke_test(server_url=server.url, reference=reference_of(store))
     assert not report.passed and all(reason.startswith("message 'What is 4 + 1?'") for reason in report.reasons)
 
 
@@ -210,19 +253,9 @@ def test_a_killed_model_server_is_an_error(gguf, tmp_path):
 
 
 def test_smoke_test_refuses_another_model(store, served):
-    reference = commit(store, generate_reference, checkpoint=checkpoint(store, "random"), recipe=RECIPE)
-    report = smoke_test(server_url=served.url, reference=reference)
+    report = smoke_test(server_url=served.url, reference=reference_of(store, "random"))
     assert not report.passed
     assert any("the server generated" in reason for reason in report.reasons)
-
-
-def test_smoke_test_that_compares_nothing_is_refused(store, served):
-    unclear = RECIPE.model_copy(update={"smoke_min_margin": 1e9})
-    report = smoke_test(
-        server_url=served.url, reference=commit(store, generate_reference, checkpoint=checkpoint(store, "trained"), recipe=unclear)
-    )
-    assert not report.passed
-    assert "nothing was compared" in report.reasons[0]
 
 
 def test_equal_weights_give_equal_files(store, gguf, tmp_path):

@@ -124,9 +124,11 @@ def test_every_bound_of_every_gate_is_shown(report, phases):
     text = report.path("report.html").read_text()
     rows = Cells(text).rows
     for phase in phases:
-        for reason in phase.decision.record.reasons:
-            sign = "✗" if reason.startswith("refused") else "✓"
-            assert [sign, reason.removeprefix("refused: ")] in rows
+        for bound in phase.decision.record.bounds:
+            sign, signed = {"held": "✓", "broken": "✗", "undecided": "?"}[bound.outcome], "+" if bound.against else ""
+            interval = "" if bound.interval is None else "[{:+.4f}, {:+.4f}]".format(*bound.interval)
+            shown = [f"{bound.value:{signed}.4f}", interval, f"{bound.limit:{signed}.4g}", str(bound.num_items or "")]
+            assert [sign, bound.figure, bound.against, *shown, "" if bound.outcome == "held" else bound.sentence] in rows
         assert phase.evaluation.digest[:12] in text and phase.checkpoint.digest[:12] in text
     assert report.record.accepted is False
     assert report.record.bits_per_byte == phases.last.evaluation.record.bits_per_byte
@@ -204,8 +206,8 @@ def test_a_refused_run_says_first_why_and_what_it_did_not_come_to(store, data):
     report = write_unreleased_report(store, data, phases)
     text = report.path("report.html").read_text()
     opening, rest = text.split('<div class="facts">')
-    (broken,) = [reason for reason in phases.last.decision.record.reasons if reason.startswith("refused: ")]
-    assert "Gate of mid_reasoning: refused" in opening and broken.removeprefix("refused: ") in opening
+    (broken,) = phases.last.decision.record.refusals
+    assert "Gate of mid_reasoning: refused" in opening and broken in opening
     assert "Nothing was promoted. Not reached: sft, rl_reasoning, the release." in opening
     rows = Cells(rest).rows
     assert all([title, "not reached", ""] in rows for title in ("Gate of sft", "Gate of rl_reasoning", "Quantized files"))
@@ -225,7 +227,7 @@ def test_cards_hold_the_numbers(report, phases):
     assert "123,456 parameters" in model and "answers in the GLM chat template" in model
     assert f"| pretrain_general | pretrain | 60 | {60 * TOKENS_PER_STEP:,} |" in model
     assert f"{phases.last.evaluation.record.bits_per_byte:.4f} [" in model
-    assert "**Gate of sft: accepted.**" in model and "**Against the champion: refused.**" in model
+    assert "**Gate of sft: accepted.**" in model and "**Against champion and anchors: refused.**" in model
     assert "971 documents, 2,500 tokens, from 9 files; 285 conversations." in cards
     assert "| deduplicate | dropped: exact | 60 |" in cards and "MIT \\| Apache-2.0" in cards
     for text in (model, cards):

@@ -36,7 +36,7 @@ class ConcatenatedRepositories(Record):
     num_files: int
     """Documents that were put into others, pieces of files included."""
     train_bytes: int
-    validation_bytes: int
+    held_out_bytes: int
 
 
 @step(content=("documents/*.parquet", "files.parquet"), distributions=("pyspark", "pyarrow"))
@@ -62,7 +62,7 @@ def concatenate_repositories(
     num_documents = sum(count for count, _ in count_by(paths, "split").values())
     return ConcatenatedRepositories(
         num_documents=num_documents, num_bytes=sum(sizes.values()), num_repositories=num_repositories, num_files=num_files,
-        train_bytes=sizes.get(TRAIN, 0), validation_bytes=sum(size for split, size in sizes.items() if split != TRAIN),
+        train_bytes=sizes.get(TRAIN, 0), held_out_bytes=sum(size for split, size in sizes.items() if split != TRAIN),
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class DecontaminatedDocuments(Record):
     """Runs of words shared with items that so many documents hold that they drop none: common phrases."""
     dropped: dict[str, int]
     train_bytes_by_domain: dict[str, int]
-    validation_bytes_by_domain: dict[str, int]
+    held_out_bytes_by_domain: dict[str, int]
     num_prompts: int
     """In prompts.parquet."""
     num_dropped_prompts: int
@@ -91,7 +91,7 @@ def decontaminate_documents(
         num_common_runs=num_common,
         dropped=reasons,
         train_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN},
-        validation_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split != TRAIN},
+        held_out_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split != TRAIN},
         num_prompts=num_prompts,
         num_dropped_prompts=num_dropped_prompts,
     )

@@ -36,7 +36,8 @@ UNBUCKETED = -1
 DROPPED_COLUMNS = "id string, reason string, kept_id string"
 """kept_id: the document that stays in its place, or the evaluation item it overlaps with; empty where there is none."""
 
-TRAIN, VALIDATION = "train", "validation"
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+"""Sides of the split: VALIDATION is measured while a phase trains and may choose among its weights, TEST is what gates judge by."""
 CODE, COMMIT, ISSUE = "code", "commit", "issue"
 SYNTHETIC, CHAT, REPOSITORY = "synthetic", "chat", "repository"
 """Domains that no source file is given: generated problems, conversations, and the files of a repository one after the other."""

@@ -1,10 +1,11 @@
-"""Step: held-out documents, repositories and tokenizer -> shards as those for training: what is measured while a phase trains."""
+"""Step: validation documents, repositories and tokenizer -> shards as those for training: what is measured while a phase trains."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, step
+from tasks.data.document_files import count_by
 from tasks.data.documents import VALIDATION
 from tasks.data.shard_documents import TokenShards, shard_split
 
@@ -27,6 +28,9 @@ def shard_validation(
     resources: SparkResources,
     output: Output,
 ) -> TokenShards:
-    """No phase is trained on these; every domain that lost its held-out documents to a filter is absent."""
+    """No phase is trained on these and no gate judges by them; every domain that lost its documents to a filter is absent. Raises
+    ValueError where all did."""
     paths = [*documents.paths("documents/*.parquet"), *repositories.paths("documents/*.parquet")]
+    if (VALIDATION,) not in count_by(paths, "split"):
+        raise ValueError("the filters left no document to validate with: raise data.recipe.split.validation_share or bring more documents")
     return shard_split(paths, VALIDATION, tokenizer, resources, output, multiple_of=1)

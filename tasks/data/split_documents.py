@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.document_files import count_by, read_documents, write_marked_documents
-from tasks.data.documents import TRAIN, VALIDATION
+from tasks.data.documents import TEST, TRAIN, VALIDATION
 
 if TYPE_CHECKING:
     from configs.schema import SparkResources, SplitRecipe
@@ -19,13 +19,14 @@ class SplitDocuments(Record):
     num_bytes: int
     train_by_domain: dict[str, int]
     validation_by_domain: dict[str, int]
+    test_by_domain: dict[str, int]
 
 
 @step(content=("documents/*.parquet",), distributions=("pyspark", "pyarrow"))
 def split_documents(
     *, documents: Artifact[DistinctDocuments], recipe: SplitRecipe, resources: SparkResources, output: Output
 ) -> SplitDocuments:
-    """Hold out validation clusters. Raises ValueError if that leaves either side empty."""
+    """Hold out clusters to validate and to test with. Raises ValueError if that leaves a side empty."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)
@@ -34,15 +35,17 @@ def split_documents(
     paths = documents.paths("documents/*.parquet")
     frame = read_documents(spark, paths, resources)
     cluster_hash = F.conv(F.substring(F.sha2("cluster", 256), 1, 8), 16, 10).cast("long")
-    is_validation = cluster_hash < int(recipe.validation_share * 2**32)
-    split = frame.select("id", F.when(is_validation, F.lit(VALIDATION)).otherwise(F.lit(TRAIN)).alias("split"))
+    end_of_test = int(recipe.test_share * 2**32)
+    end_of_validation = end_of_test + int(recipe.validation_share * 2**32)
+    side = F.when(cluster_hash < end_of_test, F.lit(TEST)).when(cluster_hash < end_of_validation, F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
+    split = frame.select("id", side.alias("split"))
     counts = count_by(write_marked_documents(split, paths, output.path("documents"), documents.record.num_bytes), "split", "domain")
-    sides = {side: {domain: count for (name, domain), (count, _) in counts.items() if name == side} for side in (TRAIN, VALIDATION)}
+    sides = {side: {domain: count for (name, domain), (count, _) in counts.items() if name == side} for side in (TRAIN, VALIDATION, TEST)}
     for side, domains in sides.items():
         if not domains:
             raise ValueError(
-                f"no document of {num_in} falls into the {side} split at split.validation_share {recipe.validation_share}: "
-                "bring more documents or move the share towards 0.5"
+                f"no document of {num_in} falls into the {side} split at split.validation_share {recipe.validation_share} and "
+                f"split.test_share {recipe.test_share}: bring more documents or move the shares towards a third"
             )
     num_out = sum(count for count, _ in counts.values())
     assert num_in == num_out, (num_in, num_out)
@@ -51,4 +54,5 @@ def split_documents(
         num_bytes=sum(size for _, size in counts.values()),
         train_by_domain=sides[TRAIN],
         validation_by_domain=sides[VALIDATION],
+        test_by_domain=sides[TEST],
     )

@@ -53,7 +53,7 @@ def _file_questions(file: SourceFile) -> Iterator[Question]:
         if parsed is not None:
             text, choices, right = parsed
             item_id, written = f"{CHOICE}/{benchmark}/{document_id(file.name, offset, 0)}", json.dumps(choices, ensure_ascii=False)
-            yield Question(item_id, CHOICE, file.domain, text, str(right), written)
+            yield Question(item_id, CHOICE, file.domain, item_id, text, str(right), written)
 
 
 def _lines(file: SourceFile) -> Iterator[tuple[int, bytes]]:
@@ -103,22 +103,22 @@ def _with_cue(text: str, is_bare: bool) -> str:
 def questions_from_documents(documents: Iterable[dict[str, str]], num_questions: int) -> list[Question]:
     """Which of four texts continues a held-out document? The wrong ones continue the next documents of its domain, in hash order.
 
-    documents: rows with id, domain and text, in the order in which they are taken. Texts without a space are left out.
+    documents: rows with id, unit, domain and text, in the order in which they are taken. Texts without a space are left out.
     """
-    by_domain: dict[str, list[tuple[str, str, str]]] = {}
+    by_domain: dict[str, list[tuple[str, str, str, str]]] = {}
     for row in documents:
         cut = _cut(row["text"])
         if cut is not None:
-            by_domain.setdefault(row["domain"], []).append((row["id"], *cut))
+            by_domain.setdefault(row["domain"], []).append((row["id"], row["unit"], *cut))
     questions = []
     for domain, rows in sorted(by_domain.items()):
-        for number, (identity, context, continuation) in enumerate(rows):
-            others = (rows[(number + step) % len(rows)][2] for step in range(1, len(rows)))
+        for number, (identity, unit, context, continuation) in enumerate(rows):
+            others = (rows[(number + step) % len(rows)][3] for step in range(1, len(rows)))
             wrong = list(dict.fromkeys(other for other in others if other != continuation))[: NUM_CONTINUATIONS - 1]
             if len(wrong) == NUM_CONTINUATIONS - 1:
                 right = int(order_hash(identity)[:8], 16) % NUM_CONTINUATIONS
                 choices = json.dumps([*wrong[:right], continuation, *wrong[right:]], ensure_ascii=False)
-                questions.append(Question(f"{CHOICE}/continuation/{identity}", CHOICE, domain, context, str(right), choices))
+                questions.append(Question(f"{CHOICE}/continuation/{identity}", CHOICE, domain, unit, context, str(right), choices))
     return sorted(questions, key=lambda question: order_hash(question.item_id))[:num_questions]
 
 

@@ -1,213 +1,187 @@
-"""Accept or refuse a candidate by its evaluation: floors, then paired comparisons with its start and with the reigning champion.
+"""Accept or refuse a candidate by its evaluation: floors and ceilings, then paired comparisons with start, champion and anchors.
 
 In: items.parquet and experts.parquet of the candidate and, where there are any, items.parquet of the checkpoint that the phase started
-from and of the champion, on the same suite. Out: decision.json. A refusal is a result with reasons, never an exception; evaluations that
-cannot be compared or lack a metric raise.
+from, of the champion and of the anchors, on the same suite. Out: decision.json. A refusal is a result with reasons, never an exception;
+evaluations that cannot be compared or lack a metric raise.
+
+The anchor of a figure is the best promoted version so far. Margins against the champion alone would add up from release to release:
+against the anchor they do not. It moves only to a candidate that is better than it beyond the interval.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from infra.step import Artifact, Output, Record, step
-from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, read_expert_use
-from tasks.evaluation.intervals import mean_interval, ratio_interval
+from pydantic import Field
+
+from infra.step import Artifact, Output, Record, digest_of, step
+from tasks.evaluation.bounds import Bound, Verdict
+from tasks.evaluation.comparisons import BITS_PER_BYTE, FIGURES, Compared, compare, judge
+from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, chance_cv, chance_load, read_expert_use
 from tasks.evaluation.items import (
     ARITHMETIC,
     CHAT_PROBLEM,
-    VALIDATION,
+    CHOICE,
+    DOCUMENT,
     Item,
     accuracy,
     bits_per_byte,
-    by_domain,
     distinct_answer_share,
     items_of,
     num_non_finite,
     read_items,
+    text_once,
 )
 
 if TYPE_CHECKING:
-    from configs.schema import GateRecipe
+    from configs.schema import GateRecipe, MarginRecipe
     from tasks.evaluation.evaluate_checkpoint import Evaluation
 
-MIN_PAIRED_ITEMS = 2
-"""Below this a resampled interval has no width and proves nothing."""
+START, CHAMPION, ANCHOR = "start", "champion", "anchor"
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """The evaluation of each figure's anchor; a figure without one is absent."""
+
+    evaluations: dict[str, Artifact[Evaluation]]
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the figures and their evaluations' digests."""
+        return digest_of({figure: evaluation.digest for figure, evaluation in self.evaluations.items()})
 
 
 class GateDecision(Record):
     """The verdict of a gate; also decision.json."""
 
     accepted: bool
-    reasons: tuple[str, ...]
-    """One sentence per bound, held or broken, with both numbers; a broken one starts with `refused: `."""
-    figures: dict[str, float]
-    """What was measured, finite values only."""
+    bounds: tuple[Bound, ...]
     candidate_digest: str
     """Digest of the evaluation that was judged."""
     start_digest: str = ""
     """Digest of the evaluation of what the phase started from; empty where that had none."""
     champion_digest: str = ""
     """Digest of the champion's evaluation; empty where no champion reigned."""
+    anchor_digests: dict[str, str] = Field(default_factory=dict)
+    """Digest of the anchor's evaluation, by figure."""
+    anchored: tuple[str, ...] = ()
+    """Figures whose anchor the candidate becomes with its promotion."""
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Why the candidate was refused, one sentence per bound."""
+        return tuple(bound.sentence for bound in self.bounds if bound.is_refusal)
 
 
-@step(content=("decision.json",), distributions=("numpy", "pyarrow"))
+@step(content=("decision.json",), distributions=("numpy", "scipy", "pyarrow"))
 def decide_gate(
     *,
     evaluation: Artifact[Evaluation],
     start_evaluation: Artifact[Evaluation] | None,
     champion_evaluation: Artifact[Evaluation] | None,
+    anchors: Anchors | None,
     recipe: GateRecipe,
     output: Output,
 ) -> GateDecision:
-    """Judge an evaluation. Raises ValueError when start or champion were evaluated on other items, or a metric is missing."""
+    """Judge an evaluation; `anchors` is None where no release is decided. Raises ValueError when another evaluation is of other items, or
+    a metric is missing."""
     items = read_items(evaluation.path("items.parquet"))
-    verdict = _Verdict()
+    verdict = Verdict()
     _check_experts(read_expert_use(evaluation.path(EXPERTS_FILE)), recipe, verdict)
     _check_floors(items, recipe, verdict)
-    if start_evaluation is not None:
-        before = _comparable(evaluation, start_evaluation, "start")
-        _compare_bits(items, before, "start", recipe.start_bits_per_byte, verdict)
-        _compare_domains(items, before, recipe.max_forgetting_bits_per_byte, verdict)
-        _compare_passes(items, before, recipe.start_pass_at_1, verdict)
-    if champion_evaluation is not None:
-        reigning = _comparable(evaluation, champion_evaluation, "champion")
-        _compare_bits(items, reigning, "champion", recipe.noninferiority_bits_per_byte, verdict)
+    anchored: tuple[str, ...] = ()
+    if not num_non_finite(items_of(items, DOCUMENT)):
+        for name, other, margins in ((START, start_evaluation, recipe.start), (CHAMPION, champion_evaluation, recipe.champion)):
+            if other is not None:
+                before = _items_of(evaluation, other, name)
+                for figure in FIGURES:
+                    is_own = name == START and figure == recipe.own_figure
+                    _judge(compare(figure, items, before), name, margins, is_own, verdict)
+        if anchors is not None:
+            anchored = _judge_anchors(evaluation, items, anchors, champion_evaluation, recipe.champion, verdict)
     decision = GateDecision(
-        accepted=verdict.accepted, reasons=tuple(verdict.reasons), figures=verdict.figures, candidate_digest=evaluation.digest,
+        accepted=verdict.is_held, bounds=tuple(verdict.bounds), candidate_digest=evaluation.digest,
         start_digest="" if start_evaluation is None else start_evaluation.digest,
         champion_digest="" if champion_evaluation is None else champion_evaluation.digest,
+        anchor_digests={} if anchors is None else {figure: anchor.digest for figure, anchor in anchors.evaluations.items()},
+        anchored=anchored,
     )  # fmt: skip
     output.path("decision.json").write_text(json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n")
     return decision
 
 
-class _Verdict:
-    """Collects bounds and figures while a gate is decided."""
-
-    def __init__(self) -> None:
-        self.accepted = True
-        self.reasons: list[str] = []
-        self.figures: dict[str, float] = {}
-
-    def hold(self, held: bool, reason: str) -> None:
-        """Note one bound; `reason` says what was measured and what was allowed."""
-        self.accepted &= held
-        self.reasons.append(reason if held else f"refused: {reason}")
-
-    def measure(self, name: str, value: float) -> bool:
-        """Note a figure; one that is not finite refuses, and False is returned."""
-        if math.isfinite(value):
-            self.figures[name] = round(value, 6)
-            return True
-        self.hold(False, f"{name} is {value}")
-        return False
-
-    def floor(self, name: str, value: float, needed: float) -> None:
-        """Note a figure that must not lie below a bound."""
-        if self.measure(name, value):
-            self.hold(value >= needed, f"{name} {value:.4f}, at least {needed} needed")
-
-
-def _check_floors(items: list[Item], recipe: GateRecipe, verdict: _Verdict) -> None:
-    bits = bits_per_byte(items)
-    if verdict.measure("bits_per_byte", bits):
-        verdict.hold(bits <= recipe.max_bits_per_byte, f"bits_per_byte {bits:.4f}, at most {recipe.max_bits_per_byte} allowed")
+def _check_floors(items: list[Item], recipe: GateRecipe, verdict: Verdict) -> None:
+    verdict.ceiling(BITS_PER_BYTE, bits_per_byte(text_once(items)), recipe.max_bits_per_byte)
     verdict.floor("arithmetic_accuracy", accuracy(items, ARITHMETIC), recipe.min_arithmetic_accuracy)
     verdict.floor("pass_at_1", accuracy(items, CHAT_PROBLEM), recipe.min_pass_at_1)
+    if any(item.kind == CHOICE for item in items):
+        verdict.floor("choice_accuracy", accuracy(items, CHOICE), recipe.min_choice_accuracy)
+    elif recipe.min_choice_accuracy > 0:
+        verdict.floor("choice_accuracy", math.nan, recipe.min_choice_accuracy, ": the suite holds no question, bring some or lower it to 0")
     verdict.floor("distinct_answer_share", distinct_answer_share(items), recipe.min_distinct_answer_share)
-    broken = num_non_finite(items)
-    verdict.measure("num_non_finite", broken)
-    verdict.hold(broken == 0, f"{broken} of {len(items)} items have a log-probability that is not finite, 0 allowed")
+    verdict.ceiling("items_not_finite", num_non_finite(items), 0)
 
 
-def _check_experts(layers: list[ExpertUse], recipe: GateRecipe, verdict: _Verdict) -> None:
-    """Ceilings on the worst layer's imbalance; a model without experts has none."""
-    for name, ceiling in (("load", recipe.max_expert_load), ("cv", recipe.max_expert_cv)):
-        if layers:
-            worst = max(layers, key=lambda use: getattr(use, name))
-            value = getattr(worst, name)
-            verdict.measure(f"expert_{name}", value)
-            verdict.hold(
-                value <= ceiling, f"expert_{name} {value:.4f} in layer {worst.layer + 1} of those with experts, at most {ceiling} allowed"
-            )
-    if layers:
-        verdict.measure("num_dead_experts", sum(use.num_dead for use in layers))
+def _check_experts(layers: list[ExpertUse], recipe: GateRecipe, verdict: Verdict) -> None:
+    """Ceilings on the worst layer's imbalance beyond that of an ideal router; a model without experts has none."""
+    if not layers:
+        return
+    by_load, by_cv = max(layers, key=lambda use: use.load), max(layers, key=lambda use: use.cv)
+    excess, spread, tokens = chance_load(layers) - 1, chance_cv(layers), f"{by_load.num_routed:,} tokens"
+    verdict.ceiling(
+        "expert_load", by_load.load, recipe.max_expert_load + excess,
+        f": {recipe.max_expert_load} and the {excess:.4f} that chance adds to an ideal router's on {tokens}; the worst is layer "
+        f"{by_load.layer + 1} of {len(layers)} with experts",
+    )  # fmt: skip
+    verdict.ceiling(
+        "expert_cv", by_cv.cv, math.hypot(recipe.max_expert_cv, spread),
+        f": {recipe.max_expert_cv} and an ideal router's {spread:.4f} by chance on {tokens}, as variances add; the worst is layer "
+        f"{by_cv.layer + 1} of {len(layers)} with experts",
+    )  # fmt: skip
 
 
-def _compare_domains(items: list[Item], other_items: list[Item], margin: float, verdict: _Verdict) -> None:
-    """No domain may have been forgotten: the same interval against the start as over all documents, one domain at a time."""
-    others = by_domain(other_items, VALIDATION)
-    for domain, candidate in by_domain(items, VALIDATION).items():
-        if len(candidate) < MIN_PAIRED_ITEMS or not all(math.isfinite(item.bits) for item in (*candidate, *others[domain])):
-            verdict.reasons.append(f"domain {domain} is not judged alone: {len(candidate)} document, or one that is not finite")
-            continue
-        difference, lower, upper = paired_bits_per_byte(candidate, others[domain])
-        verdict.measure(f"forgetting_{domain}", difference)
-        verdict.hold(
-            upper < margin,
-            f"bits_per_byte of domain {domain} differs from the start's by {difference:+.4f} [{lower:+.4f}, {upper:+.4f}] "
-            f"(95 %, {len(candidate)} documents), the upper end must stay below {margin:+}",
-        )
-
-
-def _comparable(evaluation: Artifact[Evaluation], other: Artifact[Evaluation], name: str) -> list[Item]:
-    """The other evaluation's items, if it was asked the same."""
+def _items_of(evaluation: Artifact[Evaluation], other: Artifact[Evaluation], name: str) -> list[Item]:
+    """The other evaluation's items, if it was asked the same. Raises ValueError where it was not, or a document is not finite."""
     ours, theirs = evaluation.record.suite_digest, other.record.suite_digest
     if ours != theirs:
         raise ValueError(f"candidate and {name} were evaluated on different items ({ours[:12]} and {theirs[:12]}): evaluate on one suite")
-    return read_items(other.path("items.parquet"))
+    items = read_items(other.path("items.parquet"))
+    bits = bits_per_byte(items)
+    if not math.isfinite(bits):
+        raise ValueError(f"the {name}'s bits per byte is {bits}: nothing can be compared with it, name a sound version as {name}")
+    return items
 
 
-def _compare_bits(items: list[Item], other_items: list[Item], name: str, margin: float, verdict: _Verdict) -> None:
-    """The upper end of the interval of the difference in bits per byte must stay below the margin."""
-    other_bits = bits_per_byte(other_items)
-    if not math.isfinite(other_bits):
-        raise ValueError(f"the {name}'s bits per byte is {other_bits}: nothing can be compared with it, name a sound version as {name}")
-    verdict.measure(f"{name}_bits_per_byte", other_bits)
-    if "bits_per_byte" not in verdict.figures:
-        return
-    candidate, other = _paired(items, other_items, VALIDATION, verdict)
-    if candidate:
-        difference, lower, upper = paired_bits_per_byte(candidate, other)
-        verdict.measure(f"bits_per_byte_against_{name}", difference)
-        verdict.hold(
-            upper < margin,
-            f"bits_per_byte differs from the {name}'s by {difference:+.4f} [{lower:+.4f}, {upper:+.4f}] "
-            f"(95 %, {len(candidate)} documents), the upper end must stay below {margin:+}",
-        )
+def _judge(compared: list[Compared], name: str, margins: MarginRecipe, is_own: bool, verdict: Verdict) -> None:
+    """Note the bound of a figure and those of its domains, which have a margin of their own and are nobody's own figure."""
+    for number, each in enumerate(compared):
+        margin = margins.domain_bits_per_byte if number else getattr(margins, each.figure)
+        verdict.bounds.append(judge(each, name, margin, is_own and not number))
 
 
-def _compare_passes(items: list[Item], other_items: list[Item], margin: float, verdict: _Verdict) -> None:
-    """The lower end of the interval of the difference in pass@1 against the start must stay above minus the margin."""
-    candidate, other = _paired(items, other_items, CHAT_PROBLEM, verdict)
-    if candidate:
-        differences = [ours.score - theirs.score for ours, theirs in zip(candidate, other, strict=True)]
-        difference, (lower, upper) = sum(differences) / len(differences), mean_interval(differences)
-        verdict.measure("pass_at_1_against_start", difference)
-        verdict.hold(
-            lower > -margin,
-            f"pass_at_1 differs from the start's by {difference:+.4f} [{lower:+.4f}, {upper:+.4f}] "
-            f"(95 %, {len(candidate)} problems), the lower end must stay above {-margin:+}",
-        )
-
-
-def _paired(items: list[Item], other_items: list[Item], kind: str, verdict: _Verdict) -> tuple[list[Item], list[Item]]:
-    """Both sides' items of one kind, in one order; empty, and refused, where they are too few for an interval."""
-    candidate, other = items_of(items, kind), items_of(other_items, kind)
-    assert [item.item_id for item in candidate] == [item.item_id for item in other], "equal suite digests, different items"
-    if len(candidate) < MIN_PAIRED_ITEMS:
-        verdict.hold(False, f"{len(candidate)} item of kind {kind}, at least {MIN_PAIRED_ITEMS} needed for a paired comparison")
-        return [], []
-    return candidate, other
-
-
-def paired_bits_per_byte(candidate: list[Item], other: list[Item]) -> tuple[float, float, float]:
-    """Candidate minus other in bits per byte and its 95 % interval, by a paired bootstrap over documents.
-
-    A resample draws documents; its difference is summed bits over summed bytes, so that long documents weigh as they do in the metric.
-    """
-    extra_bits = [ours.bits - theirs.bits for ours, theirs in zip(candidate, other, strict=True)]
-    num_bytes = [item.num_bytes for item in candidate]
-    return sum(extra_bits) / sum(num_bytes), *ratio_interval(extra_bits, num_bytes)
+def _judge_anchors(
+    evaluation: Artifact[Evaluation],
+    items: list[Item],
+    anchors: Anchors,
+    champion_evaluation: Artifact[Evaluation] | None,
+    margins: MarginRecipe,
+    verdict: Verdict,
+) -> tuple[str, ...]:
+    """The figures whose anchor the candidate becomes: those without one, and those in which it is better than the anchor beyond the
+    interval while no domain is worse beyond its own. What is the champion, or the candidate itself, is not judged a second time."""
+    anchored = []
+    for figure in FIGURES:
+        anchor = anchors.evaluations.get(figure)
+        if anchor is None:
+            anchored.append(figure)
+        elif anchor.digest != evaluation.digest:
+            compared = compare(figure, items, _items_of(evaluation, anchor, ANCHOR))
+            if champion_evaluation is None or champion_evaluation.digest != anchor.digest:
+                _judge(compared, ANCHOR, margins, False, verdict)
+            if compared and compared[0].difference.is_better and not any(each.difference.is_worse for each in compared[1:]):
+                anchored.append(figure)
+    return tuple(anchored)

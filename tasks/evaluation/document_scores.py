@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress
 from tasks.evaluation.engine import Engine, document_token_ids
-from tasks.evaluation.items import VALIDATION, Item
+from tasks.evaluation.items import DOCUMENT, Item
 from tasks.evaluation.suite import Question
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ def score_documents(
             owners.append(number)
     totals = [0.0] * len(documents)
     for start in range(0, len(windows), WINDOWS_PER_REPORT):
-        output.report(Progress(start, len(windows), "windows", "scoring validation documents"))
+        output.report(Progress(start, len(windows), "windows", "scoring held-out documents"))
         scores = engine.score(windows[start : start + WINDOWS_PER_REPORT])
         for owner, row in zip(owners[start : start + WINDOWS_PER_REPORT], scores, strict=True):
             totals[owner] += sum(row)
     for document, log_probability in zip(documents, totals, strict=True):
         num_bytes = len(document.text.encode())
         yield Item(
-            document.item_id, VALIDATION, document.domain, document.prompt_digest, expected="", output="",
+            document.item_id, DOCUMENT, document.domain, document.unit, document.prompt_digest, expected="", output="",
             score=-log_probability / math.log(2) / num_bytes, log_probability=log_probability, num_bytes=num_bytes,
             num_samples=0, num_right=0,
         )  # fmt: skip

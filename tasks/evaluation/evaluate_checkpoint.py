@@ -1,7 +1,7 @@
 """Ask a checkpoint every question of a suite: bits per byte, verified problems as text and as conversations, multiple choice.
 
 In: a trained checkpoint (hf/ with tokenizer.json) and a suite. Out: items.parquet, one row per item, sorted by item id, and
-experts.parquet, routed validation tokens per layer and expert; gates read only these. Runs in this process with fixed threads and
+experts.parquet, routed tokens of the documents per layer and expert; gates read only these. Runs in this process with fixed threads and
 deterministic algorithms.
 """
 
@@ -17,12 +17,12 @@ from tasks.evaluation.document_scores import score_documents
 from tasks.evaluation.engine import load_engine, load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, measure_expert_use, write_expert_use
 from tasks.evaluation.generated_answers import answer_chats, continue_problems
-from tasks.evaluation.intervals import Interval, mean_interval
+from tasks.evaluation.intervals import Interval, share_interval
 from tasks.evaluation.items import (
     ARITHMETIC,
     CHAT_PROBLEM,
     CHOICE,
-    VALIDATION,
+    DOCUMENT,
     Item,
     accuracy,
     accuracy_interval,
@@ -32,6 +32,7 @@ from tasks.evaluation.items import (
     distinct_answer_share,
     num_non_finite,
     passed_at_k,
+    text_once,
     write_items,
 )
 from tasks.evaluation.suite import Question, read_suite
@@ -51,7 +52,7 @@ class Evaluation(Record):
     num_non_finite: int
     """Items whose log-probability is NaN or infinite: a broken model."""
     bits_per_byte: float | None
-    """Over all validation documents; None where one is not finite."""
+    """Over the held-out documents but those of domain repository, whose text is that of others; None where one is not finite."""
     bits_per_byte_by_domain: dict[str, float | None]
     arithmetic_accuracy: float
     """Share of the verified problems continued rightly as plain text."""
@@ -67,15 +68,16 @@ class Evaluation(Record):
     intervals: dict[str, Interval]
     """95 % intervals by figure; a figure that is not finite has none."""
     expert_load: tuple[float, ...] = ()
-    """The most used expert over the mean on validation text, per layer with experts."""
+    """The most used expert over the mean on the documents, per layer with experts."""
     expert_cv: tuple[float, ...] = ()
     """Coefficient of variation of the experts' loads, likewise."""
     num_dead_experts: tuple[int, ...] = ()
-    """Experts that no validation token was routed to, likewise."""
+    """Experts that no token was routed to, likewise."""
 
 
 @step(
-    content=("items.parquet", EXPERTS_FILE), distributions=("torch", "tokenizers", "pyarrow", "safetensors", "numpy", "lm_eval", "datasets")
+    content=("items.parquet", EXPERTS_FILE),
+    distributions=("torch", "tokenizers", "pyarrow", "safetensors", "numpy", "scipy", "lm_eval", "datasets"),
 )
 def evaluate_checkpoint(
     *,
@@ -90,7 +92,7 @@ def evaluate_checkpoint(
     tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")
     questions = read_suite(suite.path("suite.parquet"))
     normalised = None
-    documents = _of_kind(questions, VALIDATION)
+    documents = _of_kind(questions, DOCUMENT)
     with reproducible_arithmetic(recipe.num_threads):
         engine = load_engine(checkpoint_dir, weights_version=version, batch_sequences=resources.batch_sequences)
         items = [*score_documents(engine, tokenizer, documents, recipe.sequence_length, output)]
@@ -115,10 +117,10 @@ def _evaluation(
 ) -> Evaluation:
     passed = passed_at_k(items, pass_k)
     intervals = {
-        "bits_per_byte": bits_per_byte_interval(items),
+        "bits_per_byte": bits_per_byte_interval(text_once(items)),
         "arithmetic_accuracy": accuracy_interval(items, ARITHMETIC),
         "pass_at_1": accuracy_interval(items, CHAT_PROBLEM),
-        "pass_at_k": mean_interval(passed),
+        "pass_at_k": share_interval(passed, [1] * len(passed)),
         **({} if normalised is None else {"choice_accuracy": accuracy_interval(items, CHOICE)}),
     }
     return Evaluation(
@@ -126,8 +128,8 @@ def _evaluation(
         checkpoint_digest=checkpoint_digest,
         num_items=len(items),
         num_non_finite=num_non_finite(items),
-        bits_per_byte=_figure(bits_per_byte(items)),
-        bits_per_byte_by_domain={name: _figure(bits_per_byte(group)) for name, group in by_domain(items, VALIDATION).items()},
+        bits_per_byte=_figure(bits_per_byte(text_once(items))),
+        bits_per_byte_by_domain={name: _figure(bits_per_byte(group)) for name, group in by_domain(items, DOCUMENT).items()},
         arithmetic_accuracy=round(accuracy(items, ARITHMETIC), 6),
         pass_at_1=round(accuracy(items, CHAT_PROBLEM), 6),
         pass_at_k=round(sum(passed) / len(passed), 6),

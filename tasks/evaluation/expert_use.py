@@ -1,10 +1,12 @@
-"""How evenly a checkpoint spreads validation text over its experts: routed tokens per layer and expert, in experts.parquet.
+"""How evenly a checkpoint spreads held-out text over its experts: routed tokens per layer and expert, in experts.parquet.
 
-Measured on rows of equal length without padding, which would all go to the same experts.
+Measured on rows of equal length without padding, which would all go to the same experts. Even a router that sends every token to random
+experts loads some more than others: `chance_load` and `chance_cv` say how far that goes on so many tokens.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
     from model.generation import InProcessEngine
 
 EXPERTS_FILE = "experts.parquet"
-MAX_TOKENS = 32_768
-"""Enough for some hundred tokens per expert at 160 experts of which 8 work."""
-COLUMNS = ("layer", "expert", "num_tokens")
+COLUMNS = ("layer", "expert", "num_tokens", "num_routed")
+CHANCE = 1e-3
+"""Probability that an ideal router exceeds `chance_load`, or `chance_cv`, in any of the layers."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,9 @@ class ExpertUse:
 
     layer: int
     num_tokens: tuple[int, ...]
-    """Routed copies by expert."""
+    """Tokens that were sent to each expert."""
+    num_routed: int
+    """Tokens that the router saw, each of which goes to several experts."""
 
     @property
     def load(self) -> float:
@@ -51,11 +55,38 @@ class ExpertUse:
         """Experts that no token was routed to."""
         return sum(not count for count in self.num_tokens)
 
+    @property
+    def num_per_token(self) -> float:
+        """Experts that a token goes to."""
+        return sum(self.num_tokens) / self.num_routed
+
+
+def chance_load(layers: Sequence[ExpertUse]) -> float:
+    """What the most used expert of all layers reaches over the mean, but for the probability CHANCE, if every token goes to random experts.
+
+    Of one expert that count is binomial: of num_routed tokens each comes with probability num_per_token / experts. Bonferroni over all
+    experts of all layers.
+    """
+    from scipy.stats import binom
+
+    use, num_counts = layers[0], sum(len(layer.num_tokens) for layer in layers)
+    share = use.num_per_token / len(use.num_tokens)
+    return float(binom.isf(CHANCE / num_counts, use.num_routed, share)) / (use.num_routed * share)
+
+
+def chance_cv(layers: Sequence[ExpertUse]) -> float:
+    """The same for the coefficient of variation: its square is about chi-squared with experts - 1 degrees of freedom."""
+    from scipy.stats import chi2
+
+    use, freedom = layers[0], len(layers[0].num_tokens) - 1
+    expected = (1 - use.num_per_token / len(use.num_tokens)) * len(use.num_tokens) / (use.num_routed * use.num_per_token)
+    return math.sqrt(expected * float(chi2.isf(CHANCE / len(layers), freedom)) / freedom)
+
 
 def measure_expert_use(
     engine: InProcessEngine, tokenizer: Tokenizer, documents: Sequence[Question], sequence_length: int, batch_sequences: int, output: Output
 ) -> list[ExpertUse]:
-    """Of the first documents in the order given, MAX_TOKENS at most, one after the other; empty for a model without experts."""
+    """Of the documents in the order given, one after the other; empty for a model without experts."""
     import torch
     from torch import Tensor
 
@@ -69,7 +100,7 @@ def measure_expert_use(
 
     routers = {name: module for name, module in engine.model.named_modules() if isinstance(module, Router)}
     hooks = [router.register_forward_hook(partial(count, name)) for name, router in routers.items()]
-    stream = list(chain.from_iterable(document_token_ids(tokenizer, document.text) for document in documents))[:MAX_TOKENS]
+    stream = list(chain.from_iterable(document_token_ids(tokenizer, document.text) for document in documents))
     length = min(sequence_length, len(stream))
     rows = [stream[start : start + length] for start in range(0, len(stream) - length + 1, length)]
     output.report(Progress(0, len(rows), "rows", "counting routed tokens"))
@@ -81,7 +112,8 @@ def measure_expert_use(
     finally:
         for hook in hooks:
             hook.remove()
-    return [ExpertUse(number, tuple(counts[name].tolist())) for number, name in enumerate(name for name in routers if name in counts)]
+    used = [name for name in routers if name in counts]
+    return [ExpertUse(number, tuple(counts[name].tolist()), sum(map(len, rows))) for number, name in enumerate(used)]
 
 
 def write_expert_use(path: Path, layers: Iterable[ExpertUse]) -> None:
@@ -89,7 +121,11 @@ def write_expert_use(path: Path, layers: Iterable[ExpertUse]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [dict(zip(COLUMNS, (use.layer, expert, count), strict=True)) for use in layers for expert, count in enumerate(use.num_tokens)]
+    rows = [
+        dict(zip(COLUMNS, (use.layer, expert, count, use.num_routed), strict=True))
+        for use in layers
+        for expert, count in enumerate(use.num_tokens)
+    ]
     pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema([(name, pa.int64()) for name in COLUMNS])), path)
 
 
@@ -100,7 +136,7 @@ def read_expert_use(path: Path) -> list[ExpertUse]:
     table = pq.read_table(path)
     if tuple(table.column_names) != COLUMNS:
         raise ValueError(f"{path} is not a table of routed tokens (columns {table.column_names}): evaluate the checkpoint again")
-    layers: dict[int, list[int]] = {}
+    layers: dict[tuple[int, int], list[int]] = {}
     for row in table.to_pylist():
-        layers.setdefault(row["layer"], []).append(row["num_tokens"])
-    return [ExpertUse(layer, tuple(counts)) for layer, counts in sorted(layers.items())]
+        layers.setdefault((row["layer"], row["num_routed"]), []).append(row["num_tokens"])
+    return [ExpertUse(layer, tuple(counts), num_routed) for (layer, num_routed), counts in sorted(layers.items())]

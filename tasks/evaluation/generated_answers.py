@@ -37,7 +37,7 @@ def continue_problems(
             text = tokenizer.decode(token_ids, skip_special_tokens=True)
             right = int(text.split("\n", 1)[0] == problem.answer)
             yield Item(
-                problem.item_id, ARITHMETIC, problem.domain, problem.prompt_digest, expected=problem.answer, output=text,
+                problem.item_id, ARITHMETIC, problem.domain, problem.unit, problem.prompt_digest, expected=problem.answer, output=text,
                 score=float(right), log_probability=sum(log_probabilities), num_bytes=len(text.encode()), num_samples=1, num_right=right,
             )  # fmt: skip
 
@@ -69,7 +69,7 @@ def answer_chats(
             answers = [answer_of(text) for text in texts[samples]]
             num_right = sum(answer == problem.answer for answer in answers)
             yield Item(
-                problem.item_id, CHAT_PROBLEM, problem.domain, problem.prompt_digest, expected=problem.answer,
+                problem.item_id, CHAT_PROBLEM, problem.domain, problem.unit, problem.prompt_digest, expected=problem.answer,
                 output=json.dumps(answers, ensure_ascii=False), score=num_right / len(answers),
                 log_probability=sum(totals[samples]),
                 num_bytes=sum(len(answer.encode()) for answer in answers), num_samples=len(answers), num_right=num_right,

@@ -1,7 +1,7 @@
 """Evaluation items: the one table that gates read, its schema and the figures computed from it.
 
-`items.parquet` is sorted by item id. A validation item is one document; an arithmetic item one problem continued as plain text; a chat
-problem one problem asked as a conversation, with several sampled answers; a choice item one multiple-choice question.
+`items.parquet` is sorted by item id. A document item is one held-out document; an arithmetic item one problem continued as plain text; a
+chat problem one problem asked as a conversation, with several sampled answers; a choice item one multiple-choice question.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.evaluation.intervals import Interval, mean_interval, pass_at_k, ratio_interval, share_interval
+from tasks.data.documents import REPOSITORY
+from tasks.evaluation.intervals import Interval, pass_at_k, ratio_interval, share_interval
 
 if TYPE_CHECKING:
     import pyarrow
 
-VALIDATION = "validation"
+DOCUMENT = "document"
 ARITHMETIC = "arithmetic"
 CHAT_PROBLEM = "chat_problem"
 CHOICE = "choice"
 WHAT_IS_MISSING = {
-    VALIDATION: "no validation document: bits_per_byte is missing, evaluate with validation documents",
+    DOCUMENT: "no held-out document: bits_per_byte is missing, evaluate with held-out documents",
     ARITHMETIC: "no arithmetic problem: arithmetic_accuracy is missing, evaluate with generated problems",
     CHAT_PROBLEM: "no problem asked as a conversation: pass_at_1 and distinct_answer_share are missing, evaluate with chat problems",
     CHOICE: "no multiple-choice question: choice_accuracy is missing, evaluate with questions",
@@ -37,16 +38,18 @@ class Item:
 
     item_id: str
     kind: str
-    """VALIDATION, ARITHMETIC, CHAT_PROBLEM or CHOICE."""
+    """DOCUMENT, ARITHMETIC, CHAT_PROBLEM or CHOICE."""
     domain: str
+    unit: str
+    """Items of one unit count as one independent item: pieces of one record, and the questions that continue them."""
     prompt_digest: str
     """sha256 of what the model was asked: the document, the problem, the question with its choices."""
     expected: str
-    """The right answer, or the number of the right choice; empty for a validation document."""
+    """The right answer, or the number of the right choice; empty for a document."""
     output: str
     """The generated answer; a JSON list of the sampled answers to a chat problem, of the choices' log-probabilities to a question."""
     score: float
-    """Bits per byte of a validation document (lower is better); the share of right answers elsewhere."""
+    """Bits per byte of a document (lower is better); the share of right answers elsewhere."""
     log_probability: float
     """Natural logarithm, summed over the document's tokens, the generated ones, or those of the right choice."""
     num_bytes: int
@@ -95,7 +98,7 @@ def read_items(path: Path) -> list[Item]:
 def _schema() -> pyarrow.Schema:
     import pyarrow as pa
 
-    texts = ("item_id", "kind", "domain", "prompt_digest", "expected", "output")
+    texts = ("item_id", "kind", "domain", "unit", "prompt_digest", "expected", "output")
     numbers = [("score", pa.float64()), ("log_probability", pa.float64())]
     counts = [(name, pa.int64()) for name in ("num_bytes", "num_samples", "num_right")]
     return pa.schema([*((name, pa.string()) for name in texts), *numbers, *counts])
@@ -115,15 +118,29 @@ def num_non_finite(items: Iterable[Item]) -> int:
 
 
 def bits_per_byte(items: Iterable[Item]) -> float:
-    """Summed bits over summed bytes of the validation documents; not finite where one log-probability is not."""
-    found = items_of(items, VALIDATION)
+    """Summed bits over summed bytes of documents; not finite where one log-probability is not. Raises ValueError where there is none."""
+    found = items_of(items, DOCUMENT)
     return sum(item.bits for item in found) / sum(item.num_bytes for item in found)
 
 
 def bits_per_byte_interval(items: Iterable[Item]) -> Interval:
-    """By resampling documents."""
-    found = items_of(items, VALIDATION)
-    return ratio_interval([item.bits for item in found], [item.num_bytes for item in found])
+    """Over independent documents."""
+    units = by_unit(items_of(items, DOCUMENT))
+    bits, num_bytes = [sum(item.bits for item in unit) for unit in units], [sum(item.num_bytes for item in unit) for unit in units]
+    return ratio_interval(bits, num_bytes)
+
+
+def text_once(items: Iterable[Item]) -> list[Item]:
+    """The documents without those of domain repository, whose text is that of other documents once more."""
+    return [item for item in items_of(items, DOCUMENT) if item.domain != REPOSITORY]
+
+
+def by_unit(items: Iterable[Item]) -> list[list[Item]]:
+    """Items that count as one, in the order in which each unit begins."""
+    units: dict[str, list[Item]] = {}
+    for item in items:
+        units.setdefault(item.unit, []).append(item)
+    return list(units.values())
 
 
 def by_domain(items: Iterable[Item], kind: str) -> dict[str, list[Item]]:
@@ -139,11 +156,10 @@ def accuracy(items: Iterable[Item], kind: str) -> float:
 
 
 def accuracy_interval(items: Iterable[Item], kind: str) -> Interval:
-    """Of items with one answer each Wilson's; of several answers to one problem by resampling problems."""
-    found = items_of(items, kind)
-    if kind == CHAT_PROBLEM:
-        return mean_interval([item.score for item in found])
-    return share_interval(sum(item.num_right for item in found), len(found))
+    """Over independent items, whose answers hang together where there are several to one."""
+    units = by_unit(items_of(items, kind))
+    num_right = [sum(item.num_right for item in unit) for unit in units]
+    return share_interval(num_right, [sum(item.num_samples for item in unit) for unit in units])
 
 
 def passed_at_k(items: Iterable[Item], k: int) -> list[float]:

@@ -2,7 +2,7 @@
 
 In: documents with a column `split`, generated problems, the source listing, whose evaluation files may hold questions. Out:
 suite.parquet, sorted by item id. The suite is an artifact of its own so that candidate and champion are asked the same, whatever their
-tokenizers.
+tokenizers. Its documents are of side `test`: no training reads them, and none that is measured while a phase trains is among them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
+from tasks.data.documents import REPOSITORY, TEST, document_id
 from tasks.evaluation.choice_questions import order_hash, questions_from_documents, questions_from_files
 from tasks.evaluation.engine import load_tokenizer
-from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, VALIDATION, suite_digest
+from tasks.evaluation.intervals import MIN_ITEMS
+from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, DOCUMENT, suite_digest
 from tasks.evaluation.suite import Question, write_suite
 
 if TYPE_CHECKING:
@@ -38,9 +40,9 @@ class EvaluationSuite(Record):
     num_chat_problems: int
     num_choice_items: int
     """0 where neither the evaluation files nor the held-out documents gave a question."""
-    num_validation_tokens: int
+    num_document_tokens: int
     """Under the tokenizer that the budget was counted with."""
-    num_validation_bytes: int
+    num_document_bytes: int
 
 
 @step(content=("suite.parquet",), distributions=("tokenizers", "pyarrow"))
@@ -57,7 +59,7 @@ def select_evaluation_items(
     """Raises ValueError when the budget does not hold a single document."""
     held_out = _held_out(documents.paths("documents/*.parquet"))
     concatenated = [] if repositories is None else _held_out(repositories.paths("documents/*.parquet"))
-    chosen, num_tokens = _choose_documents(sorted([*held_out, *concatenated], key=_row_order), tokenizer.path("tokenizer.json"), recipe)
+    chosen, num_tokens = _choose_documents([*held_out, *concatenated], tokenizer.path("tokenizer.json"), recipe)
     problem_rows = _read_problems(problems.path("problems.parquet"))
     asked, chats = list(_plain_problems(problem_rows)), list(_chat_problems(problem_rows, recipe.num_chat_problems))
     choices = questions_from_files(sources.files, recipe.num_choice_items)
@@ -70,42 +72,54 @@ def select_evaluation_items(
         num_problems=len(asked),
         num_chat_problems=len(chats),
         num_choice_items=len(choices),
-        num_validation_tokens=num_tokens,
-        num_validation_bytes=sum(len(question.text.encode()) for question in chosen),
+        num_document_tokens=num_tokens,
+        num_document_bytes=sum(len(question.text.encode()) for question in chosen),
     )
 
 
 def _held_out(paths: list[Path]) -> list[dict[str, str]]:
-    """id, domain and text of the validation documents, in the order of their hash."""
+    """id, domain, text and unit of the documents of side `test`, in the order of their hash. A unit is a record; a repository, which gives
+    a record per max_document_chars, is one."""
     import pyarrow.parquet as pq
 
-    columns, is_held_out = ["id", "domain", "text"], [("split", "==", VALIDATION)]
+    columns, is_held_out = ["id", "source", "offset", "domain", "text"], [("split", "==", TEST)]
     rows = [row for path in paths for row in pq.read_table(path, columns=columns, filters=is_held_out).to_pylist()]
-    return sorted(rows, key=_row_order)
-
-
-def _row_order(row: dict[str, str]) -> str:
-    return order_hash(row["id"])
+    ordered = sorted(rows, key=lambda row: order_hash(row["id"]))
+    return [row | {"unit": document_id(row["source"], 0 if row["domain"] == REPOSITORY else row["offset"], 0)} for row in ordered]
 
 
 def _choose_documents(rows: list[dict[str, str]], tokenizer_path: Path, recipe: EvaluationRecipe) -> tuple[list[Question], int]:
+    """A document of every domain in turn until each has one of MIN_ITEMS records, then the others in the order of their hash."""
     tokenizer = load_tokenizer(tokenizer_path)
+    num_domains = len({row["domain"] for row in rows})
+    share = recipe.max_document_tokens // (MIN_ITEMS * max(1, num_domains))
     chosen: list[Question] = []
     num_tokens = 0
-    for row in rows:
+    for turn, row in sorted(_turns(rows), key=lambda entry: (entry[0], order_hash(entry[1]["id"]))):
         text = row["text"][: recipe.max_document_chars]
-        length = len(tokenizer.encode(text, add_special_tokens=False).ids)
-        if num_tokens + length > recipe.max_validation_tokens:
+        encoded = tokenizer.encode(text, add_special_tokens=False)
+        # Every domain's first MIN_ITEMS records fit the budget together, the long ones cut.
+        length = min(len(encoded.ids), share) if turn < MIN_ITEMS else len(encoded.ids)
+        if not length or num_tokens + length > recipe.max_document_tokens:
             break
         num_tokens += length
-        chosen.append(Question(f"{VALIDATION}/{row['id']}", VALIDATION, row["domain"], text, ""))
+        text = text if length == len(encoded.ids) else text[: encoded.offsets[length - 1][1]]
+        chosen.append(Question(f"{DOCUMENT}/{row['id']}", DOCUMENT, row["domain"], row["unit"], text, ""))
     if not chosen:
         raise ValueError(
-            f"the first of {len(rows)} validation documents does not fit evaluation.recipe.max_validation_tokens "
-            f"({recipe.max_validation_tokens}): raise it, or lower evaluation.recipe.max_document_chars; where there is no document, "
-            f"raise data.recipe.split.validation_share"
+            f"the first of {len(rows)} held-out documents does not fit evaluation.recipe.max_document_tokens "
+            f"({recipe.max_document_tokens}): raise it; where there is no document, raise data.recipe.split.test_share"
         )
     return chosen, num_tokens
+
+
+def _turns(rows: list[dict[str, str]]) -> Iterator[tuple[int, dict[str, str]]]:
+    """(turn in which a document is taken, the document): the first of a domain's n-th record in turn n, the others in turn MIN_ITEMS."""
+    records: dict[str, set[str]] = {}
+    for row in rows:
+        seen = records.setdefault(row["domain"], set())
+        yield (MIN_ITEMS if row["unit"] in seen else min(len(seen), MIN_ITEMS)), row
+        seen.add(row["unit"])
 
 
 def _read_problems(path: Path) -> list[dict[str, str]]:
@@ -117,10 +131,12 @@ def _read_problems(path: Path) -> list[dict[str, str]]:
 def _plain_problems(rows: list[dict[str, str]]) -> Iterator[Question]:
     """Every problem, to be continued as plain text."""
     for row in rows:
-        yield Question(f"{ARITHMETIC}/{row['id']}", ARITHMETIC, PROBLEM_DOMAIN, row["prompt"], row["answer"])
+        item_id = f"{ARITHMETIC}/{row['id']}"
+        yield Question(item_id, ARITHMETIC, PROBLEM_DOMAIN, item_id, row["prompt"], row["answer"])
 
 
 def _chat_problems(rows: list[dict[str, str]], num_problems: int) -> Iterator[Question]:
     """Those of smallest hash, asked in a user's words; the answer has no space before it."""
     for row in sorted(rows, key=lambda row: order_hash(row["id"]))[:num_problems]:
-        yield Question(f"{CHAT_PROBLEM}/{row['id']}", CHAT_PROBLEM, PROBLEM_DOMAIN, row["question"], row["answer"].strip())
+        item_id = f"{CHAT_PROBLEM}/{row['id']}"
+        yield Question(item_id, CHAT_PROBLEM, PROBLEM_DOMAIN, item_id, row["question"], row["answer"].strip())

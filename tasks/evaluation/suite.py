@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasks.evaluation.items import CHOICE, text_digest
 
-COLUMNS = ("item_id", "kind", "domain", "text", "answer", "choices")
+COLUMNS = ("item_id", "kind", "domain", "unit", "text", "answer", "choices")
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class Question:
     item_id: str
     kind: str
     domain: str
+    unit: str
+    """Common to what counts as one independent item: the record of a document, the repository of domain repository; else the item id."""
     text: str
     """The document's leading characters, the problem's prompt, the user's words, or what stands before the choices."""
     answer: str

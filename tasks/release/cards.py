@@ -59,7 +59,7 @@ def model_card(data: PreparedData, phases: ReportedPhases, verdicts: Iterable[tu
 
 def _gate(title: str, decision: GateDecision) -> str:
     word = "accepted" if decision.accepted else "refused"
-    return f"- **{title}: {word}.** " + "; ".join(decision.reasons)
+    return f"- **{title}: {word}.** " + "; ".join(f"{bound.outcome}: {bound.sentence}" for bound in decision.bounds)
 
 
 def architecture_rows(phases: ReportedPhases) -> list[tuple[str, str]]:
@@ -71,7 +71,7 @@ def architecture_rows(phases: ReportedPhases) -> list[tuple[str, str]]:
 def data_card(data: PreparedData) -> str:
     """What the model was trained and evaluated on, and what was left out, by reason."""
     decontaminated, problems, suite = data.decontaminated.record, data.problems.record, data.suite.record
-    trained, held_out = decontaminated.train_bytes_by_domain, decontaminated.validation_bytes_by_domain
+    trained, held_out = decontaminated.train_bytes_by_domain, decontaminated.held_out_bytes_by_domain
     return _lines(
         f"# Data of shards {data.shards.digest[:DIGITS]}",
         f"{data.shards.record.num_documents:,} documents, {data.shards.record.num_tokens:,} tokens, from "
@@ -89,7 +89,7 @@ def data_card(data: PreparedData) -> str:
         f"{problems.num_training_problems:,} verified problems in documents, {problems.num_chats:,} as conversations, "
         f"{problems.num_prompts:,} as prompts of reinforcement learning, {problems.num_evaluation_problems:,} that only evaluate.",
         "## Evaluation",
-        f"{suite.num_documents:,} held-out documents ({suite.num_validation_bytes:,} bytes), {suite.num_problems:,} problems, "
+        f"{suite.num_documents:,} held-out documents ({suite.num_document_bytes:,} bytes), {suite.num_problems:,} problems, "
         f"{suite.num_chat_problems:,} of them as conversations, {suite.num_choice_items:,} multiple-choice questions. "
         f"{decontaminated.num_protected_items:,} items are protected: a document that shares an n-gram with one is dropped.",
         "## Contracts",

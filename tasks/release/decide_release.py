@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, step
+from tasks.evaluation.bounds import Verdict
 from tasks.evaluation.decide_gate import GateDecision
 
 if TYPE_CHECKING:
@@ -21,25 +23,13 @@ def decide_release(*, gguf_evaluation: Artifact[GgufEvaluation], recipe: Release
     measured = gguf_evaluation.record.bits_per_byte
     if REFERENCE_TYPE not in measured:
         raise ValueError(f"release.recipe.gguf_types is {list(measured)}: {REFERENCE_TYPE} must be among them, the others are held to it")
-    reasons, figures, accepted = [], {}, True
-    reference = measured[REFERENCE_TYPE]
-    for gguf_type, bits in measured.items():
-        if bits is None or reference is None:
-            accepted = False
-            reasons.append(f"refused: bits per byte of {gguf_type if bits is None else REFERENCE_TYPE} is not finite")
-            continue
-        figures[f"bits_per_byte_{gguf_type}"] = bits
+    verdict = Verdict()
+    finite = {gguf_type: math.nan if bits is None else bits for gguf_type, bits in measured.items()}
+    verdict.finite(f"bits per byte of {REFERENCE_TYPE}", finite[REFERENCE_TYPE])
+    for gguf_type in measured:
         if gguf_type != REFERENCE_TYPE:
-            loss = round(bits - reference, 6)
-            figures[f"loss_{gguf_type}"] = loss
-            held = loss <= recipe.max_quantization_bits_per_byte
-            accepted &= held
-            reasons.append(
-                f"{'' if held else 'refused: '}{gguf_type} has {bits:.4f} bits per byte, {loss:+.4f} against {REFERENCE_TYPE}, "
-                f"at most {recipe.max_quantization_bits_per_byte:+} allowed"
-            )
-    decision = GateDecision(
-        accepted=accepted, reasons=tuple(reasons), figures=figures, candidate_digest=gguf_evaluation.digest
-    )  # fmt: skip
+            loss = round(finite[gguf_type] - finite[REFERENCE_TYPE], 6)
+            verdict.ceiling(f"bits per byte that {gguf_type} loses against {REFERENCE_TYPE}", loss, recipe.max_quantization_bits_per_byte)
+    decision = GateDecision(accepted=verdict.is_held, bounds=tuple(verdict.bounds), candidate_digest=gguf_evaluation.digest)
     output.path("decision.json").write_text(json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n")
     return decision

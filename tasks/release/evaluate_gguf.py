@@ -1,4 +1,4 @@
-"""Bits per byte of each GGUF file on the suite's first validation documents, measured by llama.cpp itself.
+"""Bits per byte of each GGUF file on the suite's first documents, measured by llama.cpp itself.
 
 In: GGUF files, the checkpoint whose tokenizer they carry, the evaluation suite. Out: gguf_scores.json, per type and document the
 log-probability and bytes. Starts the model server on loopback for each file in turn.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.evaluation.engine import document_token_ids, load_tokenizer
-from tasks.evaluation.items import VALIDATION
+from tasks.evaluation.items import DOCUMENT
 from tasks.evaluation.suite import read_suite
 from tasks.release.served_scoring import ServedScorer
 from tasks.release.token_bytes import token_bytes
@@ -93,11 +93,11 @@ def _finite(value: float) -> float | None:
 
 
 def _choose_texts(tokenizer: Tokenizer, suite_path: Path, recipe: ReleaseRecipe) -> list[ScoredText]:
-    documents = [question for question in read_suite(suite_path) if question.kind == VALIDATION]
+    documents = [question for question in read_suite(suite_path) if question.kind == DOCUMENT]
     if len(documents) < recipe.num_quantization_documents:
         raise ValueError(
-            f"the suite holds {len(documents)} validation documents, release.recipe.num_quantization_documents asks for "
-            f"{recipe.num_quantization_documents}: lower it, or raise evaluation.recipe.max_validation_tokens"
+            f"the suite holds {len(documents)} documents, release.recipe.num_quantization_documents asks for "
+            f"{recipe.num_quantization_documents}: lower it, or raise evaluation.recipe.max_document_tokens"
         )
     texts = []
     for document in documents[: recipe.num_quantization_documents]:

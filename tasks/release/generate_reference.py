@@ -1,7 +1,9 @@
 """Our own greedy answers to the smoke prompts, kept so that a later smoke test needs no model of its own.
 
-Every prompt is continued as plain text; a model that was trained on conversations is also asked the first one as a user's message,
-without thinking. Out: reference.json, per prompt the token ids asked and generated, the bytes of each and the top-2 margins.
+The recipe's prompts are continued as plain text, and the first one is also asked as a user's message, without thinking, of a model that
+was trained on conversations. Those answers may be short: after them the beginnings of held-out documents are continued, one after the
+other, until MIN_COMPARED_TOKENS tokens can be compared. Out: reference.json, per prompt the token ids asked and generated, the bytes of
+each and the top-2 margins.
 """
 
 from __future__ import annotations
@@ -9,19 +11,25 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from infra.step import Artifact, Output, Record, step
+from infra.step import Artifact, Output, Progress, Record, step
 from model.chat_template import encode, problem_prompt
 from tasks.evaluation.engine import document_token_ids, end_token_ids, load_engine, load_tokenizer, reproducible_arithmetic
+from tasks.evaluation.items import DOCUMENT
+from tasks.evaluation.suite import Question, read_suite
 from tasks.release.token_bytes import token_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from configs.schema import ReleaseRecipe
+    from model.generation import InProcessEngine, Sampling
+    from tasks.evaluation.select_evaluation_items import EvaluationSuite
     from tasks.training.train_phase import TrainedCheckpoint
 
 NUM_THREADS = 1
 """Threads of the reference: part of the result on a CPU."""
+MIN_COMPARED_TOKENS = 500
+"""Fewer say too little: a wrong rotation or a wrong expert shows at some positions only."""
 
 
 class Reference(Record):
@@ -53,42 +61,58 @@ class ReferenceAnswer(Record):
     """Whether the last token ended the answer."""
 
 
-@step(content=("reference.json",), distributions=("torch", "tokenizers", "safetensors"))
-def generate_reference(*, checkpoint: Artifact[TrainedCheckpoint], recipe: ReleaseRecipe, output: Output) -> Reference:
+@step(content=("reference.json",), distributions=("torch", "tokenizers", "safetensors", "pyarrow"))
+def generate_reference(
+    *, checkpoint: Artifact[TrainedCheckpoint], suite: Artifact[EvaluationSuite], recipe: ReleaseRecipe, output: Output
+) -> Reference:
     """Generate one prompt at a time, as a server does."""
     from model.generation import Sampling
 
     checkpoint_dir = checkpoint.directory("hf")
     tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")
-    stops = end_token_ids(tokenizer)
-    sampling = Sampling(max_new_tokens=recipe.smoke_new_tokens, stop_token_ids=stops)
+    sampling = Sampling(max_new_tokens=recipe.smoke_new_tokens, stop_token_ids=end_token_ids(tokenizer))
     asked = [(prompt, False) for prompt in recipe.smoke_prompts]
     asked += [(recipe.smoke_prompts[0], True)] if checkpoint.record.is_chat_trained else []
-    prompts = [_prompt_ids(tokenizer, *question) for question in asked]
+    beginnings = _beginnings(tokenizer, read_suite(suite.path("suite.parquet")), recipe.smoke_prompt_tokens)
+    answers: list[ReferenceAnswer] = []
+    num_clear = 0
     with reproducible_arithmetic(NUM_THREADS):
         engine = load_engine(checkpoint_dir, weights_version=checkpoint.digest, batch_sequences=1)
-        generation = engine.generate(prompts, sampling, checkpoint.digest)
-    answers = [
-        ReferenceAnswer(
-            prompt=prompt,
-            is_chat=is_chat,
-            prompt_ids=tuple(prompt_ids),
-            token_ids=tuple(token_ids),
-            pieces=tuple(token_bytes(tokenizer, token_id).hex() for token_id in token_ids),
-            margins=tuple(round(margin, 6) for margin in margins),
-            num_clear=next((step for step, margin in enumerate(margins) if not margin >= recipe.smoke_min_margin), len(margins)),
-            is_stopped=token_ids[-1] in stops,
-        )
-        for (prompt, is_chat), prompt_ids, token_ids, margins in zip(
-            asked, prompts, generation.token_ids, generation.top2_margins, strict=True
-        )
-    ]
+        for prompt, is_chat in (*asked, *((text, False) for text in beginnings)):
+            if len(answers) >= len(asked) and num_clear >= MIN_COMPARED_TOKENS:
+                break
+            output.report(Progress(min(num_clear, MIN_COMPARED_TOKENS), MIN_COMPARED_TOKENS, "tokens", "continuing prompts"))
+            answers.append(_answer(engine, tokenizer, prompt, is_chat, sampling, recipe.smoke_min_margin))
+            num_clear += answers[-1].num_clear
     output.path("reference.json").write_text(json.dumps([answer.model_dump(mode="json") for answer in answers], indent=1) + "\n")
     return Reference(
-        checkpoint_digest=checkpoint.digest,
-        num_prompts=len(answers),
-        num_tokens=sum(len(answer.token_ids) for answer in answers),
-        num_clear_tokens=sum(answer.num_clear for answer in answers),
+        checkpoint_digest=checkpoint.digest, num_prompts=len(answers), num_tokens=sum(len(answer.token_ids) for answer in answers),
+        num_clear_tokens=num_clear,
+    )  # fmt: skip
+
+
+def _beginnings(tokenizer: Tokenizer, questions: list[Question], num_tokens: int) -> list[str]:
+    """The leading text of each held-out document, of so many tokens; equal ones once."""
+    texts = [question.text for question in questions if question.kind == DOCUMENT]
+    ends = [tokenizer.encode(text, add_special_tokens=False).offsets[:num_tokens][-1][1] for text in texts]
+    return list(dict.fromkeys(text[:end] for text, end in zip(texts, ends, strict=True)))
+
+
+def _answer(
+    engine: InProcessEngine, tokenizer: Tokenizer, prompt: str, is_chat: bool, sampling: Sampling, min_margin: float
+) -> ReferenceAnswer:
+    prompt_ids = _prompt_ids(tokenizer, prompt, is_chat)
+    generation = engine.generate([prompt_ids], sampling, engine.weights_version)
+    token_ids, margins = generation.token_ids[0], generation.top2_margins[0]
+    return ReferenceAnswer(
+        prompt=prompt,
+        is_chat=is_chat,
+        prompt_ids=tuple(prompt_ids),
+        token_ids=tuple(token_ids),
+        pieces=tuple(token_bytes(tokenizer, token_id).hex() for token_id in token_ids),
+        margins=tuple(round(margin, 6) for margin in margins),
+        num_clear=next((step for step, margin in enumerate(margins) if not margin >= min_margin), len(margins)),
+        is_stopped=token_ids[-1] in sampling.stop_token_ids,
     )
 
 

@@ -113,7 +113,7 @@ def _domains(data: PreparedData) -> str:
     record, tokens = data.decontaminated.record, data.shards.record.tokens_by_domain
     repositories = data.repositories.record
     trained = record.train_bytes_by_domain | {REPOSITORY: repositories.train_bytes}
-    held_out = record.validation_bytes_by_domain | {REPOSITORY: repositories.validation_bytes}
+    held_out = record.held_out_bytes_by_domain | {REPOSITORY: repositories.held_out_bytes}
     rows = [(name, trained.get(name, 0), tokens.get(name, 0), held_out.get(name, 0)) for name in sorted({*trained, *held_out})]
     sample = data.tokenizer.record
     missing = "".join(f" Its share of {name} lacks {count:,} characters." for name, count in sample.missing_chars.items())

@@ -12,14 +12,17 @@ from tasks.release.report_inputs import DIGITS, ReportedPhases
 from tasks.release.report_page import Cell, Html, boxed, folded, paragraph, table, with_note
 
 if TYPE_CHECKING:
+    from tasks.evaluation.bounds import Bound
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.evaluation.evaluate_checkpoint import Evaluation
     from tasks.release.evaluate_gguf import GgufEvaluation
 
-QUANTIZED, CHAMPION = "Quantized files", "Against the champion"
+QUANTIZED, CHAMPION = "Quantized files", "Against champion and anchors"
+SIGNS = {"held": "✓", "broken": "✗", "undecided": "?"}
+BOUND_COLUMNS = ("figure", "against", "measured", "95 % interval", "allowed", "items", "remark")
 NO_CHAMPION = "No champion reigned: there was nothing to compare with."
 DRAWN = {
-    "bits_per_byte": "Validation bits per byte (lower is better)",
+    "bits_per_byte": "Bits per byte of held-out documents (lower is better)",
     "pass_at_1": "Verified problems asked as a conversation: pass@1",
     "choice_accuracy": "Multiple choice by likelihood",
 }
@@ -107,7 +110,7 @@ def ending(phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]],
     missing = [*phases.not_reached, *(() if is_released else ("the release",))]
     if not refused:
         return "" if is_released else paragraph(f"The run left after {phases.last.name}, before the release: nothing was promoted.", "soft")
-    words = [paragraph(f"{title}: refused", "bad") + "".join(map(paragraph, _broken(verdict))) for title, verdict in refused]
+    words = [paragraph(f"{title}: refused", "bad") + "".join(map(paragraph, verdict.refusals)) for title, verdict in refused]
     told = "Nothing was promoted." + (f" Not reached: {', '.join(missing)}." if missing else "")
     return boxed("".join(words) + paragraph(told, "soft"), "bad")
 
@@ -128,23 +131,38 @@ def verdict_section(phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDe
 def _rival(champion: Artifact[GateDecision] | None) -> str:
     if champion is None:
         return ""
-    rival = champion.record.champion_digest
-    told = f"The champion's evaluation on the same items: {rival[:DIGITS]}." if rival else NO_CHAMPION
-    return paragraph(told, "soft")
-
-
-def _broken(decision: GateDecision) -> list[str]:
-    return [reason.removeprefix("refused: ") for reason in decision.reasons if reason.startswith("refused: ")]
+    record = champion.record
+    if not record.champion_digest:
+        return paragraph(NO_CHAMPION, "soft")
+    anchors = ", ".join(f"{figure} {digest[:DIGITS]}" for figure, digest in record.anchor_digests.items())
+    is_moved = record.accepted and record.anchored
+    moved = f" With its promotion the candidate is the anchor of {', '.join(record.anchored)}." if is_moved else ""
+    return paragraph(
+        f"The champion's evaluation on the same items: {record.champion_digest[:DIGITS]}. Those of the anchors, the best versions so far, "
+        f"from which margins do not add up: {anchors}.{moved}",
+        "soft",
+    )
 
 
 def _bounds(decision: GateDecision) -> str:
-    """Those broken, or how many were held."""
-    return "; ".join(_broken(decision)) or f"{len(decision.reasons)} held"
+    """Those that refused, or how many were held."""
+    undecided = sum(bound.outcome == "undecided" for bound in decision.bounds)
+    num_held = f"{len(decision.bounds) - undecided} held" + (f", {undecided} undecided" if undecided else "")
+    return "; ".join(decision.refusals) or num_held
+
+
+def bound_row(bound: Bound) -> tuple[str, ...]:
+    """One bound under BOUND_COLUMNS; one that was not held also in words."""
+    interval = "" if bound.interval is None else f"[{bound.interval[0]:+.4f}, {bound.interval[1]:+.4f}]"
+    measured = "not finite" if bound.value is None else f"{bound.value:+.4f}" if bound.against else f"{bound.value:.4f}"
+    allowed = "finite" if bound.limit is None else f"{bound.limit:+.4g}" if bound.against else f"{bound.limit:.4g}"
+    remark = "" if bound.outcome == "held" else bound.sentence
+    return bound.figure, bound.against, measured, interval, allowed, str(bound.num_items or ""), remark
 
 
 def _verdict(title: str, decision: GateDecision) -> str:
-    bounds = [("✗" if reason.startswith("refused: ") else "✓", reason.removeprefix("refused: ")) for reason in decision.reasons]
-    return folded(f"{title}: {_word(decision)}", table(("", "bound"), bounds), is_open=not decision.accepted)
+    rows = [(SIGNS[bound.outcome], *bound_row(bound)) for bound in decision.bounds]
+    return folded(f"{title}: {_word(decision)}", table(("", *BOUND_COLUMNS), rows), is_open=not decision.accepted)
 
 
 def _word(decision: GateDecision) -> str:
@@ -157,7 +175,7 @@ def gguf_section(record: GgufEvaluation) -> str:
         (gguf_type, "not finite" if bits is None else f"{bits:.4f}") for gguf_type, bits in record.bits_per_byte.items()
     ]
     return table(("type", "bits per byte"), rows) + paragraph(
-        f"Measured by llama.cpp itself on the leading tokens of {record.num_documents} validation documents ({record.num_tokens:,} tokens, "
+        f"Measured by llama.cpp itself on the leading tokens of {record.num_documents} held-out documents ({record.num_tokens:,} tokens, "
         f"{record.num_bytes:,} bytes): every token is scored given those before it.",
         "soft",
     )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from infra.step import Artifact, Record
-from tasks.release.generate_reference import ReferenceAnswer
+from tasks.release.generate_reference import MIN_COMPARED_TOKENS, ReferenceAnswer
 from tasks.release.token_bytes import ends_inside_character
 
 if TYPE_CHECKING:
@@ -53,9 +54,11 @@ def smoke_test(*, server_url: str, reference: Artifact[Reference]) -> SmokeRepor
         reasons += _check_split(server_url, answer)
         reasons += _check_answer(client, names[0] if names else "", answer)
     num_compared = sum(answer.num_clear for answer in answers)
-    if num_compared == 0:
+    if num_compared < MIN_COMPARED_TOKENS:
         reasons.append(
-            "every prompt's first margin is below release.recipe.smoke_min_margin: nothing was compared, use other smoke_prompts"
+            f"{num_compared} tokens of {len(answers)} prompts can be compared, {MIN_COMPARED_TOKENS} are needed: the continuations end, or "
+            "their margins fall below release.recipe.smoke_min_margin, too early; raise release.recipe.smoke_new_tokens, or "
+            "evaluation.recipe.max_document_tokens for more prompts"
         )
     return SmokeReport(
         passed=not reasons, reasons=tuple(reasons), model_names=names, num_prompts=len(answers), num_compared_tokens=num_compared
@@ -92,9 +95,11 @@ def _check_answer(client: OpenAI, model_name: str, answer: ReferenceAnswer) -> l
     choice = _ask(client, model_name, answer)
     served_ids = [entry["id"] if isinstance(entry, dict) else entry.id for entry in choice.logprobs.content] if choice.logprobs else []
     expected_ids, expected_bytes = _expected(answer)
-    reasons = []
     if served_ids[: len(expected_ids)] != expected_ids:
-        reasons.append(f"{_asked(answer)}: the server generated {served_ids[: len(expected_ids)]}, we {expected_ids}")
+        pairs = zip_longest(served_ids, expected_ids)
+        place, (theirs, ours) = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
+        return [f"{_asked(answer)}: the server generated token {theirs} at place {place} of {len(expected_ids)}, we {ours}"]
+    reasons = []
     expected_text = expected_bytes.decode(errors="replace").rstrip("\ufffd")
     if not answer.is_chat and not choice.text.startswith(expected_text):
         reasons.append(f"{_asked(answer)}: the server wrote {choice.text!r}, we {expected_text!r}")

@@ -79,7 +79,7 @@ def _facts(data: PreparedData, phases: ReportedPhases, accepted: bool) -> list[t
     evaluated, trained = phases.last.evaluation.record, phases.last.checkpoint.record
     return [
         ("verdict of all gates", "accepted" if accepted else "refused"),
-        ("validation bits per byte", figure(evaluated, "bits_per_byte").split(" [")[0]),
+        ("held-out bits per byte", figure(evaluated, "bits_per_byte").split(" [")[0]),
         ("pass@1 on verified problems", f"{evaluated.pass_at_1:.1%}"),
         ("multiple choice", "not measured" if evaluated.choice_accuracy is None else f"{evaluated.choice_accuracy:.1%}"),
         ("parameters", f"{trained.num_parameters:,}"),

@@ -1,0 +1,67 @@
+"""What a gate says: one bound per figure, with what was measured, what is allowed and whether it was held."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from infra.step import Record
+from tasks.evaluation.intervals import Interval
+
+Outcome = Literal["held", "broken", "undecided"]
+
+
+class Bound(Record):
+    """One bound of a decision."""
+
+    figure: str
+    against: str = ""
+    """Whom the figure was compared with: start, champion or anchor; empty for a floor or a ceiling."""
+    value: float | None
+    """What was measured, of a comparison candidate minus the other; None where it is not finite."""
+    interval: Interval | None = None
+    """95 %, of a comparison."""
+    limit: float | None
+    """What `value` may reach, or an end of the interval may not; None where the value must be finite and nothing else."""
+    num_items: int = 0
+    """Independent items that were compared."""
+    outcome: Outcome
+    """undecided: the items do not tell whether the bound is held."""
+    is_refusal: bool
+    """Whether the bound refuses the candidate: a broken one does, an undecided one where it is required."""
+    sentence: str
+    """All of this in words."""
+
+
+class Verdict:
+    """Collects the bounds of a decision."""
+
+    def __init__(self) -> None:
+        self.bounds: list[Bound] = []
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no bound refuses."""
+        return not any(bound.is_refusal for bound in self.bounds)
+
+    def floor(self, figure: str, value: float, needed: float, remark: str = "") -> None:
+        """A figure that must reach a bound; one that is not finite does not."""
+        self._limit(figure, value, needed, value >= needed, f"at least {needed} needed{remark}")
+
+    def ceiling(self, figure: str, value: float, allowed: float, remark: str = "") -> None:
+        """A figure that must not exceed a bound; one that is not finite does."""
+        self._limit(figure, value, allowed, value <= allowed, f"at most {allowed:.6g} allowed{remark}")
+
+    def finite(self, figure: str, value: float) -> None:
+        """A figure that others are held to."""
+        self._limit(figure, value, None, math.isfinite(value), "must be finite")
+
+    def _limit(self, figure: str, value: float, limit: float | None, is_held: bool, words: str) -> None:
+        measured = round(value, 6) if math.isfinite(value) else None
+        shown = f"is {value}" if measured is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+        self.bounds.append(
+            Bound(
+                figure=figure, value=measured, limit=limit, outcome="held" if is_held else "broken", is_refusal=not is_held,
+                sentence=f"{figure} {shown}, {words}",
+            )
+        )  # fmt: skip

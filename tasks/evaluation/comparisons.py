@@ -1,0 +1,146 @@
+"""A candidate against another checkpoint on the same items: non-inferiority of every figure by the paired 95 % interval.
+
+A bound is held where the interval excludes a loss of the margin or more. It is broken where it does not and the whole interval is on the
+worse side; else it is undecided, which refuses as well: too few items prove nothing. A domain, or multiple choice, of which the suite
+holds fewer than MIN_ITEMS independent items is refused only where the whole interval is beyond the margin, since the user's text decides
+how many there are, and the figure over all documents holds them too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks.evaluation.bounds import Bound, Outcome
+from tasks.evaluation.intervals import MIN_ITEMS, Interval, paired_share_interval, ratio_interval
+from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, Item, by_domain, by_unit, text_once
+
+BITS_PER_BYTE = "bits_per_byte"
+SHARES = {"arithmetic_accuracy": ARITHMETIC, "pass_at_1": CHAT_PROBLEM, "choice_accuracy": CHOICE}
+"""Figure -> kind of its items."""
+FIGURES = (BITS_PER_BYTE, *SHARES)
+"""What candidates are compared on; bits per byte also domain by domain."""
+NOUNS = {DOCUMENT: "documents", ARITHMETIC: "problems", CHAT_PROBLEM: "problems", CHOICE: "questions"}
+FIXES = {
+    DOCUMENT: "raise data.recipe.split.test_share or evaluation.recipe.max_document_tokens, or bring more documents",
+    ARITHMETIC: "raise data.recipe.synthesize.num_evaluation_problems",
+    CHAT_PROBLEM: "raise evaluation.recipe.num_chat_problems and data.recipe.synthesize.num_evaluation_problems",
+    CHOICE: "raise evaluation.recipe.num_choice_items, or bring more questions",
+}
+POWER = 2
+"""Items are asked for by this factor beyond those whose interval is as wide as the margin: a candidate that is equal to the other then
+passes four times in five (the square of 1 + 0.84 / 1.96)."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Candidate minus other in one figure."""
+
+    value: float
+    interval: Interval
+    num_items: int
+    """Independent ones."""
+    sign: int
+    """1 where more is better, -1 where less is."""
+
+    @property
+    def gain(self) -> Interval:
+        """The interval with more as better."""
+        lower, upper = self.interval
+        return (lower, upper) if self.sign > 0 else (-upper, -lower)
+
+    @property
+    def is_better(self) -> bool:
+        """Beyond the interval."""
+        return self.gain[0] > 0
+
+    @property
+    def is_worse(self) -> bool:
+        """Beyond the interval."""
+        return self.gain[1] < 0
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One figure, or bits per byte of one domain, as it was compared."""
+
+    figure: str
+    kind: str
+    difference: Difference
+    is_required: bool
+    """Whether too few items refuse."""
+
+
+def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[Compared]:
+    """The figure first, then of bits per byte every domain; nothing for a kind of which there is no item. Documents must be finite."""
+    if figure != BITS_PER_BYTE:
+        kind = SHARES[figure]
+        ours, theirs = ([item for item in side if item.kind == kind] for side in (items, others))
+        return [Compared(figure, kind, _share_difference(ours, theirs), kind != CHOICE)] if ours else []
+    other_domains = by_domain(others, DOCUMENT)
+    domains = {name: (found, other_domains[name]) for name, found in by_domain(items, DOCUMENT).items()}
+    return [
+        Compared(figure, DOCUMENT, bits_difference(text_once(items), text_once(others)), True),
+        *(Compared(f"{figure} of domain {name}", DOCUMENT, bits_difference(*pair), False) for name, pair in domains.items()),
+    ]
+
+
+def bits_difference(ours: Sequence[Item], theirs: Sequence[Item]) -> Difference:
+    """In bits per byte: summed bits over summed bytes, so that long documents weigh as they do in the figure."""
+    units = _paired(ours, theirs)
+    extra_bits = [sum(our.bits - other.bits for our, other in unit) for unit in units]
+    num_bytes = [sum(our.num_bytes for our, _ in unit) for unit in units]
+    assert math.isfinite(sum(extra_bits)), "documents that are not finite cannot be compared"
+    return Difference(sum(extra_bits) / sum(num_bytes), ratio_interval(extra_bits, num_bytes), len(units), -1)
+
+
+def _share_difference(ours: Sequence[Item], theirs: Sequence[Item]) -> Difference:
+    """In the mean share of right answers."""
+    units = _paired(ours, theirs)
+    differences = [sum(our.score - other.score for our, other in unit) for unit in units]
+    return Difference(sum(differences) / len(ours), paired_share_interval(differences, [len(unit) for unit in units]), len(units), 1)
+
+
+def _paired(ours: Sequence[Item], theirs: Sequence[Item]) -> list[list[tuple[Item, Item]]]:
+    """Pairs of the same question, those that hang together in one list."""
+    others = {item.item_id: item for item in theirs}
+    assert len(others) == len(theirs) == len(ours), "equal suite digests, different items"
+    return [[(item, others[item.item_id]) for item in unit] for unit in by_unit(ours)]
+
+
+def judge(compared: Compared, against: str, margin: float, is_own: bool) -> Bound:
+    """Whether the candidate is shown to be no worse than another by the margin; `is_own`: nor worse beyond the interval at all."""
+    difference = compared.difference
+    outcome, reason = _decide(compared, margin, is_own)
+    end, limit = ("lower end must stay above", -margin) if difference.sign > 0 else ("upper end must stay below", margin)
+    (lower, upper), noun = difference.interval, NOUNS[compared.kind]
+    is_bounded = math.isfinite(lower + upper)
+    interval = f" [{lower:+.4f}, {upper:+.4f}]" if is_bounded else ""
+    measured = f"{difference.value:+.4f}{interval} (95 %, {difference.num_items} {noun})"
+    return Bound(
+        figure=compared.figure, against=against, value=round(difference.value, 6),
+        interval=(round(lower, 6), round(upper, 6)) if is_bounded else None, limit=limit, num_items=difference.num_items, outcome=outcome,
+        is_refusal=outcome == "broken" or (outcome == "undecided" and compared.is_required),
+        sentence=f"{compared.figure} differs from the {against}'s by {measured}, the {end} {limit:+}{reason}",
+    )  # fmt: skip
+
+
+def _decide(compared: Compared, margin: float, is_own: bool) -> tuple[Outcome, str]:
+    """(outcome, what is to be said of it)."""
+    difference, noun = compared.difference, NOUNS[compared.kind]
+    lower, upper = difference.gain
+    if difference.num_items < MIN_ITEMS:
+        if upper < -margin:
+            return "broken", ""
+        needed = f": undecided, {difference.num_items} of the {MIN_ITEMS} {noun} that a comparison needs"
+        return "undecided", f"{needed}: {FIXES[compared.kind]}" if compared.is_required else needed
+    if is_own and difference.is_worse:
+        return "broken", "; and the phase is trained for this figure: worse beyond the interval is refused at any margin"
+    if lower > -margin:
+        return "held", ""
+    if difference.is_worse:
+        return "broken", ""
+    half = (upper - lower) / 2
+    enough = f", about {math.ceil(POWER * difference.num_items * (half / margin) ** 2):,} {noun} decide it" if math.isfinite(half) else ""
+    return "undecided", f": undecided{enough}: {FIXES[compared.kind]}"
