@@ -14,7 +14,7 @@ from flows.parameters import DataPlace, ScaleName, StageName
 from flows.post_train_model import post_train_model
 from flows.prepare_data import prepare_data
 from flows.pretrain_model import pretrain_model
-from flows.release_model import release_model
+from flows.release_model import promote_release, release_model
 from flows.report_run import report_run
 from flows.reported import reported_phases
 from flows.run_step import Run
@@ -27,7 +27,7 @@ from flows.train_phases import PhaseHistory, assess_start
 from infra.doctor import check_compiler, check_java, check_room, check_spark_master, require
 from infra.experiment_tracking import connect
 from infra.home import open_home
-from infra.model_registry import model_name
+from infra.model_registry import CHAMPION, model_name
 from infra.servers import tracking_uri
 from infra.store import open_store
 from tasks.data.list_sources import list_sources
@@ -81,10 +81,11 @@ def full_pipeline(
     released = release_model(run, prepared, assessed) if window.releases and assessed is not None and not assessed.reasons else None
     phases = reported_phases(history.models, window.phases)
     report = report_run(run, prepared, phases, released) if phases.phases else None
+    accepted = released is not None and not released.reasons
     outcome = RunOutcome(
-        promoted=released is not None and released.promoted,
+        promoted=accepted,
         model=model_name(configuration.scale),
-        alias="champion" if released is not None and released.promoted else "",
+        alias=CHAMPION if accepted else "",
         version="" if assessed is None else assessed.version,
         seconds=round(time.monotonic() - started, 1),
         digest="" if assessed is None else assessed.checkpoint.record.export_digest,
@@ -94,4 +95,6 @@ def full_pipeline(
     )
     show_outcome(run, phases, outcome)
     finish_pipeline(run, outcome, () if report is None else report.files)
-    return outcome
+    if released is not None and accepted:
+        promote_release(run, released)
+    return outcome.model_copy(update={"stages": run.log.results})

@@ -1,4 +1,4 @@
-"""Release: GGUF files, their evaluation, the comparison with champion and anchors, a served smoke test, promotion or refusal."""
+"""Release: GGUF files, their evaluation, the comparison with champion and anchors, a served smoke test; then promotion or refusal."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReleasedModel:
-    """The end of a release; `reasons` is empty unless a gate or the smoke test refused."""
+    """A registered version with the verdicts on it; `reasons` is empty unless a gate or the smoke test refused."""
 
-    promoted: bool
     version: str
     reasons: tuple[str, ...]
+    anchored: tuple[str, ...]
+    """Figures whose anchor the version becomes when it is promoted."""
     gguf_evaluation: Artifact[GgufEvaluation]
     release_decision: Artifact[GateDecision]
     """On the quantized files."""
@@ -68,9 +69,9 @@ class Rivals:
         return self.champion is not None and self.champion.digest == checkpoint.digest
 
 
-@flow(name="release_model", flow_run_name="quantize, serve, compare, promote", validate_parameters=False)
+@flow(name="release_model", flow_run_name="quantize, serve, compare", validate_parameters=False)
 def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> ReleasedModel:
-    """Promote the last phase's checkpoint to the alias `champion`, or refuse it with reasons."""
+    """Register the last phase's checkpoint as a release, and accept it for the alias `champion` or refuse it with reasons."""
     checkpoint = assessed.checkpoint
     recipe, serving = run.scale.release.recipe, run.scale.serving.resources
     client, name = connect(run.mlflow), model_name(run.scale.scale)
@@ -95,12 +96,8 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         lambda: ensure_registered(client, name, checkpoint, "hf", assessed.run_id, artifact_root(run.home), tags, ""),
         describe=lambda result: f"version {result[0]} {result[1]}",
     )  # fmt: skip
-    if not reasons:
-        anchored = () if reigning.is_champion(checkpoint) else decision.record.anchored
-        run_effect(run, "promote", lambda: promote(client, name, version, anchored))
-    champion = resolve_alias(client, name, CHAMPION)
-    promoted = champion is not None and champion.digest == checkpoint.digest and not reasons
-    return ReleasedModel(promoted, version, reasons, gguf_evaluation, release_decision, decision)
+    anchored = () if reigning.is_champion(checkpoint) else decision.record.anchored
+    return ReleasedModel(version, reasons, anchored, gguf_evaluation, release_decision, decision)
 
 
 def look_up_rivals(client: MlflowClient, name: str) -> Rivals:
@@ -126,6 +123,12 @@ def judge_against_rivals(run: Run, prepared: PreparedData, assessed: AssessedMod
         run, decide_gate, stage="gate champion", evaluation=assessed.evaluation, start_evaluation=None, champion_evaluation=champion,
         anchors=Anchors(anchors), recipe=run.scale.phases[-1].recipe.gate,
     )  # fmt: skip
+
+
+def promote_release(run: Run, released: ReleasedModel) -> None:
+    """Give an accepted release the alias `champion`, as the last act of a run: whatever can fail has been done before."""
+    client, name = connect(run.mlflow), model_name(run.scale.scale)
+    run_effect(run, "promote", lambda: promote(client, name, released.version, released.anchored))
 
 
 def promote(client: MlflowClient, name: str, version: str, anchored: tuple[str, ...]) -> Done:

@@ -52,6 +52,7 @@ FLOW_RUN_TAG = "glm46.flow_run"
 """Id of the Prefect flow run, on a parent run."""
 SCALE_TAG = "glm46.scale"
 NOTE_TAG = "mlflow.note.content"
+PROMOTED_TAG = "glm46.promoted"
 """What MLflow's page of a run shows as its description, as Markdown."""
 EVIDENCE_DIR = "evidence"
 OUTCOME_FILE = "outcome.json"
@@ -175,7 +176,7 @@ def finish_pipeline(run: Run, outcome: RunOutcome, evidence: Sequence[Path]) -> 
     """Log outcome, report and cards on the parent run, name them on the version, and end the run; a refusal by a gate is a finished run."""
     client = connect(run.mlflow)
     verdict = f"Promoted: version {outcome.version} has the alias {outcome.alias}." if outcome.promoted else "Nothing was promoted."
-    tags = {"glm46.promoted": str(outcome.promoted).lower(), NOTE_TAG: "\n\n".join([verdict, _as_list(outcome.reasons)])}
+    tags = {PROMOTED_TAG: str(outcome.promoted).lower(), NOTE_TAG: "\n\n".join([verdict, _as_list(outcome.reasons)])}
     set_run_tags(client, run.pipeline_run_id, tags)
     log_text(client, run.pipeline_run_id, outcome.model_dump_json(indent=1), f"{EVIDENCE_DIR}/{OUTCOME_FILE}")
     log_evidence(client, run.pipeline_run_id, evidence, EVIDENCE_DIR)
@@ -198,7 +199,7 @@ def _as_list(lines: Sequence[str]) -> str:
 
 
 def end_tracking(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Hook of the flow: its MLflow run ends as FAILED, or KILLED where the flow crashed or was cancelled.
+    """Hook of the flow: its MLflow run ends as FAILED, or KILLED where the flow crashed or was cancelled, and has promoted nothing.
 
     A run that ended because its worker died crashes with Prefect's words for any exit: they are replaced by what to do.
     """
@@ -207,6 +208,7 @@ def end_tracking(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> 
             prefect.set_flow_run_state(flow_run.id, Crashed(message=WORKER_LOST), force=True)
     client = connect(tracking_uri())
     for run_id in run_ids(client, FLOW_RUN_TAG, str(flow_run.id)):
+        set_run_tags(client, run_id, {PROMOTED_TAG: "false", NOTE_TAG: "The run failed: nothing was promoted."})
         finish_run(client, run_id, "FAILED" if state.is_failed() else "KILLED")
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 
@@ -104,7 +105,10 @@ PROMOTED = {
 }
 """The second is worse than the first in bits per byte, within the margin, and better in pass@1: the first stays the anchor of the other."""
 
-ORDER = [*PROMOTED.values(), *CASES.values()]
+LAST_WORK = {"report_run": Case(same(answers=answers_of(0.95)), ""), "finish_pipeline": Case(same(answers=answers_of(0.95)), "")}
+"""Better than the champion, by the function of the pipeline that fails after the gates accepted."""
+
+ORDER = [*PROMOTED.values(), *CASES.values(), *LAST_WORK.values()]
 """The place of a candidate is its number, which its record holds as num_tokens."""
 
 
@@ -203,7 +207,7 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
     flows.train_phases.train_phase = Step(train_phase, ("hf/*",), ("*.jsonl",), (), (), ())
     flows.command._leave = leave
     registry, ended = open_registry(home), {}
-    candidates = dict(enumerate([*PROMOTED, *CASES])) | {len(ORDER): "champion again"}
+    candidates = dict(enumerate([*PROMOTED, *CASES, *LAST_WORK])) | {len(ORDER): "champion again"}
     for number, name in candidates.items():
         number = 1 if name == "champion again" else number
         os.environ["GLM46_TEST_CANDIDATE"] = str(number)
@@ -211,13 +215,14 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
         stage = ORDER[number].from_stage
         start = made.key if stage == "release_model" else "champion"
         said = io.StringIO()
+        broken = patch.object(flows.full_pipeline, name, side_effect=OSError("no room")) if name in LAST_WORK else contextlib.nullcontext()
         try:
-            with contextlib.redirect_stdout(said):
+            with contextlib.redirect_stdout(said), broken:
                 flows.command.app(["run", str(scale), "--from", stage, "--start", start, "--json"], standalone_mode=False)
         except Left as left:
-            assert left.args[0] != 1, f"{name}: the run failed"
+            assert (left.args[0] == 1) is (name in LAST_WORK), f"{name}: exit code {left.args[0]}"
             aliases = registry.get_registered_model("glm46-refused").aliases
-            outcome = json.loads(said.getvalue().strip().splitlines()[-1])
+            outcome = {} if name in LAST_WORK else json.loads(said.getvalue().strip().splitlines()[-1])
             ended[name] = {"code": left.args[0], "aliases": {key: str(value) for key, value in aliases.items()}, **outcome}
     return ended
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.pipeline import environment
-from tests.refused_releases import CASES
+from tests.refused_releases import CASES, LAST_WORK
 
 REIGNING = {
     "champion": "2", "anchor_bits_per_byte": "1", "anchor_arithmetic_accuracy": "1", "anchor_choice_accuracy": "1", "anchor_pass_at_1": "2",
@@ -52,6 +52,11 @@ def test_a_worse_candidate_ends_the_run_with_exit_code_3_and_the_aliases_stay(en
     assert any(reason.startswith(CASES[name].bound) for reason in run["reasons"]), run["reasons"]
     assert aliases(run) == REIGNING
     assert run["report"], "a refused run has its report"
+
+
+@pytest.mark.parametrize("name", LAST_WORK)
+def test_what_fails_after_the_gates_leaves_the_aliases_where_they_were(ended, name):
+    assert ended[name]["code"] == 1 and aliases(ended[name]) == REIGNING
 
 
 def test_margins_do_not_add_up_and_no_bound_but_the_anchors_sees_it(ended):
