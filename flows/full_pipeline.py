@@ -29,6 +29,7 @@ from infra.model_registry import model_name
 from infra.servers import tracking_uri
 from infra.store import open_store
 from tasks.data.list_sources import list_sources
+from tasks.data.seed_problems import require_sandbox
 
 
 @flow(name="glm46", flow_run_name=name_flow_run, log_prints=False, on_failure=[end_tracking], on_crashed=[end_tracking])
@@ -57,6 +58,7 @@ def full_pipeline(
     window = choose_stages(configuration, from_stage, start, until)
     sources = list_sources(data, get_run_logger().info)
     require(check_java(), check_compiler())
+    require_sandbox(sources.files)
     mlflow = tracking_uri()
     run = Run(configuration, home, open_store(store, home), mlflow, track_pipeline(mlflow, configuration), StageLog(get_run_logger().info))
 
