@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from tasks.data import judge_process, sandbox_process, sandbox_walls, solution_process, value_exchange
+from tasks.data import judge_process, remote_objects, sandbox_process, sandbox_walls, solution_process, value_exchange, value_writer
 from tasks.data.judge_process import FAILED, PASSED, UNVERIFIABLE
 from tasks.data.sandbox_walls import NOBODY
 
@@ -38,7 +38,7 @@ PYTHON = ("-s", "-S", "-P", "-B", "-c")
 """Without site packages and paths of the user; -I would also ignore PYTHONHASHSEED, and the order of sets decides some verdicts."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
-INSIDE = (sandbox_walls, value_exchange, solution_process, judge_process, sandbox_process)
+INSIDE = (sandbox_walls, remote_objects, value_writer, value_exchange, solution_process, judge_process, sandbox_process)
 """What is sent into the sandbox, in the order in which it imports itself."""
 LOADER = """
 import marshal, os, sys, types

@@ -16,7 +16,8 @@ import sys
 import types
 from typing import Any
 
-from tasks.data.value_exchange import BINARY, OPERATORS, ORDER, UNARY, Peer, is_mixed, is_remote, mark_mixed
+from tasks.data.remote_objects import BINARY, OPERATORS, ORDER, UNARY, is_mixed, is_remote, mark_mixed
+from tasks.data.value_exchange import Peer
 
 PASSED, FAILED, UNVERIFIABLE = "passed", "failed", "unverifiable"
 TESTS = "tests"

@@ -10,7 +10,9 @@ import sys
 import types
 from typing import Any
 
-from tasks.data.value_exchange import MAX_PRINTED, Peer
+from tasks.data.value_exchange import Peer
+
+MAX_PRINTED = 1 << 20
 
 
 class SolutionSide(Peer):

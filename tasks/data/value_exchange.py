@@ -17,111 +17,15 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-UNARY = ("__abs__", "__neg__", "__pos__", "__invert__", "__round__", "__floor__", "__ceil__", "__trunc__", "__int__", "__float__",
-         "__complex__", "__index__")  # fmt: skip
-ARITHMETIC = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift", "and", "or", "xor")
-BINARY = tuple(f"__{mark}{name}__" for mark in ("", "r", "i") for name in ARITHMETIC)
-ORDER = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
-OPERATORS = (
-    *UNARY, *BINARY, *ORDER, "__hash__", "__bool__", "__len__", "__length_hint__", "__getitem__", "__setitem__", "__delitem__",
-    "__contains__", "__iter__", "__next__", "__reversed__", "__enter__", "__exit__", "__format__", "__bytes__", "__call__",
-)  # fmt: skip
-"""What a Remote has where the class of its object defines it."""
+from tasks.data.remote_objects import FORWARDING, OPERATORS, Remote
+from tasks.data.value_writer import CONTAINERS, STANDARD, Writer
+
 PLAIN = (int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)
-CONTAINERS = {list: "list", dict: "dict", set: "set", bytearray: "bytearray"}
 NEW = {name: kind for kind, name in CONTAINERS.items()}
-STANDARD = {
-    "collections.Counter": lambda value: [dict(value)],
-    "collections.OrderedDict": lambda value: [list(value.items())],
-    "collections.defaultdict": lambda value: [None, dict(value)],
-    "collections.deque": lambda value: [list(value), value.maxlen],
-    "decimal.Decimal": lambda value: [str(value)],
-    "fractions.Fraction": lambda value: [value.numerator, value.denominator],
-    "datetime.date": lambda value: [value.year, value.month, value.day],
-    "datetime.time": lambda value: [value.hour, value.minute, value.second, value.microsecond],
-    "datetime.datetime": lambda value: [*value.timetuple()[:6], value.microsecond],
-    "datetime.timedelta": lambda value: [value.days, value.seconds, value.microseconds],
-}
-"""Types of the standard library that go by value, with the arguments that make an equal one; with a time zone they stay objects."""
-MAX_PRINTED = 1 << 20
 
 
 class EndedError(BaseException):
     """The other process is gone or said what cannot be read. No Exception: tests must not take it for what they expect."""
-
-
-class Remote:
-    """An object of the other process."""
-
-    __slots__ = ("__is_mixed", "__number", "__peer", "__weakref__")
-
-    def __init__(self, peer: Peer, number: int) -> None:
-        object.__setattr__(self, "_Remote__peer", peer)
-        object.__setattr__(self, "_Remote__number", number)
-        object.__setattr__(self, "_Remote__is_mixed", False)
-
-    def __getattr__(self, name: str) -> Any:
-        return self.__peer.request("get", self, name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        self.__peer.request("set", self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self.__peer.request("delete", self, name)
-
-    def __repr__(self) -> str:
-        return self.__peer.request("text", self, "__repr__")
-
-    def __str__(self) -> str:
-        return self.__peer.request("text", self, "__str__")
-
-    def __dir__(self) -> list[str]:
-        return self.__peer.request("names", self)
-
-    def __instancecheck__(self, value: object) -> bool:
-        return is_remote(value) and self.__peer.request("isinstance", self, value)
-
-    def __subclasscheck__(self, value: object) -> bool:
-        return is_remote(value) and self.__peer.request("issubclass", self, value)
-
-    def __mro_entries__(self, bases: object) -> Any:
-        return self.__peer.refuse("a class derived from one of the other side")
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        return self.__peer.refuse("a copy of an object of the other side")
-
-
-def number_of(remote: Remote) -> int:
-    return object.__getattribute__(remote, "_Remote__number")
-
-
-def is_mixed(remote: Remote) -> bool:
-    """Whether it came from arithmetic with plain data of this side."""
-    return object.__getattribute__(remote, "_Remote__is_mixed")
-
-
-def mark_mixed(remote: Remote) -> None:
-    object.__setattr__(remote, "_Remote__is_mixed", True)
-
-
-def is_remote(value: object) -> bool:
-    """Not isinstance: what a Remote says of itself is the other side's word."""
-    return issubclass(type(value), Remote) or (issubclass(type(value), BaseException) and hasattr(type(value), "_peer"))
-
-
-def _forwarding(name: str) -> Any:
-    def operator(self: Remote, *arguments: object, **named: object) -> Any:
-        peer = object.__getattribute__(self, "_Remote__peer")
-        if name == "__call__":
-            return peer.request("call", self, arguments, tuple(named.items()))
-        if name == "__exit__":
-            arguments = (*arguments[:2], None)
-        return peer.operate(self, name, *arguments)
-
-    return operator
-
-
-FORWARDING = {name: _forwarding(name) for name in OPERATORS}
 
 
 class Peer:
@@ -144,7 +48,7 @@ class Peer:
         """What the other side answers; raises what it raises there."""
         if self.has_ended:
             raise EndedError("the other side is gone")
-        writer = _Writer(self)
+        writer = Writer(self)
         self._send([verb, *map(writer.atom, arguments)], writer.nodes())
         while (message := self._receive())["body"][0] not in ("return", "raise"):
             self.serve(message)
@@ -157,15 +61,15 @@ class Peer:
         """Do what is asked and answer."""
         containers: list[Any] = []
         verb, *arguments = self._read(message, containers)
-        before = _Writer(self, containers).nodes()
+        before = Writer(self, containers).nodes()
         try:
-            writer = _Writer(self, containers)
+            writer = Writer(self, containers)
             body = ["return", writer.atom(self.answer(verb, *arguments))]
             after = writer.nodes()
         except EndedError:
             raise
         except BaseException as error:
-            writer = _Writer(self, containers)
+            writer = Writer(self, containers)
             body = ["raise", writer.atom(error)]
             after = writer.nodes()
         changed = [None if number < len(before) and before[number] == node else node for number, node in enumerate(after)]
@@ -365,78 +269,3 @@ def _plain_value(value: Any) -> object:
     """Of an object whose class derives from a plain type, what it is as that."""
     base = next(base for base in PLAIN if isinstance(value, base))
     return {int: int.__int__, float: float.__float__, str: str.__str__}.get(base, base)(value)
-
-
-class _Writer:
-    """Values as JSON: atoms that refer to numbered containers, so that shared and cyclic ones stay what they are."""
-
-    def __init__(self, peer: Peer, containers: list[Any] | None = None) -> None:
-        self.peer = peer
-        self.containers: list[Any] = list(containers or ())
-        self.places = {id(container): place for place, container in enumerate(self.containers)}
-
-    def nodes(self) -> list[object]:
-        """Of all containers the content; what they refer to is added on the way."""
-        return [[CONTAINERS[type(container)], self._content(container)] for container in self.containers]
-
-    def _content(self, container: Any) -> object:
-        if type(container) is bytearray:
-            return container.hex()
-        if type(container) is dict:
-            return [[self.atom(key), self.atom(value)] for key, value in container.items()]
-        return [self.atom(item) for item in container]
-
-    def atom(self, value: Any) -> object:
-        kind = type(value)
-        if value is None or kind in (bool, float, str):
-            return value
-        if kind is int:
-            return value if -(1 << 63) < value < 1 << 63 else ["int", hex(value)]
-        if kind in CONTAINERS:
-            if id(value) not in self.places:
-                self.places[id(value)] = len(self.containers)
-                self.containers.append(value)
-            return ["at", self.places[id(value)]]
-        if kind in (tuple, frozenset):
-            return [kind.__name__, [self.atom(item) for item in value]]
-        if kind is bytes:
-            return ["bytes", value.hex()]
-        if kind in (slice, range):
-            return [kind.__name__, [self.atom(item) for item in (value.start, value.stop, value.step)]]
-        if kind is complex:
-            return ["complex", [value.real, value.imag]]
-        return self._object(value, kind)
-
-    def _object(self, value: Any, kind: type) -> object:
-        if issubclass(kind, Remote):
-            return ["yours", number_of(value)]
-        if issubclass(kind, BaseException) and hasattr(kind, "_peer") and "_number" in vars(value):
-            return ["yours", vars(value)["_number"]]
-        if isinstance(value, type) and "_peer" in vars(value) and "_class" in vars(value):
-            return ["yours", vars(value)["_class"]]
-        library = self._library_name(value)
-        if library is not None:
-            return ["library", *library]
-        standard = f"{kind.__module__}.{kind.__name__}"
-        if standard in STANDARD and getattr(value, "tzinfo", None) is None:
-            return ["standard", standard, self.atom(tuple(STANDARD[standard](value)))]
-        if issubclass(kind, BaseException):
-            is_python_s = self._library_name(kind) is not None
-            return ["error", None if is_python_s else self.peer.number(value), self.atom(kind), self.atom(tuple(value.args))]
-        if isinstance(value, type):
-            bases = [self.atom(base) for base in value.__bases__ if issubclass(base, BaseException)]
-            return ["class", self.peer.number(value), self.peer.class_atom(kind), value.__name__, bases]
-        return ["object", self.peer.number(value), self.peer.class_atom(kind)]
-
-    def _library_name(self, value: Any) -> tuple[str, str | None] | None:
-        if value is NotImplemented or value is Ellipsis:
-            return "builtins", repr(value)
-        if not self.peer.names_library(value):
-            return None
-        if isinstance(value, types.ModuleType):
-            return (
-                (value.__name__, None) if sys.modules.get(value.__name__) is value and value.__name__ in sys.stdlib_module_names else None
-            )
-        module, name = value.__module__, value.__name__
-        has_it = module in sys.stdlib_module_names and getattr(sys.modules.get(module), name, None) is value
-        return (module, name) if has_it else None
