@@ -69,7 +69,7 @@ def _file_seeds(file: SourceFile) -> Iterator[Seed]:
 
 def _seed(file: SourceFile, offset: int, record: dict[str, Any]) -> Seed | None:
     question = next((record[name] for name in QUESTION_FIELDS if isinstance(record.get(name), str)), "")
-    if isinstance(record.get("Body"), str):
+    if isinstance(record.get("Body"), str) and isinstance(record.get("Question"), str):
         question = f"{record['Body'].rstrip('. ')}. {record['Question']}"
     read = _code_parts(record) if file.kind == CODE else _math_parts(record)
     if not question.strip() or not read[0].strip():
@@ -94,10 +94,11 @@ def _math_parts(record: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _code_parts(record: dict[str, Any]) -> tuple[str, str, str]:
-    tests = record.get("test_list", record.get("tests", ""))
-    written = "\n".join([record.get("test_setup_code") or "", *tests]).strip() if isinstance(tests, list) else str(tests)
+    tests, module = record.get("test_list", record.get("tests")), record.get("module_file")
+    parts = [record.get("test_setup_code") or "", *tests] if isinstance(tests, list) else [tests]
+    written = "\n".join(parts).strip() if all(isinstance(part, str) for part in parts) else ""
     solution = next((record[name] for name in ("code", "solution") if isinstance(record.get(name), str)), "")
-    return written, solution, str(record.get("module_file", "")).removesuffix(".py")
+    return written, solution, module.removesuffix(".py") if isinstance(module, str) else ""
 
 
 def check_solution(seed: Seed, text: str) -> str:
