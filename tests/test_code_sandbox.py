@@ -118,6 +118,40 @@ def test_no_forgery_passes(isolation):
     assert set(found.values()) == {FAILED, UNVERIFIABLE}
 
 
+SEARCH = """
+import ctypes, gc
+libc = ctypes.CDLL(None)
+libc.sbrk.restype = ctypes.c_void_p
+def holds(first, second):
+    pages = {id(known) >> 12 << 12 for one in gc.get_objects() for known in (one, *gc.get_referents(one))}
+    page = (libc.sbrk(0) - 1) >> 12 << 12
+    while libc.mincore(ctypes.c_void_p(page), 1, ctypes.create_string_buffer(1)) == 0:
+        pages.add(page)
+        page -= 4096
+    pages = {page for page in pages if libc.mincore(ctypes.c_void_p(page), 1, ctypes.create_string_buffer(1)) == 0}
+    return any(first + b'-' + second in ctypes.string_at(page, 4096) for page in pages)
+"""
+SPOILERS = {
+    "ends": "import os\nos._exit(0)",
+    "closes": "import os\nos.closerange(0, 64)",
+    "kills": "import ctypes\nfor number in range(1, 9):\n    ctypes.CDLL(None).syscall(234, number, number, 9)",
+    "writes": "import os\nfor end in range(64):\n    try:\n        os.write(end, b'passed\\n')\n    except OSError:\n        pass",
+}
+
+
+def test_a_solution_knows_nothing_of_the_one_before_and_spoils_nothing_of_the_next(isolation):
+    """One sandbox judges many, one after the other."""
+    one, search = "def f():\n    return 1", "assert not holds(b'rolled', b'dragon')"
+    assert judge_solution(f"{SEARCH}\nkept = b'rolled-dragon'", search, "") == FAILED, "the search works"
+    for spoiler in SPOILERS.values():
+        assert judge_solution(one, "secret = 'rolled-dragon'\nassert f() == 1", "") == PASSED
+        sandbox = code_sandbox.LOCAL.sandbox
+        assert judge_solution(SEARCH, search, "") == PASSED and code_sandbox.LOCAL.sandbox is sandbox
+        assert judge_solution(f"{spoiler}\ndef f():\n    return 2", "assert f() == 1", "") == FAILED
+        assert judge_solution(one, "assert f() == 1", "") == PASSED
+        assert judge_solution(one, "assert f() == 2", "") == FAILED
+
+
 def test_honest_solutions_pass(isolation):
     assert {name: verdict for name, verdict in verdicts(HONEST).items() if verdict != PASSED} == {}
 

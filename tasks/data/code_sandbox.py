@@ -2,7 +2,8 @@
 process, an id without rights, limits on time, memory and system calls. Bubblewrap makes it where it is installed, else the process itself
 does by namespaces.
 
-Solution and tests run in two processes of one sandbox (solution_process, judge_process), so a solution cannot touch what judges it.
+Solution and tests run in two processes (solution_process, judge_process), so a solution cannot touch what judges it. A sandbox judges many,
+one after the other, each in two processes of its own that are ended with the verdict.
 """
 
 from __future__ import annotations
@@ -69,6 +70,10 @@ print(json.dumps(passed))
 """
 
 
+LOCAL = threading.local()
+"""The sandbox of each thread, and what it was made for."""
+
+
 def judge_solution(code: str, tests: str, module: str, seconds: int = CPU_SECONDS) -> str:
     """PASSED, FAILED, or UNVERIFIABLE where the tests need more than two processes can do.
 
@@ -119,36 +124,68 @@ def find_isolation() -> tuple[str, str]:
 
 
 def _run(isolation: str, code: str, tests: str, module: str, seconds: int) -> tuple[str, str]:
-    """What the judge wrote, and the last line of what went wrong before it began."""
-    start = _start(isolation, seconds)
-    job = json.dumps({"code": code, "tests": tests, "module": module}).encode()
-    process = subprocess.Popen(
-        [*_outside(isolation), _interpreter(), *PYTHON, LOADER], cwd="/", env=ENVIRONMENT, start_new_session=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    timer = threading.Timer(2 * seconds + WALL_SECONDS, process.kill)
-    timer.daemon = True
-    timer.start()
-    with process:
+    """The verdict; where there is none it is empty, and the last line of what went wrong is given."""
+    key = (isolation, seconds, os.getpid())
+    if getattr(LOCAL, "key", None) != key or LOCAL.sandbox.has_ended():
+        LOCAL.sandbox, LOCAL.key = Sandbox(isolation, seconds), key
+    return LOCAL.sandbox.judge(json.dumps({"code": code, "tests": tests, "module": module}).encode() + b"\n")
+
+
+class Sandbox:
+    """A process in a sandbox, which judges one solution after the other; of its start Python and its imports are most.
+
+    Belongs to the thread that started it: the kernel ends it with that thread.
+    """
+
+    def __init__(self, isolation: str, seconds: int) -> None:
+        self.wall_seconds = 2 * seconds + WALL_SECONDS
+        self.first = _start(isolation, seconds)
+        """What goes before the first job."""
+        self.is_expired = False
+        self.process = subprocess.Popen(
+            [*_outside(isolation), _interpreter(), *PYTHON, LOADER], cwd="/", env=ENVIRONMENT, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def _expire(self) -> None:
+        self.is_expired = True
+        self.process.kill()
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def judge(self, job: bytes) -> tuple[str, str]:
+        """As _run; without a verdict the sandbox is ended."""
+        process = self.process
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        timer = threading.Timer(self.wall_seconds, self._expire)
+        timer.daemon = True
+        timer.start()
         try:
             with suppress(BrokenPipeError):  # where no sandbox was made: standard error says why
-                process.stdin.write(len(start).to_bytes(8, "big") + start + job)
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-            verdict = process.stdout.read(MAX_ANSWER_BYTES)
-        finally:
+                process.stdin.write(self.first + job)
+                process.stdin.flush()
+            verdict = process.stdout.readline(MAX_ANSWER_BYTES).decode(errors="replace")
+        except BaseException:
             process.kill()
+            raise
+        finally:
             timer.cancel()
-        problem = process.stderr.read(MAX_ANSWER_BYTES)
-    return verdict.decode(errors="replace"), problem.decode(errors="replace").strip().rpartition("\n")[2]
+            timer.join()
+        self.first = b""
+        if verdict and not self.is_expired:
+            return verdict.removesuffix("\n"), ""
+        process.kill()
+        _, problem = process.communicate()
+        return "", problem.decode(errors="replace").strip().rpartition("\n")[2]
 
 
 @cache
 def _start(isolation: str, seconds: int) -> bytes:
-    """What the loader reads first: the code of INSIDE, the walls, the limits."""
+    """What the loader reads: the code of INSIDE, the walls, the limits, after their number of bytes."""
     modules = [(module.__name__, compile(inspect.getsource(module), module.__name__, "exec")) for module in INSIDE]
-    return marshal.dumps((modules, _walls() if isolation == NAMESPACES else None, (seconds, MEMORY_BYTES)))
+    start = marshal.dumps((modules, _walls() if isolation == NAMESPACES else None, (seconds, MEMORY_BYTES)))
+    return len(start).to_bytes(8, "big") + start
 
 
 def _outside(isolation: str) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 from tasks.data.remote_objects import BINARY, OPERATORS, ORDER, UNARY, is_mixed, is_remote, mark_mixed
 from tasks.data.value_exchange import Peer
 
-PASSED, FAILED, UNVERIFIABLE = "passed", "failed", "unverifiable"
+PASSED, FAILED, UNVERIFIABLE = VERDICTS = ("passed", "failed", "unverifiable")
 TESTS = "tests"
 OPEN_MODULES = (TESTS, "io", "_io", "unittest.mock")
 """Whose objects have attributes for the solution: files, and what stands in for something."""
@@ -153,8 +153,8 @@ def _passes_unittest(peer: Judge, tests: str, module: str) -> bool:
     return result.testsRun > len(result.skipped) and result.wasSuccessful()
 
 
-def run_judge(read_from: int, write_to: int, job: dict[str, str]) -> None:
-    """Write the verdict to standard output."""
+def run_judge(read_from: int, write_to: int, verdict_to: int, job: dict[str, str]) -> None:
+    """Write the verdict to the descriptor `verdict_to`."""
     sys.stdin = sys.stdout = sys.stderr = None
     verdict = judge(Judge(read_from, write_to), job["code"], job["tests"], job["module"])
-    os.write(1, verdict.encode())
+    os.write(verdict_to, verdict.encode())

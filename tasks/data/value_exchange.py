@@ -21,6 +21,7 @@ from tasks.data.remote_objects import FORWARDING, OPERATORS, Remote
 from tasks.data.value_writer import CONTAINERS, STANDARD, Writer
 
 PLAIN = (int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)
+MAX_MESSAGE_BYTES = 1 << 30
 NEW = {name: kind for kind, name in CONTAINERS.items()}
 
 
@@ -124,7 +125,10 @@ class Peer:
 
     def _receive(self) -> dict[str, Any]:
         try:
-            message = json.loads(self._take(int.from_bytes(self._take(8), "big")))
+            size = int.from_bytes(self._take(8), "big")
+            if size > MAX_MESSAGE_BYTES:
+                raise ValueError(size)
+            message = json.loads(self._take(size))
             (verb, *_), printed = message["body"], message["printed"]
             if (type(verb), type(message["nodes"]), type(printed)) != (str, list, str):
                 raise ValueError(verb)
