@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from pathlib import Path
 
-import yaml
 from pydantic import ValidationError
 
 from configs.schema import Scale
+from configs.strict_yaml import read_yaml
 
 CONFIGS_DIR = Path(__file__).resolve().parent
 
@@ -29,7 +28,7 @@ def load_scale(name_or_path: str) -> Scale:
             f"no scale {name_or_path!r}: the scales are {', '.join(scale_names())}; a file of your own is named with its ending .yaml"
         )
     try:
-        return Scale.model_validate(_read_yaml(path))
+        return Scale.model_validate(read_yaml(str(path), path.read_bytes()))
     except ValidationError as error:
         raise ValueError(f"{path}: {describe_problems(error)}") from error
 
@@ -39,24 +38,6 @@ def describe_problems(error: ValidationError) -> str:
     return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'file'}: {_explain(item['type'], item['msg'])}" for item in error.errors())
 
 
-def _read_yaml(path: Path) -> object:
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a YAML file: {error}") from error
-
-
 def _explain(kind: str, message: str) -> str:
     texts = {"extra_forbidden": "unknown key; remove it or correct its spelling", "missing": "key is missing; every scale states every key"}
     return texts.get(kind, message.removeprefix("Value error, "))
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML without repeated keys, of which the last would silently win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", node.start_mark)
-        return super().construct_mapping(node, deep)

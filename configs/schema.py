@@ -6,6 +6,7 @@ and never enters a key. Field docstrings give unit, effect and source; "report" 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -32,8 +33,8 @@ class Frozen(BaseModel):
 class ModelRecipe(Frozen):
     """The architecture, under the key names of the public `glm4_moe` config.json."""
 
-    vocab_size: int = Field(gt=0)
-    """Rows of the embedding; 151,552 for GLM-4.5/4.6."""
+    vocab_size: int = Field(gt=0, le=2**31)
+    """Rows of the embedding; 151,552 for GLM-4.5/4.6. Ids are stored in four bytes."""
     hidden_size: int = Field(gt=0)
     intermediate_size: int = Field(gt=0)
     """Hidden width of the dense layers' MLP."""
@@ -432,7 +433,7 @@ class TeacherRequest(Frozen):
     """What a teacher is asked. An empty base_url stands for no teacher: request_traces does not run."""
 
     base_url: str
-    """Of an OpenAI-compatible server, with /v1; its key comes from GLM46_TEACHER_API_KEY."""
+    """Of an OpenAI-compatible server, http:// or https://, with /v1; its key comes from GLM46_TEACHER_API_KEY and never stands here."""
     model: str
     num_seeds: int = Field(gt=0)
     """Problems with role `prompts` that are asked, those of smallest hash."""
@@ -442,6 +443,11 @@ class TeacherRequest(Frozen):
 
     @model_validator(mode="after")
     def _has_a_model(self) -> Self:
+        if self.base_url and not re.fullmatch(r"https?://[^/@\s]+(/[^@\s]*)?", self.base_url):
+            raise ValueError(
+                "teacher.request: base_url must be http:// or https:// with a host and no password, as in http://127.0.0.1:8000/v1; the "
+                "key comes from GLM46_TEACHER_API_KEY"
+            )
         if self.base_url and not self.model:
             raise ValueError(f"teacher.request: base_url is {self.base_url} and model is empty: name the model, as the server lists it")
         return self
@@ -932,6 +938,16 @@ class PhaseRecipe(Frozen):
         return any("chat" in point.mixture for point in mixture_waypoints(self.mixture)) and not self.samples_answers
 
     @model_validator(mode="after")
+    def _budget_is_whole_rows(self) -> Self:
+        if self.num_tokens % self.sequence_length:
+            rows = max(1, self.num_tokens // self.sequence_length)
+            raise ValueError(
+                f"num_tokens ({self.num_tokens}) must be a multiple of sequence_length ({self.sequence_length}), for example "
+                f"{rows * self.sequence_length}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _objective_fits(self) -> Self:
         if isinstance(self.objective, SftObjective) and self.packing != "best_fit":
             raise ValueError("packing must be best_fit where the objective is sft: a conversation cut in two teaches no questions")
@@ -1008,6 +1024,13 @@ class PhaseSection(Frozen):
     recipe: PhaseRecipe
     resources: TrainingResources
 
+    @model_validator(mode="after")
+    def _objective_fits_the_phase(self) -> Self:
+        kind = self.recipe.objective.kind
+        if self.name.startswith(("pretrain_", "mid_")) and kind not in ("pretrain", "sft"):
+            raise ValueError(f"phase {self.name}: objective {kind} needs a model that answers: set its kind to pretrain, or name it rl_...")
+        return self
+
 
 class TrainingRecipe(Frozen):
     """What decides the result of training one phase. The phase's gate and mixture stay out: a new bound trains nothing again, and the
@@ -1033,15 +1056,6 @@ class TrainingRecipe(Frozen):
     dtype: Literal["float32", "bfloat16"]
     num_threads: int = Field(gt=0)
     seed: int
-
-    @model_validator(mode="after")
-    def _budget_fits(self) -> Self:
-        if self.num_tokens % self.sequence_length:
-            raise ValueError(
-                f"phase {self.phase}: num_tokens ({self.num_tokens}) must be a multiple of sequence_length ({self.sequence_length}), "
-                f"for example {self.num_tokens // self.sequence_length * self.sequence_length}"
-            )
-        return self
 
 
 class EvaluationRecipe(Frozen):
@@ -1200,6 +1214,17 @@ class Scale(Frozen):
             )
         return self
 
+    @model_validator(mode="after")
+    def _steps_hold_a_row(self) -> Self:
+        for phase in self.phases:
+            course, length = self.course_of(phase), phase.recipe.sequence_length
+            if course.start_batch_tokens < length:
+                raise ValueError(
+                    f"course {course.name}: start_batch_tokens ({course.start_batch_tokens}) holds no sequence of phase {phase.name} "
+                    f"({length} tokens): raise it"
+                )
+        return self
+
     def course_of(self, phase: PhaseSection) -> CourseRecipe:
         """The course whose token axis the phase lies on."""
         return next(course.recipe for course in self.courses if phase.name in course.recipe.phases)
@@ -1222,7 +1247,7 @@ class Scale(Frozen):
         return sum(budgets[name] for name in self.course_of(phase).phases)
 
     def training_recipe(self, phase: PhaseSection) -> TrainingRecipe:
-        """What decides the result of training the phase. Raises ValueError where budget or schedules do not fit."""
+        """What decides the result of training the phase."""
         shared = phase.recipe.model_dump(include=set(TrainingRecipe.model_fields) & set(PhaseRecipe.model_fields))
         return TrainingRecipe(
             **shared, phase=phase.name, model=self.model.recipe, course=self.course_of(phase),

@@ -275,14 +275,18 @@ def doctor(
     """Look for what can be missing or broken, and say the fix."""
     with usage_errors():
         from configs.load import load_scale
+        from infra.doctor import Check, check_launchers, check_machine, check_store
         from infra.doctor import as_json as to_json
-        from infra.doctor import check_launchers, check_machine, check_store
         from infra.home import open_home
         from infra.store import open_store
+        from tasks.data.code_sandbox import find_isolation
 
         home = open_home()
         launchers = [] if scale is None else [phase.resources.launcher for phase in load_scale(scale).phases]
-        checks = [*check_machine(home), *check_launchers(launchers), *check_store(open_store(store, home), deep)]
+        isolation, problem = find_isolation()
+        fix = "" if isolation else "only solutions to be run need it: install bubblewrap (Debian: apt-get install bubblewrap)"
+        sandbox = Check("sandbox", True, isolation or f"none: {problem}", fix)
+        checks = [*check_machine(home), sandbox, *check_launchers(launchers), *check_store(open_store(store, home), deep)]
     if as_json:
         print(to_json(checks))
     else:

@@ -31,6 +31,7 @@ from infra.model_registry import CHAMPION, model_name
 from infra.servers import tracking_uri
 from infra.store import open_store
 from tasks.data.list_sources import list_sources
+from tasks.data.seed_problems import require_sandbox
 
 
 @flow(name="glm46", flow_run_name=name_flow_run, log_prints=False, on_failure=[end_tracking], on_crashed=[end_tracking])
@@ -60,6 +61,7 @@ def full_pipeline(
     sources = list_sources(data, get_run_logger().info)
     opened = open_store(store, home)
     require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master), *check_room(home, opened.staging_root))
+    require_sandbox(sources.files)
     mlflow = tracking_uri()
     if start is not None:
         check_start(configuration, start, opened, lambda: connect(mlflow))

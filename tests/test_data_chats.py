@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -458,3 +459,19 @@ def test_the_shared_files_give_the_conversations_that_were_counted_by_hand():
         ("agent/tau_bench_airline_dialogues.jsonl.gz", "tool_result_without_call"): 17,
         ("agent/tau_bench_retail_dialogues.jsonl.gz", "tool_result_without_call"): 68,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"instruction": "x", "instances": [1]}, {"instruction": "x", "instances": [None]},
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "tools": "[" * 100_000},
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{" * 100_000}]}]},
+        {"prompt": "### Instruction:\n" * 100_000},
+    ],
+)  # fmt: skip
+def test_a_conversation_of_any_shape_is_refused_by_its_reason_and_at_once(record):
+    began = time.process_time()
+    with pytest.raises(MalformedChatError, match=r"^(broken_t|no_)"):
+        conversations_of(record)
+    assert time.process_time() - began < 5

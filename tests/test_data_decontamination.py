@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 
 import pytest
 
 from configs.schema import DecontaminationRecipe
+from tasks.data import item_views
 from tasks.data.decontaminate_documents import decontaminate_documents
 from tasks.data.documents import JSON_RECORD, PREPARED_COLUMNS, arrow_schema, document_id
 from tasks.data.ingest_documents import ingest_documents
@@ -36,6 +38,15 @@ def hits(texts: list[str], items: list[str] = (), problems: list[str] = ()) -> l
 
 def words(count: int, seed: int = 1) -> list[str]:
     return prose(seed, count).replace(".", "").lower().split()
+
+
+@pytest.mark.parametrize(
+    "text", ["\n" * 200_000, " " * 200_000 + "x", " \n" * 100_000 + "x", "A " * 100_000 + "x", "A:" + " " * 200_000 + "x"]
+)
+def test_the_cues_of_an_item_are_looked_for_in_one_pass(text):
+    began = time.process_time()
+    assert item_views.PROGRAM_TEXT.search(text) is None and item_views.CUES.sub("", text) == text
+    assert time.process_time() - began < 5
 
 
 def test_one_shared_run_of_n_words_is_found_and_n_minus_one_are_not():

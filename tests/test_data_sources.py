@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.data.data_directory import _glob_pattern
 from tasks.data.git_trees import _commits, _licence_of, commit_mark, commit_records
+from tasks.data.globs import Glob
 from tasks.data.list_sources import list_sources
 from tasks.data.source_bytes import BLOCK_BYTES, ChangedSourceError, open_source
 from tests.data_inputs import SHARED_DATA, write_corpus, write_jsonl
@@ -51,7 +51,7 @@ def roles(directory) -> dict[str, str]:
     ],
 )
 def test_globs(glob, name, matches):
-    assert bool(_glob_pattern(glob).fullmatch(name)) is matches
+    assert Glob(glob).fullmatch(name) is matches
 
 
 def test_the_first_matching_entry_wins_and_the_rest_is_ignored(tmp_path):
@@ -493,6 +493,24 @@ def test_an_idle_entry_that_ignores_is_allowed(tmp_path):
     assert [file.lang for file in list_sources(tmp_path).files] == ["no"]
 
 
+def test_a_key_that_occurs_twice_in_a_manifest_is_named(tmp_path):
+    """The last one would win: a benchmark would be training text."""
+    (tmp_path / "bench.txt").write_text("text")
+    write_manifest(tmp_path, "  - {files: '*.txt', role: evaluation, role: pretrain}\n")
+    with pytest.raises(ValueError, match=r"glm46-data\.yaml is not a YAML file: key 'role' occurs twice"):
+        list_sources(tmp_path)
+    write_manifest(tmp_path, "  - &first {files: '*.md', role: ignore, lang: en}\n  - {<<: *first, files: '*.txt', role: pretrain}\n")
+    assert [(file.name, file.lang) for file in list_sources(tmp_path).files] == [("bench.txt", "en")]
+
+
+def test_a_glob_of_many_stars_reads_a_name_once(tmp_path):
+    name = "a/" * 100 + "a" * 3000
+    assert not any(Glob(glob).fullmatch(name) for glob in ("**" * 30 + "x", "*a" * 200 + "b", "**/" * 100 + "x", "{*,**}" * 9 + "x"))
+    with pytest.raises(ValueError, match=r"glm46-data\.yaml: glob .* has 1024 alternatives, at most 1000"):
+        write_manifest(tmp_path, f"  - {{files: '{'{a,b}' * 10}', role: pretrain}}\n")
+        list_sources(tmp_path)
+
+
 def test_a_manifest_under_another_ending_is_named(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "glm46-data.yml").write_text("version: 1\nentries: []\n")
@@ -500,14 +518,34 @@ def test_a_manifest_under_another_ending_is_named(tmp_path):
         list_sources(tmp_path)
 
 
-def test_directories_are_read_once_by_their_own_name_and_links_out_of_the_tree_are_followed(tmp_path):
-    data, other = tmp_path / "data", tmp_path / "other"
-    for path in (data / "b" / "own.txt", other / "deep" / "linked.txt"):
+def test_directories_are_read_once_by_their_own_name_and_links_out_of_them_are_named_and_not_followed(tmp_path):
+    data, other, told = tmp_path / "data", tmp_path / "other", []
+    for path in (data / "b" / "own.txt", data / ".kept" / "linked.txt", other / "deep" / "foreign.txt"):
         path.parent.mkdir(parents=True)
         path.write_text("text")
-    for name, target in (("a", data / "b"), ("loop", data), ("up", tmp_path), ("more", other), ("b/again", other)):
+    inside = (("a", data / "b"), ("loop", data), ("kept", data / ".kept"), ("b/same.txt", data / "b" / "own.txt"))
+    outside = (("up", tmp_path), ("more", other), ("b/again", other), ("x.txt", other / "deep" / "foreign.txt"), ("gone.txt", "/nowhere"))
+    for name, target in (*inside, *outside):
         (data / name).symlink_to(target)
-    assert roles(data) == {"b/again/deep/linked.txt": "pretrain", "b/own.txt": "pretrain"}
+    files = list_sources(data, told.append).files
+    assert [file.name for file in files] == ["b/own.txt", "b/same.txt", "kept/linked.txt"]
+    assert f"5 links lead out of it and are not followed, such as b/again -> {other}: put what they lead to there" in told[-1]
+    (tmp_path / "link").symlink_to(data)
+    assert len(list_sources(tmp_path / "link").files) == 3
+
+
+def test_a_directory_of_links_alone_and_a_manifest_elsewhere_are_named(tmp_path):
+    data, other = tmp_path / "data", tmp_path / "other"
+    data.mkdir()
+    write_corpus(other)
+    for path in other.glob("*.jsonl*"):
+        (data / path.name).symlink_to(path)
+    with pytest.raises(ValueError, match=r"holds no text to train on \(\d+ links lead out of it and are not followed, such as .* -> /"):
+        list_sources(data)
+    write_manifest(other, "  - {files: '**', role: ignore}\n")
+    (data / "glm46-data.yaml").symlink_to(other / "glm46-data.yaml")
+    with pytest.raises(ValueError, match=r"glm46-data\.yaml is a link out of .*: put the file itself there"):
+        list_sources(data)
 
 
 def test_what_is_no_readable_file_is_named_and_not_waited_for(tmp_path):
@@ -519,6 +557,14 @@ def test_what_is_no_readable_file_is_named_and_not_waited_for(tmp_path):
     with pytest.raises(ValueError, match=r"pipe\.txt is no regular file"):
         list_sources(tmp_path)
     (tmp_path / "pipe.txt").unlink()
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(ValueError, match=r"pipe\.jsonl is no regular file"):
+        list_sources(tmp_path)
+    (tmp_path / "pipe.jsonl").unlink()
+    os.mkfifo(tmp_path / "glm46-data.yaml")
+    with pytest.raises(ValueError, match=r"glm46-data\.yaml is no regular file"):
+        list_sources(tmp_path)
+    (tmp_path / "glm46-data.yaml").unlink()
     (Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"))).write_text("text")
     with pytest.raises(ValueError, match=r"caf\\xe9\.txt': the name is not UTF-8: rename it"):
         list_sources(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from configs.schema import SynthesisRecipe
 from tasks.data import equation_problems, logic_problems, system_problems
 from tasks.data.arithmetic import OPERATIONS, choose_problems, is_evaluation_pair, verify_lines
-from tasks.data.code_sandbox import run_trusted, run_untrusted
+from tasks.data.code_sandbox import run_trusted
 from tasks.data.reasoned_problem import ReasonedProblem
 from tasks.data.reasoning_families import FAMILIES, Family, choose_reasoned
 from tasks.data.synthesize_problems import synthesize_problems
@@ -266,13 +266,7 @@ def test_conversations_prompts_and_held_out_problems_of_the_families(reasoned):
     assert not [row for row in (*prompts, *held_out) if row["prompt"] in texts]
 
 
-def test_programs_run_without_network_within_their_limits():
-    programs = [
-        "assert 1 + 1 == 2", "assert 1 + 1 == 3", "while True: pass", "x = 'a' * (1 << 31)",
-        "with open('written', 'w') as file: file.write('x')",
-        "import os\nassert not set(os.environ) - {'LC_CTYPE'}", "raise SystemExit(0)", "def f(:", "import os\nos._exit(0)",
-        "import os\nos.fork()",
-        "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)",
+def test_our_own_programs_run_in_a_process_of_their_own():
+    assert run_trusted(["assert True", "assert False", "pass", "def f(:", "import os\nassert not os.environ.get('HOME')"]) == [
+        True, False, True, False, True,
     ]  # fmt: skip
-    assert [run_untrusted(program) for program in programs] == [True] + [False] * 4 + [True] + [False] * 5
-    assert run_trusted(["assert True", "assert False", "pass"]) == [True, False, True]

@@ -92,6 +92,20 @@ def test_answers_are_compared_as_numbers_else_as_normalised_text():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "part",
+    ["\\text{", "\\text{a", "\\mbox{", "\\textbf{ ", "\\textbf{", "answer", "answer ", "answer\n", "#", " ", "\n", "1", "<<1", "<<1="],
+)
+def test_answers_are_read_in_time_that_grows_with_their_length(part):
+    """A worked solution of half a megabyte: quadratic patterns take minutes."""
+    for start in ("", "\\textbf{", "answer", "<<", "\\boxed{"):
+        text = f"{start}{part * (500_000 // len(part))}~"
+        began = time.process_time()
+        assert not answers_agree(final_answer(text), "1") and not answers_agree(text, "1") and not answers_agree(f"{text}=1>>", "1")
+        assert isinstance(false_annotations(f"{text}=1>>"), list)
+        assert time.process_time() - began < 10
+
+
 class Teacher(ThreadingHTTPServer):
     """Answers as OpenAI's server does; `script` gives per question what the n-th request gets."""
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from configs.load import load_scale, scale_names
+from tasks.data.list_sources import list_sources
 from tests.conftest import ROOT
 
 RANK = {"flows": 4, "tasks": 3, "model": 2, "infra": 2, "data_contracts": 2, "configs": 1}
@@ -119,7 +120,7 @@ def test_every_scale_loads_and_has_the_same_keys():
         (lambda tree: tree["data"]["recipe"].update(typo=1), "data.recipe.typo: unknown key"),
         (lambda tree: tree["model"]["recipe"].pop("head_dim"), "model.recipe.head_dim: key is missing"),
         (lambda tree: tree["data"]["recipe"]["tokenizer"].update(num_ordinary_tokens=99999), "exceeds model.vocab_size"),
-        (lambda tree: tree["phases"][0]["recipe"].update(sequence_length=10**6), "exceeds model.max_position_embeddings"),
+        (lambda tree: tree["phases"][0]["recipe"].update(sequence_length=10**6, num_tokens=10**6), "exceeds model.max_position_embeddings"),
         (lambda tree: tree["courses"][0]["recipe"].update(phases=["sft"]), "list the same names in the same order"),
         (lambda tree: tree["phases"][0]["recipe"]["optimizer"].update(muon_newton_schulz_steps=6), r"muon_newton_schulz_steps: .* be 5"),
         (lambda tree: tree["serving"]["resources"].update(host="0.0.0.0"), r"serving.resources.host: .*'127.0.0.1' or 'localhost'"),
@@ -128,7 +129,28 @@ def test_every_scale_loads_and_has_the_same_keys():
         (lambda tree: tree["evaluation"]["recipe"].update(sequence_length=4096), r"sequence_length needs 4096 .*embeddings is 2048"),
         (
             lambda tree: tree["serving"]["resources"].update(context_length=12),
-            r"smoke_new_tokens needs 13 positions, .*context_length is 12",
+            r"smoke_new_tokens needs 65 positions, .*context_length is 12",
+        ),
+        (lambda tree: tree["model"]["recipe"].update(vocab_size=10**18), r"model.recipe.vocab_size: Input should be less than or equal to"),
+        (
+            lambda tree: tree["phases"][0]["recipe"].update(num_tokens=61441),
+            r"phases.0.recipe: num_tokens \(61441\) must be a multiple of sequence_length \(128\), for example 61440",
+        ),
+        (lambda tree: tree["phases"][0]["recipe"].update(num_tokens=127), r"multiple of sequence_length \(128\), for example 128"),
+        (
+            lambda tree: tree["phases"][0]["recipe"].update(objective=tree["phases"][-1]["recipe"]["objective"]),
+            "phase pretrain_general: objective grpo needs a model that answers",
+        ),
+        (
+            lambda tree: tree["courses"][0]["recipe"].update(start_batch_tokens=127),
+            r"start_batch_tokens \(127\) holds no sequence of phase pretrain_general \(128 tokens\)",
+        ),
+        *(
+            (
+                lambda tree, url=url: tree["data"]["recipe"]["teacher"]["request"].update(base_url=url, model="m"),
+                "base_url must be http:// or",
+            )
+            for url in ("file:///etc/passwd", "ftp://host/v1", "http://user:word@host/v1", "host:8000", "http:///v1")
         ),
     ],
 )
@@ -148,6 +170,17 @@ def test_repeated_key_and_unknown_scale_are_refused(tmp_path):
         load_scale(str(path))
     with pytest.raises(ValueError, match=r"no scale 'hugee': the scales are .*micro, .*tiny, .*recipes/glm45_air_lora"):
         load_scale("hugee")
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "a: " + "{b: " * 60 + "1" + "}" * 60, "- " * 60 + "x"])
+def test_a_yaml_that_nests_too_deep_is_one_sentence(text, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"mine\.yaml is not a YAML file: it nests more than 50 levels deep"):
+        load_scale(str(path))
+    (tmp_path / "glm46-data.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"glm46-data\.yaml is not a YAML file: it nests more than 50 levels deep"):
+        list_sources(tmp_path)
 
 
 def test_nothing_unfinished_and_no_machine_path_is_tracked():

@@ -20,7 +20,7 @@ INFLATED_BYTES = 1 << 18
 MAX_HEADER_BYTES = 1 << 16
 MAX_ARC_LINE = 1 << 12
 WARC_START = b"WARC/"
-ARC_LINE = re.compile(rb"[a-zA-Z][\w.+-]*:[^\r\n]* [\d.:a-fA-F]* \d{8,14} [^\r\n]*\d+\r?\n")
+ARC_LINE = re.compile(rb"(?=[^\r\n]*\d\r?\n)[a-zA-Z][\w.+-]*:[^\r\n]* [\d.:a-fA-F]* \d{8,14} [^\r\n]*\r?\n")
 """URL, IP address, date, and what version 1 and 2 have in between, with the length last."""
 
 NEXT_WARC = re.compile(rb"\r?\n\r?\nWARC/[01]\.")

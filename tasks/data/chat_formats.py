@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from typing import Any
 
 from model.chat_template import Message, ToolCall
+from tasks.data.json_lines import MAX_DEPTH, is_deep
 
 Record = dict[str, Any]
 Conversation = tuple[list[Message], list[Record]]
@@ -20,8 +22,9 @@ ROLES = {
     "system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "function_call": "assistant",
     "tool": "tool", "observation": "tool", "function_response": "tool",
 }  # fmt: skip
-PROMPT_FRAME = re.compile(r"^.*?### Instruction:\n(.*?)(?:\n\n### Input:\n(.*?))?\n\n### Response:\s*$", re.DOTALL)
+FRAME = ("### Instruction:\n", "\n\n### Input:\n", "\n\n### Response:")
 """What Alpaca's prompts wrap around an instruction: said by the training code of another model, not by a user."""
+MAX_DETAIL_CHARS = 200
 DISPLAY_TURN = re.compile(r"^(system|user|assistant|tool): ", re.MULTILINE)
 DISPLAYED_CALL = "None"
 """How tau-bench prints an assistant's turn whose call it leaves out."""
@@ -32,7 +35,7 @@ class MalformedChatError(ValueError):
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
+        self.reason, self.detail = reason, detail[:MAX_DETAIL_CHARS]
 
 
 def conversations_of(record: Record) -> list[Conversation]:
@@ -51,14 +54,30 @@ def _message_lists(record: Record) -> list[list[Message]]:
         return [_displayed(record["messages_display"])]
     question = record.get("instruction")
     if isinstance(question, str) and isinstance(record.get("instances"), list):
-        return [_exchange(question, instance.get("input"), instance.get("output")) for instance in record["instances"]]
+        instances = [_object(number, instance) for number, instance in enumerate(record["instances"])]
+        return [_exchange(question, instance.get("input"), instance.get("output")) for instance in instances]
     if isinstance(question, str):
         return [_exchange(question, record.get("input"), record.get("output"))]
     if isinstance(record.get("prompt"), str):
-        framed = PROMPT_FRAME.match(record["prompt"])
-        question, given = framed.groups() if framed else (record["prompt"], "")
-        return [_exchange(question, given, record.get("answer"))]
-    raise MalformedChatError("no_conversation", f"fields are {', '.join(sorted(record))}"[:200])
+        return [_exchange(*_unframed(record["prompt"]), record.get("answer"))]
+    raise MalformedChatError("no_conversation", f"fields are {', '.join(sorted(map(str, record)))}")
+
+
+def _unframed(prompt: str) -> tuple[str, str]:
+    """(instruction, input) of a prompt in the frame; any other prompt is the instruction."""
+    begins, gives, ends = FRAME
+    framed = prompt.rstrip()
+    _, is_framed, asked = framed.removesuffix(ends).partition(begins)
+    if not is_framed or not framed.endswith(ends):
+        return prompt, ""
+    question, _, given = asked.partition(gives)
+    return question, given
+
+
+def _object(number: int, turn: object) -> Record:
+    if not isinstance(turn, dict):
+        raise MalformedChatError("broken_turn", f"turn {number} is no object but {type(turn).__name__}")
+    return turn
 
 
 def _exchange(question: str, given: object, answer: object) -> list[Message]:
@@ -76,19 +95,18 @@ def _displayed(text: str) -> list[Message]:
     return [_text_message(name, "" if said.strip() == DISPLAYED_CALL else said.strip()) for name, said in turns]
 
 
-def _message(number: int, turn: object) -> Message:
-    if not isinstance(turn, dict):
-        raise MalformedChatError("broken_turn", f"turn {number} is no object but {type(turn).__name__}")
+def _message(number: int, given: object) -> Message:
+    turn = _object(number, given)
     name = turn.get("role", turn.get("from"))
     content = turn.get("content", turn.get("value"))
     if not isinstance(name, str) or name not in ROLES:
-        raise MalformedChatError("unknown_role", f"turn {number} has role {name!r}, known are {', '.join(ROLES)}")
+        raise MalformedChatError("unknown_role", f"turn {number} has role {reprlib.repr(name)}, known are {', '.join(ROLES)}")
     message = _text_message(ROLES[name], "")
     if name == "function_call":
         message["tool_calls"] = _calls(number, content)
         return message
     parts = content if isinstance(content, list) else [] if content is None else [{"type": "text", "text": content}]
-    texts = {kind: "\n".join(str(_value(part)) for part in parts if _kind(part) == kind) for kind in ("text", "reasoning")}
+    texts = {kind: "\n".join(_text(number, part) for part in parts if _kind(part) == kind) for kind in ("text", "reasoning")}
     reasoning = next((turn[key] for key in ("reasoning_content", "reasoning") if isinstance(turn.get(key), str)), texts["reasoning"])
     message["content"] = texts["text"]
     if ROLES[name] == "assistant":
@@ -110,6 +128,13 @@ def _kind(part: object) -> str:
     return part.get("type", "text") if isinstance(part, dict) else "text"
 
 
+def _text(number: int, part: object) -> str:
+    value = _value(part)
+    if not isinstance(value, str | int | float):
+        raise MalformedChatError("broken_turn", f"turn {number}: its text is {type(value).__name__}, not a string")
+    return str(value)
+
+
 def _value(part: object) -> object:
     return part.get("value", part.get("text", "")) if isinstance(part, dict) else part
 
@@ -122,7 +147,9 @@ def _calls(number: int, value: object) -> list[ToolCall]:
         given = call.get("function", call) if isinstance(call, dict) else {}
         arguments = _from_json(given.get("arguments") or {}) if isinstance(given, dict) else None
         if not isinstance(arguments, dict) or not isinstance(given.get("name"), str):
-            raise MalformedChatError("broken_tool_call", f"turn {number}: {str(value)[:80]!r} needs a name and an object of arguments")
+            raise MalformedChatError("broken_tool_call", f"turn {number}: {reprlib.repr(value)} needs a name and an object of arguments")
+        if is_deep(arguments):
+            raise MalformedChatError("broken_tool_call", f"turn {number}: arguments nest more than {MAX_DEPTH} levels deep")
         calls.append({"name": given["name"], "arguments": arguments})
     return calls
 
@@ -131,7 +158,9 @@ def _tools(value: object) -> list[Record]:
     """Function descriptions, each as {"type": "function", "function": {...}}."""
     found = _from_json(value or [])
     if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
-        raise MalformedChatError("broken_tools", f"{str(value)[:80]!r} is no list of objects")
+        raise MalformedChatError("broken_tools", f"{reprlib.repr(value)} is no list of objects")
+    if is_deep(found):
+        raise MalformedChatError("broken_tools", f"they nest more than {MAX_DEPTH} levels deep")
     return [tool if "function" in tool else {"type": "function", "function": tool} for tool in found]
 
 
@@ -141,7 +170,7 @@ def _from_json(value: object) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 
@@ -155,7 +184,7 @@ def _checked(messages: list[Message]) -> list[Message]:
             joined.append(message)
     places = [number for number, message in enumerate(joined) if _says_or_calls(message)]
     if not places or not any(message["role"] == "user" for message in joined[: places[-1]]):
-        raise MalformedChatError("no_answer", f"roles are {', '.join(message['role'] for message in joined)}"[:200])
+        raise MalformedChatError("no_answer", f"roles are {', '.join(message['role'] for message in joined)}")
     kept = joined[: places[-1] + 1]
     for number, (before, message) in enumerate(zip([None, *kept], kept, strict=False)):
         has_call = before is not None and bool(before.get("tool_calls"))

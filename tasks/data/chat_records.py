@@ -87,14 +87,21 @@ def _line_rows(source: Row, line: JsonLine) -> Iterator[Row]:
         yield _empty(source, line.offset, stream=REJECTED, reason=line.reason, detail=line.detail)
         return
     try:
-        for piece, (messages, tools) in enumerate(conversations_of(line.record)):
-            place = {"id": document_id(source["name"], line.offset, piece), "source": source["name"], "offset": line.offset, "piece": piece}
-            place |= {key: source[key] for key in ("collection", "licence", "kind")}
-            yield _row(place, messages, tools, source["kind"] in NUMBER_KINDS)
+        yield from [_chat_row(source, line.offset, piece, *chat) for piece, chat in enumerate(conversations_of(line.record))]
     except MalformedChatError as error:
         yield _empty(source, line.offset, stream=REJECTED, reason=error.reason, detail=error.detail)
     except UnicodeEncodeError as error:
         yield _empty(source, line.offset, stream=REJECTED, reason="not_utf8", detail=f"character {error.start}: {error.reason}")
+
+
+def _chat_row(source: Row, offset: int, piece: int, messages: Sequence[Message], tools: Sequence[Row]) -> Row:
+    """Raises MalformedChatError for a value of a Parquet file that JSON does not know."""
+    place = {"id": document_id(source["name"], offset, piece), "source": source["name"], "offset": offset, "piece": piece}
+    place |= {key: source[key] for key in ("collection", "licence", "kind")}
+    try:
+        return _row(place, messages, tools, source["kind"] in NUMBER_KINDS)
+    except TypeError as error:
+        raise MalformedChatError("broken_turn", str(error)) from error
 
 
 def _row(place: Row, messages: Sequence[Message], tools: Sequence[Row], keeps_numbers: bool) -> Row:

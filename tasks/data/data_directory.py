@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-import yaml
-
+from configs.strict_yaml import MAX_BYTES, read_yaml
 from tasks.data.documents import CODE, COMMIT, ISSUE
 from tasks.data.git_trees import GIT_COMMITS, GIT_DIRECTORY, GitTree, read_tree
+from tasks.data.globs import Glob
 from tasks.data.issue_threads import ISSUES
 from tasks.data.source_bytes import GARBLED, HashingReader, decompressed, open_source, stem_of
 
@@ -83,6 +83,14 @@ class SourceRoot:
     licences: Mapping[str, str] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
     """Directories that are git repositories without a working tree."""
+    links_out: tuple[str, ...] = ()
+    """`name -> target` of links that lead out of the directory: not followed, so that nothing else of this machine becomes text."""
+
+    @property
+    def note(self) -> str:
+        """What a message adds where links lead out."""
+        links = f"{len(self.links_out)} links lead out of it and are not followed"
+        return f" ({links}, such as {self.links_out[0]}: put what they lead to there)" if self.links_out else ""
 
     def tree_of(self, name: str) -> GitTree | None:
         """The innermost working tree that a file lies in."""
@@ -99,21 +107,44 @@ class SourceRoot:
 
 def local_root(directory: Path) -> SourceRoot:
     """The files of a directory without hidden ones, and its git working trees. Raises ValueError where a directory cannot be read."""
-    names, roots, bare = [], [], []
-    for parent, directories, files in _directories(directory):
+    names, roots, bare, links_out = [], [], [], []
+    for parent, directories, files in _directories(directory, links_out):
         if GIT_DIRECTORY in directories or GIT_DIRECTORY in files:
             roots.append(Path(parent).relative_to(directory).as_posix().removeprefix("."))
         if "HEAD" in files and {*directories} >= BARE_DIRECTORIES:
             bare.append(Path(parent).relative_to(directory).as_posix().removeprefix("."))
         names.extend((Path(parent) / name).relative_to(directory).as_posix() for name in files if not name.startswith("."))
     names.sort()
+    _refuse_irregular_manifest(directory)
     trees = tuple(read_tree(directory, root) for root in sorted(roots))
-    return SourceRoot(str(directory), tuple(names), {name: str((directory / name).absolute()) for name in names}, trees, bare=tuple(bare))
+    places = {name: str((directory / name).absolute()) for name in names}
+    return SourceRoot(str(directory), tuple(names), places, trees, bare=tuple(bare), links_out=tuple(sorted(links_out)))
 
 
-def _directories(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """os.walk without hidden directories, each directory once: under its own name, and behind those by links that lead out of the tree."""
+def _refuse_irregular_manifest(directory: Path) -> None:
+    """Without its roles a benchmark would be training text."""
+    path = directory / MANIFEST_NAME
+    if path.is_symlink() and not path.resolve().is_relative_to(directory.resolve()):
+        raise ValueError(f"{path} is a link out of {directory}, which is not followed: put the file itself there")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no regular file: it gives files their roles; move it away")
+
+
+def _directories(top: Path, links_out: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """os.walk without hidden directories, each directory once: under its own name where it has one, else under that of a link to it.
+
+    Links to files and directories outside of `top` are left out and added to `links_out`.
+    """
     seen = {_identity_of(parent) for parent in top.absolute().parents}
+    inside = os.path.realpath(top) + os.sep
+
+    def leads_out(parent: str, name: str) -> bool:
+        path = os.path.join(parent, name)
+        if name.startswith(".") or not os.path.islink(path) or (os.path.realpath(path) + os.sep).startswith(inside):
+            return False
+        links_out.append(f"{os.path.relpath(path, top)} -> {os.readlink(path)}")
+        return True
+
     waiting = [str(top)]
     while waiting:
         links: list[str] = []
@@ -124,8 +155,8 @@ def _directories(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
                     directories.clear()
                     continue
                 seen.add(identity)
-                yield parent, directories, files
-                directories[:] = [name for name in directories if not name.startswith(".")]
+                yield parent, directories, [name for name in files if not leads_out(parent, name)]
+                directories[:] = [name for name in directories if not name.startswith(".") and not leads_out(parent, name)]
                 links += [path for name in directories if os.path.islink(path := os.path.join(parent, name))]
         waiting = links
 
@@ -153,10 +184,10 @@ def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
         return _roles_by_suffix(root, names)
     manifest = f"{root.where.rstrip('/')}/{MANIFEST_NAME}"
     with open_source(root.places[MANIFEST_NAME]) as file:
-        entries = _read_manifest(manifest, file.read())
-    patterns = [(_glob_pattern(entry.files), entry) for entry in entries]
+        entries = _read_manifest(manifest, file.read(MAX_BYTES + 1))
+    patterns = [(_glob_of(manifest, entry), entry) for entry in entries]
     winners = {name: next((entry for pattern, entry in patterns if pattern.fullmatch(name)), None) for name in names}
-    _refuse_idle_entries(manifest, patterns, winners)
+    _refuse_idle_entries(manifest, patterns, winners, root.note)
     heads = {name: winners.get(f"{name}/HEAD".lstrip("/")) for name in root.bare}
     _refuse_bare(root, [name for name, entry in heads.items() if entry is not None and entry.format == GIT and entry.role != "ignore"])
     found = []
@@ -181,7 +212,7 @@ def _refuse_bare(root: SourceRoot, names: Sequence[str]) -> None:
 
 
 def _refuse_idle_entries(
-    manifest: str, patterns: list[tuple[re.Pattern[str], RoleEntry]], winners: Mapping[str, RoleEntry | None]
+    manifest: str, patterns: list[tuple[Glob, RoleEntry]], winners: Mapping[str, RoleEntry | None], note: str
 ) -> None:  # fmt: skip
     """A glob with a slip of the pen would train on a benchmark, or leave a part of the corpus out, without a word."""
     used = {id(entry) for entry in winners.values()}
@@ -190,7 +221,9 @@ def _refuse_idle_entries(
             continue
         taken = next((name for name in winners if pattern.fullmatch(name)), None)
         winner = winners[taken] if taken is not None else None
-        why = "no file matches it: names are relative to the directory of this file, and `**/` stands for any depth; correct the glob"
+        why = (
+            f"no file matches it{note}: names are relative to the directory of this file, and `**/` stands for any depth; correct the glob"
+        )
         if winner is not None:
             why = f"every file that it matches (such as {taken}) belongs to the earlier entry {winner.files}: put this one in front of it"
         raise ValueError(f"{manifest}, entry {number} ({entry.files}, role {entry.role}): {why}, or remove the entry")
@@ -220,10 +253,7 @@ def _tree_commits(
 
 
 def _read_manifest(path: str, data: bytes) -> list[RoleEntry]:
-    try:
-        content = yaml.safe_load(data.decode())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a YAML file: {error}") from error
+    content = read_yaml(path, data)
     if not isinstance(content, dict) or content.get("version") != 1 or not isinstance(content.get("entries"), list):
         raise ValueError(f"{path}: must hold `version: 1` and a list `entries`")
     unknown = sorted(set(content) - {"version", "entries"})
@@ -298,7 +328,7 @@ def _roles_by_suffix(root: SourceRoot, names: list[str]) -> list[tuple[str, Role
         if form and (tree is None or name in tree.files or (form != "text" and name not in tree.left_out)):
             group = name.split("/")[0] if "/" in name else "*"
             found.append((name, RoleEntry(files=group, role="pretrain", format=form, domain=_domain_by_suffix(name))))
-    peeked = [name for name in names if _format_of(name) == "jsonl"]
+    peeked = [name for name in names if _format_of(name) == "jsonl" and (name in root.digests or os.path.isfile(root.places[name]))]
     with ThreadPoolExecutor(PEEKS_AT_ONCE) as pool:
         for _ in pool.map(partial(_refuse_benchmark, root), peeked):
             pass
@@ -320,20 +350,8 @@ def _refuse_benchmark(root: SourceRoot, name: str) -> None:
         )
 
 
-def _glob_pattern(glob: str) -> re.Pattern[str]:
-    """`**` any depth, `*` and `?` within one name, `{a,b}` alternatives."""
-    pattern, depth = "", 0
-    for token in re.findall(r"\*\*/?|.", glob, re.DOTALL):
-        if token == "{":
-            depth += 1
-            pattern += "(?:"
-        elif token == "}" and depth:
-            depth -= 1
-            pattern += ")"
-        elif token == "," and depth:
-            pattern += "|"
-        else:
-            pattern += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(token, re.escape(token))
-    if depth:
-        raise ValueError(f"{MANIFEST_NAME}: glob {glob!r} has an open brace: close it with }}")
-    return re.compile(pattern)
+def _glob_of(manifest: str, entry: RoleEntry) -> Glob:
+    try:
+        return Glob(entry.files)
+    except ValueError as error:
+        raise ValueError(f"{manifest}: {error}") from error

@@ -1,8 +1,9 @@
 """Git working trees as sources: their files without the ignored ones, their licence, and commits as message and patch.
 
 Runs in executors (commit_records): imports no Spark. Git is asked without hooks, monitors, external differs, text converters or transports:
-a tree that somebody else made must not run a program here, nor a partial clone fetch. What git answers depends on the repository alone: not
-on the settings of who runs it, nor on the variables that git sets for its hooks.
+a tree that somebody else made must not run a program here, nor a partial clone fetch. Nor must it show what is outside of the data
+directory: git directories, links in them and borrowed objects (git_directories). What git answers depends on the repository alone: not on
+the settings of who runs it, nor on the variables that git sets for its hooks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tasks.data.git_directories import refuse_outside
 from tasks.data.parsed_records import Parsed, rejection, too_long
 from tasks.data.source_bytes import BLOCK_BYTES
 from tasks.data.text_records import text_record
@@ -24,7 +26,8 @@ GIT_DIRECTORY, GIT_COMMITS = ".git", "git_commits"
 SAFE = (
     "git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false",
     "-c", "log.showSignature=false", "-c", "protocol.allow=never", "-c", "core.excludesFile=/dev/null",
-    "-c", "core.attributesFile=/dev/null", "-c", "core.abbrev=7", "-c", "diff.suppressBlankEmpty=false",
+    "-c", "core.attributesFile=/dev/null", "-c", "core.abbrev=7", "-c", "diff.suppressBlankEmpty=false", "-c", "submodule.recurse=false",
+    "-c", "log.showRoot=true",
     "--no-replace-objects", "--no-pager",
 )  # fmt: skip
 LOG = (
@@ -33,6 +36,9 @@ LOG = (
     "--dst-prefix=b/", "-O/dev/null",
 )  # fmt: skip
 """A repository's own settings would give its patches another form."""
+GIT_SECONDS = 600
+"""For one question about a tree; a pipe where git reads a file would keep it for ever."""
+LICENCE_CHARACTERS = 1 << 16
 LEFT_OUT_ATTRIBUTES = ("linguist-generated", "linguist-vendored")
 """By which .gitattributes marks what nobody wrote here."""
 LICENCE_NAMES = ("LICENSE", "LICENCE", "COPYING", "UNLICENSE")
@@ -75,8 +81,10 @@ class GitTree:
 
 
 def read_tree(directory: Path, root: str) -> GitTree:
-    """Raises ValueError where git is missing or cannot read the tree."""
+    """Raises ValueError where git is missing or cannot read the tree, and where its git directory leads out of `directory`."""
     place = directory / root
+    git_dir, common_dir = (Path(_path_of(place, name)) for name in ("--absolute-git-dir", "--git-common-dir"))
+    refuse_outside(directory, place, git_dir, place / common_dir)
     listed = _git(place, "ls-files", "--cached", "--others", "--exclude-standard", "-z").decode("utf-8", "surrogateescape").split("\0")
     left_out = {name for name in listed if name and _is_foreign_link(place, name)} | _marked_files(place, listed)
     prefix = f"{root}/" if root else ""
@@ -91,9 +99,9 @@ def read_tree(directory: Path, root: str) -> GitTree:
 
 
 def _is_foreign_link(place: Path, name: str) -> bool:
-    """A link that leads into the tree's .git is a file that git-annex keeps there."""
+    """A link that leads into .git/annex is a file that git-annex keeps there."""
     path = place / name
-    return path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to((place / GIT_DIRECTORY).resolve()))
+    return path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to((place / GIT_DIRECTORY / "annex").resolve()))
 
 
 def _marked_files(place: Path, names: list[str]) -> set[str]:
@@ -147,8 +155,12 @@ def commit_records(name: str, place: str, repository: str, licence: str, limit: 
 
 def _shallow_commits(place: Path) -> set[str]:
     """The last commits of a shallow clone, which git takes for first ones."""
-    path = place / _git(place, "rev-parse", "--git-path", "shallow").decode("utf-8", "surrogateescape").strip()
+    path = place / _path_of(place, "--git-path", "shallow")
     return {*path.read_text().split()} if path.is_file() else set()
+
+
+def _path_of(place: Path, *which: str) -> str:
+    return _git(place, "rev-parse", *which).decode("utf-8", "surrogateescape").removesuffix("\n")
 
 
 def commit_mark(head: str) -> bytes:
@@ -181,7 +193,8 @@ def _licence_of(place: Path) -> str:
     """The SPDX identifier of the tree's licence file, by its header; empty where there is none or it is another one."""
     names = sorted(entry.name for entry in place.iterdir() if entry.name.upper().split(".")[0] in LICENCE_NAMES and entry.is_file())
     for name in names:
-        text = (place / name).read_text(encoding="utf-8", errors="replace")
+        with open(place / name, encoding="utf-8", errors="replace") as file:
+            text = file.read(LICENCE_CHARACTERS)
         stated = re.search(r"SPDX-License-Identifier:\s*([\w.+-]+)", text)
         found = stated[1] if stated else next((spdx for spdx, header in LICENCE_HEADERS if re.search(header, text, re.I)), "")
         if found:
@@ -190,17 +203,27 @@ def _licence_of(place: Path) -> str:
 
 
 def _environment(place: Path) -> dict[str, str]:
-    """A hook's GIT_DIR would name another repository, and above a tree whose .git is broken there may be one."""
+    """A hook's GIT_DIR would name another repository, above a tree whose .git is broken there may be one, and the tree's own settings may
+    name another directory. A protocol list in the environment beats the tree's own protocol.NAME.allow."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    parents = os.pathsep.join({str(place.absolute().parent), str(place.resolve().parent)})
-    return kept | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "GIT_CEILING_DIRECTORIES": parents, "LC_ALL": "C"}
+    place = place.absolute()
+    return kept | {
+        "GIT_DIR": str(place / GIT_DIRECTORY), "GIT_WORK_TREE": str(place), "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_SYSTEM": os.devnull, "GIT_ATTR_NOSYSTEM": "1", "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C",
+    }  # fmt: skip
 
 
 def _git(place: Path, *arguments: str, given: bytes = b"", may_fail: bool = False) -> bytes:
     try:
         found = subprocess.run(
-            [*SAFE, "-C", str(place), *arguments], input=given, capture_output=True, check=False, env=_environment(place)
-        )
+            [*SAFE, "-C", str(place), *arguments], input=given, capture_output=True, check=False, env=_environment(place),
+            timeout=GIT_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(
+            f"git did not answer within {GIT_SECONDS} s about the working tree {place}: look for a pipe among its hidden files, or remove "
+            f"its {GIT_DIRECTORY}"
+        ) from error
     except FileNotFoundError as error:
         raise ValueError(f"{place} is a git working tree, but there is no program `git`: install git, or remove {place}/.git") from error
     if found.returncode and not may_fail:

@@ -169,11 +169,11 @@ def _turn(record: Record, where: str, field: str) -> _Turn:
 
 def _seconds(time: object) -> float | None:
     """Of a time in ISO 8601 or in seconds or milliseconds since 1970; None for anything else."""
-    if isinstance(time, int | float):
-        return time / 1000 if time > 1e11 else float(time)
     try:
+        if isinstance(time, int | float):
+            return time / 1000 if time > 1e11 else float(time)
         found = time if isinstance(time, datetime) else datetime.fromisoformat(str(time))
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
@@ -198,7 +198,8 @@ def _title_of(record: Record) -> str:
 
 def _state_lines(record: Record) -> list[str]:
     """Whether it is open or how it ended, and its labels."""
-    actions = [STATES[event["action"]] for event in record.get("events") or [] if event.get("action") in STATES]
+    done = [event.get("action") for event in record.get("events") or []]
+    actions = [STATES[action] for action in done if isinstance(action, str) and action in STATES]
     state = record["state"].lower() if isinstance(record.get("state"), str) else actions[-1] if actions else ""
     linked = record.get("pull_request")
     if record.get("mergedAt") or record.get("merged_at") or (isinstance(linked, dict) and linked.get("merged_at")):

@@ -24,10 +24,10 @@ CODE_FIELDS = ("test", "tests", "test_list", "test_patch", "patch", "canonical_s
 ANSWER_CUES = ("", "A: ", "Answer: ", "The answer is ")
 LONG_QUESTION_WORDS = 16
 """Such a question is found by its own words, whatever stands behind it."""
-PROGRAM_TEXT = re.compile(r"```|^\s*(?:Traceback \(most|def \w+\(|class \w+[(:]|import \w+|from \w+ import)", re.MULTILINE)
+PROGRAM_TEXT = re.compile(r"```|^[^\S\n]*(?:Traceback \(most|def \w+\(|class \w+[(:]|import \w+|from \w+ import)", re.MULTILINE)
 PATCH = re.compile(r"^(?:diff --git|--- |@@ )", re.MULTILINE)
 ADDED_LINES = re.compile(r"(?:^\+(?!\+\+).*\n?)+", re.MULTILINE)
-CUES = re.compile(r"^\s*(?:Question|Q)\s*:\s*|\s*(?:Answer|A)\s*:\s*$")
+CUES = re.compile(r"^\s*(?:Question|Q)\s*:\s*|(?<!\s)\s*(?:Answer|A)\s*:\s*$")
 
 ASKED, TOLD, PROGRAM = "asked", "told", "program"
 """What a text is to its record: the question or an answer, however short; something else in it (a file's content, an argument), which

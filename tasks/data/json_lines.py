@@ -11,6 +11,8 @@ from typing import Any
 from tasks.data.source_bytes import BLOCK_BYTES, GARBLED, HashingReader, codec_of, decompressed
 
 MAX_LINE_BYTES = 256 * 2**20
+MAX_DEPTH = 100
+"""Of lists and objects in each other. Python's own bound depends on who calls: what one stage can read, the next one could not."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,15 @@ def parse_object(offset: int, line: bytes) -> JsonLine:
         return JsonLine(offset, None, "not_utf8", "half of a surrogate pair")
     except (ValueError, RecursionError) as error:
         return JsonLine(offset, None, "broken_json", str(error))
+    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and is_deep(record):
+        return JsonLine(offset, None, "broken_json", f"nested more than {MAX_DEPTH} levels deep")
     if not isinstance(record, dict):
         return JsonLine(offset, None, "broken_json", f"a record must be an object, is {type(record).__name__}")
     return JsonLine(offset, record, "", "")
+
+
+def is_deep(value: object, levels: int = MAX_DEPTH) -> bool:
+    """Whether lists and objects nest deeper."""
+    if not isinstance(value, dict | list):
+        return False
+    return not levels or any(is_deep(part, levels - 1) for part in (value.values() if isinstance(value, dict) else value))

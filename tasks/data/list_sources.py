@@ -94,15 +94,17 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
     roles = assign_roles(root)
     if report is not None:
         _tell_unread(root, {name for name, _ in roles}, report)
+        if root.links_out:
+            report(f"sources of {root.where}:{root.note}")
     files = _hashed_files(root, roles, report)
     if needed == "prompts" and not any(file.role == needed for file in files):
         raise ValueError(
-            f"{root.where} holds no seed problems: give their files the role prompts and the kind math in its glm46-data.yaml, as in "
-            "`- {files: problems.jsonl, role: prompts, kind: math}`"
+            f"{root.where} holds no seed problems{root.note}: give their files the role prompts and the kind math in its glm46-data.yaml, "
+            "as in `- {files: problems.jsonl, role: prompts, kind: math}`"
         )
     if needed == "pretrain" and not any(file.role == needed for file in files):
         raise ValueError(
-            f"{root.where} holds no text to train on: put .txt, .md, .html, .jsonl, .parquet, .warc or source files there "
+            f"{root.where} holds no text to train on{root.note}: put .txt, .md, .html, .jsonl, .parquet, .warc or source files there "
             "(.gz, .bz2 and .zst are read as well), or give files the role pretrain in its glm46-data.yaml"
         )
     return SourceListing(files)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tasks.data.json_lines import is_deep
 from tasks.data.personal_data import find_in_chunks, mask_text
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def _json_inside(text: str) -> Any:
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError):  # prose in brackets, or nested too deep to be read: a text like any other
         return None
+    return None if is_deep(found) else found

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
 """GSM8K's calculator: `<<48/2=24>>`."""
-STATED = re.compile(r"(?:####|(?:final )?answer(?: is)?\s*[:=]?)\s*(.+)", re.IGNORECASE)
-LEFT_OUT = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\\%|%|\^\\circ|\^\{\\circ\}|\\text\{[^}]*\}|\\mbox\{[^}]*\}|\s+")
+STATED = re.compile(r"(?:####|(?:final )?answer(?: is)?(?:\s*[:=])?)\s*(\S.*)", re.IGNORECASE)
+LEFT_OUT = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\\%|%|\^\\circ|\^\{\\circ\}|\\text\{[^{}]*\}|\\mbox\{[^{}]*\}|\s+")
 FRACTION = re.compile(r"\\frac\{(-?\d+)\}\{(-?\d+)\}|\\frac(\d)(\d)")
 MAX_CHARS = 500
 """Of a number or a calculation: Python converts no longer numbers than 4,300 digits and nests no deeper than its stack."""
@@ -48,7 +48,7 @@ def without_annotations(text: str) -> str:
 
 def _plain(answer: str) -> str:
     text = re.sub(r"\\[dt]frac", r"\\frac", answer.strip().rstrip("."))
-    text = re.sub(r"\\textbf\{\s*\(?([^{}()]*)\)?\s*\}", r"\1", text)
+    text = re.sub(r"\\textbf\{\s*+\(?([^{}()]*+)\)?\s*+\}", r"\1", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", re.sub(r"\{,\}", ",", text))
     return LEFT_OUT.sub("", text).lower()
 
@@ -71,9 +71,11 @@ def _holds(left: str, right: str) -> bool:
 
 def _value(expression: str) -> Fraction | None:
     """The value of + - * / and brackets over numbers; None for anything else."""
-    text = re.sub(r"(\d+(?:\.\d+)?|\.\d+)%", r"(\1/100)", expression.replace("$", "").replace(",", "").replace("x", "*").strip())
+    text = expression.replace("$", "").replace(",", "").replace("x", "*").strip()
+    if len(text) > MAX_CHARS:
+        return None
     try:
-        return None if len(text) > MAX_CHARS else _evaluate(ast.parse(text, mode="eval").body)
+        return _evaluate(ast.parse(re.sub(r"(\d+(?:\.\d+)?|\.\d+)%", r"(\1/100)", text), mode="eval").body)
     except (SyntaxError, TypeError, ValueError, ZeroDivisionError):
         return None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from infra.step import canonical_json
-from tasks.data.code_sandbox import can_isolate, run_untrusted
+from tasks.data.code_sandbox import PASSED, UNVERIFIABLE, isolation, judge_solution
 from tasks.data.documents import document_id
 from tasks.data.json_lines import json_lines
 from tasks.data.math_answers import answers_agree, false_annotations, final_answer
@@ -44,6 +44,12 @@ class Seed:
     """The module that the tests import; empty where they use the names themselves."""
 
 
+def require_sandbox(files: Sequence[SourceFile]) -> None:
+    """Raises ValueError where the sources hold solutions to run and this machine has no sandbox."""
+    if any(file.role == "prompts" and file.kind == CODE for file in files):
+        isolation()
+
+
 def read_seeds(files: Sequence[SourceFile]) -> list[Seed]:
     """The seeds of all files, sorted by id. Records without a question and an answer are no seeds. Raises ValueError for a changed file."""
     seeds = [seed for file in files if file.role == "prompts" and file.kind in (MATH, CODE) for seed in _file_seeds(file)]
@@ -63,7 +69,7 @@ def _file_seeds(file: SourceFile) -> Iterator[Seed]:
 
 def _seed(file: SourceFile, offset: int, record: dict[str, Any]) -> Seed | None:
     question = next((record[name] for name in QUESTION_FIELDS if isinstance(record.get(name), str)), "")
-    if isinstance(record.get("Body"), str):
+    if isinstance(record.get("Body"), str) and isinstance(record.get("Question"), str):
         question = f"{record['Body'].rstrip('. ')}. {record['Question']}"
     read = _code_parts(record) if file.kind == CODE else _math_parts(record)
     if not question.strip() or not read[0].strip():
@@ -88,37 +94,25 @@ def _math_parts(record: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _code_parts(record: dict[str, Any]) -> tuple[str, str, str]:
-    tests = record.get("test_list", record.get("tests", ""))
-    written = "\n".join([record.get("test_setup_code") or "", *tests]).strip() if isinstance(tests, list) else str(tests)
+    tests, module = record.get("test_list", record.get("tests")), record.get("module_file")
+    parts = [record.get("test_setup_code") or "", *tests] if isinstance(tests, list) else [tests]
+    written = "\n".join(parts).strip() if all(isinstance(part, str) for part in parts) else ""
     solution = next((record[name] for name in ("code", "solution") if isinstance(record.get(name), str)), "")
-    return written, solution, str(record.get("module_file", "")).removesuffix(".py")
+    return written, solution, module.removesuffix(".py") if isinstance(module, str) else ""
 
 
 def check_solution(seed: Seed, text: str) -> str:
-    """Why a worked solution of a seed is not kept; empty where it is right. Code is only run where it can be run without network."""
-    if seed.kind == CODE and not can_isolate():
-        return "no_sandbox"
+    """Why a worked solution of a seed is not kept; empty where it is right. Raises ValueError for code on a machine without a sandbox."""
     if seed.kind == CODE:
         blocks = re.findall(r"```(?:python)?[^\n]*\n(.*?)```", text, re.DOTALL)
-        return "" if run_untrusted(_program(seed, "\n".join(blocks) if blocks else text)) else "tests_failed"
+        verdict = judge_solution("\n".join(blocks) if blocks else text, seed.answer, seed.module)
+        return {PASSED: "", UNVERIFIABLE: "unverifiable_tests"}.get(verdict, "tests_failed")
     if false_annotations(text):
         return "false_calculation"
     found = final_answer(text)
     if not found:
         return "no_final_answer"
     return "" if answers_agree(found, seed.answer) else "wrong_answer"
-
-
-def _program(seed: Seed, code: str) -> str:
-    """The code, then the tests; tests that import it find it under its module's name, and unittest runs them."""
-    if not seed.module:
-        return f"{code}\n{seed.answer}\n"
-    return (
-        f"import sys, types, unittest\nmodule = types.ModuleType({seed.module!r})\nexec({code!r}, module.__dict__)\n"
-        f"sys.modules[{seed.module!r}] = module\ntests = types.ModuleType('tests')\nexec({seed.answer!r}, tests.__dict__)\n"
-        "found = unittest.defaultTestLoader.loadTestsFromModule(tests)\nresult = unittest.TestResult()\nfound.run(result)\n"
-        "assert result.testsRun and result.wasSuccessful()\n"
-    )
 
 
 def conversation(seed: Seed, suffix: str, reasoning: str, content: str, piece: int = 0) -> dict[str, object]:

@@ -5,6 +5,8 @@ Calculations that a solution annotates are recomputed, its final answer is compa
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress, Record, step
@@ -39,14 +41,15 @@ def verify_solutions(*, sources: SourceListing, output: Output) -> VerifiedSolut
     seeds = read_seeds(sources.files)
     solved = [seed for seed in seeds if seed.solution]
     chats, rejected = [], []
-    for number, seed in enumerate(solved):
-        if number % 100 == 0:
-            output.report(Progress(number, len(solved), "solutions"))
-        reason = check_solution(seed, stated_solution(seed))
-        if reason:
-            rejected.append({"id": seed.id, "source": seed.source, "offset": seed.offset, "reason": reason})
-        else:
-            chats.append(conversation(seed, SUFFIX, "", written_solution(seed)))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # half of a sandbox's time is waiting for the kernel
+        reasons = pool.map(lambda seed: check_solution(seed, stated_solution(seed)), solved)
+        for number, (seed, reason) in enumerate(zip(solved, reasons, strict=True)):
+            if number % 100 == 0:
+                output.report(Progress(number, len(solved), "solutions"))
+            if reason:
+                rejected.append({"id": seed.id, "source": seed.source, "offset": seed.offset, "reason": reason})
+            else:
+                chats.append(conversation(seed, SUFFIX, "", written_solution(seed)))
     write_rows(output.path("chats.parquet"), chats, CHATS)
     write_rows(output.path("rejected.parquet"), rejected, REJECTED)
     return VerifiedSolutions(

@@ -15,6 +15,7 @@ from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from tasks.data.documents import document_id
+from tasks.data.json_lines import parse_object
 from tasks.data.source_bytes import GARBLED, HashingReader, decompressed, open_source
 from tasks.evaluation.items import CHOICE
 from tasks.evaluation.suite import Question
@@ -72,11 +73,8 @@ def parse_question(line: bytes) -> Parsed | None:
     """A record as a question; None where it is none."""
     if b'"choices"' not in line:
         return None
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(record, dict):
+    record = parse_object(0, line).record
+    if record is None:
         return None
     text, choices = record.get("query", record.get("question")), record.get("choices")
     if not isinstance(text, str) or not text.strip() or not isinstance(choices, list) or len(choices) < 2:

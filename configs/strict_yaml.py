@@ -1,0 +1,45 @@
+"""YAML as this project reads it: no repeated keys, of which the last would silently win, and bounded in size and depth."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import yaml
+
+MAX_BYTES = 16 << 20
+MAX_DEPTH = 50
+"""Of lists and mappings in each other; scales have 8."""
+MERGE = "tag:yaml.org,2002:merge"
+
+
+def read_yaml(where: str, data: bytes) -> object:
+    """The content of a YAML file; `where` is its name in messages. Raises ValueError."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{where} has more than {MAX_BYTES >> 20} MiB: a YAML file of settings is smaller, name the right one")
+    try:
+        return yaml.load(data.decode(), Loader=_StrictLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{where} is not a YAML file: {error}") from error
+
+
+class _StrictLoader(yaml.SafeLoader):
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Raises before Python's own recursion limit, wherever it is called from."""
+        if self.depth == MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, f"it nests more than {MAX_DEPTH} levels deep", self.peek_event().start_mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = None if key_node.tag == MERGE else self.construct_object(key_node, deep=deep)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", key_node.start_mark)
+            if isinstance(key, Hashable) and key_node.tag != MERGE:
+                seen.add(key)
+        return super().construct_mapping(node, deep)
