@@ -201,7 +201,7 @@ def test_a_sandbox_ends_with_the_process_that_started_it(isolation, tmp_path):
 def test_where_no_sandbox_can_be_made_code_is_refused_by_name(tmp_path, monkeypatch):
     write_jsonl(tmp_path / "code.jsonl", [{"text": "q", "code": "a = 1", "test_list": ["assert a == 1"]}])
     (tmp_path / "glm46-data.yaml").write_text("version: 1\nentries:\n  - {files: code.jsonl, role: prompts, kind: code_with_tests}\n")
-    files = list_sources(tmp_path).files
+    files = list_sources(tmp_path, needed="prompts").files
     monkeypatch.setattr(code_sandbox, "find_isolation", lambda: ("", "bubblewrap: not installed; namespaces: not permitted"))
     for run in (lambda: require_sandbox(files), lambda: judge_solution("a = 1", "assert a == 1", "")):
         with pytest.raises(ValueError, match=r"makes none \(bubblewrap: not installed; .*install bubblewrap .* the role ignore"):
