@@ -216,6 +216,23 @@ def test_reinforcement_learning_of_every_scale_holds_pass_at_1():
     assert len(gates) >= 5 and all(gate.own_figure == "pass_at_1" and gate.start.pass_at_1 < 1 for gate in gates)
 
 
+@pytest.mark.parametrize(("share_left", "accepted"), [(1.0, True), (0.5, False), (0.0, False)])
+def test_tiny_refuses_reinforcement_learning_that_halves_its_few_right_answers_and_no_redraw(decide, share_left, accepted):
+    """96 problems of which 4.2 % of the answers are right, the chance of each problem another."""
+    scale, chance = load_scale("tiny"), np.random.default_rng(46)
+    recipe, right = scale.evaluation.recipe, chance.beta(0.2, 0.2 / 0.042 - 0.2, scale.evaluation.recipe.num_chat_problems)
+
+    def drawn(chances):
+        counts = chance.binomial(recipe.samples_per_problem, chances)
+        return items_of(
+            answers=[[str(n)] * count + [f"wrong {n}"] * (recipe.samples_per_problem - count) for n, count in enumerate(counts)]
+        )
+
+    decision = decide(drawn(share_left * right), start=drawn(right), recipe=scale.phases[-1].recipe.gate)
+    assert decision.record.accepted == accepted, decision.record.refusals
+    assert refused_by(decision) == (set() if accepted else {("pass_at_1", "start")})
+
+
 def test_margins_do_not_add_up_over_releases(decide):
     """Each release is 0.9 margins worse than the one before: the first passes, the second is refused by the anchor, not by the champion."""
     for figure, loss in (("bits_per_byte", 0.09), ("pass_at_1", 0.1)):
