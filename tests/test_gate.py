@@ -108,7 +108,7 @@ def test_without_questions_choice_has_no_bound_unless_a_floor_demands_them(decid
 @pytest.mark.parametrize("against", ["start", "champion", "anchor"])
 @pytest.mark.parametrize("figure", FIGURES)
 def test_every_figure_is_defended_against_everyone(decide, figure, against):
-    """All else equal: a loss of a tenth of the margin is held, one of five margins is refused by this bound alone."""
+    """All else equal: a loss of a tenth of the margin is held, one of five margins is refused by only this bound."""
     margin = getattr(MARGINS, figure)
 
     def lose(loss):
@@ -178,9 +178,9 @@ def test_a_repository_and_its_files_do_not_count_twice(decide):
     files, both = mixed(code=(30, 1.2)), mixed(code=(30, 1.2), repository=(30, 3.0))
     before = mixed(code=(30, 1.0), repository=(30, 1.0))
     decision = decide(items_of(documents=both), items_of(documents=before), GATE.model_copy(update={"max_bits_per_byte": 9.0}))
-    alone = decide(items_of(documents=files), items_of(documents=before[:30]))
+    without = decide(items_of(documents=files), items_of(documents=before[:30]))
     for against in ("", "champion"):
-        ours, theirs = (bound_of(each, "bits_per_byte", against) for each in (decision, alone))
+        ours, theirs = (bound_of(each, "bits_per_byte", against) for each in (decision, without))
         assert (ours.value, ours.interval, ours.num_items) == (theirs.value, theirs.interval, theirs.num_items)
     assert bound_of(decision, "bits_per_byte of domain repository", "champion").value == pytest.approx(2.0)
 
@@ -239,8 +239,8 @@ def test_margins_do_not_add_up_over_releases(decide):
         first, second, third = items_of(), WORSE[figure](loss), WORSE[figure](3 * loss if figure == "pass_at_1" else 2 * loss)
         promoted = decide(second, first, anchors=first)
         assert promoted.record.accepted and figure not in promoted.record.anchored, "what is worse is no anchor"
-        against_champion_alone = decide(third, second)
-        assert figure == "pass_at_1" or against_champion_alone.record.accepted
+        against_champion_only = decide(third, second)
+        assert figure == "pass_at_1" or against_champion_only.record.accepted
         refused = decide(third, second, anchors=first)
         assert (figure, "anchor") in refused_by(refused)
         assert figure == "pass_at_1" or refused_by(refused) == {(figure, "anchor")}
