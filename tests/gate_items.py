@@ -71,4 +71,4 @@ WORSE = {
     "pass_at_1": lambda loss: items_of(answers=answers_of(1.0 - loss)),
     "choice_accuracy": lambda loss: items_of(choice=1.0 - loss),
 }
-"""Items that are worse than items_of() in one figure alone."""
+"""Items that are worse than items_of() in only one figure."""

@@ -108,7 +108,7 @@ def test_without_questions_choice_has_no_bound_unless_a_floor_demands_them(decid
 @pytest.mark.parametrize("against", ["start", "champion", "anchor"])
 @pytest.mark.parametrize("figure", FIGURES)
 def test_every_figure_is_defended_against_everyone(decide, figure, against):
-    """All else equal: a loss of a tenth of the margin is held, one of five margins is refused by this bound alone."""
+    """All else equal: a loss of a tenth of the margin is held, one of five margins is refused by only this bound."""
     margin = getattr(MARGINS, figure)
 
     def lose(loss):
@@ -178,9 +178,9 @@ def test_a_repository_and_its_files_do_not_count_twice(decide):
     files, both = mixed(code=(30, 1.2)), mixed(code=(30, 1.2), repository=(30, 3.0))
     before = mixed(code=(30, 1.0), repository=(30, 1.0))
     decision = decide(items_of(documents=both), items_of(documents=before), GATE.model_copy(update={"max_bits_per_byte": 9.0}))
-    alone = decide(items_of(documents=files), items_of(documents=before[:30]))
+    without = decide(items_of(documents=files), items_of(documents=before[:30]))
     for against in ("", "champion"):
-        ours, theirs = (bound_of(each, "bits_per_byte", against) for each in (decision, alone))
+        ours, theirs = (bound_of(each, "bits_per_byte", against) for each in (decision, without))
         assert (ours.value, ours.interval, ours.num_items) == (theirs.value, theirs.interval, theirs.num_items)
     assert bound_of(decision, "bits_per_byte of domain repository", "champion").value == pytest.approx(2.0)
 
@@ -216,14 +216,31 @@ def test_reinforcement_learning_of_every_scale_holds_pass_at_1():
     assert len(gates) >= 5 and all(gate.own_figure == "pass_at_1" and gate.start.pass_at_1 < 1 for gate in gates)
 
 
+@pytest.mark.parametrize(("share_left", "accepted"), [(1.0, True), (0.5, False), (0.0, False)])
+def test_tiny_refuses_reinforcement_learning_that_halves_its_few_right_answers_and_no_redraw(decide, share_left, accepted):
+    """96 problems of which 4.2 % of the answers are right, the chance of each problem another."""
+    scale, chance = load_scale("tiny"), np.random.default_rng(46)
+    recipe, right = scale.evaluation.recipe, chance.beta(0.2, 0.2 / 0.042 - 0.2, scale.evaluation.recipe.num_chat_problems)
+
+    def drawn(chances):
+        counts = chance.binomial(recipe.samples_per_problem, chances)
+        return items_of(
+            answers=[[str(n)] * count + [f"wrong {n}"] * (recipe.samples_per_problem - count) for n, count in enumerate(counts)]
+        )
+
+    decision = decide(drawn(share_left * right), start=drawn(right), recipe=scale.phases[-1].recipe.gate)
+    assert decision.record.accepted == accepted, decision.record.refusals
+    assert refused_by(decision) == (set() if accepted else {("pass_at_1", "start")})
+
+
 def test_margins_do_not_add_up_over_releases(decide):
     """Each release is 0.9 margins worse than the one before: the first passes, the second is refused by the anchor, not by the champion."""
     for figure, loss in (("bits_per_byte", 0.09), ("pass_at_1", 0.1)):
         first, second, third = items_of(), WORSE[figure](loss), WORSE[figure](3 * loss if figure == "pass_at_1" else 2 * loss)
         promoted = decide(second, first, anchors=first)
         assert promoted.record.accepted and figure not in promoted.record.anchored, "what is worse is no anchor"
-        against_champion_alone = decide(third, second)
-        assert figure == "pass_at_1" or against_champion_alone.record.accepted
+        against_champion_only = decide(third, second)
+        assert figure == "pass_at_1" or against_champion_only.record.accepted
         refused = decide(third, second, anchors=first)
         assert (figure, "anchor") in refused_by(refused)
         assert figure == "pass_at_1" or refused_by(refused) == {(figure, "anchor")}

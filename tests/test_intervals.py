@@ -81,7 +81,7 @@ def test_below_twenty_items_students_interval_is_right_for_normal_ones(num_items
 @pytest.mark.parametrize("num_items", [MIN_ITEMS, 50])
 @pytest.mark.parametrize(("lost", "won"), [(0.0, 0.0), (0.02, 0.0), (0.1, 0.02), (0.05, 0.05), (0.44, 0.0), (0.25, 0.25)])
 def test_paired_shares_hold_the_truth_where_few_or_no_items_differ(lost, won, num_items):
-    """Items of one answer each, so many of which were lost and won."""
+    """Items of one answer each, of them so many lost and won."""
 
     def draw(chance):
         thrown = chance.random(num_items)

@@ -4,7 +4,7 @@ In: items.parquet and experts.parquet of the candidate and, where there are any,
 from, of the champion and of the anchors, on the same suite. Out: decision.json. A refusal is a result with reasons, never an exception;
 evaluations that cannot be compared or lack a metric raise.
 
-The anchor of a figure is the best promoted version so far. Margins against the champion alone would add up from release to release:
+The anchor of a figure is the best promoted version so far. Margins against only the champion would add up from release to release:
 against the anchor they do not. It moves only to a candidate that is better than it beyond the interval.
 """
 

@@ -65,7 +65,7 @@ def _studentized(residuals: NDArray[np.float64], below: NDArray[np.float64]) -> 
         spread = np.maximum(squares - 2 * shifts * products + shifts**2 * squared_weights, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             studentized.append(sums / np.sqrt(spread * num_items / (num_items - 1)))
-    # A resample of one item over and over has no spread: its quotient is infinite, or 0 / 0 where that item lies on the ratio.
+    # A resample of one item over and over has no spread: its quotient is infinite, or 0 / 0 where that item is on the ratio.
     drawn = np.nan_to_num(np.concatenate(studentized), nan=0.0, posinf=np.inf, neginf=-np.inf)
     low, high = np.quantile(drawn, [TAIL, 1 - TAIL], method="inverted_cdf")
     return float(low), float(high)
@@ -86,7 +86,7 @@ def t_quantile(degrees_of_freedom: int) -> float:
 def share_interval(num_right: Sequence[float], num_tried: Sequence[float]) -> Interval:
     """Of the share of right answers: Wilson's (1927) at the number of tries that independent ones would need for the same standard error.
 
-    Tries of one item hang together, so that this number lies between that of the items and that of all tries.
+    Tries of one item hang together, so that this number is between that of the items and that of all tries.
     """
     total = sum(num_tried)
     share = sum(num_right) / total
@@ -102,7 +102,7 @@ def share_interval(num_right: Sequence[float], num_tried: Sequence[float]) -> In
 
 
 def paired_share_interval(differences: Sequence[float], num_pairs: Sequence[int]) -> Interval:
-    """Of the mean difference between two shares on the same items, which lies in -1 .. 1.
+    """Of the mean difference between two shares on the same items, in -1 .. 1.
 
     differences: sum over an item's pairs. Two imagined pairs are added, half of one that was lost and half of one that was won among
     them: items that all agree prove no certainty (Agresti and Min 2005 for shares of 0 and 1; here with Student's t).
