@@ -1194,12 +1194,13 @@ class Scale(Frozen):
     def _model_can_be_evaluated_and_released(self) -> Self:
         model, evaluation, release, served = self.model.recipe, self.evaluation.recipe, self.release.recipe, self.serving.resources
         positions = "model.recipe.max_position_embeddings", model.max_position_embeddings
+        smoke = "release.recipe: smoke_prompt_tokens + smoke_new_tokens"
         for name, value, (bound_name, bound) in (
             ("evaluation.recipe.sequence_length", evaluation.sequence_length, positions),
             ("evaluation.recipe.max_new_tokens", evaluation.max_new_tokens + 1, positions),
             ("evaluation.recipe.max_answer_tokens", evaluation.max_answer_tokens + 1, positions),
-            ("release.recipe.smoke_new_tokens", release.smoke_new_tokens + 1, positions),
-            ("release.recipe.smoke_new_tokens", release.smoke_new_tokens + 1, ("serving.resources.context_length", served.context_length)),
+            (smoke, release.smoke_prompt_tokens + release.smoke_new_tokens, positions),
+            (smoke, release.smoke_prompt_tokens + release.smoke_new_tokens, ("serving.resources.context_length", served.context_length)),
         ):
             if value > bound:
                 raise ValueError(f"{name} needs {value} positions, {bound_name} is {bound}: lower the first or raise the second")

@@ -35,6 +35,8 @@ def write_seven_phases(path: Path) -> Path:
 def _phase(like: dict[str, Any], name: str, num_tokens: int) -> dict[str, Any]:
     phase = copy.deepcopy(like) | {"name": name}
     phase["recipe"]["num_tokens"] = num_tokens
-    phase["recipe"]["gate"] |= {"start_bits_per_byte": WITHOUT_MEANING, "max_forgetting_bits_per_byte": WITHOUT_MEANING}
+    gate = phase["recipe"]["gate"]
+    gate["start"] |= {"bits_per_byte": WITHOUT_MEANING, "domain_bits_per_byte": WITHOUT_MEANING}
+    gate["own_figure"] = "none"
     phase["resources"]["save_interval_steps"] = 2
     return phase

@@ -129,7 +129,7 @@ def test_every_scale_loads_and_has_the_same_keys():
         (lambda tree: tree["evaluation"]["recipe"].update(sequence_length=4096), r"sequence_length needs 4096 .*embeddings is 2048"),
         (
             lambda tree: tree["serving"]["resources"].update(context_length=12),
-            r"smoke_new_tokens needs 65 positions, .*context_length is 12",
+            r"smoke_new_tokens needs 112 positions, .*context_length is 12",
         ),
         (lambda tree: tree["model"]["recipe"].update(vocab_size=10**18), r"model.recipe.vocab_size: Input should be less than or equal to"),
         (
