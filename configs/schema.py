@@ -185,12 +185,16 @@ class NgramModelRecipe(Frozen):
     min_count: int = Field(gt=0)
     """N-grams, also single words, that occur fewer times are forgotten; their mass goes to shorter ones and to unknown words."""
     min_language_bytes: int = Field(gt=0)
-    """With so much reference text (role `reference`) a language's model learns from that; with so many documents, from halves of them; with
-    less of both there is none, and no perplexity."""
+    """A language with less reference text (role `reference`) has no model, and its documents no perplexity. From 0.1 to 4 MB of an
+    encyclopedia judged pages are told apart alike (AUC 0.80 to 0.82): the percentiles of `held_out_documents` need more."""
+    held_out_documents: int = Field(gt=0)
+    """Reference documents, by hash, that a model does not learn from: what the perplexity of documents is ranked among. At most a quarter
+    is held out, and a language for which that is less has no model. With 400 the share of judged good pages above the 99th percentile
+    varied by 1 to 3 points between draws (standard deviation), with 100 by 4 to 7."""
     max_language_bytes: int = Field(gt=0)
     """Text per language that its model is trained on, on average: documents are taken by the hash of their id."""
     max_bytes: int = Field(gt=0)
-    """Documents of all languages together whose language is found for that, and as much reference text."""
+    """Reference text of all languages together that is read for that, on average."""
 
 
 class NgramTrainingRecipe(Frozen):
@@ -256,6 +260,9 @@ class DeduplicationRecipe(Frozen):
     """True Jaccard similarity from which two documents are near-duplicates (S0: 0.7)."""
     max_removed_share: float = Field(gt=0, le=1)
     """Share of one source's documents above which the run stops and shows examples."""
+    max_cluster_share: float = Field(gt=0, le=1)
+    """Share of one source's documents that one cluster of near-duplicates may remove; above it the run stops and shows the cluster:
+    pages of one template with other facts look like that. The largest clusters are in the record and the report in any case."""
     previous: tuple[str, ...]
     """Directories that earlier runs of deduplicate_documents left (documents/ and signatures/): new documents are compared with those kept
     there, by their stored signatures, and go where one of them says the same. Empty: none."""
@@ -334,8 +341,9 @@ class ScoreRecipe(Frozen):
     """Probability of the language (FineWeb: 0.65)."""
     max_toxicity: float = Field(ge=0, le=1)
     """S0: 0.3."""
-    max_perplexity: float = Field(gt=0)
-    """S0: 500."""
+    max_perplexity_percentile: float = Field(gt=0, le=1)
+    """Share of the held-out reference documents of its language that a document's perplexity may exceed; at 1 nothing is dropped. S0's
+    bound of 500 depends on a model that it does not describe. Without reference text, or a model of the language, nothing is dropped."""
     min_factuality: float = Field(ge=0, le=1)
     """S0: 0.7."""
 
@@ -343,6 +351,9 @@ class ScoreRecipe(Frozen):
 class FilterRecipe(Frozen):
     heuristics: HeuristicRecipe
     scores: ScoreRecipe
+    max_removed_share: float = Field(gt=0, le=1)
+    """Share of one source's, language's or domain's documents that one bound may drop; above it the run stops and names the bound and
+    examples. `allowed_languages` is not held to it."""
     num_quality_buckets: int = Field(gt=0)
     """Equal parts of the scored documents that pass everything else, by quality (Nemotron-CC)."""
     num_dropped_buckets: int = Field(ge=0)

@@ -18,12 +18,15 @@ import pytest
 
 from configs.schema import LanguageRecipe
 from tasks.data.classifier_training import LabelledText, area_under_curve, fit_calibration, train_model
+from tasks.data.document_scores import LanguageModelFile, LanguageModelFiles, Scorers, _scores
 from tasks.data.documents import DOCUMENT_COLUMNS, arrow_schema, content_digest, document_id
 from tasks.data.html_text import html_to_text
 from tasks.data.ingest_documents import ingest_documents
 from tasks.data.language_id import check_model, has_language, identify_languages, iso_code
 from tasks.data.list_sources import list_sources
-from tasks.data.ngram_model import NgramCounts, build_model, count_ngrams, fold_of, scoring_fold
+from tasks.data.ngram_counts import held_out_hash
+from tasks.data.ngram_model import NgramCounts, build_model, count_ngrams
+from tasks.data.prose_text import prose_of
 from tasks.data.score_documents import score_documents
 from tasks.data.source_bytes import HashingReader
 from tasks.data.text_classifiers import TextClassifier, features_of, words_of
@@ -398,10 +401,13 @@ def documents(tmp_path_factory) -> Documents:
 NGRAMS = RECIPE.ngram_training.model_copy(
     update={
         "ngram_model": RECIPE.ngram_model.model_copy(
-            update={"order": 3, "min_count": 2, "min_language_bytes": 5000, "max_language_bytes": 10_000_000, "max_bytes": 100_000_000}
+            update={
+                "order": 3, "min_count": 2, "min_language_bytes": 5000, "held_out_documents": 4, "max_language_bytes": 10_000_000,
+                "max_bytes": 100_000_000,
+            }
         )
     }
-)
+)  # fmt: skip
 
 
 def scored(documents: Documents, sources, classifiers, root: Path, partitions: int):
@@ -412,30 +418,18 @@ def scored(documents: Documents, sources, classifiers, root: Path, partitions: i
     return model, compute(score_documents, root, documents=documents, **models, recipe=RECIPE.language, resources=resources)
 
 
-def test_scores_are_those_of_the_parts_for_any_partition_count(documents, tmp_path):
+def test_without_reference_text_there_is_no_perplexity_and_everything_else(documents, tmp_path):
     (tmp_path / "data").mkdir()
     sources = classifier_sources(tmp_path / "data", labelled())
     classifiers = compute(train_classifiers, tmp_path / "home", sources=sources, recipe=TOXIC)
     model, result = scored(documents, sources, classifiers, tmp_path / "two", 2)
-    other_model, other = scored(documents, sources, classifiers, tmp_path / "three", 3)
-    assert (model.digest, result.digest) == (other_model.digest, other.digest)
-    assert model.record.languages == ("en",)
-    assert set(model.record.too_small) == {"de"} and model.record.reference_languages == ()
+    assert model.record.languages == () and model.record.too_small == {}
     assert result.record.documents_by_language == {"": 2, "de": 1, "en": 41}
     # Made-up words are unknown to the classifier: nothing but the README and the German text could be scored, and are not.
-    assert result.record.unscored == {"language_score": 2, "quality": 44, "toxicity": 44, "perplexity": 3, "factuality": 44}
+    unscored = {"quality": 44, "toxicity": 44, "perplexity": 44, "perplexity_percentile": 44, "factuality": 44}
+    assert result.record.unscored == {"language_score": 2, **unscored}
     rows_of = {row["source"]: row for row in rows(result, "documents/*.parquet")}
-    assert (rows_of["a.py"]["language"], rows_of["a.py"]["perplexity"]) == ("", None)
-    assert rows_of["de.jsonl"]["perplexity"] is None
-    english = [row for row in rows(result, "documents/*.parquet") if row["language"] == "en"]
-    halves = [[row["text"] for row in english if fold_of(row["id"], 2) == half] for half in range(2)]
-    models = [build_model(counts_of(texts, 3, 2), 3, 2) for texts in halves]
-    expected = [models[scoring_fold(row["id"], 2)].perplexities([row["text"]])[0] for row in english]
-    assert [row["perplexity"] for row in english] == expected
-    values = sorted(row["perplexity"] for row in english)
-    assert result.record.quantiles["perplexity"]["0.5"] == pytest.approx(values[(len(values) - 1) // 2], rel=1e-5)
-    found = json.loads(model.path("ngram_model.json").read_text())["languages"]["en"]
-    assert found["perplexity"]["0.5"] < found["shuffled_perplexity"]["0.5"] < found["unknown_perplexity"]
+    assert (rows_of["a.py"]["language"], rows_of["de.jsonl"]["language"]) == ("", "de")
 
 
 def reference_sources(directory: Path, texts: list[str], manifest: str = "", **files: str | pa.Table):
@@ -457,45 +451,63 @@ def book(num_texts: int) -> list[str]:
     return [f"{SENTENCES['en']} {prose(1000 + number, 60)} {SENTENCES['en']}" for number in range(num_texts)]
 
 
-def test_reference_text_makes_one_model_for_all_documents_of_its_language(documents, tmp_path):
+def test_a_document_is_ranked_among_reference_text_that_the_model_has_not_seen(documents, tmp_path):
     rows_in = pq.read_table(documents.paths("documents/*.parquet")[0]).to_pylist()
     known = next(row["text"] for row in rows_in if row["source"] == "web.jsonl")
-    page = f"<html><body><article><p>{book(31)[30]}</p></article></body></html>"
-    damaged = '{"text"\n'
-    sources = reference_sources(tmp_path / "data", [*book(30), known, SENTENCES["de"]], book_html=page, book_txt=book(32)[31])
+    page = f"<html><body><article><p>{book(61)[60]}</p></article></body></html>"
+    sources = reference_sources(tmp_path / "data", [*book(60), known, SENTENCES["de"]], book_html=page, book_txt=book(62)[61])
     with open(tmp_path / "data" / "book.jsonl", "a") as file:
-        file.write(damaged)
+        file.write('{"text"\n')
     sources = list_sources(tmp_path / "data")
     classifiers = compute(train_classifiers, tmp_path / "home", sources=sources, recipe=TOXIC)
     model, result = scored(documents, sources, classifiers, tmp_path / "two", 2)
     assert (model.digest, result.digest) == tuple(part.digest for part in scored(documents, sources, classifiers, tmp_path / "three", 3))
     record = model.record
-    assert (record.languages, record.reference_languages) == (("en",), ("en",))
-    assert (record.num_known_references, record.reference_rejected) == (1, {"broken_json": 1})
-    assert set(record.too_small) == {"de"} and record.reference_too_small == {"de": len(SENTENCES["de"].encode())}
-    learned = [*book(30), html_to_text(page, NGRAMS.extract.html_extractor)[0], book(32)[31]]
-    expected = build_model(counts_of(learned, 3, 2), 3, 2)
+    assert (record.languages, record.num_known_references, record.reference_rejected) == (("en",), 1, {"broken_json": 1})
+    assert record.too_small == {"de": len(SENTENCES["de"].encode())}
+    places = [("book.jsonl", offset, text) for offset, text in zip(line_offsets(tmp_path / "data" / "book.jsonl"), book(60), strict=False)]
+    places += [("book.html", 0, html_to_text(page, NGRAMS.extract.html_extractor)[0]), ("book.txt", 0, book(62)[61])]
+    is_held = [held_out_hash(document_id(name, offset, 0)) < 2 * 4 / 62 * 65536 for name, offset, _ in places]
+    assert 4 <= sum(is_held) < 20
+    texts = [prose_of(text).text for _, _, text in places]
+    expected = build_model(counts_of([text for text, held in zip(texts, is_held, strict=True) if not held], 3, 2), 3, 2)
+    held_out = np.sort(expected.perplexities([text for text, held in zip(texts, is_held, strict=True) if held]))
     english = [row for row in rows(result, "documents/*.parquet") if row["language"] == "en"]
-    assert [row["perplexity"] for row in english] == expected.perplexities([row["text"] for row in english]).tolist()
+    values = expected.perplexities([prose_of(row["text"]).text for row in english])
+    assert [row["perplexity"] for row in english] == values.tolist()
+    assert [row["perplexity_percentile"] for row in english] == [float(np.mean(held_out < value)) for value in values]
     found = json.loads(model.path("ngram_model.json").read_text())["languages"]["en"]
-    assert (found["trained_on"], len(found["num_ngrams"]), found["num_calibrated"]) == ("reference", 1, len(english))
-    assert found["num_bytes"] == sum(len(text.encode()) for text in learned)
+    assert found["held_out"] == held_out.tolist() and found["num_bytes"] == sum(len(text.encode()) for text in texts)
+    others = [row for row in rows(result, "documents/*.parquet") if row["language"] != "en"]
+    assert {row["perplexity_percentile"] for row in others} == {None}
 
 
-def test_a_language_with_too_little_reference_text_has_a_model_of_its_documents(documents, tmp_path):
-    texts = book(30)
-    size = sum(len(text.encode()) for text in texts)
-    sources = reference_sources(tmp_path / "data", texts)
-    origins = {}
-    for bound in (size, size + 1):
-        ngram = NGRAMS.ngram_model.model_copy(update={"min_language_bytes": bound})
-        recipe = NGRAMS.model_copy(update={"ngram_model": ngram})
-        model = compute(
-            train_ngram_model, tmp_path / str(bound), sources=sources, documents=documents, recipe=recipe, resources=in_partitions(2)
-        )
-        described = json.loads(model.path("ngram_model.json").read_text())["languages"]["en"]
-        origins[bound] = (described["trained_on"], model.record.reference_too_small, len(model.paths("models/*.npy")))
-    assert origins == {size: ("reference", {}, 1), size + 1: ("documents", {"en": size}, 2)}
+def line_offsets(path: Path) -> list[int]:
+    sizes = [len(line) for line in path.read_bytes().splitlines(keepends=True)]
+    return [sum(sizes[:number]) for number in range(len(sizes))]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "languages"),
+    [({}, ("en",)), ({"min_language_bytes": 10_000_000}, ()), ({"held_out_documents": 20}, ())],
+)
+def test_a_language_with_too_little_reference_text_has_no_model(documents, tmp_path, bounds, languages):
+    sources = reference_sources(tmp_path / "data", book(60))
+    recipe = NGRAMS.model_copy(update={"ngram_model": NGRAMS.ngram_model.model_copy(update=bounds)})
+    model = compute(train_ngram_model, tmp_path / "home", sources=sources, documents=documents, recipe=recipe, resources=in_partitions(2))
+    assert model.record.languages == languages and bool(model.record.too_small) != bool(languages)
+
+
+def test_mathematics_has_no_perplexity_and_a_page_with_code_that_of_its_prose(tmp_path):
+    model = build_model(counts_of(book(20), 3, 2), 3, 2)
+    np.save(tmp_path / "en.npy", model.rows)
+    files = LanguageModelFiles(3, {"en": LanguageModelFile(str(tmp_path / "en.npy"), model.log_unknown, (100.0, 200.0))})
+    plain, coded = book(1)[0], f"{book(1)[0]}\n\n```\nx = {{1: 2}}\n```\n"
+    sums = f"{SENTENCES['en']} Let $x^2 = 4$ and $y^2 = 9$ and $z^2 = 16$."
+    scores = _scores([plain, coded, sums], Scorers(2000, "", (), files))
+    assert scores["language"] == ["en"] * 3
+    first, second, third = scores["perplexity"]
+    assert first == second and third is None and scores["perplexity_percentile"][2] is None
 
 
 def test_reference_text_is_neither_trained_on_nor_protected(tmp_path):

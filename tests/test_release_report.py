@@ -180,6 +180,11 @@ def test_dropped_examples_are_the_texts_that_the_step_read(data):
                 assert example.text.startswith(f"{int(example.document_id, 16)}: {WORDS[:40]}") and len(example.text) < 230
 
 
+def test_the_largest_clusters_of_near_duplicates_are_shown_escaped(report):
+    text = report.path("report.html").read_text()
+    assert "30 of 400 documents of shop went as near-duplicates" in text and "A cup &lt;b&gt;1&lt;/b&gt;" in text
+
+
 def test_report_asks_nobody_for_anything(report):
     text = report.path("report.html").read_text()
     parsed = Cells(text)

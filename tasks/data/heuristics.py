@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tasks.data.documents import CODE, COMMIT, ISSUE, MATH
-from tasks.data.prose_text import Prose, prose_of
+from tasks.data.prose_text import Prose, are_mathematics, prose_of
 from tasks.data.repetition import COVERED_SIZES, TOP_SIZES, chars_per_word, measure_repetition, repeated_ngrams_name, top_ngram_name
 from tasks.data.stop_words import count_stop_words
 from tasks.data.text_lines import DOT, ELLIPSIS, Lines, count_sentences, find_phrases, share, sums
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
     Bools = NDArray[np.bool_]
 
+REASON_COLUMNS = "id string, collection string, domain string, language string, reason string, millionths int"
 CHUNK_CHARS = 400_000
 SHORT_LINE_CHARS = 30
 """FineWeb, 3.6."""
@@ -53,8 +54,6 @@ HASH, OPENING, CLOSING = ord("#"), ord("{"), ord("}")
 PROSE = "prose"
 KIND_OF_DOMAIN = {CODE: CODE, COMMIT: CODE, ISSUE: ISSUE, MATH: MATH}
 """What documents of these domains are held to as; of any other as PROSE."""
-MIN_FORMULA_SHARE = 0.1
-"""Of the words of a document of another domain: with so many in formulas it is mathematics."""
 
 
 class Rule(NamedTuple):
@@ -121,14 +120,19 @@ def flat_bounds(recipe: HeuristicRecipe) -> dict[str, float]:
     return bounds
 
 
+def bounds_of(reason: str, bounds: dict[str, float]) -> dict[str, float]:
+    """The bounds that a reason stands for, by their names in HeuristicRecipe; of an n-gram rule the tuple's entry."""
+    return {rule.bound: bounds[rule.bound] for rule in RULES if rule.reason == reason}
+
+
 def name_reasons(texts: Sequence[str], languages: Sequence[str], domains: Sequence[str], bounds: dict[str, float]) -> list[str]:
     """The first broken rule of each text, empty where it passes all. A value on its bound passes, and so does one that is NaN."""
     kinds = np.array([KIND_OF_DOMAIN.get(domain, PROSE) for domain in domains], dtype=object)
     proses = [prose_of(text) if kind in (PROSE, MATH) else Prose(text, 0) for text, kind in zip(texts, kinds, strict=True)]
     measures = measure([prose.text for prose in proses], languages)
-    num_formula_words = np.array([prose.num_formula_words for prose in proses])
+    num_formula_words = [prose.num_formula_words for prose in proses]
+    kinds[(kinds == PROSE) & are_mathematics(num_formula_words, measures["num_words"])] = MATH
     measures["num_words"] += num_formula_words
-    kinds[(kinds == PROSE) & (num_formula_words >= MIN_FORMULA_SHARE * np.maximum(measures["num_words"], 1))] = MATH
     is_math, is_short = kinds == MATH, measures["num_words"] < bounds["min_words"]
     found = np.full(len(texts), len(RULES))
     for place, rule in reversed(list(enumerate(RULES))):
@@ -183,7 +187,7 @@ def measure(texts: Sequence[str], languages: Sequence[str]) -> dict[str, F64]:
 
 
 def filter_batches(batches: Iterator[pa.RecordBatch], bounds: dict[str, float]) -> Iterator[pa.RecordBatch]:
-    """(id, reason, millionths) for documents (id, domain, language, text, score_reason, millionths): a score's reason comes first."""
+    """REASON_COLUMNS for documents (id, collection, domain, language, text, score_reason, millionths): a score's reason comes first."""
     import pyarrow as pa
 
     for batch in batches:
@@ -196,8 +200,9 @@ def filter_batches(batches: Iterator[pa.RecordBatch], bounds: dict[str, float]) 
         for start, stop in zip(starts, [*starts[1:], len(texts)], strict=True):
             reasons += name_reasons(texts[start:stop], languages[start:stop], domains[start:stop], bounds)
         first = [earlier or own for earlier, own in zip(batch.column("score_reason").to_pylist(), reasons, strict=True)]
-        columns = [batch.column("id"), pa.array(first, pa.string()), batch.column("millionths")]
-        yield pa.RecordBatch.from_arrays(columns, names=["id", "reason", "millionths"])
+        given = [batch.column(name) for name in ("id", "collection", "domain", "language")]
+        columns = [*given, pa.array(first, pa.string()), batch.column("millionths")]
+        yield pa.RecordBatch.from_arrays(columns, names=[column.split(" ")[0] for column in REASON_COLUMNS.split(", ")])
 
 
 def _num_ellipses(points: NDArray[np.uint32], starts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -7,11 +7,18 @@ each would break rules that their prose passes. What a text holds decides, not i
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from tasks.data.code_blocks import without_code
 from tasks.data.formulas import without_formulas
 from tasks.data.words import SINGLE_RANGES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
 MAX_WRAPPED_LINE = 120
 """Characters; a longer line was not wrapped by hand or by a mail program."""
@@ -22,6 +29,10 @@ MIN_FILLED_SHARE = 0.75
 _WORDLESS = re.compile(r"^(?:(?!.*(?:\.\.\.|…))[^\w\n]+$|[ \t]*#{1,6}[ \t])", re.MULTILINE)
 _LISTED = re.compile(r"(?:[•‣⁃◦▪●○*+-]\s|\(?\w{1,3}[.)]\s|[#|>])")
 _UNSPACED_START = re.compile("[" + "".join(f"{chr(start)}-{chr(stop)}" for start, stop in SINGLE_RANGES) + "]")
+
+
+MIN_FORMULA_SHARE = 0.1
+"""Of a text's words: with so many in formulas it is mathematics."""
 
 
 class Prose(NamedTuple):
@@ -36,6 +47,12 @@ def prose_of(text: str) -> Prose:
     """The prose of a text; lines without a word or an ellipsis, and the marks of headings, are no part of it."""
     replaced, num_formula_words = without_formulas(without_code(text))
     return Prose(_unwrapped(_WORDLESS.sub("", replaced)), num_formula_words)
+
+
+def are_mathematics(num_formula_words: Sequence[int], num_other_words: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether so many words of each text are in formulas."""
+    in_formulas = np.array(num_formula_words, dtype=np.int64)
+    return in_formulas >= MIN_FORMULA_SHARE * np.maximum(num_other_words + in_formulas, 1)
 
 
 def _unwrapped(text: str) -> str:

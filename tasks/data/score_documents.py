@@ -12,7 +12,7 @@ import numpy as np
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.document_files import names_of, read_documents, write_documents
-from tasks.data.document_scores import LanguageModelFiles, Scorers, score_batches
+from tasks.data.document_scores import LanguageModelFile, LanguageModelFiles, Scorers, score_batches
 from tasks.data.documents import SCORE_COLUMNS
 from tasks.data.language_id import check_model
 from tasks.data.text_classifiers import TextClassifier
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tasks.data.train_classifiers import TrainedClassifiers
     from tasks.data.train_ngram_model import TrainedNgramModel
 
-SCORES = ("language_score", "quality", "toxicity", "perplexity", "factuality")
+SCORES = ("language_score", "quality", "toxicity", "perplexity", "perplexity_percentile", "factuality")
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
@@ -86,7 +86,7 @@ def _language_models(artifact: Artifact[TrainedNgramModel]) -> LanguageModelFile
     return LanguageModelFiles(
         found["order"],
         {
-            language: tuple((str(artifact.path(f"models/{language}-{half}.npy")), value) for half, value in enumerate(model["log_unknown"]))
+            language: LanguageModelFile(str(artifact.path(f"models/{language}.npy")), model["log_unknown"], tuple(model["held_out"]))
             for language, model in found["languages"].items()
         },
     )

@@ -54,9 +54,13 @@ def _languages(data: PreparedData) -> str:
     rows = [(name or "none found", count) for name, count in _sorted(found)]
     rest = sum(int(str(count)) for _, count in rows[NUM_LANGUAGES:])
     shown = [*rows[:NUM_LANGUAGES], *([(f"{len(rows) - NUM_LANGUAGES} others", rest)] if rest else [])]
-    told = f"Perplexity is measured in {', '.join(models.languages) or 'no language'}; others have too little text for a model."
-    if models.reference_languages:
-        told += f" In {', '.join(models.reference_languages)} the model is of reference text, elsewhere of the documents themselves."
+    unjudged = sum(count for name, count in found.items() if name not in models.languages)
+    told = (
+        f"Perplexity is ranked among held-out reference text in {', '.join(models.languages)}; {unjudged:,} documents of other languages "
+        "have none, and pass its bound."
+        if models.languages
+        else "Perplexity is not measured: no language has enough reference text."
+    )
     return table(("language", "documents"), shown) + paragraph(told, "soft")
 
 
