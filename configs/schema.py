@@ -190,7 +190,7 @@ class NgramModelRecipe(Frozen):
     held_out_documents: int = Field(gt=0)
     """Reference documents, by hash, that a model does not learn from: what the perplexity of documents is ranked among. At most a quarter
     is held out, and a language for which that is less has no model. With 400 the share of judged good pages above the 99th percentile
-    varied by 1 to 3 points between draws (standard deviation), with 100 by 4 to 7."""
+    varied by 0.3 to 3 points between draws (standard deviation), with 100 by 3 to 7."""
     max_language_bytes: int = Field(gt=0)
     """Text per language that its model is trained on, on average: documents are taken by the hash of their id."""
     max_bytes: int = Field(gt=0)

@@ -469,11 +469,11 @@ def test_a_document_is_ranked_among_reference_text_that_the_model_has_not_seen(d
     places += [("book.html", 0, html_to_text(page, NGRAMS.extract.html_extractor)[0]), ("book.txt", 0, book(62)[61])]
     is_held = [held_out_hash(document_id(name, offset, 0)) < 2 * 4 / 62 * 65536 for name, offset, _ in places]
     assert 4 <= sum(is_held) < 20
-    texts = [prose_of(text).text for _, _, text in places]
+    texts = [prose_of(text).natural for _, _, text in places]
     expected = build_model(counts_of([text for text, held in zip(texts, is_held, strict=True) if not held], 3, 2), 3, 2)
     held_out = np.sort(expected.perplexities([text for text, held in zip(texts, is_held, strict=True) if held]))
     english = [row for row in rows(result, "documents/*.parquet") if row["language"] == "en"]
-    values = expected.perplexities([prose_of(row["text"]).text for row in english])
+    values = expected.perplexities([prose_of(row["text"]).natural for row in english])
     assert [row["perplexity"] for row in english] == values.tolist()
     assert [row["perplexity_percentile"] for row in english] == [float(np.mean(held_out < value)) for value in values]
     found = json.loads(model.path("ngram_model.json").read_text())["languages"]["en"]

@@ -70,7 +70,7 @@ def score_batches(batches: Iterator[pa.RecordBatch], scorers: Scorers) -> Iterat
 
 
 def _scores(texts: list[str], scorers: Scorers) -> dict[str, list]:
-    beginnings = [prose_of(text[: PROSE_CHARS_PER_CHAR * scorers.max_language_chars]).text for text in texts]
+    beginnings = [prose_of(text[: PROSE_CHARS_PER_CHAR * scorers.max_language_chars]).natural for text in texts]
     languages, shares = identify_languages(beginnings, scorers.max_language_chars, scorers.language_model_path)
     return {
         "language": languages,
@@ -87,7 +87,7 @@ def _perplexities(texts: list[str], languages: list[str], files: LanguageModelFi
         file = files.by_language[language]
         places = [place for place, own in enumerate(languages) if own == language]
         proses = [prose_of(texts[place]) for place in places]
-        values = load_model(file.path, file.log_unknown, files.order).perplexities([prose.text for prose in proses])
+        values = load_model(file.path, file.log_unknown, files.order).perplexities([prose.natural for prose in proses])
         num_words = split_words([prose.text for prose in proses]).counts
         values[are_mathematics([prose.num_formula_words for prose in proses], num_words)] = np.nan
         ranks = np.searchsorted(file.held_out, values) / len(file.held_out)

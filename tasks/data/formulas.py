@@ -27,6 +27,8 @@ _SHORT_TOKENS = re.compile(r"(?<!\S)(?:(?!\S*[^\W\d_]{2})\S+[ \t]?)+")
 """Tokens without two letters beside each other."""
 _OPERATION = re.compile(r"(?<=[\w)\]% ])[=<>≤≥×÷^*/+][-= (\[<$]*[\w(]")
 _WORD = re.compile(r"\w+")
+STAND_IN = re.compile("“[a-z]{5}”")
+"""What takes the place of a formula."""
 
 
 def without_formulas(text: str) -> tuple[str, int]:

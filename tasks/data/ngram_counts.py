@@ -61,7 +61,7 @@ def sample_texts(batches: Iterator[pa.RecordBatch], sampling: Sampling) -> Itera
             if sampling_hash(identity) < sampling.keep_below and has_language(domains[place], sources[place])
         ]  # fmt: skip
         chosen = pa.array(places, pa.int64())
-        texts = [prose_of(text).text for text in batch.column("text").take(chosen).to_pylist()]
+        texts = [prose_of(text).natural for text in batch.column("text").take(chosen).to_pylist()]
         languages, _ = identify_languages(texts, sampling.max_chars, sampling.model_path)
         sizes = [len(text.encode()) for text in texts]
         found = pa.RecordBatch.from_arrays(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tasks.data.code_blocks import without_code
-from tasks.data.formulas import without_formulas
+from tasks.data.formulas import STAND_IN, without_formulas
 from tasks.data.words import SINGLE_RANGES
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ class Prose(NamedTuple):
     text: str
     num_formula_words: int
     """Words of the formulas that were taken out of it."""
+
+    @property
+    def natural(self) -> str:
+        """The text without the words that stand for formulas: they belong to no language."""
+        return STAND_IN.sub(" ", self.text) if self.num_formula_words else self.text
 
 
 def prose_of(text: str) -> Prose:
