@@ -1,7 +1,8 @@
 """The language of texts: by three identifiers that vote, or by a fastText model that the user names. Runs in executors: imports no Spark.
 
 CLD2 knows rare languages and short texts, lid.176 (fastText) long texts; py3langid is asked where those two do not agree clearly. All votes
-weigh alike. Program code, markup and addresses are taken out first. Per text, independent of the batch.
+weigh alike. Callers give the prose of a document: of pages that hold much program code a language would be a guess. Per text, independent of
+the batch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.data.documents import CODE, COMMIT
-from tasks.data.prose_share import prose_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,8 +33,6 @@ languages 8 % are below it, and the accuracy is that of asking all three always.
 NUM_FASTTEXT_LABELS = 2
 MAX_FASTTEXT_CHARS = 500
 """lid.176 is the slowest of those that see every text, and names all sentences of more than 200 characters in nine languages rightly."""
-MIN_PROSE_LETTERS = 20
-"""Where less prose is left, the whole beginning is looked at."""
 SCORE_DIGITS = 4
 """Scores are rounded: processors differ in the last digits."""
 PROSE_SUFFIXES = (".md", ".rst", ".txt")
@@ -89,12 +87,12 @@ def check_model(recipe: LanguageRecipe) -> None:
 
 
 def identify_languages(texts: Sequence[str], max_chars: int, model_path: str) -> tuple[list[str], list[float]]:
-    """(ISO 639 code, score) per text, from the prose in the first `max_chars` characters. No language found is ("", 0.0).
+    """(ISO 639 code, score) per text, from its first `max_chars` characters. No language found is ("", 0.0).
 
     The score is the mean of what the identifiers that know the language give it: of CLD2 its share of the letters, of the others its
     probability. With a model at `model_path` it is that model's probability.
     """
-    beginnings = [_beginning(text[:max_chars]) for text in texts]
+    beginnings = [_on_one_line(text[:max_chars]) for text in texts]
     found = _by_model(beginnings, model_path) if model_path else _by_votes(beginnings)
     return [code for code, _ in found], [round(score, SCORE_DIGITS) for _, score in found]
 
@@ -107,11 +105,8 @@ def iso_code(label: str) -> str:
     return NO_LANGUAGE if code.startswith(JOKES) else OLD_CODES.get(code, code)
 
 
-def _beginning(text: str) -> str:
-    """The prose on one line, or the text where almost nothing of it is prose."""
-    prose = prose_of(text)
-    chosen = prose if len(prose) == len(text) or sum(map(str.isalpha, prose)) >= MIN_PROSE_LETTERS else text
-    return chosen if chosen.isprintable() else " ".join(NOT_INTERCHANGEABLE.sub(" ", chosen).split())
+def _on_one_line(text: str) -> str:
+    return text if text.isprintable() else " ".join(NOT_INTERCHANGEABLE.sub(" ", text).split())
 
 
 def _by_votes(texts: list[str]) -> list[tuple[str, float]]:
