@@ -1,8 +1,7 @@
 """The language of texts: by three identifiers that vote, or by a fastText model that the user names. Runs in executors: imports no Spark.
 
 CLD2 knows rare languages and short texts, lid.176 (fastText) long texts; py3langid is asked where those two do not agree clearly. All votes
-weigh alike. Callers give the prose of a document: of pages that hold much program code a language would be a guess. Per text, independent of
-the batch.
+weigh alike. Callers give the prose of a document: the language of program code would be a guess. Per text, independent of the batch.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ def _elected(text: str, by_cld2: Shares, by_lid: Shares) -> tuple[str, float]:
         sums = _summed((sums, _share_by_langid(text)))
     language = max(sorted(sums), key=sums.__getitem__)
     num_votes = sum(language in known for known in _known_languages()[: 2 if is_clear else 3])
-    return (language, sums[language] / num_votes) if language else (NO_LANGUAGE, 0.0)
+    return (language, sums[language] / max(num_votes, 1)) if language else (NO_LANGUAGE, 0.0)
 
 
 def _summed(votes: Iterable[Shares]) -> Shares:
@@ -143,7 +142,7 @@ def _shares_by_cld2(text: str) -> Shares:
 
     # Best effort: short texts get the likeliest language instead of none.
     _, _, details = pycld2.detect(text, isPlainText=True, bestEffort=True)
-    return {iso_code(code): percent / 100 for _, code, percent, _ in details if percent and iso_code(code)}
+    return _summed({iso_code(code): percent / 100} for _, code, percent, _ in details if percent and iso_code(code))
 
 
 def _shares_by_fasttext(texts: list[str], path: str, num_labels: int) -> list[Shares]:
