@@ -10,7 +10,6 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -220,7 +219,7 @@ def test_a_parquet_file_without_threads_stops_the_run_by_name(tmp_path):
 def test_threads_are_held_to_the_word_counts_and_to_toxicity_alone():
     bounds = flat_bounds(RECIPE.filter.heuristics)
     log = "".join(f"#{n} 0x{n:08x} {{}} frame\n" for n in range(60))
-    assert name_reasons([log], ["en"], np.array([False]), bounds) != [""]
+    assert name_reasons([log], ["en"], ["web"], bounds) != [""]
     columns = {"id": ["a", "b"], "domain": ["issue", "issue"], "language": ["en", "en"], "text": [log, "two words"]}
     batch = pa.RecordBatch.from_pydict(columns | {"score_reason": ["", ""], "millionths": pa.array([None, None], pa.int32())})
     (found,) = filter_batches(iter([batch]), bounds)
