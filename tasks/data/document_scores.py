@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from tasks.data.documents import SCORE_COLUMNS, arrow_schema
 from tasks.data.language_id import NO_LANGUAGE, has_language, identify_languages
 from tasks.data.ngram_model import load_model, scoring_fold
+from tasks.data.text_classifiers import TextClassifier, classifier_scores
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from tasks.data.text_classifiers import TextClassifier
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def _scores(ids: list[str], texts: list[str], scorers: Scorers) -> dict[str, lis
         "language": languages,
         "language_score": shares,
         "perplexity": _perplexities(ids, texts, languages, scorers.ngram_models),
-        **{classifier.kind: classifier.scores(texts) for classifier in scorers.classifiers},
+        **classifier_scores(scorers.classifiers, texts),
     }
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from configs.schema import ClassifierRecipe
+
     F64 = NDArray[np.float64]
     I64 = NDArray[np.int64]
 
@@ -57,7 +59,9 @@ def features_of(texts: Sequence[str], word_ngrams: int) -> tuple[Features, Featu
 def _counted(texts: I64, hashes: NDArray[np.uint64], num_texts: int) -> Features:
     keys = (texts.astype(np.uint64) << np.uint64(TABLE_BITS)) | (hashes >> np.uint64(64 - TABLE_BITS))
     found, counts = np.unique(keys, return_counts=True)
-    return Features((found >> np.uint64(TABLE_BITS)).astype(np.int64), (found % np.uint64(1 << TABLE_BITS)).astype(np.int64), counts, num_texts)
+    return Features(
+        (found >> np.uint64(TABLE_BITS)).astype(np.int64), (found % np.uint64(1 << TABLE_BITS)).astype(np.int64), counts, num_texts
+    )
 
 
 @dataclass(frozen=True)
@@ -90,24 +94,24 @@ class LinearModel:
             np.savez(file, **arrays, intercept=np.array(self.intercept), word_ngrams=np.array(self.word_ngrams))
 
 
-def train_linear_model(texts: Sequence[str], is_positive: NDArray[np.bool_], weights: F64, word_ngrams: int, min_texts: int, strength: float) -> LinearModel:
-    """Logistic regression with an L2 penalty; `strength` is its inverse (scikit-learn's C)."""
+def train_linear_model(texts: Sequence[str], is_positive: NDArray[np.bool_], weights: F64, recipe: ClassifierRecipe) -> LinearModel:
+    """Logistic regression with an L2 penalty."""
     from scipy.sparse import csr_matrix
     from sklearn.linear_model import LogisticRegression
 
-    features, _ = features_of(texts, word_ngrams)
+    features, _ = features_of(texts, recipe.word_ngrams)
     frequencies = np.bincount(features.buckets, minlength=1 << TABLE_BITS)
-    idf = np.where(frequencies >= min_texts, np.log((1 + len(texts)) / (1 + frequencies)) + 1, 0.0)
+    idf = np.where(frequencies >= recipe.min_texts, np.log((1 + len(texts)) / (1 + frequencies)) + 1, 0.0)
     used = np.flatnonzero(idf)
     columns = np.full(len(idf), -1)
     columns[used] = np.arange(len(used))
     is_used = columns[features.buckets] >= 0
     entries = (features.texts[is_used], columns[features.buckets[is_used]])
     matrix = csr_matrix((features.weights(idf)[is_used], entries), shape=(len(texts), len(used)))
-    fitted = LogisticRegression(C=strength, max_iter=1000).fit(matrix, is_positive, sample_weight=weights)
+    fitted = LogisticRegression(C=recipe.inverse_penalty, max_iter=1000).fit(matrix, is_positive, sample_weight=weights)
     coefficients = np.zeros(len(idf))
     coefficients[used] = fitted.coef_[0]
-    return LinearModel(idf, coefficients, float(fitted.intercept_[0]), word_ngrams)
+    return LinearModel(idf, coefficients, float(fitted.intercept_[0]), recipe.word_ngrams)
 
 
 @cache
