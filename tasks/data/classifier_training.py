@@ -27,6 +27,8 @@ CALIBRATION_ROUNDS = 50
 CALIBRATION_RIDGE = 1e-3
 STEP_SIZES = tuple(0.5**halvings for halvings in range(30))
 NUM_BINS = 10
+ORDINARY = "ordinary text"
+"""In place of a file: text that was not labelled for this kind, and counts as its opposite."""
 NO_WORDS = -10.0
 """Log odds of a record in which a model knows no word."""
 
@@ -90,10 +92,13 @@ def words_fit(texts: Sequence[str], labels: Labels, recipe: ClassifierRecipe) ->
 
 
 def train_on_words(texts: Sequence[str], labels: Labels, trained: Mask, recipe: ClassifierRecipe) -> LinearModel:
-    """A model of the records of a mask."""
+    """A model of the records of a mask. Ordinary text weighs as much as all that was labelled."""
     chosen = np.flatnonzero(trained)
     among = labels.among(trained)
-    return train_linear_model([texts[place] for place in chosen], among.is_positive, among.weights(0.5), recipe)
+    weights, is_ordinary = among.weights(0.5), among.files == ORDINARY
+    if is_ordinary.any():
+        weights[is_ordinary] *= weights[~is_ordinary].sum() / weights[is_ordinary].sum()
+    return train_linear_model([texts[place] for place in chosen], among.is_positive, weights, recipe)
 
 
 def held_out(fit: Fit, is_positive: Mask, groups: NDArray) -> F64:

@@ -14,6 +14,7 @@ import numpy as np
 from data_contracts.toxicity_sentences import HARMLESS, TOXIC
 from infra.step import Output, Progress, Record, canonical_json, step
 from tasks.data.classifier_training import (
+    ORDINARY,
     LabelledText,
     Labels,
     area_under_curve,
@@ -27,7 +28,7 @@ from tasks.data.classifier_training import (
 from tasks.data.json_lines import json_lines
 from tasks.data.source_bytes import HashingReader, is_listed, open_source
 from tasks.data.text_classifiers import Calibration, TextClassifier, described_classifier, judged_prose
-from tasks.data.toxicity_training import ORDINARY, Reading, doubt_from, read_records, with_ordinary_text
+from tasks.data.toxicity_training import Reading, doubt_from, read_records, with_ordinary_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -183,7 +184,7 @@ def _auc_by_file(reading: Reading) -> dict[str, float]:
     """Of each file by what the others teach, where that can be said."""
     if reading.logits_by_file is None:
         return {}
-    files = [file for file in sorted(set(reading.labels.files.tolist()))]
+    files = sorted(set(reading.labels.files.tolist()))
     chosen = {file: reading.labels.files == file for file in files}
     sides = {file: reading.labels.is_positive[mask] for file, mask in chosen.items()}
     return {
