@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
     Mask = NDArray[np.bool_]
 
-MAX_RECORDS = 2000
+MAX_RECORDS = 1000
 """Of each side of each file; with all 32,025 shared records the areas under the curve of held-out files were no larger."""
 MAX_ORDINARY_PASSAGES = 5000
 DOUBT_RECALL = 0.95
