@@ -56,6 +56,7 @@ def toy_documents() -> list[dict]:
     given = [scores for pair in SIDES.values() for scores in pair]
     found = [document(number, "web", GOOD | scores) for number, scores in enumerate(given)]
     found += [document(100 + number, "code", dict.fromkeys(GOOD) | {"quality": 0.0, "toxicity": 1.0}) for number in range(3)]
+    found.append(document(150, "math", GOOD | {"toxicity": 1.0}))
     qualities = np.random.default_rng(1).random(NUM_SCORED)
     found += [document(200 + number, "web", GOOD | {"quality": float(quality)}) for number, quality in enumerate(qualities)]
     return found
@@ -96,11 +97,12 @@ def test_each_score_drops_on_one_side_of_its_bound_and_keeps_on_the_other(one):
 def test_what_has_no_score_is_kept_and_counted(one):
     kept = {row["id"]: row for row in rows(one, "documents/*.parquet")}
     assert one.record.unscored == {
-        "language": 0, "language_score": 1, "quality": 10, "toxicity": 0, "perplexity": 1, "factuality": 0,
+        "language": 0, "language_score": 1, "quality": 11, "toxicity": 0, "perplexity": 1, "factuality": 0,
     }  # fmt: skip
     code = [kept[document_id("toy", 100 + number, 0)] for number in range(3)]
     assert [row["quality_bucket"] for row in code] == [-1, -1, -1]
-    assert one.record.documents_by_bucket == {-1: 8, 1: 20, 2: 21, 3: 20, 4: 21}
+    assert kept[document_id("toy", 150, 0)]["toxicity"] == 1.0
+    assert one.record.documents_by_bucket == {-1: 9, 1: 20, 2: 21, 3: 20, 4: 21}
 
 
 def test_buckets_are_exact_quantiles_and_the_lowest_is_dropped(one):

@@ -1,14 +1,14 @@
 """Which documents break a bound on what score_documents found, as columns of Spark, and the quality buckets of those that remain.
 
 Code and commits are exempt: the classifiers and language models are of prose. Threads of issues, half of them logs, are judged by toxicity
-alone.
+alone, and mathematics is not judged by it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tasks.data.documents import CODE, COMMIT, ISSUE, UNBUCKETED
+from tasks.data.documents import CODE, COMMIT, ISSUE, MATH, UNBUCKETED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -40,7 +40,7 @@ def score_reason(recipe: ScoreRecipe) -> Column:
         "perplexing": F.col("perplexity") > recipe.max_perplexity,
         "not_factual": F.col("factuality") < recipe.min_factuality,
     }
-    is_judged = {"toxic": is_prose() | (F.col("domain") == ISSUE)}
+    is_judged = {"toxic": is_prose() & (F.col("domain") != MATH) | (F.col("domain") == ISSUE)}
     named = [F.when(is_judged.get(reason, is_prose()) & is_broken, reason) for reason, is_broken in broken.items()]
     return F.coalesce(*named, F.lit(""))
 
