@@ -169,8 +169,8 @@ class LanguageRecipe(Frozen):
     max_chars: int = Field(gt=0)
     """Characters from the start of a document that its language is found from."""
     model_path: str
-    """A fastText model that names languages, such as lid.176.bin or GlotLID, on a file system that executors see; empty for CLD2, which
-    needs none."""
+    """A fastText model that names languages, such as lid.176.bin or GlotLID, on a file system that executors see; empty for the three
+    identifiers that come with the packages."""
     model_sha256: str = Field(pattern="^([0-9a-f]{64})?$")
     """Of that file: a run with another file stops."""
 
