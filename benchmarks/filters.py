@@ -1,10 +1,9 @@
 """The heuristic filter beside datatrove's, on one core: python -m benchmarks.filters [--write]
 
 Time: ours finds the prose and judges it by all rules of Gopher, C4 and FineWeb in one pass; the peer runs its Gopher and FineWeb filters
-one after the other (its C4 filter edits lines, and is left out). Both in CPU seconds, in turn, on English text: Python's topics, and the shared
-pages and articles where they lie beside the checkout. Where both have a rule of one definition, the share of documents that they decide
-alike is reported.
-
+one after the other (its C4 filter edits lines, and is left out). Both in CPU seconds, in turn, on English text: the topics of Python,
+and the shared pages and articles where they are next to the checkout. Where both have a rule of one definition, the share of documents
+that they decide alike is reported.
 Quality, where ../shared/data is: the share of documents that either keeps at full.yaml's bounds, of sets that people wrote or edited and of
 pages that people judged; those sets were looked at while the rules were made. The peer has its defaults, which are for English web pages.
 """

