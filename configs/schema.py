@@ -6,7 +6,7 @@ and never enters a key. Field docstrings give unit, effect and source; "report" 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -19,6 +19,8 @@ PhaseName = Annotated[str, Field(pattern=rf"^({'|'.join(PHASE_TEMPLATES)})(_[a-z
 Domain = Literal["web", "multilingual", "code", "repository", "commit", "issue", "math", "medical", "financial", "synthetic", "chat"]
 """Kind of text. `repository`: the files of one repository in one document; `commit`: a change as a diff with its message;
 `issue`: the thread of an issue or pull request."""
+PackagedEncoder = Literal["all-MiniLM-L6-v2"]
+"""Text encoders that an installed package holds (tasks/data/embedding_model.py)."""
 ClassifierKind = Literal["toxicity", "quality", "factuality"]
 """What labelled records may teach."""
 
@@ -146,7 +148,7 @@ class ClassifierRecipe(Frozen):
     """A classifier that ranks the held-out records worse than this scores nothing; the record says so."""
     prior: dict[ClassifierKind, Annotated[float, Field(gt=0, lt=1)]]
     """Share of all documents that probabilities take to be positive. The labelled records do not say it: most labelled tweets are toxic."""
-    encoder: Literal["", "all-MiniLM-L6-v2"]
+    encoder: Literal["", PackagedEncoder]
     """Packaged text encoder that reads the passages whose toxicity their words leave in doubt; empty: the words decide. On texts of other
     kinds than the labels the area under the curve is 0.93 with it, 0.80 without (docs/data.md)."""
     flagged_above: float = Field(gt=0, lt=1)
@@ -216,11 +218,13 @@ class SemanticRecipe(Frozen):
     """Code and commits are left out: the threshold is measured on prose."""
 
     embedding_model: str
-    """A directory with a model that gives texts their vectors, on a file system that executors see: config.json, tokenizer.json and
-    *.safetensors of an encoder (MiniLM, E5 ...) or of a checkpoint that this pipeline exported. A vector is the mean of the last hidden
-    states. Empty: a projection of word weights, which needs no model and knows no meaning."""
+    """all-MiniLM-L6-v2, which an installed package holds, or a directory with a model that gives texts their vectors, on a file system that
+    executors see: config.json, tokenizer.json and *.safetensors of an encoder (MiniLM, E5 ...) or of a checkpoint that this pipeline
+    exported. A vector is the mean of the last hidden states. Empty: a projection of word weights, which needs no model and knows no
+    meaning."""
     embedding_sha256: str = Field(pattern="^([0-9a-f]{64})?$")
-    """Of that directory's files: a run with others stops. `cd DIR && LC_ALL=C sh -c 'sha256sum *' | sha256sum` prints it."""
+    """Of that directory's files: a run with others stops; empty for a packaged encoder.
+    `cd DIR && LC_ALL=C sh -c 'sha256sum *' | sha256sum` prints it."""
     passage_tokens: int = Field(gt=2)
     """With a model: tokens that go through it at once, special ones included; at most its positions."""
     max_passages: int = Field(gt=0)
@@ -249,10 +253,12 @@ class SemanticRecipe(Frozen):
 
     @model_validator(mode="after")
     def _has_a_digest(self) -> SemanticRecipe:
-        if bool(self.embedding_model) != bool(self.embedding_sha256):
+        is_directory = bool(self.embedding_model) and self.embedding_model not in get_args(PackagedEncoder)
+        if is_directory != bool(self.embedding_sha256):
             raise ValueError(
-                f"embedding_model ({self.embedding_model!r}) and embedding_sha256 ({self.embedding_sha256!r}): give both, or leave both "
-                "empty; `cd DIR && LC_ALL=C sh -c 'sha256sum *' | sha256sum` prints the digest"
+                f"embedding_model ({self.embedding_model!r}) and embedding_sha256 ({self.embedding_sha256!r}): a directory needs its "
+                f"digest, {' or '.join(get_args(PackagedEncoder))} and the built-in vectors (both empty) have none; "
+                "`cd DIR && LC_ALL=C sh -c 'sha256sum *' | sha256sum` prints the digest"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""Vectors of documents by a model that the user names: a Hugging Face directory. Runs in executors: imports no Spark.
+"""Vectors of documents by a model that the user names: a Hugging Face directory or a packaged encoder. Runs in executors: imports no Spark.
 
 A text is cut into passages of tokens; each goes through the model by itself, unpadded, in one thread, and the vector is the mean of the
 last hidden states of all its tokens, special ones included. So its floats depend on the text alone, also where a model routes the tokens of
@@ -58,9 +58,10 @@ def named_model(recipe: SemanticRecipe) -> EmbeddingModel | None:
     """The recipe's model, its files checked; None where it names none. Raises ValueError if they are not what the recipe says."""
     if not recipe.embedding_model:
         return None
-    model = EmbeddingModel(
-        recipe.embedding_model, recipe.embedding_sha256, recipe.passage_tokens, recipe.max_passages, recipe.min_words
-    )  # fmt: skip
+    directory, sha256 = recipe.embedding_model, recipe.embedding_sha256
+    if directory in PACKAGED_MODELS:
+        directory, sha256 = str(packaged_model(directory)), PACKAGED_MODELS[directory][1]
+    model = EmbeddingModel(directory, sha256, recipe.passage_tokens, recipe.max_passages, recipe.min_words)
     check_files(model)
     return model
 
