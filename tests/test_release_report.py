@@ -151,7 +151,7 @@ def test_scores_languages_buckets_masking_and_fertility_stand_in_tables(report):
     assert ["quality", "0.25", "0.625", "10"] in rows
     assert ["en", "990"] in rows and ["none found", "10"] in rows
     assert ["no quality score", "3"] in rows and ["1", "450"] in rows
-    assert ["email", "3", "2"] in rows
+    assert ["email", "3", "2"] in rows and ["counter speech", "42%"] in rows
     assert ["seed problems", "77"] in rows and ["solutions that do not verify: wrong_answer", "7"] in rows
     assert ["ours", "web", "all", "5,000", "1.500", "3.250", "90.0%"] in rows and [
         "compared",

@@ -31,6 +31,9 @@ def _scores(data: PreparedData) -> str:
             for kind in classifiers.kinds]  # fmt: skip
     told += [f"no classifier for {kind}: {reason}" for kind, reason in sorted(classifiers.unused.items())]
     parts.append(paragraph("; ".join(told) or "The sources hold no labelled records, so no classifier was trained.", "soft"))
+    if classifiers.flagged_sentences:
+        flagged = [(group.replace("_", " "), f"{share:.0%}") for group, share in sorted(classifiers.flagged_sentences.items())]
+        parts += [heading("Sentences of the toxicity contract that are flagged"), table(("group", "flagged"), flagged)]
     if filtered.bucket_floors:
         counts = [(_bucket(bucket), count) for bucket, count in sorted(filtered.documents_by_bucket.items())]
         parts += [heading("Quality buckets"), table(("bucket, from the lowest", "documents kept"), counts)]
