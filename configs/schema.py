@@ -369,6 +369,8 @@ class FilterRecipe(Frozen):
     """Equal parts of the scored documents that pass everything else, by quality (Nemotron-CC)."""
     num_dropped_buckets: int = Field(ge=0)
     """How many of the lowest are dropped (GLM-4.5 drops the lowest)."""
+    max_dropped_quality: float = Field(ge=0, le=1)
+    """Documents of the dropped buckets whose quality is higher stay: the lowest fifth of a good corpus is good."""
 
     @model_validator(mode="after")
     def _something_stays(self) -> Self:

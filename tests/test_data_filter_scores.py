@@ -128,6 +128,15 @@ def test_buckets_are_exact_quantiles_and_the_lowest_is_dropped(one):
     assert set(names_of("text string, quality double, quality_bucket int")) <= set(rows(one, "documents/*.parquet")[0])
 
 
+def test_the_lowest_bucket_of_good_text_stays(tmp_path):
+    """Twenty documents are the lowest of a hundred; those whose quality is above the bound are good all the same."""
+    low = [{"quality": 0.5} for _ in range(7)] + [{"quality": 0.500001} for _ in range(13)]
+    documents = [{**row, **given} for row, given in zip(sources_of(0), [*low, *({"quality": 0.9},) * 80], strict=True)]
+    changed = {"heuristics": STRICT, "num_quality_buckets": 5, "num_dropped_buckets": 1, "max_dropped_quality": 0.5}
+    record = ceiling(tmp_path, documents, FILTER.model_copy(update=changed))
+    assert record.dropped == {"low_quality_bucket": 7} and record.documents_by_bucket[0] == 13
+
+
 def test_mathematics_is_judged_by_neither_toxicity_nor_perplexity(one):
     assert document_id("toy", 150, 0) in {row["id"] for row in rows(one, "documents/*.parquet")}
 
@@ -173,7 +182,7 @@ def test_a_bound_that_removes_most_of_a_group_stops_the_run_and_is_named(group, 
     [
         ({"perplexity": 9.0, "perplexity_percentile": 1.0}, r"perplexing \(scores.max_perplexity_percentile: 0.99\)"),
         ({"toxicity": 0.9}, r"toxic \(scores.max_toxicity: 0.3\)"),
-        ({"quality": 0.0}, r"low_quality_bucket \(num_dropped_buckets: 1 of num_quality_buckets: 5\)"),
+        ({"quality": 0.0}, r"low_quality_bucket \(num_dropped_buckets: 1 of num_quality_buckets: 5, max_dropped_quality: 0.5\)"),
         ({"language_score": 0.1}, r"language_uncertain \(scores.min_language_score: 0.65\)"),
     ],
 )

@@ -74,7 +74,8 @@ def filter_documents(
     counts_by_quality = [(row["millionths"], row["count"]) for row in histogram]
     floors = bucket_floors(counts_by_quality, recipe.num_quality_buckets) if counts_by_quality else []
     placed = judged.withColumn("quality_bucket", quality_bucket(floors))
-    is_low = (F.col("reason") == "") & F.col("quality_bucket").between(0, recipe.num_dropped_buckets - 1)
+    is_poor = F.col("millionths") <= int(recipe.max_dropped_quality * QUALITY_STEPS)
+    is_low = (F.col("reason") == "") & F.col("quality_bucket").between(0, recipe.num_dropped_buckets - 1) & is_poor
     placed = placed.withColumn("reason", F.when(is_low, LOW_QUALITY).otherwise(F.col("reason")))
     _check_removed_share(placed, frame, recipe)
     verdicts = placed.select("id", "reason", F.lit("").alias("kept_id"), "quality_bucket")
@@ -136,7 +137,10 @@ def _check_removed_share(placed: DataFrame, frame: DataFrame, recipe: FilterReci
 def _bounds_of(reason: str, recipe: FilterRecipe) -> str:
     """The keys of data.recipe.filter behind a reason, with their values."""
     if reason == LOW_QUALITY:
-        return f"num_dropped_buckets: {recipe.num_dropped_buckets} of num_quality_buckets: {recipe.num_quality_buckets}"
+        return (
+            f"num_dropped_buckets: {recipe.num_dropped_buckets} of num_quality_buckets: {recipe.num_quality_buckets}, "
+            f"max_dropped_quality: {recipe.max_dropped_quality}"
+        )
     if reason in BOUND_OF:
         return f"scores.{BOUND_OF[reason]}: {getattr(recipe.scores, BOUND_OF[reason])}"
     found = bounds_of(reason, flat_bounds(recipe.heuristics))
