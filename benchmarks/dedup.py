@@ -43,7 +43,7 @@ from tasks.data.minhash import jaccard_counts, shingle_sets
 from tests.conftest import ROOT
 from tests.given_documents import given_document, given_documents
 
-RECIPE = DeduplicationRecipe(ngram_size=5, num_permutations=128, threshold=0.7, max_removed_share=1.0, previous=())
+RECIPE = DeduplicationRecipe(ngram_size=5, num_permutations=128, threshold=0.7, max_removed_share=1.0, max_cluster_share=1.0, previous=())
 RESOURCES = SparkResources(master="local[2]", driver_memory="512m", executor_memory="512m", shuffle_partitions=2)
 """512 MB of Java heap: the driver is to stay below 1 GiB, and on a local master it is the executor as well."""
 NUM_WORKERS = 2

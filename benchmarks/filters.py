@@ -1,8 +1,11 @@
 """The heuristic filter beside datatrove's, on one core: python -m benchmarks.filters [--write]
 
-Ours measures Gopher, C4 and FineWeb in one pass; the peer runs its Gopher and FineWeb filters one after the other (its C4 filter edits
-lines, and is left out). Both in CPU seconds, in turn, on English text: Python's topics, and the shared pages and articles where they lie
-beside the checkout. Where both have a rule of the same definition, the share of documents that they decide alike is reported.
+Time: ours finds the prose and judges it by all rules of Gopher, C4 and FineWeb in one pass; the peer runs its Gopher and FineWeb filters
+one after the other (its C4 filter edits lines, and is left out). Both in CPU seconds, in turn, on English text: the topics of Python,
+and the shared pages and articles where they are next to the checkout. Where both have a rule of one definition, the share of documents
+that they decide alike is reported.
+Quality, where ../shared/data is: the share of documents that either keeps at full.yaml's bounds, of sets that people wrote or edited and of
+pages that people judged; those sets were looked at while the rules were made. The peer has its defaults, which are for English web pages.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import pydoc_data.topics
+import random
 import subprocess
 import tempfile
 import time
@@ -18,7 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.results import report
-from tasks.data.heuristics import measure
+from configs.load import load_scale
+from tasks.data.heuristics import flat_bounds, measure, name_reasons
+from tasks.data.language_id import identify_languages
+from tasks.data.prose_text import prose_of
 from tests.conftest import ROOT
 from tests.data_inputs import SHARED_DATA
 
@@ -26,6 +33,19 @@ PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 MAX_CHARS, DOCUMENT_CHARS = 600_000, 6000
 BATCH_DOCUMENTS = 60
 NUM_ROUNDS = 2
+SETS = {
+    # file: fields of the text, domain
+    "text/peps": ("text", "web"), "text/rust_book": ("text", "web"), "text/openstax_python": ("text", "web"),
+    "text/stack_exchange": ("text", "web"), "text/wikipedia_plain_sample": ("text", "web"), "text/gutenberg_en": ("text", "web"),
+    "text/us_presidential_speeches": ("text", "web"), "text/c4_sample": ("text", "web"), "text/movie_reviews": ("text", "web"),
+    "multilingual/gutenberg_de_fr_es": ("text", "multilingual"), "multilingual/react_docs": ("text", "multilingual"),
+    "multilingual/art_of_command_line": ("text", "multilingual"), "math/math_with_solutions": ("problem solution", "math"),
+    "math/math500": ("problem solution", "math"), "math/aime_1983_2023": ("problem solution", "math"),
+    "math/gsm8k_train": ("question answer", "math"), "code/python_repos": ("content", "code"),
+}  # fmt: skip
+MAX_SET_DOCUMENTS = 300
+JUDGED = "quality/dclm_human_quality"
+NUM_DRAWS = 2000
 
 
 def english_texts() -> list[str]:
@@ -45,12 +65,58 @@ def english_texts() -> list[str]:
 
 
 def run_ours(texts: list[str]) -> tuple[dict[str, np.ndarray], float]:
-    """All measures, and CPU seconds."""
+    """All measures, and the CPU seconds of finding reasons."""
+    bounds = flat_bounds(load_scale("full").data.recipe.filter.heuristics)
+    batches = [texts[start : start + BATCH_DOCUMENTS] for start in range(0, len(texts), BATCH_DOCUMENTS)]
     started = time.process_time()
-    parts = [measure(texts[start : start + BATCH_DOCUMENTS], ["en"] * len(texts[start : start + BATCH_DOCUMENTS]))
-             for start in range(0, len(texts), BATCH_DOCUMENTS)]  # fmt: skip
+    for batch in batches:
+        name_reasons(batch, ["en"] * len(batch), ["web"] * len(batch), bounds)
     seconds = time.process_time() - started
+    parts = [measure([prose_of(text).text for text in batch], ["en"] * len(batch)) for batch in batches]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, seconds
+
+
+def records_of(name: str) -> list[dict]:
+    with gzip.open(SHARED_DATA / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def is_kept(texts: list[str], domain: str) -> tuple[np.ndarray, np.ndarray]:
+    """By ours at full.yaml's bounds, and by the peer."""
+    bounds = flat_bounds(load_scale("full").data.recipe.filter.heuristics)
+    languages, _ = identify_languages([prose_of(text).natural for text in texts], 2000, "")
+    reasons: list[str] = []
+    for start in range(0, len(texts), BATCH_DOCUMENTS):
+        batch = slice(start, start + BATCH_DOCUMENTS)
+        reasons += name_reasons(texts[batch], languages[batch], [domain] * len(texts[batch]), bounds)
+    peer = run_peer(texts)["reasons"].values()
+    return np.array([not reason for reason in reasons]), np.array([not any(found) for found in zip(*peer, strict=True)])
+
+
+def kept_shares() -> dict[str, dict[str, float]]:
+    """By set: documents, and the share of them that either keeps."""
+    found = {}
+    for name, (fields, domain) in SETS.items():
+        records = records_of(name)
+        chosen = random.Random(46).sample(records, min(MAX_SET_DOCUMENTS, len(records)))
+        ours, peer = is_kept(["\n\n".join(record[field] for field in fields.split()) for record in chosen], domain)
+        found[name] = {"documents": len(chosen), "ours": round(float(ours.mean()), 3), "peer": round(float(peer.mean()), 3)}
+        print(f"{name}: {found[name]}", flush=True)
+    return found
+
+
+def judged_pages() -> dict[str, dict[str, object]]:
+    """Shares kept of the pages judged good and poor, and half the sum of good kept and poor dropped with its interval of 95 %."""
+    records = records_of(JUDGED)
+    is_good = np.array([str(record["label"]) == "1" for record in records])
+    draws = np.random.Generator(np.random.Philox(46)).integers(0, len(records), (NUM_DRAWS, len(records)))
+    found = {}
+    for name, kept in zip(("ours", "peer"), is_kept([record["text"] for record in records], "web"), strict=True):
+        balanced = [(kept[draw][is_good[draw]].mean() + 1 - kept[draw][~is_good[draw]].mean()) / 2 for draw in draws]
+        good, poor = float(kept[is_good].mean()), float(kept[~is_good].mean())
+        interval = [round(float(np.quantile(balanced, share)), 3) for share in (0.025, 0.975)]
+        found[name] = {"good": round(good, 3), "poor": round(poor, 3), "balanced": round((good + 1 - poor) / 2, 3), "interval": interval}
+    return found
 
 
 def run_peer(texts: list[str]) -> dict[str, dict]:
@@ -88,7 +154,8 @@ def main() -> None:
     report(
         "filters", ours=megabytes / ours, peer=megabytes / other, unit="MB of text per CPU second", num_documents=len(texts),
         megabytes=round(megabytes, 2), agreement=agreement(found, peer["reasons"]), peer_seconds_by_filter=peer["seconds"],
-        peer_distribution="datatrove 0.10.1",
+        peer_distribution="datatrove 0.10.1", kept=kept_shares() if SHARED_DATA.exists() else {},
+        judged_pages=judged_pages() if SHARED_DATA.exists() else {},
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from infra.step import Artifact
+from tasks.data.duplicate_clusters import DuplicateCluster
 
 UNFINISHED = ".unfinished"
 """Below --output: where files wait until all are there."""
@@ -38,7 +39,10 @@ class StageOutcome(BaseModel):
 
     def describe(self) -> str:
         """The funnel: what each step kept and left out, and where it lies."""
-        lines = [_funnel(name, record) for name, record in {**self.earlier, self.stage: self.record}.items()]
+        lines = []
+        for name, record in {**self.earlier, self.stage: self.record}.items():
+            clusters = [DuplicateCluster.model_validate(cluster) for cluster in record.get("largest_clusters", ())]
+            lines += [_funnel(name, record), *(f"  {cluster.describe()}" for cluster in clusters)]
         left = ", ".join(sorted(f"{path.name}/" if path.is_dir() else path.name for path in Path(self.output).iterdir()))
         return "\n".join([*lines, f"{self.output}: {left}", f"digest {self.digest}"])
 

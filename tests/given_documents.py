@@ -14,7 +14,7 @@ from tasks.data.documents import DOCUMENT_COLUMNS, SCORE_COLUMNS, arrow_schema, 
 from tasks.data.score_documents import ScoredDocuments
 
 SCORED_COLUMNS = f"{DOCUMENT_COLUMNS}, {SCORE_COLUMNS}"
-UNSCORED = dict.fromkeys(("language_score", "quality", "toxicity", "perplexity", "factuality"))
+UNSCORED = dict.fromkeys(("language_score", "quality", "toxicity", "perplexity", "perplexity_percentile", "factuality"))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from tasks.data.collect_chats import CollectedChats
 from tasks.data.concatenate_repositories import ConcatenatedRepositories
 from tasks.data.decontaminate_documents import DecontaminatedDocuments
 from tasks.data.deduplicate_documents import DeduplicatedDocuments
+from tasks.data.duplicate_clusters import DuplicateCluster
 from tasks.data.extract_documents import ExtractedDocuments
 from tasks.data.filter_documents import FilteredDocuments
 from tasks.data.ingest_documents import IngestedDocuments
@@ -133,8 +134,10 @@ def reported_data(store: Store) -> PreparedData:
         train_bytes_by_domain={"web": 70, "code": 9}, held_out_bytes_by_domain={"web": 8}, num_prompts=79, num_dropped_prompts=1,
     )  # fmt: skip
     deduplicated = DeduplicatedDocuments(
-        num_documents=901, num_bytes=4500, num_verified_pairs=39, num_bands=20, num_rows=6, dropped=REASONS["deduplicate_documents"]
-    )
+        num_documents=901, num_bytes=4500, num_verified_pairs=39, num_bands=20, num_rows=6, dropped=REASONS["deduplicate_documents"],
+        largest_clusters=(DuplicateCluster(collection="shop", num_removed=30, num_documents=400, kept_id="0" * 16, kept="A cup <b>1</b>",
+                                           removed_id="1" * 16, removed="A cup <b>2</b>"),),
+    )  # fmt: skip
     problems = SynthesizedProblems(
         num_documents=120,
         num_bytes=900,
@@ -209,10 +212,11 @@ def reported_data(store: Store) -> PreparedData:
         ingested=made,
         extracted=documents(store, "extract_documents", extracted, range(1000)),
         boilerplate_free=documents(store, "remove_boilerplate", boilerplate_free, range(1000)),
-        classifiers=plain("train_classifiers", TrainedClassifiers(kinds=(), num_records={}, auc={}, unused={})),
+        classifiers=plain("train_classifiers", TrainedClassifiers(
+            kinds=(), num_records={}, auc={}, unused={}, flagged_sentences={"counter_speech": 0.417},
+        )),
         ngram_model=plain("train_ngram_model", TrainedNgramModel(
-            languages=("en",), reference_languages=("en",), too_small={}, reference_too_small={}, num_known_references=0,
-            reference_rejected={},
+            languages=("en",), too_small={}, num_known_references=0, reference_rejected={},
         )),
         scored=documents(store, "score_documents", scored, range(1000)),
         distinct=documents(store, "remove_semantic_duplicates", distinct, range(901)),

@@ -11,19 +11,20 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.data.deduplicate_documents import MIN_JUDGED_DOCUMENTS, deduplicate_documents
+from tasks.data.deduplicate_documents import deduplicate_documents
 from tasks.data.documents import document_id
 from tasks.data.earlier_documents import EarlierDocuments, list_earlier_documents
 from tasks.data.edge_components import smallest_members
 from tasks.data.minhash import jaccard_counts, shingle_sets
 from tasks.data.page_urls import normalised_urls
+from tasks.data.removed_share import MIN_JUDGED_DOCUMENTS
 from tasks.data.signature_index import SignatureIndex
 from tasks.data.words import _tables
 from tests.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows
 from tests.given_documents import given_document, given_documents
 from tests.test_data_minhash import edited, near_copies, plain_similarity
 
-DEDUPLICATE = RECIPE.deduplicate.model_copy(update={"num_permutations": 128})
+DEDUPLICATE = RECIPE.deduplicate.model_copy(update={"num_permutations": 128, "max_cluster_share": 1.0})
 NONE = EarlierDocuments([], [])
 
 
@@ -185,6 +186,36 @@ def test_a_source_that_is_nearly_all_duplicates_stops_the_run(tmp_path):
         deduplicated(tmp_path / "strict", documents, strict)
     loose = DEDUPLICATE.model_copy(update={"max_removed_share": 0.95})
     assert deduplicated(tmp_path / "loose", documents, loose).record.num_documents == 6
+
+
+def shop(num_pages: int, num_others: int) -> list:
+    """Pages of one template that differ in a price and a number, among other documents of their source."""
+    frame = prose(1, 120).split()
+    pages = [" ".join([*frame[:60], f"costs {7 * number} and has number {number}", *frame[60:]]) for number in range(num_pages)]
+    texts = [*pages, *(prose(50 + number) for number in range(num_others))]
+    return [given_document(text, number, "shop.jsonl") for number, text in enumerate(texts)]
+
+
+def test_a_template_inside_a_larger_source_is_named_and_has_a_ceiling(tmp_path):
+    documents = shop(40, 160)
+    loose = DEDUPLICATE.model_copy(update={"max_cluster_share": 0.195})
+    result = deduplicated(tmp_path / "loose", documents, loose)
+    (cluster,) = result.record.largest_clusters
+    assert (cluster.collection, cluster.num_removed, cluster.num_documents) == ("shop.jsonl", 39, 200)
+    _, dropped = kept_and_dropped(result)
+    assert dropped[cluster.removed_id]["kept_id"] == cluster.kept_id and prose(1, 120)[:40] in cluster.kept and cluster.removed
+    again = deduplicated(tmp_path / "again", documents, loose, resources=in_partitions(5))
+    assert again.digest == result.digest
+    told = r"39 of 200 documents of shop.jsonl went as near-duplicates of \w+ .*max_cluster_share \(0.19\)"
+    with pytest.raises(ValueError, match=told):
+        deduplicated(tmp_path / "strict", documents, DEDUPLICATE.model_copy(update={"max_cluster_share": 0.19}))
+
+
+def test_small_clusters_and_equal_copies_are_no_template(tmp_path):
+    equal = [given_document(prose(1), number, "shop.jsonl") for number in range(30)]
+    strict = DEDUPLICATE.model_copy(update={"max_removed_share": 1.0, "max_cluster_share": 0.01})
+    assert deduplicated(tmp_path / "small", shop(MIN_JUDGED_DOCUMENTS, 20), strict).record.largest_clusters == ()
+    assert deduplicated(tmp_path / "equal", equal, strict).record.largest_clusters == ()
 
 
 URLS = {

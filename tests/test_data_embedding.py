@@ -20,7 +20,7 @@ from configs.schema import SemanticRecipe
 from infra.spark import _zip_packages
 from model.hf_checkpoint import save_checkpoint
 from tasks.data.bpe_tokenizer import train_bpe
-from tasks.data.embedding_model import EmbeddingModel, _opened, check_files, directory_digest, encode, probe_batches
+from tasks.data.embedding_model import EmbeddingModel, _opened, check_files, directory_digest, encode, named_model, probe_batches
 from tasks.data.remove_semantic_duplicates import SIMILAR, remove_semantic_duplicates
 from tasks.data.semantic_vectors import BUCKET_BITS, project, squared_norms, widened
 from tests.conftest import ROOT
@@ -31,6 +31,12 @@ from tests.model_recipes import GLM46, random_model
 NUM_CONCEPTS, WORDS_PER_TEXT, CONCEPTS_PER_TEXT = 60, 60, 12
 WORDS = [f"{prefix}{''.join(letters)}" for prefix in "xy" for letters in itertools.islice(itertools.product("abcd", "klmn", "opqr"), 60)]
 """Two for each concept: the second is NUM_CONCEPTS places behind the first."""
+PARAPHRASED = (
+    "The council voted on Monday to close the swimming pool at the end of the summer, since repairs would cost two million pounds.",
+    "Councillors decided at the start of the week that the public baths will shut after the summer; fixing them was priced at two million.",
+    "Bees tell each other where the flowers are by a dance in the shape of an eight, whose angle shows the direction of the sun.",
+)
+"""The first two say the same."""
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -338,10 +344,20 @@ def test_the_digest_is_what_the_shell_prints(trained, tmp_path):
 
 def test_model_and_digest_go_together():
     given = RECIPE.semantic.model_dump()
-    for changed in ({"embedding_model": "/models/minilm"}, {"embedding_sha256": "0" * 64}):
-        with pytest.raises(ValueError, match=r"embedding_model .* and embedding_sha256 .*: give both, or leave both empty; `cd DIR"):
+    packaged = {"embedding_model": "all-MiniLM-L6-v2"}
+    for changed in ({"embedding_model": "/models/minilm"}, {"embedding_sha256": "0" * 64}, packaged | {"embedding_sha256": "0" * 64}):
+        with pytest.raises(ValueError, match=r"embedding_model .* and embedding_sha256 .*: a directory needs its digest, .*; `cd DIR"):
             SemanticRecipe.model_validate(given | changed)
     SemanticRecipe.model_validate(given | {"embedding_model": "/models/minilm", "embedding_sha256": "0" * 64})
+    SemanticRecipe.model_validate(given | packaged)
+
+
+def test_the_packaged_encoder_is_found_by_its_name_and_knows_a_paraphrase():
+    recipe = SemanticRecipe.model_validate(RECIPE.semantic.model_dump() | {"embedding_model": "all-MiniLM-L6-v2", "min_words": 4})
+    model = named_model(recipe)
+    assert model is not None
+    likeness = cosines(encode(list(PARAPHRASED), model))
+    assert likeness[0, 1] > 0.5 > 0.2 > likeness[:2, 2].max()
 
 
 def test_without_a_model_no_model_library_is_imported():

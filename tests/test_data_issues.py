@@ -10,7 +10,6 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -220,13 +219,14 @@ def test_a_parquet_file_without_threads_stops_the_run_by_name(tmp_path):
 def test_threads_are_held_to_the_word_counts_and_to_toxicity_alone():
     bounds = flat_bounds(RECIPE.filter.heuristics)
     log = "".join(f"#{n} 0x{n:08x} {{}} frame\n" for n in range(60))
-    assert name_reasons([log], ["en"], np.array([False]), bounds) != [""]
-    columns = {"id": ["a", "b"], "domain": ["issue", "issue"], "language": ["en", "en"], "text": [log, "two words"]}
+    assert name_reasons([log], ["en"], ["web"], bounds) != [""]
+    places = {"id": ["a", "b"], "collection": ["x", "x"]}
+    columns = places | {"domain": ["issue", "issue"], "language": ["en", "en"], "text": [log, "two words"]}
     batch = pa.RecordBatch.from_pydict(columns | {"score_reason": ["", ""], "millionths": pa.array([None, None], pa.int32())})
     (found,) = filter_batches(iter([batch]), bounds)
     assert found.column("reason").to_pylist() == ["", "too_few_words"]
-    scored = "domain string, language string, language_score double, toxicity double, perplexity double, factuality double"
-    given = [(domain, "xx", 0.0, toxicity, 1e9, 0.0) for domain in ("issue", "commit") for toxicity in (0.0, 1.0)]
+    scored = "domain string, language string, language_score double, toxicity double, perplexity_percentile double, factuality double"
+    given = [(domain, "xx", 0.0, toxicity, 1.0, 0.0) for domain in ("issue", "commit") for toxicity in (0.0, 1.0)]
     frame = spark_session(RESOURCES).createDataFrame(given, scored)
     assert [row[0] for row in frame.select(score_reason(RECIPE.filter.scores)).collect()] == ["", "toxic", "", ""]
 

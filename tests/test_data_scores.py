@@ -17,23 +17,28 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.schema import LanguageRecipe
-from tasks.data.classifier_training import LabelledText, area_under_curve, fit_calibration, train_model
+from tasks.data.classifier_training import LabelledText, Labels, area_under_curve, fit_calibration
+from tasks.data.document_scores import LanguageModelFile, LanguageModelFiles, Scorers, _scores
 from tasks.data.documents import DOCUMENT_COLUMNS, arrow_schema, content_digest, document_id
 from tasks.data.html_text import html_to_text
 from tasks.data.ingest_documents import ingest_documents
 from tasks.data.language_id import check_model, has_language, identify_languages, iso_code
+from tasks.data.linear_model import LinearModel, load_linear_model, train_linear_model
 from tasks.data.list_sources import list_sources
-from tasks.data.ngram_model import NgramCounts, build_model, count_ngrams, fold_of, scoring_fold
+from tasks.data.ngram_counts import held_out_hash
+from tasks.data.ngram_model import NgramCounts, build_model, count_ngrams
+from tasks.data.prose_text import prose_of
 from tasks.data.score_documents import score_documents
 from tasks.data.source_bytes import HashingReader
-from tasks.data.text_classifiers import TextClassifier, features_of, words_of
+from tasks.data.text_classifiers import Calibration, PassageReader, TextClassifier, described_classifier, judged_prose, passages_of
+from tasks.data.toxicity_training import doubt_from, with_ordinary_text
 from tasks.data.train_classifiers import train_classifiers
 from tasks.data.train_ngram_model import train_ngram_model
 from tasks.data.wiki_dumps import wiki_pages
 from tasks.data.wikitext import is_redirect, wikitext_to_text
 from tests.data_inputs import RECIPE, SHARED_DATA, compute, in_partitions, prose, rows, write_jsonl
 
-CLASSIFIERS = RECIPE.classifiers.model_copy(update={"min_records": 40, "num_folds": 3})
+CLASSIFIERS = RECIPE.classifiers.model_copy(update={"min_records": 40, "num_folds": 3, "encoder": ""})
 SENTENCES = {
     "en": "The committee met on Thursday and agreed that the new bridge should be opened before the end of the year.",
     "de": "Der Ausschuss traf sich am Donnerstag und beschloss, dass die neue Brücke noch in diesem Jahr eröffnet werden soll.",
@@ -51,7 +56,7 @@ SENTENCES = {
 def test_languages_are_found_whatever_else_is_in_the_batch():
     codes, scores = identify_languages(list(SENTENCES.values()), 2000, "")
     assert codes == list(SENTENCES)
-    assert all(0.9 <= score <= 1 for score in scores)
+    assert all(0.85 <= score <= 1 for score in scores)
     assert [identify_languages([text], 2000, "") for text in SENTENCES.values()] == [([c], [s]) for c, s in zip(codes, scores, strict=True)]
 
 
@@ -88,14 +93,41 @@ def test_program_code_has_no_language_but_its_readme_has():
     assert has_language("web", "a.py")
 
 
+def labelled_sentences(name: str) -> list[tuple[str, str]]:
+    """(language, sentence)"""
+    with gzip.open(SHARED_DATA / "multilingual" / f"{name}.jsonl.gz", "rt") as file:
+        return [(iso_code(record["lang"]), record["text"]) for record in map(json.loads, file)]
+
+
 @pytest.mark.skipif(not SHARED_DATA.exists(), reason="needs ../shared/data")
-def test_three_quarters_of_a_hundred_languages_are_told_apart():
-    with gzip.open(SHARED_DATA / "multilingual" / "language_id_sentences.jsonl.gz", "rt") as file:
-        records = [json.loads(line) for line in list(file)[::5]]
-    codes, _ = identify_languages([record["text"] for record in records], 2000, "")
-    right = sum(iso_code(record["lang"]) == code for record, code in zip(records, codes, strict=True))
-    assert len({record["lang"] for record in records}) == 75
-    assert right / len(records) > 0.94
+@pytest.mark.parametrize(
+    ("name", "num_languages", "min_chars", "bound"),
+    [("language_id_sentences", 75, 0, 0.9591), ("ud_sentences_dev", 9, 0, 0.98), ("ud_sentences_dev", 8, 100, 0.995)],
+)
+def test_languages_are_told_apart_short_and_long(name, num_languages, min_chars, bound):
+    """The bound of the 75 languages is what lingua reaches on all 22,448 sentences."""
+    pairs = [(language, text) for language, text in labelled_sentences(name)[::3] if len(text) >= min_chars]
+    codes, _ = identify_languages([text for _, text in pairs], 2000, "")
+    assert len({language for language, _ in pairs}) == num_languages
+    assert sum(language == code for (language, _), code in zip(pairs, codes, strict=True)) / len(pairs) > bound
+
+
+@pytest.mark.skipif(not SHARED_DATA.exists(), reason="needs ../shared/data")
+def test_russian_has_a_language_and_a_low_score_is_a_warning():
+    pairs = labelled_sentences("ud_sentences_dev") + labelled_sentences("language_id_sentences")[::5]
+    codes, scores = identify_languages([text for _, text in pairs], 2000, "")
+    russian = [code for (language, _), code in zip(pairs, codes, strict=True) if language == "ru"]
+    assert len(russian) > 500 and russian.count("") == 0 and russian.count("ru") / len(russian) > 0.97
+    is_right = np.array([language == code for (language, _), code in zip(pairs, codes, strict=True)])
+    is_low = np.array(scores) < 0.65
+    assert is_low.mean() < 0.1 and is_right[~is_low].mean() > 0.98 and is_right[is_low].mean() < 0.85
+
+
+def test_what_one_identifier_cannot_name_others_do():
+    """CLD2's first answer to this one is "Unknown"."""
+    text = "В телефонах типа Мате 9 не хватает интерфейса искусственного интеллекта, как Google Assistant или Siri от компании Apple."
+    (code,), (score,) = identify_languages([text], 2000, "")
+    assert code == "ru" and score > 0.5
 
 
 def test_a_model_of_the_user_decides_where_one_is_named(tmp_path):
@@ -152,7 +184,11 @@ def classifier_sources(directory: Path, records: list[dict], entry: str = "kind:
     return list_sources(directory)
 
 
-TOXIC = CLASSIFIERS.model_copy(update={"positive_labels": {"toxicity": ("bad",)}})
+TOXIC = CLASSIFIERS.model_copy(update={"positive_labels": {"toxicity": ("bad",)}, "max_flagged_harmless": 1.0})
+
+
+def trained_classifier(artifact, kind: str) -> TextClassifier:
+    return described_classifier(kind, json.loads(artifact.path("classifiers.json").read_text())[kind]["classifier"], artifact.path)
 
 
 def test_a_classifier_is_the_same_twice_and_tells_the_sides_apart(tmp_path):
@@ -165,26 +201,139 @@ def test_a_classifier_is_the_same_twice_and_tells_the_sides_apart(tmp_path):
     assert one.record.auc["toxicity"] > 0.95
     found = json.loads(one.path("classifiers.json").read_text())["toxicity"]
     assert (found["num_records"], found["num_positive"]) == (90, 45)
-    assert sum(row["records"] for row in found["calibration"]) == 90
-    names = ("slope", "intercept", "word_ngrams", "max_chars", "min_known_share")
-    classifier = TextClassifier("toxicity", str(one.path("models/toxicity.bin")), **{name: found[name] for name in names})
-    vile, kind, foreign, empty = classifier.scores(
-        ["The house was vile, rotten", "the people came, gentle and kind", "自由 平等 博愛 der", " "]
+    assert sum(row["records"] for row in found["calibration_at_even_odds"]) == 90
+    even = log_odds_shifted(trained_classifier(one, "toxicity"), TOXIC.prior["toxicity"])
+    vile, kind, foreign, empty, absent = even.scores(
+        ["The house was vile, rotten", "the people came, gentle and kind", "自由 平等 博愛 der", " ", None]
     )
     assert vile > 0.8 and kind < 0.2
-    assert foreign is None and empty is None
-    assert classifier.scores(["The house was vile, rotten"]) == [vile]
-    assert replace(classifier, min_known_share=1.0).scores(["the vile xylophone"]) == [None]
+    assert foreign is None and empty is None and absent is None
+    assert even.scores(["The house was vile, rotten"]) == [vile]
+    assert replace(even, min_known_share=1.0).scores(["the vile xylophone"]) == [None]
 
 
-def test_every_row_of_a_model_is_trained_from_a_given_start(tmp_path):
-    """fastText alone leaves nine tenths of the matrix as the memory was: six models of the same bytes would be luck."""
-    texts = [features_of(words_of(record["body"]), 2) for record in labelled()]
-    digests = set()
-    for number in range(6):
-        train_model(texts, [number % 2 == 0 for number in range(90)], 5, TOXIC, tmp_path / f"{number}.bin")
-        digests.add(hashlib.sha256((tmp_path / f"{number}.bin").read_bytes()).hexdigest())
-    assert len(digests) == 1
+def log_odds_shifted(classifier: TextClassifier, prior: float) -> TextClassifier:
+    """The classifier at even odds."""
+    intercept = classifier.calibration.intercept - math.log(prior / (1 - prior))
+    return replace(classifier, calibration=replace(classifier.calibration, intercept=intercept))
+
+
+def test_a_prior_moves_every_probability_by_its_log_odds(tmp_path):
+    (tmp_path / "data").mkdir()
+    sources = classifier_sources(tmp_path / "data", labelled())
+    priors = [TOXIC.model_copy(update={"prior": {"toxicity": prior}}) for prior in (0.01, 0.5)]
+    rare, even = (
+        trained_classifier(compute(train_classifiers, tmp_path / str(number), sources=sources, recipe=recipe), "toxicity")
+        for number, recipe in enumerate(priors)
+    )
+    assert even.calibration.intercept - rare.calibration.intercept == pytest.approx(math.log(99))
+    assert Calibration(1.0, math.log(1 / 99)).probabilities(np.zeros(1)) == pytest.approx(0.01)
+
+
+def test_words_signs_and_pairs_weigh_as_in_scikit_learn():
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    texts = [record["body"] + mark for record in labelled() for mark in (".", "! so, so.")]
+    is_positive = np.array([record["verdict"] == "bad" for record in labelled() for _ in range(2)])
+    model = train_linear_model(texts, is_positive, np.ones(len(texts)), TOXIC)
+    vectorizer = TfidfVectorizer(sublinear_tf=True, min_df=TOXIC.min_texts, ngram_range=(1, 2), token_pattern=r"[^\W_]+|[^\w\s]")
+    peer = LogisticRegression(C=TOXIC.inverse_penalty, max_iter=1000).fit(vectorizer.fit_transform(texts), is_positive)
+    unseen = ["the house was vile, so vile!", "gentle people came near.", "A river; a table"]
+    assert model.logits(unseen, 0.1) == pytest.approx(peer.decision_function(vectorizer.transform(unseen)), abs=1e-3)
+    assert [model.logits([text], 0.1)[0] for text in unseen] == model.logits(unseen, 0.1).tolist()
+
+
+def test_a_model_is_read_as_it_was_written(tmp_path):
+    records = labelled()
+    texts = [record["body"] for record in records]
+    model = train_linear_model(texts, np.array([record["verdict"] == "bad" for record in records]), np.ones(90), TOXIC)
+    model.save(tmp_path / "model.npz")
+    assert load_linear_model(str(tmp_path / "model.npz")).logits(texts, 0.1).tolist() == model.logits(texts, 0.1).tolist()
+
+
+def test_passages_hold_the_whole_text_and_end_with_sentences():
+    text = " ".join(prose(number, 40).strip() for number in range(12))
+    passages = passages_of(text)
+    assert " ".join(passages).split() == text.split() and max(map(len, passages)) <= 400
+    assert all(passage.endswith(".") for passage in passages)
+    assert passages_of("x" * 1000) == ["x" * 400, "x" * 400, "x" * 200]
+
+
+class WordModel(LinearModel):
+    """Log odds 4 for a passage that holds the word, -4 for others, NaN for an empty one."""
+
+    def logits(self, texts, min_known_share):
+        return np.array([4.0 if "vile" in text else -4.0 for text in texts])
+
+
+def test_a_long_text_is_as_toxic_as_its_worst_tenth(monkeypatch):
+    monkeypatch.setattr("tasks.data.text_classifiers.load_linear_model", lambda path: WordModel(np.zeros(0), np.zeros(0), 0.0, 1))
+    classifier = TextClassifier("toxicity", "", Calibration(1.0, 0.0), 10**6, 0.5, is_by_passage=True, reader=None)
+    calm = [f"{prose(number, 40).replace('.', '')[:230].strip()}." for number in range(20)]
+    assert len(passages_of(" ".join(calm))) == 20
+    bad = [passage.replace(passage.split()[3], "vile", 1) for passage in calm]
+    one, two, none = classifier.scores([" ".join(bad[:count] + calm[count:]) for count in (1, 2, 0)])
+    assert none < 0.02 and 0.45 < one < 0.55 and two > 0.98
+
+
+def test_the_encoder_reads_only_what_words_leave_in_doubt(monkeypatch):
+    monkeypatch.setattr("tasks.data.text_classifiers.load_linear_model", lambda path: WordModel(np.zeros(0), np.zeros(0), 0.0, 1))
+    monkeypatch.setattr("tasks.data.text_classifiers.load_head", lambda path: np.array([1.0, 0.0]))
+    read: list[str] = []
+
+    def encode(passages, encoder):
+        read.extend(passages)
+        return np.full((len(passages), 1), -3.0)
+
+    monkeypatch.setattr("tasks.data.text_classifiers.encode_passages", encode)
+    reader = PassageReader("all-MiniLM-L6-v2", "", -1.0, Calibration(1.0, 0.0))
+    classifier = TextClassifier("toxicity", "", Calibration(1.0, 0.0), 1000, 0.5, is_by_passage=True, reader=reader)
+    scores = classifier.scores(["a calm text", "a vile text", None])
+    assert read == ["a vile text"] and scores[1] == pytest.approx(1 / (1 + math.exp(3)), abs=1e-6) and scores[2] is None
+
+
+def test_mathematics_and_code_are_not_judged_and_prose_is():
+    maths = r"Solve for $x$: $\frac{x}{2} + \frac{x}{3} = 5$. We get $\frac{5x}{6} = 5$, so $x = 6$."
+    code = "Run it:\n\n```python\nfor name in sorted(names):\n    table[name] = read(name)\n    print(table[name].total())\n```\n"
+    assert [judged_prose(text) for text in (maths, code)] == [None, None]
+    assert judged_prose(SENTENCES["en"]) == SENTENCES["en"]
+
+
+def test_words_in_doubt_are_those_of_nearly_all_toxic_records():
+    generator = np.random.Generator(np.random.Philox(2))
+    records = [LabelledText(str(number), number % 2 == 0, "ab"[number % 10 == 0]) for number in range(3000)]
+    labels = Labels.of(records, 3)
+    logits = generator.normal(size=3000) + 2 * labels.is_positive - 3 * (labels.files == "b")
+    bound = doubt_from(logits, labels)
+    shares = [np.mean(logits[labels.is_positive & (labels.files == file)] >= bound) for file in "ab"]
+    assert np.mean(shares) == pytest.approx(0.95, abs=0.005)
+
+
+def test_records_of_other_kinds_are_ordinary_text():
+    records = [LabelledText("vile", True, "a"), LabelledText("kind", False, "a")]
+    page = prose(1, 100)
+    given = with_ordinary_text(records, [LabelledText(page, True, "pages"), LabelledText(page, False, "more")])
+    assert given[:2] == records and sorted(record.text for record in given[2:]) == sorted(passages_of(page))
+    assert not any(record.is_positive for record in given[2:])
+
+
+def test_a_classifier_that_flags_harmless_sentences_scores_nothing_and_says_why(tmp_path):
+    """Labels by which whatever names a group is toxic."""
+    words = ["Muslim", "gay", "black", "women", "Jewish", "immigrants", "disabled", "trans", "people", "killed"]
+    others = ["teacher", "garden", "window", "meal", "tree"]
+    records = [
+        {"body": f"the {word} {verb} {thing}", "verdict": "good" if word in others else "bad"}
+        for verb in ("work near", "live by", "walk to", "like")
+        for thing in ("the river", "a school", "the town")
+        for word in (*words, *others)
+    ]
+    (tmp_path / "data").mkdir()
+    recipe = TOXIC.model_copy(update={"prior": {"toxicity": 0.5}, "min_known_share": 0.1, "max_flagged_harmless": 0.1})
+    trained = compute(train_classifiers, tmp_path / "home", sources=classifier_sources(tmp_path / "data", records), recipe=recipe)
+    assert trained.record.auc["toxicity"] > 0.9 and trained.record.kinds == ()
+    assert "harmless sentences score above 0.3, max_flagged_harmless is 10%" in trained.record.unused["toxicity"]
+    assert trained.record.flagged_sentences["group_named"] > 0.3
 
 
 def test_a_classifier_that_guesses_scores_nothing(tmp_path):
@@ -218,7 +367,7 @@ def test_a_classifier_that_guesses_scores_nothing(tmp_path):
         ),
         (labelled(), "kind: toxicity, text: words, label: verdict", "byte 0: no text in words"),
         ([{**record, "verdict": "good"} for record in labelled()], "kind: toxicity, text: body, label: verdict", "both sides must occur"),
-        (labelled(), "kind: quality, text: body, label: verdict", "no positive_labels or no epochs for quality"),
+        (labelled(), "kind: quality, text: body, label: verdict", "no positive_labels or no prior for quality"),
     ],
 )
 def test_bad_labelled_data_is_refused_by_name(tmp_path, records, entry, message):
@@ -232,11 +381,12 @@ def test_figures_of_a_classifier_agree_with_scikit_learn():
 
     generator = np.random.Generator(np.random.Philox(5))
     is_positive = generator.random(400) < 0.8
-    scores = np.round(1 / (1 + np.exp(-(generator.normal(size=400) + is_positive))), 2)
-    assert area_under_curve(scores, is_positive) == pytest.approx(roc_auc_score(is_positive, scores), abs=1e-12)
-    logits = np.log(scores / (1 - scores))[:, None]
-    peer = LogisticRegression(C=1000.0, class_weight="balanced", tol=1e-8).fit(logits, is_positive)
-    assert fit_calibration(scores, is_positive) == pytest.approx((peer.coef_[0, 0], peer.intercept_[0]), abs=1e-3)
+    logits = np.round(generator.normal(size=400) + is_positive, 1)
+    assert area_under_curve(logits, is_positive) == pytest.approx(roc_auc_score(is_positive, logits), abs=1e-12)
+    for weights in (np.ones(400), generator.random(400) + 0.1):
+        sides = np.where(is_positive, weights[is_positive].sum(), weights[~is_positive].sum())
+        peer = LogisticRegression(C=1000.0, tol=1e-8).fit(logits[:, None], is_positive, sample_weight=weights * 200 / sides)
+        assert fit_calibration(logits, is_positive, weights) == pytest.approx((peer.coef_[0, 0], peer.intercept_[0]), abs=1e-3)
 
 
 def test_equal_texts_are_held_out_together():
@@ -398,10 +548,13 @@ def documents(tmp_path_factory) -> Documents:
 NGRAMS = RECIPE.ngram_training.model_copy(
     update={
         "ngram_model": RECIPE.ngram_model.model_copy(
-            update={"order": 3, "min_count": 2, "min_language_bytes": 5000, "max_language_bytes": 10_000_000, "max_bytes": 100_000_000}
+            update={
+                "order": 3, "min_count": 2, "min_language_bytes": 5000, "held_out_documents": 4, "max_language_bytes": 10_000_000,
+                "max_bytes": 100_000_000,
+            }
         )
     }
-)
+)  # fmt: skip
 
 
 def scored(documents: Documents, sources, classifiers, root: Path, partitions: int):
@@ -412,30 +565,18 @@ def scored(documents: Documents, sources, classifiers, root: Path, partitions: i
     return model, compute(score_documents, root, documents=documents, **models, recipe=RECIPE.language, resources=resources)
 
 
-def test_scores_are_those_of_the_parts_for_any_partition_count(documents, tmp_path):
+def test_without_reference_text_there_is_no_perplexity_and_everything_else(documents, tmp_path):
     (tmp_path / "data").mkdir()
     sources = classifier_sources(tmp_path / "data", labelled())
     classifiers = compute(train_classifiers, tmp_path / "home", sources=sources, recipe=TOXIC)
     model, result = scored(documents, sources, classifiers, tmp_path / "two", 2)
-    other_model, other = scored(documents, sources, classifiers, tmp_path / "three", 3)
-    assert (model.digest, result.digest) == (other_model.digest, other.digest)
-    assert model.record.languages == ("en",)
-    assert set(model.record.too_small) == {"de"} and model.record.reference_languages == ()
+    assert model.record.languages == () and model.record.too_small == {}
     assert result.record.documents_by_language == {"": 2, "de": 1, "en": 41}
     # Made-up words are unknown to the classifier: nothing but the README and the German text could be scored, and are not.
-    assert result.record.unscored == {"language_score": 2, "quality": 44, "toxicity": 44, "perplexity": 3, "factuality": 44}
+    unscored = {"quality": 44, "toxicity": 44, "perplexity": 44, "perplexity_percentile": 44, "factuality": 44}
+    assert result.record.unscored == {"language_score": 2, **unscored}
     rows_of = {row["source"]: row for row in rows(result, "documents/*.parquet")}
-    assert (rows_of["a.py"]["language"], rows_of["a.py"]["perplexity"]) == ("", None)
-    assert rows_of["de.jsonl"]["perplexity"] is None
-    english = [row for row in rows(result, "documents/*.parquet") if row["language"] == "en"]
-    halves = [[row["text"] for row in english if fold_of(row["id"], 2) == half] for half in range(2)]
-    models = [build_model(counts_of(texts, 3, 2), 3, 2) for texts in halves]
-    expected = [models[scoring_fold(row["id"], 2)].perplexities([row["text"]])[0] for row in english]
-    assert [row["perplexity"] for row in english] == expected
-    values = sorted(row["perplexity"] for row in english)
-    assert result.record.quantiles["perplexity"]["0.5"] == pytest.approx(values[(len(values) - 1) // 2], rel=1e-5)
-    found = json.loads(model.path("ngram_model.json").read_text())["languages"]["en"]
-    assert found["perplexity"]["0.5"] < found["shuffled_perplexity"]["0.5"] < found["unknown_perplexity"]
+    assert (rows_of["a.py"]["language"], rows_of["de.jsonl"]["language"]) == ("", "de")
 
 
 def reference_sources(directory: Path, texts: list[str], manifest: str = "", **files: str | pa.Table):
@@ -457,45 +598,63 @@ def book(num_texts: int) -> list[str]:
     return [f"{SENTENCES['en']} {prose(1000 + number, 60)} {SENTENCES['en']}" for number in range(num_texts)]
 
 
-def test_reference_text_makes_one_model_for_all_documents_of_its_language(documents, tmp_path):
+def test_a_document_is_ranked_among_reference_text_that_the_model_has_not_seen(documents, tmp_path):
     rows_in = pq.read_table(documents.paths("documents/*.parquet")[0]).to_pylist()
     known = next(row["text"] for row in rows_in if row["source"] == "web.jsonl")
-    page = f"<html><body><article><p>{book(31)[30]}</p></article></body></html>"
-    damaged = '{"text"\n'
-    sources = reference_sources(tmp_path / "data", [*book(30), known, SENTENCES["de"]], book_html=page, book_txt=book(32)[31])
+    page = f"<html><body><article><p>{book(61)[60]}</p></article></body></html>"
+    sources = reference_sources(tmp_path / "data", [*book(60), known, SENTENCES["de"]], book_html=page, book_txt=book(62)[61])
     with open(tmp_path / "data" / "book.jsonl", "a") as file:
-        file.write(damaged)
+        file.write('{"text"\n')
     sources = list_sources(tmp_path / "data")
     classifiers = compute(train_classifiers, tmp_path / "home", sources=sources, recipe=TOXIC)
     model, result = scored(documents, sources, classifiers, tmp_path / "two", 2)
     assert (model.digest, result.digest) == tuple(part.digest for part in scored(documents, sources, classifiers, tmp_path / "three", 3))
     record = model.record
-    assert (record.languages, record.reference_languages) == (("en",), ("en",))
-    assert (record.num_known_references, record.reference_rejected) == (1, {"broken_json": 1})
-    assert set(record.too_small) == {"de"} and record.reference_too_small == {"de": len(SENTENCES["de"].encode())}
-    learned = [*book(30), html_to_text(page, NGRAMS.extract.html_extractor)[0], book(32)[31]]
-    expected = build_model(counts_of(learned, 3, 2), 3, 2)
+    assert (record.languages, record.num_known_references, record.reference_rejected) == (("en",), 1, {"broken_json": 1})
+    assert record.too_small == {"de": len(SENTENCES["de"].encode())}
+    places = [("book.jsonl", offset, text) for offset, text in zip(line_offsets(tmp_path / "data" / "book.jsonl"), book(60), strict=False)]
+    places += [("book.html", 0, html_to_text(page, NGRAMS.extract.html_extractor)[0]), ("book.txt", 0, book(62)[61])]
+    is_held = [held_out_hash(document_id(name, offset, 0)) < 2 * 4 / 62 * 65536 for name, offset, _ in places]
+    assert 4 <= sum(is_held) < 20
+    texts = [prose_of(text).natural for _, _, text in places]
+    expected = build_model(counts_of([text for text, held in zip(texts, is_held, strict=True) if not held], 3, 2), 3, 2)
+    held_out = np.sort(expected.perplexities([text for text, held in zip(texts, is_held, strict=True) if held]))
     english = [row for row in rows(result, "documents/*.parquet") if row["language"] == "en"]
-    assert [row["perplexity"] for row in english] == expected.perplexities([row["text"] for row in english]).tolist()
+    values = expected.perplexities([prose_of(row["text"]).natural for row in english])
+    assert [row["perplexity"] for row in english] == values.tolist()
+    assert [row["perplexity_percentile"] for row in english] == [float(np.mean(held_out < value)) for value in values]
     found = json.loads(model.path("ngram_model.json").read_text())["languages"]["en"]
-    assert (found["trained_on"], len(found["num_ngrams"]), found["num_calibrated"]) == ("reference", 1, len(english))
-    assert found["num_bytes"] == sum(len(text.encode()) for text in learned)
+    assert found["held_out"] == held_out.tolist() and found["num_bytes"] == sum(len(text.encode()) for text in texts)
+    others = [row for row in rows(result, "documents/*.parquet") if row["language"] != "en"]
+    assert {row["perplexity_percentile"] for row in others} == {None}
 
 
-def test_a_language_with_too_little_reference_text_has_a_model_of_its_documents(documents, tmp_path):
-    texts = book(30)
-    size = sum(len(text.encode()) for text in texts)
-    sources = reference_sources(tmp_path / "data", texts)
-    origins = {}
-    for bound in (size, size + 1):
-        ngram = NGRAMS.ngram_model.model_copy(update={"min_language_bytes": bound})
-        recipe = NGRAMS.model_copy(update={"ngram_model": ngram})
-        model = compute(
-            train_ngram_model, tmp_path / str(bound), sources=sources, documents=documents, recipe=recipe, resources=in_partitions(2)
-        )
-        described = json.loads(model.path("ngram_model.json").read_text())["languages"]["en"]
-        origins[bound] = (described["trained_on"], model.record.reference_too_small, len(model.paths("models/*.npy")))
-    assert origins == {size: ("reference", {}, 1), size + 1: ("documents", {"en": size}, 2)}
+def line_offsets(path: Path) -> list[int]:
+    sizes = [len(line) for line in path.read_bytes().splitlines(keepends=True)]
+    return [sum(sizes[:number]) for number in range(len(sizes))]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "languages"),
+    [({}, ("en",)), ({"min_language_bytes": 10_000_000}, ()), ({"held_out_documents": 20}, ())],
+)
+def test_a_language_with_too_little_reference_text_has_no_model(documents, tmp_path, bounds, languages):
+    sources = reference_sources(tmp_path / "data", book(60))
+    recipe = NGRAMS.model_copy(update={"ngram_model": NGRAMS.ngram_model.model_copy(update=bounds)})
+    model = compute(train_ngram_model, tmp_path / "home", sources=sources, documents=documents, recipe=recipe, resources=in_partitions(2))
+    assert model.record.languages == languages and bool(model.record.too_small) != bool(languages)
+
+
+def test_mathematics_has_no_perplexity_and_a_page_with_code_that_of_its_prose(tmp_path):
+    model = build_model(counts_of(book(20), 3, 2), 3, 2)
+    np.save(tmp_path / "en.npy", model.rows)
+    files = LanguageModelFiles(3, {"en": LanguageModelFile(str(tmp_path / "en.npy"), model.log_unknown, (100.0, 200.0))})
+    plain, coded = book(1)[0], f"{book(1)[0]}\n\n```\nx = {{1: 2}}\n```\n"
+    sums = f"{SENTENCES['en']} Let $x^2 = 4$ and $y^2 = 9$ and $z^2 = 16$."
+    scores = _scores([plain, coded, sums], Scorers(2000, "", (), files))
+    assert scores["language"] == ["en"] * 3
+    first, second, third = scores["perplexity"]
+    assert first == second and third is None and scores["perplexity_percentile"][2] is None
 
 
 def test_reference_text_is_neither_trained_on_nor_protected(tmp_path):

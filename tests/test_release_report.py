@@ -153,7 +153,7 @@ def test_scores_languages_buckets_masking_and_fertility_stand_in_tables(report):
     assert ["quality", "0.25", "0.625", "10"] in rows
     assert ["en", "990"] in rows and ["none found", "10"] in rows
     assert ["no quality score", "3"] in rows and ["1", "450"] in rows
-    assert ["email", "3", "2"] in rows
+    assert ["email", "3", "2"] in rows and ["counter speech", "42%"] in rows
     assert ["seed problems", "77"] in rows and ["solutions that do not verify: wrong_answer", "7"] in rows
     assert ["ours", "web", "all", "5,000", "1.500", "3.250", "90.0%"] in rows and [
         "compared",
@@ -180,6 +180,11 @@ def test_dropped_examples_are_the_texts_that_the_step_read(data):
             assert 0 < len(group) <= 3
             for example in group:
                 assert example.text.startswith(f"{int(example.document_id, 16)}: {WORDS[:40]}") and len(example.text) < 230
+
+
+def test_the_largest_clusters_of_near_duplicates_are_shown_escaped(report):
+    text = report.path("report.html").read_text()
+    assert "30 of 400 documents of shop went as near-duplicates" in text and "A cup &lt;b&gt;1&lt;/b&gt;" in text
 
 
 def test_report_asks_nobody_for_anything(report):

@@ -16,6 +16,7 @@ import pytest
 
 from flows.command import STAGE_NAMES
 from flows.single_stage import STAGES, run_stage, this_machine
+from flows.stage_output import StageOutcome
 from infra.home import Home
 from infra.spark import stop_spark
 from tests.data_inputs import prose, write_jsonl
@@ -59,6 +60,21 @@ def test_a_stage_leaves_documents_evidence_and_its_record(deduplicated):
     told = outcome.describe().splitlines()
     assert told[0] == "deduplicate: 31 documents left, 2 dropped (exact_duplicate 2)"
     assert told[1].startswith(f"{output}: documents/, dropped.parquet, ") and told[2] == f"digest {outcome.digest}"
+
+
+def test_a_stage_names_the_largest_clusters_of_near_duplicates(tmp_path):
+    cluster = {
+        "collection": "shop",
+        "num_removed": 999,
+        "num_documents": 5000,
+        "kept_id": "a",
+        "kept": "cup",
+        "removed_id": "b",
+        "removed": "pot",
+    }
+    record = {"num_documents": 4001, "dropped": {"near_duplicate": 999}, "largest_clusters": [cluster]}
+    told = StageOutcome(stage="deduplicate", output=str(tmp_path), digest="0", record=record, earlier={}).describe().splitlines()
+    assert told[1] == "  999 of 5,000 documents of shop went as near-duplicates of a ('cup'), for example b ('pot')"
 
 
 def test_the_next_stage_takes_what_an_earlier_one_left(deduplicated, home, tmp_path):

@@ -7,7 +7,7 @@ from collections import Counter
 
 from tasks.data.heuristics import POLICY_PHRASES, SHORT_LINE_CHARS
 from tasks.data.stop_words import STOP_WORDS
-from tasks.data.text_lines import BULLETS, CLOSERS, LINE_ENDS, TERMINATORS, WIDE_TERMINATORS
+from tasks.data.text_lines import BULLETS, CLOSERS, LINE_ENDS, PROSE_SENTENCES, TERMINATORS, WIDE_TERMINATORS
 from tasks.data.words import SINGLE_RANGES
 
 SPACES = "".join(map(chr, [*range(33), 0x85, 0xA0, *range(0x2000, 0x200B), 0x3000]))
@@ -42,6 +42,15 @@ def num_sentences(text: str) -> int:
     return sum(bool(part.strip(SPACES + CLOSERS + TERMINATORS)) for part in parts)
 
 
+def is_terminated(line: str) -> bool:
+    in_brackets = len(line) > 2 and line[-1] in CLOSERS and line[-2] in TERMINATORS and line[-3] not in TERMINATORS
+    return line[-1] in LINE_ENDS or in_brackets or num_sentences(f"{line} x") > PROSE_SENTENCES
+
+
+def is_bullet(line: str) -> bool:
+    return line[0] in BULLETS and (line[0] not in "-*" or len(line) == 1 or line[1] in SPACES)
+
+
 def top_ngram_share(text: str, size: int) -> float:
     words = words_of(text)
     grams = Counter(tuple(words[place : place + size]) for place in range(len(words) - size + 1))
@@ -70,7 +79,7 @@ def measures_of(text: str, language: str) -> dict[str, float]:
         "mean_word_length": sum(map(len, words)) / n if words else float("nan"),
         "hash_word_ratio": text.count("#") / n if words else 0.0,
         "ellipsis_word_ratio": (text.count("…") + text.count("...")) / n if words else 0.0,
-        "bullet_line_share": sum(line[0] in BULLETS for line in lines) / m,
+        "bullet_line_share": sum(is_bullet(line) and not is_terminated(line) for line in lines) / m,
         "ellipsis_line_share": sum(line.endswith(("...", "…")) for line in lines) / m,
         "alphabetic_word_share": sum(any(c.isalpha() for c in word) for word in words) / n if words else 1.0,
         "num_stop_words": len(set(words) & set(STOP_WORDS[language].split())) if language in STOP_WORDS else float("nan"),
@@ -84,6 +93,6 @@ def measures_of(text: str, language: str) -> dict[str, float]:
         "curly_bracket_share": (text.count("{") + text.count("}")) / max(len(text), 1),
         "num_lorem_ipsum": lower.count("lorem ipsum"),
         "policy_line_share": sum(any(phrase in line.lower() for phrase in POLICY_PHRASES) for line in lines) / m,
-        "terminated_line_share": sum(line[-1] in LINE_ENDS for line in lines) / m,
+        "terminated_line_share": sum(map(is_terminated, lines)) / m,
         "short_line_share": sum(len(line) < SHORT_LINE_CHARS for line in lines) / m,
     }

@@ -1,102 +1,118 @@
-"""Trains and judges one fastText classifier: the same bytes for the same records, on one thread.
-
-fastText on one thread initialises a tenth of its input matrix and leaves the rest as the memory was (densematrix.cc, `uniform`): training
-ends in NaN at random and gives another model each time. So every row is handed to it, as `pretrainedVectors`, and no feature is hashed
-into buckets, which cannot be handed over: runs of words are features of the vocabulary like words.
-"""
+"""Trains and judges a classifier over words: the same weights for the same records, on one thread."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import tempfile
-from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from tasks.data.language_id import load_fasttext
-from tasks.data.text_classifiers import NEGATIVE, POSITIVE, calibrated, features_of, logit, raw_probability, words_of
+from tasks.data.linear_model import train_linear_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from configs.schema import ClassifierRecipe
+    from tasks.data.linear_model import LinearModel
 
     F64 = NDArray[np.float64]
+    Mask = NDArray[np.bool_]
 
-END_OF_TEXT = "</s>"
-"""What fastText adds to every text."""
 CALIBRATION_ROUNDS = 50
 CALIBRATION_RIDGE = 1e-3
 STEP_SIZES = tuple(0.5**halvings for halvings in range(30))
 NUM_BINS = 10
+ORDINARY = "ordinary text"
+"""In place of a file: text that was not labelled for this kind, and counts as its opposite."""
+NO_WORDS = -10.0
+"""Log odds of a record in which a model knows no word."""
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """One record: its text, cut, and whether its label counts as the kind itself."""
+    """One record: its text, cut, whether its label counts as the kind itself, and the file that it is from."""
 
     text: str
     is_positive: bool
+    file: str = ""
 
-    @property
+    @cached_property
     def fold_hash(self) -> int:
         """By text: equal ones are held out together."""
         return int(hashlib.sha256(self.text.encode()).hexdigest()[:8], 16)
 
 
-def train_model(features: Sequence[list[str]], is_positive: Sequence[bool], epochs: int, recipe: ClassifierRecipe, path: Path) -> None:
-    """Write a fastText model of texts given as features."""
-    import fasttext
+@dataclass(frozen=True)
+class Labels:
+    """What records say beside their texts, as arrays."""
 
-    counts = Counter(feature for text in features for feature in text)
-    vocabulary = [END_OF_TEXT, *sorted(feature for feature, count in counts.items() if count >= recipe.min_word_count)]
-    known = frozenset(vocabulary)
-    generator = np.random.Generator(np.random.Philox(recipe.seed))
-    bound = 1.0 / recipe.dimensions
-    vectors = generator.uniform(-bound, bound, (len(vocabulary), recipe.dimensions))
-    with tempfile.TemporaryDirectory() as directory:
-        start, records = Path(directory) / "start.vec", Path(directory) / "records.txt"
-        rows = (f"{word} {' '.join(f'{value:.6g}' for value in row)}\n" for word, row in zip(vocabulary, vectors.tolist(), strict=True))
-        start.write_text(f"{len(vocabulary)} {recipe.dimensions}\n{''.join(rows)}", encoding="utf-8")
-        lines = (
-            f"{POSITIVE if positive else NEGATIVE} {' '.join(feature for feature in text if feature in known)}\n"
-            for text, positive in zip(features, is_positive, strict=True)
-        )
-        records.write_text("".join(lines), encoding="utf-8")
-        model = fasttext.train_supervised(
-            str(records), pretrainedVectors=str(start), dim=recipe.dimensions, epoch=epochs, lr=recipe.learning_rate, minCount=1,
-            wordNgrams=1, minn=0, maxn=0, bucket=0, thread=1, verbose=0, seed=recipe.seed,
+    is_positive: Mask
+    files: NDArray[np.str_]
+    folds: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, records: Sequence[LabelledText], num_folds: int) -> Labels:
+        return cls(
+            np.array([record.is_positive for record in records]), np.array([record.file for record in records]),
+            np.array([record.fold_hash % num_folds for record in records]),
         )  # fmt: skip
-    model.save_model(str(path))
+
+    def among(self, chosen: Mask) -> Labels:
+        return Labels(self.is_positive[chosen], self.files[chosen], self.folds[chosen])
+
+    def weights(self, power: float) -> F64:
+        """Per record, 1 on average: each side of each file weighs its number of records to the power of `1 - power`.
+
+        At 1 all sides weigh alike; at 0.5 twenty thousand tweets do not drown a thousand comments, nor do those weigh as much."""
+        weights = np.ones(len(self.is_positive))
+        for file in np.unique(self.files):
+            for side in (False, True):
+                among = (self.files == file) & (self.is_positive == side)
+                weights[among] = max(float(among.sum()), 1.0) ** -power
+        return weights * len(weights) / weights.sum()
 
 
-def held_out_probabilities(records: Sequence[LabelledText], epochs: int, recipe: ClassifierRecipe) -> F64:
-    """fastText's probability of each record, from a model trained on the other folds. Raises ValueError if a fold leaves one class only."""
-    features = [features_of(words_of(record.text), recipe.word_ngrams) for record in records]
-    labels = np.array([record.is_positive for record in records])
-    folds = np.array([record.fold_hash % recipe.num_folds for record in records])
-    result = np.zeros(len(records))
-    with tempfile.TemporaryDirectory() as directory:
-        for fold in range(recipe.num_folds):
-            others, mine = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-            if len(set(labels[others].tolist())) < 2:
-                raise ValueError(
-                    f"without fold {fold} of {recipe.num_folds} all {len(others)} records have the same side: label more, or evenly"
-                )
-            path = Path(directory) / f"fold-{fold}.bin"
-            train_model([features[place] for place in others], labels[others].tolist(), epochs, recipe, path)
-            result[mine] = [raw_probability(str(path), features[place]) for place in mine]
-            load_fasttext.cache_clear()
+Fit: TypeAlias = "Callable[[Mask], Callable[[Mask], F64]]"
+"""Trains on the records of a mask and gives the log odds of those of another."""
+
+
+def words_fit(texts: Sequence[str], labels: Labels, recipe: ClassifierRecipe) -> Fit:
+    """The classifier over words as `held_out` needs it."""
+
+    def fit(trained: Mask) -> Callable[[Mask], F64]:
+        model = train_on_words(texts, labels, trained, recipe)
+        return lambda judged: np.nan_to_num(model.logits([texts[place] for place in np.flatnonzero(judged)], 0.0), nan=NO_WORDS)
+
+    return fit
+
+
+def train_on_words(texts: Sequence[str], labels: Labels, trained: Mask, recipe: ClassifierRecipe) -> LinearModel:
+    """A model of the records of a mask. Ordinary text weighs as much as all that was labelled."""
+    chosen = np.flatnonzero(trained)
+    among = labels.among(trained)
+    weights, is_ordinary = among.weights(0.5), among.files == ORDINARY
+    if is_ordinary.any():
+        weights[is_ordinary] *= weights[~is_ordinary].sum() / weights[is_ordinary].sum()
+    return train_linear_model([texts[place] for place in chosen], among.is_positive, weights, recipe)
+
+
+def held_out(fit: Fit, is_positive: Mask, groups: NDArray) -> F64:
+    """The log odds of every record from what was trained on the other groups. Raises ValueError if a group leaves one side only."""
+    result = np.zeros(len(is_positive))
+    for group in np.unique(groups).tolist():
+        others = groups != group
+        if len(np.unique(is_positive[others])) < 2:
+            raise ValueError(f"without fold {group} all {others.sum()} records have the same side: label more, or evenly")
+        result[~others] = fit(others)(~others)
     return result
 
 
-def area_under_curve(scores: F64, is_positive: NDArray[np.bool_]) -> float:
+def area_under_curve(scores: F64, is_positive: Mask) -> float:
     """Probability that a positive record scores above a negative one; ties count half (Mann and Whitney)."""
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     middle = np.cumsum(counts) - (counts - 1) / 2
@@ -106,12 +122,11 @@ def area_under_curve(scores: F64, is_positive: NDArray[np.bool_]) -> float:
     return (ranks - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)
 
 
-def fit_calibration(probabilities: F64, is_positive: NDArray[np.bool_]) -> tuple[float, float]:
-    """(slope, intercept) over the logit (Platt 1999), both classes of equal weight: of 20 thousand labelled tweets 83 % are toxic, of the
-    crawl hardly any, so the records' share says nothing."""
-    logits = np.array([logit(value) for value in probabilities.tolist()])
-    share = float(is_positive.sum()) / len(is_positive)
-    weights = np.where(is_positive, 0.5 / share, 0.5 / (1 - share))
+def fit_calibration(logits: F64, is_positive: Mask, weights: F64) -> tuple[float, float]:
+    """(slope, intercept) over the log odds of held-out records (Platt 1999), both sides of equal weight: of 20 thousand labelled tweets
+    83 % are toxic, of the crawl hardly any, so the records' share says nothing."""
+    sides = np.where(is_positive, weights[is_positive].sum(), weights[~is_positive].sum())
+    weights = weights * len(weights) / 2 / sides
     inputs = np.stack([logits, np.ones_like(logits)], axis=1)
     values = np.array([1.0, 0.0])
 
@@ -132,7 +147,11 @@ def fit_calibration(probabilities: F64, is_positive: NDArray[np.bool_]) -> tuple
     return slope, intercept
 
 
-def calibration_table(scores: F64, is_positive: NDArray[np.bool_]) -> list[dict[str, float]]:
+def log_odds(share: float) -> float:
+    return math.log(share / (1 - share))
+
+
+def calibration_table(scores: F64, is_positive: Mask) -> list[dict[str, float]]:
     """Per tenth of the scale: held-out records in it, and which share of them is positive."""
     place = np.minimum((scores * NUM_BINS).astype(int), NUM_BINS - 1)
     numbers, positives = np.bincount(place, minlength=NUM_BINS), np.bincount(place, is_positive, minlength=NUM_BINS)
@@ -141,8 +160,3 @@ def calibration_table(scores: F64, is_positive: NDArray[np.bool_]) -> list[dict[
         for number, (count, positive) in enumerate(zip(numbers, positives, strict=True))
         if count
     ]
-
-
-def calibrated_all(probabilities: F64, slope: float, intercept: float) -> F64:
-    """`calibrated` of many."""
-    return np.array([calibrated(value, slope, intercept) for value in probabilities.tolist()])

@@ -19,11 +19,13 @@ from tasks.data.document_files import count_kept, num_files, write_table
 from tasks.data.documents import DROPPED_COLUMNS
 from tasks.data.documents_by_id import send_marks, with_marks
 from tasks.data.duplicate_candidates import NEIGHBOUR_COLUMNS, list_neighbours
+from tasks.data.duplicate_clusters import DuplicateCluster, check_cluster_share, largest_clusters
 from tasks.data.duplicate_fates import NEAR, exact_groups, fates_of, page_duplicates
 from tasks.data.minhash import signing_metadata
 from tasks.data.near_duplicates import near_duplicates, signing_of
 from tasks.data.parcels import PARCEL_COLUMNS
 from tasks.data.parquet_parts import PART_COLUMNS, part_name
+from tasks.data.removed_share import COLLECTION, NUM_EXAMPLES, Ceiling, check_removed_share
 from tasks.data.survivor_parts import signature_schema, write_survivors
 
 if TYPE_CHECKING:
@@ -35,9 +37,6 @@ if TYPE_CHECKING:
     from tasks.data.earlier_documents import EarlierDocuments
     from tasks.data.score_documents import ScoredDocuments
 
-MIN_JUDGED_DOCUMENTS = 20
-"""Sources with fewer documents are not held to max_removed_share: two copies among three files are no template."""
-NUM_EXAMPLES = 3
 META_COLUMNS = ("id", "source", "offset", "piece", "collection", "domain", "url", "content_digest", "quality", "num_chars")
 
 
@@ -49,6 +48,8 @@ class DeduplicatedDocuments(Record):
     num_bands: int
     num_rows: int
     dropped: dict[str, int]
+    largest_clusters: tuple[DuplicateCluster, ...]
+    """Of near-duplicates, the largest first; none that removes less than some documents of a source (MIN_JUDGED_DOCUMENTS)."""
 
 
 @step(
@@ -63,7 +64,8 @@ def deduplicate_documents(
     resources: SparkResources,
     output: Output,
 ) -> DeduplicatedDocuments:
-    """Keep one document per cluster. Raises ValueError where one source loses more than max_removed_share of its documents."""
+    """Keep one document per cluster. Raises ValueError where one source loses more than max_removed_share of its documents, or more than
+    max_cluster_share to one cluster of near-duplicates."""
     spark = spark_session(resources)
     previous.check_signatures(recipe)
     paths = [str(path) for path in documents.paths("documents/*.parquet")]
@@ -83,6 +85,8 @@ def deduplicate_documents(
     rounds = output.path("rounds")
     components = connected_components(near.edges, near.num_edges, rounds)
     fates = fates_of(others, groups, components, pages if num_pages else None).persist()
+    clusters = largest_clusters(fates, [*paths, *previous.document_paths])
+    check_cluster_share(clusters, recipe)
     _check_removed_share(fates, recipe)
     _write_removed(fates, near.edges, output)
     survivors = fates.where("reason = ''").select("id", "cluster").mapInArrow(partial(send_marks, num_files=files), PARCEL_COLUMNS)
@@ -95,7 +99,7 @@ def deduplicate_documents(
         shutil.rmtree(rounds)
     return DeduplicatedDocuments(
         num_documents=sum(count for count, _ in counts.values()), num_bytes=sum(size for _, size in counts.values()), dropped=reasons,
-        num_verified_pairs=near.num_edges, num_bands=signing.num_bands, num_rows=signing.num_rows,
+        num_verified_pairs=near.num_edges, num_bands=signing.num_bands, num_rows=signing.num_rows, largest_clusters=clusters,
     )  # fmt: skip
 
 
@@ -148,16 +152,14 @@ def _write_survivors(parcels: DataFrame, paths: list[str], files: int, recipe: D
 def _check_removed_share(fates: DataFrame, recipe: DeduplicationRecipe) -> None:
     from pyspark.sql import functions as F
 
-    removed = F.sum(F.when(F.col("reason") != "", 1).otherwise(0)).alias("num_removed")
-    counts = (
-        fates.groupBy("collection").agg(F.count("id").alias("num_documents"), removed).where(f"num_documents >= {MIN_JUDGED_DOCUMENTS}")
-    )
-    for row in sorted(counts.collect()):
-        if row.num_removed > recipe.max_removed_share * row.num_documents:
-            lost = fates.where((F.col("collection") == row.collection) & (F.col("reason") != "")).orderBy("id").take(NUM_EXAMPLES)
-            examples = ", ".join(f"{example.source} ({example.reason}, {example.id} -> {example.kept_id})" for example in lost)
-            raise ValueError(
-                f"source {row.collection}: {row.num_removed} of {row.num_documents} documents are duplicates, more than "
-                f"deduplicate.max_removed_share ({recipe.max_removed_share}) allows, for example {examples}. Look whether a template makes "
-                "different pages look alike; then raise deduplicate.threshold or max_removed_share"
-            )
+    def shown(_: str, collection: str, __: str) -> list[str]:
+        lost = fates.where((F.col("collection") == collection) & (F.col("reason") != "")).orderBy("id").take(NUM_EXAMPLES)
+        return [f"{row.source} ({row.reason}, {row.id} -> {row.kept_id})" for row in lost]
+
+    ceiling = Ceiling(
+        "deduplicate.max_removed_share", recipe.max_removed_share, lambda _: "documents are duplicates",
+        "Look whether a template makes different pages look alike; then raise deduplicate.threshold or max_removed_share",
+    )  # fmt: skip
+    gone = F.when(F.col("reason") != "", 1).otherwise(0).alias("removed")
+    judged = fates.select("collection", F.lit("").alias("reason"), F.lit(1).alias("amount"), gone)
+    check_removed_share(judged, (COLLECTION,), ceiling, shown)

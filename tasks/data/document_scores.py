@@ -5,25 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from tasks.data.documents import SCORE_COLUMNS, arrow_schema
 from tasks.data.language_id import NO_LANGUAGE, has_language, identify_languages
-from tasks.data.ngram_model import load_model, scoring_fold
+from tasks.data.ngram_model import load_model
+from tasks.data.prose_text import are_mathematics, prose_of
+from tasks.data.text_classifiers import TextClassifier, classifier_scores
+from tasks.data.words import split_words
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tasks.data.text_classifiers import TextClassifier
+
+PROSE_CHARS_PER_CHAR = 10
+"""Times the characters that a language is found from: so much of a text is looked through for its prose."""
+
+
+class LanguageModelFile(NamedTuple):
+    path: str
+    log_unknown: float
+    """Log probability of an unknown word."""
+    held_out: tuple[float, ...]
+    """Perplexities of reference documents that the model has not seen, in their order."""
 
 
 @dataclass(frozen=True)
 class LanguageModelFiles:
-    """The language models by language: one of reference text, or one per half of the documents; of each the file and the log probability of
-    an unknown word."""
+    """The language models, by language."""
 
     order: int
-    by_language: dict[str, tuple[tuple[str, float], ...]]
+    by_language: dict[str, LanguageModelFile]
 
 
 @dataclass(frozen=True)
@@ -42,11 +56,11 @@ def score_batches(batches: Iterator[pa.RecordBatch], scorers: Scorers) -> Iterat
 
     schema = arrow_schema(SCORE_COLUMNS)
     for batch in batches:
-        ids, domains, sources, texts = (batch.column(name).to_pylist() for name in ("id", "domain", "source", "text"))
-        prose = [place for place in range(len(ids)) if has_language(domains[place], sources[place])]
-        columns: dict[str, list] = {name: [None] * len(ids) for name in schema.names}
-        columns["language"] = [NO_LANGUAGE] * len(ids)
-        found = _scores([ids[place] for place in prose], [texts[place] for place in prose], scorers)
+        domains, sources, texts = (batch.column(name).to_pylist() for name in ("domain", "source", "text"))
+        prose = [place for place in range(len(texts)) if has_language(domains[place], sources[place])]
+        columns: dict[str, list] = {name: [None] * len(texts) for name in schema.names}
+        columns["language"] = [NO_LANGUAGE] * len(texts)
+        found = _scores([texts[place] for place in prose], scorers)
         for name, values in found.items():
             for place, value in zip(prose, values, strict=True):
                 columns[name][place] = value
@@ -54,25 +68,29 @@ def score_batches(batches: Iterator[pa.RecordBatch], scorers: Scorers) -> Iterat
         yield pa.RecordBatch.from_arrays([*batch.columns, *added], names=[*batch.schema.names, *schema.names])
 
 
-def _scores(ids: list[str], texts: list[str], scorers: Scorers) -> dict[str, list]:
-    languages, shares = identify_languages(texts, scorers.max_language_chars, scorers.language_model_path)
+def _scores(texts: list[str], scorers: Scorers) -> dict[str, list]:
+    beginnings = [prose_of(text[: PROSE_CHARS_PER_CHAR * scorers.max_language_chars]).natural for text in texts]
+    languages, shares = identify_languages(beginnings, scorers.max_language_chars, scorers.language_model_path)
     return {
         "language": languages,
         "language_score": shares,
-        "perplexity": _perplexities(ids, texts, languages, scorers.ngram_models),
-        **{classifier.kind: classifier.scores(texts) for classifier in scorers.classifiers},
+        **_perplexities(texts, languages, scorers.ngram_models),
+        **classifier_scores(scorers.classifiers, texts),
     }
 
 
-def _perplexities(ids: list[str], texts: list[str], languages: list[str], files: LanguageModelFiles) -> list[float | None]:
-    groups: dict[tuple[str, int], list[int]] = {}
-    for place, language in enumerate(languages):
-        if language in files.by_language:
-            groups.setdefault((language, scoring_fold(ids[place], len(files.by_language[language]))), []).append(place)
-    result: list[float | None] = [None] * len(ids)
-    for (language, fold), places in groups.items():
-        path, log_unknown = files.by_language[language][fold]
-        model = load_model(path, log_unknown, files.order)
-        for place, value in zip(places, model.perplexities([texts[place] for place in places]).tolist(), strict=True):
-            result[place] = None if math.isnan(value) else value
-    return result
+def _perplexities(texts: list[str], languages: list[str], files: LanguageModelFiles) -> dict[str, list[float | None]]:
+    """Of the prose of each text, and the share of the held-out reference documents below it; mathematics has none."""
+    found: dict[str, list[float | None]] = {"perplexity": [None] * len(texts), "perplexity_percentile": [None] * len(texts)}
+    for language in sorted(set(languages) & set(files.by_language)):
+        file = files.by_language[language]
+        places = [place for place, own in enumerate(languages) if own == language]
+        proses = [prose_of(texts[place]) for place in places]
+        values = load_model(file.path, file.log_unknown, files.order).perplexities([prose.natural for prose in proses])
+        num_words = split_words([prose.text for prose in proses]).counts
+        values[are_mathematics([prose.num_formula_words for prose in proses], num_words)] = np.nan
+        ranks = np.searchsorted(file.held_out, values) / len(file.held_out)
+        for place, value, rank in zip(places, values.tolist(), ranks.tolist(), strict=True):
+            if not math.isnan(value):
+                found["perplexity"][place], found["perplexity_percentile"][place] = value, rank
+    return found

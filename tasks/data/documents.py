@@ -24,10 +24,14 @@ RECORD_COLUMNS = f"{DOCUMENT_COLUMNS}, markup string"
 PLAIN, HTML, WIKITEXT, JSON_RECORD = "", "html", "wikitext", "json"
 """Markups of a record's text. JSON_RECORD: all fields of an evaluation record, since decontamination has to know question from choice."""
 
-SCORE_COLUMNS = "language string, language_score double, quality double, toxicity double, perplexity double, factuality double"
+SCORE_COLUMNS = (
+    "language string, language_score double, quality double, toxicity double, perplexity double, perplexity_percentile double, "
+    "factuality double"
+)
 """language: ISO 639 code found in the text, empty where there is none to find; language_score: share of its letters in that language, or
 the probability of the user's model; quality, toxicity, factuality: probabilities of the trained classifiers; perplexity: per word, of the
-n-gram model of the language. NULL where nothing could score it."""
+n-gram model of the language; perplexity_percentile: share of the held-out reference documents of that language with a lower one. NULL where
+nothing could score it."""
 
 PREPARED_COLUMNS = f"{DOCUMENT_COLUMNS}, cluster string, split string, language string, quality double, quality_bucket int"
 """What the cleaning steps leave, and what generated documents have as well. quality_bucket: 0 for the lowest; -1 where no score exists."""
@@ -38,7 +42,7 @@ DROPPED_COLUMNS = "id string, reason string, kept_id string"
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 """Sides of the split: VALIDATION is measured while a phase trains and may choose among its weights, TEST is what gates judge by."""
-CODE, COMMIT, ISSUE = "code", "commit", "issue"
+CODE, COMMIT, ISSUE, MATH = "code", "commit", "issue", "math"
 SYNTHETIC, CHAT, REPOSITORY = "synthetic", "chat", "repository"
 """Domains that no source file is given: generated problems, conversations, and the files of a repository one after the other."""
 

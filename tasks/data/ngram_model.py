@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     U64 = NDArray[np.uint64]
 
 ROW_DTYPE = np.dtype([("hash", "<u8"), ("log_probability", "<f8"), ("log_backoff", "<f8")])
-NUM_HALVES = 2
-"""Of documents that models are trained on; a document is scored by the half that does not hold it."""
 LONGEST_NUMBER = 8
 """Longer numbers count as one kind of word."""
 
@@ -110,16 +108,6 @@ def load_model(path: str, log_unknown: float, order: int) -> NgramModel:
     return NgramModel(np.load(path, mmap_mode="r"), log_unknown, order)
 
 
-def fold_of(identity: str, num_models: int) -> int:
-    """Which of a language's models learns from a document."""
-    return int(identity[-1], 16) % num_models
-
-
-def scoring_fold(identity: str, num_models: int) -> int:
-    """Which of them scores it: of two the one that does not hold it, of one, which holds reference text and no document, that one."""
-    return (fold_of(identity, num_models) + 1) % num_models
-
-
 def ngrams_of(texts: Sequence[str], order: int) -> Ngrams:
     """All n-grams up to an order."""
     words = split_words(texts)
@@ -160,7 +148,7 @@ def count_ngrams(texts: Sequence[str], order: int) -> dict[str, NDArray]:
 
 @dataclass(frozen=True)
 class NgramCounts:
-    """What a model is built from, of one language and fold; n-grams of two words and more may be pruned."""
+    """What a model is built from, of one language; n-grams of two words and more may be pruned."""
 
     sizes: I64
     hashes: U64

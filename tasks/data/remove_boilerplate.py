@@ -16,6 +16,7 @@ from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.document_files import count_kept, names_of, read_documents, write_documents, write_table
 from tasks.data.documents import CODE, COMMIT, DOCUMENT_COLUMNS, arrow_schema
 from tasks.data.paragraphs import KEY_COLUMNS, SAMPLE_COLUMNS, frequent_keys, paragraph_keys, paragraph_samples, remove_paragraphs
+from tasks.data.removed_share import COLLECTION, NUM_EXAMPLES, Ceiling, check_removed_share
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,11 +24,8 @@ if TYPE_CHECKING:
     from configs.schema import BoilerplateRecipe, SparkResources
     from tasks.data.extract_documents import ExtractedDocuments
 
-MIN_JUDGED_DOCUMENTS = 20
-"""Collections with fewer documents are not held to max_removed_share."""
 MAX_SHOWN = 10_000
 """Paragraphs in boilerplate.parquet, the most frequent first: evidence that stays small at any scale."""
-NUM_EXAMPLES = 3
 EVIDENCE_COLUMNS = "digest string, collection string, num_documents long, text string, id string, source string"
 """num_documents: that held it, with the one that keeps it; id, source: a document that lost it."""
 
@@ -123,15 +121,14 @@ def _check_removed_share(rewritten: DataFrame, recipe: BoilerplateRecipe, eviden
     import pyarrow.parquet as pq
     from pyspark.sql import functions as F
 
-    before = F.sum(F.when(F.lit(True), F.col("bytes_before"))).alias("before")
-    after = F.sum("num_bytes").alias("after")
-    shares = rewritten.groupBy("collection").agg(F.count("id").alias("num_documents"), before, after)
-    for row in sorted(shares.where(f"num_documents >= {MIN_JUDGED_DOCUMENTS}").collect()):
-        if row.before - row.after > recipe.max_removed_share * row.before:
-            shown = [line for line in pq.read_table(evidence_path).to_pylist() if line["collection"] == row.collection][:NUM_EXAMPLES]
-            examples = "; ".join(f"{line['text'][:80]!r} in {line['num_documents']} documents ({line['source']})" for line in shown)
-            raise ValueError(
-                f"source {row.collection}: {row.before - row.after} of {row.before} bytes are paragraphs that its documents share, more "
-                f"than boilerplate.max_removed_share ({recipe.max_removed_share}) allows, for example {examples}. Look whether these are "
-                "copies of whole documents; then raise boilerplate.min_documents or max_removed_share"
-            )
+    def shown(_: str, collection: str, __: str) -> list[str]:
+        lines = [line for line in pq.read_table(evidence_path).to_pylist() if line["collection"] == collection][:NUM_EXAMPLES]
+        return [f"{line['text'][:80]!r} in {line['num_documents']} documents ({line['source']})" for line in lines]
+
+    ceiling = Ceiling(
+        "boilerplate.max_removed_share", recipe.max_removed_share, lambda _: "bytes are paragraphs that its documents share",
+        "Look whether these are copies of whole documents; then raise boilerplate.min_documents or max_removed_share",
+    )  # fmt: skip
+    lost = (F.col("bytes_before") - F.col("num_bytes")).alias("removed")
+    judged = rewritten.select("collection", F.lit("").alias("reason"), F.col("bytes_before").alias("amount"), lost)
+    check_removed_share(judged, (COLLECTION,), ceiling, shown)

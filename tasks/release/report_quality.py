@@ -31,6 +31,9 @@ def _scores(data: PreparedData) -> str:
             for kind in classifiers.kinds]  # fmt: skip
     told += [f"no classifier for {kind}: {reason}" for kind, reason in sorted(classifiers.unused.items())]
     parts.append(paragraph("; ".join(told) or "The sources hold no labelled records, so no classifier was trained.", "soft"))
+    if classifiers.flagged_sentences:
+        flagged = [(group.replace("_", " "), f"{share:.0%}") for group, share in sorted(classifiers.flagged_sentences.items())]
+        parts += [heading("Sentences of the toxicity contract that are flagged"), table(("group", "flagged"), flagged)]
     if filtered.bucket_floors:
         counts = [(_bucket(bucket), count) for bucket, count in sorted(filtered.documents_by_bucket.items())]
         parts += [heading("Quality buckets"), table(("bucket, from the lowest", "documents kept"), counts)]
@@ -54,9 +57,13 @@ def _languages(data: PreparedData) -> str:
     rows = [(name or "none found", count) for name, count in _sorted(found)]
     rest = sum(int(str(count)) for _, count in rows[NUM_LANGUAGES:])
     shown = [*rows[:NUM_LANGUAGES], *([(f"{len(rows) - NUM_LANGUAGES} others", rest)] if rest else [])]
-    told = f"Perplexity is measured in {', '.join(models.languages) or 'no language'}; others have too little text for a model."
-    if models.reference_languages:
-        told += f" In {', '.join(models.reference_languages)} the model is of reference text, elsewhere of the documents themselves."
+    unjudged = sum(count for name, count in found.items() if name not in models.languages)
+    told = (
+        f"Perplexity is ranked among held-out reference text in {', '.join(models.languages)}; {unjudged:,} documents of other languages "
+        "have none, and pass its bound."
+        if models.languages
+        else "Perplexity is not measured: no language has enough reference text."
+    )
     return table(("language", "documents"), shown) + paragraph(told, "soft")
 
 

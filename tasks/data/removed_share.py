@@ -1,0 +1,54 @@
+"""The ceiling on what a step may remove of one source, language or domain: a bound that is wrong there stops the run and is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MIN_JUDGED_DOCUMENTS = 20
+"""Groups with fewer documents are not held to a ceiling: two copies among three files are no template."""
+MIN_JUDGED_SHARE = 0.001
+"""Nor are languages that hold less of the documents: in a crawl the rarest are what the detector took for them."""
+NUM_EXAMPLES = 3
+COLLECTION, DOMAIN, LANGUAGE = "collection", "domain", "language"
+WORDS = {COLLECTION: "source", DOMAIN: "domain", LANGUAGE: "language"}
+"""What a message calls a group."""
+
+
+class Ceiling(NamedTuple):
+    key: str
+    """In the recipe of the data: deduplicate.max_removed_share."""
+    limit: float
+    what: Callable[[str], str]
+    """What a reason means, after a number: `of 34 documents are duplicates`."""
+    advice: str
+
+
+def check_removed_share(
+    judged: DataFrame, groups: tuple[str, ...], ceiling: Ceiling, examples: Callable[[str, str, str], list[str]]
+) -> None:
+    """Raises ValueError where one reason removes a larger share of a group than the ceiling allows.
+
+    judged: rows (groups, reason, amount, removed), one per document: what it has, and what of that is removed, for that reason.
+    examples: up to NUM_EXAMPLES of them for a group's column and value and a reason."""
+    from pyspark.sql import functions as F
+
+    num_documents = judged.count()
+    for group in groups:
+        totals = judged.groupBy(group).agg(F.count("amount").alias("num_documents"), F.sum("amount").alias("amount"))
+        removed = judged.where("removed > 0").groupBy(group, "reason").agg(F.sum("removed").alias("removed"))
+        least = max(MIN_JUDGED_DOCUMENTS, MIN_JUDGED_SHARE * num_documents if group == LANGUAGE else 0)
+        is_above = (F.col("num_documents") >= least) & (F.col("removed") > ceiling.limit * F.col("amount"))
+        above = sorted(
+            tuple(row) for row in removed.join(totals, group).where(is_above).select(group, "reason", "removed", "amount").collect()
+        )
+        if above:
+            name, reason, num_removed, amount = above[0]
+            more = f" (and {len(above) - 1} more)" if len(above) > 1 else ""
+            raise ValueError(
+                f"{WORDS[group]} {name or 'unknown'}: {num_removed} of {amount} {ceiling.what(reason)}, more than {ceiling.key} "
+                f"({ceiling.limit}) allows{more}, for example {'; '.join(examples(group, name, reason))}. {ceiling.advice}"
+            )
