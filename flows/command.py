@@ -73,9 +73,11 @@ def run(
         from configs.load import load_scale
         from flows.parameters import existing_data
         from flows.stages import choose_stages
-        from infra.doctor import check_compiler, check_java, require
+        from infra.build_ops import op_path
+        from infra.doctor import check_compiler, check_java, check_native_code, require
         from infra.home import open_home
         from infra.store import open_store
+        from model.native_library import library_paths
 
         choose_stages(load_scale(scale), from_stage, start, until)
         if data is not None:
@@ -83,6 +85,9 @@ def run(
         home = open_home()
         open_store(store, home)
         require(check_java(), check_compiler())
+        native = check_native_code([*library_paths(), op_path()])
+        if native.fix:
+            print(f"{native.found}; {native.fix}", file=sys.stderr)
     code = EXIT_FAILED
     try:
         with _failures(home.run_dir):
@@ -241,14 +246,17 @@ def doctor(
     """Look for what can be missing or broken, and say the fix."""
     with _usage_errors():
         from configs.load import load_scale
+        from infra.build_ops import op_path
         from infra.doctor import as_json as to_json
-        from infra.doctor import check_launchers, check_machine, check_store
+        from infra.doctor import check_launchers, check_machine, check_native_code, check_store
         from infra.home import open_home
         from infra.store import open_store
+        from model.native_library import library_paths
 
         home = open_home()
         launchers = [] if scale is None else [phase.resources.launcher for phase in load_scale(scale).phases]
-        checks = [*check_machine(home), *check_launchers(launchers), *check_store(open_store(store, home), deep)]
+        checks = [*check_machine(home), check_native_code([*library_paths(), op_path()])]
+        checks += [*check_launchers(launchers), *check_store(open_store(store, home), deep)]
     if as_json:
         print(to_json(checks))
     else:

@@ -1,6 +1,6 @@
-"""Compiles the DeepSpeed op that training loads, once per environment, so that no training start waits for a compiler (90 s).
+"""Compiles the DeepSpeed op that training loads, once per kind of machine, so that no training start waits for a compiler (90 s).
 
-It lies in `torch_extensions/` of the virtual environment. Run by `make env`: `python -m infra.build_ops`.
+It is kept where configs/machine.py says. Run by `make env`: `python -m infra.build_ops`.
 """
 
 from __future__ import annotations
@@ -10,36 +10,43 @@ import shutil
 import sys
 from pathlib import Path
 
+from configs.machine import compiler, make_native_dir, this_machine
+
+OP_NAME = "deepspeed_shm_comm"
+
 
 def op_environment() -> dict[str, str]:
     """Variables under which DeepSpeed finds the compiled op, and ninja beside this interpreter."""
     return {
-        "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
+        "TORCH_EXTENSIONS_DIR": str(this_machine().native_dir),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "DS_ACCELERATOR": "cpu",
     }
 
 
-def build_ops() -> str:
-    """Compile the op (or find it compiled) and return its name. Raises ValueError without a C++ compiler."""
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
-        raise ValueError(f"no C++ compiler {compiler} on PATH: install one (Debian: apt-get install g++) or set CXX")
+def op_path() -> Path:
+    """Where this machine's op is, compiled or not."""
+    return this_machine().native_dir / OP_NAME / f"{OP_NAME}.so"
+
+
+def build_ops() -> None:
+    """Compile the op, or find it compiled. Raises ValueError without a C++ compiler."""
+    if shutil.which(compiler()) is None:
+        raise ValueError(f"no C++ compiler {compiler()} on PATH: install one (Debian: apt-get install g++) or set CXX")
+    make_native_dir()
     os.environ.update(op_environment())
     from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 
-    builder = ShareMemCommBuilder()
-    builder.load()
-    return builder.name
+    ShareMemCommBuilder().load()
 
 
 def main() -> int:
     try:
-        name = build_ops()
+        build_ops()
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"DeepSpeed op {name} ready in {op_environment()['TORCH_EXTENSIONS_DIR']}")
+    print(f"DeepSpeed op {OP_NAME} ready: {op_path()}")
     return 0
 
 

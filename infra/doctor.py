@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
+from configs.machine import describe_missing, this_machine
 from infra.child_process import take_port
 from infra.code_digest import ROOT
 from infra.home import Home
@@ -82,6 +83,15 @@ def check_compiler() -> Check:
         found or "none",
         "" if found else "install a C++ compiler (Debian: apt-get install g++) or set CXX to one",
     )
+
+
+def check_native_code(paths: Iterable[Path]) -> Check:
+    """Compiled code of this very machine. Passes either way: the first use compiles what is missing."""
+    missing = [path for path in paths if not path.is_file()]
+    if not missing:
+        return Check("native code", True, f"compiled for {this_machine()}", "")
+    fix = "python -m infra.build_ops and python -m model.native_library compile it, else the first use does (two minutes)"
+    return Check("native code", True, describe_missing(missing), fix)
 
 
 def require(*checks: Check) -> None:

@@ -1,15 +1,13 @@
-"""Compiled C++ beside its module: built once per processor and source, loaded with plain pointers (ctypes), on torch's OpenMP threads.
+"""Compiled C++ beside its module: built once per machine and source, loaded with plain pointers (ctypes), on torch's OpenMP threads.
 
-Libraries lie in `torch_extensions/` of the virtual environment, named by a digest of source, headers, compiler flags and processor.
-`make env` builds all of them (`python -m model.native_library`), else the first use does (10 s each).
+Libraries are kept by kind of machine (configs/machine.py), named by a digest of source, headers and compiler flags. `make env` builds all of
+them (`python -m model.native_library`), else the first use does (10 s each) and says so.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -17,6 +15,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from configs.machine import compiler, describe_missing, make_native_dir, this_machine
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +29,25 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 def load_library(name: str) -> ctypes.CDLL:
     """The library of `model/NAME.cpp`, compiled if this machine has not yet. Raises ValueError without a C++ compiler, or with what the
     compiler said."""
-    path = _library_path(name)
+    path = library_path(name)
     if not path.is_file():
-        _compile(FOLDER / f"{name}.cpp", path)
+        print(f"{describe_missing([path])}: compiling it, once", file=sys.stderr, flush=True)
+        _compile(name)
     return ctypes.CDLL(str(path))
+
+
+def library_path(name: str) -> Path:
+    """Where this machine's library of `model/NAME.cpp` is, compiled or not."""
+    digest = hashlib.sha256((FOLDER / f"{name}.cpp").read_bytes())
+    for header in sorted(FOLDER.glob("*.h")):
+        digest.update(header.read_bytes())
+    digest.update(" ".join(FLAGS).encode())
+    return this_machine().native_dir / f"{name}-{digest.hexdigest()[:16]}.so"
+
+
+def library_paths() -> list[Path]:
+    """Of all kernels."""
+    return [library_path(source.stem) for source in sorted(FOLDER.glob("*.cpp"))]
 
 
 def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
@@ -41,34 +56,13 @@ def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
     return [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
 
 
-def _library_path(name: str) -> Path:
-    digest = hashlib.sha256((FOLDER / f"{name}.cpp").read_bytes())
-    for header in sorted(FOLDER.glob("*.h")):
-        digest.update(header.read_bytes())
-    # Native code of one processor is an illegal instruction on another that shares the environment.
-    digest.update(" ".join((_compiler(), *FLAGS, platform.machine(), _processor_features())).encode())
-    return Path(sys.prefix) / "torch_extensions" / "glm46" / f"{name}-{digest.hexdigest()[:16]}.so"
-
-
-def _compiler() -> str:
-    return os.environ.get("CXX", "c++")
-
-
-def _processor_features() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
-
-
-def _compile(source: Path, path: Path) -> None:
-    if shutil.which(_compiler()) is None:
-        raise ValueError(f"no C++ compiler {_compiler()} on PATH for {source.name}: install one (Debian: apt-get install g++) or set CXX")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+def _compile(name: str) -> None:
+    source, path = FOLDER / f"{name}.cpp", library_path(name)
+    if shutil.which(compiler()) is None:
+        raise ValueError(f"no C++ compiler {compiler()} on PATH for {source.name}: install one (Debian: apt-get install g++) or set CXX")
+    with tempfile.TemporaryDirectory(dir=make_native_dir()) as folder:
         built = Path(folder) / path.name
-        command = [_compiler(), *FLAGS, str(source), "-o", str(built)]
+        command = [compiler(), *FLAGS, str(source), "-o", str(built)]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         if run.returncode:
             raise ValueError(f"{' '.join(command)} failed with exit code {run.returncode}:\n{run.stderr[-4000:]}")
@@ -77,10 +71,11 @@ def _compile(source: Path, path: Path) -> None:
 
 
 def main() -> None:
-    """Build every library and say where they lie."""
+    """Build every library and say where they are."""
     for source in sorted(FOLDER.glob("*.cpp")):
-        load_library(source.stem)
-        print(f"{source.name} compiled: {_library_path(source.stem)}")
+        if not library_path(source.stem).is_file():
+            _compile(source.stem)
+        print(f"{source.name} compiled: {library_path(source.stem)}")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,18 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
+def clear_routing():
+    """Fails a test in which rounding could have chosen an expert (tests/router_margins.py); its random numbers are its own."""
+    import torch
+
+    from tests import router_margins
+
+    torch.manual_seed(46)
+    with router_margins.clear_routing():
+        yield
+
+
+@pytest.fixture
 def home(tmp_path, monkeypatch):
     """A fresh GLM46_HOME."""
     from infra.home import open_home

@@ -73,9 +73,9 @@ def toy_model(name: str):
     import torch
 
     from model.transformer import Glm4Moe
-    from tests.model_recipes import GLM46
+    from tests.model_recipes import GLM46, with_every_expert
 
-    model = Glm4Moe(GLM46.model_copy(update={"vocab_size": VOCAB_SIZE}))
+    model = Glm4Moe(with_every_expert(GLM46).model_copy(update={"vocab_size": VOCAB_SIZE}))
     model.init_weights(torch.Generator().manual_seed(1))
     if name == "random":
         return model

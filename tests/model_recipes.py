@@ -36,6 +36,12 @@ GLM46 = ModelRecipe(
 AIR = GLM46.model_copy(update={"use_qk_norm": False, "routed_scaling_factor": 1.0, "rope_theta": 10_000.0})
 
 
+def with_every_expert(recipe: ModelRecipe) -> ModelRecipe:
+    """The recipe with all experts chosen, so that no rounding lets another one win: for weights that many steps of training left, whose
+    bits are the processor's, and for bfloat16."""
+    return recipe.model_copy(update={"num_experts_per_tok": recipe.n_routed_experts})
+
+
 def random_model(recipe: ModelRecipe, seed: int = 0, std: float = 0.2) -> Glm4Moe:
     """Every parameter random, norms and biases included, and router biases that change who is selected."""
     generator = torch.Generator().manual_seed(seed)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.load import load_scale
-from configs.schema import TrainingResources
+from configs.schema import ModelRecipe, TrainingResources
 from model.losses import IGNORED
 from model.moe import Router
 from model.optimizer import Muon, build_optimizer, set_learning_rate
@@ -25,6 +25,7 @@ from tasks.training.ranks import DeepSpeedRanks, Ranks
 from tasks.training.shards import gather_whole, shard_of
 from tasks.training.whole_matrices import WholeMatrices
 from tests.model_recipes import GLM46, random_model
+from tests.router_margins import clear_routing
 
 MTP_WEIGHT, BALANCE_WEIGHT = 0.3, 0.1
 Divide = Callable[[Glm4Moe, Ranks], None]
@@ -48,9 +49,9 @@ def micro_batches(num_rows: int, num_positions: int, *, is_segmented: bool, seed
     return batches
 
 
-def build_model(starved: slice | None = None) -> Glm4Moe:
+def build_model(starved: slice | None = None, recipe: ModelRecipe = GLM46) -> Glm4Moe:
     """Nobody chooses the starved experts of the first layer that has experts."""
-    model = random_model(GLM46, std=0.1)
+    model = random_model(recipe, std=0.1)
     if starved is not None:
         next(module for module in model.modules() if isinstance(module, Router)).e_score_correction_bias[starved] = -100.0
     return model
@@ -58,7 +59,9 @@ def build_model(starved: slice | None = None) -> Glm4Moe:
 
 def build_any_optimizer(model: nn.Module, kind: str) -> torch.optim.Optimizer:
     """The groups of the real one in every case, those of divided experts among them."""
-    optimizer = build_optimizer(model, load_scale("micro").phases[0].recipe.optimizer)
+    # As large as a gradient is: with 1e-8 AdamW makes a whole step of an element that is nothing but rounding.
+    recipe = load_scale("micro").phases[0].recipe.optimizer.model_copy(update={"adam_eps": 1e-3})
+    optimizer = build_optimizer(model, recipe)
     if kind == "muon":
         set_learning_rate(optimizer, 0.01)
         return optimizer
@@ -70,9 +73,10 @@ def build_any_optimizer(model: nn.Module, kind: str) -> torch.optim.Optimizer:
 
 
 def step_alone(model: Glm4Moe, optimizer: torch.optim.Optimizer, batches: list[MicroBatch]) -> dict[str, Tensor]:
-    """One step over all rows in one process, without DeepSpeed."""
+    """One step over all rows in one process, without DeepSpeed; rounding chooses no expert in it."""
     optimizer.zero_grad()
-    sums = _accumulate(model, batches, _terms(batches), lambda loss: loss.backward())
+    with clear_routing():
+        sums = _accumulate(model, batches, _terms(batches), lambda loss: loss.backward())
     optimizer.step()
     return sums
 

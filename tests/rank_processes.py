@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from infra.build_ops import op_environment
 from tests.conftest import ROOT
 
 TIMEOUT_SECONDS = 240
@@ -29,9 +30,9 @@ def on_ranks(function: Callable[..., dict[str, Any]], num_ranks: int, tmp_path: 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     call = json.dumps([function.__module__, function.__qualname__, str(tmp_path), arguments])
-    shared = os.environ | {
+    shared = os.environ | op_environment() | {
         "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT),
+        "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     processes = []
     for rank in range(num_ranks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from infra.step import Output
@@ -13,13 +14,14 @@ from tasks.evaluation.suite import Question
 from tests.evaluation_fakes import DOCUMENTS, toy_tokenizer
 from tests.model_recipes import GLM46, random_model
 
+pytestmark = pytest.mark.usefixtures("clear_routing")
 LENGTH = 24
 
 
 def test_counts_are_those_of_a_pass_over_whole_rows_and_survive_the_table(tmp_path):
     tokenizer = toy_tokenizer()
     recipe = GLM46.model_copy(update={"vocab_size": tokenizer.get_vocab_size()})
-    model = random_model(recipe)
+    model = random_model(recipe, seed=4)
     documents = [Question(f"{VALIDATION}/{name}", VALIDATION, name, text, "") for name, text in DOCUMENTS.items()]
     output = Output(tmp_path, tmp_path, "key", lambda progress: None, lambda *_: None)
     engine = InProcessEngine(model, weights_version="v", batch_sequences=2)

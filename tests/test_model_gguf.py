@@ -19,6 +19,8 @@ from model.tokenizer_layout import PRETOKENIZER_PATTERN, SPECIAL_TOKENS, added_t
 from model.transformer import Glm4Moe
 from tests.model_recipes import GLM46, random_model
 
+pytestmark = pytest.mark.usefixtures("clear_routing")
+
 TEXTS = [
     "Hello world, it's 12345 o'clock; we'LL see!\n\n  Done.",
     "你好，世界！今天是2024年。",
@@ -101,6 +103,9 @@ def test_llama_cpp_continues_greedily_as_we_do(checkpoint: tuple[Glm4Moe, Path],
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
     sampling = Sampling(max_new_tokens=16, stop_token_ids=tuple(tokenizer.token_to_id(token) for token in SPECIAL_TOKENS))
     ours = InProcessEngine(model, weights_version="v", batch_sequences=4).generate(prompts, sampling, "v")
+    with torch.no_grad():
+        for prompt, token_ids in zip(prompts, ours.token_ids, strict=True):
+            model(torch.tensor([prompt + token_ids]))  # for its routing, which neither engine shows
     num_compared = 0
     for prompt, token_ids, margins in zip(prompts, ours.token_ids, ours.top2_margins, strict=True):
         body = {"prompt": prompt, "n_predict": 16, "temperature": 0, "return_tokens": True, "cache_prompt": False}

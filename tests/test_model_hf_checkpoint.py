@@ -17,8 +17,10 @@ from model.hf_checkpoint import load_model, load_weights, read_config, save_chec
 from model.transformer import Glm4Moe
 from tests.conftest import ROOT
 from tests.model_recipes import AIR, GLM46, random_model
+from tests.tolerances import CLOSE_FLOAT32
 
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
+pytestmark = pytest.mark.usefixtures("clear_routing")
+
 TOKENS = torch.randint(0, GLM46.vocab_size, (2, 17), generator=torch.Generator().manual_seed(1))
 
 
@@ -32,13 +34,13 @@ def test_our_checkpoint_gives_the_same_logits_and_gradients_in_transformers(reci
     model = random_model(recipe)
     theirs = Glm4MoeForCausalLM.from_pretrained(save(model, tmp_path), dtype=torch.float32)
     ours_logits, theirs_logits = model(TOKENS).logits_BTV, theirs(TOKENS).logits
-    torch.testing.assert_close(ours_logits, theirs_logits, **TOLERANCE)
+    torch.testing.assert_close(ours_logits, theirs_logits, **CLOSE_FLOAT32)
     ours_logits.square().mean().backward()
     theirs_logits.square().mean().backward()
-    torch.testing.assert_close(model.model.embed_tokens.weight.grad, theirs.model.embed_tokens.weight.grad, **TOLERANCE)
+    torch.testing.assert_close(model.model.embed_tokens.weight.grad, theirs.model.embed_tokens.weight.grad, **CLOSE_FLOAT32)
     experts = model.model.layers[1].mlp.experts
     fused = torch.cat([experts.gate_proj.grad, experts.up_proj.grad], dim=1)
-    torch.testing.assert_close(fused, theirs.model.layers[1].mlp.experts.gate_up_proj.grad, **TOLERANCE)
+    torch.testing.assert_close(fused, theirs.model.layers[1].mlp.experts.gate_up_proj.grad, **CLOSE_FLOAT32)
 
 
 def test_a_transformers_checkpoint_gives_the_same_logits_here(tmp_path: Path) -> None:
@@ -46,7 +48,7 @@ def test_a_transformers_checkpoint_gives_the_same_logits_here(tmp_path: Path) ->
     theirs = Glm4MoeForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
     theirs.save_pretrained(tmp_path / "theirs")
     ours = load_model(tmp_path / "theirs")
-    torch.testing.assert_close(ours(TOKENS).logits_BTV, theirs(TOKENS).logits, **TOLERANCE)
+    torch.testing.assert_close(ours(TOKENS).logits_BTV, theirs(TOKENS).logits, **CLOSE_FLOAT32)
 
 
 def test_mtp_layer_equals_transformers_mtp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +64,7 @@ def test_mtp_layer_equals_transformers_mtp(tmp_path: Path, monkeypatch: pytest.M
     ours = model.model.layers[-1](embedded, hidden, rotary).hidden_BTD
     position_embeddings = tuple(table.unsqueeze(0) for table in rotary)
     expected = layer(embedded, hidden, position_embeddings, None, None, None)
-    torch.testing.assert_close(ours, expected, **TOLERANCE)
+    torch.testing.assert_close(ours, expected, **CLOSE_FLOAT32)
 
 
 def test_checkpoint_returns_every_tensor_and_equal_bytes(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from model.gated_mlp import GatedMlp
 from model.losses import LanguageHead
 from model.norm import RMSNorm
 from model.rotary import rotary_tables, rotate_heads
+from tests.tolerances import CLOSE_FLOAT32
 
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 SHAPES = [(2, 7, 4, 2, 16), (1, 301, 4, 1, 32), (2, 650, 2, 2, 64), (1, 200, 6, 2, 128)]
 
 
@@ -49,7 +49,7 @@ def test_attention_kernel_equals_masked_attention(shape: tuple[int, ...], num_do
     naive = with_gradients(lambda *heads: masked_attention(*heads, segments), query.double(), key.double(), value.double())
     plain = with_gradients(lambda *heads: attend(*heads, visible), query.double(), key.double(), value.double())
     for our, expected, other in zip(ours, naive, plain, strict=True):
-        torch.testing.assert_close(our.double(), expected, **TOLERANCE)
+        torch.testing.assert_close(our.double(), expected, **CLOSE_FLOAT32)
         torch.testing.assert_close(other, expected)
 
 
@@ -81,7 +81,7 @@ def check_module(module: nn.Module, run: Callable[[nn.Module, Tensor], Tensor], 
         direction = torch.randn(outcome[0].shape, generator=torch.Generator().manual_seed(5)).to(dtype)
         results.append([*outcome, *(torch.autograd.grad(run(copy, hidden.to(dtype)), parameters, direction) if parameters else ())])
     for our, expected in zip(*results, strict=True):
-        torch.testing.assert_close(our.double(), expected.double(), **TOLERANCE)
+        torch.testing.assert_close(our.double(), expected.double(), **CLOSE_FLOAT32)
 
 
 def random_norm(width: int) -> RMSNorm:

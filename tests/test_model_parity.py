@@ -15,8 +15,10 @@ from model.hf_checkpoint import save_checkpoint
 from model.kv_cache import KVCache
 from model.transformer import Glm4Moe
 from tests.model_recipes import AIR, GLM46, random_model
+from tests.tolerances import CLOSE_FLOAT32
 
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
+pytestmark = pytest.mark.usefixtures("clear_routing")
+
 NUM_GREEDY = 64
 CLEAR_MARGIN = 1e-4
 """Logits of two implementations differ by rounding: a greedy step is decided where the best two are further apart."""
@@ -45,7 +47,8 @@ def random_recipe(family: ModelRecipe, seed: int) -> ModelRecipe:
     )
 
 
-CASES = [(family, seed) for family in (GLM46, AIR) for seed in (1, 2, 3)]
+CASES = [(family, seed) for family in (GLM46, AIR) for seed in (5, 11, 23)]
+"""1, 4 and 2 experts per token of 12, 8 and 12; the last without normalised weights."""
 
 
 @pytest.fixture(params=CASES, ids=[f"{'glm46' if family is GLM46 else 'air'}-{seed}" for family, seed in CASES])
@@ -66,19 +69,19 @@ def test_logits_padding_and_packing(both: tuple[Glm4Moe, Glm4MoeForCausalLM]) ->
     tokens = tokens_of(ours.recipe, 2, 33)
     with torch.no_grad():
         logits = ours(tokens).logits_BTV
-        torch.testing.assert_close(logits, theirs(tokens).logits, **TOLERANCE)
+        torch.testing.assert_close(logits, theirs(tokens).logits, **CLOSE_FLOAT32)
         # Padding behind a text is invisible to it here; transformers is told by a mask.
         mask = torch.ones_like(tokens)
         mask[0, 20:] = 0
         padded = theirs(tokens, attention_mask=mask).logits
-        torch.testing.assert_close(ours(tokens[:1, :20]).logits_BTV, padded[:1, :20], **TOLERANCE)
-        torch.testing.assert_close(logits[:1, :20], padded[:1, :20], **TOLERANCE)
+        torch.testing.assert_close(ours(tokens[:1, :20]).logits_BTV, padded[:1, :20], **CLOSE_FLOAT32)
+        torch.testing.assert_close(logits[:1, :20], padded[:1, :20], **CLOSE_FLOAT32)
         # Documents packed into one row are what transformers makes of each alone.
         lengths = [5, 1, 19, 8]
         segments = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))[None]
         packed = ours(tokens[1:], segment_ids_BT=segments).logits_BTV[0].split(lengths)
         for document, of_document in zip(tokens[1].split(lengths), packed, strict=True):
-            torch.testing.assert_close(of_document, theirs(document[None]).logits[0], **TOLERANCE)
+            torch.testing.assert_close(of_document, theirs(document[None]).logits[0], **CLOSE_FLOAT32)
 
 
 def test_loss_and_every_gradient(both: tuple[Glm4Moe, Glm4MoeForCausalLM]) -> None:
@@ -89,14 +92,15 @@ def test_loss_and_every_gradient(both: tuple[Glm4Moe, Glm4MoeForCausalLM]) -> No
     output = ours(tokens[:, :-1], target_ids_BT=targets)
     assert output.losses is not None
     expected = theirs(input_ids=tokens[:, :-1], labels=tokens[:, :-1], shift_labels=targets.contiguous()).loss
-    torch.testing.assert_close(output.losses.lm, expected, **TOLERANCE)
+    torch.testing.assert_close(output.losses.lm, expected, **CLOSE_FLOAT32)
     output.losses.lm.backward()
     expected.backward()
     theirs_by_name = gradients_by_checkpoint_name(theirs)
     for name, parameter in ours.named_parameters():
         for number, on_disk in enumerate(checkpoint_names(name, ours.recipe.n_routed_experts)):
             gradient = parameter.grad if stacked_name(on_disk)[1] is None else parameter.grad[number]
-            torch.testing.assert_close(gradient, theirs_by_name.pop(on_disk), msg=lambda text, name=name: f"{name}: {text}", **TOLERANCE)
+            wanted = theirs_by_name.pop(on_disk)
+            torch.testing.assert_close(gradient, wanted, msg=lambda text, name=name: f"{name}: {text}", **CLOSE_FLOAT32)
     assert not theirs_by_name
 
 
@@ -124,10 +128,12 @@ def test_greedy_generation_and_cached_chunks(both: tuple[Glm4Moe, Glm4MoeForCaus
     expected = theirs.generate(prompt, max_new_tokens=NUM_GREEDY, min_new_tokens=NUM_GREEDY, do_sample=False, pad_token_id=0)
     assert min(generated.top2_margins[0]) > CLEAR_MARGIN, "rounding may decide a step: choose another seed"
     assert generated.token_ids[0] == expected[0, prompt.shape[1] :].tolist()
+    with torch.no_grad():
+        ours(expected)  # the compiled pass shows its routing to nobody
     tokens = tokens_of(ours.recipe, 2, 21)
     cache = KVCache(
         ours.recipe, 2, 21, layers=range(ours.recipe.num_hidden_layers), dtype=torch.float32, device=torch.device("cpu")
     )  # fmt: skip
     with torch.no_grad():
         pieces = [ours(tokens[:, start:end], cache=cache).logits_BTV for start, end in ((0, 9), (9, 10), (10, 21))]
-        torch.testing.assert_close(torch.cat(pieces, dim=1), theirs(tokens).logits, **TOLERANCE)
+        torch.testing.assert_close(torch.cat(pieces, dim=1), theirs(tokens).logits, **CLOSE_FLOAT32)

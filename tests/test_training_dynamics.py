@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from configs.schema import ValidationRecipe
 from tasks.data.token_shard import append_tokens, token_dtype, write_index
 from tasks.training.train_phase import describe_job
-from tests.model_recipes import GLM46
+from tests.model_recipes import GLM46, with_every_expert
 from tests.rank_processes import on_ranks
 from tests.training_dynamics import POISONED_STEP, SECOND_POISONED_STEP, keeping_the_best, spikes_and_measurements
 from tests.training_inputs import RESOURCES, TrainingInputs, small_recipe
@@ -70,9 +70,9 @@ def test_a_loss_just_above_the_ratio_is_a_spike_and_one_just_below_is_none(rolle
 
 
 def held_out(directory: Path) -> dict[str, list[list[int]]]:
-    """Shards of two domains: documents that the toy's training never helps, and words; returns their tokens without end-of-text."""
+    """Shards of two domains that the toy's training makes worse, random and backwards; returns their tokens without end-of-text."""
     draw = np.random.default_rng(3)
-    documents = {"web": draw.integers(250, 256, (6, 20)).tolist(), "code": [[104, 101, 108], list(range(97, 120))]}
+    documents = {"web": draw.integers(250, 256, (6, 20)).tolist(), "code": [[104, 101, 108], list(range(119, 96, -1))]}
     directory.mkdir()
     for domain, texts in documents.items():
         dtype = token_dtype(GLM46.vocab_size)
@@ -87,7 +87,7 @@ def test_held_out_text_is_measured_and_the_best_weights_are_left(inputs, tmp_pat
     documents = held_out(tmp_path / "held_out")
     validation = ValidationRecipe(interval_tokens=128, num_tokens=50, keep="last")
     resources = RESOURCES.model_copy(update={"num_ranks": num_ranks, "micro_batch_sequences": 2})
-    job = job_of(inputs, tmp_path / "job", resources, validation=validation).model_copy(
+    job = job_of(inputs, tmp_path / "job", resources, validation=validation, model=with_every_expert(GLM46).model_dump()).model_copy(
         update={
             "validation_dirs": (str(tmp_path / "held_out"),), "validation_domains": {f"{domain}-00000": domain for domain in documents},
         }

@@ -5,6 +5,7 @@ With SGD the weights are the gradients (tests/parallel_steps.py); the exchange i
 
 from functools import partial
 
+import pytest
 import torch
 
 from tasks.training.expert_parallel import divide_experts
@@ -12,9 +13,13 @@ from tasks.training.mixed_precision import ComputeInBfloat16
 from tasks.training.prepare_training import divide_model
 from tasks.training.ranks import connect_ranks
 from tasks.training.sequence_parallel import own_positions
+from tests.model_recipes import GLM46, with_every_expert
 from tests.parallel_steps import build_model, compare, micro_batches, resources_of
 from tests.rank_processes import on_ranks
 
+pytestmark = pytest.mark.usefixtures("clear_routing")
+SEED = 22
+"""Of the rows: no expert is chosen by rounding in any step (tests/router_margins.py)."""
 STARVED = slice(4, 8)
 """In a layer whose second half of experts nobody chooses, a rank that holds them receives no row."""
 TWO_RANKS = [
@@ -39,7 +44,7 @@ def compare_cases(rank, num_ranks, cases):
         resources = resources_of(num_ranks=num_ranks, **({"recompute_every_layers": 1} | changes))
         print(changes, optimizer, flush=True)
         compare(
-            connect_ranks(resources), resources, micro_batches(num_ranks, 16, is_segmented=number % 2 == 0), own_positions,
+            connect_ranks(resources), resources, micro_batches(num_ranks, 16, is_segmented=number % 2 == 0, seed=SEED), own_positions,
             partial(divide_model, resources=resources), optimizer=optimizer, num_steps=num_steps, starved=STARVED,
         )  # fmt: skip
     return {"num_held": len(cases)}
@@ -47,13 +52,17 @@ def compare_cases(rank, num_ranks, cases):
 
 def compute_with_divided_experts(rank, num_ranks, is_overlapped, dtype):
     """One forward and backward pass over the same row on every rank, without DeepSpeed: an expert sees as many copies of it as ranks."""
-    model = build_model(STARVED)
+    model = model_of(dtype)
     divide_experts(model, connect_ranks(resources_of(num_ranks=num_ranks, expert_parallel=num_ranks)), is_overlapped=is_overlapped)
     return compute(model, dtype)
 
 
+def model_of(dtype):
+    return build_model(STARVED) if dtype == "float32" else build_model(recipe=with_every_expert(GLM46))
+
+
 def compute(model, dtype):
-    (batch,) = micro_batches(1, 16, is_segmented=True)
+    (batch,) = micro_batches(1, 16, is_segmented=True, seed=SEED)
     output = (ComputeInBfloat16(model) if dtype == "bfloat16" else model)(batch.token_ids_BT, **batch.model_arguments)
     losses = torch.stack(output.losses)
     losses.sum().backward()
@@ -72,7 +81,7 @@ EXCHANGES = {"plain": (False, "float32"), "overlapped": (True, "float32"), "bflo
 
 def test_two_ranks_compute_what_one_process_does(tmp_path):
     by_rank = on_ranks(run_two_ranks, 2, tmp_path)
-    plain, cast = compute(build_model(STARVED), "float32"), compute(build_model(STARVED), "bfloat16")
+    plain, cast = (compute(model_of(dtype), dtype) for dtype in ("float32", "bfloat16"))
     for rank, found in enumerate(by_rank):
         for key, expected in plain.items():
             if ".experts." in key:

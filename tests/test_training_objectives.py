@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from infra.launchers import JobFailedError, JobLostError
 from model.hf_checkpoint import read_config
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
+from tests.model_recipes import GLM46, with_every_expert
 from tests.test_training_phase import SAVE_EVERY_STEP, signal_after_saves
 from tests.training_inputs import RESOURCES, ROWS_PER_STEP, SEQUENCE_LENGTH, TrainingInputs, compute, metrics_of, small_recipe
 
@@ -20,6 +21,8 @@ GRPO = {
 }  # fmt: skip
 ANSWERS = tuple("01010101")
 SFT_STEPS, RL_STEPS, RL_ROWS = 24, 4, 16
+MODEL = with_every_expert(GLM46).model_dump()
+"""Rollouts and the trainer compute the same logits in two ways, from weights that were trained here."""
 
 
 def course(name: str, peak: float, num_rows: int) -> dict:
@@ -39,13 +42,13 @@ def course(name: str, peak: float, num_rows: int) -> dict:
 def sft_recipe(**changes):
     num_tokens = SFT_STEPS * ROWS_PER_STEP * SEQUENCE_LENGTH
     values = {"phase": "sft", "objective": {"kind": "sft"}, "course": course("sft", 1e-2, ROWS_PER_STEP)}
-    return small_recipe(**{**values, "num_tokens": num_tokens, "course_num_tokens": num_tokens, **changes})
+    return small_recipe(**{**values, "model": MODEL, "num_tokens": num_tokens, "course_num_tokens": num_tokens, **changes})
 
 
 def rl_recipe(num_steps: int = RL_STEPS, **changes):
     num_tokens = num_steps * RL_ROWS * SEQUENCE_LENGTH
     values = {"phase": "rl_reasoning", "objective": GRPO, "course": course("rl_reasoning", 2e-3, RL_ROWS), "max_epochs": 10.0}
-    return small_recipe(**{**values, "num_tokens": num_tokens, "course_num_tokens": num_tokens, **changes})
+    return small_recipe(**{**values, "model": MODEL, "num_tokens": num_tokens, "course_num_tokens": num_tokens, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +102,8 @@ def test_grpo_samples_learns_and_keeps_its_evidence(tuned, reinforced):
     assert [group["step"] for group in groups] == [1, 1, 2, 2, 3, 3, 4, 4]
     for group in groups:
         for text, reward in zip(group["samples"], group["rewards"], strict=True):
-            assert reward == float(text == f"\n{group['answer']}<|user|>")
+            answer, end, rest = text.partition("<|user|>")
+            assert reward == float(answer.strip() == group["answer"] and (end, rest) == ("<|user|>", ""))
     before, after = (load_file(each.path("handover/master-00001.safetensors")) for each in (tuned, artifact))
     assert any(not tensor.equal(after[name]) for name, tensor in before.items())
 

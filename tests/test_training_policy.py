@@ -15,8 +15,9 @@ from model.losses import IGNORED
 from tasks.training.policy import clipped_weights, group_advantages, lay_out, policy_batches, target_log_probabilities
 from tasks.training.rewards import RewardError, refuse_broken_rewards, reward_answer
 from tasks.training.rollouts import Prompt, PromptOrder, Rollout, policy_model
-from tests.model_recipes import GLM46, random_model
+from tests.model_recipes import GLM46, random_model, with_every_expert
 
+pytestmark = pytest.mark.usefixtures("clear_routing")
 CPU = torch.device("cpu")
 OBJECTIVE = PolicyObjective(
     kind="grpo", samples_per_prompt=3, max_new_tokens=4, temperature=1.0, enable_thinking=False, clip_low=0.2, clip_high=0.28,
@@ -98,7 +99,7 @@ def test_rows_hold_prompt_and_answer_and_train_the_stop_token():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_ratios_are_one_where_the_weights_are_those_of_the_rollout(dtype):
-    model = policy_model(random_model(GLM46), dtype)
+    model = policy_model(random_model(with_every_expert(GLM46)), dtype)
     rollouts = rollouts_of(model)
     rows = lay_out(rollouts, CPU)
     now_BT = target_log_probabilities(model, rows, 1.0, num_sequences=2)

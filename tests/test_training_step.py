@@ -17,6 +17,7 @@ from tasks.training.schedules import StepPlan
 from tests.model_recipes import GLM46, random_model
 from tests.training_inputs import TrainingInputs, small_recipe
 
+pytestmark = pytest.mark.usefixtures("clear_routing")
 CPU = torch.device("cpu")
 
 
