@@ -49,7 +49,7 @@ env-peers: .venv-peers/.ready
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check pip==$(PIP)
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
-	.venv-peers/bin/pip install --quiet --disable-pip-version-check 'transformers>=5.15,<5.18' 'datatrove[processing,io]==0.10.1'
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check 'transformers>=5.15,<5.18' 'datatrove[processing,io]==0.10.1' spacy==3.8.18
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check boilerpy3==1.0.7 lxml_html_clean==0.4.6
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check goose3==3.1.22
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check lingua-language-detector==2.1.1 py3langid==0.4.0 cld3-py==3.1.0

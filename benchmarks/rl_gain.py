@@ -47,6 +47,7 @@ SFT_STEPS, SFT_ROWS, SFT_LENGTH = 600, 16, 128
 RL_STEPS, ANSWERS_PER_STEP, ANSWERS_PER_PROMPT, RL_LENGTH = 80, 512, 16, 48
 RL_RATE = 5e-4
 """Of Muon, whose updates are as long however noisy the gradient: at 1e-3 with 256 answers a third of the gain is left, at 2e-3 a loss."""
+NUM_PROMPTS, NUM_PROBLEMS, ANSWERS_PER_PROBLEM = 3000, 500, 8
 NUM_RESAMPLES = 2000
 
 
@@ -54,11 +55,12 @@ def build_scale(seed: int) -> Scale:
     """tiny with a smaller model, arithmetic alone, and two phases."""
     values = load_scale("tiny").model_dump(mode="json")
     values["scale"] = "rl_gain"
+    values["data"]["recipe"]["synthesize"]["families"] = {}
     _change(
         values["data"]["recipe"],
         {
-            "synthesize": {"operations": ["+"], "num_training_problems": NUM_CHATS, "num_chats": NUM_CHATS, "num_prompts": 3000,
-                           "num_evaluation_problems": 500, "max_operand": 99, "thinking_share": 0.0},
+            "synthesize": {"operations": ["+"], "num_training_problems": NUM_CHATS, "num_chats": NUM_CHATS, "num_prompts": NUM_PROMPTS,
+                           "num_evaluation_problems": NUM_PROBLEMS, "max_operand": 99, "thinking_share": 0.0, "prompt_families": []},
             "tokenizer": {"num_ordinary_tokens": 263},
         },
     )  # fmt: skip
@@ -83,7 +85,7 @@ def build_scale(seed: int) -> Scale:
         _course("sft", SFT_STEPS * sft_batch, sft_batch, peak=1e-2, final=1e-3),
         _course("rl_reasoning", RL_STEPS * rl_batch, rl_batch, peak=RL_RATE, final=RL_RATE),
     ]
-    _change(values["evaluation"]["recipe"], {"num_chat_problems": 500, "samples_per_problem": 8})
+    _change(values["evaluation"]["recipe"], {"num_chat_problems": NUM_PROBLEMS, "samples_per_problem": ANSWERS_PER_PROBLEM})
     return Scale.model_validate(values)
 
 

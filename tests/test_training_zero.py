@@ -1,5 +1,5 @@
-"""ZeRO 0-3, offloading and bfloat16 on two ranks against one process without ZeRO: losses, gradient norms, weights and moments after
-several steps through the loop's own take_step; and the hand-over state, which goes from any topology to any other."""
+"""ZeRO 0-3, offloading and bfloat16 on two ranks against one process without ZeRO: losses, gradient norms, what weights changed by and
+moments after several steps through the loop's own take_step; and the hand-over state, which goes from any topology to any other."""
 
 from __future__ import annotations
 
@@ -45,8 +45,11 @@ CASES = {
     "bfloat16": [{"zero_stage": stage, "dtype": "bfloat16"} for stage in (0, 1, 2, 3)],
     "bfloat16 state": [{"zero_stage": 2, "state_dtype": "bfloat16"}],
 }
+ADAM_EPS = 1e-3
+"""As large as a gradient is: with 1e-8 AdamW's first step is a sign, so an element that is nothing but rounding moves by a whole step one
+way or the other, as the processor rounds, and gradients of a wrong scale move the weights rightly."""
 TOLERANCE = {"muon": 5e-5, "adamw": 5e-5, "bfloat16": 1e-2, "bfloat16 state": 1e-2}
-"""Of the length of each momentum and moment; weights are float32 everywhere and agree to 5e-5."""
+"""Of the length of each momentum and moment, and of what each weight changed by."""
 LOSS_TOLERANCE = {"muon": 1e-5, "adamw": 1e-5, "bfloat16": 2e-3, "bfloat16 state": 1e-4}
 
 
@@ -58,7 +61,7 @@ def build(num_ranks: int, *, kind: str = "muon", dtype: str = "float32", state_d
     initial = InitialWeights(MODEL, model, seed=1)
     divide_model(model, ranks, resources)
     materialize(model, torch.device("cpu"))
-    optimizer = small_recipe().optimizer.model_copy(update={"kind": kind, "state_dtype": state_dtype})
+    optimizer = small_recipe().optimizer.model_copy(update={"kind": kind, "state_dtype": state_dtype, "adam_eps": ADAM_EPS})
     trainable = build_trainable(model, optimizer, dtype, resources, ranks)
     load_master(trainable, initial, "the initial weights")
     return trainable
@@ -95,14 +98,18 @@ def state_of(trainable: Trainable) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def run_cases(rank, num_ranks, cases):
+def run_cases(rank, num_ranks, cases, gradient_scale=1.0):
     found = []
     for case in cases:
         trainable = build(num_ranks, **case)
+        initial = {key: value for key, value in state_of(trainable).items() if key.startswith("master")}
+        for parameter in trainable.model.parameters():
+            parameter.register_hook(lambda gradient: gradient * gradient_scale)
         # Sums of another order round to other bfloat16 weights, and from the second step on that is all one sees in the state.
         first = 1 if case.get("dtype") == "bfloat16" else NUM_STEPS
         results = train(trainable, 0, first)
         state = state_of(trainable)
+        state = {key: value - initial[key] if key in initial else value for key, value in state.items()}
         later = train(trainable, first, NUM_STEPS - first)
         found.append({**{name: values + later[name] for name, values in results.items()}, "state": state})
     return {"found": found}
@@ -122,11 +129,22 @@ def test_every_stage_offloading_and_dtype_trains_like_one_process(references, tm
         assert each["losses"] == pytest.approx(reference["losses"], rel=LOSS_TOLERANCE[name]), case
         assert each["norms"] == pytest.approx(reference["norms"], rel=10 * LOSS_TOLERANCE[name]), case
         assert each["state"].keys() == reference["state"].keys(), case
-        distances = {
-            key: float((each["state"][key] - value).norm() / value.norm()) for key, value in reference["state"].items() if value.any()
-        }
-        far = {key: value for key, value in distances.items() if value > (5e-5 if key.startswith("master") else TOLERANCE[name])}
+        far = far_apart(each["state"], reference["state"], TOLERANCE[name])
         assert not far, f"{case}: {far}"
+
+
+def far_apart(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> dict[str, float]:
+    """Distances above the tolerance, by tensor, as shares of the expected tensor's length."""
+    distances = {key: float((found[key] - value).norm() / value.norm().clamp_min(1e-12)) for key, value in expected.items()}
+    return {key: distance for key, distance in distances.items() if not distance <= tolerance}
+
+
+def test_gradients_of_a_wrong_scale_are_seen_in_weights_and_moments(references, tmp_path):
+    names = ["adamw", "bfloat16"]
+    scaled = on_ranks(run_cases, 1, tmp_path, [REFERENCES[name] for name in names], 2.0)[0]["found"]
+    for name, each in zip(names, scaled, strict=True):
+        far = far_apart(each["state"], references[name]["state"], TOLERANCE[name])
+        assert {"master model.embed_tokens.weight", "first_moment model.embed_tokens.weight"} <= far.keys(), name
 
 
 def test_reduced_precision_of_the_state_stays_near_the_plain_one(references):
