@@ -36,7 +36,7 @@ TOYS: dict[str, Toy] = {
     "rl_gain": (
         "--seeds 1",
         {"NUM_CHATS": 64, "SFT_STEPS": 2, "SFT_ROWS": 2, "RL_STEPS": 1, "ANSWERS_PER_STEP": 8, "ANSWERS_PER_PROMPT": 4,
-         "NUM_PROMPTS": 32, "NUM_PROBLEMS": 16, "ANSWERS_PER_PROBLEM": 2},
+         "NUM_PROMPTS": 32, "NUM_PROBLEMS": 16, "ANSWERS_PER_PROBLEM": 4},
     ),
     "train_step": ("--rounds 1 --steps 1", {"BATCH": 1, "LENGTH": 64, "RECIPE": SMALL}),
     "train_tokenizer": ("--input INPUT --tokens 300", {}),
