@@ -1,7 +1,7 @@
 """Compiled C++ beside its module: built once per machine and source, loaded with plain pointers (ctypes), on torch's OpenMP threads.
 
-Libraries are kept by kind of machine (configs/machine.py), named by a digest of source, headers, compiler and flags. `make env` builds all of
-them (`python -m model.native_library`), else the first use does (10 s each) and says so.
+Libraries are kept by kind of machine (configs/machine.py), named by a digest of source, headers, compiler and flags. `make env` builds all
+of them (`python -m model.native_library`), else the first use does (10 s each) and says so.
 """
 
 from __future__ import annotations

@@ -75,9 +75,7 @@ def test_every_benchmark_has_a_toy() -> None:
 
 
 @pytest.mark.parametrize("name", TOYS)
-def test_benchmark_runs_at_toy_size(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_benchmark_runs_at_toy_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module(f"benchmarks.{name}")
     for constant, value in TOYS[name][1].items():
         before = getattr(module, constant)
