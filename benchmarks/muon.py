@@ -99,7 +99,7 @@ def train(kind: str, peak_rate: float, num_steps: int, rows: Rows) -> float:
     recipe = OptimizerRecipe.model_validate(
         {
             "kind": kind, "muon_momentum": 0.95, "muon_newton_schulz_steps": 5, "muon_update_rms": 0.2, "adam_beta1": 0.9,
-            "adam_beta2": 0.95, "adam_eps": 1e-8, "weight_decay": 0.1, "state_dtype": "float32",
+            "adam_beta2": 0.95, "adam_eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 0.0, "state_dtype": "float32",
         }
     )  # fmt: skip
     optimizer = build_optimizer(model, recipe)

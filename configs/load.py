@@ -23,16 +23,20 @@ def load_scale(name_or_path: str) -> Scale:
     """The configuration of a named scale or of a YAML file (a name that ends in .yaml or .yml)."""
     path = Path(name_or_path) if name_or_path.endswith((".yaml", ".yml")) else CONFIGS_DIR / f"{name_or_path}.yaml"
     if not path.is_file():
+        if name_or_path.endswith((".yaml", ".yml")):
+            raise ValueError(f"no file {path.absolute()}: name one that is there, or a scale ({', '.join(scale_names())})")
         raise ValueError(
             f"no scale {name_or_path!r}: the scales are {', '.join(scale_names())}; a file of your own is named with its ending .yaml"
         )
     try:
         return Scale.model_validate(_read_yaml(path))
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'file'}: {_explain(item['type'], item['msg'])}" for item in error.errors()
-        )
-        raise ValueError(f"{path}: {problems}") from error
+        raise ValueError(f"{path}: {describe_problems(error)}") from error
+
+
+def describe_problems(error: ValidationError) -> str:
+    """Every mistake in one line: key and what is wrong with it."""
+    return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'file'}: {_explain(item['type'], item['msg'])}" for item in error.errors())
 
 
 def _read_yaml(path: Path) -> object:

@@ -709,8 +709,8 @@ class OptimizerRecipe(Frozen):
     kind: Literal["muon", "adamw"]
     muon_momentum: float = Field(ge=0, lt=1)
     """Report: 0.95."""
-    muon_newton_schulz_steps: int = Field(gt=0)
-    """Report: 5."""
+    muon_newton_schulz_steps: Literal[5]
+    """Report: 5, which the coefficients of the quintic are tuned for."""
     muon_update_rms: float = Field(gt=0)
     """Report: 0.2."""
     adam_beta1: float = Field(ge=0, lt=1)
@@ -718,6 +718,10 @@ class OptimizerRecipe(Frozen):
     adam_eps: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
     """Report: 0.1 on matrices; biases, norms and the embedding are not decayed."""
+    max_grad_norm: float = Field(ge=0)
+    """Gradients of a step whose norm over the whole model is larger are scaled down to it, before the optimizer (S2: 1.0, and Megatron's
+    default, which S3 and S4 run with; the report names none). 0: they are left as they are. A Muon update has no scale, but its momentum
+    has: a step with a large gradient weighs more in it than the steps around."""
     state_dtype: Literal["float32", "bfloat16"]
     """Of momentum and moments; master weights are float32 either way."""
 
@@ -745,6 +749,10 @@ class DpoObjective(Frozen):
     beta: float = Field(gt=0)
 
 
+MIN_TOKEN_CLIP = 0.01
+"""Rounding in bfloat16 alone moved a token's ratio by 0.003 to 0.013 on average in random models of 3 layers."""
+
+
 class PolicyObjective(Frozen):
     """Policy gradient on sampled answers. grpo: advantages within the group of one prompt, no KL (report); gspo: the ratio of whole
     sequences (S3); ppo: a critic (S0).
@@ -759,11 +767,26 @@ class PolicyObjective(Frozen):
     enable_thinking: bool
     """Whether the prompt asks for reasoning in <think>."""
     clip_low: float = Field(gt=0, lt=1)
-    """Lower clip of the probability ratio against the rollout is 1 - clip_low (S0: 0.2, S3: 1e-4)."""
+    """Lower clip of the probability ratio against the weights before the update is 1 - clip_low: of tokens in grpo and ppo (S0: 0.2), of
+    sequences in gspo (S3: 1e-4; arXiv 2507.18071: 3e-4)."""
     clip_high: float = Field(gt=0)
-    """Upper clip is 1 + clip_high (S0: 0.2, S3: 2e-4)."""
+    """Upper clip is 1 + clip_high (S0: 0.2, arXiv 2503.14476: 0.28; gspo, S3: 2e-4)."""
+    importance_cap: float = Field(ge=1)
+    """Ceiling on p trainer / p rollout, by which each sampled token is weighted: truncated importance sampling against the difference
+    between the arithmetic of sampling and of training (S3: --use-tis, whose cap is 2.0 in slime, as in verl)."""
     max_constant_steps: int = Field(gt=0)
-    """Steps in a row in which no group has two different rewards, after which training stops: nothing can be learned from them."""
+    """Steps in a row in which no group has two different rewards, after which training stops: nothing can be learned from them. Groups of
+    equal rewards are left out of a step: they cost no pass and count in no mean."""
+
+    @model_validator(mode="after")
+    def _clip_fits_the_ratio(self) -> Self:
+        narrow = {name: value for name in ("clip_low", "clip_high") if (value := getattr(self, name)) < MIN_TOKEN_CLIP}
+        if narrow and self.kind != "gspo":
+            raise ValueError(
+                f"{narrow} with kind {self.kind}: bounds below {MIN_TOKEN_CLIP} are those of gspo's ratio of whole sequences; the ratio of "
+                "one token moves more by rounding. Set kind gspo, or bounds as 0.2 and 0.28"
+            )
+        return self
 
 
 Objective = Annotated[
@@ -845,10 +868,11 @@ class PhaseRecipe(Frozen):
     """Token share per domain, normalised over the domains that have text; of a policy objective the domains of its prompts. Either one
     mixture or a list of waypoints {at_share, mixture}, linear in between."""
     bucket_weights: tuple[Annotated[float, Field(ge=0)], ...]
-    """How often an epoch holds a document of each quality bucket, from low to high (GLM-4.5: over 3.2 of the highest); documents without
-    a bucket once. Empty: every document once."""
+    """How often an epoch reads a document of each quality bucket, from low to high (GLM-4.5: over 3.2 of the highest); documents without
+    a bucket once. Empty: every document once. None is read again before all of its bucket were read."""
     max_epochs: float = Field(gt=0)
-    """Ceiling on the passes over one domain, an epoch being what bucket_weights make of it; a phase whose mixture needs more is refused."""
+    """Ceiling on the passes over one domain, an epoch being what bucket_weights make of it, from the start of the phase's course; a phase
+    whose mixture needs more is refused. The domains code and repository count apart, though repositories are made of files."""
     fim_rate: float = Field(ge=0, le=1)
     """Share of the documents of the domains code and repository that are rearranged to prefix, suffix, middle (report: all source code
     has fill-in-the-middle, without a rate)."""
@@ -861,6 +885,7 @@ class PhaseRecipe(Frozen):
     num_threads: int = Field(gt=0)
     """CPU threads per rank: part of the result on a CPU, where the order of sums depends on it."""
     seed: int
+    """Of weights that begin at random, of rows and prompts, and of the order of documents, which all phases of a course share."""
     gate: GateRecipe
 
     @property
@@ -903,6 +928,8 @@ class TrainingResources(Frozen):
     """Where and how wide a phase trains; what cannot run is refused before launch, by name (tasks/training/launch_rules.py)."""
 
     launcher: Literal["local", "slurm", "pbs", "kubernetes"]
+    device: Literal["cpu", "cuda"]
+    """What a rank computes on; `glm46 plan` counts what lives there."""
     num_ranks: int = Field(gt=0)
     """Processes, one per accelerator (or per CPU share): data x tensor x pipeline x context parallel."""
     tensor_parallel: int = Field(gt=0)
@@ -928,6 +955,12 @@ class TrainingResources(Frozen):
     """Of one rank, dense, in the phase's dtype: what MFU is measured against (H100/H800 BF16: 9.89e14)."""
     device_memory_bytes: int = Field(gt=0)
     """Memory of one rank (H100/H800: 80 GB): `glm46 plan` says what does not fit."""
+    assumed_document_tokens: int = Field(gt=0)
+    """Length of a document by which `glm46 plan` charges attention where packing is best_fit, as if all were alike; of a real corpus the
+    sum of squared lengths over the sum of lengths, which metrics.jsonl has as attended_tokens."""
+    rollout_cache_bytes: int = Field(gt=0)
+    """Memory of a rank for the keys and values of answers that are sampled at once; a policy phase samples a step's answers in batches that
+    fit. In float32 on a CPU the batches change no bit of the answers."""
     micro_batch_sequences: int = Field(gt=0)
     save_interval_steps: int = Field(gt=0)
     log_interval_steps: int = Field(gt=0)
@@ -1021,6 +1054,12 @@ class EvaluationSection(Frozen):
     resources: EvaluationResources
 
 
+SERVED_GGUF_TYPE = "F32"
+"""llama.cpp quantizes activations too: only the F32 file's greedy answers can be held to our own."""
+Q8_0_BLOCK = 32
+"""Elements that share a scale: rows of every quantized tensor hold whole blocks."""
+
+
 class ReleaseRecipe(Frozen):
     gguf_types: tuple[Literal["F32", "Q8_0"], ...] = Field(min_length=1)
     smoke_prompts: tuple[str, ...] = Field(min_length=1)
@@ -1034,13 +1073,20 @@ class ReleaseRecipe(Frozen):
     max_quantization_document_tokens: int = Field(gt=0)
     """Leading tokens scored of each such document; llama.cpp takes one request per token."""
 
+    @model_validator(mode="after")
+    def _has_the_served_type(self) -> Self:
+        if SERVED_GGUF_TYPE not in self.gguf_types:
+            raise ValueError(f"gguf_types is {list(self.gguf_types)}: add {SERVED_GGUF_TYPE}, which is served and the others are held to")
+        return self
+
 
 class ReleaseSection(Frozen):
     recipe: ReleaseRecipe
 
 
 class ServingResources(Frozen):
-    host: str
+    host: Literal["127.0.0.1", "localhost"]
+    """Loopback: the server asks for no password."""
     port: int = Field(ge=0, le=65535)
     """0 takes a free port."""
     context_length: int = Field(gt=0)
@@ -1079,6 +1125,10 @@ class Scale(Frozen):
                 f"tokenizer.num_ordinary_tokens + {tokenizer.num_special_tokens} special tokens = {used} exceeds "
                 f"model.vocab_size ({self.model.recipe.vocab_size}): lower the first or raise the second"
             )
+        for course in self.courses:
+            seeds = {phase.name: phase.recipe.seed for phase in self.phases if phase.name in course.recipe.phases}
+            if len(set(seeds.values())) > 1:
+                raise ValueError(f"course {course.recipe.name}: one seed orders its documents, its phases have {seeds}: give them the same")
         num_buckets = self.data.recipe.filter.num_quality_buckets
         for phase in self.phases:
             if len(phase.recipe.bucket_weights) not in (0, num_buckets):
@@ -1093,9 +1143,39 @@ class Scale(Frozen):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _model_can_be_evaluated_and_released(self) -> Self:
+        model, evaluation, release, served = self.model.recipe, self.evaluation.recipe, self.release.recipe, self.serving.resources
+        positions = "model.recipe.max_position_embeddings", model.max_position_embeddings
+        for name, value, (bound_name, bound) in (
+            ("evaluation.recipe.sequence_length", evaluation.sequence_length, positions),
+            ("evaluation.recipe.max_new_tokens", evaluation.max_new_tokens + 1, positions),
+            ("evaluation.recipe.max_answer_tokens", evaluation.max_answer_tokens + 1, positions),
+            ("release.recipe.smoke_new_tokens", release.smoke_new_tokens + 1, positions),
+            ("release.recipe.smoke_new_tokens", release.smoke_new_tokens + 1, ("serving.resources.context_length", served.context_length)),
+        ):
+            if value > bound:
+                raise ValueError(f"{name} needs {value} positions, {bound_name} is {bound}: lower the first or raise the second")
+        widths = {"hidden_size": model.hidden_size, "num_attention_heads x head_dim": model.num_attention_heads * model.head_dim}
+        widths |= {"intermediate_size": model.intermediate_size} if model.first_k_dense_replace else {}
+        widths |= {"moe_intermediate_size": model.moe_intermediate_size} if model.first_k_dense_replace < model.num_hidden_layers else {}
+        odd = [f"{name} ({width})" for name, width in widths.items() if width % Q8_0_BLOCK]
+        if "Q8_0" in release.gguf_types and odd:
+            raise ValueError(
+                f"release.recipe.gguf_types holds Q8_0, whose rows are multiples of {Q8_0_BLOCK}: model.recipe {' and '.join(odd)} "
+                "cannot be; leave Q8_0 out, or choose such sizes"
+            )
+        return self
+
     def course_of(self, phase: PhaseSection) -> CourseRecipe:
         """The course whose token axis the phase lies on."""
         return next(course.recipe for course in self.courses if phase.name in course.recipe.phases)
+
+    def packed_before(self, phase: PhaseSection) -> tuple[PhaseSection, ...]:
+        """The phases of the course before this one that read packed rows: it goes on in the documents where they stopped."""
+        before = self.course_of(phase).phases
+        before = before[: before.index(phase.name)]
+        return tuple(section for section in self.phases if section.name in before and not section.recipe.samples_answers)
 
     def course_start_tokens(self, phase: PhaseSection) -> int:
         """Tokens of the course that lie before the phase."""

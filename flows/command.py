@@ -1,4 +1,4 @@
-"""The command line `glm46`: run, plan, stage, chat, serve, up, down, adopt, doctor, lineage.
+"""The command line `glm46`: run, plan, stage, chat, serve, up, down, jobs, adopt, doctor, lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+from flows.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_errors
+
+if TYPE_CHECKING:
+    from configs.schema import Scale
+    from infra.home import Home
+    from infra.model_registry import RegisteredVersion
+    from infra.store import Store
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw documents to a promoted, served model."
@@ -21,6 +28,9 @@ app = typer.Typer(
 
 lineage_app = typer.Typer(no_args_is_help=True, help="What a model is made of; what became of a document. Needs no server.")
 app.add_typer(lineage_app, name="lineage")
+
+jobs_app = typer.Typer(no_args_is_help=True, help="Training jobs, which run detached from the run that started them.")
+app.add_typer(jobs_app, name="jobs")
 
 SCALE = Annotated[str, typer.Argument(metavar="SCALE|FILE.yaml", help="micro, tiny, ... or a YAML file of your own")]
 JSON = Annotated[bool, typer.Option("--json", help="end with one JSON line on standard output")]
@@ -30,9 +40,6 @@ STAGE_NAMES = (
     "extract, boilerplate, score, deduplicate, semantic, filter, personal_data, synthesize (without --input), seed_variations, "
     "decontaminate, tokenizer or shards"
 )
-EXIT_FAILED, EXIT_USAGE, EXIT_REFUSED = 1, 2, 3
-MAX_MESSAGE_CHARS = 4000
-"""Some servers answer with all that they were sent; the whole stands in the log."""
 
 
 def main() -> None:
@@ -69,28 +76,38 @@ def run(
     as_json: JSON = False,
 ) -> None:
     """Run the pipeline at a scale: raw documents to a promoted, served model."""
-    with _usage_errors():
+    with usage_errors():
         from configs.load import load_scale
+        from flows.native_code import warn_of_missing_code
         from flows.parameters import existing_data
         from flows.stages import choose_stages
-        from infra.build_ops import op_path
-        from infra.doctor import check_compiler, check_java, check_native_code, require
+        from infra.doctor import check_compiler, check_java, check_room, check_spark_master, require
         from infra.home import open_home
         from infra.store import open_store
-        from model.native_library import library_paths
+        from tasks.data.remote_sources import is_remote, refuse_missing_place
 
-        choose_stages(load_scale(scale), from_stage, start, until)
+        configuration = load_scale(scale)
+        choose_stages(configuration, from_stage, start, until)
         if data is not None:
             existing_data(data)
+            if is_remote(data):
+                refuse_missing_place(data)
         home = open_home()
-        open_store(store, home)
-        require(check_java(), check_compiler())
-        native = check_native_code([*library_paths(), op_path()])
-        if native.fix:
-            print(f"{native.found}; {native.fix}", file=sys.stderr)
+        opened = open_store(store, home)
+        require(
+            check_java(), check_compiler(), check_spark_master(configuration.data.resources.master), *check_room(home, opened.staging_root)
+        )
+        if start is not None:
+            from flows.check_start import check_start
+            from infra.model_registry import open_registry
+
+            check_start(configuration, start, opened, lambda: open_registry(home))
+        warn_of_missing_code()
     code = EXIT_FAILED
     try:
-        with _failures(home.run_dir):
+        from flows.interruption import interruptible
+
+        with failures(home, opened.staging_root), interruptible(home):
             from flows.outcome import print_outcome
             from flows.run_pipeline import run_pipeline
 
@@ -105,15 +122,20 @@ def run(
 
 def _leave(code: int) -> NoReturn:
     """End the process at once: everything is committed, and Prefect's exit handlers wait without limit for a server that was killed."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    from infra.spark import stop_spark
+
+    try:
+        stop_spark()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 @app.command()
 def plan(scale: SCALE, as_json: JSON = False) -> None:
     """Print what a scale means: parameters, tokens, steps, memory, phases. Computes nothing."""
-    with _usage_errors():
+    with usage_errors():
         from configs.load import load_scale
         from tasks.training.plan_training import plan_training
 
@@ -133,7 +155,7 @@ def stage(
     as_json: JSON = False,
 ) -> None:
     """Run one data stage alone on a directory; docs/data.md says what each does. Needs no server."""
-    with _usage_errors():
+    with usage_errors():
         from flows.single_stage import open_stage
         from infra.doctor import check_java, require
         from infra.home import open_home
@@ -141,7 +163,9 @@ def stage(
         home = open_home()
         run_stage = open_stage(name, documents, output, config, home)
         require(check_java())
-    with _failures(home.run_dir):
+    from flows.interruption import interruptible
+
+    with failures(home, output.parent), interruptible(home):
         outcome = run_stage()
         print(outcome.model_dump_json() if as_json else outcome.describe())
 
@@ -149,21 +173,19 @@ def stage(
 @app.command()
 def chat(
     scale: Annotated[str, typer.Option(help="whose model")] = "tiny",
-    alias: Annotated[str, typer.Option(help="which version")] = "champion",
+    alias: Annotated[str, typer.Option(help="which version: champion, a phase's name, ...")] = "champion",
     prompt: Annotated[str | None, typer.Option(help="answer this one and leave; otherwise read lines from the terminal")] = None,
     max_tokens: int = 64,
     temperature: float = 0.0,
     store: STORE = None,
 ) -> None:
-    """Talk to the promoted model, served by llama.cpp on loopback."""
-    with _usage_errors():
-        from infra.home import open_home
-
-        home = open_home()
-    with _failures(home.run_dir):
+    """Talk to a model, by default the promoted one, served by llama.cpp on loopback."""
+    with usage_errors():
+        home, configuration, version, opened = _chosen_version(scale, alias, store)
+    with failures(home):
         from flows.serve_model import complete, served_model
 
-        with served_model(home, scale, alias, store, port=None) as served:
+        with suppress(KeyboardInterrupt), served_model(home, configuration, version, opened, port=None) as served:
             lines = [prompt] if prompt is not None else _terminal_lines()
             for line in lines:
                 for piece in complete(served, line, max_tokens, temperature):
@@ -174,45 +196,54 @@ def chat(
 @app.command()
 def serve(
     scale: Annotated[str, typer.Option(help="whose model")] = "tiny",
-    alias: Annotated[str, typer.Option(help="which version")] = "champion",
-    port: Annotated[int, typer.Option(help="0 takes a free one")] = 8000,
+    alias: Annotated[str, typer.Option(help="which version: champion, a phase's name, ...")] = "champion",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8000,
     store: STORE = None,
 ) -> None:
-    """Serve the promoted model with an OpenAI-compatible API on loopback until interrupted."""
-    with _usage_errors():
-        from infra.home import open_home
-
-        home = open_home()
-    with _failures(home.run_dir):
+    """Serve a model, by default the promoted one, with an OpenAI-compatible API on loopback until interrupted."""
+    with usage_errors():
+        home, configuration, version, opened = _chosen_version(scale, alias, store)
+    with failures(home):
         from flows.serve_model import served_model
 
-        with served_model(home, scale, alias, store, port=port) as served:
-            print(f"{served.name} at {served.url}/v1 (Ctrl-C ends it)", flush=True)
+        with suppress(KeyboardInterrupt), served_model(home, configuration, version, opened, port=port) as served:
+            print(f"{served.name} ({alias}) at {served.url}/v1 (Ctrl-C ends it)", flush=True)
             served.wait()
+
+
+def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Scale, RegisteredVersion, Store]:
+    from configs.load import load_scale
+    from flows.serve_model import find_version
+    from infra.home import open_home
+    from infra.store import open_store
+
+    configuration, home = load_scale(scale), open_home()
+    return home, configuration, find_version(home, configuration, alias), open_store(store, home)
 
 
 @app.command()
 def up(
-    prefect_port: Annotated[int, typer.Option(help="Prefect's server and UI")] = 4200,
-    mlflow_port: Annotated[int, typer.Option(help="MLflow's server and UI")] = 5000,
+    prefect_port: Annotated[int, typer.Option(min=1, max=65535, help="Prefect's server and UI")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="MLflow's server and UI")] = 5000,
 ) -> None:
     """Start Prefect and MLflow servers, deploy the flow and start a worker; all on loopback, until `glm46 down`."""
-    with _usage_errors():
+    with usage_errors():
         from infra.home import open_home
 
         home = open_home()
-    with _failures(home.run_dir):
+    with failures(home):
         from flows.deployment import bring_up
+        from infra.server_password import environment_path, password_path
 
         urls = bring_up(home, prefect_port, mlflow_port)
-        print(f"Prefect  {urls.prefect}\nMLflow   {urls.mlflow}\n")
-        print(f"PREFECT_API_URL={urls.prefect}/api prefect deployment run glm46/full-pipeline --param scale=tiny --watch")
+        print(f"Prefect  {urls.prefect} (its UI asks for the line in {password_path(home)})\nMLflow   {urls.mlflow}\n")
+        print(f". {environment_path(home)} && prefect deployment run glm46/full-pipeline --param scale=tiny --watch")
 
 
 @app.command()
 def down() -> None:
     """End what `glm46 up` started; databases and artifacts stay."""
-    with _usage_errors():
+    with usage_errors():
         from flows.deployment import bring_down
         from infra.home import open_home
 
@@ -227,7 +258,7 @@ def adopt(
     store: STORE = None,
 ) -> None:
     """Let work done under older code stand, or continue, under newer code."""
-    with _usage_errors():
+    with usage_errors():
         from infra.adoption import adopt as adopt_work
         from infra.home import open_home
         from infra.store import open_store
@@ -244,18 +275,17 @@ def doctor(
     as_json: JSON = False,
 ) -> None:
     """Look for what can be missing or broken, and say the fix."""
-    with _usage_errors():
+    with usage_errors():
         from configs.load import load_scale
-        from infra.build_ops import op_path
+        from flows.native_code import native_code
         from infra.doctor import as_json as to_json
-        from infra.doctor import check_launchers, check_machine, check_native_code, check_store
+        from infra.doctor import check_launchers, check_machine, check_store
         from infra.home import open_home
         from infra.store import open_store
-        from model.native_library import library_paths
 
         home = open_home()
         launchers = [] if scale is None else [phase.resources.launcher for phase in load_scale(scale).phases]
-        checks = [*check_machine(home), check_native_code([*library_paths(), op_path()])]
+        checks = [*check_machine(home), native_code()]
         checks += [*check_launchers(launchers), *check_store(open_store(store, home), deep)]
     if as_json:
         print(to_json(checks))
@@ -263,6 +293,30 @@ def doctor(
         for check in checks:
             print(f"{'ok' if check.passed else 'MISSING':<8} {check.name:<16} {check.found}{f'; {check.fix}' if check.fix else ''}")
     raise typer.Exit(0 if all(check.passed for check in checks) else EXIT_FAILED)
+
+
+@jobs_app.command("list")
+def jobs_list() -> None:
+    """Jobs of this home whose work is not committed: key, phase, state, start and directory."""
+    with usage_errors():
+        from flows.jobs import list_jobs
+        from infra.home import open_home
+
+        for job in list_jobs(open_home()):
+            print(job.describe())
+
+
+@jobs_app.command("stop")
+def jobs_stop(
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="or its first digits; without one, all that run")] = None,
+) -> None:
+    """Let running jobs save and end; `glm46 run` continues them."""
+    with usage_errors():
+        from flows.jobs import stop_jobs
+        from infra.home import open_home
+
+        for job in stop_jobs(open_home(), key):
+            print(job.describe())
 
 
 @lineage_app.command("model")
@@ -274,7 +328,7 @@ def lineage_model(
     as_json: JSON = False,
 ) -> None:
     """Phases, packed orders, shards, tokenizer, data steps with what they dropped, sources down to record offsets."""
-    with _usage_errors():
+    with usage_errors():
         from flows.trace_lineage import lineage_of_model
 
         found = lineage_of_model(name, scale, store, records)
@@ -286,7 +340,7 @@ def lineage_document(
     identity: Annotated[str, typer.Argument(metavar="ID", help="16 hex digits")], store: STORE = None, as_json: JSON = False
 ) -> None:
     """Every step that dropped the document, every phase that was trained on it, every model that came of that."""
-    with _usage_errors():
+    with usage_errors():
         from flows.trace_lineage import lineage_of_document
 
         found = lineage_of_document(identity, store)
@@ -299,36 +353,3 @@ def _terminal_lines() -> Iterator[str]:
             yield input("> ")
         except EOFError:
             return
-
-
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        print(f"glm46: {error}", file=sys.stderr)
-        raise typer.Exit(EXIT_USAGE) from None
-
-
-@contextmanager
-def _failures(log_dir: Path) -> Iterator[None]:
-    """One clear message and exit code 1; the traceback goes to a file that the message names."""
-    try:
-        yield
-    except (typer.Exit, SystemExit):
-        raise
-    except KeyboardInterrupt:
-        print("glm46: interrupted; run again to continue", file=sys.stderr)
-        raise typer.Exit(EXIT_FAILED) from None
-    except Exception as error:
-        path = log_dir / "last-error.log"
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        print(f"glm46: {kind}{str(error)[:MAX_MESSAGE_CHARS]}", file=sys.stderr)
-        try:
-            path.write_text(traceback.format_exc())
-            kept = f"the traceback is in {path}"
-        except OSError as full:
-            kept = f"{path} cannot be written ({full.strerror}): make room on that disk, then run again to continue"
-        if kind:
-            print(f"glm46: {kept}", file=sys.stderr)
-        raise typer.Exit(EXIT_FAILED) from None

@@ -7,6 +7,7 @@ import time
 from prefect import flow, get_run_logger
 
 from configs.load import load_scale
+from flows.check_start import check_start
 from flows.mid_train_model import mid_train_model
 from flows.outcome import RunOutcome
 from flows.parameters import DataPlace, ScaleName, StageName
@@ -23,7 +24,8 @@ from flows.stages import choose_stages
 from flows.start_weights import find_start
 from flows.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
 from flows.train_phases import PhaseHistory, assess_start
-from infra.doctor import check_compiler, check_java, require
+from infra.doctor import check_compiler, check_java, check_room, check_spark_master, require
+from infra.experiment_tracking import connect
 from infra.home import open_home
 from infra.model_registry import model_name
 from infra.servers import tracking_uri
@@ -56,9 +58,12 @@ def full_pipeline(
     configuration = load_scale(scale)
     window = choose_stages(configuration, from_stage, start, until)
     sources = list_sources(data, get_run_logger().info)
-    require(check_java(), check_compiler())
+    opened = open_store(store, home)
+    require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master), *check_room(home, opened.staging_root))
     mlflow = tracking_uri()
-    run = Run(configuration, home, open_store(store, home), mlflow, track_pipeline(mlflow, configuration), StageLog(get_run_logger().info))
+    if start is not None:
+        check_start(configuration, start, opened, lambda: connect(mlflow))
+    run = Run(configuration, home, opened, mlflow, track_pipeline(mlflow, configuration), StageLog(get_run_logger().info))
 
     prepared = prepare_data(run, sources)
     approve_inputs(run, prepared.contracts)

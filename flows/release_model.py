@@ -11,7 +11,6 @@ from flows.run_step import Run, run_effect, run_step
 from infra.experiment_tracking import connect
 from infra.model_registry import (
     CHAMPION,
-    CHAT_TAG,
     GGUF_TAG,
     PROMOTION_TAG,
     RegisteredVersion,
@@ -67,7 +66,6 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     tags = {
         PROMOTION_TAG: decision.key,
         GGUF_TAG: gguf.key,
-        CHAT_TAG: str(checkpoint.record.is_chat_trained).lower(),
         "glm46.smoke_test": "passed" if smoke.passed else "failed",
     }
     version, _ = run_effect(

@@ -5,27 +5,32 @@ from __future__ import annotations
 import os
 
 from infra.home import Home
-from infra.servers import TELEMETRY_OFF, read_servers_file, running_servers, silent_servers
+from infra.server_password import CLIENT_VARIABLE, api_password
+from infra.servers import TELEMETRY_OFF, ServerUrls, ask_databases, read_servers_file, running_servers, silent_servers
 
 DRAIN_SECONDS = 5
 HEARTBEAT_SECONDS = 30
 """The shortest that Prefect allows."""
+MLFLOW_RETRIES = 2
+"""Of one request; MLflow's own seven take minutes, without a word."""
 WORKER_QUERY_SECONDS = 3
 """Between a run that was asked for and its start; the server is on the same machine."""
 
 
 def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
-    """What Prefect and MLflow read when they are imported; secrets are not among it."""
+    """What Prefect and MLflow read when they are imported."""
     os.environ.update(TELEMETRY_OFF)
     os.environ.update(
         {
             "GLM46_HOME": str(home.root),
             "PREFECT_HOME": str(home.prefect_dir),
             "PREFECT_API_URL": f"{prefect_url}/api",
+            CLIENT_VARIABLE: api_password(home),
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
             "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_SECONDS),
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the stage log speaks to the terminal, Prefect's to its UI
             "MLFLOW_TRACKING_URI": mlflow_url,
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(MLFLOW_RETRIES),
             "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait cost whole cores on a busy machine
             "MLFLOW_LOGGING_LEVEL": "WARNING",
             "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -45,13 +50,19 @@ def run_pipeline(home: Home, scale: str, store: str | None, data: str | None, fr
         try:
             return full_pipeline(scale=scale, store=store, data=data, from_stage=from_stage, start=start, until=until)
         except Exception as error:
-            silent = silent_servers(servers)
-            if silent:
-                logs = ", ".join(str(home.run_dir / f"{name}.log") for name in silent)
-                raise RuntimeError(f"the {' and '.join(silent)} server stopped during the run ({logs}): run again to continue") from error
+            _blame_servers(home, servers, error)
             raise
         finally:
             _send_waiting_logs_and_events()
+
+
+def _blame_servers(home: Home, servers: ServerUrls, error: Exception) -> None:
+    """Raises RuntimeError where a server is why the run failed: it has stopped, or its database does not answer."""
+    silent = silent_servers(servers)
+    if silent:
+        logs = ", ".join(str(home.run_dir / f"{name}.log") for name in silent)
+        raise RuntimeError(f"the {' and '.join(silent)} server stopped during the run ({logs}): run again to continue") from error
+    ask_databases(home, servers)
 
 
 def _send_waiting_logs_and_events() -> None:

@@ -25,7 +25,7 @@ from flows.stage_output import UNFINISHED, StageOutcome, check_output, has_left_
 from infra.home import Home
 from infra.spark import stop_spark
 from infra.step import Artifact, Digested, Progress, R, Step
-from infra.store import Store, open_store, step_key
+from infra.store import Store, open_store
 from tasks.data.complete_documents import CompleteDocuments, DocumentFiles, complete_documents
 from tasks.data.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplicate_documents import deduplicate_documents
@@ -64,21 +64,15 @@ class SingleStage:
 
     def compute(self, step: Step[R], recipe: BaseModel | None, with_spark: bool = True, **inputs: Digested | None) -> Artifact[R]:
         """A step's artifact: found in the store, or computed now."""
-        identity = step.identity(recipe, inputs)
-        key, started = step_key(identity), time.monotonic()
+        identity, started = step.identity(recipe, inputs), time.monotonic()
         given = {**inputs, **({"recipe": recipe} if recipe is not None else {}), **({"resources": self.resources} if with_spark else {})}
-        with self.store.locked(key, self.log.say):
-            artifact = self.store.find(step, key)
-            is_cached = artifact is not None
-            if artifact is None:
-                with watched_jobs(lambda name, progress: self._report(f"{step.name}, {name}", progress)):
-                    artifact = self.store.compute(
-                        step, key, identity, lambda output: step(**given, output=output), partial(self._report, step.name),
-                        lambda rows: None, time.monotonic,
-                    )  # fmt: skip
+        with watched_jobs(lambda name, progress: self._report(f"{step.name}, {name}", progress)):
+            artifact, is_cached = self.store.find_or_compute(
+                step, identity, lambda output: step(**given, output=output), partial(self._report, step.name), self.log.say
+            )
         why = "found in the store" if is_cached else "computed"
         seconds = round(time.monotonic() - started, 2)
-        self.log.finish(StageResult(step.name, seconds, is_cached, why, artifact.digest, key_figures(artifact.record), key))
+        self.log.finish(StageResult(step.name, seconds, is_cached, why, artifact.digest, key_figures(artifact.record), artifact.key))
         self.artifacts[step.name] = artifact
         return artifact
 

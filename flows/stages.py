@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from configs.schema import PhaseSection, Scale
+from tasks.training.launch_rules import refuse_impossible_training
 
 PREPARE_DATA = "prepare_data"
 RELEASE_MODEL = "release_model"
@@ -31,7 +32,8 @@ class StageWindow:
 
 
 def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until: str | None) -> StageWindow:
-    """The stages between `from_stage` and `until`, both included. Raises ValueError for an unknown name or an entry without weights.
+    """The stages between `from_stage` and `until`, both included. Raises ValueError for an unknown name, an entry without weights, or
+    a phase between them that cannot be trained.
 
     Data is always prepared (found in the store where it is): training and evaluation read it.
     """
@@ -54,4 +56,7 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
             f"tokenizer.kind {kind}: the release converts to GGUF, which here holds byte-level BPE alone; set it to bpe, or leave before "
             f"the release with --until {names[-2]}"
         )
-    return StageWindow(tuple(phase for phase in scale.phases if phase.name in chosen), RELEASE_MODEL in chosen)
+    phases = tuple(phase for phase in scale.phases if phase.name in chosen)
+    for phase in phases:
+        refuse_impossible_training(scale.training_recipe(phase), phase.resources)
+    return StageWindow(phases, RELEASE_MODEL in chosen)

@@ -16,6 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run as this_flow_run
+from prefect.states import Crashed
 
 from configs.schema import PhaseSection, Scale
 from flows.run_step import Run, run_effect
@@ -54,6 +55,8 @@ NOTE_TAG = "mlflow.note.content"
 """What MLflow's page of a run shows as its description, as Markdown."""
 EVIDENCE_DIR = "evidence"
 OUTCOME_FILE = "outcome.json"
+EXIT_MESSAGE = "Execution was aborted by Python system exit call."
+WORKER_LOST = "the worker that started this run has ended: `glm46 up` starts one, then retry the run to continue"
 LOGGED_EVIDENCE = {"spikes.jsonl": EVIDENCE_DIR, "profile/*": f"{EVIDENCE_DIR}/profile"}
 """What training left that becomes artifacts of the phase's run, and where."""
 
@@ -195,7 +198,13 @@ def _as_list(lines: Sequence[str]) -> str:
 
 
 def end_tracking(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Hook of the flow: its MLflow run ends as FAILED, or KILLED where the flow crashed or was cancelled."""
+    """Hook of the flow: its MLflow run ends as FAILED, or KILLED where the flow crashed or was cancelled.
+
+    A run that ended because its worker died crashes with Prefect's words for any exit: they are replaced by what to do.
+    """
+    if state.message == EXIT_MESSAGE:
+        with get_client(sync_client=True) as prefect:
+            prefect.set_flow_run_state(flow_run.id, Crashed(message=WORKER_LOST), force=True)
     client = connect(tracking_uri())
     for run_id in run_ids(client, FLOW_RUN_TAG, str(flow_run.id)):
         finish_run(client, run_id, "FAILED" if state.is_failed() else "KILLED")

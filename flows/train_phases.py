@@ -17,6 +17,7 @@ from infra.step import Artifact
 from infra.store import step_key
 from tasks.data.pack_phase import PackedPhase, pack_phase
 from tasks.data.prepared_data import PreparedData
+from tasks.data.shard_chats import ChatShards
 from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.training.train_phase import TrainedCheckpoint, train_phase
 
@@ -43,6 +44,10 @@ class PhaseHistory:
         """Why the last gate refused; empty while all accepted."""
         return self.models[-1].reasons if self.models else ()
 
+    def packed(self, phase: PhaseSection) -> Artifact[PackedPhase] | None:
+        """The rows that this run trained the phase on; None where it did not train it."""
+        return next((model.packed for model in self.models if model.phase.name == phase.name), None)
+
     def followed_by(self, model: AssessedModel) -> PhaseHistory:
         return replace(self, models=(*self.models, model))
 
@@ -59,7 +64,7 @@ def train_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, .
 
 
 def _train(run: Run, prepared: PreparedData, phase: PhaseSection, history: PhaseHistory) -> AssessedModel:
-    packed, inputs = _training_inputs(run, prepared, phase)
+    packed, inputs = _training_inputs(run, prepared, phase, history)
     inputs |= {"validation": prepared.validation, "tokenizer": prepared.tokenizer, "start": history.checkpoint}
     recipe = run.scale.training_recipe(phase)
     run_id = track_phase(run, phase, step_key(train_phase.identity(recipe, inputs)))
@@ -70,17 +75,31 @@ def _train(run: Run, prepared: PreparedData, phase: PhaseSection, history: Phase
     return assess_checkpoint(run, prepared, phase, checkpoint, packed, _start_evaluation(run, prepared, history), run_id)
 
 
-def _training_inputs(run: Run, prepared: PreparedData, phase: PhaseSection) -> tuple[Artifact[PackedPhase] | None, dict[str, Any]]:
+def _training_inputs(
+    run: Run, prepared: PreparedData, phase: PhaseSection, history: PhaseHistory
+) -> tuple[Artifact[PackedPhase] | None, dict[str, Any]]:
     """The packed rows of the phase, or the prompts of one that samples its own answers."""
     if phase.recipe.samples_answers:
         return None, {"packed": None, "shards": None, "chats": None, "prompts": prepared.decontaminated}
-    chats = prepared.chat_shards if phase.recipe.reads_chats else None
+    packed = _pack(run, prepared, phase, history)
+    return packed, {"packed": packed, "shards": prepared.shards, "chats": _chats_of(prepared, phase), "prompts": None}
+
+
+def _pack(run: Run, prepared: PreparedData, phase: PhaseSection, history: PhaseHistory) -> Artifact[PackedPhase]:
+    """The rows of a phase, which go on where the course's phases before it stopped: those too are packed where the run was entered after
+    them, and not trained."""
+    before = run.scale.packed_before(phase)
+    previous = history.packed(before[-1]) or _pack(run, prepared, before[-1], history) if before else None
     packed = run_step(
-        run, pack_phase, stage=f"pack {phase.name}", shards=prepared.shards, chats=chats, recipe=phase.recipe.packing_recipe,
-        tokenizer=prepared.tokenizer if phase.recipe.fim_rate else None,
+        run, pack_phase, stage=f"pack {phase.name}", shards=prepared.shards, chats=_chats_of(prepared, phase), previous=previous,
+        tokenizer=prepared.tokenizer if phase.recipe.fim_rate else None, recipe=phase.recipe.packing_recipe,
     )  # fmt: skip
     check_contract(run, packed, "packed", stage=f"contract packed {phase.name}")
-    return packed, {"packed": packed, "shards": prepared.shards, "chats": chats, "prompts": None}
+    return packed
+
+
+def _chats_of(prepared: PreparedData, phase: PhaseSection) -> Artifact[ChatShards] | None:
+    return prepared.chat_shards if phase.recipe.reads_chats else None
 
 
 def _start_evaluation(run: Run, prepared: PreparedData, history: PhaseHistory) -> Artifact[Evaluation] | None:

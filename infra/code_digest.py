@@ -26,26 +26,28 @@ def code_digest(roots: tuple[str, ...], data_files: tuple[str, ...] = ()) -> str
     return digest.hexdigest()
 
 
-def closure(roots: tuple[str, ...]) -> list[str]:
-    """Names of the modules that `roots` import, directly or not, themselves included, sorted."""
+def closure(roots: tuple[str, ...], followed: tuple[str, ...] = FOLLOWED) -> list[str]:
+    """Names of the modules that `roots` import, directly or not, themselves included, sorted. followed: top-level packages of the project
+    whose modules count."""
     seen: set[str] = set()
     waiting = list(roots)
     while waiting:
         module = waiting.pop()
         if module not in seen:
             seen.add(module)
-            waiting.extend(_imports(module))
+            waiting.extend(name for name in imports(module) if name.split(".")[0] in followed and module_path(name).is_file())
     return sorted(seen)
 
 
-def _path(module: str) -> Path:
+def module_path(module: str) -> Path:
+    """The file of a module of this project."""
     base = ROOT.joinpath(*module.split("."))
     return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
 
 
 @cache
 def _tree(module: str) -> ast.Module:
-    tree = ast.parse(_path(module).read_text(encoding="utf-8"))
+    tree = ast.parse(module_path(module).read_text(encoding="utf-8"))
     _WithoutTexts().visit(tree)
     return tree
 
@@ -54,7 +56,7 @@ def _tree(module: str) -> ast.Module:
 def _module_digest(module: str) -> str:
     digest = hashlib.sha256(ast.dump(_tree(module)).encode())
     # A compiled kernel lies beside the module of its name; it may include any header there.
-    source = _path(module).with_suffix(".cpp")
+    source = module_path(module).with_suffix(".cpp")
     if source.is_file():
         for part in (source, *sorted(source.parent.glob("*.h"))):
             digest.update(part.read_bytes())
@@ -62,7 +64,8 @@ def _module_digest(module: str) -> str:
 
 
 @cache
-def _imports(module: str) -> tuple[str, ...]:
+def imports(module: str) -> tuple[str, ...]:
+    """Dotted names that a module imports at run time, also inside functions; of `from a import b` both `a` and `a.b`."""
     found: set[str] = set()
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Import):
@@ -70,7 +73,7 @@ def _imports(module: str) -> tuple[str, ...]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return tuple(sorted(name for name in found if name.split(".")[0] in FOLLOWED and _path(name).is_file()))
+    return tuple(sorted(found))
 
 
 class _WithoutTexts(ast.NodeTransformer):

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -21,16 +22,20 @@ from packaging.requirements import Requirement
 from configs.machine import describe_missing, this_machine
 from infra.child_process import take_port
 from infra.code_digest import ROOT
+from infra.databases import Database, databases, find_problem
+from infra.disk_space import temporary_dir
 from infra.home import Home
-from infra.servers import read_servers_file, silent_servers
-from infra.store import Store
+from infra.servers import WORKER, read_servers_file, silent_servers, worker_lives
+from infra.store import CorruptManifestError, Store
 
 REQUIRED_JAVA = 17
 MIN_FREE_BYTES = 2 << 30
+MIN_TEMPORARY_BYTES = 1 << 28
 MIN_MEMORY_BYTES = 3 << 30
 """`run tiny` used 2.3 GiB."""
 PORTS = {"prefect": 4200, "mlflow": 5000}
 """Where `glm46 up` starts its servers unless told otherwise."""
+CONNECT_TIMEOUT_SECONDS = 5
 SCHEDULER_COMMANDS = {"slurm": ("sbatch", "squeue", "scancel"), "pbs": ("qsub", "qstat", "qdel"), "kubernetes": ("kubectl",)}
 
 
@@ -45,9 +50,10 @@ class Check:
 
 
 def check_machine(home: Home) -> list[Check]:
-    """Python, packages, Java, compiler, Python headers, memory, disk space and servers."""
-    machine = [_python(), _packages(), check_java(), check_compiler(), _python_headers(), _memory(), _disk(home)]
-    return [*machine, *_servers(home)]
+    """Python, packages, Java, compiler, Python headers, memory, disk space, databases and servers."""
+    machine = [_python(), _packages(), check_java(), check_compiler(), _python_headers(), _memory()]
+    machine += [_disk(home.root, "GLM46_HOME", MIN_FREE_BYTES), _temporary_disk()]
+    return [*machine, *map(_database, databases(home)), *_servers(home)]
 
 
 def check_launchers(launchers: Iterable[str]) -> list[Check]:
@@ -94,6 +100,49 @@ def check_native_code(paths: Iterable[Path]) -> Check:
     return Check("native code", True, describe_missing(missing), fix)
 
 
+def check_spark_master(master: str) -> Check:
+    """What a Spark master asks of this machine: settings that name YARN's cluster, a standalone master that listens."""
+    if master == "yarn":
+        variables = [name for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR") if os.environ.get(name)]
+        fix = "set HADOOP_CONF_DIR to the cluster's configuration, or data.resources.master to local[2]"
+        found = f"yarn, {variables[0]} is set" if variables else "yarn, but neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
+        return Check("spark master", bool(variables), found, "" if variables else fix)
+    silent = [address for address in _standalone_masters(master) if not _listens(address)]
+    fix = "start it, or set data.resources.master to a master that runs (local[2]: this machine)"
+    return Check("spark master", not silent, f"{', '.join(silent)} does not answer" if silent else master, fix if silent else "")
+
+
+def _standalone_masters(master: str) -> list[str]:
+    """host:port of each master of a spark:// address; none for any other."""
+    return master.removeprefix("spark://").split(",") if master.startswith("spark://") else []
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"data.resources.master: spark://{address} is no address, write spark://HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def check_room(home: Home, staging_root: Path) -> list[Check]:
+    """Free space where a run writes: on a full disk a database fails without saying so."""
+    return [_disk(home.root, "GLM46_HOME", MIN_FREE_BYTES), _disk(staging_root, "--store", MIN_FREE_BYTES), _temporary_disk()]
+
+
+def _temporary_disk() -> Check:
+    return _disk(temporary_dir(), "TMPDIR", MIN_TEMPORARY_BYTES)
+
+
+def _disk(directory: Path, setting: str, min_bytes: int) -> Check:
+    free = shutil.disk_usage(directory).free
+    fix = f"free at least {min_bytes / 2**30:.2f} GiB or name another directory with {setting}"
+    return Check("disk", free >= min_bytes, f"{free / 2**30:.1f} GiB free under {directory}", "" if free >= min_bytes else fix)
+
+
 def require(*checks: Check) -> None:
     """Raise ValueError with the first check that failed."""
     for check in checks:
@@ -102,11 +151,23 @@ def require(*checks: Check) -> None:
 
 
 def check_store(store: Store, deep: bool) -> list[Check]:
-    """Every manifest's files exist with their sizes; `deep` also reads them and compares checksums."""
+    """Every manifest reads and its files exist with their sizes; `deep` also compares checksums. What is broken is marked, so that the
+    next run computes it anew, also where that run would not have read it."""
     num_artifacts, broken = 0, []
-    for manifest in store.iterate_manifests():
+    for key in store.committed_keys():
+        try:
+            manifest = store.read_manifest(key)
+        except CorruptManifestError as error:
+            store.mark_manifest_invalid(error.name, str(error))
+            broken.append(str(error))
+            continue
+        if manifest is None:
+            continue
         num_artifacts += 1
-        broken += [f"{manifest.step} {manifest.key[:12]} {name}" for name in store.broken_files(manifest, deep)]
+        files = store.broken_files(manifest, deep)
+        if files:
+            store.mark_invalid(manifest, f"{files[0]} is missing or damaged")
+        broken += [f"{manifest.step} {manifest.key[:12]} {name}" for name in files]
     found = f"{num_artifacts} artifacts{', checksums compared' if deep else ''}" + (f"; broken: {', '.join(broken[:5])}" if broken else "")
     return [Check("store", not broken, found, "run again: the broken steps are computed anew" if broken else "")]
 
@@ -150,13 +211,24 @@ def _memory() -> Check:
 
 
 def _servers(home: Home) -> list[Check]:
-    """The recorded servers answer; where none are recorded, the ports that `glm46 up` takes are free."""
+    """The recorded servers and their worker run; where none are recorded, the ports that `glm46 up` takes are free."""
     urls = read_servers_file(home)
-    if urls is not None:
-        silent = silent_servers(urls)
-        found = f"{' and '.join(silent)} recorded but silent" if silent else f"{urls.prefect} and {urls.mlflow} answer"
-        return [Check("servers", not silent, found, "glm46 up" if silent else "")]
-    return [_port(name, port) for name, port in PORTS.items()]
+    if urls is None:
+        return [_port(name, port) for name, port in PORTS.items()]
+    silent, has_worker = silent_servers(urls), worker_lives(home, urls)
+    answer = f"{' and '.join(silent)} recorded but silent" if silent else f"{urls.prefect} and {urls.mlflow} answer"
+    worker = f"process {urls.pids[WORKER]}" if has_worker else "ended: runs that are asked for stay Late"
+    return [
+        Check("servers", not silent, answer, "glm46 up" if silent else ""),
+        Check(WORKER, has_worker, worker, "" if has_worker else "glm46 up"),
+    ]
+
+
+def _database(database: Database) -> Check:
+    name, problem = f"{database.server} data", find_problem(database)
+    if problem:
+        return Check(name, False, problem, database.fix)
+    return Check(name, True, "Postgres answers" if database.path is None else str(database.path), "")
 
 
 def _port(name: str, port: int) -> Check:
@@ -166,11 +238,3 @@ def _port(name: str, port: int) -> Check:
     except ValueError as error:
         return Check(f"port {port}", True, str(error).partition(" (Address")[0], f"end it before glm46 up, or give --{name}-port")
     return Check(f"port {port}", True, f"free for {name}", "")
-
-
-def _disk(home: Home) -> Check:
-    free = shutil.disk_usage(home.root).free
-    passed = free >= MIN_FREE_BYTES
-    return Check(
-        "disk", passed, f"{free / 2**30:.1f} GiB free under {home.root}", "" if passed else "free at least 2 GiB or move GLM46_HOME"
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,20 +34,45 @@ class Home:
     def cache_dir(self) -> Path:
         return self.root / "cache"
 
+    @property
+    def work_root(self) -> Path:
+        """Parent of the work directories."""
+        return self.root / "work"
+
     def work_dir(self, key: str) -> Path:
         """Progress of an unfinished step: survives crashes, goes after the commit."""
-        return self.root / "work" / key
+        return self.work_root / key
 
 
 def open_home() -> Home:
-    """The home named by GLM46_HOME, created if need be. Raises ValueError if it cannot be written."""
+    """The home named by GLM46_HOME, created if need be. Raises ValueError if it cannot be written.
+
+    Other users cannot enter it: a home that they could becomes 0700. One with bits for its group only (`chmod 750`) stays as it is:
+    the group can read artifacts, but neither databases nor logs.
+    """
     home = Home(Path(os.environ.get("GLM46_HOME", ".glm46")).absolute())
     try:
-        for directory in (home.prefect_dir, home.mlflow_dir, home.run_dir, home.root / "work"):
-            directory.mkdir(parents=True, exist_ok=True)
+        home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if home.root.stat().st_mode & 0o007:
+            home.root.chmod(0o700)
+        for directory in (home.prefect_dir, home.mlflow_dir, home.run_dir, home.work_root):
+            directory.mkdir(exist_ok=True)
+        for directory in (home.prefect_dir, home.run_dir):
+            directory.chmod(0o700)
         probe = home.run_dir / f".writable-{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise ValueError(f"GLM46_HOME {home.root} cannot be written ({error.strerror}): free it or name another directory") from error
     return home
+
+
+def private_file(path: Path) -> Path:
+    """The path of a file that only its owner can read, made empty where there is none."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+    return path

@@ -28,6 +28,8 @@ says nothing about the program: here its supervisor or a rank got SIGKILL (the k
 down); on a scheduler it was preempted or its node failed. Submitted again, all three continue from the latest checkpoint; only a lost one
 is without being asked (flows/run_step.py)."""
 CANCEL_POLL_SECONDS = 0.1
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Ranks of one machine listen to each other only."""
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """Compiling graphs costs seconds per shape and pays on no CPU. Threads that spin while they wait for each other make a step 3 to 5 times
 slower as soon as anything else runs on the machine (measured, 2 cores)."""
@@ -113,7 +115,7 @@ class LocalLauncher:
         work_dir.mkdir(parents=True, exist_ok=True)
         if is_locked(work_dir):
             return JobHandle(job.key)
-        environment = {**op_environment(), **CPU_ENVIRONMENT, **job.environment}
+        environment = {**op_environment(), **CPU_ENVIRONMENT, **LOOPBACK, **job.environment}
         write_json(work_dir / "command.json", asdict(Command(job.module, job.arguments, job.num_ranks, environment)))
         with open(work_dir / "supervisor.log", "ab") as log:
             code = subprocess.run(
@@ -131,7 +133,7 @@ class LocalLauncher:
             return JobStatus("running", progress, None, None, "", ())
         job = read_job_file(work_dir)
         assert job is not None, f"no job was submitted under {handle.key}"
-        return JobStatus(_final_state(job.exit_code), progress, job.exit_code, job.failing_rank, job.log_path, tuple(job.log_tail))
+        return JobStatus(final_state(job.exit_code), progress, job.exit_code, job.failing_rank, job.log_path, tuple(job.log_tail))
 
     def cancel(self, handle: JobHandle, grace_seconds: float) -> None:
         work_dir = self.work_root / handle.key
@@ -150,8 +152,13 @@ class LocalLauncher:
         work_dir = self.work_root / key
         return JobHandle(key) if (work_dir / "job.json").exists() else None
 
+    def job_keys(self) -> list[str]:
+        """Keys of all jobs whose work directory is still there."""
+        return sorted(path.parent.name for path in self.work_root.glob("*/job.json"))
 
-def _final_state(exit_code: int | None) -> JobState:
+
+def final_state(exit_code: int | None) -> JobState:
+    """The state of a job whose lock is free."""
     if exit_code is None:
         return "lost"  # a free lock without an exit code: the ranks went with their supervisor
     if exit_code == -signal.SIGKILL:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import uuid
 from pathlib import Path
 
@@ -57,13 +58,16 @@ class LocalStore(Store):
     def _fetch(self, name: str) -> Path:
         return self.root / name
 
-    def attempt_dir(self, key: str, attempt: str) -> Path:
-        return self.root / "objects" / key / attempt
+    @property
+    def staging_root(self) -> Path:
+        return self.root / "objects"
 
     def _publish(self, key: str, attempt: str, names: list[str]) -> None:
         directory = self.attempt_dir(key, attempt)
+        readers = stat.S_IMODE(directory.stat().st_mode) & 0o666  # what the umask leaves; safetensors writes for the owner only
         for name in names:
             with open(directory / name, "rb") as file:
+                os.fchmod(file.fileno(), readers)
                 os.fsync(file.fileno())
         for path in {directory, directory.parent, *((directory / name).parent for name in names)}:
             _fsync_directory(path)

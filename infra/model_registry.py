@@ -1,22 +1,26 @@
 """Registered models in MLflow: one version per content digest, aliases by which people and later runs find them.
 
-The weights live once. With a local store a version's files are hard links below the artifact directory of its run and its source is
-that run's `mlflow-artifacts:/...`; with an S3 store the source is the objects' own `s3://` prefix. Every operation may be repeated.
+The weights exist once. With a local store a version's files are hard links below the artifact directory of its run (copies where the two
+are on different file systems) and its source is that run's `mlflow-artifacts:/...`; with an S3 store the source is the objects' own
+`s3://` prefix. Beside them is what makes the version load anywhere (infra/model_package.py). Every operation may be repeated.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from infra.databases import mlflow_database
 from infra.experiment_tracking import KEY_TAG, connect
 from infra.home import Home
+from infra.model_package import package_files
 from infra.s3_store import S3Store
-from infra.servers import mlflow_database_uri, read_recorded
+from infra.servers import read_recorded
 from infra.step import Artifact
 from infra.store import Store
 
@@ -36,6 +40,8 @@ EVIDENCE_TAG = "glm46.evidence"
 """Where the report and cards of the run lie that judged the version last."""
 CHAMPION = "champion"
 """Alias of the one version of a model that is served."""
+NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
+"""Another file system, or one that has no hard links or no more of them for this file."""
 MODEL_DIR = "model"
 """Directory of the weights below a run's artifacts."""
 
@@ -96,12 +102,12 @@ def open_registry(home: Home) -> MlflowClient:
     recorded = read_recorded(home)
     if recorded is not None:
         return connect(recorded.mlflow)
-    database = mlflow_database_uri(home)
-    if database.startswith("sqlite:///") and not Path(database.removeprefix("sqlite:///")).exists():
+    database = mlflow_database(home)
+    if database.path is not None and not database.path.exists():
         raise ValueError(f"{home.root} holds no model registry yet: run `glm46 run tiny` first, or set GLM46_HOME to where it was run")
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=database, registry_uri=database)
+    return MlflowClient(tracking_uri=database.uri, registry_uri=database.uri)
 
 
 def ensure_registered(
@@ -117,12 +123,13 @@ def ensure_registered(
     """The version of the model with the artifact's digest, registered if there is none.
 
     directory: the artifact's directory that holds the weights (`hf`). run_id: the run the version belongs to. artifact_root: the
-    server's artifact destination on this machine. tags: beside glm46.digest and glm46.key, which are set here; on a version that
-    exists, those that differ are set.
+    server's artifact destination on this machine. tags: beside glm46.digest, glm46.key and glm46.chat, which are set here; on a version
+    that exists, those that differ are set.
     """
     from mlflow.exceptions import MlflowException
 
-    wanted = {**tags, DIGEST_TAG: artifact.digest, KEY_TAG: artifact.key}
+    is_chat_trained: bool = artifact.record.is_chat_trained
+    wanted = {**tags, DIGEST_TAG: artifact.digest, KEY_TAG: artifact.key, CHAT_TAG: str(is_chat_trained).lower()}
     try:
         client.create_registered_model(model, description=DESCRIPTION)
     except MlflowException as error:
@@ -131,10 +138,14 @@ def ensure_registered(
     existing = find_version(client, model, artifact.digest)
     if existing is not None:
         return existing.version, ensure_tags(client, model, existing, wanted)
+    package = package_files(is_chat_trained=is_chat_trained)
     if isinstance(artifact.reader, S3Store):
-        source = f"{artifact.reader.uri}/objects/{artifact.key}/{artifact.manifest.attempt}/{directory}"
+        prefix = f"objects/{artifact.manifest.object_key}/{artifact.manifest.attempt}/{directory}"
+        for name, content in package.items():
+            artifact.reader.write_beside(f"{prefix}/{name}", content)
+        source = f"{artifact.reader.uri}/{prefix}"
     else:
-        source = _link_below_run(client, artifact, directory, run_id, artifact_root)
+        source = _link_below_run(client, artifact, directory, package, run_id, artifact_root)
     version = client.create_model_version(model, source, run_id, tags=wanted, description=description)
     return str(version.version), "done"
 
@@ -160,8 +171,11 @@ def find_version(client: MlflowClient, model: str, digest: str) -> RegisteredVer
     return versions[0] if versions else None
 
 
-def _link_below_run(client: MlflowClient, artifact: Artifact[Any], directory: str, run_id: str, artifact_root: Path) -> str:
-    """Hard-link an artifact's directory below a run's artifacts and return the URI under which MLflow serves it."""
+def _link_below_run(
+    client: MlflowClient, artifact: Artifact[Any], directory: str, package: Mapping[str, bytes], run_id: str, artifact_root: Path
+) -> str:
+    """Hard-link an artifact's directory below a run's artifacts, write the package beside it, and return the URI under which MLflow serves
+    both."""
     artifact_uri = client.get_run(run_id).info.artifact_uri
     scheme = "mlflow-artifacts:/"
     if artifact_uri is None or not artifact_uri.startswith(scheme):
@@ -172,6 +186,9 @@ def _link_below_run(client: MlflowClient, artifact: Artifact[Any], directory: st
     assert names, f"step {artifact.manifest.step} left no directory {directory}"
     for name in names:
         _link(artifact.path(name), target / name.removeprefix(prefix))
+    for name, content in package.items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_bytes(content)
     return f"{artifact_uri}/{MODEL_DIR}"
 
 
@@ -182,12 +199,9 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, temporary)
     except OSError as error:
-        if error.errno != errno.EXDEV:
+        if error.errno not in NO_LINK:
             raise
-        raise ValueError(
-            f"the store ({source}) and MLflow's artifacts ({target.parent}) lie on different file systems, so weights cannot live once: "
-            f"set GLM46_HOME on the store's file system, or use an s3:// store"
-        ) from error
+        shutil.copyfile(source, temporary)
     os.replace(temporary, target)
     temporary.unlink(missing_ok=True)
 
@@ -212,3 +226,16 @@ def resolve_alias(client: MlflowClient, model: str, alias: str) -> RegisteredVer
             return None
         raise
     return RegisteredVersion(str(found.version), dict(found.tags))
+
+
+def describe_aliases(client: MlflowClient, model: str) -> str:
+    """The aliases of a model, in words for a message that refuses another one."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        aliases = client.get_registered_model(model).aliases
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return "no version of it is registered"
+    return f"its aliases are {', '.join(sorted(aliases))}" if aliases else "it has no aliases"

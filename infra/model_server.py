@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -115,11 +116,15 @@ def _wait_until_healthy(server: ModelServer, timeout_seconds: float) -> None:
 def serve(gguf_path: Path, host: str, port: int, context_length: int, num_threads: int, alias: str) -> None:
     """Serve until standard input closes."""
     import xllamacpp
+    from aiohttp import web
+
+    from infra.model_gateway import gateway
 
     params = xllamacpp.CommonParams()  # pyright: ignore[reportAttributeAccessIssue]
     params.model.path = str(gguf_path)
     params.model_alias = {alias}
-    params.hostnames, params.port = [host], port
+    key, upstream_port = secrets.token_urlsafe(), free_port(LOOPBACK[0])
+    params.hostnames, params.port, params.api_keys = [LOOPBACK[0]], upstream_port, [key]
     params.n_ctx, params.n_parallel = context_length, 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
     # By default keys and values are kept, and on a CPU attended to, in half precision: that moves log-probabilities by 2e-3 at tiny scale,
@@ -129,8 +134,8 @@ def serve(gguf_path: Path, host: str, port: int, context_length: int, num_thread
     params.warmup = False
     threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
     server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue]
-    print(f"serving {gguf_path.name} at {server.listening_address}", flush=True)
-    threading.Event().wait()
+    app = gateway(server.listening_address, key, host, port)
+    web.run_app(app, host=host, port=port, print=lambda *_: print(f"serving {gguf_path.name} at {host}:{port}", flush=True))
 
 
 def _exit_at_end_of_input() -> None:

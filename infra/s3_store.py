@@ -13,8 +13,8 @@ from infra.store import Store
 
 PROBE = "conditional-create"
 """An empty object that every store holds."""
-MAX_CONFLICTS = 8
-CONFLICT_SECONDS = 0.1
+MAX_ATTEMPTS = 8
+FIRST_WAIT_SECONDS = 0.1
 
 
 class S3Store(Store):
@@ -22,15 +22,19 @@ class S3Store(Store):
 
     def __init__(self, uri: str, home: Home) -> None:
         import boto3
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
         super().__init__(uri.rstrip("/"), home)
         self.bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
         self.prefix = f"{prefix}/" if prefix else ""
         self._client_error = ClientError
+        self._transport_error = BotoCoreError
+        home.cache_dir.mkdir(parents=True, exist_ok=True)
         try:
             self.client = boto3.client("s3")
             self.client.head_bucket(Bucket=self.bucket)
+        except ParamValidationError as error:
+            raise ValueError(f"store {uri} names no bucket: write s3://bucket/prefix") from error
         except (BotoCoreError, ClientError) as error:
             raise ValueError(
                 f"store {uri} cannot be reached ({error}): check the bucket, AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and AWS_DEFAULT_REGION"
@@ -47,15 +51,23 @@ class S3Store(Store):
         return isinstance(error, self._client_error) and error.response["Error"]["Code"] in ("404", "NoSuchKey")  # pyright: ignore
 
     def _read(self, name: str) -> bytes | None:
-        try:
-            return self.client.get_object(Bucket=self.bucket, Key=self.prefix + name)["Body"].read()
-        except self._client_error as error:
-            if self._missing(error):
-                return None
-            raise
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + name)
+            except self._client_error as error:
+                if self._missing(error):
+                    return None
+                raise
+            try:
+                return answer["Body"].read()
+            except self._transport_error:  # the client repeats a request that fails, not one whose answer breaks off
+                if attempt == MAX_ATTEMPTS - 1:
+                    raise
+                time.sleep(FIRST_WAIT_SECONDS * 2**attempt)
+        raise AssertionError(name)
 
     def _create(self, name: str, data: bytes) -> bool:
-        for attempt in range(MAX_CONFLICTS):
+        for attempt in range(MAX_ATTEMPTS):
             try:
                 self.client.put_object(Bucket=self.bucket, Key=self.prefix + name, Body=data, IfNoneMatch="*")
                 return True
@@ -64,9 +76,9 @@ class S3Store(Store):
                 if code in ("PreconditionFailed", "412"):
                     return False
                 # Another PUT is under way, which may fail yet: neither of both exists so far.
-                if code not in ("ConditionalRequestConflict", "409") or attempt == MAX_CONFLICTS - 1:
+                if code not in ("ConditionalRequestConflict", "409") or attempt == MAX_ATTEMPTS - 1:
                     raise
-                time.sleep(CONFLICT_SECONDS * 2**attempt)
+                time.sleep(FIRST_WAIT_SECONDS * 2**attempt)
         raise AssertionError(name)
 
     def _size(self, name: str) -> int | None:
@@ -91,17 +103,46 @@ class S3Store(Store):
             os.replace(temporary, path)
         return path
 
-    def attempt_dir(self, key: str, attempt: str) -> Path:
-        return self.home.cache_dir / key / attempt
+    def write_beside(self, name: str, data: bytes) -> None:
+        """Put a file that no manifest names beside committed ones; one that is there stays."""
+        self._create(name, data)
+
+    @property
+    def staging_root(self) -> Path:
+        return self.home.cache_dir
 
     def _publish(self, key: str, attempt: str, names: list[str]) -> None:
-        directory = self.attempt_dir(key, attempt)
-        for name in names:
-            self.client.upload_file(str(directory / name), self.bucket, f"{self.prefix}objects/{key}/{attempt}/{name}")
+        try:
+            for name in names:
+                self._upload(self.attempt_dir(key, attempt) / name, f"objects/{key}/{attempt}/{name}")
+        finally:
+            self._abort_uploads(f"{self.prefix}objects/{key}/{attempt}/")
+
+    def _upload(self, path: Path, name: str) -> None:
+        """An upload whose last answer is lost is complete, and asked again the server knows no such upload. Nobody else writes there."""
+        from boto3.exceptions import S3UploadFailedError
+
+        try:
+            self.client.upload_file(str(path), self.bucket, self.prefix + name)
+        except S3UploadFailedError:
+            if self._size(name) != path.stat().st_size:
+                raise
+
+    def _abort_uploads(self, prefix: str) -> None:
+        """End uploads in parts that were begun twice because an answer was lost: their parts cost storage until somebody does."""
+        try:
+            pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=prefix)
+            for upload in [entry for page in pages for entry in page.get("Uploads", [])]:
+                self.client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+        except self._client_error as error:
+            # To list uploads is a permission of its own, and not every server can; there the bucket's rule for old uploads ends them.
+            if error.response["Error"]["Code"] not in ("AccessDenied", "NotImplemented", "MethodNotAllowed"):
+                raise
 
     def _discard(self, key: str, attempt: str) -> None:
         shutil.rmtree(self.attempt_dir(key, attempt), ignore_errors=True)
         prefix = f"{self.prefix}objects/{key}/{attempt}/"
+        self._abort_uploads(prefix)
         for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
             for entry in page.get("Contents", []):
                 self.client.delete_object(Bucket=self.bucket, Key=entry["Key"])

@@ -1,14 +1,15 @@
 """The Prefect and MLflow servers of a home: those recorded alive in run/servers.json, else private ones for the length of a run.
 
-Both bind to loopback and keep SQLite databases under the home, unless GLM46_PREFECT_DATABASE_URL and GLM46_MLFLOW_DATABASE_URL name
-others (postgresql://user:password@host:port/name). Those hold passwords: they go from environment to environment, never into a file, a
-log or a command line. Private servers die with the process that started them, and only one process at a time may have them: an
-exclusive lock on the home makes a second run wait.
+Both bind to loopback. Prefect's API asks for a password (infra/server_password.py), since its worker starts programs; MLflow answers no
+request with a foreign Host or Origin. Private servers die with the process that started them, and only one process at a time may have
+them: an exclusive lock on the home makes a second run wait.
 """
 
 from __future__ import annotations
 
+import base64
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -21,24 +22,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from pydantic import BaseModel
 
 from infra.child_process import die_with_parent, free_port
-from infra.home import Home
+from infra.databases import databases, mlflow_database, open_databases, prefect_database
+from infra.home import Home, private_file
+from infra.server_password import SERVER_VARIABLE, api_password, environment_path
 
 HOST = "127.0.0.1"
+WORKER = "worker"
 STARTUP_TIMEOUT_SECONDS = 180
 WATCH_INTERVAL_SECONDS = 0.5
+ANSWER_TIMEOUT_SECONDS = 120
+"""MLflow makes its tables at the first question."""
+QUESTIONS = {"prefect": ("/api/flows/count", {}), "mlflow": ("/api/2.0/mlflow/experiments/search", {"max_results": 1})}
+"""What each server answers from its database; their health checks do not look at it."""
 TELEMETRY_OFF = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "GX_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
 }
-
-
-PREFECT_DATABASE = "GLM46_PREFECT_DATABASE_URL"
-MLFLOW_DATABASE = "GLM46_MLFLOW_DATABASE_URL"
 
 
 class ServerUrls(BaseModel):
@@ -67,27 +72,6 @@ def artifact_root(home: Home) -> Path:
     return home.mlflow_dir / "artifacts"
 
 
-def mlflow_database_uri(home: Home) -> str:
-    """SQLAlchemy URI of the home's MLflow database; may hold a password."""
-    return _postgres_uri(MLFLOW_DATABASE, "psycopg2") or f"sqlite:///{home.mlflow_dir / 'mlflow.db'}"
-
-
-def _prefect_database() -> dict[str, str]:
-    """Prefect's setting for a database that is not its SQLite file."""
-    uri = _postgres_uri(PREFECT_DATABASE, "asyncpg")
-    return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": uri} if uri else {}
-
-
-def _postgres_uri(variable: str, driver: str) -> str:
-    """The URI that a variable holds, for the driver that its server uses; empty where it is not set. Raises ValueError for others."""
-    scheme, _, rest = os.environ.get(variable, "").partition("://")
-    if not scheme:
-        return ""
-    if scheme.partition("+")[0] not in ("postgresql", "postgres") or not rest:
-        raise ValueError(f"{variable} begins with {scheme}, must be postgresql://user:password@host:port/name")
-    return f"postgresql+{driver}://{rest}"
-
-
 def tracking_uri() -> str:
     """URI of the MLflow server that this process was given. Raises ValueError where none was."""
     uri = os.environ.get("MLFLOW_TRACKING_URI")
@@ -100,19 +84,28 @@ def tracking_uri() -> str:
 def running_servers(home: Home, say: Callable[[str], None]) -> Iterator[ServerUrls]:
     """URLs of servers that answer: recorded ones, or private ones that end with the block."""
     recorded = read_recorded(home)
-    if recorded is not None:
-        yield recorded
-        return
-    with exclusive(home, say):
-        servers = start_servers(home, free_port(), free_port(), detached=False)
-        is_over = threading.Event()
-        try:
-            urls = wait_until_healthy(servers)
-            threading.Thread(target=_leave_when_one_dies, args=(servers, is_over), daemon=True).start()
-            yield urls
-        finally:
-            is_over.set()
-            stop_servers(servers)
+    if recorded is None:
+        with exclusive(home, say):
+            recorded = read_recorded(home)  # `glm46 up` may have been what was waited for
+            if recorded is None:
+                with _private_servers(home) as urls:
+                    yield urls
+                return
+    ask_databases(home, recorded)
+    yield recorded
+
+
+@contextmanager
+def _private_servers(home: Home) -> Iterator[ServerUrls]:
+    servers = start_servers(home, free_port(), free_port(), detached=False)
+    is_over = threading.Event()
+    try:
+        urls = wait_until_healthy(home, servers)
+        threading.Thread(target=_leave_when_one_dies, args=(servers, is_over), daemon=True).start()
+        yield urls
+    finally:
+        is_over.set()
+        stop_servers(servers)
 
 
 def _leave_when_one_dies(servers: list[Server], is_over: threading.Event) -> None:
@@ -149,6 +142,21 @@ def silent_servers(urls: ServerUrls) -> list[str]:
     return [name for name, url in checks.items() if not _healthy(url)]
 
 
+def recorded_process(pid: int, home: Home) -> psutil.Process | None:
+    """The recorded process, unless it has died or its number has gone to another one."""
+    try:
+        process = psutil.Process(pid)
+        is_ours = process.environ().get("GLM46_HOME") == str(home.root) and process.status() != psutil.STATUS_ZOMBIE
+        return process if is_ours else None
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
+
+
+def worker_lives(home: Home, urls: ServerUrls) -> bool:
+    """Whether the worker that `glm46 up` started runs: without it runs that are asked for stay Late."""
+    return WORKER in urls.pids and recorded_process(urls.pids[WORKER], home) is not None
+
+
 def record(home: Home, urls: ServerUrls) -> None:
     """Write run/servers.json: from here on every command of this home uses these servers."""
     path = _servers_path(home)
@@ -160,24 +168,31 @@ def record(home: Home, urls: ServerUrls) -> None:
 def forget(home: Home) -> None:
     """Remove run/servers.json: from here on every run has private servers."""
     _servers_path(home).unlink(missing_ok=True)
+    environment_path(home).unlink(missing_ok=True)
 
 
 def start_servers(home: Home, prefect_port: int, mlflow_port: int, detached: bool) -> list[Server]:
-    """Start both servers on the home's databases and return at once; detached ones outlive this process."""
+    """Start both servers on the home's databases and return at once; detached ones outlive this process.
+
+    Each has a session of its own, so that Ctrl-C and a closed terminal reach the run and not, before it, the servers that it talks to.
+    Raises ValueError for a database that cannot be used.
+    """
+    open_databases(home)
     artifact_root(home).mkdir(parents=True, exist_ok=True)
     prefect_url, mlflow_url = f"http://{HOST}:{prefect_port}", f"http://{HOST}:{mlflow_port}"
     prefect = _start(
         "prefect", "prefect.server.api.server:create_app", ["--factory"], prefect_url, "/api/health", home, detached,
         {
             "PREFECT_HOME": str(home.prefect_dir), "PREFECT_UI_API_URL": f"{prefect_url}/api", "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
-            **_prefect_database(),
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": prefect_database(home).uri, SERVER_VARIABLE: api_password(home),
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{prefect_url},http://localhost:{prefect_port}",
         },
     )  # fmt: skip
     mlflow = _start(
         "mlflow", "mlflow.server.fastapi_app:app", [], mlflow_url, "/health", home, detached,
         {
             # what `mlflow server --serve-artifacts` hands to its own uvicorn child (mlflow/server/__init__.py, _run_server)
-            "_MLFLOW_SERVER_FILE_STORE": mlflow_database_uri(home),
+            "_MLFLOW_SERVER_FILE_STORE": mlflow_database(home).uri,
             "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
             "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(artifact_root(home)),
             "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
@@ -200,17 +215,17 @@ def _start(
 ) -> Server:
     log_path = home.run_dir / f"{name}.log"
     command = [sys.executable, "-m", "uvicorn", app, *options, "--host", HOST, "--port", url.rsplit(":", 1)[1], "--log-level", "warning"]
-    with open(log_path, "ab") as log:
+    with open(private_file(log_path), "ab") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home.root,
-            preexec_fn=None if detached else die_with_parent, start_new_session=detached,
+            preexec_fn=None if detached else die_with_parent, start_new_session=True,
             env={**os.environ, **TELEMETRY_OFF, "GLM46_HOME": str(home.root), **env},
         )  # fmt: skip
     return Server(name, url, health_path, process, log_path)
 
 
-def wait_until_healthy(servers: list[Server]) -> ServerUrls:
-    """Block until every server answers. Raises RuntimeError with the log's end if one dies or stays silent."""
+def wait_until_healthy(home: Home, servers: list[Server]) -> ServerUrls:
+    """Block until every server answers, from its database too. Raises RuntimeError with the log's end if one dies or stays silent."""
     deadline = time.monotonic() + STARTUP_TIMEOUT_SECONDS
     for server in servers:
         while not _healthy(server.url + server.health_path):
@@ -219,8 +234,27 @@ def wait_until_healthy(servers: list[Server]) -> ServerUrls:
                 state = "stopped" if server.process.poll() is not None else f"did not answer within {STARTUP_TIMEOUT_SECONDS} s"
                 raise RuntimeError(f"the {server.name} server {state}; the end of {server.log_path}:\n{last_lines}")
             time.sleep(0.1)
-    urls = {server.name: server.url for server in servers}
-    return ServerUrls(**urls, pids={server.name: server.process.pid for server in servers})
+    addresses = {server.name: server.url for server in servers}
+    urls = ServerUrls(**addresses, pids={server.name: server.process.pid for server in servers})
+    ask_databases(home, urls)
+    return urls
+
+
+def ask_databases(home: Home, urls: ServerUrls) -> None:
+    """Ask each server for something that its database holds. Raises RuntimeError naming the database that gives no answer."""
+    addresses = {"prefect": urls.prefect, "mlflow": urls.mlflow}
+    authorization = f"Basic {base64.b64encode(api_password(home).encode()).decode()}"
+    for database in databases(home):
+        path, body = QUESTIONS[database.server]
+        headers = {"Content-Type": "application/json", **({"Authorization": authorization} if database.server == "prefect" else {})}
+        request = urllib.request.Request(addresses[database.server] + path, json.dumps(body).encode(), headers)
+        try:
+            urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_SECONDS).close()
+        except OSError as error:
+            log = home.run_dir / f"{database.server}.log"
+            raise RuntimeError(
+                f"the {database.server} server answers, but not from its database ({error}; {log}): {database.fix}"
+            ) from error
 
 
 def stop_servers(servers: list[Server]) -> None:

@@ -1,12 +1,14 @@
 """The one Spark session of a process: started on first use from `SparkResources`, quiet, without UI, stopped by `stop_spark`.
 
 Executors on other machines get the project's executor-side packages (tasks, model) as a zip; a local master imports them in place.
-Spark's own output goes to a log file under the system's temporary directory, which errors name.
+Shuffles, sockets, native libraries and Spark's log are in a directory of this process below the home's work/, removed with the session;
+one of a process that was killed is removed when the next session starts.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import shutil
 import sys
@@ -16,10 +18,12 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from infra.code_digest import ROOT
 from infra.doctor import check_java, require
+from infra.home import open_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,9 +52,13 @@ LOCAL_SETTINGS = {
 jobs take 15 s instead of 24 s without the optimizing compiler, ingest and deduplication of 7 MB 17 s instead of 31 s without generated
 code (2 cores)."""
 
+DIRECTORY_PREFIX = "spark-"
+
 _lock = threading.Lock()
 _session: SparkSession | None = None
 _started_with: tuple[str, str, str] | None = None
+_directory: tuple[Path, int] | None = None
+"""The process's directory and its descriptor, whose lock says that the process lives."""
 
 
 def spark_session(resources: SparkResources) -> SparkSession:
@@ -62,7 +70,7 @@ def spark_session(resources: SparkResources) -> SparkSession:
             _stop()
         if _session is None:
             require(check_java())
-            _session = _start(resources)
+            _session = _start(resources, _own_directory())
             _started_with = wanted
         _session.conf.set("spark.sql.shuffle.partitions", str(resources.shuffle_partitions))
         return _session
@@ -78,6 +86,7 @@ def _stop() -> None:
     """Ends the Java process too: its memory is the training's."""
     global _session, _started_with
     if _session is None:
+        _remove_directory()
         return
     from pyspark import SparkContext
 
@@ -92,17 +101,55 @@ def _stop() -> None:
         assert process is not None and process.stdin is not None
         process.stdin.close()
         process.wait(STOP_TIMEOUT_SECONDS)
+    _remove_directory()
 
 
-def _start(resources: SparkResources) -> SparkSession:
+def _own_directory() -> Path:
+    """The directory of this process, made if there is none; those of processes that have ended are removed."""
+    global _directory
+    if _directory is None:
+        root = open_home().work_root
+        one_at_a_time = os.open(root, os.O_RDONLY)
+        try:
+            fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+            for path in root.glob(f"{DIRECTORY_PREFIX}*"):
+                _remove_abandoned(path)
+            path = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=root))
+            _directory = (path, os.open(path, os.O_RDONLY))
+            fcntl.flock(_directory[1], fcntl.LOCK_EX)
+        finally:
+            os.close(one_at_a_time)
+        atexit.register(_remove_directory)
+    return _directory[0]
+
+
+def _remove_abandoned(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except BlockingIOError:
+        return  # its process lives
+    finally:
+        os.close(descriptor)
+
+
+def _remove_directory() -> None:
+    global _directory
+    if _directory is not None:
+        path, descriptor = _directory
+        _directory = None
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _start(resources: SparkResources, directory: Path) -> SparkSession:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    directory = Path(tempfile.mkdtemp(prefix="glm46-spark-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     log_path = directory / "spark.log"
     builder = SparkSession.builder.appName("glm46")
     for key, value in _settings(resources, directory).items():
@@ -130,11 +177,13 @@ def _settings(resources: SparkResources, directory: Path) -> dict[str, str]:
         "spark.master": resources.master,
         "spark.driver.memory": resources.driver_memory,
         "spark.executor.memory": resources.executor_memory,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{directory / 'log4j2.properties'}",
+        # Where the JVM keeps its temporary files is also where a driver shuffles; executors elsewhere do as their machine says.
+        "spark.driver.extraJavaOptions": (
+            f"-Djava.io.tmpdir={quote(str(directory))} -Dlog4j2.configurationFile={directory.as_uri()}/log4j2.properties"
+        ),
         "spark.log.level": "ERROR",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.local.dir": str(directory),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",

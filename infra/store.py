@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -28,13 +30,21 @@ class CorruptArtifactError(ValueError):
     """A committed file that is missing or differs from its manifest."""
 
 
+class CorruptManifestError(CorruptArtifactError):
+    """A manifest that cannot be read, or that is not what its own digest says; `name` is its object's."""
+
+    def __init__(self, uri: str, name: str, problem: str) -> None:
+        super().__init__(f"{uri}/{name} {problem}: remove it, or let `glm46 doctor` mark it, and run again")
+        self.name = name
+
+
 class Store(ABC):
     """What the local and the S3 store share: commits, look-ups and verification."""
 
     def __init__(self, uri: str, home: Home) -> None:
         self.uri = uri
         self.home = home
-        self._verified: set[Path] = set()
+        self._verified: dict[tuple[str, str, str], Path] = {}
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         """A store is no value. Prefect copies what a sub-flow is given to write it into its database, and would write every artifact of
@@ -57,9 +67,10 @@ class Store(ABC):
     def _fetch(self, name: str) -> Path:
         """Local path of an object's bytes."""
 
+    @property
     @abstractmethod
-    def attempt_dir(self, key: str, attempt: str) -> Path:
-        """Local directory in which an attempt is written."""
+    def staging_root(self) -> Path:
+        """Directory of this machine below which attempts are written."""
 
     @abstractmethod
     def _publish(self, key: str, attempt: str, names: list[str]) -> None:
@@ -73,15 +84,30 @@ class Store(ABC):
     def manifest_names(self) -> list[str]:
         """Names of all manifests."""
 
+    def attempt_dir(self, key: str, attempt: str) -> Path:
+        """Local directory in which an attempt is written."""
+        return self.staging_root / key / attempt
+
     def read_manifest(self, key: str) -> Manifest | None:
-        """The newest manifest of a key that is not marked invalid."""
+        """The newest manifest of a key that is not marked invalid. Raises CorruptManifestError."""
         generation = 0
         found = None
         while (data := self._read(_manifest_name(key, generation))) is not None:
             invalid = self._read(f"{_manifest_name(key, generation)}.invalid") is not None
-            found = None if invalid else _parse_manifest(_manifest_name(key, generation), data)
+            found = None if invalid else self._parse_manifest(_manifest_name(key, generation), data)
             generation += 1
         return found
+
+    def _parse_manifest(self, name: str, data: bytes) -> Manifest:
+        try:
+            manifest = Manifest.model_validate_json(data)
+        except ValidationError as error:
+            raise CorruptManifestError(self.uri, name, f"is not a manifest ({error.error_count()} errors)") from error
+        if manifest.digest != _content_digest(manifest.record, manifest.content):
+            raise CorruptManifestError(self.uri, name, "does not agree with its own digest")
+        if manifest.key != step_key(manifest.identity) or name != _manifest_name(manifest.key, manifest.generation):
+            raise CorruptManifestError(self.uri, name, "does not agree with its own key")
+        return manifest
 
     def find(self, step: Step[R], key: str) -> Artifact[R] | None:
         """The committed artifact of a key, if its manifest stands and every file has its size."""
@@ -90,7 +116,7 @@ class Store(ABC):
             return None
         broken = self.broken_files(manifest, deep=False)
         if broken:
-            self._invalidate(manifest, f"{broken[0]} is missing or has another size")
+            self.mark_invalid(manifest, f"{broken[0]} is missing or has another size")
             return None
         return Artifact(manifest, step.record_type.model_validate(manifest.record), self)
 
@@ -100,8 +126,21 @@ class Store(ABC):
         wrong = [name for name, entry in entries.items() if self._size(_object_name(manifest, name)) != entry.size]
         if deep:
             rest = [name for name in entries if name not in wrong]
-            wrong += [name for name in rest if hash_file(self._fetch(_object_name(manifest, name))) != entries[name].sha256]
+            wrong += [name for name in rest if self._intact_copy(manifest, name) is None]
         return wrong
+
+    def _intact_copy(self, manifest: Manifest, name: str) -> Path | None:
+        """Local path of a committed file, None where it has not its sha256; a damaged copy in the cache is fetched again."""
+        entry = manifest.content.get(name) or manifest.evidence.get(name)
+        assert entry, f"step {manifest.step} left no file {name}"
+        path = self._fetch(_object_name(manifest, name))
+        if path.is_file() and hash_file(path) == entry.sha256:
+            return path
+        if self.home.cache_dir not in path.parents or not path.is_file():
+            return None
+        path.unlink()
+        path = self._fetch(_object_name(manifest, name))
+        return path if path.is_file() and hash_file(path) == entry.sha256 else None
 
     def load(self, key: str, record_type: type[R]) -> Artifact[R]:
         """The committed artifact of a key that must exist. Raises CorruptArtifactError if it does not."""
@@ -112,22 +151,25 @@ class Store(ABC):
 
     def local_path(self, manifest: Manifest, name: str) -> Path:
         """Local path of a committed file whose sha256 was verified by this process."""
-        entry = manifest.content.get(name) or manifest.evidence.get(name)
-        assert entry, f"step {manifest.step} left no file {name}"
-        path = self._fetch(_object_name(manifest, name))
-        if path not in self._verified:
-            if not path.is_file() or hash_file(path) != entry.sha256:
-                self._invalidate(manifest, f"{name} does not have its sha256")
-                path.unlink(missing_ok=True) if self.home.cache_dir in path.parents else None
+        verified = self._verified.get((manifest.object_key, manifest.attempt, name))
+        if verified is None:
+            verified = self._intact_copy(manifest, name)
+            if verified is None:
+                self.mark_invalid(manifest, f"{name} does not have its sha256")
                 raise CorruptArtifactError(
                     f"{self.uri}/{_object_name(manifest, name)}: corrupt, its sha256 is not the committed one. "
                     f"Run again: step {manifest.step} is computed anew"
                 )
-            self._verified.add(path)
-        return path
+            self._verified[manifest.object_key, manifest.attempt, name] = verified
+        return verified
 
-    def _invalidate(self, manifest: Manifest, reason: str) -> None:
-        self._create(f"{_manifest_name(manifest.key, manifest.generation)}.invalid", reason.encode())
+    def mark_invalid(self, manifest: Manifest, reason: str) -> None:
+        """From here on the key is computed anew."""
+        self.mark_manifest_invalid(_manifest_name(manifest.key, manifest.generation), reason)
+
+    def mark_manifest_invalid(self, name: str, reason: str) -> None:
+        """The same for a manifest that cannot be read, by the name of its object."""
+        self._create(f"{name}.invalid", reason.encode())
 
     def create_manifest(self, manifest: Manifest) -> bool:
         """Commit a manifest; False if its generation of the key is committed already."""
@@ -135,16 +177,39 @@ class Store(ABC):
 
     @contextmanager
     def locked(self, key: str, say: Callable[[str], None] = lambda message: None) -> Iterator[None]:
-        """Hold the key's lock on this machine: a second run says so, waits and then finds the artifact."""
-        work_dir = self.home.work_dir(key)
-        work_dir.mkdir(parents=True, exist_ok=True)
-        with open(self.home.root / "work" / f"{key}.lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say("another run computes this; waiting for its result")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        """Hold the key's lock on this machine: a second run says so, waits and then finds the artifact. The lock's file goes with it."""
+        path = self.home.work_root / f"{key}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            with open(path, "w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    say("another run computes this; waiting for its result")
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                if not _is_file_of(path, lock.fileno()):
+                    continue  # whoever held it has removed it: the lock of a file without a name protects nothing
+                try:
+                    yield
+                finally:
+                    path.unlink()
+            return
+
+    def find_or_compute(
+        self,
+        step: Step[R],
+        identity: dict[str, Any],
+        run: Callable[[Output], R],
+        report: Callable[[Progress], None],
+        say: Callable[[str], None],
+    ) -> tuple[Artifact[R], bool]:
+        """A step's artifact and whether it was there already, without a flow; `say` gets a message while another process computes it."""
+        key = step_key(identity)
+        with self.locked(key, say):
+            artifact = self.find(step, key)
+            if artifact is not None:
+                return artifact, True
+            return self.compute(step, key, identity, run, report, lambda rows: None, time.monotonic), False
 
     def compute(
         self,
@@ -194,9 +259,13 @@ class Store(ABC):
             if attempt and (manifest is None or manifest.attempt != attempt):
                 self._discard(key, attempt)
 
+    def committed_keys(self) -> list[str]:
+        """Keys that a manifest was ever committed under."""
+        return sorted({name.split(".")[0] for name in self.manifest_names()})
+
     def iterate_manifests(self) -> Iterator[Manifest]:
         """Every manifest that is not invalid, the newest of its key."""
-        for key in sorted({name.split(".")[0] for name in self.manifest_names()}):
+        for key in self.committed_keys():
             manifest = self.read_manifest(key)
             if manifest is not None:
                 yield manifest
@@ -233,11 +302,14 @@ def _describe(step: Step[R], key: str, attempt: str, identity: dict[str, Any], r
     undeclared = [name for name in names if name not in content and name not in evidence]
     assert not undeclared, f"step {step.name} wrote files that it does not declare: {undeclared}"
     values = record.model_dump(mode="json")
-    digest = digest_of({"record": values, "content": {name: entry.sha256 for name, entry in content.items()}})
     return Manifest(
-        key=key, generation=0, object_key=key, attempt=attempt, digest=digest, identity=identity, record=values,
+        key=key, generation=0, object_key=key, attempt=attempt, digest=_content_digest(values, content), identity=identity, record=values,
         content=content, evidence=evidence, seconds=round(seconds, 3),
     )  # fmt: skip
+
+
+def _content_digest(record: dict[str, Any], content: dict[str, FileEntry]) -> str:
+    return digest_of({"record": record, "content": {name: entry.sha256 for name, entry in content.items()}})
 
 
 def _entry(path: Path) -> FileEntry:
@@ -256,8 +328,9 @@ def _object_name(manifest: Manifest, name: str) -> str:
     return f"objects/{manifest.object_key}/{manifest.attempt}/{name}"
 
 
-def _parse_manifest(name: str, data: bytes) -> Manifest:
+def _is_file_of(path: Path, descriptor: int) -> bool:
+    """Whether a path still names the open file."""
     try:
-        return Manifest.model_validate_json(data)
-    except ValidationError as error:
-        raise CorruptArtifactError(f"{name} is not a manifest ({error.error_count()} errors): remove it and run again") from error
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False

@@ -31,6 +31,8 @@ LOCK_PATIENCE_SECONDS = 3.0
 """A poller holds the lock for an instant; a living supervisor holds it for good."""
 POLL_SECONDS = 0.05
 TAIL_LINES = 30
+RENDEZVOUS_PREFIX = "rendezvous-"
+"""File in which the ranks of one start find each other."""
 FENCING_DIGITS = 12
 """Fixed, so that the number is replaced by one write and never empty."""
 
@@ -54,6 +56,7 @@ class JobFile:
     """Start of the supervisor, seconds since the epoch."""
     fencing: int
     master_port: int
+    """Names DeepSpeed's shared memory; nobody listens there."""
     rank_pids: tuple[int, ...] = ()
     exit_code: int | None = None
     """0 success, EXIT_INTERRUPTED saved, else the first failing rank's (negative: the signal); none while it runs or when killed."""
@@ -65,8 +68,10 @@ class JobFile:
 
 def read_job_file(work_dir: Path) -> JobFile | None:
     """The last supervisor's job.json, none before the first start."""
-    path = work_dir / "job.json"
-    return JobFile(**json.loads(path.read_text())) if path.exists() else None
+    try:
+        return JobFile(**json.loads((work_dir / "job.json").read_text()))
+    except FileNotFoundError:
+        return None
 
 
 def write_json(path: Path, value: object) -> None:
@@ -80,9 +85,12 @@ def write_json(path: Path, value: object) -> None:
 
 
 def is_locked(work_dir: Path) -> bool:
-    """Whether a supervisor lives."""
-    with open(work_dir / "lock", "a") as lock:
-        return not _try_lock(lock.fileno(), fcntl.LOCK_SH)
+    """Whether a supervisor lives. Makes no file: the directory may be on its way out."""
+    try:
+        with open(work_dir / "lock", "rb") as lock:
+            return not _try_lock(lock.fileno(), fcntl.LOCK_SH)
+    except FileNotFoundError:
+        return False
 
 
 def _try_lock(descriptor: int, mode: int) -> bool:
@@ -106,10 +114,11 @@ def _advance_fencing(work_dir: Path) -> int:
     return number
 
 
-def _rank_environment(command: Command, rank: int, job: JobFile) -> dict[str, str]:
+def _rank_environment(command: Command, rank: int, job: JobFile, work_dir: Path) -> dict[str, str]:
     return {
         **os.environ, **command.environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(command.num_ranks),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job.master_port), "GLM46_FENCING": str(job.fencing), "PYTHONUNBUFFERED": "1",
+        "GLM46_RENDEZVOUS": str(work_dir / f"{RENDEZVOUS_PREFIX}{job.fencing}"),
     }  # fmt: skip
 
 
@@ -119,6 +128,8 @@ def _prepare_rank() -> None:
 
 
 def _start_ranks(command: Command, work_dir: Path, job: JobFile) -> list[subprocess.Popen[bytes]]:
+    for abandoned in work_dir.glob(f"{RENDEZVOUS_PREFIX}*"):
+        abandoned.unlink()
     ranks = []
     for rank in range(command.num_ranks):
         with open(_log_path(work_dir, rank), "ab") as log:
@@ -127,7 +138,7 @@ def _start_ranks(command: Command, work_dir: Path, job: JobFile) -> list[subproc
             ranks.append(
                 subprocess.Popen(
                     [sys.executable, "-m", command.module, *command.arguments],
-                    env=_rank_environment(command, rank, job), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    env=_rank_environment(command, rank, job, work_dir), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     preexec_fn=_prepare_rank,
                 )
             )  # fmt: skip

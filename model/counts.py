@@ -113,18 +113,27 @@ def count_trained(recipe: ModelRecipe, adapter: AdapterRecipe) -> TrainedCounts:
     )
 
 
-def training_flops_per_token(recipe: ModelRecipe, sequence_length: int, weights_are_frozen: bool = False) -> float:
+def training_flops_per_token(
+    recipe: ModelRecipe, attended_tokens: float, weights_are_frozen: bool = False, *, trains_mtp: bool = True
+) -> float:
     """Forward and backward: 6 per active parameter, plus 12 * L * (heads * head_dim) * s / 2 for causal attention over s positions.
 
-    An MTP layer counts as a layer and as a second pass through the unembedding. Frozen weights need no gradient of their own: 4 instead
-    of 6 (the adapters' own part is below a hundredth).
+    `attended_tokens` is s: the length of a row, or where attention stays inside documents the mean over tokens of their document's length
+    (sum of squared lengths / sum of lengths). A trained MTP layer counts as a layer and as a second pass through the unembedding. Frozen
+    weights need no gradient of their own: 4 instead of 6 (the adapters' own part is below a hundredth).
     """
-    num_mtp = recipe.num_nextn_predict_layers
+    num_mtp = recipe.num_nextn_predict_layers * trains_mtp
     num_layers = recipe.num_hidden_layers + num_mtp
     counts = count_parameters(recipe)
-    active = counts.active + counts.active_mtp + num_mtp * recipe.vocab_size * recipe.hidden_size
-    attention = 12 * num_layers * recipe.num_attention_heads * recipe.head_dim * sequence_length / 2
+    active = counts.active + num_mtp * (counts.active_mtp + recipe.vocab_size * recipe.hidden_size)
+    attention = 12 * num_layers * recipe.num_attention_heads * recipe.head_dim * attended_tokens / 2
     return (4 if weights_are_frozen else 6) * active + attention
+
+
+def logits_per_chunk(device_type: str) -> int:
+    """Logits that the loss holds at once (model/losses.py). 32 MiB in float32 stay near a CPU's caches and still feed the matrix product;
+    on an accelerator 512 MiB in bfloat16 are thousands of rows, which keep all multiprocessors busy."""
+    return (8 if device_type == "cpu" else 256) * 1024 * 1024
 
 
 def kv_cache_bytes_per_token(recipe: ModelRecipe, bytes_per_element: int = 2) -> int:

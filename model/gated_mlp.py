@@ -83,7 +83,11 @@ def apply_grouped_mlp(tokens_RD: Tensor, gate_EFD: Tensor, up_EFD: Tensor, down_
     """Each expert's SwiGLU MLP on its own rows; `tokens_RD` is sorted by expert and `counts_E` says how many rows each has."""
     if tokens_RD.device.type == "cpu":
         return _GroupedMlp.apply(tokens_RD, gate_EFD, up_EFD, down_EDF, counts_E.tolist())
-    # On an accelerator reading the counts on the host would stall the queue: the grouped product takes them as a tensor.
+    return grouped_products(tokens_RD, gate_EFD, up_EFD, down_EDF, counts_E)
+
+
+def grouped_products(tokens_RD: Tensor, gate_EFD: Tensor, up_EFD: Tensor, down_EDF: Tensor, counts_E: Tensor) -> Tensor:
+    """The same on an accelerator, where reading the counts on the host would stall the queue: the product takes them as a tensor."""
     offsets_E = counts_E.cumsum(0, dtype=torch.int32)
     gate_RF = F.grouped_mm(tokens_RD, gate_EFD.transpose(1, 2), offs=offsets_E)
     up_RF = F.grouped_mm(tokens_RD, up_EFD.transpose(1, 2), offs=offsets_E)

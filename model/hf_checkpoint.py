@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from configs.load import describe_problems
 from configs.schema import ModelRecipe
 from model.checkpoint_names import stacked_name, to_checkpoint_tensors
 from model.transformer import Glm4Moe
@@ -109,8 +111,8 @@ def read_config(checkpoint_dir: Path) -> ModelRecipe:
     if config.get("model_type") != "glm4_moe":
         raise ValueError(f"{path}: model_type is {config.get('model_type')!r}, must be 'glm4_moe' (GLM-4.5, GLM-4.5-Air, GLM-4.6)")
     rope = config.get("rope_parameters") or {}
-    # transformers 5 writes rope_theta and partial_rotary_factor inside rope_parameters.
-    config = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope} | config
+    # transformers 5 writes both inside rope_parameters, where they win over top-level keys (modeling_rope_utils.py).
+    config = config | {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
     if rope.get("rope_type", "default") != "default":
         raise ValueError(f"{path}: rope_type {rope['rope_type']!r} is not supported, only 'default'")
     for key, value in _CONSTANTS.items():
@@ -121,7 +123,17 @@ def read_config(checkpoint_dir: Path) -> ModelRecipe:
     absent = sorted(set(ModelRecipe.model_fields) - set(config))
     if absent:
         raise ValueError(f"{path}: keys {absent} are missing; add them with the values the weights were trained with")
-    return ModelRecipe.model_validate({key: config[key] for key in ModelRecipe.model_fields})
+    try:
+        return ModelRecipe.model_validate({key: config[key] for key in ModelRecipe.model_fields})
+    except ValidationError as error:
+        raise ValueError(f"{path}: this architecture is not supported: {describe_problems(error)}") from error
+
+
+def canonical_config(checkpoint_dir: Path) -> dict[str, object]:
+    """A directory's config.json with every key of the architecture at the top, as glm46 writes it; keys of others are kept."""
+    config = _read_json(checkpoint_dir / CONFIG_FILE)
+    kept = {key: value for key, value in config.items() if key not in ("rope_parameters", "num_mtp_layers")}
+    return dict(sorted((kept | read_config(checkpoint_dir).model_dump() | _CONSTANTS).items()))
 
 
 def _read_json(path: Path) -> dict:
@@ -171,11 +183,13 @@ class CheckpointTensors:
         with torch.device("meta"):
             shapes = {name: tensor.shape for name, tensor in to_checkpoint_tensors(Glm4Moe(recipe).state_dict()).items()}
         copies = _mtp_copies(recipe) if recipe.num_nextn_predict_layers else {}
-        for name in sorted(set(shapes) - set(self.files)):
-            raise ValueError(f"{checkpoint_dir}: tensor {name} is missing; {CONFIG_FILE} belongs to another model or a file was lost")
+        self._refuse_missing(checkpoint_dir, sorted(set(shapes) - set(self.files)), recipe)
         for name in sorted(set(self.files) - set(shapes) - set(copies)):
+            with open_safetensors(self.files[name]) as file:
+                if 0 in file.get_slice(name).get_shape():  # transformers writes shared experts of width 0 where there are none
+                    continue
             raise ValueError(f"{self.files[name]}: unexpected tensor {name}; {CONFIG_FILE} belongs to another model or layout")
-        for path, names in self._by_file(set(self.files)):
+        for path, names in self._by_file(set(self.files) & (set(shapes) | set(copies))):
             with open_safetensors(path) as file:
                 for name in names:
                     _check_header(file.get_slice(name), name, path, shapes[copies.get(name, name)])
@@ -199,6 +213,17 @@ class CheckpointTensors:
             with open_safetensors(path) as file:
                 for name in names:
                     yield name, file.get_tensor(name)
+
+    def _refuse_missing(self, checkpoint_dir: Path, missing: list[str], recipe: ModelRecipe) -> None:
+        if not missing:
+            return
+        mtp_layer = f"model.layers.{recipe.num_hidden_layers}."
+        if recipe.num_nextn_predict_layers and all(name.startswith(mtp_layer) for name in missing):
+            raise ValueError(
+                f"{checkpoint_dir}: the MTP layer ({mtp_layer}*) is missing, as transformers leaves it out when it saves a model: set "
+                f"num_nextn_predict_layers to 0 in {checkpoint_dir / CONFIG_FILE} and in the scale's model section"
+            )
+        raise ValueError(f"{checkpoint_dir}: tensor {missing[0]} is missing; {CONFIG_FILE} belongs to another model or a file was lost")
 
     def _by_file(self, wanted: set[str]) -> list[tuple[Path, list[str]]]:
         by_file: dict[Path, list[str]] = {}

@@ -4,13 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from model import elementwise_kernels
+from model.counts import logits_per_chunk
 
 IGNORED = -100
 """Target that carries no loss."""
-CHUNK_ELEMENTS = 8 * 1024 * 1024
-"""Logits per chunk: 32 MiB in float32, which stays near the caches and still feeds the matrix product."""
-GPU_CHUNK_ELEMENTS = 256 * 1024 * 1024
-"""There 512 MiB in bfloat16: thousands of rows keep all multiprocessors busy."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -63,7 +60,7 @@ def _losses_and_gradient(logits_CV: Tensor, columns_C: Tensor, factors_C: Tensor
 
 def vocabulary_chunks(num_tokens: int, vocab_size: int, device_type: str = "cpu") -> list[slice]:
     """Tokens whose logits are held at once."""
-    size = max(1, (CHUNK_ELEMENTS if device_type == "cpu" else GPU_CHUNK_ELEMENTS) // vocab_size)
+    size = max(1, logits_per_chunk(device_type) // vocab_size)
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
@@ -92,11 +89,12 @@ class LanguageHead(nn.Module):
 
     @torch.no_grad()
     def log_probabilities(self, hidden_BTD: Tensor, target_ids_BT: Tensor) -> Tensor:
-        """log p(target) per position, float32 (B, T); 0 where the target is -100."""
-        hidden_TD, targets_T = hidden_BTD.flatten(0, 1), target_ids_BT.flatten()
+        """log p(target) per position, float32 (B, T), from logits in float32 whatever the model computes in: in bfloat16 they are rounded
+        to 1/16 where they are near 10. 0 where the target is -100."""
+        hidden_TD, targets_T, weight_VD = hidden_BTD.flatten(0, 1), target_ids_BT.flatten(), self.weight.float()
         pieces = []
-        for rows in vocabulary_chunks(hidden_TD.shape[0], self.weight.shape[0], hidden_TD.device.type):
-            logits_CV = (hidden_TD[rows] @ self.weight.t()).float()
+        for rows in vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0], hidden_TD.device.type):
+            logits_CV = hidden_TD[rows].float() @ weight_VD.t()
             columns_C1 = targets_T[rows].clamp(min=0).unsqueeze(1)
             pieces.append(logits_CV.gather(1, columns_C1).squeeze(1) - logits_CV.logsumexp(-1))
         return torch.cat(pieces).mul_(targets_T != IGNORED).view_as(target_ids_BT)

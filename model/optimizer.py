@@ -20,9 +20,6 @@ from torch import Tensor, nn
 from configs.schema import OptimizerRecipe
 from model.newton_schulz import orthogonalize
 
-QUINTIC_STEPS = 5
-"""The coefficients of the quintic are tuned for this many."""
-
 
 def is_decayed_matrix(name: str, parameter: Tensor) -> bool:
     """Every matrix but the word embedding: what Muon updates (report, section 2.3), and what is decayed."""
@@ -30,11 +27,7 @@ def is_decayed_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def build_optimizer(model: nn.Module, recipe: OptimizerRecipe) -> Muon:
-    """Learning rates are 0 until `set_learning_rate`. Raises ValueError for Newton-Schulz steps without coefficients."""
-    if recipe.muon_newton_schulz_steps != QUINTIC_STEPS:
-        raise ValueError(
-            f"muon_newton_schulz_steps is {recipe.muon_newton_schulz_steps}, but the coefficients are tuned for {QUINTIC_STEPS}: set it"
-        )
+    """Learning rates are 0 until `set_learning_rate`."""
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -132,4 +125,4 @@ class Muon(torch.optim.Optimizer):
 
     def scaled_polar_factor(self, matrix: Tensor) -> Tensor:
         """The update of one whole matrix, or of a stack of them."""
-        return orthogonalize(matrix, QUINTIC_STEPS) * (self.recipe.muon_update_rms * max(matrix.shape[-2:]) ** 0.5)
+        return orthogonalize(matrix, self.recipe.muon_newton_schulz_steps) * (self.recipe.muon_update_rms * max(matrix.shape[-2:]) ** 0.5)

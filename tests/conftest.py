@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from dataclasses import dataclass
@@ -18,8 +21,10 @@ os.environ.update(
     {
         "GX_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "GLM46_HOME": tempfile.mkdtemp(prefix="glm46-tests-"),  # of tests that name no home: Spark's files go below one
     }
 )  # fmt: skip
+atexit.register(shutil.rmtree, os.environ["GLM46_HOME"], ignore_errors=True)
 
 ROOT = Path(__file__).resolve().parent.parent
 _ARITHMETIC_VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OMP_NUM_THREADS")

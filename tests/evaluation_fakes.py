@@ -17,7 +17,6 @@ from configs.schema import EvaluationRecipe
 from infra.step import Artifact, Output, Record, Step, step
 from infra.store import Store, step_key
 from model.chat_template import CHAT_TEMPLATE, encode, render_to_train
-from model.mlmodel_file import write_mlmodel
 from model.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS, added_tokens
 from tasks.data.list_sources import SourceFile, SourceListing
 from tasks.evaluation.select_evaluation_items import EvaluationSuite, select_evaluation_items
@@ -112,7 +111,6 @@ def toy_checkpoint_step(name: str) -> Step[ToyCheckpoint]:
         save_checkpoint(toy_model(name), directory, eos_token_ids=[end], pad_token_id=end, dtype=torch.float32, max_shard_bytes=1 << 30)
         tokenizer.save(str(directory / "tokenizer.json"))
         (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-        write_mlmodel(directory, is_chat_trained=True)
         return ToyCheckpoint(name=name)
 
     return train_phase

@@ -271,6 +271,7 @@ def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | N
     packed = PackedPhase(
         num_rows=60, num_tokens=15360, sequence_length=256, packing="stream", num_pieces=70, fill_share=1.0, num_too_long=0,
         tokens_by_domain={"web": 9000, "code": 6360}, epochs_by_domain={"web": 1.5, "code": 2.0},
+        course_tokens_by_domain={"web": 12000, "code": 6360}, course_epochs_by_domain={"web": 2.25, "code": 2.0},
         num_rearranged=13, absent_domains=("commit",),
     )  # fmt: skip
     given = {"suite": evaluation_suite(store), "recipe": RECIPE, "resources": EvaluationResources(batch_sequences=8)}

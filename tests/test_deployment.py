@@ -1,16 +1,20 @@
-"""`glm46 up`, its deployments and worker: wrong parameters, a worker and a flow run that are killed, a retry, ports in use, passwords."""
+"""`glm46 up`, its deployments and worker: wrong parameters, a worker and a flow run that are killed, a retry, ports in use, passwords,
+and what other users and web pages may ask of its servers: nothing."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +23,13 @@ import psutil
 import pytest
 
 from infra.child_process import free_port, take_port
+from infra.databases import MLFLOW_DATABASE, PREFECT_DATABASE, mlflow_database
 from infra.home import Home
-from infra.servers import MLFLOW_DATABASE, PREFECT_DATABASE, mlflow_database_uri
+from tests.conftest import ROOT
 from tests.pipeline import glm46
 
 FLOW_TIMEOUT_SECONDS = 240
+BUSY_SECONDS = 30
 POSTGRES_BIN = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"))), None)
 
 
@@ -41,16 +47,26 @@ class Deployed:
     def recorded(self) -> dict[str, Any]:
         return json.loads((self.home / "run" / "servers.json").read_text())
 
-    def api(self, path: str, body: dict | None = None) -> Any:
-        """One request to Prefect; a refused one raises ValueError with the server's words."""
+    @property
+    def password(self) -> str:
+        return (self.home / "prefect" / "password").read_text()
+
+    def api(self, path: str, body: dict | None = None, deadline: float | None = None, **headers: str) -> Any:
+        """One request to Prefect, with the password unless other headers are given; a refused one raises ValueError with the server's
+        words. Repeated where a busy database makes it answer 503, as Prefect's own clients do."""
+        deadline = deadline or time.monotonic() + BUSY_SECONDS
+        headers = headers or {"Authorization": f"Basic {base64.b64encode(self.password.encode()).decode()}"}
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.ports[0]}/api/{path}", headers={"Content-Type": "application/json"},
+            f"http://127.0.0.1:{self.ports[0]}/api/{path}", headers={"Content-Type": "application/json", **headers},
             data=None if body is None else json.dumps(body).encode(),
         )  # fmt: skip
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
+            if error.code == 503 and time.monotonic() < deadline:
+                time.sleep(0.5)
+                return self.api(path, body, deadline, **headers)
             raise ValueError(error.read().decode()) from None
 
     def start(self, **parameters: str) -> str:
@@ -71,9 +87,11 @@ class Deployed:
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
+    """Brought up by two commands at once: the second waits for the first and finds everything running."""
     up = Deployed(tmp_path_factory.mktemp("deployed") / "home", (free_port(), free_port()))
-    started = up.up()
-    assert started.exit_code == 0, started.stderr
+    with ThreadPoolExecutor(2) as both:
+        started = list(both.map(lambda _: up.up(), range(2)))
+    assert [finished.exit_code for finished in started] == [0, 0], [finished.stderr for finished in started]
     yield up
     pids = up.recorded["pids"].values()
     assert glm46("down", home=up.home).exit_code == 0
@@ -109,6 +127,11 @@ def test_a_killed_flow_run_and_worker_come_back(deployed):
     process = int(deployed.wait(flow_run, "Running")["infrastructure_pid"])
     os.kill(before["worker"], signal.SIGKILL)
     os.kill(process, signal.SIGKILL)
+    checked = json.loads(glm46("doctor", "--json", home=deployed.home).stdout)["checks"]
+    assert [(check["passed"], check["fix"]) for check in checked if check["name"] in ("servers", "worker")] == [
+        (True, ""),
+        (False, "glm46 up"),
+    ]
     again = deployed.up()
     assert again.exit_code == 0, again.stderr
     after = deployed.recorded["pids"]
@@ -130,6 +153,61 @@ def test_flow_runs_that_fall_silent_are_watched(deployed):
     assert automation["actions"][0]["state"] == "CRASHED"
 
 
+def test_a_page_of_another_site_is_not_answered_and_starts_nothing(deployed, tmp_path):
+    deployment = deployed.api("deployments/name/glm46/full-pipeline")["id"]
+    wanted = {"job_variables": {"command": f"touch {tmp_path / 'run'}"}, "state": {"type": "SCHEDULED"}, "parameters": {"scale": "micro"}}
+    for path, body in (("deployments/filter", {}), (f"deployments/{deployment}/create_flow_run", wanted)):
+        with pytest.raises(ValueError, match="Unauthorized"):
+            deployed.api(path, body, Origin="https://evil.example")
+    for origin, allowed in (("https://evil.example", None), (f"http://127.0.0.1:{deployed.ports[0]}",) * 2):
+        asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        assert (
+            answer_headers("OPTIONS", f"{deployed.recorded['prefect']}/api/deployments/filter", asked).get("Access-Control-Allow-Origin")
+            == allowed
+        )
+    for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            question = f"{deployed.recorded['mlflow']}/api/2.0/mlflow/experiments/search"
+            urllib.request.urlopen(urllib.request.Request(question, b"{}", {"Content-Type": "application/json", **headers}), timeout=30)
+
+
+@pytest.mark.parametrize("variables", [{"command": "true"}, {"env": {"PATH": "/"}}, {"env.PATH": "/"}, {"working_dir": "/"}])
+def test_a_run_cannot_name_its_command_or_environment(deployed, variables):
+    deployment = deployed.api("deployments/name/glm46/full-pipeline")["id"]
+    with pytest.raises(ValueError, match="Additional properties are not allowed"):
+        deployed.api(f"deployments/{deployment}/create_flow_run", {"job_variables": variables, "parameters": {"scale": "micro"}})
+
+
+def test_other_users_can_read_neither_password_nor_databases_and_no_log_holds_it(deployed):
+    modes = {name: (deployed.home / name).stat().st_mode & 0o777 for name in (".", "run", "prefect")}
+    assert set(modes.values()) == {0o700}
+    private = ["prefect/password", "prefect/prefect.db", "mlflow/mlflow.db", "run/environment.sh", "run/prefect.log", "run/worker.log"]
+    assert {(deployed.home / name).stat().st_mode & 0o777 for name in private} == {0o600}
+    token = deployed.password.partition(":")[2].encode()
+    assert len(token) >= 40
+    holders = {
+        path.relative_to(deployed.home).as_posix() for path in deployed.home.rglob("*") if path.is_file() and token in path.read_bytes()
+    }
+    assert holders == {"prefect/password", "run/environment.sh"}
+    commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if token.decode() in command]
+
+
+def test_another_shell_takes_its_settings_from_the_file_that_up_names(deployed):
+    script = f". '{deployed.home}/run/environment.sh'; exec '{sys.executable}' -m prefect deployment ls"
+    listed = subprocess.run(["sh", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert listed.returncode == 0 and "glm46/full-pipeline" in listed.stdout, listed.stderr
+
+
+def answer_headers(method: str, url: str, headers: dict[str, str]) -> Any:
+    """Of an answer, refused or not."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method, headers=headers), timeout=30) as answer:
+            return answer.headers
+    except urllib.error.HTTPError as error:
+        return error.headers
+
+
 def test_a_port_in_use_names_who_has_it(tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -145,7 +223,7 @@ def test_a_port_in_use_names_who_has_it(tmp_path):
 def test_another_kind_of_database_is_refused_without_its_password(monkeypatch):
     monkeypatch.setenv(MLFLOW_DATABASE, "mysql://user:secret@host/db")
     with pytest.raises(ValueError, match="must be postgresql://") as error:
-        mlflow_database_uri(Home(Path("/absent")))
+        mlflow_database(Home(Path("/absent")))
     assert "secret" not in str(error.value)
 
 

@@ -121,6 +121,15 @@ def test_every_scale_loads_and_has_the_same_keys():
         (lambda tree: tree["data"]["recipe"]["tokenizer"].update(num_ordinary_tokens=99999), "exceeds model.vocab_size"),
         (lambda tree: tree["phases"][0]["recipe"].update(sequence_length=10**6), "exceeds model.max_position_embeddings"),
         (lambda tree: tree["courses"][0]["recipe"].update(phases=["sft"]), "list the same names in the same order"),
+        (lambda tree: tree["phases"][0]["recipe"]["optimizer"].update(muon_newton_schulz_steps=6), r"muon_newton_schulz_steps: .* be 5"),
+        (lambda tree: tree["serving"]["resources"].update(host="0.0.0.0"), r"serving.resources.host: .*'127.0.0.1' or 'localhost'"),
+        (lambda tree: tree["release"]["recipe"].update(gguf_types=["Q8_0"]), r"release.recipe: gguf_types is \['Q8_0'\]: add F32"),
+        (lambda tree: tree["model"]["recipe"].update(moe_intermediate_size=200), r"multiples of 32: .*moe_intermediate_size \(200\)"),
+        (lambda tree: tree["evaluation"]["recipe"].update(sequence_length=4096), r"sequence_length needs 4096 .*embeddings is 2048"),
+        (
+            lambda tree: tree["serving"]["resources"].update(context_length=12),
+            r"smoke_new_tokens needs 13 positions, .*context_length is 12",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_one_message_with_file_key_and_fix(edit, message, tmp_path):

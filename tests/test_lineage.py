@@ -229,6 +229,9 @@ def test_a_model_names_phases_shards_steps_and_sources_with_digests(champion, da
         assert (source.num_documents, source.num_tokens) == (len(own), sum(row["tokens"] for row in own))
         assert source.first_offsets == tuple(sorted({row["offset"] for row in own})[:3])
     assert all(part in lineage.describe() for part in ("phase sft (sft)", "near_duplicate 1", "talk.jsonl", "chat-00000"))
+    told = [trained[name].record.course_epochs_by_domain for name in ("first_order", "second_order")]
+    assert [phase.course_epochs for phase in lineage.phases] == [*told, {}] and told[0]
+    assert f"passes on its course up to here: chat {told[1]['chat']:.2f}" in lineage.describe()
 
 
 def test_a_record_leads_back_to_the_bytes_of_its_source(champion, data, corpus):

@@ -13,7 +13,7 @@ from transformers.modeling_layers import MtpModel
 
 from configs.schema import ModelRecipe
 from model.checkpoint_names import from_checkpoint_tensors, to_checkpoint_tensors
-from model.hf_checkpoint import load_model, load_weights, read_config, save_checkpoint
+from model.hf_checkpoint import canonical_config, load_model, load_weights, read_config, save_checkpoint
 from model.transformer import Glm4Moe
 from tests.conftest import ROOT
 from tests.model_recipes import AIR, GLM46, random_model
@@ -49,6 +49,56 @@ def test_a_transformers_checkpoint_gives_the_same_logits_here(tmp_path: Path) ->
     theirs.save_pretrained(tmp_path / "theirs")
     ours = load_model(tmp_path / "theirs")
     torch.testing.assert_close(ours(TOKENS).logits_BTV, theirs(TOKENS).logits, **CLOSE_FLOAT32)
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0])
+def test_rotary_fields_that_disagree_are_resolved_as_transformers_does(theta: float, tmp_path: Path) -> None:
+    recipe = GLM46.model_copy(update={"num_nextn_predict_layers": 0})
+    save(random_model(recipe), tmp_path / "ours")
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    inside = {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 1.0}
+    (tmp_path / "ours" / "config.json").write_text(json.dumps(config | {"rope_parameters": inside}))  # beside 0.5 at the top level
+    theirs = Glm4MoeForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
+    theirs.save_pretrained(tmp_path / "theirs")
+    for directory in ("ours", "theirs"):
+        ours = load_model(tmp_path / directory)
+        assert (ours.recipe.partial_rotary_factor, ours.recipe.rope_theta) == (1.0, theta)
+        torch.testing.assert_close(ours(TOKENS).logits_BTV, theirs(TOKENS).logits, **CLOSE_FLOAT32)
+    canonical = canonical_config(tmp_path / "theirs")
+    assert canonical["rope_theta"] == theta and set(ModelRecipe.model_fields) <= set(canonical) and "rope_parameters" not in canonical
+
+
+def test_a_model_that_transformers_saved_without_its_mtp_layer_says_what_to_set(tmp_path: Path) -> None:
+    save(random_model(GLM46), tmp_path / "ours")
+    Glm4MoeForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).save_pretrained(tmp_path / "theirs")
+    with pytest.raises(
+        ValueError, match=r"the MTP layer \(model\.layers\.3\.\*\) is missing.*set num_nextn_predict_layers to 0 in .*config\.json"
+    ):
+        load_model(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 0}))
+    assert load_model(tmp_path / "theirs").recipe.num_nextn_predict_layers == 0
+
+
+def test_shared_experts_of_width_0_are_none(tmp_path: Path) -> None:
+    recipe = GLM46.model_copy(update={"num_nextn_predict_layers": 0, "n_shared_experts": 0})
+    save(random_model(recipe), tmp_path / "ours")
+    theirs = Glm4MoeForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert any(0 in tensor.shape for tensor in load_file(tmp_path / "theirs" / "model.safetensors").values())
+    torch.testing.assert_close(load_model(tmp_path / "theirs")(TOKENS).logits_BTV, theirs(TOKENS).logits, **CLOSE_FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"n_group": 4}, "n_group and topk_group must be 1"), ({"tie_word_embeddings": True}, "tie_word_embeddings: Input should be False")],
+)
+def test_an_architecture_that_is_not_supported_is_named_with_its_file(change: dict, message: str, tmp_path: Path) -> None:
+    path = save(random_model(GLM46), tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=rf"config\.json: this architecture is not supported: .*{message}") as error:
+        read_config(tmp_path)
+    assert "pydantic" not in str(error.value)
 
 
 def test_mtp_layer_equals_transformers_mtp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ import pytest
 from configs.schema import PackingRecipe
 from infra.step import Output, Record, step
 from tasks.data.best_fit import num_rows, place_pieces, row_shapes
-from tasks.data.domain_pieces import BucketWeights, pieces_of
+from tasks.data.course_position import CoursePosition
+from tasks.data.domain_pieces import ALIKE, QualityBuckets, pieces_of
 from tasks.data.fill_in_middle import FIM_TOKENS, Rearrangement
 from tasks.data.mixture_schedule import allot_tokens, slots_of
 from tasks.data.pack_phase import pack_phase
@@ -225,13 +226,14 @@ def test_too_many_epochs_and_no_text_are_refused_with_the_budget_that_fits():
 
 def test_every_document_of_a_domain_is_read_once_per_epoch_and_the_budget_is_met():
     lengths = [np.array([4, 3, 2]), np.array([5])]
-    pieces = {"code": pieces_of([0, 1], lengths, None, True, Rearrangement(0.0, 7, {}), BucketWeights((), 7, {}, {}))}
+    pieces = {"code": pieces_of([0, 1], lengths, None, True, Rearrangement(0.0, 7, {}), QualityBuckets(ALIKE, {}))}
+    start = {"code": CoursePosition(7, {}).of("code", 4, 1)}
     given = recipe(num_tokens=14 * 2 + 2, sequence_length=2, mixture={"code": 1.0}, max_epochs=3.0, seed=7)
-    placed = place_stream(pieces, given)
+    placed = place_stream(pieces, given, start)
     assert placed.kept.sum() == 31 and placed.slots[-1] + placed.kept[-1] == 31
     visits = Counter((int(shard), int(sequence)) for shard, sequence in placed.units[:8, :2])
     assert set(visits.values()) == {2}
-    assert np.array_equal(placed.units, place_stream(pieces, given).units)
+    assert np.array_equal(placed.units, place_stream(pieces, given, start).units)
 
 
 CAPACITY = 33

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -112,8 +113,8 @@ def test_weights_live_once_and_are_downloaded_by_alias(client, tracking_uri, sto
     assert links and weights.stat().st_nlink == 1 + len(links)
     mlflow.set_tracking_uri(tracking_uri)
     directory = Path(mlflow.artifacts.download_artifacts(f"models:/{name}@{CHAMPION}", dst_path=str(tmp_path)))
-    downloaded = {path.name: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != "registered_model_meta"}
-    assert downloaded == {path.name: path.read_bytes() for path in trained.paths("hf/*")}
+    for path in trained.paths("hf/*"):
+        assert (directory / path.name).read_bytes() == path.read_bytes()
 
 
 def test_version_of_an_s3_store_points_at_its_objects(client, s3_server, home, artifact_root):
@@ -132,8 +133,24 @@ def continuations(directory: Path, prompts: list[list[int]]) -> list[str]:
     return [toy_tokenizer().decode(token_ids, skip_special_tokens=False) for token_ids in generation.token_ids]
 
 
+ELSEWHERE = """
+import importlib.metadata, sys
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
+import model
+assert model.THE_USERS_OWN, "a file model.py of the user's"
+import mlflow
+loaded = mlflow.pyfunc.load_model(sys.argv[1], model_config={"max_new_tokens": 12})
+answered = loaded.predict(["What is 3 + 1?"])
+assert "configs" not in sys.modules and model is sys.modules["model"]
+required = {line.strip().partition("==")[0] for line in open(mlflow.pyfunc.get_model_dependencies(sys.argv[1]))}
+assert {"torch", "mlflow", "tokenizers", "safetensors"} <= required, required
+print(answered["answer"][0])
+"""
+"""Loads a registered model where this project cannot be imported."""
+
+
 @pytest.mark.parametrize("kind", ["local", "s3"])
-def test_the_registered_model_is_loaded_by_alias_and_answers(kind, request, client, tracking_uri, home, store, artifact_root):
+def test_the_registered_model_is_loaded_by_alias_and_answers(kind, request, client, tracking_uri, home, store, artifact_root, tmp_path):
     import mlflow
     import pandas as pd
 
@@ -146,22 +163,53 @@ def test_the_registered_model_is_loaded_by_alias_and_answers(kind, request, clie
     mlflow.set_tracking_uri(tracking_uri)
     questions = ["What is 3 + 1?", "What is 5 + 1?"]
     said = continuations(trained.directory("hf"), [encode(toy_tokenizer(), problem_prompt(text, False))[0] for text in questions])
+    answers = [answer_of(text) for text in said]
     model = mlflow.pyfunc.load_model(f"models:/{name}@{CHAMPION}", model_config={"max_new_tokens": 12})
-    assert model.predict(questions) == model.predict(pd.DataFrame({"prompt": questions})) == [answer_of(text) for text in said]
+    assert list(model.predict(questions)["answer"]) == list(model.predict(pd.DataFrame({"prompt": questions}))["answer"]) == answers
     plain = mlflow.pyfunc.load_model(f"models:/{name}@{CHAMPION}", model_config={"is_chat_trained": False, "max_new_tokens": 4})
     continued = continuations(trained.directory("hf"), [toy_tokenizer().encode("3 + 1 =", add_special_tokens=False).ids])[0]
-    assert continued.startswith(plain.predict(["3 + 1 ="])[0].rstrip()) and plain.predict(["3 + 1 ="])[0].strip()
+    text = plain.predict(["3 + 1 ="])["answer"][0]
+    assert continued.startswith(text.rstrip()) and text.strip()
+
+    (tmp_path / "model.py").write_text("THE_USERS_OWN = True")
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": tracking_uri}
+    finished = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, f"models:/{name}@{CHAMPION}"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[-1] == answers[0]
 
 
-def test_store_on_another_file_system_is_refused_by_name(client, artifact_root):
+def test_each_prompt_is_answered_or_refused_by_itself(client, tracking_uri, store, artifact_root):
+    import mlflow
+    import pandas as pd
+
+    name = model_name("rows")
+    version, _ = register(client, name, checkpoint(store, "trained"), artifact_root)
+    mlflow.set_tracking_uri(tracking_uri)
+    model = mlflow.pyfunc.load_model(f"models:/{name}/{version}", model_config={"max_new_tokens": 12})
+    alone = model.predict(["What is 3 + 1?"])["answer"][0]
+    said = model.predict(pd.DataFrame({0: ["What is 3 + 1?", "", None, ["a", "list"], "What is 5 + 1? " * 500, " \n"]}))
+    assert list(said["answer"]) == [alone, "", "", "", "", ""]
+    parts = ["", "is empty", "this is NoneType", "this is list", "at most", "is empty"]
+    assert all((part in error) if part else not error for error, part in zip(said["error"], parts, strict=True)), list(said["error"])
+
+
+def test_weights_of_a_store_on_another_file_system_are_copied(client, tracking_uri, artifact_root, tmp_path):
+    import mlflow
+
     shared_memory = Path("/dev/shm")
     if not shared_memory.is_dir() or shared_memory.stat().st_dev == artifact_root.stat().st_dev:
         pytest.skip("/dev/shm is no file system of its own here")
     root = shared_memory / f"glm46-test-{os.getpid()}"
     try:
         elsewhere = checkpoint(open_store(str(root / "store"), Home(root)), "random")
-        with pytest.raises(ValueError, match=r"different file systems.*GLM46_HOME"):
-            register(client, model_name("elsewhere"), elsewhere, artifact_root)
+        name = model_name("elsewhere")
+        assert [register(client, name, elsewhere, artifact_root) for _ in range(2)] == [("1", "done"), ("1", "unchanged")]
+        mlflow.set_tracking_uri(tracking_uri)
+        directory = Path(mlflow.artifacts.download_artifacts(f"models:/{name}/1", dst_path=str(tmp_path)))
+        for path in elsewhere.paths("hf/*"):
+            assert (directory / path.name).read_bytes() == path.read_bytes()
     finally:
         subprocess.run(["rm", "-r", str(root)], check=True)
 

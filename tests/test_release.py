@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
@@ -160,6 +161,52 @@ def test_chat_answers_as_the_model_was_trained(served, is_chat_trained):
         choice = json.load(response)["choices"][0]
     expected = choice["message"]["content"] if is_chat_trained else choice["text"]
     assert "".join(complete(model, "What is 4 + 1?", 8, 0.0)) == expected != ""
+
+
+def answered(served, path, headers=None, body=None):
+    """Status, headers and text of a raw request."""
+    connection = http.client.HTTPConnection(served.url.removeprefix("http://"), timeout=60)
+    connection.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body), headers or {})
+    answer = connection.getresponse()
+    return answer.status, dict(answer.getheaders()), answer.read().decode()
+
+
+def test_only_programs_and_pages_of_this_machine_are_answered(served):
+    port = served.url.rsplit(":", 1)[1]
+    for headers in ({}, {"Host": f"localhost:{port}"}, {"Origin": f"http://127.0.0.1:{port}"}):
+        status, returned, _ = answered(served, "/v1/models", headers)
+        assert status == 200 and not [name for name in returned if name.lower().startswith("access-control")]
+    for headers in ({"Host": "evil.example"}, {"Host": f"evil.example:{port}"}, {"Origin": "https://evil.example"}, {"Origin": "null"},
+                    {"Sec-Fetch-Site": "cross-site"}):  # fmt: skip
+        for body in (None, {"prompt": "4 + 1 =", "max_tokens": 1}):
+            status, returned, text = answered(served, "/v1/completions" if body else "/v1/models", headers, body)
+            assert status == 403 and ("may not ask" in text or "is not this server" in text), (headers, text)
+            assert not [name for name in returned if name.lower().startswith("access-control")]
+
+
+def test_log_probabilities_of_completions_have_the_shape_of_openais_api(served):
+    body = {"prompt": "What is 4 + 1?", "max_tokens": 6, "temperature": 0, "logprobs": 2}
+    whole = json.loads(answered(served, "/v1/completions", body=body)[2])["choices"][0]
+    reported = whole["logprobs"]
+    assert "".join(reported["tokens"]) == whole["text"] and len(reported["tokens"]) > 1
+    assert reported["token_logprobs"] == [entry["logprob"] for entry in reported["content"]] and max(reported["token_logprobs"]) <= 0
+    for token, top, start in zip(*(reported[name] for name in ("tokens", "top_logprobs", "text_offset")), strict=True):
+        assert len(top) == 2 and top[token] == max(top.values()) and whole["text"][start:].startswith(token)
+    events = answered(served, "/v1/completions", body={**body, "stream": True})[2].split("\n\n")
+    parts = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
+    streamed = [choice["logprobs"] for part in parts for choice in part["choices"] if choice.get("logprobs")]
+    for name in ("tokens", "text_offset"):
+        assert [value for logprobs in streamed for value in logprobs[name]] == reported[name]
+    status, _, text = answered(served, "/v1/completions", body={**body, "echo": True})
+    assert status == 400 and "echo is not supported" in text
+
+
+def test_a_killed_model_server_is_an_error(gguf, tmp_path):
+    with running_model_server(gguf.path("model-F32.gguf"), SERVING, tmp_path / "log") as server:
+        model = ServedModel("glm46 version 1", server.url, server, is_chat_trained=False, enable_thinking=False)
+        server.process.kill()
+        with pytest.raises(RuntimeError, match=r"was ended by SIGKILL.*its log is"):
+            model.wait()
 
 
 def test_smoke_test_refuses_another_model(store, served):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +16,14 @@ import time
 import pytest
 
 from infra.adoption import adopt
+from infra.doctor import check_store
 from infra.home import Home
 from infra.rerun_reason import explain_and_remember
 from infra.s3_store import S3Store
 from infra.store import CorruptArtifactError, open_store, step_key
 from tests.conftest import ROOT
-from tests.toy_steps import ensure, run_both, sum_numbers, write_numbers
+from tests.faulty_s3 import faulty
+from tests.toy_steps import Numbers, ensure, run_both, sum_numbers, write_numbers
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -88,6 +92,86 @@ def test_a_corrupt_file_is_named_and_the_next_run_computes_it_anew(store):
     assert (again.digest, total_again.digest) == (numbers.digest, total.digest)
 
 
+def change(store, name: str, edit) -> None:
+    """Replace an object of a store by what `edit` makes of it."""
+    if store.uri.startswith("s3://"):
+        store.client.put_object(Bucket=store.bucket, Key=store.prefix + name, Body=edit(store._read(name)))
+    else:
+        (store.root / name).write_bytes(edit((store.root / name).read_bytes()))
+
+
+def test_doctor_marks_a_flipped_bit_that_no_run_reads_and_the_next_run_heals_it(store):
+    _, total = run_both(store)
+    change(store, f"objects/{total.key}/{total.manifest.attempt}/total.txt", lambda content: bytes([content[0] ^ 1]) + content[1:])
+    shutil.rmtree(store.home.cache_dir, ignore_errors=True)
+    assert run_both(store)[1].key == total.key, "a run that finds everything reads nothing"
+    assert check_store(store, deep=False)[0].passed
+    (damaged,) = check_store(store, deep=True)
+    assert not damaged.passed and "sum_numbers" in damaged.found and "total.txt" in damaged.found
+    computed: list[str] = []
+    assert run_both(store, computed)[1].digest == total.digest and computed == ["sum_numbers"]
+    assert check_store(store, deep=True)[0].passed
+
+
+def with_value(**values):
+    """An edit of a manifest's JSON."""
+    return lambda data: json.dumps({**json.loads(data), **values}).encode()
+
+
+@pytest.mark.parametrize(
+    ("edit", "problem"),
+    [
+        (with_value(digest="0" * 64), "does not agree with its own digest"),
+        (with_value(record={"num_lines": 21}), "does not agree with its own digest"),
+        (with_value(identity={"step": "write_numbers"}), "does not agree with its own key"),
+        (lambda data: data[: len(data) // 2], "is not a manifest"),
+        (lambda data: b"", "is not a manifest"),
+    ],
+)
+def test_a_manifest_that_was_changed_is_refused_by_name_and_doctor_makes_room_for_a_new_one(edit, problem, store):
+    numbers, total = run_both(store)
+    change(store, f"manifests/{numbers.key}.json", edit)
+    with pytest.raises(CorruptArtifactError, match=rf"manifests/{numbers.key}.json {problem}.*remove it, or let `glm46 doctor` mark it"):
+        run_both(store)
+    assert problem in check_store(store, deep=False)[0].found
+    computed: list[str] = []
+    assert run_both(store, computed)[1].digest == total.digest and computed == ["write_numbers"]
+
+
+def test_a_damaged_copy_in_the_cache_is_fetched_again_and_the_object_stands(home, s3_server):
+    store = S3Store("s3://glm46/cached", home)
+    numbers = ensure(store, write_numbers)
+    numbers.path("numbers/part-00001.txt").write_bytes(b"damaged")
+    assert check_store(store, deep=True)[0].passed
+    numbers.path("numbers/part-00001.txt").write_bytes(b"damaged")
+    assert S3Store(store.uri, home).load(numbers.key, Numbers).path("numbers/part-00001.txt").read_text().startswith("10")
+
+
+def test_locks_and_work_directories_go_when_nobody_needs_them(store):
+    run_both(store)
+    run_both(store)
+    assert not list(store.home.work_root.iterdir())
+
+
+def test_of_many_who_want_one_lock_one_holds_it_at_a_time(store):
+    inside, most, waited = [], [], []
+
+    def enter() -> None:
+        for _ in range(20):
+            with store.locked("key", waited.append):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0.001)
+                inside.pop()
+
+    threads = [threading.Thread(target=enter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 80 and max(most) == 1 and waited
+
+
 def test_a_missing_file_is_a_miss_not_a_hit(store):
     numbers = ensure(store, write_numbers)
     name = f"objects/{numbers.key}/{numbers.manifest.attempt}/log.txt"
@@ -131,6 +215,21 @@ def test_a_killed_program_run_again_ends_in_the_same_digest(tmp_path):
     assert interrupted == subprocess.run(command, env=clean, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     attempts = list((tmp_path / "store" / "objects").glob("*/*"))
     assert len(attempts) == 2, f"seed {seed}: garbage of killed runs stayed: {attempts}"
+
+
+def test_committed_files_are_readable_by_whom_the_umask_lets(home):
+    def secretive(**arguments) -> Numbers:
+        path = arguments["output"].path("numbers/part.txt")
+        path.write_text("1")
+        path.chmod(0o600)
+        return Numbers(num_lines=1)
+
+    before = os.umask(0o027)
+    try:
+        artifact = ensure(open_store(None, home), type(write_numbers)(secretive, ("numbers/*",), (), (), (), ()))
+    finally:
+        os.umask(before)
+    assert artifact.path("numbers/part.txt").stat().st_mode & 0o777 == 0o640
 
 
 def test_undeclared_files_are_refused(store):
@@ -206,6 +305,47 @@ def test_two_homes_on_one_bucket_end_with_one_artifact(tmp_path, s3_server):
     attempts = {tuple(entry["Key"].split("/")[-4:][:3]) for page in pages for entry in page.get("Contents", [])}
     named = {(manifest.key, manifest.attempt) for manifest in store.iterate_manifests()}
     assert len(named) == 2 and all(any({key, attempt} <= set(place) for key, attempt in named) for place in attempts)
+
+
+@pytest.fixture
+def faulty_store(home, s3_server, monkeypatch):
+    """A store, the faults that a proxy before it makes at the next requests of a method and a path, and those it has made."""
+    plan: dict[tuple[str, str], str] = {}
+
+    def next_fault(method: str, path: str) -> str:
+        planned = [place for place in plan if place[0] == method and place[1] in path]
+        return plan.pop(planned[0]) if planned else ""
+
+    with faulty(s3_server, next_fault) as (url, faults):
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+        yield S3Store(f"s3://glm46/{home.root.parent.name}", home), plan, faults
+
+
+def test_a_small_read_whose_answer_is_cut_or_lost_is_tried_again(faulty_store):
+    store, plan, faults = faulty_store
+    numbers = ensure(store, write_numbers)
+    for fault in ("cut", "lost", "500", "reset"):
+        plan["GET", "/manifests/"] = fault
+        assert store.read_manifest(numbers.key) == numbers.manifest
+    assert [made.split()[0] for made in faults] == ["cut", "lost", "500", "reset"]
+
+
+@pytest.mark.parametrize("request_of_part", [("POST", "?uploads"), ("PUT", "partNumber=1"), ("POST", "?uploadId=")])
+def test_an_upload_in_parts_whose_answer_is_lost_is_whole_and_leaves_no_parts(request_of_part, faulty_store):
+    """The server began it, took a part or put all together, and the client, who does not know, asks again."""
+    store, plan, faults = faulty_store
+    content = os.urandom(20 << 20)
+
+    def write_much(**arguments) -> Numbers:
+        arguments["output"].path("numbers/part-00000.txt").write_bytes(content)
+        return Numbers(num_lines=1)
+
+    plan[request_of_part] = "lost"
+    big = ensure(store, type(write_numbers)(write_much, ("numbers/*",), (), (), (), ()))
+    assert faults and not plan
+    shutil.rmtree(store.home.cache_dir)
+    assert big.path("numbers/part-00000.txt").read_bytes() == content
+    assert not store.client.list_multipart_uploads(Bucket=store.bucket, Prefix=store.prefix).get("Uploads")
 
 
 def test_adopted_work_stands_under_the_new_key_and_says_so(store):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 
 from infra.launchers import JobFailedError, JobLostError
 from model.hf_checkpoint import read_config
+from tasks.training.answer_batches import answer_cache_bytes, answers_at_once
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
 from tests.model_recipes import GLM46, with_every_expert
 from tests.test_training_phase import SAVE_EVERY_STEP, signal_after_saves
@@ -17,7 +19,7 @@ from tests.training_inputs import RESOURCES, ROWS_PER_STEP, SEQUENCE_LENGTH, Tra
 
 GRPO = {
     "kind": "grpo", "samples_per_prompt": 4, "max_new_tokens": 4, "temperature": 1.0, "enable_thinking": False, "clip_low": 0.2,
-    "clip_high": 0.28, "max_constant_steps": 3,
+    "clip_high": 0.28, "importance_cap": 2.0, "max_constant_steps": 3,
 }  # fmt: skip
 ANSWERS = tuple("01010101")
 SFT_STEPS, RL_STEPS, RL_ROWS = 24, 4, 16
@@ -89,6 +91,22 @@ def test_imported_weights_count_as_chat_trained_where_they_bring_a_template(inpu
         assert imported.record.chat_template_digest == start.record.chat_template_digest
 
 
+def test_weights_that_transformers_saved_again_are_imported_as_ours_are_written(inputs, tuned, tmp_path):
+    shutil.copytree(tuned.directory("hf"), tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    config = json.loads(path.read_text())
+    inside = {"rope_type": "default", "rope_theta": config.pop("rope_theta"), "partial_rotary_factor": config.pop("partial_rotary_factor")}
+    path.write_text(json.dumps(config | {"rope_parameters": inside}))
+    # The architecture of a scale may state another RoPE base than its phases train with.
+    recipe = read_config(tmp_path / "hf").model_copy(update={"rope_theta": 123.0, "max_position_embeddings": 456})
+    imported = compute(
+        inputs.store, import_checkpoint, source=describe_checkpoint_dir(tmp_path / "hf"), tokenizer=inputs.tokenizer, recipe=recipe
+    )
+    written = json.loads(imported.path("hf/config.json").read_text())
+    assert written["rope_theta"] == inside["rope_theta"] and set(written) >= set(type(recipe).model_fields)
+    assert imported.path("hf/model.safetensors").read_bytes() == tuned.path("hf/model.safetensors").read_bytes()
+
+
 def test_grpo_samples_learns_and_keeps_its_evidence(tuned, reinforced):
     artifact, logged = reinforced
     assert sorted(logged) == list(range(1, RL_STEPS + 1))
@@ -122,6 +140,16 @@ def test_a_killed_phase_continues_to_the_same_result(kind, inputs, tuned, reinfo
     assert resumed.digest == expected.digest
     for name in ("metrics.jsonl", "rollouts.jsonl") if kind == "grpo" else ("metrics.jsonl",):
         assert metrics_of(resumed.path(name)) == metrics_of(expected.path(name))
+
+
+def test_answers_sampled_two_at_a_time_are_those_of_one_batch(tuned, reinforced, tmp_path):
+    recipe, expected = rl_recipe(), reinforced[0]
+    few = RESOURCES.model_copy(update={"rollout_cache_bytes": 3 * answer_cache_bytes(recipe, RESOURCES) - 1})
+    assert (answers_at_once(recipe, few, RL_ROWS), answers_at_once(recipe, RESOURCES, RL_ROWS)) == (2, RL_ROWS)
+    other = TrainingInputs(tmp_path / "home")
+    artifact = other.train(other.prompt_arguments(recipe, ANSWERS, few, start=tuned))
+    assert artifact.digest == expected.digest
+    assert metrics_of(artifact.path("rollouts.jsonl")) == metrics_of(expected.path("rollouts.jsonl"))
 
 
 def test_other_seeds_sample_other_answers(inputs, tuned, reinforced):
@@ -161,8 +189,10 @@ def test_a_prompt_without_room_for_its_answer_is_refused(inputs, tuned):
         ({"objective": {"kind": "reward"}}, {}, "objective reward cannot be trained"),
         ({"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0}}, {}, "adapter.kind lora cannot be trained: set adapter.kind to none"),
         ({}, {"launcher": "slurm"}, "launcher slurm is not available: set launcher to local"),
-        ({}, {"zero_stage": 1}, "zero_stage 1 cannot train grpo: .* Set zero_stage to 0"),
+        ({}, {"zero_stage": 1}, "zero_stage 1 cannot train grpo, .* set zero_stage to 0"),
         ({}, {"num_ranks": 2}, "num_ranks 2 cannot train grpo: set num_ranks to 1"),
+        ({}, {"device": "cuda"}, "device cuda is not available, ranks compute on CPUs: set device to cpu"),
+        ({}, {"rollout_cache_bytes": 1000}, r"rollout_cache_bytes \(1000\) hold no answer .* take \d+ bytes of a rank; raise it"),
         ({"objective": {**GRPO, "samples_per_prompt": 5}}, {}, r"does not divide into groups of samples_per_prompt \(5\)"),
         ({"max_epochs": 1.0}, {}, r"16 groups of answers need 2.0 passes over 8 prompts, max_epochs is 1.0"),
     ],

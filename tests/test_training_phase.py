@@ -10,11 +10,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from prefect import flow
@@ -198,13 +199,33 @@ def break_weights(*, checkpoint: Artifact[TrainedCheckpoint], output: Output) ->
     return checkpoint.record
 
 
+def listeners(work_dir: Path, is_over: threading.Event, seen: set[str]) -> None:
+    """Collect the addresses on which ranks of a job listen, until it is over."""
+    while not is_over.wait(0.1):
+        job = read_job_file(work_dir)
+        for pid in job.rank_pids if job else ():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                connections = psutil.Process(pid).net_connections("inet")
+                seen |= {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
+
+
 def test_two_ranks_and_smaller_micro_batches_equal_one_rank(inputs):
+    """And they listen to each other on loopback, to nobody on other interfaces."""
     recipe = small_recipe(num_steps=3, model=with_every_expert(GLM46).model_dump())
     artifact = inputs.train(inputs.arguments(recipe))
     arguments = inputs.arguments(recipe, RESOURCES.model_copy(update={"num_ranks": 2, "micro_batch_sequences": 1}))
     assert inputs.work_dir(arguments).name == artifact.key  # resources do not enter the key: a home of its own shows the numbers
     other = TrainingInputs(inputs.home.root.parent / "two-ranks")
-    shared = other.train(other.arguments(arguments["recipe"], arguments["resources"]))
+    given = other.arguments(arguments["recipe"], arguments["resources"])
+    is_over, addresses = threading.Event(), set()
+    watch = threading.Thread(target=listeners, args=(other.work_dir(given), is_over, addresses))
+    watch.start()
+    try:
+        shared = other.train(given)
+    finally:
+        is_over.set()
+        watch.join()
+    assert addresses == {"127.0.0.1"}
     for ours, theirs in zip(metrics_of(shared.path("metrics.jsonl")), metrics_of(artifact.path("metrics.jsonl")), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3)
     for name in ("handover/master-00001.safetensors", "handover/momentum-00001.safetensors"):
@@ -248,6 +269,10 @@ def test_inputs_of_another_architecture_or_tokenizer_are_refused(inputs, uninter
     deeper = small_recipe(seed=1, model=GLM46.model_copy(update={"num_experts_per_tok": 4}), course_start_tokens=384)
     with pytest.raises(ValueError, match=r"config.json of phase pretrain_general says num_experts_per_tok 2 \(the configuration has 4\)"):
         refuse_foreign_inputs(deeper, inputs.tokenizer, artifact, {})
+    theta = small_recipe().rope_theta
+    refuse_foreign_inputs(small_recipe(course_start_tokens=384, rope_theta=2 * theta), inputs.tokenizer, artifact, {})
+    with pytest.raises(ValueError, match=r"rope_theta .* is below the .* that its start, phase pretrain_general, was trained with"):
+        refuse_foreign_inputs(small_recipe(course_start_tokens=384, rope_theta=theta / 2), inputs.tokenizer, artifact, {})
     other = replace(inputs.tokenizer, manifest=inputs.tokenizer.manifest.model_copy(update={"digest": "f" * 64}))
     chats = inputs.chat_arguments(small_recipe(objective={"kind": "sft"}))["chats"]
     refuse_foreign_inputs(small_recipe(), inputs.tokenizer, None, {"conversations": chats})

@@ -12,7 +12,16 @@ import torch
 from configs.schema import PolicyObjective
 from model.generation import InProcessEngine, Sampling
 from model.losses import IGNORED
-from tasks.training.policy import clipped_weights, group_advantages, lay_out, policy_batches, target_log_probabilities
+from tasks.training.policy import (
+    MISMATCH_METRICS,
+    clipped_weights,
+    group_advantages,
+    importance_weights,
+    lay_out,
+    policy_batches,
+    surrogate_weights,
+    target_log_probabilities,
+)
 from tasks.training.rewards import RewardError, refuse_broken_rewards, reward_answer
 from tasks.training.rollouts import Prompt, PromptOrder, Rollout, policy_model
 from tests.model_recipes import GLM46, random_model, with_every_expert
@@ -21,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("clear_routing")
 CPU = torch.device("cpu")
 OBJECTIVE = PolicyObjective(
     kind="grpo", samples_per_prompt=3, max_new_tokens=4, temperature=1.0, enable_thinking=False, clip_low=0.2, clip_high=0.28,
-    max_constant_steps=5,
+    importance_cap=2.0, max_constant_steps=5,
 )  # fmt: skip
 REWARDS = [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
 """Three groups of three; the second has nothing to learn from."""
@@ -51,36 +60,85 @@ def test_advantages_equal_a_loop_over_groups():
     assert group_advantages(rewards)[2].tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize(("temperature", "shift"), [(1.0, 0.0), (1.0, 0.4), (1.6, 0.15)], ids=["on policy", "clipped", "tempered"])
+@pytest.mark.parametrize(("temperature", "shift"), [(1.0, 0.0), (1.0, 0.8), (1.6, 0.15)], ids=["on policy", "truncated", "tempered"])
 def test_the_gradient_is_that_of_the_textbook_surrogate(temperature, shift):
+    """min(ratio A, clip(ratio) A) over the weights before the update, each token weighted by min(trainer / rollout, cap)."""
     model = random_model(GLM46)
     rollouts = rollouts_of(model, temperature=temperature, shift=shift)
     objective = OBJECTIVE.model_copy(update={"temperature": temperature})
     batches, metrics = policy_batches(model, rollouts, objective, num_sequences=4, device=CPU)
     num_targets = sum(batch.num_lm_targets for batch in batches)
-    assert num_targets == sum(len(rollout.answer_ids) for rollout in rollouts)
     for batch in batches:
         output = model(batch.token_ids_BT, target_ids_BT=batch.target_ids_BT, target_weights_BT=batch.weights_BT, temperature=temperature)
         (output.losses.lm * batch.num_lm_targets / num_targets).backward()
     ours = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
     advantages = group_advantages(torch.tensor(REWARDS).view(3, 3)).flatten().tolist()
-    terms, num_clipped, num_weighted = [], 0, 0
+    terms, log_ratios = [], []
     for rollout, advantage in zip(rollouts, advantages, strict=True):
+        if advantage == 0:
+            continue
         sequence = torch.tensor([rollout.prompt_ids + rollout.answer_ids])
         logits = model(sequence[:, :-1]).logits_BTV[0, len(rollout.prompt_ids) - 1 :] / temperature
         now = logits.log_softmax(-1).gather(1, torch.tensor(rollout.answer_ids)[:, None])[:, 0]
-        ratio = (now - torch.tensor(rollout.log_probabilities)).exp()
+        ratio = (now - now.detach()).exp()
         clipped = ratio.clamp(1 - OBJECTIVE.clip_low, 1 + OBJECTIVE.clip_high)
-        terms.append(-torch.minimum(ratio * advantage, clipped * advantage))
-        num_clipped += int((clipped * advantage < ratio * advantage).sum())
-        num_weighted += len(ratio) * (advantage != 0)
+        log_ratios.append(now.detach() - torch.tensor(rollout.log_probabilities))
+        terms.append(-log_ratios[-1].exp().clamp(max=2.0) * torch.minimum(ratio * advantage, clipped * advantage))
+    log_ratio = torch.cat(log_ratios)
+    assert num_targets == len(log_ratio), "a group of equal rewards counts in no mean"
     torch.cat(terms).mean().backward()
-    assert metrics["clip_fraction"] == pytest.approx(num_clipped / num_weighted)
-    assert (num_clipped > 0) == (shift > 0.3)
+    assert metrics["truncated_fraction"] == pytest.approx(float((log_ratio.exp() > 2.0).float().mean()))
+    assert metrics["rollout_log_ratio"] == pytest.approx(float(log_ratio.abs().mean()), abs=1e-5)
+    assert (metrics["truncated_fraction"] > 0) == (shift > 0.7) and metrics["clip_fraction"] == 0.0
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-6, msg=lambda text, at=name: f"{at}: {text}")
+
+
+def test_weights_of_a_policy_that_has_moved_are_the_surrogates_gradient():
+    draw = torch.Generator().manual_seed(4)
+    trainer, rollout = (-torch.rand(5, 7, generator=draw) * 3 for _ in range(2))
+    now = (trainer + torch.randn(5, 7, generator=draw) * 0.3).requires_grad_()
+    advantages = torch.tensor([1.5, -0.5, 0.0, 2.0, -1.0])
+    ratio = (now - trainer).exp()
+    clipped = ratio.clamp(1 - OBJECTIVE.clip_low, 1 + OBJECTIVE.clip_high)
+    surrogate = (trainer - rollout).exp().clamp(max=2.0) * torch.minimum(ratio * advantages[:, None], clipped * advantages[:, None])
+    surrogate.sum().backward()
+    found = surrogate_weights(now.detach(), trainer, rollout, advantages, OBJECTIVE)
+    torch.testing.assert_close(found, now.grad)
+    assert 7 < int((found == 0).sum()) < 28, "some are clipped, beside the row without an advantage"
+
+
+def test_importance_weights_are_the_quotient_of_probabilities_up_to_the_cap():
+    trainer, rollout = torch.tensor([[0.5, 0.9, 0.2, 0.4]]).log(), torch.tensor([[0.5, 0.3, 0.4, 0.2]]).log()
+    assert importance_weights(trainer, rollout, 2.0)[0].tolist() == pytest.approx([1.0, 2.0, 0.5, 2.0])
+    assert importance_weights(trainer, rollout, 5.0)[0].tolist() == pytest.approx([1.0, 3.0, 0.5, 2.0])
+
+
+def test_rounding_in_bfloat16_leaves_no_token_without_a_gradient():
+    model = policy_model(random_model(GLM46, std=0.1), "bfloat16")
+    rollouts = rollouts_of(model, [1.0, 0.0, 0.0] * 12)
+    narrow = OBJECTIVE.model_copy(update={"clip_low": 0.01, "clip_high": 0.01})
+    batches, metrics = policy_batches(model, rollouts, narrow, num_sequences=16, device=CPU)
+    answers = torch.cat([batch.weights_BT[batch.target_ids_BT != IGNORED] for batch in batches])
+    assert (answers != 0).all() and metrics["clip_fraction"] == 0.0 and 0 < metrics["rollout_log_ratio"] < 0.1
+    rows = lay_out(rollouts, CPU)
+    rounding_BT = target_log_probabilities(model, rows, 1.0, 16) - rows.rollout_log_probabilities_BT
+    advantages_B = group_advantages(torch.tensor([1.0, 0.0, 0.0] * 12).view(-1, 3)).flatten()
+    against_rollout = clipped_weights(rounding_BT, advantages_B, 1e-4, 2e-4)[rows.is_answer_BT]
+    assert (against_rollout == 0).float().mean() > 0.2, "a clip against the rollout would have cut these"
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "gspo"])
+def test_bounds_of_a_sequences_ratio_are_refused_for_a_tokens(kind):
+    values = OBJECTIVE.model_dump() | {"kind": kind, "clip_low": 1e-4, "clip_high": 2e-4}
+    if kind == "gspo":
+        assert PolicyObjective(**values).clip_low == 1e-4
+        return
+    with pytest.raises(ValueError, match=rf"'clip_low': 0.0001, 'clip_high': 0.0002.* with kind {kind}: bounds below 0.01 .*Set kind gspo"):
+        PolicyObjective(**values)
+    assert PolicyObjective(**values | {"clip_low": 0.01, "clip_high": 0.01}).kind == kind
 
 
 def test_a_clipped_ratio_has_no_gradient_on_its_own_side_only():
@@ -107,12 +165,16 @@ def test_ratios_are_one_where_the_weights_are_those_of_the_rollout(dtype):
     torch.testing.assert_close(now_BT, rows.rollout_log_probabilities_BT, rtol=0.0, atol=tolerance)
 
 
-def test_a_step_without_an_informative_group_has_no_batches():
+def test_groups_of_equal_rewards_cost_no_pass_and_change_nothing():
     model = random_model(GLM46)
     batches, metrics = policy_batches(model, rollouts_of(model, [1.0] * 3 + [0.0] * 3), OBJECTIVE, 4, CPU)
     assert (batches, metrics["informative_groups"], metrics["reward_mean"], metrics["pass_rate"]) == ([], 0, 0.5, 0.5)
-    batches, metrics = policy_batches(model, rollouts_of(model, [1.0] * 3 + [0.0, 0.0, 1.0]), OBJECTIVE, 4, CPU)
-    assert (len(batches), metrics["informative_groups"]) == (2, 1)
+    assert {metrics[name] for name in MISMATCH_METRICS} == {0.0}
+    rollouts = rollouts_of(model, [1.0] * 3 + [0.0, 0.0, 1.0])
+    batches, metrics = policy_batches(model, rollouts, OBJECTIVE, 4, CPU)
+    alone, _ = policy_batches(model, rollouts[3:], OBJECTIVE, 4, CPU)
+    assert (len(batches), metrics["informative_groups"], metrics["reward_mean"]) == (1, 1, pytest.approx(4 / 6))
+    assert all(torch.equal(getattr(batches[0], name), getattr(alone[0], name)) for name in ("token_ids_BT", "target_ids_BT", "weights_BT"))
 
 
 @pytest.mark.parametrize(

@@ -14,25 +14,32 @@ from configs.schema import ValidationRecipe
 from model.attention import visible_within_segments
 from model.counts import training_flops_per_token
 from model.transformer import Glm4Moe
+from tasks.training.batches import MicroBatch
 from tasks.training.profiling import FLOP_FORMULAS, counted_attention
 from tasks.training.trackers import refuse_missing_tracker
 from tasks.training.training_step import expert_use
 from tests.model_recipes import GLM46
 from tests.training_inputs import RESOURCES, TrainingInputs, small_recipe
 
-RECIPES = {"toy": (GLM46, 64), "micro": (load_scale("micro").model.recipe, 128)}
+RECIPES = {"toy": (GLM46, 256), "micro": (load_scale("micro").model.recipe, 512)}
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_profiled_flops_agree_with_the_formula(name):
+@pytest.mark.parametrize(("in_documents", "trains_mtp"), [(False, True), (True, True), (False, False)], ids=["rows", "documents", "no MTP"])
+def test_profiled_flops_agree_with_the_formula(name, in_documents, trains_mtp):
     recipe, num_positions = RECIPES[name]
     model = Glm4Moe(recipe)
+    model.runs_mtp = trains_mtp
     token_ids = torch.arange(2 * (num_positions + 1)).view(2, -1) % recipe.vocab_size
+    segments = torch.arange(num_positions).expand(2, -1) // (num_positions // 8)
+    batch = MicroBatch(token_ids[:, :-1], token_ids[:, 1:], segments, is_segmented=in_documents)
     with counted_attention(model) as attention, FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS) as products:
-        losses = model(token_ids[:, :-1], target_ids_BT=token_ids[:, 1:]).losses
+        losses = model(batch.token_ids_BT, **batch.model_arguments).losses
         (losses.lm + losses.mtp + losses.balance).backward()
     counted = (products.get_total_flops() + attention[0]) / (2 * num_positions)
-    assert counted == pytest.approx(training_flops_per_token(recipe, num_positions), rel=0.05)
+    positions, squares = batch.attended.tolist()
+    assert squares / positions == (num_positions / 8 if in_documents else num_positions)
+    assert counted == pytest.approx(training_flops_per_token(recipe, squares / positions, trains_mtp=trains_mtp), rel=0.05)
 
 
 def test_attention_inside_documents_counts_their_squares_alone():
@@ -80,6 +87,7 @@ def test_the_tracker_gets_losses_schedules_expert_use_and_speed(recorded):
         "mtp_weight",
         "tokens_per_second",
         "mfu",
+        "attended_tokens",
         "data_wait_seconds",
     } <= set(logged[1])
     measured = [step for step, line in logged.items() if "validation_bits_per_byte" in line]

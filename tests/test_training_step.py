@@ -1,6 +1,7 @@
 """What goes into one optimizer step: targets, their counts, the division among ranks, bfloat16 arithmetic."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from configs.load import load_scale
 from model.losses import IGNORED
 from model.rotary import rotary_tables
 from tasks.data.packed_rows import PackedRows
-from tasks.training.batches import read_micro_batches
+from tasks.training.batches import MicroBatch, read_micro_batches
 from tasks.training.deepspeed_config import deepspeed_config
 from tasks.training.mixed_precision import ComputeInBfloat16
 from tasks.training.schedules import StepPlan
@@ -55,6 +56,26 @@ def test_targets_are_the_next_tokens_and_mtp_stays_inside_documents():
     assert batch.num_lm_targets == 8
     # Position t predicts t + 2: inside one document only 0 -> 2 and 3 -> 5; 6 -> 8 lies behind the row, where no document is known.
     assert batch.num_mtp_targets == 2
+
+
+@pytest.mark.parametrize("is_segmented", [True, False])
+def test_attended_positions_and_squares_equal_a_count_of_pairs(is_segmented):
+    """Of rows of documents with gaps at their ends: pairs of positions of one document, or of one row where attention sees over ends."""
+    draw = np.random.default_rng(8)
+    rows = []
+    for first in range(0, 50, 10):
+        lengths = draw.integers(1, 9, 5)
+        filled = np.repeat(np.arange(first, first + 5), lengths)
+        rows.append(np.append(filled, np.full(40 - len(filled), -1)) if is_segmented else np.resize(filled, 40))
+    segments = torch.tensor(np.array(rows))
+    batch = MicroBatch(torch.zeros_like(segments), torch.zeros_like(segments), segments, is_segmented)
+    pairs = sum(
+        (not is_segmented or row[one] == row[other]) and row[one] >= 0 and row[other] >= 0
+        for row in segments.tolist() for one in range(40) for other in range(40)
+    )  # fmt: skip
+    assert batch.attended.tolist() == [int((segments >= 0).sum()), pairs]
+    assert is_segmented == (batch.attended[0] < segments.numel())
+    assert replace(batch, is_filler=True).attended.tolist() == [0, 0]
 
 
 def test_sft_trains_what_the_assistant_writes_and_the_next_role_token(tmp_path):
@@ -136,8 +157,8 @@ def test_bfloat16_computes_what_a_bfloat16_model_computes_with_float32_gradients
         torch.testing.assert_close(parameter.grad, cast.get_parameter(name).grad.float(), rtol=2e-2, atol=1e-2)
 
 
-def test_clipping_is_written_down_as_zero():
-    # Left out it is 1.0, and under ZeRO it then shrinks every orthogonalised update without a word.
+def test_deepspeeds_own_clipping_is_written_down_as_zero():
+    # Left out it is 1.0: gradients would be clipped without a word, whatever max_grad_norm says.
     assert deepspeed_config(load_scale("micro").phases[0].resources, "float32")["gradient_clipping"] == 0.0
 
 

@@ -19,7 +19,7 @@ def main() -> int:
     if deed == "stop on request":
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(75))
     if deed != "succeed":
-        time.sleep(60)
+        time.sleep(600)
     return 0
 
 
@@ -28,7 +28,8 @@ def lose_a_rank() -> None:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    store = dist.FileStore(os.environ["GLM46_RENDEZVOUS"], int(os.environ["WORLD_SIZE"]))
+    dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
     dist.barrier()
     if os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -7,7 +7,9 @@ line, so the tokens of the whole phase are exact, and the place at which a domai
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from configs.schema import PackingRecipe
 
     F64 = NDArray[np.float64]
+
+NOTHING_READ: Mapping[str, float] = MappingProxyType({})
+"""Epochs by domain at the start of a course."""
 
 
 @dataclass(frozen=True)
@@ -73,18 +78,25 @@ def schedule_mixture(recipe: PackingRecipe, available: dict[str, int]) -> Mixtur
     return MixtureSchedule(tuple(present), np.array([point.at_share for point in recipe.waypoints]), np.array(rows))
 
 
-def allot_tokens(recipe: PackingRecipe, available: dict[str, int], num_tokens: int) -> dict[str, int]:
-    """Tokens of the whole phase per domain that has text, exact in sum. `available` is what one epoch of a domain holds; raises ValueError
-    where a domain would be read more often than max_epochs."""
+def allot_tokens(
+    recipe: PackingRecipe, available: dict[str, int], num_tokens: int, epochs_before: Mapping[str, float] = NOTHING_READ
+) -> dict[str, int]:
+    """Tokens of the whole phase per domain that has text, exact in sum. `available` is what one epoch of a domain holds, `epochs_before`
+    what earlier phases of the course read of it; raises ValueError where it would be read more often than max_epochs."""
     schedule = schedule_mixture(recipe, available)
     weights = dict(zip(schedule.domains, (schedule.weights[0] if schedule.is_constant else schedule.until(1.0)).tolist(), strict=True))
     shares = split_tokens(weights, num_tokens)
-    over = {domain: amount for domain, amount in shares.items() if amount > recipe.max_epochs * available[domain]}
+    held = {domain: (recipe.max_epochs - epochs_before.get(domain, 0.0)) * available[domain] for domain in weights}
+    over = {domain: amount for domain, amount in shares.items() if amount > held[domain]}
     if over:
-        fits = _fitting_tokens(recipe, available, weights)
-        worst = "; ".join(f"{domain} has {available[domain]:,} tokens, {amount:,} are asked for" for domain, amount in over.items())
+        fits = _fitting_tokens(recipe, held, weights)
+        worst = "; ".join(
+            f"{domain} has {available[domain]:,} tokens, {amount:,} are asked for"
+            + (f" after {epochs_before[domain]:.2f} passes in earlier phases" if epochs_before.get(domain) else "")
+            for domain, amount in over.items()
+        )
         fix = f"lower num_tokens to at most {fits:,}, raise max_epochs, or add text" if fits else "raise max_epochs, or add text"
-        raise ValueError(f"the mixture needs more than max_epochs ({recipe.max_epochs}) passes: {worst}; {fix}")
+        raise ValueError(f"the mixture needs more than max_epochs ({recipe.max_epochs}) passes over the course: {worst}; {fix}")
     return shares
 
 
@@ -93,9 +105,8 @@ def slots_of(recipe: PackingRecipe, num_rows: int) -> int:
     return num_rows * recipe.sequence_length + 1 if recipe.packing == "stream" else num_rows * (recipe.sequence_length + 1)
 
 
-def _fitting_tokens(recipe: PackingRecipe, available: dict[str, int], weights: dict[str, float]) -> int:
-    """The largest budget of whole rows for which no domain is read more often than max_epochs."""
-    held = {domain: recipe.max_epochs * available[domain] for domain in weights}
+def _fitting_tokens(recipe: PackingRecipe, held: dict[str, float], weights: dict[str, float]) -> int:
+    """The largest budget of whole rows for which no domain gives more than it holds up to max_epochs."""
     total = sum(weights.values())
     num_rows = int(min(held[domain] * total / weight for domain, weight in weights.items() if weight)) // recipe.sequence_length
     low, high = 0, num_rows + 2  # rounding to whole tokens may spare one

@@ -1,11 +1,13 @@
-"""Step: token shards -> the order in which one phase reads them: order.npy, packing.json and, with fill-in-the-middle, a shard glue.bin.
+"""Step: token shards -> the order in which one phase reads them: order.npy, packing.json and, with fill-in-the-middle, a shard glue.bin;
+and position.json, from which the next phase of the course goes on.
 
-Documents are shuffled within their domain, once per epoch, in which one of good quality may stand more than once
-(tasks/data/domain_pieces.py). Which share a domain has at which place of the phase follows from its mixture
-(tasks/data/mixture_schedule.py). stream: tokens per domain are exact, the domains are interleaved, and the stream is cut into rows wherever
-they end: in pre-training random truncation is augmentation (report, section 2). best_fit: rows are filled with whole documents
-(mid-training, SFT); a document longer than a row is cut into pieces, a conversation is left out and counted. Of the domains code and
-repository a share fim_rate of the documents is rearranged (tasks/data/fill_in_middle.py).
+Documents are shuffled within their domain, once per epoch of a course, and those of good quality may be read more often
+(tasks/data/domain_pieces.py). A phase begins where the phase before it on the course stopped (tasks/data/course_position.py). Which share a
+domain has at which place of the phase follows from its mixture (tasks/data/mixture_schedule.py). stream: tokens per domain are exact, the
+domains are interleaved, and the stream is cut into rows wherever they end: in pre-training random truncation is augmentation (report,
+section 2). best_fit: rows are filled with whole documents (mid-training, SFT); a document longer than a row is cut into pieces, a
+conversation is left out and counted. Of the domains code and repository a share fim_rate of the documents is rearranged
+(tasks/data/fill_in_middle.py).
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.course_position import POSITION_FILE, DomainPosition, read_position
 from tasks.data.documents import CHAT, CODE, REPOSITORY
-from tasks.data.domain_pieces import BucketWeights, pieces_of, read_buckets
+from tasks.data.domain_pieces import ALIKE, DOCUMENT, VISIT, Pieces, QualityBuckets, pieces_of, read_buckets
 from tasks.data.fill_in_middle import NUM_EXTRA, Rearrangement, read_ids, read_inside, rearranged_lines, write_glue
 from tasks.data.packed_rows import ORDER_FILE, PACKING_FILE
-from tasks.data.placed_units import place_best_fit, place_stream, slice_rows
+from tasks.data.placed_units import PlacedUnits, place_best_fit, place_stream, slice_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,11 +48,14 @@ class PackedPhase(Record):
     tokens_by_domain: dict[str, int]
     epochs_by_domain: dict[str, float]
     """Passes over the domain's tokens, each document counted as often as its bucket weighs."""
+    course_tokens_by_domain: dict[str, int]
+    """Of this phase and of those before it on the course, as the passes below."""
+    course_epochs_by_domain: dict[str, float]
     absent_domains: tuple[str, ...] = ()
     """Domains of the mixture without text, whose share went to the others."""
 
 
-@step(content=(ORDER_FILE, PACKING_FILE, "glue.*"), distributions=("numpy",))
+@step(content=(ORDER_FILE, PACKING_FILE, POSITION_FILE, "glue.*"), distributions=("numpy",))
 def pack_phase(
     *,
     shards: Artifact[TokenShards],
@@ -57,9 +63,11 @@ def pack_phase(
     recipe: PackingRecipe,
     output: Output,
     tokenizer: Artifact[TrainedTokenizer] | None = None,
+    previous: Artifact[PackedPhase] | None = None,
 ) -> PackedPhase:
-    """`tokenizer` names the special tokens of fill-in-the-middle, None where fim_rate is 0. Raises ValueError where a domain would be read
-    more often than max_epochs, or no domain of the mixture has text."""
+    """`tokenizer` names the special tokens of fill-in-the-middle, None where fim_rate is 0; `previous` are the rows of the phase before on
+    the course, None for its first. Raises ValueError where a domain would be read more often than max_epochs, no domain of the mixture has
+    text, or `previous` read other documents."""
     import numpy as np
 
     sources = [shards] if chats is None else [shards, chats]
@@ -69,36 +77,48 @@ def pack_phase(
     lengths = _shard_lengths(sources)
     row_slots = recipe.sequence_length + 1 if recipe.packing == "best_fit" else None
     chosen = _rearrangement(shards, tokenizer, domain_of, recipe)
-    weights = _bucket_weights(sources, domain_of, recipe)
+    begin = read_position(previous, recipe.seed)
+    buckets = _quality_buckets(sources, domain_of, recipe, begin.num_buckets)
     pieces = {
-        domain: pieces_of([n for n, own in enumerate(domains) if own == domain], lengths, row_slots, domain != CHAT, chosen, weights)
+        domain: pieces_of([n for n, own in enumerate(domains) if own == domain], lengths, row_slots, domain != CHAT, chosen, buckets)
         for domain in recipe.domains
     }
+    positions = {domain: begin.of(domain, own.num_documents, len(own.weights)) for domain, own in pieces.items()}
     absent = tuple(sorted(domain for domain in recipe.domains if not pieces[domain].num_tokens))
     if absent:
         output.report(Progress(0, 0, "pieces", f"no text of {', '.join(absent)}: its share goes to the other domains"))
-    placed = place_stream(pieces, recipe) if row_slots is None else place_best_fit(pieces, recipe, row_slots)
+    placed = place_stream(pieces, recipe, positions) if row_slots is None else place_best_fit(pieces, recipe, positions, row_slots)
     units = placed.units
     order = _expand(units, placed.kept, placed.slots, lengths, chosen)
     np.save(output.path(ORDER_FILE), order)
-    num_rearranged = int(np.count_nonzero(units[:, 4]))
+    shares = _tokens_by_domain(order, units[:, 0], domains)
+    reached = begin.with_domains(_positions_after(placed, pieces, positions, shares, domains))
+    output.path(POSITION_FILE).write_text(reached.dump())
     if tokenizer is not None:
         write_glue(output.path(ORDER_FILE).parent, tokenizer.record.special_ids, tokenizer.record.num_tokens)
-    shares = _tokens_by_domain(order, units[:, 0], domains)
+    _write_packing(output, recipe, names, shares, has_glue=tokenizer is not None)
+    num_rows, num_tokens = recipe.num_tokens // recipe.sequence_length, sum(shares.values())
+    before = {} if previous is None else previous.record.course_tokens_by_domain
+    return PackedPhase(
+        num_rows=num_rows, num_tokens=num_tokens, sequence_length=recipe.sequence_length, packing=recipe.packing, num_pieces=len(units),
+        fill_share=1.0 if row_slots is None else round(num_tokens / (num_rows * row_slots), 6),
+        num_rearranged=int(np.count_nonzero(units[:, 4])), num_too_long=sum(domain.num_too_long for domain in pieces.values()),
+        tokens_by_domain=shares, epochs_by_domain={domain: round(shares[domain] / pieces[domain].num_tokens, 6) for domain in shares},
+        course_tokens_by_domain={domain: shares.get(domain, 0) + before.get(domain, 0) for domain in sorted({*shares, *before})},
+        course_epochs_by_domain={domain: round(own.epochs, 6) for domain, own in sorted(reached.domains.items())},
+        absent_domains=absent,
+    )  # fmt: skip
+
+
+def _write_packing(output: Output, recipe: PackingRecipe, shards: list[str], shares: dict[str, int], *, has_glue: bool) -> None:
+    """What a reader of the order needs beside it."""
     packing: dict[str, Any] = {
-        "packing": recipe.packing, "sequence_length": recipe.sequence_length, "seed": recipe.seed, "shards": names,
-        "has_glue": tokenizer is not None, "tokens_by_domain": shares,
+        "packing": recipe.packing, "sequence_length": recipe.sequence_length, "seed": recipe.seed, "shards": shards, "has_glue": has_glue,
+        "tokens_by_domain": shares,
     }  # fmt: skip
     if (step_rows := slice_rows(recipe)) is not None:
         packing["slice_rows"] = step_rows
     output.path(PACKING_FILE).write_text(json.dumps(packing, indent=1, sort_keys=True) + "\n")
-    num_rows, num_tokens = recipe.num_tokens // recipe.sequence_length, sum(shares.values())
-    return PackedPhase(
-        num_rows=num_rows, num_tokens=num_tokens, sequence_length=recipe.sequence_length, packing=recipe.packing, num_pieces=len(units),
-        fill_share=1.0 if row_slots is None else round(num_tokens / (num_rows * row_slots), 6), num_rearranged=num_rearranged,
-        num_too_long=sum(domain.num_too_long for domain in pieces.values()), tokens_by_domain=shares,
-        epochs_by_domain={domain: round(shares[domain] / pieces[domain].num_tokens, 6) for domain in shares}, absent_domains=absent,
-    )  # fmt: skip
 
 
 def _shard_lengths(sources: list[Artifact]) -> list[np.ndarray]:
@@ -125,13 +145,28 @@ def _rearrangement(
     return Rearrangement(recipe.fim_rate, recipe.seed, ids, opened, is_inside)
 
 
-def _bucket_weights(sources: list[Artifact], domain_of: dict[str, str], recipe: PackingRecipe) -> BucketWeights:
-    """Reads ids and buckets of what the mixture reads, and only where buckets are weighted."""
-    read = {*recipe.domains} if recipe.bucket_weights else set()
+def _quality_buckets(sources: list[Artifact], domain_of: dict[str, str], recipe: PackingRecipe, num_buckets: int) -> QualityBuckets:
+    """Reads the buckets of what the mixture reads, and only where this phase weighs them or one before it on the course did."""
+    weights = (*recipe.bucket_weights, 1.0) if recipe.bucket_weights else ALIKE * num_buckets
+    read = {*recipe.domains} if weights != ALIKE else set()
     paths = {name: source.path(f"shards/{name}.parquet") for source in sources for name in source.record.domains if domain_of[name] in read}
-    numbered = [(number, paths[name]) for number, name in enumerate(domain_of) if name in paths]
-    ids = {number: read_ids(path) for number, path in numbered}
-    return BucketWeights(recipe.bucket_weights, recipe.seed, ids, {number: read_buckets(path) for number, path in numbered})
+    return QualityBuckets(weights, {number: read_buckets(paths[name]) for number, name in enumerate(domain_of) if name in paths})
+
+
+def _positions_after(
+    placed: PlacedUnits, pieces: dict[str, Pieces], positions: dict[str, DomainPosition], shares: dict[str, int], domains: list[str]
+) -> dict[str, DomainPosition]:
+    """Where the phase stopped in every domain that it read."""
+    import numpy as np
+
+    domain_of_unit = np.array(domains)[placed.units[:, 0]]
+    return {
+        domain: positions[domain].after(
+            queue[:, VISIT], pieces[domain].buckets[queue[:, DOCUMENT]], placed.units[domain_of_unit == domain, VISIT],
+            shares.get(domain, 0) / pieces[domain].num_tokens,
+        )
+        for domain, queue in placed.queues.items()
+    }  # fmt: skip
 
 
 def _expand(units: np.ndarray, kept: np.ndarray, slots: np.ndarray, lengths: list[np.ndarray], chosen: Rearrangement) -> np.ndarray:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tasks.data.best_fit import num_rows, place_pieces, row_shapes
-from tasks.data.domain_pieces import Pieces, shuffled
+from tasks.data.course_position import DomainPosition
+from tasks.data.domain_pieces import Pieces, ordered_units
 from tasks.data.mixture_schedule import MixtureSchedule, allot_tokens, schedule_mixture, slots_of, split_tokens
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class PlacedUnits:
     kept: I64
     """Tokens of each that are read."""
     slots: I64
+    queues: dict[str, I64]
+    """By domain the units that they were taken from, in the order in which the domain gives them."""
 
 
 def slice_rows(recipe: PackingRecipe) -> int | None:
@@ -44,16 +47,18 @@ def slice_rows(recipe: PackingRecipe) -> int | None:
     return max(MIN_SLICE_ROWS, -(-(recipe.num_tokens // recipe.sequence_length) // MAX_SLICES))
 
 
-def place_stream(pieces: dict[str, Pieces], recipe: PackingRecipe) -> PlacedUnits:
-    """The domains' pieces interleaved as the schedule has it, the last of each cut where its tokens end."""
+def place_stream(pieces: dict[str, Pieces], recipe: PackingRecipe, positions: dict[str, DomainPosition]) -> PlacedUnits:
+    """The domains' pieces from their positions on, interleaved as the schedule has it, the last of each cut where its tokens end."""
     available = {domain: given.num_tokens for domain, given in pieces.items()}
-    shares = allot_tokens(recipe, available, slots_of(recipe, recipe.num_tokens // recipe.sequence_length))
+    shares = allot_tokens(recipe, available, slots_of(recipe, recipe.num_tokens // recipe.sequence_length), epochs_read(positions))
     schedule = schedule_mixture(recipe, available)
+    queues = {
+        domain: ordered_units(domain, pieces[domain], positions[domain], num_tokens, recipe.seed)
+        for domain, num_tokens in shares.items() if num_tokens
+    }  # fmt: skip
     parts = []
-    for number, (domain, num_tokens) in enumerate(shares.items()):
-        if not num_tokens:
-            continue
-        part = shuffled(domain, pieces[domain], num_tokens, recipe.seed)
+    for number, (domain, part) in enumerate(queues.items()):
+        num_tokens = shares[domain]
         ends = np.cumsum(part[:, 3])
         part = part[: int(np.searchsorted(ends, num_tokens)) + 1]
         kept = part[:, 3].copy()
@@ -62,27 +67,36 @@ def place_stream(pieces: dict[str, Pieces], recipe: PackingRecipe) -> PlacedUnit
     units, kept, position, domain_number = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((domain_number, position))
     units, kept = units[order], kept[order]
-    return PlacedUnits(units, kept, np.cumsum(kept) - kept)
+    return PlacedUnits(units, kept, np.cumsum(kept) - kept, queues)
 
 
-def place_best_fit(pieces: dict[str, Pieces], recipe: PackingRecipe, row_slots: int) -> PlacedUnits:
+def place_best_fit(pieces: dict[str, Pieces], recipe: PackingRecipe, positions: dict[str, DomainPosition], row_slots: int) -> PlacedUnits:
     """As many pieces per domain as fill the rows, slice by slice; what overflows a slice waits for the next, what overflows the last by a
-    row at most is not read."""
+    row at most for the next phase of the course."""
     available = {domain: given.num_tokens for domain, given in pieces.items()}
     wanted = recipe.num_tokens // recipe.sequence_length
-    most = allot_tokens(recipe, available, slots_of(recipe, wanted))
+    most = allot_tokens(recipe, available, slots_of(recipe, wanted), epochs_read(positions))
     step = slice_rows(recipe)
     spare = 0 if step is None else row_slots * (MAX_SLICES + 1)  # a slice takes each domain past its share by less than a row
-    queues = {domain: shuffled(domain, pieces[domain], amount + spare, recipe.seed) for domain, amount in most.items() if amount}
+    queues = {
+        domain: ordered_units(domain, pieces[domain], positions[domain], amount + spare, recipe.seed)
+        for domain, amount in most.items() if amount
+    }  # fmt: skip
+    left = queues
     schedule = schedule_mixture(recipe, available)
     read = dict.fromkeys(queues, 0)
     placed: list[tuple[I64, I64]] = []
     for first in range(0, wanted, step or wanted):
         last = min(first + (step or wanted), wanted)
-        chosen, slots, queues = _fill_slice(queues, read, schedule, last / wanted, last - first, row_slots)
+        chosen, slots, left = _fill_slice(left, read, schedule, last / wanted, last - first, row_slots)
         placed.append((chosen, slots + first * row_slots))
     units, slots = (np.concatenate(column) for column in zip(*placed, strict=True))
-    return PlacedUnits(units, units[:, 3], slots)
+    return PlacedUnits(units, units[:, 3], slots, queues)
+
+
+def epochs_read(positions: dict[str, DomainPosition]) -> dict[str, float]:
+    """Passes over each domain that the phases before have taken."""
+    return {domain: position.epochs for domain, position in positions.items()}
 
 
 def _fill_slice(

@@ -7,6 +7,7 @@ from the environment (AWS_*, HF_TOKEN) and are never written anywhere.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ HELD_OUT = re.compile(r"(?:^|[/_.-])(?:test|validation|valid|val|dev|eval)(?:[/_
 DATASET = re.compile(r"([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[\w.-]+|[\w.-]+))?(?:/(.+))?")
 """Name, revision (the hub keeps its Parquet copies under refs/convert/parquet) and directory."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
+NO_FILE = "{} holds no file: name a prefix or dataset that does with --data"
 
 
 @dataclass(frozen=True)
@@ -40,27 +42,46 @@ def remote_files(data: str) -> list[RemoteFile]:
     """Sorted by name. Raises ValueError where the place cannot be listed or holds nothing."""
     found = _dataset_files(data) if data.startswith(HUGGING_FACE) else _objects(data)
     if not found:
-        raise ValueError(f"{data} holds no file: name a prefix or dataset that does with --data")
+        raise ValueError(NO_FILE.format(data))
     return sorted(found, key=lambda file: file.name)
 
 
-def _objects(data: str) -> list[RemoteFile]:
-    from botocore.exceptions import BotoCoreError, ClientError
+def refuse_missing_place(data: str) -> None:
+    """One request: raises ValueError where the place cannot be listed or holds nothing."""
+    if data.startswith(HUGGING_FACE):
+        _dataset_files(data)
+    elif not next(iter(_pages(data, MaxKeys=1)), {}).get("Contents"):
+        raise ValueError(NO_FILE.format(data))
 
-    bucket, _, prefix = data.removeprefix(S3).partition("/")
-    prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+
+def _objects(data: str) -> list[RemoteFile]:
+    bucket, prefix = _bucket_and_prefix(data)
     found = []
+    for page in _pages(data):
+        for entry in page.get("Contents", ()):
+            name = entry["Key"][len(prefix) :]
+            if name and not name.endswith("/") and not any(part.startswith(".") for part in name.split("/")):
+                place, digest = f"{S3}{bucket}/{entry['Key']}", ETAG + entry["ETag"].strip('"')
+                found.append(RemoteFile(name, place, digest, entry["Size"]))
+    return found
+
+
+def _bucket_and_prefix(data: str) -> tuple[str, str]:
+    bucket, _, prefix = data.removeprefix(S3).partition("/")
+    return bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+
+
+def _pages(data: str, **options: int) -> Iterator[dict[str, Any]]:
+    from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+
+    bucket, prefix = _bucket_and_prefix(data)
     try:
-        for page in s3_client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-            for entry in page.get("Contents", ()):
-                name = entry["Key"][len(prefix) :]
-                if name and not name.endswith("/") and not any(part.startswith(".") for part in name.split("/")):
-                    place, digest = f"{S3}{bucket}/{entry['Key']}", ETAG + entry["ETag"].strip('"')
-                    found.append(RemoteFile(name, place, digest, entry["Size"]))
+        yield from s3_client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix, **options)
+    except ParamValidationError as error:
+        raise ValueError(f"{data} names no bucket: write s3://bucket/prefix") from error
     except (BotoCoreError, ClientError) as error:
         fix = "check the name, AWS_ENDPOINT_URL_S3 and the credentials in the environment"
         raise ValueError(f"{data} cannot be listed ({error}): {fix}") from error
-    return found
 
 
 def _dataset_files(data: str) -> list[RemoteFile]:

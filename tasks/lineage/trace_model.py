@@ -50,6 +50,8 @@ class PhaseUse(BaseModel):
     packed_key: str
     """Empty in a policy phase, as is the digest."""
     packed_digest: str
+    course_epochs: dict[str, float]
+    """Passes over every domain that the phases of its course had read at its end; empty in a policy phase."""
     shards: tuple[ShardUse, ...]
 
 
@@ -103,6 +105,9 @@ class ModelLineage(BaseModel):
         for phase in self.phases:
             packed = f"packed order {phase.packed_digest[:12]}" if phase.packed_digest else "prompts"
             lines.append(f"phase {phase.name} ({phase.objective}): {phase.num_tokens:,} tokens, {phase.num_steps:,} steps, {packed}")
+            if phase.course_epochs:
+                passes = ", ".join(f"{domain} {epochs:.2f}" for domain, epochs in phase.course_epochs.items())
+                lines.append(f"    passes on its course up to here: {passes}")
             for shard in phase.shards:
                 lines.append(
                     f"    {shard.name:<20} {shard.num_documents:>9,} documents {shard.num_tokens:>13,} tokens  {shard.sha256[:12]}"
@@ -205,7 +210,8 @@ def _phase_use(phase: TrainedPhase, place: int, reads: list[ShardReads]) -> Phas
     return PhaseUse(
         name=phase.name, objective=record["objective"], key=phase.checkpoint.key, digest=phase.checkpoint.digest,
         num_tokens=record["num_tokens"], num_steps=record["num_steps"], packed_key=packed.key if packed else "",
-        packed_digest=packed.digest if packed else "", shards=tuple(used),
+        packed_digest=packed.digest if packed else "", course_epochs=packed.record["course_epochs_by_domain"] if packed else {},
+        shards=tuple(used),
     )  # fmt: skip
 
 

@@ -63,11 +63,22 @@ def packed_table(phases: ReportedPhases) -> str:
     rows = [
         (
             phase.name, record.packing, record.sequence_length, record.num_rows, Figure(f"{record.fill_share:.1%}"),
-            ", ".join(f"{domain} {tokens:,} ({record.epochs_by_domain[domain]:.2f})" for domain, tokens in record.tokens_by_domain.items()),
+            _by_domain(record.tokens_by_domain, record.epochs_by_domain),
+            _by_domain(record.course_tokens_by_domain, record.course_epochs_by_domain),
             ", ".join(record.absent_domains) or "none", record.num_rearranged,
         )
         for phase, record in ((phase, phase.packed.record) for phase in phases if phase.packed is not None)
     ]  # fmt: skip
-    columns = ("phase", "packing", "row", "rows", "filled", "tokens by domain (passes)", "asked for, without text", "pieces with FIM")
-    told = "A domain without text leaves its share to the others. FIM: rearranged to prefix, suffix, middle."
+    columns = (
+        "phase", "packing", "row", "rows", "filled", "tokens by domain (passes)", "of the course so far (passes)",
+        "asked for, without text", "pieces with FIM",
+    )  # fmt: skip
+    told = (
+        "A domain without text leaves its share to the others. A phase goes on in a domain's documents where the phases before it on its "
+        "course stopped. FIM: rearranged to prefix, suffix, middle."
+    )
     return heading("Packed rows") + table(columns, rows) + paragraph(told, "soft") if rows else ""
+
+
+def _by_domain(tokens: dict[str, int], epochs: dict[str, float]) -> str:
+    return ", ".join(f"{domain} {count:,} ({epochs[domain]:.2f})" for domain, count in tokens.items())

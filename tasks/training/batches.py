@@ -11,6 +11,7 @@ from torch import Tensor
 
 from model.losses import IGNORED
 from model.mtp import mtp_targets
+from tasks.data.packed_rows import NO_SEGMENT
 from tasks.training.schedules import StepPlan
 
 if TYPE_CHECKING:
@@ -67,6 +68,14 @@ class MicroBatch:
         return 0 if self.is_filler else self.token_ids_BT.numel()
 
     @property
+    def attended(self) -> Tensor:
+        """(2,), int64: positions that hold a document's token, and the sum of their documents' squared lengths, or of the rows' where
+        attention sees over document ends. Of the whole rows that the segments are of; nothing is read on the host."""
+        is_filled_BT = self.segment_ids_BT != NO_SEGMENT
+        runs_BT = self.segment_ids_BT if self.is_segmented else torch.zeros_like(self.segment_ids_BT)
+        return torch.stack([is_filled_BT.sum(), (squares_up_to(runs_BT) * is_filled_BT).sum()]) * (not self.is_filler)
+
+    @property
     def num_lm_targets(self) -> int:
         return int((self.target_ids_BT != IGNORED).sum())
 
@@ -74,6 +83,15 @@ class MicroBatch:
     def num_mtp_targets(self) -> int:
         targets = self.mtp_target_ids_BT
         return int(((mtp_targets(self.target_ids_BT, self.segment_ids_BT) if targets is None else targets) != IGNORED).sum())
+
+
+def squares_up_to(segment_ids_BT: Tensor) -> Tensor:
+    """By how much each position makes the squared length of its run of equal ids larger, int64: 1, 3, 5 ... along a run."""
+    positions_T = torch.arange(segment_ids_BT.shape[1], device=segment_ids_BT.device)
+    is_first_BT = torch.ones_like(segment_ids_BT, dtype=torch.bool)
+    is_first_BT[:, 1:] = segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1]
+    starts_BT = torch.where(is_first_BT, positions_T, 0).cummax(1).values
+    return 2 * (positions_T - starts_BT) + 1
 
 
 def read_micro_batches(rows: Rows, plan: StepPlan, rank: int, num_ranks: int, num_sequences: int, device: torch.device) -> list[MicroBatch]:

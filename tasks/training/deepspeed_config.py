@@ -41,7 +41,7 @@ def deepspeed_config(resources: TrainingResources, dtype: Literal["float32", "bf
         # Gradients of bfloat16 weights are summed in float32, over micro-batches and over ranks.
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
-        # Leaving it out means 1.0; Newton-Schulz does not see the gradient's scale, and the report names no clipping.
+        # Left out it means 1.0. Gradients are clipped before the optimizer, by optimizer.max_grad_norm: tasks/training/gradients.py.
         "gradient_clipping": 0.0,
         "zero_optimization": _zero(resources),
         "zero_allow_untested_optimizer": True,

@@ -1,4 +1,4 @@
-"""What is done with gradients between the backward pass and the optimizer: sums over the tensor axis, and their norm."""
+"""What is done with gradients between the backward pass and the optimizer: sums over the tensor axis, their norm, and clipping by it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from tasks.training.shards import axis_of, shard_of
 
 if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
+
+CLIP_EPS = 1e-6
+"""torch's."""
 
 
 @torch.no_grad()
@@ -45,6 +48,17 @@ def gradient_norm(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> fl
         if axis.group is not None:
             dist.all_reduce(squares, group=axis.group)
     return float(squares.sqrt())
+
+
+@torch.no_grad()
+def clip_gradients(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks, norm: float, max_norm: float) -> None:
+    """Scale the gradients whose norm this is down to `max_norm`, 0 for none, as torch.nn.utils.clip_grad_norm_ does. One way for every
+    topology, by the norm of the whole model: DeepSpeed's own clipping stays off, whose norm knows one stage of a pipeline."""
+    factor = max_norm / (norm + CLIP_EPS)
+    if max_norm == 0 or factor >= 1:
+        return
+    for _, gradient in gradient_pieces(engine, pieces_of(engine, model, ranks)):
+        gradient.mul_(factor)
 
 
 def _num_holders(piece: Piece, stage: int, ranks: Ranks) -> int:

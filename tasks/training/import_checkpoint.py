@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from infra.step import Artifact, Output, digest_of, step
 from infra.store import hash_file
 from model.counts import count_parameters
-from model.mlmodel_file import write_mlmodel
+from tasks.training.input_rules import OF_THE_PHASE
 from tasks.training.train_phase import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest
 
 if TYPE_CHECKING:
@@ -37,11 +37,21 @@ class CheckpointDir:
 
 
 def describe_checkpoint_dir(path: Path) -> CheckpointDir:
-    """Digest of a Hugging Face directory. Raises ValueError for a directory that is none."""
-    if not (path / "config.json").is_file():
-        raise ValueError(f"--start {path}: no config.json in it; give a Hugging Face checkpoint directory")
+    """Digest of a Hugging Face directory."""
     files = sorted(file for file in path.iterdir() if file.is_file())
     return CheckpointDir(path.absolute(), digest_of({file.name: hash_file(file) for file in files}))
+
+
+def refuse_foreign_checkpoint(path: Path, recipe: ModelRecipe) -> None:
+    """Raises ValueError for a directory that holds no checkpoint, or one of another architecture than the scale's."""
+    from model.hf_checkpoint import CONFIG_FILE, read_config
+
+    theirs = read_config(path)
+    names = [name for name in type(recipe).model_fields if name not in OF_THE_PHASE]
+    differing = [name for name in names if getattr(recipe, name) != getattr(theirs, name)]
+    if differing:
+        parts = ", ".join(f"{name} {getattr(theirs, name)} (the scale has {getattr(recipe, name)})" for name in differing)
+        raise ValueError(f"{path / CONFIG_FILE}: {parts}; name a scale of the same architecture")
 
 
 @step(content=("hf/*", "handover/*"), distributions=("torch", "safetensors"))
@@ -51,12 +61,12 @@ def import_checkpoint(
     """Raises ValueError where architecture, tensors or tokenizer differ from the scale's."""
     import torch
 
-    from model.hf_checkpoint import CheckpointTensors, read_config
+    from model.hf_checkpoint import CONFIG_FILE, CheckpointTensors, canonical_config
     from tasks.training.state import Position, random_state_hex
 
-    _refuse_other_architecture(recipe, read_config(source.path), source.path)
-    theirs = source.path / "tokenizer.json"
-    if not theirs.is_file() or hash_file(theirs) != hash_file(tokenizer.path("tokenizer.json")):
+    refuse_foreign_checkpoint(source.path, recipe)
+    their_tokenizer = source.path / "tokenizer.json"
+    if not their_tokenizer.is_file() or hash_file(their_tokenizer) != hash_file(tokenizer.path("tokenizer.json")):
         raise ValueError(
             f"{source.path}: its tokenizer.json is not the one that the data was tokenized with; its ids would mean other text"
         )
@@ -70,7 +80,7 @@ def import_checkpoint(
     for file in sorted(source.path.iterdir()):
         if file.is_file():
             shutil.copyfile(file, output.path(f"hf/{file.name}"))
-    write_mlmodel(output.directory / "hf", is_chat_trained=has_chat_template(source.path))
+    output.path(f"hf/{CONFIG_FILE}").write_text(json.dumps(canonical_config(source.path), indent=2) + "\n")
     return TrainedCheckpoint(
         phase=IMPORTED, objective=IMPORTED, num_steps=0, num_tokens=0, course=IMPORTED, course_tokens=0,
         lm_loss=None, mtp_loss=None, balance_loss=None, num_rollbacks=0, validation_bits_per_byte={},
@@ -103,10 +113,3 @@ def has_chat_template(path: Path) -> bool:
     one only then."""
     config_path = path / "tokenizer_config.json"
     return (path / CHAT_TEMPLATE_FILE).is_file() or (config_path.is_file() and CHAT_TEMPLATE_KEY in json.loads(config_path.read_text()))
-
-
-def _refuse_other_architecture(ours: ModelRecipe, theirs: ModelRecipe, path: Path) -> None:
-    differing = [name for name in type(ours).model_fields if getattr(ours, name) != getattr(theirs, name)]
-    if differing:
-        parts = ", ".join(f"{name} {getattr(theirs, name)} (the scale has {getattr(ours, name)})" for name in differing)
-        raise ValueError(f"{path}/config.json: {parts}; name a scale of the same architecture")

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from tasks.training.train_phase import TrainedCheckpoint
 
 OF_THE_PHASE = ("rope_theta", "max_position_embeddings")
-"""What a phase may change of the architecture that it starts from: the report raises both for longer sequences."""
+"""What a phase may raise of the architecture that it starts from, as the report does for longer sequences; the weights keep their own
+values until a phase changes them."""
 
 
 def refuse_foreign_inputs(
@@ -41,7 +42,7 @@ def refuse_foreign_inputs(
             )
     if start is not None:
         refuse_wrong_start(start.record, recipe)
-        refuse_other_architecture(start, recipe.model)
+        refuse_other_architecture(start, recipe)
         if start.record.tokenizer_digest != tokenizer.digest:
             raise ValueError(
                 f"phase {start.record.phase} was trained with tokenizer {start.record.tokenizer_digest[:12]}, this one is given "
@@ -58,14 +59,18 @@ def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None
         )
 
 
-def refuse_other_architecture(start: Artifact[TrainedCheckpoint], ours: ModelRecipe) -> None:
+def refuse_other_architecture(start: Artifact[TrainedCheckpoint], recipe: TrainingRecipe) -> None:
     """Raises ValueError where config.json of the start names another value: some, as the number of experts per token, show in no
-    tensor's shape."""
-    path = start.path("hf/config.json")
-    theirs = json.loads(path.read_text())
+    tensor's shape. The RoPE base may be raised, not lowered."""
+    ours, theirs = recipe.model, json.loads(start.path("hf/config.json").read_text())
     differing = [
         name for name in ModelRecipe.model_fields if name not in OF_THE_PHASE and name in theirs and theirs[name] != getattr(ours, name)
     ]
     if differing:
         parts = ", ".join(f"{name} {theirs[name]} (the configuration has {getattr(ours, name)})" for name in differing)
         raise ValueError(f"config.json of phase {start.record.phase} says {parts}: continue with the same architecture")
+    if theirs["rope_theta"] > recipe.rope_theta:
+        raise ValueError(
+            f"phase {recipe.phase}: rope_theta {recipe.rope_theta:,.0f} is below the {theirs['rope_theta']:,.0f} that its start, phase "
+            f"{start.record.phase}, was trained with: set the phase's rope_theta to at least that"
+        )

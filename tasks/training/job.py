@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from configs.schema import Frozen, TrainingRecipe, TrainingResources
 
+JOB_FILE = "training.json"
+"""The description, in the job's work directory."""
 ROLLOUTS_FILE = "rollouts.jsonl"
 """Sampled answers and rewards, for people: the first groups of each step."""
 

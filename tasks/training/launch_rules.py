@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from configs.schema import PolicyObjective, TrainingRecipe, TrainingResources
-from tasks.training.topology import refuse_impossible_topology
+from tasks.training.topology import impossible_topology
 
 OBJECTIVES = ("pretrain", "sft", "grpo")
 LAUNCHERS = ("local",)
+DEVICES = ("cpu",)
 
 
 def refuse_impossible_training(recipe: TrainingRecipe, resources: TrainingResources) -> None:
-    """Raises ValueError that names the values and the fix."""
-    if recipe.objective.kind not in OBJECTIVES:
-        raise ValueError(f"phase {recipe.phase}: objective {recipe.objective.kind} cannot be trained, only {', '.join(OBJECTIVES)} can")
+    """Raises ValueError with every reason."""
+    reasons = [*unavailable_training(recipe, resources), *impossible_topology(recipe, resources)]
+    if reasons:
+        raise ValueError(f"phase {recipe.phase}: {'; '.join(reasons)}")
+
+
+def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
+    """Every reason why this version has no code for the phase, with the values and the fix; empty where it has."""
+    kind, reasons = recipe.objective.kind, []
+    if kind not in OBJECTIVES:
+        reasons.append(f"objective {kind} cannot be trained, only {', '.join(OBJECTIVES)} can")
     if recipe.adapter.kind != "none":
-        raise ValueError(f"phase {recipe.phase}: adapter.kind {recipe.adapter.kind} cannot be trained: set adapter.kind to none")
+        reasons.append(f"adapter.kind {recipe.adapter.kind} cannot be trained: set adapter.kind to none")
     if resources.launcher not in LAUNCHERS:
-        raise ValueError(f"phase {recipe.phase}: launcher {resources.launcher} is not available: set launcher to {LAUNCHERS[0]}")
+        reasons.append(f"launcher {resources.launcher} is not available: set launcher to {LAUNCHERS[0]}")
+    if resources.device not in DEVICES:
+        reasons.append(f"device {resources.device} is not available, ranks compute on CPUs: set device to {DEVICES[0]}")
     if isinstance(recipe.objective, PolicyObjective) and resources.num_ranks > 1:
-        raise ValueError(f"phase {recipe.phase}: num_ranks {resources.num_ranks} cannot train {recipe.objective.kind}: set num_ranks to 1")
+        reasons.append(f"num_ranks {resources.num_ranks} cannot train {kind}: set num_ranks to 1")
     if isinstance(recipe.objective, PolicyObjective) and resources.zero_stage > 0:
-        raise ValueError(
-            f"phase {recipe.phase}: zero_stage {resources.zero_stage} cannot train {recipe.objective.kind}: answers are sampled from the "
-            "weights as they lie, by one rank, which has nobody to divide them with. Set zero_stage to 0"
+        reasons.append(
+            f"zero_stage {resources.zero_stage} cannot train {kind}, whose answers are sampled from undivided weights: set zero_stage to 0"
         )
-    refuse_impossible_topology(recipe, resources)
+    return reasons
 
 
 def refuse_too_few_prompts(recipe: TrainingRecipe, num_prompts: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from configs.schema import PolicyObjective
 from model.tokenizer_layout import tokenizer_for_text
 from tasks.data.packed_rows import PackedRows
+from tasks.training.answer_batches import answers_at_once
 from tasks.training.batches import MicroBatch, Rows, own_parts, read_micro_batches, refuse_foreign_tokens
 from tasks.training.job import TrainingJob
 from tasks.training.policy import policy_batches
@@ -99,7 +100,8 @@ class PolicyData:
         prompts = self._prompts_of(plan)
         model = policy_model(self.model, self.job.recipe.dtype)
         started = time.perf_counter()
-        rollouts = sample_answers(model, self.tokenizer, prompts, self.job.recipe, self.job.eos_token_ids, step)
+        at_once = answers_at_once(self.job.recipe, self.job.resources, plan.num_rows)
+        rollouts = sample_answers(model, self.tokenizer, prompts, self.job.recipe, self.job.eos_token_ids, step, at_once)
         seconds = time.perf_counter() - started
         num_sequences = self.job.resources.micro_batch_sequences
         batches, metrics = policy_batches(model, rollouts, self.objective, num_sequences, self.model.lm_head.weight.device)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from model.counts import count_parameters, count_trained, kv_cache_bytes_per_token, training_flops_per_token
-from tasks.training.launch_rules import refuse_impossible_training
+from tasks.training.launch_rules import unavailable_training
 from tasks.training.phase_schedule import describe_schedule
-from tasks.training.phase_steps import summarize_steps
+from tasks.training.phase_steps import PhaseSteps, summarize_steps
 from tasks.training.pipeline_stages import describe_stages
 from tasks.training.rank_memory import rank_memory
-from tasks.training.schedules import learning_rate_at
+from tasks.training.schedules import learning_rate_at, trains_mtp
 from tasks.training.topology import data_parallel, impossible_topology
 
 if TYPE_CHECKING:
@@ -49,8 +49,12 @@ class PlannedMemory(BaseModel):
     gradients: int
     optimizer: int
     activations: int
+    buckets: int
+    update: int
     kv_cache: int
+    sampling_weights: int
     total: int
+    """The most at once: not the sum."""
     host_optimizer: int
     """Per rank in host memory or on NVMe."""
     host_weights: int
@@ -71,12 +75,17 @@ class PlannedPhase(BaseModel):
     first_batch_tokens: int
     max_batch_tokens: int
     first_learning_rate: float
+    peak_learning_rate: float
+    """The highest of the phase's steps."""
     last_learning_rate: float
     rope_theta: float
     schedule: str
     """Place on the course and what changes inside the phase, in words."""
     mixture: str
     """Share of tokens per domain, at every waypoint where there are several, and the weights of quality buckets."""
+    attended_tokens: int
+    """Length inside which attention stays: a row, or documents as long as assumed_document_tokens where packing is best_fit."""
+    trains_mtp: bool
     training_flops: float
     """Floating-point operations of the whole phase, forward and backward; sampling of answers and recomputation come on top."""
     num_ranks: int
@@ -93,7 +102,7 @@ class PlannedPhase(BaseModel):
     rank_memory: PlannedMemory
     impossible: tuple[str, ...]
     """Why no engine can train it like this; empty where one can."""
-    not_available: str
+    not_available: tuple[str, ...]
     """What this version of glm46 refuses; empty where it trains the phase."""
     warnings: tuple[str, ...]
 
@@ -102,7 +111,7 @@ class PlannedPhase(BaseModel):
         """What stands in the way of the phase, in words."""
         return [
             *(f"impossible, {reason}" for reason in self.impossible),
-            *([f"does not run yet, {self.not_available}"] if self.not_available else []),
+            *(f"does not run yet, {reason}" for reason in self.not_available),
             *self.warnings,
         ]
 
@@ -130,7 +139,8 @@ class Plan(BaseModel):
             "",
             *_table([_MEMORY_TITLES, *(_memory_row(phase) for phase in self.phases)]),
             "",
-            f"  hours at {self.assumed_mfu:.0%} of the ranks' peak, without the sampling of answers; memory of the fullest rank",
+            f"  hours at {self.assumed_mfu:.0%} of the ranks' peak, without the sampling of answers; attention sees `attends` tokens:",
+            "  a row, or assumed_document_tokens where rows hold whole documents; memory of the fullest rank, its experts evenly used",
             "",
             *_table([(phase.name, phase.schedule) for phase in self.phases]),
             "",
@@ -167,29 +177,43 @@ def plan_training(scale: Scale) -> Plan:
 def _plan_phase(scale: Scale, phase: PhaseSection, theta_before: float | None) -> PlannedPhase:
     recipe, resources = scale.training_recipe(phase), phase.resources
     steps = summarize_steps(recipe)
-    frozen = recipe.adapter.kind != "none"
-    flops = training_flops_per_token(recipe.model, recipe.sequence_length, frozen) * recipe.num_tokens
+    frozen, attended = recipe.adapter.kind != "none", _attended_tokens(phase)
+    flops = training_flops_per_token(recipe.model, attended, frozen, trains_mtp=trains_mtp(recipe)) * recipe.num_tokens
     memory = _memory(recipe, resources)
-    impossible = impossible_topology(recipe, resources)
+    first_rate, peak_rate, last_rate = _learning_rates(recipe, steps)
     return PlannedPhase(
         name=recipe.phase, objective=recipe.objective.kind, adapter=recipe.adapter.kind,
         trained_parameters=count_trained(recipe.model, recipe.adapter).total(recipe.model),
         num_tokens=recipe.num_tokens, num_steps=steps.num_steps, sequence_length=recipe.sequence_length,
         first_batch_tokens=steps.first_rows * recipe.sequence_length, max_batch_tokens=steps.max_rows * recipe.sequence_length,
-        first_learning_rate=learning_rate_at(recipe.course, recipe.course_num_tokens, steps.first_end_tokens),
-        last_learning_rate=learning_rate_at(recipe.course, recipe.course_num_tokens, recipe.course_start_tokens + recipe.num_tokens),
+        first_learning_rate=first_rate, peak_learning_rate=peak_rate, last_learning_rate=last_rate,
         rope_theta=recipe.rope_theta, schedule=describe_schedule(recipe, theta_before),
         mixture=_describe_mixture(phase.recipe.packing_recipe),
-        training_flops=flops,
+        attended_tokens=attended, trains_mtp=trains_mtp(recipe), training_flops=flops,
         num_ranks=resources.num_ranks, data_parallel=data_parallel(resources),
         tensor_parallel=resources.tensor_parallel, pipeline_parallel=resources.pipeline_parallel,
         stage_layers=_stage_layers(recipe, resources), context_parallel=resources.context_parallel,
         expert_parallel=resources.expert_parallel, zero_stage=resources.zero_stage,
         hours=flops / (resources.num_ranks * resources.peak_flops_per_second * ASSUMED_MFU) / 3600,
-        rank_memory=memory, impossible=tuple(impossible),
-        not_available="" if impossible else _refusal(recipe, resources),
+        rank_memory=memory, impossible=tuple(impossible_topology(recipe, resources)),
+        not_available=tuple(unavailable_training(recipe, resources)),
         warnings=(*_warnings(memory), *_shard_warnings(scale.data.recipe.shards.multiple_of, resources)),
     )  # fmt: skip
+
+
+def _attended_tokens(phase: PhaseSection) -> int:
+    recipe = phase.recipe
+    if recipe.packing == "stream" or recipe.samples_answers:
+        return recipe.sequence_length
+    return min(phase.resources.assumed_document_tokens, recipe.sequence_length)
+
+
+def _learning_rates(recipe: TrainingRecipe, steps: PhaseSteps) -> tuple[float, float, float]:
+    """Of the first step, the highest, of the last: they rise to the warm-up's end and fall behind it."""
+    first, last = steps.first_end_tokens, recipe.course_start_tokens + recipe.num_tokens
+    top = min(max(round(recipe.course.warmup_share * recipe.course_num_tokens), first), last)
+    first_rate, peak, last_rate = (learning_rate_at(recipe.course, recipe.course_num_tokens, tokens) for tokens in (first, top, last))
+    return first_rate, peak, last_rate
 
 
 def _describe_mixture(recipe: PackingRecipe) -> str:
@@ -214,7 +238,8 @@ def _memory(recipe: TrainingRecipe, resources: TrainingResources) -> PlannedMemo
     memory = rank_memory(recipe, resources)
     return PlannedMemory(
         weights=memory.weights, gradients=memory.gradients, optimizer=memory.optimizer, activations=memory.activations,
-        kv_cache=memory.kv_cache, total=memory.device, host_optimizer=memory.host_optimizer, host_weights=memory.host_weights,
+        buckets=memory.buckets, update=memory.update, kv_cache=memory.kv_cache, sampling_weights=memory.sampling_weights,
+        total=memory.device, host_optimizer=memory.host_optimizer, host_weights=memory.host_weights,
         available=resources.device_memory_bytes,
     )  # fmt: skip
 
@@ -230,37 +255,31 @@ def _shard_warnings(multiple_of: int, resources: TrainingResources) -> list[str]
     ]
 
 
-def _refusal(recipe: TrainingRecipe, resources: TrainingResources) -> str:
-    try:
-        refuse_impossible_training(recipe, resources)
-    except ValueError as error:
-        return str(error).removeprefix(f"phase {recipe.phase}: ")
-    return ""
-
-
 def _warnings(memory: PlannedMemory) -> list[str]:
     if memory.total <= memory.available:
         return []
     return [
         f"the fullest rank needs {_bytes(memory.total)} of {_bytes(memory.available)}: widen tensor, pipeline or expert parallelism, raise "
-        "zero_stage or recompute, offload the optimizer, or lower micro_batch_sequences"
+        "zero_stage or recompute, offload the optimizer, or lower micro_batch_sequences, bucket_elements or rollout_cache_bytes"
     ]
 
 
-_ROW_TITLES = ("phase", "objective", "trained", "tokens", "steps", "sequence", "batch tokens", "learning rate", "FLOPs", "ranks", "hours")
+_ROW_TITLES = (
+    "phase", "objective", "trained", "tokens", "steps", "sequence", "attends", "batch tokens", "learning rate", "FLOPs", "ranks", "hours",
+)  # fmt: skip
 _MEMORY_TITLES = (
     "phase", "data x tensor x pipeline x context", "expert", "ZeRO", "layers by stage",
-    "weights", "gradients", "optimizer", "activations", "KV cache", "sum", "of",
+    "weights", "gradients", "optimizer", "activations", "buckets", "update", "KV cache", "sampling weights", "most at once", "of", "host",
 )  # fmt: skip
 
 
 def _row(phase: PlannedPhase) -> tuple[str, ...]:
     batches = [f"{size:,}" for size in (phase.first_batch_tokens, phase.max_batch_tokens)]
+    rates = [f"{rate:.2g}" for rate in (phase.first_learning_rate, phase.peak_learning_rate, phase.last_learning_rate)]
     objective = phase.objective if phase.adapter == "none" else f"{phase.objective} ({phase.adapter})"
     return (
         phase.name, objective, f"{phase.trained_parameters:,}", f"{phase.num_tokens:,}", f"{phase.num_steps:,}",
-        f"{phase.sequence_length:,}", " .. ".join(dict.fromkeys(batches)),
-        f"{phase.first_learning_rate:.2g} .. {phase.last_learning_rate:.2g}",
+        f"{phase.sequence_length:,}", f"{phase.attended_tokens:,}", " .. ".join(dict.fromkeys(batches)), " .. ".join(dict.fromkeys(rates)),
         f"{phase.training_flops:.3g}", f"{phase.num_ranks:,}", f"{phase.hours:,.1f}" if phase.hours >= 1 else f"{phase.hours:.3f}",
     )  # fmt: skip
 
@@ -268,7 +287,10 @@ def _row(phase: PlannedPhase) -> tuple[str, ...]:
 def _memory_row(phase: PlannedPhase) -> tuple[str, ...]:
     memory = phase.rank_memory
     axes = (phase.data_parallel, phase.tensor_parallel, phase.pipeline_parallel, phase.context_parallel)
-    parts = (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.kv_cache, memory.total, memory.available)
+    parts = (
+        memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.buckets, memory.update, memory.kv_cache,
+        memory.sampling_weights, memory.total, memory.available, memory.host_optimizer + memory.host_weights,
+    )  # fmt: skip
     return (
         phase.name,
         " x ".join(map(str, axes)),

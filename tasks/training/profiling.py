@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from model.attention import Attention, WithinDocuments
 from model.counts import training_flops_per_token
 from tasks.training.job import TrainingJob
+from tasks.training.schedules import trains_mtp
 
 if TYPE_CHECKING:
+    from tasks.training.batches import MicroBatch
     from tasks.training.training_step import Trainable
 
 WARMUP_STEPS = 2
@@ -38,7 +40,7 @@ class StepProfiler:
     def __init__(self, job: TrainingJob, trainable: Trainable) -> None:
         self._job, self._trainable, self._profile = job, trainable, job.resources.profile
         self._directory = Path(job.work_dir) / "profile"
-        self._num_seen = self._num_positions = 0
+        self._num_seen = self._num_positions = self._squared_lengths = 0
         self._flops = FlopCounterMode(display=False, depth=TABLE_DEPTH, custom_mapping=FLOP_FORMULAS)
         self._num_flops = 0
         self._forward = io.StringIO()
@@ -52,11 +54,12 @@ class StepProfiler:
         return WARMUP_STEPS < self._num_seen <= WARMUP_STEPS + self._profile.steps
 
     @contextmanager
-    def step(self, num_positions: int) -> Iterator[None]:
-        """One optimizer step over so many positions of this rank."""
+    def step(self, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:
+        """One optimizer step over these micro-batches of this rank."""
         self._num_seen += 1
         if self._is_profiled:
-            self._num_positions += num_positions
+            self._num_positions += sum(batch.num_positions for batch in micro_batches)
+            self._squared_lengths += sum(int(batch.attended[1]) for batch in micro_batches)
         if self._tracer is not None and self._num_seen == 1:
             self._tracer.start()
         yield
@@ -85,15 +88,16 @@ class StepProfiler:
         profiler.end_profile()
 
     def _write_flops(self) -> None:
-        formula = training_flops_per_token(self._job.recipe.model, self._job.recipe.sequence_length)
-        counted = self._num_flops / max(1, self._num_positions)
+        num_positions, recipe = max(1, self._num_positions), self._job.recipe
+        formula = training_flops_per_token(recipe.model, self._squared_lengths / num_positions, trains_mtp=trains_mtp(recipe))
+        counted = self._num_flops / num_positions
         figures = {"counted_flops_per_token": counted, "formula_flops_per_token": formula, "ratio": counted / formula}
         self._directory.mkdir(exist_ok=True)
         (self._directory / "flops.json").write_text(json.dumps(figures, indent=1))
         (self._directory / "flops.txt").write_text(
             f"counted by FlopCounterMode: {counted:.4g} FLOP per token, forward and backward, rank 0\n"
             f"formula of model/counts.py: {formula:.4g}; counted / formula: {counted / formula:.4f}\n"
-            "(where the model is divided among ranks, rank 0 counts its part; attention inside documents is less than the formula's)\n\n"
+            "(where the model is divided among ranks, rank 0 counts its part)\n\n"
             f"FlopCounterMode, last profiled step:\n{self._flops.get_table()}\n\n"
             "DeepSpeed's FLOP profiler, last profiled step, forward pass; blind inside our own autograd functions:\n"
             f"{self._forward.getvalue()}\n"

@@ -69,13 +69,19 @@ class PromptOrder:
 
 def policy_model(model: Glm4Moe, dtype: str) -> Glm4Moe:
     """The model as the training pass computes it: itself, or a bfloat16 copy. Sampling with other arithmetic is another policy."""
-    return model if dtype == "float32" else copy.deepcopy(model).to(getattr(torch, dtype))
+    if dtype == "float32":
+        return model
+    # The copies stand in for the parameters while the rest is copied: no second set in float32 is ever made.
+    copies = {id(parameter): torch.nn.Parameter(parameter.detach().to(getattr(torch, dtype))) for parameter in model.parameters()}
+    return copy.deepcopy(model, copies)
 
 
 def sample_answers(
-    model: Glm4Moe, tokenizer: Tokenizer, prompts: Sequence[Prompt], recipe: TrainingRecipe, stop_token_ids: tuple[int, ...], step: int
-) -> list[Rollout]:
-    """A group of answers per prompt, group by group; all are sampled in one batch, so the result does not depend on micro-batches.
+    model: Glm4Moe, tokenizer: Tokenizer, prompts: Sequence[Prompt], recipe: TrainingRecipe, stop_token_ids: tuple[int, ...], step: int,
+    batch_sequences: int,
+) -> list[Rollout]:  # fmt: skip
+    """A group of answers per prompt, group by group, so many at once. Each answer has draws of its own, decided by seed, step and its
+    place in the step: the batches decide nothing but, where decoding rounds by their size (bfloat16), the last bits.
 
     Raises ValueError for a prompt that leaves no room for its answer, RewardError for a reward that is no number.
     """
@@ -84,7 +90,7 @@ def sample_answers(
     asked = [prompt for prompt in prompts for _ in range(objective.samples_per_prompt)]
     prompt_ids = [_prompt_ids(tokenizer, prompt, objective, recipe.sequence_length) for prompt in prompts]
     asked_ids = [token_ids for token_ids in prompt_ids for _ in range(objective.samples_per_prompt)]
-    engine = InProcessEngine(model, weights_version=str(step), batch_sequences=len(asked))
+    engine = InProcessEngine(model, weights_version=str(step), batch_sequences=batch_sequences)
     sampling = Sampling(objective.max_new_tokens, objective.temperature, stop_token_ids=stop_token_ids, seed=_seed(recipe.seed, step))
     generation = engine.generate(asked_ids, sampling, str(step))
     rollouts = []

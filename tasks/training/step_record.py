@@ -10,7 +10,7 @@ from tasks.training.job import ROLLOUTS_FILE, TrainingJob
 from tasks.training.measurements import Measurement
 from tasks.training.metrics import ProgressFile, StepLog, peak_memory_bytes
 from tasks.training.phase_data import StepData
-from tasks.training.schedules import StepPlan
+from tasks.training.schedules import StepPlan, trains_mtp
 from tasks.training.state import Position
 from tasks.training.trackers import open_trackers
 from tasks.training.training_step import StepResult
@@ -65,7 +65,8 @@ class StepRecord:
     def _values(self, position: Position, plan: StepPlan, data: StepData, result: StepResult) -> dict[str, float]:
         job, interval = self._job, self._interval
         seconds = time.perf_counter() - interval.started - interval.paused_seconds
-        flops_per_second = training_flops_per_token(job.recipe.model, job.recipe.sequence_length) * interval.num_positions / seconds
+        attended_tokens = interval.squared_lengths / max(1, interval.num_positions)
+        flops = training_flops_per_token(job.recipe.model, attended_tokens, trains_mtp=trains_mtp(job.recipe)) * interval.num_positions
         use = result.expert_use
         return {
             "tokens": position.course_tokens, "loss": result.total_loss, **result.losses.model_dump(),
@@ -76,7 +77,8 @@ class StepRecord:
             **{f"dead_experts_{layer}": number for layer, number in enumerate(use.num_dead)},
             "tokens_per_second": interval.num_tokens / seconds, "data_wait_seconds": interval.wait_seconds,
             "optimizer_seconds": interval.optimizer_seconds, "pause_seconds": interval.paused_seconds,
-            "mfu": flops_per_second / job.resources.num_ranks / job.resources.peak_flops_per_second, "memory_bytes": peak_memory_bytes(),
+            "mfu": flops / seconds / job.resources.num_ranks / job.resources.peak_flops_per_second, "memory_bytes": peak_memory_bytes(),
+            "attended_tokens": attended_tokens,
             "skipped_steps": interval.num_skipped, "rollbacks": len(position.skipped), **data.metrics,
         }  # fmt: skip
 
@@ -86,12 +88,13 @@ class _Interval:
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
-        self.num_tokens = self.num_positions = self.num_skipped = 0
+        self.num_tokens = self.num_positions = self.squared_lengths = self.num_skipped = 0
         self.wait_seconds = self.optimizer_seconds = self.paused_seconds = 0.0
 
     def add(self, plan: StepPlan, result: StepResult) -> None:
         self.num_tokens += plan.end_tokens - plan.start_tokens
         self.num_positions += result.num_positions
+        self.squared_lengths += result.squared_lengths
         self.optimizer_seconds += result.optimizer_seconds
 
 

@@ -8,19 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from configs.schema import ModelRecipe, PolicyObjective, TrainingRecipe, TrainingResources
+from tasks.training.answer_batches import answer_cache_bytes
 from tasks.training.phase_steps import PhaseSteps, summarize_steps
 
 
 def data_parallel(resources: TrainingResources) -> int:
     """Copies of the model that share a step's rows: ranks / (tensor x pipeline x context parallel)."""
     return max(1, resources.num_ranks // (resources.tensor_parallel * resources.pipeline_parallel * resources.context_parallel))
-
-
-def refuse_impossible_topology(recipe: TrainingRecipe, resources: TrainingResources) -> None:
-    """Raises ValueError with every reason."""
-    reasons = impossible_topology(recipe, resources)
-    if reasons:
-        raise ValueError(f"phase {recipe.phase}: {'; '.join(reasons)}")
 
 
 def impossible_topology(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
@@ -126,6 +120,12 @@ def _rows(recipe: TrainingRecipe, resources: TrainingResources, steps: PhaseStep
             "more positions: between attention and MLPs ranks hold slices of one size, and the MTP layer leaves out a row's last one"
         )
     if isinstance(recipe.objective, PolicyObjective):
+        one_answer = answer_cache_bytes(recipe, resources)
+        if resources.rollout_cache_bytes < one_answer:
+            yield (
+                f"rollout_cache_bytes ({resources.rollout_cache_bytes}) hold no answer of sequence_length ({recipe.sequence_length}): "
+                f"its keys and values take {one_answer} bytes of a rank; raise it to that"
+            )
         group = recipe.objective.samples_per_prompt
         if any(rows % group for rows in (steps.first_rows, steps.min_rows, steps.max_rows)):
             yield (

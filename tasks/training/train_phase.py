@@ -21,11 +21,10 @@ from infra.store import hash_file
 from infra.supervisor import write_json
 from model.chat_template import CHAT_TEMPLATE
 from model.counts import count_parameters
-from model.mlmodel_file import write_mlmodel
 from model.tokenizer_layout import END_OF_TEXT, END_TOKENS
 from tasks.training.checkpoints import latest_step
 from tasks.training.input_rules import refuse_foreign_inputs
-from tasks.training.job import ROLLOUTS_FILE, TrainingJob
+from tasks.training.job import JOB_FILE, ROLLOUTS_FILE, TrainingJob
 from tasks.training.launch_rules import refuse_impossible_training, refuse_too_few_prompts
 from tasks.training.spikes import SPIKES_FILE
 from tasks.training.trackers import refuse_missing_tracker
@@ -153,7 +152,7 @@ def describe_job(
 def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
     """Submit the job or find it running, and forward progress and metrics until it has succeeded."""
     name = f"training of phase {job.recipe.phase}"
-    job_path = output.work_dir / "training.json"
+    job_path = output.work_dir / JOB_FILE
     environment = {"OMP_NUM_THREADS": str(job.recipe.num_threads)}
     submission = Job(output.key, "tasks.training.worker", (str(job_path),), job.resources.num_ranks, environment)
     handle = launcher.find(output.key)
@@ -223,7 +222,6 @@ def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], is_chat_tra
     for path in sorted(final_dir.glob("*/*")):
         _place(path, output.path(f"{path.parent.name}/{path.name}"))
     place_tokenizer(tokenizer.paths("*"), is_chat_trained, output)
-    write_mlmodel(output.directory / "hf", is_chat_trained=is_chat_trained)
     for pattern in EVIDENCE:
         for path in sorted(output.work_dir.glob(pattern.replace("/*", "/**/*"))):
             if path.is_file() and not path.is_symlink():  # Weights & Biases links to its newest run

@@ -1,4 +1,4 @@
-"""One optimizer step: accumulate gradients over micro-batches, look at loss and gradient norm, step, move the router biases."""
+"""One optimizer step: accumulate gradients over micro-batches, look at loss and gradient norm, clip, step, move the router biases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from model.moe import update_router_bias
 from model.optimizer import Muon, set_learning_rate
 from model.transformer import Glm4Moe, Losses, ModelOutput
 from tasks.training.batches import MicroBatch
-from tasks.training.gradients import gradient_norm, reduce_partial
+from tasks.training.gradients import clip_gradients, gradient_norm, reduce_partial
 from tasks.training.pipeline_parallel import accumulate_in_stages, next_token_loss_in_stages, router_rows
 from tasks.training.ranks import Axis, Ranks
 from tasks.training.schedules import StepPlan, learning_rate_at, value_at
@@ -67,20 +67,22 @@ class StepResult:
     losses: StepLosses
     total_loss: float
     grad_norm: float
-    """Of all gradients together, after the mean over ranks and before the optimizer."""
+    """Of all gradients together, after the mean over ranks and before clipping and the optimizer."""
     learning_rate: float
     mtp_weight: float
     router_bias_rate: float
     expert_use: ExpertUse
     optimizer_seconds: float
     num_positions: int
-    """Positions that went through the model, over all ranks."""
+    """Positions that held a document's token, over all ranks: gaps of packed rows are left out."""
+    squared_lengths: int
+    """Of the documents, or rows, inside which attention stays: what its products grow with."""
 
 
 def pass_over(recipe: TrainingRecipe, plan: StepPlan, losses: StepLosses) -> StepResult:
     """The result of a step that is not taken, with these losses: weights and moments stay, its tokens count as consumed."""
     learning_rate = learning_rate_at(recipe.course, recipe.course_num_tokens, plan.end_tokens)
-    return StepResult(losses, 0.0, 0.0, learning_rate, 0.0, 0.0, ExpertUse((), (), ()), 0.0, 0)
+    return StepResult(losses, 0.0, 0.0, learning_rate, 0.0, 0.0, ExpertUse((), (), ()), 0.0, 0, 0)
 
 
 NO_LOSSES = StepLosses(lm=0.0, mtp=0.0, balance=0.0)
@@ -102,9 +104,10 @@ def take_step(
     engine, ranks, device = trainable.engine, trainable.ranks, trainable.device
     mtp_weight = value_at(recipe.course.mtp_loss_weight, recipe.course_num_tokens, plan.start_tokens)
     balance_weight = recipe.course.balance_loss_weight
-    terms = torch.tensor([[*_num_terms(batch), batch.num_positions] for batch in micro_batches], device=device)
-    totals = _sum_over(terms.sum(0), ranks.replicas)
-    shares = list(terms[:, :3] / totals[:3].clamp(min=1))
+    terms = torch.tensor([_num_terms(batch) for batch in micro_batches], device=device)
+    attended = torch.stack([batch.attended for batch in micro_batches]).sum(0)
+    totals = _sum_over(torch.cat([terms.sum(0), attended]), ranks.replicas)
+    shares = list(terms / totals[:3].clamp(min=1))
     is_divided = ranks.pipeline.size > 1
     run_passes = accumulate_in_stages if is_divided else accumulate_gradients
     with observed or nullcontext():
@@ -116,6 +119,7 @@ def take_step(
     reduce_partial(engine, trainable.model, ranks)
     grad_norm = gradient_norm(engine, trainable.model, ranks)
     _refuse_spike(recipe, recent, step, total_loss, grad_norm, device)
+    clip_gradients(engine, trainable.model, ranks, grad_norm, recipe.optimizer.max_grad_norm)
     learning_rate = learning_rate_at(recipe.course, recipe.course_num_tokens, plan.end_tokens)
     set_learning_rate(trainable.optimizer, learning_rate)
     started = time.perf_counter()
@@ -123,9 +127,12 @@ def take_step(
     optimizer_seconds = time.perf_counter() - started
     bias_rate = value_at(recipe.course.router_bias_rate, recipe.course_num_tokens, plan.start_tokens)
     update_router_bias(trainable.model, counts_LE[router_rows(trainable.model)] if is_divided else counts_LE, bias_rate)
+    # Context ranks hold parts of the same rows, and each counted whole rows.
+    num_positions, squared_lengths = (totals[3:] // ranks.context.size).tolist()
     return StepResult(
-        losses, total_loss, grad_norm, learning_rate, mtp_weight, bias_rate, expert_use(counts_LE), optimizer_seconds, int(totals[3])
-    )
+        losses, total_loss, grad_norm, learning_rate, mtp_weight, bias_rate, expert_use(counts_LE), optimizer_seconds,
+        num_positions, squared_lengths,
+    )  # fmt: skip
 
 
 def accumulate_gradients(

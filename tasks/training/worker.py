@@ -1,6 +1,6 @@
 """The training worker: one process per rank, `python -m tasks.training.worker JOB.json`, started by a launcher.
 
-In: a TrainingJob, packed rows and shards or prompts; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Out, in the job's work directory:
+In: a TrainingJob, packed rows and shards or prompts; RANK, WORLD_SIZE and GLM46_RENDEZVOUS. Out, in the job's work directory:
 metrics.jsonl, rollouts.jsonl, spikes.jsonl, progress.json, tensorboard/, wandb/, profile/, checkpoints/, and at the end final/ with hf/
 and handover/. Runs until the phase's token budget is spent; SIGTERM saves and exits with EXIT_INTERRUPTED. A second start continues from
 the newest verified checkpoint. A spike goes back to a checkpoint from before the steps that are then left out.
@@ -113,8 +113,14 @@ def configure_process(job: TrainingJob) -> None:
     # DeepSpeed's autotuner imports it where it is installed: two seconds, and nothing here may talk to a tracker.
     sys.modules["mlflow"] = None  # pyright: ignore[reportArgumentType]
     import deepspeed
+    from deepspeed.accelerator import get_accelerator
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # Ranks of one machine meet in a file: torch's store over TCP listens on every interface and asks for no password.
+    store = dist.FileStore(os.environ["GLM46_RENDEZVOUS"], world_size)  # pyright: ignore[reportPrivateImportUsage]
+    backend = get_accelerator().communication_backend_name()  # pyright: ignore[reportOptionalMemberAccess]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     deepspeed.init_distributed()
 
 
@@ -173,7 +179,7 @@ def step_once(training: Training, plan: StepPlan, step: int) -> tuple[StepData, 
     if not data.micro_batches:
         return data, pass_over(recipe, plan, NO_LOSSES)
     profiler = training.profiler
-    with profiler.step(sum(batch.num_positions for batch in data.micro_batches)) if profiler else nullcontext():
+    with profiler.step(data.micro_batches) if profiler else nullcontext():
         observed = profiler.observed() if profiler else None
         return data, take_step(training.trainable, recipe, plan, data.micro_batches, step, training.position.recent, observed)
 

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 KILL_DIR = os.environ.get("GLM46_KILL_DIR")
-WINDOWS = ("before a commit", "after a commit", "in a save", "before an alias move", "after an alias move")
 
 
 def pause(window: str) -> None:
@@ -65,8 +64,14 @@ def is_alias_move(connection, method, url, *rest, **named) -> bool:
     return method == "POST" and "registered-models/alias" in url
 
 
+def is_served_request(connection, method, url, *rest, **named) -> bool:
+    """A request to the model server that scores a token."""
+    return method == "POST" and url == "/completion"
+
+
 if KILL_DIR:
     wrap(os, "link", "before a commit", "after a commit", is_commit)
     for rename in ("rename", "replace"):
         wrap(os, rename, "in a save", "in a save", is_save)
     wrap(http.client.HTTPConnection, "putrequest", "before an alias move", "after an alias move", is_alias_move)
+    wrap(http.client.HTTPConnection, "putrequest", "in a served request", "", is_served_request)

@@ -1,0 +1,49 @@
+"""What `--start` names, looked at before anything is computed: a committed checkpoint by key, a Hugging Face directory, or an alias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.schema import Scale
+from infra.model_registry import RegisteredVersion, describe_aliases, model_name, resolve_alias
+from infra.store import Store
+from tasks.training.import_checkpoint import import_checkpoint, refuse_foreign_checkpoint
+from tasks.training.train_phase import train_phase
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+KEY_DIGITS = 64
+
+
+def check_start(scale: Scale, start: str, store: Store, registry: Callable[[], MlflowClient]) -> None:
+    """Raises ValueError where there is no such checkpoint, or a directory's is of another architecture than the scale's. The tokenizer of
+    a directory is compared when that of the data is there."""
+    if Path(start).is_dir():
+        refuse_foreign_checkpoint(Path(start), scale.model.recipe)
+    elif is_key(start):
+        manifest = store.read_manifest(start)
+        if manifest is None or manifest.step not in (train_phase.name, import_checkpoint.name):
+            held = "nothing" if manifest is None else f"what step {manifest.step} left"
+            raise ValueError(f"--start {start[:12]}...: store {store.uri} holds {held} under this key: name a trained checkpoint's")
+    else:
+        version_of_alias(registry(), scale, start)
+
+
+def is_key(start: str) -> bool:
+    """Whether `start` is spelled as the key of a step."""
+    return len(start) == KEY_DIGITS and set(start) <= set("0123456789abcdef")
+
+
+def version_of_alias(client: MlflowClient, scale: Scale, alias: str) -> RegisteredVersion:
+    """The version of the scale's model that an alias names. Raises ValueError where there is none."""
+    name = model_name(scale.scale)
+    version = None if "/" in alias else resolve_alias(client, name, alias)
+    if version is None:
+        raise ValueError(
+            f"--start {alias}: no directory of that name, no {KEY_DIGITS}-digit checkpoint key, and no alias of model {name} "
+            f"({describe_aliases(client, name)})"
+        )
+    return version

@@ -1,0 +1,56 @@
+"""How a command of `glm46` ends badly: one clear message on standard error, an exit code, the traceback in a file."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from infra.disk_space import explain_full_disk
+from infra.home import Home, private_file
+
+EXIT_FAILED, EXIT_USAGE, EXIT_REFUSED = 1, 2, 3
+MAX_MESSAGE_CHARS = 4000
+"""Some servers answer with all that they were sent; the whole is in the log."""
+JAVA_FRAME = re.compile(r"\n\s*(?:at [\w.$/<>]+\(.*\)|\.\.\. \d+ more)(?=\n|$)")
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """What the user wrote is refused in one sentence."""
+    try:
+        yield
+    except ValueError as error:
+        print(f"glm46: {error}", file=sys.stderr)
+        raise typer.Exit(EXIT_USAGE) from None
+
+
+@contextmanager
+def failures(home: Home, *directories: Path) -> Iterator[None]:
+    """One clear message and exit code 1; the traceback goes to a file that the message names. A command that writes elsewhere than below
+    the home names those directories: a full disk is told by its place."""
+    try:
+        yield
+    except (typer.Exit, SystemExit):
+        raise
+    except KeyboardInterrupt:
+        print("glm46: interrupted; run again to continue", file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED) from None
+    except Exception as error:
+        path = home.run_dir / "last-error.log"
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        full_disk = explain_full_disk(error, (home.root, *directories))
+        print(f"glm46: {full_disk or kind + JAVA_FRAME.sub('', str(error))[:MAX_MESSAGE_CHARS]}", file=sys.stderr)
+        try:
+            private_file(path).write_text(traceback.format_exc())
+            kept = f"the traceback is in {path}"
+        except OSError as full:
+            kept = f"{path} cannot be written ({full.strerror}): make room on that disk, then run again to continue"
+        if kind:
+            print(f"glm46: {kept}", file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED) from None

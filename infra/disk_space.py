@@ -1,0 +1,45 @@
+"""Says in one sentence that a disk is full, whoever noticed it: Python, SQLite, a server, or a Java process in pages of its own words."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+SIGNS = ("No space left on device", "database or disk is full")
+FULL_BYTES = 16 << 20
+"""Free space below which a disk counts as full: what failed for want of room often leaves a little behind."""
+
+
+def explain_full_disk(error: BaseException, directories: Iterable[Path]) -> str:
+    """One sentence with the fix where a full disk is the cause; else empty. The words of an error or of what caused it say so; where a
+    server failed and says nothing, the room that is left does."""
+    disks: dict[int, Path] = {}
+    for path in (*directories, temporary_dir()):
+        if path.exists():
+            disks.setdefault(path.stat().st_dev, path.absolute())
+    places = {path: shutil.disk_usage(path).free for path in disks.values()}
+    full = [directory for directory, free in places.items() if free < FULL_BYTES]
+    if not any(map(_says_full, _causes(error))) and (not full or isinstance(error, ValueError)):
+        return ""
+    room = ", ".join(f"{free / 2**30:.2f} GiB under {directory}" for directory, free in places.items())
+    return f"no space left on {' and '.join(map(str, full)) or 'a disk'} (free: {room}): make room, then run again to continue"
+
+
+def temporary_dir() -> Path:
+    """Where programs keep temporary files, SQLite too. Python itself passes a directory over that is full."""
+    given = os.environ.get("TMPDIR", "")
+    return Path(given) if given and Path(given).is_dir() else Path(tempfile.gettempdir())
+
+
+def _says_full(error: BaseException) -> bool:
+    return (isinstance(error, OSError) and error.errno == errno.ENOSPC) or any(sign in str(error) for sign in SIGNS)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

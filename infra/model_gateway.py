@@ -1,0 +1,130 @@
+"""What clients of a served model talk to: an HTTP server on loopback that passes requests on to llama.cpp's.
+
+A browser sends requests to loopback on behalf of any page. So a request whose Host or Origin is not this server's own is refused, and
+llama.cpp's server is asked with a key that only this process has. Log-probabilities of /v1/completions, which llama.cpp reports in the
+shape of chat completions, get the shape that OpenAI's API gives them; llama.cpp's own, with token ids, stays beside it as `content`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from aiohttp import ClientSession, ClientTimeout, StreamReader, web
+
+MAX_REQUEST_BYTES = 64 << 20
+COMPLETIONS = "/v1/completions"
+HOP_HEADERS = {"host", "connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "content-length", "authorization"}
+"""Of one connection, or replaced here."""
+UPSTREAM = web.AppKey("upstream", str)
+KEY = web.AppKey("key", str)
+ADDRESSES = web.AppKey("addresses", frozenset)
+SESSION = web.AppKey("session", ClientSession)
+
+
+def gateway(upstream: str, key: str, host: str, port: int) -> web.Application:
+    """The application that listens at host:port; `upstream` is the URL of llama.cpp's server, without a trailing slash."""
+    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[_refuse_other_sites])
+    app[UPSTREAM], app[KEY] = upstream, key
+    app[ADDRESSES] = frozenset(f"{name}:{port}" for name in {host, "127.0.0.1", "localhost"})
+    app.cleanup_ctx.append(_session)
+    app.router.add_route("*", "/{path:.*}", _pass_on)
+    return app
+
+
+async def _session(app: web.Application) -> AsyncIterator[None]:
+    async with ClientSession(timeout=ClientTimeout(total=None), auto_decompress=False) as session:
+        app[SESSION] = session
+        yield
+
+
+@web.middleware
+async def _refuse_other_sites(request: web.Request, handler: Any) -> web.StreamResponse:
+    addresses, origin = request.app[ADDRESSES], request.headers.get("Origin")
+    if request.headers.get("Host") not in addresses:
+        return _refusal(403, f"Host {request.headers.get('Host')} is not this server: ask it at http://{min(addresses)}")
+    if origin is not None and origin.removeprefix("http://") not in addresses:
+        return _refusal(403, f"pages of {origin} may not ask this server")
+    if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        return _refusal(403, "pages of other sites may not ask this server")
+    return await handler(request)
+
+
+def _refusal(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"code": status, "message": message, "type": "invalid_request_error"}}, status=status)
+
+
+async def _pass_on(request: web.Request) -> web.StreamResponse:
+    body, reshapes = await request.read(), False
+    if request.method == "POST" and request.path == COMPLETIONS:
+        asked = _json_object(body)
+        if asked.get("echo"):
+            return _refusal(400, "echo is not supported: the answer holds no prompt, leave it out")
+        reshapes = bool(asked.get("logprobs"))
+    headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_HEADERS}
+    headers["Authorization"] = f"Bearer {request.app[KEY]}"
+    url = request.app[UPSTREAM] + request.raw_path
+    async with request.app[SESSION].request(request.method, url, headers=headers, data=body, allow_redirects=False) as answer:
+        response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers))
+        if reshapes and answer.status == 200:
+            if answer.content_type == "text/event-stream":
+                return await _send(request, response, _reshaped_events(answer.content))
+            return await _send(request, response, _once(_reshaped(await answer.read(), {})))
+        return await _send(request, response, answer.content.iter_any())
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    """Without what belongs to the other connection, and without leave for pages of other sites."""
+    dropped = HOP_HEADERS | {name.lower() for name in headers if name.lower().startswith("access-control-")}
+    return {name: value for name, value in headers.items() if name.lower() not in dropped}
+
+
+async def _send(request: web.Request, response: web.StreamResponse, parts: AsyncIterator[bytes]) -> web.StreamResponse:
+    await response.prepare(request)
+    async for part in parts:
+        await response.write(part)
+    await response.write_eof()
+    return response
+
+
+async def _once(part: bytes) -> AsyncIterator[bytes]:
+    yield part
+
+
+async def _reshaped_events(content: StreamReader) -> AsyncIterator[bytes]:
+    offsets: dict[int, int] = {}
+    async for line in content:
+        is_data = line.startswith(b"data: {")
+        yield b"data: " + _reshaped(line.removeprefix(b"data: "), offsets) + b"\n" if is_data else line
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    """Empty for what is none: llama.cpp's server says what is wrong with it."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _reshaped(body: bytes, offsets: dict[int, int]) -> bytes:
+    """A completion, or one event of it, with `logprobs` as OpenAI's API has them; offsets: characters so far, by choice."""
+    completion = json.loads(body)
+    for choice in completion.get("choices", []):
+        reported = (choice.get("logprobs") or {}).get("content")
+        if reported is None:
+            continue
+        start, starts = offsets.get(choice["index"], 0), []
+        for entry in reported:
+            starts.append(start)
+            start += len(entry["token"])
+        offsets[choice["index"]] = start
+        choice["logprobs"] = {
+            "tokens": [entry["token"] for entry in reported],
+            "token_logprobs": [entry["logprob"] for entry in reported],
+            "top_logprobs": [{other["token"]: other["logprob"] for other in entry["top_logprobs"]} for entry in reported],
+            "text_offset": starts,
+            "content": reported,
+        }
+    return json.dumps(completion, ensure_ascii=False).encode()

@@ -1,0 +1,48 @@
+"""The password of the home's Prefect API: made at the first start, kept in a file of its owner's, passed on by environments only.
+
+Who may create a flow run may run any program as this user, so neither another user nor a web page in this user's browser may.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from shlex import quote
+
+from infra.home import Home, private_file
+
+USER = "glm46"
+CLIENT_VARIABLE = "PREFECT_API_AUTH_STRING"
+SERVER_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
+
+
+def password_path(home: Home) -> Path:
+    """The file that holds `user:password`, as Prefect's UI asks for it."""
+    return home.prefect_dir / "password"
+
+
+def api_password(home: Home) -> str:
+    """`user:password` of the home, made now if there is none."""
+    path = password_path(home)
+    if not path.exists():
+        temporary = private_file(path.with_name(f".{path.name}-{os.getpid()}"))
+        temporary.write_text(f"{USER}:{secrets.token_urlsafe(32)}")
+        with suppress(FileExistsError):  # another process made one at the same moment
+            os.link(temporary, path)
+        temporary.unlink()
+    return path.read_text()
+
+
+def environment_path(home: Home) -> Path:
+    """The file that `glm46 up` leaves for other shells."""
+    return home.run_dir / "environment.sh"
+
+
+def write_environment(home: Home, api_url: str, mlflow_url: str) -> Path:
+    """Write what a shell needs to use the servers: `. FILE`, then `prefect` and `mlflow` reach them."""
+    values = {"PREFECT_API_URL": api_url, CLIENT_VARIABLE: api_password(home), "MLFLOW_TRACKING_URI": mlflow_url}
+    path = private_file(environment_path(home))
+    path.write_text("".join(f"export {name}={quote(value)}\n" for name, value in values.items()))
+    return path

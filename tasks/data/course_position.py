@@ -1,0 +1,103 @@
+"""How far the phases of a course have read every domain: what a packed phase leaves, and where the next phase of the course goes on.
+
+A domain has one order of documents per epoch, the same for all phases of a course. A visit is a place in these orders laid end to end: the
+number of the epoch x documents + the place in its order. Each quality bucket goes along them at its own pace, so a position is a visit per
+bucket. A document counts as read where any of its tokens was, so a phase begins with a document that the phases before it left whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from configs.schema import Frozen
+from infra.step import Artifact
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tasks.data.pack_phase import PackedPhase
+
+    I64 = NDArray[np.int64]
+
+POSITION_FILE = "position.json"
+
+
+class DomainPosition(Frozen):
+    """Of one domain."""
+
+    num_documents: int
+    next_visits: tuple[int, ...]
+    """By quality bucket, the last one for documents without a bucket; one entry where no phase has told buckets apart."""
+    waiting: tuple[int, ...]
+    """Earlier visits that were not read, ascending: what best fit found no room for in the last row."""
+    epochs: float
+    """Passes over the domain, each document counted as often as its bucket weighs."""
+
+    def by_bucket(self, num_buckets: int) -> DomainPosition:
+        """The same with an entry per bucket."""
+        if len(self.next_visits) == num_buckets:
+            return self
+        assert len(self.next_visits) == 1, (self.next_visits, num_buckets)
+        return self.model_copy(update={"next_visits": self.next_visits * num_buckets})
+
+    def after(self, visits: I64, buckets: I64, read: I64, epochs: float) -> DomainPosition:
+        """The position after a phase that had `visits` in its order, of documents in `buckets`, and read those in `read`."""
+        is_read = np.isin(visits, read)
+        next_visits = [
+            max(first, int(visits[is_read & (buckets == bucket)].max(initial=-1)) + 1) for bucket, first in enumerate(self.next_visits)
+        ]
+        passed = visits[visits < np.array(next_visits)[buckets]]
+        waiting = np.setdiff1d(np.append(np.array(self.waiting, dtype=np.int64), passed), read)
+        return DomainPosition(
+            num_documents=self.num_documents, next_visits=tuple(next_visits), waiting=tuple(waiting.tolist()), epochs=self.epochs + epochs
+        )
+
+
+@dataclass(frozen=True)
+class CoursePosition:
+    """Of all domains that any phase has read."""
+
+    seed: int
+    domains: dict[str, DomainPosition]
+
+    @property
+    def num_buckets(self) -> int:
+        """Places of quality buckets that the phases before told apart; 1 where they weighed none."""
+        return max((len(position.next_visits) for position in self.domains.values()), default=1)
+
+    def of(self, domain: str, num_documents: int, num_buckets: int) -> DomainPosition:
+        """Raises ValueError where the phases before it read a domain of other documents."""
+        found = self.domains.get(domain)
+        if found is None:
+            return DomainPosition(num_documents=num_documents, next_visits=(0,) * num_buckets, waiting=(), epochs=0.0)
+        if found.num_documents != num_documents:
+            raise ValueError(
+                f"domain {domain} has {num_documents} documents, the phases before on the course read {found.num_documents}: pack all "
+                "phases of a course from the same shards"
+            )
+        return found.by_bucket(num_buckets)
+
+    def with_domains(self, domains: Mapping[str, DomainPosition]) -> CoursePosition:
+        return replace(self, domains={**self.domains, **domains})
+
+    def dump(self) -> str:
+        domains = {name: position.model_dump(mode="json") for name, position in sorted(self.domains.items())}
+        return json.dumps({"seed": self.seed, "domains": domains}, indent=1) + "\n"
+
+
+def read_position(previous: Artifact[PackedPhase] | None, seed: int) -> CoursePosition:
+    """Where the phase before on the course stopped; the start without one. Raises ValueError for another seed: its orders are others."""
+    if previous is None:
+        return CoursePosition(seed, {})
+    stored = json.loads(previous.path(POSITION_FILE).read_text())
+    if stored["seed"] != seed:
+        raise ValueError(
+            f"the phase has seed {seed}, the phase before it on the course {stored['seed']}: one seed orders the documents of a whole "
+            "course, give its phases the same"
+        )
+    return CoursePosition(seed, {name: DomainPosition.model_validate(values) for name, values in stored["domains"].items()})
