@@ -11,7 +11,7 @@ from configs.schema import EvaluationRecipe, Frozen
 from infra.step import Artifact, Output, Record, canonical_json, step
 from model.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS
 from tasks.data.bpe_tokenizer import tokenizer_config, train_bpe, write_json
-from tasks.data.documents import sampling_hash
+from tasks.data.documents import UNBUCKETED, sampling_hash
 from tasks.data.shard_chats import ChatShards
 from tasks.data.shard_documents import TokenShards, write_tables
 from tasks.data.synthesize_problems import SynthesizedProblems
@@ -125,8 +125,8 @@ def _batches(problems: Artifact[SynthesizedProblems], name: str, shard: str) -> 
 
     table = pq.read_table(problems.path(name)).combine_chunks()
     table = table.append_column("shard", pa.array([shard] * table.num_rows))
-    if "piece" not in table.column_names:
-        table = table.append_column("piece", pa.array([0] * table.num_rows))
+    if "quality_bucket" not in table.column_names:  # conversations have none
+        table = table.append_column("quality_bucket", pa.array([UNBUCKETED] * table.num_rows))
     return table.to_batches()
 
 

@@ -10,7 +10,7 @@ from infra.step import Artifact, Output, Record, step
 from model.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS
 from tasks.data.bpe_tokenizer import tokenizer_config, train_bpe, write_json
 from tasks.data.document_files import names_of
-from tasks.data.documents import RECORD_COLUMNS, TRAIN, VALIDATION, sampling_hash
+from tasks.data.documents import RECORD_COLUMNS, TRAIN, UNBUCKETED, VALIDATION, sampling_hash
 from tasks.data.ingest_documents import sampling_bounds
 from tasks.data.list_sources import SourceListing
 from tasks.data.plain_text import extract_batches
@@ -100,7 +100,7 @@ def _shard(texts: Artifact[DomainTexts], side: str, tokenizer: Artifact[TrainedT
     end, directory = tokenizer.record.special_ids[END_OF_TEXT], str(output.path("shards/x").parent)
     path, members = str(tokenizer.path("tokenizer.json")), []
     for domain in sorted(texts.record.bytes_by_domain):
-        rows = [row | {"shard": f"{domain}-00000"} for row in _rows(texts, side) if row["domain"] == domain]
+        rows = [row | {"shard": f"{domain}-00000", "quality_bucket": UNBUCKETED} for row in _rows(texts, side) if row["domain"] == domain]
         batches: Iterator[pa.RecordBatch] = iter(pa.Table.from_pylist(rows).combine_chunks().to_batches())
         members += write_shard(batches, directory, path, end, tokenizer.record.num_tokens)
     return write_tables(pa.Table.from_batches(members), output)

@@ -42,12 +42,24 @@ def with_replay(phase: PhaseSection, share: float) -> PhaseSection:
     return phase.model_copy(update={"recipe": recipe})
 
 
-def measure(root: Path, data_dir: Path | None, replay: float) -> dict[str, dict[str, dict[str, float]]]:
+def read_scale(num_steps: int | None) -> Scale:
+    """The recipe, with phases of so many steps where a number is given."""
+    scale = load_scale(RECIPE)
+    if num_steps is None:
+        return scale
+    phases = []
+    for phase in scale.phases:
+        num_tokens = num_steps * scale.course_of(phase).peak_batch_tokens
+        phases.append(phase.model_copy(update={"recipe": phase.recipe.model_copy(update={"num_tokens": num_tokens})}))
+    return scale.model_copy(update={"phases": tuple(phases)})
+
+
+def measure(root: Path, scale: Scale, data_dir: Path | None, replay: float) -> dict[str, dict[str, dict[str, float]]]:
     """Per phase: bits per byte by domain `before`, and `after` with and without replay."""
     home = Home(root)
     for directory in (root / "work", root / "run"):
         directory.mkdir(parents=True, exist_ok=True)
-    store, scale = LocalStore(home.store_dir, home), load_scale(RECIPE)
+    store = LocalStore(home.store_dir, home)
     sources = list_sources(data_dir)
     problems = compute(store, synthesize_problems, recipe=scale.data.recipe.synthesize)
     texts = compute(store, read_domains, sources=sources, problems=problems, recipe=scale.data.recipe)
@@ -86,10 +98,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="directory of documents; without it the embedded library")
     parser.add_argument("--replay", type=float, default=REPLAY_SHARE, help="share of the base's domain")
     parser.add_argument(WRITE_FLAG, action="store_true", help="also write benchmarks/results/forgetting.json")
+    parser.add_argument("--steps", type=int, help="of each phase; without it those of the recipe")
     given = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
-        found = measure(Path(temporary), given.data, given.replay)
+        found = measure(Path(temporary), read_scale(given.steps), given.data, given.replay)
     means: dict[str, Any] = {
         name: sum(phase[name][BASE_DOMAIN] for phase in found.values()) / len(found) for name in ("before", "replay", "no_replay")
     }

@@ -1,7 +1,7 @@
 """The machine that runs: what its compiled code depends on, and where the virtual environment keeps that code.
 
 An environment travels: on a shared disk, in an image, as a copy. Code compiled with -march=native is an illegal instruction on a processor
-without its features, so each kind of machine has a directory of its own, by a digest of processor features and compiler.
+without its features, so each kind of machine has a directory of its own, by a digest of architecture and processor features.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,36 +28,28 @@ class Machine:
     processor: str
     features: str
     """Instruction sets, as the kernel lists them."""
-    compiler: str
-    """First line of what it says of its version; empty without one."""
 
     @property
     def native_dir(self) -> Path:
         """Of code compiled for this kind of machine."""
-        digest = hashlib.sha256("\n".join((platform.machine(), self.features, self.compiler)).encode())
+        digest = hashlib.sha256(f"{platform.machine()}\n{self.features}".encode())
         return NATIVE_ROOT / digest.hexdigest()[:16]
 
     def __str__(self) -> str:
         named = [name for name in NAMED_FEATURES if name in self.features.split()]
-        return " ".join([self.processor, *named]) + f", {self.compiler or 'no C++ compiler'}"
+        return " ".join([self.processor, *named])
 
 
 @cache
 def this_machine() -> Machine:
     """The machine of this process."""
-    processor, features = processor_and_features()
-    return Machine(processor, features, _compiler_version(compiler()))
-
-
-def processor_and_features() -> tuple[str, str]:
-    """Name and instruction sets of the processor."""
     try:
         lines = PROCESSOR_FILE.read_text().splitlines()
     except OSError:
-        return platform.processor() or platform.machine(), ""
+        return Machine(platform.processor() or platform.machine(), "")
     pairs = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
     processor = next((value for name, value in pairs if name == "model name"), platform.machine())
-    return processor, next((value for name, value in pairs if name in ("flags", "Features")), "")
+    return Machine(processor, next((value for name, value in pairs if name in ("flags", "Features")), ""))
 
 
 def compiler() -> str:
@@ -81,10 +71,3 @@ def describe_missing(paths: Iterable[Path]) -> str:
     described = (path.read_text().strip() for path in sorted(NATIVE_ROOT.glob(f"*/{DESCRIPTION_FILE}")))
     others = [text for text in described if text != str(this_machine())]
     return f"{names}: not compiled for this machine ({this_machine()})" + (f", only for {'; '.join(others)}" if others else "")
-
-
-def _compiler_version(command: str) -> str:
-    if shutil.which(command) is None:
-        return ""
-    answer = subprocess.run([command, "--version"], capture_output=True, text=True, check=False).stdout
-    return answer.splitlines()[0] if answer else command

@@ -78,13 +78,12 @@ def run(
     """Run the pipeline at a scale: raw documents to a promoted, served model."""
     with usage_errors():
         from configs.load import load_scale
+        from flows.native_code import warn_of_missing_code
         from flows.parameters import existing_data
         from flows.stages import choose_stages
-        from infra.build_ops import op_path
-        from infra.doctor import check_compiler, check_java, check_native_code, check_room, check_spark_master, require
+        from infra.doctor import check_compiler, check_java, check_room, check_spark_master, require
         from infra.home import open_home
         from infra.store import open_store
-        from model.native_library import library_paths
         from tasks.data.remote_sources import is_remote, refuse_missing_place
 
         configuration = load_scale(scale)
@@ -98,14 +97,12 @@ def run(
         require(
             check_java(), check_compiler(), check_spark_master(configuration.data.resources.master), *check_room(home, opened.staging_root)
         )
-        native = check_native_code([*library_paths(), op_path()])
-        if native.fix:
-            print(f"{native.found}; {native.fix}", file=sys.stderr)
         if start is not None:
             from flows.check_start import check_start
             from infra.model_registry import open_registry
 
             check_start(configuration, start, opened, lambda: open_registry(home))
+        warn_of_missing_code()
     code = EXIT_FAILED
     try:
         from flows.interruption import interruptible
@@ -280,12 +277,11 @@ def doctor(
     """Look for what can be missing or broken, and say the fix."""
     with usage_errors():
         from configs.load import load_scale
-        from infra.build_ops import op_path
-        from infra.doctor import Check, check_launchers, check_machine, check_native_code, check_store
+        from flows.native_code import native_code
+        from infra.doctor import Check, check_launchers, check_machine, check_store
         from infra.doctor import as_json as to_json
         from infra.home import open_home
         from infra.store import open_store
-        from model.native_library import library_paths
         from tasks.data.code_sandbox import find_isolation
 
         home = open_home()
@@ -293,7 +289,7 @@ def doctor(
         isolation, problem = find_isolation()
         fix = "" if isolation else "only solutions to be run need it: install bubblewrap (Debian: apt-get install bubblewrap)"
         sandbox = Check("sandbox", True, isolation or f"none: {problem}", fix)
-        checks = [*check_machine(home), check_native_code([*library_paths(), op_path()]), sandbox]
+        checks = [*check_machine(home), native_code(), sandbox]
         checks += [*check_launchers(launchers), *check_store(open_store(store, home), deep)]
     if as_json:
         print(to_json(checks))

@@ -91,6 +91,15 @@ def check_compiler() -> Check:
     )
 
 
+def check_native_code(paths: Iterable[Path]) -> Check:
+    """Compiled code of this very machine. Passes either way: the first use compiles what is missing."""
+    missing = [path for path in paths if not path.is_file()]
+    if not missing:
+        return Check("native code", True, f"compiled for {this_machine()}", "")
+    fix = "python -m infra.build_ops and python -m model.native_library compile it, else the first use does (two minutes)"
+    return Check("native code", True, describe_missing(missing), fix)
+
+
 def check_spark_master(master: str) -> Check:
     """What a Spark master asks of this machine: settings that name YARN's cluster, a standalone master that listens."""
     if master == "yarn":
@@ -132,15 +141,6 @@ def _disk(directory: Path, setting: str, min_bytes: int) -> Check:
     free = shutil.disk_usage(directory).free
     fix = f"free at least {min_bytes / 2**30:.2f} GiB or name another directory with {setting}"
     return Check("disk", free >= min_bytes, f"{free / 2**30:.1f} GiB free under {directory}", "" if free >= min_bytes else fix)
-
-
-def check_native_code(paths: Iterable[Path]) -> Check:
-    """Compiled code of this very machine. Passes either way: the first use compiles what is missing."""
-    missing = [path for path in paths if not path.is_file()]
-    if not missing:
-        return Check("native code", True, f"compiled for {this_machine()}", "")
-    fix = "python -m infra.build_ops and python -m model.native_library compile it, else the first use does (two minutes)"
-    return Check("native code", True, describe_missing(missing), fix)
 
 
 def require(*checks: Check) -> None:

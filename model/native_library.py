@@ -1,7 +1,7 @@
 """Compiled C++ beside its module: built once per machine and source, loaded with plain pointers (ctypes), on torch's OpenMP threads.
 
-Libraries are kept by kind of machine (configs/machine.py), named by a digest of source, headers and compiler flags. `make env` builds them
-(`python -m model.native_library`), else the first use does (10 s each) and says so.
+Libraries are kept by kind of machine (configs/machine.py), named by a digest of source, headers, compiler and flags. `make env` builds all
+of them (`python -m model.native_library`), else the first use does (10 s each) and says so.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def library_path(name: str) -> Path:
     digest = hashlib.sha256((FOLDER / f"{name}.cpp").read_bytes())
     for header in sorted(FOLDER.glob("*.h")):
         digest.update(header.read_bytes())
-    digest.update(" ".join(FLAGS).encode())
+    digest.update(" ".join((compiler(), *FLAGS)).encode())
     return this_machine().native_dir / f"{name}-{digest.hexdigest()[:16]}.so"
 
 

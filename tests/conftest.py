@@ -27,6 +27,28 @@ os.environ.update(
 atexit.register(shutil.rmtree, os.environ["GLM46_HOME"], ignore_errors=True)
 
 ROOT = Path(__file__).resolve().parent.parent
+_ARITHMETIC_VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OMP_NUM_THREADS")
+
+
+def pytest_report_header() -> str:
+    """What decides the order of sums here."""
+    return arithmetic()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What a failure may hang on, below the failures."""
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(arithmetic())
+
+
+def arithmetic() -> str:
+    """Processor, instruction sets and the variables that limit them."""
+    import torch
+
+    from configs.machine import this_machine
+
+    limits = " ".join(f"{name}={os.environ[name]}" for name in _ARITHMETIC_VARIABLES if name in os.environ)
+    return f"arithmetic: {this_machine()}; torch {torch.backends.cpu.get_cpu_capability()}; {limits}"
 
 
 @pytest.fixture

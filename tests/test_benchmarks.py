@@ -46,7 +46,7 @@ LONG_TOYS: dict[str, Toy] = {
     "dedup": ("--documents 400", {"WARM_UP_DOCUMENTS": 20}),
     "extraction": ("", {"COPIES": 1}),
     "filters": ("", {"MAX_CHARS": 60_000, "NUM_ROUNDS": 1}),
-    "forgetting": ("", {}),
+    "forgetting": ("--steps 1", {}),
     "language_id": ("--sentences 3", {}),
     "stages": ("--documents 400", {}),
     "tokenize.__main__": ("--input INPUT", {}),

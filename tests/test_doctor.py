@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from configs import machine
 from infra import doctor
 from infra.child_process import free_port
 from infra.servers import ServerUrls, record
@@ -21,7 +22,8 @@ def test_words_and_json_agree(tmp_path):
     words, as_json = (glm46("doctor", *options, home=tmp_path) for options in ((), ("--json",)))
     found = json.loads(as_json.stdout)
     assert found["passed"] == (as_json.exit_code == 0) == (words.exit_code == 0)
-    assert {check["name"] for check in found["checks"]} >= {"python", "packages", "java", "compiler", "memory", "disk", "store"}
+    expected = {"python", "packages", "java", "compiler", "memory", "disk", "store", "native code"}
+    assert {check["name"] for check in found["checks"]} >= expected
     assert [line[9:].split("  ")[0].strip() for line in words.stdout.splitlines()] == [check["name"] for check in found["checks"]]
 
 
@@ -58,3 +60,19 @@ def test_scheduler_commands_are_asked_for_only_by_scales_that_submit(commands, p
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor.check_launchers(["local"]) == []
     assert [(check.name, check.passed) for check in doctor.check_launchers(["slurm", "slurm", "local"])] == [("slurm", passed)]
+
+
+def test_code_compiled_for_another_machine_is_named_with_both(tmp_path, monkeypatch):
+    here = machine.this_machine()
+    there = machine.Machine("Other CPU", "sse2 avx2")
+    assert there.native_dir != here.native_dir, "its instructions may be illegal here"
+    assert machine.Machine("Other name", here.features).native_dir == here.native_dir
+    monkeypatch.setattr(machine, "NATIVE_ROOT", tmp_path)
+    monkeypatch.setattr(machine, "this_machine", lambda: there)
+    (machine.make_native_dir() / "decoding_kernel-0.so").touch()
+    monkeypatch.setattr(machine, "this_machine", lambda: here)
+    check = doctor.check_native_code([here.native_dir / "decoding_kernel-0.so"])
+    assert check.found == f"decoding_kernel: not compiled for this machine ({here}), only for {there}"
+    assert "model.native_library" in check.fix
+    (machine.make_native_dir() / "decoding_kernel-0.so").touch()
+    assert not doctor.check_native_code([here.native_dir / "decoding_kernel-0.so"]).fix

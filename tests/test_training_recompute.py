@@ -68,7 +68,8 @@ def test_recomputation_beside_zero_experts_and_stages(tmp_path):
     for case, numbers in zip(cases, found, strict=False):
         assert numbers == pytest.approx(found[0], rel=1e-5), case
     for case, numbers in zip(in_bfloat16, found[len(cases) :], strict=True):
-        assert numbers == pytest.approx(found[len(cases)], rel=1e-3), case
+        for step, bound in ((0, 1e-3), (1, 4e-3)):  # the second computes with bfloat16 weights that another order of sums rounded
+            assert numbers[step::2] == pytest.approx(found[len(cases)][step::2], rel=bound), (case, step)
 
 
 def test_the_more_is_computed_again_the_less_is_kept():
