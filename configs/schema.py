@@ -112,8 +112,8 @@ class IngestRecipe(Frozen):
 
 class ExtractionRecipe(Frozen):
     html_extractor: Literal["combined", "trafilatura", "readability", "resiliparse"]
-    """Finds the main text of a page. combined: the best F1 measured (`python -m benchmarks.extraction`); resiliparse: several times faster
-    and with more boilerplate left."""
+    """Finds the main text of a page. combined: never far from the best library on four sets of pages (docs/data.md); resiliparse: several
+    times faster and with more boilerplate left."""
     max_markup_chars: int = Field(gt=0)
     """A longer page is dropped, reason `markup_too_large`, as is one whose nesting or tags would make parsing it quadratic."""
     min_chars: int = Field(ge=0)

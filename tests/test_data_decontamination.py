@@ -14,7 +14,7 @@ from tasks.data import item_views
 from tasks.data.decontaminate_documents import decontaminate_documents
 from tasks.data.documents import JSON_RECORD, PREPARED_COLUMNS, arrow_schema, document_id
 from tasks.data.ingest_documents import ingest_documents
-from tasks.data.item_views import ASKED, PROGRAM, TOLD, views
+from tasks.data.item_views import ASKED, CUED, PROGRAM, TOLD, views
 from tasks.data.list_sources import list_sources
 from tasks.data.mask_personal_data import MaskedDocuments
 from tasks.data.overlap import MIN_WORDS_OF_PROBLEM, MIN_WORDS_OF_TEXT, ProtectedTexts, Protection, build_index
@@ -177,8 +177,8 @@ def test_a_record_is_protected_as_it_would_be_quoted():
     choice = {"question": "What is red?", "choices": ["the rose of my garden", "grass"], "answer": 0}
     kind, found = views(json.dumps(choice), JSON_RECORD)
     texts = {text for text, role in found if role == ASKED}
-    assert kind == "choice_question" and "What is red?\nA. the rose of my garden\nB. grass" in texts
-    assert {"What is red?\nthe rose of my garden", "What is red?\nthe rose of my garden\ngrass"} <= texts
+    assert kind == "choice_question" and "What is red?\nthe rose of my garden\ngrass" in texts
+    assert {("What is red?\nA. the rose of my garden\nB. grass", CUED), ("What is red?\nthe rose of my garden", CUED)} <= set(found)
     patch = "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1,2 +1,3 @@\n import os\n-old = 1\n+new = 2\n+more = 3\n unchanged = 4\n"
     kind, found = views(json.dumps({"problem_statement": "It breaks", "patch": patch}), JSON_RECORD)
     assert kind == "code_task" and set(found) == {("It breaks", PROGRAM), ("new = 2\nmore = 3\n", PROGRAM)}

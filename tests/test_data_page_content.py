@@ -14,7 +14,7 @@ from tasks.data import page_rules
 from tasks.data.html_text import html_to_text
 from tasks.data.kept_content import keep_content, with_lettered_code, without_letters
 from tasks.data.page_bounds import MAX_CELLS, MAX_COPIED_CHARS, is_bounded, is_costly
-from tests.data_inputs import SHARED_DATA
+from tests.data_inputs import SHARED_DATA, prose
 from tests.test_data_extraction import PAGE, SENTENCES
 
 
@@ -112,6 +112,12 @@ def test_code_blocks_that_are_never_closed_are_passed_once():
     lettered = with_lettered_code("<pre>" * 1000 + "x y\n\n" * 1000 + "</pre>")
     assert without_letters(lettered, "") == "<pre>" * 1000 + "\n" + "x y\n\n" * 999 + "x y\n</pre>"
     assert with_lettered_code("<pre>" * 10 + "x y") == "<pre>" * 10 + "x y"
+
+
+@pytest.mark.parametrize("block", ["<pre><code></code></pre>", "<pre>\n<b>\n</b></pre>", "<pre> </pre>"])
+def test_an_empty_code_block_costs_nothing_else(block):
+    text, reason = html_to_text(PAGE.format(body=f"<p>{prose(1)}</p>{block}<p>{prose(2)}</p>"), "combined")
+    assert reason == "" and prose(1)[:200] in text and prose(2)[:200] in text
 
 
 CODE = "if x:\n    y = [1]\n\n\ty()"

@@ -57,7 +57,7 @@ class CollectedChats(Record):
 
 @step(
     content=("chats/*.parquet", "dropped.parquet", "masked.parquet", "rejected.parquet"),
-    distributions=("pyspark", "pyarrow", "numpy", "datasketch"),
+    distributions=("pyspark", "pyarrow", "numpy", "datasketch", "phonenumbers", "python-stdnum", "detect-secrets", "tld"),
 )
 def collect_chats(
     *,

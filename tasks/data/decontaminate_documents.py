@@ -48,7 +48,7 @@ class DecontaminatedDocuments(Record):
 
 @step(
     content=("documents/*.parquet", "dropped.parquet", "contaminated.parquet", "prompts.parquet", "dropped_prompts.parquet"),
-    distributions=("pyspark", "pyarrow", "numpy"),
+    distributions=("pyspark", "pyarrow", "numpy", "phonenumbers", "python-stdnum", "detect-secrets", "tld"),
 )
 def decontaminate_documents(
     *,

@@ -1,15 +1,19 @@
 """HTML -> main text, by kept libraries. Runs in executors: imports no Spark.
 
-`combined` is trafilatura's precise mode, and resiliparse where that is clearly too little: fewer than MIN_SHARE of the characters that
-resiliparse finds. The precise mode leaves the least boilerplate and now and then most of an article; resiliparse misses next to
-nothing. On 78 articles and 160 pages with marked segments no library is better at either (the table is `python -m benchmarks.extraction`).
+`combined` is trafilatura's precise mode, which leaves the least boilerplate and now and then most of an article. Where it has fewer than
+MIN_SHARE of the characters that resiliparse finds, what resiliparse adds is the rest of the article, or comments and related posts. Three
+opinions decide: resiliparse, trafilatura's default mode and readability. The text that is most like the other two is taken. Where that is
+resiliparse's smaller part and the other two differ from each other, the page is no article (a forum, a list) and resiliparse's text is
+taken. `python -m benchmarks.extraction` compares it with every library tried; docs/data.md has the figures.
 
-A page is parsed once, here, and loses at once what trafilatura would remove later: half of the elements, and the text is the same.
+A page is parsed once, here, and loses at once what trafilatura would remove later: half of the elements, and the text is the same. Only
+the three opinions parse it again.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
@@ -23,8 +27,13 @@ if TYPE_CHECKING:
 
 NO_CONTENT, BROKEN, TOO_LARGE = "no_main_content", "broken_markup", "markup_too_large"
 MIN_SHARE = 0.45
-"""Chosen on the half of the pages whose id's hash is even: F1 0.9746 and 0.9455 over segments there, 0.4 and 0.5 are worse. On the other
-half 0.9802 and 0.9347; at 0.5 0.9802 and 0.9309."""
+"""Chosen with the two below on the pages of benchmarks.extraction (its docstring says which)."""
+MIN_CONFIRMED_SHARE = 0.3
+"""Of resiliparse's characters, in the text that is most like the other two."""
+MIN_AGREEMENT = 0.8
+"""Likeness of trafilatura's and readability's text that makes them right against resiliparse."""
+_PIECES = re.compile(r"\w{1,4}")
+"""What texts are compared by: words, and the sentences of writing without spaces, in parts."""
 _CONTROLS = bytes([*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20)])
 _NONCHARACTERS = ("\ufffe", "\uffff")
 """With the controls, what XML has no place for."""
@@ -94,7 +103,23 @@ def _combined(markup: str) -> str:
     if 0 < MIN_SHARE * num_letters <= found:
         return text  # enough of the page: resiliparse, which takes a part of it, need not be asked
     other = _by_resiliparse(markup)
-    return text if found >= MIN_SHARE * _num_letters(other) else other
+    return text if found >= MIN_SHARE * _num_letters(other) else _confirmed(markup, other)
+
+
+def _confirmed(markup: str, largest: str) -> str:
+    """The one of three texts that the others confirm; `largest`, resiliparse's, where they only do so for a small part of it."""
+    texts = (_by_trafilatura(markup), _by_readability(markup), largest)
+    pieces = [Counter(_PIECES.findall(text)) for text in texts]
+    agreement, *likeness = (_likeness(pieces[one], pieces[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
+    support = (agreement + likeness[0], agreement + likeness[1], sum(likeness))
+    chosen = texts[support.index(max(support))]
+    is_enough = agreement >= MIN_AGREEMENT or _num_letters(chosen) >= MIN_CONFIRMED_SHARE * _num_letters(largest)
+    return chosen if is_enough else largest
+
+
+def _likeness(one: Counter[str], other: Counter[str]) -> float:
+    """F1 of two texts as multisets; two texts without words are not alike."""
+    return 2 * (one & other).total() / max(one.total() + other.total(), 1)
 
 
 def _content_tree(markup: str) -> HtmlElement | None:

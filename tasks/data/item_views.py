@@ -29,9 +29,9 @@ PATCH = re.compile(r"^(?:diff --git|--- |@@ )", re.MULTILINE)
 ADDED_LINES = re.compile(r"(?:^\+(?!\+\+).*\n?)+", re.MULTILINE)
 CUES = re.compile(r"^\s*(?:Question|Q)\s*:\s*|(?<!\s)\s*(?:Answer|A)\s*:\s*$")
 
-ASKED, TOLD, PROGRAM = "asked", "told", "program"
-"""What a text is to its record: the question or an answer, however short; something else in it (a file's content, an argument), which
-quotes everyday phrases; or program text, of which honest programs share short runs."""
+ASKED, CUED, TOLD, PROGRAM = "asked", "cued", "told", "program"
+"""What a text is to its record: the question or an answer, however short; the same joined in one of several ways; something else in it (a
+file's content, an argument), which quotes everyday phrases; or program text, of which honest programs share short runs."""
 View = tuple[str, str]
 """(text, what it is)"""
 
@@ -42,7 +42,7 @@ def views(text: str, markup: str) -> tuple[str, list[View]]:
         return TEXT, [(text, ASKED)]
     record = json.loads(text)
     kind = _kind(record)
-    found = [*_leaves(record, kind), *((joined, ASKED) for joined in _asked_with_choices(record))]
+    found = [*_leaves(record, kind), *_asked_with_choices(record)]
     return kind, [view for view in dict.fromkeys(found) if view[0].strip()]
 
 
@@ -81,26 +81,26 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(child)
 
 
-def _asked_with_choices(record: Mapping[str, Any]) -> Iterator[str]:
+def _asked_with_choices(record: Mapping[str, Any]) -> Iterator[View]:
     question = CUES.sub("", _question(record))
     is_short = bool(question) and len(question.split()) < LONG_QUESTION_WORDS
     continuation = record.get("continuation")
     if isinstance(continuation, str) and question:
-        yield f"{question} {continuation}"
+        yield f"{question} {continuation}", ASKED
     answer = record.get("answer")
     if isinstance(answer, str) and is_short:
-        yield from (f"{question}\n{cue}{answer}" for cue in ANSWER_CUES)
+        yield from ((f"{question}\n{cue}{answer}", CUED) for cue in ANSWER_CUES)
     for name in CHOICE_FIELDS:
         choices = _choices(record, name)
         if not choices:
             continue
         if isinstance(continuation, str):
-            yield from (f"{choice} {continuation}" for choice in choices)
+            yield from ((f"{choice} {continuation}", ASKED) for choice in choices)
         if is_short:
-            yield from (f"{question}\n{cue}{choice}" for choice in choices for cue in ANSWER_CUES)
+            yield from ((f"{question}\n{cue}{choice}", CUED) for choice in choices for cue in ANSWER_CUES)
         if question:
-            yield "\n".join([question, *choices])
-            yield "\n".join([question, *(f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))])
+            yield "\n".join([question, *choices]), ASKED
+            yield "\n".join([question, *(f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))]), CUED
 
 
 def _question(record: Mapping[str, Any]) -> str:

@@ -35,8 +35,8 @@ def with_lettered_code(markup: str) -> str:
         return markup
     parts = _PRE_TAG.split(markup.replace("\r\n", "\n"))
     for place in range(2, len(parts) - 1, 2):
-        if not parts[place - 1].startswith("</") and parts[place].strip():
-            pieces = _TAG.split(_BREAK.sub("\n", parts[place]))
+        pieces = [] if parts[place - 1].startswith("</") else _TAG.split(_BREAK.sub("\n", parts[place]))
+        if "".join(pieces[::2]).strip():
             first, *_, last = [at for at in range(0, len(pieces), 2) if pieces[at].strip("\n")] * 2
             pieces[first], pieces[last] = pieces[first].lstrip("\n"), pieces[last].rstrip("\n")
             pieces[::2] = [piece.translate(_LETTERS) if first <= 2 * at <= last else "" for at, piece in enumerate(pieces[::2])]

@@ -29,7 +29,10 @@ class MaskedDocuments(Record):
     """Places by kind."""
 
 
-@step(content=("documents/*.parquet", "masked.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
+@step(
+    content=("documents/*.parquet", "masked.parquet"),
+    distributions=("pyspark", "pyarrow", "numpy", "phonenumbers", "python-stdnum", "detect-secrets", "tld"),
+)
 def mask_personal_data(
     *, documents: Artifact[FilteredDocuments], recipe: PersonalDataRecipe, resources: SparkResources, output: Output
 ) -> MaskedDocuments:

@@ -1,11 +1,8 @@
-"""Overlap of documents with evaluation items, by runs of normalised words. Runs in executors: imports no Spark.
+"""Overlap of documents with evaluation items, by runs of normalised words (quoted_words.py). Runs in executors: imports no Spark.
 
-Normalised: lower case, words alone (words.py), LaTeX's layout commands and thousands separators left out, so that `$\\frac{1}{2}$` is
-`1/2` and `1,000` is `1000`; `seven` is `7`, escapes of JSON and of programs are the characters that they stand for, and the letters and
-numbers of choices are all alike: `(B) grass`, `b grass` and `2) grass` are one text (letters A to H are alike wherever they stand alone).
 A text of at least n words protects each of its n-grams; a shorter one the sequence of all its words, if it has enough of them to be no
 everyday phrase. N-grams that mostly repeat themselves (rows of zeros), have hardly a word with letters (tables of numbers) or are shared by
-many items (a benchmark's instructions) protect nothing.
+many items (a benchmark's instructions) protect nothing. Long texts are also known from a quotation with changes (near_quotes.py).
 
 Every protected run is looked up by its first words, its anchor, and then compared as a whole: one pass per length of anchor.
 """
@@ -14,17 +11,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tasks.data.words import NUM_CODE_POINTS, OPERATORS, SINGLE_RANGES, Words, base_powers, code_points, mix, split_words
+from tasks.data.near_quotes import PassageIndex, build_passages
+from tasks.data.quoted_words import normalise, quoted_words, without_operators
+from tasks.data.word_runs import NO_PLACES, Runs
+from tasks.data.words import SINGLE_RANGES, joined_words
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
+
+    from tasks.data.words import Words
 
     U64 = NDArray[np.uint64]
     I64 = NDArray[np.int64]
@@ -44,23 +45,7 @@ FILTER_SLOTS = 8
 CHARS_PER_WORD = 3
 """Characters that tell as much as a word, in scripts without spaces: 13 of them are a phrase of three Thai or six Chinese words."""
 SINGLES = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in SINGLE_RANGES) + "]")
-_NONE = np.empty(0, dtype=np.int64)
-NO_MATCHES = (_NONE, _NONE, np.empty(0, dtype=np.uint64), _NONE, _NONE)
-LATEX_LAYOUT = re.compile(
-    r"\\(?:[dtc]?frac|left|right|text(?:bf|it|rm)?|math(?:rm|bf|bb|it|cal|sf)|operatorname|displaystyle|cdot|times|div|q?quad|begin|end"
-    r"|boxed)(?![a-zA-Z])|\\[,;!: ]|\{,\}(?=\d{3})"
-)
-THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")
-
-ESCAPE = re.compile(r"\\(?:[nrt]|u([0-9a-fA-F]{4}))")
-PADDING = "\n\n"
-"""Around every text, so that what stands beside a word never belongs to another text."""
-CHOICE_LETTER, CHOICE_NUMBER, SIGN, BLANK, LINE_START, OPENING = 1, 2, 3, 4, 5, 6
-"""A code point's part in a marker of a choice."""
-NUMBER_WORDS = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",
-    "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
-)  # fmt: skip
+NO_MATCHES = (NO_PLACES, NO_PLACES, np.empty(0, dtype=np.uint64), NO_PLACES, NO_PLACES)
 
 
 class Protection(NamedTuple):
@@ -69,6 +54,8 @@ class Protection(NamedTuple):
     min_words: int
     ngram_size: int
     with_operators: bool
+    is_known_from_parts: bool = False
+    """Whether a quotation with changes counts as well (near_quotes.py)."""
 
 
 class ProtectedTexts(NamedTuple):
@@ -110,13 +97,15 @@ class OverlapIndex:
     """All that is protected."""
 
     probes: tuple[Probe, ...]
+    passages: tuple[PassageIndex, ...]
 
     def hits(self, texts: Sequence[str]) -> Hits:
         """What the texts overlap with."""
         plain = normalise(texts)
-        words = _words(plain)
+        words = quoted_words(plain)
         streams = {True: Runs(words), False: Runs(without_operators(words))}
-        found = [NO_MATCHES, *(streams[probe.with_operators].matches(probe) for probe in self.probes)]
+        found = [NO_MATCHES, *(_matches(streams[probe.with_operators], probe) for probe in self.probes)]
+        found += [_near_matches(streams[False], passages) for passages in self.passages]
         owners, items, runs, starts, stops = (np.concatenate([part[place] for part in found]) for place in range(5))
         order = np.lexsort((starts, runs, items, owners))
         owners, items, runs, starts, stops = owners[order], items[order], runs[order], starts[order], stops[order]
@@ -136,126 +125,62 @@ class OverlapIndex:
         return found
 
 
-class Runs:
-    """Hashes of runs of words of a batch, equal for equal runs wherever they stand: differences of one running sum of powers."""
-
-    def __init__(self, words: Words) -> None:
-        self.words = words
-        self.owners = np.repeat(np.arange(len(words.counts)), words.counts)
-        self._powers, self._inverses = base_powers(len(words.hashes) + 1)
-        self._sums = np.zeros(len(words.hashes) + 1, dtype=np.uint64)
-        np.cumsum(words.hashes * self._powers[:-1], out=self._sums[1:])
-
-    def starts(self, size: int) -> I64:
-        """First words of every run of `size` words of one text."""
-        return np.flatnonzero(self.owners[size - 1 :] == self.owners[: len(self.owners) - size + 1]) if len(self.owners) >= size else _NONE
-
-    def hashes(self, starts: I64, lengths: I64 | int) -> U64:
-        return mix((self._sums[starts + lengths] - self._sums[starts]) * self._inverses[starts])
-
-    def matches(self, probe: Probe) -> tuple[I64, I64, U64, I64, I64]:
-        """(text, item, hash of the run, first and last character but one) of every protected run in the words."""
-        words = self.words
-        starts = self.starts(probe.length)
-        anchors = self.hashes(starts, probe.length)
-        likely = np.flatnonzero(probe.may_hold[anchors >> np.uint64(65 - len(probe.may_hold).bit_length())])
-        starts, anchors = starts[likely], anchors[likely]
-        lows, highs = np.searchsorted(probe.anchors, anchors), np.searchsorted(probe.anchors, anchors, side="right")
-        counts = highs - lows
-        entries = np.repeat(lows - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        starts = np.repeat(starts, counts)
-        fits = starts + probe.lengths[entries] <= words.offsets[self.owners[starts] + 1]
-        starts, entries = starts[fits], entries[fits]
-        equal = self.hashes(starts, probe.lengths[entries]) == probe.wholes[entries]
-        starts, entries = starts[equal], entries[equal]
-        lasts = starts + probe.lengths[entries] - 1
-        stops = words.starts[lasts] + words.lengths[lasts]
-        return self.owners[starts], probe.items[entries], probe.wholes[entries], words.starts[starts], stops
+def _matches(runs: Runs, probe: Probe) -> tuple[I64, I64, U64, I64, I64]:
+    """(text, item, hash of the run, first and last character but one) of every protected run in the words."""
+    words = runs.words
+    starts = runs.starts(probe.length)
+    anchors = runs.hashes(starts, probe.length)
+    likely = np.flatnonzero(probe.may_hold[anchors >> np.uint64(65 - len(probe.may_hold).bit_length())])
+    starts, anchors = starts[likely], anchors[likely]
+    lows, highs = np.searchsorted(probe.anchors, anchors), np.searchsorted(probe.anchors, anchors, side="right")
+    counts = highs - lows
+    entries = np.repeat(lows - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    starts = np.repeat(starts, counts)
+    fits = starts + probe.lengths[entries] <= words.offsets[runs.owners[starts] + 1]
+    starts, entries = starts[fits], entries[fits]
+    equal = runs.hashes(starts, probe.lengths[entries]) == probe.wholes[entries]
+    starts, entries = starts[equal], entries[equal]
+    lasts = starts + probe.lengths[entries] - 1
+    stops = words.starts[lasts] + words.lengths[lasts]
+    return runs.owners[starts], probe.items[entries], probe.wholes[entries], words.starts[starts], stops
 
 
-def normalise(texts: Sequence[str]) -> list[str]:
-    """The texts without what the same words may be written with or without."""
-    plain = (THOUSANDS.sub("", _unescaped(text) if "\\" in text or "{," in text else text) for text in texts)
-    return [f"{PADDING}{text}{PADDING}" for text in plain]
-
-
-def _unescaped(text: str) -> str:
-    return ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\n", LATEX_LAYOUT.sub(" ", text))
-
-
-def _words(plain: Sequence[str]) -> Words:
-    """The words of normalised texts: number words as digits, every marker of a choice as 1, a word without letters."""
-    words = split_words(plain, with_operators=True)
-    spelled, digits, one = _number_words()
-    place = np.minimum(np.searchsorted(spelled, words.hashes), len(spelled) - 1)
-    is_number = spelled[place] == words.hashes
-    hashes = np.where(is_number, digits[place], words.hashes)
-    single = np.flatnonzero(words.lengths == 1)
-    markers = single[_are_markers(code_points(plain)[0], words.starts[single])]
-    hashes[markers] = one
-    has_letter = words.has_letter & ~is_number
-    has_letter[markers] = False
-    return replace(words, hashes=hashes, has_letter=has_letter)
-
-
-def _are_markers(points: NDArray[np.uint32], places: I64) -> NDArray[np.bool_]:
-    """Whether a word of one character marks a choice: A to H wherever they stand alone, (2) anywhere, 2) and 2. where a line begins."""
-    kinds = _marker_kinds()
-    before, own, behind, last = (kinds[points[places + step]] for step in (-1, 0, 1, 2))
-    is_bracketed = (before == OPENING) & (points[places + 1] == ord(")"))
-    is_listed = (before == LINE_START) & (behind == SIGN) & ((last == BLANK) | (last == LINE_START))
-    return (own == CHOICE_LETTER) | ((own == CHOICE_NUMBER) & (is_bracketed | is_listed))
-
-
-@cache
-def _marker_kinds() -> NDArray[np.uint8]:
-    kinds = np.zeros(NUM_CODE_POINTS, dtype=np.uint8)
-    members = {
-        CHOICE_LETTER: "ABCDEFGHabcdefgh", CHOICE_NUMBER: "123456789", SIGN: ").:", BLANK: " \t\xa0", LINE_START: "\n", OPENING: "(",
-    }  # fmt: skip
-    for kind, characters in members.items():
-        kinds[[ord(character) for character in characters]] = kind
-    return kinds
-
-
-@cache
-def _number_words() -> tuple[U64, U64, np.uint64]:
-    """Hashes of NUMBER_WORDS, sorted, those of their digits, and that of 1."""
-    spelled, digits = split_words([" ".join(NUMBER_WORDS)]).hashes, split_words([" ".join(map(str, range(len(NUMBER_WORDS))))]).hashes
-    order = np.argsort(spelled)
-    return spelled[order], digits[order], digits[NUMBER_WORDS.index("one")]
-
-
-def without_operators(words: Words) -> Words:
-    """The words that are no sign standing alone: `a+b` and `a b` are the same text."""
-    kept = words.has_letter | (words.lengths > 1) | ~np.isin(words.hashes, split_words([" ".join(OPERATORS)], with_operators=True).hashes)
-    before = np.concatenate(([0], np.cumsum(kept)))
-    members = {name: getattr(words, name)[kept] for name in ("hashes", "lengths", "is_single", "has_letter", "starts")}
-    return replace(words, offsets=before[words.offsets], **members)
+def _near_matches(runs: Runs, passages: PassageIndex) -> tuple[I64, I64, U64, I64, I64]:
+    """As _matches, of passages that are quoted with changes."""
+    words, found = runs.words, passages.find(runs)
+    lasts = found.stops - 1
+    return found.texts, found.items, found.keys, words.starts[found.firsts], words.starts[lasts] + words.lengths[lasts]
 
 
 def build_index(groups: Sequence[ProtectedTexts], max_items: int) -> OverlapIndex:
     """The index over texts of items; of a run that several items share the smallest one is named, a run of more than max_items none."""
     found: dict[tuple[bool, int], list[tuple[U64, I64, U64, I64]]] = {}
-    for texts, items, protection in [part for group in groups for part in _by_script(group)]:
+    near: dict[int, list[tuple[Words, I64]]] = {}
+    for texts, items, protection, chars_per_word in [part for group in groups for part in _by_script(group)]:
         for start, stop in chunk_bounds(texts):
-            words = _words(normalise(texts[start:stop]))
+            words = quoted_words(normalise(texts[start:stop]))
             runs = Runs(words if protection.with_operators else without_operators(words))
+            if protection.is_known_from_parts:
+                near.setdefault(chars_per_word, []).append((runs.words, np.array(items[start:stop], dtype=np.int64)))
             for length, (anchors, lengths, wholes, owners) in _protected(runs, protection):
                 numbers = np.array(items[start:stop], dtype=np.int64)[owners]
                 found.setdefault((protection.with_operators, length), []).append((anchors, lengths, wholes, numbers))
     probes = (_probe(*key, parts, max_items) for key, parts in sorted(found.items(), reverse=True))
-    return OverlapIndex(tuple(probe for probe in probes if len(probe.anchors)))
+    passages = (
+        build_passages(joined_words([words for words, _ in parts]), np.concatenate([items for _, items in parts]), chars, max_items)
+        for chars, parts in near.items()
+    )
+    return OverlapIndex(tuple(probe for probe in probes if len(probe.anchors)), tuple(passages))
 
 
-def _by_script(group: ProtectedTexts) -> Iterator[ProtectedTexts]:
-    """The texts of scripts without spaces, whose words are characters, need longer runs."""
+def _by_script(group: ProtectedTexts) -> Iterator[tuple[list[str], list[int], Protection, int]]:
+    """(texts, items, protection, characters per word): those of scripts without spaces, whose words are characters, need longer runs."""
     single = [len(SINGLES.sub("", text)) * 2 < len(text) for text in group.texts]
     size = group.protection
     longer = size._replace(min_words=size.min_words * CHARS_PER_WORD, ngram_size=size.ngram_size * CHARS_PER_WORD)
-    for is_single, protection in ((False, size), (True, longer)):
+    for is_single, protection, chars in ((False, size, 1), (True, longer, CHARS_PER_WORD)):
         places = [place for place, found in enumerate(single) if found == is_single]
-        yield ProtectedTexts([group.texts[place] for place in places], [group.items[place] for place in places], protection)
+        yield [group.texts[place] for place in places], [group.items[place] for place in places], protection, chars
 
 
 def _protected(runs: Runs, protection: Protection) -> Iterator[tuple[int, tuple[U64, I64, U64, I64]]]:

@@ -1,21 +1,27 @@
 """Personal data and secrets in many texts at once: where they are, and the text without them. Runs in executors: imports no Spark.
 
-Found by form and proven where the form has a proof: e-mail addresses, phone numbers, public IP addresses, payment cards (issuer and Luhn
-digit), IBANs (length of the country and remainder 97), US social security numbers, keys of known services and private key blocks.
-Names of people, street addresses, dates of birth and account names have no form, and are not found.
+Found by form and proven where the form has a proof: e-mail addresses (top-level domain), phone numbers (phone_numbers.py), public IP
+addresses, payment cards (issuer and Luhn digit), IBANs (the country's form and remainder 97), US social security numbers, secrets
+(secret_patterns.py). Names of people, street addresses, dates of birth and account names have no form, and are not found.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import unicodedata
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from stdnum import iban, luhn
+from tld import is_tld
 
 from tasks.data.documents import CODE, COMMIT, PREPARED_COLUMNS, arrow_schema, content_digest
+from tasks.data.phone_numbers import LABEL_CHARS, is_phone
+from tasks.data.secret_patterns import secret_places
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,105 +39,94 @@ Span = tuple[str, int, int]
 """Kind, start and end."""
 
 LOCAL_PART = re.compile(r"[\w.%+'-]{1,64}\Z")
-HOST = re.compile(r"(?:[^\W_](?:[^\W_]|-){0,62}(?<!-)\.)+(?:[^\W\d_]{2,24}|xn--[a-z0-9-]{2,40})(?![\w-])")
+HOST = re.compile(r"(?:[^\W_](?:[^\W_]|-){0,62}(?<!-)\.){1,8}(?:[^\W\d_]{2,24}|xn--[a-z0-9-]{2,40})(?![\w-])")
 """Names in all scripts (RFC 6531)."""
 RESERVED_HOSTS = re.compile(r"(?:^|\.)(?:example\.(?:com|org|net)|[\w.-]*\.?(?:example|test|invalid|localhost|local))$", re.IGNORECASE)
 """RFC 2606: nobody's addresses, and what FineWeb puts in the place of real ones."""
 IMAGE = re.compile(r"[\d.]+x\.(?:png|jpe?g|gif|webp|svg|pdf)\Z", re.IGNORECASE)
 """Images for screens of so many pixels per point: icon@2x.png."""
+IN_URL = re.compile(r"://[^\s/@]*:$")
+"""Before a password."""
 NO_PERSON = {"git", "hg", "svn"}
 """Local parts of repository URLs: git@github.com."""
+HIDDEN_AT = re.compile(
+    r"[(\[{<＠&%](?:(?<=＠)|(?<=&)(?:#64|#x40|commat);|(?<=%)40|(?<![＠&%]) ?(?:at|ät|arroba|@) ?[)\]}>])", re.IGNORECASE
+)
+_DOT = r" ?[(\[{<] ?(?:dot|punkt|punto|point|\.) ?[)\]}>] ?| (?:dot|punkt|punto) "
+HIDDEN_DOT = re.compile(_DOT, re.IGNORECASE)
+HIDDEN_HOST = re.compile(rf"(?:[^\W_](?:[^\W_]|-){{0,62}}(?:\.|{_DOT})){{1,4}}[^\W\d_]{{2,24}}(?![\w-])", re.IGNORECASE)
+SPOKEN_AT = re.compile(r"(?<![\w.%+'-])([\w.%+'-]{2,64}) at ((?:[\w-]{2,40} dot ){1,3}[a-z]{2,10})(?![\w-])", re.IGNORECASE)
+SPOKEN_DOTS = (" dot ", " DOT ")
+SPOKEN_CHARS = 120
+NO_HOST = {"the", "this", "that", "a", "an", "each", "every", "one"}
+"""Hidden from programs that collect addresses: jane (at) posteo (dot) de, jane at posteo dot de."""
 
+SIGNS = r" ().\u00a0\u2009\u202f\u2010-\u2013\uff0d-"
+"""Between the digits of a number."""
+_IN_WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+"""Scripts without spaces do not count: a number stands right beside its name."""
 NUMBER = re.compile(
-    r"[+(0-9](?<![\w.@#/=+-].)(?<!\d,.)(?:(?<=\d)|(?<=\+)\d|(?<=\()\+?\d)(?:[ ().\u00a0-]{0,3}\d){6,24}"
-    r"(?:\s?(?:x|ext\.?)\s?\d{1,5}\b)?(?![\w@])"
+    rf"[+(0-9０-９＋](?<!{_IN_WORD}.)(?<![.@#/+-].)(?<!\d[,:].)(?:(?<=\d)|(?<=[+＋])\d|(?<=\()(?=\+?[\d ]{{1,6}}\))\+?\d)"
+    rf"(?:(?<=0)\d{{1,4}} ?/ ?(?=\d))?(?:[{SIGNS}]{{0,3}}\d){{6,24}}(?:\s?(?:x|ext\.?)\s?\d{{1,5}}\b)?(?!{_IN_WORD}|@)"
 )
 """Begins with a set of characters: what stands before them is asked behind the first, so that `re` skips to it quickly. So the others."""
+PARAMETER = re.compile(r"(?:card|cc|pan|number|credit|visa|acct)[\w-]*=$", re.IGNORECASE)
 CARD = re.compile(
     r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}|3[47]\d{13}|3(?:0[0-5]|[689]\d)\d{11}|"
     r"(?:2131|1800)\d{11}|35\d{14}|(?:5[06-8]|6\d)\d{10,17}"
 )
 """Visa, Mastercard, American Express, Diners, JCB, Maestro and Discover, each with its lengths."""
+PRINTED = re.compile(rf"\d+|\d{{4}}([{SIGNS}]{{1,3}})\d{{4}}\1\d{{4}}\1\d{{1,7}}|\d{{4}}([{SIGNS}]{{1,3}})\d{{6}}\2\d{{4,5}}")
+"""Digits alone, or the groups that are printed on cards."""
 SOCIAL_SECURITY = re.compile(r"(?!000|666|9)\d{3}-(?!00)\d{2}-(?!0000)\d{4}")
 SOCIAL_SECURITY_LABEL = re.compile(r"\b(?:SSN|social security)\b[^\d\n]{0,16}$", re.IGNORECASE)
 """Behind it the hyphens may be blanks or missing."""
-DATE = re.compile(r"(?:19|20)\d\d[-./]\d{1,2}[-./]\d|\d{1,2}[-./]\d{1,2}[-./](?:19|20)\d\d")
-NORTH_AMERICAN = re.compile(r"(?:(?:\+|00)?1[-. ])?(?:\([2-9]\d\d\) ?|[2-9]\d\d[-. ])[2-9]\d\d[-. ]\d{4}(?:\s?(?:x|ext\.?)\s?\d{1,5})?")
-TRUNK = re.compile(r"\(0\d{0,4}\)[ -]?\d[\d -]{5,}\d")
-"""An area code in brackets with the trunk prefix 0."""
-NATIONAL = re.compile(
-    r"0[1-9](?:[ .]\d\d){4}|0[1-9]\d{1,3}[ /]\d{3,4} ?\d{3,5}|0[1-9]\d?-\d{3,4}-\d{4}|8 ?\(\d{3}\) ?\d{3}-\d\d-\d\d|"
-    r"00[1-9]\d{0,2}[ -]\(?\d[\d() -]{5,}\d"
-)
-"""Grouped as France, Britain and Germany, Japan, and Russia write them, or with the prefix 00 and a country's code."""
-PHONE_LABEL = re.compile(
-    r"\b(?:phone|telephone|tel|mobile|cell|fax|desk(?=:)|office(?=:)|whatsapp|hotline|sms|call|calling|dial|reach|contact|message|messages|answering|"
-    r"telefon|telefono|teléfono|téléphone|handy|móvil|celular|mobil|телефон|тел)\b[^\d\n]{0,16}\n?[^\d\n]{0,4}$",
-    re.IGNORECASE,
-)
-PHONE_LABEL_BEHIND = re.compile(r"[ -]{1,2}(?:office|fax|mobile|home|cell|desk)\b", re.IGNORECASE)
-LABEL_CHARS = 36
 
-IBAN = re.compile(r"[0-9](?<=[A-Za-z]{2}.)(?<![^\W_][A-Za-z]{2}.)[0-9](?: ?[A-Za-z0-9]{4}){2,7}(?: ?[A-Za-z0-9]{1,3})?(?![^\W_])")
+IBAN = re.compile(
+    r"[0-9](?<=[A-Za-z]{2}.)(?<![^\W_][A-Za-z]{2}.)[0-9](?:[ \u00a0-]?[A-Za-z0-9]{4}){2,7}(?:[ \u00a0-]?[A-Za-z0-9]{1,3})?(?![^\W_])"
+)
 """From the check digits on: two letters stand before."""
-IBAN_LENGTHS = {
-    "AD": 24, "AE": 23, "AL": 28, "AT": 20, "AZ": 28, "BA": 20, "BE": 16, "BG": 22, "BH": 22, "BR": 29, "BY": 28, "CH": 21, "CR": 22,
-    "CY": 28, "CZ": 24, "DE": 22, "DK": 18, "DO": 28, "EE": 20, "EG": 29, "ES": 24, "FI": 18, "FO": 18, "FR": 27, "GB": 22, "GE": 22,
-    "GI": 23, "GL": 18, "GR": 27, "GT": 28, "HR": 21, "HU": 28, "IE": 22, "IL": 23, "IQ": 23, "IS": 26, "IT": 27, "JO": 30, "KW": 30,
-    "KZ": 20, "LB": 28, "LI": 21, "LT": 20, "LU": 20, "LV": 21, "MC": 27, "MD": 24, "ME": 22, "MK": 19, "MR": 27, "MT": 31, "MU": 30,
-    "NL": 18, "NO": 15, "PK": 24, "PL": 28, "PS": 29, "PT": 25, "QA": 29, "RO": 24, "RS": 22, "SA": 24, "SE": 24, "SI": 19, "SK": 24,
-    "SM": 27, "TN": 24, "TR": 26, "UA": 29, "VA": 22, "VG": 24, "XK": 20,
-}  # fmt: skip
+MIN_IBAN_CHARS = 15
+GROUP_SIGNS = (" ", "\u00a0", "-")
+NO_SIGNS = re.compile(r"[ \u00a0-]")
 PREFIX_LENGTH = r"/\d{1,3}(?![\w/-]|\.\w)"
 """Behind an address it names a network: 31.13.24.0/21."""
 IP_V4 = re.compile(rf"[0-9](?<![\w.-].)[0-9]{{0,2}}(?:\.[0-9]{{1,3}}){{3}}(?![\w-]|\.\d|{PREFIX_LENGTH})")
+LARGEST_VERSE = 176
+NAME_BEFORE = re.compile(r"(?<![^\W_])[A-Z][^\W\d_]+\.? $")
+"""Luke 12.34.5.67: verses and paragraphs are cited behind a name."""
+IP_LABEL = re.compile(r"\b(?:ip|ipv4|addr\w*|host|server|ping|ssh|client|login|from|to|dns|proxy)\b[^\w\n]{0,4}$", re.IGNORECASE)
 VERSION_LABEL = re.compile(
     r"\b(?:version|ver|release|build|revision|rev|firmware|update|patch|section|sec|chapter|clause|article|paragraph|figure|table|python|openssl|"
-    r"chrome|chromium|firefox|safari|opera|edge|java|kernel|windows|macos|ios|android|sdk|driver)[ .:#-]{1,2}$",
+    r"chrome|chromium|firefox|safari|opera|edge|java|kernel|windows|macos|ios|android|sdk|driver)[ .:#/-]{1,2}$",
     re.IGNORECASE,
 )
 IP_V6 = re.compile(rf"[23](?<![\w:.].)[0-9A-Fa-f]{{3}}:[0-9A-Fa-f:]{{4,34}}(?![\w:]|{PREFIX_LENGTH})")
 """The addresses that are handed out: 2000::/3."""
 
-SECRETS = {
-    "AKIA": r"AKIA[0-9A-Z]{16}\b",
-    "ASIA": r"ASIA[0-9A-Z]{16}\b",
-    "gh": r"gh[pousr]_[A-Za-z0-9]{36,255}",
-    "github_pat_": r"github_pat_\w{22,255}",
-    "glpat-": r"glpat-[\w-]{20,}",
-    "xox": r"xox[abeprs]-[\w-]{10,}",
-    "AIza": r"AIza[\w-]{35}",
-    "sk-": r"sk-(?=[\w-]*\d)[\w-]{32,}",
-    "sk_live_": r"sk_live_\w{20,}",
-    "hf_": r"hf_[A-Za-z0-9]{34}\b",
-    "npm_": r"npm_[A-Za-z0-9]{36}\b",
-    "pypi-": r"pypi-AgE[\w-]{50,}",
-    "SG.": r"SG\.[\w-]{22}\.[\w-]{43}",
-    "dop_v1_": r"dop_v1_[0-9a-f]{64}\b",
-    "eyJ": r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
-    "-----BEGIN ": r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----[^\0]{16,20000}?"
-    r"-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----",
-}
-"""Pattern by the characters it begins with."""
-SECRET_PATTERNS = {start: re.compile(rf"(?<![A-Za-z0-9_]){pattern}") for start, pattern in SECRETS.items()}
 
-
-def find_spans(texts: Sequence[str], kinds: Sequence[str] = KINDS) -> list[list[Span]]:
-    """(kind, start, end) of what is found in each text, in order and without overlaps."""
+def find_spans(texts: Sequence[str], kinds: Sequence[str] = KINDS, languages: Sequence[str] = ()) -> list[list[Span]]:
+    """(kind, start, end) of what is found in each text, in order and without overlaps. The languages of the texts (ISO 639-1, "" where
+    unknown) say whose national phone numbers are looked for first."""
     joined = BETWEEN.join(texts)
-    numbers = list(NUMBER.finditer(joined)) if set(kinds) & set(NUMBER_FINDERS) else []
+    numbers = list(NUMBER.finditer(joined)) if set(kinds) & {*NUMBER_FINDERS, "phone"} else []
     found = [(start, KINDS.index(kind), end) for kind in kinds if kind in FINDERS for start, end in FINDERS[kind](joined)]
     found += [(start, KINDS.index(kind), end) for kind in kinds if kind in NUMBER_FINDERS for start, end in NUMBER_FINDERS[kind](numbers)]
-    found.sort(key=lambda span: (span[1], span[0]))
+    if "phone" in kinds:
+        ends = np.cumsum([len(text) + 1 for text in texts])
+        owners = np.searchsorted(ends, [match.start() for match in numbers], side="right").tolist()
+        spoken = [languages[owner] if languages else "" for owner in owners]
+        found += [(start, KINDS.index("phone"), end) for start, end in _phones(numbers, spoken)]
     starts = np.cumsum([0, *(len(text) + 1 for text in texts)])
+    owners = (np.searchsorted(starts, [start for start, _, _ in found], side="right") - 1).tolist()
     spans: list[list[Span]] = [[] for _ in texts]
-    for start, kind, end in found:
-        number = int(np.searchsorted(starts, start, side="right")) - 1
-        first = start - int(starts[number])
-        last = end - int(starts[number])
-        if all(last <= other[1] or first >= other[2] for other in spans[number]):
-            spans[number].append((KINDS[kind], first, last))
-    return [sorted(own, key=lambda span: span[1]) for own in spans]
+    for (start, kind, end), number in sorted(zip(found, owners, strict=True), key=lambda each: (each[0][1], each[0][0], -each[0][2])):
+        first, last = start - int(starts[number]), end - int(starts[number])
+        place = bisect_left(spans[number], first, key=lambda span: span[1])
+        is_free_before = place == 0 or spans[number][place - 1][2] <= first
+        if is_free_before and (place == len(spans[number]) or spans[number][place][1] >= last):
+            spans[number].insert(place, (KINDS[kind], first, last))
+    return spans
 
 
 def mask_text(text: str, spans: Sequence[Span]) -> str:
@@ -151,7 +146,7 @@ def mask_batches(batches: Iterator[pa.RecordBatch], kinds: Sequence[str]) -> Ite
     for batch in batches:
         texts = batch.column("text").to_pylist()
         is_code = [domain in (CODE, COMMIT) for domain in batch.column("domain").to_pylist()]
-        spans = find_in_chunks(texts, is_code, kinds)
+        spans = find_in_chunks(texts, is_code, kinds, batch.column("language").to_pylist())
         columns = {name: batch.column(name).to_pylist() for name in ("content_digest", "num_chars", "num_bytes")}
         for number, own in enumerate(spans):
             if own:
@@ -167,7 +162,7 @@ def mask_batches(batches: Iterator[pa.RecordBatch], kinds: Sequence[str]) -> Ite
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def find_in_chunks(texts: Sequence[str], is_code: Sequence[bool], kinds: Sequence[str]) -> list[list[Span]]:
+def find_in_chunks(texts: Sequence[str], is_code: Sequence[bool], kinds: Sequence[str], languages: Sequence[str] = ()) -> list[list[Span]]:
     """Spans of texts, code apart from prose, about CHUNK_CHARS at a time."""
     spans: list[list[Span]] = [[] for _ in texts]
     for wanted, code in ((kinds, False), ([kind for kind in kinds if kind in CODE_KINDS], True)):
@@ -175,7 +170,9 @@ def find_in_chunks(texts: Sequence[str], is_code: Sequence[bool], kinds: Sequenc
         chunks = np.cumsum([len(texts[number]) for number in own]) // CHUNK_CHARS
         edges = [*np.flatnonzero(np.diff(chunks, prepend=-1)).tolist(), len(own)]
         for start, stop in pairwise(edges):
-            for number, found in zip(own[start:stop], find_spans([texts[number] for number in own[start:stop]], wanted), strict=True):
+            part = own[start:stop]
+            spoken = [languages[number] or "" for number in part] if languages else ()
+            for number, found in zip(part, find_spans([texts[number] for number in part], wanted, spoken), strict=True):
                 spans[number] = found
     return spans
 
@@ -183,30 +180,42 @@ def find_in_chunks(texts: Sequence[str], is_code: Sequence[bool], kinds: Sequenc
 def _emails(text: str) -> Iterator[tuple[int, int]]:
     place = text.find("@")
     while place >= 0:
-        window = text[max(0, place - 64) : place]
-        local, host = LOCAL_PART.search(window), HOST.match(text, place + 1)
-        if local and host and not RESERVED_HOSTS.search(host[0]) and not IMAGE.match(host[0]):
-            name = local[0].lstrip(".'-%+")
-            if name and name.lower() not in NO_PERSON and not name.endswith("."):
-                yield place - len(name), host.end()
+        yield from _address_around(text, place, place + 1, HOST)
         place = text.find("@", place + 1)
+    for match in HIDDEN_AT.finditer(text):
+        start, end = match.span()
+        start -= text[start - 1 : start] == " "
+        yield from _address_around(text, start, end + (text[end : end + 1] == " "), HIDDEN_HOST)
+    for dot in SPOKEN_DOTS:
+        place = text.find(dot)
+        while place >= 0:
+            match = SPOKEN_AT.search(text, max(place - SPOKEN_CHARS, 0), place + SPOKEN_CHARS)
+            host = match[2].lower().split() if match else [""]
+            if match and is_tld(host[-1]) and host[0] not in NO_HOST:
+                yield match.span()
+            place = text.find(dot, max(place + 1, match.end() if match else 0))
+
+
+def _address_around(text: str, start: int, end: int, hosts: re.Pattern[str]) -> Iterator[tuple[int, int]]:
+    """The address with a local part before `start` and a host from `end` on, if it may be a person's."""
+    local, host = LOCAL_PART.search(text[max(0, start - 64) : start]), hosts.match(text, end)
+    if local is None or host is None:
+        return
+    plain = HIDDEN_DOT.sub(".", host[0])
+    name = local[0].lstrip(".'-%+")
+    is_reserved = RESERVED_HOSTS.search(plain) or IMAGE.match(plain) or not is_tld(plain.rpartition(".")[2].lower())
+    is_password = IN_URL.search(text[max(0, start - 80) : start - len(name)]) is not None
+    if name and not name.endswith(".") and name.lower() not in NO_PERSON and not is_reserved and not is_password:
+        yield start - len(name), host.end()
 
 
 def _cards(numbers: list[re.Match[str]]) -> Iterator[tuple[int, int]]:
     for match in numbers:
         digits = _digits(match[0])
-        if CARD.fullmatch(digits) and _is_plain(match[0]) and _has_luhn_digit(digits):
-            yield match.span()
-
-
-def _is_plain(number: str) -> bool:
-    """Digits alone, or the groups that are printed on cards."""
-    return re.fullmatch(r"\d+|\d{4}([ -])\d{4}\1\d{4}\1\d{1,7}|\d{4}([ -])\d{6}\2\d{4,5}", number) is not None
-
-
-def _has_luhn_digit(digits: str) -> bool:
-    doubled = [sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2]]
-    return len(set(digits)) > 1 and (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0
+        if CARD.fullmatch(digits) and PRINTED.fullmatch(match[0]) and len(set(digits)) > 1 and luhn.is_valid(digits):
+            before = _before(match)
+            if not before.endswith("=") or PARAMETER.search(before):
+                yield match.span()
 
 
 def _social_security(numbers: list[re.Match[str]]) -> Iterator[tuple[int, int]]:
@@ -218,20 +227,10 @@ def _social_security(numbers: list[re.Match[str]]) -> Iterator[tuple[int, int]]:
             yield match.span()
 
 
-def _phones(numbers: list[re.Match[str]]) -> Iterator[tuple[int, int]]:
-    for match in numbers:
-        number = match[0].rstrip("( ")
-        num_digits = len(_digits(re.split("x|e", number)[0]))
-        if not 7 <= num_digits <= 15 or DATE.match(number) or number.count("(") != number.count(")") or IP_V4.fullmatch(number):
-            continue
-        is_international = number.startswith(("+", "(+")) and num_digits >= 8 and number.lstrip("(+")[0] != "0"
-        written = NORTH_AMERICAN.fullmatch(number) or TRUNK.fullmatch(number) or NATIONAL.fullmatch(number)
-        if is_international or written or _is_labelled(match):
-            yield match.start(), match.start() + len(number)
-
-
-def _is_labelled(match: re.Match[str]) -> bool:
-    return PHONE_LABEL.search(_before(match)) is not None or PHONE_LABEL_BEHIND.match(match.string, match.end()) is not None
+def _phones(numbers: list[re.Match[str]], languages: Sequence[str]) -> Iterator[tuple[int, int]]:
+    for match, language in zip(numbers, languages, strict=True):
+        if not IP_V4.fullmatch(match[0]) and is_phone(match, _before(match), language):
+            yield match.span()
 
 
 def _before(match: re.Match[str]) -> str:
@@ -242,19 +241,23 @@ def _before(match: re.Match[str]) -> str:
 def _ibans(text: str) -> Iterator[tuple[int, int]]:
     for match in IBAN.finditer(text):
         start, end = match.start() - 2, match.end()
-        length = IBAN_LENGTHS.get(text[start : start + 2].upper(), 0)
-        while end - start - text.count(" ", start, end) > length and " " in text[start:end]:
-            end = text.rindex(" ", start, end)  # a word behind it was taken for its last group
-        compact = text[start:end].replace(" ", "").upper()
-        if len(compact) == length and int("".join(str(int(character, 36)) for character in compact[4:] + compact[:4])) % 97 == 1:
-            yield start, end
+        while end - start >= MIN_IBAN_CHARS:
+            if iban.is_valid(NO_SIGNS.sub("", text[start:end]), check_country=False):
+                yield start, end
+                break
+            end = start + max(map(text[start:end].rfind, GROUP_SIGNS))  # a word behind it was taken for its last group
 
 
 def _addresses(text: str) -> Iterator[tuple[int, int]]:
-    """Public addresses; four one-digit numbers are a version or a section, and so are four that are called one."""
+    """Public addresses; short numbers are a version or a section, and so are those that are called or cited like one."""
     for match in IP_V4.finditer(text):
-        if len(match[0]) > len("1.2.3.4") and _is_public(match[0]) and not VERSION_LABEL.search(_before(match)):
-            yield match.span()
+        if _is_public(match[0]):
+            before, octets = _before(match), match[0].split(".")
+            is_cited = NAME_BEFORE.search(before) and max(map(int, octets)) <= LARGEST_VERSE
+            is_version = sum(len(octet) == 1 for octet in octets) > 1 and max(map(len, octets)) < 3
+            is_called_one = VERSION_LABEL.search(before) is not None
+            if not is_called_one and (IP_LABEL.search(before) or not (is_cited or is_version)):
+                yield match.span()
     for match in IP_V6.finditer(text):
         address = match[0] if match[0].endswith("::") else match[0].rstrip(":")
         if _is_public(address):
@@ -269,23 +272,13 @@ def _is_public(address: str) -> bool:
     return found.is_global and not found.is_multicast
 
 
-def _secrets(text: str) -> Iterator[tuple[int, int]]:
-    for start, pattern in SECRET_PATTERNS.items():
-        place = text.find(start)
-        while place >= 0:
-            match = pattern.match(text, place)
-            if match:
-                yield match.span()
-            place = text.find(start, match.end() if match else place + 1)
-
-
 def _digits(number: str) -> str:
-    return "".join(character for character in number if character.isdecimal())
+    return "".join(str(unicodedata.digit(character)) for character in number if character.isdecimal())
 
 
 FINDERS: dict[str, Callable[[str], Iterator[tuple[int, int]]]] = {
-    "secret": _secrets, "email": _emails, "iban": _ibans, "ip_address": _addresses,
+    "secret": secret_places, "email": _emails, "iban": _ibans, "ip_address": _addresses,
 }  # fmt: skip
 NUMBER_FINDERS: dict[str, Callable[[list[re.Match[str]]], Iterator[tuple[int, int]]]] = {
-    "credit_card": _cards, "us_ssn": _social_security, "phone": _phones,
+    "credit_card": _cards, "us_ssn": _social_security,
 }  # fmt: skip

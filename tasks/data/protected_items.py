@@ -6,12 +6,12 @@ with such tasks gives their file the role `evaluation`, and their added lines ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks.data.documents import document_id
-from tasks.data.item_views import ASKED, PROGRAM, TOLD, views
+from tasks.data.item_views import ASKED, CUED, PROGRAM, TOLD, views
 from tasks.data.overlap import MIN_WORDS_OF_PROBLEM, MIN_WORDS_OF_TEXT, OverlapIndex, ProtectedTexts, Protection, build_index
 from tasks.data.personal_data import KINDS, find_in_chunks, mask_text
 from tasks.data.synthesize_problems import EVALUATION_SOURCE, HELD_OUT_SOURCE
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tasks.data.synthesize_problems import SynthesizedProblems
 
 PROBLEM = "problem"
+Problem = tuple[str, str, int, list[str]]
+"""(id, source, number, texts)"""
 WHOLE = 1 << 30
 """Words per n-gram of generated problems: they are protected as a whole, since their wording is that of all others of their kind."""
 
@@ -58,22 +60,30 @@ def protected_items(
     ingested: Artifact[IngestedDocuments], synthetic: Artifact[SynthesizedProblems] | None, recipe: DecontaminationRecipe
 ) -> tuple[ProtectedItems, OverlapIndex]:
     """The items and what texts are looked up in."""
+    return index_items(_records(ingested), () if synthetic is None else _problems(synthetic), recipe)
+
+
+def index_items(
+    records: Iterable[Mapping[str, Any]], problems: Iterable[Problem], recipe: DecontaminationRecipe
+) -> tuple[ProtectedItems, OverlapIndex]:
+    """The same, of records (id, source, offset, text, markup) and of problems."""
     items = ProtectedItems([], [], [], [])
     size = recipe.ngram_size
     groups = {
-        ASKED: ProtectedTexts([], [], Protection(MIN_WORDS_OF_TEXT, size, False)),
+        ASKED: ProtectedTexts([], [], Protection(MIN_WORDS_OF_TEXT, size, False, is_known_from_parts=True)),
+        CUED: ProtectedTexts([], [], Protection(MIN_WORDS_OF_TEXT, size, False)),
         TOLD: ProtectedTexts([], [], Protection(size, size, False)),
         PROGRAM: ProtectedTexts([], [], Protection(size, recipe.code_ngram_size, False)),
         PROBLEM: ProtectedTexts([], [], Protection(MIN_WORDS_OF_PROBLEM, WHOLE, True)),
     }
-    for row in _records(ingested):
+    for row in records:
         kind, found = views(row["text"], row["markup"])
         for text, role in found:
             _protect(groups[role], text, items.count)
         _append(items, row["id"], kind, row["source"], row["offset"])
     for group in groups.values():
         _protect_masked(group)
-    for identity, source, number, texts in _problems(synthetic) if synthetic is not None else ():
+    for identity, source, number, texts in problems:
         for text in texts:
             _protect(groups[PROBLEM], text, items.count)
         _append(items, identity, PROBLEM, source, number)
@@ -108,8 +118,8 @@ def _records(ingested: Artifact[IngestedDocuments]) -> list[dict[str, Any]]:
     return dataset.dataset(paths).to_table(columns=["id", "source", "offset", "text", "markup"]).sort_by("id").to_pylist()
 
 
-def _problems(synthetic: Artifact[SynthesizedProblems]) -> Iterator[tuple[str, str, int, list[str]]]:
-    """(id, source, number, texts) of the evaluated problems, stated and asked, and the questions held out of the other families."""
+def _problems(synthetic: Artifact[SynthesizedProblems]) -> Iterator[Problem]:
+    """The evaluated problems, stated and asked, and the questions held out of the other families."""
     import pyarrow.parquet as pq
 
     for source, name in ((EVALUATION_SOURCE, "problems.parquet"), (HELD_OUT_SOURCE, "held_out.parquet")):

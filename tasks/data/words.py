@@ -87,6 +87,13 @@ def split_words(texts: Sequence[str], with_operators: bool = False, with_signs: 
     return Words(hashes, stops - starts, np.searchsorted(starts, text_starts), kinds[starts] == SINGLE, has_letter, starts)
 
 
+def joined_words(parts: Sequence[Words]) -> Words:
+    """The words of several batches as one; their starts stay those of each batch."""
+    offsets = np.concatenate(([0], np.cumsum(np.concatenate([part.counts for part in parts]))))
+    names = ("hashes", "lengths", "is_single", "has_letter", "starts")
+    return Words(offsets=offsets, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
 def _text_ends(text_starts: I64) -> tuple[I64, I64]:
     """Places of the first and of the last code point of each text that has any."""
     filled = np.diff(text_starts) > 0

@@ -1,0 +1,253 @@
+"""Secrets in many texts at once: keys of services, passwords in URLs and assignments, private keys. Runs in executors: imports no Spark.
+
+Three ways, none of which knows a secret itself. Forms that a service documents: FORMS, and the rules of the installed detect-secrets.
+What a name calls a secret (`password = "..."`, with detect-secrets' list of names), if the value looks drawn at random. Blocks of
+private keys, also where the end is cut off. Patterns are run only where a long word with a digit stands, or a name: NumPy finds those.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+
+Place = tuple[int, int]
+"""Start and end."""
+
+FORMS = (
+    "(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[A-Z0-9]{16}", "gh[pousr]_[A-Za-z0-9]{36,255}", r"github_pat_\w{22,255}",
+    r"gl(?:pat|dt|ft|soat|rt|cbt|ptt|agent|imt)-[\w-]{20,}", r"xox[abeprs]-[\w-]{10,}", r"xapp-\d-[\w-]{20,}", r"AIza[\w-]{35}",
+    r"GOCSPX-[\w-]{28}", r"ya29\.[\w-]{20,}", r"sk-(?=[\w-]*\d)[\w-]{32,}", r"[rs]k_(?:live|prod)_\w{20,}", "whsec_[A-Za-z0-9+/=]{24,}",
+    "hf_[A-Za-z]{34}", "hf_[A-Za-z0-9]{34}", "npm_[A-Za-z0-9]{36}", r"pypi-AgE[\w-]{50,}", "rubygems_[0-9a-f]{48}",
+    r"dckr_(?:pat|oat)_[\w-]{20,}", r"SG\.[\w-]{16,24}\.[\w-]{40,48}", "key-[0-9a-f]{32}", r"(?:xkeysib|xsmtpsib)-[0-9a-f]{64}-\w{16}",
+    "re_[A-Za-z0-9]{8}_[A-Za-z0-9]{20,}", "do[opr]_v1_[0-9a-f]{64}", "shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}", r"dapi[0-9a-f]{32}(?:-\d)?",
+    r"hv[sbr]\.[\w-]{20,}", r"sq0(?:atp|csp|idp)-[\w-]{22,}", r"EAAA[\w-]{40,}", "EAA[A-Z][A-Za-z0-9]{80,}",
+    "AGE-SECRET-KEY-1[A-Z0-9]{58}", r"gl(?:sa|c)_[\w+/=]{32,}", "lin_(?:api|oauth)_[A-Za-z0-9]{32,}", r"ATATT3[\w=-]{80,}",
+    r"ATCTT3[\w=-]{80,}", "ATBB[A-Za-z0-9]{28,}", "NRAK-[A-Z0-9]{27}", r"NRII-[\w-]{32}", r"sntrys_[\w+/=]{40,}",
+    r"dp\.(?:pt|st|ct|sa)\.[\w.-]{40,}", r"pscale_(?:tkn|pw|oauth)_[\w.-]{32,}", "PMAK-[0-9a-f]{24}-[0-9a-f]{34}",
+    "nfp_[A-Za-z0-9]{36,}", "sbp_[0-9a-f]{40}", r"sb_secret_[\w-]{20,}", "gsk_[A-Za-z0-9]{40,}", "r8_[A-Za-z0-9]{37}",
+    "(?:pplx|xai)-[A-Za-z0-9]{40,}", "(?:ntn|secret)_[A-Za-z0-9]{43,}", r"figd_[\w-]{40,}", r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}",
+    "pul-[0-9a-f]{40}", r"sgp_\w{40,}", r"tfp_[\w-]{40,}", r"[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,}", r"tskey-[a-z]+-[\w-]{20,}",
+    r"CFPAT-[\w-]{43}", r"HRKU-[\w-]{30,}", r"sl\.[\w-]{100,}", "EZ[AT]K[A-Za-z0-9]{54}", r"FLWSECK(?:_TEST)?-[\w-]{20,}",
+    "oy2[a-z0-9]{43}", r"v2\.local\.[\w-]{60,}", r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
+    r"https://hooks\.slack\.com/(?:services|workflows|triggers)/[A-Za-z0-9+/]{20,}",
+    r"https://discord(?:app)?\.com/api/webhooks/\d{15,}/[\w-]{50,}", r"https://[\w.-]+\.webhook\.office\.com/webhookb2/[\w@/-]{60,}",
+)  # fmt: skip
+"""Documented by the services; a letter or digit stands neither before nor behind."""
+RULE_SETS = (
+    "artifactory.ArtifactoryDetector", "aws.AWSKeyDetector", "azure_storage_key.AzureStorageKeyDetector", "cloudant.CloudantDetector",
+    "discord.DiscordBotTokenDetector", "ibm_cos_hmac.IbmCosHmacDetector", "mailchimp.MailchimpDetector", "npm.NpmDetector",
+    "openai.OpenAIDetector", "softlayer.SoftlayerDetector", "stripe.StripeDetector", "telegram_token.TelegramBotTokenDetector",
+    "twilio.TwilioKeyDetector",
+)  # fmt: skip
+"""Of detect_secrets.plugins: those for what FORMS does not hold. IBM's IAM rule takes any `key = ` with 44 characters: left out."""
+OTHER_NAMES = (
+    "(?:auth|access|api|bot|refresh|session|bearer|private|deploy|personal)[_-]?token", "secret[_-]?(?:access[_-]?)?key", "passphrase",
+    "access[_-]?key", "(?:encryption|signing|master|storage)[_-]?key", "passwort", "mot de passe", "senha", "пароль", "密码", "パスワード",
+    "비밀번호", "api-key", "x-api-key", "auth_?pass", "credential",
+)  # fmt: skip
+"""Besides detect-secrets' own."""
+NAME_LITERALS = (
+    "pass", "pwd", "secret", "token", "api", "key", "credential", "contrase", "senha", "пароль", "密码", "パスワード", "비밀번호",
+)  # fmt: skip
+NAME_CHARS = 48
+SIGNS_BEHIND_NAME = r"\w{0,20}[\"'\]]{0,2}\s{0,3}:?$"
+SIGN = re.compile(r"[:=：](?=[=>]?\s{0,3}[\"'`]?[^\s\0\"'`,;()\[\]]{8})")
+ASSIGNED = re.compile(r"[=>]?\s{0,3}(?:\"([^\"\s\0]{8,200})\"|'([^'\s\0]{8,200})'|`([^`\s\0]{8,200})`|([^\s\0\"'`,;()\[\]]{8,200}))")
+"""A value behind a colon or an equals sign."""
+IN_URL = re.compile(r"://[^\s\0/:@\"'<>]{0,64}:([^\s\0/@\"'<>\[\]]{4,200})@(?![\w.-]{0,64}\bexample\b)(?=[\w.\[-])")
+AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+=_-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=_-])")
+AZURE_KEY = re.compile(r"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{86}==(?!=)")
+BLOCK_START = re.compile(r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d: ")
+BLOCK_END = re.compile(r"-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----")
+BLOCK_LINE = re.compile(r"[\"'+\s]*(?:[A-Za-z0-9+/=]{4,}|[A-Z][\w-]+: .*)?[\\\"'+,;\s]*")
+BLOCK_CHARS = 20_000
+MIN_BLOCK_BODY = 16
+PLACEHOLDER = re.compile(
+    r"your|example|change|replace|insert|placeholder|dummy|redacted|todo|enter|xxx|\*\*\*|\.\.\.|…|[<>{}]|\$\(|%[sd(]", re.IGNORECASE
+)
+"""What documentation writes for a secret."""
+MIN_CHARACTERS = 5
+"""Different ones, of a value drawn at random."""
+MIN_PASSWORD = 10
+"""Characters of a password in quotes that has letters of one case and digits only."""
+MIN_HUMPS = 6
+"""Capitals after small letters, of a word without a digit."""
+MIN_LETTERS = 40
+MIN_WORD = 16
+"""Characters of the shortest word that a form describes."""
+BEFORE, BEHIND = 64, 4
+"""Characters around such a word that patterns see."""
+
+
+def secret_places(text: str) -> Iterator[Place]:
+    """Where secrets stand, in no order; places can overlap."""
+    for start, end in _windows(text):
+        window = text[start:end]
+        for first, last in _formed(window):
+            yield start + first, start + last
+    yield from _assigned(text)
+    yield from _in_urls(text)
+    yield from _blocks(text)
+
+
+def looks_random(value: str, is_quoted: bool) -> bool:
+    """Whether a value called a secret may be one: no placeholder, no name or expression of a program, no everyday word."""
+    from detect_secrets.filters import heuristic
+
+    if PLACEHOLDER.search(value) or heuristic.is_sequential_string(value) or heuristic.is_potential_uuid(value):
+        return False
+    if len(set(value)) < MIN_CHARACTERS or value.startswith(("$", "/", "http", "./", "~/")) or heuristic.is_templated_secret(value):
+        return False
+    signs = re.sub(r"[\w.:/-]" if is_quoted else r"[\w.:/=+-]", "", value)
+    kinds = [any(map(test, value)) for test in (str.islower, str.isupper, str.isdecimal)] + [bool(signs)]
+    if sum(kinds) >= 3 and any(map(str.isdecimal, value)):
+        return is_quoted or len(value) >= 10 or bool(signs)
+    if not (any(map(str.isdecimal, value)) and any(map(str.isalpha, value))):
+        return False
+    if len(value) < MIN_WORD:
+        return is_quoted and len(value) >= MIN_PASSWORD and value.isalnum()
+    return entropy(value) >= 3.0 and max(map(len, re.findall(r"[a-z]*|[A-Z]*", value))) < 8
+
+
+def entropy(value: str) -> float:
+    """Bits per character."""
+    return -sum(count / len(value) * math.log2(count / len(value)) for count in Counter(value).values())
+
+
+def _windows(text: str) -> Iterator[Place]:
+    """Runs of MIN_WORD and more characters of keys, that are no plain words, with what stands around them."""
+    kinds = _key_characters()[np.frombuffer(text.encode("ascii", "replace"), dtype=np.uint8)]
+    edges = np.flatnonzero(np.diff(kinds > 0, prepend=False, append=False))
+    starts, ends = edges[::2], edges[1::2]
+    long = np.flatnonzero(ends - starts >= MIN_WORD)
+    starts, ends = starts[long], ends[long]
+    humps = np.concatenate(([0], (kinds[1:] == 3) & (kinds[:-1] == 1)))
+    judged = ((kinds == 2, 1), (humps, MIN_HUMPS), (kinds == 3, MIN_WORD), (kinds == 1, MIN_LETTERS))
+    likely = np.logical_or.reduce([_counts_between(marked, starts, ends) >= least for marked, least in judged])
+    last = -1
+    pending: Place | None = None
+    for start, end in zip(starts[likely].tolist(), ends[likely].tolist(), strict=True):
+        low = max(start - BEFORE, 0)
+        if pending is not None and low <= last:
+            pending = (pending[0], end)
+        else:
+            if pending is not None:
+                yield pending[0], min(last, len(text))
+            pending = (low, end)
+        last = end + BEHIND
+    if pending is not None:
+        yield pending[0], min(last, len(text))
+
+
+def _counts_between(marked: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """How many of marked[start:end] are true, for runs in order."""
+    if not len(starts):
+        return np.zeros(0, dtype=np.int64)
+    return np.add.reduceat(np.append(marked, False).astype(np.int32), np.column_stack((starts, ends)).ravel())[::2]
+
+
+@cache
+def _key_characters() -> np.ndarray:
+    """1 for small letters, 2 for digits, 3 for capitals and 4 for signs that keys consist of."""
+    kinds = np.zeros(128, dtype=np.uint8)
+    kinds[0x61:0x7B], kinds[0x30:0x3A], kinds[0x41:0x5B] = 1, 2, 3
+    kinds[[ord(sign) for sign in "_-+/=.:"]] = 4
+    return kinds
+
+
+def _formed(window: str) -> Iterator[Place]:
+    """What has a documented form."""
+    for match in _forms().finditer(window):
+        if not PLACEHOLDER.search(match[0]):
+            yield match.span()
+    for rule in _rules():
+        for match in rule.finditer(window):
+            start, end = match.span(match.lastindex or 0)
+            before = window[start - 1 : start]
+            is_whole = not (before.isdecimal() or (before.isalpha() and window[start].isalpha()) or window[end : end + 1].isalnum())
+            if is_whole and any(map(str.isdecimal, match[0])) and entropy(window[start:end]) >= 3.0 and not PLACEHOLDER.search(match[0]):
+                yield start, end
+    for pattern in (AWS_SECRET, AZURE_KEY):
+        for match in pattern.finditer(window):
+            classes = (str.islower, str.isupper, str.isdecimal)
+            has_all = all(any(map(test, match[0])) for test in classes)
+            if has_all and entropy(match[0]) >= 4.3 and not re.search(r"[a-z]{6}|[A-Z]{6}", match[0]):
+                yield match.span()
+
+
+@cache
+def _forms() -> re.Pattern[str]:
+    return re.compile(rf"(?<![A-Za-z0-9_])(?:{'|'.join(FORMS)})(?![A-Za-z0-9_])")
+
+
+@cache
+def _rules() -> tuple[re.Pattern[str], ...]:
+    """The patterns of RULE_SETS, from the installed package."""
+    rules: list[re.Pattern[str]] = []
+    for name in RULE_SETS:
+        module, detector = name.split(".")
+        rules += getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), detector).denylist
+    return tuple(rules)
+
+
+@cache
+def _names() -> re.Pattern[str]:
+    from detect_secrets.plugins.keyword import DENYLIST
+
+    return re.compile(rf"(?:{'|'.join((*OTHER_NAMES, *DENYLIST))}){SIGNS_BEHIND_NAME}", re.IGNORECASE)
+
+
+def _assigned(text: str) -> Iterator[Place]:
+    """Values of what is called a secret."""
+    last = 0
+    for sign in SIGN.finditer(text):
+        before = text[max(sign.start() - NAME_CHARS, last) : sign.start()].lower()
+        if sign.start() < last or not any(literal in before for literal in NAME_LITERALS) or not _names().search(before):
+            continue
+        match = ASSIGNED.match(text, sign.end())
+        if match and match.lastindex and looks_random(match[match.lastindex], match.lastindex < 4):
+            yield match.span(match.lastindex)
+            last = match.end()
+
+
+def _in_urls(text: str) -> Iterator[Place]:
+    """Passwords between a user and a host."""
+    at = text.find("://")
+    while at >= 0:
+        match = IN_URL.match(text, at)
+        if (
+            match
+            and not re.fullmatch(r"(?i)(?:my|user)?_?-?(?:pass(?:word|wd)?|pw|pwd|secret|token)|\W*", match[1])
+            and not PLACEHOLDER.search(match[1])
+        ):
+            yield match.span(1)
+        at = text.find("://", at + 3)
+
+
+def _blocks(text: str) -> Iterator[Place]:
+    """Private keys, from their first line to their last, or as far as there are lines of one."""
+    at = text.find("PRIVATE KEY")
+    while at >= 0:
+        match = BLOCK_START.search(text, max(at - 40, 0), at + 40)
+        if match is None:
+            at = text.find("PRIVATE KEY", at + 1)
+            continue
+        end, num_chars = match.end(), 0
+        for line in re.finditer(r"(?:(?!\\n)[^\n\0])*(?:\\n|\n|$|(?=\0))", text[match.end() : match.end() + BLOCK_CHARS]):
+            if BLOCK_END.search(line[0]):
+                end = match.end() + line.start() + BLOCK_END.search(line[0]).end()
+                break
+            body = line[0].removesuffix("\\n")
+            if not line[0] or not BLOCK_LINE.fullmatch(body):
+                break
+            num_chars += len(body.strip())
+            end = match.end() + line.start() + len(body.rstrip())
+        if num_chars >= MIN_BLOCK_BODY:
+            yield match.start(), end
+        at = text.find("PRIVATE KEY", max(end, at + 1))
