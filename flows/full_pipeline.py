@@ -23,7 +23,7 @@ from flows.stage_log import StageLog
 from flows.stages import choose_stages
 from flows.start_weights import find_start
 from flows.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
-from flows.train_phases import PhaseHistory, assess_start
+from flows.train_phases import PhaseHistory, assess_start, pack_phases
 from infra.doctor import check_compiler, check_java, check_room, check_spark_master, require
 from infra.experiment_tracking import connect
 from infra.home import open_home
@@ -70,7 +70,8 @@ def full_pipeline(
     prepared = prepare_data(run, sources)
     approve_inputs(run, prepared.contracts)
     show_data(run, prepared)
-    history = PhaseHistory(None if start is None else find_start(run, start, prepared))
+    rows = pack_phases(run, prepared, window.phases)
+    history = PhaseHistory(None if start is None else find_start(run, start, prepared), rows)
     if window.pre_training:
         history = pretrain_model(run, prepared, window.pre_training, history)
     if window.mid_training:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,6 +28,8 @@ class PhaseHistory:
     """What this run has trained so far, in order, and the weights it was entered with."""
 
     start: Artifact[TrainedCheckpoint] | None
+    rows: Mapping[str, Artifact[PackedPhase]]
+    """What each phase reads, by its name; a phase that samples its own answers has none."""
     models: tuple[AssessedModel, ...] = ()
 
     @property
@@ -44,12 +47,20 @@ class PhaseHistory:
         """Why the last gate refused; empty while all accepted."""
         return self.models[-1].reasons if self.models else ()
 
-    def packed(self, phase: PhaseSection) -> Artifact[PackedPhase] | None:
-        """The rows that this run trained the phase on; None where it did not train it."""
-        return next((model.packed for model in self.models if model.phase.name == phase.name), None)
-
     def followed_by(self, model: AssessedModel) -> PhaseHistory:
         return replace(self, models=(*self.models, model))
+
+
+def pack_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...]) -> dict[str, Artifact[PackedPhase]]:
+    """The rows of these phases by name, before anything is trained: text that does not suffice for the last is known at the start.
+
+    A phase goes on where the course's phases before it stopped: those too are packed where the run is entered after them.
+    """
+    rows: dict[str, Artifact[PackedPhase]] = {}
+    for phase in phases:
+        if not phase.recipe.samples_answers:
+            _pack(run, prepared, phase, rows)
+    return rows
 
 
 def train_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory) -> PhaseHistory:
@@ -81,21 +92,20 @@ def _training_inputs(
     """The packed rows of the phase, or the prompts of one that samples its own answers."""
     if phase.recipe.samples_answers:
         return None, {"packed": None, "shards": None, "chats": None, "prompts": prepared.decontaminated}
-    packed = _pack(run, prepared, phase, history)
+    packed = history.rows[phase.name]
     return packed, {"packed": packed, "shards": prepared.shards, "chats": _chats_of(prepared, phase), "prompts": None}
 
 
-def _pack(run: Run, prepared: PreparedData, phase: PhaseSection, history: PhaseHistory) -> Artifact[PackedPhase]:
-    """The rows of a phase, which go on where the course's phases before it stopped: those too are packed where the run was entered after
-    them, and not trained."""
+def _pack(run: Run, prepared: PreparedData, phase: PhaseSection, rows: dict[str, Artifact[PackedPhase]]) -> Artifact[PackedPhase]:
     before = run.scale.packed_before(phase)
-    previous = history.packed(before[-1]) or _pack(run, prepared, before[-1], history) if before else None
-    packed = run_step(
-        run, pack_phase, stage=f"pack {phase.name}", shards=prepared.shards, chats=_chats_of(prepared, phase), previous=previous,
-        tokenizer=prepared.tokenizer if phase.recipe.fim_rate else None, recipe=phase.recipe.packing_recipe,
-    )  # fmt: skip
-    check_contract(run, packed, "packed", stage=f"contract packed {phase.name}")
-    return packed
+    previous = _pack(run, prepared, before[-1], rows) if before else None
+    if phase.name not in rows:
+        rows[phase.name] = run_step(
+            run, pack_phase, stage=f"pack {phase.name}", shards=prepared.shards, chats=_chats_of(prepared, phase), previous=previous,
+            tokenizer=prepared.tokenizer if phase.recipe.fim_rate else None, recipe=phase.recipe.packing_recipe,
+        )  # fmt: skip
+        check_contract(run, rows[phase.name], "packed", stage=f"contract packed {phase.name}")
+    return rows[phase.name]
 
 
 def _chats_of(prepared: PreparedData, phase: PhaseSection) -> Artifact[ChatShards] | None:

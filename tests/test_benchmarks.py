@@ -43,11 +43,13 @@ TOYS: dict[str, Toy] = {
 }  # fmt: skip
 LONG_TOYS: dict[str, Toy] = {
     "classifiers": ("", {"NUM_DOCUMENTS": 20}),
+    "decontamination": ("", {"ITEMS_PER_FILE": 1, "INDEXED_PER_FILE": 1, "CLEAN": {"prose": ["text/c4_sample"]}}),
     "dedup": ("--documents 400", {"WARM_UP_DOCUMENTS": 20}),
     "extraction": ("", {"COPIES": 1}),
     "filters": ("", {"MAX_CHARS": 60_000, "NUM_ROUNDS": 1}),
     "forgetting": ("--steps 1", {}),
     "language_id": ("--sentences 3", {}),
+    "personal_data": ("", {"DRAWS": 1, "REAL_TEXTS": {"peps": ("text/peps", False)}}),
     "stages": ("--documents 400", {}),
     "tokenize.__main__": ("--input INPUT", {}),
     "web_archives": ("", {"COPIES": 1, "ROUNDS": 1}),

@@ -192,9 +192,8 @@ def test_another_seed_or_other_documents_are_refused(toys, tmp_path):
         Scale(**tree)
 
 
-def test_a_run_that_enters_a_course_in_its_middle_packs_the_phases_before(monkeypatch):
+def test_every_phase_is_packed_before_training_and_those_before_an_entry_too(monkeypatch):
     from flows import train_phases
-    from flows.train_phases import PhaseHistory, _pack
 
     scale, packed = load_scale("tiny"), []
 
@@ -205,14 +204,12 @@ def test_a_run_that_enters_a_course_in_its_middle_packs_the_phases_before(monkey
     monkeypatch.setattr(train_phases, "run_step", run_step)
     monkeypatch.setattr(train_phases, "check_contract", lambda *arguments, **named: None)
     prepared = SimpleNamespace(shards=None, chat_shards=None, tokenizer=None)
-    run, phases = SimpleNamespace(scale=scale), {phase.name: phase for phase in scale.phases}
-    _pack(run, prepared, phases["mid_reasoning"], PhaseHistory(None))
-    names = [f"pack {name}" for name in ("pretrain_general", "pretrain_code_reasoning", "mid_repo_code", "mid_reasoning")]
-    assert packed == list(zip(names, [None, *names[:-1]], strict=True))
-    packed.clear()
-    trained = SimpleNamespace(phase=phases["mid_reasoning"], packed="rows of mid_reasoning", reasons=())
-    _pack(run, prepared, phases["mid_long_context"], PhaseHistory(None, (trained,)))
-    assert packed == [("pack mid_long_context", "rows of mid_reasoning")]
-    packed.clear()
-    _pack(run, prepared, phases["sft"], PhaseHistory(None, (trained,)))
-    assert packed == [("pack sft", None)], "another course begins anew"
+    names = [
+        f"pack {name}" for name in ("pretrain_general", "pretrain_code_reasoning", "mid_repo_code", "mid_reasoning", "mid_long_context")
+    ]
+    course = list(zip(names, [None, *names[:-1]], strict=True))
+    for phases in (scale.phases, scale.phases[4:]):
+        packed.clear()
+        rows = train_phases.pack_phases(SimpleNamespace(scale=scale), prepared, phases)
+        assert packed == [*course, ("pack sft", None)], "another course begins anew, and answers are sampled from no rows"
+        assert rows["mid_long_context"] == "pack mid_long_context"
