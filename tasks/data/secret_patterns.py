@@ -22,8 +22,8 @@ Place = tuple[int, int]
 FORMS = (
     "(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[A-Z0-9]{16}", "gh[pousr]_[A-Za-z0-9]{36,255}", r"github_pat_\w{22,255}",
     r"gl(?:pat|dt|ft|soat|rt|cbt|ptt|agent|imt)-[\w-]{20,}", r"xox[abeprs]-[\w-]{10,}", r"xapp-\d-[\w-]{20,}", r"AIza[\w-]{35}",
-    r"GOCSPX-[\w-]{28}", r"ya29\.[\w-]{20,}", r"sk-(?=[\w-]{0,200}\d)[\w-]{32,}", r"[rs]k_(?:live|prod)_\w{20,}",
-    "whsec_[A-Za-z0-9+/=]{24,}", "hf_[A-Za-z]{34}", "hf_[A-Za-z0-9]{34}", "npm_[A-Za-z0-9]{36}", r"pypi-AgE[\w-]{50,}", "rubygems_[0-9a-f]{48}",
+    r"GOCSPX-[\w-]{28}", r"ya29\.[\w-]{20,}", r"sk-(?=[\w-]{0,200}\d)[\w-]{32,}", r"[rs]k_(?:live|prod)_\w{20,}", "rubygems_[0-9a-f]{48}",
+    "whsec_[A-Za-z0-9+/=]{24,}", "hf_[A-Za-z]{34}", "hf_[A-Za-z0-9]{34}", "npm_[A-Za-z0-9]{36}", r"pypi-AgE[\w-]{50,}",
     r"dckr_(?:pat|oat)_[\w-]{20,}", r"SG\.[\w-]{16,24}\.[\w-]{40,48}", "key-[0-9a-f]{32}", r"(?:xkeysib|xsmtpsib)-[0-9a-f]{64}-\w{16}",
     "re_[A-Za-z0-9]{8}_[A-Za-z0-9]{20,}", "do[opr]_v1_[0-9a-f]{64}", "shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}", r"dapi[0-9a-f]{32}(?:-\d)?",
     r"hv[sbr]\.[\w-]{20,}", r"sq0(?:atp|csp|idp)-[\w-]{22,}", r"EAAA[\w-]{40,}", "EAA[A-Z][A-Za-z0-9]{80,}",
