@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 import yaml
+from yaml.composer import ComposerError
 
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 50
@@ -28,7 +29,7 @@ class _StrictLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Raises before Python's own recursion limit, wherever it is called from."""
         if self.depth == MAX_DEPTH:
-            raise yaml.composer.ComposerError(None, None, f"it nests more than {MAX_DEPTH} levels deep", self.peek_event().start_mark)
+            raise ComposerError(None, None, f"it nests more than {MAX_DEPTH} levels deep", self.peek_event().start_mark)
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1

@@ -16,11 +16,11 @@ import pytest
 
 from configs.load import load_scale
 from configs.schema import PackingRecipe, PolicyObjective, SynthesisRecipe
+from infra.databases import mlflow_database
 from infra.home import Home
 from infra.manifest_graph import ManifestGraph, read_manifest_graph
 from infra.model_registry import DIGEST_TAG, open_registry
 from infra.registered_versions import all_versions, named_version
-from infra.servers import mlflow_database_uri
 from infra.step import Artifact, Manifest, Output, Record, step
 from infra.store import open_store
 from tasks.data.collect_chats import collect_chats
@@ -150,7 +150,7 @@ def trained(home, data):
     from mlflow import MlflowClient
 
     checkpoints = train(data, home.root)
-    client = MlflowClient(tracking_uri=mlflow_database_uri(home), registry_uri=mlflow_database_uri(home))
+    client = MlflowClient(tracking_uri=mlflow_database(home).uri, registry_uri=mlflow_database(home).uri)
     client.create_registered_model(MODEL)
     for name in ("pretrain_general", "rl_reasoning"):
         tags = {DIGEST_TAG: checkpoints[name].digest, "glm46.key": checkpoints[name].key}

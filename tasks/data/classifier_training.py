@@ -86,14 +86,14 @@ def words_fit(texts: Sequence[str], labels: Labels, recipe: ClassifierRecipe) ->
 
     def fit(trained: Mask) -> Callable[[Mask], F64]:
         model = train_on_words(texts, labels, trained, recipe)
-        return lambda judged: np.nan_to_num(model.logits([texts[place] for place in np.flatnonzero(judged)], 0.0), nan=NO_WORDS)
+        return lambda judged: np.nan_to_num(model.logits([texts[place] for place in np.flatnonzero(judged).tolist()], 0.0), nan=NO_WORDS)
 
     return fit
 
 
 def train_on_words(texts: Sequence[str], labels: Labels, trained: Mask, recipe: ClassifierRecipe) -> LinearModel:
     """A model of the records of a mask. Ordinary text weighs as much as all that was labelled."""
-    chosen = np.flatnonzero(trained)
+    chosen = np.flatnonzero(trained).tolist()
     among = labels.among(trained)
     weights, is_ordinary = among.weights(0.5), among.files == ORDINARY
     if is_ordinary.any():

@@ -110,17 +110,19 @@ def isolation() -> str:
 
 @cache
 def find_isolation() -> tuple[str, str]:
-    """What works here, tried on a solution; an empty name, and what was said, where nothing does."""
-    problems = []
-    for name in (BUBBLEWRAP, NAMESPACES):
-        if name == BUBBLEWRAP and shutil.which("bwrap") is None:
-            problems.append("bubblewrap: not installed")
-            continue
-        verdict, problem = _run(name, "def one():\n    return 1", "assert one() == 1", "", CPU_SECONDS)
-        if verdict == PASSED:
-            return name, ""
-        problems.append(f"{name}: {problem}")
-    return "", "; ".join(problems)
+    """What works here; an empty name, and what was said, where nothing does."""
+    problems = {name: problem_of(name) for name in (BUBBLEWRAP, NAMESPACES)}
+    works = next((name for name, problem in problems.items() if not problem), "")
+    return works, "" if works else "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+
+
+@cache
+def problem_of(isolation: str) -> str:
+    """Why this machine cannot make an isolation, tried on a solution; empty where it can."""
+    if isolation == BUBBLEWRAP and shutil.which("bwrap") is None:
+        return "not installed"
+    verdict, problem = _run(isolation, "def one():\n    return 1", "assert one() == 1", "", CPU_SECONDS)
+    return "" if verdict == PASSED else problem or f"a right solution has the verdict {verdict!r}"
 
 
 def _run(isolation: str, code: str, tests: str, module: str, seconds: int) -> tuple[str, str]:

@@ -169,7 +169,8 @@ def _known_languages() -> tuple[frozenset[str], ...]:
     import pycld2
 
     named = (code for name, code in pycld2.LANGUAGES if name in pycld2.DETECTED_LANGUAGES)
-    codes = (named, load_fasttext(shipped_lid()).labels, _langid().nb_classes)
+    labels: Sequence[str] = load_fasttext(shipped_lid()).labels  # pyright: ignore[reportAssignmentType]
+    codes = (named, labels, _langid().nb_classes)
     return tuple(frozenset(map(iso_code, given)) for given in codes)
 
 

@@ -83,8 +83,9 @@ def count_batches(batches: Iterator[pa.RecordBatch], order: int, trainings: Mapp
         columns = (batch.column(name).to_pylist() for name in ("id", "language", "text"))
         for identity, language, text in zip(*columns, strict=True):
             training = trainings.get(language)
-            is_learned = training is not None and held_out_hash(identity) >= training.held_below
-            if is_learned and sampling_hash(identity) < training.keep_below:
+            if training is None or held_out_hash(identity) < training.held_below:
+                continue
+            if sampling_hash(identity) < training.keep_below:
                 groups.setdefault(language, []).append(text)
         for language, texts in sorted(groups.items()):
             counts = count_ngrams(texts, order)

@@ -115,7 +115,7 @@ def find_spans(texts: Sequence[str], kinds: Sequence[str] = KINDS, languages: Se
     if "phone" in kinds:
         ends = np.cumsum([len(text) + 1 for text in texts])
         owners = np.searchsorted(ends, [match.start() for match in numbers], side="right").tolist()
-        spoken = [languages[owner] if languages else "" for owner in owners]
+        spoken = [languages[int(owner)] for owner in owners] if languages else [""] * len(owners)
         found += [(start, KINDS.index("phone"), end) for start, end in _phones(numbers, spoken)]
     starts = np.cumsum([0, *(len(text) + 1 for text in texts)])
     owners = (np.searchsorted(starts, [start for start, _, _ in found], side="right") - 1).tolist()

@@ -242,8 +242,8 @@ def _blocks(text: str) -> Iterator[Place]:
             continue
         end, num_chars = match.end(), 0
         for line in re.finditer(r"(?:(?!\\n)[^\n\0])*(?:\\n|\n|$|(?=\0))", text[match.end() : match.end() + BLOCK_CHARS]):
-            if BLOCK_END.search(line[0]):
-                end = match.end() + line.start() + BLOCK_END.search(line[0]).end()
+            if closing := BLOCK_END.search(line[0]):
+                end = match.end() + line.start() + closing.end()
                 break
             body = line[0].removesuffix("\\n")
             if not line[0] or not BLOCK_LINE.fullmatch(body):

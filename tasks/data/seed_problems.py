@@ -96,7 +96,8 @@ def _math_parts(record: dict[str, Any]) -> tuple[str, str, str]:
 def _code_parts(record: dict[str, Any]) -> tuple[str, str, str]:
     tests, module = record.get("test_list", record.get("tests")), record.get("module_file")
     parts = [record.get("test_setup_code") or "", *tests] if isinstance(tests, list) else [tests]
-    written = "\n".join(parts).strip() if all(isinstance(part, str) for part in parts) else ""
+    lines = [part for part in parts if isinstance(part, str)]
+    written = "\n".join(lines).strip() if len(lines) == len(parts) else ""
     solution = next((record[name] for name in ("code", "solution") if isinstance(record.get(name), str)), "")
     return written, solution, module.removesuffix(".py") if isinstance(module, str) else ""
 

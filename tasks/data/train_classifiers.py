@@ -64,8 +64,10 @@ def train_classifiers(*, sources: SourceListing, recipe: ClassifierRecipe, outpu
     files = [file for file in sources.files if file.role == "classifier"]
     for file in files:
         _check_entry(file)
-    labelled = {kind: [file for file in files if file.kind == kind] for kind in KINDS}
-    records = {kind: _read_records(given, kind, recipe) for kind, given in labelled.items() if given}
+    labelled: dict[ClassifierKind, list[SourceFile]] = {kind: [file for file in files if file.kind == kind] for kind in KINDS}
+    records: dict[ClassifierKind, list[LabelledText]] = {
+        kind: _read_records(given, kind, recipe) for kind, given in labelled.items() if given
+    }
     found: dict[str, Trained] = {}
     unused = {kind: "no source with role classifier and this kind" for kind in KINDS if kind not in records}
     for number, kind in enumerate(records):
