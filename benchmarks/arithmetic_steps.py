@@ -104,7 +104,7 @@ def answer_problems(
 ) -> Answers:
     """Sampled answers to the evaluation problems, asked as a conversation."""
     rows = sorted(zip(*(_column(problems, "problems.parquet", name) for name in ("id", "question", "answer")), strict=True))
-    questions = [Question(identity, "chat_problem", "synthetic", question, answer.strip()) for identity, question, answer in rows]
+    questions = [Question(identity, "chat_problem", "synthetic", identity, question, answer.strip()) for identity, question, answer in rows]
     engine = load_engine(checkpoint.directory("hf"), weights_version=checkpoint.digest, batch_sequences=512)
     tokenizer = load_tokenizer(checkpoint.path("hf/tokenizer.json"))
     with reproducible_arithmetic(recipe.num_threads):

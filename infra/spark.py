@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from configs.schema import SparkResources
 
 STOP_TIMEOUT_SECONDS = 30
-SHIPPED_PACKAGES = ("tasks", "model")
+SHIPPED_PACKAGES = ("tasks", "model", "configs")
 ARROW_BATCH_RECORDS = 4096
 ARROW_BATCH_BYTES = 8 * 2**20
 """Bounds of one Arrow batch handed to a Python worker. Each task holds a small multiple of it outside Java's heap: with 64 MiB, 280,000
@@ -216,7 +216,7 @@ def _standard_error_to(path: Path) -> Iterator[None]:
 
 
 def _zip_packages(directory: Path) -> Path:
-    """tasks/ and model/ as a zip that executors put on their path."""
+    """tasks/, model/ and configs/ as a zip that executors put on their path."""
     path = directory / "glm46-executor.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in SHIPPED_PACKAGES:
