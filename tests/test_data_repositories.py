@@ -7,10 +7,11 @@ import random
 
 import pytest
 
-from tasks.data.data_directory import assign_roles, local_root
+from tasks.data.data_directory import assign_roles
 from tasks.data.import_paths import KnownPaths, imported_paths
 from tasks.data.list_sources import list_sources
 from tasks.data.repository_order import Piece, order_files, repository_texts
+from tasks.data.source_root import local_root
 from tests.data_inputs import write_jsonl
 
 PYTHON = {

@@ -49,7 +49,7 @@ def largest_clusters(fates: DataFrame, paths: list[str]) -> tuple[DuplicateClust
     near = fates.where(F.col("reason") == NEAR).groupBy("cluster", "collection")
     clusters = near.agg(F.count("id").alias("num_removed"), F.min("kept_id").alias("kept_id"), F.min("id").alias("removed_id"))
     large = clusters.where(F.col("num_removed") >= MIN_JUDGED_DOCUMENTS)
-    rows = large.orderBy(F.desc("num_removed"), "cluster", "collection").limit(NUM_SHOWN).join(F.broadcast(totals), "collection").collect()
+    rows = large.join(F.broadcast(totals), "collection").orderBy(F.desc("num_removed"), "cluster", "collection").take(NUM_SHOWN)
     wanted = [identity for row in rows for identity in (row.kept_id, row.removed_id)]
     texts = {}
     if wanted:

@@ -117,8 +117,9 @@ def _check_removed_share(placed: DataFrame, frame: DataFrame, recipe: FilterReci
     from pyspark.sql import functions as F
 
     def shown(group: str, name: str, reason: str) -> list[str]:
-        chosen = placed.where((F.col(group) == name) & (F.col("reason") == reason)).orderBy("id").limit(NUM_EXAMPLES).select("id")
-        texts = frame.join(F.broadcast(chosen), "id").select("source", "offset", F.substring("text", 1, SHOWN_CHARS).alias("text"))
+        chosen = placed.where((F.col(group) == name) & (F.col("reason") == reason)).select("id").orderBy("id").take(NUM_EXAMPLES)
+        start = F.substring("text", 1, SHOWN_CHARS).alias("text")
+        texts = frame.where(F.col("id").isin([row.id for row in chosen])).select("source", "offset", start)
         return [f"{row.source}, offset {row.offset} ({row.text!r})" for row in sorted(texts.collect())]
 
     def what(reason: str) -> str:

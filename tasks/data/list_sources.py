@@ -18,12 +18,13 @@ from functools import cached_property
 from pathlib import Path
 
 from infra.step import digest_of
-from tasks.data.data_directory import MANIFEST_NAME, TEXT_ROLES, RoleEntry, SourceRoot, assign_roles, local_root
+from tasks.data.data_directory import TEXT_ROLES, RoleEntry, assign_roles
 from tasks.data.documents import CODE
 from tasks.data.embedded_sources import package_descriptions, pydoc_topics, standard_library
 from tasks.data.git_trees import GIT_COMMITS, GIT_DIRECTORY, commits_digest
 from tasks.data.remote_sources import is_remote, remote_files
 from tasks.data.source_bytes import GARBLED, HashingReader, codec_of, decompressed
+from tasks.data.source_root import MANIFEST_NAME, SourceRoot, local_root
 
 BLOCK_BYTES = 1 << 20
 EMBEDDED_CODE = "python"
