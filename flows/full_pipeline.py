@@ -7,6 +7,7 @@ import time
 from prefect import flow, get_run_logger
 
 from configs.load import load_scale
+from flows.assess_checkpoint import AssessedModel
 from flows.check_start import check_start
 from flows.mid_train_model import mid_train_model
 from flows.outcome import RunOutcome
@@ -14,8 +15,8 @@ from flows.parameters import DataPlace, ScaleName, StageName
 from flows.post_train_model import post_train_model
 from flows.prepare_data import prepare_data
 from flows.pretrain_model import pretrain_model
-from flows.release_model import promote_release, release_model
-from flows.report_run import report_run
+from flows.release_model import ReleasedModel, promote_release, release_model
+from flows.report_run import PublishedReport, report_run
 from flows.reported import reported_phases
 from flows.run_step import Run
 from flows.show_run import show_data, show_outcome
@@ -84,20 +85,27 @@ def full_pipeline(
     released = release_model(run, prepared, assessed) if window.releases and assessed is not None and not assessed.reasons else None
     phases = reported_phases(history.models, window.phases)
     report = report_run(run, prepared, phases, released) if phases.phases else None
+    outcome = _outcome(run, assessed, released, report, time.monotonic() - started)
+    show_outcome(run, phases, outcome)
+    finish_pipeline(run, outcome, () if report is None else report.files)
+    if released is not None and not released.reasons:
+        promote_release(run, released)
+    return outcome.model_copy(update={"stages": run.log.results})
+
+
+def _outcome(
+    run: Run, assessed: AssessedModel | None, released: ReleasedModel | None, report: PublishedReport | None, seconds: float
+) -> RunOutcome:
+    """What the run ends with, before an accepted release is promoted."""
     accepted = released is not None and not released.reasons
-    outcome = RunOutcome(
+    return RunOutcome(
         promoted=accepted,
-        model=model_name(configuration.scale),
+        model=model_name(run.scale.scale),
         alias=CHAMPION if accepted else "",
         version="" if assessed is None else assessed.version,
-        seconds=round(time.monotonic() - started, 1),
+        seconds=round(seconds, 1),
         digest="" if assessed is None else assessed.checkpoint.record.export_digest,
         report="" if report is None else str(report.path),
         stages=run.log.results,
         reasons=[*(assessed.reasons if assessed is not None else ()), *(released.reasons if released is not None else ())],
     )
-    show_outcome(run, phases, outcome)
-    finish_pipeline(run, outcome, () if report is None else report.files)
-    if released is not None and accepted:
-        promote_release(run, released)
-    return outcome.model_copy(update={"stages": run.log.results})
