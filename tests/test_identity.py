@@ -26,12 +26,12 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setattr(code_digest, "ROOT", tmp_path)
 
     def digest(module):
-        for cached in (code_digest._tree, code_digest._module_digest, code_digest._imports):
+        for cached in (code_digest._tree, code_digest._module_digest, code_digest.imports):
             cached.cache_clear()
         return code_digest.code_digest((module,))
 
     yield tmp_path, digest
-    for cached in (code_digest._tree, code_digest._module_digest, code_digest._imports):
+    for cached in (code_digest._tree, code_digest._module_digest, code_digest.imports):
         cached.cache_clear()
 
 
