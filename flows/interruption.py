@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +17,8 @@ from flows.command_errors import EXIT_FAILED
 from flows.jobs import running_jobs
 from infra.home import Home
 
+STANDARD_ERROR = 2
+"""Kept from the start: while Spark starts, the descriptor leads to Spark's log."""
 GRACE_SECONDS = 2.0
 """For the main thread to end in order: a flow run to be marked, servers and Spark to stop. What is left undone the next run repairs."""
 
@@ -31,8 +32,8 @@ def interruptible(home: Home) -> Iterator[None]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    is_announced = threading.Event()
-    threading.Thread(target=_leave_on_signal, args=(reader, home, is_announced), daemon=True).start()
+    terminal, is_announced = os.dup(STANDARD_ERROR), threading.Event()
+    threading.Thread(target=_leave_on_signal, args=(reader, terminal, home, is_announced), daemon=True).start()
     try:
         yield
     except KeyboardInterrupt:
@@ -41,13 +42,14 @@ def interruptible(home: Home) -> Iterator[None]:
     finally:
         signal.set_wakeup_fd(previous)
         os.close(writer)
+        os.close(terminal)
 
 
-def _leave_on_signal(reader: int, home: Home, is_announced: threading.Event) -> None:
+def _leave_on_signal(reader: int, terminal: int, home: Home, is_announced: threading.Event) -> None:
     if not os.read(reader, 1):
         return  # the block has ended
     with suppress(OSError):  # the terminal may be gone
-        print(f"\nglm46: interrupted; run again to continue{_what_goes_on(home)}", file=sys.stderr, flush=True)
+        os.write(terminal, f"\nglm46: interrupted; run again to continue{_what_goes_on(home)}\n".encode())
     is_announced.set()
     select.select([reader], [], [], GRACE_SECONDS)
     os._exit(EXIT_FAILED)

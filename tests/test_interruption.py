@@ -29,6 +29,15 @@ with interruptible(open_home()):
 """
 
 
+@pytest.fixture(autouse=True)
+def signals_reach_programs():
+    """Also where the tests run under nohup or in a script's background: what a process ignores, its programs ignore too."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def training(home):
     """A job of this home that runs detached and saves when it is asked to."""
