@@ -117,7 +117,7 @@ def test_importance_weights_are_the_quotient_of_probabilities_up_to_the_cap():
 
 
 def test_rounding_in_bfloat16_leaves_no_token_without_a_gradient():
-    model = policy_model(random_model(GLM46, std=0.1), "bfloat16")
+    model = policy_model(random_model(with_every_expert(GLM46), std=0.1), "bfloat16")
     rollouts = rollouts_of(model, [1.0, 0.0, 0.0] * 12)
     narrow = OBJECTIVE.model_copy(update={"clip_low": 0.01, "clip_high": 0.01})
     batches, metrics = policy_batches(model, rollouts, narrow, num_sequences=16, device=CPU)
