@@ -21,7 +21,7 @@ from tasks.data.train_tokenizer import TrainedTokenizer
 from tasks.evaluation.engine import load_engine, load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.generated_answers import answer_chats
 from tasks.evaluation.suite import Question
-from tasks.training.train_phase import TrainedCheckpoint
+from tasks.training.trained_checkpoint import TrainedCheckpoint
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -27,7 +27,8 @@ from infra.step import Artifact
 from tasks.data.list_sources import list_sources
 from tasks.data.pack_phase import pack_phase
 from tasks.data.synthesize_problems import synthesize_problems
-from tasks.training.train_phase import TrainedCheckpoint, train_phase
+from tasks.training.train_phase import train_phase
+from tasks.training.trained_checkpoint import TrainedCheckpoint
 
 RECIPE = "recipes/tiny_mid_domain"
 BASE_DOMAIN = "web"

@@ -39,7 +39,8 @@ from infra.step import Artifact, Step
 from infra.store import Store, step_key
 from tasks.data.pack_phase import pack_phase
 from tasks.data.synthesize_problems import synthesize_problems
-from tasks.training.train_phase import TrainedCheckpoint, train_phase
+from tasks.training.train_phase import train_phase
+from tasks.training.trained_checkpoint import TrainedCheckpoint
 
 SEEDS = (46, 47, 48)
 NUM_CHATS, WRONG_SHARE = 5500, 0.45

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from configs.schema import PhaseSection
 from flows.check_contract import check_contract
-from flows.run_step import Run, run_effect, run_step
+from flows.run import AssessedModel, Run
+from flows.run_step import run_effect, run_step
 from flows.track_run import finish_phase
 from infra.experiment_tracking import connect
 from infra.model_registry import ensure_alias, ensure_registered, model_name, version_tags
@@ -14,24 +13,9 @@ from infra.servers import artifact_root
 from infra.step import Artifact
 from tasks.data.pack_phase import PackedPhase
 from tasks.data.prepared_data import PreparedData
-from tasks.evaluation.decide_gate import GateDecision, decide_gate
+from tasks.evaluation.decide_gate import decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation, evaluate_checkpoint
-from tasks.training.train_phase import TrainedCheckpoint
-
-
-@dataclass(frozen=True)
-class AssessedModel:
-    """A checkpoint and what was found out about it; `reasons` is empty unless the gate refused."""
-
-    phase: PhaseSection
-    packed: Artifact[PackedPhase] | None
-    """None where the phase sampled its own answers, or its weights came from outside."""
-    checkpoint: Artifact[TrainedCheckpoint]
-    evaluation: Artifact[Evaluation]
-    decision: Artifact[GateDecision]
-    version: str
-    run_id: str
-    reasons: tuple[str, ...]
+from tasks.training.trained_checkpoint import TrainedCheckpoint
 
 
 def evaluate(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint], stage: str) -> Artifact[Evaluation]:

@@ -56,7 +56,7 @@ def assert_packages_are_ours() -> None:
     import model
     import tasks
 
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[1]
     for package in (configs, data_contracts, infra, model, tasks):
         found = Path(package.__path__[0]).resolve()
         if found.parent != root:
@@ -83,7 +83,7 @@ def run(
         from flows.stages import choose_stages
         from infra.doctor import check_compiler, check_java, check_room, check_spark_master, require
         from infra.home import open_home
-        from infra.store import open_store
+        from infra.open_store import open_store
         from tasks.data.remote_sources import is_remote, refuse_missing_place
 
         configuration = load_scale(scale)
@@ -215,7 +215,7 @@ def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Sc
     from configs.load import load_scale
     from flows.serve_model import find_version
     from infra.home import open_home
-    from infra.store import open_store
+    from infra.open_store import open_store
 
     configuration, home = load_scale(scale), open_home()
     return home, configuration, find_version(home, configuration, alias), open_store(store, home)
@@ -261,7 +261,7 @@ def adopt(
     with usage_errors():
         from infra.adoption import adopt as adopt_work
         from infra.home import open_home
-        from infra.store import open_store
+        from infra.open_store import open_store
 
         home = open_home()
         print(adopt_work(open_store(store, home), home, old, new, reason))
@@ -281,7 +281,7 @@ def doctor(
         from infra.doctor import Check, check_launchers, check_machine, check_store
         from infra.doctor import as_json as to_json
         from infra.home import open_home
-        from infra.store import open_store
+        from infra.open_store import open_store
         from tasks.data.code_sandbox import find_isolation
 
         home = open_home()

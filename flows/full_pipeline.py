@@ -7,7 +7,6 @@ import time
 from prefect import flow, get_run_logger
 
 from configs.load import load_scale
-from flows.assess_checkpoint import AssessedModel
 from flows.check_start import check_start
 from flows.mid_train_model import mid_train_model
 from flows.outcome import RunOutcome
@@ -15,10 +14,10 @@ from flows.parameters import DataPlace, ScaleName, StageName
 from flows.post_train_model import post_train_model
 from flows.prepare_data import prepare_data
 from flows.pretrain_model import pretrain_model
-from flows.release_model import ReleasedModel, promote_release, release_model
+from flows.release_model import promote_release, release_model
 from flows.report_run import PublishedReport, report_run
 from flows.reported import reported_phases
-from flows.run_step import Run
+from flows.run import AssessedModel, ReleasedModel, Run
 from flows.show_run import show_data, show_outcome
 from flows.stage_log import StageLog
 from flows.stages import choose_stages
@@ -29,8 +28,8 @@ from infra.doctor import check_compiler, check_java, check_room, check_spark_mas
 from infra.experiment_tracking import connect
 from infra.home import open_home
 from infra.model_registry import CHAMPION, model_name
+from infra.open_store import open_store
 from infra.servers import tracking_uri
-from infra.store import open_store
 from tasks.data.list_sources import list_sources
 from tasks.data.seed_problems import require_sandbox
 

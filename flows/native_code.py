@@ -6,12 +6,12 @@ import sys
 
 from infra.build_ops import op_path
 from infra.doctor import Check, check_native_code
-from model.native_library import library_paths
+from model.native_library import kernel_sources, library_path
 
 
 def native_code() -> Check:
     """Of everything that a run loads."""
-    return check_native_code([*library_paths(), op_path()])
+    return check_native_code([*map(library_path, kernel_sources()), op_path()])
 
 
 def warn_of_missing_code() -> None:

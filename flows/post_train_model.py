@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from configs.schema import PhaseSection
-from flows.run_step import Run
+from flows.run import Run
 from flows.track_run import name_phases
 from flows.train_phases import PhaseHistory, train_phases
 from tasks.data.prepared_data import PreparedData

@@ -10,7 +10,8 @@ from typing import Any
 from prefect import flow
 
 from flows.check_contract import check_contract
-from flows.run_step import Run, run_step
+from flows.run import Run
+from flows.run_step import run_step
 from infra.spark import stop_spark
 from infra.step import Artifact, R
 from tasks.data.collect_chats import collect_chats

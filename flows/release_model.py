@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from prefect import flow
 
-from flows.assess_checkpoint import AssessedModel, evaluate
-from flows.run_step import Run, run_effect, run_step
+from flows.assess_checkpoint import evaluate
+from flows.run import AssessedModel, ReleasedModel, Run
+from flows.run_step import run_effect, run_step
 from infra.experiment_tracking import connect
 from infra.model_registry import (
     ANCHOR_PREFIX,
@@ -31,28 +32,13 @@ from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.release.decide_release import decide_release
-from tasks.release.evaluate_gguf import GgufEvaluation, evaluate_gguf
+from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
 from tasks.release.smoke_test import SmokeReport, smoke_test
-from tasks.training.train_phase import TrainedCheckpoint
+from tasks.training.trained_checkpoint import TrainedCheckpoint
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-
-@dataclass(frozen=True)
-class ReleasedModel:
-    """A registered version with the verdicts on it; `reasons` is empty unless a gate or the smoke test refused."""
-
-    version: str
-    reasons: tuple[str, ...]
-    anchored: tuple[str, ...]
-    """Figures whose anchor the version becomes when it is promoted."""
-    gguf_evaluation: Artifact[GgufEvaluation]
-    release_decision: Artifact[GateDecision]
-    """On the quantized files."""
-    decision: Artifact[GateDecision]
-    """On the comparison with champion and anchors."""
 
 
 @dataclass(frozen=True)

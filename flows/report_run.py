@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.release_model import ReleasedModel
-from flows.run_step import Run, run_effect, run_step
+from flows.run import ReleasedModel, Run
+from flows.run_step import run_effect, run_step
 from tasks.data.prepared_data import PreparedData
 from tasks.release.report_inputs import ReportedPhases
 from tasks.release.write_report import publish_report, write_report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from configs.schema import PhaseSection
-from flows.assess_checkpoint import AssessedModel
+from flows.run import AssessedModel
 from tasks.release.report_inputs import ReportedPhase, ReportedPhases
 
 

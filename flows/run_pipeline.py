@@ -6,11 +6,9 @@ import os
 
 from infra.home import Home
 from infra.server_password import CLIENT_VARIABLE, api_password
-from infra.servers import TELEMETRY_OFF, ServerUrls, ask_databases, read_servers_file, running_servers, silent_servers
+from infra.servers import HEARTBEAT_SECONDS, TELEMETRY_OFF, ServerUrls, ask_databases, read_servers_file, running_servers, silent_servers
 
 DRAIN_SECONDS = 5
-HEARTBEAT_SECONDS = 30
-"""The shortest that Prefect allows."""
 MLFLOW_RETRIES = 2
 """Of one request; MLflow's own seven take minutes, without a word."""
 WORKER_QUERY_SECONDS = 3

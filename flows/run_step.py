@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,20 +18,19 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
 from configs.schema import SparkResources
+from flows.run import Run
 from flows.spark_progress import watched_jobs
 from flows.stage_log import StageLog, StageResult, key_figures
 from infra.launchers import JobLostError
 from infra.rerun_reason import explain_and_remember
 from infra.step import Artifact, Digested, LogMetrics, Progress, R, Step
-from infra.store import Store, step_key
+from infra.store import step_key
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from pydantic import BaseModel
 
-    from configs.schema import Scale
-    from infra.home import Home
 
 T = TypeVar("T")
 UI_INTERVAL_SECONDS = 5.0
@@ -43,20 +41,6 @@ JOB_RETRIES = 100
 JOB_RETRY_DELAY_SECONDS = 2
 MAX_RETRIES_AT_A_CHECKPOINT = 3
 """A job that is lost again and again without a new checkpoint is lost for a reason that does not pass, for example memory."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What the flows of one pipeline run share."""
-
-    scale: Scale
-    home: Home
-    store: Store
-    mlflow: str
-    """URI of the MLflow server."""
-    pipeline_run_id: str
-    """MLflow run of this pipeline run."""
-    log: StageLog
 
 
 def run_step(

@@ -16,7 +16,7 @@ from infra.model_server import SERVED_TYPE, ModelServer, running_model_server
 from infra.step import Artifact
 from infra.store import Store
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
-from tasks.training.train_phase import TrainedCheckpoint
+from tasks.training.trained_checkpoint import TrainedCheckpoint
 
 
 @dataclass(frozen=True)

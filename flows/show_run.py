@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from flows.assess_checkpoint import AssessedModel
 from flows.outcome import RunOutcome
-from flows.run_step import Run
+from flows.run import AssessedModel, Run
 from flows.ui_artifacts import show_link, show_picture, show_table
 from infra.experiment_tracking import connect, run_page
 from tasks.data.prepared_data import PreparedData

@@ -23,9 +23,10 @@ from flows.spark_progress import watched_jobs
 from flows.stage_log import StageLog, StageResult, key_figures
 from flows.stage_output import UNFINISHED, StageOutcome, check_output, has_left_out, locked_output, write_output
 from infra.home import Home
+from infra.open_store import open_store
 from infra.spark import stop_spark
 from infra.step import Artifact, Digested, Progress, R, Step
-from infra.store import Store, open_store
+from infra.store import Store
 from tasks.data.complete_documents import CompleteDocuments, DocumentFiles, complete_documents
 from tasks.data.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplicate_documents import deduplicate_documents

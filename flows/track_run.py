@@ -19,7 +19,8 @@ from prefect.runtime import flow_run as this_flow_run
 from prefect.states import Crashed
 
 from configs.schema import PhaseSection, Scale
-from flows.run_step import Run, run_effect
+from flows.run import Run
+from flows.run_step import run_effect
 from infra.experiment_tracking import (
     DatasetInput,
     connect,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from tasks.data.validate_contract import ContractResult
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.evaluation.evaluate_checkpoint import Evaluation
-    from tasks.training.train_phase import TrainedCheckpoint
+    from tasks.training.trained_checkpoint import TrainedCheckpoint
 
 FLOW_RUN_TAG = "glm46.flow_run"
 """Id of the Prefect flow run, on a parent run."""

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from configs.schema import PhaseSection
-from flows.assess_checkpoint import AssessedModel, assess_checkpoint, evaluate
+from flows.assess_checkpoint import assess_checkpoint, evaluate
 from flows.check_contract import check_contract
-from flows.run_step import Run, run_step
+from flows.run import AssessedModel, Run
+from flows.run_step import run_step
 from flows.show_run import show_phase
 from flows.track_run import track_phase
 from infra.experiment_tracking import connect, log_metrics
@@ -20,7 +21,8 @@ from tasks.data.pack_phase import PackedPhase, pack_phase
 from tasks.data.prepared_data import PreparedData
 from tasks.data.shard_chats import ChatShards
 from tasks.evaluation.evaluate_checkpoint import Evaluation
-from tasks.training.train_phase import TrainedCheckpoint, train_phase
+from tasks.training.train_phase import train_phase
+from tasks.training.trained_checkpoint import TrainedCheckpoint
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import re
 import sys
 from functools import cache
 from importlib.metadata import packages_distributions, version
+from pathlib import PurePosixPath
 
 from infra.code_digest import ROOT, closure, imports, module_path
 
@@ -73,7 +74,8 @@ def _code() -> tuple[str, dict[str, bytes]]:
                 sources[path.relative_to(ROOT).as_posix()] = path.read_bytes()
     digest = hashlib.sha256(b"".join(name.encode() + b"\n" + content for name, content in sorted(sources.items())))
     package = f"glm46_model_{digest.hexdigest()[:12]}"
-    files = {f"{package}/__init__.py": b"", **{f"{package}/{folder}/__init__.py": b"" for folder in PACKAGES}}
+    folders = {package, *(f"{package}/{parent}" for name in sources for parent in PurePosixPath(name).parents if parent.name)}
+    files = {f"{folder}/__init__.py": b"" for folder in sorted(folders)}
     for name, content in sources.items():
         files[f"{package}/{name}"] = _below(package, content) if name.endswith(".py") else content
     return package, files

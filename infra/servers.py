@@ -44,6 +44,8 @@ TELEMETRY_OFF = {
     "GX_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
 }
+HEARTBEAT_SECONDS = 30
+"""Between two signs of life of a flow run: the shortest that Prefect allows."""
 
 
 class ServerUrls(BaseModel):

@@ -271,19 +271,6 @@ class Store(ABC):
                 yield manifest
 
 
-def open_store(uri: str | None, home: Home) -> Store:
-    """The store at a URI: a local directory, s3://bucket/prefix, or None for the home's own. Raises ValueError if it cannot be used."""
-    if uri is not None and uri.startswith("s3://"):
-        from infra.s3_store import S3Store
-
-        return S3Store(uri, home)
-    if uri is not None and "://" in uri:
-        raise ValueError(f"store {uri}: only a local directory or s3://bucket/prefix is supported")
-    from infra.local_store import LocalStore
-
-    return LocalStore(home.store_dir if uri is None else Path(uri).absolute(), home)
-
-
 def step_key(identity: dict[str, Any]) -> str:
     """The sha256 that names a step's work."""
     return digest_of(identity)

@@ -5,12 +5,14 @@ Against torch's attention it leaves out what no position sees, reads grouped hea
 """
 
 from ctypes import c_float, c_int64
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from model.native_library import load_library, pointers
 
+SOURCE = Path(__file__).with_suffix(".cpp")
 PANEL = 16
 
 
@@ -29,7 +31,7 @@ class CausalAttention(torch.autograd.Function):
         num_rows, num_positions, num_heads, _ = query_BTNH.shape
         mixed_BTNH = torch.empty_like(query_BTNH)
         log_sums_BNT = query_BTNH.new_empty(num_rows, num_heads, num_positions)
-        load_library("attention_kernel").attention_forward(
+        load_library(SOURCE).attention_forward(
             *_sizes(query_BTNH, key_BTGH),
             *pointers(query_BTNH, key_BTGH, value_BTGH, starts_BT, mixed_BTNH, log_sums_BNT),
             *_scale_and_threads(query_BTNH),
@@ -42,7 +44,7 @@ class CausalAttention(torch.autograd.Function):
         query_BTNH, key_BTGH, value_BTGH, starts_BT, mixed_BTNH, log_sums_BNT = ctx.saved_tensors
         grad_BTNH = grads[0].contiguous()
         gradients = torch.empty_like(query_BTNH), torch.empty_like(key_BTGH), torch.empty_like(value_BTGH)
-        load_library("attention_kernel").attention_backward(
+        load_library(SOURCE).attention_backward(
             *_sizes(query_BTNH, key_BTGH),
             *pointers(query_BTNH, key_BTGH, value_BTGH, starts_BT, mixed_BTNH, log_sums_BNT, grad_BTNH, *gradients),
             *_scale_and_threads(query_BTNH),

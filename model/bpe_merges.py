@@ -16,6 +16,7 @@ import numpy as np
 from model.native_library import load_library
 from model.tokenizer_layout import byte_characters
 
+SOURCE = Path(__file__).with_suffix(".cpp")
 NO_ROOM, TOO_MANY_WORDS = -2, -3
 """As in bpe_merges.cpp."""
 
@@ -89,7 +90,7 @@ def _spelled(merges: np.ndarray, alphabet: list[str]) -> list[tuple[str, str, st
 
 
 def _library() -> ctypes.CDLL:
-    library = load_library("bpe_merges")
+    library = load_library(SOURCE)
     library.open_learner.restype = ctypes.c_void_p
     library.close_learner.restype = None
     library.add_words.restype = library.learn_merges.restype = library.bytes_in_files.restype = ctypes.c_int64

@@ -4,11 +4,14 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, c_double, c_int64, c_void_p
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from model.native_library import load_library
+
+SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 class Layer(ctypes.Structure):
@@ -51,7 +54,7 @@ class Call(ctypes.Structure):
 @cache
 def load_kernel() -> ctypes.CDLL:
     """The library with the types of its functions."""
-    library = load_library("decoding_kernel")
+    library = load_library(SOURCE)
     library.new_scratch.restype = c_void_p
     library.panel_width.restype = library.block_positions.restype = c_int64
     library.run_pass.argtypes = [POINTER(Model), POINTER(Cache), POINTER(Call), c_void_p]

@@ -4,12 +4,14 @@ Callers ask `fits` first; their plain torch code is what these are tested agains
 """
 
 from ctypes import c_float, c_int64
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from model.native_library import load_library, pointers
 
+SOURCE = Path(__file__).with_suffix(".cpp")
 LANES = 8
 
 
@@ -21,7 +23,7 @@ def fits(*tensors: Tensor) -> bool:
 def norm_forward(hidden: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """RMSNorm over the last dimension, and one over the root mean square of every row."""
     normalised, inverses = torch.empty_like(hidden), hidden.new_empty(hidden.shape[:-1])
-    load_library("elementwise_kernels").norm_forward(
+    load_library(SOURCE).norm_forward(
         *_rows(hidden), *pointers(hidden, weight), c_float(eps), *pointers(normalised, inverses), torch.get_num_threads()
     )
     return normalised, inverses
@@ -30,7 +32,7 @@ def norm_forward(hidden: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Te
 def norm_backward(grad: Tensor, hidden: Tensor, weight: Tensor, inverses: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of the hidden states and of the weight."""
     grad_hidden, grad_weight = torch.empty_like(hidden), torch.empty_like(weight)
-    load_library("elementwise_kernels").norm_backward(
+    load_library(SOURCE).norm_backward(
         *_rows(hidden), *pointers(grad, hidden, weight, inverses, grad_hidden, grad_weight), torch.get_num_threads()
     )
     return grad_hidden, grad_weight
@@ -44,7 +46,7 @@ class NormalisedRotation(torch.autograd.Function):
         heads_BTNH = heads_BTNH.contiguous()
         cosine_TR, sine_TR = cosine_TR.contiguous(), sine_TR.contiguous()
         turned_BTNH, inverses_BTN = torch.empty_like(heads_BTNH), heads_BTNH.new_empty(heads_BTNH.shape[:-1])
-        load_library("elementwise_kernels").heads_forward(
+        load_library(SOURCE).heads_forward(
             *_head_sizes(heads_BTNH, cosine_TR),
             *pointers(heads_BTNH, weight),
             c_float(eps),
@@ -59,7 +61,7 @@ class NormalisedRotation(torch.autograd.Function):
         heads_BTNH, weight, cosine_TR, sine_TR, inverses_BTN = ctx.saved_tensors
         grad_heads_BTNH, grad_weight = torch.empty_like(heads_BTNH), None if weight is None else torch.empty_like(weight)
         grad_BTNH = grads[0].contiguous()
-        load_library("elementwise_kernels").heads_backward(
+        load_library(SOURCE).heads_backward(
             *_head_sizes(heads_BTNH, cosine_TR),
             *pointers(grad_BTNH, heads_BTNH, weight, cosine_TR, sine_TR, inverses_BTN, grad_heads_BTNH, grad_weight),
             torch.get_num_threads(),
@@ -70,14 +72,14 @@ class NormalisedRotation(torch.autograd.Function):
 def silu_product(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
     product = torch.empty_like(gate)
-    load_library("elementwise_kernels").silu_product(c_int64(gate.numel()), *pointers(gate, up, product), torch.get_num_threads())
+    load_library(SOURCE).silu_product(c_int64(gate.numel()), *pointers(gate, up, product), torch.get_num_threads())
     return product
 
 
 def silu_product_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of silu(gate) * up for gate and up, and the product itself; `grad` is written over."""
     grad_gate, product = torch.empty_like(gate), torch.empty_like(gate)
-    load_library("elementwise_kernels").silu_product_backward(
+    load_library(SOURCE).silu_product_backward(
         c_int64(gate.numel()), *pointers(grad, gate, up, grad_gate, product), torch.get_num_threads()
     )
     return grad_gate, grad, product
@@ -86,9 +88,7 @@ def silu_product_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tenso
 def softmax_losses(logits_CV: Tensor, columns_C: Tensor, factors_C: Tensor | None) -> Tensor:
     """-log softmax(logits)[column] per row, (C,). With factors the logits are overwritten by factor * (softmax - one-hot(column))."""
     losses_C = logits_CV.new_empty(logits_CV.shape[0])
-    load_library("elementwise_kernels").softmax_losses(
-        *_rows(logits_CV), *pointers(logits_CV, columns_C, factors_C, losses_C), torch.get_num_threads()
-    )
+    load_library(SOURCE).softmax_losses(*_rows(logits_CV), *pointers(logits_CV, columns_C, factors_C, losses_C), torch.get_num_threads())
     return losses_C
 
 

@@ -1,4 +1,4 @@
-"""Compiled C++ beside its module: built once per machine and source, loaded with plain pointers (ctypes), on torch's OpenMP threads.
+"""Compiled C++: a kernel is a source beside the module that loads it, built once per machine, called with plain pointers (ctypes).
 
 Libraries are kept by kind of machine (configs/machine.py), named by a digest of source, headers, compiler and flags. `make env` builds all
 of them (`python -m model.native_library`), else the first use does (10 s each) and says so.
@@ -21,33 +21,35 @@ from configs.machine import compiler, describe_missing, make_native_dir, this_ma
 if TYPE_CHECKING:
     from torch import Tensor
 
-FOLDER = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("model", "tasks")
+"""Where kernels are."""
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 
 
 @cache
-def load_library(name: str) -> ctypes.CDLL:
-    """The library of `model/NAME.cpp`, compiled if this machine has not yet. Raises ValueError without a C++ compiler, or with what the
+def load_library(source: Path) -> ctypes.CDLL:
+    """The library of a .cpp file, compiled if this machine has not yet. Raises ValueError without a C++ compiler, or with what the
     compiler said."""
-    path = library_path(name)
+    path = library_path(source)
     if not path.is_file():
         print(f"{describe_missing([path])}: compiling it, once", file=sys.stderr, flush=True)
-        _compile(name)
+        _compile(source)
     return ctypes.CDLL(str(path))
 
 
-def library_path(name: str) -> Path:
-    """Where this machine's library of `model/NAME.cpp` is, compiled or not."""
-    digest = hashlib.sha256((FOLDER / f"{name}.cpp").read_bytes())
-    for header in sorted(FOLDER.glob("*.h")):
+def library_path(source: Path) -> Path:
+    """Where this machine's library of a .cpp file is, compiled or not."""
+    digest = hashlib.sha256(source.read_bytes())
+    for header in sorted(source.parent.glob("*.h")):
         digest.update(header.read_bytes())
     digest.update(" ".join((compiler(), *FLAGS)).encode())
-    return this_machine().native_dir / f"{name}-{digest.hexdigest()[:16]}.so"
+    return this_machine().native_dir / f"{source.stem}-{digest.hexdigest()[:16]}.so"
 
 
-def library_paths() -> list[Path]:
-    """Of all kernels."""
-    return [library_path(source.stem) for source in sorted(FOLDER.glob("*.cpp"))]
+def kernel_sources() -> list[Path]:
+    """Of all kernels of the project."""
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.cpp"))
 
 
 def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
@@ -56,8 +58,8 @@ def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
     return [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
 
 
-def _compile(name: str) -> None:
-    source, path = FOLDER / f"{name}.cpp", library_path(name)
+def _compile(source: Path) -> None:
+    path = library_path(source)
     if shutil.which(compiler()) is None:
         raise ValueError(f"no C++ compiler {compiler()} on PATH for {source.name}: install one (Debian: apt-get install g++) or set CXX")
     with tempfile.TemporaryDirectory(dir=make_native_dir()) as folder:
@@ -72,10 +74,10 @@ def _compile(name: str) -> None:
 
 def main() -> None:
     """Build every library and say where they are."""
-    for source in sorted(FOLDER.glob("*.cpp")):
-        if not library_path(source.stem).is_file():
-            _compile(source.stem)
-        print(f"{source.name} compiled: {library_path(source.stem)}")
+    for source in kernel_sources():
+        if not library_path(source).is_file():
+            _compile(source)
+        print(f"{source.name} compiled: {library_path(source)}")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from model.losses import IGNORED
 from model.moe import Router
 from model.optimizer import Muon, build_optimizer, set_learning_rate
 from model.transformer import Glm4Moe
-from tasks.training.batches import MicroBatch
 from tasks.training.deepspeed_config import deepspeed_config
 from tasks.training.gradients import reduce_partial
+from tasks.training.micro_batch import MicroBatch
 from tasks.training.partitions import pieces_of
 from tasks.training.ranks import DeepSpeedRanks, Ranks
 from tasks.training.shards import gather_whole, shard_of

@@ -23,15 +23,16 @@ from unittest.mock import patch
 import yaml
 
 from infra.home import Home
+from infra.open_store import open_store
 from infra.step import Artifact, Output, Step, step
-from infra.store import Store, open_store
+from infra.store import Store
 from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
 from tasks.evaluation.items import Item, suite_digest, write_items
 from tasks.release import convert_to_gguf as conversion
 from tasks.release.convert_to_gguf import GgufFiles
 from tasks.release.evaluate_gguf import GgufEvaluation
-from tasks.training.train_phase import TrainedCheckpoint
+from tasks.training.trained_checkpoint import TrainedCheckpoint
 from tests.conftest import ROOT
 from tests.evaluation_fakes import RECIPE, checkpoint, commit
 from tests.gate_items import BALANCED, GATE, answers_of, document, items_of, mixed

@@ -43,7 +43,7 @@ from tasks.release.decide_release import decide_release
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.report_inputs import ReportedPhase, ReportedPhases
 from tasks.release.write_report import Report, write_report
-from tasks.training.train_phase import TrainedCheckpoint
+from tasks.training.trained_checkpoint import TrainedCheckpoint
 from tests.evaluation_fakes import RECIPE, commit, evaluation_suite, toy_checkpoint_step
 
 RELEASE = ReleaseRecipe(

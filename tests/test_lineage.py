@@ -20,9 +20,9 @@ from infra.databases import mlflow_database
 from infra.home import Home
 from infra.manifest_graph import ManifestGraph, read_manifest_graph
 from infra.model_registry import DIGEST_TAG, open_registry
+from infra.open_store import open_store
 from infra.registered_versions import all_versions, named_version
 from infra.step import Artifact, Manifest, Output, Record, step
-from infra.store import open_store
 from tasks.data.collect_chats import collect_chats
 from tasks.data.concatenate_repositories import concatenate_repositories
 from tasks.data.list_sources import list_sources

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from model import kernel_decoding, native_library
+from model import decoding_kernel, kernel_decoding, native_library
 from model.decoding import Decoding, TorchDecoding
 from model.generation import Generation, InProcessEngine, NonFiniteLogitsError, Sampling, choose_tokens
 from model.kernel_decoding import KernelDecoding, KernelWeights, kernel_applies
@@ -301,4 +301,4 @@ def test_drafts_need_an_mtp_layer() -> None:
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ValueError, match=r"no C\+\+ compiler no-such-compiler on PATH for decoding_kernel\.cpp"):
-        native_library.load_library.__wrapped__("decoding_kernel")
+        native_library.load_library.__wrapped__(decoding_kernel.SOURCE)

@@ -15,7 +15,7 @@ from tasks.training.partitions import pieces_of
 from tasks.training.prepare_training import build_trainable, divide_model, materialize
 from tasks.training.ranks import connect_ranks
 from tasks.training.state import StateFiles, load_master
-from tasks.training.training_step import Trainable
+from tasks.training.trainable import Trainable
 from tests.model_recipes import GLM46
 from tests.parallel_steps import resources_of
 from tests.rank_processes import on_ranks

@@ -14,7 +14,7 @@ from infra.child_process import free_port
 from infra.experiment_tracking import connect, ensure_run, finish_run, log_metrics
 from infra.home import Home
 from infra.model_registry import CHAMPION, PROMOTION_TAG, ensure_alias, ensure_registered, model_name, resolve_alias
-from infra.store import open_store
+from infra.open_store import open_store
 from model.chat_template import answer_of, encode, problem_prompt
 from model.generation import InProcessEngine, Sampling
 from model.hf_checkpoint import load_model

@@ -20,8 +20,8 @@ from configs.schema import ReleaseRecipe, ServingResources
 from flows.serve_model import ServedModel, complete
 from infra.home import Home
 from infra.model_server import is_healthy, running_model_server, start_model_server
+from infra.open_store import open_store
 from infra.step import Output
-from infra.store import open_store
 from model.gguf_checkpoint import write_gguf
 from tasks.evaluation.engine import document_token_ids
 from tasks.evaluation.suite import read_suite

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.run_step import Run
+from flows.run import Run
 from flows.stage_log import StageLog
 from flows.track_run import approve_inputs, dataset_input, flattened, log_training_evidence
 from infra.experiment_tracking import (
@@ -22,8 +22,8 @@ from infra.experiment_tracking import (
     resume_run,
     running_runs,
 )
+from infra.open_store import open_store
 from infra.step import Output, Record, step
-from infra.store import open_store
 from tasks.data.validate_contract import ContractResult
 from tests.toy_steps import ensure, sum_numbers, write_numbers
 

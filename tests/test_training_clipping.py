@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tasks.training import training_step
-from tasks.training.batches import own_parts
 from tasks.training.schedules import StepPlan
+from tasks.training.sequence_parallel import own_parts
 from tasks.training.training_step import take_step
 from tests.parallel_steps import micro_batches
 from tests.rank_processes import on_ranks

@@ -13,9 +13,9 @@ from model import attention_kernel, elementwise_kernels, moe
 from model.gated_mlp import grouped_products
 from model.transformer import Glm4Moe
 from tasks.training.activation_memory import activation_bytes
-from tasks.training.batches import MicroBatch
 from tasks.training.bucket_memory import bucket_bytes
 from tasks.training.initial_weights import InitialWeights
+from tasks.training.micro_batch import MicroBatch
 from tasks.training.prepare_training import build_trainable, divide_model, materialize
 from tasks.training.rank_memory import rank_memory, stage_memory
 from tasks.training.ranks import connect_ranks

@@ -22,7 +22,8 @@ from prefect import flow
 from safetensors.torch import load_file, save_file
 
 from configs.load import load_scale
-from flows.run_step import Run, run_step
+from flows.run import Run
+from flows.run_step import run_step
 from flows.stage_log import StageLog
 from infra.launchers import JobFailedError, JobLostError, JobStatus
 from infra.step import Artifact, Output, Step, step
@@ -31,7 +32,8 @@ from model.hf_checkpoint import load_model
 from tasks.training.input_rules import refuse_foreign_inputs
 from tasks.training.phase_data import open_phase_data
 from tasks.training.schedules import plan_step
-from tasks.training.train_phase import TrainedCheckpoint, TrainingStoppedError, describe_job, train_phase
+from tasks.training.train_phase import TrainingStoppedError, describe_job, train_phase
+from tasks.training.trained_checkpoint import TrainedCheckpoint
 from tests.model_recipes import GLM46, with_every_expert
 from tests.training_inputs import NUM_STEPS, RESOURCES, Nothing, TrainingInputs, compute, metrics_of, small_recipe
 

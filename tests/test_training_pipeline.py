@@ -11,7 +11,7 @@ from tasks.training.ranks import connect_ranks
 from tasks.training.recompute import recompute_activations
 from tasks.training.sequence_parallel import own_positions, spread_sequence
 from tasks.training.tensor_parallel import divide_matrices
-from tasks.training.training_step import Trainable
+from tasks.training.trainable import Trainable
 from tests.parallel_steps import (
     BALANCE_WEIGHT,
     MTP_WEIGHT,

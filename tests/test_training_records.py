@@ -14,7 +14,7 @@ from configs.schema import ValidationRecipe
 from model.attention import visible_within_segments
 from model.counts import training_flops_per_token
 from model.transformer import Glm4Moe
-from tasks.training.batches import MicroBatch
+from tasks.training.micro_batch import MicroBatch
 from tasks.training.profiling import FLOP_FORMULAS, counted_attention
 from tasks.training.trackers import refuse_missing_tracker
 from tasks.training.training_step import expert_use

@@ -11,8 +11,9 @@ from configs.load import load_scale
 from model.losses import IGNORED
 from model.rotary import rotary_tables
 from tasks.data.packed_rows import PackedRows
-from tasks.training.batches import MicroBatch, read_micro_batches
+from tasks.training.batches import read_micro_batches
 from tasks.training.deepspeed_config import deepspeed_config
+from tasks.training.micro_batch import MicroBatch
 from tasks.training.mixed_precision import ComputeInBfloat16
 from tasks.training.schedules import StepPlan
 from tests.model_recipes import GLM46, random_model

@@ -11,11 +11,13 @@ import torch
 from model.transformer import Glm4Moe
 from tasks.training.checkpoints import write_files
 from tasks.training.initial_weights import InitialWeights
+from tasks.training.position import Position
 from tasks.training.prepare_training import build_trainable, divide_model, load_checkpoint, materialize
 from tasks.training.ranks import connect_ranks
 from tasks.training.schedules import StepPlan
-from tasks.training.state import Position, dump_state, load_master, random_state_hex
-from tasks.training.training_step import Trainable, take_step
+from tasks.training.state import dump_state, load_master, random_state_hex
+from tasks.training.trainable import Trainable
+from tasks.training.training_step import take_step
 from tests.model_recipes import GLM46
 from tests.parallel_steps import micro_batches, resources_of
 from tests.rank_processes import on_ranks

@@ -24,7 +24,8 @@ from tasks.data.pack_phase import pack_phase
 from tasks.data.packed_rows import ORDER_FILE, PACKING_FILE
 from tasks.data.row_order import shuffled_rows
 from tasks.data.token_shard import append_tokens, token_dtype, write_index
-from tasks.training.train_phase import TrainedCheckpoint, train_phase
+from tasks.training.train_phase import train_phase
+from tasks.training.trained_checkpoint import TrainedCheckpoint
 from tests.model_recipes import GLM46
 
 SEQUENCE_LENGTH, ROWS_PER_STEP, NUM_STEPS, SEED = 16, 4, 6, 46

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks.data.chat_formats import MalformedChatError, conversations_of
-from tasks.data.documents import content_digest, document_id
+from tasks.data.documents import CHAT_COLUMNS, content_digest, document_id
 from tasks.data.json_lines import MAX_LINE_BYTES, JsonLine, json_lines
 from tasks.data.masked_chats import NUMBER_KINDS, mask_chats
 from tasks.data.personal_data import COUNT_COLUMNS, KINDS
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
     from model.chat_template import Message
 
-CHAT_COLUMNS = (
-    "id string, source string, offset long, piece long, collection string, licence string, kind string, messages string, tools string, "
-    "num_bytes long"
-)
-"""messages, tools: JSON lists; piece: number of the conversation in its record; num_bytes: UTF-8 bytes of both lists."""
 ROW_COLUMNS = f"stream string, {CHAT_COLUMNS}, {COUNT_COLUMNS}, digest string, reason string, kept_id string, detail string"
 KEPT, DROPPED, REJECTED, CHANGED = "kept", "dropped", "rejected", "changed"
 BATCH_ROWS = 1000

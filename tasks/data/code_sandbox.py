@@ -40,7 +40,7 @@ PYTHON = ("-s", "-S", "-P", "-B", "-c")
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
 INSIDE = (sandbox_walls, remote_objects, value_writer, value_exchange, solution_process, judge_process, sandbox_process)
-"""What is sent into the sandbox, in the order in which it imports itself."""
+"""What is sent into the sandbox, in the order in which it imports itself; the last one is started."""
 LOADER = """
 import marshal, os, sys, types
 def take(size):
@@ -49,13 +49,11 @@ def take(size):
         data += os.read(0, size - len(data)) or sys.exit(1)
     return data
 modules, walls, limits = marshal.loads(take(int.from_bytes(take(8), "big")))
-for name in ("tasks", "tasks.data"):
-    sys.modules[name] = types.ModuleType(name)
 for name, code in modules:
     sys.modules[name] = types.ModuleType(name)
     exec(code, sys.modules[name].__dict__)
 os.environ.clear()
-sys.modules["tasks.data.sandbox_process"].start(walls, limits)
+sys.modules[name].start(walls, limits)
 """
 TRUSTED = """
 import json, sys

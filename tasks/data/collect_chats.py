@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from infra.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.chat_clusters import chat_clusters
-from tasks.data.chat_records import CHANGED, CHAT_COLUMNS, DROPPED, KEPT, REJECTED, ROW_COLUMNS, Judging, judge_chats, read_chats
+from tasks.data.chat_records import CHANGED, DROPPED, KEPT, REJECTED, ROW_COLUMNS, Judging, judge_chats, read_chats
 from tasks.data.document_files import count_by, count_reasons, names_of, write_documents, write_table
-from tasks.data.documents import TRAIN, VALIDATION
+from tasks.data.documents import CHAT_COLUMNS, TRAIN, VALIDATION
 from tasks.data.personal_data import KINDS
 from tasks.data.protected_items import protected_items
 from tasks.data.source_frame import source_frame

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from configs.schema import Frozen
-from infra.step import Artifact
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from pathlib import Path
 
-    from tasks.data.pack_phase import PackedPhase
+    from numpy.typing import NDArray
 
     I64 = NDArray[np.int64]
 
@@ -90,11 +89,12 @@ class CoursePosition:
         return json.dumps({"seed": self.seed, "domains": domains}, indent=1) + "\n"
 
 
-def read_position(previous: Artifact[PackedPhase] | None, seed: int) -> CoursePosition:
-    """Where the phase before on the course stopped; the start without one. Raises ValueError for another seed: its orders are others."""
-    if previous is None:
+def read_position(path: Path | None, seed: int) -> CoursePosition:
+    """Where the phase before on the course stopped (its position.json); the course's start for None. Raises ValueError for another seed:
+    its orders are others."""
+    if path is None:
         return CoursePosition(seed, {})
-    stored = json.loads(previous.path(POSITION_FILE).read_text())
+    stored = json.loads(path.read_text())
     if stored["seed"] != seed:
         raise ValueError(
             f"the phase has seed {seed}, the phase before it on the course {stored['seed']}: one seed orders the documents of a whole "

@@ -37,6 +37,12 @@ PREPARED_COLUMNS = f"{DOCUMENT_COLUMNS}, cluster string, split string, language 
 """What the cleaning steps leave, and what generated documents have as well. quality_bucket: 0 for the lowest; -1 where no score exists."""
 UNBUCKETED = -1
 
+CHAT_COLUMNS = (
+    "id string, source string, offset long, piece long, collection string, licence string, kind string, messages string, tools string, "
+    "num_bytes long"
+)
+"""messages, tools: JSON lists; piece: number of the conversation in its record; num_bytes: UTF-8 bytes of both lists."""
+
 DROPPED_COLUMNS = "id string, reason string, kept_id string"
 """kept_id: the document that stays in its place, or the evaluation item it overlaps with; empty where there is none."""
 

@@ -77,7 +77,7 @@ def pack_phase(
     lengths = _shard_lengths(sources)
     row_slots = recipe.sequence_length + 1 if recipe.packing == "best_fit" else None
     chosen = _rearrangement(shards, tokenizer, domain_of, recipe)
-    begin = read_position(previous, recipe.seed)
+    begin = read_position(None if previous is None else previous.path(POSITION_FILE), recipe.seed)
     buckets = _quality_buckets(sources, domain_of, recipe, begin.num_buckets)
     pieces = {
         domain: pieces_of([n for n, own in enumerate(domains) if own == domain], lengths, row_slots, domain != CHAT, chosen, buckets)

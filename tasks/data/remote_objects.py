@@ -5,10 +5,7 @@ Runs inside the sandbox: imports the standard library only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tasks.data.value_exchange import Peer
+from typing import Any, Protocol
 
 UNARY = ("__abs__", "__neg__", "__pos__", "__invert__", "__round__", "__floor__", "__ceil__", "__trunc__", "__int__", "__float__",
          "__complex__", "__index__")  # fmt: skip
@@ -20,6 +17,14 @@ OPERATORS = (
     "__contains__", "__iter__", "__next__", "__reversed__", "__enter__", "__exit__", "__format__", "__bytes__", "__call__",
 )  # fmt: skip
 """What a Remote has where the class of its object defines it."""
+
+
+class Peer(Protocol):
+    """The end of the pipes on this side (value_exchange.Peer)."""
+
+    def request(self, verb: str, *arguments: object) -> Any: ...
+
+    def refuse(self, what: str) -> Any: ...
 
 
 class Remote:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tasks.data.remote_objects import Remote, number_of
-
-if TYPE_CHECKING:
-    from tasks.data.value_exchange import Peer
 
 CONTAINERS = {list: "list", dict: "dict", set: "set", bytearray: "bytearray"}
 STANDARD = {
@@ -27,10 +24,20 @@ STANDARD = {
 """Types of the standard library that go by value, with the arguments that make an equal one; with a time zone they stay objects."""
 
 
+class Numbers(Protocol):
+    """What numbers the objects of this side for the other one (value_exchange.Peer)."""
+
+    def number(self, value: object) -> int: ...
+
+    def class_atom(self, kind: type) -> object: ...
+
+    def names_library(self, value: Any) -> bool: ...
+
+
 class Writer:
     """One message: atoms that refer to numbered containers, so that shared and cyclic ones stay what they are."""
 
-    def __init__(self, peer: Peer, containers: list[Any] | None = None) -> None:
+    def __init__(self, peer: Numbers, containers: list[Any] | None = None) -> None:
         self.peer = peer
         self.containers: list[Any] = list(containers or ())
         self.places = {id(container): place for place, container in enumerate(self.containers)}

@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress, Record, step
-from tasks.data.chat_records import CHAT_COLUMNS
-from tasks.data.documents import arrow_schema
+from tasks.data.documents import CHAT_COLUMNS, arrow_schema
 from tasks.data.math_answers import without_annotations
 from tasks.data.seed_problems import CODE, Seed, check_solution, conversation, read_seeds
 

@@ -8,7 +8,7 @@ from infra.step import Artifact, Output, Progress, Record, step
 
 if TYPE_CHECKING:
     from configs.schema import ReleaseRecipe
-    from tasks.training.train_phase import TrainedCheckpoint
+    from tasks.training.trained_checkpoint import TrainedCheckpoint
 
 MODEL_NAME = "glm46"
 """`general.name` of the files; a constant, so that equal weights give equal bytes at every scale."""

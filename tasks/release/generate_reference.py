@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from configs.schema import ReleaseRecipe
     from model.generation import InProcessEngine, Sampling
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
-    from tasks.training.train_phase import TrainedCheckpoint
+    from tasks.training.trained_checkpoint import TrainedCheckpoint
 
 NUM_THREADS = 1
 """Threads of the reference: part of the result on a CPU."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tasks.data.pack_phase import PackedPhase
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.evaluation.evaluate_checkpoint import Evaluation
-    from tasks.training.train_phase import TrainedCheckpoint
+    from tasks.training.trained_checkpoint import TrainedCheckpoint
 
 DIGITS = 12
 """Of a digest, where a person reads it."""

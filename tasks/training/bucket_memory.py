@@ -6,7 +6,9 @@ Held by a test against what DeepSpeed allocates (0.19.8: stage_1_and_2.py, setup
 from __future__ import annotations
 
 from configs.schema import TrainingResources
-from tasks.training.deepspeed_config import LIVE_ELEMENTS
+
+LIVE_ELEMENTS = 3_000_000_000
+"""ZeRO 3 gathers at most so many elements ahead, and keeps those that are used again so soon (S2)."""
 
 FLOAT32_BYTES = 4
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from configs.schema import TrainingResources
+from tasks.training.bucket_memory import LIVE_ELEMENTS
 from tasks.training.topology import data_parallel
 
 LEAF_MODULES = ["model.attention.Attention", "model.gated_mlp.GatedMlp", "model.moe.MixtureOfExperts"]
@@ -13,8 +14,6 @@ RECOMPUTED_LEAF_MODULES = ["model.decoder_layer.DecoderLayer", "model.mtp.MtpLay
 """Where whole layers are computed again in the backward pass: inside them no weight may be let go of after the second forward pass."""
 PERSISTENT_ELEMENTS = 100_000
 """ZeRO 3 keeps smaller parameters (norms, biases) whole on every rank (DeepSpeed's default; S2's 1e6 would keep every router too)."""
-LIVE_ELEMENTS = 3_000_000_000
-"""ZeRO 3 gathers at most so many elements ahead, and keeps those that are used again so soon (S2)."""
 AIO = {"block_size": 1 << 20, "queue_depth": 8, "thread_count": 1, "single_submit": False, "overlap_events": True}
 """Of reads and writes to NVMe (S2)."""
 NOT_GENERATED = {

@@ -16,7 +16,7 @@ from infra.step import Artifact, Output, digest_of, step
 from infra.store import hash_file
 from model.counts import count_parameters
 from tasks.training.input_rules import OF_THE_PHASE
-from tasks.training.train_phase import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest
+from tasks.training.trained_checkpoint import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +62,8 @@ def import_checkpoint(
     import torch
 
     from model.hf_checkpoint import CONFIG_FILE, CheckpointTensors, canonical_config
-    from tasks.training.state import Position, random_state_hex
+    from tasks.training.position import Position
+    from tasks.training.state import random_state_hex
 
     refuse_foreign_checkpoint(source.path, recipe)
     their_tokenizer = source.path / "tokenizer.json"

@@ -10,7 +10,7 @@ from infra.step import Artifact
 
 if TYPE_CHECKING:
     from tasks.data.train_tokenizer import TrainedTokenizer
-    from tasks.training.train_phase import TrainedCheckpoint
+    from tasks.training.trained_checkpoint import TrainedCheckpoint
 
 OF_THE_PHASE = ("rope_theta", "max_position_embeddings")
 """What a phase may raise of the architecture that it starts from, as the report does for longer sequences; the weights keep their own

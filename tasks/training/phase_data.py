@@ -12,13 +12,15 @@ from configs.schema import PolicyObjective
 from model.tokenizer_layout import tokenizer_for_text
 from tasks.data.packed_rows import PackedRows
 from tasks.training.answer_batches import answers_at_once
-from tasks.training.batches import MicroBatch, Rows, own_parts, read_micro_batches, refuse_foreign_tokens
+from tasks.training.batches import Rows, read_micro_batches, refuse_foreign_tokens
 from tasks.training.job import TrainingJob
+from tasks.training.micro_batch import MicroBatch
 from tasks.training.policy import policy_batches
 from tasks.training.prefetch import Prefetcher
 from tasks.training.rollouts import Prompt, PromptOrder, describe_groups, policy_model, sample_answers
 from tasks.training.schedules import StepPlan, plan_step
-from tasks.training.training_step import Trainable
+from tasks.training.sequence_parallel import own_parts
+from tasks.training.trainable import Trainable
 
 if TYPE_CHECKING:
     import torch

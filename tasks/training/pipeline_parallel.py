@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from model.decoder_layer import LayerOutput
 from model.moe import MixtureOfExperts
 from model.transformer import Glm4Moe
-from tasks.training.batches import MicroBatch
+from tasks.training.micro_batch import MicroBatch
 from tasks.training.mixed_precision import ComputeInBfloat16
 from tasks.training.pipeline_stages import stage_layers
 from tasks.training.ranks import Ranks
 
 if TYPE_CHECKING:
-    from tasks.training.training_step import Trainable
+    from tasks.training.trainable import Trainable
 
 
 class AbsentLayer(nn.Module):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from configs.schema import PolicyObjective
 from model.losses import IGNORED
-from tasks.training.batches import MicroBatch
+from tasks.training.micro_batch import MicroBatch
 
 if TYPE_CHECKING:
     from model.transformer import Glm4Moe

@@ -25,12 +25,13 @@ from tasks.training.launch_rules import refuse_impossible_training
 from tasks.training.mixed_precision import ComputeInBfloat16
 from tasks.training.partitions import pieces_of
 from tasks.training.pipeline_parallel import PipelineStage, divide_stages
+from tasks.training.position import PolicyProgress, Position
 from tasks.training.ranks import DeepSpeedRanks, Ranks, connect_ranks
 from tasks.training.recompute import recompute_activations
 from tasks.training.sequence_parallel import spread_sequence
-from tasks.training.state import PolicyProgress, Position, StateFiles, dump_state, load_master, load_state, random_state_hex, read_position
+from tasks.training.state import StateFiles, dump_state, load_master, load_state, random_state_hex, read_position
 from tasks.training.tensor_parallel import divide_matrices
-from tasks.training.training_step import Trainable
+from tasks.training.trainable import Trainable
 from tasks.training.whole_matrices import WholeMatrices
 
 Result = TypeVar("Result")

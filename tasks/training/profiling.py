@@ -24,8 +24,8 @@ from tasks.training.job import TrainingJob
 from tasks.training.schedules import trains_mtp
 
 if TYPE_CHECKING:
-    from tasks.training.batches import MicroBatch
-    from tasks.training.training_step import Trainable
+    from tasks.training.micro_batch import MicroBatch
+    from tasks.training.trainable import Trainable
 
 WARMUP_STEPS = 2
 """Of each start of the process: the first steps allocate and, on an accelerator, compile."""

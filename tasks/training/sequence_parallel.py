@@ -8,7 +8,7 @@ two tokens on), the balance loss (counts over the whole sequence). Segment ids s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +21,7 @@ from model.moe import MixtureOfExperts
 from model.mtp import MtpLayer, mtp_targets
 from model.transformer import Glm4Moe
 from tasks.training.all_to_all import exchange_rows
-from tasks.training.batches import MicroBatch
+from tasks.training.micro_batch import MicroBatch
 from tasks.training.ranks import Axis, Ranks
 
 Attend = Callable[[Tensor, Tensor, Tensor, Visible], Tensor]
@@ -44,6 +44,11 @@ def spread_sequence(model: Glm4Moe, ranks: Ranks) -> None:
                 module.attend = AttendByHeads(module.attend, axis, num_missing=int(isinstance(layer, MtpLayer)))
             if isinstance(module, MixtureOfExperts):
                 module.sum_over_parts = partial(_sum_over, axis=axis)
+
+
+def own_parts(batches: Iterable[MicroBatch], ranks: Ranks) -> list[MicroBatch]:
+    """The micro-batches with the positions that this rank computes: all of them, unless a sequence is divided among ranks."""
+    return [own_positions(batch, ranks) for batch in batches]
 
 
 def own_positions(batch: MicroBatch, ranks: Ranks) -> MicroBatch:

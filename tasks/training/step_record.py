@@ -10,8 +10,8 @@ from tasks.training.job import ROLLOUTS_FILE, TrainingJob
 from tasks.training.measurements import Measurement
 from tasks.training.metrics import ProgressFile, StepLog, peak_memory_bytes
 from tasks.training.phase_data import StepData
+from tasks.training.position import Position
 from tasks.training.schedules import StepPlan, trains_mtp
-from tasks.training.state import Position
 from tasks.training.trackers import open_trackers
 from tasks.training.training_step import StepResult
 

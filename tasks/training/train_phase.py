@@ -7,7 +7,6 @@ The job runs detached in work/<key>/: a flow that is killed and started again fi
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infra.launchers import Job, JobFailedError, JobLostError, Launcher, LocalLauncher
-from infra.step import Artifact, Output, Record, digest_of, step
+from infra.step import Artifact, Output, digest_of, step
 from infra.store import hash_file
 from infra.supervisor import write_json
-from model.chat_template import CHAT_TEMPLATE
 from model.counts import count_parameters
 from model.tokenizer_layout import END_OF_TEXT, END_TOKENS
 from tasks.training.checkpoints import latest_step
@@ -28,6 +26,7 @@ from tasks.training.job import JOB_FILE, ROLLOUTS_FILE, TrainingJob
 from tasks.training.launch_rules import refuse_impossible_training, refuse_too_few_prompts
 from tasks.training.spikes import SPIKES_FILE
 from tasks.training.trackers import refuse_missing_tracker
+from tasks.training.trained_checkpoint import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest
 
 if TYPE_CHECKING:
     from configs.schema import TrainingRecipe, TrainingResources
@@ -41,44 +40,10 @@ POLL_SECONDS = 0.2
 FORWARD_SECONDS = 3.0
 """Between two requests to the tracker."""
 EVIDENCE = ("metrics.jsonl", ROLLOUTS_FILE, SPIKES_FILE, "job.json", "logs/*", "tensorboard/*", "wandb/*", "profile/*")
-CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY = "chat_template.jinja", "chat_template"
 
 
 class TrainingStoppedError(RuntimeError):
     """The training did not fail and did not end: run again to continue."""
-
-
-class TrainedCheckpoint(Record):
-    """What a phase left."""
-
-    phase: str
-    objective: str
-    num_steps: int
-    num_tokens: int
-    """Of this phase."""
-    course: str
-    course_tokens: int
-    """Position on the course where it ended."""
-    lm_loss: float | None
-    """Of the last step's batch; None, as the two below, for imported weights. Of a policy objective the surrogate's gradient as a
-    weighted cross-entropy: no measure of the model."""
-    mtp_loss: float | None
-    balance_loss: float | None
-    num_parameters: int
-    mean_reward: float | None
-    """Over the last tenth of a policy objective's steps."""
-    num_rollbacks: int
-    """Spikes after which training went back and left rows out."""
-    validation_bits_per_byte: dict[str, float]
-    """By domain, of the weights that the phase left, as measured while it trained; empty where nothing was."""
-    is_chat_trained: bool
-    """Whether this phase or one before it trained on conversations; only then hf/ holds the chat template."""
-    chat_template_digest: str
-    """sha256 of the template's text."""
-    tokenizer_digest: str
-    special_token_ids: dict[str, int]
-    export_digest: str
-    """sha256 over the names and bytes of hf/."""
 
 
 @step(
@@ -250,10 +215,6 @@ def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], is_chat_tra
         special_token_ids=tokenizer.record.special_ids,
         export_digest=digest_of(export),
     )
-
-
-def chat_template_digest() -> str:
-    return hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest()
 
 
 def place_tokenizer(paths: list[Path], is_chat_trained: bool, output: Output) -> None:

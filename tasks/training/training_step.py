@@ -14,32 +14,19 @@ from torch import Tensor
 
 from configs.schema import PolicyObjective, TrainingRecipe
 from model.moe import update_router_bias
-from model.optimizer import Muon, set_learning_rate
-from model.transformer import Glm4Moe, Losses, ModelOutput
-from tasks.training.batches import MicroBatch
+from model.optimizer import set_learning_rate
+from model.transformer import Losses, ModelOutput
 from tasks.training.gradients import clip_gradients, gradient_norm, reduce_partial
+from tasks.training.micro_batch import MicroBatch
 from tasks.training.pipeline_parallel import accumulate_in_stages, next_token_loss_in_stages, router_rows
-from tasks.training.ranks import Axis, Ranks
+from tasks.training.position import StepLosses
+from tasks.training.ranks import Axis
 from tasks.training.schedules import StepPlan, learning_rate_at, value_at
 from tasks.training.spikes import Spike, SpikeError, TakenStep, find_spike
-from tasks.training.state import StepLosses
+from tasks.training.trainable import Trainable
 
 if TYPE_CHECKING:
-    from deepspeed.runtime.engine import DeepSpeedEngine
-
-
-@dataclass(frozen=True)
-class Trainable:
-    """Model and optimizer as they were built, and the engine around them."""
-
-    engine: DeepSpeedEngine
-    model: Glm4Moe
-    optimizer: Muon
-    ranks: Ranks
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+    pass
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,12 @@ import torch
 
 from model.losses import IGNORED
 from tasks.data.token_shard import open_shard
-from tasks.training.batches import MicroBatch, own_parts
 from tasks.training.job import TrainingJob
 from tasks.training.measurements import Measurement
-from tasks.training.training_step import Trainable, sum_next_token_losses
+from tasks.training.micro_batch import MicroBatch
+from tasks.training.sequence_parallel import own_parts
+from tasks.training.trainable import Trainable
+from tasks.training.training_step import sum_next_token_losses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -27,6 +27,7 @@ from tasks.training.export import export_checkpoint
 from tasks.training.job import TrainingJob
 from tasks.training.measurements import Measurement, better, is_due
 from tasks.training.phase_data import PhaseData, StepData, open_phase_data
+from tasks.training.position import PolicyProgress, Position
 from tasks.training.prepare_training import load_checkpoint, prepare_training, save_state
 from tasks.training.profiling import StepProfiler
 from tasks.training.rewards import RewardError
@@ -42,9 +43,10 @@ from tasks.training.spikes import (
     skipped_by,
     too_many_spikes,
 )
-from tasks.training.state import PolicyProgress, Position, random_state_hex
+from tasks.training.state import random_state_hex
 from tasks.training.step_record import StepRecord
-from tasks.training.training_step import NO_LOSSES, StepResult, Trainable, pass_over, take_step
+from tasks.training.trainable import Trainable
+from tasks.training.training_step import NO_LOSSES, StepResult, pass_over, take_step
 from tasks.training.validation import HeldOut
 
 EXIT_INTERRUPTED = 75

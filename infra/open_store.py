@@ -1,0 +1,19 @@
+"""The store that a URI names: a local directory or a bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.home import Home
+from infra.local_store import LocalStore
+from infra.s3_store import S3Store
+from infra.store import Store
+
+
+def open_store(uri: str | None, home: Home) -> Store:
+    """The store at a URI: a local directory, s3://bucket/prefix, or None for the home's own. Raises ValueError if it cannot be used."""
+    if uri is not None and uri.startswith("s3://"):
+        return S3Store(uri, home)
+    if uri is not None and "://" in uri:
+        raise ValueError(f"store {uri}: only a local directory or s3://bucket/prefix is supported")
+    return LocalStore(home.store_dir if uri is None else Path(uri).absolute(), home)
