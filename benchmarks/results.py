@@ -28,7 +28,7 @@ def report(name: str, *, ours: float, peer: float | None, unit: str, lower_is_be
     record: dict[str, object] = {"ours": _rounded(ours), **compared, "unit": unit, **extra, "versions": _versions()}
     if WRITE_FLAG in sys.argv:
         RESULTS_DIR.mkdir(exist_ok=True)
-        stored = {"benchmark": name, **record, "hardware": _hardware(), "command": _command(name), "date": _today()}
+        stored = {"benchmark": name, **record, "hardware": _hardware(), "command": _command(), "date": _today()}
         (RESULTS_DIR / f"{name}.json").write_text(json.dumps(stored, indent=2) + "\n")
     print(json.dumps(record), flush=True)
     return record
@@ -69,8 +69,9 @@ def _processor() -> str:
     return " ".join([model, *(flag for flag in ("avx2", "avx512f", "amx_tile") if flag in flags)])
 
 
-def _command(name: str) -> str:
-    return " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
+def _command() -> str:
+    program = sys.modules["__main__"].__spec__
+    return " ".join([*(["python", "-m", program.name] if program else sys.argv[:1]), *sys.argv[1:]])
 
 
 def _today() -> str:

@@ -21,7 +21,7 @@ Domain = Literal["web", "multilingual", "code", "repository", "commit", "issue",
 """Kind of text. `repository`: the files of one repository in one document; `commit`: a change as a diff with its message;
 `issue`: the thread of an issue or pull request."""
 PackagedEncoder = Literal["all-MiniLM-L6-v2"]
-"""Text encoders that an installed package holds (tasks/data/embedding_model.py)."""
+"""Text encoders that an installed package holds (tasks/data/embedding/embedding_model.py)."""
 ClassifierKind = Literal["toxicity", "quality", "factuality"]
 """What labelled records may teach."""
 
@@ -301,8 +301,8 @@ class SplitRecipe(Frozen):
 
 
 class HeuristicRecipe(Frozen):
-    """Bounds of the rules of Gopher, C4 and FineWeb (tasks/data/heuristics.py); a document outside one is dropped under that reason. In
-    brackets the papers' values, which are those of full scale; a value on its bound passes."""
+    """Bounds of the rules of Gopher, C4 and FineWeb (tasks/data/filtering/heuristics.py); a document outside one is dropped under that
+    reason. In brackets the papers' values, which are those of full scale; a value on its bound passes."""
 
     min_words: int = Field(ge=0)
     """Gopher: 50. Words of code do not count, except in the domains code and commit."""
@@ -399,7 +399,7 @@ class PersonalDataRecipe(Frozen):
 
 
 ReasoningFamily = Literal["brackets", "equations", "systems", "quadratics", "logic", "code"]
-"""Kinds of verified problems besides arithmetic: tasks/data/reasoning_families.py."""
+"""Kinds of verified problems besides arithmetic: tasks/data/problems/reasoning_families.py."""
 
 
 class SynthesisRecipe(Frozen):
@@ -438,7 +438,7 @@ class SynthesisRecipe(Frozen):
 
 
 class SeedVariationRecipe(Frozen):
-    """Seed problems with annotated calculations, told again with other numbers (tasks/data/seed_variations.py)."""
+    """Seed problems with annotated calculations, told again with other numbers (tasks/data/seeds/seed_variations.py)."""
 
     per_seed: int = Field(ge=0)
     """Conversations at most of each seed; some have fewer numbers that keep the story sensible. 0: none."""
@@ -547,7 +547,7 @@ class TokenizerRecipe(Frozen):
     num_ordinary_tokens: int = Field(ge=256)
     """Tokens before the special ones; 151,329 in GLM-4.5/4.6."""
     special_tokens: Literal["glm", "s1_256"]
-    """glm: the 36 of GLM-4.5/4.6. s1_256: S1's 256, GLM's first, the rest reserved (model/tokenizer_layout.py)."""
+    """glm: the 36 of GLM-4.5/4.6. s1_256: S1's 256, GLM's first, the rest reserved (model/text/tokenizer_layout.py)."""
     sample_chars: int = Field(gt=0)
     """Characters of training text that the tokenizer is learned from, chosen by document hash, per domain and language to a document."""
     domain_shares: dict[Domain, Annotated[float, Field(ge=0)]]
@@ -1008,7 +1008,7 @@ class ProfileResources(Frozen):
 
 
 class TrainingResources(Frozen):
-    """Where and how wide a phase trains; what cannot run is refused before launch, by name (tasks/training/launch_rules.py)."""
+    """Where and how wide a phase trains; what cannot run is refused before launch, by name (tasks/training/plan/launch_rules.py)."""
 
     launcher: Literal["local", "slurm", "pbs", "kubernetes"]
     device: Literal["cpu", "cuda"]

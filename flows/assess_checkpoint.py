@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from configs.schema import PhaseSection
 from flows.check_contract import check_contract
-from flows.run import AssessedModel, Run
-from flows.run_step import run_effect, run_step
-from flows.track_run import finish_phase
+from flows.running.run import AssessedModel, Run
+from flows.running.run_step import run_effect, run_step
+from flows.show.track_run import finish_phase
 from infra.experiment_tracking import connect
 from infra.model_registry import ensure_alias, ensure_registered, model_name, version_tags
 from infra.servers import artifact_root
 from infra.step import Artifact
-from tasks.data.pack_phase import PackedPhase
-from tasks.data.prepared_data import PreparedData
+from tasks.data.packing.pack_phase import PackedPhase
 from tasks.evaluation.decide_gate import decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation, evaluate_checkpoint
-from tasks.training.trained_checkpoint import TrainedCheckpoint
+from tasks.prepared_data import PreparedData
+from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 
 def evaluate(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint], stage: str) -> Artifact[Evaluation]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from configs.schema import ContractRecipe
-from flows.run import Run
-from flows.run_step import run_step
+from flows.running.run import Run
+from flows.running.run_step import run_step
 from infra.step import Artifact
 from tasks.data.validate_contract import ContractResult, validate_contract
 

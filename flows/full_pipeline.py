@@ -9,20 +9,20 @@ from prefect import flow, get_run_logger
 from configs.load import load_scale
 from flows.check_start import check_start
 from flows.mid_train_model import mid_train_model
-from flows.outcome import RunOutcome
 from flows.parameters import DataPlace, ScaleName, StageName
 from flows.post_train_model import post_train_model
 from flows.prepare_data import prepare_data
 from flows.pretrain_model import pretrain_model
 from flows.release_model import promote_release, release_model
-from flows.report_run import PublishedReport, report_run
-from flows.reported import reported_phases
-from flows.run import AssessedModel, ReleasedModel, Run
-from flows.show_run import show_data, show_outcome
-from flows.stage_log import StageLog
+from flows.running.run import AssessedModel, ReleasedModel, Run
+from flows.running.stage_log import StageLog
+from flows.show.outcome import RunOutcome
+from flows.show.report_run import PublishedReport, report_run
+from flows.show.reported import reported_phases
+from flows.show.show_run import show_data, show_outcome
+from flows.show.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
 from flows.stages import choose_stages
 from flows.start_weights import find_start
-from flows.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
 from flows.train_phases import PhaseHistory, assess_start, pack_phases
 from infra.doctor import check_compiler, check_java, check_room, check_spark_master, require
 from infra.experiment_tracking import connect
@@ -30,8 +30,8 @@ from infra.home import open_home
 from infra.model_registry import CHAMPION, model_name
 from infra.open_store import open_store
 from infra.servers import tracking_uri
-from tasks.data.list_sources import list_sources
-from tasks.data.seed_problems import require_sandbox
+from tasks.data.seeds.seed_problems import require_sandbox
+from tasks.data.sources.list_sources import list_sources
 
 
 @flow(name="glm46", flow_run_name=name_flow_run, log_prints=False, on_failure=[end_tracking], on_crashed=[end_tracking])

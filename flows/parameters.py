@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from configs.load import load_scale, scale_names
 from configs.schema import PHASE_TEMPLATES
 from flows.stages import PREPARE_DATA, RELEASE_MODEL
-from tasks.data.remote_sources import is_remote
+from tasks.data.sources.remote_sources import is_remote
 
 
 def _known_scale(scale: str) -> str:

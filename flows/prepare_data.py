@@ -10,37 +10,37 @@ from typing import Any
 from prefect import flow
 
 from flows.check_contract import check_contract
-from flows.run import Run
-from flows.run_step import run_step
+from flows.running.run import Run
+from flows.running.run_step import run_step
 from infra.spark import stop_spark
 from infra.step import Artifact, R
-from tasks.data.collect_chats import collect_chats
-from tasks.data.concatenate_repositories import concatenate_repositories
-from tasks.data.decontaminate_documents import decontaminate_documents
-from tasks.data.deduplicate_documents import deduplicate_documents
-from tasks.data.earlier_documents import list_earlier_documents
-from tasks.data.extract_documents import extract_documents
-from tasks.data.filter_documents import filter_documents
-from tasks.data.ingest_documents import ingest_documents
-from tasks.data.list_sources import SourceListing
-from tasks.data.mask_personal_data import mask_personal_data
-from tasks.data.prepared_data import PreparedData
-from tasks.data.remove_boilerplate import remove_boilerplate
-from tasks.data.remove_semantic_duplicates import remove_semantic_duplicates
-from tasks.data.request_traces import request_traces
-from tasks.data.score_documents import score_documents
-from tasks.data.shard_chats import shard_chats
-from tasks.data.shard_documents import shard_documents
-from tasks.data.shard_validation import shard_validation
-from tasks.data.split_documents import split_documents
-from tasks.data.synthesize_problems import synthesize_problems
-from tasks.data.train_classifiers import train_classifiers
-from tasks.data.train_ngram_model import train_ngram_model
-from tasks.data.train_tokenizer import train_tokenizer
+from tasks.data.chats.collect_chats import collect_chats
+from tasks.data.decontamination.decontaminate_documents import decontaminate_documents
+from tasks.data.deduplication.deduplicate_documents import deduplicate_documents
+from tasks.data.deduplication.earlier_documents import list_earlier_documents
+from tasks.data.deduplication.remove_semantic_duplicates import remove_semantic_duplicates
+from tasks.data.deduplication.split_documents import split_documents
+from tasks.data.extraction.extract_documents import extract_documents
+from tasks.data.extraction.remove_boilerplate import remove_boilerplate
+from tasks.data.filtering.filter_documents import filter_documents
+from tasks.data.privacy.mask_personal_data import mask_personal_data
+from tasks.data.problems.synthesize_problems import synthesize_problems
+from tasks.data.repositories.concatenate_repositories import concatenate_repositories
+from tasks.data.scoring.score_documents import score_documents
+from tasks.data.scoring.train_classifiers import train_classifiers
+from tasks.data.scoring.train_ngram_model import train_ngram_model
+from tasks.data.seeds.request_traces import request_traces
+from tasks.data.seeds.vary_problems import vary_problems
+from tasks.data.seeds.verify_solutions import verify_solutions
+from tasks.data.shards.shard_chats import shard_chats
+from tasks.data.shards.shard_documents import shard_documents
+from tasks.data.shards.shard_validation import shard_validation
+from tasks.data.sources.ingest_documents import ingest_documents
+from tasks.data.sources.list_sources import SourceListing
+from tasks.data.tokenizer.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import ContractResult
-from tasks.data.vary_problems import vary_problems
-from tasks.data.verify_solutions import verify_solutions
 from tasks.evaluation.select_evaluation_items import select_evaluation_items
+from tasks.prepared_data import PreparedData
 
 
 @flow(name="prepare_data", flow_run_name="raw documents to token shards", validate_parameters=False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from prefect import flow
 
 from configs.schema import PhaseSection
-from flows.run import Run
-from flows.track_run import name_phases
+from flows.running.run import Run
+from flows.show.track_run import name_phases
 from flows.train_phases import PhaseHistory, train_phases
-from tasks.data.prepared_data import PreparedData
+from tasks.prepared_data import PreparedData
 
 
 @flow(name="pretrain_model", flow_run_name=name_phases, validate_parameters=False)

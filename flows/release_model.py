@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from prefect import flow
 
 from flows.assess_checkpoint import evaluate
-from flows.run import AssessedModel, ReleasedModel, Run
-from flows.run_step import run_effect, run_step
+from flows.running.run import AssessedModel, ReleasedModel, Run
+from flows.running.run_step import run_effect, run_step
 from infra.experiment_tracking import connect
 from infra.model_registry import (
     ANCHOR_PREFIX,
@@ -26,16 +26,16 @@ from infra.model_registry import (
 from infra.model_server import SERVED_TYPE, running_model_server
 from infra.servers import artifact_root
 from infra.step import Artifact
-from tasks.data.prepared_data import PreparedData
 from tasks.evaluation.comparisons import FIGURES
 from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation
+from tasks.prepared_data import PreparedData
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.release.decide_release import decide_release
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
 from tasks.release.smoke_test import SmokeReport, smoke_test
-from tasks.training.trained_checkpoint import TrainedCheckpoint
+from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from configs.schema import PhaseSection, Scale
-from tasks.training.launch_rules import refuse_impossible_training
+from tasks.training.plan.launch_rules import refuse_impossible_training
 
 PREPARE_DATA = "prepare_data"
 RELEASE_MODEL = "release_model"

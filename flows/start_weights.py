@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from flows.check_start import is_key, version_of_alias
-from flows.run import Run
-from flows.run_step import run_step
+from flows.running.run import Run
+from flows.running.run_step import run_step
 from infra.experiment_tracking import connect
 from infra.step import Artifact
-from tasks.data.prepared_data import PreparedData
+from tasks.prepared_data import PreparedData
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
-from tasks.training.trained_checkpoint import TrainedCheckpoint
+from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 
 def find_start(run: Run, start: str, prepared: PreparedData) -> Artifact[TrainedCheckpoint]:

@@ -10,19 +10,19 @@ from typing import Any
 from configs.schema import PhaseSection
 from flows.assess_checkpoint import assess_checkpoint, evaluate
 from flows.check_contract import check_contract
-from flows.run import AssessedModel, Run
-from flows.run_step import run_step
-from flows.show_run import show_phase
-from flows.track_run import track_phase
+from flows.running.run import AssessedModel, Run
+from flows.running.run_step import run_step
+from flows.show.show_run import show_phase
+from flows.show.track_run import track_phase
 from infra.experiment_tracking import connect, log_metrics
 from infra.step import Artifact
 from infra.store import step_key
-from tasks.data.pack_phase import PackedPhase, pack_phase
-from tasks.data.prepared_data import PreparedData
-from tasks.data.shard_chats import ChatShards
+from tasks.data.packing.pack_phase import PackedPhase, pack_phase
+from tasks.data.shards.shard_chats import ChatShards
 from tasks.evaluation.evaluate_checkpoint import Evaluation
+from tasks.prepared_data import PreparedData
+from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tasks.training.train_phase import train_phase
-from tasks.training.trained_checkpoint import TrainedCheckpoint
 
 
 @dataclass(frozen=True)

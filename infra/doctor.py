@@ -96,7 +96,7 @@ def check_native_code(paths: Iterable[Path]) -> Check:
     missing = [path for path in paths if not path.is_file()]
     if not missing:
         return Check("native code", True, f"compiled for {this_machine()}", "")
-    fix = "python -m infra.build_ops and python -m model.native_library compile it, else the first use does (two minutes)"
+    fix = "python -m infra.build_ops and python -m model.kernels.native_library compile it, else the first use does (two minutes)"
     return Check("native code", True, describe_missing(missing), fix)
 
 

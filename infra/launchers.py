@@ -26,7 +26,7 @@ JobState = Literal["running", "succeeded", "failed", "interrupted", "lost"]
 """failed: the program ended with an error of its own. interrupted: someone asked it to stop, and it saved. lost: it was taken away, which
 says nothing about the program: here its supervisor or a rank got SIGKILL (the kernel's way when memory runs out, and a machine's that goes
 down); on a scheduler it was preempted or its node failed. Submitted again, all three continue from the latest checkpoint; only a lost one
-is without being asked (flows/run_step.py)."""
+is without being asked (flows/running/run_step.py)."""
 CANCEL_POLL_SECONDS = 0.1
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks of one machine listen to each other only."""

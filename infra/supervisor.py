@@ -102,7 +102,8 @@ def _try_lock(descriptor: int, mode: int) -> bool:
 
 
 def _advance_fencing(work_dir: Path) -> int:
-    """The number of this start. Waits for a checkpoint commit under way: commits hold the file's lock (tasks/training/checkpoints.py)."""
+    """The number of this start. Waits for a checkpoint commit under way: commits hold the file's lock
+    (tasks/training/state/checkpoints.py)."""
     descriptor = os.open(work_dir / "fencing", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

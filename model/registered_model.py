@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.chat_template import answer_of, encode, problem_prompt
-from model.generation import InProcessEngine, Sampling
-from model.hf_checkpoint import CONFIG_FILE, load_model
-from model.tokenizer_layout import tokenizer_for_text
+from model.formats.hf_checkpoint import CONFIG_FILE, load_model
+from model.generation.generation import InProcessEngine, Sampling
+from model.text.chat_template import answer_of, encode, problem_prompt
+from model.text.tokenizer_layout import tokenizer_for_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -53,10 +53,10 @@ def arithmetic() -> str:
 
 @pytest.fixture
 def clear_routing():
-    """Fails a test in which rounding could have chosen an expert (tests/router_margins.py); its random numbers are its own."""
+    """Fails a test in which rounding could have chosen an expert (tests/support/router_margins.py); its random numbers are its own."""
     import torch
 
-    from tests import router_margins
+    from tests.support import router_margins
 
     torch.manual_seed(46)
     with router_margins.clear_routing():

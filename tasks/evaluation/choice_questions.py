@@ -14,14 +14,14 @@ from pathlib import PurePosixPath
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
-from tasks.data.documents import document_id
-from tasks.data.json_lines import parse_object
-from tasks.data.source_bytes import GARBLED, HashingReader, decompressed, open_source
+from tasks.data.readers.json_lines import parse_object
+from tasks.data.readers.source_bytes import GARBLED, HashingReader, decompressed, open_source
+from tasks.data.records.documents import document_id
 from tasks.evaluation.items import CHOICE
 from tasks.evaluation.suite import Question
 
 if TYPE_CHECKING:
-    from tasks.data.list_sources import SourceFile
+    from tasks.data.sources.list_sources import SourceFile
 
 NUM_CONTINUATIONS = 4
 CONTEXT_CHARS = 200

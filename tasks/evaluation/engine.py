@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from model.tokenizer_layout import END_OF_TEXT, END_TOKENS, tokenizer_for_text
+from model.text.tokenizer_layout import END_OF_TEXT, END_TOKENS, tokenizer_for_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from model.generation import Generation, InProcessEngine, Sampling
+    from model.generation.generation import Generation, InProcessEngine, Sampling
 
 
 class Engine(Protocol):
@@ -29,8 +29,8 @@ class Engine(Protocol):
 
 def load_engine(checkpoint_dir: Path, *, weights_version: str, batch_sequences: int) -> InProcessEngine:
     """An engine of this process for a Hugging Face directory. `weights_version` is the digest that callers must ask for."""
-    from model.generation import InProcessEngine
-    from model.hf_checkpoint import load_model
+    from model.formats.hf_checkpoint import load_model
+    from model.generation.generation import InProcessEngine
 
     return InProcessEngine(load_model(checkpoint_dir), weights_version=weights_version, batch_sequences=batch_sequences)
 

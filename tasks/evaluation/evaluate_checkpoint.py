@@ -40,7 +40,7 @@ from tasks.evaluation.suite import Question, read_suite
 if TYPE_CHECKING:
     from configs.schema import EvaluationRecipe, EvaluationResources
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
-    from tasks.training.trained_checkpoint import TrainedCheckpoint
+    from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 
 class Evaluation(Record):

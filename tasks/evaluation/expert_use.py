@@ -22,7 +22,7 @@ from tasks.evaluation.suite import Question
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from model.generation import InProcessEngine
+    from model.generation.generation import InProcessEngine
 
 EXPERTS_FILE = "experts.parquet"
 COLUMNS = ("layer", "expert", "num_tokens", "num_routed")
@@ -90,7 +90,7 @@ def measure_expert_use(
     import torch
     from torch import Tensor
 
-    from model.moe import Router
+    from model.architecture.moe import Router
 
     counts: dict[str, Tensor] = {}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress
-from model.chat_template import answer_of, encode, problem_prompt
+from model.text.chat_template import answer_of, encode, problem_prompt
 from tasks.evaluation.engine import Engine, document_token_ids, end_token_ids
 from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, Item
 from tasks.evaluation.suite import Question
@@ -26,7 +26,7 @@ def continue_problems(
     engine: Engine, tokenizer: Tokenizer, problems: Sequence[Question], max_new_tokens: int, weights_version: str, output: Output
 ) -> Iterator[Item]:
     """One item per problem: the greedy continuation up to the line's end, right only if it equals the answer exactly."""
-    from model.generation import Sampling
+    from model.generation.generation import Sampling
 
     sampling = Sampling(max_new_tokens=max_new_tokens, stop_token_ids=end_token_ids(tokenizer))
     for start in range(0, len(problems), PROBLEMS_PER_REPORT):
@@ -49,7 +49,7 @@ def answer_chats(
 
     A model whose logits are not finite gives empty answers with the log-probability NaN, to the whole block of problems.
     """
-    from model.generation import NonFiniteLogitsError, Sampling
+    from model.generation.generation import NonFiniteLogitsError, Sampling
 
     stops = end_token_ids(tokenizer)
     for start in range(0, len(problems), PROBLEMS_PER_REPORT):

@@ -17,7 +17,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 
 from infra.step import Output, Progress
-from model.tokenizer_layout import END_OF_TEXT
+from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.evaluation.engine import Engine, document_token_ids, special_token_id
 from tasks.evaluation.suite import Question
 

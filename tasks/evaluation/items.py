@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.data.documents import REPOSITORY
+from tasks.data.records.documents import REPOSITORY
 from tasks.evaluation.intervals import Interval, pass_at_k, ratio_interval, share_interval
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
-from tasks.data.documents import REPOSITORY, TEST, document_id
+from tasks.data.records.documents import REPOSITORY, TEST, document_id
 from tasks.evaluation.choice_questions import order_hash, questions_from_documents, questions_from_files
 from tasks.evaluation.engine import load_tokenizer
 from tasks.evaluation.intervals import MIN_ITEMS
@@ -21,11 +21,11 @@ from tasks.evaluation.suite import Question, write_suite
 
 if TYPE_CHECKING:
     from configs.schema import EvaluationRecipe
-    from tasks.data.concatenate_repositories import ConcatenatedRepositories
-    from tasks.data.decontaminate_documents import DecontaminatedDocuments
-    from tasks.data.list_sources import SourceListing
-    from tasks.data.synthesize_problems import SynthesizedProblems
-    from tasks.data.train_tokenizer import TrainedTokenizer
+    from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
+    from tasks.data.problems.synthesize_problems import SynthesizedProblems
+    from tasks.data.repositories.concatenate_repositories import ConcatenatedRepositories
+    from tasks.data.sources.list_sources import SourceListing
+    from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 
 PROBLEM_DOMAIN = "synthetic"
 

@@ -11,8 +11,8 @@ from infra.manifest_graph import ManifestGraph
 from infra.model_registry import DIGEST_TAG
 from infra.registered_versions import NamedVersion
 from infra.step import Manifest
-from tasks.data.documents import document_id
-from tasks.data.synthesize_problems import CHAT_SOURCE, EVALUATION_SOURCE, HELD_OUT_SOURCE, PROMPT_SOURCE
+from tasks.data.problems.synthesize_problems import CHAT_SOURCE, EVALUATION_SOURCE, HELD_OUT_SOURCE, PROMPT_SOURCE
+from tasks.data.records.documents import document_id
 from tasks.lineage.trained_phases import (
     PROMPTS_FILE,
     TRAIN_STEP,

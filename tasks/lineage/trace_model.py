@@ -23,7 +23,7 @@ NUM_FIRST_OFFSETS = 3
 NUM_SHOWN_SOURCES = 50
 SOURCES_FILE = "sources.parquet"
 MEMBER = "!"
-"""Between the name of an archive and that of its member, in a document's source (tasks/data/source_records.py)."""
+"""Between the name of an archive and that of its member, in a document's source (tasks/data/readers/source_records.py)."""
 
 
 class ShardUse(BaseModel):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from infra.manifest_graph import ManifestGraph
 from infra.step import Manifest
-from tasks.data.documents import document_id
-from tasks.data.packed_rows import ORDER_FILE, PACKING_FILE
-from tasks.data.synthesize_problems import PROMPT_SOURCE
+from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE
+from tasks.data.problems.synthesize_problems import PROMPT_SOURCE
+from tasks.data.records.documents import document_id
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,7 +130,7 @@ def _order_blocks(graph: ManifestGraph, phase: TrainedPhase) -> Iterator[np.ndar
 
 def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manifest) -> list[str]:
     """Ids of the prompts that a policy phase asked, each once, in the order of its groups."""
-    from tasks.training.rollouts import PromptOrder
+    from tasks.training.policy.rollouts import PromptOrder
 
     recipe = checkpoint.identity["recipe"]
     num_groups = recipe["num_tokens"] // recipe["sequence_length"] // recipe["objective"]["samples_per_prompt"]

@@ -8,7 +8,7 @@ from infra.step import Artifact, Output, Progress, Record, step
 
 if TYPE_CHECKING:
     from configs.schema import ReleaseRecipe
-    from tasks.training.trained_checkpoint import TrainedCheckpoint
+    from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 MODEL_NAME = "glm46"
 """`general.name` of the files; a constant, so that equal weights give equal bytes at every scale."""
@@ -25,7 +25,7 @@ class GgufFiles(Record):
 @step(content=("model-*.gguf",), distributions=("gguf", "numpy", "safetensors"))
 def convert_to_gguf(*, checkpoint: Artifact[TrainedCheckpoint], recipe: ReleaseRecipe, output: Output) -> GgufFiles:
     """One file per type of `recipe.gguf_types`."""
-    from model.gguf_checkpoint import write_gguf
+    from model.formats.gguf_checkpoint import write_gguf
 
     checkpoint_dir = checkpoint.directory("hf")
     file_names: dict[str, str] = {gguf_type: f"model-{gguf_type}.gguf" for gguf_type in recipe.gguf_types}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from configs.schema import ReleaseRecipe, ServingResources
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
     from tasks.release.convert_to_gguf import GgufFiles
-    from tasks.training.trained_checkpoint import TrainedCheckpoint
+    from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 FILLER = "a"
 CONTEXT_MARGIN = 8

@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Progress, Record, step
-from model.chat_template import encode, problem_prompt
+from model.text.chat_template import encode, problem_prompt
 from tasks.evaluation.engine import document_token_ids, end_token_ids, load_engine, load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.items import DOCUMENT
 from tasks.evaluation.suite import Question, read_suite
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from configs.schema import ReleaseRecipe
-    from model.generation import InProcessEngine, Sampling
+    from model.generation.generation import InProcessEngine, Sampling
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
-    from tasks.training.trained_checkpoint import TrainedCheckpoint
+    from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 NUM_THREADS = 1
 """Threads of the reference: part of the result on a CPU."""
@@ -66,7 +66,7 @@ def generate_reference(
     *, checkpoint: Artifact[TrainedCheckpoint], suite: Artifact[EvaluationSuite], recipe: ReleaseRecipe, output: Output
 ) -> Reference:
     """Generate one prompt at a time, as a server does."""
-    from model.generation import Sampling
+    from model.generation.generation import Sampling
 
     checkpoint_dir = checkpoint.directory("hf")
     tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")

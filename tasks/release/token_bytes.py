@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from model.tokenizer_layout import SHOWN_TOKENS, byte_characters
+from model.text.tokenizer_layout import SHOWN_TOKENS, byte_characters
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

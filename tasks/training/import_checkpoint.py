@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, digest_of, step
 from infra.store import hash_file
-from model.counts import count_parameters
+from model.architecture.counts import count_parameters
 from tasks.training.input_rules import OF_THE_PHASE
-from tasks.training.trained_checkpoint import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest
+from tasks.training.state.trained_checkpoint import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from configs.schema import ModelRecipe
-    from tasks.data.train_tokenizer import TrainedTokenizer
+    from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 
 IMPORTED = "imported"
 """Course and phase name of weights that no phase of ours trained: a phase that starts from them begins with fresh moments."""
@@ -44,7 +44,7 @@ def describe_checkpoint_dir(path: Path) -> CheckpointDir:
 
 def refuse_foreign_checkpoint(path: Path, recipe: ModelRecipe) -> None:
     """Raises ValueError for a directory that holds no checkpoint, or one of another architecture than the scale's."""
-    from model.hf_checkpoint import CONFIG_FILE, read_config
+    from model.formats.hf_checkpoint import CONFIG_FILE, read_config
 
     theirs = read_config(path)
     names = [name for name in type(recipe).model_fields if name not in OF_THE_PHASE]
@@ -61,9 +61,9 @@ def import_checkpoint(
     """Raises ValueError where architecture, tensors or tokenizer differ from the scale's."""
     import torch
 
-    from model.hf_checkpoint import CONFIG_FILE, CheckpointTensors, canonical_config
-    from tasks.training.position import Position
-    from tasks.training.state import random_state_hex
+    from model.formats.hf_checkpoint import CONFIG_FILE, CheckpointTensors, canonical_config
+    from tasks.training.state.position import Position
+    from tasks.training.state.state import random_state_hex
 
     refuse_foreign_checkpoint(source.path, recipe)
     their_tokenizer = source.path / "tokenizer.json"
@@ -97,7 +97,7 @@ def _write_masters(tensors: Iterable[tuple[str, Tensor]], output: Output) -> Non
     import torch
     from safetensors.torch import save_file
 
-    from tasks.training.state import MASTER_BYTES, MAX_SHARD_BYTES
+    from tasks.training.state.state import MASTER_BYTES, MAX_SHARD_BYTES
 
     shard: dict[str, Tensor] = {}
     number = 1

@@ -9,8 +9,8 @@ from configs.schema import ModelRecipe, TrainingRecipe
 from infra.step import Artifact
 
 if TYPE_CHECKING:
-    from tasks.data.train_tokenizer import TrainedTokenizer
-    from tasks.training.trained_checkpoint import TrainedCheckpoint
+    from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
+    from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 OF_THE_PHASE = ("rope_theta", "max_position_embeddings")
 """What a phase may raise of the architecture that it starts from, as the report does for longer sequences; the weights keep their own

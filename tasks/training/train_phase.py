@@ -18,23 +18,23 @@ from infra.launchers import Job, JobFailedError, JobLostError, Launcher, LocalLa
 from infra.step import Artifact, Output, digest_of, step
 from infra.store import hash_file
 from infra.supervisor import write_json
-from model.counts import count_parameters
-from model.tokenizer_layout import END_OF_TEXT, END_TOKENS
-from tasks.training.checkpoints import latest_step
+from model.architecture.counts import count_parameters
+from model.text.tokenizer_layout import END_OF_TEXT, END_TOKENS
 from tasks.training.input_rules import refuse_foreign_inputs
-from tasks.training.job import JOB_FILE, ROLLOUTS_FILE, TrainingJob
-from tasks.training.launch_rules import refuse_impossible_training, refuse_too_few_prompts
-from tasks.training.spikes import SPIKES_FILE
-from tasks.training.trackers import refuse_missing_tracker
-from tasks.training.trained_checkpoint import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest
+from tasks.training.plan.launch_rules import refuse_impossible_training, refuse_too_few_prompts
+from tasks.training.state.checkpoints import latest_step
+from tasks.training.state.job import JOB_FILE, ROLLOUTS_FILE, TrainingJob
+from tasks.training.state.spikes import SPIKES_FILE
+from tasks.training.state.trained_checkpoint import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest
+from tasks.training.watch.trackers import refuse_missing_tracker
 
 if TYPE_CHECKING:
     from configs.schema import TrainingRecipe, TrainingResources
-    from tasks.data.decontaminate_documents import DecontaminatedDocuments
-    from tasks.data.pack_phase import PackedPhase
-    from tasks.data.shard_chats import ChatShards
-    from tasks.data.shard_documents import TokenShards
-    from tasks.data.train_tokenizer import TrainedTokenizer
+    from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
+    from tasks.data.packing.pack_phase import PackedPhase
+    from tasks.data.shards.shard_chats import ChatShards
+    from tasks.data.shards.shard_documents import TokenShards
+    from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 
 POLL_SECONDS = 0.2
 FORWARD_SECONDS = 3.0

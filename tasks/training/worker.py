@@ -22,17 +22,19 @@ import torch
 import torch.distributed as dist
 
 from configs.schema import PolicyObjective, TrainingRecipe
-from tasks.training.checkpoints import FencedError, checkpoint_dir_of, discard_checkpoints, find_damage, saved_steps
-from tasks.training.export import export_checkpoint
-from tasks.training.job import TrainingJob
-from tasks.training.measurements import Measurement, better, is_due
-from tasks.training.phase_data import PhaseData, StepData, open_phase_data
-from tasks.training.position import PolicyProgress, Position
-from tasks.training.prepare_training import load_checkpoint, prepare_training, save_state
-from tasks.training.profiling import StepProfiler
-from tasks.training.rewards import RewardError
-from tasks.training.schedules import StepPlan, plan_step, trains_mtp
-from tasks.training.spikes import (
+from tasks.training.loop.phase_data import PhaseData, StepData, open_phase_data
+from tasks.training.loop.prepare_training import load_checkpoint, prepare_training, save_state
+from tasks.training.loop.training_step import NO_LOSSES, StepResult, pass_over, take_step
+from tasks.training.loop.validation import HeldOut
+from tasks.training.parallel.trainable import Trainable
+from tasks.training.policy.rewards import RewardError
+from tasks.training.schedule.schedules import StepPlan, plan_step, trains_mtp
+from tasks.training.state.checkpoints import FencedError, checkpoint_dir_of, discard_checkpoints, find_damage, saved_steps
+from tasks.training.state.export import export_checkpoint
+from tasks.training.state.job import TrainingJob
+from tasks.training.state.measurements import Measurement, better, is_due
+from tasks.training.state.position import PolicyProgress, Position
+from tasks.training.state.spikes import (
     Spike,
     SpikeError,
     TooManySpikesError,
@@ -43,11 +45,9 @@ from tasks.training.spikes import (
     skipped_by,
     too_many_spikes,
 )
-from tasks.training.state import random_state_hex
-from tasks.training.step_record import StepRecord
-from tasks.training.trainable import Trainable
-from tasks.training.training_step import NO_LOSSES, StepResult, pass_over, take_step
-from tasks.training.validation import HeldOut
+from tasks.training.state.state import random_state_hex
+from tasks.training.watch.profiling import StepProfiler
+from tasks.training.watch.step_record import StepRecord
 
 EXIT_INTERRUPTED = 75
 """EX_TEMPFAIL, the code that infra/supervisor.py takes for saved and to be continued."""

@@ -1,0 +1,247 @@
+"""Near-duplicate detection beside datatrove: python -m benchmarks.data.dedup [--input DIR] [--documents N] [--write]
+
+DIR holds *.jsonl.gz with `id`, `text` and optionally `cluster`; the default is built from ../shared/data: 27,771 documents, 64 MB, with
+near-duplicates planted at ten edit rates and pages of one template. Timed: the step deduplicate_documents from Parquet documents to
+survivors, on a Spark session of two cores that is up (one small corpus goes through first), and datatrove's four MinHash steps with two
+workers, in .venv-peers, from JSONL to JSONL, as it comes (`peer`, `ratio`) and with words by white space instead of its tokenizer's
+(`white_space`); one after the other in one call. CPU seconds count all processes: on a busy machine they say
+more. Truth: all pairs by an inverted index over the shingles (exact, NumPy). Memory: the largest resident set of the driver's Java
+process, and what Python's grew by while the step ran, sampled ten times a second.
+--no-peer leaves datatrove out: for scaling, compare --documents N with ten times N.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+
+from benchmarks.inputs.dedup_corpus import NUM_DOCUMENTS, Corpus, LabelledSet, build_corpus, labelled_sets, read_corpus
+from benchmarks.results import WRITE_FLAG, report
+from configs.schema import DeduplicationRecipe, SparkResources
+from infra.code_digest import ROOT
+from infra.spark import spark_session, stop_spark
+from infra.step import Output
+from tasks.data.deduplication.deduplicate_documents import DeduplicatedDocuments, deduplicate_documents
+from tasks.data.deduplication.earlier_documents import EarlierDocuments
+from tasks.data.deduplication.edge_components import smallest_members
+from tasks.data.deduplication.minhash import jaccard_counts, shingle_sets
+from tests.support.given_documents import given_document, given_documents
+
+RECIPE = DeduplicationRecipe(ngram_size=5, num_permutations=128, threshold=0.7, max_removed_share=1.0, max_cluster_share=1.0, previous=())
+RESOURCES = SparkResources(master="local[2]", driver_memory="512m", executor_memory="512m", shuffle_partitions=2)
+"""512 MB of Java heap: the driver is to stay below 1 GiB, and on a local master it is the executor as well."""
+NUM_WORKERS = 2
+TRUE_SIMILARITY = 0.8
+WARM_UP_DOCUMENTS = 500
+PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One timed deduplication."""
+
+    record: DeduplicatedDocuments
+    seconds: float
+    cpu_seconds: float
+    driver_mib: int
+    kept: np.ndarray
+    """For every document the number of the one that stays in its place."""
+    neighbours: list[dict[str, object]]
+
+
+def cpu_seconds() -> float:
+    """Of this process, its Java process and the Python workers."""
+    own = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in (own, *own.children(recursive=True)))
+
+
+def driver_mib() -> int:
+    """Resident memory of this process and its Java process."""
+    own = psutil.Process()
+    java = [child for child in own.children() if "java" in child.name()]
+    return sum(process.memory_info().rss for process in (own, *java)) >> 20
+
+
+def deduplicate(texts: list[str], directory: Path) -> Run:
+    """The step on these texts as one Parquet file."""
+    shutil.rmtree(directory, ignore_errors=True)
+    documents = [given_document(text, number) for number, text in enumerate(texts)]
+    numbers = {row["id"]: number for number, row in enumerate(documents)}
+    given = given_documents(directory / "given.parquet", documents)
+    del documents
+    output = Output(directory, directory, "benchmark", report=lambda progress: None, log_metrics=lambda rows: None)
+    corpus_mib = psutil.Process().memory_info().rss >> 20
+    peak, is_over = [0], threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.1):
+            peak[0] = max(peak[0], driver_mib() - corpus_mib)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    started, cpu = time.monotonic(), cpu_seconds()
+    record = deduplicate_documents(documents=given, previous=EarlierDocuments([], []), recipe=RECIPE, resources=RESOURCES, output=output)
+    seconds, cpu = time.monotonic() - started, cpu_seconds() - cpu
+    is_over.set()
+    watcher.join()
+    kept = np.arange(len(texts))
+    for row in pq.read_table(directory / "dropped.parquet", columns=["id", "kept_id"]).to_pylist():
+        kept[numbers[row["id"]]] = numbers[row["kept_id"]]
+    return Run(record, seconds, cpu, peak[0], kept, pq.read_table(directory / "neighbours.parquet").to_pylist())
+
+
+def run_datatrove(texts: list[str], directory: Path, words: str) -> dict[str, Any]:
+    """datatrove's steps on the same texts, in as many files as workers."""
+    (directory / "input").mkdir(parents=True)
+    for worker in range(NUM_WORKERS):
+        lines = (json.dumps({"id": str(number), "text": texts[number]}) + "\n" for number in range(worker, len(texts), NUM_WORKERS))
+        with gzip.open(directory / "input" / f"{worker}.jsonl.gz", "wt", compresslevel=1, encoding="utf-8") as file:
+            file.writelines(lines)
+    script = ROOT / "benchmarks" / "peers" / "dedup_datatrove.py"
+    command = [str(PEERS_PYTHON), str(script), str(directory / "input"), str(directory / "output"), str(NUM_WORKERS), words]
+    spent: dict[int, float] = {}
+    with open(directory / "stdout", "w+") as stdout, open(directory / "stderr", "w") as stderr:
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+        # Its workers are children of a fork server, whose times nobody inherits: sampled while they live.
+        while process.poll() is None:
+            for child in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    spent[child.pid] = sum(child.cpu_times()[:2])
+            time.sleep(0.2)
+    if process.returncode:
+        raise SystemExit(f"datatrove failed:\n{(directory / 'stderr').read_text()[-2000:]}")
+    found = json.loads((directory / "stdout").read_text().splitlines()[-1])
+    return {**found, "total": sum(found["seconds"].values()), "cpu_seconds": sum(spent.values())}
+
+
+def true_pairs(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(left, right, similarity) of all pairs of TRUE_SIMILARITY or more. Exact: two such sets share one of the rarest shingles of each,
+    as many as fit under the similarity (prefix filter); whoever shares one is compared."""
+    parts = [shingle_sets(texts[start : start + 500], RECIPE.ngram_size) for start in range(0, len(texts), 500)]
+    shingles = np.concatenate([values for values, _ in parts])
+    sizes = np.concatenate([np.diff(offsets) for _, offsets in parts])
+    offsets = np.concatenate(([0], np.cumsum(sizes)))
+    owners = np.repeat(np.arange(len(texts)), sizes)
+    _, places, counts = np.unique(shingles, return_inverse=True, return_counts=True)
+    order = np.lexsort((places, counts[places], owners))
+    rank = np.arange(len(shingles)) - np.repeat(offsets[:-1], sizes)
+    in_prefix = rank < np.repeat(sizes - np.ceil(TRUE_SIMILARITY * sizes).astype(np.int64) + 1, sizes)
+    rare = order[in_prefix & (counts[places[order]] > 1)]
+    rare = rare[np.lexsort((owners[rare], places[rare]))]
+    keys, documents = places[rare], owners[rare]
+    found = set()
+    distance = 1
+    while len(keys) > distance and (is_pair := keys[distance:] == keys[:-distance]).any():
+        left = np.flatnonzero(is_pair)
+        found.update((documents[left] * len(texts) + documents[left + distance]).tolist())
+        distance += 1
+    codes = np.array(sorted(found), dtype=np.int64)
+    left, right = codes // len(texts), codes % len(texts)
+    shared, union = jaccard_counts(shingles, offsets, left, right)
+    is_true = shared >= TRUE_SIMILARITY * union
+    return left[is_true], right[is_true], shared[is_true] / union[is_true]
+
+
+def accuracy(labelled: LabelledSet, directory: Path) -> dict[str, object]:
+    """Of the pairs that people call duplicates those that fell together, and of those that did the share that people call so."""
+    kept = deduplicate(labelled.texts, directory).kept
+    if labelled.judged is not None:
+        levels = sorted(set(labelled.judged.values()))
+        together = {level: [kept[low] == kept[high] for (low, high), name in labelled.judged.items() if name == level] for level in levels}
+        return {f"together_at_{level}": f"{sum(found)} of {len(found)}" for level, found in together.items()}
+    found = {(low, high) for low in range(len(kept)) for high in range(low + 1, len(kept)) if kept[low] == kept[high]}
+    right = len(found & labelled.pairs)
+    return {
+        "pairs": len(labelled.pairs),
+        "recall": round(right / len(labelled.pairs), 4),
+        "precision": round(right / max(len(found), 1), 4),
+    }
+
+
+def truth_figures(texts: list[str], run: Run) -> dict[str, object]:
+    """Recall against all pairs, and what must hold of every removed document and every component."""
+    left, right, _ = true_pairs(texts)
+    recall = float((run.kept[left] == run.kept[right]).mean()) if len(left) else 1.0
+    is_kept = run.kept == np.arange(len(texts))
+    roots = smallest_members(len(texts), np.arange(len(texts)), run.kept)
+    num_near = run.record.dropped.get("near_duplicate", 0)
+    assert len(run.neighbours) == num_near and all(row["similarity"] >= RECIPE.threshold for row in run.neighbours)
+    assert (np.bincount(roots, weights=is_kept)[np.unique(roots)] == 1).all(), "a component keeps exactly one document"
+    return {
+        "true_pairs": len(left), "recall": round(recall, 5), "removed": int((~is_kept).sum()), "removed_with_verified_neighbour": num_near,
+        "components_with_one_survivor": len(np.unique(roots)),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Ours, the peer, the truth; one JSON line."""
+    parser = argparse.ArgumentParser(description="near-duplicate detection beside datatrove")
+    parser.add_argument("--input", type=Path, help="directory of *.jsonl.gz with id, text and optionally cluster")
+    parser.add_argument("--documents", type=int, help="how many documents")
+    parser.add_argument("--no-peer", action="store_true", help="leave datatrove out")
+    parser.add_argument(WRITE_FLAG, action="store_true", help="store benchmarks/results/dedup.json")
+    options = parser.parse_args()
+    corpus = read_corpus(options.input, options.documents) if options.input else build_corpus(options.documents or NUM_DOCUMENTS)
+    spark_session(RESOURCES)
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        deduplicate(corpus.texts[:WARM_UP_DOCUMENTS], directory / "warm-up")
+        run = deduplicate(corpus.texts, directory / "ours")
+        megabytes = corpus.num_bytes / 1e6
+        speed = f"{megabytes / run.seconds:.1f} MB/s, driver {run.driver_mib} MiB"
+        print(f"ours: {run.seconds:.2f} s, {run.cpu_seconds:.1f} CPU s, {speed}", flush=True)
+        figures = truth_figures(corpus.texts, run) | _labelled(corpus, run)
+        print(f"truth: {figures}", flush=True)
+        if not options.input:
+            figures["accuracy"] = {labelled.name: accuracy(labelled, directory / labelled.name) for labelled in labelled_sets()}
+        stop_spark()
+        if options.no_peer:
+            print(json.dumps({"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "driver_mib": run.driver_mib, **figures}))
+            return
+        peer, simple = (run_datatrove(corpus.texts, directory / words, words) for words in ("own", "white_space"))
+    for name, found in (("datatrove", peer), ("datatrove, words by white space", simple)):
+        print(f"{name}: {found['total']:.1f} s, {found['cpu_seconds']:.1f} CPU s, {found['seconds']}")
+    report(
+        "dedup", ours=run.seconds, peer=peer["total"], unit="s", lower_is_better=True,
+        white_space={"peer": round(simple["total"], 2), "ratio": round(simple["total"] / run.seconds, 3)},
+        cpu_seconds=round(run.cpu_seconds, 1), peer_cpu_seconds=round(peer["cpu_seconds"], 1),
+        corpus=corpus.name, documents=len(corpus.texts), megabytes=round(megabytes, 1), driver_mib=run.driver_mib,
+        peer_kept=len(peer["kept"]), kept=run.record.num_documents, dropped=run.record.dropped,
+        verified_pairs=run.record.num_verified_pairs, **figures,
+        libraries={name: version(name) for name in ("pyspark", "numpy", "pyarrow", "datasketch")} | {"datatrove": "0.10.1"},
+    )  # fmt: skip
+
+
+def _labelled(corpus: Corpus, run: Run) -> dict[str, object]:
+    """Where the input names clusters: pairs of one cluster that fell together, and pairs that did without being of one."""
+    if corpus.clusters is None:
+        return {}
+    _, own = np.unique(corpus.clusters, return_inverse=True)
+
+    def pairs(groups: np.ndarray) -> int:
+        sizes = np.unique(groups, return_counts=True)[1].astype(np.int64)
+        return int((sizes * (sizes - 1) // 2).sum())
+
+    _, joined = np.unique(run.kept, return_inverse=True)
+    both = pairs(own * (joined.max() + 1) + joined)
+    return {"cluster_recall": round(both / max(pairs(own), 1), 4), "cluster_precision": round(both / max(pairs(joined), 1), 4)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

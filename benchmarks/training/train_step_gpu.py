@@ -1,0 +1,166 @@
+"""Training of a ~3B-parameter mixture of experts on one GPU, ours beside transformers': python -m benchmarks.training.train_step_gpu
+[--write]
+
+Both get the same architecture (3.2 B parameters, 0.9 B of them active), 4 sequences of 4,096 tokens, bfloat16 weights and torch's fused
+AdamW, one after the other so that each peak of memory is its own. Printed: tokens/s, MFU by the formula of model/architecture/counts.py,
+peak memory. Ours: flash attention by SDPA, experts by grouped matrix products, cross-entropy without the full logits, layers compiled.
+Peer: Glm4MoeForCausalLM with SDPA and grouped products. The MTP layer and the router's balancing, which transformers does not have, are
+left out.
+
+This has not been run on a GPU: what was run is its whole path at toy size, `--device cpu --size toy --peak-tflops 0.2 --no-compile`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.results import WRITE_FLAG, report
+from configs.schema import ModelRecipe
+from model.architecture.counts import count_parameters, training_flops_per_token
+
+LARGE = ModelRecipe(
+    vocab_size=65_536, hidden_size=2048, intermediate_size=6144, moe_intermediate_size=1024, num_hidden_layers=18,
+    first_k_dense_replace=1, n_routed_experts=24, n_shared_experts=1, num_experts_per_tok=4, routed_scaling_factor=2.5,
+    norm_topk_prob=True, n_group=1, topk_group=1, num_attention_heads=16, num_key_value_heads=4, head_dim=128, attention_bias=True,
+    use_qk_norm=True, partial_rotary_factor=0.5, rope_theta=10_000.0, max_position_embeddings=4096, rms_norm_eps=1e-5,
+    initializer_range=0.02, tie_word_embeddings=False, num_nextn_predict_layers=0,
+)  # fmt: skip
+TOY = LARGE.model_copy(
+    update={
+        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32, "num_hidden_layers": 2,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    }
+)  # fmt: skip
+SIZES = {"3b": (LARGE, 4096), "toy": (TOY, 64)}
+"""Architecture and sequence length."""
+PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "H800": 989.0, "A100": 312.0}
+"""Dense bfloat16, by a part of the device's name (NVIDIA's data sheets, SXM)."""
+
+
+class Measured(NamedTuple):
+    tokens_per_second: float
+    peak_gib: float
+    """0 on a CPU."""
+    loss: float
+
+
+def our_loss(recipe: ModelRecipe, device: torch.device, *, compiles: bool) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    from model.architecture.transformer import Glm4Moe
+
+    with device:
+        model = Glm4Moe(recipe).bfloat16()
+    if compiles:
+        for layer in model.model.layers:
+            layer.compile()
+
+    def loss(token_ids: Tensor) -> Tensor:
+        losses = model(token_ids[:, :-1], target_ids_BT=token_ids[:, 1:]).losses
+        assert losses is not None
+        return losses.lm
+
+    return model, loss
+
+
+def their_loss(recipe: ModelRecipe, device: torch.device, *, compiles: bool) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    fields = {name: value for name, value in recipe.model_dump().items() if name != "num_nextn_predict_layers"}
+    with device:
+        config = Glm4MoeConfig(**fields, attn_implementation="sdpa")  # pyright: ignore[reportCallIssue]
+        model = Glm4MoeForCausalLM(config).bfloat16()
+    if compiles:
+        for layer in model.model.layers:
+            layer.compile()
+
+    def loss(token_ids: Tensor) -> Tensor:
+        return model(input_ids=token_ids[:, :-1], labels=token_ids[:, :-1], shift_labels=token_ids[:, 1:].contiguous()).loss
+
+    return model, loss
+
+
+Build = Callable[..., tuple[nn.Module, Callable[[Tensor], Tensor]]]
+
+
+def measure(build: Build, recipe: ModelRecipe, length: int, given: argparse.Namespace) -> Measured:
+    """The median step after the warm-up ones, in which the layers are compiled."""
+    device = torch.device(given.device)
+    is_gpu = device.type == "cuda"
+    torch.manual_seed(46)
+    if is_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    model, loss_of = build(recipe, device, compiles=given.compile)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    token_ids = torch.randint(recipe.vocab_size, (given.sequences, length + 1), device=device)
+    seconds, last = [], float("nan")
+    for _ in range(given.warmup + given.steps):
+        started = time.perf_counter()
+        loss = loss_of(token_ids)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        last = loss.item()  # waits for the loss
+        if is_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if is_gpu else 0.0
+    return Measured(given.sequences * length / statistics.median(seconds[given.warmup :]), peak, last)
+
+
+def peak_flops(given: argparse.Namespace) -> float:
+    """Of the device. Raises ValueError where it is not known and not given."""
+    if given.peak_tflops is not None:
+        return given.peak_tflops * 1e12
+    name = torch.cuda.get_device_name() if given.device == "cuda" else given.device
+    known = [tflops for part, tflops in PEAK_TFLOPS.items() if part in name]
+    if not known:
+        raise ValueError(f"peak of {name} unknown (known: {', '.join(PEAK_TFLOPS)}): give --peak-tflops, dense bfloat16")
+    return known[0] * 1e12
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure both and print the result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--size", choices=tuple(SIZES), default="3b")
+    parser.add_argument("--sequences", type=int, default=4, help="per step")
+    parser.add_argument("--warmup", type=int, default=4, help="steps before those that count")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--peak-tflops", type=float, default=None, help="of the device, dense bfloat16, where its name is not known")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the layers of both models")
+    parser.add_argument(WRITE_FLAG, action="store_true", help="store the result in benchmarks/results/")
+    given = parser.parse_args(arguments)
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("no CUDA device here: run it on a machine with one, or see the path at toy size by --device cpu --size toy")
+    recipe, length = SIZES[given.size]
+    try:
+        peak = peak_flops(given)
+    except ValueError as error:
+        parser.error(str(error))
+    flops = training_flops_per_token(recipe, length)
+    found: dict[str, Measured] = {}
+    for name, build in (("ours", our_loss), ("transformers", their_loss)):
+        found[name] = measure(build, recipe, length, given)
+        gc.collect()
+        if given.device == "cuda":
+            torch.cuda.empty_cache()
+        speed, gib, loss = found[name]
+        print(f"{name}: {speed:,.0f} tokens/s, MFU {speed * flops / peak:.1%}, peak {gib:.1f} GiB, last loss {loss:.3f}", flush=True)
+    ours, peer = found["ours"], found["transformers"]
+    report(
+        "train_step_gpu", ours=ours.tokens_per_second, peer=peer.tokens_per_second, unit="tokens/s",
+        mfu=round(ours.tokens_per_second * flops / peak, 4), peer_mfu=round(peer.tokens_per_second * flops / peak, 4),
+        peak_gib=round(ours.peak_gib, 2), peer_peak_gib=round(peer.peak_gib, 2), num_parameters=count_parameters(recipe).total,
+        sequence_length=length, num_sequences=given.sequences, device=given.device, size=given.size, is_compiled=given.compile,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""The command line `glm46`: run, plan, stage, chat, serve, up, down, jobs, adopt, doctor, lineage.
+
+Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_errors
+
+if TYPE_CHECKING:
+    from configs.schema import Scale
+    from infra.home import Home
+    from infra.model_registry import RegisteredVersion
+    from infra.store import Store
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw documents to a promoted, served model."
+)
+
+lineage_app = typer.Typer(no_args_is_help=True, help="What a model is made of; what became of a document. Needs no server.")
+app.add_typer(lineage_app, name="lineage")
+
+jobs_app = typer.Typer(no_args_is_help=True, help="Training jobs, which run detached from the run that started them.")
+app.add_typer(jobs_app, name="jobs")
+
+SCALE = Annotated[str, typer.Argument(metavar="SCALE|FILE.yaml", help="micro, tiny, ... or a YAML file of your own")]
+JSON = Annotated[bool, typer.Option("--json", help="end with one JSON line on standard output")]
+STORE = Annotated[str | None, typer.Option(metavar="URI", help="a directory or s3://bucket/prefix; by default $GLM46_HOME/store")]
+PLACE = "DIR|s3://BUCKET/PREFIX|hf://OWNER/NAME"
+STAGE_NAMES = (
+    "extract, boilerplate, score, deduplicate, semantic, filter, personal_data, synthesize (without --input), seed_variations, "
+    "decontaminate, tokenizer or shards"
+)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    assert_packages_are_ours()
+    app()
+
+
+def assert_packages_are_ours() -> None:
+    """The top-level packages have common names: make sure that each one is this project's."""
+    import configs
+    import data_contracts
+    import infra
+    import model
+    import tasks
+
+    root = Path(__file__).resolve().parents[2]
+    for package in (configs, data_contracts, infra, model, tasks):
+        found = Path(package.__path__[0]).resolve()
+        if found.parent != root:
+            sys.exit(
+                f"package {package.__name__} is loaded from {found}, not from {root}: run glm46 from another directory or clear PYTHONPATH"
+            )
+
+
+@app.command()
+def run(
+    scale: SCALE,
+    store: STORE = None,
+    data: Annotated[str | None, typer.Option(metavar=PLACE, help="your documents; by default what this machine has: Python's own")] = None,
+    from_stage: Annotated[str | None, typer.Option("--from", metavar="STAGE", help="enter at this phase, or at release_model")] = None,
+    start: Annotated[str | None, typer.Option(metavar="CHECKPOINT|HF_DIR|ALIAS", help="the weights to enter with")] = None,
+    until: Annotated[str | None, typer.Option(metavar="STAGE", help="leave after prepare_data, a phase, or release_model")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Run the pipeline at a scale: raw documents to a promoted, served model."""
+    with usage_errors():
+        from configs.load import load_scale
+        from flows.cli.native_code import warn_of_missing_code
+        from flows.parameters import existing_data
+        from flows.stages import choose_stages
+        from infra.doctor import check_compiler, check_java, check_room, check_spark_master, require
+        from infra.home import open_home
+        from infra.open_store import open_store
+        from tasks.data.sources.remote_sources import is_remote, refuse_missing_place
+
+        configuration = load_scale(scale)
+        choose_stages(configuration, from_stage, start, until)
+        if data is not None:
+            existing_data(data)
+            if is_remote(data):
+                refuse_missing_place(data)
+        home = open_home()
+        opened = open_store(store, home)
+        require(
+            check_java(), check_compiler(), check_spark_master(configuration.data.resources.master), *check_room(home, opened.staging_root)
+        )
+        if start is not None:
+            from flows.check_start import check_start
+            from infra.model_registry import open_registry
+
+            check_start(configuration, start, opened, lambda: open_registry(home))
+        warn_of_missing_code()
+    code = EXIT_FAILED
+    try:
+        from flows.cli.interruption import interruptible
+
+        with failures(home, opened.staging_root), interruptible(home):
+            from flows.cli.run_pipeline import run_pipeline
+            from flows.show.outcome import print_outcome
+
+            outcome = run_pipeline(home, scale, store, data, from_stage, start, until)
+            print_outcome(outcome)
+            if as_json:
+                print(outcome.model_dump_json(), flush=True)
+            code = EXIT_REFUSED if outcome.reasons else 0
+    finally:
+        _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process at once: everything is committed, and Prefect's exit handlers wait without limit for a server that was killed."""
+    from infra.spark import stop_spark
+
+    try:
+        stop_spark()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+@app.command()
+def plan(scale: SCALE, as_json: JSON = False) -> None:
+    """Print what a scale means: parameters, tokens, steps, memory, phases. Computes nothing."""
+    with usage_errors():
+        from configs.load import load_scale
+        from tasks.training.plan.plan_training import plan_training
+
+        planned = plan_training(load_scale(scale))
+        print(planned.model_dump_json() if as_json else planned.describe())
+
+
+@app.command()
+def stage(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=STAGE_NAMES)],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="a new directory for documents and evidence, outside --input")],
+    documents: Annotated[str | None, typer.Option("--input", metavar=PLACE, help="your documents, or an earlier stage's output")] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="SCALE|FILE.yaml", help="whose data section holds; by default full's recipe, run on this machine"),
+    ] = None,
+    as_json: JSON = False,
+) -> None:
+    """Run one data stage alone on a directory; docs/data.md says what each does. Needs no server."""
+    with usage_errors():
+        from flows.cli.single_stage import open_stage
+        from infra.doctor import check_java, require
+        from infra.home import open_home
+
+        home = open_home()
+        run_stage = open_stage(name, documents, output, config, home)
+        require(check_java())
+    from flows.cli.interruption import interruptible
+
+    with failures(home, output.parent), interruptible(home):
+        outcome = run_stage()
+        print(outcome.model_dump_json() if as_json else outcome.describe())
+
+
+@app.command()
+def chat(
+    scale: Annotated[str, typer.Option(help="whose model")] = "tiny",
+    alias: Annotated[str, typer.Option(help="which version: champion, a phase's name, ...")] = "champion",
+    prompt: Annotated[str | None, typer.Option(help="answer this one and leave; otherwise read lines from the terminal")] = None,
+    max_tokens: int = 64,
+    temperature: float = 0.0,
+    store: STORE = None,
+) -> None:
+    """Talk to a model, by default the promoted one, served by llama.cpp on loopback."""
+    with usage_errors():
+        home, configuration, version, opened = _chosen_version(scale, alias, store)
+    with failures(home):
+        from flows.cli.serve_model import complete, served_model
+
+        with suppress(KeyboardInterrupt), served_model(home, configuration, version, opened, port=None) as served:
+            lines = [prompt] if prompt is not None else _terminal_lines()
+            for line in lines:
+                for piece in complete(served, line, max_tokens, temperature):
+                    print(piece, end="", flush=True)
+                print()
+
+
+@app.command()
+def serve(
+    scale: Annotated[str, typer.Option(help="whose model")] = "tiny",
+    alias: Annotated[str, typer.Option(help="which version: champion, a phase's name, ...")] = "champion",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8000,
+    store: STORE = None,
+) -> None:
+    """Serve a model, by default the promoted one, with an OpenAI-compatible API on loopback until interrupted."""
+    with usage_errors():
+        home, configuration, version, opened = _chosen_version(scale, alias, store)
+    with failures(home):
+        from flows.cli.serve_model import served_model
+
+        with suppress(KeyboardInterrupt), served_model(home, configuration, version, opened, port=port) as served:
+            print(f"{served.name} ({alias}) at {served.url}/v1 (Ctrl-C ends it)", flush=True)
+            served.wait()
+
+
+def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Scale, RegisteredVersion, Store]:
+    from configs.load import load_scale
+    from flows.cli.serve_model import find_version
+    from infra.home import open_home
+    from infra.open_store import open_store
+
+    configuration, home = load_scale(scale), open_home()
+    return home, configuration, find_version(home, configuration, alias), open_store(store, home)
+
+
+@app.command()
+def up(
+    prefect_port: Annotated[int, typer.Option(min=1, max=65535, help="Prefect's server and UI")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="MLflow's server and UI")] = 5000,
+) -> None:
+    """Start Prefect and MLflow servers, deploy the flow and start a worker; all on loopback, until `glm46 down`."""
+    with usage_errors():
+        from infra.home import open_home
+
+        home = open_home()
+    with failures(home):
+        from flows.cli.deployment import bring_up
+        from infra.server_password import environment_path, password_path
+
+        urls = bring_up(home, prefect_port, mlflow_port)
+        print(f"Prefect  {urls.prefect} (its UI asks for the line in {password_path(home)})\nMLflow   {urls.mlflow}\n")
+        print(f". {environment_path(home)} && prefect deployment run glm46/full-pipeline --param scale=tiny --watch")
+
+
+@app.command()
+def down() -> None:
+    """End what `glm46 up` started; databases and artifacts stay."""
+    with usage_errors():
+        from flows.cli.deployment import bring_down
+        from infra.home import open_home
+
+        print(f"{bring_down(open_home())} processes ended")
+
+
+@app.command()
+def adopt(
+    old: Annotated[str, typer.Argument(help="key of the work, as `run --json` printed it")],
+    new: Annotated[str, typer.Argument(help="key that the newer code asks for")],
+    reason: Annotated[str, typer.Option(help="why the older code's result stands; kept in manifest and report")],
+    store: STORE = None,
+) -> None:
+    """Let work done under older code stand, or continue, under newer code."""
+    with usage_errors():
+        from infra.adoption import adopt as adopt_work
+        from infra.home import open_home
+        from infra.open_store import open_store
+
+        home = open_home()
+        print(adopt_work(open_store(store, home), home, old, new, reason))
+
+
+@app.command()
+def doctor(
+    scale: Annotated[str | None, typer.Option(help="also look for the schedulers that this scale submits to")] = None,
+    store: STORE = None,
+    deep: Annotated[bool, typer.Option(help="read every file of the store and compare checksums")] = False,
+    as_json: JSON = False,
+) -> None:
+    """Look for what can be missing or broken, and say the fix."""
+    with usage_errors():
+        from configs.load import load_scale
+        from flows.cli.native_code import native_code
+        from infra.doctor import Check, check_launchers, check_machine, check_store
+        from infra.doctor import as_json as to_json
+        from infra.home import open_home
+        from infra.open_store import open_store
+        from tasks.data.sandbox.code_sandbox import find_isolation
+
+        home = open_home()
+        launchers = [] if scale is None else [phase.resources.launcher for phase in load_scale(scale).phases]
+        isolation, problem = find_isolation()
+        fix = "" if isolation else "only solutions to be run need it: install bubblewrap (Debian: apt-get install bubblewrap)"
+        sandbox = Check("sandbox", True, isolation or f"none: {problem}", fix)
+        checks = [*check_machine(home), native_code(), sandbox]
+        checks += [*check_launchers(launchers), *check_store(open_store(store, home), deep)]
+    if as_json:
+        print(to_json(checks))
+    else:
+        for check in checks:
+            print(f"{'ok' if check.passed else 'MISSING':<8} {check.name:<16} {check.found}{f'; {check.fix}' if check.fix else ''}")
+    raise typer.Exit(0 if all(check.passed for check in checks) else EXIT_FAILED)
+
+
+@jobs_app.command("list")
+def jobs_list() -> None:
+    """Jobs of this home whose work is not committed: key, phase, state, start and directory."""
+    with usage_errors():
+        from flows.cli.jobs import list_jobs
+        from infra.home import open_home
+
+        for job in list_jobs(open_home()):
+            print(job.describe())
+
+
+@jobs_app.command("stop")
+def jobs_stop(
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="or its first digits; without one, all that run")] = None,
+) -> None:
+    """Let running jobs save and end; `glm46 run` continues them."""
+    with usage_errors():
+        from flows.cli.jobs import stop_jobs
+        from infra.home import open_home
+
+        for job in stop_jobs(open_home(), key):
+            print(job.describe())
+
+
+@lineage_app.command("model")
+def lineage_model(
+    name: Annotated[str, typer.Argument(metavar="ALIAS|VERSION", help="champion, sft, 3, ...")],
+    scale: Annotated[str, typer.Option(help="whose model")] = "tiny",
+    store: STORE = None,
+    records: Annotated[Path | None, typer.Option(metavar="FILE.parquet", help="write every trained document here as well")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Phases, packed orders, shards, tokenizer, data steps with what they dropped, sources down to record offsets."""
+    with usage_errors():
+        from flows.cli.trace_lineage import lineage_of_model
+
+        found = lineage_of_model(name, scale, store, records)
+    print(found.model_dump_json() if as_json else found.describe())
+
+
+@lineage_app.command("document")
+def lineage_document(
+    identity: Annotated[str, typer.Argument(metavar="ID", help="16 hex digits")], store: STORE = None, as_json: JSON = False
+) -> None:
+    """Every step that dropped the document, every phase that was trained on it, every model that came of that."""
+    with usage_errors():
+        from flows.cli.trace_lineage import lineage_of_document
+
+        found = lineage_of_document(identity, store)
+    print(found.model_dump_json() if as_json else found.describe())
+
+
+def _terminal_lines() -> Iterator[str]:
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return

@@ -1,0 +1,63 @@
+"""Ctrl-C, SIGTERM and a closed terminal end a command within seconds, with one sentence that says what goes on without it.
+
+The signal is seen by a thread, through the interpreter's wake-up descriptor: Prefect and PySpark put handlers of their own in the place
+of any other, and the main thread may be inside a call that takes minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from flows.cli.command_errors import EXIT_FAILED
+from flows.cli.jobs import running_jobs
+from infra.home import Home
+
+STANDARD_ERROR = 2
+"""Kept from the start: while Spark starts, the descriptor leads to Spark's log."""
+GRACE_SECONDS = 2.0
+"""For the main thread to end in order: a flow run to be marked, servers and Spark to stop. What is left undone the next run repairs."""
+
+
+@contextmanager
+def interruptible(home: Home) -> Iterator[None]:
+    """End the process soon after a signal that asks for it, whatever the block does; a second signal ends it at once."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP, and that holds
+            signal.signal(number, signal.default_int_handler)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    terminal, is_announced = os.dup(STANDARD_ERROR), threading.Event()
+    threading.Thread(target=_leave_on_signal, args=(reader, terminal, home, is_announced), daemon=True).start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        is_announced.wait(GRACE_SECONDS)
+        raise SystemExit(EXIT_FAILED) from None
+    finally:
+        signal.set_wakeup_fd(previous)
+        os.close(writer)
+        os.close(terminal)
+
+
+def _leave_on_signal(reader: int, terminal: int, home: Home, is_announced: threading.Event) -> None:
+    if not os.read(reader, 1):
+        return  # the block has ended
+    with suppress(OSError):  # the terminal may be gone
+        os.write(terminal, f"\nglm46: interrupted; run again to continue{_what_goes_on(home)}\n".encode())
+    is_announced.set()
+    select.select([reader], [], [], GRACE_SECONDS)
+    os._exit(EXIT_FAILED)
+
+
+def _what_goes_on(home: Home) -> str:
+    jobs = running_jobs(home)
+    if not jobs:
+        return ""
+    names = " and ".join(f"{job.phase} ({job.short_key})" for job in jobs)
+    return f". The training of {names} goes on detached: `glm46 jobs list` shows it, `glm46 jobs stop` lets it save and end"

@@ -1,0 +1,67 @@
+"""`glm46 jobs`: training jobs of this home, which run detached and outlive the run that started them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from infra.home import Home
+from infra.launchers import JobHandle, JobState, LocalLauncher, final_state
+from infra.supervisor import is_locked, read_job_file
+from tasks.training.state.job import JOB_FILE
+
+KEY_DIGITS = 12
+"""Of a step key, as the commands print it."""
+GRACE_SECONDS = 120
+"""For a job to finish its optimizer step and save."""
+
+
+@dataclass(frozen=True)
+class TrainingJobState:
+    """A job that was submitted and whose work is not committed yet."""
+
+    key: str
+    phase: str
+    state: JobState
+    started: str
+    directory: Path
+
+    @property
+    def short_key(self) -> str:
+        return self.key[:KEY_DIGITS]
+
+    def describe(self) -> str:
+        return f"{self.short_key}  {self.phase:<24} {self.state:<12} {self.started}  {self.directory}"
+
+
+def list_jobs(home: Home) -> list[TrainingJobState]:
+    """Jobs of this machine in the order of their start."""
+    jobs = []
+    for key in LocalLauncher(home.work_root).job_keys():
+        directory = home.work_dir(key)
+        with suppress(FileNotFoundError):  # committed in this moment, its directory removed
+            phase = json.loads((directory / JOB_FILE).read_text())["recipe"]["phase"]
+            if (job := read_job_file(directory)) is not None:
+                state = "running" if is_locked(directory) else final_state(job.exit_code)
+                jobs.append(TrainingJobState(key, phase, state, f"{datetime.fromtimestamp(job.started_at):%Y-%m-%d %H:%M:%S}", directory))
+    return sorted(jobs, key=lambda job: job.started)
+
+
+def running_jobs(home: Home) -> list[TrainingJobState]:
+    """Those that run now."""
+    return [job for job in list_jobs(home) if job.state == "running"]
+
+
+def stop_jobs(home: Home, key: str | None) -> list[TrainingJobState]:
+    """Let the running jobs whose key begins so, or all, save and leave; returns them as they are then. Raises ValueError if none runs."""
+    chosen = [job for job in running_jobs(home) if key is None or job.key.startswith(key)]
+    if not chosen:
+        raise ValueError(f"no job{'' if key is None else f' with key {key}'} runs: `glm46 jobs list` shows those there are")
+    launcher = LocalLauncher(home.work_root)
+    for job in chosen:
+        launcher.cancel(JobHandle(job.key), GRACE_SECONDS)
+    keys = {job.key for job in chosen}
+    return [job for job in list_jobs(home) if job.key in keys]

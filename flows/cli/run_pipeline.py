@@ -1,0 +1,72 @@
+"""Runs the flow from the command line: servers up, environment set, flow called, servers down."""
+
+from __future__ import annotations
+
+import os
+
+from infra.home import Home
+from infra.server_password import CLIENT_VARIABLE, api_password
+from infra.servers import HEARTBEAT_SECONDS, TELEMETRY_OFF, ServerUrls, ask_databases, read_servers_file, running_servers, silent_servers
+
+DRAIN_SECONDS = 5
+MLFLOW_RETRIES = 2
+"""Of one request; MLflow's own seven take minutes, without a word."""
+WORKER_QUERY_SECONDS = 3
+"""Between a run that was asked for and its start; the server is on the same machine."""
+
+
+def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
+    """What Prefect and MLflow read when they are imported."""
+    os.environ.update(TELEMETRY_OFF)
+    os.environ.update(
+        {
+            "GLM46_HOME": str(home.root),
+            "PREFECT_HOME": str(home.prefect_dir),
+            "PREFECT_API_URL": f"{prefect_url}/api",
+            CLIENT_VARIABLE: api_password(home),
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+            "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_SECONDS),
+            "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the stage log speaks to the terminal, Prefect's to its UI
+            "MLFLOW_TRACKING_URI": mlflow_url,
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(MLFLOW_RETRIES),
+            "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait cost whole cores on a busy machine
+            "MLFLOW_LOGGING_LEVEL": "WARNING",
+            "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        }
+    )
+
+
+def run_pipeline(home: Home, scale: str, store: str | None, data: str | None, from_stage: str | None, start: str | None, until: str | None):
+    """Call the flow `glm46` on servers that answer; returns its RunOutcome. Raises what the failed stage raised."""
+    with running_servers(home, print) as servers:
+        set_environment(home, servers.prefect, servers.mlflow)
+        from flows.cli.silent_runs import crash_dead_runs
+        from flows.full_pipeline import full_pipeline
+
+        if servers != read_servers_file(home):  # private servers: whoever ran before on these databases has ended
+            crash_dead_runs(lambda flow_run: True)
+        try:
+            return full_pipeline(scale=scale, store=store, data=data, from_stage=from_stage, start=start, until=until)
+        except Exception as error:
+            _blame_servers(home, servers, error)
+            raise
+        finally:
+            _send_waiting_logs_and_events()
+
+
+def _blame_servers(home: Home, servers: ServerUrls, error: Exception) -> None:
+    """Raises RuntimeError where a server is why the run failed: it has stopped, or its database does not answer."""
+    silent = silent_servers(servers)
+    if silent:
+        logs = ", ".join(str(home.run_dir / f"{name}.log") for name in silent)
+        raise RuntimeError(f"the {' and '.join(silent)} server stopped during the run ({logs}): run again to continue") from error
+    ask_databases(home, servers)
+
+
+def _send_waiting_logs_and_events() -> None:
+    """While the server still runs; at exit Prefect would wait for it."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    APILogWorker.drain_all(timeout=DRAIN_SECONDS)
+    EventsWorker.drain_all(timeout=DRAIN_SECONDS)

@@ -1,0 +1,94 @@
+"""Serves a registered version on this machine with llama.cpp; what `glm46 chat` and `glm46 serve` use. No pipeline server is started."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn
+
+from configs.schema import ReleaseRecipe, Scale
+from infra.home import Home
+from infra.model_registry import CHAT_TAG, GGUF_TAG, RegisteredVersion, describe_aliases, model_name, open_registry, resolve_alias
+from infra.model_server import SERVED_TYPE, ModelServer, running_model_server
+from infra.step import Artifact
+from infra.store import Store
+from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
+from tasks.training.state.trained_checkpoint import TrainedCheckpoint
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A server that answers, and what it serves."""
+
+    name: str
+    url: str
+    server: ModelServer
+    is_chat_trained: bool
+    """Whether it knows the chat template; else it continues text."""
+    enable_thinking: bool
+    """Whether it is asked to reason before it answers: as in its evaluation."""
+
+    def wait(self) -> NoReturn:
+        """Block until interrupted. Raises RuntimeError when the server ends by itself."""
+        code = self.server.process.wait()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        raise RuntimeError(f"the model server {how}; its log is {self.server.log_path}. Start it again")
+
+
+def find_version(home: Home, scale: Scale, alias: str) -> RegisteredVersion:
+    """The version of a scale's model that an alias names. Raises ValueError where nothing has that alias."""
+    name, client = model_name(scale.scale), open_registry(home)
+    version = resolve_alias(client, name, alias)
+    if version is None:
+        raise ValueError(
+            f"no version of model {name} has the alias {alias} under {home.root} ({describe_aliases(client, name)}): name one of them, "
+            f"or run `glm46 run {scale.scale}`"
+        )
+    return version
+
+
+@contextmanager
+def served_model(home: Home, scale: Scale, version: RegisteredVersion, store: Store, port: int | None) -> Iterator[ServedModel]:
+    """A server of a registered version, for the length of the block. `port` None takes a free one."""
+    name = model_name(scale.scale)
+    gguf = _gguf_files(store, version, scale.release.recipe)
+    path = gguf.path(gguf.record.file_names[SERVED_TYPE])
+    resources = scale.serving.resources.model_copy(update={"port": port or 0})
+    with running_model_server(path, resources, home.run_dir / f"serve-{scale.scale}.log", alias=name) as server:
+        yield ServedModel(
+            f"{name} version {version.version}", server.url, server, is_chat_trained=version.tag(CHAT_TAG) == "true",
+            enable_thinking=scale.evaluation.recipe.enable_thinking,
+        )  # fmt: skip
+
+
+def _gguf_files(store: Store, version: RegisteredVersion, recipe: ReleaseRecipe) -> Artifact[GgufFiles]:
+    """The version's GGUF files: of a release as it made them, of another phase converted here, once."""
+    if GGUF_TAG in version.tags:
+        return store.load(version.tag(GGUF_TAG), GgufFiles)
+    checkpoint = store.load(version.key, TrainedCheckpoint)
+    identity = convert_to_gguf.identity(recipe, {"checkpoint": checkpoint})
+    gguf, _ = store.find_or_compute(
+        convert_to_gguf, identity, lambda output: convert_to_gguf(checkpoint=checkpoint, recipe=recipe, output=output),
+        lambda progress: print(f"converting version {version.version} to GGUF: {progress.message}", file=sys.stderr), print,
+    )  # fmt: skip
+    return gguf
+
+
+def complete(served: ServedModel, prompt: str, max_tokens: int, temperature: float) -> Iterator[str]:
+    """Pieces of the answer, as they are generated: to a message where the model was trained on conversations, else a continuation."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    name = served.name.split()[0]
+    if not served.is_chat_trained:
+        pieces = client.completions.create(model=name, prompt=prompt, max_tokens=max_tokens, temperature=temperature, stream=True)
+        yield from (chunk.choices[0].text for chunk in pieces if chunk.choices)
+        return
+    chunks = client.chat.completions.create(
+        model=name, messages=[{"role": "user", "content": prompt}], max_tokens=max_tokens, temperature=temperature, stream=True,
+        extra_body={"chat_template_kwargs": {"enable_thinking": served.enable_thinking}},
+    )  # fmt: skip
+    yield from (chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)

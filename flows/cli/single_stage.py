@@ -1,0 +1,244 @@
+"""One data stage alone on a user's directory: `glm46 stage NAME --input DIR --output DIR`. No server is needed.
+
+A directory of sources is ingested, extracted and, where the stage looks at scores, scored first; the output of an earlier stage is taken
+as it is. Everything is computed through the home's store, so what was computed before is found. --output is locked while a stage runs, and
+its files appear when all are there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from configs.load import load_scale
+from configs.schema import DataRecipe, SparkResources
+from flows.cli.stage_output import UNFINISHED, StageOutcome, check_output, has_left_out, locked_output, write_output
+from flows.running.spark_progress import watched_jobs
+from flows.running.stage_log import StageLog, StageResult, key_figures
+from infra.home import Home
+from infra.open_store import open_store
+from infra.spark import stop_spark
+from infra.step import Artifact, Digested, Progress, R, Step
+from infra.store import Store
+from tasks.data.complete_documents import CompleteDocuments, DocumentFiles, complete_documents
+from tasks.data.decontamination.decontaminate_documents import decontaminate_documents
+from tasks.data.deduplication.deduplicate_documents import deduplicate_documents
+from tasks.data.deduplication.earlier_documents import list_earlier_documents
+from tasks.data.deduplication.remove_semantic_duplicates import remove_semantic_duplicates
+from tasks.data.extraction.extract_documents import extract_documents
+from tasks.data.extraction.remove_boilerplate import remove_boilerplate
+from tasks.data.filtering.filter_documents import filter_documents
+from tasks.data.privacy.mask_personal_data import mask_personal_data
+from tasks.data.problems.synthesize_problems import SynthesizedProblems, synthesize_problems
+from tasks.data.scoring.score_documents import score_documents
+from tasks.data.scoring.train_classifiers import train_classifiers
+from tasks.data.scoring.train_ngram_model import train_ngram_model
+from tasks.data.seeds.vary_problems import VariedProblems, vary_problems
+from tasks.data.shards.shard_documents import shard_documents
+from tasks.data.sources.ingest_documents import IngestedDocuments, ingest_documents
+from tasks.data.sources.list_sources import SourceListing, list_sources
+from tasks.data.sources.remote_sources import is_remote
+from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer, train_tokenizer
+
+DEFAULT_SCALE = "full"
+"""Its recipe holds S0's values; its resources are a cluster's, so without --config they are replaced by this machine."""
+
+
+@dataclass(frozen=True)
+class SingleStage:
+    """The steps in front of a stage, each computed when asked for."""
+
+    source: SourceListing | DocumentFiles | None
+    recipe: DataRecipe
+    resources: SparkResources
+    store: Store
+    log: StageLog
+    artifacts: dict[str, Artifact[Any]] = field(default_factory=dict)
+    """What was found or computed so far, by the name of the step."""
+
+    def compute(self, step: Step[R], recipe: BaseModel | None, with_spark: bool = True, **inputs: Digested | None) -> Artifact[R]:
+        """A step's artifact: found in the store, or computed now."""
+        identity, started = step.identity(recipe, inputs), time.monotonic()
+        given = {**inputs, **({"recipe": recipe} if recipe is not None else {}), **({"resources": self.resources} if with_spark else {})}
+        with watched_jobs(lambda name, progress: self._report(f"{step.name}, {name}", progress)):
+            artifact, is_cached = self.store.find_or_compute(
+                step, identity, lambda output: step(**given, output=output), partial(self._report, step.name), self.log.say
+            )
+        why = "found in the store" if is_cached else "computed"
+        seconds = round(time.monotonic() - started, 2)
+        self.log.finish(StageResult(step.name, seconds, is_cached, why, artifact.digest, key_figures(artifact.record), artifact.key))
+        self.artifacts[step.name] = artifact
+        return artifact
+
+    def _report(self, name: str, progress: Progress) -> None:
+        self.log.progress(name, progress)
+
+    def ingested(self) -> Artifact[IngestedDocuments]:
+        return self.compute(ingest_documents, self.recipe.ingest, sources=self._listing())
+
+    def _listing(self) -> SourceListing:
+        if not isinstance(self.source, SourceListing):
+            raise ValueError("this stage reads sources (evaluation files among them): name their directory, not the output of a stage")
+        return self.source
+
+    def extracted(self) -> Artifact[Any] | DocumentFiles:
+        if isinstance(self.source, DocumentFiles):
+            return self.source
+        return self.compute(extract_documents, self.recipe.extract, records=self.ingested())
+
+    def complete(self) -> Artifact[CompleteDocuments]:
+        """Documents with every column that a stage reads, from sources or from an earlier stage."""
+        return self.compute(complete_documents, None, documents=self.extracted())
+
+    def ranked(self) -> Artifact[Any]:
+        """For stages that keep the best of several: sources are scored, documents of an earlier stage are as good as it found them."""
+        return self.complete() if isinstance(self.source, DocumentFiles) else self.scored()
+
+    def scored(self) -> Artifact[Any]:
+        """With the classifiers that the sources' labelled records give. Documents of an earlier stage keep the scores that they have;
+        without any they get what needs no labelled records."""
+        sources, documents = SourceListing(()), self.extracted()
+        if isinstance(self.source, DocumentFiles):
+            documents = self.complete()
+            if documents.record.num_scored:
+                self.log.say(
+                    f"score: {documents.record.num_scored:,} of {documents.record.num_documents:,} documents have scores: they stay"
+                )
+                return documents
+            self.log.say("language and perplexity alone: the other scores are learned from labelled records, so score their directory")
+        else:
+            sources = self._listing()
+        classifiers = self.compute(train_classifiers, self.recipe.classifiers, with_spark=False, sources=sources)
+        ngram_model = self.compute(train_ngram_model, self.recipe.ngram_training, sources=sources, documents=documents)
+        models = {"classifiers": classifiers, "ngram_model": ngram_model}
+        return self.compute(score_documents, self.recipe.language, documents=documents, **models)
+
+    def problems(self) -> Artifact[SynthesizedProblems]:
+        return self.compute(synthesize_problems, self.recipe.synthesize, with_spark=False)
+
+    def variations(self) -> Artifact[VariedProblems]:
+        return self.compute(vary_problems, self.recipe.seed_variations, with_spark=False, sources=self._listing())
+
+    def tokenizer(self) -> Artifact[TrainedTokenizer]:
+        return self.compute(train_tokenizer, self.recipe.tokenizer, documents=self.complete())
+
+
+STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
+    "extract": lambda run: run.compute(extract_documents, run.recipe.extract, records=run.ingested()),
+    "boilerplate": lambda run: run.compute(remove_boilerplate, run.recipe.boilerplate, documents=run.complete()),
+    "score": lambda run: run.scored(),
+    "deduplicate": lambda run: run.compute(
+        deduplicate_documents,
+        run.recipe.deduplicate,
+        documents=run.ranked(),
+        previous=list_earlier_documents(run.recipe.deduplicate.previous),
+    ),
+    "semantic": lambda run: run.compute(remove_semantic_duplicates, run.recipe.semantic, documents=run.ranked()),
+    "filter": lambda run: run.compute(filter_documents, run.recipe.filter, documents=run.scored()),
+    "personal_data": lambda run: run.compute(mask_personal_data, run.recipe.personal_data, documents=run.complete()),
+    "synthesize": lambda run: run.problems(),
+    "seed_variations": lambda run: run.variations(),
+    "decontaminate": lambda run: run.compute(
+        decontaminate_documents, run.recipe.decontaminate, documents=run.complete(), synthetic=None, ingested=run.ingested()
+    ),
+    "tokenizer": lambda run: run.tokenizer(),
+    "shards": lambda run: run.compute(shard_documents, run.recipe.shards, documents=run.complete(), tokenizer=run.tokenizer()),
+}
+"""By the name of the stage's section in data.recipe."""
+PARTITION_BYTES = 64 * 2**20
+PARQUET_RATIO = 3
+WITHOUT_INPUT = ("synthesize",)
+NEEDED_ROLE = {"seed_variations": "prompts"}
+"""Of a stage's sources, where it is not documents to train on."""
+
+
+def open_stage(name: str, place: str | Path | None, output_dir: Path, config: str | None, home: Home) -> Callable[[], StageOutcome]:
+    """What runs a stage and puts its files into `output_dir`. Raises ValueError for an unknown name, wrong directories or a master that
+    this machine cannot reach, before any work."""
+    if name not in STAGES:
+        raise ValueError(f"no stage {name!r}: the stages are {', '.join(STAGES)}")
+    check_output(output_dir, place)
+    scale = load_scale(config or DEFAULT_SCALE)
+    if config:
+        _check_master(scale.data.resources.master)
+    log = StageLog()
+    source = _source(name, place, log)
+    resources = scale.data.resources if config else this_machine(_num_bytes(source))
+    run = SingleStage(source, scale.data.recipe, resources, open_store(None, home), log)
+
+    def compute() -> StageOutcome:
+        with locked_output(output_dir):
+            artifact = STAGES[name](run)
+            stop_spark()
+            earlier = {step: other for step, other in run.artifacts.items() if other is not artifact and has_left_out(other)}
+            outcome = StageOutcome(
+                stage=name, output=str(output_dir), digest=artifact.digest, record=artifact.record.model_dump(mode="json"),
+                earlier={step: other.record.model_dump(mode="json") for step, other in earlier.items()},
+            )  # fmt: skip
+            write_output(artifact, earlier, outcome, output_dir)
+        return outcome
+
+    return compute
+
+
+def run_stage(name: str, place: str | Path | None, output_dir: Path, config: str | None, home: Home) -> StageOutcome:
+    """Open a stage and run it."""
+    return open_stage(name, place, output_dir, config, home)()
+
+
+def _check_master(master: str) -> None:
+    if master == "yarn" and not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & set(os.environ):
+        raise ValueError(
+            "data.resources.master is yarn, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR says where that is: set one; for full's recipe "
+            "on this machine leave --config out, or copy the YAML and write master: local[N]"
+        )
+
+
+def _source(name: str, place: str | Path | None, log: StageLog) -> SourceListing | DocumentFiles | None:
+    if name in WITHOUT_INPUT:
+        if place is not None:
+            raise ValueError(f"stage {name} makes its documents: leave --input out")
+        return None
+    if place is None:
+        raise ValueError(f"stage {name} reads documents: name a directory, s3://bucket/prefix or hf://owner/name with --input")
+    if not is_remote(str(place)) and not Path(place).is_dir():
+        raise ValueError(
+            f"--input {place} does not exist or is no directory: name an existing one, or s3://bucket/prefix or hf://owner/name"
+        )
+    written = DocumentFiles(Path(place).absolute())
+    return written if _left_by_a_stage(written) else list_sources(place, log.say, NEEDED_ROLE.get(name, "pretrain"))
+
+
+def _left_by_a_stage(written: DocumentFiles) -> bool:
+    """A user's own Parquet files may lie in a directory of that name as well."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if (written.directory / UNFINISHED).exists():
+        raise ValueError(f"{written.directory} is the output of a stage that was not finished: run that stage again")
+    paths = written.paths("documents/*.parquet")
+    try:
+        return bool(paths) and "content_digest" in pq.read_schema(paths[0]).names
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{paths[0]} cannot be read ({error}): repair it, or run the stage that left it again") from error
+
+
+def this_machine(num_bytes: int) -> SparkResources:
+    """For so many bytes of text: what a task holds does not grow with the input."""
+    cores = len(os.sched_getaffinity(0))
+    partitions = max(2 * cores, -(-num_bytes // PARTITION_BYTES))
+    return SparkResources(master=f"local[{cores}]", driver_memory="2g", executor_memory="1g", shuffle_partitions=partitions)
+
+
+def _num_bytes(source: SourceListing | DocumentFiles | None) -> int:
+    """Of the text, about: Parquet holds it compressed."""
+    if isinstance(source, SourceListing):
+        return sum(file.num_text_bytes for file in source.files)
+    return 0 if source is None else PARQUET_RATIO * sum(path.stat().st_size for path in source.paths("documents/*.parquet"))

@@ -1,0 +1,146 @@
+"""The one place where a step or an effect becomes a Prefect task of its name: key, store, lock, progress, retries, states.
+
+Prefect's own caching and result persistence stay off: the manifest in the store is the only cache, and a hit shows as state Cached.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from prefect import task
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed
+
+from configs.schema import SparkResources
+from flows.running.run import Run
+from flows.running.spark_progress import watched_jobs
+from flows.running.stage_log import StageLog, StageResult, key_figures
+from infra.launchers import JobLostError
+from infra.rerun_reason import explain_and_remember
+from infra.step import Artifact, Digested, LogMetrics, Progress, R, Step
+from infra.store import step_key
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from pydantic import BaseModel
+
+
+T = TypeVar("T")
+UI_INTERVAL_SECONDS = 5.0
+EFFECT_RETRIES = 2
+EFFECT_RETRY_DELAY_SECONDS = 2
+JOB_RETRIES = 100
+"""Times that one run submits a step's lost job again: a phase of weeks on thousands of accelerators loses some every day."""
+JOB_RETRY_DELAY_SECONDS = 2
+MAX_RETRIES_AT_A_CHECKPOINT = 3
+"""A job that is lost again and again without a new checkpoint is lost for a reason that does not pass, for example memory."""
+
+
+def run_step(
+    run: Run,
+    step: Step[R],
+    *,
+    stage: str = "",
+    recipe: BaseModel | None = None,
+    resources: BaseModel | None = None,
+    data_files: tuple[str, ...] = (),
+    log_metrics: LogMetrics = lambda rows: None,
+    **inputs: Digested | None,
+) -> Artifact[R]:
+    """The committed artifact of a step: found in the store, or computed now. `stage` names it where a step runs more than once."""
+    stage = stage or step.name
+    identity = step.identity(recipe, inputs, data_files)
+    key = step_key(identity)
+    reason = explain_and_remember(run.home, run.scale.scale, stage, identity)
+    given = {**inputs, **({"recipe": recipe} if recipe is not None else {}), **({"resources": resources} if resources is not None else {})}
+
+    def body() -> Any:
+        artifact = run.store.find(step, key)
+        if artifact is not None:
+            return Completed(name="Cached", message=f"committed under key {key}", data=artifact)
+        with run.store.locked(key, lambda message: run.log.say(f"{stage}: {message}")):
+            artifact = run.store.find(step, key)
+            if artifact is None:
+                report = _progress_reporter(run.log, stage)
+                with watched_jobs(report) if isinstance(resources, SparkResources) else nullcontext():
+                    artifact = run.store.compute(
+                        step, key, identity, lambda output: step(**given, output=output), partial(report, ""), log_metrics, time.monotonic
+                    )
+        return Completed(message=f"computed: {reason}", data=artifact)
+
+    started = time.monotonic()
+    as_task = task(
+        name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False,
+        retries=JOB_RETRIES, retry_delay_seconds=JOB_RETRY_DELAY_SECONDS, retry_condition_fn=_lost_its_job(run.log, stage),
+    )  # fmt: skip
+    state = as_task(body)(return_state=True)
+    artifact: Artifact[R] = state.result()  # pyright: ignore[reportAssignmentType]
+    cached = state.name == "Cached"
+    why = "found in the store" if cached else reason
+    run.log.finish(
+        StageResult(stage, round(time.monotonic() - started, 2), cached, why, artifact.digest, key_figures(artifact.record), key)
+    )
+    return artifact
+
+
+def run_effect(run: Run, stage: str, effect: Callable[[], T], describe: Callable[[T], str] = str) -> T:
+    """The result of an effect, which always runs, is idempotent and is tried again where a server did not answer."""
+    started = time.monotonic()
+    as_task = task(
+        name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False,
+        retries=EFFECT_RETRIES, retry_delay_seconds=EFFECT_RETRY_DELAY_SECONDS, retry_condition_fn=_is_worth_retrying,
+    )  # fmt: skip
+    result = as_task(effect)()
+    run.log.finish(StageResult(stage, round(time.monotonic() - started, 2), False, describe(result), "", ""))
+    return result
+
+
+def _is_worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
+    """Mistakes of the user and broken promises do not heal by waiting."""
+    error = state.result(raise_on_failure=False)
+    return not isinstance(error, ValueError | AssertionError)
+
+
+def _lost_its_job(log: StageLog, stage: str) -> Callable[[Any, Any, Any], bool]:
+    """Condition of a step's retry: its job was taken away; under the same key it continues. What fails is not repeated."""
+    lost_at: list[int] = []
+
+    def is_worth_submitting_again(task: Any, task_run: Any, state: Any) -> bool:
+        error = state.result(raise_on_failure=False)
+        if not isinstance(error, JobLostError):
+            return False
+        lost_at.append(error.step)
+        if lost_at.count(error.step) > MAX_RETRIES_AT_A_CHECKPOINT:
+            return False
+        log.say(f"{stage}: {error} (retry {len(lost_at)})")
+        return True
+
+    return is_worth_submitting_again
+
+
+def _progress_reporter(log: StageLog, stage: str) -> Callable[[str, Progress], None]:
+    """Takes the progress of the stage, or of a named part of it, from any thread."""
+    artifact_id: UUID | None = None
+    shown_at = -UI_INTERVAL_SECONDS
+    one_at_a_time = threading.Lock()
+
+    def report(part: str, progress: Progress) -> None:
+        nonlocal artifact_id, shown_at
+        with one_at_a_time:
+            line = log.progress(f"{stage}, {part}" if part else stage, progress)
+            if progress.total and time.monotonic() - shown_at >= UI_INTERVAL_SECONDS:
+                shown_at = time.monotonic()
+                percent = min(100.0 * progress.done / progress.total, 100.0)
+                if artifact_id is None:
+                    artifact_id = create_progress_artifact(percent, description=line)  # pyright: ignore[reportAssignmentType]
+                else:
+                    update_progress_artifact(artifact_id, percent, description=line)
+
+    return report

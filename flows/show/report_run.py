@@ -1,0 +1,32 @@
+"""Ends a run that trained with its report, wherever it ended: promoted, refused by a gate, or left before the release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.running.run import ReleasedModel, Run
+from flows.running.run_step import run_effect, run_step
+from tasks.prepared_data import PreparedData
+from tasks.report.report_inputs import ReportedPhases
+from tasks.report.write_report import publish_report, write_report
+
+
+@dataclass(frozen=True)
+class PublishedReport:
+    """Where a person finds the report, and the files that go to MLflow: report and cards."""
+
+    path: Path
+    files: tuple[Path, ...]
+
+
+def report_run(run: Run, prepared: PreparedData, phases: ReportedPhases, released: ReleasedModel | None) -> PublishedReport:
+    """Write and publish the report of what this run reached; `released` is None where it ended before the release."""
+    report = run_step(
+        run, write_report, data=prepared, phases=phases,
+        gguf_evaluation=None if released is None else released.gguf_evaluation,
+        release_decision=None if released is None else released.release_decision,
+        decision=None if released is None else released.decision,
+    )  # fmt: skip
+    path = run_effect(run, "publish report", lambda: publish_report(report, run.home.root / "reports" / f"{run.scale.scale}.html"))
+    return PublishedReport(path, tuple(report.paths("*")))

@@ -1,0 +1,47 @@
+"""What a run shows in Prefect's UI beside its states: the data funnel, each phase's curve and figures, the end with its links."""
+
+from __future__ import annotations
+
+from flows.running.run import AssessedModel, Run
+from flows.show.outcome import RunOutcome
+from flows.show.ui_artifacts import show_link, show_picture, show_table
+from infra.experiment_tracking import connect, run_page
+from tasks.prepared_data import PreparedData
+from tasks.report.phase_chart import phase_chart
+from tasks.report.report_data import funnel_rows
+from tasks.report.report_evaluation import BOUND_COLUMNS, bound_row, figure_rows
+from tasks.report.report_inputs import ReportedPhases
+
+
+def show_data(run: Run, prepared: PreparedData) -> None:
+    """Documents in, dropped by reason, out."""
+    rows = [{"stage": stage, "what": what, "number": number} for stage, what, number in funnel_rows(prepared)]
+    show_table(f"{run.scale.scale} data", rows, "documents in, dropped by reason, and out")
+
+
+def show_phase(run: Run, model: AssessedModel) -> None:
+    """The phase's curve and what its gate said."""
+    chart = phase_chart(model.checkpoint)
+    if chart is not None:
+        show_picture(f"{run.scale.scale} {model.phase.name} curve", chart, f"training of {model.phase.name}")
+    bounds = model.decision.record.bounds
+    rows = [{"verdict": bound.outcome} | dict(zip(BOUND_COLUMNS, bound_row(bound), strict=True)) for bound in bounds]
+    show_table(f"{run.scale.scale} {model.phase.name} gate", rows, f"gate of {model.phase.name}")
+    show_link(f"{run.scale.scale} {model.phase.name} run", run_page(connect(run.mlflow), model.run_id), f"{model.phase.name} in MLflow")
+
+
+def show_outcome(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> None:
+    """The table of figures over phases, that of stages, and the links to MLflow and the report."""
+    page = run_page(connect(run.mlflow), run.pipeline_run_id)
+    show_link(f"{run.scale.scale} mlflow", page, "this run in MLflow")
+    if phases.phases:
+        columns = ("figure", *(phase.name for phase in phases))
+        rows = [dict(zip(columns, row, strict=True)) for row in figure_rows(phases)]
+        show_table(f"{run.scale.scale} figures", rows, "what each phase achieved, with 95 % intervals")
+    if outcome.report:
+        show_link(f"{run.scale.scale} report", f"{page}/artifacts/evidence/report.html", "the report")
+    rows = [
+        {"stage": stage.name, "seconds": stage.seconds, "state": "cached" if stage.cached else stage.reason, "figures": stage.figures}
+        for stage in outcome.stages
+    ]
+    show_table(f"{run.scale.scale} stages", rows, "every stage with its time, and why it ran")

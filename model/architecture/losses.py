@@ -1,0 +1,100 @@
+"""Cross-entropy straight from hidden states, without ever holding the logits of more than a chunk of tokens."""
+
+import torch
+from torch import Tensor, nn
+
+from model.architecture.counts import logits_per_chunk
+from model.kernels import elementwise_kernels
+
+IGNORED = -100
+"""Target that carries no loss."""
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Sum of factor x -log softmax(hidden W^T)[target]. The gradients are made in the forward pass, chunk by chunk, while the logits are
+    at hand; the backward pass only scales them. `factors_T` carries no gradient and is 0 where the target is not kept."""
+
+    @staticmethod
+    def forward(ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, factors_T: Tensor) -> Tensor:
+        wants_grad = any(ctx.needs_input_grad[:2])
+        total = hidden_TD.new_zeros((), dtype=torch.float32)
+        grad_hidden_TD = torch.empty_like(hidden_TD) if wants_grad else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_grad else None
+        chunks = vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0], hidden_TD.device.type)
+        # One buffer for all chunks, of logits and then of their gradient: memory traffic is the cost here.
+        buffer_CV = hidden_TD.new_empty(chunks[0].stop if chunks else 0, weight_VD.shape[0])
+        for rows in chunks:
+            chunk_TD, factors_C = hidden_TD[rows], factors_T[rows]
+            logits_CV = torch.mm(chunk_TD, weight_VD.t(), out=buffer_CV[: chunk_TD.shape[0]])
+            losses_C, grad_logits_CV = _losses_and_gradient(logits_CV, targets_T[rows].clamp(min=0), factors_C, wants_grad)
+            total += (losses_C * factors_C).sum()
+            if grad_hidden_TD is None or grad_weight_VD is None:
+                continue
+            torch.mm(grad_logits_CV, weight_VD, out=grad_hidden_TD[rows])
+            if grad_weight_VD.dtype == hidden_TD.dtype:
+                grad_weight_VD.addmm_(grad_logits_CV.t(), chunk_TD)
+            else:
+                grad_weight_VD.add_(grad_logits_CV.t() @ chunk_TD)
+        ctx.save_for_backward(grad_hidden_TD, grad_weight_VD)
+        return total
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_hidden_TD, grad_weight_VD = ctx.saved_tensors
+        return grad_hidden_TD * grads[0].to(grad_hidden_TD.dtype), (grad_weight_VD * grads[0]).to(grad_hidden_TD.dtype), None, None
+
+
+def _losses_and_gradient(logits_CV: Tensor, columns_C: Tensor, factors_C: Tensor, wants_grad: bool) -> tuple[Tensor, Tensor]:
+    """-log softmax(logits)[column] per row, and with gradients factor * (softmax - one-hot(column)) where the logits were."""
+    if elementwise_kernels.fits(logits_CV):
+        return elementwise_kernels.softmax_losses(logits_CV, columns_C, factors_C if wants_grad else None), logits_CV
+    columns_C1 = columns_C.unsqueeze(1)
+    log_probabilities_CV = logits_CV.float()
+    torch.log_softmax(log_probabilities_CV, -1, out=log_probabilities_CV)
+    losses_C = -log_probabilities_CV.gather(1, columns_C1).squeeze(1)
+    if wants_grad:
+        log_probabilities_CV.exp_().scatter_add_(1, columns_C1, torch.full_like(columns_C1, -1.0, dtype=torch.float32))
+        log_probabilities_CV.mul_(factors_C.unsqueeze(1))
+    return losses_C, log_probabilities_CV.to(logits_CV.dtype)
+
+
+def vocabulary_chunks(num_tokens: int, vocab_size: int, device_type: str = "cpu") -> list[slice]:
+    """Tokens whose logits are held at once."""
+    size = max(1, logits_per_chunk(device_type) // vocab_size)
+    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
+
+
+class LanguageHead(nn.Module):
+    """The unembedding, shared by the trunk and the MTP layer: logits, losses or log-probabilities of hidden states."""
+
+    def __init__(self, hidden_size: int, vocab_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
+
+    def forward(self, hidden_BTD: Tensor, target_ids_BT: Tensor | None = None, target_weights_BT: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) in the model's dtype; with targets the mean cross-entropy over the targets that are kept (not -100), a float32
+        scalar that is 0 where none is. Weights multiply each target's term and not the number that the mean divides by."""
+        if target_ids_BT is None:
+            return hidden_BTD @ self.weight.t()
+        targets_T = target_ids_BT.flatten()
+        is_kept_T = targets_T != IGNORED
+        factors_T = is_kept_T.float() if target_weights_BT is None else is_kept_T * target_weights_BT.flatten().float()
+        hidden_TD, num_kept = hidden_BTD.flatten(0, 1), is_kept_T.sum().clamp(min=1)
+        if hidden_TD.device.type == "cpu" and not bool(factors_T.all()):
+            # Prompts and padding are most of many rows. A GPU would have to wait for the number of the others.
+            rows_R = factors_T.nonzero().flatten()
+            hidden_TD, targets_T, factors_T = hidden_TD.index_select(0, rows_R), targets_T[rows_R], factors_T[rows_R]
+        total = _LinearCrossEntropy.apply(hidden_TD, self.weight, targets_T, factors_T)
+        return total / num_kept
+
+    @torch.no_grad()
+    def log_probabilities(self, hidden_BTD: Tensor, target_ids_BT: Tensor) -> Tensor:
+        """log p(target) per position, float32 (B, T), from logits in float32 whatever the model computes in: in bfloat16 they are rounded
+        to 1/16 where they are near 10. 0 where the target is -100."""
+        hidden_TD, targets_T, weight_VD = hidden_BTD.flatten(0, 1), target_ids_BT.flatten(), self.weight.float()
+        pieces = []
+        for rows in vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0], hidden_TD.device.type):
+            logits_CV = hidden_TD[rows].float() @ weight_VD.t()
+            columns_C1 = targets_T[rows].clamp(min=0).unsqueeze(1)
+            pieces.append(logits_CV.gather(1, columns_C1).squeeze(1) - logits_CV.logsumexp(-1))
+        return torch.cat(pieces).mul_(targets_T != IGNORED).view_as(target_ids_BT)

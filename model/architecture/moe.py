@@ -1,0 +1,218 @@
+"""Mixture of experts of GLM-4.5/4.6: sigmoid router with a selection bias, routed experts, one shared expert, loss-free balancing.
+
+Between `dispatch` and `combine` tokens lie sorted by expert. There `MixtureOfExperts.travel` is the seam of expert parallelism: it may take
+them to the ranks that hold their experts and back (tasks/training/parallel/expert_parallel.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from configs.schema import ModelRecipe
+from model.architecture.gated_mlp import GatedMlp, apply_grouped_mlp
+
+
+class Dispatched(NamedTuple):
+    """Routed copies of tokens, sorted by expert (ties by token)."""
+
+    tokens_RD: Tensor
+    counts_E: Tensor
+    """Copies per expert, int64."""
+    order_R: Tensor
+    """Which copy (t * K + k) each row is."""
+    slots_TK: Tensor
+    """The way back: the row that holds the k-th copy of token t."""
+
+
+class MoeOutput(NamedTuple):
+    hidden_BTD: Tensor
+    balance_loss: Tensor
+    """Sequence-level balance loss of this layer, a float32 scalar."""
+    counts_E: Tensor
+
+
+class _Gather(torch.autograd.Function):
+    """Copy tokens to their rows. The backward pass gathers too: autograd's index_add is slow, and on a GPU not deterministic."""
+
+    @staticmethod
+    def forward(ctx, tokens_TD: Tensor, order_R: Tensor, slots_TK: Tensor) -> Tensor:
+        ctx.save_for_backward(slots_TK)
+        return tokens_TD.index_select(0, order_R // slots_TK.shape[1])
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (slots_TK,) = ctx.saved_tensors
+        return F.embedding_bag(slots_TK, grads[0], mode="sum"), None, None
+
+
+class _WeightedGather(torch.autograd.Function):
+    """Sum over a token's copies of weight times row: out[t] = sum_k weights[t, k] * rows[slots[t, k]]."""
+
+    @staticmethod
+    def forward(ctx, rows_RD: Tensor, weights_TK: Tensor, order_R: Tensor, slots_TK: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_RD, weights_TK, order_R, slots_TK)
+        return F.embedding_bag(slots_TK, rows_RD, mode="sum", per_sample_weights=weights_TK)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        rows_RD, weights_TK, order_R, slots_TK = ctx.saved_tensors
+        grad_RD = grads[0].index_select(0, order_R // slots_TK.shape[1])
+        grad_weights_TK = torch.linalg.vecdot(rows_RD, grad_RD)[slots_TK]
+        return grad_RD.mul_(weights_TK.flatten()[order_R].unsqueeze(1)), grad_weights_TK, None, None
+
+
+def dispatch(tokens_TD: Tensor, expert_ids_TK: Tensor, num_experts: int) -> Dispatched:
+    """Copy every token to its experts' rows and count the rows of each expert."""
+    order_R = expert_ids_TK.flatten().argsort(stable=True)
+    slots_TK = torch.empty_like(order_R)
+    slots_TK[order_R] = torch.arange(order_R.numel(), device=order_R.device)
+    slots_TK = slots_TK.view_as(expert_ids_TK)
+    counts_E = torch.bincount(expert_ids_TK.flatten(), minlength=num_experts)
+    return Dispatched(_Gather.apply(tokens_TD, order_R, slots_TK), counts_E, order_R, slots_TK)
+
+
+def combine(rows_RD: Tensor, weights_TK: Tensor, dispatched: Dispatched) -> Tensor:
+    """Bring the experts' rows back to their tokens, (T, D), weighted and summed over the K copies."""
+    return _WeightedGather.apply(rows_RD, weights_TK.to(rows_RD.dtype), dispatched.order_R, dispatched.slots_TK)
+
+
+class Journey(Protocol):
+    """The way of routed copies to their experts and back."""
+
+    def arrive(self) -> tuple[Tensor, Tensor]:
+        """The rows to compute here, sorted by expert, and their number per expert held here."""
+        ...
+
+    def come_home(self, rows_RD: Tensor) -> Tensor:
+        """The experts' rows, in the order in which the copies set out."""
+        ...
+
+
+class Stay:
+    """No journey: every expert is here."""
+
+    def __init__(self, tokens_RD: Tensor, counts_E: Tensor) -> None:
+        self._here = tokens_RD, counts_E
+
+    def arrive(self) -> tuple[Tensor, Tensor]:
+        return self._here
+
+    def come_home(self, rows_RD: Tensor) -> Tensor:
+        return rows_RD
+
+
+class Router(nn.Module):
+    """Scores experts in float32 whatever the dtype of the model. The bias decides who is selected, never how much a choice weighs."""
+
+    e_score_correction_bias: Tensor
+
+    def __init__(self, recipe: ModelRecipe) -> None:
+        super().__init__()
+        self.num_experts_per_tok = recipe.num_experts_per_tok
+        self.norm_topk_prob = recipe.norm_topk_prob
+        self.routed_scaling_factor = recipe.routed_scaling_factor
+        self.weight = nn.Parameter(torch.empty(recipe.n_routed_experts, recipe.hidden_size))
+        self.register_buffer("e_score_correction_bias", torch.zeros(recipe.n_routed_experts, dtype=torch.float32))
+
+    def _apply(self, fn, recurse: bool = True):
+        # A cast to bfloat16 would merge neighbouring biases and re-route tokens (sglang #37133): only the device may change.
+        bias = self.e_score_correction_bias
+        super()._apply(fn, recurse)
+        if self.e_score_correction_bias.dtype != torch.float32:
+            self.e_score_correction_bias = bias.to(self.e_score_correction_bias.device)
+        return self
+
+    def forward(self, tokens_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Expert numbers (T, K), their weights (T, K) and all sigmoid scores (T, E), the last two float32."""
+        with torch.autocast(tokens_TD.device.type, enabled=False):
+            scores_TE = F.linear(tokens_TD.float(), self.weight.float()).sigmoid()
+        expert_ids_TK = (scores_TE.detach() + self.e_score_correction_bias).topk(self.num_experts_per_tok, dim=-1, sorted=False).indices
+        weights_TK = scores_TE.gather(1, expert_ids_TK)
+        if self.norm_topk_prob:
+            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
+        return expert_ids_TK, weights_TK * self.routed_scaling_factor, scores_TE
+
+
+class Experts(nn.Module):
+    """All experts' matrices, stacked per kind; gate and up apart because Muon orthogonalises them one by one."""
+
+    def __init__(self, recipe: ModelRecipe) -> None:
+        super().__init__()
+        num_experts, width, hidden = recipe.n_routed_experts, recipe.moe_intermediate_size, recipe.hidden_size
+        self.gate_proj = nn.Parameter(torch.empty(num_experts, width, hidden))
+        self.up_proj = nn.Parameter(torch.empty(num_experts, width, hidden))
+        self.down_proj = nn.Parameter(torch.empty(num_experts, hidden, width))
+
+    def forward(self, tokens_RD: Tensor, counts_E: Tensor) -> Tensor:
+        return apply_grouped_mlp(tokens_RD, self.gate_proj, self.up_proj, self.down_proj, counts_E)
+
+
+class MixtureOfExperts(nn.Module):
+    def __init__(self, recipe: ModelRecipe) -> None:
+        super().__init__()
+        self.gate = Router(recipe)
+        self.experts = Experts(recipe)
+        self.num_experts = recipe.n_routed_experts
+        shared_width = recipe.moe_intermediate_size * recipe.n_shared_experts
+        self.shared_experts = GatedMlp(recipe.hidden_size, shared_width) if shared_width else None
+        self.travel: Callable[[Tensor, Tensor], Journey] = Stay
+        self.sum_over_parts: Callable[[Tensor], Tensor] | None = None
+        """Sums a (B, E) tensor over the ranks that hold other positions of the same sequences; None where they are whole."""
+
+    def forward(self, hidden_BTD: Tensor) -> MoeOutput:
+        tokens_TD = hidden_BTD.flatten(0, 1)
+        expert_ids_TK, weights_TK, scores_TE = self.gate(tokens_TD)
+        dispatched = dispatch(tokens_TD, expert_ids_TK, self.num_experts)
+        journey = self.travel(dispatched.tokens_RD, dispatched.counts_E)
+        # Before the arrival, so that it can be computed while the copies travel.
+        shared_BTD = None if self.shared_experts is None else self.shared_experts(hidden_BTD)
+        rows_RD = journey.come_home(self.experts(*journey.arrive()))
+        mixed_BTD = combine(rows_RD, weights_TK, dispatched).view_as(hidden_BTD)
+        if shared_BTD is not None:
+            mixed_BTD = mixed_BTD + shared_BTD
+        loss = sequence_balance_loss(scores_TE.view(*hidden_BTD.shape[:2], -1), expert_ids_TK.shape[1], self.sum_over_parts)
+        return MoeOutput(mixed_BTD, loss, dispatched.counts_E)
+
+
+def sequence_balance_loss(scores_BTE: Tensor, num_experts_per_tok: int, sum_over_parts: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Mean over sequences of sum_e f_e P_e (DeepSeek-V3 report, eq. 17-20): 1.0 at perfect balance, E / K at collapse.
+
+    f_e is E/K times the share of positions whose K highest scores, without the selection bias, include expert e; P_e the mean
+    normalised score. Only P carries gradient. Where T is a part of the positions, f is that of the whole sequence (`sum_over_parts`) and P
+    the part's share: the results of all parts add up to the loss.
+    """
+    if not torch.is_grad_enabled():
+        return scores_BTE.new_zeros(())
+    num_experts = scores_BTE.shape[-1]
+    chosen_BTK = scores_BTE.detach().topk(num_experts_per_tok, dim=-1, sorted=False).indices
+    counts_BE = scores_BTE.new_zeros(scores_BTE.shape[0], num_experts)
+    counts_BE.scatter_add_(1, chosen_BTK.flatten(1), torch.ones_like(chosen_BTK, dtype=counts_BE.dtype).flatten(1))
+    num_positions = scores_BTE.shape[1]
+    if sum_over_parts is not None:
+        counts_BE = sum_over_parts(counts_BE)
+        num_positions = counts_BE[0].sum() / num_experts_per_tok
+    share_BE = counts_BE * (num_experts / (num_experts_per_tok * num_positions))
+    mean_score_BE = (scores_BTE / (scores_BTE.sum(-1, keepdim=True) + 1e-20)).sum(1) / num_positions
+    return (share_BE * mean_score_BE).sum(-1).mean()
+
+
+@torch.no_grad()
+def update_router_bias(model: nn.Module, expert_counts_LE: Tensor, rate: float) -> None:
+    """Loss-free balancing: bias += rate * sign(mean count - count), once per optimizer step.
+
+    `expert_counts_LE` are the integer token counts of the whole step, summed over micro-batches and data-parallel ranks, in the order
+    of the model's MoE layers. Integers, because counts in bfloat16 flip the sign of the update (Megatron-LM #7081); the comparison
+    multiplies by E instead of dividing the sum, so it is exact.
+    """
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    assert expert_counts_LE.dtype == torch.int64, expert_counts_LE.dtype
+    assert expert_counts_LE.shape[0] == len(routers), (expert_counts_LE.shape, len(routers))
+    totals_L1 = expert_counts_LE.sum(-1, keepdim=True)
+    directions_LE = (totals_L1 - expert_counts_LE * expert_counts_LE.shape[1]).sign()
+    for router, direction_E in zip(routers, directions_LE, strict=True):
+        router.e_score_correction_bias.add_(direction_E.to(router.e_score_correction_bias), alpha=rate)

@@ -1,0 +1,271 @@
+"""The Hugging Face `glm4_moe` layout, out and in: config.json, safetensors with one tensor per expert, the MTP layer as layer N.
+
+Every tensor is accounted for: a missing, unexpected or wrongly shaped one is a ValueError that names tensor and file. Both MTP layouts
+are read: GLM-4.6's, and GLM-4.5's, which repeats embedding and unembedding as `layers.N.embed_tokens` and `layers.N.shared_head.head`
+(vllm #27597). We write 4.6's. The repeated tensors are checked against the trunk's and then left: training has one copy of each, so a
+checkpoint whose copies differ cannot be represented and is refused.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from configs.load import describe_problems
+from configs.schema import ModelRecipe
+from model.architecture.transformer import Glm4Moe
+from model.formats.checkpoint_names import stacked_name, to_checkpoint_tensors
+
+CONFIG_FILE = "config.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+ROUTER_BIAS = "e_score_correction_bias"
+_CONSTANTS = {"hidden_act": "silu", "attention_dropout": 0.0, "rope_scaling": None}
+"""Keys of config.json that this architecture does not vary."""
+_MTP_COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+
+
+def config_dict(recipe: ModelRecipe, *, dtype: torch.dtype, eos_token_ids: Sequence[int], pad_token_id: int) -> dict[str, object]:
+    """config.json's content, keys sorted."""
+    fixed = {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "dtype": str(dtype).removeprefix("torch."),
+        "eos_token_id": list(eos_token_ids),
+        "pad_token_id": pad_token_id,
+        "use_cache": True,
+    }
+    return dict(sorted((recipe.model_dump() | _CONSTANTS | fixed).items()))
+
+
+def save_checkpoint(
+    model: Glm4Moe, checkpoint_dir: Path, *, eos_token_ids: Sequence[int], pad_token_id: int, dtype: torch.dtype, max_shard_bytes: int
+) -> list[str]:
+    """Write the model as a checkpoint directory and return the file names; config.json carries the model's own rope_theta."""
+    recipe = model.recipe.model_copy(update={"rope_theta": model.rope_theta})
+    config = config_dict(recipe, dtype=dtype, eos_token_ids=eos_token_ids, pad_token_id=pad_token_id)
+    return write_checkpoint(to_checkpoint_tensors(model.state_dict()), config, checkpoint_dir, dtype=dtype, max_shard_bytes=max_shard_bytes)
+
+
+def write_checkpoint(
+    tensors: Mapping[str, Tensor], config: Mapping[str, object], checkpoint_dir: Path, *, dtype: torch.dtype, max_shard_bytes: int
+) -> list[str]:
+    """Write tensors under checkpoint names; all are cast to `dtype` but the router biases, which stay float32. Equal input, equal bytes."""
+    checkpoint_dir.mkdir(parents=True, exist_ok=True)
+    shards = _plan_shards(tensors, dtype, max_shard_bytes)
+    files = {}
+    for number, names in enumerate(shards, 1):
+        file_name = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        shard = {name: _as_stored(name, tensors[name], dtype) for name in names}
+        save_file(shard, checkpoint_dir / file_name, metadata={"format": "pt"})
+        files.update(dict.fromkeys(names, file_name))
+    written = sorted(set(files.values()))
+    if len(shards) > 1:
+        total = sum(_stored_bytes(name, tensor, dtype) for name, tensor in tensors.items())
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
+        (checkpoint_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+        written.append(INDEX_FILE)
+    (checkpoint_dir / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    return [*written, CONFIG_FILE]
+
+
+def _stored_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if name.endswith(ROUTER_BIAS) else dtype
+
+
+def _as_stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.detach().to("cpu", _stored_dtype(name, dtype)).contiguous()
+
+
+def _stored_bytes(name: str, tensor: Tensor, dtype: torch.dtype) -> int:
+    return tensor.numel() * _stored_dtype(name, dtype).itemsize
+
+
+def _plan_shards(tensors: Mapping[str, Tensor], dtype: torch.dtype, max_shard_bytes: int) -> list[list[str]]:
+    """Names per shard, in the given order; a tensor larger than a shard gets one of its own."""
+    if max_shard_bytes <= 0:
+        raise ValueError(f"max_shard_bytes must be positive, is {max_shard_bytes}")
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, tensor in tensors.items():
+        size = _stored_bytes(name, tensor, dtype)
+        if shards[-1] and filled + size > max_shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    return shards
+
+
+def read_config(checkpoint_dir: Path) -> ModelRecipe:
+    """The architecture of a checkpoint directory; what this code cannot run (another model type, rope scaling) is refused by name."""
+    config = _read_json(checkpoint_dir / CONFIG_FILE)
+    path = checkpoint_dir / CONFIG_FILE
+    if config.get("model_type") != "glm4_moe":
+        raise ValueError(f"{path}: model_type is {config.get('model_type')!r}, must be 'glm4_moe' (GLM-4.5, GLM-4.5-Air, GLM-4.6)")
+    rope = config.get("rope_parameters") or {}
+    # transformers 5 writes both inside rope_parameters, where they win over top-level keys (modeling_rope_utils.py).
+    config = config | {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(f"{path}: rope_type {rope['rope_type']!r} is not supported, only 'default'")
+    for key, value in _CONSTANTS.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{path}: {key} is {config[key]!r}, only {value!r} is supported")
+    if "num_mtp_layers" in config:
+        config.setdefault("num_nextn_predict_layers", config["num_mtp_layers"])
+    absent = sorted(set(ModelRecipe.model_fields) - set(config))
+    if absent:
+        raise ValueError(f"{path}: keys {absent} are missing; add them with the values the weights were trained with")
+    try:
+        return ModelRecipe.model_validate({key: config[key] for key in ModelRecipe.model_fields})
+    except ValidationError as error:
+        raise ValueError(f"{path}: this architecture is not supported: {describe_problems(error)}") from error
+
+
+def canonical_config(checkpoint_dir: Path) -> dict[str, object]:
+    """A directory's config.json with every key of the architecture at the top, as glm46 writes it; keys of others are kept."""
+    config = _read_json(checkpoint_dir / CONFIG_FILE)
+    kept = {key: value for key, value in config.items() if key not in ("rope_parameters", "num_mtp_layers")}
+    return dict(sorted((kept | read_config(checkpoint_dir).model_dump() | _CONSTANTS).items()))
+
+
+def _read_json(path: Path) -> dict:
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: give a directory in the Hugging Face glm4_moe layout")
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): the file is damaged, copy it again") from error
+
+
+def tensor_files(checkpoint_dir: Path) -> dict[str, Path]:
+    """The file of every tensor, as the files themselves say; an index that disagrees with them is refused."""
+    index_path = checkpoint_dir / INDEX_FILE
+    if not index_path.is_file():
+        with open_safetensors(checkpoint_dir / SINGLE_FILE) as file:
+            return dict.fromkeys(file.keys(), checkpoint_dir / SINGLE_FILE)
+    weight_map: dict[str, str] = _read_json(index_path)["weight_map"]
+    found: dict[str, Path] = {}
+    for file_name in sorted(set(weight_map.values())):
+        with open_safetensors(checkpoint_dir / file_name) as file:
+            found.update(dict.fromkeys(file.keys(), checkpoint_dir / file_name))
+    for name, file_name in weight_map.items():
+        if name not in found:
+            raise ValueError(f"{index_path} places {name} in {file_name}, which does not hold it: copy the checkpoint again")
+    return found
+
+
+@contextmanager
+def open_safetensors(path: Path) -> Iterator[safe_open]:
+    """Open one safetensors file; one that is missing or damaged is a ValueError naming it."""
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: the checkpoint is incomplete, copy or write it again")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}): copy or write the checkpoint again") from error
+
+
+class CheckpointTensors:
+    """The tensors of a checkpoint directory under their names on disk, accounted for by the headers of its files before any is read: a
+    missing, unexpected or wrongly shaped one and a router bias that is not float32 are ValueErrors that name it."""
+
+    def __init__(self, checkpoint_dir: Path, recipe: ModelRecipe) -> None:
+        self.files = tensor_files(checkpoint_dir)
+        with torch.device("meta"):
+            shapes = {name: tensor.shape for name, tensor in to_checkpoint_tensors(Glm4Moe(recipe).state_dict()).items()}
+        copies = _mtp_copies(recipe) if recipe.num_nextn_predict_layers else {}
+        self._refuse_missing(checkpoint_dir, sorted(set(shapes) - set(self.files)), recipe)
+        for name in sorted(set(self.files) - set(shapes) - set(copies)):
+            with open_safetensors(self.files[name]) as file:
+                if 0 in file.get_slice(name).get_shape():  # transformers writes shared experts of width 0 where there are none
+                    continue
+            raise ValueError(f"{self.files[name]}: unexpected tensor {name}; {CONFIG_FILE} belongs to another model or layout")
+        for path, names in self._by_file(set(self.files) & (set(shapes) | set(copies))):
+            with open_safetensors(path) as file:
+                for name in names:
+                    _check_header(file.get_slice(name), name, path, shapes[copies.get(name, name)])
+        self._wanted = set(shapes)
+        self._refuse_other_copies({name: trunk for name, trunk in copies.items() if name in self.files}, recipe)
+
+    def names(self) -> set[str]:
+        """Those of the model; the copies of GLM-4.5's MTP layer are left out."""
+        return self._wanted
+
+    def read(self, name: str, shape: torch.Size) -> Tensor:
+        """One whole tensor, of memory of its own: a part of it does not keep the file mapped."""
+        with open_safetensors(self.files[name]) as file:
+            tensor = file.get_tensor(name).clone()
+        assert tensor.shape == shape, (name, tensor.shape, shape)
+        return tensor
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """All of them, file by file: one tensor is in memory at a time, and one file is mapped."""
+        for path, names in self._by_file(self._wanted):
+            with open_safetensors(path) as file:
+                for name in names:
+                    yield name, file.get_tensor(name)
+
+    def _refuse_missing(self, checkpoint_dir: Path, missing: list[str], recipe: ModelRecipe) -> None:
+        if not missing:
+            return
+        mtp_layer = f"model.layers.{recipe.num_hidden_layers}."
+        if recipe.num_nextn_predict_layers and all(name.startswith(mtp_layer) for name in missing):
+            raise ValueError(
+                f"{checkpoint_dir}: the MTP layer ({mtp_layer}*) is missing, as transformers leaves it out when it saves a model: set "
+                f"num_nextn_predict_layers to 0 in {checkpoint_dir / CONFIG_FILE} and in the scale's model section"
+            )
+        raise ValueError(f"{checkpoint_dir}: tensor {missing[0]} is missing; {CONFIG_FILE} belongs to another model or a file was lost")
+
+    def _by_file(self, wanted: set[str]) -> list[tuple[Path, list[str]]]:
+        by_file: dict[Path, list[str]] = {}
+        for name in sorted(wanted):
+            by_file.setdefault(self.files[name], []).append(name)
+        return sorted(by_file.items())
+
+    def _refuse_other_copies(self, copies: Mapping[str, str], recipe: ModelRecipe) -> None:
+        for name, trunk_name in sorted(copies.items()):
+            with open_safetensors(self.files[name]) as file, open_safetensors(self.files[trunk_name]) as trunk:
+                if not torch.equal(file.get_tensor(name), trunk.get_tensor(trunk_name)):
+                    raise ValueError(
+                        f"{self.files[name]}: {name} differs from {trunk_name}, but the MTP layer shares it with the trunk here: "
+                        f"remove the tensors of layer {recipe.num_hidden_layers} and set num_nextn_predict_layers to 0"
+                    )
+
+
+@torch.no_grad()
+def load_weights(model: Glm4Moe, checkpoint_dir: Path) -> None:
+    """Copy a checkpoint into the model, tensor by tensor, cast to the model's dtypes. Peak memory is the model's and one file's."""
+    state = model.state_dict()
+    for name, tensor in CheckpointTensors(checkpoint_dir, model.recipe):
+        ours, expert = stacked_name(name)
+        (state[ours] if expert is None else state[ours][expert]).copy_(tensor)
+
+
+def _mtp_copies(recipe: ModelRecipe) -> dict[str, str]:
+    prefix = f"model.layers.{recipe.num_hidden_layers}."
+    return {prefix + suffix: trunk_name for suffix, trunk_name in _MTP_COPIES.items()}
+
+
+def _check_header(header: Any, name: str, path: Path, shape: torch.Size) -> None:
+    if tuple(header.get_shape()) != tuple(shape):
+        raise ValueError(f"{path}: tensor {name} has shape {tuple(header.get_shape())}, the model wants {tuple(shape)}")
+    if name.endswith(ROUTER_BIAS) and header.get_dtype() != "F32":
+        raise ValueError(f"{path}: {name} is {header.get_dtype()}, must be float32 (rounding it selects other experts): export it again")
+
+
+def load_model(checkpoint_dir: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Glm4Moe:
+    """Build the model a checkpoint directory describes, load its weights, and set it to evaluation."""
+    with torch.device("meta"):
+        model = Glm4Moe(read_config(checkpoint_dir))
+    model = model.to(dtype).to_empty(device=device)
+    load_weights(model, checkpoint_dir)
+    return model.eval()

@@ -1,0 +1,84 @@
+"""Compiled C++: a kernel is a source beside the module that loads it, built once per machine, called with plain pointers (ctypes).
+
+Libraries are kept by kind of machine (configs/machine.py), named by a digest of source, headers, compiler and flags. `make env` builds all
+of them (`python -m model.kernels.native_library`), else the first use does (10 s each) and says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.machine import compiler, describe_missing, make_native_dir, this_machine
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("model", "tasks")
+"""Where kernels are."""
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+
+
+@cache
+def load_library(source: Path) -> ctypes.CDLL:
+    """The library of a .cpp file, compiled if this machine has not yet. Raises ValueError without a C++ compiler, or with what the
+    compiler said."""
+    path = library_path(source)
+    if not path.is_file():
+        print(f"{describe_missing([path])}: compiling it, once", file=sys.stderr, flush=True)
+        _compile(source)
+    return ctypes.CDLL(str(path))
+
+
+def library_path(source: Path) -> Path:
+    """Where this machine's library of a .cpp file is, compiled or not."""
+    digest = hashlib.sha256(source.read_bytes())
+    for header in sorted(source.parent.glob("*.h")):
+        digest.update(header.read_bytes())
+    digest.update(" ".join((compiler(), *FLAGS)).encode())
+    return this_machine().native_dir / f"{source.stem}-{digest.hexdigest()[:16]}.so"
+
+
+def kernel_sources() -> list[Path]:
+    """Of all kernels of the project."""
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.cpp"))
+
+
+def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
+    """Where contiguous tensors begin, as arguments of a call; null for None. The caller keeps the tensors alive during the call."""
+    assert all(tensor is None or tensor.is_contiguous() for tensor in tensors), [tensor is None or tensor.stride() for tensor in tensors]
+    return [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
+
+
+def _compile(source: Path) -> None:
+    path = library_path(source)
+    if shutil.which(compiler()) is None:
+        raise ValueError(f"no C++ compiler {compiler()} on PATH for {source.name}: install one (Debian: apt-get install g++) or set CXX")
+    with tempfile.TemporaryDirectory(dir=make_native_dir()) as folder:
+        built = Path(folder) / path.name
+        command = [compiler(), *FLAGS, str(source), "-o", str(built)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode:
+            raise ValueError(f"{' '.join(command)} failed with exit code {run.returncode}:\n{run.stderr[-4000:]}")
+        # Whoever else compiles it at this moment writes the same library: the last rename wins.
+        built.rename(path)
+
+
+def main() -> None:
+    """Build every library and say where they are."""
+    for source in kernel_sources():
+        if not library_path(source).is_file():
+            _compile(source)
+        print(f"{source.name} compiled: {library_path(source)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Muon on every matrix but the embedding and AdamW on the rest, or AdamW on all: one client optimizer for DeepSpeed at every ZeRO stage.
+
+An orthogonalised update of a (rows, cols) matrix is scaled by rms * sqrt(max(rows, cols)), which gives it the RMS that AdamW's updates
+have (arXiv 2502.16982, section 2.2). Expert stacks (E, rows, cols) are orthogonalised per expert. lm_head and router are matrices like
+others, as the report has them.
+
+Momentum and moments are element-wise, so under ZeRO they lie in the flat partitions that DeepSpeed hands in; only the orthogonalisation
+needs whole matrices, and it is replaceable (`Muon.orthogonalize`; tasks/training/parallel/whole_matrices.py). DeepSpeed's own
+MuonWithAuxAdam orthogonalises inside ZeRO instead: it keeps momenta of whole matrices on every rank, and what it leaves as gradients are
+updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from configs.schema import OptimizerRecipe
+from model.optimizer.newton_schulz import orthogonalize
+
+
+def is_decayed_matrix(name: str, parameter: Tensor) -> bool:
+    """Every matrix but the word embedding: what Muon updates (report, section 2.3), and what is decayed."""
+    return parameter.ndim >= 2 and "embed_tokens" not in name.split(".")
+
+
+def build_optimizer(model: nn.Module, recipe: OptimizerRecipe) -> Muon:
+    """Learning rates are 0 until `set_learning_rate`."""
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (matrices if is_decayed_matrix(name, parameter) else rest).append(parameter)
+    groups = [
+        {"params": matrices, "is_muon": recipe.kind == "muon", "weight_decay": recipe.weight_decay},
+        {"params": rest, "is_muon": False, "weight_decay": 0.0},
+    ]
+    return Muon(_experts_apart(groups), recipe)
+
+
+def _experts_apart(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parameters of divided experts in groups of their own, as DeepSpeed wants them: their gradients are summed over other ranks. They
+    carry `group_name` and allreduce = False (tasks/training/parallel/deepspeed_experts.py)."""
+    divided: list[dict[str, Any]] = []
+    for group in groups:
+        names = {parameter: parameter.group_name for parameter in group["params"] if not getattr(parameter, "allreduce", True)}
+        divided.append(group | {"params": [parameter for parameter in group["params"] if parameter not in names]})
+        for name in sorted(set(names.values())):
+            divided.append(group | {"params": [parameter for parameter in names if names[parameter] == name], "moe": True, "name": name})
+    return [group for group in divided if group["params"]]
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+class Muon(torch.optim.Optimizer):
+    """Groups with `is_muon` take momentum steps along orthogonal matrices, the others AdamW's. State under DeepSpeed's names:
+    `momentum_buffer`, or `exp_avg`, `exp_avg_sq` and `step`."""
+
+    def __init__(self, groups: list[dict[str, Any]], recipe: OptimizerRecipe) -> None:
+        super().__init__(groups, {"lr": 0.0})
+        self.recipe = recipe
+        self._with_momentum = {id(parameter) for group in groups if group["is_muon"] for parameter in group["params"]}
+        self.state_dtype: torch.dtype = getattr(torch, recipe.state_dtype)
+        self.orthogonalize: Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]] = self._orthogonalize_each
+        """Parameters and their directions to updates of the same shapes, scaled; the directions may be overwritten. For a flat partition:
+        of the matrices it is part of."""
+
+    def has_momentum(self, parameter: Tensor) -> bool:
+        """Whether Muon updates a parameter of the model; ZeRO replaces parameters in the groups, but not in the model."""
+        return id(parameter) in self._with_momentum
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert closure is None, closure
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if group["is_muon"]:
+                self._step_muon(parameters, group["lr"], group["weight_decay"])
+            else:
+                for parameter in parameters:
+                    self._step_adam(parameter, group["lr"], group["weight_decay"])
+
+    def ensure_state(self, parameter: Tensor, *, use_muon: bool) -> dict[str, Any]:
+        """The parameter's state, zeros before its first step."""
+        state: dict[str, Any] = self.state[parameter]
+        for name in ("momentum_buffer",) if use_muon else ("exp_avg", "exp_avg_sq"):
+            if name not in state:
+                state[name] = torch.zeros_like(parameter, dtype=self.state_dtype)
+        if not use_muon:
+            state.setdefault("step", 0)
+        return state
+
+    def _step_muon(self, parameters: list[Tensor], learning_rate: float, weight_decay: float) -> None:
+        directions = []
+        for parameter in parameters:
+            assert parameter.grad is not None
+            buffer = self.ensure_state(parameter, use_muon=True)["momentum_buffer"]
+            momentum = buffer.float().lerp_(parameter.grad.float(), 1 - self.recipe.muon_momentum)
+            buffer.copy_(momentum)
+            directions.append(parameter.grad.float().lerp_(momentum, self.recipe.muon_momentum))  # Nesterov's, in the gradient's place
+        for parameter, update in zip(parameters, self.orthogonalize(parameters, directions), strict=True):
+            parameter.mul_(1 - learning_rate * weight_decay).add_(update, alpha=-learning_rate)
+
+    def _step_adam(self, parameter: Tensor, learning_rate: float, weight_decay: float) -> None:
+        assert parameter.grad is not None
+        state = self.ensure_state(parameter, use_muon=False)
+        state["step"] += 1
+        beta1, beta2 = self.recipe.adam_beta1, self.recipe.adam_beta2
+        gradient = parameter.grad.float()
+        first = state["exp_avg"].float().lerp_(gradient, 1 - beta1)
+        second = state["exp_avg_sq"].float().lerp_(gradient.square(), 1 - beta2)
+        state["exp_avg"].copy_(first)
+        state["exp_avg_sq"].copy_(second)
+        scale = (second / (1 - beta2 ** state["step"])).sqrt_().add_(self.recipe.adam_eps)
+        parameter.mul_(1 - learning_rate * weight_decay)
+        parameter.addcdiv_(first, scale, value=-learning_rate / (1 - beta1 ** state["step"]))
+
+    def _orthogonalize_each(self, parameters: Sequence[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:
+        return [self.scaled_polar_factor(direction) for direction in directions]
+
+    def scaled_polar_factor(self, matrix: Tensor) -> Tensor:
+        """The update of one whole matrix, or of a stack of them."""
+        return orthogonalize(matrix, self.recipe.muon_newton_schulz_steps) * (self.recipe.muon_update_rms * max(matrix.shape[-2:]) ** 0.5)

@@ -1,0 +1,64 @@
+"""Which conversations say nearly the same, or come of one record: they are held out together or not at all.
+
+Their texts are compared as those of documents (tasks/data/deduplication/near_duplicates.py); nothing is dropped for it, since two answers
+to one question may both be worth learning.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tasks.data.deduplication.connected_components import connected_components
+from tasks.data.deduplication.duplicate_candidates import EDGES
+from tasks.data.deduplication.near_duplicates import near_duplicates, signing_of
+from tasks.data.records.document_files import write_documents
+from tasks.data.records.parcels import PARCEL_COLUMNS, id_numbers, parcels
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from configs.schema import DeduplicationRecipe
+
+SAID = "array<struct<reasoning: string, content: string>>"
+
+
+@contextmanager
+def chat_clusters(
+    chats: DataFrame, num_bytes: int, recipe: DeduplicationRecipe, num_partitions: int, directory: Path
+) -> Iterator[DataFrame]:
+    """(id, cluster) of every conversation of `chats` (id, origin, messages), inside the block; a cluster is called by the smallest id in
+    it. `directory` holds their texts meanwhile, where executors can read it."""
+    from pyspark.sql import functions as F
+
+    turns = F.transform(F.from_json("messages", SAID), lambda turn: F.concat_ws("\n", turn["reasoning"], turn["content"]))
+    texts = chats.select("id", F.array_join(turns, "\n").alias("text"))
+    try:
+        paths = [str(path) for path in write_documents(texts, directory / "texts", num_bytes)]
+        near = near_duplicates(chats.select("id"), paths, None, [], signing_of(recipe, num_partitions, 1), recipe.threshold)
+        firsts = chats.groupBy("origin").agg(F.min("id").alias("first"))
+        of_origin = chats.join(firsts, "origin").where("id <> first").select("id", "first").persist()
+        edges = near.edges.where(f"kind = '{EDGES}'").unionByName(of_origin.mapInArrow(origin_edges, PARCEL_COLUMNS))
+        roots = connected_components(edges, near.num_edges + of_origin.count(), directory / "rounds")
+        yield chats.select("id").join(roots, "id", "left").select("id", F.coalesce("root", "id").alias("cluster"))
+        of_origin.unpersist()
+        near.release()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def origin_edges(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """EDGES parcels from each (id, first) to the first conversation of its record."""
+    import numpy as np
+    import pyarrow as pa
+
+    for batch in batches:
+        if batch.num_rows:
+            ends = {"left": id_numbers(batch.column("first")), "right": id_numbers(batch.column("id"))}
+            unmeasured = {name: np.zeros(batch.num_rows, dtype=np.int64) for name in ("num_shared", "num_union")}
+            yield from parcels(EDGES, 0, pa.table({**ends, **unmeasured}))

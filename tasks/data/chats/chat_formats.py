@@ -1,0 +1,209 @@
+"""The shapes in which public files write a conversation, brought to one: messages as the chat template renders them. Pure, per record.
+
+Known are `messages` or `history` (role, content), `conversations` (from, value), `messages_display` (`user: ...` lines),
+`instruction` + `input` + `output`, `instruction` + `instances`, and `prompt` + `answer`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from typing import Any
+
+from model.text.chat_template import Message, ToolCall
+from tasks.data.readers.json_lines import MAX_DEPTH, is_deep
+
+Record = dict[str, Any]
+Conversation = tuple[list[Message], list[Record]]
+"""(messages, tools)"""
+
+ROLES = {
+    "system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "function_call": "assistant",
+    "tool": "tool", "observation": "tool", "function_response": "tool",
+}  # fmt: skip
+FRAME = ("### Instruction:\n", "\n\n### Input:\n", "\n\n### Response:")
+"""What Alpaca's prompts wrap around an instruction: said by the training code of another model, not by a user."""
+MAX_DETAIL_CHARS = 200
+DISPLAY_TURN = re.compile(r"^(system|user|assistant|tool): ", re.MULTILINE)
+DISPLAYED_CALL = "None"
+"""How tau-bench prints an assistant's turn whose call it leaves out."""
+
+
+class MalformedChatError(ValueError):
+    """A record that is no conversation with an answer; says why."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail[:MAX_DETAIL_CHARS]
+
+
+def conversations_of(record: Record) -> list[Conversation]:
+    """The conversations of one record, each ending with its last assistant turn. Raises MalformedChatError."""
+    tools = _tools(record.get("tools"))
+    return [(_checked(messages), tools) for messages in _message_lists(record)]
+
+
+def _message_lists(record: Record) -> list[list[Message]]:
+    for key in ("messages", "conversations", "history"):
+        if isinstance(record.get(key), list):
+            turns = [_message(number, turn) for number, turn in enumerate(record[key])]
+            system = record.get("system")
+            return [[*([_text_message("system", system)] if isinstance(system, str) and system.strip() else []), *turns]]
+    if isinstance(record.get("messages_display"), str):
+        return [_displayed(record["messages_display"])]
+    question = record.get("instruction")
+    if isinstance(question, str) and isinstance(record.get("instances"), list):
+        instances = [_object(number, instance) for number, instance in enumerate(record["instances"])]
+        return [_exchange(question, instance.get("input"), instance.get("output")) for instance in instances]
+    if isinstance(question, str):
+        return [_exchange(question, record.get("input"), record.get("output"))]
+    if isinstance(record.get("prompt"), str):
+        return [_exchange(*_unframed(record["prompt"]), record.get("answer"))]
+    raise MalformedChatError("no_conversation", f"fields are {', '.join(sorted(map(str, record)))}")
+
+
+def _unframed(prompt: str) -> tuple[str, str]:
+    """(instruction, input) of a prompt in the frame; any other prompt is the instruction."""
+    begins, gives, ends = FRAME
+    framed = prompt.rstrip()
+    _, is_framed, asked = framed.removesuffix(ends).partition(begins)
+    if not is_framed or not framed.endswith(ends):
+        return prompt, ""
+    question, _, given = asked.partition(gives)
+    return question, given
+
+
+def _object(number: int, turn: object) -> Record:
+    if not isinstance(turn, dict):
+        raise MalformedChatError("broken_turn", f"turn {number} is no object but {type(turn).__name__}")
+    return turn
+
+
+def _exchange(question: str, given: object, answer: object) -> list[Message]:
+    if not isinstance(answer, str):
+        raise MalformedChatError("no_answer", "the answer is no text")
+    asked = f"{question.strip()}\n\n{given.strip()}" if isinstance(given, str) and given.strip() else question.strip()
+    return [_text_message("user", asked), _text_message("assistant", answer)]
+
+
+def _displayed(text: str) -> list[Message]:
+    parts = DISPLAY_TURN.split(text)
+    if parts[0].strip():
+        raise MalformedChatError("unknown_role", f"text before the first turn: {parts[0][:60]!r}")
+    turns = zip(parts[1::2], parts[2::2], strict=True)
+    return [_text_message(name, "" if said.strip() == DISPLAYED_CALL else said.strip()) for name, said in turns]
+
+
+def _message(number: int, given: object) -> Message:
+    turn = _object(number, given)
+    name = turn.get("role", turn.get("from"))
+    content = turn.get("content", turn.get("value"))
+    if not isinstance(name, str) or name not in ROLES:
+        raise MalformedChatError("unknown_role", f"turn {number} has role {reprlib.repr(name)}, known are {', '.join(ROLES)}")
+    message = _text_message(ROLES[name], "")
+    if name == "function_call":
+        message["tool_calls"] = _calls(number, content)
+        return message
+    parts = content if isinstance(content, list) else [] if content is None else [{"type": "text", "text": content}]
+    texts = {kind: "\n".join(_text(number, part) for part in parts if _kind(part) == kind) for kind in ("text", "reasoning")}
+    reasoning = next((turn[key] for key in ("reasoning_content", "reasoning") if isinstance(turn.get(key), str)), texts["reasoning"])
+    message["content"] = texts["text"]
+    if ROLES[name] == "assistant":
+        thought, closed, said = texts["text"].strip().rpartition("</think>")
+        if closed and not thought.startswith("<think>"):
+            raise MalformedChatError("broken_reasoning", f"turn {number}: </think> without <think> at the start")
+        message["reasoning"] = thought.removeprefix("<think>").strip() if closed else reasoning.strip()
+        message["content"] = said.strip()
+        written = [call for part in parts if _kind(part) == "tool_call" for call in _calls(number, _value(part))]
+        message["tool_calls"] = [*written, *(_calls(number, turn["tool_calls"]) if turn.get("tool_calls") else [])]
+    return message
+
+
+def _text_message(role: str, content: str) -> Message:
+    return {"role": role, "content": content, "reasoning": "", "tool_calls": []}
+
+
+def _kind(part: object) -> str:
+    return part.get("type", "text") if isinstance(part, dict) else "text"
+
+
+def _text(number: int, part: object) -> str:
+    value = _value(part)
+    if not isinstance(value, str | int | float):
+        raise MalformedChatError("broken_turn", f"turn {number}: its text is {type(value).__name__}, not a string")
+    return str(value)
+
+
+def _value(part: object) -> object:
+    return part.get("value", part.get("text", "")) if isinstance(part, dict) else part
+
+
+def _calls(number: int, value: object) -> list[ToolCall]:
+    """Tool calls from JSON text or objects; a call's arguments may themselves be JSON text."""
+    found = _from_json(value)
+    calls: list[ToolCall] = []
+    for call in found if isinstance(found, list) else [found]:
+        given = call.get("function", call) if isinstance(call, dict) else {}
+        arguments = _from_json(given.get("arguments") or {}) if isinstance(given, dict) else None
+        if not isinstance(arguments, dict) or not isinstance(given.get("name"), str):
+            raise MalformedChatError("broken_tool_call", f"turn {number}: {reprlib.repr(value)} needs a name and an object of arguments")
+        if is_deep(arguments):
+            raise MalformedChatError("broken_tool_call", f"turn {number}: arguments nest more than {MAX_DEPTH} levels deep")
+        calls.append({"name": given["name"], "arguments": arguments})
+    return calls
+
+
+def _tools(value: object) -> list[Record]:
+    """Function descriptions, each as {"type": "function", "function": {...}}."""
+    found = _from_json(value or [])
+    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+        raise MalformedChatError("broken_tools", f"{reprlib.repr(value)} is no list of objects")
+    if is_deep(found):
+        raise MalformedChatError("broken_tools", f"they nest more than {MAX_DEPTH} levels deep")
+    return [tool if "function" in tool else {"type": "function", "function": tool} for tool in found]
+
+
+def _from_json(value: object) -> Any:
+    """The value of JSON text; a text that is no JSON, and whatever is no text, as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _checked(messages: list[Message]) -> list[Message]:
+    """Neighbouring assistant turns joined, what follows the last answer cut. Raises MalformedChatError for calls or answers amiss."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and joined[-1]["role"] == message["role"] == "assistant":
+            joined[-1] = _join(joined[-1], message)
+        else:
+            joined.append(message)
+    places = [number for number, message in enumerate(joined) if _says_or_calls(message)]
+    if not places or not any(message["role"] == "user" for message in joined[: places[-1]]):
+        raise MalformedChatError("no_answer", f"roles are {', '.join(message['role'] for message in joined)}")
+    kept = joined[: places[-1] + 1]
+    for number, (before, message) in enumerate(zip([None, *kept], kept, strict=False)):
+        has_call = before is not None and bool(before.get("tool_calls"))
+        if message["role"] == "tool" and not has_call and not (before and before["role"] == "tool"):
+            raise MalformedChatError("tool_result_without_call", f"turn {number}: no call before {message['content'][:60]!r}")
+        if message["role"] != "tool" and has_call:
+            raise MalformedChatError("call_without_result", f"turn {number} is of the {message['role']}, before it stands a call")
+    for number, message in enumerate(kept):
+        if message["role"] == "assistant" and not _says_or_calls(message):
+            raise MalformedChatError("no_answer", f"turn {number}: the assistant neither says nor calls anything")
+    return kept
+
+
+def _says_or_calls(message: Message) -> bool:
+    return message["role"] == "assistant" and bool(message["content"] or message.get("tool_calls"))
+
+
+def _join(before: Message, message: Message) -> Message:
+    """Two turns of the assistant as one: a text and the call that follows it, or several calls."""
+    texts = {key: "\n\n".join(filter(None, (before.get(key), message.get(key)))) for key in ("content", "reasoning")}
+    calls = [*before.get("tool_calls", ()), *message.get("tool_calls", ())]
+    return {"role": "assistant", "content": texts["content"], "reasoning": texts["reasoning"], "tool_calls": calls}

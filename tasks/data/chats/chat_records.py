@@ -1,0 +1,163 @@
+"""Reads source files of conversations, inside Spark executors: rows of kept, dropped and rejected ones.
+
+The overlap with evaluation items is looked up on the way, in the text of all turns; function descriptions are no one's answer. Personal
+data is masked behind that, since evaluation items hold theirs, and before digests are taken: duplicates are those of what is trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasks.data.chats.chat_formats import MalformedChatError, conversations_of
+from tasks.data.privacy.masked_chats import NUMBER_KINDS, mask_chats
+from tasks.data.privacy.personal_data import COUNT_COLUMNS, KINDS
+from tasks.data.readers.json_lines import MAX_LINE_BYTES, JsonLine, json_lines
+from tasks.data.readers.source_bytes import ChangedSourceError, HashingReader, is_listed, open_source
+from tasks.data.readers.table_records import parquet_lines
+from tasks.data.records.documents import CHAT_COLUMNS, content_digest, document_id
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from model.text.chat_template import Message
+
+ROW_COLUMNS = f"stream string, {CHAT_COLUMNS}, {COUNT_COLUMNS}, digest string, reason string, kept_id string, detail string"
+KEPT, DROPPED, REJECTED, CHANGED = "kept", "dropped", "rejected", "changed"
+BATCH_ROWS = 1000
+TOO_LONG = "too_long"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What conversations are judged by."""
+
+    max_chat_chars: int
+    masked_kinds: tuple[str, ...]
+    """Of personal data."""
+    items: Any
+    """A Spark broadcast of (OverlapIndex, ProtectedItems)."""
+
+
+def read_chats(batches: Iterator[pa.RecordBatch], judging: Judging) -> Iterator[pa.RecordBatch]:
+    """Rows of ROW_COLUMNS for source rows."""
+    rows = (row for batch in batches for source in batch.to_pylist() for row in _source_rows(source))
+    yield from _judged(rows, judging)
+
+
+def judge_chats(batches: Iterator[pa.RecordBatch], judging: Judging) -> Iterator[pa.RecordBatch]:
+    """The same for rows that are conversations already (CHAT_COLUMNS without num_bytes): problems, which keep their numbers."""
+    rows = (_row(row, json.loads(row["messages"]), json.loads(row["tools"]), True) for batch in batches for row in batch.to_pylist())
+    yield from _judged(rows, judging)
+
+
+def _source_rows(source: Row) -> Iterator[Row]:
+    try:
+        with open_source(source["path"], source["sha256"]) as raw:
+            hashing = HashingReader(raw)
+            for line in _lines(source, hashing):
+                yield from _line_rows(source, line)
+            is_same = is_listed(hashing, source["sha256"])
+    except ChangedSourceError:
+        is_same = False
+    if not is_same:
+        yield _empty(source, 0, stream=CHANGED)
+
+
+def _lines(source: Row, file: HashingReader) -> Iterator[JsonLine]:
+    if source["format"] == "jsonl":
+        yield from json_lines(source["name"], file)
+    elif source["format"] == "parquet":
+        yield from parquet_lines(source["name"], source["path"], source["sha256"], MAX_LINE_BYTES, lambda names: (names, ""))
+    else:
+        yield JsonLine(0, None, "unsupported_format", source["format"] or "no format")
+
+
+def _line_rows(source: Row, line: JsonLine) -> Iterator[Row]:
+    if line.record is None:
+        yield _empty(source, line.offset, stream=REJECTED, reason=line.reason, detail=line.detail)
+        return
+    try:
+        yield from [_chat_row(source, line.offset, piece, *chat) for piece, chat in enumerate(conversations_of(line.record))]
+    except MalformedChatError as error:
+        yield _empty(source, line.offset, stream=REJECTED, reason=error.reason, detail=error.detail)
+    except UnicodeEncodeError as error:
+        yield _empty(source, line.offset, stream=REJECTED, reason="not_utf8", detail=f"character {error.start}: {error.reason}")
+
+
+def _chat_row(source: Row, offset: int, piece: int, messages: Sequence[Message], tools: Sequence[Row]) -> Row:
+    """Raises MalformedChatError for a value of a Parquet file that JSON does not know."""
+    place = {"id": document_id(source["name"], offset, piece), "source": source["name"], "offset": offset, "piece": piece}
+    place |= {key: source[key] for key in ("collection", "licence", "kind")}
+    try:
+        return _row(place, messages, tools, source["kind"] in NUMBER_KINDS)
+    except TypeError as error:
+        raise MalformedChatError("broken_turn", str(error)) from error
+
+
+def _row(place: Row, messages: Sequence[Message], tools: Sequence[Row], keeps_numbers: bool) -> Row:
+    """Raises UnicodeEncodeError for characters that are no UTF-8."""
+    row = {**place, "messages": _to_json(messages), "tools": _to_json(tools), "keeps_numbers": keeps_numbers}
+    return {**row, **_sizes(row), "stream": KEPT, "reason": "", "kept_id": "", "detail": ""}
+
+
+def _sizes(row: Row) -> Row:
+    written = f"{row['messages']}\n{row['tools']}"
+    return {"num_bytes": len(written.encode()), "digest": content_digest(written), **dict.fromkeys(KINDS, 0)}
+
+
+def _judged(rows: Iterator[Row], judging: Judging) -> Iterator[pa.RecordBatch]:
+    waiting: list[Row] = []
+    for row in rows:
+        waiting.append(row)
+        if len(waiting) == BATCH_ROWS:
+            yield _batch(waiting, judging)
+            waiting = []
+    if waiting:
+        yield _batch(waiting, judging)
+
+
+def _batch(rows: list[Row], judging: Judging) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    index, protected = judging.items.value
+    kept = [row for row in rows if row["stream"] == KEPT]
+    chats = [json.loads(row["messages"]) for row in kept]
+    texts = ["\n".join(_strings(messages)) for messages in chats]
+    for row, text, hit in zip(kept, texts, index.first_hits(texts).tolist(), strict=True):
+        if len(text) > judging.max_chat_chars:
+            row.update(stream=DROPPED, reason=TOO_LONG)
+        elif hit >= 0:
+            row.update(stream=DROPPED, reason=protected.reason(hit), kept_id=protected.ids[hit])
+    masked = mask_chats(chats, [row["keeps_numbers"] for row in kept], judging.masked_kinds)
+    for row, (messages, counts) in zip(kept, masked, strict=True):
+        if counts:
+            row["messages"] = _to_json(messages)
+            row.update(_sizes(row) | counts)
+    types = {"string": pa.string(), "long": pa.int64()}
+    fields = [column.split(" ") for column in ROW_COLUMNS.split(", ")]
+    return pa.RecordBatch.from_pylist(rows, schema=pa.schema([(name, types[kind]) for name, kind in fields]))
+
+
+def _strings(messages: list[Row]) -> Iterator[str]:
+    """What was said and thought, and the arguments of calls, in order."""
+    for message in messages:
+        yield from filter(None, (message["reasoning"], message["content"]))
+        for call in message["tool_calls"]:
+            yield call["name"]
+            yield from (value if isinstance(value, str) else _to_json(value) for value in call["arguments"].values())
+
+
+def _empty(source: Row, offset: int, **values: str) -> Row:
+    place = {"id": document_id(source["name"], offset, 0), "source": source["name"], "offset": offset, "piece": 0, "num_bytes": 0}
+    texts = {"messages": "", "tools": "", "digest": "", "reason": "", "kept_id": "", "detail": "", **dict.fromkeys(KINDS, 0)}
+    return {**place, **{key: source[key] for key in ("collection", "licence", "kind")}, **texts, **values}
+
+
+def _to_json(value: Any) -> str:
+    """Field order as given: the order of a call's arguments is part of the text."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,196 @@
+"""Step: sources with role `sft`, synthetic conversations and verified solutions of seed problems -> chats/ in one shape, split, free of
+personal data, duplicates and evaluation items.
+
+dropped.parquet names what stays in a conversation's place, or the evaluation item it overlaps with; rejected.parquet what is no
+conversation to learn from, and why; masked.parquet counts the personal data that was replaced, as mask_personal_data does.
+"""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.spark import spark_session
+from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.chats.chat_clusters import chat_clusters
+from tasks.data.chats.chat_records import CHANGED, DROPPED, KEPT, REJECTED, ROW_COLUMNS, Judging, judge_chats, read_chats
+from tasks.data.decontamination.protected_items import protected_items
+from tasks.data.privacy.personal_data import KINDS
+from tasks.data.records.document_files import count_by, count_reasons, names_of, write_documents, write_table
+from tasks.data.records.documents import CHAT_COLUMNS, TRAIN, VALIDATION
+from tasks.data.sources.source_frame import source_frame
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+    from configs.schema import ChatCollectionRecipe, ChatRecipe, SparkResources
+    from tasks.data.problems.synthesize_problems import SynthesizedProblems
+    from tasks.data.seeds.request_traces import RequestedTraces
+    from tasks.data.seeds.vary_problems import VariedProblems
+    from tasks.data.seeds.verify_solutions import VerifiedSolutions
+    from tasks.data.sources.ingest_documents import IngestedDocuments
+    from tasks.data.sources.list_sources import SourceListing
+
+DUPLICATE = "exact_duplicate"
+FULL = "collection_full"
+HASH_VALUES = 1 << 32
+NUM_EXAMPLES = 5
+
+
+class CollectedChats(Record):
+    num_sources: int
+    num_chats: int
+    num_bytes: int
+    chats_by_collection: dict[str, int]
+    training_chats: int
+    validation_chats: int
+    dropped: dict[str, int]
+    """Well-formed conversations by reason."""
+    num_masked_chats: int
+    masked: dict[str, int]
+    """Places of personal data by kind, in the conversations that stay."""
+    rejected: dict[str, int]
+    """Records that are no conversation with an answer, by reason."""
+
+
+@step(
+    content=("chats/*.parquet", "dropped.parquet", "masked.parquet", "rejected.parquet"),
+    distributions=("pyspark", "pyarrow", "numpy", "datasketch", "phonenumbers", "python-stdnum", "detect-secrets", "tld"),
+)
+def collect_chats(
+    *,
+    sources: SourceListing,
+    synthetic: Artifact[SynthesizedProblems],
+    ingested: Artifact[IngestedDocuments],
+    recipe: ChatCollectionRecipe,
+    resources: SparkResources,
+    output: Output,
+    solutions: Artifact[VerifiedSolutions] | None = None,
+    variations: Artifact[VariedProblems] | None = None,
+    traces: Artifact[RequestedTraces] | None = None,
+) -> CollectedChats:
+    """`traces` is None where no teacher is configured.
+
+    Raises ValueError if a file changed since the listing, too many records are malformed, or none is left to train on.
+    """
+    spark = spark_session(resources)
+    files = [file for file in sources.files if file.role == "sft"]
+    output.report(Progress(0, len(files), "sources", "reading"))
+    protected, index = protected_items(ingested, synthetic, recipe.decontaminate)
+    items = spark.sparkContext.broadcast((index, protected))
+    judging = Judging(recipe.chats.max_chat_chars, recipe.personal_data.kinds, items)
+    made = [artifact.path("chats.parquet").as_uri() for artifact in (synthetic, solutions, variations, traces) if artifact is not None]
+    generated = spark.read.parquet(*made)
+    frames = [generated.mapInArrow(partial(judge_chats, judging=judging), ROW_COLUMNS)]
+    if files:
+        frames.append(
+            source_frame(spark, files, resources.shuffle_partitions).mapInArrow(partial(read_chats, judging=judging), ROW_COLUMNS)
+        )
+    rows = reduce(lambda left, right: left.unionByName(right), frames).persist()
+    try:
+        record = _write_streams(rows, len(files), recipe, resources.shuffle_partitions, output)
+    finally:
+        rows.unpersist()
+        items.destroy()
+    _check_rejected(record, recipe.chats, output.path("rejected.parquet"))
+    return record
+
+
+def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatCollectionRecipe, num_partitions: int, output: Output) -> CollectedChats:
+    import pyarrow.parquet as pq
+    from pyspark.sql import functions as F
+
+    sums = rows.groupBy("stream").agg(F.count("id").alias("num_rows"), F.sum("num_bytes").alias("num_bytes")).collect()
+    totals = {row["stream"]: (row["num_rows"], row["num_bytes"]) for row in sums}
+    left_out = rows.where(F.col("stream") != KEPT).select("stream", "id", "source", "offset", "reason", "kept_id", "detail").toArrow()
+    changed = sorted(row["source"] for row in left_out.to_pylist() if row["stream"] == CHANGED)
+    if changed:
+        raise ValueError(f"source {changed[0]} changed while it was read ({len(changed)} in all): run again when nothing writes to it")
+    kept = rows.where(F.col("stream") == KEPT)
+    marked = kept.join(kept.groupBy("digest").agg(F.min("id").alias("original")), "digest")
+    # a seed's solution, its variations with other numbers and a teacher's trace come of one record: all are held out or none
+    origin = F.concat_ws(" ", F.substring_index("source", "#", 1), F.col("offset").cast("string"))
+    fits = _hash_of("origin", 9) * F.col("collection_size") < recipe.chats.max_per_collection * HASH_VALUES
+    originals = marked.where("id = original").withColumn("origin", origin)
+    sized = originals.join(originals.groupBy("collection").agg(F.count("id").alias("collection_size")), "collection")
+    unique = sized.where(fits).persist()
+    num_bytes = totals.get(KEPT, (0, 0))[1]
+    compared = unique.select("id", "origin", "messages")
+    with chat_clusters(compared, num_bytes, recipe.deduplicate, num_partitions, output.path("compared")) as clusters:
+        heads = unique.select(F.col("id").alias("cluster"), "origin")
+        sides = clusters.join(heads, "cluster").select("id", _side(recipe.chats).alias("split"))
+        paths = write_documents(unique.join(sides, "id").select(*names_of(CHAT_COLUMNS), "split"), output.path("chats"), num_bytes)
+    write_table(unique.where(F.greatest(*KINDS) > 0).select("id", *KINDS), output.path("masked.parquet"))
+    masked = pq.read_table(output.path("masked.parquet"), columns=list(KINDS))
+    output.report(Progress(num_sources, num_sources, "sources", "conversations written"))
+    duplicates = marked.where("id <> original").select("id", F.lit(DUPLICATE).alias("reason"), F.col("original").alias("kept_id"))
+    beyond = sized.where(~fits).select("id", F.lit(FULL).alias("reason"), F.lit("").alias("kept_id"))
+    _write_left_out(left_out, duplicates.unionByName(beyond).toArrow(), output)
+    unique.unpersist()
+    collections, sizes = count_by(paths, "collection"), count_by(paths, "split")
+    record = CollectedChats(
+        num_sources=num_sources,
+        num_chats=sum(count for count, _ in sizes.values()),
+        num_bytes=sum(size for _, size in sizes.values()),
+        chats_by_collection={collection: count for (collection,), (count, _) in collections.items()},
+        training_chats=sizes.get((TRAIN,), (0, 0))[0],
+        validation_chats=sizes.get((VALIDATION,), (0, 0))[0],
+        dropped=count_reasons(output.path("dropped.parquet")),
+        num_masked_chats=masked.num_rows,
+        masked={kind: sum(masked[kind].to_pylist()) for kind in recipe.personal_data.kinds},
+        rejected=count_reasons(output.path("rejected.parquet")),
+    )
+    num_in = sum(count for count, _ in totals.values())
+    assert num_in == record.num_chats + sum(record.dropped.values()) + sum(record.rejected.values()), (num_in, record)
+    return record
+
+
+def _hash_of(column: str, start: int) -> Column:
+    """32 bits of a text's hash."""
+    from pyspark.sql import functions as F
+
+    return F.conv(F.substring(F.sha2(column, 256), start, 8), 16, 10).cast("long")
+
+
+def _side(recipe: ChatRecipe) -> Column:
+    """By the record that the first conversation of a cluster comes from."""
+    from pyspark.sql import functions as F
+
+    is_held_out = _hash_of("origin", 1) < int(recipe.validation_share * HASH_VALUES)
+    return F.when(is_held_out, F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
+
+
+def _write_left_out(left_out: pa.Table, duplicates: pa.Table, output: Output) -> None:
+    """dropped.parquet and rejected.parquet, sorted by id."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    dropped = left_out.filter(pc.field("stream") == DROPPED).select(["id", "reason", "kept_id"])
+    dropped = pa.concat_tables([dropped, duplicates.cast(dropped.schema)])
+    rejected = left_out.filter(pc.field("stream") == REJECTED).select(["id", "source", "offset", "reason", "detail"])
+    for name, table in (("dropped.parquet", dropped), ("rejected.parquet", rejected)):
+        pq.write_table(table.sort_by("id").combine_chunks(), output.path(name), compression="zstd")
+
+
+def _check_rejected(record: CollectedChats, recipe: ChatRecipe, rejected_path: Path) -> None:
+    """Raises ValueError with examples where too much is malformed or nothing is left to train on."""
+    import pyarrow.parquet as pq
+
+    num_rejected = sum(record.rejected.values())
+    num_read = record.num_chats + sum(record.dropped.values()) + num_rejected
+    if num_rejected > recipe.max_rejected_share * num_read:
+        rows = sorted(pq.read_table(rejected_path).to_pylist(), key=lambda row: (row["source"], row["offset"]))
+        examples = "; ".join(f"{row['source']} at byte {row['offset']}: {row['reason']} ({row['detail']})" for row in rows[:NUM_EXAMPLES])
+        counts = ", ".join(f"{reason} {count}" for reason, count in record.rejected.items())
+        raise ValueError(
+            f"{num_rejected} of {num_read} conversations are malformed ({counts}), more than chats.max_rejected_share "
+            f"({recipe.max_rejected_share}) allows: {examples}. Repair these records, or give their files the role ignore"
+        )
+    if not record.training_chats:
+        raise ValueError(
+            f"none of {num_read} conversations is left to train on (dropped: {record.dropped}, held out: {record.validation_chats}): "
+            "raise chats.max_chat_chars, lower chats.validation_share or raise synthesize.num_chats"
+        )

@@ -1,0 +1,160 @@
+"""Step: filtered and synthetic documents, and the prompts of reinforcement learning -> those that overlap with no evaluation item
+(overlap.py says what that is).
+
+dropped.parquet and dropped_prompts.parquet name the item, by its id and by file and record; contaminated.parquet shows the words that
+document and item share. Protected are all records of role `evaluation` and the generated problems that gate promotion or are held
+out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from infra.spark import spark_session
+from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.decontamination.overlap import HIT_COLUMNS, chunk_bounds, find_overlaps
+from tasks.data.decontamination.protected_items import protected_items
+from tasks.data.records.document_files import count_kept, read_documents, write_documents
+from tasks.data.records.documents import TRAIN
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from configs.schema import DecontaminationRecipe, SparkResources
+    from tasks.data.decontamination.overlap import OverlapIndex
+    from tasks.data.decontamination.protected_items import ProtectedItems
+    from tasks.data.privacy.mask_personal_data import MaskedDocuments
+    from tasks.data.problems.synthesize_problems import SynthesizedProblems
+    from tasks.data.sources.ingest_documents import IngestedDocuments
+
+
+class DecontaminatedDocuments(Record):
+    num_documents: int
+    num_bytes: int
+    num_protected_items: int
+    num_common_runs: int
+    """Runs of words shared with items that so many documents hold that they drop none: common phrases."""
+    dropped: dict[str, int]
+    train_bytes_by_domain: dict[str, int]
+    held_out_bytes_by_domain: dict[str, int]
+    num_prompts: int
+    """In prompts.parquet."""
+    num_dropped_prompts: int
+
+
+@step(
+    content=("documents/*.parquet", "dropped.parquet", "contaminated.parquet", "prompts.parquet", "dropped_prompts.parquet"),
+    distributions=("pyspark", "pyarrow", "numpy", "phonenumbers", "python-stdnum", "detect-secrets", "tld"),
+)
+def decontaminate_documents(
+    *,
+    documents: Artifact[MaskedDocuments],
+    synthetic: Artifact[SynthesizedProblems] | None,
+    ingested: Artifact[IngestedDocuments],
+    recipe: DecontaminationRecipe,
+    resources: SparkResources,
+    output: Output,
+) -> DecontaminatedDocuments:
+    """Drop what overlaps with an evaluation item, whether it is to be trained on or held out. `synthetic` is None where the documents of
+    a user are looked at alone. Raises ValueError if nothing is left."""
+    from pyspark.sql import functions as F
+
+    spark = spark_session(resources)
+    given = [documents, *([] if synthetic is None else [synthetic])]
+    num_in = sum(artifact.record.num_documents for artifact in given)
+    output.report(Progress(0, num_in, "documents", "indexing evaluation items"))
+    items, overlaps = protected_items(ingested, synthetic, recipe)
+    num_prompts, num_dropped_prompts = _write_prompts(synthetic.path("prompts.parquet"), items, overlaps, output) if synthetic else (0, 0)
+    index = spark.sparkContext.broadcast(overlaps)
+    frame = read_documents(spark, [path for artifact in given for path in artifact.paths("documents/*.parquet")], resources)
+    hits = frame.select("id", "text").mapInArrow(partial(find_overlaps, index=index), HIT_COLUMNS).persist()
+    contaminated, num_common = _contaminated(hits, items.num_records, recipe.max_documents_per_run)
+    evidence = contaminated.toArrow()
+    _write_evidence(evidence, items, output)
+    kept = frame.join(F.broadcast(contaminated.select("id")), "id", "left_anti").select(*frame.columns)
+    num_bytes = sum(artifact.record.num_bytes for artifact in given)
+    counts, reasons = count_kept(write_documents(kept, output.path("documents"), num_bytes), num_in, output, "split", "domain")
+    hits.unpersist()
+    index.destroy()
+    if not any(split == TRAIN for split, _ in counts):
+        raise ValueError(
+            f"all {num_in} documents overlap with evaluation items ({reasons}): raise decontaminate.ngram_size or bring other text"
+        )
+    return DecontaminatedDocuments(
+        num_documents=sum(count for count, _ in counts.values()),
+        num_bytes=sum(size for _, size in counts.values()),
+        num_protected_items=items.count,
+        num_common_runs=num_common,
+        dropped=reasons,
+        train_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN},
+        held_out_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split != TRAIN},
+        num_prompts=num_prompts,
+        num_dropped_prompts=num_dropped_prompts,
+    )
+
+
+def _contaminated(hits: DataFrame, num_records: int, max_documents: int) -> tuple[DataFrame, int]:
+    """(id, item, run, shared, num_runs) of each document that overlaps, with its first item; and how many runs are common phrases.
+
+    Runs of records alone can be common: an evaluated equation is dropped however often it is stated.
+    """
+    from pyspark.sql import functions as F
+
+    holders = hits.where(F.col("item") < num_records).groupBy("run").agg(F.count("id").alias("num_documents"))
+    common = holders.where(F.col("num_documents") > max_documents).select("run", F.lit(True).alias("is_common"))
+    marked = hits.join(common, "run", "left")
+    telling = marked.where(F.col("is_common").isNull() | (F.col("item") >= num_records))
+    smallest = F.min(F.struct("item", "run", "shared")).alias("smallest")
+    named = telling.groupBy("id").agg(smallest, F.count("run").alias("num_runs"))
+    return named.select("id", "smallest.*", "num_runs"), common.count()
+
+
+def _write_evidence(hits: pa.Table, items: ProtectedItems, output: Output) -> None:
+    """dropped.parquet, and contaminated.parquet with what is shared, both sorted by document id."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    numbers = hits.column("item").to_pylist()
+    dropped = _named(hits.column("id").to_pylist(), numbers, items)
+    pq.write_table(dropped.sort_by("id"), output.path("dropped.parquet"), compression="zstd")
+    shared = dropped.drop_columns("reason").rename_columns(["id", "item_id", "item"])
+    shared = shared.append_column("item_source", pa.array([items.sources[number] for number in numbers], pa.string()))
+    shared = shared.append_column("item_offset", pa.array([items.offsets[number] for number in numbers], pa.int64()))
+    shared = shared.append_column("item_kind", pa.array([items.kinds[number] for number in numbers], pa.string()))
+    for name in ("shared", "num_runs"):
+        shared = shared.append_column(name, hits.column(name))
+    shared = shared.drop_columns("item").sort_by("id").combine_chunks()
+    pq.write_table(shared, output.path("contaminated.parquet"), compression="zstd")
+
+
+def _named(ids: list[str], numbers: list[int], items: ProtectedItems) -> pa.Table:
+    """(id, reason, kept_id, item) of what overlaps with the items of these numbers."""
+    import pyarrow as pa
+
+    named = {
+        "id": ids,
+        "reason": [items.reason(number) for number in numbers],
+        "kept_id": [items.ids[number] for number in numbers],
+        "item": [items.place(number) for number in numbers],
+    }
+    return pa.table(named, schema=pa.schema([(name, pa.string()) for name in named]))
+
+
+def _write_prompts(path: Path, items: ProtectedItems, overlaps: OverlapIndex, output: Output) -> tuple[int, int]:
+    """prompts.parquet without those that overlap, which dropped_prompts.parquet names; how many stay, and go."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    prompts = pq.read_table(path)
+    texts = prompts.column("prompt").to_pylist()
+    found = np.concatenate([np.empty(0, np.int64), *(overlaps.first_hits(texts[start:stop]) for start, stop in chunk_bounds(texts))])
+    gone = np.flatnonzero(found >= 0)
+    dropped = _named(prompts.column("id").take(pa.array(gone)).to_pylist(), found[gone].tolist(), items)
+    pq.write_table(dropped.sort_by("id"), output.path("dropped_prompts.parquet"), compression="zstd")
+    pq.write_table(prompts.filter(pa.array(found < 0)), output.path("prompts.parquet"), compression="zstd")
+    return len(texts) - len(gone), len(gone)

@@ -1,0 +1,114 @@
+"""What of an evaluation record may not be trained on: the texts in which it would turn up elsewhere. Pure, per record.
+
+A multiple-choice question turns up with its choices behind it, lettered or not (overlap.py takes all letters for one), or with one of
+them; a code task as its prompt, its tests or its solution; a change as its message and the lines that it adds (those around them are
+honest source code).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from string import ascii_uppercase
+from typing import Any
+
+from tasks.data.records.documents import JSON_RECORD
+
+TEXT, CHOICE, CODE, MATHS = "evaluation_text", "choice_question", "code_task", "maths_problem"
+QUESTION_FIELDS = ("question", "query", "problem", "context", "input", "prompt", "quiz", "instruction", "description")
+CHOICE_FIELDS = ("choices", "options", "context_options", "endings")
+ANSWER_FIELDS = ("text", "answer", "target", "continuation", "turns", "reference")
+SOLUTION_FIELDS = ("canonical_solution", "code", "solution", "patch", "test_patch")
+CODE_FIELDS = ("test", "tests", "test_list", "test_patch", "patch", "canonical_solution", "entry_point")
+ANSWER_CUES = ("", "A: ", "Answer: ", "The answer is ")
+LONG_QUESTION_WORDS = 16
+"""Such a question is found by its own words, whatever stands behind it."""
+PROGRAM_TEXT = re.compile(r"```|^[^\S\n]*(?:Traceback \(most|def \w+\(|class \w+[(:]|import \w+|from \w+ import)", re.MULTILINE)
+PATCH = re.compile(r"^(?:diff --git|--- |@@ )", re.MULTILINE)
+ADDED_LINES = re.compile(r"(?:^\+(?!\+\+).*\n?)+", re.MULTILINE)
+CUES = re.compile(r"^\s*(?:Question|Q)\s*:\s*|(?<!\s)\s*(?:Answer|A)\s*:\s*$")
+
+ASKED, CUED, TOLD, PROGRAM = "asked", "cued", "told", "program"
+"""What a text is to its record: the question or an answer, however short; the same joined in one of several ways; something else in it (a
+file's content, an argument), which quotes everyday phrases; or program text, of which honest programs share short runs."""
+View = tuple[str, str]
+"""(text, what it is)"""
+
+
+def views(text: str, markup: str) -> tuple[str, list[View]]:
+    """(kind of item, its texts) of an evaluation record as ingestion left it."""
+    if markup != JSON_RECORD:
+        return TEXT, [(text, ASKED)]
+    record = json.loads(text)
+    kind = _kind(record)
+    found = [*_leaves(record, kind), *_asked_with_choices(record)]
+    return kind, [view for view in dict.fromkeys(found) if view[0].strip()]
+
+
+def _kind(record: Mapping[str, Any]) -> str:
+    if any(record.get(name) for name in CODE_FIELDS):
+        return CODE
+    if any(_choices(record, name) for name in CHOICE_FIELDS):
+        return CHOICE
+    answer = str(record.get("answer", record.get("Answer", "")))
+    asked = record.get("problem", _question(record))
+    return MATHS if asked and re.search(r"\d|\\", answer) else TEXT
+
+
+def _leaves(record: Mapping[str, Any], kind: str) -> Iterator[View]:
+    """Every string by itself, and lists of strings as one text: short tests are found one after the other."""
+    is_change = kind == CODE and "patch" in record
+    for name, value in record.items():
+        if kind == CODE and name in SOLUTION_FIELDS and isinstance(value, str):
+            added = ADDED_LINES.findall(value) if PATCH.search(value) else [value]
+            yield from ((re.sub(r"^\+", "", lines, flags=re.MULTILINE), PROGRAM) for lines in added)
+        else:
+            role = ASKED if name in QUESTION_FIELDS or name in CHOICE_FIELDS or name in ANSWER_FIELDS else TOLD
+            for text in _strings(value):
+                is_program = is_change or (kind != CODE and PROGRAM_TEXT.search(text))
+                yield CUES.sub("", text), PROGRAM if is_program else role
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list) and value and all(isinstance(part, str) for part in value):
+        yield from value
+        yield "\n".join(value)
+    elif isinstance(value, (dict, list)):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from _strings(child)
+
+
+def _asked_with_choices(record: Mapping[str, Any]) -> Iterator[View]:
+    question = CUES.sub("", _question(record))
+    is_short = bool(question) and len(question.split()) < LONG_QUESTION_WORDS
+    continuation = record.get("continuation")
+    if isinstance(continuation, str) and question:
+        yield f"{question} {continuation}", ASKED
+    answer = record.get("answer")
+    if isinstance(answer, str) and is_short:
+        yield from ((f"{question}\n{cue}{answer}", CUED) for cue in ANSWER_CUES)
+    for name in CHOICE_FIELDS:
+        choices = _choices(record, name)
+        if not choices:
+            continue
+        if isinstance(continuation, str):
+            yield from ((f"{choice} {continuation}", ASKED) for choice in choices)
+        if is_short:
+            yield from ((f"{question}\n{cue}{choice}", CUED) for choice in choices for cue in ANSWER_CUES)
+        if question:
+            yield "\n".join([question, *choices]), ASKED
+            yield "\n".join([question, *(f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))]), CUED
+
+
+def _question(record: Mapping[str, Any]) -> str:
+    return next((record[name] for name in QUESTION_FIELDS if isinstance(record.get(name), str)), "")
+
+
+def _choices(record: Mapping[str, Any], name: str) -> list[str]:
+    """A list of strings, also inside {text: [...], label: [...]}."""
+    given = record.get(name)
+    given = given.get("text") if isinstance(given, dict) else given
+    return given if isinstance(given, list) and all(isinstance(choice, str) for choice in given) else []

@@ -1,0 +1,137 @@
+"""What may not be trained on: every record of role `evaluation`, and the very problems that gate promotion.
+
+The gold patches of `code/swe_tasks`-like prompts also occur among commits. They are prompts: trained on, as commits are. Who evaluates
+with such tasks gives their file the role `evaluation`, and their added lines are protected like those of any change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasks.data.decontamination.item_views import ASKED, CUED, PROGRAM, TOLD, views
+from tasks.data.decontamination.overlap import (
+    MIN_WORDS_OF_PROBLEM,
+    MIN_WORDS_OF_TEXT,
+    OverlapIndex,
+    ProtectedTexts,
+    Protection,
+    build_index,
+)
+from tasks.data.privacy.personal_data import KINDS, find_in_chunks, mask_text
+from tasks.data.problems.synthesize_problems import EVALUATION_SOURCE, HELD_OUT_SOURCE
+from tasks.data.records.documents import document_id
+
+if TYPE_CHECKING:
+    from configs.schema import DecontaminationRecipe
+    from infra.step import Artifact
+    from tasks.data.problems.synthesize_problems import SynthesizedProblems
+    from tasks.data.sources.ingest_documents import IngestedDocuments
+
+PROBLEM = "problem"
+Problem = tuple[str, str, int, list[str]]
+"""(id, source, number, texts)"""
+WHOLE = 1 << 30
+"""Words per n-gram of generated problems: they are protected as a whole, since their wording is that of all others of their kind."""
+
+
+@dataclass(frozen=True)
+class ProtectedItems:
+    """Evaluation records by id, then the problems by id; an item is known by its place."""
+
+    ids: list[str]
+    kinds: list[str]
+    sources: list[str]
+    offsets: list[int]
+
+    @property
+    def count(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_records(self) -> int:
+        """Of the leading items that are evaluation records."""
+        return self.count - self.kinds.count(PROBLEM)
+
+    def reason(self, number: int) -> str:
+        """Why a text that overlaps with this item is dropped."""
+        return f"overlaps_{self.kinds[number]}"
+
+    def place(self, number: int) -> str:
+        """Where the item stands, for people."""
+        return f"{self.sources[number]} at {self.offsets[number]}"
+
+
+def protected_items(
+    ingested: Artifact[IngestedDocuments], synthetic: Artifact[SynthesizedProblems] | None, recipe: DecontaminationRecipe
+) -> tuple[ProtectedItems, OverlapIndex]:
+    """The items and what texts are looked up in."""
+    return index_items(_records(ingested), () if synthetic is None else _problems(synthetic), recipe)
+
+
+def index_items(
+    records: Iterable[Mapping[str, Any]], problems: Iterable[Problem], recipe: DecontaminationRecipe
+) -> tuple[ProtectedItems, OverlapIndex]:
+    """The same, of records (id, source, offset, text, markup) and of problems."""
+    items = ProtectedItems([], [], [], [])
+    size = recipe.ngram_size
+    groups = {
+        ASKED: ProtectedTexts([], [], Protection(MIN_WORDS_OF_TEXT, size, False, is_known_from_parts=True)),
+        CUED: ProtectedTexts([], [], Protection(MIN_WORDS_OF_TEXT, size, False)),
+        TOLD: ProtectedTexts([], [], Protection(size, size, False)),
+        PROGRAM: ProtectedTexts([], [], Protection(size, recipe.code_ngram_size, False)),
+        PROBLEM: ProtectedTexts([], [], Protection(MIN_WORDS_OF_PROBLEM, WHOLE, True)),
+    }
+    for row in records:
+        kind, found = views(row["text"], row["markup"])
+        for text, role in found:
+            _protect(groups[role], text, items.count)
+        _append(items, row["id"], kind, row["source"], row["offset"])
+    for group in groups.values():
+        _protect_masked(group)
+    for identity, source, number, texts in problems:
+        for text in texts:
+            _protect(groups[PROBLEM], text, items.count)
+        _append(items, identity, PROBLEM, source, number)
+    return items, build_index(list(groups.values()), recipe.max_items_per_run)
+
+
+def _protect(group: ProtectedTexts, text: str, item: int) -> None:
+    group.texts.append(text)
+    group.items.append(item)
+
+
+def _protect_masked(group: ProtectedTexts) -> None:
+    """The texts that hold personal data, without it too: documents are masked before they are looked up. As prose and as code."""
+    for is_code in (False, True):
+        spans = find_in_chunks(group.texts, [is_code] * len(group.texts), KINDS)
+        masked = [(mask_text(text, own), item) for text, item, own in zip(group.texts, group.items, spans, strict=True) if own]
+        for text, item in masked:
+            _protect(group, text, item)
+
+
+def _append(items: ProtectedItems, identity: str, kind: str, source: str, offset: int) -> None:
+    items.ids.append(identity)
+    items.kinds.append(kind)
+    items.sources.append(source)
+    items.offsets.append(offset)
+
+
+def _records(ingested: Artifact[IngestedDocuments]) -> list[dict[str, Any]]:
+    import pyarrow.dataset as dataset
+
+    paths = [str(path) for path in ingested.paths("evaluation/*.parquet")]
+    return dataset.dataset(paths).to_table(columns=["id", "source", "offset", "text", "markup"]).sort_by("id").to_pylist()
+
+
+def _problems(synthetic: Artifact[SynthesizedProblems]) -> Iterator[Problem]:
+    """The evaluated problems, stated and asked, and the questions held out of the other families."""
+    import pyarrow.parquet as pq
+
+    for source, name in ((EVALUATION_SOURCE, "problems.parquet"), (HELD_OUT_SOURCE, "held_out.parquet")):
+        rows = pq.read_table(synthetic.path(name)).sort_by("id").to_pylist()
+        numbers = {document_id(source, number, 0): number for number in range(len(rows))}
+        for row in rows:
+            texts = [row["prompt"] + row["answer"], row["question"]] if source == EVALUATION_SOURCE else [row["prompt"]]
+            yield row["id"], source, numbers[row["id"]], texts

@@ -1,0 +1,133 @@
+"""The words of texts as decontamination compares them. Runs in executors: imports no Spark.
+
+Normalised: lower case, words alone (words.py), LaTeX's layout commands and thousands separators left out, so that `$\\frac{1}{2}$` is
+`1/2` and `1,000` is `1000`; `seven` is `7`, escapes of JSON, of programs and of HTML are the characters that they stand for, tags of HTML
+and invisible characters are nothing, words broken at a line's end are whole, and the letters and numbers of choices are all alike:
+`(B) grass`, `b grass` and `2) grass` are one text (letters A to H are alike wherever they stand alone).
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tasks.data.text.words import NUM_CODE_POINTS, OPERATORS, Words, code_points, split_words
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    U64 = NDArray[np.uint64]
+    I64 = NDArray[np.int64]
+
+LATEX_LAYOUT = re.compile(
+    r"\\(?:[dtc]?frac|left|right|text(?:bf|it|rm)?|math(?:rm|bf|bb|it|cal|sf)|operatorname|displaystyle|cdot|times|div|q?quad|begin|end"
+    r"|boxed)(?![a-zA-Z])|\\[,;!: ]|\{,\}(?=\d{3})"
+)
+THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")
+
+ESCAPE = re.compile(r"\\(?:[nrt]|u([0-9a-fA-F]{4}))")
+PADDING = "\n\n"
+"""Around every text, so that what stands beside a word never belongs to another text."""
+CHOICE_LETTER, CHOICE_NUMBER, SIGN, BLANK, LINE_START, OPENING = 1, 2, 3, 4, 5, 6
+"""A code point's part in a marker of a choice."""
+NUMBER_WORDS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",
+    "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+)  # fmt: skip
+ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,30});")
+BLOCK_TAG = re.compile(
+    r"</?(?:p|br|div|li|ul|ol|dl|dt|dd|td|th|tr|table|thead|tbody|h[1-6]|blockquote|pre|hr)\b[^<>]{0,500}>", re.IGNORECASE
+)
+INLINE_TAG = re.compile(
+    r"</?(?:b|i|u|s|q|a|em|strong|span|font|code|tt|kbd|var|samp|sub|sup|small|big|mark|abbr|cite|del|ins|wbr|img)\b[^<>]{0,500}>",
+    re.IGNORECASE,
+)
+"""Of HTML by name: `a < b` and `List<T>` are no tags."""
+BROKEN_WORD = re.compile(r"(?<=[^\W\d_])[-\u2010]\r?\n[ \t>]*(?=[^\W\d_])")
+INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
+
+
+def normalise(texts: Sequence[str]) -> list[str]:
+    """The texts without what the same words may be written with or without."""
+    plain = (THOUSANDS.sub("", _unescaped(_unmarked(text))) for text in texts)
+    return [f"{PADDING}{text}{PADDING}" for text in plain]
+
+
+def _unmarked(text: str) -> str:
+    """The text without HTML's entities and tags, without what is not seen, its letters in their plain form."""
+    if "&" in text:
+        text = ENTITY.sub(lambda found: html.unescape(found[0]), text.replace("&amp;", "&"))
+    if "<" in text:
+        text = INLINE_TAG.sub("", BLOCK_TAG.sub("\n", text))
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", INVISIBLE.sub("", text))
+    return BROKEN_WORD.sub("", text)
+
+
+def _unescaped(text: str) -> str:
+    if "\\" not in text and "{," not in text:
+        return text
+    return ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\n", LATEX_LAYOUT.sub(" ", text))
+
+
+def quoted_words(plain: Sequence[str]) -> Words:
+    """The words of normalised texts: number words as digits, every marker of a choice as 1, a word without letters."""
+    words = split_words(plain, with_operators=True)
+    spelled, digits, one = _number_words()
+    place = np.minimum(np.searchsorted(spelled, words.hashes), len(spelled) - 1)
+    is_number = spelled[place] == words.hashes
+    hashes = np.where(is_number, digits[place], words.hashes)
+    single = np.flatnonzero(words.lengths == 1)
+    markers = single[_are_markers(code_points(plain)[0], words.starts[single])]
+    hashes[markers] = one
+    has_letter = words.has_letter & ~is_number
+    has_letter[markers] = False
+    return replace(words, hashes=hashes, has_letter=has_letter)
+
+
+def _are_markers(points: NDArray[np.uint32], places: I64) -> NDArray[np.bool_]:
+    """Whether a word of one character marks a choice: A to H wherever they stand alone, (2) anywhere, 2) and 2. where a line begins."""
+    kinds = _marker_kinds()
+    before, own, behind, last = (kinds[points[places + step]] for step in (-1, 0, 1, 2))
+    is_bracketed = (before == OPENING) & (points[places + 1] == ord(")"))
+    is_listed = (before == LINE_START) & (behind == SIGN) & ((last == BLANK) | (last == LINE_START))
+    return (own == CHOICE_LETTER) | ((own == CHOICE_NUMBER) & (is_bracketed | is_listed))
+
+
+@cache
+def _marker_kinds() -> NDArray[np.uint8]:
+    kinds = np.zeros(NUM_CODE_POINTS, dtype=np.uint8)
+    members = {
+        CHOICE_LETTER: "ABCDEFGHabcdefgh", CHOICE_NUMBER: "123456789", SIGN: ").:", BLANK: " \t\xa0", LINE_START: "\n", OPENING: "(",
+    }  # fmt: skip
+    for kind, characters in members.items():
+        kinds[[ord(character) for character in characters]] = kind
+    return kinds
+
+
+@cache
+def _number_words() -> tuple[U64, U64, np.uint64]:
+    """Hashes of NUMBER_WORDS, sorted, those of their digits, and that of 1."""
+    spelled, digits = split_words([" ".join(NUMBER_WORDS)]).hashes, split_words([" ".join(map(str, range(len(NUMBER_WORDS))))]).hashes
+    order = np.argsort(spelled)
+    return spelled[order], digits[order], digits[NUMBER_WORDS.index("one")]
+
+
+def choice_hash() -> np.uint64:
+    """The hash of every marker of a choice."""
+    return _number_words()[2]
+
+
+def without_operators(words: Words) -> Words:
+    """The words that are no sign standing alone: `a+b` and `a b` are the same text."""
+    kept = words.has_letter | (words.lengths > 1) | ~np.isin(words.hashes, split_words([" ".join(OPERATORS)], with_operators=True).hashes)
+    before = np.concatenate(([0], np.cumsum(kept)))
+    members = {name: getattr(words, name)[kept] for name in ("hashes", "lengths", "is_single", "has_letter", "starts")}
+    return replace(words, offsets=before[words.offsets], **members)

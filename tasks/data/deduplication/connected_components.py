@@ -1,0 +1,87 @@
+"""Connected components of an edge list on Spark: the smallest id of its component for every node.
+
+Up to MAX_SINGLE_TASK_EDGES one task joins them in memory. Beyond, alternating large and small stars (Kiveris et al. 2014, "Connected
+Components in MapReduce and Beyond") shrink the edges to one star per component in O(log^2 n) rounds on all executors. Either way the
+result is proven, not assumed: rounds go on until every node has exactly one centre and no centre has one itself, or the run stops.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from tasks.data.deduplication.edge_components import ROOT_COLUMNS, STAR_COLUMNS, component_roots, star_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+MAX_SINGLE_TASK_EDGES = 8_000_000
+"""Two numbers per edge and a few temporaries: half a gigabyte in one executor."""
+MAX_ROUNDS = 40
+"""2^40 nodes need fewer; a run that gets here is wrong and stops."""
+
+
+def connected_components(
+    edges: DataFrame, num_edges: int, directory: Path, max_single_task_edges: int = MAX_SINGLE_TASK_EDGES
+) -> DataFrame:
+    """(id, root) of every node of EDGES parcels, roots included; a root is its component's smallest id. The driver holds no edge. What
+    rounds leave lies in `directory`, which all executors mount: no lost one takes a round with it. Remove it when the roots were read.
+
+    Raises RuntimeError if the components have not settled after the rounds that any graph needs, never a half-merged result."""
+    if num_edges <= max_single_task_edges:
+        return edges.repartition(1).mapInArrow(component_roots, ROOT_COLUMNS)
+    return _alternate_stars(edges.mapInArrow(star_rows, STAR_COLUMNS).distinct(), directory)
+
+
+def _alternate_stars(edges: DataFrame, directory: Path) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    place = directory / "edges"
+    stars = _written(edges, place)
+    for number in range(MAX_ROUNDS):
+        if _is_settled(stars):
+            roots = stars.select(F.col("centre").alias("id"), F.col("centre").alias("root")).distinct()
+            return stars.select(F.col("node").alias("id"), F.col("centre").alias("root")).unionByName(roots)
+        before, place = place, directory / f"round-{number:02d}"
+        stars = _written(_small_star(_large_star(stars)), place)
+        shutil.rmtree(before)
+    raise RuntimeError(f"connected components have not settled after {MAX_ROUNDS} rounds: the duplicate clusters would be wrong")
+
+
+def _written(stars: DataFrame, path: Path) -> DataFrame:
+    stars.write.parquet(path.as_uri())
+    return stars.sparkSession.read.schema(stars.schema).parquet(path.as_uri())
+
+
+def _is_settled(stars: DataFrame) -> bool:
+    """Whether each node has one centre and no centre is a node: then the stars are the components."""
+    from pyspark.sql import functions as F
+
+    roles = stars.select(F.col("node").alias("id"), F.lit(1).alias("as_node"), F.lit(0).alias("as_centre")).unionByName(
+        stars.select(F.col("centre").alias("id"), F.lit(0).alias("as_node"), F.lit(1).alias("as_centre"))
+    )
+    counts = roles.groupBy("id").agg(F.sum("as_node").alias("as_node"), F.max("as_centre").alias("as_centre"))
+    return counts.where("as_node > 1 or (as_node > 0 and as_centre > 0)").isEmpty()
+
+
+def _large_star(stars: DataFrame) -> DataFrame:
+    """Every larger neighbour of a node is tied to the node's smallest neighbour (itself included)."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    both = stars.select("node", "centre").unionByName(stars.select(F.col("centre").alias("node"), F.col("node").alias("centre")))
+    smallest = F.least("node", F.min("centre").over(Window.partitionBy("node")))
+    tied = both.select("node", "centre", smallest.alias("smallest")).where("centre > node")
+    return tied.select(F.col("centre").alias("node"), F.col("smallest").alias("centre")).distinct()
+
+
+def _small_star(stars: DataFrame) -> DataFrame:
+    """Every smaller neighbour of a node, and the node itself, is tied to the smallest of them."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    tied = stars.select("node", "centre", F.min("centre").over(Window.partitionBy("node")).alias("smallest"))
+    others = tied.where("centre <> smallest").select(F.col("centre").alias("node"), F.col("smallest").alias("centre"))
+    return others.unionByName(tied.select("node", F.col("smallest").alias("centre"))).distinct()

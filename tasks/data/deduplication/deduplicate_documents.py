@@ -1,0 +1,165 @@
+"""Step: documents -> one survivor per page, per content and per cluster of near-duplicates, with the cluster's id.
+
+One after the other: records with the same page URL; equal content digests; MinHash-LSH candidates whose true Jaccard similarity over word
+n-grams reaches the threshold, closed transitively. Survivor: what an earlier run kept, then the best quality (none last), the longest, the
+smallest id; so the result depends on the documents alone. dropped.parquet names the survivor, neighbours.parquet a verified neighbour of
+every near-duplicate, signatures/ the signatures of the survivors, against which a later crawl is deduplicated (`previous`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from typing import TYPE_CHECKING
+
+from infra.spark import spark_session
+from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.deduplication.connected_components import connected_components
+from tasks.data.deduplication.duplicate_candidates import NEIGHBOUR_COLUMNS, list_neighbours
+from tasks.data.deduplication.duplicate_clusters import DuplicateCluster, check_cluster_share, largest_clusters
+from tasks.data.deduplication.duplicate_fates import NEAR, exact_groups, fates_of, page_duplicates
+from tasks.data.deduplication.minhash import signing_metadata
+from tasks.data.deduplication.near_duplicates import near_duplicates, signing_of
+from tasks.data.deduplication.survivor_parts import signature_schema, write_survivors
+from tasks.data.records.document_files import count_kept, num_files, write_table
+from tasks.data.records.documents import DROPPED_COLUMNS
+from tasks.data.records.documents_by_id import send_marks, with_marks
+from tasks.data.records.parcels import PARCEL_COLUMNS
+from tasks.data.records.parquet_parts import PART_COLUMNS, part_name
+from tasks.data.records.removed_share import COLLECTION, NUM_EXAMPLES, Ceiling, check_removed_share
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from configs.schema import DeduplicationRecipe, SparkResources
+    from tasks.data.deduplication.earlier_documents import EarlierDocuments
+    from tasks.data.scoring.score_documents import ScoredDocuments
+
+META_COLUMNS = ("id", "source", "offset", "piece", "collection", "domain", "url", "content_digest", "quality", "num_chars")
+
+
+class DeduplicatedDocuments(Record):
+    num_documents: int
+    num_bytes: int
+    num_verified_pairs: int
+    """Pairs of distinct texts whose similarity reaches the threshold."""
+    num_bands: int
+    num_rows: int
+    dropped: dict[str, int]
+    largest_clusters: tuple[DuplicateCluster, ...]
+    """Of near-duplicates, the largest first; none that removes less than some documents of a source (MIN_JUDGED_DOCUMENTS)."""
+
+
+@step(
+    content=("documents/*.parquet", "dropped.parquet", "neighbours.parquet", "signatures/*.parquet"),
+    distributions=("pyspark", "pyarrow", "numpy", "datasketch"),
+)
+def deduplicate_documents(
+    *,
+    documents: Artifact[ScoredDocuments],
+    previous: EarlierDocuments,
+    recipe: DeduplicationRecipe,
+    resources: SparkResources,
+    output: Output,
+) -> DeduplicatedDocuments:
+    """Keep one document per cluster. Raises ValueError where one source loses more than max_removed_share of its documents, or more than
+    max_cluster_share to one cluster of near-duplicates."""
+    spark = spark_session(resources)
+    previous.check_signatures(recipe)
+    paths = [str(path) for path in documents.paths("documents/*.parquet")]
+    num_in, files = documents.record.num_documents, num_files(documents.record.num_bytes)
+    signing = signing_of(recipe, resources.shuffle_partitions, files)
+    frame = _meta(spark, paths, previous.document_paths)
+    previous.check_ids(frame)
+    output.report(Progress(0, num_in, "documents", "URLs and digests"))
+    pages = page_duplicates(frame).persist()
+    num_pages = pages.count()
+    others = frame.join(pages.select("id"), "id", "left_anti") if num_pages else frame
+    groups = exact_groups(others).persist()
+    output.report(Progress(0, num_in, "documents", "signatures"))
+    ids = groups.where("not is_earlier").select("id")
+    near = near_duplicates(ids, paths, previous.signature_rows(spark), previous.document_paths, signing, recipe.threshold)
+    output.report(Progress(num_in, num_in, "documents", f"{near.num_edges} verified pairs"))
+    rounds = output.path("rounds")
+    components = connected_components(near.edges, near.num_edges, rounds)
+    fates = fates_of(others, groups, components, pages if num_pages else None).persist()
+    clusters = largest_clusters(fates, [*paths, *previous.document_paths])
+    check_cluster_share(clusters, recipe)
+    _check_removed_share(fates, recipe)
+    _write_removed(fates, near.edges, output)
+    survivors = fates.where("reason = ''").select("id", "cluster").mapInArrow(partial(send_marks, num_files=files), PARCEL_COLUMNS)
+    to_write = near.signatures.unionByName(survivors).repartitionById(files, "target")
+    counts, reasons = count_kept(_write_survivors(to_write, paths, files, recipe, output), num_in, output, "domain")
+    for cached in (pages, groups, fates):
+        cached.unpersist()
+    near.release()
+    if rounds.exists():
+        shutil.rmtree(rounds)
+    return DeduplicatedDocuments(
+        num_documents=sum(count for count, _ in counts.values()), num_bytes=sum(size for _, size in counts.values()), dropped=reasons,
+        num_verified_pairs=near.num_edges, num_bands=signing.num_bands, num_rows=signing.num_rows, largest_clusters=clusters,
+    )  # fmt: skip
+
+
+def _meta(spark: SparkSession, paths: list[str], earlier_paths: list[str]) -> DataFrame:
+    """META_COLUMNS and is_earlier of the documents and of those that earlier runs kept."""
+    from pyspark.sql import functions as F
+
+    def read(files: list[str], is_earlier: bool) -> DataFrame:
+        return spark.read.parquet(*files).select(*META_COLUMNS, F.lit(is_earlier).alias("is_earlier"))
+
+    frame = read(paths, False)
+    return frame.unionByName(read(earlier_paths, True)) if earlier_paths else frame
+
+
+def _write_removed(fates: DataFrame, edges: DataFrame, output: Output) -> None:
+    """dropped.parquet, and neighbours.parquet: of every near-duplicate the verified neighbour that it is most similar to."""
+    from pyspark.sql import functions as F
+
+    dropped = [column.split(" ")[0] for column in DROPPED_COLUMNS.split(", ")]
+    write_table(fates.where("reason <> ''").select(*dropped), output.path("dropped.parquet"))
+    unlike = (-F.col("num_shared") / F.col("num_union")).alias("unlike")
+    best = F.min(F.struct(unlike, "neighbour_id", "num_shared", "num_union")).alias("best")
+    nearest = edges.mapInArrow(list_neighbours, NEIGHBOUR_COLUMNS).groupBy("id").agg(best)
+    removed = fates.where(f"reason = '{NEAR}'").select("id", "kept_id").join(nearest, "id")
+    columns = ("id", "kept_id", "best.neighbour_id", "best.num_shared", "best.num_union")
+    write_table(removed.select(*columns, (-F.col("best.unlike")).alias("similarity")), output.path("neighbours.parquet"))
+
+
+def _write_survivors(parcels: DataFrame, paths: list[str], files: int, recipe: DeduplicationRecipe, output: Output) -> list[Path]:
+    """The files of documents."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    metadata = signing_metadata(recipe)
+    for name in ("documents", "signatures"):
+        output.path(f"{name}/part").parent.mkdir(exist_ok=True)
+    writer = partial(write_survivors, paths=paths, directory=str(output.directory), num_files=files, signature_metadata=metadata)
+    parcels.mapInArrow(writer, PART_COLUMNS).collect()
+    no_cluster = pa.table({"cluster": pa.array([], pa.string())})
+    empty = {
+        "documents": with_marks(pq.read_schema(paths[0]).empty_table(), no_cluster),
+        "signatures": signature_schema(metadata).empty_table(),
+    }
+    for name, table in empty.items():
+        if not any(output.path(name).iterdir()):  # nothing survived, or nothing had words: readers find the columns
+            pq.write_table(table, output.path(f"{name}/{part_name(0)}"), compression="zstd")
+    return sorted(output.path("documents").glob("*.parquet"))
+
+
+def _check_removed_share(fates: DataFrame, recipe: DeduplicationRecipe) -> None:
+    from pyspark.sql import functions as F
+
+    def shown(_: str, collection: str, __: str) -> list[str]:
+        lost = fates.where((F.col("collection") == collection) & (F.col("reason") != "")).orderBy("id").take(NUM_EXAMPLES)
+        return [f"{row.source} ({row.reason}, {row.id} -> {row.kept_id})" for row in lost]
+
+    ceiling = Ceiling(
+        "deduplicate.max_removed_share", recipe.max_removed_share, lambda _: "documents are duplicates",
+        "Look whether a template makes different pages look alike; then raise deduplicate.threshold or max_removed_share",
+    )  # fmt: skip
+    gone = F.when(F.col("reason") != "", 1).otherwise(0).alias("removed")
+    judged = fates.select("collection", F.lit("").alias("reason"), F.lit(1).alias("amount"), gone)
+    check_removed_share(judged, (COLLECTION,), ceiling, shown)

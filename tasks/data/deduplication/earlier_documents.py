@@ -1,0 +1,101 @@
+"""What earlier runs of deduplicate_documents kept: directories with documents/ and signatures/, against which a new crawl is compared.
+Not a step: always looked up. The digest covers the files' names and contents, not where they lie.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.step import digest_of
+from infra.store import hash_file
+from tasks.data.deduplication.minhash import signing_metadata
+from tasks.data.deduplication.survivor_parts import SIGNATURE_METADATA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from configs.schema import DeduplicationRecipe
+
+FIX = "name directories that deduplicate_documents wrote, or none, under data.recipe.deduplicate.previous"
+
+
+@dataclass(frozen=True)
+class EarlierDocuments:
+    """The files of all directories, in order."""
+
+    document_paths: list[str]
+    signature_paths: list[str]
+
+    @property
+    def digest(self) -> str:
+        """sha256 over names and contents."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        paths = [Path(path) for path in (*self.document_paths, *self.signature_paths)]
+        return digest_of([[path.parent.name, path.name, hash_file(path)] for path in paths])
+
+    def signature_rows(self, spark: SparkSession) -> DataFrame | None:
+        """(path) of every signature file; None where there is none."""
+        if not self.signature_paths:
+            return None
+        return spark.createDataFrame([(path,) for path in self.signature_paths], "path string").repartition("path")
+
+    def check_signatures(self, recipe: DeduplicationRecipe) -> None:
+        """Raises ValueError where signatures were made otherwise than `recipe` makes them: they could not be compared."""
+        import pyarrow.parquet as pq
+
+        wanted = signing_metadata(recipe)
+        for path in self.signature_paths:
+            documents = Path(path).parent.with_name("documents") / Path(path).name
+            if documents.exists() and pq.read_metadata(path).num_rows > pq.read_metadata(documents).num_rows:
+                raise ValueError(f"{path} has more signatures than {documents} has documents: {FIX}")
+            found = json.loads((pq.read_schema(path).metadata or {}).get(SIGNATURE_METADATA, b"null"))
+            if found != wanted:
+                raise ValueError(
+                    f"{path}: its signatures were made with {found}, deduplicate makes them with {wanted}: use the same values, or "
+                    "deduplicate both corpora together (another `probe` alone: words are cut otherwise than they were then)"
+                )
+
+    def check_ids(self, frame: DataFrame) -> None:
+        """Raises ValueError where a new document has the id of an earlier one with another text: `frame` holds both (is_earlier)."""
+        from pyspark.sql import functions as F
+
+        if not self.document_paths:
+            return
+        columns = F.col("id"), F.col("source"), F.col("content_digest").alias("digest")
+        earlier = frame.where("is_earlier").select(F.col("id"), F.col("content_digest").alias("earlier_digest"))
+        changed = frame.where("not is_earlier").select(*columns).join(earlier, "id").where("digest <> earlier_digest")
+        examples = changed.orderBy("id").take(1)
+        if examples:
+            raise ValueError(
+                f"document {examples[0].id} ({examples[0].source}) is in deduplicate.previous with another text: ids stand for a place in "
+                "a file; give the files of a new crawl names of their own"
+            )
+
+
+def list_earlier_documents(directories: tuple[str, ...]) -> EarlierDocuments:
+    """The files of these directories. Raises ValueError for one without documents, or where one of the files is lost."""
+    found: dict[str, list[str]] = {"documents": [], "signatures": []}
+    for directory in directories:
+        if "://" in directory:
+            raise ValueError(f"deduplicate.previous: {directory} is no directory: copy it to a file system that executors see")
+        for name, paths in found.items():
+            own = [str(path.absolute()) for path in sorted((Path(directory) / name).glob("*.parquet"))]
+            if not own:
+                raise ValueError(f"deduplicate.previous: {Path(directory) / name} holds no Parquet file: {FIX}")
+            if own[0] in paths:
+                raise ValueError(f"deduplicate.previous names {directory} twice: name it once")
+            paths += own
+        names = [{path.name for path in (Path(directory) / name).glob("*.parquet")} for name in found]
+        if names[0] != names[1]:
+            raise ValueError(
+                f"deduplicate.previous: {sorted(names[0] ^ names[1])[0]} is only in one of documents/ and signatures/ of {directory}, so a "
+                f"part of it is lost: {FIX}"
+            )
+    return EarlierDocuments(found["documents"], found["signatures"])

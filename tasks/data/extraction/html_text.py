@@ -1,0 +1,158 @@
+"""HTML -> main text, by kept libraries. Runs in executors: imports no Spark.
+
+`combined` is trafilatura's precise mode, which leaves the least boilerplate and now and then most of an article. Where it has fewer than
+MIN_SHARE of the characters that resiliparse finds, what resiliparse adds is the rest of the article, or comments and related posts. Three
+opinions decide: resiliparse, trafilatura's default mode and readability. The text that is most like the other two is taken. Where that is
+resiliparse's smaller part and the other two differ from each other, the page is no article (a forum, a list) and resiliparse's text is
+taken. `python -m benchmarks.data.extraction` compares it with every library tried; docs/data.md has the figures.
+
+A page is parsed once, here, and loses at once what trafilatura would remove later: half of the elements, and the text is the same. Only
+the three opinions parse it again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tasks.data.extraction.kept_content import keep_content, with_lettered_code, without_letters
+from tasks.data.extraction.page_bounds import is_bounded, is_costly
+from tasks.data.extraction.precise_text import precise_text
+
+if TYPE_CHECKING:
+    from lxml.html import HtmlElement, HTMLParser
+
+NO_CONTENT, BROKEN, TOO_LARGE = "no_main_content", "broken_markup", "markup_too_large"
+MIN_SHARE = 0.45
+"""Chosen with the two below on the pages of benchmarks.data.extraction (its docstring says which)."""
+MIN_CONFIRMED_SHARE = 0.3
+"""Of resiliparse's characters, in the text that is most like the other two."""
+MIN_AGREEMENT = 0.8
+"""Likeness of trafilatura's and readability's text that makes them right against resiliparse."""
+_PIECES = re.compile(r"\w{1,4}")
+"""What texts are compared by: words, and the sentences of writing without spaces, in parts."""
+_CONTROLS = bytes([*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20)])
+_NONCHARACTERS = ("\ufffe", "\uffff")
+"""With the controls, what XML has no place for."""
+_REMOVED_LATER = frozenset({"figure", "form", "math"})
+"""Of these trafilatura keeps some: a figure that holds a table, a form that holds the page, a formula's source."""
+
+
+def html_to_text(markup: str, extractor: str) -> tuple[str, str]:
+    """(main text, "") or ("", reason). Bounds are on the markup, not on time: the same page has the same fate on any machine."""
+    if not is_bounded(markup):
+        return "", TOO_LARGE
+    try:
+        text = EXTRACTORS[extractor](_without_controls(markup))
+    except Exception:  # whatever the libraries raise on hostile markup, the page is counted; the ceiling on failures bounds how many
+        return "", BROKEN
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in text.split("\n"))).strip("\n")
+    return (text, "") if text.strip() else ("", NO_CONTENT)
+
+
+def _without_controls(markup: str) -> str:
+    data = markup.encode()
+    kept = data.translate(None, _CONTROLS)
+    text = markup if len(kept) == len(data) else kept.decode()
+    for found in _NONCHARACTERS:
+        text = text.replace(found, "")
+    return text
+
+
+def _by_trafilatura(markup: str) -> str:
+    from trafilatura import extract
+
+    return without_letters(extract(with_lettered_code(markup), fast=True, include_comments=False) or "", markup)
+
+
+def _by_readability(markup: str) -> str:
+    from readability import Document
+    from readability.readability import Unparseable
+
+    try:
+        summary = Document(markup).summary(html_partial=True)
+    except Unparseable:
+        return ""
+    return _plain(summary, main_content=False)
+
+
+def _by_resiliparse(markup: str) -> str:
+    return _plain(markup, main_content=True)
+
+
+def _plain(markup: str, main_content: bool) -> str:
+    from resiliparse.extract.html2text import extract_plain_text
+
+    return extract_plain_text(
+        markup, main_content=main_content, alt_texts=False, preserve_formatting=True, comments=False, post_meta=False
+    )  # fmt: skip
+
+
+def _combined(markup: str) -> str:
+    tree = _content_tree(with_lettered_code(markup))
+    if tree is None:
+        return ""
+    if is_costly(markup, tree):
+        return _by_resiliparse(markup)
+    num_letters = _num_letters(str(tree.text_content()))
+    text = without_letters(precise_text(tree), markup)
+    found = _num_letters(text)
+    if 0 < MIN_SHARE * num_letters <= found:
+        return text  # enough of the page: resiliparse, which takes a part of it, need not be asked
+    other = _by_resiliparse(markup)
+    return text if found >= MIN_SHARE * _num_letters(other) else _confirmed(markup, other)
+
+
+def _confirmed(markup: str, largest: str) -> str:
+    """The one of three texts that the others confirm; `largest`, resiliparse's, where they only do so for a small part of it."""
+    texts = (_by_trafilatura(markup), _by_readability(markup), largest)
+    pieces = [Counter(_PIECES.findall(text)) for text in texts]
+    agreement, *likeness = (_likeness(pieces[one], pieces[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
+    support = (agreement + likeness[0], agreement + likeness[1], sum(likeness))
+    chosen = texts[support.index(max(support))]
+    is_enough = agreement >= MIN_AGREEMENT or _num_letters(chosen) >= MIN_CONFIRMED_SHARE * _num_letters(largest)
+    return chosen if is_enough else largest
+
+
+def _likeness(one: Counter[str], other: Counter[str]) -> float:
+    """F1 of two texts as multisets; two texts without words are not alike."""
+    return 2 * (one & other).total() / max(one.total() + other.total(), 1)
+
+
+def _content_tree(markup: str) -> HtmlElement | None:
+    """The page without scripts, navigation and the like; None where there is nothing at all."""
+    from lxml.etree import ParserError, strip_elements
+    from lxml.html import document_fromstring
+    from trafilatura.settings import MANUALLY_CLEANED
+
+    try:
+        tree = document_fromstring(markup.encode(), parser=_parser())
+    except ParserError:
+        return None
+    keep_content(tree)
+    strip_elements(tree, *(name for name in MANUALLY_CLEANED if name not in _REMOVED_LATER), with_tail=False)
+    return tree
+
+
+@cache
+def _parser() -> HTMLParser:
+    """Trafilatura's settings, and one class for all elements: the default looks it up in Python, for every element."""
+    from lxml.etree import ElementDefaultClassLookup
+    from lxml.html import HtmlElement, HTMLParser
+
+    parser = HTMLParser(collect_ids=False, default_doctype=False, encoding="utf-8", remove_comments=True, remove_pis=True)
+    parser.set_element_class_lookup(ElementDefaultClassLookup(element=HtmlElement))
+    return parser
+
+
+def _num_letters(text: str) -> int:
+    """Characters that are no white space: words have no bounds in half of the world's writing."""
+    return len(text) - sum(map(text.count, " \n\t\r\xa0"))
+
+
+EXTRACTORS: dict[str, Callable[[str], str]] = {
+    "combined": _combined, "trafilatura": _by_trafilatura, "readability": _by_readability, "resiliparse": _by_resiliparse,
+}  # fmt: skip

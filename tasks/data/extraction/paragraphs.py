@@ -1,0 +1,160 @@
+"""Paragraphs of documents: cut, hashed by their words, counted over documents, removed. Runs in executors: imports no Spark.
+
+A paragraph is a line; where a text is wrapped (blank lines, and no long line) it is what stands between blank lines. Two paragraphs are the
+same if their words are: case, punctuation and white space do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tasks.data.records.documents import content_digest
+from tasks.data.text.words import BASE, mix, split_words
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+KEY_COLUMNS = "key long, record long, id string"
+"""key: of a paragraph in its group; record: of the document's record, since the pieces of one record are one document here."""
+SAMPLE_COLUMNS = "key long, text string"
+MAX_WRAPPED_LINE = 120
+"""Characters; text with a longer line was not wrapped by hand or by a mail program, so its lines are paragraphs."""
+CHUNK_DOCUMENTS = 256
+SAMPLE_CHARS = 200
+
+
+def split_paragraphs(text: str) -> tuple[list[str], str]:
+    """Paragraphs, and what joins them to the text again."""
+    lines = text.split("\n")
+    if "\n\n" in text and max(map(len, lines)) <= MAX_WRAPPED_LINE:
+        return text.split("\n\n"), "\n\n"
+    return lines, "\n"
+
+
+def paragraph_hashes(paragraphs: list[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """(hash over the words in their order, number of words) of each paragraph."""
+    words = split_words(paragraphs)
+    place = np.arange(len(words.hashes)) - np.repeat(words.offsets[:-1], words.counts)
+    sums = np.concatenate(([np.uint64(0)], np.cumsum(mix(words.hashes + place.astype(np.uint64) * BASE), dtype=np.uint64)))
+    return mix(sums[words.offsets[1:]] - sums[words.offsets[:-1]] + words.counts.astype(np.uint64)), words.counts
+
+
+def _keyed(texts: list[str], groups: NDArray[np.int64], min_words: int) -> Iterator[tuple[list[str], str, NDArray[np.int64]]]:
+    """Per text its paragraphs, what joins them, and their keys; 0 for a paragraph that is too short to be judged."""
+    cut = [split_paragraphs(text) for text in texts]
+    hashes, num_words = paragraph_hashes([paragraph for paragraphs, _ in cut for paragraph in paragraphs])
+    sizes = [len(paragraphs) for paragraphs, _ in cut]
+    keys = mix(hashes ^ np.repeat(groups.view(np.uint64), sizes)) | np.uint64(1)
+    keys = np.where(num_words >= min_words, keys, np.uint64(0)).view(np.int64)
+    for (paragraphs, joint), own in zip(cut, np.split(keys, np.cumsum(sizes)[:-1]), strict=True):
+        yield paragraphs, joint, own
+
+
+def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for start in range(0, batch.num_rows, CHUNK_DOCUMENTS):
+        yield batch.slice(start, CHUNK_DOCUMENTS)
+
+
+def paragraph_keys(batches: Iterator[pa.RecordBatch], min_words: int) -> Iterator[pa.RecordBatch]:
+    """KEY_COLUMNS, one row per different paragraph of a document, for rows (id, record, group, text)."""
+    import pyarrow as pa
+
+    for batch in batches:
+        for chunk in _chunks(batch):
+            keyed = _keyed(chunk.column("text").to_pylist(), chunk.column("group").to_numpy(), min_words)
+            found = [np.unique(keys[keys != 0]) for _, _, keys in keyed]
+            owners = pa.array(np.repeat(np.arange(len(found)), [len(keys) for keys in found]))
+            columns = [pa.array(np.concatenate(found)), chunk.column("record").take(owners), chunk.column("id").take(owners)]
+            yield pa.RecordBatch.from_arrays(columns, names=["key", "record", "id"])
+
+
+def frequent_keys(batches: Iterator[pa.RecordBatch], min_documents: int) -> Iterator[pa.RecordBatch]:
+    """Those of the rows KEY_COLUMNS, sorted by key and record, whose key is in at least `min_documents` records, but for the first record.
+
+    That one keeps the paragraph: copies of one article share all of it, and without a keeper its text would be gone from the corpus. What
+    waits for the next batch is less than `min_documents` records: the rows of the last key, unless it has reached the bound already.
+    """
+    import pyarrow as pa
+
+    waiting: list[pa.RecordBatch] = []
+    reached: int | None = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        table = pa.Table.from_batches([*waiting, batch]).combine_chunks()
+        keys, records = table.column("key").to_numpy(), table.column("record").to_numpy()
+        starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+        sizes = np.diff(starts, append=len(keys))
+        is_new = np.ones(len(keys), dtype=bool)
+        is_new[1:] = (keys[1:] != keys[:-1]) | (records[1:] != records[:-1])
+        continues = keys[starts] == reached if reached is not None else np.zeros(len(starts), dtype=bool)
+        is_frequent = (np.add.reduceat(is_new.astype(np.int64), starts) >= min_documents) | continues
+        is_keeper = (records == np.repeat(records[starts], sizes)) & ~np.repeat(continues, sizes)
+        yield from table.filter(pa.array(np.repeat(is_frequent, sizes) & ~is_keeper)).to_batches()
+        reached = int(keys[-1]) if is_frequent[-1] else None
+        waiting = [] if is_frequent[-1] else table.slice(int(starts[-1])).combine_chunks().to_batches()
+
+
+def remove_paragraphs(batches: Iterator[pa.RecordBatch], min_words: int, min_remaining_chars: int) -> Iterator[pa.RecordBatch]:
+    """Documents without the paragraphs whose keys stand in `keys` (null: none), with the reason ONLY_BOILERPLATE where too little is left.
+
+    Input: a document's columns, then group and keys; output: the document's columns, then bytes_before and reason.
+    """
+
+    for batch in batches:
+        for chunk in _chunks(batch):
+            keys = chunk.column("keys").to_pylist()
+            touched = [place for place, found in enumerate(keys) if found]
+            texts = chunk.column("text").to_pylist()
+            groups = chunk.column("group").to_numpy()[touched]
+            reasons = [""] * len(texts)
+            for place, (parts, joint, own) in zip(
+                touched, _keyed([texts[place] for place in touched], groups, min_words) if touched else (), strict=True
+            ):
+                stays = ~np.isin(own, np.array(keys[place], dtype=np.int64))
+                texts[place] = _joined([part for part, kept in zip(parts, stays, strict=True) if kept], joint)
+                reasons[place] = ONLY_BOILERPLATE if len(texts[place].strip()) < min_remaining_chars else ""
+            yield _rewritten(chunk, texts, touched, reasons)
+
+
+ONLY_BOILERPLATE = "only_boilerplate"
+
+
+def _joined(parts: list[str], joint: str) -> str:
+    """Without the blank lines that removed lines leave at the ends and beside one another."""
+    kept = [part for place, part in enumerate(parts) if part.strip() or (place and parts[place - 1].strip())]
+    return joint.join(kept).strip("\n")
+
+
+def _rewritten(chunk: pa.RecordBatch, texts: list[str], touched: list[int], reasons: list[str]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    columns = {name: chunk.column(name) for name in chunk.schema.names if name not in ("group", "keys")}
+    columns["bytes_before"], columns["reason"] = columns["num_bytes"], pa.array(reasons, pa.string())
+    if touched:
+        digests, chars, sizes = (columns[name].to_pylist() for name in ("content_digest", "num_chars", "num_bytes"))
+        for place in touched:
+            digests[place], chars[place] = content_digest(texts[place]), len(texts[place])
+            sizes[place] = len(texts[place].encode())
+        rewritten = {"text": pa.array(texts, pa.string()), "content_digest": pa.array(digests, pa.string())}
+        columns |= {**rewritten, "num_chars": pa.array(chars, pa.int64()), "num_bytes": pa.array(sizes, pa.int64())}
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def paragraph_samples(batches: Iterator[pa.RecordBatch], min_words: int) -> Iterator[pa.RecordBatch]:
+    """SAMPLE_COLUMNS for documents (text, group, keys): the beginning of each paragraph whose key stands in `keys`."""
+    import pyarrow as pa
+
+    for batch in batches:
+        for chunk in _chunks(batch):
+            keyed = _keyed(chunk.column("text").to_pylist(), chunk.column("group").to_numpy(), min_words)
+            found: dict[int, str] = {}
+            for (parts, _, own), wanted in zip(keyed, chunk.column("keys").to_pylist(), strict=True):
+                for place in np.flatnonzero(np.isin(own, np.array(wanted, dtype=np.int64)))[::-1]:
+                    found[int(own[place])] = parts[place].strip()[:SAMPLE_CHARS]
+            columns = [pa.array(list(found), pa.int64()), pa.array(list(found.values()), pa.string())]
+            yield pa.RecordBatch.from_arrays(columns, names=["key", "text"])

@@ -1,0 +1,141 @@
+"""Step: documents -> the same without paragraphs that many documents of one collection and host share; boilerplate.parquet shows them.
+
+Documents are counted, not occurrences: what a text repeats inside itself is left to the filter. One document keeps each paragraph, so no
+text leaves the corpus, whatever copies of it there are. Code and commits are not touched. One shuffle of two hashes and an id per
+paragraph; the texts themselves are joined once with the keys that their documents lose.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.spark import spark_session
+from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.extraction.paragraphs import (
+    KEY_COLUMNS,
+    SAMPLE_COLUMNS,
+    frequent_keys,
+    paragraph_keys,
+    paragraph_samples,
+    remove_paragraphs,
+)
+from tasks.data.records.document_files import count_kept, names_of, read_documents, write_documents, write_table
+from tasks.data.records.documents import CODE, COMMIT, DOCUMENT_COLUMNS, arrow_schema
+from tasks.data.records.removed_share import COLLECTION, NUM_EXAMPLES, Ceiling, check_removed_share
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from configs.schema import BoilerplateRecipe, SparkResources
+    from tasks.data.extraction.extract_documents import ExtractedDocuments
+
+MAX_SHOWN = 10_000
+"""Paragraphs in boilerplate.parquet, the most frequent first: evidence that stays small at any scale."""
+EVIDENCE_COLUMNS = "digest string, collection string, num_documents long, text string, id string, source string"
+"""num_documents: that held it, with the one that keeps it; id, source: a document that lost it."""
+
+
+class BoilerplateFreeDocuments(Record):
+    num_documents: int
+    num_bytes: int
+    dropped: dict[str, int]
+    num_paragraphs: int
+    """Different paragraphs that were removed; those of two collections or hosts count twice."""
+    num_changed: int
+    """Documents that lost a paragraph."""
+    num_bytes_removed: int
+    """Of documents that stay and of those that were dropped."""
+
+
+@step(content=("documents/*.parquet", "dropped.parquet", "boilerplate.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
+def remove_boilerplate(
+    *, documents: Artifact[ExtractedDocuments], recipe: BoilerplateRecipe, resources: SparkResources, output: Output
+) -> BoilerplateFreeDocuments:
+    """Remove repeated paragraphs. Raises ValueError where a collection loses more than max_removed_share of its bytes."""
+    from pyspark.sql import functions as F
+
+    num_in, bytes_in = documents.record.num_documents, documents.record.num_bytes
+    output.report(Progress(0, num_in, "documents", "paragraphs"))
+    frame = read_documents(spark_session(resources), documents.paths("documents/*.parquet"), resources)
+    frame = frame.select(*names_of(DOCUMENT_COLUMNS), _group().alias("group"))
+    prose = frame.where(~F.col("domain").isin(CODE, COMMIT)).select("id", F.xxhash64("source", "offset").alias("record"), "group", "text")
+    keyed = prose.mapInArrow(partial(paragraph_keys, min_words=recipe.min_words), KEY_COLUMNS)
+    by_key = keyed.repartition("key").sortWithinPartitions("key", "record", "id")
+    found = by_key.mapInArrow(partial(frequent_keys, min_documents=recipe.min_documents), KEY_COLUMNS).persist()
+    per_document = found.groupBy("id").agg(F.sort_array(F.collect_set("key")).alias("keys"))
+    columns = f"{DOCUMENT_COLUMNS}, bytes_before long, reason string"
+    remover = partial(remove_paragraphs, min_words=recipe.min_words, min_remaining_chars=recipe.min_remaining_chars)
+    rewritten = frame.join(per_document, "id", "left").mapInArrow(remover, columns).persist()
+    num_paragraphs = _write_boilerplate(found, frame, recipe, output.path("boilerplate.parquet"))
+    _check_removed_share(rewritten, recipe, output.path("boilerplate.parquet"))
+    totals = rewritten.where("num_bytes < bytes_before").select((F.col("bytes_before") - F.col("num_bytes")).alias("num_bytes"))
+    (lost,) = totals.agg(F.count("num_bytes").alias("num_changed"), F.sum("num_bytes").alias("num_bytes")).collect()
+    dropped = rewritten.where("reason <> ''").select("id", "reason", F.lit("").alias("kept_id"))
+    write_table(dropped, output.path("dropped.parquet"))
+    kept = rewritten.where("reason = ''").select(*names_of(DOCUMENT_COLUMNS))
+    counts, reasons = count_kept(write_documents(kept, output.path("documents"), bytes_in), num_in, output, "domain")
+    for cached in (found, rewritten):
+        cached.unpersist()
+    return BoilerplateFreeDocuments(
+        num_documents=sum(count for count, _ in counts.values()), num_bytes=sum(size for _, size in counts.values()), dropped=reasons,
+        num_paragraphs=num_paragraphs, num_changed=lost.num_changed, num_bytes_removed=lost.num_bytes or 0,
+    )  # fmt: skip
+
+
+def _group():
+    """A hash of the collection, and of the host where a document has an address: other sites have other navigation."""
+    from pyspark.sql import functions as F
+
+    host = F.regexp_extract(F.lower("url"), r"^[a-z]+://(?:[^/@]*@)?(?:www\.)?([^/:?#]*)", 1)
+    return F.xxhash64("collection", host)
+
+
+def _write_boilerplate(found: DataFrame, frame: DataFrame, recipe: BoilerplateRecipe, path: Path) -> int:
+    """The removed paragraphs with the number of documents that held them; gives how many there are."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyspark.sql import functions as F
+
+    counts = found.select("key", "record", "id").groupBy("key").agg(
+        (F.count_distinct("record") + 1).alias("num_documents"), F.min("id").alias("id")
+    ).persist()  # fmt: skip
+    shown = counts.orderBy(F.desc("num_documents"), "key").take(MAX_SHOWN)
+    wanted: dict[str, list[int]] = {}
+    for row in shown:
+        wanted.setdefault(row.id, []).append(row.key)
+    schema = "id string, keys array<long>"
+    examples = found.sparkSession.createDataFrame([(identity, keys) for identity, keys in sorted(wanted.items())], schema)
+    places = frame.join(examples, "id")
+    samples = places.select("text", "group", "keys").mapInArrow(partial(paragraph_samples, min_words=recipe.min_words), SAMPLE_COLUMNS)
+    texts = {row.key: row.text for row in samples.collect()}
+    collections = {row.id: (row.collection, row.source) for row in places.select("id", "collection", "source").collect()}
+    table = [
+        {
+            "digest": f"{row.key % 2**64:016x}", "collection": collections[row.id][0], "num_documents": row.num_documents,
+            "text": texts[row.key], "id": row.id, "source": collections[row.id][1],
+        }
+        for row in shown
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(table, arrow_schema(EVIDENCE_COLUMNS)), path, compression="zstd")
+    num_paragraphs = counts.count()
+    counts.unpersist()
+    return num_paragraphs
+
+
+def _check_removed_share(rewritten: DataFrame, recipe: BoilerplateRecipe, evidence_path: Path) -> None:
+    import pyarrow.parquet as pq
+    from pyspark.sql import functions as F
+
+    def shown(_: str, collection: str, __: str) -> list[str]:
+        lines = [line for line in pq.read_table(evidence_path).to_pylist() if line["collection"] == collection][:NUM_EXAMPLES]
+        return [f"{line['text'][:80]!r} in {line['num_documents']} documents ({line['source']})" for line in lines]
+
+    ceiling = Ceiling(
+        "boilerplate.max_removed_share", recipe.max_removed_share, lambda _: "bytes are paragraphs that its documents share",
+        "Look whether these are copies of whole documents; then raise boilerplate.min_documents or max_removed_share",
+    )  # fmt: skip
+    lost = (F.col("bytes_before") - F.col("num_bytes")).alias("removed")
+    judged = rewritten.select("collection", F.lit("").alias("reason"), F.col("bytes_before").alias("amount"), lost)
+    check_removed_share(judged, (COLLECTION,), ceiling, shown)

@@ -1,0 +1,162 @@
+"""Step: scored documents -> those inside all bounds, each in its quality bucket; dropped.parquet names why each other one is not.
+
+Scores come first (tasks/data/filtering/score_bounds.py), then the heuristic rules (tasks/data/filtering/heuristics.py), then the lowest
+buckets. The text of a dropped document stays where it was: the row of its id in the documents that the step was given; examples.parquet
+shows some of each reason.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from infra.spark import spark_session
+from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.filtering.heuristics import REASON_COLUMNS, bounds_of, filter_batches, flat_bounds
+from tasks.data.filtering.score_bounds import (
+    BOUND_OF,
+    LANGUAGE_UNCERTAIN,
+    LOW_QUALITY,
+    QUALITY_STEPS,
+    WRONG_LANGUAGE,
+    bucket_floors,
+    count_unscored,
+    quality_bucket,
+    quality_millionths,
+    score_reason,
+)
+from tasks.data.records.document_files import count_by, read_documents, write_kept, write_table
+from tasks.data.records.removed_share import COLLECTION, DOMAIN, LANGUAGE, NUM_EXAMPLES, Ceiling, check_removed_share
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from configs.schema import FilterRecipe, SparkResources
+    from tasks.data.deduplication.split_documents import SplitDocuments
+
+EXAMPLES_PER_REASON = 5
+EXAMPLE_CHARS = 400
+SHOWN_CHARS = 80
+"""Of an example in a message."""
+
+
+class FilteredDocuments(Record):
+    num_documents: int
+    num_bytes: int
+    dropped: dict[str, int]
+    """Documents by reason (tasks/data/filtering/score_bounds.py, tasks/data/filtering/heuristics.py)."""
+    unscored: dict[str, int]
+    """Documents of prose that lacked a score, and so passed its bound, by score."""
+    documents_by_bucket: dict[int, int]
+    """Kept documents; -1 for those without quality."""
+    bucket_floors: tuple[float, ...]
+    """The lowest quality of every bucket but the first; none where no document has a quality."""
+
+
+@step(
+    content=("documents/*.parquet", "dropped.parquet"),
+    evidence=("examples.parquet",),
+    distributions=("pyspark", "pyarrow", "numpy"),
+)
+def filter_documents(
+    *, documents: Artifact[SplitDocuments], recipe: FilterRecipe, resources: SparkResources, output: Output
+) -> FilteredDocuments:
+    """Drop what breaks a bound. Raises ValueError where one bound removes more than max_removed_share of a source, a language or a domain,
+    or if nothing is left."""
+    from pyspark.sql import functions as F
+
+    spark = spark_session(resources)
+    num_in = documents.record.num_documents
+    output.report(Progress(0, num_in, "documents"))
+    paths = documents.paths("documents/*.parquet")
+    frame = read_documents(spark, paths, resources)
+    judged = _judge(frame, recipe).persist()
+    histogram = judged.where("reason = '' AND millionths IS NOT NULL").groupBy("millionths").count().collect()
+    counts_by_quality = [(row["millionths"], row["count"]) for row in histogram]
+    floors = bucket_floors(counts_by_quality, recipe.num_quality_buckets) if counts_by_quality else []
+    placed = judged.withColumn("quality_bucket", quality_bucket(floors))
+    is_poor = F.col("millionths") <= int(recipe.max_dropped_quality * QUALITY_STEPS)
+    is_low = (F.col("reason") == "") & F.col("quality_bucket").between(0, recipe.num_dropped_buckets - 1) & is_poor
+    placed = placed.withColumn("reason", F.when(is_low, LOW_QUALITY).otherwise(F.col("reason")))
+    _check_removed_share(placed, frame, recipe)
+    verdicts = placed.select("id", "reason", F.lit("").alias("kept_id"), "quality_bucket")
+    counts, reasons = write_kept(verdicts, paths, num_in, documents.record.num_bytes, output, "domain")
+    _write_examples(frame, verdicts, output)
+    unscored = count_unscored(frame)
+    judged.unpersist()
+    num_kept = sum(count for count, _ in counts.values())
+    if not num_kept:
+        raise ValueError(f"the filter drops all {num_in} documents ({reasons}): widen the bounds of data.recipe.filter")
+    by_bucket = count_by(sorted(output.path("documents").glob("*.parquet")), "quality_bucket")
+    return FilteredDocuments(
+        num_documents=num_kept, num_bytes=sum(size for _, size in counts.values()), dropped=reasons, unscored=unscored,
+        documents_by_bucket={int(bucket): count for (bucket,), (count, _) in by_bucket.items()},
+        bucket_floors=tuple(floor / QUALITY_STEPS for floor in floors),
+    )  # fmt: skip
+
+
+def _judge(frame: DataFrame, recipe: FilterRecipe) -> DataFrame:
+    """(id, collection, domain, language, reason, millionths) of all documents."""
+    from pyspark.sql import functions as F
+
+    language = F.coalesce(F.nullif("language", F.lit("")), F.col("lang"), F.lit("")).alias("language")
+    columns = (
+        "id",
+        "collection",
+        "domain",
+        language,
+        "text",
+        score_reason(recipe.scores).alias("score_reason"),
+        quality_millionths().alias("millionths"),
+    )
+    rules = partial(filter_batches, bounds=flat_bounds(recipe.heuristics))
+    return frame.select(*columns).mapInArrow(rules, REASON_COLUMNS)
+
+
+def _check_removed_share(placed: DataFrame, frame: DataFrame, recipe: FilterRecipe) -> None:
+    """`allowed_languages` says what is meant, and languages that are uncertain are no group to lose."""
+    from pyspark.sql import functions as F
+
+    def shown(group: str, name: str, reason: str) -> list[str]:
+        chosen = placed.where((F.col(group) == name) & (F.col("reason") == reason)).select("id").orderBy("id").take(NUM_EXAMPLES)
+        start = F.substring("text", 1, SHOWN_CHARS).alias("text")
+        texts = frame.where(F.col("id").isin([row.id for row in chosen])).select("source", "offset", start)
+        return [f"{row.source}, offset {row.offset} ({row.text!r})" for row in sorted(texts.collect())]
+
+    def what(reason: str) -> str:
+        return f"documents fall to {reason} ({_bounds_of(reason, recipe)})"
+
+    ceiling = Ceiling(
+        "filter.max_removed_share", recipe.max_removed_share, what,
+        "Look whether these are what the bound means; then change that bound in data.recipe.filter, or raise filter.max_removed_share",
+    )  # fmt: skip
+    gone = F.when(F.col("reason").isin("", WRONG_LANGUAGE), 0).otherwise(1).alias("removed")
+    judged = placed.select("collection", "domain", "language", "reason", F.lit(1).alias("amount"), gone)
+    check_removed_share(judged, (COLLECTION, DOMAIN), ceiling, shown)
+    check_removed_share(judged.where(F.col("reason") != LANGUAGE_UNCERTAIN), (LANGUAGE,), ceiling, shown)
+
+
+def _bounds_of(reason: str, recipe: FilterRecipe) -> str:
+    """The keys of data.recipe.filter behind a reason, with their values."""
+    if reason == LOW_QUALITY:
+        return (
+            f"num_dropped_buckets: {recipe.num_dropped_buckets} of num_quality_buckets: {recipe.num_quality_buckets}, "
+            f"max_dropped_quality: {recipe.max_dropped_quality}"
+        )
+    if reason in BOUND_OF:
+        return f"scores.{BOUND_OF[reason]}: {getattr(recipe.scores, BOUND_OF[reason])}"
+    found = bounds_of(reason, flat_bounds(recipe.heuristics))
+    return ", ".join(f"heuristics.{name}: {value}" for name, value in found.items())
+
+
+def _write_examples(frame: DataFrame, verdicts: DataFrame, output: Output) -> None:
+    """The beginnings of some dropped documents of each reason, those of the lowest ids."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.window import Window
+
+    ranked = verdicts.where("reason <> ''").withColumn("place", F.row_number().over(Window.partitionBy("reason").orderBy("id")))
+    shown = ranked.where(F.col("place") <= EXAMPLES_PER_REASON).select("id", "reason")
+    start = F.substring("text", 1, EXAMPLE_CHARS).alias("text")
+    write_table(
+        frame.join(F.broadcast(shown), "id").select("id", "reason", "source", "offset", "domain", start), output.path("examples.parquet")
+    )

@@ -1,0 +1,202 @@
+"""Step: token shards -> the order in which one phase reads them: order.npy, packing.json and, with fill-in-the-middle, a shard glue.bin;
+and position.json, from which the next phase of the course goes on.
+
+Documents are shuffled within their domain, once per epoch of a course, and those of good quality may be read more often
+(tasks/data/packing/domain_pieces.py). A phase begins where the phase before it on the course stopped
+(tasks/data/packing/course_position.py). Which share a domain has at which place of the phase follows from its mixture
+(tasks/data/packing/mixture_schedule.py). stream: tokens per domain are exact, the domains are interleaved, and the stream is cut into rows
+wherever they end: in pre-training random truncation is augmentation (report, section 2). best_fit: rows are filled with whole documents
+(mid-training, SFT); a document longer than a row is cut into pieces, a conversation is left out and counted. Of the domains code and
+repository a share fim_rate of the documents is rearranged (tasks/data/packing/fill_in_middle.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.packing.course_position import POSITION_FILE, DomainPosition, read_position
+from tasks.data.packing.domain_pieces import ALIKE, DOCUMENT, VISIT, Pieces, QualityBuckets, pieces_of, read_buckets
+from tasks.data.packing.fill_in_middle import NUM_EXTRA, Rearrangement, read_ids, read_inside, rearranged_lines, write_glue
+from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE
+from tasks.data.packing.placed_units import PlacedUnits, place_best_fit, place_stream, slice_rows
+from tasks.data.records.documents import CHAT, CODE, REPOSITORY
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from configs.schema import PackingRecipe
+    from tasks.data.shards.shard_chats import ChatShards
+    from tasks.data.shards.shard_documents import TokenShards
+    from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
+
+
+class PackedPhase(Record):
+    num_rows: int
+    num_tokens: int
+    """Tokens that the rows hold: in a stream rows x sequence length, and the last target; in best_fit without the gaps."""
+    sequence_length: int
+    packing: str
+    num_pieces: int
+    fill_share: float
+    """Tokens over slots of the rows."""
+    num_too_long: int
+    """Conversations that no row holds."""
+    num_rearranged: int = 0
+    """Pieces with fill-in-the-middle."""
+    tokens_by_domain: dict[str, int]
+    epochs_by_domain: dict[str, float]
+    """Passes over the domain's tokens, each document counted as often as its bucket weighs."""
+    course_tokens_by_domain: dict[str, int]
+    """Of this phase and of those before it on the course, as the passes below."""
+    course_epochs_by_domain: dict[str, float]
+    absent_domains: tuple[str, ...] = ()
+    """Domains of the mixture without text, whose share went to the others."""
+
+
+@step(content=(ORDER_FILE, PACKING_FILE, POSITION_FILE, "glue.*"), distributions=("numpy",))
+def pack_phase(
+    *,
+    shards: Artifact[TokenShards],
+    chats: Artifact[ChatShards] | None,
+    recipe: PackingRecipe,
+    output: Output,
+    tokenizer: Artifact[TrainedTokenizer] | None = None,
+    previous: Artifact[PackedPhase] | None = None,
+) -> PackedPhase:
+    """`tokenizer` names the special tokens of fill-in-the-middle, None where fim_rate is 0; `previous` are the rows of the phase before on
+    the course, None for its first. Raises ValueError where a domain would be read more often than max_epochs, no domain of the mixture has
+    text, or `previous` read other documents."""
+    import numpy as np
+
+    sources = [shards] if chats is None else [shards, chats]
+    domain_of = {name: domain for source in sources for name, domain in source.record.domains.items()}
+    names = list(domain_of)
+    domains = [domain_of[name] for name in names]
+    lengths = _shard_lengths(sources)
+    row_slots = recipe.sequence_length + 1 if recipe.packing == "best_fit" else None
+    chosen = _rearrangement(shards, tokenizer, domain_of, recipe)
+    begin = read_position(None if previous is None else previous.path(POSITION_FILE), recipe.seed)
+    buckets = _quality_buckets(sources, domain_of, recipe, begin.num_buckets)
+    pieces = {
+        domain: pieces_of([n for n, own in enumerate(domains) if own == domain], lengths, row_slots, domain != CHAT, chosen, buckets)
+        for domain in recipe.domains
+    }
+    positions = {domain: begin.of(domain, own.num_documents, len(own.weights)) for domain, own in pieces.items()}
+    absent = tuple(sorted(domain for domain in recipe.domains if not pieces[domain].num_tokens))
+    if absent:
+        output.report(Progress(0, 0, "pieces", f"no text of {', '.join(absent)}: its share goes to the other domains"))
+    placed = place_stream(pieces, recipe, positions) if row_slots is None else place_best_fit(pieces, recipe, positions, row_slots)
+    units = placed.units
+    order = _expand(units, placed.kept, placed.slots, lengths, chosen)
+    np.save(output.path(ORDER_FILE), order)
+    shares = _tokens_by_domain(order, units[:, 0], domains)
+    reached = begin.with_domains(_positions_after(placed, pieces, positions, shares, domains))
+    output.path(POSITION_FILE).write_text(reached.dump())
+    if tokenizer is not None:
+        write_glue(output.path(ORDER_FILE).parent, tokenizer.record.special_ids, tokenizer.record.num_tokens)
+    _write_packing(output, recipe, names, shares, has_glue=tokenizer is not None)
+    num_rows, num_tokens = recipe.num_tokens // recipe.sequence_length, sum(shares.values())
+    before = {} if previous is None else previous.record.course_tokens_by_domain
+    return PackedPhase(
+        num_rows=num_rows, num_tokens=num_tokens, sequence_length=recipe.sequence_length, packing=recipe.packing, num_pieces=len(units),
+        fill_share=1.0 if row_slots is None else round(num_tokens / (num_rows * row_slots), 6),
+        num_rearranged=int(np.count_nonzero(units[:, 4])), num_too_long=sum(domain.num_too_long for domain in pieces.values()),
+        tokens_by_domain=shares, epochs_by_domain={domain: round(shares[domain] / pieces[domain].num_tokens, 6) for domain in shares},
+        course_tokens_by_domain={domain: shares.get(domain, 0) + before.get(domain, 0) for domain in sorted({*shares, *before})},
+        course_epochs_by_domain={domain: round(own.epochs, 6) for domain, own in sorted(reached.domains.items())},
+        absent_domains=absent,
+    )  # fmt: skip
+
+
+def _write_packing(output: Output, recipe: PackingRecipe, shards: list[str], shares: dict[str, int], *, has_glue: bool) -> None:
+    """What a reader of the order needs beside it."""
+    packing: dict[str, Any] = {
+        "packing": recipe.packing, "sequence_length": recipe.sequence_length, "seed": recipe.seed, "shards": shards, "has_glue": has_glue,
+        "tokens_by_domain": shares,
+    }  # fmt: skip
+    if (step_rows := slice_rows(recipe)) is not None:
+        packing["slice_rows"] = step_rows
+    output.path(PACKING_FILE).write_text(json.dumps(packing, indent=1, sort_keys=True) + "\n")
+
+
+def _shard_lengths(sources: list[Artifact]) -> list[np.ndarray]:
+    """Sequence lengths of every shard, in the order of the names."""
+    from tasks.data.shards.token_shard import open_shard
+
+    return [open_shard(source.directory("shards") / f"{name}.bin").lengths for source in sources for name in source.record.shards]
+
+
+def _rearrangement(
+    shards: Artifact[TokenShards], tokenizer: Artifact[TrainedTokenizer] | None, domain_of: dict[str, str], recipe: PackingRecipe
+) -> Rearrangement:
+    """Reads the ids of source code alone, and only where some of it is rearranged."""
+    from tasks.data.shards.token_shard import open_shard
+
+    if not recipe.fim_rate:
+        return Rearrangement(0.0, recipe.seed, {})
+    assert tokenizer is not None, "fill-in-the-middle needs the tokenizer's special tokens"
+    read = {CODE, REPOSITORY} & {*recipe.domains}
+    code = [(number, name) for number, name in enumerate(domain_of) if domain_of[name] in read]
+    ids = {number: read_ids(shards.path(f"shards/{name}.parquet")) for number, name in code}
+    opened = {number: open_shard(shards.directory("shards") / f"{name}.bin") for number, name in code}
+    is_inside = read_inside(tokenizer.path("tokenizer.json"), tokenizer.record.num_tokens)
+    return Rearrangement(recipe.fim_rate, recipe.seed, ids, opened, is_inside)
+
+
+def _quality_buckets(sources: list[Artifact], domain_of: dict[str, str], recipe: PackingRecipe, num_buckets: int) -> QualityBuckets:
+    """Reads the buckets of what the mixture reads, and only where this phase weighs them or one before it on the course did."""
+    weights = (*recipe.bucket_weights, 1.0) if recipe.bucket_weights else ALIKE * num_buckets
+    read = {*recipe.domains} if weights != ALIKE else set()
+    paths = {name: source.path(f"shards/{name}.parquet") for source in sources for name in source.record.domains if domain_of[name] in read}
+    return QualityBuckets(weights, {number: read_buckets(paths[name]) for number, name in enumerate(domain_of) if name in paths})
+
+
+def _positions_after(
+    placed: PlacedUnits, pieces: dict[str, Pieces], positions: dict[str, DomainPosition], shares: dict[str, int], domains: list[str]
+) -> dict[str, DomainPosition]:
+    """Where the phase stopped in every domain that it read."""
+    import numpy as np
+
+    domain_of_unit = np.array(domains)[placed.units[:, 0]]
+    return {
+        domain: positions[domain].after(
+            queue[:, VISIT], pieces[domain].buckets[queue[:, DOCUMENT]], placed.units[domain_of_unit == domain, VISIT],
+            shares.get(domain, 0) / pieces[domain].num_tokens,
+        )
+        for domain, queue in placed.queues.items()
+    }  # fmt: skip
+
+
+def _expand(units: np.ndarray, kept: np.ndarray, slots: np.ndarray, lengths: list[np.ndarray], chosen: Rearrangement) -> np.ndarray:
+    """Lines of order.npy: one per unit, or those of its fill-in-the-middle, of each unit as many tokens as are kept."""
+    import numpy as np
+
+    marked = np.flatnonzero(units[:, 4])
+    plain = np.flatnonzero(units[:, 4] == 0)
+    lines = np.column_stack([plain, units[plain, :4]])
+    if len(marked):
+        moved = units[marked]
+        whole = np.array([lengths[shard][sequence] for shard, sequence in moved[:, :2].tolist()])
+        ends = moved[:, 2] + moved[:, 3] - NUM_EXTRA == whole
+        splits = chosen.splits(moved, moved[:, 3] - NUM_EXTRA - ends)
+        fresh = rearranged_lines(moved, ends, splits, glue=len(lengths))
+        lines = np.concatenate([lines, np.column_stack([marked[fresh[:, 0]], fresh[:, 1:]])])
+        lines = lines[np.argsort(lines[:, 0], kind="stable")]
+    unit, length = lines[:, 0], lines[:, 4]
+    before = np.cumsum(length) - length
+    within = before - before[np.searchsorted(unit, unit)]
+    length = np.clip(kept[unit] - within, 0, length)
+    order = np.column_stack([lines[:, 1:4], length, slots[unit] + within, unit])
+    return order[length > 0]
+
+
+def _tokens_by_domain(order: np.ndarray, unit_shards: np.ndarray, domains: list[str]) -> dict[str, int]:
+    """Special tokens count for the domain of the document that they stand in."""
+    import numpy as np
+
+    names = sorted(set(domains))
+    number_of = np.array([names.index(domain) for domain in domains])
+    sums = np.bincount(number_of[unit_shards[order[:, 5]]], weights=order[:, 3], minlength=len(names)).astype(np.int64)
+    return {domain: int(count) for domain, count in zip(names, sums, strict=True) if count}

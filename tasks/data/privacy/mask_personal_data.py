@@ -1,0 +1,62 @@
+"""Step: filtered documents -> the same with personal data and secrets replaced by a placeholder of their kind; masked.parquet counts them.
+
+What is found, what is not, and why code keeps its numbers stands in tasks/data/privacy/personal_data.py. The text that was replaced stays
+where it was: the row of the same id in the documents that the step was given.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from infra.spark import spark_session
+from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.privacy.personal_data import COUNT_COLUMNS, KINDS, mask_batches
+from tasks.data.records.document_files import count_by, names_of, read_documents, write_documents, write_table
+from tasks.data.records.documents import PREPARED_COLUMNS
+
+if TYPE_CHECKING:
+    from configs.schema import PersonalDataRecipe, SparkResources
+    from tasks.data.filtering.filter_documents import FilteredDocuments
+
+
+class MaskedDocuments(Record):
+    num_documents: int
+    num_bytes: int
+    """Of the text with placeholders."""
+    num_masked_documents: int
+    masked: dict[str, int]
+    """Places by kind."""
+
+
+@step(
+    content=("documents/*.parquet", "masked.parquet"),
+    distributions=("pyspark", "pyarrow", "numpy", "phonenumbers", "python-stdnum", "detect-secrets", "tld"),
+)
+def mask_personal_data(
+    *, documents: Artifact[FilteredDocuments], recipe: PersonalDataRecipe, resources: SparkResources, output: Output
+) -> MaskedDocuments:
+    """masked.parquet has a row for each changed document: its id and the places by kind."""
+    import pyarrow.parquet as pq
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as F
+
+    num_in = documents.record.num_documents
+    output.report(Progress(0, num_in, "documents"))
+    frame = read_documents(spark_session(resources), documents.paths("documents/*.parquet"), resources).select(*names_of(PREPARED_COLUMNS))
+    mask = partial(mask_batches, kinds=recipe.kinds)
+    found = frame.mapInArrow(mask, f"{PREPARED_COLUMNS}, {COUNT_COLUMNS}").persist(StorageLevel.DISK_ONLY)  # read for two tables
+    written = write_documents(found.select(*names_of(PREPARED_COLUMNS)), output.path("documents"), documents.record.num_bytes)
+    is_changed = F.greatest(*KINDS) > 0
+    write_table(found.where(is_changed).select("id", *KINDS), output.path("masked.parquet"))
+    found.unpersist()
+    counts = count_by(written, "domain")
+    num_documents = sum(count for count, _ in counts.values())
+    assert num_documents == num_in, (num_in, num_documents)
+    table = pq.read_table(output.path("masked.parquet"), columns=list(KINDS))
+    return MaskedDocuments(
+        num_documents=num_documents,
+        num_bytes=sum(size for _, size in counts.values()),
+        num_masked_documents=table.num_rows,
+        masked={kind: sum(table[kind].to_pylist()) for kind in recipe.kinds},
+    )

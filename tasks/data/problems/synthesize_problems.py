@@ -1,0 +1,200 @@
+"""Step: verified problems -> documents/ to pre-train on (domain synthetic), chats.parquet for SFT, prompts.parquet for reinforcement
+learning, problems.parquet to be evaluated with (arithmetic) and held_out.parquet (the other families).
+
+Nothing evaluated or held out is trained on: no operand pair, no key of a family's problem; no prompt is in a document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from infra.step import Output, Progress, Record, canonical_json, step
+from tasks.data.problems.arithmetic import OPERATIONS, answers, choose_problems, terms, verify_lines
+from tasks.data.problems.reasoning_families import FAMILIES, choose_reasoned
+from tasks.data.records.documents import (
+    PREPARED_COLUMNS,
+    SYNTHETIC,
+    TRAIN,
+    UNBUCKETED,
+    arrow_schema,
+    content_digest,
+    document_id,
+    sampling_hash,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from configs.schema import SynthesisRecipe
+    from tasks.data.problems.reasoned_problem import ReasonedProblem
+
+SOURCE = "synthetic/arithmetic"
+CHAT_SOURCE = f"{SOURCE}-chats"
+PROMPT_SOURCE = f"{SOURCE}-prompts"
+EVALUATION_SOURCE = f"{SOURCE}-evaluation"
+HELD_OUT_SOURCE = "synthetic/held-out"
+
+ASKED_COLUMNS = "id string, domain string, prompt string, answer string, family string"
+COLUMNS = {"documents/part-00000.parquet": PREPARED_COLUMNS, "held_out.parquet": ASKED_COLUMNS}
+"""Of tables that may be empty, or have empty columns."""
+UNSCORED = {"language": "", "quality": None, "quality_bucket": UNBUCKETED}
+
+
+class SynthesizedProblems(Record):
+    num_documents: int
+    num_bytes: int
+    num_training_problems: int
+    """In documents, of all families."""
+    num_evaluation_problems: int
+    num_chats: int
+    num_prompts: int
+    num_held_out_problems: int
+    training_problems_by_family: dict[str, int]
+    rejected: dict[str, int]
+    """Problems that the verifier refused, by family."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    operation: str
+    terms: str
+    """`12 + 7`"""
+    result: str
+
+    @property
+    def line(self) -> str:
+        """As documents state it."""
+        return f"{self.terms} = {self.result}"
+
+    @property
+    def question(self) -> str:
+        """As a user asks it."""
+        return f"What is {self.terms}?"
+
+
+@dataclass(frozen=True)
+class FamilyProblems:
+    """The chosen problems of one family besides arithmetic."""
+
+    name: str
+    training: list[ReasonedProblem]
+    prompts: list[ReasonedProblem]
+    held_out: list[ReasonedProblem]
+    num_rejected: int
+
+
+@step(
+    content=("documents/*.parquet", "chats.parquet", "prompts.parquet", "problems.parquet", "held_out.parquet"),
+    distributions=("pyarrow", "numpy"),
+)
+def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> SynthesizedProblems:
+    """Write problems whose answers were read back from the text and checked. Raises ValueError where there are too few of a kind."""
+    total = recipe.num_training_problems + sum(recipe.families.values())
+    output.report(Progress(0, total, "problems"))
+    known = _problems(recipe.num_training_problems + recipe.num_prompts, recipe, for_evaluation=False)
+    training, unseen = known[: recipe.num_training_problems], known[recipe.num_training_problems :]
+    evaluation = _problems(recipe.num_evaluation_problems, recipe, for_evaluation=True)
+    families = [_family_problems(name, count, recipe) for name, count in sorted(recipe.families.items())]
+    size = recipe.problems_per_document
+    documents = [(SOURCE, number, text) for number, text in enumerate(_joined([f"{problem.line}\n" for problem in training], size))]
+    for family in families:
+        texts = _joined([f"{problem.text}\n" for problem in family.training], size)
+        documents += [(f"synthetic/{family.name}", number, text) for number, text in enumerate(texts)]
+    chats = [_chat(number, problem, recipe) for number, problem in enumerate(training[: recipe.num_chats])]
+    for family in families:
+        asked = family.training[: -(-len(family.training) * recipe.num_chats // recipe.num_training_problems)]
+        chats += [_reasoned_chat(family.name, number, problem, recipe) for number, problem in enumerate(asked)]
+    prompts = [(problem.question, problem.result, f"arithmetic {problem.operation}") for problem in unseen]
+    prompts += [(problem.question, problem.answer, family.name) for family in families for problem in family.prompts]
+    held_out = [(problem.question, problem.answer, family.name) for family in families for problem in family.held_out]
+    tables = {
+        "documents/part-00000.parquet": [_document(*document) for document in documents],
+        "chats.parquet": chats,
+        "prompts.parquet": [_asked(PROMPT_SOURCE, number, *prompt) for number, prompt in enumerate(prompts)],
+        "problems.parquet": [_evaluation_problem(number, problem) for number, problem in enumerate(evaluation)],
+        "held_out.parquet": [_asked(HELD_OUT_SOURCE, number, *problem) for number, problem in enumerate(held_out)],
+    }
+    for name, rows in tables.items():
+        _write_table(
+            output.path(name), rows, {"documents/part-00000.parquet": PREPARED_COLUMNS, "held_out.parquet": ASKED_COLUMNS}.get(name)
+        )
+    return SynthesizedProblems(
+        num_documents=len(documents), num_bytes=sum(len(text.encode()) for *_, text in documents), num_training_problems=total,
+        num_evaluation_problems=len(evaluation), num_chats=len(chats), num_prompts=len(prompts), num_held_out_problems=len(held_out),
+        training_problems_by_family={"arithmetic": len(training)} | {family.name: len(family.training) for family in families},
+        rejected={family.name: family.num_rejected for family in families if family.num_rejected},
+    )  # fmt: skip
+
+
+def _write_table(path: Path, rows: list[dict[str, object]], columns: str | None) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist(rows, schema=arrow_schema(columns) if columns else None)
+    pq.write_table(table.sort_by("id"), path, compression="zstd")
+
+
+def _joined(texts: list[str], size: int) -> list[str]:
+    """`size` texts at a time."""
+    return ["".join(texts[start : start + size]) for start in range(0, len(texts), size)]
+
+
+def _family_problems(name: str, count: int, recipe: SynthesisRecipe) -> FamilyProblems:
+    num_prompts = recipe.num_prompts if name in recipe.prompt_families else 0
+    known, num_rejected = choose_reasoned(name, FAMILIES[name], count + num_prompts, recipe.difficulty, for_evaluation=False)
+    held_out, num_more = choose_reasoned(name, FAMILIES[name], recipe.num_held_out_problems, recipe.difficulty, for_evaluation=True)
+    return FamilyProblems(name, known[:count], known[count:], held_out, num_rejected + num_more)
+
+
+def _problems(count: int, recipe: SynthesisRecipe, for_evaluation: bool) -> list[Problem]:
+    """So many different problems of one side, verified."""
+    import numpy as np
+
+    operation, a, b = choose_problems(count, recipe.max_operand, recipe.operations, for_evaluation)
+    results = answers(operation, a, b).astype(np.str_).tolist()
+    signs = [OPERATIONS[place] for place in operation.tolist()]
+    problems = [Problem(*values) for values in zip(signs, terms(operation, a, b).tolist(), results, strict=True)]
+    lines = np.array([problem.line for problem in problems])
+    wrong = lines[~verify_lines(lines)]
+    assert not len(wrong), wrong[:3]
+    return problems
+
+
+def _document(source: str, number: int, text: str) -> dict[str, object]:
+    identity = document_id(source, number, 0)
+    place = {"id": identity, "source": source, "offset": number, "piece": 0, "collection": source, "url": "", "licence": ""}
+    place |= {"repository": "", "path": ""}
+    sizes = {"content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode())}
+    return {**place, "domain": SYNTHETIC, "lang": "", "text": text, **sizes, "cluster": identity, "split": TRAIN, **UNSCORED}
+
+
+def _chat(number: int, problem: Problem, recipe: SynthesisRecipe) -> dict[str, object]:
+    return _conversation(CHAT_SOURCE, number, problem.question, problem.line, problem.result, "arithmetic", recipe)
+
+
+def _reasoned_chat(family: str, number: int, problem: ReasonedProblem, recipe: SynthesisRecipe) -> dict[str, object]:
+    return _conversation(f"synthetic/{family}-chats", number, problem.question, problem.reasoning, problem.answer, family, recipe)
+
+
+def _conversation(
+    source: str, number: int, question: str, reasoning: str, answer: str, kind: str, recipe: SynthesisRecipe
+) -> dict[str, object]:
+    """One question and its answer; with reasoning where the hash of its place falls into the share that thinks."""
+    identity = document_id(source, number, 0)
+    thought = reasoning if sampling_hash(identity) < recipe.thinking_share * 2**32 else ""
+    answered = {"role": "assistant", "content": answer, "reasoning": thought, "tool_calls": []}
+    messages = canonical_json([{"role": "user", "content": question, "reasoning": "", "tool_calls": []}, answered])
+    place = {"id": identity, "source": source, "offset": number, "piece": 0, "collection": source, "licence": "", "kind": kind}
+    return {**place, "messages": messages, "tools": "[]"}
+
+
+def _asked(source: str, number: int, question: str, answer: str, family: str) -> dict[str, object]:
+    """A prompt, or a problem that is held out."""
+    return {"id": document_id(source, number, 0), "domain": SYNTHETIC, "prompt": question, "answer": answer, "family": family}
+
+
+def _evaluation_problem(number: int, problem: Problem) -> dict[str, object]:
+    """`prompt` and `answer` continue plain text, `question` asks the same in a conversation."""
+    texts = {"prompt": f"{problem.terms} =", "answer": f" {problem.result}", "question": problem.question}
+    return {"id": document_id(EVALUATION_SOURCE, number, 0), "operation": problem.operation, **texts}

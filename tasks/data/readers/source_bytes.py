@@ -1,0 +1,185 @@
+"""Opens source files wherever they lie, and decompresses them while they are hashed. Runs in executors: imports no Spark.
+
+A place is an absolute path, `s3://bucket/key`, or `hf://owner/name@revision/file` (a file of a Hugging Face dataset, kept in its cache).
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, BinaryIO, cast
+
+from tasks.data.readers.stored_streams import DamagedStreamError, HashingReader, MemberReader, ZstdReader
+
+S3, HUGGING_FACE = "s3://", "hf://"
+ETAG = "etag:"
+"""What the digest of an object without a stored SHA-256 begins with: its entity tag in S3 follows."""
+BLOCK_BYTES = 1 << 20
+INFLATED_BYTES = 1 << 18
+"""Decompressed at once."""
+OBJECT_BLOCK_BYTES = 8 << 20
+"""Bytes per ranged request: about what one connection carries in a tenth of a second."""
+CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+GARBLED: tuple[type[Exception], ...] = (DamagedStreamError,)
+"""What a damaged stream raises, behind its last good byte; the reason `truncated_*` names the codec."""
+MAX_ATTEMPTS = 6
+"""Of a request whose answer breaks off; botocore itself repeats those that get none, and those that are told to slow down."""
+FIRST_WAIT_SECONDS = 0.2
+CHANGED_STATUS, RANGE_NOT_SATISFIABLE = (404, 412), 416
+
+
+class UnreadableSourceError(Exception):
+    """A disk, a network or a permission keeps a source from being read: no statement about what it holds."""
+
+
+class ChangedSourceError(Exception):
+    """An object is not the listed one any more."""
+
+
+def codec_of(name: str) -> str:
+    """gzip, bz2 or zstd by a file's ending; empty for none."""
+    return next((codec for suffix, codec in CODECS.items() if name.lower().endswith(suffix)), "")
+
+
+def stem_of(name: str) -> str:
+    """The name in lower case without the ending of a compression."""
+    lower = name.lower()
+    return next((lower.removesuffix(suffix) for suffix in CODECS if lower.endswith(suffix)), lower)
+
+
+def open_source(place: str, digest: str = "", buffer_bytes: int = OBJECT_BLOCK_BYTES) -> BinaryIO:
+    """The bytes as stored, seekable. `digest` as listed: an object in S3 that has another one by now raises ChangedSourceError.
+
+    What else keeps them from being read raises UnreadableSourceError, here or later.
+    """
+    if place.startswith(S3):
+        return cast("BinaryIO", io.BufferedReader(ObjectReader(place, digest), buffer_bytes))
+    try:
+        path = _cached_file(place) if place.startswith(HUGGING_FACE) else place
+        return cast("BinaryIO", io.BufferedReader(_LocalFile(path), INFLATED_BYTES))
+    except OSError as error:
+        raise UnreadableSourceError(f"{place}: {_told(error)}") from error
+
+
+def decompressed(name: str, file: HashingReader) -> io.BufferedIOBase:
+    """A stream of the decompressed bytes; a damage raises one of GARBLED where it is met."""
+    codec = codec_of(name)
+    if not codec:
+        return file
+    return io.BufferedReader(ZstdReader(file) if codec == "zstd" else MemberReader(file, codec), INFLATED_BYTES)
+
+
+def blocks(stream: io.BufferedIOBase) -> Iterator[bytes]:
+    """The rest of a stream, up to its end or a damage."""
+    while block := stream.read1(BLOCK_BYTES):
+        yield block
+
+
+class _LocalFile(io.FileIO):
+    """A failing disk is no damaged file: what stands behind it may be whole."""
+
+    read, readall = io.RawIOBase.read, io.RawIOBase.readall  # pyright: ignore[reportAssignmentType]
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            raise UnreadableSourceError(f"{self.name}: {_told(error)}") from error
+
+
+class ObjectReader(io.RawIOBase):
+    """An object in S3 by ranged requests, each tied to the listed entity tag; credentials are the environment's."""
+
+    def __init__(self, place: str, digest: str) -> None:
+        self._place = place
+        self._bucket, _, self._key = place.removeprefix(S3).partition("/")
+        self._tag = digest.removeprefix(ETAG) if digest.startswith(ETAG) else ""
+        self._position = 0
+        self._size: int | None = None
+        """Told by the first answer: a small object costs one request."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if whence == io.SEEK_END and self._size is None:
+            self._size = self._request("head_object")["ContentLength"]
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size or 0}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        if not len(buffer) or (self._size is not None and self._position >= self._size):
+            return 0
+        data = self._range(self._position, self._position + len(buffer))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def _range(self, begin: int, end: int) -> bytes:
+        """Raises UnreadableSourceError where every answer breaks off."""
+        from botocore.exceptions import BotoCoreError
+
+        for attempt in range(MAX_ATTEMPTS):
+            response = self._request("get_object", Range=f"bytes={begin}-{end - 1}")
+            self._size = int(response["ContentRange"].rpartition("/")[2]) if response else begin
+            try:
+                return response["Body"].read() if response else b""
+            except (BotoCoreError, OSError) as error:
+                if attempt == MAX_ATTEMPTS - 1:
+                    raise UnreadableSourceError(f"{self._place}: bytes {begin} to {end} broke off {MAX_ATTEMPTS} times: {error}") from error
+                time.sleep(FIRST_WAIT_SECONDS * 2**attempt)
+        raise AssertionError(self._place)
+
+    def _request(self, operation: str, **arguments: str) -> dict[str, Any]:
+        """The answer; an empty one for a range that begins where the object ends."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        arguments |= {"IfMatch": f'"{self._tag}"'} if self._tag else {}
+        try:
+            return getattr(s3_client(), operation)(Bucket=self._bucket, Key=self._key, **arguments)
+        except ClientError as error:
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            if status == RANGE_NOT_SATISFIABLE:
+                return {}
+            if status in CHANGED_STATUS:
+                raise ChangedSourceError(self._place) from error
+            raise UnreadableSourceError(f"{self._place}: {error}") from error
+        except BotoCoreError as error:
+            raise UnreadableSourceError(f"{self._place}: {error}") from error
+
+
+def is_listed(file: HashingReader, digest: str) -> bool:
+    """Whether a file, of which the rest is read for it, is the listed one. Every request for an object was tied to its tag already."""
+    if digest.startswith(ETAG):
+        return True
+    file.drain()
+    return file.hexdigest() == digest
+
+
+def _told(error: OSError) -> str:
+    return error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@cache
+def s3_client() -> Any:
+    """One client per process: making it takes longer than a small object."""
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client("s3", config=Config(retries={"mode": "standard", "max_attempts": 8}))
+
+
+def _cached_file(place: str) -> str:
+    from huggingface_hub import hf_hub_download
+
+    dataset, _, rest = place.removeprefix(HUGGING_FACE).partition("@")
+    revision, _, name = rest.partition("/")
+    return hf_hub_download(dataset, name, repo_type="dataset", revision=revision)

@@ -1,0 +1,169 @@
+"""Reads records with fields: JSON lines and Parquet. Runs in executors: imports no Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tasks.data.readers.json_lines import JsonLine, json_lines
+from tasks.data.readers.parsed_records import Parsed, rejection
+from tasks.data.readers.source_bytes import BLOCK_BYTES, HashingReader, open_source
+from tasks.data.records.documents import CODE, COMMIT, HTML, JSON_RECORD, PLAIN
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TEXT_FIELDS = ("text", "content")
+HTML_FIELDS = ("html", *TEXT_FIELDS)
+PLACE_FIELDS = ("id", "url", "uri", "licence", "license", "lang", "repo", "repository", "path", "commit")
+BATCH_ROWS = 64
+"""Of a Parquet file in memory at once: web pages of a megabyte are no exception."""
+HTML_LINES = "html_jsonl"
+
+Row = dict[str, Any]
+
+
+def json_records(source: Row, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:
+    """The records of a file of JSON lines; `offset` is the line's first byte, decompressed."""
+    for line in json_lines(source["name"], file, max_record_bytes):
+        if line.record is None:
+            yield rejection(source["name"], line.offset, line.reason, line.detail)
+        else:
+            yield record_of(source, line.offset, line.record)
+
+
+def parquet_records(source: Row, max_record_bytes: int) -> Iterator[Parsed]:
+    """The rows of a Parquet file; `offset` is the row's number."""
+    name = source["name"]
+    for line in parquet_lines(name, source["path"], source["sha256"], max_record_bytes, partial(_columns, source)):
+        if line.record is None:
+            yield rejection(name, line.offset, line.reason, line.detail)
+        else:
+            yield record_of(source, line.offset, line.record)
+
+
+def parquet_lines(
+    name: str, place: str, digest: str, max_record_bytes: int, choose: Callable[[list[str]], tuple[list[str], str]]
+) -> Iterator[JsonLine]:  # fmt: skip
+    """The rows of a file, read group by group. `choose` gives the columns to read and, where one is missing, a message."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    with open_source(place, digest) as file:
+        try:
+            table = pq.ParquetFile(file, pre_buffer=False, buffer_size=BLOCK_BYTES)
+            columns, missing = choose(table.schema_arrow.names)
+            if missing:
+                yield JsonLine(0, None, "missing_column", missing)
+                return
+            if not table.metadata.num_rows:
+                yield JsonLine(0, None, "empty_file", "")
+        except (pa.ArrowException, OSError) as error:
+            yield JsonLine(0, None, "broken_parquet", f"{name}: {error}"[:500])
+            return
+        for group in range(table.num_row_groups):
+            end = number + table.metadata.row_group(group).num_rows
+            try:
+                for batch in table.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns):
+                    for row in _rows(batch):
+                        yield _bounded(number, row, max_record_bytes)
+                        number += 1
+            except (pa.ArrowException, OSError) as error:
+                for lost in range(number, end):
+                    yield JsonLine(lost, None, "broken_parquet", f"{name}, row group {group}: {error}"[:500])
+            number = end
+
+
+def _columns(source: Row, names: list[str]) -> tuple[list[str], str]:
+    """(columns to read, what is missing)."""
+    if source["role"] == "evaluation":
+        return names, ""
+    wanted = list(source["text"]) or [field for field in _default_fields(source) if field in names][:1]
+    absent = [field for field in wanted if field not in names] if source["text"] else []
+    if absent or not wanted:
+        sought = f"column {absent[0]!r} (the entry's `text`)" if absent else f"none of the columns {', '.join(_default_fields(source))}"
+        return [], f"{sought} is in {source['name']}, which has {', '.join(names)}: name its text in the entry's `text`"
+    return [field for field in names if field in wanted or field in PLACE_FIELDS], ""
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[Row | tuple[str, str]]:
+    """Each row, or (reason, detail) where Python has no value for one of its columns: bytes that are not UTF-8, a date beyond year 9999."""
+    try:
+        yield from batch.to_pylist()
+    except (ValueError, OverflowError):
+        yield from (_row(batch, number) for number in range(batch.num_rows))
+
+
+def _row(batch: pa.RecordBatch, number: int) -> Row | tuple[str, str]:
+    row: Row = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            row[name] = column[number].as_py()
+        except UnicodeDecodeError:
+            return "not_utf8", f"column {name}"
+        except (ValueError, OverflowError) as error:
+            return "broken_parquet", f"column {name}: {error}"[:500]
+    return row
+
+
+def _bounded(number: int, row: Row | tuple[str, str], max_record_bytes: int) -> JsonLine:
+    if isinstance(row, tuple):
+        return JsonLine(number, None, *row)
+    size = sum(len(value) for value in row.values() if isinstance(value, str | bytes))
+    if size > max_record_bytes:
+        return JsonLine(number, None, "record_too_long", f"{size} bytes, ingest.max_record_bytes is {max_record_bytes}")
+    return JsonLine(number, row, "", "")
+
+
+def record_of(source: Row, offset: int, record: Row) -> Parsed:
+    """A record by the fields that its source's entry names."""
+    name = source["name"]
+    text = json.dumps(record, ensure_ascii=False, default=str) if source["role"] == "evaluation" else _text_of(source, record)
+    if text is None:
+        return rejection(name, offset, "no_text", _why_no_text(source, record))
+    if not text.strip():
+        return rejection(name, offset, "empty")
+    lang, key = record.get("lang"), record.get("id")
+    repository = _first_string(record, ("repo", "repository")) if source["domain"] in (CODE, COMMIT) else ""
+    markup = JSON_RECORD if source["role"] == "evaluation" else HTML if source["format"] == HTML_LINES else PLAIN
+    return Parsed(
+        name, offset, text, _url(record), _first_string(record, ("licence", "license")), lang if isinstance(lang, str) else None,
+        repository, _first_string(record, ("path",)) if repository else "", markup, str(key) if isinstance(key, str | int) else "",
+    )  # fmt: skip
+
+
+def _why_no_text(source: Row, record: Row) -> str:
+    wanted = source["text"] or _default_fields(source)
+    others = [f"{name} is {type(record[name]).__name__}, not a string" for name in wanted if record.get(name) is not None]
+    absent = "null" if any(name in record for name in wanted) else "not there"
+    return "; ".join(others) or f"{' and '.join(wanted)} {absent}; fields are {', '.join(sorted(record))}"
+
+
+def _default_fields(source: Row) -> tuple[str, ...]:
+    return HTML_FIELDS if source["format"] == HTML_LINES else TEXT_FIELDS
+
+
+def _text_of(source: Row, record: Row) -> str | None:
+    fields = source["text"]
+    if not fields:
+        found = [record[name] for name in _default_fields(source) if isinstance(record.get(name), str)][:1]
+    else:
+        found = [record[name] for name in fields if isinstance(record.get(name), str)]
+    parts = [part for part in found if part.strip()]
+    return "\n\n".join(parts) if found else None
+
+
+def _url(record: Row) -> str:
+    if all(isinstance(record.get(key), str) for key in ("repo", "commit")):
+        path = record.get("path")
+        return f"https://github.com/{record['repo']}/" + (
+            f"blob/{record['commit']}/{path}" if isinstance(path, str) else f"commit/{record['commit']}"
+        )
+    return _first_string(record, ("url", "uri"))
+
+
+def _first_string(record: Row, names: tuple[str, ...]) -> str:
+    return next((record[name] for name in names if isinstance(record.get(name), str)), "")

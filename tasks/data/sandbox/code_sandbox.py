@@ -1,0 +1,237 @@
+"""Solutions that somebody else wrote are run in a sandbox and judged by their tests: no network, no files but Python's own, no other
+process, an id without rights, limits on time, memory and system calls. Bubblewrap makes it where it is installed, else the process itself
+does by namespaces.
+
+Solution and tests run in two processes (solution_process, judge_process), so a solution cannot touch what judges it. A sandbox judges many,
+one after the other, each in two processes of its own that are ended with the verdict.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import marshal
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from tasks.data.sandbox import judge_process, remote_objects, sandbox_process, sandbox_walls, solution_process, value_exchange, value_writer
+from tasks.data.sandbox.judge_process import FAILED, PASSED, UNVERIFIABLE
+from tasks.data.sandbox.sandbox_walls import NOBODY
+
+BUBBLEWRAP, NAMESPACES = "bubblewrap", "namespaces"
+CPU_SECONDS = 10
+"""Far from what a solution takes: one that takes 2.8 to 3.3 s made verdicts at 3 s a matter of the machine's load."""
+WALL_SECONDS = 30
+"""Beyond the processor time, for a busy machine."""
+MEMORY_BYTES = 1 << 30
+MAX_ANSWER_BYTES = 4096
+BATCH = 2000
+PYTHON = ("-s", "-S", "-P", "-B", "-c")
+"""Without site packages and paths of the user; -I would also ignore PYTHONHASHSEED, and the order of sets decides some verdicts."""
+ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
+INSIDE = (sandbox_walls, remote_objects, value_writer, value_exchange, solution_process, judge_process, sandbox_process)
+"""What is sent into the sandbox, in the order in which it imports itself; the last one is started."""
+LOADER = """
+import marshal, os, sys, types
+def take(size):
+    data = b""
+    while len(data) < size:
+        data += os.read(0, size - len(data)) or sys.exit(1)
+    return data
+modules, walls, limits = marshal.loads(take(int.from_bytes(take(8), "big")))
+for name, code in modules:
+    sys.modules[name] = types.ModuleType(name)
+    exec(code, sys.modules[name].__dict__)
+os.environ.clear()
+sys.modules[name].start(walls, limits)
+"""
+TRUSTED = """
+import json, sys
+passed = []
+for program in json.load(sys.stdin):
+    try:
+        exec(compile(program, "program", "exec"), {"__name__": "program"})
+        passed.append(True)
+    except Exception:
+        passed.append(False)
+print(json.dumps(passed))
+"""
+
+
+LOCAL = threading.local()
+"""The sandbox of each thread, and what it was made for."""
+
+
+def judge_solution(code: str, tests: str, module: str, seconds: int = CPU_SECONDS) -> str:
+    """PASSED, FAILED, or UNVERIFIABLE where the tests need more than two processes can do.
+
+    Tests import the solution as `module`, or use its names where that is empty. `seconds` of processor time for each process. Raises
+    ValueError where this machine has no sandbox.
+    """
+    verdict, _ = _run(isolation(), code, tests, module, seconds)
+    return verdict if verdict in (PASSED, UNVERIFIABLE) else FAILED
+
+
+def run_trusted(programs: Sequence[str]) -> list[bool]:
+    """Whether each of our own programs runs to its end without an exception; many share a process, with limits on time and memory only."""
+    found: list[bool] = []
+    for start in range(0, len(programs), BATCH):
+        batch = list(programs[start : start + BATCH])
+        run = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", TRUSTED], input=json.dumps(batch), capture_output=True, text=True, check=False, env={},
+            preexec_fn=_limit,
+        )  # fmt: skip
+        found += json.loads(run.stdout) if run.returncode == 0 else [False] * len(batch)
+    return found
+
+
+def isolation() -> str:
+    """BUBBLEWRAP or NAMESPACES. Raises ValueError where neither works."""
+    name, problem = find_isolation()
+    if not name:
+        raise ValueError(
+            f"code that others wrote is only run in a sandbox, and this machine makes none ({problem}): install bubblewrap (Debian: "
+            "apt-get install bubblewrap), allow user namespaces, or give the files of kind code_with_tests the role ignore"
+        )
+    return name
+
+
+@cache
+def find_isolation() -> tuple[str, str]:
+    """What works here; an empty name, and what was said, where nothing does."""
+    problems = {name: problem_of(name) for name in (BUBBLEWRAP, NAMESPACES)}
+    works = next((name for name, problem in problems.items() if not problem), "")
+    return works, "" if works else "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+
+
+@cache
+def problem_of(isolation: str) -> str:
+    """Why this machine cannot make an isolation, tried on a solution; empty where it can."""
+    if isolation == BUBBLEWRAP and shutil.which("bwrap") is None:
+        return "not installed"
+    verdict, problem = _run(isolation, "def one():\n    return 1", "assert one() == 1", "", CPU_SECONDS)
+    return "" if verdict == PASSED else problem or f"a right solution has the verdict {verdict!r}"
+
+
+def _run(isolation: str, code: str, tests: str, module: str, seconds: int) -> tuple[str, str]:
+    """The verdict; where there is none it is empty, and the last line of what went wrong is given."""
+    key = (isolation, seconds, os.getpid())
+    if getattr(LOCAL, "key", None) != key or LOCAL.sandbox.has_ended():
+        LOCAL.sandbox, LOCAL.key = Sandbox(isolation, seconds), key
+    return LOCAL.sandbox.judge(json.dumps({"code": code, "tests": tests, "module": module}).encode() + b"\n")
+
+
+class Sandbox:
+    """A process in a sandbox, which judges one solution after the other; of its start Python and its imports are most.
+
+    Belongs to the thread that started it: the kernel ends it with that thread.
+    """
+
+    def __init__(self, isolation: str, seconds: int) -> None:
+        self.wall_seconds = 2 * seconds + WALL_SECONDS
+        self.first = _start(isolation, seconds)
+        """What goes before the first job."""
+        self.is_expired = False
+        self.process = subprocess.Popen(
+            [*_outside(isolation), _interpreter(), *PYTHON, LOADER], cwd="/", env=ENVIRONMENT, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def _expire(self) -> None:
+        self.is_expired = True
+        self.process.kill()
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def judge(self, job: bytes) -> tuple[str, str]:
+        """As _run; without a verdict the sandbox is ended."""
+        process = self.process
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        timer = threading.Timer(self.wall_seconds, self._expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            with suppress(BrokenPipeError):  # where no sandbox was made: standard error says why
+                process.stdin.write(self.first + job)
+                process.stdin.flush()
+            verdict = process.stdout.readline(MAX_ANSWER_BYTES).decode(errors="replace")
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            timer.cancel()
+            timer.join()
+        self.first = b""
+        if verdict and not self.is_expired:
+            return verdict.removesuffix("\n"), ""
+        process.kill()
+        _, problem = process.communicate()
+        return "", problem.decode(errors="replace").strip().rpartition("\n")[2]
+
+
+@cache
+def _start(isolation: str, seconds: int) -> bytes:
+    """What the loader reads: the code of INSIDE, the walls, the limits, after their number of bytes."""
+    modules = [(module.__name__, compile(inspect.getsource(module), module.__name__, "exec")) for module in INSIDE]
+    start = marshal.dumps((modules, _walls() if isolation == NAMESPACES else None, (seconds, MEMORY_BYTES)))
+    return len(start).to_bytes(8, "big") + start
+
+
+def _outside(isolation: str) -> list[str]:
+    """The command that makes the sandbox; nothing where the process does so itself."""
+    if isolation == NAMESPACES:
+        return []
+    walls = _walls()
+    command = [
+        shutil.which("bwrap") or BUBBLEWRAP,
+        "--unshare-user",
+        "--unshare-all",
+        "--die-with-parent",
+        "--new-session",
+        "--cap-drop",
+        "ALL",
+    ]
+    command += ["--uid", str(NOBODY), "--gid", str(NOBODY)]
+    for path in walls["visible"]:
+        command += ["--ro-bind", path, path]
+    for path, target in walls["links"]:
+        command += ["--symlink", target, path]
+    for path in walls["hidden"]:
+        command += ["--tmpfs", path, "--remount-ro", path]
+    return [*command, "--remount-ro", "/", "--chdir", "/", "--"]
+
+
+def _interpreter() -> str:
+    """Python itself: a virtual environment is a directory of the user's."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+@cache
+def _walls() -> dict[str, list[Any]]:
+    """What the sandbox shows of this machine: the interpreter, its standard library, shared libraries; not the packages beside them."""
+    prefix = os.path.realpath(sys.base_prefix)
+    wanted = [*LIBRARIES, f"{prefix}/lib", f"{prefix}/lib64", os.path.realpath(sysconfig.get_path("stdlib")), _interpreter()]
+    links = sorted({(path, os.readlink(path)) for path in wanted if os.path.islink(path)})
+    visible: list[str] = []
+    for path in sorted({path for path in wanted if os.path.exists(path) and not os.path.islink(path)}):
+        if not any(path.startswith(f"{known}/") for known in visible):
+            visible.append(path)
+    installed = {sysconfig.get_path(name, vars={"base": prefix, "platbase": prefix}) for name in ("purelib", "platlib")}
+    hidden = sorted(path for path in installed if os.path.isdir(path) and any(path.startswith(f"{known}/") for known in visible))
+    return {"visible": visible, "links": links, "hidden": hidden}
+
+
+def _limit() -> None:
+    for name, limit in (("CPU", CPU_SECONDS * 12), ("AS", MEMORY_BYTES), ("FSIZE", 0), ("CORE", 0)):
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))

@@ -1,0 +1,160 @@
+"""The process that runs the tests of a solution and says what became of them; the solution's code never runs in it.
+
+What the solution gives is plain data of exactly Python's own types, or a Remote. A Remote never decides a comparison with plain data: it is
+unequal to it, has no order with it, and arithmetic with it gives no plain number. Of this side's objects the solution may call what it was
+handed, use its operators, and read public attributes of what the tests define themselves. A test that needs more is `unverifiable`.
+Runs inside the sandbox: imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import os
+import sys
+import types
+from typing import Any
+
+from tasks.data.sandbox.remote_objects import BINARY, OPERATORS, ORDER, UNARY, is_mixed, is_remote, mark_mixed
+from tasks.data.sandbox.value_exchange import Peer
+
+PASSED, FAILED, UNVERIFIABLE = VERDICTS = ("passed", "failed", "unverifiable")
+TESTS = "tests"
+OPEN_MODULES = (TESTS, "io", "_io", "unittest.mock")
+"""Whose objects have attributes for the solution: files, and what stands in for something."""
+
+
+class Judge(Peer):
+    """The side of the tests."""
+
+    refused = ""
+    """What could not be done between two processes: then no verdict is `passed`."""
+
+    def refuse(self, what: str) -> Any:
+        self.refused = self.refused or what
+        raise TypeError(what)
+
+    def operate(self, remote: Any, name: str, *arguments: Any) -> Any:
+        """As the module's docstring says; an object that derives from a plain type is compared and calculated with as that."""
+        with_plain = name in (*BINARY, *ORDER, "__contains__") and not is_remote(arguments[0])
+        if with_plain and type(remote)._is_plain:
+            value = self.request("plain", remote)
+            return NotImplemented if is_remote(value) else getattr(type(value), name, lambda *_: NotImplemented)(value, *arguments)
+        if with_plain and name == "__contains__" and hasattr(type(remote), "__iter__"):
+            return any(item is arguments[0] or item == arguments[0] for item in remote)
+        if with_plain and name in (*ORDER, "__contains__"):
+            self.refused = self.refused or f"{name} between an object of the solution and plain data"
+            return NotImplemented
+        if name in (*UNARY, "__bool__") and is_mixed(remote):
+            return self.refuse(f"{name} of what arithmetic with plain data gave")
+        result = self.request("operate", remote, name, *arguments)
+        if with_plain and is_remote(result):
+            mark_mixed(result)
+        elif with_plain and result is not NotImplemented and "pow" not in name:
+            return self.refuse(f"{name} of an object of the solution and plain data gives plain data")
+        return result
+
+    def answer(self, verb: str, target: Any, *arguments: Any) -> object:
+        """What the solution asks of an object of the tests."""
+        allowed = verb in ("names", "plain", "isinstance", "issubclass")
+        allowed |= verb == "call" and (not isinstance(target, type) or target.__module__ == TESTS)
+        allowed |= verb == "operate" and arguments[0] in OPERATORS and arguments[0] != "__call__"
+        allowed |= verb == "text" and arguments[0] in ("__str__", "__repr__")
+        allowed |= verb == "get" and _is_open(target, arguments[0])
+        return super().answer(verb, target, *arguments) if allowed else self.refuse(f"{verb} {arguments[:1]} of {type(target).__name__}")
+
+    def serve(self, message: dict[str, Any]) -> None:
+        target = message["body"][1]
+        if type(target) is not list or target[0] != "yours":
+            self.refuse("a request about an object that nobody handed over")
+        super().serve(message)
+
+    def accept_library(self, value: object) -> object:
+        """Built-in types and modules only: what else could be called is none of the solution's business."""
+        is_type = isinstance(value, type) and value.__module__ == "builtins"
+        assert is_type or isinstance(value, types.ModuleType) or value is NotImplemented or value is Ellipsis
+        return value
+
+
+def _is_open(target: Any, name: str) -> bool:
+    kind = type(target)
+    if name.startswith("_") or kind.__module__ not in OPEN_MODULES or isinstance(target, type):
+        return False
+    unittest = sys.modules.get("unittest")
+    if unittest is not None and isinstance(target, unittest.TestCase):
+        return False
+    return kind.__module__ != "unittest.mock" or name not in dir(sys.modules["unittest.mock"].NonCallableMagicMock)
+
+
+class SolutionModule(types.ModuleType):
+    """The module that tests import: its names are the solution's."""
+
+    def __init__(self, name: str, peer: Judge) -> None:
+        super().__init__(name)
+        self.__dict__["_peer"] = peer
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return [known for known in self._peer.request("names", None) if not known.startswith("_")]
+        return self._peer.request("get", None, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._peer.request("set", None, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._peer.request("delete", None, name)
+
+
+def judge(peer: Judge, code: str, tests: str, module: str) -> str:
+    """The verdict on a solution: tests that name no module use its names, others import them and are unittest's."""
+    try:
+        peer.request("load", None, code, module or "program")
+        passed = _passes_unittest(peer, tests, module) if module else _passes_script(peer, tests)
+    except BaseException:
+        passed = False
+    try:
+        peer.request("names", None)
+    except BaseException:  # whoever is gone, or out of step, answers nothing more
+        return FAILED
+    if peer.refused:
+        return UNVERIFIABLE
+    return PASSED if passed else FAILED
+
+
+def _passes_script(peer: Judge, tests: str) -> bool:
+    exec(compile(tests, TESTS, "exec"), {"__name__": TESTS, **_solution_names(peer, ast.parse(tests))})
+    return True
+
+
+def _solution_names(peer: Judge, tests: ast.Module) -> dict[str, Any]:
+    """What the tests use without defining it. Built-ins and modules stay Python's own, else a solution could replace what it is judged by;
+    only where the tests use no other name of the solution may that one name be a built-in's."""
+    used = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name) and not node.id.startswith("__")}
+    bases = {node.value.id for node in ast.walk(tests) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    defined = set(peer.request("names", None))
+    modules = {name: importlib.import_module(name) for name in used & bases & defined & sys.stdlib_module_names}
+    names = used & defined - set(modules) - set(dir(builtins))
+    if not names:
+        names = used & defined & set(dir(builtins))
+        if len(names) > 1:
+            peer.refuse(f"tests of a solution that replaces {', '.join(sorted(names))}")
+    return {**modules, **{name: peer.request("get", None, name) for name in names}}
+
+
+def _passes_unittest(peer: Judge, tests: str, module: str) -> bool:
+    import unittest
+
+    sys.modules[module] = SolutionModule(module, peer)
+    loaded = sys.modules[TESTS] = types.ModuleType(TESTS)
+    exec(compile(tests, TESTS, "exec"), loaded.__dict__)
+    suite, result = unittest.defaultTestLoader.loadTestsFromModule(loaded), unittest.TestResult()
+    suite.run(result)
+    return result.testsRun > len(result.skipped) and result.wasSuccessful()
+
+
+def run_judge(read_from: int, write_to: int, verdict_to: int, job: dict[str, str]) -> None:
+    """Write the verdict to the descriptor `verdict_to`."""
+    sys.stdin = sys.stdout = sys.stderr = None
+    verdict = judge(Judge(read_from, write_to), job["code"], job["tests"], job["module"])
+    os.write(verdict_to, verdict.encode())

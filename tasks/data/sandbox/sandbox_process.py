@@ -1,0 +1,63 @@
+"""What a sandbox starts with: the walls, then for each job two processes, of which only the judge's reads the job.
+
+Both are forked before the job arrives, and the process that forks them never reads one: no solution has the tests of another in its memory.
+Runs inside the sandbox: imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from itertools import pairwise
+from typing import Any
+
+from tasks.data.sandbox.judge_process import VERDICTS, run_judge
+from tasks.data.sandbox.sandbox_walls import confine, enter_namespaces, hide_memory
+from tasks.data.sandbox.solution_process import run_solution
+
+MAX_DESCRIPTORS = 64
+MAX_VERDICT_BYTES = 64
+
+
+def start(walls: dict[str, Any] | None, limits: tuple[int, int]) -> None:
+    """Answer each job, a line of JSON on standard input, with a line; end with the first job that gets no verdict, as at the end of input.
+
+    `walls` are enter_namespaces' arguments, None where bubblewrap made them; `limits` are seconds and bytes of each process.
+    """
+    if walls is not None:
+        enter_namespaces(**walls)
+    hide_memory()
+    while (verdict := _next_verdict(limits)) in VERDICTS:
+        os.write(1, verdict.encode() + b"\n")
+
+
+def _next_verdict(limits: tuple[int, int]) -> str:
+    to_solution, to_judge, to_start = os.pipe(), os.pipe(), os.pipe()
+    solution = os.fork()
+    if solution == 0:
+        _close_all_but(to_solution[0], to_judge[1])
+        confine(*limits)
+        run_solution(to_solution[0], to_judge[1])
+    judge = os.fork()
+    if judge == 0:
+        _close_all_but(0, to_judge[0], to_solution[1], to_start[1])
+        confine(*limits)
+        with open(0, "rb") as given:
+            job = json.loads(given.readline())
+        run_judge(to_judge[0], to_solution[1], to_start[1], job)
+        os._exit(0)
+    for end in (*to_solution, *to_judge, to_start[1]):
+        os.close(end)
+    verdict = os.read(to_start[0], MAX_VERDICT_BYTES)
+    os.close(to_start[0])
+    for process in (solution, judge):
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    return verdict.decode(errors="replace")
+
+
+def _close_all_but(*kept: int) -> None:
+    for before, after in pairwise((-1, *sorted(kept), MAX_DESCRIPTORS)):
+        if before + 1 < after:  # of an empty range the C library closes everything
+            os.closerange(before + 1, after)

@@ -1,0 +1,100 @@
+"""Reference text to the n-grams that language models are built from. Runs in executors: imports no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tasks.data.records.documents import sampling_hash
+from tasks.data.scoring.language_id import NO_LANGUAGE, has_language, identify_languages
+from tasks.data.scoring.ngram_model import count_ngrams
+from tasks.data.text.prose_text import prose_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SAMPLE_COLUMNS = "id string, language string, num_bytes long, content_digest string, text string, reason string"
+"""text: its prose; reason: empty for a text."""
+COUNT_COLUMNS = "language string, size int, hash long, context long, suffix long, num_occurrences long"
+"""Hashes as signed integers of the same bits: Spark has no others."""
+HELD_OUT_VALUES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which texts are taken."""
+
+    keep_below: int
+    """Those whose sampling hash is smaller."""
+    max_chars: int
+    """Of a text, that its language is found from."""
+    model_path: str
+
+
+class Training(NamedTuple):
+    """What the model of a language learns from."""
+
+    num_bytes: int
+    """Of the sample."""
+    trained_share: float
+    keep_below: int
+    held_below: int
+    """Documents whose held_out_hash is smaller are not learned from."""
+
+
+def held_out_hash(identity: str) -> int:
+    """16 uniform bits of a document's id, which its sampling hash hardly looks at."""
+    return int(identity[12:], 16)
+
+
+def sample_texts(batches: Iterator[pa.RecordBatch], sampling: Sampling) -> Iterator[pa.RecordBatch]:
+    """SAMPLE_COLUMNS of the texts that are sampled and natural text in some language."""
+    import pyarrow as pa
+
+    for batch in batches:
+        ids, domains, sources = (batch.column(name).to_pylist() for name in ("id", "domain", "source"))
+        places = [
+            place for place, identity in enumerate(ids)
+            if sampling_hash(identity) < sampling.keep_below and has_language(domains[place], sources[place])
+        ]  # fmt: skip
+        chosen = pa.array(places, pa.int64())
+        texts = [prose_of(text).natural for text in batch.column("text").take(chosen).to_pylist()]
+        languages, _ = identify_languages(texts, sampling.max_chars, sampling.model_path)
+        sizes = [len(text.encode()) for text in texts]
+        found = pa.RecordBatch.from_arrays(
+            [
+                pa.array([ids[place] for place in places], pa.string()), pa.array(languages, pa.string()), pa.array(sizes, pa.int64()),
+                batch.column("content_digest").take(chosen), pa.array(texts, pa.string()), pa.array([""] * len(places), pa.string()),
+            ],
+            names=[column.split(" ")[0] for column in SAMPLE_COLUMNS.split(", ")],
+        )  # fmt: skip
+        yield found.filter(pa.array([language != NO_LANGUAGE for language in languages], pa.bool_()))
+
+
+def count_batches(batches: Iterator[pa.RecordBatch], order: int, trainings: Mapping[str, Training]) -> Iterator[pa.RecordBatch]:
+    """COUNT_COLUMNS of the texts that their language's model learns from."""
+    import pyarrow as pa
+
+    for batch in batches:
+        groups: dict[str, list[str]] = {}
+        columns = (batch.column(name).to_pylist() for name in ("id", "language", "text"))
+        for identity, language, text in zip(*columns, strict=True):
+            training = trainings.get(language)
+            if training is None or held_out_hash(identity) < training.held_below:
+                continue
+            if sampling_hash(identity) < training.keep_below:
+                groups.setdefault(language, []).append(text)
+        for language, texts in sorted(groups.items()):
+            counts = count_ngrams(texts, order)
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.array([language] * len(counts["hash"]), pa.string()),
+                    pa.array(counts["size"].astype(np.int32)),
+                    *(pa.array(counts[name].view(np.int64)) for name in ("hash", "context", "suffix")),
+                    pa.array(counts["num_occurrences"]),
+                ],
+                names=[column.split(" ")[0] for column in COUNT_COLUMNS.split(", ")],
+            )

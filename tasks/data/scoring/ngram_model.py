@@ -1,0 +1,210 @@
+"""An n-gram language model as arrays of hashes: counts, probabilities, perplexity. Runs in executors: imports no Spark.
+
+Interpolated Witten-Bell smoothing (Chen and Goodman 1998, section 2.6) over the words of tasks/data/text/words.py, numbers by their length.
+With c(hw) the count of word w behind context h, C(h) the sum and T(h) the number of different words behind it, D(h) the count behind it
+that was pruned and h' the context without its first word:
+
+    p(w|h) = (c(hw) + (T(h) + D(h)) p(w|h')) / (C(h) + T(h))
+
+The shortest context shares the mass of what was pruned or never seen evenly over the known words and as many unknown ones as training
+saw different words: probabilities add up to one, and text of nothing but unknown words is the least probable of all, not, as with one
+<unk> token that follows itself, the most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tasks.data.text.words import BASE, Words, mix, split_words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    F64 = NDArray[np.float64]
+    I64 = NDArray[np.int64]
+    U64 = NDArray[np.uint64]
+
+ROW_DTYPE = np.dtype([("hash", "<u8"), ("log_probability", "<f8"), ("log_backoff", "<f8")])
+LONGEST_NUMBER = 8
+"""Longer numbers count as one kind of word."""
+
+
+@dataclass(frozen=True)
+class Ngrams:
+    """The n-grams of a batch of texts, dense: place i of order n holds the n words from word i on."""
+
+    hashes: list[U64]
+    """Per order, from one."""
+    is_whole: list[NDArray[np.bool_]]
+    """Whether the n words lie in one text."""
+    text_of_word: I64
+
+
+@dataclass(frozen=True)
+class NgramModel:
+    """Rows of ROW_DTYPE sorted by hash, of all orders together."""
+
+    rows: NDArray[np.void]
+    log_unknown: float
+    """Of a word that has no row."""
+    order: int
+
+    @cached_property
+    def _shift(self) -> np.uint64:
+        return np.uint64(64 - max(1, len(self.rows).bit_length()))
+
+    @cached_property
+    def _bucket_starts(self) -> I64:
+        """First row of each range of leading bits: hashes are uniform, so a range holds about one."""
+        leading = (self.rows["hash"] >> self._shift).astype(np.int64)
+        return np.searchsorted(leading, np.arange((1 << (64 - int(self._shift))) + 1))
+
+    @cached_property
+    def _hashes(self) -> U64:
+        """With one more that no n-gram has, behind the last."""
+        return np.append(self.rows["hash"], np.uint64(2**64 - 1))
+
+    def places(self, hashes: U64) -> I64:
+        """Row of each hash, or -1."""
+        bucket = (hashes >> self._shift).astype(np.int64)
+        place = self._bucket_starts[bucket]
+        ahead = np.flatnonzero(self._hashes[place] < hashes)
+        while len(ahead):
+            place[ahead] += 1
+            ahead = ahead[self._hashes[place[ahead]] < hashes[ahead]]
+        return np.where((self._hashes[place] == hashes) & (place < len(self.rows)), place, -1)
+
+    def log_probabilities(self, ngrams: Ngrams) -> F64:
+        """Of each word, given the words before it in its text."""
+        row = self.places(ngrams.hashes[0])
+        result = np.where(row >= 0, self.rows["log_probability"][row], self.log_unknown)
+        for order in range(2, self.order + 1):
+            starts = np.flatnonzero(ngrams.is_whole[order - 1])
+            context = row[starts]
+            row = np.full(len(row), -1)
+            row[starts] = found = self.places(ngrams.hashes[order - 1][starts])
+            backoff = np.where(context >= 0, self.rows["log_backoff"][context], 0.0)
+            ends = starts + order - 1
+            result[ends] = np.where(found >= 0, self.rows["log_probability"][found], result[ends] + backoff)
+        return result
+
+    def perplexities(self, texts: Sequence[str]) -> F64:
+        """Per word, of each text; NaN where a text has no word."""
+        ngrams = ngrams_of(texts, self.order)
+        sums = np.bincount(ngrams.text_of_word, self.log_probabilities(ngrams), minlength=len(texts))
+        counts = np.bincount(ngrams.text_of_word, minlength=len(texts))
+        return np.exp(np.divide(-sums, counts, out=np.full(len(texts), np.nan), where=counts > 0))
+
+
+@cache
+def load_model(path: str, log_unknown: float, order: int) -> NgramModel:
+    """The model of a file of rows, read once per process; processes of one machine share its pages."""
+    return NgramModel(np.load(path, mmap_mode="r"), log_unknown, order)
+
+
+def ngrams_of(texts: Sequence[str], order: int) -> Ngrams:
+    """All n-grams up to an order."""
+    words = split_words(texts)
+    tokens = _token_hashes(words)
+    text_of_word = np.repeat(np.arange(len(words.counts)), words.counts)
+    raw = tokens
+    hashes, is_whole = [mix(tokens)], [np.ones(len(tokens), dtype=np.bool_)]
+    for size in range(2, order + 1):
+        moved = np.zeros(len(tokens), dtype=np.uint64)
+        same = np.zeros(len(tokens), dtype=np.bool_)
+        moved[: -size + 1] = tokens[size - 1 :]
+        same[: -size + 1] = text_of_word[: -size + 1] == text_of_word[size - 1 :]
+        raw = raw * BASE + moved
+        hashes.append(mix(raw))
+        is_whole.append(same)
+    return Ngrams(hashes, is_whole, text_of_word)
+
+
+def _token_hashes(words: Words) -> U64:
+    """Words by their hash, numbers by their number of digits."""
+    lengths = np.minimum(words.lengths, LONGEST_NUMBER).astype(np.uint64)
+    return np.where(words.has_letter, words.hashes, lengths)
+
+
+def count_ngrams(texts: Sequence[str], order: int) -> dict[str, NDArray]:
+    """The different n-grams of texts: `size`, `hash`, `context` (without its last word), `suffix` (without its first) and how often."""
+    ngrams = ngrams_of(texts, order)
+    parts = []
+    for size, (hashes, is_whole) in enumerate(zip(ngrams.hashes, ngrams.is_whole, strict=True), 1):
+        starts = np.flatnonzero(is_whole)
+        unique, first, counts = np.unique(hashes[starts], return_index=True, return_counts=True)
+        shorter = ngrams.hashes[size - 2] if size > 1 else np.zeros(len(hashes) + 1, dtype=np.uint64)
+        places = starts[first]
+        parts.append((np.full(len(unique), size), unique, shorter[places], shorter[places + 1 if size > 1 else places], counts))
+    names = ("size", "hash", "context", "suffix", "num_occurrences")
+    return {name: np.concatenate(columns) for name, columns in zip(names, zip(*parts, strict=True), strict=True)}
+
+
+@dataclass(frozen=True)
+class NgramCounts:
+    """What a model is built from, of one language; n-grams of two words and more may be pruned."""
+
+    sizes: I64
+    hashes: U64
+    contexts: U64
+    suffixes: U64
+    counts: I64
+    context_hashes: U64
+    """Sorted; of all n-grams above, at least. The next two are from before pruning."""
+    context_counts: I64
+    context_types: I64
+
+
+def build_model(found: NgramCounts, order: int, min_count: int) -> NgramModel:
+    """Probabilities of all kept n-grams; words seen fewer than `min_count` times become unknown ones."""
+    rows = []
+    log_unknown, hashes, probabilities = _word_probabilities(found, min_count)
+    for size in range(1, order + 1):
+        if size > 1:
+            hashes, probabilities = _longer_probabilities(found, size, hashes, probabilities)
+        part = np.zeros(len(hashes), dtype=ROW_DTYPE)
+        part["hash"], part["log_probability"] = hashes, np.log(probabilities)
+        rows.append(part)
+    table = np.concatenate(rows)
+    table = table[np.argsort(table["hash"], kind="stable")]
+    kept = np.searchsorted(table["hash"], found.context_hashes)
+    inside = (kept < len(table)) & (table["hash"][np.minimum(kept, len(table) - 1)] == found.context_hashes)
+    table["log_backoff"][kept[inside]] = np.log(_backoffs(found)[inside])
+    return NgramModel(table, log_unknown, order)
+
+
+def _word_probabilities(found: NgramCounts, min_count: int) -> tuple[float, U64, F64]:
+    is_word = found.sizes == 1
+    hashes, counts = found.hashes[is_word], found.counts[is_word]
+    is_kept = counts >= min_count
+    total, num_types = int(counts.sum()), len(counts)
+    num_kept, pruned = int(is_kept.sum()), int(counts[~is_kept].sum())
+    share = (pruned + num_kept) / (num_kept + num_types)
+    by_hash = np.argsort(hashes[is_kept])
+    probabilities = (counts[is_kept] + share) / (total + num_kept)
+    return float(np.log(share / (total + num_kept))), hashes[is_kept][by_hash], probabilities[by_hash]
+
+
+def _longer_probabilities(found: NgramCounts, size: int, shorter: U64, probabilities: F64) -> tuple[U64, F64]:
+    is_size = found.sizes == size
+    by_hash = np.flatnonzero(is_size)[np.argsort(found.hashes[is_size])]
+    suffix = np.searchsorted(shorter, found.suffixes[by_hash])
+    assert len(shorter) or not len(by_hash), "what ends a kept n-gram is at least as frequent"
+    context = np.searchsorted(found.context_hashes, found.contexts[by_hash])
+    totals = found.context_counts[context] + found.context_types[context]
+    return found.hashes[by_hash], found.counts[by_hash] / totals + _backoffs(found)[context] * probabilities[suffix]
+
+
+def _backoffs(found: NgramCounts) -> F64:
+    """Per context the mass that goes to the shorter one: (T + D) / (C + T)."""
+    is_longer = found.sizes > 1
+    place = np.searchsorted(found.context_hashes, found.contexts[is_longer])
+    kept = np.bincount(place, found.counts[is_longer], minlength=len(found.context_hashes))
+    pruned = found.context_counts - kept
+    return (found.context_types + pruned) / (found.context_counts + found.context_types)

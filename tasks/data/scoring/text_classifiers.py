@@ -1,0 +1,157 @@
+"""Scores texts with the classifiers that train_classifiers left. Runs in executors: imports no Spark.
+
+Labels are of prose, so a text is judged by its prose. What is mathematics, or holds more code than prose, gets no score, nor does a text of
+whose words the classifier knows too few (another language): an absent score breaks no bound, and is counted.
+
+A long text is judged by passages: its toxicity is the mean of its worst tenth, of one passage at least. So a page is toxic because
+of one paragraph in ten, and a book is not because of one sentence. The words decide which passages those are. A passage that the words
+leave in doubt is read by a text encoder, too; most documents have none, and pay nothing for it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tasks.data.embedding.passage_encoder import encode_passages
+from tasks.data.scoring.linear_model import load_linear_model
+from tasks.data.text.prose_text import are_mathematics, prose_of
+from tasks.data.text.words import split_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    F64 = NDArray[np.float64]
+
+MIN_PROSE_SHARE = 0.7
+"""Letters of the prose per letter of the text: of 541 web pages tried none has fewer, of bug reports half have."""
+PASSAGE_CHARS = 400
+PASSAGE = re.compile(
+    rf"\S(?:.{{0,{PASSAGE_CHARS - 2}}}[.!?\n](?=\s)|.{{0,{PASSAGE_CHARS - 1}}}(?=\s|$)|.{{1,{PASSAGE_CHARS - 1}}})", re.DOTALL
+)
+"""Up to so many characters, to the end of a sentence where there is one, else of a word."""
+WORST_SHARE = 0.1
+SCORE_DIGITS = 6
+"""Scores are rounded: processors differ in the last digits."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Probability = sigmoid(slope * log odds + intercept), at the share of positive documents that the recipe assumes."""
+
+    slope: float
+    intercept: float
+
+    def probabilities(self, logits: F64) -> F64:
+        return 1.0 / (1.0 + np.exp(-np.clip(self.slope * logits + self.intercept, -30, 30)))
+
+
+@dataclass(frozen=True)
+class PassageReader:
+    """What reads the passages that words leave in doubt."""
+
+    encoder: str
+    """A packaged model, tasks/data/embedding/embedding_model.py."""
+    path: str
+    """Of the weights of its vectors."""
+    from_logit: float
+    """Passages with lower log odds by their words are clean, and are not read."""
+    calibration: Calibration
+
+    def probabilities(self, passages: Sequence[str]) -> F64:
+        weights = load_head(self.path)
+        return self.calibration.probabilities(encode_passages(passages, self.encoder) @ weights[:-1] + weights[-1])
+
+
+@dataclass(frozen=True)
+class TextClassifier:
+    """One trained classifier: where its model is, and how its output becomes a probability."""
+
+    kind: str
+    path: str
+    calibration: Calibration
+    max_chars: int
+    """Characters from the start of a document that are scored."""
+    min_known_share: float
+    is_by_passage: bool
+    reader: PassageReader | None
+
+    def scores(self, proses: Sequence[str | None]) -> list[float | None]:
+        """The probability of the kind per text; None where there is no prose or too few of its words are known."""
+        given = [place for place, prose in enumerate(proses) if prose is not None]
+        texts = [(proses[place] or "")[: self.max_chars] for place in given]
+        found = self._by_passage(texts) if self.is_by_passage else self._by_text(texts)
+        result: list[float | None] = [None] * len(proses)
+        for place, score in zip(given, found, strict=True):
+            result[place] = None if math.isnan(score) else round(float(score), SCORE_DIGITS)
+        return result
+
+    def _by_text(self, texts: list[str]) -> F64:
+        return self.calibration.probabilities(load_linear_model(self.path).logits(texts, self.min_known_share))
+
+    def _by_passage(self, texts: list[str]) -> F64:
+        passages = [passages_of(text) for text in texts]
+        logits = load_linear_model(self.path).logits([passage for found in passages for passage in found], self.min_known_share)
+        ends = np.cumsum([len(found) for found in passages])
+        return np.array([
+            self._worst(found, logits[end - len(found) : end]) for found, end in zip(passages, ends.tolist(), strict=True)
+        ])  # fmt: skip
+
+    def _worst(self, passages: list[str], logits: F64) -> float:
+        """The mean probability of the worst tenth; NaN where fewer than half of the passages can be judged."""
+        known = np.flatnonzero(~np.isnan(logits))
+        if not len(known) or 2 * len(known) < len(passages):
+            return math.nan
+        worst = known[np.argsort(-logits[known], kind="stable")[: math.ceil(WORST_SHARE * len(known))]]
+        probabilities = self.calibration.probabilities(logits[worst])
+        if self.reader:
+            in_doubt = logits[worst] >= self.reader.from_logit
+            if in_doubt.any():
+                probabilities[in_doubt] = self.reader.probabilities([passages[place] for place in worst[in_doubt]])
+        return float(probabilities.mean())
+
+
+def described_classifier(kind: str, described: dict[str, Any], path_of: Callable[[str], Path]) -> TextClassifier:
+    """A classifier from its entry in classifiers.json and the paths of its files."""
+    reader = described["reader"]
+    return TextClassifier(
+        kind, str(path_of(f"models/{kind}.npz")), Calibration(*described["calibration"]), described["max_chars"],
+        described["min_known_share"], described["is_by_passage"],
+        PassageReader(reader["encoder"], str(path_of(f"models/{kind}.npy")), reader["from_logit"], Calibration(*reader["calibration"]))
+        if reader else None,
+    )  # fmt: skip
+
+
+def classifier_scores(classifiers: Sequence[TextClassifier], texts: Sequence[str]) -> dict[str, list[float | None]]:
+    """By kind the score of each text."""
+    longest = max((classifier.max_chars for classifier in classifiers), default=0)
+    proses = [judged_prose(text[:longest]) for text in texts] if classifiers else []
+    return {classifier.kind: classifier.scores(proses) for classifier in classifiers}
+
+
+def judged_prose(text: str) -> str | None:
+    """The prose of a text; None where it is mathematics or mostly code."""
+    prose = prose_of(text)
+    num_letters = sum(map(str.isalpha, text))
+    is_prose = sum(map(str.isalpha, prose.text)) >= MIN_PROSE_SHARE * num_letters
+    is_mathematics = are_mathematics([prose.num_formula_words], split_words([prose.text]).counts)[0]
+    return prose.text if is_prose and not is_mathematics else None
+
+
+def passages_of(text: str) -> list[str]:
+    """A text in passages, in order."""
+    return PASSAGE.findall(text)
+
+
+@cache
+def load_head(path: str) -> F64:
+    """The weights of a reader, the last one its intercept; read once per process."""
+    return np.load(Path(path), allow_pickle=False)

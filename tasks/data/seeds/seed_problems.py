@@ -1,0 +1,126 @@
+"""Problems with an answer that can be checked, from source files with role `prompts` and kind `math` or `code_with_tests`.
+
+A seed may bring its own worked solution. Programs are checked by running them (code_sandbox), mathematics by comparing the final answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from infra.step import canonical_json
+from tasks.data.readers.json_lines import json_lines
+from tasks.data.readers.source_bytes import HashingReader, is_listed, open_source
+from tasks.data.records.documents import document_id
+from tasks.data.sandbox.code_sandbox import PASSED, UNVERIFIABLE, isolation, judge_solution
+from tasks.data.seeds.math_answers import answers_agree, false_annotations, final_answer
+
+if TYPE_CHECKING:
+    from tasks.data.sources.list_sources import SourceFile
+
+MATH, CODE = "math", "code_with_tests"
+QUESTION_FIELDS = ("question", "problem", "quiz", "instructions", "text")
+ANSWER_FIELDS = ("solution_text", "answer", "Answer")
+GSM_MARK = "####"
+
+
+@dataclass(frozen=True)
+class Seed:
+    id: str
+    source: str
+    offset: int
+    collection: str
+    licence: str
+    kind: str
+    question: str
+    answer: str
+    """Of mathematics the final answer; of code the tests."""
+    solution: str
+    """Worked, as the record brings it; empty where it brings none."""
+    module: str
+    """The module that the tests import; empty where they use the names themselves."""
+
+
+def require_sandbox(files: Sequence[SourceFile]) -> None:
+    """Raises ValueError where the sources hold solutions to run and this machine has no sandbox."""
+    if any(file.role == "prompts" and file.kind == CODE for file in files):
+        isolation()
+
+
+def read_seeds(files: Sequence[SourceFile]) -> list[Seed]:
+    """The seeds of all files, sorted by id. Records without a question and an answer are no seeds. Raises ValueError for a changed file."""
+    seeds = [seed for file in files if file.role == "prompts" and file.kind in (MATH, CODE) for seed in _file_seeds(file)]
+    return sorted(seeds, key=lambda seed: seed.id)
+
+
+def _file_seeds(file: SourceFile) -> Iterator[Seed]:
+    with open_source(file.path, file.sha256) as raw:
+        hashing = HashingReader(raw)
+        for line in json_lines(file.name, hashing):
+            seed = None if line.record is None else _seed(file, line.offset, line.record)
+            if seed is not None:
+                yield seed
+        if not is_listed(hashing, file.sha256):
+            raise ValueError(f"source {file.name} changed while it was read: run again when nothing writes to the directory")
+
+
+def _seed(file: SourceFile, offset: int, record: dict[str, Any]) -> Seed | None:
+    question = next((record[name] for name in QUESTION_FIELDS if isinstance(record.get(name), str)), "")
+    if isinstance(record.get("Body"), str) and isinstance(record.get("Question"), str):
+        question = f"{record['Body'].rstrip('. ')}. {record['Question']}"
+    read = _code_parts(record) if file.kind == CODE else _math_parts(record)
+    if not question.strip() or not read[0].strip():
+        return None
+    answer, solution, module = read
+    if file.kind == CODE and not module:
+        question = f"{question}\nIt passes these tests:\n{answer}"
+    return Seed(
+        document_id(file.name, offset, 0), file.name, offset, file.collection, file.licence, file.kind, question.strip(), answer, solution,
+        module,
+    )  # fmt: skip
+
+
+def _math_parts(record: dict[str, Any]) -> tuple[str, str, str]:
+    given = next((record[name] for name in ANSWER_FIELDS if isinstance(record.get(name), (str, int, float))), "")
+    answer = f"{given:g}" if isinstance(given, float) else str(given)
+    if GSM_MARK in answer:
+        solution, _, answer = answer.rpartition(GSM_MARK)
+        return answer.strip(), solution.strip(), ""
+    solution = record.get("solution")
+    return answer.strip(), solution if isinstance(solution, str) else "", ""
+
+
+def _code_parts(record: dict[str, Any]) -> tuple[str, str, str]:
+    tests, module = record.get("test_list", record.get("tests")), record.get("module_file")
+    parts = [record.get("test_setup_code") or "", *tests] if isinstance(tests, list) else [tests]
+    lines = [part for part in parts if isinstance(part, str)]
+    written = "\n".join(lines).strip() if len(lines) == len(parts) else ""
+    solution = next((record[name] for name in ("code", "solution") if isinstance(record.get(name), str)), "")
+    return written, solution, module.removesuffix(".py") if isinstance(module, str) else ""
+
+
+def check_solution(seed: Seed, text: str) -> str:
+    """Why a worked solution of a seed is not kept; empty where it is right. Raises ValueError for code on a machine without a sandbox."""
+    if seed.kind == CODE:
+        blocks = re.findall(r"```(?:python)?[^\n]*\n(.*?)```", text, re.DOTALL)
+        verdict = judge_solution("\n".join(blocks) if blocks else text, seed.answer, seed.module)
+        return {PASSED: "", UNVERIFIABLE: "unverifiable_tests"}.get(verdict, "tests_failed")
+    if false_annotations(text):
+        return "false_calculation"
+    found = final_answer(text)
+    if not found:
+        return "no_final_answer"
+    return "" if answers_agree(found, seed.answer) else "wrong_answer"
+
+
+def conversation(seed: Seed, suffix: str, reasoning: str, content: str, piece: int = 0) -> dict[str, object]:
+    """A seed and a verified answer, as chats.parquet holds them (CHAT_COLUMNS without num_bytes)."""
+    answered = {"role": "assistant", "content": content, "reasoning": reasoning, "tool_calls": []}
+    messages = canonical_json([{"role": "user", "content": seed.question, "reasoning": "", "tool_calls": []}, answered])
+    source = f"{seed.source}{suffix}"
+    place = {"id": document_id(source, seed.offset, piece), "source": source, "offset": seed.offset, "piece": piece}
+    place |= {"collection": f"{seed.collection}{suffix}", "licence": seed.licence, "kind": seed.kind}
+    return {**place, "messages": messages, "tools": json.dumps([])}

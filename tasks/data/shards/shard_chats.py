@@ -1,0 +1,61 @@
+"""Step: conversations and tokenizer -> Megatron shards of the domain `chat`, one sequence per conversation, with a mask of what is trained.
+
+Out: shards/chat-00000.bin/.idx/.mask, sidecar and members.parquet as shard_documents writes them. Held-out conversations stay out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from infra.spark import spark_session
+from infra.step import Artifact, Output, Progress, step
+from tasks.data.records.document_files import count_by, read_documents
+from tasks.data.records.documents import CHAT, TRAIN, UNBUCKETED
+from tasks.data.shards.shard_documents import TokenShards, assign_shards, check_shards, count_shards, write_tables
+from tasks.data.shards.tokenize_chats import write_chat_shard
+from tasks.data.shards.tokenize_parts import SHARD_COLUMNS
+
+if TYPE_CHECKING:
+    from configs.schema import ShardRecipe, SparkResources
+    from tasks.data.chats.collect_chats import CollectedChats
+    from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
+
+
+class ChatShards(TokenShards):
+    num_trained_tokens: int
+    """What assistants write, and the role tokens that close their turns."""
+
+
+@step(
+    content=("shards/*.bin", "shards/*.idx", "shards/*.mask", "shards/*.parquet", "members.parquet"),
+    distributions=("pyspark", "pyarrow", "tokenizers", "numpy"),
+)
+def shard_chats(
+    *,
+    chats: Artifact[CollectedChats],
+    tokenizer: Artifact[TrainedTokenizer],
+    recipe: ShardRecipe,
+    resources: SparkResources,
+    output: Output,
+) -> ChatShards:
+    """Tokenize in executors; the same bytes for any number of partitions and cores."""
+    from pyspark.sql import functions as F
+
+    paths = chats.paths("chats/*.parquet")
+    _, num_bytes = count_by(paths, "split")[(TRAIN,)]
+    output.report(Progress(0, num_bytes, "bytes", "tokenizing"))
+    directory = output.path("shards/x").parent
+    training = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
+    bucket = F.lit(UNBUCKETED).alias("quality_bucket")
+    columns = ("id", "source", "offset", "piece", bucket, "messages", "tools", F.lit(CHAT).alias("domain"))
+    frame = assign_shards(training.select(*columns), count_shards({CHAT: num_bytes}, recipe.multiple_of))
+    write = partial(
+        write_chat_shard, directory=str(directory), tokenizer_path=str(tokenizer.path("tokenizer.json")),
+        vocab_size=tokenizer.record.num_tokens,
+    )  # fmt: skip
+    members = frame.mapInArrow(write, SHARD_COLUMNS).toArrow()
+    num_trained = sum(members.column("num_trained_tokens").to_pylist())
+    made = write_tables(members, output)
+    check_shards(made, recipe.multiple_of)
+    return ChatShards(**made.model_dump(), num_trained_tokens=num_trained)

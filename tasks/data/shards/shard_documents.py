@@ -1,0 +1,140 @@
+"""Step: training documents, repositories and tokenizer -> Megatron shards, one sequence per document, ending in end-of-text.
+
+Out: shards/<domain>-00000.bin/.idx, a sidecar shards/<domain>-00000.parquet (sequence -> document), members.parquet (id, shard,
+sequence) sorted by id, for lineage. A shard holds one domain and a range of ids; how many there are follows from the text's size.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from infra.spark import spark_session
+from infra.step import Artifact, Output, Progress, Record, step
+from model.text.tokenizer_layout import END_OF_TEXT
+from tasks.data.records.document_files import count_by, num_files, read_documents
+from tasks.data.records.documents import TRAIN
+from tasks.data.shards.tokenize_parts import SHARD_COLUMNS, write_shard
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+    from configs.schema import ShardRecipe, SparkResources
+    from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
+    from tasks.data.repositories.concatenate_repositories import ConcatenatedRepositories
+    from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
+
+
+class TokenShards(Record):
+    num_documents: int
+    num_tokens: int
+    """Each document's end-of-text included."""
+    shards: tuple[str, ...]
+    domains: dict[str, str]
+    """Domain of each shard."""
+    tokens_by_domain: dict[str, int]
+
+
+@step(
+    content=("shards/*.bin", "shards/*.idx", "shards/*.parquet", "members.parquet"),
+    distributions=("pyspark", "pyarrow", "tokenizers", "numpy"),
+)
+def shard_documents(
+    *,
+    documents: Artifact[DecontaminatedDocuments],
+    tokenizer: Artifact[TrainedTokenizer],
+    recipe: ShardRecipe,
+    resources: SparkResources,
+    output: Output,
+    repositories: Artifact[ConcatenatedRepositories] | None = None,
+) -> TokenShards:
+    """Tokenize in executors; the same bytes for any number of partitions and cores. None for `repositories` shards documents alone."""
+    sources = [documents] if repositories is None else [documents, repositories]
+    paths = [path for source in sources for path in source.paths("documents/*.parquet")]
+    return shard_split(paths, TRAIN, tokenizer, resources, output, recipe.multiple_of)
+
+
+def shard_split(
+    paths: list[Path], side: str, tokenizer: Artifact[TrainedTokenizer], resources: SparkResources, output: Output, multiple_of: int
+) -> TokenShards:
+    """Shards, sidecars and members of the documents on one side of the split; a domain has a multiple of `multiple_of` shards.
+
+    Raises ValueError where a domain has too few documents for that."""
+    counts = count_by(paths, "split", "domain")
+    sizes = {domain: size for (split, domain), (_, size) in counts.items() if split == side}
+    output.report(Progress(0, sum(sizes.values()), "bytes", "tokenizing"))
+    directory = output.path("shards/x").parent
+    training = read_documents(spark_session(resources), paths, resources).where(f"split = '{side}'")
+    counts = count_shards(sizes, multiple_of)
+    frame = assign_shards(training.select("id", "source", "offset", "piece", "quality_bucket", "text", "domain"), counts)
+    write = partial(
+        write_shard, directory=str(directory), tokenizer_path=str(tokenizer.path("tokenizer.json")),
+        end_of_text_id=tokenizer.record.special_ids[END_OF_TEXT], vocab_size=tokenizer.record.num_tokens,
+    )  # fmt: skip
+    made = write_tables(frame.mapInArrow(write, SHARD_COLUMNS).toArrow(), output)
+    check_shards(made, multiple_of)
+    return made
+
+
+def count_shards(sizes: dict[str, int], multiple_of: int) -> dict[str, int]:
+    """Shards per domain: as many as its bytes ask for, rounded up."""
+    return {domain: -(-num_files(size) // multiple_of) * multiple_of for domain, size in sorted(sizes.items())}
+
+
+def check_shards(made: TokenShards, multiple_of: int) -> None:
+    """Raises ValueError for a domain with so few documents that one of its ranges of ids has none."""
+    for domain in sorted({*made.domains.values()}):
+        found = sum(1 for other in made.domains.values() if other == domain)
+        if found % multiple_of:
+            raise ValueError(
+                f"domain {domain} fills {found} shards, not a multiple of shards.multiple_of ({multiple_of}): it has too few documents; "
+                "lower shards.multiple_of or bring more text"
+            )
+
+
+def assign_shards(frame: DataFrame, counts: dict[str, int]) -> DataFrame:
+    """Documents in one partition per shard, sorted by id."""
+    from pyspark.sql import functions as F
+
+    firsts = dict(zip(counts, (sum(list(counts.values())[:number]) for number in range(len(counts))), strict=True))
+    leading = F.conv(F.substring("id", 1, 8), 16, 10).cast("long")
+    bucket = F.shiftright(leading * _by_domain(counts), 32)
+    name = F.concat_ws("-", "domain", F.lpad(bucket.cast("string"), 5, "0"))
+    placed = frame.withColumns({"shard": name, "number": _by_domain(firsts) + bucket})
+    return placed.repartitionById(sum(counts.values()), placed["number"].cast("int")).sortWithinPartitions("id")
+
+
+def _by_domain(values: dict[str, int]) -> Column:
+    from pyspark.sql import functions as F
+
+    entries = [F.lit(part) for domain, value in values.items() for part in (domain, value)]
+    return F.create_map(*entries)[F.col("domain")].cast("long")
+
+
+def write_tables(members: pa.Table, output: Output) -> TokenShards:
+    """Sidecars and members.parquet from one row per sequence, in any order."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    members = members.sort_by([("shard", "ascending"), ("sequence", "ascending")])
+    shards = sorted(set(members["shard"].to_pylist()))
+    for shard in shards:
+        sidecar = members.filter(pc.field("shard") == shard).drop_columns(["shard"])
+        pq.write_table(sidecar, output.path(f"shards/{shard}.parquet"), compression="zstd")
+    lookup = members.select(["id", "shard", "sequence"]).sort_by([("id", "ascending")])
+    pq.write_table(lookup, output.path("members.parquet"), compression="zstd")
+    domains = {shard: shard.rsplit("-", 1)[0] for shard in shards}
+    sums = members.group_by("shard").aggregate([("num_tokens", "sum")]).to_pylist()
+    totals = {row["shard"]: row["num_tokens_sum"] for row in sums}
+    return TokenShards(
+        num_documents=members.num_rows,
+        num_tokens=sum(totals.values()),
+        shards=tuple(shards),
+        domains=domains,
+        tokens_by_domain={
+            domain: sum(totals[shard] for shard in shards if domains[shard] == domain) for domain in sorted({*domains.values()})
+        },
+    )

@@ -1,0 +1,254 @@
+"""Roles of the files in a user's data directory: its `glm46-data.yaml`, or text-like suffixes where there is none.
+
+The YAML lists globs (`{a,b}`, `*`, `**`) with role, format, domain, language, text fields, kind and licence; the first matching entry
+wins and what none matches is ignored. `format: git` stands for the files of a git working tree that git does not ignore.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+from configs.strict_yaml import MAX_BYTES, read_yaml
+from tasks.data.readers.git_trees import GIT_COMMITS, GIT_DIRECTORY
+from tasks.data.readers.issue_threads import ISSUES
+from tasks.data.readers.source_bytes import GARBLED, HashingReader, decompressed, open_source, stem_of
+from tasks.data.records.documents import CODE, COMMIT, ISSUE
+from tasks.data.sources.globs import Glob
+from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot
+
+OTHER_MANIFEST_NAMES = ("glm46-data.yml", "glm46_data.yaml", "glm46_data.yml")
+PEEKED_BYTES = 1 << 16
+PEEKS_AT_ONCE = 16
+"""Objects of a bucket that are looked at side by side: each is a request."""
+ROLES = ("pretrain", "evaluation", "reference", "sft", "preference", "prompts", "classifier", "ignore")
+TEXT_ROLES = ("pretrain", "evaluation", "reference")
+"""Roles whose files are read record by record, in any format."""
+GIT = "git"
+FORMATS = (
+    "text", "jsonl", "parquet", "html", "html_jsonl", "web_archive", "mediawiki", "zip_text", "repository_files", "commits", ISSUES, GIT,
+)  # fmt: skip
+DOMAINS = ("web", "multilingual", "code", "commit", "issue", "math", "medical", "financial", "synthetic")
+PATCH_SUFFIXES = (".patch", ".diff")
+ENTRY_KEYS = ("files", "role", "format", "domain", "lang", "text", "kind", "label", "licence", "commits")
+TEXT_SUFFIXES = (".txt", ".md", ".rst")
+CODE_SUFFIXES = (
+    ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".java", ".js", ".jsx", ".ts", ".tsx", ".go", ".rs", ".rb", ".php", ".cs",
+    ".swift", ".kt", ".scala", ".sh", ".sql", ".r", ".jl", ".lua", ".pl", ".hs", ".ml", ".ex", ".erl", ".clj",
+)  # fmt: skip
+PATTERN_FORMATS = (
+    (r".*\.jsonl", "jsonl"), (r".*\.parquet", "parquet"), (r".*\.html?", "html"), (r".*\.(?:warc|arc|wet|warc\.wet)", "web_archive"),
+    (r".*pages-(?:articles|meta).*\.xml(?:-[\dp]+)?", "mediawiki"),
+)  # fmt: skip
+"""Formats by the name without the ending of a compression."""
+BENCHMARK_SHAPES = ({"question", "choices", "answer"}, {"question", "answer"}, {"prompt", "canonical_solution", "test"})
+
+
+@dataclass(frozen=True)
+class RoleEntry:
+    """What the directory says about a group of files."""
+
+    files: str
+    role: str
+    format: str = ""
+    domain: str = "web"
+    lang: str = ""
+    text: tuple[str, ...] = ()
+    """Fields that hold the document, joined in order; none stands for `text` or `content`, whichever is there."""
+    kind: str = ""
+    label: str = ""
+    licence: str = ""
+    commits: int = 0
+    """Of format git: so many of the newest commits of each working tree are documents of domain commit."""
+
+
+def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
+    """(name below the root, entry) of every file with a role, sorted by name. Raises ValueError on a wrong manifest.
+
+    Commits of a working tree stand for themselves, as the file `.git` of the tree.
+    """
+    names = [name for name in root.names if name != MANIFEST_NAME]
+    misnamed = next((name for name in OTHER_MANIFEST_NAMES if name in root.places), None)
+    if misnamed is not None:
+        raise ValueError(f"{root.where.rstrip('/')}/{misnamed}: roles are read from {MANIFEST_NAME}: rename it")
+    if MANIFEST_NAME not in root.places:
+        _refuse_bare(root, root.bare)
+        return _roles_by_suffix(root, names)
+    manifest = f"{root.where.rstrip('/')}/{MANIFEST_NAME}"
+    with open_source(root.places[MANIFEST_NAME]) as file:
+        entries = _read_manifest(manifest, file.read(MAX_BYTES + 1))
+    patterns = [(_glob_of(manifest, entry), entry) for entry in entries]
+    winners = {name: next((entry for pattern, entry in patterns if pattern.fullmatch(name)), None) for name in names}
+    _refuse_idle_entries(manifest, patterns, winners, root.note)
+    heads = {name: winners.get(f"{name}/HEAD".lstrip("/")) for name in root.bare}
+    _refuse_bare(root, [name for name, entry in heads.items() if entry is not None and entry.format == GIT and entry.role != "ignore"])
+    found = []
+    for name, entry in winners.items():
+        if entry is None or entry.role == "ignore":
+            continue
+        if entry.format == GIT:
+            found.extend(_tree_file(root, name, entry))
+        else:
+            found.append((name, _with_format(entry, name, manifest)))
+    found.extend(_tree_commits(root, found, manifest, [entry for entry in entries if entry.format == GIT]))
+    return sorted(found, key=lambda item: item[0])
+
+
+def _refuse_bare(root: SourceRoot, names: Sequence[str]) -> None:
+    if names:
+        place = f"{root.where.rstrip('/')}/{names[0]}".rstrip("/")
+        raise ValueError(
+            f"{place} is a bare git repository, which has no files laid out: `git clone {place} NEW` makes a working tree of it; put that "
+            f"here in its place, or give its files the role ignore in {MANIFEST_NAME}"
+        )
+
+
+def _refuse_idle_entries(
+    manifest: str, patterns: list[tuple[Glob, RoleEntry]], winners: Mapping[str, RoleEntry | None], note: str
+) -> None:  # fmt: skip
+    """A glob with a slip of the pen would train on a benchmark, or leave a part of the corpus out, without a word."""
+    used = {id(entry) for entry in winners.values()}
+    for number, (pattern, entry) in enumerate(patterns, 1):
+        if id(entry) in used or entry.role == "ignore":
+            continue
+        taken = next((name for name in winners if pattern.fullmatch(name)), None)
+        winner = winners[taken] if taken is not None else None
+        why = (
+            f"no file matches it{note}: names are relative to the directory of this file, and `**/` stands for any depth; correct the glob"
+        )
+        if winner is not None:
+            why = f"every file that it matches (such as {taken}) belongs to the earlier entry {winner.files}: put this one in front of it"
+        raise ValueError(f"{manifest}, entry {number} ({entry.files}, role {entry.role}): {why}, or remove the entry")
+
+
+def _tree_file(root: SourceRoot, name: str, entry: RoleEntry) -> list[tuple[str, RoleEntry]]:
+    """A file of source code or text that git does not ignore."""
+    tree, form = root.tree_of(name), _format_of(name)
+    if tree is None or name not in tree.files or form not in ("text", "html"):
+        return []
+    domain = _domain_by_suffix(name) if entry.domain == RoleEntry.domain else entry.domain
+    return [(name, replace(entry, format=form, domain=domain))]
+
+
+def _tree_commits(
+    root: SourceRoot, found: list[tuple[str, RoleEntry]], manifest: str, entries: list[RoleEntry]
+) -> list[tuple[str, RoleEntry]]:  # fmt: skip
+    commits = []
+    for entry in entries:
+        trees = {tree.root: tree for name, given in found if given.files == entry.files and (tree := root.tree_of(name)) is not None}
+        if not trees:
+            raise ValueError(f"{manifest}: the entry {entry.files} has format git, but no git working tree holds files that it matches")
+        for tree in trees.values():
+            if entry.commits and tree.head:
+                commits.append((f"{tree.root}/{GIT_DIRECTORY}".lstrip("/"), replace(entry, format=GIT_COMMITS, domain=COMMIT)))
+    return commits
+
+
+def _read_manifest(path: str, data: bytes) -> list[RoleEntry]:
+    content = read_yaml(path, data)
+    if not isinstance(content, dict) or content.get("version") != 1 or not isinstance(content.get("entries"), list):
+        raise ValueError(f"{path}: must hold `version: 1` and a list `entries`")
+    unknown = sorted(set(content) - {"version", "entries"})
+    if unknown:
+        raise ValueError(f"{path}: unknown key {unknown[0]!r}; allowed are version and entries")
+    return [_parse_entry(path, number, entry) for number, entry in enumerate(content["entries"], 1)]
+
+
+def _parse_entry(path: str, number: int, entry: object) -> RoleEntry:
+    where = f"{path}, entry {number}"
+    if not isinstance(entry, dict) or not {"files", "role"} <= set(entry):
+        raise ValueError(f"{where}: must be a mapping with at least `files` and `role`, is {entry!r}")
+    values: Mapping[str, object] = entry
+    unknown = sorted(set(values) - set(ENTRY_KEYS))
+    if unknown:
+        raise ValueError(f"{where} ({values['files']}): unknown key {unknown[0]!r}; allowed are {', '.join(ENTRY_KEYS)}")
+    for key, allowed in (("role", ROLES), ("format", FORMATS), ("domain", DOMAINS)):
+        if key in values and values[key] not in allowed:
+            raise ValueError(f"{where} ({values['files']}): unknown {key} {values[key]!r}; allowed are {', '.join(allowed)}")
+    for key in ("files", "lang", "kind", "label", "licence"):
+        if key in values and (not isinstance(values[key], str | int) or isinstance(values[key], bool) or values[key] == ""):
+            fix = (
+                "give each glob an entry" if key == "files" else f"write it in quotes where YAML reads something else into it ({key}: 'no')"
+            )
+            raise ValueError(f"{where} ({values['files']}): {key} is {values[key]!r}; allowed is one string: {fix}")
+    commits = values.get("commits", 0)
+    if not isinstance(commits, int) or isinstance(commits, bool) or commits < 0 or (commits and values.get("format") != GIT):
+        raise ValueError(f"{where} ({values['files']}): commits is {commits!r}; allowed is a number, where the entry says `format: git`")
+    text = values.get("text")
+    if text is not None and not (
+        isinstance(text, str) or (isinstance(text, list) and text and all(isinstance(name, str) for name in text))
+    ):
+        raise ValueError(f"{where} ({values['files']}): text is {text!r}; allowed is the name of a field or a list of names")
+    named = () if text is None else tuple(map(str, text)) if isinstance(text, list) else (str(text),)
+    strings = {key: str(value) for key, value in values.items() if key not in ("text", "commits")}
+    return replace(RoleEntry(**strings), text=named, commits=commits)  # pyright: ignore[reportArgumentType]
+
+
+def _with_format(entry: RoleEntry, name: str, manifest: str) -> RoleEntry:
+    found = entry.format or _format_of(name)
+    if not found and entry.role in TEXT_ROLES:
+        raise ValueError(f"{manifest}: {name} has role {entry.role}, but its ending names no format: add `format: {' | '.join(FORMATS)}`")
+    return replace(entry, format=found, domain=_domain_of(entry, name, found))
+
+
+def _domain_of(entry: RoleEntry, name: str, form: str) -> str:
+    """Changes and threads are domains of their own, also where a directory counts them among its code."""
+    is_change = form == "commits" or name.endswith(PATCH_SUFFIXES)
+    own = ISSUE if form == ISSUES else COMMIT if is_change else ""
+    return own if own and entry.domain in (RoleEntry.domain, CODE) else entry.domain
+
+
+def _format_of(name: str) -> str:
+    stem = stem_of(name)
+    if stem.endswith(".json") and stem != name.lower():
+        return "jsonl"  # as C4 and Dolma name theirs; uncompressed, .json is settings more often than documents
+    known = next((form for pattern, form in PATTERN_FORMATS if re.fullmatch(pattern, stem)), "")
+    if known or stem.endswith(TEXT_SUFFIXES):
+        return known or "text"
+    return "text" if stem == name.lower() and stem.endswith((*CODE_SUFFIXES, *PATCH_SUFFIXES)) else ""
+
+
+def _domain_by_suffix(name: str) -> str:
+    suffixes = {CODE: CODE_SUFFIXES, COMMIT: PATCH_SUFFIXES}
+    return next((domain for domain, endings in suffixes.items() if name.lower().endswith(endings)), "web")
+
+
+def _roles_by_suffix(root: SourceRoot, names: list[str]) -> list[tuple[str, RoleEntry]]:
+    found = []
+    for name in names:
+        form, tree = _format_of(name), root.tree_of(name)
+        if form and (tree is None or name in tree.files or (form != "text" and name not in tree.left_out)):
+            group = name.split("/")[0] if "/" in name else "*"
+            found.append((name, RoleEntry(files=group, role="pretrain", format=form, domain=_domain_by_suffix(name))))
+    peeked = [name for name in names if _format_of(name) == "jsonl" and (name in root.digests or os.path.isfile(root.places[name]))]
+    with ThreadPoolExecutor(PEEKS_AT_ONCE) as pool:
+        for _ in pool.map(partial(_refuse_benchmark, root), peeked):
+            pass
+    return found
+
+
+def _refuse_benchmark(root: SourceRoot, name: str) -> None:
+    """A benchmark in the training text spoils every later measurement; only the user can say what the file is."""
+    try:
+        with open_source(root.places[name], buffer_bytes=PEEKED_BYTES) as file:
+            record = json.loads(decompressed(name, HashingReader(file)).readline(2**24))
+    except (*GARBLED, ValueError, RecursionError):
+        return
+    shape = next((shape for shape in BENCHMARK_SHAPES if isinstance(record, dict) and shape <= set(record)), None)
+    if shape is not None:
+        raise ValueError(
+            f"{root.where.rstrip('/')}/{name}: has the fields of a benchmark ({', '.join(sorted(shape))}) and there is no {MANIFEST_NAME}: "
+            f"write one that gives this file a role, for example `{{files: {name!r}, role: evaluation}}`"
+        )
+
+
+def _glob_of(manifest: str, entry: RoleEntry) -> Glob:
+    try:
+        return Glob(entry.files)
+    except ValueError as error:
+        raise ValueError(f"{manifest}: {error}") from error

@@ -1,0 +1,182 @@
+"""Step: source files -> documents/ (records to train on, whole), evaluation/ (protected items), rejected.parquet (what could not be
+read, and why) and sources.parquet (every listed file)."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infra.spark import spark_session
+from infra.step import Output, Progress, Record, step
+from tasks.data.readers.source_records import (
+    CHANGED,
+    DOCUMENT,
+    EVALUATION,
+    LOST,
+    REJECTED,
+    ROW_COLUMNS,
+    UNREADABLE,
+    UNSAMPLED,
+    read_sources,
+)
+from tasks.data.records.document_files import count_by, count_reasons, names_of, write_documents, write_table
+from tasks.data.records.documents import RECORD_COLUMNS
+from tasks.data.sources.source_frame import source_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from configs.schema import IngestRecipe, SparkResources
+    from tasks.data.sources.list_sources import SourceFile, SourceListing
+
+ALL_HASHES = 1 << 32
+HARMLESS_REASONS = (
+    "empty_file", "http_status", "not_text", "redirect", "other_namespace", "not_wikitext", "bot_turn", "hidden_turn", "no_turns",
+)  # fmt: skip
+"""What is no text by its nature, from a package's empty __init__.py to a crawl's pictures: counted, but no sign of damage."""
+STOPPING_REASONS = ("missing_column",)
+"""What costs a whole file by a mistake in the manifest, however small the file is."""
+NUM_EXAMPLES = 5
+
+
+class IngestedDocuments(Record):
+    num_sources: int
+    num_documents: int
+    num_bytes: int
+    """UTF-8 bytes of the documents' text."""
+    num_evaluation_documents: int
+    num_unsampled_documents: int
+    """Left out because their domain holds more than its part of max_source_bytes."""
+    rejected: dict[str, int]
+    """Records by reason."""
+    num_lost_bytes: int
+    """Of compressed files, as stored, behind a damage: nobody knows how many records they hold."""
+    documents_by_domain: dict[str, int]
+    bytes_by_domain: dict[str, int]
+
+
+@step(content=("documents/*.parquet", "evaluation/*.parquet", "rejected.parquet", "sources.parquet"), distributions=("pyspark", "pyarrow"))
+def ingest_documents(*, sources: SourceListing, recipe: IngestRecipe, resources: SparkResources, output: Output) -> IngestedDocuments:
+    """Read the listed files. Raises ValueError if a file changed since the listing, too many records are unreadable or none is left."""
+    spark = spark_session(resources)
+    _write_sources(sources.files, output.path("sources.parquet"))
+    files = [file for file in sources.files if file.role in ("pretrain", "evaluation")]
+    output.report(Progress(0, len(files), "sources", "reading"))
+    bounds = sampling_bounds(files, recipe.max_source_bytes)
+    rows = source_frame(spark, files, resources.shuffle_partitions).mapInArrow(
+        partial(read_sources, keep_below=bounds, max_record_bytes=recipe.max_record_bytes), ROW_COLUMNS
+    )
+    rows = rows.persist()
+    try:
+        record = _write_streams(rows, files, output)
+    finally:
+        rows.unpersist()
+    _check_lost(record, recipe, files)
+    _check_rejected(record, recipe, output.path("rejected.parquet"))
+    return record
+
+
+def sampling_bounds(files: list[SourceFile], max_bytes: int) -> dict[str, int]:
+    """Per domain the sampling hash below which documents are kept: `max_bytes` shared out evenly, small domains first."""
+    sizes: dict[str, int] = {}
+    for file in files:
+        sizes[file.domain] = sizes.get(file.domain, 0) + (file.num_text_bytes if file.role == "pretrain" else 0)
+    bounds = {}
+    rest, waiting = max_bytes, len(sizes)
+    for domain, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
+        part = min(size, rest // waiting)
+        bounds[domain] = ALL_HASHES if part == size else part * ALL_HASHES // size
+        rest, waiting = rest - part, waiting - 1
+    return bounds
+
+
+def _write_sources(files: tuple[SourceFile, ...], path: Path) -> None:
+    """Every listed file, whatever its role: what the chain began with, for lineage and the data card."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = ("name", "sha256", "size", "role", "format", "domain", "lang", "licence", "collection")
+    table = pa.Table.from_pylist([{name: getattr(file, name) for name in names} for file in files])
+    pq.write_table(table.sort_by("name"), path, compression="zstd")
+
+
+def _write_streams(rows: DataFrame, files: list[SourceFile], output: Output) -> IngestedDocuments:
+    from pyspark.sql import functions as F
+
+    sizes = {role: sum(file.num_text_bytes for file in files if file.role == role) for role in ("pretrain", "evaluation")}
+    columns = names_of(RECORD_COLUMNS)
+    stream = F.col("stream")
+    documents = write_documents(rows.where(stream == DOCUMENT).select(*columns), output.path("documents"), sizes["pretrain"])
+    output.report(Progress(len(files), len(files), "sources", "documents written"))
+    evaluation = write_documents(rows.where(stream == EVALUATION).select(*columns), output.path("evaluation"), sizes["evaluation"])
+    identity = F.substring(F.sha2(F.concat_ws("\n", "source", "offset"), 256), 1, 16).alias("id")
+    rejected = rows.where(stream == REJECTED).select(identity, "source", "offset", "reason", "detail")
+    write_table(rejected, output.path("rejected.parquet"))
+    named = stream.isin(UNSAMPLED, CHANGED, UNREADABLE, LOST)
+    others = rows.where(named).select("stream", "source", "offset", "detail").toArrow().to_pylist()
+    _refuse_unread(others)
+    domains = count_by(documents, "domain")
+    return IngestedDocuments(
+        num_sources=len(files),
+        num_documents=sum(count for count, _ in domains.values()),
+        num_bytes=sum(size for _, size in domains.values()),
+        num_evaluation_documents=sum(count for count, _ in count_by(evaluation, "domain").values()),
+        num_unsampled_documents=sum(row["offset"] for row in others if row["stream"] == UNSAMPLED),
+        rejected=count_reasons(output.path("rejected.parquet")),
+        num_lost_bytes=sum(row["offset"] for row in others if row["stream"] == LOST),
+        documents_by_domain={domain: count for (domain,), (count, _) in domains.items()},
+        bytes_by_domain={domain: size for (domain,), (_, size) in domains.items()},
+    )
+
+
+def _refuse_unread(others: list[dict[str, Any]]) -> None:
+    """Raises ValueError for files that changed or could not be read: what they hold is not known, so nothing is said about it."""
+    for stream, told, fix in (
+        (CHANGED, "changed while it was read", "run again when nothing writes to the directory"),
+        (UNREADABLE, "cannot be read", "mend the disk, the network or the permissions (of the executors too) and run again"),
+    ):
+        found = sorted((row["source"], row["detail"]) for row in others if row["stream"] == stream)
+        if found:
+            detail = f": {found[0][1]}" if found[0][1] else ""
+            raise ValueError(f"source {found[0][0]} {told} ({len(found)} in all){detail}: {fix}")
+
+
+def _check_lost(record: IngestedDocuments, recipe: IngestRecipe, files: list[SourceFile]) -> None:
+    """A damage near the beginning of a large file is one rejected record, and most of the corpus."""
+    total = sum(file.size for file in files)
+    if record.num_lost_bytes > recipe.max_rejected_share * total:
+        raise ValueError(
+            f"{record.num_lost_bytes} of {total} bytes stand behind a damage in compressed files, where nothing can be read: more than "
+            f"ingest.max_rejected_share ({recipe.max_rejected_share}) allows (rejected: {record.rejected}). Fetch or pack these files again"
+        )
+
+
+def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rejected_path: Path) -> None:
+    """Raises ValueError with examples where too much was unreadable or nothing is left."""
+    import pyarrow.parquet as pq
+
+    damaged = {reason: count for reason, count in record.rejected.items() if reason not in HARMLESS_REASONS}
+    num_damaged = sum(damaged.values())
+    num_read = record.num_documents + record.num_evaluation_documents + record.num_unsampled_documents + num_damaged
+    too_many = num_damaged > recipe.max_rejected_share * num_read
+    mistakes = [reason for reason in damaged if reason in STOPPING_REASONS]
+    if not too_many and not mistakes and record.num_documents:
+        return
+    rows = [row for row in pq.read_table(rejected_path).to_pylist() if row["reason"] not in HARMLESS_REASONS]
+    rows.sort(key=lambda row: (row["source"], row["offset"]))
+    if mistakes:
+        row = next(row for row in rows if row["reason"] in STOPPING_REASONS)
+        raise ValueError(f"source {row['source']}: {row['detail']}")
+    examples = "; ".join(f"{_place_of(row)}: {row['reason']} ({row['detail']})" for row in rows[:NUM_EXAMPLES])
+    if too_many:
+        raise ValueError(
+            f"{num_damaged} of {num_read} records are unreadable ({', '.join(f'{reason} {count}' for reason, count in damaged.items())}), "
+            f"more than ingest.max_rejected_share ({recipe.max_rejected_share}) allows: {examples}. Repair or remove these files"
+        )
+    fix = examples or "add text, or raise ingest.max_source_bytes"
+    raise ValueError(f"the corpus is empty: no document in {record.num_sources} sources (rejected: {record.rejected or 'none'}): {fix}")
+
+
+def _place_of(row: dict[str, Any]) -> str:
+    return f"{row['source']} at {'row' if row['source'].lower().endswith('.parquet') else 'byte'} {row['offset']}"

@@ -1,0 +1,247 @@
+"""Which files a run reads, in which role: a directory, bucket or dataset by its `glm46-data.yaml`, or the embedded default.
+
+Not a step: always looked up. Local files are read once, for their sha256 and the bytes that they decompress to.
+
+The listing's digest covers names, sizes, sha256 and roles, so it is the first input of the chain; absolute paths stay out of it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+from infra.step import digest_of
+from tasks.data.readers.git_trees import GIT_COMMITS, GIT_DIRECTORY, commits_digest
+from tasks.data.readers.source_bytes import GARBLED, HashingReader, codec_of, decompressed
+from tasks.data.records.documents import CODE
+from tasks.data.sources.data_directory import TEXT_ROLES, RoleEntry, assign_roles
+from tasks.data.sources.embedded_sources import package_descriptions, pydoc_topics, standard_library
+from tasks.data.sources.remote_sources import is_remote, remote_files
+from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot, local_root
+
+BLOCK_BYTES = 1 << 20
+EMBEDDED_CODE = "python"
+TYPICAL_RATIO = {"gzip": 4, "bz2": 5, "zstd": 4}
+"""Of text; files elsewhere are not read for their size after decompression."""
+TYPICAL_COMMIT_BYTES = 4000
+REPORTED_BYTES = 1 << 30
+"""Between two reports of progress."""
+NUM_ENDINGS = 6
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file that may be read."""
+
+    name: str
+    """Relative to its root: the stable part of every document id."""
+    path: str
+    """Absolute, or the address of an object or of a dataset's file: for reading only."""
+    sha256: str
+    """Of the content; of an object in S3 its entity tag (`etag:...`), since hashing it would download the corpus."""
+    size: int
+    num_text_bytes: int
+    """Bytes after decompression; of files elsewhere estimated."""
+    role: str
+    format: str
+    domain: str
+    lang: str
+    text: tuple[str, ...]
+    kind: str
+    label: str
+    licence: str
+    collection: str
+    """The group that ceilings per source look at: the role entry's glob, or the top directory."""
+    repository: str = ""
+    """Of a file of source code: the package or top directory that it belongs to; empty where it stands alone or holds many records."""
+    repository_path: str = ""
+    """Its place as imports name it."""
+    max_commits: int = 0
+
+
+@dataclass(frozen=True)
+class SourceListing:
+    """All files with a role, sorted by name."""
+
+    files: tuple[SourceFile, ...]
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the files without their absolute paths."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of([{key: value for key, value in asdict(file).items() if key != "path"} for file in self.files])
+
+
+def list_sources(data: str | Path | None, report: Report | None = None, needed: str = "pretrain") -> SourceListing:
+    """The sources of a directory, `s3://bucket/prefix` or `hf://owner/name`, or the embedded default for None.
+
+    `report` is told which files are not read, and about every gigabyte how far it is. Raises ValueError if no file has the role `needed`.
+    """
+    if data is None:
+        return _embedded_listing()
+    root = _root_of(data)
+    roles = assign_roles(root)
+    if report is not None:
+        _tell_unread(root, {name for name, _ in roles}, report)
+        if root.links_out:
+            report(f"sources of {root.where}:{root.note}")
+    files = _hashed_files(root, roles, report)
+    if needed == "prompts" and not any(file.role == needed for file in files):
+        raise ValueError(
+            f"{root.where} holds no seed problems{root.note}: give their files the role prompts and the kind math in its glm46-data.yaml, "
+            "as in `- {files: problems.jsonl, role: prompts, kind: math}`"
+        )
+    if needed == "pretrain" and not any(file.role == needed for file in files):
+        raise ValueError(
+            f"{root.where} holds no text to train on{root.note}: put .txt, .md, .html, .jsonl, .parquet, .warc or source files there "
+            "(.gz, .bz2 and .zst are read as well), or give files the role pretrain in its glm46-data.yaml"
+        )
+    return SourceListing(files)
+
+
+def _tell_unread(root: SourceRoot, read: set[str], report: Report) -> None:
+    """A corpus with an ending that nobody reads would be left out without a word."""
+    unread = [name for name in root.names if name not in read and name != MANIFEST_NAME]
+    if unread:
+        endings = Counter("".join(Path(name).suffixes[-2:]) or "no ending" for name in unread).most_common(NUM_ENDINGS)
+        told = ", ".join(f"{ending} {count}" for ending, count in endings)
+        report(
+            f"sources: {len(unread)} of {len(root.names)} files are not read ({told}; for example {unread[0]}): {MANIFEST_NAME} gives roles"
+        )
+
+
+def _root_of(data: str | Path) -> SourceRoot:
+    if is_remote(str(data)):
+        found = remote_files(str(data))
+        return SourceRoot(
+            str(data), tuple(file.name for file in found), {file.name: file.place for file in found}, (),
+            {file.name: file.digest for file in found}, {file.name: file.size for file in found},
+            {file.name: file.licence for file in found},
+        )  # fmt: skip
+    if not Path(data).is_dir():
+        raise ValueError(f"data directory {data} does not exist or is no directory: name an existing one with --data, or s3:// or hf://")
+    return local_root(Path(data))
+
+
+def _embedded_listing() -> SourceListing:
+    code = RoleEntry(files=EMBEDDED_CODE, role="pretrain", format="text", domain=CODE, licence="PSF-2.0")
+    topics = RoleEntry(files="pydoc", role="pretrain", format="pydoc_topics", domain="web", lang="en", licence="PSF-2.0")
+    packages = RoleEntry(files="packages", role="pretrain", format="package_metadata", domain="web", lang="en")
+    listed = [(name, path, code) for name, path in standard_library()]
+    listed += [(*pydoc_topics(), topics)]
+    listed += [(name, path, packages) for name, path in package_descriptions()]
+    listed.sort(key=lambda item: item[0])
+    root = SourceRoot("Python", tuple(name for name, _, _ in listed), {name: str(path.absolute()) for name, path, _ in listed})
+    return SourceListing(_hashed_files(root, [(name, entry) for name, _, entry in listed], None))
+
+
+def _hashed_files(root: SourceRoot, roles: list[tuple[str, RoleEntry]], report: Report | None) -> tuple[SourceFile, ...]:
+    """Hashing and decompressing let go of Python's lock: one thread per core."""
+    sizes = {name: _size_of(root.places[name]) for name, _ in roles if name in root.places and name not in root.sizes}
+    total, done, reported, files = sum(sizes.values()), 0, 0, []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for file in pool.map(lambda item: _source_file(root, *item), roles):
+            files.append(file)
+            done += file.size
+            if report is not None and done - reported >= REPORTED_BYTES:
+                report(f"sources: {done / 1e9:.1f} of {total / 1e9:.1f} GB hashed")
+                reported = done
+    return tuple(files)
+
+
+def _size_of(place: str) -> int:
+    """Raises ValueError for a link that leads nowhere, a pipe, which would be waited for without end, and a name that is not UTF-8: Python
+    reads its bytes as lone surrogates, which neither ids nor tables can hold."""
+    path = Path(place)
+    if any("\ud800" <= character <= "\udfff" for character in place):
+        raise ValueError(f"source {os.fsencode(place)!r}: the name is not UTF-8: rename it")
+    if not path.is_file():
+        kind = "a link that leads nowhere" if path.is_symlink() and not path.exists() else "no regular file"
+        raise ValueError(f"source {place} is {kind}: remove it, or give it the role ignore")
+    return path.stat().st_size
+
+
+def _source_file(root: SourceRoot, name: str, entry: RoleEntry) -> SourceFile:
+    tree = root.tree_of(name)
+    repository, repository_path = _repository_of(name, entry)
+    if tree is not None and entry.format in ("text", GIT_COMMITS):
+        is_code = entry.domain == CODE
+        repository = tree.name if is_code or entry.format == GIT_COMMITS else ""
+        repository_path = name.removeprefix(f"{tree.root}/") if is_code else ""
+    path, digest, size, num_text_bytes = _measure(root, name, entry)
+    return SourceFile(
+        name=name, path=path, sha256=digest, size=size, num_text_bytes=num_text_bytes, role=entry.role, format=entry.format,
+        domain=entry.domain, lang=entry.lang, text=entry.text, kind=entry.kind, label=entry.label,
+        licence=entry.licence or root.licences.get(name, "") or (tree.licence if tree is not None else ""), collection=entry.files,
+        repository=repository, repository_path=repository_path, max_commits=entry.commits if entry.format == GIT_COMMITS else 0,
+    )  # fmt: skip
+
+
+def _measure(root: SourceRoot, name: str, entry: RoleEntry) -> tuple[str, str, int, int]:
+    """(place, digest, bytes, bytes after decompression)."""
+    if entry.format == GIT_COMMITS:
+        tree = root.tree_of(name.removesuffix(GIT_DIRECTORY) + "x")
+        assert tree is not None, name
+        return tree.place, commits_digest(tree.head, entry.commits), 0, entry.commits * TYPICAL_COMMIT_BYTES
+    place = root.places[name]
+    if name in root.digests:
+        size = root.sizes[name]
+        return place, root.digests[name], size, size * TYPICAL_RATIO.get(codec_of(name), 1)
+    try:
+        return place, *_read_once(Path(place), name, entry)
+    except OSError as error:
+        raise ValueError(f"source {place} cannot be read ({error.strerror}): make it readable or remove it") from error
+
+
+def _read_once(path: Path, name: str, entry: RoleEntry) -> tuple[str, int, int]:
+    """(sha256, bytes, bytes after decompression; of a broken archive those before the break)."""
+    size = num_text_bytes = path.stat().st_size
+    with open(path, "rb") as file:
+        hashing = HashingReader(file)
+        if codec_of(name) and entry.role in TEXT_ROLES:
+            num_text_bytes = _inflated_bytes(decompressed(name, hashing))
+        hashing.drain()
+    if entry.format == "zip_text":
+        num_text_bytes = _member_bytes(path)
+    return hashing.hexdigest(), size, num_text_bytes
+
+
+def _inflated_bytes(stream: io.BufferedIOBase) -> int:
+    total = 0
+    try:
+        while block := stream.read(BLOCK_BYTES):
+            total += len(block)
+    except GARBLED:
+        pass
+    return total
+
+
+def _member_bytes(path: Path) -> int:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sum(member.file_size for member in archive.infolist())
+    except zipfile.BadZipFile:
+        return path.stat().st_size
+
+
+def _repository_of(name: str, entry: RoleEntry) -> tuple[str, str]:
+    """Of the embedded library the top-level package, below `python/`; of a data directory the top directory."""
+    if entry.domain != CODE or entry.format != "text":
+        return "", ""
+    root, path = EMBEDDED_CODE, name.removeprefix(f"{EMBEDDED_CODE}/")
+    if entry.files != EMBEDDED_CODE:
+        root, path = "", name
+    package, _, rest = path.partition("/")
+    return (f"{root}/{package}".lstrip("/"), path) if rest else ("", path)

@@ -1,0 +1,121 @@
+"""Lists the files of `s3://bucket/prefix` and of Hugging Face datasets `hf://owner/name[@revision][/config]`, with a digest of each.
+
+Nothing is downloaded: an object is told by its entity tag, a file of a dataset by the digest that its revision holds. Credentials come
+from the environment (AWS_*, HF_TOKEN) and are never written anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.data.readers.source_bytes import ETAG, HUGGING_FACE, S3, s3_client
+
+HELD_OUT = re.compile(r"(?:^|[/_.-])(?:test|validation|valid|val|dev|eval)(?:[/_.-]|$)", re.I)
+"""Splits of a dataset that are not for training."""
+DATASET = re.compile(r"([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[\w.-]+|[\w.-]+))?(?:/(.+))?")
+"""Name, revision (the hub keeps its Parquet copies under refs/convert/parquet) and directory."""
+SHA256 = re.compile(r"[0-9a-f]{64}")
+NO_FILE = "{} holds no file: name a prefix or dataset that does with --data"
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that lies elsewhere."""
+
+    name: str
+    """Relative to the prefix or dataset."""
+    place: str
+    digest: str
+    size: int
+    licence: str = ""
+
+
+def is_remote(data: str) -> bool:
+    """Whether `--data` names another place than a directory."""
+    return data.startswith((S3, HUGGING_FACE))
+
+
+def remote_files(data: str) -> list[RemoteFile]:
+    """Sorted by name. Raises ValueError where the place cannot be listed or holds nothing."""
+    found = _dataset_files(data) if data.startswith(HUGGING_FACE) else _objects(data)
+    if not found:
+        raise ValueError(NO_FILE.format(data))
+    return sorted(found, key=lambda file: file.name)
+
+
+def refuse_missing_place(data: str) -> None:
+    """One request: raises ValueError where the place cannot be listed or holds nothing."""
+    if data.startswith(HUGGING_FACE):
+        _dataset_files(data)
+    elif not next(iter(_pages(data, MaxKeys=1)), {}).get("Contents"):
+        raise ValueError(NO_FILE.format(data))
+
+
+def _objects(data: str) -> list[RemoteFile]:
+    bucket, prefix = _bucket_and_prefix(data)
+    found = []
+    for page in _pages(data):
+        for entry in page.get("Contents", ()):
+            name = entry["Key"][len(prefix) :]
+            if name and not name.endswith("/") and not any(part.startswith(".") for part in name.split("/")):
+                place, digest = f"{S3}{bucket}/{entry['Key']}", ETAG + entry["ETag"].strip('"')
+                found.append(RemoteFile(name, place, digest, entry["Size"]))
+    return found
+
+
+def _bucket_and_prefix(data: str) -> tuple[str, str]:
+    bucket, _, prefix = data.removeprefix(S3).partition("/")
+    return bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+
+
+def _pages(data: str, **options: int) -> Iterator[dict[str, Any]]:
+    from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+
+    bucket, prefix = _bucket_and_prefix(data)
+    try:
+        yield from s3_client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix, **options)
+    except ParamValidationError as error:
+        raise ValueError(f"{data} names no bucket: write s3://bucket/prefix") from error
+    except (BotoCoreError, ClientError) as error:
+        fix = "check the name, AWS_ENDPOINT_URL_S3 and the credentials in the environment"
+        raise ValueError(f"{data} cannot be listed ({error}): {fix}") from error
+
+
+def _dataset_files(data: str) -> list[RemoteFile]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    parsed = DATASET.fullmatch(data.removeprefix(HUGGING_FACE))
+    if parsed is None:
+        raise ValueError(f"--data {data} names no dataset: write hf://owner/name, hf://owner/name@revision or hf://owner/name/config")
+    dataset, revision, config = parsed[1], parsed[2], (parsed[3] or "").strip("/")
+    try:
+        info = HfApi().dataset_info(dataset, revision=revision, files_metadata=True)
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        fix = "check the name, the network, HF_ENDPOINT and HF_TOKEN, or download it and name the directory"
+        raise ValueError(f"dataset {data} cannot be listed ({type(error).__name__}: {str(error).splitlines()[0]}): {fix}") from error
+    licence = _licence(info)
+    files = [file for file in info.siblings or () if not HELD_OUT.search(file.rfilename) and not file.rfilename.lower().endswith(".md")]
+    kept = [file for file in files if not config or file.rfilename.startswith(f"{config}/")]
+    if not kept:
+        known = sorted({file.rfilename.split("/")[0] for file in files if "/" in file.rfilename})
+        raise ValueError(f"dataset {dataset} has no files under {config!r}: name one of its directories ({', '.join(known) or 'none'})")
+    return [
+        RemoteFile(
+            file.rfilename, f"{HUGGING_FACE}{dataset}@{info.sha}/{file.rfilename}", _digest(file), file.size or 0, licence
+        ) for file in kept if not any(part.startswith(".") for part in file.rfilename.split("/"))
+    ]  # fmt: skip
+
+
+def _digest(file: Any) -> str:
+    """Of a large file its SHA-256; a small one is told by its name in git."""
+    stored = file.lfs.sha256 if file.lfs else ""
+    return stored if SHA256.fullmatch(stored) else ETAG + str(file.blob_id)
+
+
+def _licence(info: Any) -> str:
+    stated = getattr(info.card_data, "license", None) if info.card_data else None
+    return stated if isinstance(stated, str) else ""

@@ -1,0 +1,116 @@
+"""model_card.md and data_card.md: the report's figures as Markdown for the model's page, every number read from an artifact."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from tasks.evaluation.decide_gate import GateDecision
+from tasks.prepared_data import PreparedData
+from tasks.report.report_data import SOURCE_COLUMNS, funnel_rows, source_rows
+from tasks.report.report_evaluation import figure_rows
+from tasks.report.report_inputs import DIGITS, ReportedPhases
+from tasks.report.report_page import Cell, Figure, Html
+
+ARCHITECTURE_KEYS = (
+    "num_hidden_layers", "first_k_dense_replace", "hidden_size", "intermediate_size", "moe_intermediate_size", "n_routed_experts",
+    "n_shared_experts", "num_experts_per_tok", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+    "num_nextn_predict_layers", "rope_theta",
+)  # fmt: skip
+
+
+def model_card(data: PreparedData, phases: ReportedPhases, verdicts: Iterable[tuple[str, GateDecision]]) -> str:
+    """What the released weights are, how they were trained, how good they are."""
+    record = phases.last.checkpoint.record
+    asked = "answers in the GLM chat template" if record.is_chat_trained else "continues text; it was trained on no conversation"
+    return _lines(
+        f"# glm46 model, export {record.export_digest[:DIGITS]}",
+        f"{record.num_parameters:,} parameters, architecture glm4_moe, last phase {record.phase}. It {asked}.",
+        "## Training",
+        _table(
+            ("phase", "objective", "steps", "tokens", "checkpoint"),
+            [
+                (phase.name, trained.objective, trained.num_steps, trained.num_tokens, phase.checkpoint.digest[:DIGITS])
+                for phase, trained in ((phase, phase.checkpoint.record) for phase in phases)
+            ],
+        ),
+        f"{phases.num_tokens:,} tokens in all, from {data.shards.record.num_documents:,} documents "
+        f"({data.shards.record.num_tokens:,} tokens in shards) and {data.chats.record.training_chats:,} conversations; see data_card.md.",
+        "## Evaluation",
+        _table(("figure", *(phase.name for phase in phases)), figure_rows(phases)),
+        f"In brackets the 95 % interval; suite {phases.last.evaluation.record.suite_digest[:DIGITS]}.",
+        "## Gates",
+        *(_gate(title, verdict) for title, verdict in verdicts),
+        "## Limits",
+        "The figures above are all that was measured. No test of safety, bias or factual accuracy was made: do not use the model where "
+        "those matter without making them.",
+        "## Architecture",
+        _table(("key", "value"), architecture_rows(phases)),
+        "## Identity",
+        _table(
+            ("what", "digest"),
+            [
+                ("checkpoint", phases.last.checkpoint.digest), ("export", record.export_digest), ("tokenizer", record.tokenizer_digest),
+                ("chat template", record.chat_template_digest), ("sources", data.ingested.manifest.identity["inputs"]["sources"]),
+            ],
+        ),
+    )  # fmt: skip
+
+
+def _gate(title: str, decision: GateDecision) -> str:
+    word = "accepted" if decision.accepted else "refused"
+    return f"- **{title}: {word}.** " + "; ".join(f"{bound.outcome}: {bound.sentence}" for bound in decision.bounds)
+
+
+def architecture_rows(phases: ReportedPhases) -> list[tuple[str, str]]:
+    """Keys of config.json with their values."""
+    config = json.loads(phases.last.checkpoint.path("hf/config.json").read_text(encoding="utf-8"))
+    return [(key, f"{config[key]:,}") for key in ARCHITECTURE_KEYS]
+
+
+def data_card(data: PreparedData) -> str:
+    """What the model was trained and evaluated on, and what was left out, by reason."""
+    decontaminated, problems, suite = data.decontaminated.record, data.problems.record, data.suite.record
+    trained, held_out = decontaminated.train_bytes_by_domain, decontaminated.held_out_bytes_by_domain
+    return _lines(
+        f"# Data of shards {data.shards.digest[:DIGITS]}",
+        f"{data.shards.record.num_documents:,} documents, {data.shards.record.num_tokens:,} tokens, from "
+        f"{data.ingested.record.num_sources:,} files; {data.chats.record.training_chats:,} conversations.",
+        "## Sources",
+        _table(SOURCE_COLUMNS, source_rows(data)),
+        "## From sources to training text",
+        _table(("stage", "what", "number"), funnel_rows(data)),
+        "## Domains",
+        _table(
+            ("domain", "bytes to train on", "bytes held out"),
+            [(name, trained.get(name, 0), held_out.get(name, 0)) for name in sorted({*trained, *held_out})],
+        ),
+        "## Made, not found",
+        f"{problems.num_training_problems:,} verified problems in documents, {problems.num_chats:,} as conversations, "
+        f"{problems.num_prompts:,} as prompts of reinforcement learning, {problems.num_evaluation_problems:,} that only evaluate.",
+        "## Evaluation",
+        f"{suite.num_documents:,} held-out documents ({suite.num_document_bytes:,} bytes), {suite.num_problems:,} problems, "
+        f"{suite.num_chat_problems:,} of them as conversations, {suite.num_choice_items:,} multiple-choice questions. "
+        f"{decontaminated.num_protected_items:,} items are protected: a document that shares an n-gram with one is dropped.",
+        "## Contracts",
+        _table(
+            ("contract", "rows", "expectations"),
+            [(found.contract, found.num_rows, found.num_expectations) for found in (artifact.record for artifact in data.contract_results)],
+        ),
+    )
+
+
+def _lines(*blocks: str) -> str:
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([_shown(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _shown(cell: Cell) -> str:
+    """A vertical bar would end the cell; digests lose their tags."""
+    if isinstance(cell, Html | Figure):
+        return cell.text.removeprefix("<code>").removesuffix("</code>")
+    return f"{cell:,}" if isinstance(cell, int) else str(cell).replace("|", "\\|").replace("\n", " ")

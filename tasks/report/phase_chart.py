@@ -1,0 +1,32 @@
+"""The curve of one phase as a picture that stands alone: losses on the token axis, or rewards on the step axis."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tasks.report.report_charts import WIDTH, Line, curves
+from tasks.report.report_training import REWARD, read_metrics
+
+if TYPE_CHECKING:
+    from infra.step import Artifact
+
+STYLE = (
+    "<style>svg{--accent:#3457d5;--second:#c2660c;--soft:#5b6575;--line:#dfe3ea;--ink:#1c2330}"
+    'text{font:12px system-ui,sans-serif;fill:#5b6575}</style><rect width="100%" height="100%" fill="#fff"/>'
+)
+
+
+def phase_chart(checkpoint: Artifact[Any]) -> bytes | None:
+    """An SVG file; None for imported weights, which have no log."""
+    metrics = read_metrics(checkpoint)
+    if not metrics:
+        return None
+    if REWARD in metrics[0]:
+        drawn = curves("steps", "mean reward of sampled answers", [Line("per step", [(line["step"], line[REWARD]) for line in metrics])])
+    else:
+        names = {"next token": ("lm", "accent"), "token after it (MTP)": ("mtp", "second")}
+        points = {name: [(line["tokens"], line[key]) for line in metrics] for name, (key, _) in names.items()}
+        lines = [Line(name, points[name], colour) for name, (_, colour) in names.items() if any(y for _, y in points[name])]
+        drawn = curves("tokens", "cross-entropy, nats per token", lines)
+    opening, rest = drawn.split(">", 1)
+    return f'{opening} xmlns="http://www.w3.org/2000/svg" width="{WIDTH}">{STYLE}{rest}'.encode()

@@ -1,0 +1,179 @@
+"""The report about the data: the funnel with examples of what was dropped, domains, conversations, sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby, islice
+from typing import Any
+
+from infra.step import Artifact, digest_of
+from tasks.data.records.documents import REPOSITORY
+from tasks.prepared_data import PreparedData
+from tasks.report.dropped_examples import Example, dropped_examples, shortened
+from tasks.report.report_charts import bars
+from tasks.report.report_inputs import DIGITS
+from tasks.report.report_page import Cell, code, folded, heading, paragraph, quote, table
+from tasks.report.report_quality import quality_section
+
+NUM_REJECTED_EXAMPLES = 5
+
+
+def data_section(data: PreparedData) -> str:
+    """From the sources to what is trained on."""
+    return "".join(
+        (
+            heading("Documents"), bars("Documents behind each stage", _funnel_bars(data)),
+            table(("stage", "what", "number"), funnel_rows(data)), _clusters(data), _examples(data), quality_section(data),
+            heading("Bytes by domain"), _domains(data),
+            heading("Conversations and problems"), _chats(data), heading("Sources"), table(SOURCE_COLUMNS, source_rows(data)),
+        )
+    )  # fmt: skip
+
+
+def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
+    """(stage, what, number): documents in are documents out and those dropped, at every stage."""
+    ingested, decontaminated = data.ingested.record, data.decontaminated.record
+    return [
+        ("ingest", "records left out: max_source_bytes reached", ingested.num_unsampled_documents),
+        *_reasons("ingest", "records unreadable", ingested.rejected),
+        ("ingest", "records", ingested.num_documents),
+        *_reasons("extract", "records dropped", data.extracted.record.dropped),
+        ("extract", "documents", data.extracted.record.num_documents),
+        *(row for name, (step, _, _) in _dropping(data).items() if name != "decontaminate" for row in _stage(name, step)),
+        ("synthesize", "documents added", data.problems.record.num_documents),
+        *_reasons("decontaminate", "dropped", decontaminated.dropped),
+        ("decontaminate", "documents", decontaminated.num_documents),
+        ("concatenate", "repositories", data.repositories.record.num_repositories),
+        ("concatenate", "documents put into them", data.repositories.record.num_files),
+        ("concatenate", "documents of whole repositories", data.repositories.record.num_documents),
+    ]
+
+
+def _funnel_bars(data: PreparedData) -> list[tuple[str, float, str]]:
+    """Documents behind each stage that drops some, and how many those are."""
+    counts = [("ingest, records", data.ingested.record.num_documents, {}), ("extract", data.extracted.record.num_documents, {})]
+    counts += [(name, step.record.num_documents, step.record.dropped) for name, (step, _, _) in _dropping(data).items()]
+    lost = [sum(dropped.values()) for _, _, dropped in counts]
+    return [(name, number, f"{number:,}{f' (-{gone:,})' if gone else ''}") for (name, number, _), gone in zip(counts, lost, strict=True)]
+
+
+def _dropping(data: PreparedData) -> dict[str, tuple[Artifact[Any], tuple[Artifact[Any], ...], str]]:
+    """Stages that drop documents: the artifact, what the stage was given, and what `kept_id` means there."""
+    return {
+        "boilerplate": (data.boilerplate_free, (data.extracted,), ""),
+        "deduplicate": (data.deduplicated, (data.scored,), "in its place stays"),
+        "semantic": (data.distinct, (data.deduplicated,), "in its place stays"),
+        "filter": (data.filtered, (data.split,), ""),
+        "decontaminate": (data.decontaminated, (data.masked, data.problems), "it overlaps with the evaluation item"),
+    }
+
+
+def _stage(name: str, artifact: Artifact[Any]) -> list[tuple[str, str, int]]:
+    return [*_reasons(name, "dropped", artifact.record.dropped), (name, "documents", artifact.record.num_documents)]
+
+
+def _reasons(stage: str, what: str, counts: Mapping[str, int]) -> list[tuple[str, str, int]]:
+    """One row per reason, the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [(stage, f"{what}: {reason}", count) for reason, count in ordered if count]
+
+
+def _clusters(data: PreparedData) -> str:
+    """What may be a template: many pages of one source that count as one."""
+    clusters = data.deduplicated.record.largest_clusters
+    said = [paragraph(cluster.describe()) for cluster in clusters]
+    return heading("Largest clusters of near-duplicates") + "".join(said) if clusters else ""
+
+
+def _examples(data: PreparedData) -> str:
+    parts = [
+        folded(
+            f"{stage} · {reason}: {dropped.record.dropped[reason]:,} documents, for example",
+            "".join(_example(example, why) for example in examples),
+        )
+        for stage, (dropped, inputs, why) in _dropping(data).items()
+        for reason, examples in dropped_examples(dropped, inputs).items()
+    ]
+    rejected = _rejected(data.ingested)
+    if rejected:
+        parts.append(folded(f"ingest · {sum(data.ingested.record.rejected.values()):,} records unreadable, for example", rejected))
+    return heading("What was dropped, and why") + "".join(parts) if parts else ""
+
+
+def _example(example: Example, why: str) -> str:
+    kept = f"; {why} {example.kept_id}" if example.kept_id else ""
+    return paragraph(f"document {example.document_id}{kept}", "soft") + quote(example.text)
+
+
+def _rejected(artifact: Any) -> str:
+    """Places of records that no document could be made of."""
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(artifact.path("rejected.parquet"), columns=["source", "offset", "reason", "detail"]).to_pylist()
+    by_reason = groupby(sorted(rows, key=lambda row: (row["reason"], row["source"], row["offset"])), key=lambda row: row["reason"])
+    shown = [row for _, group in by_reason for row in islice(group, NUM_REJECTED_EXAMPLES)]
+    cells = [(row["reason"], row["source"], row["offset"], shortened(row["detail"])) for row in shown]
+    return table(("reason", "file", "offset", "detail"), cells)
+
+
+def _domains(data: PreparedData) -> str:
+    record, tokens = data.decontaminated.record, data.shards.record.tokens_by_domain
+    repositories = data.repositories.record
+    trained = record.train_bytes_by_domain | {REPOSITORY: repositories.train_bytes}
+    held_out = record.held_out_bytes_by_domain | {REPOSITORY: repositories.held_out_bytes}
+    rows = [(name, trained.get(name, 0), tokens.get(name, 0), held_out.get(name, 0)) for name in sorted({*trained, *held_out})]
+    sample = data.tokenizer.record
+    missing = "".join(f" Its share of {name} lacks {count:,} characters." for name, count in sample.missing_chars.items())
+    return table(("domain", "bytes to train on", "tokens in shards", "bytes held out"), rows) + paragraph(
+        f"Tokens of a byte-level BPE of {sample.num_ordinary_tokens:,} ordinary tokens, learned from {sample.num_sample_chars:,} "
+        f"characters of {sample.num_sample_documents:,} documents.{missing} "
+        "A repository holds files of the domain code again, one after the other.",
+        "soft",
+    )
+
+
+def _chats(data: PreparedData) -> str:
+    chats, problems, shards = data.chats.record, data.problems.record, data.chat_shards.record
+    clean = data.decontaminated.record
+    rows: list[tuple[Cell, ...]] = [
+        ("problems in documents", problems.num_training_problems),
+        ("prompts of reinforcement learning", clean.num_prompts),
+        ("prompts that overlap with evaluation", clean.num_dropped_prompts),
+        ("problems that only evaluate", problems.num_evaluation_problems),
+        *((f"conversations, {name}", count) for name, count in sorted(chats.chats_by_collection.items())),
+        *((f"conversations dropped: {reason}", count) for reason, count in sorted(chats.dropped.items())),
+        *((f"records that are no conversation: {reason}", count) for reason, count in sorted(chats.rejected.items())),
+        *_verified("seed problems", "solutions that do not verify", data.solutions),
+        *_verified("seed problems with a worked solution", "no variation", data.variations),
+        *([] if data.traces is None else _verified("problems that a teacher was asked", "answers that are not kept", data.traces)),
+        ("conversations to train on", chats.training_chats),
+        ("conversations held out", chats.validation_chats),
+        ("their tokens", shards.num_tokens),
+        ("of these what an assistant writes", shards.num_trained_tokens),
+    ]
+    return table(("what", "number"), rows)
+
+
+def _verified(asked: str, refused: str, artifact: Artifact[Any]) -> list[tuple[Cell, ...]]:
+    """How many seeds there were, what they gave, and what was not kept by reason; nothing where there was no seed."""
+    record = artifact.record
+    if not record.num_seeds:
+        return []
+    rows = [(f"{refused}: {reason}", count) for reason, count in sorted(record.rejected.items())]
+    return [(asked, record.num_seeds), (f"conversations of {asked}", record.num_chats), *rows]
+
+
+SOURCE_COLUMNS = ("collection", "role", "domain", "licence", "files", "bytes", "sha256 over the files")
+
+
+def source_rows(data: PreparedData) -> list[tuple[Cell, ...]]:
+    """One row per collection, role and domain of the listed files."""
+    import pyarrow.parquet as pq
+
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in pq.read_table(data.ingested.path("sources.parquet")).to_pylist():
+        groups.setdefault((row["collection"], row["role"], row["domain"], row["licence"] or "not stated"), []).append(row)
+    return [
+        (*names, len(rows), sum(row["size"] for row in rows), code(digest_of([row["sha256"] for row in rows])[:DIGITS]))
+        for names, rows in sorted(groups.items())
+    ]

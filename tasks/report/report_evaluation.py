@@ -1,0 +1,181 @@
+"""The report about quality: every figure of every phase with its interval, and what the gates said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from infra.step import Artifact
+from tasks.evaluation.items import CHOICE, accuracy, read_items
+from tasks.report.report_charts import intervals
+from tasks.report.report_inputs import DIGITS, ReportedPhases
+from tasks.report.report_page import Cell, Html, boxed, folded, paragraph, table, with_note
+
+if TYPE_CHECKING:
+    from tasks.evaluation.bounds import Bound
+    from tasks.evaluation.decide_gate import GateDecision
+    from tasks.evaluation.evaluate_checkpoint import Evaluation
+    from tasks.release.evaluate_gguf import GgufEvaluation
+
+QUANTIZED, CHAMPION = "Quantized files", "Against champion and anchors"
+SIGNS = {"held": "✓", "broken": "✗", "undecided": "?"}
+BOUND_COLUMNS = ("figure", "against", "measured", "95 % interval", "allowed", "items", "remark")
+NO_CHAMPION = "No champion reigned: there was nothing to compare with."
+DRAWN = {
+    "bits_per_byte": "Bits per byte of held-out documents (lower is better)",
+    "pass_at_1": "Verified problems asked as a conversation: pass@1",
+    "choice_accuracy": "Multiple choice by likelihood",
+}
+
+
+def evaluation_section(phases: ReportedPhases) -> str:
+    """Charts of the three leading figures, then all of them."""
+    charts = []
+    for name, title in DRAWN.items():
+        values = [(phase.name, getattr(phase.evaluation.record, name), phase.evaluation.record.intervals.get(name)) for phase in phases]
+        measured = [row for row in values if row[1] is not None]
+        if measured:
+            charts.append(intervals(title, measured))
+    record = phases.last.evaluation.record
+    told = (
+        f"In brackets the 95 % interval. Suite {record.suite_digest[:DIGITS]}, {record.num_items:,} items, the same for every phase: "
+        "held-out documents, generated problems whose operands no training text holds together, and questions with given answers. "
+        f"Sampled answers: pass@1 is their mean, pass@{record.pass_k} the unbiased estimate that one of {record.pass_k} is right."
+    )
+    rows = [(title, *(with_note(*_split(text)) for text in texts)) for title, *texts in figure_rows(phases)]
+    return "".join(charts) + table(("figure", *(phase.name for phase in phases)), rows) + paragraph(told, "soft")
+
+
+def _split(text: str) -> tuple[str, str]:
+    """(figure, its interval in brackets)."""
+    value, bracket, interval = text.partition(" [")
+    return value, bracket.strip() + interval
+
+
+def figure_rows(phases: ReportedPhases) -> list[tuple[str, ...]]:
+    """One row per figure, one column per phase."""
+    records = [phase.evaluation.record for phase in phases]
+    pass_k = records[-1].pass_k
+    names = {
+        "bits_per_byte": "bits per byte",
+        "arithmetic_accuracy": "problems continued as text",
+        "pass_at_1": "pass@1 in conversation",
+        "pass_at_k": f"pass@{pass_k} in conversation",
+        "distinct_answer_share": "different answers / right ones",
+        "choice_accuracy": "multiple choice",
+        "choice_accuracy_normalised": "multiple choice, per character",
+    }
+    rows = [(title, *(figure(record, name) for record in records)) for name, title in names.items()]
+    domains = sorted({domain for record in records for domain in record.bits_per_byte_by_domain})
+    rows[1:1] = [(f"bits per byte, {name}", *(_number(record.bits_per_byte_by_domain.get(name)) for record in records)) for name in domains]
+    return [*rows, *_benchmark_rows(phases), ("items not finite", *(str(record.num_non_finite) for record in records))]
+
+
+def figure(record: Evaluation, name: str) -> str:
+    """A figure with its interval."""
+    interval = record.intervals.get(name)
+    bounds = "" if interval is None else f" [{interval[0]:.4f}, {interval[1]:.4f}]"
+    return _number(getattr(record, name)) + bounds
+
+
+def _number(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.4f}"
+
+
+def _benchmark_rows(phases: ReportedPhases) -> list[tuple[str, ...]]:
+    """Accuracy per source of questions; the second part of an item id names it."""
+    columns = []
+    for phase in phases:
+        groups: dict[str, list] = {}
+        for item in read_items(phase.evaluation.path("items.parquet")):
+            if item.kind == CHOICE:
+                groups.setdefault(item.item_id.split("/")[1], []).append(item)
+        columns.append({name: f"{accuracy(items, CHOICE):.4f} of {len(items)}" for name, items in groups.items()})
+    names = sorted({name for column in columns for name in column})
+    return [(f"multiple choice, {name}", *(column.get(name, "not measured") for column in columns)) for name in names]
+
+
+def named_verdicts(
+    phases: ReportedPhases, release: Artifact[GateDecision] | None, champion: Artifact[GateDecision] | None
+) -> list[tuple[str, GateDecision]]:
+    """Every gate that the run came to, in order."""
+    named = [(f"Gate of {phase.name}", phase.decision) for phase in phases]
+    named += [(title, decision) for title, decision in ((QUANTIZED, release), (CHAMPION, champion)) if decision is not None]
+    return [(title, decision.record) for title, decision in named]
+
+
+def ending(phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]], is_released: bool) -> str:
+    """What a reader must know first: why the run was refused and what it therefore did not come to. Nothing for an accepted release."""
+    refused = [(title, verdict) for title, verdict in verdicts if not verdict.accepted]
+    missing = [*phases.not_reached, *(() if is_released else ("the release",))]
+    if not refused:
+        return "" if is_released else paragraph(f"The run left after {phases.last.name}, before the release: nothing was promoted.", "soft")
+    words = [paragraph(f"{title}: refused", "bad") + "".join(map(paragraph, verdict.refusals)) for title, verdict in refused]
+    told = "Nothing was promoted." + (f" Not reached: {', '.join(missing)}." if missing else "")
+    return boxed("".join(words) + paragraph(told, "soft"), "bad")
+
+
+def verdict_section(phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]], champion: Artifact[GateDecision] | None) -> str:
+    """Every gate with every bound; those that the run did not come to have none."""
+    rows: list[tuple[Cell, ...]] = [
+        (title, Html(f'<b class="{"good" if verdict.accepted else "bad"}">{_word(verdict)}</b>'), _bounds(verdict))
+        for title, verdict in verdicts
+    ]
+    judged = {title for title, _ in verdicts}
+    later = [title for title in (*(f"Gate of {name}" for name in phases.not_reached), QUANTIZED, CHAMPION) if title not in judged]
+    rows += [(title, Html('<span class="soft">not reached</span>'), "") for title in later]
+    details = "".join(_verdict(title, verdict) for title, verdict in verdicts)
+    return table(("gate", "verdict", "bounds"), rows) + _rival(champion) + details
+
+
+def _rival(champion: Artifact[GateDecision] | None) -> str:
+    if champion is None:
+        return ""
+    record = champion.record
+    if not record.champion_digest:
+        return paragraph(NO_CHAMPION, "soft")
+    anchors = ", ".join(f"{figure} {digest[:DIGITS]}" for figure, digest in record.anchor_digests.items())
+    is_moved = record.accepted and record.anchored
+    moved = f" With its promotion the candidate is the anchor of {', '.join(record.anchored)}." if is_moved else ""
+    return paragraph(
+        f"The champion's evaluation on the same items: {record.champion_digest[:DIGITS]}. Those of the anchors, the best versions so far, "
+        f"from which margins do not add up: {anchors}.{moved}",
+        "soft",
+    )
+
+
+def _bounds(decision: GateDecision) -> str:
+    """Those that refused, or how many were held."""
+    undecided = sum(bound.outcome == "undecided" for bound in decision.bounds)
+    num_held = f"{len(decision.bounds) - undecided} held" + (f", {undecided} undecided" if undecided else "")
+    return "; ".join(decision.refusals) or num_held
+
+
+def bound_row(bound: Bound) -> tuple[str, ...]:
+    """One bound under BOUND_COLUMNS; one that was not held also in words."""
+    interval = "" if bound.interval is None else f"[{bound.interval[0]:+.4f}, {bound.interval[1]:+.4f}]"
+    measured = "not finite" if bound.value is None else f"{bound.value:+.4f}" if bound.against else f"{bound.value:.4f}"
+    allowed = "finite" if bound.limit is None else f"{bound.limit:+.4g}" if bound.against else f"{bound.limit:.4g}"
+    remark = "" if bound.outcome == "held" else bound.sentence
+    return bound.figure, bound.against, measured, interval, allowed, str(bound.num_items or ""), remark
+
+
+def _verdict(title: str, decision: GateDecision) -> str:
+    rows = [(SIGNS[bound.outcome], *bound_row(bound)) for bound in decision.bounds]
+    return folded(f"{title}: {_word(decision)}", table(("", *BOUND_COLUMNS), rows), is_open=not decision.accepted)
+
+
+def _word(decision: GateDecision) -> str:
+    return "accepted" if decision.accepted else "refused"
+
+
+def gguf_section(record: GgufEvaluation) -> str:
+    """What the released files lose."""
+    rows: Sequence[tuple[str, str]] = [
+        (gguf_type, "not finite" if bits is None else f"{bits:.4f}") for gguf_type, bits in record.bits_per_byte.items()
+    ]
+    return table(("type", "bits per byte"), rows) + paragraph(
+        f"Measured by llama.cpp itself on the leading tokens of {record.num_documents} held-out documents ({record.num_tokens:,} tokens, "
+        f"{record.num_bytes:,} bytes): every token is scored given those before it.",
+        "soft",
+    )

@@ -1,0 +1,63 @@
+"""What a report says of the phases: per phase what training left and how it was judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from infra.step import Artifact, digest_of
+
+if TYPE_CHECKING:
+    from tasks.data.packing.pack_phase import PackedPhase
+    from tasks.evaluation.decide_gate import GateDecision
+    from tasks.evaluation.evaluate_checkpoint import Evaluation
+    from tasks.training.state.trained_checkpoint import TrainedCheckpoint
+
+DIGITS = 12
+"""Of a digest, where a person reads it."""
+
+
+@dataclass(frozen=True)
+class ReportedPhase:
+    """One trained phase."""
+
+    name: str
+    packed: Artifact[PackedPhase] | None
+    """None where the phase sampled its own answers, or its weights came from outside."""
+    checkpoint: Artifact[TrainedCheckpoint]
+    evaluation: Artifact[Evaluation]
+    decision: Artifact[GateDecision]
+    quoted_loss: float | None = None
+    """What a source document expects without evidence; shown beside the measured one."""
+
+    @property
+    def stages(self) -> list[Artifact[Any]]:
+        return [artifact for artifact in (self.packed, self.checkpoint, self.evaluation, self.decision) if artifact is not None]
+
+
+@dataclass(frozen=True)
+class ReportedPhases:
+    """The phases that a run came to, in order; the last one's checkpoint is what is released, or what a gate refused."""
+
+    phases: tuple[ReportedPhase, ...]
+    not_reached: tuple[str, ...] = ()
+    """Names of those behind a refusal."""
+
+    def __iter__(self) -> Iterator[ReportedPhase]:
+        return iter(self.phases)
+
+    @property
+    def last(self) -> ReportedPhase:
+        return self.phases[-1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens trained on, over all phases."""
+        return sum(phase.checkpoint.record.num_tokens for phase in self.phases)
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the names and the members' digests."""
+        members = [[phase.name, phase.quoted_loss, *(artifact.digest for artifact in phase.stages)] for phase in self.phases]
+        return digest_of([members, list(self.not_reached)])

@@ -1,0 +1,162 @@
+"""The report about training: loss, expert load and reward over the tokens of all phases, and what the policy answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from infra.step import Artifact
+from tasks.report.report_charts import Line, Point, Span, curves, strips
+from tasks.report.report_inputs import ReportedPhase, ReportedPhases
+from tasks.report.report_page import Figure, chips, folded, heading, paragraph, table
+from tasks.report.report_progress import experts_table, packed_table, spikes_section, validation_curves
+
+METRICS_FILE, ROLLOUTS_FILE = "metrics.jsonl", "rollouts.jsonl"
+REWARD = "reward_mean"
+SMOOTHED_STEPS = 10
+NUM_SAMPLE_GROUPS = 4
+"""Groups shown of the first and of the last logged step."""
+LOAD = "expert_load_"
+
+Metrics = list[dict[str, float]]
+
+
+def training_section(phases: ReportedPhases) -> str:
+    """Nothing where every phase's weights came from outside."""
+    logged = [(phase, span, read_metrics(phase.checkpoint)) for phase, span in zip(phases, phase_spans(phases), strict=True)]
+    trained = [entry for entry in logged if entry[2]]
+    if not trained:
+        return paragraph("These weights were imported: there is no training log.", "soft")
+    spans = [span for _, span, _ in trained]
+    parts = (
+        _table(phases), _losses(trained, spans), validation_curves(trained, spans), _expert_load(trained, spans), experts_table(phases),
+        spikes_section(trained), packed_table(phases), _rewards(trained),
+    )  # fmt: skip
+    return "".join(parts)
+
+
+def phase_spans(phases: ReportedPhases) -> list[Span]:
+    """The tokens of each phase, on one axis over all of them."""
+    spans, start = [], 0
+    for phase in phases:
+        stop = start + phase.checkpoint.record.num_tokens
+        spans.append(Span(phase.name, start, stop))
+        start = stop
+    return spans
+
+
+def read_metrics(checkpoint: Artifact[Any]) -> Metrics:
+    """Lines of a phase's metrics.jsonl, `tokens` counted from the phase's start; none for imported weights."""
+    if METRICS_FILE not in checkpoint.manifest.evidence:
+        return []
+    record = checkpoint.record
+    lines = [json.loads(line) for line in checkpoint.path(METRICS_FILE).read_text().splitlines()]
+    return [{**line, "tokens": line["tokens"] - (record.course_tokens - record.num_tokens)} for line in lines]
+
+
+def _table(phases: ReportedPhases) -> str:
+    """Columns that no phase fills are left out."""
+    logged = [(phase, phase.checkpoint.record, read_metrics(phase.checkpoint)) for phase in phases]
+    columns: dict[str, list[Figure | str | int]] = {
+        "phase": [phase.name for phase, _, _ in logged],
+        "objective": [record.objective for _, record, _ in logged],
+        "steps": [record.num_steps for _, record, _ in logged],
+        "tokens": [record.num_tokens for _, record, _ in logged],
+        "last loss": [_number(None if record.mean_reward is not None else record.lm_loss) for _, record, _ in logged],
+        "quoted loss": [Figure("" if phase.quoted_loss is None else f"{phase.quoted_loss:g}") for phase, _, _ in logged],
+        "final reward": [_number(record.mean_reward) for _, record, _ in logged],
+        "tokens per second": [Figure(f"{_median(metrics, 'tokens_per_second'):,.0f}" if metrics else "") for _, _, metrics in logged],
+        "MFU": [Figure(f"{_median(metrics, 'mfu'):.1%}" if metrics else "") for _, _, metrics in logged],
+        "peak memory": [Figure(f"{metrics[-1]['memory_bytes'] / 2**30:.2f} GiB" if metrics else "") for _, _, metrics in logged],
+        "rollbacks": [Figure(str(record.num_rollbacks or "")) for _, record, _ in logged],
+    }
+    filled = {name: cells for name, cells in columns.items() if any(not isinstance(cell, Figure) or cell.text for cell in cells)}
+    told = "Loss: cross-entropy of the next token in nats, of the last step. Speed and MFU: median over the log."
+    if "quoted loss" in filled:
+        told += " Quoted: what S0 expects at full scale without evidence; it decides nothing."
+    return table(tuple(filled), list(zip(*filled.values(), strict=True))) + paragraph(told, "soft")
+
+
+def _number(value: float | None) -> Figure:
+    return Figure("" if value is None else f"{value:.4f}")
+
+
+def _median(metrics: Metrics, name: str) -> float:
+    values = sorted(line[name] for line in metrics)
+    return values[len(values) // 2]
+
+
+def _losses(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Sequence[Span]) -> str:
+    """A policy objective's surrogate is no measure of the model: its phases stay empty."""
+    lines = []
+    for name, key, colour in (("next token", "lm", "accent"), ("token after it (MTP)", "mtp", "second")):
+        for _, span, metrics in trained:
+            points = _points(span, metrics, key)
+            if REWARD not in metrics[0] and any(value for _, value in points):
+                lines.append(Line(name, points, colour, width=2 if key == "lm" else 1.4))
+    return heading("Loss") + curves("tokens", "cross-entropy, nats per token", lines, spans) if lines else ""
+
+
+def _points(span: Span, metrics: Metrics, key: str) -> list[Point]:
+    """Steps that have the metric: one whose sampled answers taught nothing routed no token."""
+    return [(span.start + line["tokens"], line[key]) for line in metrics if key in line]
+
+
+def _expert_load(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Sequence[Span]) -> str:
+    """Load of the busiest expert over the mean, per layer with experts."""
+    layers = sorted((key for key in trained[0][2][0] if key.startswith(LOAD)), key=lambda key: int(key.removeprefix(LOAD)))
+    if not layers:
+        return ""
+    rows = [
+        (f"layer {number}", [point for _, span, metrics in trained for point in _points(span, metrics, key)])
+        for number, key in enumerate(layers, 1)
+    ]
+    highest = max(value for _, points in rows for _, value in points)
+    last = ", ".join(f"{name} {points[-1][1]:.2f}" for name, points in rows)
+    drawn = strips("tokens", f"1 (pale) to {highest:.2f} (full colour)", rows, 1.0, max(highest, 1.01), spans)
+    told = f"Routed tokens of the busiest expert over the mean, per layer with experts: 1 is balance. At the end: {last}."
+    return heading("Expert load") + drawn + paragraph(told, "soft")
+
+
+def _rewards(trained: Sequence[tuple[ReportedPhase, Span, Metrics]]) -> str:
+    parts = []
+    for phase, _, metrics in trained:
+        if REWARD in metrics[0]:
+            points = [(line["step"], line[REWARD]) for line in metrics]
+            lines = [Line("per step", points, "soft", 1, 0.7), Line(f"mean of {SMOOTHED_STEPS} steps", _smoothed(points), "accent", 2)]
+            drawn = curves("steps", "mean reward of sampled answers", lines)
+            parts += [heading(f"Reward of {phase.name}"), drawn, samples(phase.checkpoint)]
+    return "".join(parts)
+
+
+def _smoothed(points: Sequence[Point]) -> list[Point]:
+    """Each point with the mean over itself and those before it."""
+    windows = [points[max(0, number - SMOOTHED_STEPS + 1) : number + 1] for number in range(len(points))]
+    return [(window[-1][0], sum(y for _, y in window) / len(window)) for window in windows]
+
+
+def samples(checkpoint: Artifact[Any]) -> str:
+    """Sampled answers of the first and of the last step that kept some; right ones are marked."""
+    groups = [json.loads(line) for line in checkpoint.path(ROLLOUTS_FILE).read_text().splitlines()]
+    if not groups:
+        return ""
+    parts = []
+    for step in dict.fromkeys((groups[0]["step"], groups[-1]["step"])):
+        shown = [group for group in groups if group["step"] == step][:NUM_SAMPLE_GROUPS]
+        body = "".join(
+            paragraph(f"{group['question']}  (right: {group['answer']})")
+            + chips((_visible(text), "good" if reward > 0 else "bad") for text, reward in _rewarded(group))
+            for group in shown
+        )
+        parts.append(folded(f"Sampled answers of step {step}; rewarded ones have a green frame", body, is_open=step == groups[-1]["step"]))
+    return "".join(parts)
+
+
+def _rewarded(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    return zip(group["samples"], group["rewards"], strict=True)
+
+
+def _visible(text: str) -> str:
+    """Line ends as a sign; nothing at all has one, too."""
+    return text.strip("\n").replace("\n", " ⏎ ") or "(empty)"

@@ -1,0 +1,106 @@
+"""What is this model made of, how good is it, why was it promoted or refused: a self-contained report.html, two cards as Markdown.
+
+In: the artifacts of a run, as far as it came. Out: three files, as evidence: they show times and keys, which do not enter digests.
+Every number is read from an artifact or its manifest.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.step import Artifact, Output, Record, step
+from tasks.prepared_data import PreparedData
+from tasks.report.cards import architecture_rows, data_card, model_card
+from tasks.report.report_data import data_section
+from tasks.report.report_evaluation import ending, evaluation_section, figure, gguf_section, named_verdicts, verdict_section
+from tasks.report.report_inputs import DIGITS, ReportedPhases
+from tasks.report.report_lineage import contract_section, key_section, lineage_section, named_stages, time_section
+from tasks.report.report_page import Section, page, table
+from tasks.report.report_training import training_section
+
+if TYPE_CHECKING:
+    from tasks.evaluation.decide_gate import GateDecision
+    from tasks.release.evaluate_gguf import GgufEvaluation
+
+REPORT_FILE, MODEL_CARD_FILE, DATA_CARD_FILE = "report.html", "model_card.md", "data_card.md"
+
+
+class Report(Record):
+    """Where the report says it all in one line."""
+
+    bits_per_byte: float | None
+    pass_at_1: float
+    accepted: bool
+    """Whether every gate that the report shows accepted."""
+
+
+@step(content=(), evidence=(REPORT_FILE, MODEL_CARD_FILE, DATA_CARD_FILE), distributions=("pyarrow",))
+def write_report(
+    *,
+    data: PreparedData,
+    phases: ReportedPhases,
+    gguf_evaluation: Artifact[GgufEvaluation] | None,
+    release_decision: Artifact[GateDecision] | None,
+    decision: Artifact[GateDecision] | None,
+    output: Output,
+) -> Report:
+    """`decision` is that against the champion; the last three are None where the run ended before the release. The smoke test is an effect
+    and not in here: its result is a tag of the version."""
+    verdicts = named_verdicts(phases, release_decision, decision)
+    accepted = all(verdict.accepted for _, verdict in verdicts)
+    released = [artifact for artifact in (gguf_evaluation, release_decision, decision) if artifact is not None]
+    stages = named_stages(data, phases, released)
+    sections = [
+        Section("Verdicts", verdict_section(phases, verdicts, decision)),
+        Section("Evaluation", evaluation_section(phases)),
+        Section("Training", training_section(phases)),
+        Section("Data", data_section(data)),
+        Section("Contracts", contract_section(data)),
+        Section("Lineage", lineage_section(data, phases)),
+        Section("Files for llama.cpp", "" if gguf_evaluation is None else gguf_section(gguf_evaluation.record)),
+        Section("Architecture", table(("glm4_moe key", "value"), architecture_rows(phases))),
+        Section("Time", time_section(stages)),
+        Section("Keys and versions", key_section(stages)),
+    ]
+    last = phases.last
+    subtitle = f"checkpoint {last.checkpoint.digest[:DIGITS]} of phase {last.name}, export {last.checkpoint.record.export_digest[:DIGITS]}"
+    text = page("glm46 report", subtitle, ending(phases, verdicts, bool(released)), _facts(data, phases, accepted), sections)
+    output.path(REPORT_FILE).write_text(text, encoding="utf-8")
+    output.path(MODEL_CARD_FILE).write_text(model_card(data, phases, verdicts), encoding="utf-8")
+    output.path(DATA_CARD_FILE).write_text(data_card(data), encoding="utf-8")
+    evaluated = last.evaluation.record
+    return Report(bits_per_byte=evaluated.bits_per_byte, pass_at_1=evaluated.pass_at_1, accepted=accepted)
+
+
+def _facts(data: PreparedData, phases: ReportedPhases, accepted: bool) -> list[tuple[str, str]]:
+    """What stands at the top."""
+    evaluated, trained = phases.last.evaluation.record, phases.last.checkpoint.record
+    return [
+        ("verdict of all gates", "accepted" if accepted else "refused"),
+        ("held-out bits per byte", figure(evaluated, "bits_per_byte").split(" [")[0]),
+        ("pass@1 on verified problems", f"{evaluated.pass_at_1:.1%}"),
+        ("multiple choice", "not measured" if evaluated.choice_accuracy is None else f"{evaluated.choice_accuracy:.1%}"),
+        ("parameters", f"{trained.num_parameters:,}"),
+        ("tokens trained on", f"{phases.num_tokens:,}"),
+        ("records read", f"{data.ingested.record.num_documents:,}"),
+        ("phases", f"{len(phases.phases)}" + (f" of {len(phases.phases) + len(phases.not_reached)}" if phases.not_reached else "")),
+    ]
+
+
+def publish_report(report: Artifact[Report], path: Path) -> Path:
+    """Place the report where a person looks for it, its cards beside it; an effect, equal content is left alone."""
+    places = {name: path.with_name(f"{path.stem}-{name.replace('_', '-')}") for name in (MODEL_CARD_FILE, DATA_CARD_FILE)}
+    for name, place in ({REPORT_FILE: path} | places).items():
+        _place(report.path(name).read_bytes(), place)
+    return path
+
+
+def _place(content: bytes, path: Path) -> None:
+    if path.exists() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)

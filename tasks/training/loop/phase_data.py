@@ -1,0 +1,150 @@
+"""What a phase trains on, step by step: packed rows, read ahead, or answers that it samples itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from configs.schema import PolicyObjective
+from model.text.tokenizer_layout import tokenizer_for_text
+from tasks.data.packing.packed_rows import PackedRows
+from tasks.training.loop.batches import Rows, read_micro_batches, refuse_foreign_tokens
+from tasks.training.loop.prefetch import Prefetcher
+from tasks.training.parallel.micro_batch import MicroBatch
+from tasks.training.parallel.sequence_parallel import own_parts
+from tasks.training.parallel.trainable import Trainable
+from tasks.training.plan.answer_batches import answers_at_once
+from tasks.training.policy.policy import policy_batches
+from tasks.training.policy.rollouts import Prompt, PromptOrder, describe_groups, policy_model, sample_answers
+from tasks.training.schedule.schedules import StepPlan, plan_step
+from tasks.training.state.job import TrainingJob
+
+if TYPE_CHECKING:
+    import torch
+
+    from configs.schema import TrainingRecipe
+    from model.architecture.transformer import Glm4Moe
+    from tasks.training.parallel.ranks import Ranks
+
+LOGGED_GROUPS = 2
+"""Groups of each step that rollouts.jsonl keeps."""
+MAX_EVIDENCE_PIECES = 1000
+"""Pieces of documents that the evidence of one spike names."""
+
+
+@dataclass(frozen=True)
+class StepData:
+    micro_batches: list[MicroBatch]
+    """None where a step has nothing to learn: no optimizer step is taken then."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    rollouts: list[dict[str, object]] = field(default_factory=list)
+    """Lines of rollouts.jsonl."""
+
+
+class PhaseData(Protocol):
+    """The data of a step depend on its position and, for a policy, on the weights: never on what was read before."""
+
+    def read(self, plan: StepPlan, step: int) -> StepData: ...
+
+    def describe(self, plan: StepPlan) -> list[dict[str, object]]:
+        """Where the step's rows come from, for the evidence of a spike."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PackedData:
+    """This rank's part of the packed rows; the next step's are read while the present one computes."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        num_sequences: int,
+        vocab_size: int,
+        ranks: Ranks,
+        device: torch.device,
+        following: Callable[[StepPlan], StepPlan | None],
+    ) -> None:
+        self.rows, self.num_sequences, self.vocab_size, self.ranks, self.device = rows, num_sequences, vocab_size, ranks, device
+        self._ahead = Prefetcher(self._load, following)
+
+    def read(self, plan: StepPlan, step: int) -> StepData:
+        """Raises ValueError for token ids that the model has no row for."""
+        return self._ahead.read(plan)
+
+    def _load(self, plan: StepPlan) -> StepData:
+        data = self.ranks.data
+        batches = read_micro_batches(self.rows, plan, data.rank, data.size, self.num_sequences, self.device)
+        refuse_foreign_tokens(batches, self.vocab_size)
+        return StepData(own_parts(batches, self.ranks))
+
+    def describe(self, plan: StepPlan) -> list[dict[str, object]]:
+        assert isinstance(self.rows, PackedRows), self.rows
+        return self.rows.describe(plan.first_row, plan.first_row + plan.num_rows)[:MAX_EVIDENCE_PIECES]
+
+    def close(self) -> None:
+        self._ahead.close()
+
+
+class PolicyData:
+    """Answers of the model as it stands to the prompts of the step; one rank."""
+
+    def __init__(self, job: TrainingJob, model: Glm4Moe) -> None:
+        assert isinstance(job.recipe.objective, PolicyObjective), job.recipe.objective
+        self.job, self.model, self.objective = job, model, job.recipe.objective
+        self.tokenizer = tokenizer_for_text(job.tokenizer_path)
+        self.prompts = PromptOrder(Path(job.prompts_path), job.recipe.seed)
+
+    def read(self, plan: StepPlan, step: int) -> StepData:
+        prompts = self._prompts_of(plan)
+        model = policy_model(self.model, self.job.recipe.dtype)
+        started = time.perf_counter()
+        at_once = answers_at_once(self.job.recipe, self.job.resources, plan.num_rows)
+        rollouts = sample_answers(model, self.tokenizer, prompts, self.job.recipe, self.job.eos_token_ids, step, at_once)
+        seconds = time.perf_counter() - started
+        num_sequences = self.job.resources.micro_batch_sequences
+        batches, metrics = policy_batches(model, rollouts, self.objective, num_sequences, self.model.lm_head.weight.device)
+        described = describe_groups(rollouts, self.objective.samples_per_prompt, LOGGED_GROUPS, step)
+        return StepData(batches, {**metrics, "rollout_seconds": seconds}, described)
+
+    def describe(self, plan: StepPlan) -> list[dict[str, object]]:
+        pieces: list[dict[str, object]] = [{"prompt_id": prompt.id} for prompt in self._prompts_of(plan)]
+        return pieces[:MAX_EVIDENCE_PIECES]
+
+    def _prompts_of(self, plan: StepPlan) -> list[Prompt]:
+        size = self.objective.samples_per_prompt
+        return self.prompts.groups(plan.first_row // size, (plan.first_row + plan.num_rows) // size)
+
+    def close(self) -> None:
+        pass
+
+
+def open_phase_data(job: TrainingJob, trainable: Trainable) -> PhaseData:
+    """Raises ValueError where the packed rows hold less than the budget, or rows of another length."""
+    recipe = job.recipe
+    if isinstance(recipe.objective, PolicyObjective):
+        return PolicyData(job, trainable.model)
+    rows = PackedRows(Path(job.packed_dir), tuple(map(Path, job.shards_dirs)))
+    if rows.sequence_length != recipe.sequence_length:
+        raise ValueError(
+            f"phase {recipe.phase} trains on {recipe.sequence_length} tokens per row, {job.packed_dir} holds rows of "
+            f"{rows.sequence_length}: pack the phase with the same sequence_length"
+        )
+    if len(rows) * recipe.sequence_length < recipe.num_tokens:
+        raise ValueError(
+            f"phase {recipe.phase} wants {recipe.num_tokens} tokens, {job.packed_dir} holds {len(rows)} rows of "
+            f"{recipe.sequence_length}: pack the phase with the same budget"
+        )
+    return PackedData(
+        rows, job.resources.micro_batch_sequences, recipe.model.vocab_size, trainable.ranks, trainable.device,
+        following=lambda plan: next_plan(recipe, plan),
+    )  # fmt: skip
+
+
+def next_plan(recipe: TrainingRecipe, plan: StepPlan) -> StepPlan | None:
+    """The step behind this one; None at the phase's end."""
+    num_tokens = plan.end_tokens - recipe.course_start_tokens
+    return plan_step(recipe, num_tokens) if num_tokens < recipe.num_tokens else None

@@ -1,0 +1,159 @@
+"""From a job to a model, an optimizer and an engine at the position where the run stands, on any topology; and back to disk.
+
+Order matters: all ranks build the same model from the same seed, load whole tensors, and only then keep their part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from configs.schema import OptimizerRecipe, PolicyObjective, TrainingResources
+from model.architecture.transformer import Glm4Moe
+from model.optimizer.optimizer import build_optimizer
+from tasks.training.parallel.deepspeed_config import deepspeed_config
+from tasks.training.parallel.expert_parallel import divide_experts
+from tasks.training.parallel.mixed_precision import ComputeInBfloat16
+from tasks.training.parallel.partitions import pieces_of
+from tasks.training.parallel.pipeline_parallel import PipelineStage, divide_stages
+from tasks.training.parallel.ranks import DeepSpeedRanks, Ranks, connect_ranks
+from tasks.training.parallel.recompute import recompute_activations
+from tasks.training.parallel.sequence_parallel import spread_sequence
+from tasks.training.parallel.tensor_parallel import divide_matrices
+from tasks.training.parallel.trainable import Trainable
+from tasks.training.parallel.whole_matrices import WholeMatrices
+from tasks.training.plan.launch_rules import refuse_impossible_training
+from tasks.training.state.checkpoints import find_checkpoint, finish_checkpoint, start_checkpoint, write_files
+from tasks.training.state.initial_weights import InitialWeights
+from tasks.training.state.job import TrainingJob
+from tasks.training.state.position import PolicyProgress, Position
+from tasks.training.state.state import StateFiles, dump_state, load_master, load_state, random_state_hex, read_position
+
+Result = TypeVar("Result")
+
+
+def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
+    """Model, optimizer, state and engine at the position where the run stands."""
+    recipe, resources = job.recipe, job.resources
+    refuse_impossible_training(recipe, resources)
+    ranks = connect_ranks(resources)
+    with torch.device("meta"):
+        model = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta)
+    initial = InitialWeights(recipe.model, model, recipe.seed)
+    divide_model(model, ranks, resources)
+    materialize(model, get_device())
+    trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)
+    return trainable, restore_state(job, trainable, initial)
+
+
+def divide_model(model: Glm4Moe, ranks: Ranks, resources: TrainingResources) -> None:
+    """Change a whole model in place into what this rank holds and does of it."""
+    spread_sequence(model, ranks)
+    divide_matrices(model, ranks)
+    divide_experts(model, ranks, is_overlapped=resources.overlap_shared_expert)
+    divide_stages(model, ranks)
+    recompute_activations(model, resources.recompute, resources.recompute_every_layers)
+
+
+def materialize(model: nn.Module, device: torch.device) -> None:
+    """Give tensors on the meta device memory of undefined content; what is marked on parameters stays."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            real = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
+            vars(real).update(vars(parameter))
+            setattr(module, name, real)
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module.register_buffer(name, torch.empty_like(buffer, device=device))
+
+
+def build_trainable(
+    model: Glm4Moe, optimizer_recipe: OptimizerRecipe, dtype: Literal["float32", "bfloat16"], resources: TrainingResources, ranks: Ranks
+) -> Trainable:
+    """Optimizer and engine around a divided model. Masters are float32 whatever the model computes in."""
+    import deepspeed
+
+    optimizer = build_optimizer(model, optimizer_recipe)
+    module = PipelineStage(model, ranks) if ranks.pipeline.size > 1 else model
+    module = ComputeInBfloat16(module) if dtype == "bfloat16" and resources.zero_stage == 0 else module
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=optimizer, config=deepspeed_config(resources, dtype),
+        mpu=DeepSpeedRanks(ranks) if dist.get_world_size() > 1 else None,
+    )  # fmt: skip
+    if resources.zero_stage == 0:  # alone, a rank would only copy its gradients to and fro
+        engine.enable_backward_allreduce = ranks.replicas.size > 1 or ranks.expert_data.size > 1
+    assert engine.device is not None
+    optimizer.orthogonalize = WholeMatrices(optimizer, pieces_of(engine, model, ranks), ranks, engine.device)
+    return Trainable(engine, model, optimizer, ranks)
+
+
+def get_device() -> torch.device:
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    assert accelerator is not None
+    return torch.device(accelerator.current_device_name())
+
+
+def restore_state(job: TrainingJob, trainable: Trainable, initial: InitialWeights) -> Position:
+    """The newest verified checkpoint of this run, else the start state, else random weights."""
+    recipe = job.recipe
+    checkpoint_dir, problems = on_first_rank(lambda: find_checkpoint(Path(job.work_dir)))
+    for problem in problems:
+        if dist.get_rank() == 0:
+            print(f"{problem}: falling back to {checkpoint_dir or 'the start of the phase'}", flush=True)
+    if checkpoint_dir is not None:
+        return load_checkpoint(trainable, checkpoint_dir)
+    fresh = Position(
+        course=recipe.course.name, phase=recipe.phase, step=0, num_tokens=0, course_tokens=recipe.course_start_tokens,
+        optimizer_steps=0, torch_random_state=random_state_hex(), losses=None,
+        policy=PolicyProgress(mean_rewards=(), num_constant_steps=0) if isinstance(recipe.objective, PolicyObjective) else None,
+    )  # fmt: skip
+    if not job.start_dir:
+        load_master(trainable, initial, "the initial weights")
+        return fresh
+    before = read_position(Path(job.start_dir))
+    if before.course != recipe.course.name:
+        load_master(trainable, StateFiles(Path(job.start_dir), "master"), f"the state in {job.start_dir}")
+        return fresh
+    assert before.course_tokens == recipe.course_start_tokens, (before, recipe.course_start_tokens)  # train_phase refused anything else
+    load_state(trainable, Path(job.start_dir), before)
+    return fresh.model_copy(update={"optimizer_steps": before.optimizer_steps, "torch_random_state": before.torch_random_state})
+
+
+def load_checkpoint(trainable: Trainable, checkpoint_dir: Path) -> Position:
+    """Put the state of a checkpoint in place of the present one, and tell where it stood; all ranks call it."""
+    position = read_position(checkpoint_dir)
+    load_state(trainable, checkpoint_dir, position)
+    return position
+
+
+def save_state(job: TrainingJob, trainable: Trainable, position: Position, protected_steps: Collection[int] = ()) -> None:
+    """Commit a checkpoint; all ranks call it. Retention leaves those of the protected steps. Raises OSError, on all ranks, where one
+    could not write: the checkpoint before still stands."""
+    work_dir = Path(job.work_dir)
+    temporary = on_first_rank(lambda: start_checkpoint(work_dir, position.step))
+    try:
+        written: dict[str, str] | str = write_files(temporary, dump_state(trainable, position))
+    except OSError as error:
+        written = str(error)
+    by_rank: list[dict[str, str] | str] = [{}] * dist.get_world_size()
+    dist.all_gather_object(by_rank, written)
+    checksums: dict[str, str] = {}
+    for rank, files in enumerate(by_rank):
+        if isinstance(files, str):
+            raise OSError(f"checkpoint of step {position.step}: rank {rank} could not write it ({files}); the one before it still stands")
+        checksums |= files
+    on_first_rank(lambda: finish_checkpoint(work_dir, position.step, checksums, job.resources.num_kept_checkpoints, protected_steps))
+
+
+def on_first_rank(function: Callable[[], Result]) -> Result:
+    """What rank 0 got, on all ranks; its error is raised there, and the others wait for their end."""
+    results: list[Result | None] = [function() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(results, src=0)
+    result = results[0]
+    return result  # pyright: ignore[reportReturnType]

@@ -1,0 +1,41 @@
+"""What DeepSpeed must know about divided experts, so that its engine and ZeRO sum their gradients over the ranks that hold the same ones.
+
+DeepSpeed looks for modules of its own mixture-of-experts classes; a model without one is reduced as if every parameter were whole on every
+rank: wrong numbers, no error. `ExpertGroups` is such a module with nothing in it, and our layers stay ours. It is an AutoEP layer because
+that is the kind which ZeRO 3 accepts besides 0, 1 and 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
+from deepspeed.utils import groups
+from torch import nn
+
+from tasks.training.parallel.ranks import Ranks
+
+
+class ExpertGroups(AutoEPMoELayer):
+    """A marker without parameters or arithmetic. It makes the groups known under one name, which expert parameters carry."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        nn.Module.__init__(self)  # AutoEP's own would build a router and experts
+        self.num_experts = 0
+        self.group_name = f"ep_size_{ranks.expert.size}"
+        assert ranks.expert.group is not None and ranks.expert_data.group is not None, ranks
+        groups._EXPERT_PARALLEL_GROUP[self.group_name] = ranks.expert.group
+        groups._EXPERT_PARALLEL_GROUP_RANKS[self.group_name] = list(ranks.expert.ranks)
+        groups._EXPERT_DATA_PARALLEL_GROUP[self.group_name] = ranks.expert_data.group
+        groups._EXPERT_DATA_PARALLEL_GROUP_RANKS[self.group_name] = list(ranks.expert_data.ranks)
+
+    def mark_expert(self, parameter: nn.Parameter) -> None:
+        """The marks are read by the engine (allreduce, group_name) and by ZeRO 3 (the ds_zero_ ones)."""
+        for mark, value in {
+            "allreduce": False, "group_name": self.group_name, "ds_zero_placement_family": "autoep_expert",
+            "ds_zero_partition_group_name": self.group_name,
+        }.items():  # fmt: skip
+            setattr(parameter, mark, value)
+
+    def set_deepspeed_parallelism(self, *arguments: Any, **named: Any) -> None:
+        """Nothing: the groups are those of our ranks."""

@@ -1,0 +1,94 @@
+"""Expert parallelism: a rank holds n_routed_experts / expert_parallel experts of every layer, tokens travel to them and back.
+
+The exchange is exact and uneven: ranks tell each other how many copies come for which expert, then send them; nothing is dropped or padded,
+and a rank for which nobody chose an expert takes part with no rows. A rank routes its own tokens among all experts, so counts for
+loss-free balancing are those of its tokens: summed over the ranks they are what one process counts.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from model.architecture.moe import MixtureOfExperts
+from tasks.training.parallel.all_to_all import Exchange, exchange_rows
+from tasks.training.parallel.ranks import Axis, Ranks
+from tasks.training.parallel.shards import Shard, own_part
+
+EXPERTS = Shard(axis="expert", dim=0)
+
+
+def divide_experts(model: nn.Module, ranks: Ranks, *, is_overlapped: bool) -> None:
+    """Keep this rank's experts of every layer and send tokens to where theirs are; before the optimizer is built.
+
+    DeepSpeed is told to sum their gradients over `ranks.expert_data` only. `is_overlapped`: the shared expert is computed while tokens
+    travel.
+    """
+    if ranks.expert.size == 1:
+        return
+    from tasks.training.parallel.deepspeed_experts import ExpertGroups
+
+    groups = ExpertGroups(ranks)
+    for mixture in [module for module in model.modules() if isinstance(module, MixtureOfExperts)]:
+        for name, whole in list(mixture.experts.named_parameters()):
+            part = nn.Parameter(own_part(whole.data, EXPERTS, ranks).clone())
+            part.shard = EXPERTS  # pyright: ignore[reportAttributeAccessIssue]
+            groups.mark_expert(part)
+            setattr(mixture.experts, name, part)
+        mixture.travel = partial(JourneyToRanks, axis=ranks.expert, is_overlapped=is_overlapped)
+        groups.num_experts = mixture.num_experts
+    model.add_module("expert_groups", groups)
+
+
+class JourneyToRanks:
+    """Copies sorted by expert go to the ranks that hold their experts, which are neighbours in that order, and come back."""
+
+    def __init__(self, tokens_RD: Tensor, counts_E: Tensor, *, axis: Axis, is_overlapped: bool) -> None:
+        assert axis.group is not None, axis
+        self._group = axis.group
+        sent_PE = counts_E.view(axis.size, -1)
+        received_PE = torch.empty_like(sent_PE)
+        dist.all_to_all_single(received_PE, sent_PE, group=axis.group)
+        self._received_PE = received_PE
+        self._sent, self._received = torch.stack([sent_PE.sum(1), received_PE.sum(1)]).tolist()
+        self._exchange = Exchange(self._sent, self._received, axis.group)
+        self._rows_RD = self._exchange.start(tokens_RD)
+        self._is_here = not is_overlapped
+        if self._is_here:
+            self._rows_RD = self._exchange.finish(self._rows_RD)
+
+    def arrive(self) -> tuple[Tensor, Tensor]:
+        """They lie by rank, and within a rank by expert: experts want them by expert alone."""
+        num_ranks, num_experts = self._received_PE.shape
+        experts_PE = torch.arange(num_experts, device=self._received_PE.device).repeat(num_ranks)
+        expert_ids_R = experts_PE.repeat_interleave(self._received_PE.flatten(), output_size=sum(self._received))
+        self._by_expert_R = expert_ids_R.argsort(stable=True)
+        self._by_rank_R = torch.empty_like(self._by_expert_R)
+        self._by_rank_R[self._by_expert_R] = torch.arange(self._by_expert_R.numel(), device=self._by_expert_R.device)
+        rows_RD = self._rows_RD if self._is_here else self._exchange.finish(self._rows_RD)
+        return _reorder(rows_RD, self._by_expert_R, self._by_rank_R), self._received_PE.sum(0)
+
+    def come_home(self, rows_RD: Tensor) -> Tensor:
+        return exchange_rows(_reorder(rows_RD, self._by_rank_R, self._by_expert_R), self._received, self._sent, self._group)
+
+
+class _Reorder(torch.autograd.Function):
+    """A permutation; the backward pass is the other one, without the scattered sums of autograd's index_select."""
+
+    @staticmethod
+    def forward(ctx, rows_RD: Tensor, order_R: Tensor, way_back_R: Tensor) -> Tensor:
+        ctx.save_for_backward(way_back_R)
+        return rows_RD.index_select(0, order_R)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (way_back_R,) = ctx.saved_tensors
+        return grads[0].index_select(0, way_back_R), None, None
+
+
+def _reorder(rows_RD: Tensor, order_R: Tensor, way_back_R: Tensor) -> Tensor:
+    return cast(Tensor, _Reorder.apply(rows_RD, order_R, way_back_R))

@@ -1,0 +1,70 @@
+"""What is done with gradients between the backward pass and the optimizer: sums over the tensor axis, their norm, and clipping by it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tasks.training.parallel.partitions import Piece, gradient_pieces, pieces_of
+from tasks.training.parallel.ranks import Ranks
+from tasks.training.parallel.shards import axis_of, shard_of
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+CLIP_EPS = 1e-6
+"""torch's."""
+
+
+@torch.no_grad()
+def reduce_partial(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> None:
+    """Sum gradients of parameters that saw only a slice of the sequence (`parameter.is_partial_over_tensor`) over the tensor axis."""
+    if ranks.tensor.size == 1:
+        return
+    for piece, gradient in gradient_pieces(engine, pieces_of(engine, model, ranks)):
+        if getattr(piece.parameter, "is_partial_over_tensor", False):
+            total = gradient.to(engine.device)
+            dist.all_reduce(total, group=ranks.tensor.group)
+            gradient.copy_(total)
+
+
+@torch.no_grad()
+def gradient_norm(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> float:
+    """Of all gradients of the whole model, after the mean over ranks and before the optimizer.
+
+    DeepSpeed's own norm is computed inside its step, and there is none without ZeRO.
+    """
+    stage = engine.zero_optimization_stage()
+    weighted: dict[int, list[torch.Tensor]] = {}
+    for piece, gradient in gradient_pieces(engine, pieces_of(engine, model, ranks)):
+        weighted.setdefault(_num_holders(piece, stage, ranks), []).append(gradient)
+    squares = torch.zeros((), dtype=torch.float64, device=engine.device)
+    for num_holders, gradients in weighted.items():
+        squares += torch.nn.utils.get_total_norm(gradients).to(squares).square() / num_holders
+    for axis in (ranks.stage, ranks.pipeline):
+        if axis.group is not None:
+            dist.all_reduce(squares, group=axis.group)
+    return float(squares.sqrt())
+
+
+@torch.no_grad()
+def clip_gradients(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks, norm: float, max_norm: float) -> None:
+    """Scale the gradients whose norm this is down to `max_norm`, 0 for none, as torch.nn.utils.clip_grad_norm_ does. One way for every
+    topology, by the norm of the whole model: DeepSpeed's own clipping stays off, whose norm knows one stage of a pipeline."""
+    factor = max_norm / (norm + CLIP_EPS)
+    if max_norm == 0 or factor >= 1:
+        return
+    for _, gradient in gradient_pieces(engine, pieces_of(engine, model, ranks)):
+        gradient.mul_(factor)
+
+
+def _num_holders(piece: Piece, stage: int, ranks: Ranks) -> int:
+    """How many ranks of the pipeline stage hold the same elements of a gradient."""
+    shard = shard_of(piece.parameter)
+    num_copies = ranks.stage.size // (1 if shard is None else axis_of(shard, ranks).size)
+    if stage == 0:
+        return num_copies
+    return num_copies // (ranks.expert_data if shard is not None and shard.axis == "expert" else ranks.replicas).size

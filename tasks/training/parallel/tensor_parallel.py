@@ -1,0 +1,142 @@
+"""Tensor parallelism with sequence-parallel norms: a built model becomes this rank's part of it, in place.
+
+The matrices of attention and of the dense and shared MLPs are divided by output features (q, k, v, gate, up) or by input features (o,
+down); embedding and unembedding by rows of the vocabulary. Between these blocks a rank holds a slice of the positions, so norms, residual
+additions, routers and routed experts are computed once, not once per rank (arXiv 2205.05198). Routed experts are not divided here:
+tasks/training/parallel/expert_parallel.py sends their tokens to other ranks, tensor ranks among them, as they hold different tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from model.architecture.attention import Attention
+from model.architecture.decoder_layer import DecoderLayer
+from model.architecture.gated_mlp import GatedMlp
+from model.architecture.moe import Experts, MixtureOfExperts, MoeOutput
+from model.architecture.mtp import MtpLayer
+from model.architecture.transformer import Glm4Moe
+from tasks.training.parallel.ranks import Axis, Ranks
+from tasks.training.parallel.shards import Shard, own_part, shard_of
+from tasks.training.parallel.tensor_collectives import cut_slice, features_to_positions, gather_positions, sum_to_slices, sum_values
+from tasks.training.parallel.tensor_vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
+
+BY_OUTPUT, BY_INPUT = Shard("tensor", 0), Shard("tensor", 1)
+
+
+def divide_matrices(model: Glm4Moe, ranks: Ranks) -> None:
+    """Keep this rank's part of every matrix and mark it with its `Shard`; nothing where the tensor axis has one rank.
+
+    What stays whole saw only a slice of the positions or of the heads: `is_partial_over_tensor` says that its gradient is to be summed.
+    Reads shapes only, so that a model on the meta device can be divided and filled later.
+    """
+    axis = ranks.tensor
+    if axis.size == 1:
+        return
+    decoder = model.model
+    for layer in decoder.layers:
+        assert isinstance(layer, DecoderLayer), layer
+        _divide_layer(layer, ranks)
+    decoder.embed_tokens = VocabularyParallelEmbedding(_own_parameter(decoder.embed_tokens.weight, BY_OUTPUT, ranks), axis)
+    model.lm_head = VocabularyParallelHead(_own_parameter(model.lm_head.weight, BY_OUTPUT, ranks), axis)
+    model.num_slices = axis.size
+    model.pair_for_mtp = partial(_pair_slices, model.pair_for_mtp, axis)
+    for parameter in _undivided(model, ranks):
+        parameter.is_partial_over_tensor = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _undivided(model: nn.Module, ranks: Ranks) -> list[nn.Parameter]:
+    """Experts that are divided among ranks get tokens from all of these, so their gradients are no sums over the tensor axis."""
+    elsewhere = set()
+    if ranks.expert.size > 1:
+        elsewhere = {id(parameter) for module in model.modules() if isinstance(module, Experts) for parameter in module.parameters()}
+    return [parameter for parameter in model.parameters() if shard_of(parameter) is None and id(parameter) not in elsewhere]
+
+
+def _divide_layer(layer: DecoderLayer, ranks: Ranks) -> None:
+    collectives = _LayerCollectives(ranks.tensor, rotary_place=2 if isinstance(layer, MtpLayer) else 1)
+    layer.register_forward_pre_hook(collectives.note_positions)
+    if isinstance(layer, MtpLayer):
+        _divide_linear(layer.eh_proj, BY_OUTPUT, ranks)
+        collectives.wrap(layer.eh_proj, features_to_positions)
+    for module in layer.modules():
+        if isinstance(module, Attention):
+            _divide_linears((module.q_proj, module.k_proj, module.v_proj), module.o_proj, ranks)
+        elif isinstance(module, GatedMlp):
+            _divide_linears((module.gate_proj, module.up_proj), module.down_proj, ranks)
+        elif isinstance(module, MixtureOfExperts):
+            module.sum_over_parts = partial(collectives.sum_over_slices, module.sum_over_parts)
+            module.register_forward_hook(collectives.sum_statistics)
+        if isinstance(module, Attention | GatedMlp):
+            collectives.wrap(module, sum_to_slices)
+
+
+def _divide_linears(column_parallel: tuple[nn.Linear, ...], row_parallel: nn.Linear, ranks: Ranks) -> None:
+    for linear in column_parallel:
+        _divide_linear(linear, BY_OUTPUT, ranks)
+    _divide_linear(row_parallel, BY_INPUT, ranks)
+
+
+def _divide_linear(linear: nn.Linear, shard: Shard, ranks: Ranks) -> None:
+    """A bias goes with its outputs."""
+    linear.weight = _own_parameter(linear.weight, shard, ranks)
+    linear.out_features, linear.in_features = linear.weight.shape
+    if linear.bias is not None:
+        assert shard is BY_OUTPUT, "the bias of a matrix that is divided by inputs would be added once per rank"
+        linear.bias = _own_parameter(linear.bias, shard, ranks)
+
+
+def _own_parameter(whole: Tensor, shard: Shard, ranks: Ranks) -> nn.Parameter:
+    part = nn.Parameter(own_part(whole.detach(), shard, ranks).clone())
+    part.shard = shard  # pyright: ignore[reportAttributeAccessIssue]
+    return part
+
+
+def _pair_slices(
+    pair_all: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], axis: Axis, embedded_BTD: Tensor, hidden_BTD: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The next token's embedding may lie in the next rank's slice; a last position that has none is the last of the last slice."""
+    whole_BTD = gather_positions(embedded_BTD, embedded_BTD.shape[1] * axis.size, axis)
+    next_BTD, _ = pair_all(whole_BTD, whole_BTD)
+    next_BTD = cut_slice(next_BTD, axis)
+    return next_BTD, hidden_BTD[:, : next_BTD.shape[1]]
+
+
+class _LayerCollectives:
+    """What is done around the divided matrices of one layer. The number of positions is that of the layer's RoPE table, noted before each
+    forward pass and there still when its activations are computed again."""
+
+    def __init__(self, axis: Axis, rotary_place: int) -> None:
+        self.axis, self.rotary_place = axis, rotary_place
+        self.num_positions = 0
+
+    def note_positions(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        self.num_positions = arguments[self.rotary_place][0].shape[-2]
+
+    def wrap(self, module: nn.Module, hand_back: Callable[[Tensor, Axis], Tensor]) -> None:
+        """A slice of the positions in and out, all of them in between. No hook: recomputation, which wraps `forward` again, keeps the slice
+        and gathers once more."""
+        module.forward = partial(self._run_on_all, module.forward, hand_back)
+
+    def _run_on_all(
+        self, forward: Callable[..., Tensor], hand_back: Callable[[Tensor, Axis], Tensor], slice_BTD: Tensor, *arguments: Any, **named: Any
+    ) -> Tensor:
+        return hand_back(forward(gather_positions(slice_BTD, self.num_positions, self.axis), *arguments, **named), self.axis)
+
+    def sum_over_slices(self, sum_over_parts: Callable[[Tensor], Tensor] | None, counts: Tensor) -> Tensor:
+        """Slices are parts of what a context rank holds, if sequences are divided among those."""
+        total = self.sum_counts(counts)
+        return total if sum_over_parts is None else sum_over_parts(total)
+
+    def sum_counts(self, counts: Tensor) -> Tensor:
+        total = counts.clone()
+        dist.all_reduce(total, group=self.axis.group)
+        return total
+
+    def sum_statistics(self, module: nn.Module, arguments: tuple[Any, ...], output: MoeOutput) -> MoeOutput:
+        return output._replace(balance_loss=sum_values(output.balance_loss, self.axis), counts_E=self.sum_counts(output.counts_E))

@@ -1,0 +1,29 @@
+"""Model and optimizer as they were built, and DeepSpeed's engine around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from model.architecture.transformer import Glm4Moe
+from model.optimizer.optimizer import Muon
+from tasks.training.parallel.ranks import Ranks
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """Model and optimizer as they were built, and the engine around them."""
+
+    engine: DeepSpeedEngine
+    model: Glm4Moe
+    optimizer: Muon
+    ranks: Ranks
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device

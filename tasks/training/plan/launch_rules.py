@@ -1,0 +1,48 @@
+"""What is refused before anything starts: what has no code yet, then topologies that no engine could train, each with the fix."""
+
+from __future__ import annotations
+
+from configs.schema import PolicyObjective, TrainingRecipe, TrainingResources
+from tasks.training.plan.topology import impossible_topology
+
+OBJECTIVES = ("pretrain", "sft", "grpo")
+LAUNCHERS = ("local",)
+DEVICES = ("cpu",)
+
+
+def refuse_impossible_training(recipe: TrainingRecipe, resources: TrainingResources) -> None:
+    """Raises ValueError with every reason."""
+    reasons = [*unavailable_training(recipe, resources), *impossible_topology(recipe, resources)]
+    if reasons:
+        raise ValueError(f"phase {recipe.phase}: {'; '.join(reasons)}")
+
+
+def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
+    """Every reason why this version has no code for the phase, with the values and the fix; empty where it has."""
+    kind, reasons = recipe.objective.kind, []
+    if kind not in OBJECTIVES:
+        reasons.append(f"objective {kind} cannot be trained, only {', '.join(OBJECTIVES)} can")
+    if recipe.adapter.kind != "none":
+        reasons.append(f"adapter.kind {recipe.adapter.kind} cannot be trained: set adapter.kind to none")
+    if resources.launcher not in LAUNCHERS:
+        reasons.append(f"launcher {resources.launcher} is not available: set launcher to {LAUNCHERS[0]}")
+    if resources.device not in DEVICES:
+        reasons.append(f"device {resources.device} is not available, ranks compute on CPUs: set device to {DEVICES[0]}")
+    if isinstance(recipe.objective, PolicyObjective) and resources.num_ranks > 1:
+        reasons.append(f"num_ranks {resources.num_ranks} cannot train {kind}: set num_ranks to 1")
+    if isinstance(recipe.objective, PolicyObjective) and resources.zero_stage > 0:
+        reasons.append(
+            f"zero_stage {resources.zero_stage} cannot train {kind}, whose answers are sampled from undivided weights: set zero_stage to 0"
+        )
+    return reasons
+
+
+def refuse_too_few_prompts(recipe: TrainingRecipe, num_prompts: int) -> None:
+    """Raises ValueError where a policy phase would ask its prompts more often than max_epochs."""
+    assert isinstance(recipe.objective, PolicyObjective), recipe.objective
+    num_groups = recipe.num_tokens // recipe.sequence_length // recipe.objective.samples_per_prompt
+    if num_groups > recipe.max_epochs * num_prompts:
+        raise ValueError(
+            f"phase {recipe.phase}: {num_groups} groups of answers need {num_groups / num_prompts:.1f} passes over {num_prompts} prompts, "
+            f"max_epochs is {recipe.max_epochs}: raise it or synthesize.num_prompts, or lower num_tokens"
+        )

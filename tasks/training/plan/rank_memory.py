@@ -1,0 +1,189 @@
+"""Memory of the fullest rank of a phase, by formula: state by topology and ZeRO stage, and the most of what lives beside it in a step.
+
+Tensor parallelism divides matrices of attention, MLPs and vocabulary, expert parallelism the routed experts, the pipeline the layers; norms
+and routers are whole on every rank of a stage. Weights, gradients and optimizer are exact, held against live tensors by a test, as are
+activations, DeepSpeed's buckets and what an update takes. On top come padding and fragmentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from configs.schema import ModelRecipe, PolicyObjective, TrainingRecipe, TrainingResources
+from model.architecture.counts import count_parameters, count_trained
+from tasks.training.plan.activation_memory import activation_bytes
+from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
+from tasks.training.plan.bucket_memory import bucket_bytes
+from tasks.training.plan.pipeline_stages import stage_layers
+from tasks.training.plan.topology import data_parallel
+from tasks.training.schedule.phase_steps import summarize_steps
+from tasks.training.schedule.schedules import trains_mtp
+
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes on the fullest rank."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    """Master weights and moments; 0 where they are offloaded."""
+    activations: int
+    buckets: int
+    """What DeepSpeed gathers and reduces in, while activations live."""
+    update: int
+    """What the optimizer takes for its largest tensor beside gradients and state."""
+    kv_cache: int
+    """Of the answers that are sampled at once; 0 outside policy phases, as what follows."""
+    sampling_weights: int
+    """The copy of the weights that answers are sampled with."""
+    host_optimizer: int
+    """Master weights and moments in host memory or on NVMe, per rank."""
+    host_weights: int
+    """Weights in host memory or on NVMe, per rank."""
+
+    @property
+    def device(self) -> int:
+        """The most that is on the accelerator at once: answers are sampled before the passes, and updates follow them."""
+        state = self.weights + self.gradients + self.optimizer
+        return state + max(self.activations + self.buckets, self.update, self.kv_cache + self.sampling_weights)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements of one pipeline stage that are divided alike."""
+
+    divided_over: Literal["tensor", "expert", "nothing"]
+    weights: int
+    trained: int
+    two_moments: int
+    """Of the trained ones those that AdamW updates under Muon: embedding, norms, biases."""
+    buffers: int = 0
+    """Router biases: float32 on every rank, not trained."""
+
+
+def rank_memory(recipe: TrainingRecipe, resources: TrainingResources) -> RankMemory:
+    """Of the pipeline stage that holds most."""
+    num_stages = min(resources.pipeline_parallel, recipe.model.num_hidden_layers)
+    return max((stage_memory(stage, num_stages, recipe, resources) for stage in range(num_stages)), key=lambda memory: memory.device)
+
+
+def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources: TrainingResources) -> RankMemory:
+    """Of every rank of one pipeline stage."""
+    zero, element = resources.zero_stage, 2 if recipe.dtype == "bfloat16" else FLOAT32_BYTES
+    layers, is_first, is_last = stage_layers(recipe.model, num_stages)[stage], stage == 0, stage == num_stages - 1
+    # Without a pass through it the MTP layer keeps nothing, and without ZeRO, whose partitions hold all, it has no gradient.
+    running = recipe.model if trains_mtp(recipe) else recipe.model.model_copy(update={"num_nextn_predict_layers": 0})
+    held = stage_parts(recipe, recipe.model, layers, is_first=is_first, is_last=is_last)
+    trained = held if zero else stage_parts(recipe, running, layers, is_first=is_first, is_last=is_last)
+    weights = gradients = optimizer = moving = 0.0
+    for part, moved in zip(held, trained, strict=True):
+        over = {"tensor": resources.tensor_parallel, "expert": resources.expert_parallel, "nothing": 1}[part.divided_over]
+        copies = _copies(part, resources)
+        weights += element * part.weights / over / (copies if zero == 3 else 1) + FLOAT32_BYTES * part.buffers
+        gradients += _gradient_bytes(zero, element) * moved.trained / over / (copies if zero >= 2 else 1)
+        optimizer += _optimizer_bytes(moved, recipe, zero, element) / over / (copies if zero >= 1 else 1)
+        moving += part.weights / over
+    is_offloaded, parameters_are = resources.offload_optimizer != "none", resources.offload_parameters != "none" and zero == 3
+    rows_per_copy = max(1, summarize_steps(recipe).max_rows // data_parallel(resources))
+    num_tokens = resources.micro_batch_sequences * recipe.sequence_length // resources.context_parallel
+    num_batches = -(-rows_per_copy // resources.micro_batch_sequences)
+    kv_cache, sampling_weights = _sampling(recipe, resources, rows_per_copy, element * moving)
+    return RankMemory(
+        weights=0 if parameters_are else int(weights),
+        gradients=int(gradients),
+        optimizer=0 if is_offloaded else int(optimizer),
+        activations=activation_bytes(
+            running, resources, num_tokens, element, layers, in_flight=min(num_stages - stage, num_batches), is_last=is_last,
+        ),
+        buckets=bucket_bytes(resources, int(moving), element),
+        update=_update_bytes(recipe, resources, trained, is_last=is_last, is_first=is_first),
+        kv_cache=kv_cache,
+        sampling_weights=sampling_weights,
+        host_optimizer=int(optimizer) if is_offloaded else 0,
+        host_weights=int(weights) if parameters_are else 0,
+    )  # fmt: skip
+
+
+def _copies(part: Part, resources: TrainingResources) -> int:
+    """Ranks that hold the same elements, among which ZeRO divides."""
+    replicas = data_parallel(resources) * resources.context_parallel
+    if part.divided_over == "expert" and resources.expert_parallel > 1:
+        return max(1, replicas * resources.tensor_parallel // resources.expert_parallel)
+    return replicas
+
+
+def _gradient_bytes(zero: int, element: int) -> int:
+    """Summed in float32; ZeRO 1 in bfloat16 keeps the sum beside the gradients of the last micro-batch."""
+    return FLOAT32_BYTES + (element if zero == 1 and element < FLOAT32_BYTES else 0)
+
+
+def _optimizer_bytes(part: Part, recipe: TrainingRecipe, zero: int, element: int) -> float:
+    """A master copy where the weights are bfloat16, and under ZeRO, whose flat partitions are copies in any case; one moment or two."""
+    has_master = element < FLOAT32_BYTES or zero >= 1
+    moment = 2 if recipe.optimizer.state_dtype == "bfloat16" else FLOAT32_BYTES
+    num_moments = part.trained + (part.two_moments if recipe.optimizer.kind == "muon" else part.trained)
+    return FLOAT32_BYTES * part.trained * has_master + moment * num_moments
+
+
+def _update_bytes(recipe: TrainingRecipe, resources: TrainingResources, parts: list[Part], *, is_first: bool, is_last: bool) -> int:
+    """Muon: three float32 tensors of the largest matrix, whatever divides it (brought together, orthogonalised, scaled). AdamW: one of what
+    is stepped at once, which under ZeRO is all of a partition; float32 copies of bfloat16 state, and DeepSpeed's of the gradients."""
+    model, zero, is_muon = recipe.model, resources.zero_stage, recipe.optimizer.kind == "muon"
+    over = {"tensor": resources.tensor_parallel, "expert": resources.expert_parallel, "nothing": 1}
+    vocabulary, stack = model.vocab_size * model.hidden_size, model.n_routed_experts * model.moe_intermediate_size * model.hidden_size
+    matrices = [vocabulary * is_last, stack // resources.expert_parallel, model.intermediate_size * model.hidden_size]
+    at_once = [max(vocabulary * (is_first or is_last) // resources.tensor_parallel, *matrices[1:])]
+    if zero:
+        at_once = [part.trained // over[part.divided_over] // _copies(part, resources) for part in parts]
+    flattened = {0: 0, 1: int(recipe.dtype == "float32"), 2: 1, 3: 2}[zero]
+    num_copies = flattened + (1 if is_muon else 2) * (recipe.optimizer.state_dtype == "bfloat16") + (not is_muon)
+    on_device = resources.offload_optimizer == "none"
+    return FLOAT32_BYTES * (num_copies * max(at_once) * on_device + 3 * max(matrices) * is_muon)
+
+
+def _sampling(recipe: TrainingRecipe, resources: TrainingResources, num_answers: int, weights: float) -> tuple[int, int]:
+    """Caches of the answers sampled at once, and the weights they are sampled with: a bfloat16 copy, or packed ones on a CPU."""
+    if not isinstance(recipe.objective, PolicyObjective):
+        return 0, 0
+    is_copied = recipe.dtype == "bfloat16" or resources.device == "cpu"
+    return answers_at_once(recipe, resources, num_answers) * answer_cache_bytes(recipe, resources), int(weights) if is_copied else 0
+
+
+def stage_parts(recipe: TrainingRecipe, model: ModelRecipe, layers: range, *, is_first: bool, is_last: bool) -> list[Part]:
+    """What one stage of the model holds, by how it is divided."""
+    trained = count_trained(model, recipe.adapter)
+    is_full = recipe.adapter.kind == "none"
+    hidden, num_dense = model.hidden_size, sum(number < model.first_k_dense_replace for number in layers)
+    num_moe = len(layers) - num_dense + model.num_nextn_predict_layers * is_last
+    matrix, expert = _layer_matrices(model), count_parameters(model).expert
+    num_query, num_kv = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    biases = (num_dense + num_moe) * (num_query + 2 * num_kv) * model.attention_bias
+    embedding = model.vocab_size * hidden
+    mtp = model.num_nextn_predict_layers * is_last
+    divided = num_dense * (matrix + 3 * hidden * model.intermediate_size) + biases + embedding * (is_first + is_last) + mtp * 2 * hidden**2
+    divided += num_moe * (matrix + 3 * hidden * model.moe_intermediate_size * model.n_shared_experts)
+    norms = (num_dense + num_moe) * (2 * hidden + 2 * model.head_dim * model.use_qk_norm) + is_last * hidden + mtp * 3 * hidden
+    routers, experts = num_moe * model.n_routed_experts * hidden, num_moe * model.n_routed_experts * expert
+    buffers = num_moe * model.n_routed_experts
+    if is_full:
+        return [
+            Part("tensor", divided, divided, biases + embedding * is_first),
+            Part("nothing", norms + routers, norms + routers, norms, buffers),
+            Part("expert", experts, experts, 0),
+        ]
+    num_trained_moe = num_moe - mtp + trained.num_mtp * is_last
+    added = num_dense * trained.dense_layer + num_trained_moe * trained.moe_layer
+    return [
+        Part("tensor", divided, added, 0),
+        Part("nothing", norms + routers, 0, 0, buffers),
+        Part("expert", experts, num_trained_moe * model.n_routed_experts * trained.expert, 0),
+    ]
+
+
+def _layer_matrices(model: ModelRecipe) -> int:
+    """Of one layer's attention."""
+    return 2 * model.hidden_size * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim

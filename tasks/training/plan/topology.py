@@ -1,0 +1,138 @@
+"""Topologies that cannot train a phase, whatever the engine: numbers that do not divide, and what DeepSpeed and Megatron exclude.
+
+`tasks/training/plan/launch_rules.py` holds the other list: what could be trained but has no code yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from configs.schema import ModelRecipe, PolicyObjective, TrainingRecipe, TrainingResources
+from tasks.training.plan.answer_batches import answer_cache_bytes
+from tasks.training.schedule.phase_steps import PhaseSteps, summarize_steps
+
+
+def data_parallel(resources: TrainingResources) -> int:
+    """Copies of the model that share a step's rows: ranks / (tensor x pipeline x context parallel)."""
+    return max(1, resources.num_ranks // (resources.tensor_parallel * resources.pipeline_parallel * resources.context_parallel))
+
+
+def impossible_topology(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
+    """Every reason why the phase cannot be trained on these ranks, with the values and the fix; empty where it can."""
+    return [
+        *_world(resources), *_model(recipe.model, resources), *_experts(recipe.model, resources), *_engine(resources),
+        *_rows(recipe, resources, summarize_steps(recipe)),
+    ]  # fmt: skip
+
+
+def _world(resources: TrainingResources) -> Iterator[str]:
+    one_copy = resources.tensor_parallel * resources.pipeline_parallel * resources.context_parallel
+    if resources.num_ranks % one_copy:
+        yield (
+            f"num_ranks ({resources.num_ranks}) is no multiple of tensor x pipeline x context parallel ({one_copy}), the ranks of one "
+            f"copy: set it to {max(1, resources.num_ranks // one_copy) * one_copy}"
+        )
+
+
+def _model(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
+    stages, tensor = resources.pipeline_parallel, resources.tensor_parallel
+    if stages > model.num_hidden_layers:
+        yield (f"pipeline_parallel ({stages}) exceeds num_hidden_layers ({model.num_hidden_layers}): a stage holds at least one, lower it")
+    sizes = {
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads,
+        "intermediate_size": model.intermediate_size,
+        "n_shared_experts x moe_intermediate_size": model.n_shared_experts * model.moe_intermediate_size,
+        "vocab_size": model.vocab_size,
+    }
+    for name, size in sizes.items():
+        if size % tensor:
+            yield f"{name} ({size}) does not divide by tensor_parallel ({tensor}): lower tensor_parallel"
+    yield from _heads(model, tensor, resources.context_parallel)
+
+
+def _heads(model: ModelRecipe, tensor: int, context: int) -> Iterator[str]:
+    """Context ranks divide the heads of a tensor rank among them while they attend."""
+    query, key = model.num_attention_heads // tensor, model.num_key_value_heads // tensor
+    if query % context:
+        yield (
+            f"num_attention_heads / tensor_parallel ({query}) does not divide by context_parallel ({context}): in attention each context "
+            "rank takes a share of the heads over all positions; lower context_parallel"
+        )
+    if key and key % context and context % key:
+        yield (
+            f"num_key_value_heads / tensor_parallel ({key}) can neither be divided among nor repeated on {context} context-parallel ranks: "
+            f"set context_parallel to a divisor or a multiple of {key}"
+        )
+
+
+def _experts(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
+    experts, stage_ranks = resources.expert_parallel, resources.num_ranks // resources.pipeline_parallel
+    if model.n_routed_experts % experts:
+        yield (
+            f"n_routed_experts ({model.n_routed_experts}) does not divide by expert_parallel ({experts}): "
+            f"set it to one of {_divisors(model.n_routed_experts)}"
+        )
+    if stage_ranks % experts:
+        yield (
+            f"expert_parallel ({experts}) is carved out of the {stage_ranks} ranks of a pipeline stage (data x tensor x context parallel), "
+            f"no axis of its own, and must divide them: num_ranks must be a multiple of {experts * resources.pipeline_parallel}"
+        )
+
+
+def _engine(resources: TrainingResources) -> Iterator[str]:
+    if resources.zero_stage >= 2 and resources.pipeline_parallel > 1:
+        yield (
+            f"zero_stage {resources.zero_stage} with pipeline_parallel {resources.pipeline_parallel}: a pipeline keeps the gradients of "
+            "many micro-batches, which ZeRO >= 2 would have to gather for each: DeepSpeed refuses it. Set zero_stage 1, or "
+            "pipeline_parallel 1"
+        )
+    if resources.zero_stage == 3 and resources.recompute == "full" and resources.recompute_every_layers > 1:
+        yield (
+            f"zero_stage 3 with recompute full and recompute_every_layers {resources.recompute_every_layers}: ZeRO 3 gathers the weights "
+            "of one layer and lets go of them when it was computed again, before its gradients are there. Set recompute_every_layers 1"
+        )
+    if resources.offload_optimizer != "none" and resources.zero_stage == 0:
+        yield f"offload_optimizer {resources.offload_optimizer} needs zero_stage >= 1: DeepSpeed offloads the shards that ZeRO makes"
+    if resources.offload_parameters != "none" and resources.zero_stage != 3:
+        yield (
+            f"offload_parameters {resources.offload_parameters} needs zero_stage 3, it is {resources.zero_stage}: only there are weights "
+            "divided. Set 3, or offload_parameters none"
+        )
+    if "nvme" in (resources.offload_optimizer, resources.offload_parameters):
+        yield (
+            "offloading to nvme: DeepSpeed swaps partitions out between steps, where the hand-over state cannot be written from them nor "
+            "read into them. Set cpu"
+        )
+
+
+def _rows(recipe: TrainingRecipe, resources: TrainingResources, steps: PhaseSteps) -> Iterator[str]:
+    copies = data_parallel(resources)
+    if steps.min_rows < copies:
+        yield (
+            f"{copies} data-parallel copies ({resources.num_ranks} ranks) cannot share the step at {steps.smallest_at_tokens} tokens, it "
+            f"has {steps.min_rows} sequences: lower num_ranks, widen another axis, or change num_tokens or the batch"
+        )
+    slices = resources.tensor_parallel * resources.context_parallel
+    if slices > 1 and (recipe.sequence_length % slices or recipe.sequence_length < 2 * slices):
+        yield (
+            f"sequence_length ({recipe.sequence_length}) does not divide by tensor x context parallel ({slices}) into slices of two or "
+            "more positions: between attention and MLPs ranks hold slices of one size, and the MTP layer leaves out a row's last one"
+        )
+    if isinstance(recipe.objective, PolicyObjective):
+        one_answer = answer_cache_bytes(recipe, resources)
+        if resources.rollout_cache_bytes < one_answer:
+            yield (
+                f"rollout_cache_bytes ({resources.rollout_cache_bytes}) hold no answer of sequence_length ({recipe.sequence_length}): "
+                f"its keys and values take {one_answer} bytes of a rank; raise it to that"
+            )
+        group = recipe.objective.samples_per_prompt
+        if any(rows % group for rows in (steps.first_rows, steps.min_rows, steps.max_rows)):
+            yield (
+                f"a step of {steps.min_rows} to {steps.max_rows} answers does not divide into groups of samples_per_prompt ({group}): make "
+                "batch tokens and num_tokens multiples of samples_per_prompt x sequence_length"
+            )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(part) for part in range(1, number + 1) if number % part == 0)

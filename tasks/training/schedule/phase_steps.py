@@ -1,0 +1,48 @@
+"""The optimizer steps of a phase without walking them one by one: 23 trillion tokens are planned in milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from configs.schema import TrainingRecipe
+from tasks.training.schedule.schedules import batch_rampup_tokens, plan_step
+
+
+@dataclass(frozen=True)
+class PhaseSteps:
+    """What the steps of a phase amount to; equal to the sequence of `plan_step`."""
+
+    num_steps: int
+    first_rows: int
+    """Rows of the first step."""
+    min_rows: int
+    max_rows: int
+    smallest_at_tokens: int
+    """Course position of the first step that has min_rows."""
+    first_end_tokens: int
+    """Course position behind the first step: where its learning rate is read."""
+
+
+def summarize_steps(recipe: TrainingRecipe) -> PhaseSteps:
+    """The steps while the batch grows are walked; behind that all are alike but the last, which takes what the budget leaves."""
+    total_rows = recipe.num_tokens // recipe.sequence_length
+    sizes: list[tuple[int, int]] = []
+    row = 0
+    while row < total_rows:
+        plan = plan_step(recipe, row * recipe.sequence_length)
+        sizes.append((plan.num_rows, plan.start_tokens))
+        row += plan.num_rows
+        if plan.start_tokens >= batch_rampup_tokens(recipe.course, recipe.course_num_tokens):
+            break
+    repeats, rest = divmod(total_rows - row, sizes[-1][0])
+    smallest = min(sizes)
+    if rest and rest < smallest[0]:
+        smallest = (rest, recipe.course_start_tokens + (total_rows - rest) * recipe.sequence_length)
+    return PhaseSteps(
+        num_steps=len(sizes) + repeats + bool(rest),
+        first_rows=sizes[0][0],
+        min_rows=smallest[0],
+        max_rows=max(size for size, _ in sizes),
+        smallest_at_tokens=smallest[1],
+        first_end_tokens=recipe.course_start_tokens + sizes[0][0] * recipe.sequence_length,
+    )

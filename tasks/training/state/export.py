@@ -1,0 +1,56 @@
+"""The end of a phase: final/ with the weights as a Hugging Face directory and the hand-over state.
+
+Both come from the last checkpoint, whose tensors are whole whatever the topology: no rank needs the whole model for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model.formats.hf_checkpoint import config_dict, write_checkpoint
+from tasks.training.state.checkpoints import CHECKSUMS, find_checkpoint
+from tasks.training.state.job import TrainingJob
+from tasks.training.state.state import StateFiles
+
+MAX_SHARD_BYTES = 4 << 30
+
+
+class MasterTensors(Mapping[str, Tensor]):
+    """The weights of a state directory, each read when it is asked for."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.files = StateFiles(state_dir, "master")
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.files.tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.files.names()))
+
+    def __len__(self) -> int:
+        return len(self.files.names())
+
+
+def export_checkpoint(job: TrainingJob) -> None:
+    """Write work_dir/final/ (hf/ in the phase's dtype, handover/ linked from the last checkpoint) by one rename."""
+    work_dir, recipe = Path(job.work_dir), job.recipe
+    checkpoint_dir, problems = find_checkpoint(work_dir)
+    assert checkpoint_dir is not None and not problems, problems
+    temporary = work_dir / ".final"
+    shutil.rmtree(temporary, ignore_errors=True)
+    dtype = getattr(torch, recipe.dtype)
+    model = recipe.model.model_copy(update={"rope_theta": recipe.rope_theta})
+    config = config_dict(model, dtype=dtype, eos_token_ids=job.eos_token_ids, pad_token_id=job.pad_token_id)
+    write_checkpoint(MasterTensors(checkpoint_dir), config, temporary / "hf", dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES)
+    (temporary / "handover").mkdir()
+    for path in sorted(checkpoint_dir.iterdir()):
+        if path.name != CHECKSUMS:
+            os.link(path, temporary / "handover" / path.name)
+    shutil.rmtree(work_dir / "final", ignore_errors=True)
+    temporary.rename(work_dir / "final")

@@ -1,0 +1,37 @@
+"""Measurements of held-out documents while a phase trains: when one is due, and which of them was the best."""
+
+from __future__ import annotations
+
+from configs.schema import Frozen, TrainingRecipe
+from tasks.training.schedule.schedules import StepPlan
+
+
+class Measurement(Frozen):
+    """The held-out documents after a step."""
+
+    step: int
+    bits_per_byte: dict[str, float]
+    """By domain."""
+    nats_per_token: dict[str, float]
+
+    @property
+    def mean(self) -> float:
+        """Bits per byte, every domain alike: what the best measurement has least of."""
+        return sum(self.bits_per_byte.values()) / len(self.bits_per_byte)
+
+    def metrics(self) -> dict[str, float]:
+        by_domain = {f"validation_bits_per_byte_{domain}": value for domain, value in self.bits_per_byte.items()}
+        losses = {f"validation_loss_{domain}": value for domain, value in self.nats_per_token.items()}
+        return {"validation_bits_per_byte": self.mean, **by_domain, **losses}
+
+
+def is_due(recipe: TrainingRecipe, plan: StepPlan) -> bool:
+    """Whether the weights after this step are measured: where it reaches another multiple of the interval, and at the phase's end."""
+    interval = recipe.validation.interval_tokens
+    before, after = plan.start_tokens - recipe.course_start_tokens, plan.end_tokens - recipe.course_start_tokens
+    return after // interval > before // interval or after >= recipe.num_tokens
+
+
+def better(before: Measurement | None, measured: Measurement) -> Measurement:
+    """The one with the lower mean; of two alike the earlier."""
+    return measured if before is None or measured.mean < before.mean else before

@@ -1,0 +1,47 @@
+"""What a phase leaves: weights with their tokenizer, and what later steps know of them."""
+
+from __future__ import annotations
+
+import hashlib
+
+from infra.step import Record
+from model.text.chat_template import CHAT_TEMPLATE
+
+CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY = "chat_template.jinja", "chat_template"
+
+
+class TrainedCheckpoint(Record):
+    """What a phase left."""
+
+    phase: str
+    objective: str
+    num_steps: int
+    num_tokens: int
+    """Of this phase."""
+    course: str
+    course_tokens: int
+    """Position on the course where it ended."""
+    lm_loss: float | None
+    """Of the last step's batch; None, as the two below, for imported weights. Of a policy objective the surrogate's gradient as a
+    weighted cross-entropy: no measure of the model."""
+    mtp_loss: float | None
+    balance_loss: float | None
+    num_parameters: int
+    mean_reward: float | None
+    """Over the last tenth of a policy objective's steps."""
+    num_rollbacks: int
+    """Spikes after which training went back and left rows out."""
+    validation_bits_per_byte: dict[str, float]
+    """By domain, of the weights that the phase left, as measured while it trained; empty where nothing was."""
+    is_chat_trained: bool
+    """Whether this phase or one before it trained on conversations; only then hf/ holds the chat template."""
+    chat_template_digest: str
+    """sha256 of the template's text."""
+    tokenizer_digest: str
+    special_token_ids: dict[str, int]
+    export_digest: str
+    """sha256 over the names and bytes of hf/."""
+
+
+def chat_template_digest() -> str:
+    return hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest()

@@ -1,0 +1,102 @@
+"""What rank 0 writes down about steps: metrics.jsonl, rollouts.jsonl, progress.json, and the trackers that show the same metrics."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from model.architecture.counts import training_flops_per_token
+from tasks.training.loop.phase_data import StepData
+from tasks.training.loop.training_step import StepResult
+from tasks.training.schedule.schedules import StepPlan, trains_mtp
+from tasks.training.state.job import ROLLOUTS_FILE, TrainingJob
+from tasks.training.state.measurements import Measurement
+from tasks.training.state.position import Position
+from tasks.training.watch.metrics import ProgressFile, StepLog, peak_memory_bytes
+from tasks.training.watch.trackers import open_trackers
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class StepRecord:
+    """Lines behind the position, from before a kill or a rollback, are dropped at the start."""
+
+    def __init__(self, job: TrainingJob, position: Position) -> None:
+        work_dir = Path(job.work_dir)
+        self._job = job
+        self._metrics = StepLog(work_dir / METRICS_FILE, position.step)
+        self._rollouts = StepLog(work_dir / ROLLOUTS_FILE, position.step) if position.policy is not None else None
+        self._progress = ProgressFile(work_dir, job.recipe.num_tokens)
+        self._trackers = open_trackers(job, position.step)
+        self._interval = _Interval()
+
+    def waited(self, seconds: float) -> None:
+        """For data."""
+        self._interval.wait_seconds += seconds
+
+    def paused(self, seconds: float) -> None:
+        """For a measurement or a checkpoint: no part of the training speed."""
+        self._interval.paused_seconds += seconds
+
+    def passed_over(self, position: Position) -> None:
+        """A step that a spike left out has no line of its own."""
+        self._interval.num_skipped += 1
+        self._progress.write(position.num_tokens, "passed over after a spike")
+
+    def taken(self, position: Position, plan: StepPlan, data: StepData, result: StepResult, measured: Measurement | None) -> None:
+        """The line of a step, where one is due: at the interval, at the phase's end, and of every measured step."""
+        self._interval.add(plan, result)
+        self._progress.write(position.num_tokens, _message(result, data))
+        if self._rollouts is not None:
+            self._rollouts.append(data.rollouts)
+        is_last = position.num_tokens >= self._job.recipe.num_tokens
+        if measured is None and not is_last and position.step % self._job.resources.log_interval_steps:
+            return
+        values = self._values(position, plan, data, result) | (measured.metrics() if measured is not None else {})
+        self._metrics.append([{"step": position.step, **values}])
+        for tracker in self._trackers:
+            tracker.log(position.step, values)
+        self._interval = _Interval()
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
+
+    def _values(self, position: Position, plan: StepPlan, data: StepData, result: StepResult) -> dict[str, float]:
+        job, interval = self._job, self._interval
+        seconds = time.perf_counter() - interval.started - interval.paused_seconds
+        attended_tokens = interval.squared_lengths / max(1, interval.num_positions)
+        flops = training_flops_per_token(job.recipe.model, attended_tokens, trains_mtp=trains_mtp(job.recipe)) * interval.num_positions
+        use = result.expert_use
+        return {
+            "tokens": position.course_tokens, "loss": result.total_loss, **result.losses.model_dump(),
+            "grad_norm": result.grad_norm, "learning_rate": result.learning_rate, "batch_tokens": plan.end_tokens - plan.start_tokens,
+            "mtp_weight": result.mtp_weight, "router_bias_rate": result.router_bias_rate,
+            **{f"expert_load_{layer}": load for layer, load in enumerate(use.load)},
+            **{f"expert_cv_{layer}": variation for layer, variation in enumerate(use.variation)},
+            **{f"dead_experts_{layer}": number for layer, number in enumerate(use.num_dead)},
+            "tokens_per_second": interval.num_tokens / seconds, "data_wait_seconds": interval.wait_seconds,
+            "optimizer_seconds": interval.optimizer_seconds, "pause_seconds": interval.paused_seconds,
+            "mfu": flops / seconds / job.resources.num_ranks / job.resources.peak_flops_per_second, "memory_bytes": peak_memory_bytes(),
+            "attended_tokens": attended_tokens,
+            "skipped_steps": interval.num_skipped, "rollbacks": len(position.skipped), **data.metrics,
+        }  # fmt: skip
+
+
+class _Interval:
+    """What happened since the last line of metrics.jsonl."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.num_tokens = self.num_positions = self.squared_lengths = self.num_skipped = 0
+        self.wait_seconds = self.optimizer_seconds = self.paused_seconds = 0.0
+
+    def add(self, plan: StepPlan, result: StepResult) -> None:
+        self.num_tokens += plan.end_tokens - plan.start_tokens
+        self.num_positions += result.num_positions
+        self.squared_lengths += result.squared_lengths
+        self.optimizer_seconds += result.optimizer_seconds
+
+
+def _message(result: StepResult, data: StepData) -> str:
+    return f"loss {result.losses.lm:.3f}" if "reward_mean" not in data.metrics else f"reward {data.metrics['reward_mean']:.3f}"

@@ -1,0 +1,187 @@
+"""What extraction does around trafilatura: the same elements found faster, the same bounds for any page, code and formulas kept."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+
+import pytest
+import trafilatura.xpaths
+from lxml.html import document_fromstring
+
+from tasks.data.extraction import page_rules
+from tasks.data.extraction.html_text import html_to_text
+from tasks.data.extraction.kept_content import keep_content, with_lettered_code, without_letters
+from tasks.data.extraction.page_bounds import MAX_CELLS, MAX_COPIED_CHARS, is_bounded, is_costly
+from tests.data.extraction.test_extraction import PAGE, SENTENCES
+from tests.support.data_inputs import SHARED_DATA, prose
+
+
+def _shared_pages(name: str) -> list[str]:
+    path = SHARED_DATA / "html" / f"{name}.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not at hand: no shared data")
+    return [json.loads(line)["html"] for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def _check_marks(tree):
+    """Every expression finds in the marked tree what trafilatura's own finds in it."""
+    page_rules.mark(tree)
+    found = 0
+    for name in page_rules.LISTS:
+        for expression in getattr(trafilatura.xpaths, name):
+            expected = expression.original(tree)
+            # of the body expressions trafilatura takes the first element
+            assert (expression(tree)[:1], name) == (expected[:1], name) if name == "BODY_XPATH" else expression(tree) == expected
+            found += len(expected)
+    return found
+
+
+def test_marked_expressions_find_what_the_libraries_own_find():
+    trees = [document_fromstring(page.encode()) for page in _shared_pages("extraction_segments")[:40]]
+    assert sum(map(_check_marks, trees)) > 2000
+
+
+def test_every_condition_of_an_expression_has_a_mark():
+    """One element for each alternative of each condition, made from its own pattern, and for each order of two attributes."""
+    rules, watched = page_rules._rules()
+    elements = []
+    for names, conditions in rules.items():
+        for _, literal, pattern in conditions:
+            values = {
+                literal,
+                pattern.pattern.strip("^"),
+                re.sub(r"\(\?:([^|)]*)[^)]*\)", r"\1", pattern.pattern).strip("^"),
+                f"x {literal} y",
+            }
+            elements += [(name, value) for name in names for value in values if "<" not in value and '"' not in value]
+    assert {name for name, _ in elements} == watched
+    both = [
+        f'<div id="{one}" class="{other}"></div><div class="{other}" id="{one}"></div>'
+        for one in ("link", "x")
+        for other in ("cookie", "link b", "y")
+    ]
+    body = "".join(f'<div {name}="{value}">a</div><ul {name}="{value}"><li>b</ul><a {name}="{value}">c</a>' for name, value in elements)
+    tree = document_fromstring(f"<html><body MARKS='ABCDEFGHIJKLMNOP'>{body}{''.join(both)}</body></html>")
+    assert _check_marks(tree) > len(elements) / 2
+
+
+def test_a_tree_without_marks_is_asked_as_the_library_asks():
+    tree = document_fromstring("<html><body><div class='entry-content'><p>a</p></div></body></html>")
+    (found,) = trafilatura.xpaths.BODY_XPATH[0](tree)
+    assert found.get("class") == "entry-content" and found.get(page_rules.MARKS) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "is_too_much"),
+    [
+        ("<table><tr>" + "<td>a</td>" * 100 + "</tr>" + "<tr><td>b</td></tr>" * (MAX_CELLS // 100 - 20) + "</table>", False),
+        ("<table><tr>" + "<td>a</td>" * 100 + "</tr>" + "<tr><td>b</td></tr>" * (MAX_CELLS // 100) + "</table>", True),
+        ("<table><tr>" + "<td colspan=0100>a</td>" * (MAX_CELLS // 100 + 1) + "</tr></table>", True),
+        ("<table>" + "<tr><td rowspan=99999>a</td></tr>" * (MAX_CELLS // 100 + 1) + "</table>", True),
+    ],
+    ids=["rows", "more rows", "columns", "spanned rows"],
+)  # fmt: skip
+def test_what_trafilatura_would_blow_up_is_left_to_resiliparse(body, is_too_much):
+    """45,000 rows of one cell became 13 MB of bars and 700 MB of memory."""
+    page = PAGE.format(body=SENTENCES + body)
+    assert is_bounded(page) and is_costly(page, document_fromstring(page)) is is_too_much
+    if is_too_much:
+        text, reason = html_to_text(page, "combined")
+        assert reason == "" and len(text) < 2 * len(page) and text == html_to_text(page, "resiliparse")[0]
+
+
+def test_a_text_in_too_many_elements_is_too_large():
+    """resiliparse copies it once for each of them; lxml gives up at 256."""
+    text = "x" * (MAX_COPIED_CHARS // 1000)
+    assert not is_bounded("<div>" * 1001 + text + "</div>" * 1001)
+    assert is_bounded("<div>" * 980 + text + "</div>" * 980) and is_bounded("<p>" * 1000 + text)
+    assert is_bounded("<div>" * 1000 + "</div>" * 998 + 100 * text)
+
+
+def test_many_formulas_in_a_paragraph_are_not_copied_with_each():
+    tree = document_fromstring("<html><body><p>" + "<math><mi>x</mi></math> and " * 3000 + "</p></body></html>")
+    keep_content(tree)
+    spans = list(tree.iter("span"))
+    assert len(spans) == 3000 and {(span.text, span.tail) for span in spans} == {("\\(x\\)", " and ")}
+
+
+def test_code_blocks_that_are_never_closed_are_passed_once():
+    """A pattern from <pre> to </pre> went to the end of the page from each of them."""
+    lettered = with_lettered_code("<pre>" * 1000 + "x y\n\n" * 1000 + "</pre>")
+    assert without_letters(lettered, "") == "<pre>" * 1000 + "\n" + "x y\n\n" * 999 + "x y\n</pre>"
+    assert with_lettered_code("<pre>" * 10 + "x y") == "<pre>" * 10 + "x y"
+
+
+@pytest.mark.parametrize("block", ["<pre><code></code></pre>", "<pre>\n<b>\n</b></pre>", "<pre> </pre>"])
+def test_an_empty_code_block_costs_nothing_else(block):
+    text, reason = html_to_text(PAGE.format(body=f"<p>{prose(1)}</p>{block}<p>{prose(2)}</p>"), "combined")
+    assert reason == "" and prose(1)[:200] in text and prose(2)[:200] in text
+
+
+CODE = "if x:\n    y = [1]\n\n\ty()"
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "<pre>{}</pre>", "<pre><code>\n{}\n</code></pre>", "<ul><li>Do this:<pre>{}</pre></li></ul>",
+        "<blockquote><pre>{}</pre></blockquote>",
+        "<figure class='highlight'><pre>{}</pre></figure>", "<PRE class='highlight'><span></span>{}</PRE>",
+        "<table><tr><td class='gutter'><pre>1</pre></td><td class='code'><pre>{}</pre></td></tr></table>",
+    ],
+    ids=["bare", "in code", "in a list", "in a quote", "in a figure", "highlighted", "in a table"],
+)  # fmt: skip
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "<br>", "<br/>\n"])
+def test_code_keeps_its_lines_and_indentation_wherever_it_stands(around, line_end):
+    page = PAGE.format(body=SENTENCES + around.format(CODE.replace("\n", line_end).replace("if", "<b>if</b>")) + SENTENCES)
+    text, _ = html_to_text(page, "combined")
+    assert f"\n{CODE}\n" in text and not {"\u2e4d", "\u2e4e", "\u2e4f"} & set(text)
+
+
+def test_a_page_with_the_letters_that_stand_for_white_space_keeps_them():
+    text, _ = html_to_text(PAGE.format(body=f"{SENTENCES}<p>The mark \u2e4d and \u2e4e.</p><pre>a = 1</pre>"), "combined")
+    assert "The mark \u2e4d and \u2e4e." in text and "a = 1" in text
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("<script type='math/tex'>a < b</script>", "\\(a < b\\)"),
+        ("<script type='math/tex; mode=display'>a^2</script>", "\\[a^2\\]"),
+        ("<math><mi>x</mi><annotation encoding='application/x-tex'>x_1</annotation></math>", "\\(x_1\\)"),
+        ("<math alttext='x^2' display='block'><mi>x</mi></math>", "\\[x^2\\]"),
+        ("<math><mi>a</mi><mo>+</mo><mi>b</mi></math>", "\\(a+b\\)"),
+        (
+            "<span class='mwe-math-element'><span class='mwe-math-mathml-inline' style='display: none;'>"
+            "<math alttext='E'><mi>E</mi></math></span>"
+            "<img alt='E' class='mwe-math-fallback-image-inline' src='e.svg'></span>",
+            "\\(E\\)",
+        ),
+        (
+            "<span class='katex'><span class='katex-mathml'><math><mi>x</mi>"
+            "<annotation encoding='application/x-tex'>x</annotation></math></span>"
+            "<span class='katex-html' aria-hidden='true'>x</span></span>",
+            "\\(x\\)",
+        ),
+        (
+            "<mjx-container><mjx-math aria-hidden='true'>x</mjx-math><mjx-assistive-mml><math><mi>x</mi></math>"
+            "</mjx-assistive-mml></mjx-container>",
+            "\\(x\\)",
+        ),
+        ("<img class='latex' alt='x^2' src='a.png'>", "\\(x^2\\)"),
+        ("<span class='math'><math alttext='y'><mi>y</mi></math>, <math alttext='z'><mi>z</mi></math></span>", "\\(y\\), \\(z\\)"),
+        ("<span class='text'>so <math alttext='y'><mi>y</mi></math></span>", "so \\(y\\)"),
+        ("<img class='text' alt='A tree' src='a.png'>", ""),
+        ("<time datetime='2020-01-01'>1 January</time>", "1 January"),
+    ],
+)  # fmt: skip
+def test_formulas_and_dates_stay_in_their_sentences(formula, expected):
+    text, _ = html_to_text(PAGE.format(body=f"{SENTENCES}<p>Before {formula} after it.</p>{SENTENCES}"), "combined")
+    assert f"\nBefore {expected} after it.\n".replace("  ", " ") in text
+
+
+def test_a_date_that_stands_alone_is_a_byline():
+    text, _ = html_to_text(PAGE.format(body=f"<p><time>1 January</time></p><div><time>2 March</time> by A</div>{SENTENCES}"), "combined")
+    assert "January" not in text and "March" not in text

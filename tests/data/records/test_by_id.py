@@ -1,0 +1,85 @@
+"""Rows by their ids: read_by_id and documents that are written with marks, beside pyarrow over all rows."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from infra.spark import spark_session
+from tasks.data.records import document_files, documents_by_id
+from tasks.data.records.document_files import read_documents, write_marked_documents
+from tasks.data.records.documents_by_id import read_by_id
+from tasks.data.records.parcels import id_numbers, id_strings
+from tests.support.data_inputs import RESOURCES
+
+NUM_ROWS = 9_000
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    """Two directories of five files each, in order of their ids, and all rows."""
+    draw, tables, paths = np.random.default_rng(0), [], []
+    for name in ("one", "other"):
+        directory = tmp_path_factory.mktemp(name)
+        ids = np.unique(draw.integers(0, 2**64, NUM_ROWS, dtype=np.uint64))
+        table = pa.table({"id": id_strings(ids), "text": pa.array(ids.astype(str)), "split": pa.array(["?"] * len(ids))})
+        for part, start in enumerate(range(0, NUM_ROWS, 1800)):
+            paths.append(str(directory / f"part-{part:05d}.parquet"))
+            pq.write_table(table.slice(start, 1800), paths[-1], row_group_size=500)
+        tables.append(table)
+    return paths, pa.concat_tables(tables)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 500, NUM_ROWS])
+def test_rows_by_id_are_all_that_are_wanted_and_no_others(directories, count):
+    paths, table = directories
+    draw = np.random.default_rng(count)
+    known = id_numbers(table.column("id"))
+    wanted = np.unique(np.concatenate((draw.choice(known, count, replace=False), draw.integers(0, 2**64, count, dtype=np.uint64))))
+    found = [batch.column("id").to_pylist() for batch in read_by_id(paths, wanted, ["id", "text"])]
+    expected = table.filter(pc.is_in(table["id"], id_strings(wanted)))["id"].to_pylist()
+    assert [identity for batch in found for identity in batch] == expected and len(expected) >= count
+
+
+def test_few_footers_of_many_files_are_read(directories, monkeypatch):
+    paths, table = directories
+    read, open_file = [], pq.ParquetFile
+    monkeypatch.setattr(pq, "ParquetFile", lambda path: read.append(path) or open_file(path))
+    wanted = np.sort(id_numbers(table.slice(2000, 3)["id"]))
+    assert sum(batch.num_rows for batch in read_by_id(paths[:5], wanted)) == 3
+    assert read == paths[1:2]
+    assert documents_by_id._first_id(paths[0]) == int(table["id"][0].as_py(), 16)
+
+
+@pytest.mark.parametrize(("file_bytes", "num_files"), [(40, 10), (10**9, 1)])
+def test_documents_are_copied_with_their_marks(directories, tmp_path, monkeypatch, file_bytes, num_files):
+    monkeypatch.setattr(document_files, "FILE_BYTES", file_bytes)
+    paths = directories[0][:5]
+    kept = directories[1].slice(0, NUM_ROWS).filter(pc.equal(pc.utf8_slice_codeunits(directories[1].slice(0, NUM_ROWS)["id"], 15), "7"))
+    marks = (
+        kept.select(["id"])
+        .append_column("split", pc.utf8_slice_codeunits(kept["id"], 0, 1))
+        .append_column("rank", pa.array(range(len(kept))))
+    )
+    frame = spark_session(RESOURCES).createDataFrame(marks.take(np.random.default_rng(1).permutation(len(kept))))
+    written = write_marked_documents(frame, paths, tmp_path / "documents", 400)
+    assert len(written) == num_files
+    copied = pa.concat_tables([pq.read_table(path) for path in written])
+    assert copied.column_names == ["id", "text", "split", "rank"]
+    assert copied["text"].equals(kept["text"]) and all(copied[name].equals(marks[name]) for name in marks.column_names)
+    none = write_marked_documents(frame.where("false"), paths, tmp_path / "none", 400)
+    assert pq.read_schema(none[0]).equals(pq.read_schema(written[0])) and not pq.read_metadata(none[0]).num_rows
+
+
+def test_row_groups_spread_over_the_cores_without_a_shuffle_where_there_are_enough(directories, tmp_path):
+    table = directories[1].slice(0, NUM_ROWS)
+    text = pa.array(np.random.default_rng(0).bytes(400).hex() for _ in range(NUM_ROWS))
+    pq.write_table(table.set_column(1, "text", text), tmp_path / "many.parquet", row_group_size=1000, use_dictionary=False)
+    pq.write_table(table, tmp_path / "one.parquet")
+    for name, is_shuffled in (("many", False), ("one", True)):
+        frame = read_documents(spark_session(RESOURCES), [tmp_path / f"{name}.parquet"], RESOURCES)
+        plan = frame._jdf.queryExecution().toString()
+        assert ("Repartition" in plan) == is_shuffled
+        sizes = frame.rdd.mapPartitions(lambda rows: [sum(1 for _ in rows)]).collect()
+        assert sum(sizes) == NUM_ROWS and max(sizes) < 0.8 * NUM_ROWS

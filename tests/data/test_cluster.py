@@ -1,0 +1,105 @@
+"""The whole data flow on a real standalone Spark cluster: the digests of a local session, also when a worker is killed in mid-job."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+
+import pytest
+
+from configs.schema import RepositoryRecipe, SparkResources
+from infra.spark import _zip_packages, stop_spark
+from tasks.data.repositories.concatenate_repositories import concatenate_repositories
+from tasks.data.shards.shard_documents import shard_documents
+from tasks.data.sources.list_sources import list_sources
+from tasks.data.tokenizer.train_tokenizer import train_tokenizer
+from tests.conftest import ROOT
+from tests.data.test_chain import CHAIN_RECIPE, TOKENIZER
+from tests.support.data_inputs import RECIPE, RESOURCES, cleaned, compute, write_corpus, write_packages
+from tests.support.spark_cluster import spark_cluster
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("corpus")
+    write_corpus(directory)
+    write_packages(directory)
+    return list_sources(directory)
+
+
+def digests(sources, root, resources) -> dict[str, str]:
+    """Of every step from the sources to the token shards."""
+    spark = {"resources": resources}
+    artifacts = cleaned(sources, root, CHAIN_RECIPE, resources)
+    clean = artifacts["decontaminated"]
+    tokenizer = compute(train_tokenizer, root, documents=clean, recipe=TOKENIZER, **spark)
+    repositories = compute(concatenate_repositories, root, documents=clean, recipe=RepositoryRecipe(max_document_chars=20000), **spark)
+    texts = {"documents": clean, "repositories": repositories, "tokenizer": tokenizer}
+    shards = compute(shard_documents, root, recipe=RECIPE.shards, **texts, **spark)
+    made = {**artifacts, **texts, "shards": shards}
+    return {name: artifact.digest for name, artifact in made.items()}
+
+
+@pytest.fixture(scope="module")
+def local(sources, tmp_path_factory):
+    return digests(sources, tmp_path_factory.mktemp("local"), RESOURCES)
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Its session is stopped first, then the cluster."""
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    stop_spark()
+    with spark_cluster(tmp_path) as started:
+        yield started
+        stop_spark()
+
+
+def on_cluster(cluster) -> SparkResources:
+    return SparkResources(master=cluster.master, driver_memory="1g", executor_memory="600m", shuffle_partitions=3)
+
+
+@pytest.mark.long
+def test_the_data_flow_on_a_cluster_has_the_digests_of_a_local_session(cluster, sources, local, tmp_path):
+    assert digests(sources, tmp_path / "cluster", on_cluster(cluster)) == local
+    assert cluster.num_alive_workers() == 2
+
+
+@pytest.mark.long
+def test_a_worker_killed_in_mid_job_changes_no_digest(cluster, sources, local, tmp_path):
+    killed: list[float] = []
+
+    def kill_when_busy():
+        """Half a second after the third step has been committed, when a later one is at work."""
+        while len(list((tmp_path / "cluster").rglob("manifests/*.json"))) < 3:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        cluster.kill_worker(0)
+        killed.append(time.monotonic())
+
+    threading.Thread(target=kill_when_busy, daemon=True).start()
+    found = digests(sources, tmp_path / "cluster", on_cluster(cluster))
+    assert killed and killed[0] < time.monotonic() and found == local
+    assert cluster.workers[0].poll() is not None and cluster.workers[1].poll() is None
+
+
+def test_what_executors_are_shipped_imports_without_the_project(tmp_path):
+    """On other machines only the zip is there: no other package of the project, no file beside a module."""
+    archive = _zip_packages(tmp_path)
+    shipped = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted((ROOT / "tasks" / "data").rglob("*.py"))
+        if re.search(r"Runs in\s+executors|inside Spark executors", path.read_text(encoding="utf-8"))
+    ]  # fmt: skip
+    assert len(shipped) > 10
+    code = (
+        "import importlib, sys; sys.path[:0] = sys.argv[1:3]\n"
+        "for name in sys.argv[3:]: assert importlib.import_module(name).__file__.startswith(sys.argv[1]), name"
+    )
+    # -S: no .pth file, through which the project itself is installed.
+    command = [sys.executable, "-S", "-c", code, str(archive), sysconfig.get_paths()["purelib"], *shipped]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

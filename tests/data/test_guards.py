@@ -1,0 +1,77 @@
+"""What is banned in tasks/data because its result depends on partitions, and what executors may import."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+
+FILES = sorted((ROOT / "tasks" / "data").rglob("*.py"))
+BANNED = {
+    "dropDuplicates": "keeps a different row for another partition count: group and take a minimum over a total order",
+    "drop_duplicates": "as dropDuplicates",
+    "first": "depends on the order of rows",
+    "first_value": "depends on the order of rows",
+    "last": "depends on the order of rows",
+    "any_value": "depends on the order of rows",
+    "collect_list": "depends on the order of rows",
+    "rand": "differs per partition",
+    "randn": "differs per partition",
+    "shuffle": "differs per run",
+    "monotonically_increasing_id": "counts per partition",
+    "spark_partition_id": "differs per partition count",
+    "sample": "draws per partition: use a predicate on a hash",
+    "limit": "takes whatever comes first: use a predicate on a hash",
+    "avg": "float sums differ in their last digits",
+    "mean": "float sums differ in their last digits",
+    "stddev": "float sums differ in their last digits",
+    "sum_distinct": "float sums differ in their last digits",
+}
+
+
+def spark_calls(path) -> set[str]:
+    """Names of the methods and functions that a file calls on Spark frames and functions."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if "pyspark" in path.read_text(encoding="utf-8")], ids=lambda path: path.stem)
+def test_nothing_that_depends_on_partitions_is_called(path):
+    assert not {name: reason for name, reason in BANNED.items() if name in spark_calls(path)}
+
+
+def test_sums_are_sums_of_integers():
+    """Every F.sum in tasks/data is over counts or lengths: a float column there would reach content."""
+    allowed = {"as_node", "when", "num_bytes", "num_chars", "num_records", "num_words", "num_tokens", "num_occurrences"}
+    allowed |= {"amount", "removed"}  # of removed_share.py: documents or bytes
+    for path in FILES:
+        for argument in re.findall(r"F\.sum\(\s*(?:F\.)?\"?(\w+)", path.read_text(encoding="utf-8")):
+            assert argument in allowed, f"{path.name}: F.sum over {argument}: say here why it is an integer"
+
+
+def test_modules_that_run_in_executors_import_neither_prefect_mlflow_infra_nor_spark():
+    from infra.code_digest import closure
+    from tests.house.test_house import imports
+
+    shipped = {
+        found[1] for path in FILES for found in re.finditer(r"from (tasks\.data\.[\w.]+) import", path.read_text(encoding="utf-8"))
+        if (ROOT / (found[1].replace(".", "/") + ".py")).read_text(encoding="utf-8").find("Runs in executors") >= 0
+        or "inside Spark executors" in (ROOT / (found[1].replace(".", "/") + ".py")).read_text(encoding="utf-8")
+    }  # fmt: skip
+    known = ("chat_records", "duplicate_candidates", "heuristics", "minhash", "overlap", "source_records", "tokenize_chats", "words")
+    assert {f"tasks.data.{name}" for name in known} <= shipped
+    for module in closure(tuple(sorted(shipped))):
+        names = {name.split(".")[0] for name in imports(ROOT / (module.replace(".", "/") + ".py"), runtime_only=True)}
+        assert not names & {"prefect", "mlflow", "infra", "pyspark"}, module
+
+
+def test_files_and_functions_stay_readable():
+    for path in [*FILES, ROOT / "infra" / "spark.py", ROOT / "data_contracts" / "runner.py"]:
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 350, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 60, f"{path.name}: {node.name}"

@@ -1,0 +1,100 @@
+"""Which records are questions, which are chosen, and what is asked where no file holds any."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from tasks.data.sources.list_sources import SourceListing
+from tasks.evaluation.choice_questions import order_hash, parse_question, questions_from_documents, questions_from_files
+from tests.support.evaluation_fakes import benchmark_files
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"query": "He ran, so", "choices": ["a", "b"], "gold": 1}, ("He ran, so", 1)),
+        ({"query": "Question: why?\n", "choices": ["a", "b"], "gold": 0}, ("Question: why?\nAnswer:", 0)),
+        ({"query": "Question: why?\nAnswer:", "choices": ["a", "b"], "gold": 0}, ("Question: why?\nAnswer:", 0)),
+        ({"question": "why?", "choices": ["x", "y", "z"], "answer": "C"}, ("Question: why?\nAnswer:", 2)),
+        ({"question": "why?", "choices": ["x", "y"], "answer": "y"}, ("Question: why?\nAnswer:", 1)),
+        ({"question": "why?", "choices": ["B", "A"], "answer": "A"}, ("Question: why?\nAnswer:", 1)),
+    ],
+)
+def test_shapes_of_questions(record, expected):
+    parsed = parse_question(json.dumps(record).encode())
+    assert parsed is not None and (parsed[0], parsed[2]) == expected and parsed[1] == record["choices"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"query": "q", "choices": ["a", "b"], "gold": 2}',
+        b'{"query": "q", "choices": ["a", "b"], "gold": true}',
+        b'{"query": "q", "choices": ["a"], "gold": 0}',
+        b'{"query": "q", "choices": ["a", " "], "gold": 0}',
+        b'{"query": " ", "choices": ["a", "b"], "gold": 0}',
+        b'{"question": "q", "choices": ["a", "b"], "answer": "C"}',
+        b'{"question": "q", "choices": ["a", "b"]}',
+        b'{"question": "q", "choices": ["a", "b"], "answer": "broken',
+        b'["choices"]',
+        b'{"question": "q", "answer": "b"}',
+    ],
+)
+def test_what_is_no_question_is_not_asked(line):
+    assert parse_question(line) is None
+
+
+def _files(tmp_path, sizes):
+    files = []
+    for name, size in sizes.items():
+        (tmp_path / name).mkdir()
+        rows = [{"query": f"{name} {number}", "choices": ["a", "b"], "gold": number % 2} for number in range(size)]
+        (file,) = benchmark_files(tmp_path / name, rows).files
+        files.append(type(file)(**{**vars(file), "name": f"bench/{name}.jsonl"}))
+    return SourceListing(tuple(files)).files
+
+
+def test_every_file_gives_its_share_and_within_it_the_smallest_hashes(tmp_path):
+    files = _files(tmp_path, {"large": 300, "small": 3})
+    everything = questions_from_files(files, 1000)
+    chosen = questions_from_files(files, 20)
+    assert len(everything) == 303 and len(chosen) == 20
+    of = {name: [question.item_id for question in chosen if f"/{name}/" in question.item_id] for name in ("large", "small")}
+    assert len(of["small"]) == 3
+    ordered = sorted((q.item_id for q in everything if "/large/" in q.item_id), key=order_hash)
+    assert set(of["large"]) == set(ordered[:17])
+
+
+def test_a_broken_archive_gives_what_stands_before_the_break(tmp_path):
+    (file,) = _files(tmp_path, {"large": 3000})
+    data = gzip.compress((tmp_path / "large/toy_bench.jsonl").read_bytes())
+    (tmp_path / "cut.jsonl.gz").write_bytes(data[: len(data) // 2])
+    cut = type(file)(**{**vars(file), "name": "bench/large.jsonl.gz", "path": str(tmp_path / "cut.jsonl.gz")})
+    assert 0 < len(questions_from_files([cut], 10_000)) < 3000
+
+
+def test_training_files_are_never_asked(tmp_path):
+    (file,) = _files(tmp_path, {"large": 3})
+    assert questions_from_files([type(file)(**{**vars(file), "role": "pretrain"})], 10) == []
+
+
+def test_continuations_are_of_the_documents_and_the_right_one_is_behind_its_context():
+    texts = {f"d{number}": " ".join(f"word{number}x{place}" for place in range(60)) for number in range(6)}
+    rows = [{"id": name, "unit": f"record of {name}", "domain": "web", "text": text} for name, text in texts.items()]
+    questions = questions_from_documents([*rows, {"id": "short", "unit": "short", "domain": "web", "text": "too short"}], 100)
+    assert len(questions) == 6 and len({question.answer for question in questions}) > 1
+    for question in questions:
+        text = texts[question.item_id.split("/")[-1]]
+        right = question.choice_list[int(question.answer)]
+        assert text.startswith(f"{question.text} {right}") and len(question.choice_list) == 4 == len(set(question.choice_list))
+        assert {len(choice) for choice in question.choice_list} == {60}
+        assert all(any(choice in other for other in texts.values()) for choice in question.choice_list)
+    assert questions_from_documents(rows, 2) == questions[:2]
+
+
+def test_too_few_documents_of_a_domain_give_no_question():
+    rows = [{"id": str(number), "unit": str(number), "domain": "web", "text": f"{number} " * 400} for number in range(3)]
+    assert questions_from_documents(rows, 10) == []

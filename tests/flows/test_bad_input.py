@@ -1,0 +1,134 @@
+"""What a user gets wrong ends with one clear message, exit code 1 or 2, and no traceback."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+import torch
+import typer
+import yaml
+
+from configs.load import load_scale
+from flows.cli.command_errors import failures
+from model.formats.hf_checkpoint import config_dict
+from tests.conftest import ROOT
+from tests.support.pipeline import glm46
+
+
+def expect(finished, exit_code, *parts):
+    """One message with these parts, no traceback."""
+    assert finished.exit_code == exit_code, finished.stderr
+    assert "Traceback" not in finished.stderr + finished.stdout
+    for part in parts:
+        assert part in finished.stderr, finished.stderr
+
+
+def test_unknown_scale(tmp_path):
+    expect(glm46("run", "hugee", home=tmp_path), 2, "no scale 'hugee'", "tiny")
+
+
+def test_unknown_key_in_a_yaml(tmp_path):
+    tree = yaml.safe_load((ROOT / "configs" / "micro.yaml").read_text())
+    tree["model"]["recipe"]["hidden_sise"] = 3
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tree))
+    expect(glm46("plan", str(tmp_path / "mine.yaml"), home=tmp_path), 2, "mine.yaml: model.recipe.hidden_sise: unknown key")
+
+
+def test_unknown_stage_and_an_entry_without_weights(tmp_path):
+    expect(
+        glm46("run", "micro", "--until", "lunch", home=tmp_path),
+        2,
+        "--until lunch",
+        "prepare_data, pretrain_general, mid_reasoning, sft, rl_reasoning, release_model",
+    )
+    expect(glm46("run", "micro", "--from", "release_model", home=tmp_path), 2, "--start")
+
+
+def test_what_plan_knows_is_refused_before_anything_is_computed(tmp_path):
+    expect(glm46("run", "air_lora", "--from", "sft", "--start", str(tmp_path), home=tmp_path / "home"), 2, "adapter.kind lora")
+    text = (ROOT / "configs" / "micro.yaml").read_text()
+    for master, part in (("yarn", "HADOOP_CONF_DIR"), ("spark://127.0.0.1:1", "does not answer"), ("spark://there", "spark://HOST:PORT")):
+        (tmp_path / "mine.yaml").write_text(text.replace('master: "local[2]"', f'master: "{master}"'))
+        expect(glm46("run", str(tmp_path / "mine.yaml"), home=tmp_path / "home"), 2, "master", part)
+    assert not (tmp_path / "home" / "prefect" / "prefect.db").exists()
+
+
+def test_a_start_that_is_no_checkpoint_is_refused_before_data_is_prepared(tmp_path):
+    def start(value):
+        return glm46("run", "micro", "--from", "release_model", "--start", str(value), home=tmp_path / "home")
+
+    (tmp_path / "empty").mkdir()
+    expect(start(tmp_path / "empty"), 2, "config.json does not exist")
+    expect(start("0" * 64), 2, "holds nothing under this key")
+    expect(start("chmapion"), 2, "no model registry yet")
+    (tmp_path / "other").mkdir()
+    recipe = load_scale("micro").model.recipe.model_copy(update={"n_routed_experts": 12, "rope_theta": 5e6})
+    config = config_dict(recipe, dtype=torch.float32, eos_token_ids=[1], pad_token_id=1)
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    expect(start(tmp_path / "other"), 2, "other/config.json: n_routed_experts 12 (the scale has")
+
+
+def test_missing_data_directory(tmp_path):
+    expect(glm46("run", "micro", "--data", str(tmp_path / "absent"), home=tmp_path), 2, "absent")
+
+
+@pytest.mark.parametrize(
+    ("option", "place", "part"),
+    [
+        ("--data", "s3://absent/corpus", "s3://absent/corpus cannot be listed"),
+        ("--data", "s3://glm46/absent", "s3://glm46/absent holds no file"),
+        ("--data", "s3:///", "s3:/// names no bucket: write s3://bucket/prefix"),
+        ("--store", "s3:///", "s3:/// names no bucket: write s3://bucket/prefix"),
+    ],
+)
+def test_a_bucket_that_holds_nothing_is_refused_before_any_server_starts(option, place, part, s3_server, tmp_path):
+    expect(glm46("run", "micro", option, place, home=tmp_path), 2, part)
+    assert not (tmp_path / "run" / "prefect.log").exists()
+
+
+def test_empty_corpus(tmp_path):
+    (tmp_path / "data").mkdir()
+    expect(glm46("run", "micro", "--data", str(tmp_path / "data"), home=tmp_path / "home"), 1, str(tmp_path / "data"))
+
+
+def test_a_home_and_a_store_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    expect(glm46("run", "micro", home=tmp_path / "file"), 2, "GLM46_HOME", "cannot be written")
+    expect(glm46("run", "micro", "--store", str(tmp_path / "file"), home=tmp_path / "home"), 2, "store", "cannot be written")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "part"), [("JAVA_HOME", "/absent", "install Java 17"), ("CXX", "/absent/c++", "C++ compiler")]
+)
+def test_no_java_and_no_compiler(variable, value, part, tmp_path):
+    expect(glm46("run", "micro", home=tmp_path, **{variable: value}), 2, part)
+
+
+def test_a_file_system_without_room_is_refused_before_anything_starts(tmp_path):
+    expect(glm46("run", "micro", home=tmp_path, TMPDIR="/proc"), 2, "0.0 GiB free under /proc", "free at least 0.25 GiB", "TMPDIR")
+
+
+def test_chat_before_anything_was_promoted(tmp_path):
+    expect(glm46("chat", "--scale", "micro", "--prompt", "x", home=tmp_path), 2, "glm46 run")
+    expect(glm46("serve", "--scale", "mikro", home=tmp_path), 2, "no scale 'mikro'")
+    expect(glm46("serve", "--port", "99999", home=tmp_path), 2, "--port")
+    expect(glm46("plan", "./missing.yaml", home=tmp_path), 2, "no file", "missing.yaml")
+
+
+def test_unreadable_sources_stop_the_run_and_are_named(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "latin.txt").write_bytes(b"caf\xe9 " * 200)
+    (data / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one two three"}\n' * 50)[:-20])
+    finished = glm46("run", "micro", "--data", str(data), "--until", "prepare_data", home=tmp_path / "home")
+    expect(finished, 1, "latin.txt", "cut.jsonl.gz")
+
+
+def test_a_log_that_cannot_be_written_hides_no_error(home, capsys):
+    (home.run_dir / "last-error.log").symlink_to("/dev/full")
+    with pytest.raises(typer.Exit), failures(home):
+        raise OSError("the disk is full")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "glm46: OSError: the disk is full" and "No space left on device): make room on that disk" in said[1]

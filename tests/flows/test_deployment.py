@@ -1,0 +1,261 @@
+"""`glm46 up`, its deployments and worker: wrong parameters, a worker and a flow run that are killed, a retry, ports in use, passwords,
+and what other users and web pages may ask of its servers: nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.child_process import free_port, take_port
+from infra.databases import MLFLOW_DATABASE, PREFECT_DATABASE, mlflow_database
+from infra.home import Home
+from tests.conftest import ROOT
+from tests.support.pipeline import glm46
+
+FLOW_TIMEOUT_SECONDS = 240
+BUSY_SECONDS = 30
+POSTGRES_BIN = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"))), None)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A home whose servers and worker are up."""
+
+    home: Path
+    ports: tuple[int, int]
+
+    def up(self):
+        return glm46("up", "--prefect-port", str(self.ports[0]), "--mlflow-port", str(self.ports[1]), home=self.home)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        return json.loads((self.home / "run" / "servers.json").read_text())
+
+    @property
+    def password(self) -> str:
+        return (self.home / "prefect" / "password").read_text()
+
+    def api(self, path: str, body: dict | None = None, deadline: float | None = None, **headers: str) -> Any:
+        """One request to Prefect, with the password unless other headers are given; a refused one raises ValueError with the server's
+        words. Repeated where a busy database makes it answer 503, as Prefect's own clients do."""
+        deadline = deadline or time.monotonic() + BUSY_SECONDS
+        headers = headers or {"Authorization": f"Basic {base64.b64encode(self.password.encode()).decode()}"}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.ports[0]}/api/{path}", headers={"Content-Type": "application/json", **headers},
+            data=None if body is None else json.dumps(body).encode(),
+        )  # fmt: skip
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            if error.code == 503 and time.monotonic() < deadline:
+                time.sleep(0.5)
+                return self.api(path, body, deadline, **headers)
+            raise ValueError(error.read().decode()) from None
+
+    def start(self, **parameters: str) -> str:
+        """Id of a new run of glm46/full-pipeline."""
+        deployment = self.api("deployments/name/glm46/full-pipeline")["id"]
+        return self.api(f"deployments/{deployment}/create_flow_run", {"parameters": parameters, "enforce_parameter_schema": True})["id"]
+
+    def wait(self, flow_run: str, *states: str) -> dict[str, Any]:
+        """The flow run once it is in one of the states."""
+        deadline = time.monotonic() + FLOW_TIMEOUT_SECONDS
+        while True:
+            found = self.api(f"flow_runs/{flow_run}")
+            if found["state_name"] in states:
+                return found
+            assert time.monotonic() < deadline, (found["state"], (self.home / "run" / "worker.log").read_text()[-3000:])
+            time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    """Brought up by two commands at once: the second waits for the first and finds everything running."""
+    up = Deployed(tmp_path_factory.mktemp("deployed") / "home", (free_port(), free_port()))
+    with ThreadPoolExecutor(2) as both:
+        started = list(both.map(lambda _: up.up(), range(2)))
+    assert [finished.exit_code for finished in started] == [0, 0], [finished.stderr for finished in started]
+    yield up
+    pids = up.recorded["pids"].values()
+    assert glm46("down", home=up.home).exit_code == 0
+    assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+def test_deployments_state_their_parameters_with_help_and_a_schedule(deployed):
+    deployment = deployed.api("deployments/name/glm46/full-pipeline")
+    schema = deployment["parameter_openapi_schema"]["properties"]
+    assert set(schema) == {"scale", "store", "data", "from_stage", "start", "until"}
+    assert all(parameter["description"] for parameter in schema.values())
+    nightly = deployed.api("deployments/name/glm46/nightly")
+    assert [schedule["schedule"]["cron"] for schedule in nightly["schedules"]] == ["0 2 * * *"]
+    assert nightly["parameters"] == {"scale": "nightly"}
+    assert nightly["global_concurrency_limit"]["limit"] == 1
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), [("scale", "hugee", "micro"), ("until", "lunch", "release_model")])
+def test_a_wrong_choice_is_refused_before_a_run_exists(name, value, allowed, deployed):
+    with pytest.raises(ValueError, match=rf"{value}.*{allowed}"):
+        deployed.start(**{name: value})
+
+
+def test_a_missing_directory_fails_at_once_and_says_so(deployed, tmp_path):
+    failed = deployed.wait(deployed.start(scale="micro", data=str(tmp_path / "absent")), "Failed")
+    assert f"{tmp_path / 'absent'} is not a directory of this machine" in failed["state"]["message"]
+
+
+def test_a_killed_flow_run_and_worker_come_back(deployed):
+    """Both are killed; `up` starts a worker, leaves the servers, and crashes the run; retried, it completes under its own MLflow run."""
+    before = deployed.recorded["pids"]
+    flow_run = deployed.start(scale="micro", until="prepare_data")
+    process = int(deployed.wait(flow_run, "Running")["infrastructure_pid"])
+    os.kill(before["worker"], signal.SIGKILL)
+    os.kill(process, signal.SIGKILL)
+    checked = json.loads(glm46("doctor", "--json", home=deployed.home).stdout)["checks"]
+    assert [(check["passed"], check["fix"]) for check in checked if check["name"] in ("servers", "worker")] == [
+        (True, ""),
+        (False, "glm46 up"),
+    ]
+    again = deployed.up()
+    assert again.exit_code == 0, again.stderr
+    after = deployed.recorded["pids"]
+    assert {name: after[name] for name in ("prefect", "mlflow")} == {name: before[name] for name in ("prefect", "mlflow")}
+    assert after["worker"] != before["worker"]
+    assert "retry to continue" in deployed.wait(flow_run, "Crashed")["state"]["message"]
+    deployed.api(f"flow_runs/{flow_run}/set_state", {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True})
+    assert deployed.wait(flow_run, "Completed", "Failed", "Crashed")["state_name"] == "Completed"
+
+    from infra.experiment_tracking import connect, run_ids
+
+    client = connect(deployed.recorded["mlflow"])
+    assert [client.get_run(run_id).info.status for run_id in run_ids(client, "glm46.flow_run", flow_run)] == ["FINISHED"]
+
+
+def test_flow_runs_that_fall_silent_are_watched(deployed):
+    (automation,) = deployed.api("automations/filter", {})
+    assert automation["enabled"] and automation["trigger"]["posture"] == "Proactive"
+    assert automation["actions"][0]["state"] == "CRASHED"
+
+
+def test_a_page_of_another_site_is_not_answered_and_starts_nothing(deployed, tmp_path):
+    deployment = deployed.api("deployments/name/glm46/full-pipeline")["id"]
+    wanted = {"job_variables": {"command": f"touch {tmp_path / 'run'}"}, "state": {"type": "SCHEDULED"}, "parameters": {"scale": "micro"}}
+    for path, body in (("deployments/filter", {}), (f"deployments/{deployment}/create_flow_run", wanted)):
+        with pytest.raises(ValueError, match="Unauthorized"):
+            deployed.api(path, body, Origin="https://evil.example")
+    for origin, allowed in (("https://evil.example", None), (f"http://127.0.0.1:{deployed.ports[0]}",) * 2):
+        asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        assert (
+            answer_headers("OPTIONS", f"{deployed.recorded['prefect']}/api/deployments/filter", asked).get("Access-Control-Allow-Origin")
+            == allowed
+        )
+    for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            question = f"{deployed.recorded['mlflow']}/api/2.0/mlflow/experiments/search"
+            urllib.request.urlopen(urllib.request.Request(question, b"{}", {"Content-Type": "application/json", **headers}), timeout=30)
+
+
+@pytest.mark.parametrize("variables", [{"command": "true"}, {"env": {"PATH": "/"}}, {"env.PATH": "/"}, {"working_dir": "/"}])
+def test_a_run_cannot_name_its_command_or_environment(deployed, variables):
+    deployment = deployed.api("deployments/name/glm46/full-pipeline")["id"]
+    with pytest.raises(ValueError, match="Additional properties are not allowed"):
+        deployed.api(f"deployments/{deployment}/create_flow_run", {"job_variables": variables, "parameters": {"scale": "micro"}})
+
+
+def test_other_users_can_read_neither_password_nor_databases_and_no_log_holds_it(deployed):
+    modes = {name: (deployed.home / name).stat().st_mode & 0o777 for name in (".", "run", "prefect")}
+    assert set(modes.values()) == {0o700}
+    private = ["prefect/password", "prefect/prefect.db", "mlflow/mlflow.db", "run/environment.sh", "run/prefect.log", "run/worker.log"]
+    assert {(deployed.home / name).stat().st_mode & 0o777 for name in private} == {0o600}
+    token = deployed.password.partition(":")[2].encode()
+    assert len(token) >= 40
+    holders = {
+        path.relative_to(deployed.home).as_posix() for path in deployed.home.rglob("*") if path.is_file() and token in path.read_bytes()
+    }
+    assert holders == {"prefect/password", "run/environment.sh"}
+    commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if token.decode() in command]
+
+
+def test_another_shell_takes_its_settings_from_the_file_that_up_names(deployed):
+    script = f". '{deployed.home}/run/environment.sh'; exec '{sys.executable}' -m prefect deployment ls"
+    listed = subprocess.run(["sh", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert listed.returncode == 0 and "glm46/full-pipeline" in listed.stdout, listed.stderr
+
+
+def answer_headers(method: str, url: str, headers: dict[str, str]) -> Any:
+    """Of an answer, refused or not."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method, headers=headers), timeout=30) as answer:
+            return answer.headers
+    except urllib.error.HTTPError as error:
+        return error.headers
+
+
+def test_a_port_in_use_names_who_has_it(tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(ValueError, match=rf"port {port} .* process {os.getpid()}"):
+            take_port(port)
+        finished = glm46("up", "--prefect-port", str(port), home=tmp_path)
+    assert (finished.exit_code, "Traceback" in finished.stderr) == (1, False)
+    assert f"port {port}" in finished.stderr and not (tmp_path / "run" / "servers.json").exists()
+
+
+def test_another_kind_of_database_is_refused_without_its_password(monkeypatch):
+    monkeypatch.setenv(MLFLOW_DATABASE, "mysql://user:secret@host/db")
+    with pytest.raises(ValueError, match="must be postgresql://") as error:
+        mlflow_database(Home(Path("/absent")))
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(POSTGRES_BIN is None or os.getuid() != 0, reason="needs Postgres, started as its own user")
+def test_postgres_by_url_and_its_password_is_written_nowhere(tmp_path_factory):
+    assert POSTGRES_BIN is not None
+    root, port = tmp_path_factory.mktemp("postgres"), free_port()
+    for directory in (root, *list(root.parents)[:2]):
+        directory.chmod(0o755)
+    (root / "password").write_text("geheim9")
+    shutil.chown(root, "postgres")
+    user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
+    quiet = {"check": True, "stdout": subprocess.DEVNULL}
+    initialise = ["initdb", "-D", root / "data", "-U", "glm46", "-A", "scram-sha-256", f"--pwfile={root / 'password'}", "-N"]
+    subprocess.run([*user, POSTGRES_BIN / initialise[0], *initialise[1:]], **quiet)
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={root} -c fsync=off -c max_connections=200"
+    subprocess.run([*user, POSTGRES_BIN / "pg_ctl", "-D", root / "data", "-w", "-l", root / "log", "-o", options, "start"], **quiet)
+    up = Deployed(tmp_path_factory.mktemp("on-postgres") / "home", (free_port(), free_port()))
+    urls = {}
+    try:
+        for variable, name in ((PREFECT_DATABASE, "prefect"), (MLFLOW_DATABASE, "mlflow")):
+            arguments = ["-h", "127.0.0.1", "-p", str(port), "-U", "glm46", name]
+            subprocess.run([POSTGRES_BIN / "createdb", *arguments], env={"PGPASSWORD": "geheim9"}, **quiet)
+            urls[variable] = f"postgresql://glm46:geheim9@127.0.0.1:{port}/{name}"
+        started = glm46("up", "--prefect-port", str(up.ports[0]), "--mlflow-port", str(up.ports[1]), home=up.home, **urls)
+        assert started.exit_code == 0, started.stderr
+        assert up.api("deployments/name/glm46/nightly")["name"] == "nightly"
+        assert not list(up.home.rglob("*.db"))
+        assert not [path for path in up.home.rglob("*") if path.is_file() and b"geheim9" in path.read_bytes()]
+        commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+        assert not [command for command in commands if "geheim9" in command]
+    finally:
+        glm46("down", home=up.home)
+        subprocess.run([*user, POSTGRES_BIN / "pg_ctl", "-D", root / "data", "-m", "immediate", "stop"], **quiet)

@@ -1,0 +1,129 @@
+"""What a run leaves in MLflow: inputs with their contracts, parameters once, figures once, an end for every run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from flows.running.run import Run
+from flows.running.stage_log import StageLog
+from flows.show.track_run import approve_inputs, dataset_input, flattened, log_training_evidence
+from infra.experiment_tracking import (
+    connect,
+    ensure_run,
+    finish_run,
+    log_evidence,
+    log_inputs,
+    log_metrics,
+    log_new_figures,
+    log_new_parameters,
+    resume_run,
+    running_runs,
+)
+from infra.open_store import open_store
+from infra.step import Output, Record, step
+from tasks.data.validate_contract import ContractResult
+from tests.support.toy_steps import ensure, sum_numbers, write_numbers
+
+EXPERIMENT = "glm46-tracking"
+
+
+class Trained(Record):
+    """Asked for files only."""
+
+
+@step(content=("hf/*",), evidence=("profile/*", "spikes.jsonl", "logs/*"))
+def write_evidence(*, output: Output) -> Trained:
+    """What a phase leaves."""
+    for name in ("hf/config.json", "profile/flops.txt", "profile/trace.json", "spikes.jsonl", "logs/rank-0.log"):
+        output.path(name).write_text(name)
+    return Trained()
+
+
+@pytest.fixture(scope="module")
+def client(mlflow_server):
+    return connect(mlflow_server.uri)
+
+
+def contract_result(store, subject) -> Any:
+    """A committed result that names its subject, as the step validate_contract leaves it."""
+    from infra.step import step
+    from tests.support.evaluation_fakes import commit
+
+    @step(content=("findings.json",))
+    def validate_contract(*, subject, output: Output) -> ContractResult:
+        output.path("findings.json").write_text("[]")
+        return ContractResult(contract="numbers", num_rows=20, num_expectations=3)
+
+    return commit(store, validate_contract, subject=subject)
+
+
+def toy_run(mlflow_server, home, run_id="") -> Run:
+    from configs.load import load_scale
+
+    return Run(load_scale("micro"), home, open_store(None, home), mlflow_server.uri, run_id, StageLog())
+
+
+def test_an_input_without_the_result_of_its_own_contract_stops_the_run(mlflow_server, home):
+    run = toy_run(mlflow_server, home)
+    numbers = ensure(run.store, write_numbers)
+    total = ensure(run.store, sum_numbers, numbers=numbers)
+    with pytest.raises(ValueError, match=r"numbers \(.*\) may not be trained on: its contract has no result"):
+        approve_inputs(run, {"numbers": (numbers, None)})
+    with pytest.raises(ValueError, match=r"total .* a result for " + numbers.digest[:12]):
+        approve_inputs(run, {"total": (total, contract_result(run.store, numbers))})
+
+
+def test_inputs_carry_whole_digests_and_contract_results(mlflow_server, client, home):
+    run_id = ensure_run(client, EXPERIMENT, "inputs", "key-inputs", None, {})
+    run = toy_run(mlflow_server, home, run_id)
+    numbers = ensure(run.store, write_numbers)
+    entry = dataset_input(run, "numbers", numbers, contract_result(run.store, numbers))
+    log_inputs(client, run_id, [entry])
+    log_inputs(client, run_id, [entry])
+    (logged,) = client.get_run(run_id).inputs.dataset_inputs
+    tags = {tag.key: tag.value for tag in logged.tags}
+    assert logged.dataset.name == "numbers" and numbers.digest.startswith(logged.dataset.digest)
+    assert tags["glm46.digest"] == numbers.digest and tags["glm46.contract"] == "numbers: 20 rows met 3 expectations"
+    assert json.loads(logged.dataset.profile) == {"num_lines": 20}
+
+
+def test_parameters_and_figures_are_logged_once_and_metrics_by_step(client):
+    run_id = ensure_run(client, EXPERIMENT, "parameters", "key-parameters", None, {})
+    tree = {"scale": "x", "phases": [{"name": "sft", "seed": 1}], "bounds": [1, 2], "long": "y" * 9000}
+    assert flattened(tree) == {"scale": "x", "phases.sft.name": "sft", "phases.sft.seed": "1", "bounds": "[1, 2]", "long": "y" * 9000}
+    log_new_parameters(client, run_id, flattened(tree))
+    log_new_parameters(client, run_id, {"scale": "other"})
+    log_new_figures(client, run_id, {"accuracy": 0.5})
+    log_new_figures(client, run_id, {"accuracy": 0.7})
+    log_metrics(client, run_id, [(number, {"loss": float(number), "rate": 1.0}) for number in range(700)])
+    found = client.get_run(run_id).data
+    assert found.params["scale"] == "x" and len(found.params["long"]) == 500
+    assert found.metrics["accuracy"] == 0.5
+    assert [point.value for point in client.get_metric_history(run_id, "loss")] == [float(number) for number in range(700)]
+
+
+def test_a_run_that_ended_goes_on_and_ends_again(client, tmp_path):
+    run_id = ensure_run(client, EXPERIMENT, "status", "key-status", None, {"glm46.flow_run": "f"})
+    assert running_runs(client, "glm46.flow_run")[run_id] == "f"
+    finish_run(client, run_id, "KILLED")
+    assert run_id not in running_runs(client, "glm46.flow_run")
+    resume_run(client, run_id)
+    assert run_id in running_runs(client, "glm46.flow_run")
+    (tmp_path / "report.html").write_text("<p>report</p>")
+    log_evidence(client, run_id, [tmp_path / "report.html"], "evidence")
+    assert [entry.path for entry in client.list_artifacts(run_id, "evidence")] == ["evidence/report.html"]
+    finish_run(client, run_id, "FINISHED")
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_profile_and_spikes_of_a_phase_become_artifacts_of_its_run(client, mlflow_server, home):
+    from tests.support.evaluation_fakes import commit
+
+    artifact = commit(toy_run(mlflow_server, home).store, write_evidence)
+    run_id = ensure_run(client, EXPERIMENT, "evidence", "key-evidence", None, {})
+    log_training_evidence(client, run_id, artifact)
+    assert sorted(entry.path for entry in client.list_artifacts(run_id, "evidence")) == ["evidence/profile", "evidence/spikes.jsonl"]
+    assert len(client.list_artifacts(run_id, "evidence/profile")) == 2

@@ -1,0 +1,138 @@
+"""Every benchmark walks its whole path at toy size and ends with one record; the GPU's says so where there is no GPU.
+
+Those that need Spark, the peers' environment or the shared data do so under `long`, in processes of their own, after `make env-peers`.
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import results
+from benchmarks.results import report
+from benchmarks.training import train_step_gpu
+from model.architecture.counts import count_parameters
+from tests.conftest import ROOT
+from tests.support.data_inputs import write_jsonl
+
+RECORD = {"ours", "peer", "ratio", "unit", "versions"}
+GPU = "--device cpu --size toy --sequences 2 --warmup 1 --steps 1 --peak-tflops 0.2 --no-compile"
+SMALL = {
+    "vocab_size": 512, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16,
+}  # fmt: skip
+"""Of a model recipe."""
+Toy = tuple[str, dict[str, Any]]
+"""Command line, and constants of the module; those of a model recipe are changed in SMALL."""
+TOYS: dict[str, Toy] = {
+    "data.embedding": ("", {"NUM_DOCUMENTS": 2, "NUM_ROUNDS": 1}),
+    "training.generate": ("--rounds 1 --new-tokens 4 --training-steps 2", {"BATCHES": (1, 2), "RECIPE": SMALL}),
+    "training.muon": ("--steps 2", {"LENGTHS": (1.0, 2.0), "VALIDATION_ROWS": 4, "SAMPLE_CHARS": 40_000, "MODEL": {"hidden_size": 32}}),
+    "training.recompute": ("", {"BATCH": 1, "LENGTH": 64, "ROUNDS": 1, "RECIPE": SMALL}),
+    "training.rl_gain": (
+        "--seeds 1",
+        {"NUM_CHATS": 64, "SFT_STEPS": 2, "SFT_ROWS": 2, "RL_STEPS": 1, "ANSWERS_PER_STEP": 8, "ANSWERS_PER_PROMPT": 4,
+         "NUM_PROMPTS": 32, "NUM_PROBLEMS": 16, "ANSWERS_PER_PROBLEM": 4},
+    ),
+    "training.train_step": ("--rounds 1 --steps 1", {"BATCH": 1, "LENGTH": 64, "RECIPE": SMALL}),
+    "data.train_tokenizer": ("--input INPUT --tokens 300", {}),
+}  # fmt: skip
+LONG_TOYS: dict[str, Toy] = {
+    "data.classifiers": ("", {"NUM_DOCUMENTS": 20}),
+    "data.decontamination": ("", {"ITEMS_PER_FILE": 1, "INDEXED_PER_FILE": 1, "CLEAN": {"prose": ["text/c4_sample"]}}),
+    "data.dedup": ("--documents 400", {"WARM_UP_DOCUMENTS": 20}),
+    "data.extraction": ("", {"COPIES": 1}),
+    "data.filters": ("", {"MAX_CHARS": 60_000, "NUM_ROUNDS": 1}),
+    "training.forgetting": ("--steps 1", {}),
+    "data.language_id": ("--sentences 3", {}),
+    "data.personal_data": ("", {"DRAWS": 1, "REAL_TEXTS": {"peps": ("text/peps", False)}}),
+    "data.stages": ("--documents 400", {}),
+    "data.tokenization": ("", {}),
+    "data.web_archives": ("", {"COPIES": 1, "ROUNDS": 1}),
+}
+RUN_TOY = """
+import importlib, json, sys
+module = importlib.import_module(sys.argv.pop(1))
+vars(module).update(json.loads(sys.argv.pop(1)))
+module.main()
+"""
+
+
+def command_of(toy: Toy, directory: Path) -> list[str]:
+    """Its arguments, with texts where it reads some."""
+    texts = [f"Line {number} of a small text: {number * 37} words, {'and more, ' * (number % 7)}end." for number in range(200)]
+    write_jsonl(directory / "texts.jsonl.gz", [{"id": str(number), "text": text} for number, text in enumerate(texts)])
+    return toy[0].replace("INPUT", str(directory)).split()
+
+
+def test_every_benchmark_has_a_toy() -> None:
+    programs = [path for path in (ROOT / "benchmarks").rglob("*.py") if "__main__" in path.read_text()]
+    names = {".".join(path.relative_to(ROOT / "benchmarks").with_suffix("").parts) for path in programs}
+    assert {name for name in names if not name.startswith("peers.")} == {*TOYS, *LONG_TOYS, "training.train_step_gpu"}
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_benchmark_runs_at_toy_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module(f"benchmarks.{name}")
+    for constant, value in TOYS[name][1].items():
+        before = getattr(module, constant)
+        monkeypatch.setattr(module, constant, before.model_copy(update=value) if hasattr(before, "model_copy") else value)
+    monkeypatch.setattr("sys.argv", [name, *command_of(TOYS[name], tmp_path)])
+    module.main()
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(record) >= ({"sft", "rl", "interval", "significant"} if name == "training.rl_gain" else RECORD)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LONG_TOYS)
+def test_benchmark_with_peers_runs_at_toy_size(name: str, tmp_path: Path) -> None:
+    sizes = json.dumps(LONG_TOYS[name][1])
+    command = [sys.executable, "-c", RUN_TOY, f"benchmarks.{name}", sizes, *command_of(LONG_TOYS[name], tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    record = set(json.loads(done.stdout.splitlines()[-1]))
+    assert record >= ({"labelled", "unit"} if name == "data.personal_data" else RECORD), "no library finds the same kinds"
+
+
+def test_gpu_benchmark_walks_its_path_at_toy_size(capsys: pytest.CaptureFixture[str]) -> None:
+    train_step_gpu.main(GPU.split())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == ["ours", "transformers"]
+    record = json.loads(lines[-1])
+    assert set(record) >= RECORD | {"mfu", "peer_mfu", "peak_gib", "peer_peak_gib"}
+    # Both train the same architecture from the same distribution: the first losses are near log(vocabulary).
+    assert all(float(line.rsplit(" ", 1)[1]) == pytest.approx(6.24, abs=0.3) for line in lines[:2])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what it says without a GPU")
+def test_gpu_benchmark_refuses_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train_step_gpu.main([])
+    assert "no CUDA device here" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        train_step_gpu.main(["--device", "cpu", "--size", "toy"])
+    assert "give --peak-tflops" in capsys.readouterr().err
+
+
+def test_the_large_model_has_about_three_billion_parameters() -> None:
+    assert 2.8e9 < count_parameters(train_step_gpu.LARGE).total < 3.5e9
+
+
+def test_a_record_is_one_line_and_is_stored_on_demand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(results, "RESULTS_DIR", tmp_path / "results")
+    monkeypatch.setattr("sys.argv", ["x"])
+    record = report("speed", ours=30.0, peer=10.0, unit="tokens/s", rounds=3)
+    assert json.loads(capsys.readouterr().out) == record
+    assert (record["ratio"], record["rounds"], set(record) >= RECORD) == (3.0, 3, True)
+    assert not (tmp_path / "results").exists()
+    monkeypatch.setattr("sys.argv", ["x", "--write", "--rounds", "3"])
+    assert report("time", ours=5.0, peer=10.0, unit="s", lower_is_better=True)["ratio"] == 2.0
+    stored = json.loads((tmp_path / "results" / "time.json").read_text())
+    assert stored["command"].endswith(" --write --rounds 3") and stored["hardware"]["cores"] > 0

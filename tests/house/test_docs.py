@@ -1,0 +1,69 @@
+"""The documents say what is there: commands, files, scales, and what runs today."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from configs.load import load_scale, scale_names
+from tasks.training.plan import launch_rules
+from tasks.training.plan.plan_training import plan_training
+from tests.conftest import ROOT
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_command_file_and_scale_that_a_page_names_exists(path):
+    from typer.main import get_command
+
+    from flows.cli.command import app, lineage_app
+
+    text = path.read_text(encoding="utf-8")
+    commands, below_lineage = (set(getattr(get_command(group), "commands", {})) for group in (app, lineage_app))
+    for words in re.findall(r"(?:bin/|`)glm46 ([a-z]+(?: [a-z]+)?)", text):
+        first, _, second = words.partition(" ")
+        assert first in commands, words
+        if first == "lineage":
+            assert second in below_lineage
+    for scale in re.findall(r"glm46 (?:run|plan) ([a-z0-9_/]+)(?![a-z0-9_/.])", text):
+        assert scale in scale_names(), scale
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        assert (path.parent / target).is_file(), target
+    for name in re.findall(r"(?<![\w/.])(?:configs|tasks|model|tests|flows|infra)/[\w/]+\.(?:py|yaml)", text):
+        assert (ROOT / name).is_file(), name
+
+
+def test_pictures_of_the_course_and_of_packing_are_drawn_from_what_is_configured():
+    from docs.draw_docs import pictures
+
+    for name, text in pictures().items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, f"run python -m docs.draw_docs: {name} differs"
+
+
+@pytest.mark.parametrize("name", ["pipeline.svg", "course.svg", "packing.svg"])
+def test_a_picture_needs_nothing_else(name):
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    ElementTree.fromstring(text)
+    assert not re.search(r"href|<script|<image|url\((?!#)", text)
+
+
+def test_what_runs_today_is_what_the_launch_rules_let_through():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    runs, refused = re.split(r"Refused by name", text.split("## What runs today")[1])
+    kinds = {"pretrain", "sft", "reward", "dpo", "grpo", "gspo", "ppo"}
+    assert {kind for kind in kinds if f"`{kind}`" in runs} == set(launch_rules.OBJECTIVES)
+    assert {kind for kind in kinds if f"`{kind}`" in refused} == kinds - set(launch_rules.OBJECTIVES)
+    waiting = {"slurm": "Slurm", "pbs": "PBS", "kubernetes": "Kubernetes"}
+    assert {name for name in waiting if waiting[name] in refused} == set(waiting) - set(launch_rules.LAUNCHERS)
+
+
+def test_figures_of_the_notes_are_the_plans():
+    text = (ROOT / "docs" / "source-documents.md").read_text(encoding="utf-8")
+    full, scaled = plan_training(load_scale("full")).phases[:5], plan_training(load_scale("scaled_down")).phases[:5]
+    assert f"{sum(phase.training_flops for phase in full):.1e}".replace("e+", "e") in text
+    assert f"{sum(phase.hours for phase in full):.0f} hours" in text
+    assert f"{sum(phase.hours for phase in scaled):.0f} hours at 40 %" in text
+    assert f"a rank needs {full[0].rank_memory.total / 1e9:.0f} GB of 80" in text

@@ -1,0 +1,211 @@
+"""Guards of the house: import direction, light workers, one name per file, YAMLs with the same keys, commands that exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from configs.load import load_scale, scale_names
+from tasks.data.sources.list_sources import list_sources
+from tests.conftest import ROOT
+
+RANK = {"flows": 4, "tasks": 3, "model": 2, "infra": 2, "data_contracts": 2, "configs": 1}
+MODULES = sorted(path for package in RANK for path in (ROOT / package).rglob("*.py"))
+IN_EXECUTORS_AND_RANKS = {"prefect", "mlflow", "infra"}
+
+
+def imports(path: Path, *, runtime_only: bool = False) -> set[str]:
+    """Every module that a file imports, also inside functions; runtime_only leaves out blocks under TYPE_CHECKING."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if runtime_only:
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                body[:] = [item for item in body if not (isinstance(item, ast.If) and getattr(item.test, "id", "") == "TYPE_CHECKING")]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down_the_house(path):
+    here = path.relative_to(ROOT).parts[0]
+    upward = {name for name in imports(path) if RANK.get(name.split(".")[0], 0) > RANK[here]}
+    if here in ("model", "infra", "data_contracts"):
+        upward |= {name for name in imports(path) if name.split(".")[0] in {"model", "infra", "data_contracts"} - {here}}
+    assert not upward
+
+
+def test_only_flows_know_prefect():
+    assert not [path for path in MODULES if "flows" not in path.parts and any(name.split(".")[0] == "prefect" for name in imports(path))]
+
+
+def test_what_runs_in_ranks_and_executors_is_light():
+    from infra.code_digest import closure
+
+    roots = ["tasks.training.worker", "tasks.data.deduplication.minhash", "tasks.data.filtering.heuristics"]
+    for module in closure(tuple(roots)):
+        path = ROOT.joinpath(*module.split("."))
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        heavy = {name for name in imports(path, runtime_only=True) if name.split(".")[0] in IN_EXECUTORS_AND_RANKS}
+        assert not heavy, f"{module} imports {heavy}"
+
+
+def test_step_modules_import_no_heavy_package_at_the_top():
+    heavy = {"torch", "pyspark", "great_expectations", "deepspeed", "mlflow", "transformers"}
+    for path in MODULES:
+        if "@step(" in path.read_text(encoding="utf-8"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            names = {a.name for n in tree.body if isinstance(n, ast.Import) for a in n.names}
+            names |= {n.module or "" for n in tree.body if isinstance(n, ast.ImportFrom)}
+            assert not {name for name in names if name.split(".")[0] in heavy}, path
+
+
+def test_no_file_has_the_name_of_a_library():
+    taken = set(sys.stdlib_module_names) | {"torch", "tokenizers", "mlflow", "prefect", "pyspark", "deepspeed", "safetensors", "gguf"}
+    assert not [path for path in MODULES if path.stem in taken and path.stem != "__init__"]
+
+
+def test_a_step_file_holds_the_step_of_its_name():
+    for path in MODULES:
+        text = path.read_text(encoding="utf-8")
+        if re.search(r"^@step\(", text, re.M) and "tasks" in path.parts:
+            assert re.search(rf"^def {path.stem}\(", text, re.M), path
+
+
+def keys_of(value, where=""):
+    """Every key path of a YAML; lists of sections are walked, mixtures by domain are not; an objective has the keys of its kind."""
+    if isinstance(value, dict) and not where.endswith("mixture"):
+        where += f".{value['kind']}" if where.endswith("objective") else ""
+        return {path for key, item in value.items() for path in {f"{where}.{key}", *keys_of(item, f"{where}.{key}")}}
+    if isinstance(value, list) and not where.endswith("mixture"):
+        return {path for item in value for path in keys_of(item, where)}
+    return set()
+
+
+def test_every_scale_loads_and_has_the_same_keys():
+    keys = {}
+    for name in scale_names():
+        assert load_scale(name).scale == name.removeprefix("recipes/")
+        keys[name] = keys_of(yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text()))
+    assert {"micro", "tiny", "nightly", "scaled_down", "full", "air_lora"} <= set(keys)
+    outside_objectives = {name: {path for path in found if ".objective." not in path} for name, found in keys.items()}
+    assert {name: found ^ outside_objectives["tiny"] for name, found in outside_objectives.items()} == {name: set() for name in keys}
+    objectives = {}
+    for path in {path for found in keys.values() for path in found if ".objective." in path}:
+        objectives.setdefault(path.split(".objective.")[1].split(".")[0], set()).add(path)
+    for found in keys.values():
+        for kind, wanted in objectives.items():
+            assert not (found & wanted) or wanted <= found, (kind, wanted - found)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            lambda tree: tree["model"]["recipe"].update(num_experts_per_tok=99),
+            r"num_experts_per_tok \(99\) must not exceed n_routed_experts",
+        ),
+        (lambda tree: tree["data"]["recipe"].update(typo=1), "data.recipe.typo: unknown key"),
+        (lambda tree: tree["model"]["recipe"].pop("head_dim"), "model.recipe.head_dim: key is missing"),
+        (lambda tree: tree["data"]["recipe"]["tokenizer"].update(num_ordinary_tokens=99999), "exceeds model.vocab_size"),
+        (lambda tree: tree["phases"][0]["recipe"].update(sequence_length=10**6, num_tokens=10**6), "exceeds model.max_position_embeddings"),
+        (lambda tree: tree["courses"][0]["recipe"].update(phases=["sft"]), "list the same names in the same order"),
+        (lambda tree: tree["phases"][0]["recipe"]["optimizer"].update(muon_newton_schulz_steps=6), r"muon_newton_schulz_steps: .* be 5"),
+        (lambda tree: tree["serving"]["resources"].update(host="0.0.0.0"), r"serving.resources.host: .*'127.0.0.1' or 'localhost'"),
+        (lambda tree: tree["release"]["recipe"].update(gguf_types=["Q8_0"]), r"release.recipe: gguf_types is \['Q8_0'\]: add F32"),
+        (lambda tree: tree["model"]["recipe"].update(moe_intermediate_size=200), r"multiples of 32: .*moe_intermediate_size \(200\)"),
+        (lambda tree: tree["evaluation"]["recipe"].update(sequence_length=4096), r"sequence_length needs 4096 .*embeddings is 2048"),
+        (
+            lambda tree: tree["serving"]["resources"].update(context_length=12),
+            r"smoke_new_tokens needs 112 positions, .*context_length is 12",
+        ),
+        (lambda tree: tree["model"]["recipe"].update(vocab_size=10**18), r"model.recipe.vocab_size: Input should be less than or equal to"),
+        (
+            lambda tree: tree["phases"][0]["recipe"].update(num_tokens=61441),
+            r"phases.0.recipe: num_tokens \(61441\) must be a multiple of sequence_length \(128\), for example 61440",
+        ),
+        (lambda tree: tree["phases"][0]["recipe"].update(num_tokens=127), r"multiple of sequence_length \(128\), for example 128"),
+        (
+            lambda tree: tree["phases"][0]["recipe"].update(objective=tree["phases"][-1]["recipe"]["objective"]),
+            "phase pretrain_general: objective grpo needs a model that answers",
+        ),
+        (
+            lambda tree: tree["courses"][0]["recipe"].update(start_batch_tokens=127),
+            r"start_batch_tokens \(127\) holds no sequence of phase pretrain_general \(128 tokens\)",
+        ),
+        *(
+            (
+                lambda tree, url=url: tree["data"]["recipe"]["teacher"]["request"].update(base_url=url, model="m"),
+                "base_url must be http:// or",
+            )
+            for url in ("file:///etc/passwd", "ftp://host/v1", "http://user:word@host/v1", "host:8000", "http:///v1")
+        ),
+    ],
+)
+def test_a_wrong_configuration_is_one_message_with_file_key_and_fix(edit, message, tmp_path):
+    tree = yaml.safe_load((ROOT / "configs" / "micro.yaml").read_text())
+    edit(tree)
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    with pytest.raises(ValueError, match=rf"mine.yaml: .*{message}"):
+        load_scale(str(path))
+
+
+def test_repeated_key_and_unknown_scale_are_refused(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("scale: a\nscale: b\n")
+    with pytest.raises(ValueError, match="key 'scale' occurs twice"):
+        load_scale(str(path))
+    with pytest.raises(ValueError, match=r"no scale 'hugee': the scales are .*micro, .*tiny, .*recipes/glm45_air_lora"):
+        load_scale("hugee")
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "a: " + "{b: " * 60 + "1" + "}" * 60, "- " * 60 + "x"])
+def test_a_yaml_that_nests_too_deep_is_one_sentence(text, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"mine\.yaml is not a YAML file: it nests more than 50 levels deep"):
+        load_scale(str(path))
+    (tmp_path / "glm46-data.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"glm46-data\.yaml is not a YAML file: it nests more than 50 levels deep"):
+        list_sources(tmp_path)
+
+
+def test_nothing_unfinished_and_no_machine_path_is_tracked():
+    pattern = re.compile(r"TO" + r"DO|FIX" + r"ME|(?<![\w.])/wor" + r"k/|/roo" + r"t/")
+    for path in [*MODULES, *(ROOT / "tests").rglob("*.py"), ROOT / "README.md", ROOT / "Makefile", ROOT / "pyproject.toml"]:
+        assert not pattern.search(path.read_text(encoding="utf-8")), path
+
+
+def test_every_deployment_names_a_flow_that_imports_and_parameters_it_has():
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    for deployment in deployments:
+        module, name = deployment["entrypoint"].rsplit(".", 1)
+        assert ":" not in deployment["entrypoint"], "a path entrypoint loads the file under a second name"
+        deployed = getattr(importlib.import_module(module), name)
+        assert deployed.name == "glm46"
+        assert set(deployment["parameters"]) <= set(deployed.parameters.properties)
+
+
+def test_every_command_and_target_that_the_readme_names_exists():
+    from typer.main import get_command
+
+    from flows.cli.command import app
+
+    readme = (ROOT / "README.md").read_text()
+    commands = set(get_command(app).commands)
+    assert set(re.findall(r"(?:^|[ `/])glm46 ([a-z]+)", readme, re.M)) <= commands | {"is", "does", "implements"}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"make ([a-z-]+)", readme)) <= targets

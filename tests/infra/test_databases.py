@@ -1,0 +1,100 @@
+"""A database that cannot be used ends a command within seconds, with one sentence that names it and the fix."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from infra import doctor
+from infra.child_process import free_port
+from infra.databases import MLFLOW_DATABASE, PREFECT_DATABASE, databases, open_databases
+from infra.servers import ServerUrls, ask_databases
+from tests.support.pipeline import glm46
+
+PATIENCE_SECONDS = 60
+"""Of a whole command on a busy machine; MLflow's own patience was eight minutes."""
+
+
+def fill(path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE runs (name TEXT)")
+        connection.executemany("INSERT INTO runs VALUES (?)", [(f"run {number}" * 20,) for number in range(2000)])
+        connection.commit()
+
+
+def overwrite(path) -> None:
+    path.write_bytes(b"no database at all " * 4096)
+
+
+def cut_in_half(path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_a_page(path) -> None:
+    content = bytearray(path.read_bytes())
+    content[8192:12288] = bytes(reversed(content[8192:12288]))
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [overwrite, cut_in_half, flip_a_page])
+@pytest.mark.parametrize("server", ["prefect", "mlflow"])
+def test_a_damaged_database_is_refused_with_its_file_and_the_fix(server, damage, home):
+    path = {database.server: database.path for database in databases(home)}[server]
+    fill(path)
+    open_databases(home)
+    assert path.stat().st_mode & 0o777 == 0o600
+    damage(path)
+    with pytest.raises(ValueError, match=rf"{server}'s database {path} is damaged .*move {path} away, then run again"):
+        open_databases(home)
+    checks = {check.name: check for check in doctor.check_machine(home)}
+    assert not checks[f"{server} data"].passed and str(path) in checks[f"{server} data"].fix
+
+
+@pytest.mark.parametrize(("server", "damage"), [("mlflow", overwrite), ("prefect", cut_in_half)])
+def test_a_run_on_a_damaged_database_ends_at_once(server, damage, home):
+    path = {database.server: database.path for database in databases(home)}[server]
+    fill(path)
+    damage(path)
+    started = time.monotonic()
+    finished = glm46("run", "micro", home=home.root)
+    assert (finished.exit_code, "Traceback" in finished.stderr) == (1, False)
+    assert f"move {path} away" in finished.stderr and len(finished.stderr.splitlines()) == 1
+    assert time.monotonic() - started < PATIENCE_SECONDS
+
+
+@pytest.mark.parametrize("variable", [PREFECT_DATABASE, MLFLOW_DATABASE])
+def test_a_postgres_that_does_not_answer_is_refused_without_its_password(variable, home, monkeypatch):
+    port = free_port()
+    monkeypatch.setenv(variable, f"postgresql://glm46:geheim9@127.0.0.1:{port}/runs")
+    with pytest.raises(ValueError, match=rf"database at 127.0.0.1:{port} does not answer .*correct {variable}") as refused:
+        open_databases(home)
+    assert "geheim9" not in str(refused.value)
+
+
+class AnswersHealthOnly(BaseHTTPRequestHandler):
+    """What MLflow's server does whose database is gone."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.send_response(500)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+def test_a_server_that_answers_without_its_database_is_named(home):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), AnswersHealthOnly)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    with pytest.raises(RuntimeError, match=r"the prefect server answers, but not from its database \(.*500.*move .*prefect.db away"):
+        ask_databases(home, ServerUrls(prefect=url, mlflow=url, pids={}))
+    server.shutdown()

@@ -1,0 +1,55 @@
+"""A full disk is one sentence that names the place and the fix, whoever noticed it; other errors keep their words but Java's frames."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import typer
+
+from flows.cli.command_errors import failures
+from infra.disk_space import explain_full_disk
+
+JAVA_TRACE = """An error occurred while calling o62.parquet.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:2935)
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+Caused by: java.io.IOException: {}
+\tat java.base/sun.nio.ch.FileDispatcherImpl.write0(Native Method)
+\t... 12 more
+"""
+
+
+class SparkError(Exception):
+    """What PySpark raises: the words of a Java process."""
+
+
+def test_the_words_of_an_error_or_of_its_cause_say_that_a_disk_is_full(tmp_path):
+    for error in (
+        OSError(errno.ENOSPC, "No space left on device"),
+        SparkError(JAVA_TRACE.format("No space left on device")),
+        RuntimeError("(sqlite3.OperationalError) database or disk is full"),
+    ):
+        raised = RuntimeError("the step failed")
+        raised.__cause__ = error
+        for each in (error, raised):
+            said = explain_full_disk(each, [tmp_path])
+            assert str(tmp_path) in said and "make room, then run again" in said and "\n" not in said
+    assert not explain_full_disk(SparkError(JAVA_TRACE.format("Connection reset")), [tmp_path])
+
+
+def test_a_server_that_fails_without_words_is_explained_by_the_room_that_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20 if path == tmp_path else 1 << 40))
+    assert f"no space left on {tmp_path} (" in explain_full_disk(RuntimeError("too many 500 error responses"), [tmp_path])
+    assert not explain_full_disk(ValueError("no scale 'hugee'"), [tmp_path]), "what the user wrote is wrong on any disk"
+
+
+def test_a_command_prints_neither_pages_of_java_nor_a_traceback(home, capsys):
+    for cause, expected in (("No space left on device", 1), ("Connection reset by peer", 4)):
+        with pytest.raises(typer.Exit), failures(home):
+            raise SparkError(JAVA_TRACE.format(cause))
+        said = capsys.readouterr().err
+        assert "DAGScheduler" not in said and "more" not in said and len(said.splitlines()) == expected + 1, said
+        assert "DAGScheduler.scala:2935" in (home.run_dir / "last-error.log").read_text()

@@ -1,0 +1,78 @@
+"""`glm46 doctor`: what is missing on a machine is named with the fix, in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from configs import machine
+from infra import doctor
+from infra.child_process import free_port
+from infra.servers import ServerUrls, record
+from tests.support.pipeline import glm46
+
+
+def named(checks, name):
+    return next(check for check in checks if check.name == name)
+
+
+def test_words_and_json_agree(tmp_path):
+    words, as_json = (glm46("doctor", *options, home=tmp_path) for options in ((), ("--json",)))
+    found = json.loads(as_json.stdout)
+    assert found["passed"] == (as_json.exit_code == 0) == (words.exit_code == 0)
+    expected = {"python", "packages", "java", "compiler", "memory", "disk", "store", "native code"}
+    assert {check["name"] for check in found["checks"]} >= expected
+    assert [line[9:].split("  ")[0].strip() for line in words.stdout.splitlines()] == [check["name"] for check in found["checks"]]
+
+
+def test_a_package_of_another_version_is_named(home, monkeypatch):
+    assert named(doctor.check_machine(home), "packages").passed
+    monkeypatch.setattr(doctor, "version", lambda name: "0.0.1")
+    check = named(doctor.check_machine(home), "packages")
+    assert not check.passed and "prefect 0.0.1, asked for ==" in check.found and "constraints.txt" in check.fix
+
+
+def test_recorded_servers_that_are_silent_are_named(home):
+    urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+    record(home, ServerUrls(prefect=urls[0], mlflow=urls[1], pids={}))
+    check = named(doctor.check_machine(home), "servers")
+    assert (check.passed, check.found, check.fix) == (False, "prefect and mlflow recorded but silent", "glm46 up")
+
+
+def test_a_port_of_up_that_is_taken_is_said(home, monkeypatch):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(doctor, "PORTS", {"prefect": port})
+        assert "--prefect-port" in named(doctor.check_machine(home), f"port {port}").fix
+    monkeypatch.setattr(doctor, "PORTS", {"prefect": free_port()})
+    assert not doctor.check_machine(home)[-1].fix
+
+
+@pytest.mark.parametrize(("commands", "passed"), [(("sbatch", "squeue", "scancel"), True), (("sbatch",), False)])
+def test_scheduler_commands_are_asked_for_only_by_scales_that_submit(commands, passed, tmp_path, monkeypatch):
+    for command in commands:
+        (tmp_path / command).write_text("#!/bin/sh\n")
+        (tmp_path / command).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.check_launchers(["local"]) == []
+    assert [(check.name, check.passed) for check in doctor.check_launchers(["slurm", "slurm", "local"])] == [("slurm", passed)]
+
+
+def test_code_compiled_for_another_machine_is_named_with_both(tmp_path, monkeypatch):
+    here = machine.this_machine()
+    there = machine.Machine("Other CPU", "sse2 avx2")
+    assert there.native_dir != here.native_dir, "its instructions may be illegal here"
+    assert machine.Machine("Other name", here.features).native_dir == here.native_dir
+    monkeypatch.setattr(machine, "NATIVE_ROOT", tmp_path)
+    monkeypatch.setattr(machine, "this_machine", lambda: there)
+    (machine.make_native_dir() / "decoding_kernel-0.so").touch()
+    monkeypatch.setattr(machine, "this_machine", lambda: here)
+    check = doctor.check_native_code([here.native_dir / "decoding_kernel-0.so"])
+    assert check.found == f"decoding_kernel: not compiled for this machine ({here}), only for {there}"
+    assert "model.kernels.native_library" in check.fix
+    (machine.make_native_dir() / "decoding_kernel-0.so").touch()
+    assert not doctor.check_native_code([here.native_dir / "decoding_kernel-0.so"]).fix

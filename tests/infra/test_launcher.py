@@ -1,0 +1,149 @@
+"""The local launcher with a toy job: found again, never started twice, no rank outlives its supervisor, failures are named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.build_ops import op_environment
+from infra.launchers import Job, JobFailedError, JobHandle, JobLostError, JobStatus, LocalLauncher
+from infra.supervisor import read_job_file
+from tests.conftest import ROOT
+
+KEY = "0123abcd"
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    launcher = LocalLauncher(tmp_path)
+    yield launcher
+    if launcher.find(KEY):
+        launcher.cancel(JobHandle(KEY), grace_seconds=0)
+
+
+def toy(tmp_path, deed: str, num_ranks: int = 1) -> Job:
+    return Job(KEY, "tests.support.toy_job", (str(tmp_path / KEY), deed), num_ranks, {"TOY": "1"})
+
+
+def wait_for(condition, seconds: float = 20.0):
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+def end_of(launcher: LocalLauncher, handle: JobHandle, seconds: float = 20.0) -> JobStatus:
+    return wait_for(lambda: None if (status := launcher.poll(handle)).state == "running" else status, seconds)
+
+
+def starts(tmp_path, rank: int = 0) -> list[list[str]]:
+    path = tmp_path / KEY / f"started-{rank}"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_job_runs_detached_and_is_found_by_its_key(launcher, tmp_path):
+    assert launcher.find(KEY) is None
+    handle = launcher.submit(toy(tmp_path, "succeed", num_ranks=2))
+    assert launcher.find(KEY) == handle
+    status = end_of(LocalLauncher(tmp_path), handle)
+    assert (status.state, status.exit_code) == ("succeeded", 0)
+    job = read_job_file(tmp_path / KEY)
+    assert [starts(tmp_path, rank)[0][1:] for rank in (0, 1)] == [["1", "2", str(job.master_port)]] * 2
+
+
+def test_a_running_job_is_attached_to_and_not_started_twice(launcher, tmp_path):
+    launcher.submit(toy(tmp_path, "sleep"))
+    wait_for(lambda: starts(tmp_path))
+    threads = [threading.Thread(target=LocalLauncher(tmp_path).submit, args=(toy(tmp_path, "sleep"),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert launcher.poll(JobHandle(KEY)).state == "running" and len(starts(tmp_path)) == 1
+
+
+def test_many_submit_at_once_and_one_starts(launcher, tmp_path):
+    threads = [threading.Thread(target=LocalLauncher(tmp_path).submit, args=(toy(tmp_path, "sleep"),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_for(lambda: starts(tmp_path))
+    time.sleep(0.3)
+    assert len(starts(tmp_path)) == 1
+
+
+def test_a_killed_supervisor_is_recognised_takes_its_ranks_along_and_is_replaced(launcher, tmp_path):
+    handle = launcher.submit(toy(tmp_path, "sleep", num_ranks=2))
+    pids = [int(wait_for(lambda rank=rank: starts(tmp_path, rank))[0][0]) for rank in (0, 1)]
+    os.kill(read_job_file(tmp_path / KEY).pid, signal.SIGKILL)
+    assert end_of(launcher, handle).state == "lost"
+    wait_for(lambda: not any(map(is_alive, pids)))
+    launcher.submit(toy(tmp_path, "succeed", num_ranks=2))
+    assert end_of(launcher, handle).state == "succeeded"
+    assert [start[1] for start in starts(tmp_path)] == ["1", "2"]
+
+
+def test_a_failing_rank_takes_the_others_along_and_is_named(launcher, tmp_path):
+    handle = launcher.submit(toy(tmp_path, "fail", num_ranks=3))
+    status = end_of(launcher, handle)
+    assert (status.state, status.exit_code, status.failing_rank) == ("failed", 7, 1)
+    wait_for(lambda: not any(is_alive(int(start[0])) for rank in range(3) for start in starts(tmp_path, rank)))
+    message = str(JobFailedError("training", status))
+    assert "rank 1 ended with exit code 7" in message and "the reason why" in message and "rank-1.log" in message
+
+
+def test_a_killed_rank_is_a_lost_job_and_named_with_its_signal(launcher, tmp_path):
+    handle = launcher.submit(toy(tmp_path, "sleep"))
+    os.kill(int(wait_for(lambda: starts(tmp_path))[0][0]), signal.SIGKILL)
+    status = end_of(launcher, handle)
+    assert (status.state, status.exit_code) == ("lost", -9)
+    message = str(JobLostError("training", status, 12))
+    assert "rank 0 was killed (SIGKILL)" in message and "rank-0.log; it continues from the checkpoint of step 12" in message
+
+
+def test_a_rank_that_dies_in_a_collective_is_named_and_not_the_one_that_waits_for_it(launcher, tmp_path):
+    status = end_of(launcher, launcher.submit(toy(tmp_path, "lose a rank", num_ranks=2)), seconds=120)
+    assert (status.state, status.exit_code, status.failing_rank) == ("lost", -signal.SIGKILL, 1)
+    message = str(JobLostError("training of phase toy", status, 0))
+    assert "rank 1 was killed (SIGKILL)" in message and "rank-1.log; it continues from its beginning" in message
+    assert not any(is_alive(pid) for pid in read_job_file(tmp_path / KEY).rank_pids)
+
+
+def test_cancel_lets_a_job_save_and_kills_one_that_will_not(launcher, tmp_path):
+    handle = launcher.submit(toy(tmp_path, "stop on request"))
+    wait_for(lambda: starts(tmp_path))
+    time.sleep(0.2)
+    launcher.cancel(handle, grace_seconds=20)
+    assert launcher.poll(handle).state == "interrupted"
+    launcher.submit(toy(tmp_path, "sleep"))
+    wait_for(lambda: len(starts(tmp_path)) == 2)
+    launcher.cancel(handle, grace_seconds=0)
+    assert launcher.poll(handle).state in ("failed", "lost")
+
+
+def test_without_a_compiler_the_op_builder_says_what_to_install():
+    finished = subprocess.run(
+        [sys.executable, "-m", "infra.build_ops"], cwd=ROOT, env={**os.environ, "PATH": "/nowhere"}, capture_output=True, text=True
+    )
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert finished.stderr == "no C++ compiler c++ on PATH: install one (Debian: apt-get install g++) or set CXX\n"
+
+
+def test_the_op_is_found_where_launched_jobs_look_for_it():
+    finished = subprocess.run([sys.executable, "-m", "infra.build_ops"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0 and op_environment()["TORCH_EXTENSIONS_DIR"] in finished.stdout, finished.stderr
+    assert list(Path(op_environment()["TORCH_EXTENSIONS_DIR"]).rglob("deepspeed_shm_comm.so"))

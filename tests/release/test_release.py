@@ -1,0 +1,312 @@
+"""The released files and the served model against our own model."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from configs.schema import ReleaseRecipe, ServingResources
+from flows.cli.serve_model import ServedModel, complete
+from infra.home import Home
+from infra.model_server import is_healthy, running_model_server, start_model_server
+from infra.open_store import open_store
+from infra.step import Output
+from model.formats.gguf_checkpoint import write_gguf
+from tasks.evaluation.engine import document_token_ids
+from tasks.evaluation.suite import read_suite
+from tasks.release.convert_to_gguf import convert_to_gguf
+from tasks.release.decide_release import decide_release
+from tasks.release.evaluate_gguf import evaluate_gguf
+from tasks.release.generate_reference import MIN_COMPARED_TOKENS, ReferenceAnswer, generate_reference
+from tasks.release.served_scoring import ServedScorer
+from tasks.release.smoke_test import smoke_test
+from tasks.release.token_bytes import ends_inside_character, token_bytes
+from tests.conftest import ROOT
+from tests.support.evaluation_fakes import (
+    DOCUMENTS,
+    VOCAB_SIZE,
+    checkpoint,
+    commit,
+    evaluation_suite,
+    toy_tokenizer,
+)
+
+RECIPE = ReleaseRecipe(
+    gguf_types=("F32", "Q8_0"), smoke_prompts=("What is 4 + 1?", "def add", "Привет, м", "4 + 1 ="), smoke_prompt_tokens=12,
+    smoke_new_tokens=40, smoke_min_margin=0.01, max_quantization_bits_per_byte=0.05, num_quantization_documents=6,
+    max_quantization_document_tokens=24,
+)  # fmt: skip
+SERVING = ServingResources(host="127.0.0.1", port=0, context_length=256, num_threads=1, startup_timeout_seconds=30)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return open_store(None, Home(tmp_path_factory.mktemp("release")))
+
+
+@pytest.fixture(scope="module")
+def gguf(store):
+    return commit(store, convert_to_gguf, checkpoint=checkpoint(store, "trained"), recipe=RECIPE)
+
+
+@pytest.fixture(scope="module")
+def suite(store):
+    return evaluation_suite(store)
+
+
+@pytest.fixture(scope="module")
+def served(gguf, tmp_path_factory):
+    with running_model_server(gguf.path("model-F32.gguf"), SERVING, tmp_path_factory.mktemp("served") / "server.log") as server:
+        yield server
+
+
+def engine_of(store, name="trained"):
+    from tasks.evaluation.engine import load_engine
+
+    artifact = checkpoint(store, name)
+    return load_engine(artifact.directory("hf"), weights_version=artifact.digest, batch_sequences=4)
+
+
+def test_llama_cpp_scores_what_our_engine_scores(store, served):
+    tokenizer = toy_tokenizer()
+    texts = [document_token_ids(tokenizer, text)[:40] for text in (*DOCUMENTS.values(), "<|user|> written out")]
+    special = [tokenizer.token_to_id(token) for token in ("<|endoftext|>", "<|user|>", "<think>")]
+    texts.append([*texts[0][:6], *special, VOCAB_SIZE - 1, *texts[0][6:9]])
+    assert any(ends_inside_character(token_bytes(tokenizer, token_id)) for ids in texts for token_id in ids), (
+        "no hidden token: test is too easy"
+    )
+    ours = engine_of(store).score(texts)
+    with ServedScorer(served.url, tokenizer.token_to_id("a"), VOCAB_SIZE) as scorer:
+        for token_ids, expected in zip(texts, ours, strict=True):
+            assert scorer.score(token_ids) == pytest.approx(expected, abs=1e-4)
+
+
+def test_gguf_evaluation_equals_our_engine_on_the_same_tokens(store, gguf, suite):
+    import math
+
+    trained = checkpoint(store, "trained")
+    evaluation = commit(store, evaluate_gguf, gguf=gguf, checkpoint=trained, suite=suite, recipe=RECIPE, resources=SERVING)
+    documents = [question for question in read_suite(suite.path("suite.parquet")) if question.kind == "document"][:6]
+    ids = [document_token_ids(toy_tokenizer(), document.text)[:25] for document in documents]
+    ours = -sum(map(sum, engine_of(store).score(ids))) / math.log(2) / evaluation.record.num_bytes
+    assert evaluation.record.bits_per_byte["F32"] == pytest.approx(ours, abs=1e-4)
+    assert evaluation.record.num_tokens == sum(len(row) - 1 for row in ids)
+    assert evaluation.record.num_bytes == sum(len(token_bytes(toy_tokenizer(), token_id)) for row in ids for token_id in row[1:])
+
+    decision = commit(store, decide_release, gguf_evaluation=evaluation, recipe=RECIPE)
+    assert decision.record.accepted, decision.record.refusals
+
+
+def test_threads_change_no_score(store, gguf, suite, tmp_path):
+    short = RECIPE.model_copy(update={"num_quantization_documents": 2, "max_quantization_document_tokens": 8})
+    given = {"gguf": gguf, "checkpoint": checkpoint(store, "trained"), "suite": suite, "recipe": short}
+    other = open_store(None, Home(tmp_path))
+    one = commit(store, evaluate_gguf, **given, resources=SERVING)
+    two = commit(other, evaluate_gguf, **given, resources=SERVING.model_copy(update={"num_threads": 2}))
+    assert (one.key, one.digest) == (two.key, two.digest)
+
+
+def reference_of(store, name="trained", recipe=RECIPE):
+    return commit(store, generate_reference, checkpoint=checkpoint(store, name), suite=evaluation_suite(store), recipe=recipe)
+
+
+def test_smoke_test_passes_the_model_that_was_trained(store, served):
+    """On 500 tokens or more: after the recipe's prompts the beginnings of held-out documents, and no more of them than that takes."""
+    reference = reference_of(store)
+    report = smoke_test(server_url=served.url, reference=reference)
+    assert report.passed, report.reasons
+    assert report.num_compared_tokens == reference.record.num_clear_tokens >= MIN_COMPARED_TOKENS == 500
+    assert report.model_names == ("glm46",)
+    answers = json.loads(reference.path("reference.json").read_text())
+    assert sum(answer["num_clear"] for answer in answers[:-1]) < 500 and len(answers) > 5
+    texts = [question.text for question in read_suite(evaluation_suite(store).path("suite.parquet")) if question.kind == "document"]
+    for answer in answers[5:]:
+        assert any(text.startswith(answer["prompt"]) for text in texts) and 1 < len(answer["prompt_ids"]) <= 14
+
+
+@pytest.mark.parametrize(("edit", "least"), [({"smoke_new_tokens": 8}, 100), ({"smoke_min_margin": 1e9}, 0)])
+def test_smoke_test_that_compares_too_little_is_refused(store, served, edit, least):
+    """Continuations that end too early, and margins that are never clear."""
+    report = smoke_test(server_url=served.url, reference=reference_of(store, recipe=RECIPE.model_copy(update=edit)))
+    assert not report.passed and least <= report.num_compared_tokens < 500
+    assert report.reasons[-1].startswith(
+        f"{report.num_compared_tokens} tokens of {report.num_prompts} prompts can be compared, 500 are needed"
+    )
+
+
+def test_one_different_token_of_five_hundred_is_found(store, served, tmp_path):
+    """The last token that must be reproduced and is a character of its own: ids of parts of characters are compared as bytes."""
+    answers = [ReferenceAnswer.model_validate(entry) for entry in json.loads(reference_of(store).path("reference.json").read_text())]
+    places = [
+        (number, place)
+        for number, answer in enumerate(answers)
+        for place, piece in enumerate(answer.pieces[: answer.num_clear - 1])
+        if bytes.fromhex(piece).isalpha()
+    ]
+    number, place = places[-1]
+    ids = list(answers[number].token_ids)
+    ids[place] += 1
+    answers[number] = answers[number].model_copy(update={"token_ids": tuple(ids)})
+    (tmp_path / "reference.json").write_text(json.dumps([answer.model_dump(mode="json") for answer in answers]))
+    report = smoke_test(server_url=served.url, reference=SimpleNamespace(path=lambda name: tmp_path / name))  # pyright: ignore[reportArgumentType]
+    assert not report.passed and len(report.reasons) == 1
+    assert f"the server generated token {ids[place] - 1} at place {place} of" in report.reasons[0]
+    assert report.reasons[0].endswith(f"we {ids[place]}")
+
+
+def test_a_conversation_is_asked_of_models_that_know_any(store, served, tmp_path):
+    artifact = checkpoint(store, "trained")
+    answers = json.loads(reference_of(store).path("reference.json").read_text())
+    chat = answers[4]
+    assert [entry["is_chat"] for entry in answers] == [False] * 4 + [True] + [False] * (len(answers) - 5)
+    prompt = toy_tokenizer().decode(chat["prompt_ids"], skip_special_tokens=False)
+    assert prompt.endswith("What is 4 + 1?/nothink<|assistant|>\n<think></think>")
+    assert chat["num_clear"] > 2, "no clear answer: test is too easy"
+
+    base = replace(artifact, record=artifact.record.model_copy(update={"is_chat_trained": False}))
+    output = Output(tmp_path, tmp_path, "key", lambda progress: None, lambda number, metrics: None)
+    generate_reference(checkpoint=base, suite=evaluation_suite(store), recipe=RECIPE, output=output)
+    assert not [entry for entry in json.loads((tmp_path / "reference.json").read_text()) if entry["is_chat"]]
+
+
+def test_a_server_that_renders_conversations_otherwise_is_refused(store, tmp_path):
+    """The same weights with ChatML for a template: its text continuations are right, its conversation is not."""
+    artifact = checkpoint(store, "trained")
+    shutil.copytree(artifact.directory("hf"), tmp_path / "hf")
+    (tmp_path / "hf/chat_template.jinja").write_text("{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}")
+    write_gguf(tmp_path / "hf", tmp_path / "hf/tokenizer.json", tmp_path / "m.gguf", gguf_type="F32", name="glm46")
+    with running_model_server(tmp_path / "m.gguf", SERVING, tmp_path / "log") as server:
+        report = smoke_test(server_url=server.url, reference=reference_of(store))
+    assert not report.passed and all(reason.startswith("message 'What is 4 + 1?'") for reason in report.reasons)
+
+
+@pytest.mark.parametrize("is_chat_trained", [False, True])
+def test_chat_answers_as_the_model_was_trained(served, is_chat_trained):
+    """What `glm46 chat` prints: a continuation, or the answer to a message in the template."""
+    model = ServedModel("glm46 version 1", served.url, served, is_chat_trained=is_chat_trained, enable_thinking=False)
+    path, body = ("v1/completions", {"prompt": "What is 4 + 1?"})
+    if is_chat_trained:
+        message = {"role": "user", "content": "What is 4 + 1?"}
+        path, body = "v1/chat/completions", {"messages": [message], "chat_template_kwargs": {"enable_thinking": False}}
+    data = json.dumps({**body, "max_tokens": 8, "temperature": 0}).encode()
+    with urllib.request.urlopen(urllib.request.Request(f"{served.url}/{path}", data, {"content-type": "application/json"})) as response:
+        choice = json.load(response)["choices"][0]
+    expected = choice["message"]["content"] if is_chat_trained else choice["text"]
+    assert "".join(complete(model, "What is 4 + 1?", 8, 0.0)) == expected != ""
+
+
+def answered(served, path, headers=None, body=None):
+    """Status, headers and text of a raw request."""
+    connection = http.client.HTTPConnection(served.url.removeprefix("http://"), timeout=60)
+    connection.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body), headers or {})
+    answer = connection.getresponse()
+    return answer.status, dict(answer.getheaders()), answer.read().decode()
+
+
+def test_only_programs_and_pages_of_this_machine_are_answered(served):
+    port = served.url.rsplit(":", 1)[1]
+    for headers in ({}, {"Host": f"localhost:{port}"}, {"Origin": f"http://127.0.0.1:{port}"}):
+        status, returned, _ = answered(served, "/v1/models", headers)
+        assert status == 200 and not [name for name in returned if name.lower().startswith("access-control")]
+    for headers in ({"Host": "evil.example"}, {"Host": f"evil.example:{port}"}, {"Origin": "https://evil.example"}, {"Origin": "null"},
+                    {"Sec-Fetch-Site": "cross-site"}):  # fmt: skip
+        for body in (None, {"prompt": "4 + 1 =", "max_tokens": 1}):
+            status, returned, text = answered(served, "/v1/completions" if body else "/v1/models", headers, body)
+            assert status == 403 and ("may not ask" in text or "is not this server" in text), (headers, text)
+            assert not [name for name in returned if name.lower().startswith("access-control")]
+
+
+def test_log_probabilities_of_completions_have_the_shape_of_openais_api(served):
+    body = {"prompt": "What is 4 + 1?", "max_tokens": 6, "temperature": 0, "logprobs": 2}
+    whole = json.loads(answered(served, "/v1/completions", body=body)[2])["choices"][0]
+    reported = whole["logprobs"]
+    assert "".join(reported["tokens"]) == whole["text"] and len(reported["tokens"]) > 1
+    assert reported["token_logprobs"] == [entry["logprob"] for entry in reported["content"]] and max(reported["token_logprobs"]) <= 0
+    for token, top, start in zip(*(reported[name] for name in ("tokens", "top_logprobs", "text_offset")), strict=True):
+        assert len(top) == 2 and top[token] == max(top.values()) and whole["text"][start:].startswith(token)
+    events = answered(served, "/v1/completions", body={**body, "stream": True})[2].split("\n\n")
+    parts = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
+    streamed = [choice["logprobs"] for part in parts for choice in part["choices"] if choice.get("logprobs")]
+    for name in ("tokens", "text_offset"):
+        assert [value for logprobs in streamed for value in logprobs[name]] == reported[name]
+    status, _, text = answered(served, "/v1/completions", body={**body, "echo": True})
+    assert status == 400 and "echo is not supported" in text
+
+
+def test_a_killed_model_server_is_an_error(gguf, tmp_path):
+    with running_model_server(gguf.path("model-F32.gguf"), SERVING, tmp_path / "log") as server:
+        model = ServedModel("glm46 version 1", server.url, server, is_chat_trained=False, enable_thinking=False)
+        server.process.kill()
+        with pytest.raises(RuntimeError, match=r"was ended by SIGKILL.*its log is"):
+            model.wait()
+
+
+def test_smoke_test_refuses_another_model(store, served):
+    report = smoke_test(server_url=served.url, reference=reference_of(store, "random"))
+    assert not report.passed
+    assert any("the server generated" in reason for reason in report.reasons)
+
+
+def test_equal_weights_give_equal_files(store, gguf, tmp_path):
+    again = commit(open_store(None, Home(tmp_path)), convert_to_gguf, checkpoint=checkpoint(store, "trained"), recipe=RECIPE)
+    assert again.digest == gguf.digest
+    assert gguf.record.num_bytes["Q8_0"] < gguf.record.num_bytes["F32"]
+
+
+@pytest.mark.parametrize("text", ["plain", "Ünïcödé", "你好", "🙂"])
+def test_character_rule_equals_a_strict_decoder(text):
+    data = text.encode()
+    for end in range(1, len(data) + 1):
+        try:
+            data[:end].decode()
+            whole = True
+        except UnicodeDecodeError:
+            whole = False
+        assert ends_inside_character(data[:end]) == (not whole)
+
+
+def test_port_in_use_is_named(gguf, served, tmp_path):
+    port = int(served.url.rsplit(":", 1)[1])
+    with pytest.raises(ValueError, match=f"port {port} on 127.0.0.1 is taken by"):
+        start_model_server(gguf.path("model-F32.gguf"), SERVING.model_copy(update={"port": port}), tmp_path / "log")
+
+
+def test_broken_file_ends_with_the_servers_words(tmp_path):
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF but not really")
+    with pytest.raises(RuntimeError, match="stopped; the end of"):
+        start_model_server(tmp_path / "broken.gguf", SERVING, tmp_path / "log")
+
+
+def test_server_on_another_interface_is_refused(gguf, tmp_path):
+    with pytest.raises(ValueError, match=r"serving.resources.host is 0\.0\.0\.0"):
+        start_model_server(gguf.path("model-F32.gguf"), SERVING.model_copy(update={"host": "0.0.0.0"}), tmp_path / "log")
+
+
+def test_killed_run_leaves_no_server(gguf, tmp_path):
+    path, log_path, settings = str(gguf.path("model-F32.gguf")), str(tmp_path / "log"), SERVING.model_dump()
+    program = (
+        "import sys, time; from pathlib import Path; from configs.schema import ServingResources; from infra.model_server import *\n"
+        f"s = start_model_server(Path({path!r}), ServingResources(**{settings}), Path({log_path!r}))\n"
+        "print(s.url, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert parent.stdout is not None
+    url = parent.stdout.readline().strip()
+    assert is_healthy(url)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while is_healthy(url):
+        assert time.monotonic() < deadline, "the server outlived the run that started it"
+        time.sleep(0.05)

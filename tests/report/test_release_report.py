@@ -1,0 +1,280 @@
+"""The report on a toy run: every number it shows is one of the artifacts', and it asks nobody for anything."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from infra.home import Home
+from infra.open_store import open_store
+from tasks.evaluation.items import CHOICE, accuracy, read_items
+from tasks.report.dropped_examples import dropped_examples
+from tasks.report.report_charts import Line, Span, bars, curves, intervals, strips
+from tasks.report.report_inputs import ReportedPhases
+from tasks.report.report_page import Section, page, table
+from tasks.report.write_report import publish_report
+from tests.support.report_fakes import (
+    REASONS,
+    STEPS,
+    TOKENS_PER_STEP,
+    WORDS,
+    reported_data,
+    reported_phases,
+    write_toy_report,
+    write_unreleased_report,
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return open_store(None, Home(tmp_path_factory.mktemp("report")))
+
+
+@pytest.fixture(scope="module")
+def data(store):
+    return reported_data(store)
+
+
+@pytest.fixture(scope="module")
+def phases(store):
+    return reported_phases(store, tuple(STEPS))
+
+
+@pytest.fixture(scope="module")
+def report(store, data, phases):
+    return write_toy_report(store, data, phases)
+
+
+class Cells(HTMLParser):
+    """Rows of all tables, the tags seen, the addresses named."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.tags, self.urls, self.is_inside = [], set(), [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.urls += [value for name, value in attrs if name in ("src", "href", "action", "data")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.is_inside = True
+
+    def handle_endtag(self, tag):
+        self.is_inside &= tag not in ("td", "th")
+
+    def handle_data(self, data):
+        if self.is_inside:
+            self.rows[-1][-1] += data
+
+
+def test_numbers_of_the_data_are_those_of_the_artifacts(report, data):
+    rows = Cells(report.path("report.html").read_text()).rows
+    assert ["ingest", "records unreadable: not_utf8 <&>", "7"] in rows
+    assert [row[2] for row in rows if row[1] == "documents" and len(row) == 3] == ["1,000", "1,000", "901", "901", "853", "971"]
+    assert ["synthesize", "documents added", "120"] in rows
+    assert ["web", "70", "2,100", "8"] in rows and ["code", "9", "400", "0"] in rows
+    assert ["conversations, synthetic", "250"] in rows and ["of these what an assistant writes", "333"] in rows
+    for contract in data.contract_results:
+        assert [contract.record.contract, "1,000", "11", "met", contract.digest[:12]] in rows
+    assert any(row[:6] == ["python", "pretrain", "code", "PSF-2.0", "3", "6,000"] for row in rows)
+
+
+def test_what_was_watched_while_training_is_shown(report, phases):
+    text = report.path("report.html").read_text()
+    rows = Cells(text).rows
+    sft = next(phase for phase in phases if phase.name == "sft")
+    trained = [row for row in rows if row[:2] == ["sft", "sft"]]
+    assert trained and "0.4" in trained[0] and f"{sft.checkpoint.record.lm_loss:.4f}" in trained[0]
+    assert "Quoted: what S0 expects" in text and "Held-out text while training" in text
+    assert ["sft", "1", "2"] in rows, "rollbacks and the steps left out"
+    packed = next(row for row in rows if row[:2] == ["sft", "stream"])
+    assert packed[-4:] == ["web 9,000 (1.50), code 6,360 (2.00)", "web 12,000 (2.25), code 6,360 (2.00)", "commit", "13"]
+    layers = [row for row in rows if row[0] == "sft" and len(row) == 5 and row[1].isdigit()]
+    record = sft.evaluation.record
+    assert [(row[2], row[3], row[4]) for row in layers] == [
+        (f"{load:.2f}", f"{cv:.3f}", str(dead))
+        for load, cv, dead in zip(record.expert_load, record.expert_cv, record.num_dead_experts, strict=True)
+    ]
+    assert layers and ["repository", "550", "0", "50"] in rows
+
+
+def test_every_figure_of_every_phase_stands_in_the_benchmark_table(report, phases):
+    rows = {row[0]: row[1:] for row in Cells(report.path("report.html").read_text()).rows if len(row) == 1 + len(STEPS)}
+    assert rows["figure"] == list(STEPS)
+    for number, phase in enumerate(phases):
+        record = phase.evaluation.record
+        lower, upper = record.intervals["bits_per_byte"]
+        assert rows["bits per byte"][number] == f"{record.bits_per_byte:.4f}[{lower:.4f}, {upper:.4f}]"
+        assert rows["pass@1 in conversation"][number].startswith(f"{record.pass_at_1:.4f}[")
+        assert rows["pass@2 in conversation"][number].startswith(f"{record.pass_at_k:.4f}[")
+        assert rows["different answers / right ones"][number] == f"{record.distinct_answer_share:.4f}"
+        assert rows["multiple choice, per character"][number] == f"{record.choice_accuracy_normalised:.4f}"
+        choices = accuracy(read_items(phase.evaluation.path("items.parquet")), CHOICE)
+        assert rows["multiple choice, toy_bench"][number] == f"{choices:.4f} of 4"
+        for domain, value in record.bits_per_byte_by_domain.items():
+            assert rows[f"bits per byte, {domain}"][number] == f"{value:.4f}"
+
+
+def test_every_bound_of_every_gate_is_shown(report, phases):
+    text = report.path("report.html").read_text()
+    rows = Cells(text).rows
+    for phase in phases:
+        for bound in phase.decision.record.bounds:
+            sign, signed = {"held": "✓", "broken": "✗", "undecided": "?"}[bound.outcome], "+" if bound.against else ""
+            interval = "" if bound.interval is None else "[{:+.4f}, {:+.4f}]".format(*bound.interval)
+            shown = [f"{bound.value:{signed}.4f}", interval, f"{bound.limit:{signed}.4g}", str(bound.num_items or "")]
+            assert [sign, bound.figure, bound.against, *shown, "" if bound.outcome == "held" else bound.sentence] in rows
+        assert phase.evaluation.digest[:12] in text and phase.checkpoint.digest[:12] in text
+    assert report.record.accepted is False
+    assert report.record.bits_per_byte == phases.last.evaluation.record.bits_per_byte
+
+
+def test_curves_lie_on_one_token_axis(report):
+    """The first point of the second phase lies one step behind the last of the first one."""
+    text = report.path("report.html").read_text()
+    lines = re.findall(r'points="([^"]*)"><title>next token</title>', text)
+    assert len(lines) == 3, "the surrogate loss of a policy objective is no loss"
+    ends = [(line.split()[0], line.split()[-1]) for line in lines]
+    x_of = lambda point: float(point.split(",")[0])  # noqa: E731
+    step = (980 - 64 - 16) / sum(STEPS.values())
+    assert x_of(ends[1][0]) - x_of(ends[0][1]) == pytest.approx(step, abs=0.2)
+    assert x_of(ends[0][1]) == pytest.approx(64 + STEPS["pretrain_general"] * step, abs=0.2)
+    assert f"{sum(STEPS.values()) * TOKENS_PER_STEP:,} tokens" in text
+    assert len(re.findall(r"<title>mean of 10 steps</title>", text)) == 1
+
+
+def test_scores_languages_buckets_masking_and_fertility_stand_in_tables(report):
+    rows = Cells(report.path("report.html").read_text()).rows
+    assert ["quality", "0.25", "0.625", "10"] in rows
+    assert ["en", "990"] in rows and ["none found", "10"] in rows
+    assert ["no quality score", "3"] in rows and ["1", "450"] in rows
+    assert ["email", "3", "2"] in rows and ["counter speech", "42%"] in rows
+    assert ["seed problems", "77"] in rows and ["solutions that do not verify: wrong_answer", "7"] in rows
+    assert ["ours", "web", "all", "5,000", "1.500", "3.250", "90.0%"] in rows and [
+        "compared",
+        "all",
+        "all",
+        "5,000",
+        "1.500",
+        "3.250",
+        "90.0%",
+    ] in rows
+
+
+def test_sampled_answers_of_the_first_and_last_step_are_shown_escaped(report):
+    text = report.path("report.html").read_text()
+    assert "Sampled answers of step 1;" in text and "Sampled answers of step 20;" in text
+    assert '<span class="chip good">7&lt;|user|&gt;</span>' in text and '<span class="chip bad">(empty)</span>' in text
+
+
+def test_dropped_examples_are_the_texts_that_the_step_read(data):
+    for dropped, given in ((data.deduplicated, data.ingested), (data.filtered, data.split)):
+        examples = dropped_examples(dropped, (given,))
+        assert set(examples) == set(REASONS[dropped.manifest.step])
+        for group in examples.values():
+            assert 0 < len(group) <= 3
+            for example in group:
+                assert example.text.startswith(f"{int(example.document_id, 16)}: {WORDS[:40]}") and len(example.text) < 230
+
+
+def test_the_largest_clusters_of_near_duplicates_are_shown_escaped(report):
+    text = report.path("report.html").read_text()
+    assert "30 of 400 documents of shop went as near-duplicates" in text and "A cup &lt;b&gt;1&lt;/b&gt;" in text
+
+
+def test_report_asks_nobody_for_anything(report):
+    text = report.path("report.html").read_text()
+    parsed = Cells(text)
+    anchors = {f"#{anchor}" for anchor in re.findall(r'<section id="([^"]*)"', text)}
+    assert set(parsed.urls) == anchors and len(anchors) == 10
+    assert not parsed.tags & {"script", "link", "img", "iframe", "b>", "i"}
+    assert not re.search(r"https?://|url\(|@import", text)
+
+
+def test_parts_that_a_run_does_not_have_leave_no_trace(store, data):
+    """No policy phase, no contract, no broken record."""
+    from dataclasses import replace
+
+    short = reported_phases(store, ("pretrain_general",))
+    text = write_toy_report(store, replace(data, contracts={}), short).path("report.html").read_text()
+    assert "Reward of" not in text and 'id="contracts"' not in text and "Sampled answers of step" not in text
+    assert "nan" not in text.lower().split() and 'points=""' not in text
+
+
+def test_a_refused_run_says_first_why_and_what_it_did_not_come_to(store, data):
+    phases = reported_phases(store, ("pretrain_general", "mid_reasoning"), not_reached=("sft", "rl_reasoning"))
+    report = write_unreleased_report(store, data, phases)
+    text = report.path("report.html").read_text()
+    opening, rest = text.split('<div class="facts">')
+    (broken,) = phases.last.decision.record.refusals
+    assert "Gate of mid_reasoning: refused" in opening and broken in opening
+    assert "Nothing was promoted. Not reached: sft, rl_reasoning, the release." in opening
+    rows = Cells(rest).rows
+    assert all([title, "not reached", ""] in rows for title in ("Gate of sft", "Gate of rl_reasoning", "Quantized files"))
+    assert ["deduplicate", "dropped: exact", "60"] in rows and len(re.findall(r"<title>next token</title>", rest)) == 2
+    assert 'id="files-for-llama.cpp"' not in rest and not report.record.accepted
+    assert "**Gate of mid_reasoning: refused.**" in report.path("model_card.md").read_text()
+
+
+def test_a_run_that_left_before_the_release_is_not_called_refused(store, data):
+    first = reported_phases(store, ("pretrain_general", "mid_reasoning")).phases[0]
+    opening = write_unreleased_report(store, data, ReportedPhases((first,))).path("report.html").read_text().split('<div class="facts">')[0]
+    assert "The run left after pretrain_general, before the release: nothing was promoted." in opening and "refused" not in opening
+
+
+def test_cards_hold_the_numbers(report, phases):
+    model, cards = report.path("model_card.md").read_text(), report.path("data_card.md").read_text()
+    assert "123,456 parameters" in model and "answers in the GLM chat template" in model
+    assert f"| pretrain_general | pretrain | 60 | {60 * TOKENS_PER_STEP:,} |" in model
+    assert f"{phases.last.evaluation.record.bits_per_byte:.4f} [" in model
+    assert "**Gate of sft: accepted.**" in model and "**Against champion and anchors: refused.**" in model
+    assert "971 documents, 2,500 tokens, from 9 files; 285 conversations." in cards
+    assert "| deduplicate | dropped: exact | 60 |" in cards and "MIT \\| Apache-2.0" in cards
+    for text in (model, cards):
+        columns = {line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")}
+        assert min(columns) >= 3 and "<code>" not in text
+
+
+def test_publishing_again_changes_nothing(report, tmp_path):
+    path = tmp_path / "reports" / "tiny.html"
+    assert publish_report(report, path) == path
+    before = path.stat()
+    publish_report(report, path)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns and path.read_bytes() == report.path("report.html").read_bytes()
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["tiny-data-card.md", "tiny-model-card.md", "tiny.html"]
+
+
+def test_curve_starts_top_left_and_ends_where_the_last_point_is():
+    drawn = curves("tokens", "loss", [Line("a", [(0.0, 3.0), (50.0, 2.0), (100.0, 1.0)])])
+    points = [tuple(map(float, pair.split(","))) for pair in re.findall(r'points="([^"]*)"', drawn)[0].split()]
+    assert points == [(64.0, 26.0), (514.0, 138.0), (964.0, 250.0)]
+    with pytest.raises(ValueError, match="curve a has no finite point"):
+        curves("tokens", "loss", [Line("a", [(0.0, float("nan"))])])
+
+
+def test_strip_cells_are_means_and_darker_where_higher():
+    drawn = strips(
+        "tokens", "load", [("layer 1", [(float(x), 1.0 if x < 500 else 2.0) for x in range(1, 1001)])], 1.0, 2.0, [Span("p", 0, 1000)]
+    )
+    shades = [float(value) for value in re.findall(r'fill-opacity="([0-9.]+)"', drawn)]
+    assert len(shades) <= 160 and shades[0] == 0.0 and shades[-1] == 1.0 and sorted(shades) == shades
+
+
+def test_intervals_and_bars_are_to_scale():
+    drawn = intervals("pass@1", [("sft", 0.4, (0.3, 0.5)), ("rl", 0.5, (0.4, 0.7))])
+    lows = [float(value) for value in re.findall(r'x1="([0-9.]+)"', drawn)]
+    highs = [float(value) for value in re.findall(r'x2="([0-9.]+)"', drawn)]
+    dots = [float(value) for value in re.findall(r'cx="([0-9.]+)"', drawn)]
+    assert dots[0] == lows[1] and dots[1] == highs[0] and (highs[1] - lows[0]) == pytest.approx(2 * (highs[0] - lows[0]), abs=0.2)
+    widths = [float(value) for value in re.findall(r' width="([0-9.]+)"', bars("time", [("a", 4.0, "4 s"), ("b", 1.0, "1 s")]))]
+    assert widths[0] == pytest.approx(4 * widths[1], abs=0.5)
+
+
+def test_texts_are_escaped_and_empty_sections_left_out():
+    assert "<b>" not in table(("<b>",), [("<b>",)])
+    assert "empty" not in page("t", "s", "", [], [Section("empty", ""), Section("full", "x")])

@@ -1,0 +1,58 @@
+"""Runs the real command line in processes of its own, as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.code_digest import ROOT
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a command ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def outcome(self) -> dict:
+        """The JSON line that `run --json` ends with."""
+        return json.loads(self.stdout.strip().splitlines()[-1])
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digest by stage, effects left out."""
+        return {stage["name"]: stage["digest"] for stage in self.outcome["stages"] if stage["digest"]}
+
+    @property
+    def computed(self) -> list[str]:
+        """Steps that were not found in the store."""
+        return [stage["name"] for stage in self.outcome["stages"] if stage["digest"] and not stage["cached"]]
+
+
+def environment(home: Path, tree: Path = ROOT, **more: str) -> dict[str, str]:
+    """The environment of a command: its own home, the packages of `tree`."""
+    own = {"GLM46_HOME": str(home), "PYTHONPATH": os.pathsep.join([str(tree), more.pop("PYTHONPATH", "")]).rstrip(os.pathsep)}
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+    }
+    return {**inherited, **own, **more}
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line of glm46 under this interpreter."""
+    return [sys.executable, "-c", "from flows.cli.command import main; main()", *arguments]
+
+
+def glm46(*arguments: str, home: Path, tree: Path = ROOT, timeout: float = 900, **more: str) -> Finished:
+    """Run a command to its end."""
+    done = subprocess.run(
+        command(*arguments), cwd=tree, env=environment(home, tree, **more), capture_output=True, text=True, timeout=timeout, check=False
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,247 @@
+"""Runs `glm46 run` once per planned candidate in one process, on servers of its own, and writes how each run ended.
+
+    python -c "from tests.support.refused_releases import main; main()" HOME RESULTS.json
+
+Flow, gates, registry, conversion, server and smoke test are the real ones. Stubbed are what takes minutes and is not judged here: the data
+is that of a toy report, a candidate is a toy model with a record of its own, and its evaluation is planned item by item. The first two
+candidates are promoted; each of CASES is worse than them in one thing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import yaml
+
+from infra.code_digest import ROOT
+from infra.home import Home
+from infra.open_store import open_store
+from infra.step import Artifact, Output, Step, step
+from infra.store import Store
+from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
+from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
+from tasks.evaluation.items import Item, suite_digest, write_items
+from tasks.release import convert_to_gguf as conversion
+from tasks.release.convert_to_gguf import GgufFiles
+from tasks.release.evaluate_gguf import GgufEvaluation
+from tasks.training.state.trained_checkpoint import TrainedCheckpoint
+from tests.support.evaluation_fakes import RECIPE, checkpoint, commit
+from tests.support.gate_items import BALANCED, GATE, answers_of, document, items_of, mixed
+from tests.support.report_fakes import metrics_of_phase, reported_data, rollouts_of_phase, toy
+
+NUM_LOADED = 100_000_000
+LOADED = (ExpertUse(0, (30_000_000, 56_000_000, 57_000_000, 57_000_000), NUM_LOADED),)
+LAME = (ExpertUse(0, (1_000_000, 1_000_000, 99_000_000, 99_000_000), NUM_LOADED),)
+SUITE = mixed(code=(20, 1.0), web=(40, 1.0))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A candidate and the bound that refuses it."""
+
+    items: Callable[[], list[Item]]
+    bound: str
+    """How the refusal's sentence begins."""
+    experts: tuple[ExpertUse, ...] = BALANCED
+    quantization_loss: float = 0.0
+    serves_other_weights: bool = False
+    from_stage: str = "release_model"
+
+
+def same(**changes: Any) -> Callable[[], list[Item]]:
+    """Items like the champion's but for these figures."""
+    return lambda: items_of(**{"documents": SUITE, "answers": answers_of(0.9), **changes})
+
+
+def noisy_documents() -> list[Item]:
+    """As good as the champion's on the whole, and far apart."""
+    return same(documents=[document(n, 1.6 if n % 2 else 0.4, "code" if n < 20 else "web") for n in range(60)])()
+
+
+def one_document_not_finite() -> list[Item]:
+    items = same()()
+    return [replace(items[0], log_probability=float("nan")), *items[1:]]
+
+
+CASES = {
+    "bits per byte too high": Case(same(documents=mixed(code=(20, 2.5), web=(40, 2.5))), "bits_per_byte 2.5000, at most 2"),
+    "arithmetic too low": Case(same(arithmetic=0.2), "arithmetic_accuracy 0.2000, at least 0.25"),
+    "pass@1 too low": Case(same(answers=answers_of(0.2)), "pass_at_1 0.2000, at least 0.25"),
+    "choice too low": Case(same(choice=0.2), "choice_accuracy 0.2000, at least 0.25"),
+    "collapsed": Case(same(answers=[["7"] * 10] * 40), "distinct_answer_share 0.0250, at least 0.5"),
+    "not finite": Case(one_document_not_finite, "bits_per_byte is nan"),
+    "uneven experts": Case(same(), "expert_load 1.9800, at most 1.5", experts=LAME),
+    "varying experts": Case(same(), "expert_cv 0.2311, at most 0.2", experts=LOADED),
+    "bits per byte below the champion's": Case(
+        same(documents=mixed(code=(20, 1.2), web=(40, 1.2))), "bits_per_byte differs from the champion's by +0.2000"
+    ),
+    "a domain below the champion's": Case(
+        same(documents=mixed(code=(20, 1.4), web=(40, 0.8))), "bits_per_byte of domain code differs from the champion's by +0.4000"
+    ),
+    "arithmetic below the champion's": Case(same(arithmetic=0.5), "arithmetic_accuracy differs from the champion's by -0.5000"),
+    "pass@1 below the champion's": Case(
+        same(answers=[*answers_of(0.6)[:24], *answers_of(0.5)[24:]]), "pass_at_1 differs from the champion's by -0.3400"
+    ),
+    "choice below the champion's": Case(same(choice=0.5), "choice_accuracy differs from the champion's by -0.5000"),
+    "below the anchor": Case(same(documents=mixed(code=(20, 1.08), web=(40, 1.08))), "bits_per_byte differs from the anchor's by +0.1600"),
+    "undecided": Case(noisy_documents, "bits_per_byte differs from the champion's by +0.0000"),
+    "reinforcement learning that unlearns": Case(
+        same(answers=answers_of(0.8)), "pass_at_1 differs from the start's by -0.1000", from_stage="rl_reasoning"
+    ),
+    "quantization": Case(same(), "bits per byte that Q8_0 loses against F32 0.5000", quantization_loss=0.5),
+    "served weights": Case(same(), "smoke test: ", serves_other_weights=True),
+}
+PROMOTED = {
+    "first": Case(same(documents=mixed(code=(20, 0.92), web=(40, 0.92)), answers=answers_of(0.7)), ""),
+    "second": Case(same(answers=answers_of(0.9)), ""),
+}
+"""The second is worse than the first in bits per byte, within the margin, and better in pass@1: the first stays the anchor of the other."""
+
+LAST_WORK = {"report_run": Case(same(answers=answers_of(0.95)), ""), "finish_pipeline": Case(same(answers=answers_of(0.95)), "")}
+"""Better than the champion, by the function of the pipeline that fails after the gates accepted."""
+
+ORDER = [*PROMOTED.values(), *CASES.values(), *LAST_WORK.values()]
+"""The place of a candidate is its number, which its record holds as num_tokens."""
+
+
+def case_of(artifact: Artifact[Any]) -> Case:
+    return ORDER[artifact.record.num_tokens]
+
+
+@step(content=("items.parquet", EXPERTS_FILE))
+def evaluate_checkpoint(*, checkpoint, suite, recipe, resources, output: Output) -> Evaluation:
+    """The items that are planned for the candidate."""
+    case = case_of(checkpoint)
+    items = case.items()
+    write_items(output.path("items.parquet"), items)
+    write_expert_use(output.path(EXPERTS_FILE), case.experts)
+    asked = suite_digest({item.item_id: item.prompt_digest for item in items})
+    return _evaluation(items, list(case.experts), 0.5, 1, asked, checkpoint.digest)
+
+
+@step(content=("model-*.gguf",))
+def convert_to_gguf(*, checkpoint, recipe, output: Output) -> GgufFiles:
+    """The real files, of the candidate or of other weights."""
+    given = WEIGHTS["random"] if case_of(checkpoint).serves_other_weights else checkpoint
+    return conversion.convert_to_gguf(checkpoint=given, recipe=recipe, output=output)
+
+
+@step(content=("gguf_scores.json",))
+def evaluate_gguf(*, gguf, checkpoint, suite, recipe, resources, output: Output) -> GgufEvaluation:
+    """The loss that is planned for the candidate."""
+    output.path("gguf_scores.json").write_text("{}")
+    bits: dict[str, float | None] = {"F32": 1.0, "Q8_0": 1.0 + case_of(checkpoint).quantization_loss}
+    return GgufEvaluation(checkpoint_digest=checkpoint.digest, bits_per_byte=bits, num_documents=1, num_tokens=1, num_bytes=1)
+
+
+WEIGHTS: dict[str, Artifact[Any]] = {}
+"""Toy models by name, set when the runs begin."""
+
+
+def record_of(number: int) -> TrainedCheckpoint:
+    return TrainedCheckpoint(
+        phase="rl_reasoning", objective="grpo", num_steps=1, num_tokens=number, course="rl_reasoning", course_tokens=1, lm_loss=1.0,
+        mtp_loss=1.0, balance_loss=1.0, num_rollbacks=0, validation_bits_per_byte={}, num_parameters=1, mean_reward=0.5,
+        is_chat_trained=True, chat_template_digest="c", tokenizer_digest="t", special_token_ids={}, export_digest="f",
+    )  # fmt: skip
+
+
+def write_weights(output: Output) -> None:
+    """The files of the trained toy model, with the metrics of a phase."""
+    for path in WEIGHTS["trained"].paths("hf/*"):
+        output.path(f"hf/{path.name}").write_bytes(path.read_bytes())
+    for name, lines in (("metrics", metrics_of_phase("rl_reasoning")), ("rollouts", rollouts_of_phase())):
+        output.path(f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def train_phase(*, output: Output, **inputs: Any) -> TrainedCheckpoint:
+    """The candidate whose turn it is."""
+    write_weights(output)
+    return record_of(int(os.environ["GLM46_TEST_CANDIDATE"]))
+
+
+def write_scale(path: Path) -> None:
+    """micro with the gate of these cases, and evaluated and released as a toy model."""
+    tree = yaml.safe_load((ROOT / "configs" / "micro.yaml").read_text())
+    tree["scale"] = "refused"
+    gate = GATE.model_copy(update={"own_figure": "pass_at_1", "max_expert_cv": 0.2}).model_dump(mode="json")
+    for phase in tree["phases"]:
+        phase["recipe"]["gate"] = gate
+    tree["evaluation"]["recipe"] = RECIPE.model_dump(mode="json")
+    tree["release"]["recipe"] |= {"smoke_prompt_tokens": 12, "smoke_new_tokens": 40}
+    path.write_text(yaml.safe_dump(tree))
+
+
+class Left(Exception):
+    """The end of the command, with its exit code."""
+
+
+def leave(code: int) -> None:
+    raise Left(code)
+
+
+def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
+    """How the run of every candidate ended, by its name; at the end the champion runs again."""
+    import flows.assess_checkpoint
+    import flows.cli.command
+    import flows.full_pipeline
+    import flows.release_model
+    import flows.train_phases
+    from infra.model_registry import open_registry
+    from tasks.data.sources.list_sources import SourceListing
+
+    prepared = replace(reported_data(store), contracts={})
+    flows.full_pipeline.prepare_data = lambda run, sources: prepared
+    flows.full_pipeline.list_sources = lambda data, say: SourceListing(())
+    flows.assess_checkpoint.evaluate_checkpoint = evaluate_checkpoint
+    flows.release_model.convert_to_gguf = convert_to_gguf
+    flows.release_model.evaluate_gguf = evaluate_gguf
+    flows.train_phases.train_phase = Step(train_phase, ("hf/*",), ("*.jsonl",), (), (), ())
+    flows.cli.command._leave = leave
+    registry, ended = open_registry(home), {}
+    candidates = dict(enumerate([*PROMOTED, *CASES, *LAST_WORK])) | {len(ORDER): "champion again"}
+    for number, name in candidates.items():
+        number = 1 if name == "champion again" else number
+        os.environ["GLM46_TEST_CANDIDATE"] = str(number)
+        made = commit(store, toy("train_phase", record_of(number), write_weights, evidence=("*.jsonl",)), str(number))
+        stage = ORDER[number].from_stage
+        start = made.key if stage == "release_model" else "champion"
+        said = io.StringIO()
+        broken = patch.object(flows.full_pipeline, name, side_effect=OSError("no room")) if name in LAST_WORK else contextlib.nullcontext()
+        try:
+            with contextlib.redirect_stdout(said), broken:
+                flows.cli.command.app(["run", str(scale), "--from", stage, "--start", start, "--json"], standalone_mode=False)
+        except Left as left:
+            assert (left.args[0] == 1) is (name in LAST_WORK), f"{name}: exit code {left.args[0]}"
+            aliases = registry.get_registered_model("glm46-refused").aliases
+            outcome = {} if name in LAST_WORK else json.loads(said.getvalue().strip().splitlines()[-1])
+            ended[name] = {"code": left.args[0], "aliases": {key: str(value) for key, value in aliases.items()}, **outcome}
+    return ended
+
+
+def main() -> None:
+    """Not as `python -m`: a step knows its code by the name of its module."""
+    from flows.cli.run_pipeline import set_environment
+
+    home = Home(Path(sys.argv[1]))
+    os.environ["GLM46_HOME"] = str(home.root)
+    from infra.home import open_home
+    from infra.servers import record, running_servers
+
+    home = open_home()
+    with running_servers(home, print) as servers:
+        record(home, servers)
+        set_environment(home, servers.prefect, servers.mlflow)
+        store, scale = open_store(None, home), home.root / "refused.yaml"
+        WEIGHTS.update({name: checkpoint(store, name) for name in ("trained", "random")})
+        write_scale(scale)
+        Path(sys.argv[2]).write_text(json.dumps(run_all(home, store, scale)))

@@ -1,0 +1,82 @@
+"""Two toy steps and a program that runs them: what the store's tests and kill tests commit."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from infra.home import open_home
+from infra.open_store import open_store
+from infra.step import Artifact, Output, Record, Step, step
+from infra.store import Store, step_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Numbers(Record):
+    """A file of numbers."""
+
+    num_lines: int
+
+
+class Total(Record):
+    """Their sum."""
+
+    total: int
+
+
+@step(content=("numbers/*.txt",), evidence=("log.txt",))
+def write_numbers(*, output: Output) -> Numbers:
+    """Writes two files slowly enough to be killed between them."""
+    output.path("log.txt").write_text(str(time.time()))
+    for part in range(2):
+        output.path(f"numbers/part-{part:05d}.txt").write_text("\n".join(str(part * 10 + n) for n in range(10)))
+        time.sleep(float(os.environ.get("TOY_SECONDS", "0")))
+    return Numbers(num_lines=20)
+
+
+@step(content=("total.txt",))
+def sum_numbers(*, numbers: Artifact[Numbers], output: Output) -> Total:
+    """Adds up what the first step wrote."""
+    total = sum(int(line) for path in numbers.paths("numbers/*.txt") for line in path.read_text().split("\n"))
+    output.path("total.txt").write_text(str(total))
+    return Total(total=total)
+
+
+def ensure(store: Store, toy: Step, computed: list[str] | None = None, **inputs: Artifact) -> Artifact:
+    """The wrapper's contract without Prefect: find, or compute and commit."""
+    identity = {
+        "step": toy.name,
+        "recipe": None,
+        "inputs": {name: value.digest for name, value in inputs.items()},
+        "code": "",
+        "distributions": {},
+    }
+    key = step_key(identity)
+    with store.locked(key):
+        found = store.find(toy, key)
+        if found is not None:
+            return found
+        if computed is not None:
+            computed.append(toy.name)
+        return store.compute(
+            toy, key, identity, lambda output: toy(**inputs, output=output), lambda p: None, lambda rows: None, time.monotonic
+        )
+
+
+def run_both(store: Store, computed: list[str] | None = None) -> tuple[Artifact, Artifact]:
+    """Both toy steps in order."""
+    numbers = ensure(store, write_numbers, computed)
+    return numbers, ensure(store, sum_numbers, computed, numbers=numbers)
+
+
+def main(store_dir: Path | str) -> None:
+    """Run as a program that a test kills: TOY_SECONDS=0.2 python -m tests.support.toy_steps STORE_DIR."""
+    print(run_both(open_store(str(store_dir), open_home()))[1].digest, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,148 @@
+"""Rollbacks after spikes and the choice of the best weights, in whole phases of six steps: against a plain loop over the same steps.
+
+The spikes are real: a token whose embedding is infinite stands in the rows of two steps."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from configs.schema import ValidationRecipe
+from tasks.data.shards.token_shard import append_tokens, token_dtype, write_index
+from tasks.training.train_phase import describe_job
+from tests.support.model_recipes import GLM46, with_every_expert
+from tests.support.rank_processes import on_ranks
+from tests.support.training_dynamics import POISONED_STEP, SECOND_POISONED_STEP, keeping_the_best, spikes_and_measurements
+from tests.support.training_inputs import RESOURCES, TrainingInputs, small_recipe
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return TrainingInputs(tmp_path_factory.mktemp("dynamics") / "home")
+
+
+def job_of(inputs: TrainingInputs, work_dir: Path, resources=RESOURCES, **recipe):
+    arguments = inputs.arguments(small_recipe(**recipe), resources)
+    return describe_job(work_dir=work_dir, **arguments)
+
+
+@pytest.fixture(scope="module")
+def rolled_back(inputs, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("spikes")
+    job = job_of(inputs, directory / "job")
+    (result,) = on_ranks(spikes_and_measurements, 1, directory, job.model_dump(mode="json"), str(directory))
+    return result
+
+
+def test_the_rows_of_a_spike_are_left_out_and_nothing_else(rolled_back):
+    assert rolled_back["left_out"] == [[POISONED_STEP] * 2, [SECOND_POISONED_STEP] * 2]
+    assert rolled_back["equals_a_run_without_the_steps"] and rolled_back["two_left_out"]
+    assert rolled_back["metric_steps"] == [1, 2, 4, 6]
+
+
+def test_neither_checkpoints_nor_interruptions_change_the_result(rolled_back):
+    assert rolled_back["save_interval_does_not_matter"]
+    assert 0 < rolled_back["killed_at_steps"] < 6 and rolled_back["interruptions_do_not_matter"]
+
+
+def test_the_evidence_names_losses_rows_and_documents(rolled_back):
+    evidence = rolled_back["evidence"]
+    assert (evidence["step"], evidence["first_row"], evidence["last_row"], evidence["loss"]) == (POISONED_STEP, 8, 11, "nan")
+    piece = evidence["pieces"][0]
+    assert {**piece, "num_tokens": 0} == {"row": 8, "document": "", "file": "toy.bin", "byte_offset": 2 * 8 * 16, "num_tokens": 0}
+    assert sum(piece["num_tokens"] for piece in evidence["pieces"]) == 4 * 17
+
+
+def test_training_stops_where_no_rollback_is_left(rolled_back):
+    assert rolled_back["limited_lines"] == [True, False]
+    assert rolled_back["stopped_first"] == rolled_back["stopped_again"]
+    for part in (f"step {SECOND_POISONED_STEP}: loss nan", "rows 16 to 19", "after 1 rollbacks (spikes.max_rollbacks 1)", "spikes.jsonl"):
+        assert part in rolled_back["stopped_first"]
+
+
+def test_a_loss_just_above_the_ratio_is_a_spike_and_one_just_below_is_none(rolled_back):
+    assert rolled_back["above_is_a_spike"] and not rolled_back["below_is_a_spike"]
+
+
+def held_out(directory: Path) -> dict[str, list[list[int]]]:
+    """Shards of two domains that the toy's training makes worse, random and backwards; returns their tokens without end-of-text."""
+    draw = np.random.default_rng(3)
+    documents = {"web": draw.integers(250, 256, (6, 20)).tolist(), "code": [[104, 101, 108], list(range(119, 96, -1))]}
+    directory.mkdir()
+    for domain, texts in documents.items():
+        dtype = token_dtype(GLM46.vocab_size)
+        with open(directory / f"{domain}-00000.bin", "wb") as file:
+            lengths = append_tokens(file, [[*text, 256] for text in texts], dtype)
+        write_index(directory / f"{domain}-00000.idx", lengths, dtype)
+    return documents
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_held_out_text_is_measured_and_the_best_weights_are_left(inputs, tmp_path, num_ranks):
+    documents = held_out(tmp_path / "held_out")
+    validation = ValidationRecipe(interval_tokens=128, num_tokens=50, keep="last")
+    resources = RESOURCES.model_copy(update={"num_ranks": num_ranks, "micro_batch_sequences": 2})
+    job = job_of(inputs, tmp_path / "job", resources, validation=validation, model=with_every_expert(GLM46).model_dump()).model_copy(
+        update={
+            "validation_dirs": (str(tmp_path / "held_out"),), "validation_domains": {f"{domain}-00000": domain for domain in documents},
+        }
+    )  # fmt: skip
+    results = on_ranks(keeping_the_best, num_ranks, tmp_path, job.model_dump(mode="json"), str(tmp_path))
+    for result in results:
+        assert result["measured_steps"] == [2, 4, 6]
+        assert result["best_step"] < 6, "the best measurement is the last one: this shows nothing"
+        assert result["measuring_changes_nothing"] and result["best_weights"] and result["a_lost_best_is_trained_again"]
+        assert result["position"] == [6, job.recipe.num_tokens, result["best_step"], result["best_step"]]
+        assert result["kept_dirs"] == sorted({f"step-{result['best_step']:09d}", "step-000000006"})
+    line = results[0]["line"]
+    assert line["validation_bits_per_byte"] == pytest.approx(
+        (line["validation_bits_per_byte_web"] + line["validation_bits_per_byte_code"]) / 2
+    )
+    for domain, (nats, num_bytes, num_tokens) in naive_scores(job, documents, tmp_path).items():
+        assert line[f"validation_bits_per_byte_{domain}"] == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-4), domain
+        assert line[f"validation_loss_{domain}"] == pytest.approx(nats / num_tokens, rel=1e-4), domain
+
+
+def naive_scores(job, documents, tmp_path) -> dict[str, tuple[float, int, int]]:
+    """Per domain (nats, bytes, tokens) of its first 50 tokens, from the weights of the best measurement: every row's part of a document
+    on its own, by plain logits."""
+    from safetensors.torch import load_file
+
+    from model.architecture.transformer import Glm4Moe
+    from model.formats.checkpoint_names import from_checkpoint_tensors
+
+    tokenizer = Tokenizer.from_file(job.tokenizer_path)
+    best_dir = Path(f"{job.work_dir}-best") / "checkpoints" / "step-000000006"
+    model = Glm4Moe(job.recipe.model, rope_theta=job.recipe.rope_theta)
+    model.load_state_dict(from_checkpoint_tensors(load_file(best_dir / "master-00001.safetensors")))
+    scores = {}
+    for domain, texts in documents.items():
+        left, position, nats, kept = 50, 0, 0.0, []
+        for text in texts:
+            ids = [256, *text[:left]]
+            left -= len(ids) - 1
+            kept += ids[1:]
+            while len(ids) > 1:  # rows of 16 positions are filled one document after the other
+                room = 16 - position % 16
+                part = torch.tensor([ids[: room + 1]])
+                nats -= float(model(part[:, :-1]).logits_BTV.log_softmax(-1).gather(2, part[:, 1:, None]).sum())
+                position += part.shape[1] - 1
+                ids = ids[room:]
+        scores[domain] = nats, sum(len(tokenizer.id_to_token(token)) for token in kept), len(kept)
+    return scores
+
+
+def test_held_out_text_of_another_tokenizer_is_refused(inputs, tmp_path):
+    from tasks.training.loop.validation import HeldOut
+
+    held_out(tmp_path / "held_out")
+    job = job_of(inputs, tmp_path / "job").model_copy(
+        update={"validation_dirs": (str(tmp_path / "held_out"),), "validation_domains": {"web-00000": "web"}}
+    )
+    with pytest.raises(ValueError, match=r"held-out shards of domain web hold token id 25[0-9], .* the model 200 rows"):
+        HeldOut(job.model_copy(update={"recipe": job.recipe.model_copy(update={"model": GLM46.model_copy(update={"vocab_size": 200})})}))

@@ -1,0 +1,214 @@
+"""GRPO in parts: advantages against a loop, gradients against the textbook surrogate, rewards, the order of prompts."""
+
+from __future__ import annotations
+
+import math
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from configs.schema import PolicyObjective
+from model.architecture.losses import IGNORED
+from model.generation.generation import InProcessEngine, Sampling
+from tasks.training.policy.policy import (
+    MISMATCH_METRICS,
+    clipped_weights,
+    group_advantages,
+    importance_weights,
+    lay_out,
+    policy_batches,
+    surrogate_weights,
+    target_log_probabilities,
+)
+from tasks.training.policy.rewards import RewardError, refuse_broken_rewards, reward_answer
+from tasks.training.policy.rollouts import Prompt, PromptOrder, Rollout, policy_model
+from tests.support.model_recipes import GLM46, random_model, with_every_expert
+
+pytestmark = pytest.mark.usefixtures("clear_routing")
+CPU = torch.device("cpu")
+OBJECTIVE = PolicyObjective(
+    kind="grpo", samples_per_prompt=3, max_new_tokens=4, temperature=1.0, enable_thinking=False, clip_low=0.2, clip_high=0.28,
+    importance_cap=2.0, max_constant_steps=5,
+)  # fmt: skip
+REWARDS = [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+"""Three groups of three; the second has nothing to learn from."""
+
+
+def rollouts_of(model, rewards=REWARDS, temperature: float = 1.0, shift: float = 0.0) -> list[Rollout]:
+    """Sampled answers of different lengths to prompts of different lengths; `shift` moves the log-probabilities up and down in turn."""
+    prompts = [[7 + number // 3] * (2 + number // 3) for number in range(len(rewards))]
+    engine = InProcessEngine(model, weights_version="0", batch_sequences=16)
+    generation = engine.generate(prompts, Sampling(4, temperature, stop_token_ids=tuple(range(200, 320)), seed=3), "0")
+    return [
+        Rollout(
+            Prompt(str(number), "", ""), prompts[number], generation.token_ids[number],
+            [value + shift * (-1) ** place for place, value in enumerate(generation.sampled_log_probabilities[number], start=number)],
+            "", reward,
+        )
+        for number, reward in enumerate(rewards)
+    ]  # fmt: skip
+
+
+def test_advantages_equal_a_loop_over_groups():
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.5, 0.25, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    for row, advantages in zip(rewards.tolist(), group_advantages(rewards).tolist(), strict=True):
+        mean = sum(row) / len(row)
+        std = math.sqrt(sum((reward - mean) ** 2 for reward in row) / len(row))
+        assert advantages == pytest.approx([(reward - mean) / (std + 1e-6) for reward in row], abs=1e-5)
+    assert group_advantages(rewards)[2].tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize(("temperature", "shift"), [(1.0, 0.0), (1.0, 0.8), (1.6, 0.15)], ids=["on policy", "truncated", "tempered"])
+def test_the_gradient_is_that_of_the_textbook_surrogate(temperature, shift):
+    """min(ratio A, clip(ratio) A) over the weights before the update, each token weighted by min(trainer / rollout, cap)."""
+    model = random_model(GLM46)
+    rollouts = rollouts_of(model, temperature=temperature, shift=shift)
+    objective = OBJECTIVE.model_copy(update={"temperature": temperature})
+    batches, metrics = policy_batches(model, rollouts, objective, num_sequences=4, device=CPU)
+    num_targets = sum(batch.num_lm_targets for batch in batches)
+    for batch in batches:
+        output = model(batch.token_ids_BT, target_ids_BT=batch.target_ids_BT, target_weights_BT=batch.weights_BT, temperature=temperature)
+        (output.losses.lm * batch.num_lm_targets / num_targets).backward()
+    ours = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    advantages = group_advantages(torch.tensor(REWARDS).view(3, 3)).flatten().tolist()
+    terms, log_ratios = [], []
+    for rollout, advantage in zip(rollouts, advantages, strict=True):
+        if advantage == 0:
+            continue
+        sequence = torch.tensor([rollout.prompt_ids + rollout.answer_ids])
+        logits = model(sequence[:, :-1]).logits_BTV[0, len(rollout.prompt_ids) - 1 :] / temperature
+        now = logits.log_softmax(-1).gather(1, torch.tensor(rollout.answer_ids)[:, None])[:, 0]
+        ratio = (now - now.detach()).exp()
+        clipped = ratio.clamp(1 - OBJECTIVE.clip_low, 1 + OBJECTIVE.clip_high)
+        log_ratios.append(now.detach() - torch.tensor(rollout.log_probabilities))
+        terms.append(-log_ratios[-1].exp().clamp(max=2.0) * torch.minimum(ratio * advantage, clipped * advantage))
+    log_ratio = torch.cat(log_ratios)
+    assert num_targets == len(log_ratio), "a group of equal rewards counts in no mean"
+    torch.cat(terms).mean().backward()
+    assert metrics["truncated_fraction"] == pytest.approx(float((log_ratio.exp() > 2.0).float().mean()))
+    assert metrics["rollout_log_ratio"] == pytest.approx(float(log_ratio.abs().mean()), abs=1e-5)
+    assert (metrics["truncated_fraction"] > 0) == (shift > 0.7) and metrics["clip_fraction"] == 0.0
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-6, msg=lambda text, at=name: f"{at}: {text}")
+
+
+def test_weights_of_a_policy_that_has_moved_are_the_surrogates_gradient():
+    draw = torch.Generator().manual_seed(4)
+    trainer, rollout = (-torch.rand(5, 7, generator=draw) * 3 for _ in range(2))
+    now = (trainer + torch.randn(5, 7, generator=draw) * 0.3).requires_grad_()
+    advantages = torch.tensor([1.5, -0.5, 0.0, 2.0, -1.0])
+    ratio = (now - trainer).exp()
+    clipped = ratio.clamp(1 - OBJECTIVE.clip_low, 1 + OBJECTIVE.clip_high)
+    surrogate = (trainer - rollout).exp().clamp(max=2.0) * torch.minimum(ratio * advantages[:, None], clipped * advantages[:, None])
+    surrogate.sum().backward()
+    found = surrogate_weights(now.detach(), trainer, rollout, advantages, OBJECTIVE)
+    torch.testing.assert_close(found, now.grad)
+    assert 7 < int((found == 0).sum()) < 28, "some are clipped, beside the row without an advantage"
+
+
+def test_importance_weights_are_the_quotient_of_probabilities_up_to_the_cap():
+    trainer, rollout = torch.tensor([[0.5, 0.9, 0.2, 0.4]]).log(), torch.tensor([[0.5, 0.3, 0.4, 0.2]]).log()
+    assert importance_weights(trainer, rollout, 2.0)[0].tolist() == pytest.approx([1.0, 2.0, 0.5, 2.0])
+    assert importance_weights(trainer, rollout, 5.0)[0].tolist() == pytest.approx([1.0, 3.0, 0.5, 2.0])
+
+
+def test_rounding_in_bfloat16_leaves_no_token_without_a_gradient():
+    model = policy_model(random_model(with_every_expert(GLM46), std=0.1), "bfloat16")
+    rollouts = rollouts_of(model, [1.0, 0.0, 0.0] * 12)
+    narrow = OBJECTIVE.model_copy(update={"clip_low": 0.01, "clip_high": 0.01})
+    batches, metrics = policy_batches(model, rollouts, narrow, num_sequences=16, device=CPU)
+    answers = torch.cat([batch.weights_BT[batch.target_ids_BT != IGNORED] for batch in batches])
+    assert (answers != 0).all() and metrics["clip_fraction"] == 0.0 and 0 < metrics["rollout_log_ratio"] < 0.1
+    rows = lay_out(rollouts, CPU)
+    rounding_BT = target_log_probabilities(model, rows, 1.0, 16) - rows.rollout_log_probabilities_BT
+    advantages_B = group_advantages(torch.tensor([1.0, 0.0, 0.0] * 12).view(-1, 3)).flatten()
+    against_rollout = clipped_weights(rounding_BT, advantages_B, 1e-4, 2e-4)[rows.is_answer_BT]
+    assert (against_rollout == 0).float().mean() > 0.2, "a clip against the rollout would have cut these"
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "gspo"])
+def test_bounds_of_a_sequences_ratio_are_refused_for_a_tokens(kind):
+    values = OBJECTIVE.model_dump() | {"kind": kind, "clip_low": 1e-4, "clip_high": 2e-4}
+    if kind == "gspo":
+        assert PolicyObjective(**values).clip_low == 1e-4
+        return
+    with pytest.raises(ValueError, match=rf"'clip_low': 0.0001, 'clip_high': 0.0002.* with kind {kind}: bounds below 0.01 .*Set kind gspo"):
+        PolicyObjective(**values)
+    assert PolicyObjective(**values | {"clip_low": 0.01, "clip_high": 0.01}).kind == kind
+
+
+def test_a_clipped_ratio_has_no_gradient_on_its_own_side_only():
+    ratios = torch.tensor([[0.7, 0.9, 1.2, 1.4]]).log()
+    assert clipped_weights(ratios, torch.tensor([2.0]), 0.2, 0.28)[0].tolist() == pytest.approx([1.4, 1.8, 2.4, 0.0])
+    assert clipped_weights(ratios, torch.tensor([-2.0]), 0.2, 0.28)[0].tolist() == pytest.approx([0.0, -1.8, -2.4, -2.8])
+
+
+def test_rows_hold_prompt_and_answer_and_train_the_stop_token():
+    prompt = Prompt("p", "", "")
+    rows = lay_out([Rollout(prompt, [5, 6, 7], [8, 200], [-1.0, -2.0], "", 0.0), Rollout(prompt, [5], [9], [-3.0], "", 0.0)], CPU)
+    assert rows.token_ids_BT.tolist() == [[5, 6, 7, 8], [5, 0, 0, 0]]
+    assert rows.target_ids_BT.tolist() == [[IGNORED, IGNORED, 8, 200], [9, IGNORED, IGNORED, IGNORED]]
+    assert rows.rollout_log_probabilities_BT.tolist() == [[0, 0, -1, -2], [-3, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ratios_are_one_where_the_weights_are_those_of_the_rollout(dtype):
+    model = policy_model(random_model(with_every_expert(GLM46)), dtype)
+    rollouts = rollouts_of(model)
+    rows = lay_out(rollouts, CPU)
+    now_BT = target_log_probabilities(model, rows, 1.0, num_sequences=2)
+    tolerance = 1e-3 if dtype == "float32" else 0.2
+    torch.testing.assert_close(now_BT, rows.rollout_log_probabilities_BT, rtol=0.0, atol=tolerance)
+
+
+def test_groups_of_equal_rewards_cost_no_pass_and_change_nothing():
+    model = random_model(GLM46)
+    batches, metrics = policy_batches(model, rollouts_of(model, [1.0] * 3 + [0.0] * 3), OBJECTIVE, 4, CPU)
+    assert (batches, metrics["informative_groups"], metrics["reward_mean"], metrics["pass_rate"]) == ([], 0, 0.5, 0.5)
+    assert {metrics[name] for name in MISMATCH_METRICS} == {0.0}
+    rollouts = rollouts_of(model, [1.0] * 3 + [0.0, 0.0, 1.0])
+    batches, metrics = policy_batches(model, rollouts, OBJECTIVE, 4, CPU)
+    alone, _ = policy_batches(model, rollouts[3:], OBJECTIVE, 4, CPU)
+    assert (len(batches), metrics["informative_groups"], metrics["reward_mean"]) == (1, 1, pytest.approx(4 / 6))
+    assert all(torch.equal(getattr(batches[0], name), getattr(alone[0], name)) for name in ("token_ids_BT", "target_ids_BT", "weights_BT"))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "is_finished", "reward"),
+    [
+        ("\n19<|user|>", "19", True, 1.0),
+        ("\n19<|user|>", " 19", True, 1.0),
+        ("\n19<|observation|>", "19", True, 1.0),
+        ("\n<think>12 + 7 = 20</think>\n19<|user|>", "19", True, 1.0),
+        ("\n19", "19", False, 0.0),
+        ("\n191<|user|>", "19", True, 0.0),
+        ("\n19.<|user|>", "19", True, 0.0),
+        ("\n-19<|user|>", "19", True, 0.0),
+        ("\n<think>19<|user|>", "19", True, 0.0),
+        ("<|user|>", "19", True, 0.0),
+    ],
+)
+def test_only_the_verified_answer_that_ends_is_rewarded(text, answer, is_finished, reward):
+    assert reward_answer(text, answer, is_finished) == reward
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a_broken_reward_names_prompt_and_step(reward):
+    refuse_broken_rewards([0.0, 1.0], "abc", 7)
+    with pytest.raises(RewardError, match=rf"step 7: the reward of answer 1 to prompt abc is {reward}"):
+        refuse_broken_rewards([0.0, reward], "abc", 7)
+
+
+def test_an_epoch_asks_every_prompt_once_in_an_order_of_its_own(tmp_path):
+    rows = [{"id": f"{number:02}", "prompt": f"What is {number}?", "answer": str(number)} for number in range(11)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "prompts.parquet")
+    order = PromptOrder(tmp_path / "prompts.parquet", 46)
+    epochs = [[prompt.id for prompt in order.groups(start, start + 11)] for start in (0, 11, 22)]
+    assert all(sorted(epoch) == [row["id"] for row in rows] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert [prompt.id for prompt in order.groups(9, 13)] == [*epochs[0][9:], *epochs[1][:2]]
+    assert [prompt.id for prompt in PromptOrder(tmp_path / "prompts.parquet", 47).groups(0, 11)] != epochs[0]
