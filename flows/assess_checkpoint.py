@@ -7,9 +7,9 @@ from flows.check_contract import check_contract
 from flows.running.run import AssessedModel, Run
 from flows.running.run_step import run_effect, run_step
 from flows.show.track_run import finish_phase
-from infra.experiment_tracking import connect
-from infra.model_registry import ensure_alias, ensure_registered, model_name, version_tags
-from infra.servers import artifact_root
+from infra.registry.experiment_tracking import connect
+from infra.registry.model_registry import ensure_alias, ensure_registered, model_name, version_tags
+from infra.servers.servers import artifact_root
 from infra.step import Artifact
 from tasks.data.packing.pack_phase import PackedPhase
 from tasks.evaluation.decide_gate import decide_gate

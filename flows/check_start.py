@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.schema import Scale
-from infra.model_registry import RegisteredVersion, describe_aliases, model_name, resolve_alias
-from infra.store import Store
+from infra.registry.model_registry import RegisteredVersion, describe_aliases, model_name, resolve_alias
+from infra.storage.store import Store
 from tasks.training.import_checkpoint import import_checkpoint, refuse_foreign_checkpoint
 from tasks.training.train_phase import train_phase
 

@@ -24,12 +24,12 @@ from flows.show.track_run import approve_inputs, end_tracking, finish_pipeline, 
 from flows.stages import choose_stages
 from flows.start_weights import find_start
 from flows.train_phases import PhaseHistory, assess_start, pack_phases
-from infra.doctor import check_compiler, check_java, check_room, check_spark_master, require
-from infra.experiment_tracking import connect
 from infra.home import open_home
-from infra.model_registry import CHAMPION, model_name
-from infra.open_store import open_store
-from infra.servers import tracking_uri
+from infra.machine.doctor import check_compiler, check_java, check_room, check_spark_master, require
+from infra.registry.experiment_tracking import connect
+from infra.registry.model_registry import CHAMPION, model_name
+from infra.servers.servers import tracking_uri
+from infra.storage.open_store import open_store
 from tasks.data.seeds.seed_problems import require_sandbox
 from tasks.data.sources.list_sources import list_sources
 

@@ -12,7 +12,7 @@ from prefect import flow
 from flows.check_contract import check_contract
 from flows.running.run import Run
 from flows.running.run_step import run_step
-from infra.spark import stop_spark
+from infra.machine.spark import stop_spark
 from infra.step import Artifact, R
 from tasks.data.chats.collect_chats import collect_chats
 from tasks.data.decontamination.decontaminate_documents import decontaminate_documents

@@ -10,8 +10,8 @@ from prefect import flow
 from flows.assess_checkpoint import evaluate
 from flows.running.run import AssessedModel, ReleasedModel, Run
 from flows.running.run_step import run_effect, run_step
-from infra.experiment_tracking import connect
-from infra.model_registry import (
+from infra.registry.experiment_tracking import connect
+from infra.registry.model_registry import (
     ANCHOR_PREFIX,
     CHAMPION,
     GGUF_TAG,
@@ -23,8 +23,8 @@ from infra.model_registry import (
     model_name,
     resolve_alias,
 )
-from infra.model_server import SERVED_TYPE, running_model_server
-from infra.servers import artifact_root
+from infra.servers.servers import artifact_root
+from infra.serving.model_server import SERVED_TYPE, running_model_server
 from infra.step import Artifact
 from tasks.evaluation.comparisons import FIGURES
 from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate

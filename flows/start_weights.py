@@ -7,7 +7,7 @@ from pathlib import Path
 from flows.check_start import is_key, version_of_alias
 from flows.running.run import Run
 from flows.running.run_step import run_step
-from infra.experiment_tracking import connect
+from infra.registry.experiment_tracking import connect
 from infra.step import Artifact
 from tasks.prepared_data import PreparedData
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint

@@ -14,9 +14,9 @@ from flows.running.run import AssessedModel, Run
 from flows.running.run_step import run_step
 from flows.show.show_run import show_phase
 from flows.show.track_run import track_phase
-from infra.experiment_tracking import connect, log_metrics
+from infra.registry.experiment_tracking import connect, log_metrics
 from infra.step import Artifact
-from infra.store import step_key
+from infra.storage.store import step_key
 from tasks.data.packing.pack_phase import PackedPhase, pack_phase
 from tasks.data.shards.shard_chats import ChatShards
 from tasks.evaluation.evaluate_checkpoint import Evaluation

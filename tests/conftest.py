@@ -115,7 +115,7 @@ class MlflowServer:
 def mlflow_server(tmp_path_factory):
     """`mlflow server` as a user would start it; it takes half a minute, so once per session."""
     from infra.child_process import die_with_parent, free_port
-    from infra.experiment_tracking import connect
+    from infra.registry.experiment_tracking import connect
 
     home = Home(tmp_path_factory.mktemp("mlflow-server"))
     (home.mlflow_dir / "artifacts").mkdir(parents=True)

@@ -35,7 +35,7 @@ from benchmarks.inputs.dedup_corpus import NUM_DOCUMENTS, Corpus, LabelledSet, b
 from benchmarks.results import WRITE_FLAG, report
 from configs.schema import DeduplicationRecipe, SparkResources
 from infra.code_digest import ROOT
-from infra.spark import spark_session, stop_spark
+from infra.machine.spark import spark_session, stop_spark
 from infra.step import Output
 from tasks.data.deduplication.deduplicate_documents import DeduplicatedDocuments, deduplicate_documents
 from tasks.data.deduplication.earlier_documents import EarlierDocuments

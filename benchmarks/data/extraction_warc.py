@@ -20,10 +20,10 @@ from configs.load import load_scale
 from configs.schema import SparkResources
 from infra.code_digest import ROOT
 from infra.home import Home
-from infra.local_store import LocalStore
-from infra.spark import stop_spark
+from infra.machine.spark import stop_spark
 from infra.step import Artifact, Step
-from infra.store import step_key
+from infra.storage.local_store import LocalStore
+from infra.storage.store import step_key
 from tasks.data.extraction.extract_documents import extract_documents
 from tasks.data.sources.ingest_documents import ingest_documents
 from tasks.data.sources.list_sources import list_sources

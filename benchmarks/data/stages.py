@@ -21,7 +21,7 @@ from benchmarks.inputs.dedup_corpus import build_corpus
 from benchmarks.results import WRITE_FLAG, report
 from configs.load import load_scale
 from configs.schema import DataRecipe, SparkResources
-from infra.spark import spark_session, stop_spark
+from infra.machine.spark import spark_session, stop_spark
 from infra.step import Artifact, Step
 from tasks.data.shards.shard_documents import shard_documents
 from tasks.data.sources.list_sources import list_sources

@@ -22,7 +22,7 @@ import psutil
 from benchmarks.inputs.tokenize_steps import NUM_WORKERS, Sample, Source, files_of, learn, records_of, shard_files, shared_corpus
 from benchmarks.results import report
 from infra.code_digest import ROOT
-from infra.spark import stop_spark
+from infra.machine.spark import stop_spark
 from infra.step import Artifact
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer

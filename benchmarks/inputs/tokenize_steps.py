@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Record, step
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.data.records.documents import TRAIN, UNBUCKETED

@@ -23,8 +23,8 @@ from benchmarks.training.rl_gain import compute
 from configs.load import load_scale
 from configs.schema import PhaseSection, Scale
 from infra.home import Home
-from infra.local_store import LocalStore
 from infra.step import Artifact
+from infra.storage.local_store import LocalStore
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.data.problems.synthesize_problems import synthesize_problems
 from tasks.data.sources.list_sources import list_sources

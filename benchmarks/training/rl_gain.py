@@ -34,9 +34,9 @@ from benchmarks.inputs.arithmetic_steps import (
 from configs.load import load_scale
 from configs.schema import PhaseSection, Scale, TrainingRecipe
 from infra.home import Home
-from infra.local_store import LocalStore
 from infra.step import Artifact, Step
-from infra.store import Store, step_key
+from infra.storage.local_store import LocalStore
+from infra.storage.store import Store, step_key
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.data.problems.synthesize_problems import synthesize_problems
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint

@@ -19,8 +19,8 @@ from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_
 if TYPE_CHECKING:
     from configs.schema import Scale
     from infra.home import Home
-    from infra.model_registry import RegisteredVersion
-    from infra.store import Store
+    from infra.registry.model_registry import RegisteredVersion
+    from infra.storage.store import Store
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw documents to a promoted, served model."
@@ -81,9 +81,9 @@ def run(
         from flows.cli.native_code import warn_of_missing_code
         from flows.parameters import existing_data
         from flows.stages import choose_stages
-        from infra.doctor import check_compiler, check_java, check_room, check_spark_master, require
         from infra.home import open_home
-        from infra.open_store import open_store
+        from infra.machine.doctor import check_compiler, check_java, check_room, check_spark_master, require
+        from infra.storage.open_store import open_store
         from tasks.data.sources.remote_sources import is_remote, refuse_missing_place
 
         configuration = load_scale(scale)
@@ -99,7 +99,7 @@ def run(
         )
         if start is not None:
             from flows.check_start import check_start
-            from infra.model_registry import open_registry
+            from infra.registry.model_registry import open_registry
 
             check_start(configuration, start, opened, lambda: open_registry(home))
         warn_of_missing_code()
@@ -122,7 +122,7 @@ def run(
 
 def _leave(code: int) -> NoReturn:
     """End the process at once: everything is committed, and Prefect's exit handlers wait without limit for a server that was killed."""
-    from infra.spark import stop_spark
+    from infra.machine.spark import stop_spark
 
     try:
         stop_spark()
@@ -157,8 +157,8 @@ def stage(
     """Run one data stage alone on a directory; docs/data.md says what each does. Needs no server."""
     with usage_errors():
         from flows.cli.single_stage import open_stage
-        from infra.doctor import check_java, require
         from infra.home import open_home
+        from infra.machine.doctor import check_java, require
 
         home = open_home()
         run_stage = open_stage(name, documents, output, config, home)
@@ -215,7 +215,7 @@ def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Sc
     from configs.load import load_scale
     from flows.cli.serve_model import find_version
     from infra.home import open_home
-    from infra.open_store import open_store
+    from infra.storage.open_store import open_store
 
     configuration, home = load_scale(scale), open_home()
     return home, configuration, find_version(home, configuration, alias), open_store(store, home)
@@ -233,7 +233,7 @@ def up(
         home = open_home()
     with failures(home):
         from flows.cli.deployment import bring_up
-        from infra.server_password import environment_path, password_path
+        from infra.servers.server_password import environment_path, password_path
 
         urls = bring_up(home, prefect_port, mlflow_port)
         print(f"Prefect  {urls.prefect} (its UI asks for the line in {password_path(home)})\nMLflow   {urls.mlflow}\n")
@@ -259,9 +259,9 @@ def adopt(
 ) -> None:
     """Let work done under older code stand, or continue, under newer code."""
     with usage_errors():
-        from infra.adoption import adopt as adopt_work
         from infra.home import open_home
-        from infra.open_store import open_store
+        from infra.storage.adoption import adopt as adopt_work
+        from infra.storage.open_store import open_store
 
         home = open_home()
         print(adopt_work(open_store(store, home), home, old, new, reason))
@@ -278,10 +278,10 @@ def doctor(
     with usage_errors():
         from configs.load import load_scale
         from flows.cli.native_code import native_code
-        from infra.doctor import Check, check_launchers, check_machine, check_store
-        from infra.doctor import as_json as to_json
         from infra.home import open_home
-        from infra.open_store import open_store
+        from infra.machine.doctor import Check, check_launchers, check_machine, check_store
+        from infra.machine.doctor import as_json as to_json
+        from infra.storage.open_store import open_store
         from tasks.data.sandbox.code_sandbox import find_isolation
 
         home = open_home()

@@ -13,8 +13,8 @@ from flows.cli.run_pipeline import set_environment
 from infra.child_process import take_port
 from infra.code_digest import ROOT
 from infra.home import Home, private_file
-from infra.server_password import write_environment
-from infra.servers import (
+from infra.servers.server_password import write_environment
+from infra.servers.servers import (
     WORKER,
     ServerUrls,
     ask_databases,

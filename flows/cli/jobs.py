@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 
 from infra.home import Home
-from infra.launchers import JobHandle, JobState, LocalLauncher, final_state
-from infra.supervisor import is_locked, read_job_file
+from infra.jobs.launchers import JobHandle, JobState, LocalLauncher, final_state
+from infra.jobs.supervisor import is_locked, read_job_file
 from tasks.training.state.job import JOB_FILE
 
 KEY_DIGITS = 12

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from infra.build_ops import op_path
-from infra.doctor import Check, check_native_code
+from infra.jobs.build_ops import op_path
+from infra.machine.doctor import Check, check_native_code
 from model.kernels.native_library import kernel_sources, library_path
 
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 import os
 
 from infra.home import Home
-from infra.server_password import CLIENT_VARIABLE, api_password
-from infra.servers import HEARTBEAT_SECONDS, TELEMETRY_OFF, ServerUrls, ask_databases, read_servers_file, running_servers, silent_servers
+from infra.servers.server_password import CLIENT_VARIABLE, api_password
+from infra.servers.servers import (
+    HEARTBEAT_SECONDS,
+    TELEMETRY_OFF,
+    ServerUrls,
+    ask_databases,
+    read_servers_file,
+    running_servers,
+    silent_servers,
+)
 
 DRAIN_SECONDS = 5
 MLFLOW_RETRIES = 2

@@ -11,10 +11,10 @@ from typing import NoReturn
 
 from configs.schema import ReleaseRecipe, Scale
 from infra.home import Home
-from infra.model_registry import CHAT_TAG, GGUF_TAG, RegisteredVersion, describe_aliases, model_name, open_registry, resolve_alias
-from infra.model_server import SERVED_TYPE, ModelServer, running_model_server
+from infra.registry.model_registry import CHAT_TAG, GGUF_TAG, RegisteredVersion, describe_aliases, model_name, open_registry, resolve_alias
+from infra.serving.model_server import SERVED_TYPE, ModelServer, running_model_server
 from infra.step import Artifact
-from infra.store import Store
+from infra.storage.store import Store
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 

@@ -17,7 +17,7 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.states import Crashed
 
-from infra.servers import HEARTBEAT_SECONDS
+from infra.servers.servers import HEARTBEAT_SECONDS
 
 SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS + 10
 """A heartbeat may be late on a busy machine."""

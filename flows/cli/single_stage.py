@@ -23,10 +23,10 @@ from flows.cli.stage_output import UNFINISHED, StageOutcome, check_output, has_l
 from flows.running.spark_progress import watched_jobs
 from flows.running.stage_log import StageLog, StageResult, key_figures
 from infra.home import Home
-from infra.open_store import open_store
-from infra.spark import stop_spark
+from infra.machine.spark import stop_spark
 from infra.step import Artifact, Digested, Progress, R, Step
-from infra.store import Store
+from infra.storage.open_store import open_store
+from infra.storage.store import Store
 from tasks.data.complete_documents import CompleteDocuments, DocumentFiles, complete_documents
 from tasks.data.decontamination.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplication.deduplicate_documents import deduplicate_documents

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.home import Home, open_home
-from infra.manifest_graph import read_manifest_graph
-from infra.model_registry import model_name, open_registry
-from infra.open_store import open_store
-from infra.registered_versions import NamedVersion, all_versions, named_version
+from infra.registry.model_registry import model_name, open_registry
+from infra.registry.registered_versions import NamedVersion, all_versions, named_version
+from infra.storage.manifest_graph import read_manifest_graph
+from infra.storage.open_store import open_store
 
 if TYPE_CHECKING:
     from tasks.lineage.trace_document import DocumentLineage

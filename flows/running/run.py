@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from configs.schema import PhaseSection
 from flows.running.stage_log import StageLog
 from infra.step import Artifact
-from infra.store import Store
+from infra.storage.store import Store
 from tasks.data.packing.pack_phase import PackedPhase
 from tasks.evaluation.decide_gate import GateDecision
 from tasks.evaluation.evaluate_checkpoint import Evaluation

@@ -21,10 +21,10 @@ from configs.schema import SparkResources
 from flows.running.run import Run
 from flows.running.spark_progress import watched_jobs
 from flows.running.stage_log import StageLog, StageResult, key_figures
-from infra.launchers import JobLostError
-from infra.rerun_reason import explain_and_remember
+from infra.jobs.launchers import JobLostError
 from infra.step import Artifact, Digested, LogMetrics, Progress, R, Step
-from infra.store import step_key
+from infra.storage.rerun_reason import explain_and_remember
+from infra.storage.store import step_key
 
 if TYPE_CHECKING:
     from uuid import UUID

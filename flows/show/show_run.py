@@ -5,7 +5,7 @@ from __future__ import annotations
 from flows.running.run import AssessedModel, Run
 from flows.show.outcome import RunOutcome
 from flows.show.ui_artifacts import show_link, show_picture, show_table
-from infra.experiment_tracking import connect, run_page
+from infra.registry.experiment_tracking import connect, run_page
 from tasks.prepared_data import PreparedData
 from tasks.report.phase_chart import phase_chart
 from tasks.report.report_data import funnel_rows

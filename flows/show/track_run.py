@@ -21,7 +21,7 @@ from prefect.states import Crashed
 from configs.schema import PhaseSection, Scale
 from flows.running.run import Run
 from flows.running.run_step import run_effect
-from infra.experiment_tracking import (
+from infra.registry.experiment_tracking import (
     DatasetInput,
     connect,
     ensure_run,
@@ -36,8 +36,8 @@ from infra.experiment_tracking import (
     running_runs,
     set_run_tags,
 )
-from infra.model_registry import ensure_evidence, model_name
-from infra.servers import tracking_uri
+from infra.registry.model_registry import ensure_evidence, model_name
+from infra.servers.servers import tracking_uri
 from infra.step import Artifact, digest_of
 
 if TYPE_CHECKING:

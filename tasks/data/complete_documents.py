@@ -10,9 +10,9 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, digest_of, step
-from infra.store import hash_file
+from infra.storage.store import hash_file
 from tasks.data.records.document_files import count_by, names_of, read_documents, write_documents
 from tasks.data.records.documents import DOCUMENT_COLUMNS, SCORE_COLUMNS, TRAIN, UNBUCKETED
 

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from data_contracts.runner import ContractTable, Finding, check_table, read_contract
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from infra.manifest_graph import ManifestGraph
-from infra.model_registry import DIGEST_TAG
-from infra.registered_versions import NamedVersion
+from infra.registry.model_registry import DIGEST_TAG
+from infra.registry.registered_versions import NamedVersion
 from infra.step import Manifest
+from infra.storage.manifest_graph import ManifestGraph
 from tasks.data.problems.synthesize_problems import CHAT_SOURCE, EVALUATION_SOURCE, HELD_OUT_SOURCE, PROMPT_SOURCE
 from tasks.data.records.documents import document_id
 from tasks.lineage.trained_phases import (

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from infra.manifest_graph import ManifestGraph
-from infra.registered_versions import NamedVersion
+from infra.registry.registered_versions import NamedVersion
 from infra.step import Manifest
+from infra.storage.manifest_graph import ManifestGraph
 from tasks.lineage.trained_phases import IMPORT_STEP, ShardReads, TrainedPhase, shard_reads, trained_phases
 
 if TYPE_CHECKING:

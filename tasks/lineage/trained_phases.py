@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from infra.manifest_graph import ManifestGraph
 from infra.step import Manifest
+from infra.storage.manifest_graph import ManifestGraph
 from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE
 from tasks.data.problems.synthesize_problems import PROMPT_SOURCE
 from tasks.data.records.documents import document_id

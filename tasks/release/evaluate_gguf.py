@@ -109,7 +109,7 @@ def _choose_texts(tokenizer: Tokenizer, suite_path: Path, recipe: ReleaseRecipe)
 def _score_file(
     gguf_path: Path, texts: Sequence[ScoredText], filler: int, vocab_size: int, resources: ServingResources, log_path: Path
 ) -> list[float]:
-    from infra.model_server import running_model_server
+    from infra.serving.model_server import running_model_server
 
     context_length = max(len(text.token_ids) for text in texts) + CONTEXT_MARGIN
     private = resources.model_copy(update={"port": 0, "context_length": context_length})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, digest_of, step
-from infra.store import hash_file
+from infra.storage.store import hash_file
 from model.architecture.counts import count_parameters
 from tasks.training.input_rules import OF_THE_PHASE
 from tasks.training.state.trained_checkpoint import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.launchers import Job, JobFailedError, JobLostError, Launcher, LocalLauncher
+from infra.jobs.launchers import Job, JobFailedError, JobLostError, Launcher, LocalLauncher
+from infra.jobs.supervisor import write_json
 from infra.step import Artifact, Output, digest_of, step
-from infra.store import hash_file
-from infra.supervisor import write_json
+from infra.storage.store import hash_file
 from model.architecture.counts import count_parameters
 from model.text.tokenizer_layout import END_OF_TEXT, END_TOKENS
 from tasks.training.input_rules import refuse_foreign_inputs

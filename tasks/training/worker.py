@@ -50,7 +50,7 @@ from tasks.training.watch.profiling import StepProfiler
 from tasks.training.watch.step_record import StepRecord
 
 EXIT_INTERRUPTED = 75
-"""EX_TEMPFAIL, the code that infra/supervisor.py takes for saved and to be continued."""
+"""EX_TEMPFAIL, the code that infra/jobs/supervisor.py takes for saved and to be continued."""
 
 
 @dataclass

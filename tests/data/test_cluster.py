@@ -12,7 +12,7 @@ import time
 import pytest
 
 from configs.schema import RepositoryRecipe, SparkResources
-from infra.spark import _zip_packages, stop_spark
+from infra.machine.spark import _zip_packages, stop_spark
 from tasks.data.repositories.concatenate_repositories import concatenate_repositories
 from tasks.data.shards.shard_documents import shard_documents
 from tasks.data.sources.list_sources import list_sources

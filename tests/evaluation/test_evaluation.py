@@ -10,8 +10,8 @@ import pytest
 
 from configs.schema import EvaluationResources
 from infra.home import Home
-from infra.open_store import open_store
 from infra.step import Progress
+from infra.storage.open_store import open_store
 from tasks.data.records.documents import REPOSITORY, document_id
 from tasks.evaluation.engine import document_token_ids, load_tokenizer
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint

@@ -12,8 +12,8 @@ import pytest
 from configs.load import load_scale
 from configs.schema import ReleaseRecipe
 from infra.home import Home
-from infra.open_store import open_store
 from infra.step import Output, Record, step
+from infra.storage.open_store import open_store
 from tasks.evaluation.comparisons import FIGURES, bits_difference
 from tasks.evaluation.decide_gate import Anchors, decide_gate
 from tasks.evaluation.expert_use import ExpertUse, write_expert_use

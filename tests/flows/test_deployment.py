@@ -23,8 +23,8 @@ import psutil
 import pytest
 
 from infra.child_process import free_port, take_port
-from infra.databases import MLFLOW_DATABASE, PREFECT_DATABASE, mlflow_database
 from infra.home import Home
+from infra.servers.databases import MLFLOW_DATABASE, PREFECT_DATABASE, mlflow_database
 from tests.conftest import ROOT
 from tests.support.pipeline import glm46
 
@@ -141,7 +141,7 @@ def test_a_killed_flow_run_and_worker_come_back(deployed):
     deployed.api(f"flow_runs/{flow_run}/set_state", {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True})
     assert deployed.wait(flow_run, "Completed", "Failed", "Crashed")["state_name"] == "Completed"
 
-    from infra.experiment_tracking import connect, run_ids
+    from infra.registry.experiment_tracking import connect, run_ids
 
     client = connect(deployed.recorded["mlflow"])
     assert [client.get_run(run_id).info.status for run_id in run_ids(client, "glm46.flow_run", flow_run)] == ["FINISHED"]

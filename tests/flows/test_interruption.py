@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from infra.launchers import Job, JobHandle, LocalLauncher
+from infra.jobs.launchers import Job, JobHandle, LocalLauncher
 from tests.conftest import ROOT
 from tests.infra.test_launcher import wait_for
 from tests.support.pipeline import command, environment, glm46

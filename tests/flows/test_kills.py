@@ -25,8 +25,8 @@ from tests.support.seven_phases import write_seven_phases
 
 SEED = int(os.environ.get("GLM46_KILL_SEED", "46"))
 PROCESSES = {
-    "main": "flows.cli.command", "rank": "tasks.training.worker", "supervisor": "infra.supervisor", "java": "org.apache.spark",
-    "spark worker": "pyspark.daemon", "prefect": "prefect.server", "mlflow": "mlflow.server", "model server": "infra.model_server",
+    "main": "flows.cli.command", "rank": "tasks.training.worker", "supervisor": "infra.jobs.supervisor", "java": "org.apache.spark",
+    "spark worker": "pyspark.daemon", "prefect": "prefect.server", "mlflow": "mlflow.server", "model server": "infra.serving.model_server",
 }  # fmt: skip
 """What the command line of each kind holds."""
 KILLS = (

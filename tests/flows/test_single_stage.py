@@ -18,7 +18,7 @@ from flows.cli.command import STAGE_NAMES
 from flows.cli.single_stage import STAGES, run_stage, this_machine
 from flows.cli.stage_output import StageOutcome
 from infra.home import Home
-from infra.spark import stop_spark
+from infra.machine.spark import stop_spark
 from tests.support.data_inputs import prose, write_jsonl
 from tests.support.pipeline import glm46
 

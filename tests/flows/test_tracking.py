@@ -10,7 +10,7 @@ import pytest
 from flows.running.run import Run
 from flows.running.stage_log import StageLog
 from flows.show.track_run import approve_inputs, dataset_input, flattened, log_training_evidence
-from infra.experiment_tracking import (
+from infra.registry.experiment_tracking import (
     connect,
     ensure_run,
     finish_run,
@@ -22,8 +22,8 @@ from infra.experiment_tracking import (
     resume_run,
     running_runs,
 )
-from infra.open_store import open_store
 from infra.step import Output, Record, step
+from infra.storage.open_store import open_store
 from tasks.data.validate_contract import ContractResult
 from tests.support.toy_steps import ensure, sum_numbers, write_numbers
 

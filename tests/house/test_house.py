@@ -15,8 +15,22 @@ from configs.load import load_scale, scale_names
 from tasks.data.sources.list_sources import list_sources
 from tests.conftest import ROOT
 
-RANK = {"flows": 4, "tasks": 3, "model": 2, "infra": 2, "data_contracts": 2, "configs": 1}
-MODULES = sorted(path for package in RANK for path in (ROOT / package).rglob("*.py"))
+PACKAGES = ("configs", "data_contracts", "infra", "model", "tasks", "flows")
+ROOMS = """
+configs data_contracts
+infra infra.servers infra.storage infra.machine infra.jobs infra.registry infra.serving
+model.text model.kernels model.architecture model.optimizer model.generation model.formats model
+tasks.data.records tasks.data.text tasks.data.readers tasks.data.sources tasks.data.extraction tasks.data.embedding tasks.data.scoring
+tasks.data.deduplication tasks.data.filtering tasks.data.privacy tasks.data.sandbox tasks.data.problems tasks.data.seeds
+tasks.data.decontamination tasks.data.chats tasks.data.repositories tasks.data.tokenizer tasks.data.shards tasks.data.packing tasks.data
+tasks.training.schedule tasks.training.plan tasks.training.parallel tasks.training.state tasks.training.policy tasks.training.loop
+tasks.training.watch tasks.training tasks.evaluation tasks tasks.release tasks.report tasks.lineage
+flows.running flows.show flows flows.cli
+""".split()  # noqa: SIM905
+"""From low to high: a module imports from its own room and from those before it. Steps of the data are in the order of a record's walk."""
+MAX_FILES = 25
+"""Of Python in one folder."""
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 IN_EXECUTORS_AND_RANKS = {"prefect", "mlflow", "infra"}
 
 
@@ -38,13 +52,37 @@ def imports(path: Path, *, runtime_only: bool = False) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_down_the_house(path):
-    here = path.relative_to(ROOT).parts[0]
-    upward = {name for name in imports(path) if RANK.get(name.split(".")[0], 0) > RANK[here]}
-    if here in ("model", "infra", "data_contracts"):
-        upward |= {name for name in imports(path) if name.split(".")[0] in {"model", "infra", "data_contracts"} - {here}}
-    assert not upward
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+NAMES = {name_of(path): path for path in MODULES if path.name != "__init__.py"}
+
+
+def room_of(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_imports_point_down_the_house(module):
+    """Lazy imports and those for type checkers too."""
+    rank, here = ROOMS.index(room_of(module)), module.split(".")[0]
+    imported = {name for name in imports(NAMES[module]) if name in NAMES}
+    assert not {name for name in imported if ROOMS.index(room_of(name)) > rank}
+    apart = {"infra", "model", "data_contracts"}
+    assert here not in apart or not {name for name in imported if name.split(".")[0] in apart - {here}}
+
+
+def test_no_module_imports_itself_through_others():
+    waiting = {module: {name for name in imports(path) if name in NAMES and name != module} for module, path in NAMES.items()}
+    while free := {module for module, needed in waiting.items() if not needed & set(waiting)}:
+        waiting = {module: needed for module, needed in waiting.items() if module not in free}
+    assert not waiting, "in circles, or above one"
+
+
+def test_no_folder_is_too_full_to_look_through():
+    folders = {path.parent for package in (*PACKAGES, "tests", "benchmarks") for path in (ROOT / package).rglob("*.py")}
+    assert not {folder: count for folder in folders if (count := len(list(folder.glob("*.py")))) > MAX_FILES}
 
 
 def test_only_flows_know_prefect():

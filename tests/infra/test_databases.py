@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from infra import doctor
 from infra.child_process import free_port
-from infra.databases import MLFLOW_DATABASE, PREFECT_DATABASE, databases, open_databases
-from infra.servers import ServerUrls, ask_databases
+from infra.machine import doctor
+from infra.servers.databases import MLFLOW_DATABASE, PREFECT_DATABASE, databases, open_databases
+from infra.servers.servers import ServerUrls, ask_databases
 from tests.support.pipeline import glm46
 
 PATIENCE_SECONDS = 60

@@ -8,9 +8,9 @@ import socket
 import pytest
 
 from configs import machine
-from infra import doctor
 from infra.child_process import free_port
-from infra.servers import ServerUrls, record
+from infra.machine import doctor
+from infra.servers.servers import ServerUrls, record
 from tests.support.pipeline import glm46
 
 

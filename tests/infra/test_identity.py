@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infra import code_digest
-from infra.rerun_reason import explain_and_remember
+from infra.storage.rerun_reason import explain_and_remember
 
 
 @pytest.fixture

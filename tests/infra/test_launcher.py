@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.build_ops import op_environment
-from infra.launchers import Job, JobFailedError, JobHandle, JobLostError, JobStatus, LocalLauncher
-from infra.supervisor import read_job_file
+from infra.jobs.build_ops import op_environment
+from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobLostError, JobStatus, LocalLauncher
+from infra.jobs.supervisor import read_job_file
 from tests.conftest import ROOT
 
 KEY = "0123abcd"
@@ -137,13 +137,13 @@ def test_cancel_lets_a_job_save_and_kills_one_that_will_not(launcher, tmp_path):
 
 def test_without_a_compiler_the_op_builder_says_what_to_install():
     finished = subprocess.run(
-        [sys.executable, "-m", "infra.build_ops"], cwd=ROOT, env={**os.environ, "PATH": "/nowhere"}, capture_output=True, text=True
+        [sys.executable, "-m", "infra.jobs.build_ops"], cwd=ROOT, env={**os.environ, "PATH": "/nowhere"}, capture_output=True, text=True
     )
     assert (finished.returncode, finished.stdout) == (1, "")
     assert finished.stderr == "no C++ compiler c++ on PATH: install one (Debian: apt-get install g++) or set CXX\n"
 
 
 def test_the_op_is_found_where_launched_jobs_look_for_it():
-    finished = subprocess.run([sys.executable, "-m", "infra.build_ops"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    finished = subprocess.run([sys.executable, "-m", "infra.jobs.build_ops"], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0 and op_environment()["TORCH_EXTENSIONS_DIR"] in finished.stdout, finished.stderr
     assert list(Path(op_environment()["TORCH_EXTENSIONS_DIR"]).rglob("deepspeed_shm_comm.so"))

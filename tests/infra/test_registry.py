@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from infra.child_process import free_port
-from infra.experiment_tracking import connect, ensure_run, finish_run, log_metrics
 from infra.home import Home
-from infra.model_registry import CHAMPION, PROMOTION_TAG, ensure_alias, ensure_registered, model_name, resolve_alias
-from infra.open_store import open_store
+from infra.registry.experiment_tracking import connect, ensure_run, finish_run, log_metrics
+from infra.registry.model_registry import CHAMPION, PROMOTION_TAG, ensure_alias, ensure_registered, model_name, resolve_alias
+from infra.storage.open_store import open_store
 from model.formats.hf_checkpoint import load_model
 from model.generation.generation import InProcessEngine, Sampling
 from model.text.chat_template import answer_of, encode, problem_prompt

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.doctor import check_java, require
 from infra.home import open_home
-from infra.spark import spark_session, stop_spark
+from infra.machine.doctor import check_java, require
+from infra.machine.spark import spark_session, stop_spark
 from tests.conftest import ROOT
 from tests.support.data_inputs import RESOURCES, in_partitions
 
@@ -54,7 +54,7 @@ def test_one_session_serves_all_and_stopping_it_ends_its_java_process_and_remove
 
 def test_files_of_a_killed_process_go_when_the_next_one_starts_and_those_of_a_living_one_stay(home):
     def start(end: str) -> tuple[subprocess.Popen[str], Path]:
-        script = f"import os, sys, infra.spark; print(infra.spark._own_directory(), flush=True); {end}"
+        script = f"import os, sys, infra.machine.spark; print(infra.machine.spark._own_directory(), flush=True); {end}"
         process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
         assert process.stdout is not None
         return process, Path(process.stdout.readline().strip())

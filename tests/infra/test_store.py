@@ -15,13 +15,13 @@ import time
 
 import pytest
 
-from infra.adoption import adopt
-from infra.doctor import check_store
 from infra.home import Home
-from infra.open_store import open_store
-from infra.rerun_reason import explain_and_remember
-from infra.s3_store import S3Store
-from infra.store import CorruptArtifactError, step_key
+from infra.machine.doctor import check_store
+from infra.storage.adoption import adopt
+from infra.storage.open_store import open_store
+from infra.storage.rerun_reason import explain_and_remember
+from infra.storage.s3_store import S3Store
+from infra.storage.store import CorruptArtifactError, step_key
 from tests.conftest import ROOT
 from tests.support.faulty_s3 import faulty
 from tests.support.toy_steps import Numbers, ensure, run_both, sum_numbers, write_numbers

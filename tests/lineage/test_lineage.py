@@ -16,13 +16,13 @@ import pytest
 
 from configs.load import load_scale
 from configs.schema import PackingRecipe, PolicyObjective, SynthesisRecipe
-from infra.databases import mlflow_database
 from infra.home import Home
-from infra.manifest_graph import ManifestGraph, read_manifest_graph
-from infra.model_registry import DIGEST_TAG, open_registry
-from infra.open_store import open_store
-from infra.registered_versions import all_versions, named_version
+from infra.registry.model_registry import DIGEST_TAG, open_registry
+from infra.registry.registered_versions import all_versions, named_version
+from infra.servers.databases import mlflow_database
 from infra.step import Artifact, Manifest, Output, Record, step
+from infra.storage.manifest_graph import ManifestGraph, read_manifest_graph
+from infra.storage.open_store import open_store
 from tasks.data.chats.collect_chats import collect_chats
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.data.repositories.concatenate_repositories import concatenate_repositories

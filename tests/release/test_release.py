@@ -19,9 +19,9 @@ import pytest
 from configs.schema import ReleaseRecipe, ServingResources
 from flows.cli.serve_model import ServedModel, complete
 from infra.home import Home
-from infra.model_server import is_healthy, running_model_server, start_model_server
-from infra.open_store import open_store
+from infra.serving.model_server import is_healthy, running_model_server, start_model_server
 from infra.step import Output
+from infra.storage.open_store import open_store
 from model.formats.gguf_checkpoint import write_gguf
 from tasks.evaluation.engine import document_token_ids
 from tasks.evaluation.suite import read_suite
@@ -296,7 +296,8 @@ def test_server_on_another_interface_is_refused(gguf, tmp_path):
 def test_killed_run_leaves_no_server(gguf, tmp_path):
     path, log_path, settings = str(gguf.path("model-F32.gguf")), str(tmp_path / "log"), SERVING.model_dump()
     program = (
-        "import sys, time; from pathlib import Path; from configs.schema import ServingResources; from infra.model_server import *\n"
+        "import sys, time; from pathlib import Path; from configs.schema import ServingResources\n"
+        "from infra.serving.model_server import *\n"
         f"s = start_model_server(Path({path!r}), ServingResources(**{settings}), Path({log_path!r}))\n"
         "print(s.url, flush=True); time.sleep(60)"
     )

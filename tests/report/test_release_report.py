@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from infra.home import Home
-from infra.open_store import open_store
+from infra.storage.open_store import open_store
 from tasks.evaluation.items import CHOICE, accuracy, read_items
 from tasks.report.dropped_examples import dropped_examples
 from tasks.report.report_charts import Line, Span, bars, curves, intervals, strips

@@ -16,9 +16,9 @@ from configs.load import load_scale
 from configs.schema import DataRecipe, SparkResources, SynthesisRecipe
 from infra.code_digest import ROOT
 from infra.home import Home
-from infra.local_store import LocalStore
 from infra.step import Artifact, Step
-from infra.store import step_key
+from infra.storage.local_store import LocalStore
+from infra.storage.store import step_key
 from tasks.data.decontamination.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplication.deduplicate_documents import deduplicate_documents
 from tasks.data.deduplication.earlier_documents import list_earlier_documents

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from configs.schema import EvaluationRecipe
 from infra.step import Artifact, Output, Record, Step, step
-from infra.store import Store, step_key
+from infra.storage.store import Store, step_key
 from model.text.chat_template import CHAT_TEMPLATE, encode, render_to_train
 from model.text.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS, added_tokens
 from tasks.data.sources.list_sources import SourceFile, SourceListing

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from infra.build_ops import op_environment
 from infra.code_digest import ROOT
+from infra.jobs.build_ops import op_environment
 
 TIMEOUT_SECONDS = 240
 

@@ -24,9 +24,9 @@ import yaml
 
 from infra.code_digest import ROOT
 from infra.home import Home
-from infra.open_store import open_store
 from infra.step import Artifact, Output, Step, step
-from infra.store import Store
+from infra.storage.open_store import open_store
+from infra.storage.store import Store
 from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
 from tasks.evaluation.items import Item, suite_digest, write_items
@@ -196,7 +196,7 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
     import flows.full_pipeline
     import flows.release_model
     import flows.train_phases
-    from infra.model_registry import open_registry
+    from infra.registry.model_registry import open_registry
     from tasks.data.sources.list_sources import SourceListing
 
     prepared = replace(reported_data(store), contracts={})
@@ -235,7 +235,7 @@ def main() -> None:
     home = Home(Path(sys.argv[1]))
     os.environ["GLM46_HOME"] = str(home.root)
     from infra.home import open_home
-    from infra.servers import record, running_servers
+    from infra.servers.servers import record, running_servers
 
     home = open_home()
     with running_servers(home, print) as servers:

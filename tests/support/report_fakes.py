@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from configs.schema import EvaluationResources, GateRecipe, MarginRecipe, ReleaseRecipe, ServingResources
 from infra.step import Artifact, Output, Record, Step
-from infra.store import Store
+from infra.storage.store import Store
 from tasks.data.chats.collect_chats import CollectedChats
 from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
 from tasks.data.deduplication.deduplicate_documents import DeduplicatedDocuments

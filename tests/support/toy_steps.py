@@ -8,9 +8,9 @@ import time
 from typing import TYPE_CHECKING
 
 from infra.home import open_home
-from infra.open_store import open_store
 from infra.step import Artifact, Output, Record, Step, step
-from infra.store import Store, step_key
+from infra.storage.open_store import open_store
+from infra.storage.store import Store, step_key
 
 if TYPE_CHECKING:
     from pathlib import Path

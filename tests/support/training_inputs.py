@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from configs.load import load_scale
 from configs.schema import Frozen, PackingRecipe, TrainingRecipe, TrainingResources
 from infra.home import Home
-from infra.local_store import LocalStore
 from infra.step import Artifact, Output, Record, Step, step
-from infra.store import Store, step_key
+from infra.storage.local_store import LocalStore
+from infra.storage.store import Store, step_key
 from model.text.chat_template import encode, render_to_train
 from model.text.tokenizer_layout import SPECIAL_TOKENS, tokenizer_for_text
 from tasks.data.packing.pack_phase import pack_phase

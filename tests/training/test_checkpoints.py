@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from infra.supervisor import _advance_fencing
+from infra.jobs.supervisor import _advance_fencing
 from tasks.training.state.checkpoints import FencedError, commit_checkpoint, find_checkpoint
 from tasks.training.state.state import checkpoints
 

@@ -9,7 +9,7 @@ import signal
 import pytest
 from safetensors.torch import load_file
 
-from infra.launchers import JobFailedError, JobLostError
+from infra.jobs.launchers import JobFailedError, JobLostError
 from model.formats.hf_checkpoint import read_config
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
 from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once

@@ -25,9 +25,9 @@ from configs.load import load_scale
 from flows.running.run import Run
 from flows.running.run_step import run_step
 from flows.running.stage_log import StageLog
-from infra.launchers import JobFailedError, JobLostError, JobStatus
+from infra.jobs.launchers import JobFailedError, JobLostError, JobStatus
+from infra.jobs.supervisor import JobFile, read_job_file
 from infra.step import Artifact, Output, Step, step
-from infra.supervisor import JobFile, read_job_file
 from model.formats.hf_checkpoint import load_model
 from tasks.training.input_rules import refuse_foreign_inputs
 from tasks.training.loop.phase_data import open_phase_data

@@ -11,7 +11,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.chats.chat_clusters import chat_clusters
 from tasks.data.chats.chat_records import CHANGED, DROPPED, KEPT, REJECTED, ROW_COLUMNS, Judging, judge_chats, read_chats

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.decontamination.overlap import HIT_COLUMNS, chunk_bounds, find_overlaps
 from tasks.data.decontamination.protected_items import protected_items

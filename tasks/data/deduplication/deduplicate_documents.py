@@ -12,7 +12,7 @@ import shutil
 from functools import partial
 from typing import TYPE_CHECKING
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.deduplication.connected_components import connected_components
 from tasks.data.deduplication.duplicate_candidates import NEIGHBOUR_COLUMNS, list_neighbours

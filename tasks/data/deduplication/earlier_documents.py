@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import digest_of
-from infra.store import hash_file
+from infra.storage.store import hash_file
 from tasks.data.deduplication.minhash import signing_metadata
 from tasks.data.deduplication.survivor_parts import SIGNATURE_METADATA
 

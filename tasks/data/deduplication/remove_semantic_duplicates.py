@@ -13,7 +13,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.deduplication.similar_pairs import fates, similar_pairs
 from tasks.data.embedding.embedding_model import PROBE_COLUMNS, EmbeddingModel, encode, named_model, probe_batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.records.document_files import count_by, read_documents, write_marked_documents
 from tasks.data.records.documents import TEST, TRAIN, VALIDATION

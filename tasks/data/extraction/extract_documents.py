@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.extraction.plain_text import EXTRACTED_COLUMNS, FAILURES, extract_batches
 from tasks.data.records.document_files import count_by, count_reasons, names_of, read_documents, write_documents, write_table

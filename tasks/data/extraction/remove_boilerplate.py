@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.extraction.paragraphs import (
     KEY_COLUMNS,

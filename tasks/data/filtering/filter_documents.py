@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.filtering.heuristics import REASON_COLUMNS, bounds_of, filter_batches, flat_bounds
 from tasks.data.filtering.score_bounds import (

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.records.document_files import count_by, names_of, read_documents, write_documents, write_table
 from tasks.data.records.documents import CODE, PREPARED_COLUMNS, REPOSITORY, TRAIN, UNBUCKETED, arrow_schema, content_digest, document_id

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.records.document_files import names_of, read_documents, write_documents
 from tasks.data.records.documents import SCORE_COLUMNS

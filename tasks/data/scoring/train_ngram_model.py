@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, canonical_json, step
 from tasks.data.extraction.plain_text import REDIRECT, TOO_SHORT
 from tasks.data.readers.source_records import CHANGED

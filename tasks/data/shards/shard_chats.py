@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, step
 from tasks.data.records.document_files import count_by, read_documents
 from tasks.data.records.documents import CHAT, TRAIN, UNBUCKETED

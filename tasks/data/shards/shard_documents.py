@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.data.records.document_files import count_by, num_files, read_documents

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Output, Progress, Record, step
 from tasks.data.readers.source_records import (
     CHANGED,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, digest_of, step
 from model.text.chat_template import CHAT_TEMPLATE
 from model.text.tokenizer_layout import SPECIAL_TOKENS_BY_LAYOUT

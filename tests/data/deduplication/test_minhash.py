@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from tasks.data.deduplication.connected_components import connected_components
 from tasks.data.deduplication.duplicate_candidates import BUCKET_WINDOW, EDGES, bucket_pairs
 from tasks.data.deduplication.earlier_documents import EarlierDocuments

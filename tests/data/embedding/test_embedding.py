@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5Model
 
 from configs.schema import SemanticRecipe
-from infra.spark import _zip_packages
+from infra.machine.spark import _zip_packages
 from model.formats.hf_checkpoint import save_checkpoint
 from tasks.data.deduplication.remove_semantic_duplicates import SIMILAR, remove_semantic_duplicates
 from tasks.data.embedding.embedding_model import EmbeddingModel, _opened, check_files, directory_digest, encode, named_model, probe_batches

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from tasks.data.filtering.heuristics import filter_batches, flat_bounds, name_reasons
 from tasks.data.filtering.score_bounds import score_reason
 from tasks.data.readers.issue_threads import thread_records

@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from tasks.data.records import document_files, documents_by_id
 from tasks.data.records.document_files import read_documents, write_marked_documents
 from tasks.data.records.documents_by_id import read_by_id

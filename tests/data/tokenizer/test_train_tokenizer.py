@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from configs.load import load_scale
 from configs.schema import ContractRecipe, SparkResources
 from flows.stages import choose_stages
-from infra.spark import spark_session
+from infra.machine.spark import spark_session
 from infra.step import Output, Record, step
 from model.text.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS_BY_LAYOUT
 from tasks.data.records.document_files import read_documents

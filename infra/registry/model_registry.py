@@ -2,7 +2,7 @@
 
 The weights exist once. With a local store a version's files are hard links below the artifact directory of its run (copies where the two
 are on different file systems) and its source is that run's `mlflow-artifacts:/...`; with an S3 store the source is the objects' own
-`s3://` prefix. Beside them is what makes the version load anywhere (infra/model_package.py). Every operation may be repeated.
+`s3://` prefix. Beside them is what makes the version load anywhere (infra/registry/model_package.py). Every operation may be repeated.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from infra.databases import mlflow_database
-from infra.experiment_tracking import KEY_TAG, connect
 from infra.home import Home
-from infra.model_package import package_files
-from infra.s3_store import S3Store
-from infra.servers import read_recorded
+from infra.registry.experiment_tracking import KEY_TAG, connect
+from infra.registry.model_package import package_files
+from infra.servers.databases import mlflow_database
+from infra.servers.servers import read_recorded
 from infra.step import Artifact
-from infra.store import Store
+from infra.storage.s3_store import S3Store
+from infra.storage.store import Store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -22,8 +22,8 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from infra.code_digest import ROOT
-from infra.doctor import check_java, require
 from infra.home import open_home
+from infra.machine.doctor import check_java, require
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,8 +1,8 @@
 """The Prefect and MLflow servers of a home: those recorded alive in run/servers.json, else private ones for the length of a run.
 
-Both bind to loopback. Prefect's API asks for a password (infra/server_password.py), since its worker starts programs; MLflow answers no
-request with a foreign Host or Origin. Private servers die with the process that started them, and only one process at a time may have
-them: an exclusive lock on the home makes a second run wait.
+Both bind to loopback. Prefect's API asks for a password (infra/servers/server_password.py), since its worker starts programs; MLflow
+answers no request with a foreign Host or Origin. Private servers die with the process that started them, and only one process at a time
+may have them: an exclusive lock on the home makes a second run wait.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import psutil
 from pydantic import BaseModel
 
 from infra.child_process import die_with_parent, free_port
-from infra.databases import databases, mlflow_database, open_databases, prefect_database
 from infra.home import Home, private_file
-from infra.server_password import SERVER_VARIABLE, api_password, environment_path
+from infra.servers.databases import databases, mlflow_database, open_databases, prefect_database
+from infra.servers.server_password import SERVER_VARIABLE, api_password, environment_path
 
 HOST = "127.0.0.1"
 WORKER = "worker"

@@ -1,6 +1,6 @@
 """Compiles the DeepSpeed op that training loads, once per kind of machine, so that no training start waits for a compiler (90 s).
 
-It is kept where configs/machine.py says. Run by `make env`: `python -m infra.build_ops`.
+It is kept where configs/machine.py says. Run by `make env`: `python -m infra.jobs.build_ops`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from infra.model_registry import RegisteredVersion, resolve_alias
+from infra.registry.model_registry import RegisteredVersion, resolve_alias
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from infra.home import Home
-from infra.store import Store, step_key
+from infra.storage.store import Store, step_key
 
 
 def adopt(store: Store, home: Home, old: str, new: str, reason: str) -> str:

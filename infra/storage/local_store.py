@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 from infra.home import Home
-from infra.store import Store
+from infra.storage.store import Store
 
 
 class LocalStore(Store):

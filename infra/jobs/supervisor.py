@@ -1,4 +1,4 @@
-"""The detached process that runs one training job on this machine: `python -m infra.supervisor WORK_DIR`.
+"""The detached process that runs one training job on this machine: `python -m infra.jobs.supervisor WORK_DIR`.
 
 In: command.json (what to run). Out: job.json (pid, port, exit code, failing rank), fencing (a number that grows with every start),
 logs/rank-N.log. It holds an exclusive lock on WORK_DIR/lock as long as it lives, so whoever finds the lock free and no exit code knows

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from infra.home import Home
-from infra.local_store import LocalStore
-from infra.s3_store import S3Store
-from infra.store import Store
+from infra.storage.local_store import LocalStore
+from infra.storage.s3_store import S3Store
+from infra.storage.store import Store
 
 
 def open_store(uri: str | None, home: Home) -> Store:

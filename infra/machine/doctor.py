@@ -22,11 +22,11 @@ from packaging.requirements import Requirement
 from configs.machine import describe_missing, this_machine
 from infra.child_process import take_port
 from infra.code_digest import ROOT
-from infra.databases import Database, databases, find_problem
 from infra.disk_space import temporary_dir
 from infra.home import Home
-from infra.servers import WORKER, read_servers_file, silent_servers, worker_lives
-from infra.store import CorruptManifestError, Store
+from infra.servers.databases import Database, databases, find_problem
+from infra.servers.servers import WORKER, read_servers_file, silent_servers, worker_lives
+from infra.storage.store import CorruptManifestError, Store
 
 REQUIRED_JAVA = 17
 MIN_FREE_BYTES = 2 << 30
@@ -96,7 +96,7 @@ def check_native_code(paths: Iterable[Path]) -> Check:
     missing = [path for path in paths if not path.is_file()]
     if not missing:
         return Check("native code", True, f"compiled for {this_machine()}", "")
-    fix = "python -m infra.build_ops and python -m model.kernels.native_library compile it, else the first use does (two minutes)"
+    fix = "python -m infra.jobs.build_ops and python -m model.kernels.native_library compile it, else the first use does (two minutes)"
     return Check("native code", True, describe_missing(missing), fix)
 
 

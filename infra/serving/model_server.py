@@ -1,6 +1,6 @@
 """The llama.cpp server of xllamacpp, OpenAI-compatible, on loopback, in a process of its own.
 
-    python -m infra.model_server MODEL.gguf --host 127.0.0.1 --port 8080 --context-length 1024 --num-threads 2 --alias glm46
+    python -m infra.serving.model_server MODEL.gguf --host 127.0.0.1 --port 8080 --context-length 1024 --num-threads 2 --alias glm46
 
 The process ends when its standard input closes, so that none outlives whoever started it, even one that was killed. (A parent-death
 signal would follow the starting thread, which ends early in a flow.)
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.child_process import free_port, take_port
+from infra.code_digest import ROOT
 
 if TYPE_CHECKING:
     from configs.schema import ServingResources
@@ -58,11 +59,11 @@ def start_model_server(gguf_path: Path, resources: ServingResources, log_path: P
     port = take_port(resources.port, resources.host) if resources.port else free_port(resources.host)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     command = [
-        sys.executable, "-m", "infra.model_server", str(gguf_path), "--host", resources.host, "--port", str(port),
+        sys.executable, "-m", "infra.serving.model_server", str(gguf_path), "--host", resources.host, "--port", str(port),
         "--context-length", str(resources.context_length), "--num-threads", str(resources.num_threads), "--alias", alias,
     ]  # fmt: skip
     with open(log_path, "wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=Path(__file__).resolve().parent.parent)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=ROOT)
     server = ModelServer(f"http://{resources.host}:{port}", process, log_path)
     try:
         _wait_until_healthy(server, resources.startup_timeout_seconds)
@@ -118,7 +119,7 @@ def serve(gguf_path: Path, host: str, port: int, context_length: int, num_thread
     import xllamacpp
     from aiohttp import web
 
-    from infra.model_gateway import gateway
+    from infra.serving.model_gateway import gateway
 
     params = xllamacpp.CommonParams()  # pyright: ignore[reportAttributeAccessIssue]
     params.model.path = str(gguf_path)
@@ -146,7 +147,7 @@ def _exit_at_end_of_input() -> None:
 
 def main() -> None:
     """Command line of the server process."""
-    parser = argparse.ArgumentParser(prog="python -m infra.model_server", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(prog="python -m infra.serving.model_server", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("gguf_path", type=Path)
     parser.add_argument("--host", default=LOOPBACK[0], choices=LOOPBACK)
     parser.add_argument("--port", type=int, required=True)

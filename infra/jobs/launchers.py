@@ -1,6 +1,6 @@
 """Where a training job runs: submit, poll, cancel, find. A job is named by its step key, so a restarted flow finds it again.
 
-LocalLauncher runs ranks on this machine below a detached supervisor (infra/supervisor.py) that outlives the flow. Files of a job in
+LocalLauncher runs ranks on this machine below a detached supervisor (infra/jobs/supervisor.py) that outlives the flow. Files of a job in
 work/<key>/: command.json, job.json, lock, fencing, supervisor.log, logs/rank-N.log, and progress.json, which the job itself writes.
 """
 
@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from infra.build_ops import op_environment
 from infra.code_digest import ROOT
+from infra.jobs.build_ops import op_environment
+from infra.jobs.supervisor import EXIT_INTERRUPTED, EXIT_LOCKED, Command, is_locked, read_job_file, write_json
 from infra.step import Progress
-from infra.supervisor import EXIT_INTERRUPTED, EXIT_LOCKED, Command, is_locked, read_job_file, write_json
 
 JobState = Literal["running", "succeeded", "failed", "interrupted", "lost"]
 """failed: the program ended with an error of its own. interrupted: someone asked it to stop, and it saved. lost: it was taken away, which
@@ -119,7 +119,7 @@ class LocalLauncher:
         write_json(work_dir / "command.json", asdict(Command(job.module, job.arguments, job.num_ranks, environment)))
         with open(work_dir / "supervisor.log", "ab") as log:
             code = subprocess.run(
-                [sys.executable, "-m", "infra.supervisor", str(work_dir)],
+                [sys.executable, "-m", "infra.jobs.supervisor", str(work_dir)],
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             ).returncode  # fmt: skip
         if code not in (0, EXIT_LOCKED):

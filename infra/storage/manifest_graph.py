@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from infra.step import Artifact, Manifest, Record
-from infra.store import Store
+from infra.storage.store import Store
 
 
 @dataclass(frozen=True)
