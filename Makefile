@@ -31,7 +31,7 @@ run: env
 	$(BIN)/glm46 run tiny
 
 test: env
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-long: env
 	$(BIN)/python -m pytest -m long -s

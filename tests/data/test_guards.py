@@ -53,23 +53,21 @@ def test_sums_are_sums_of_integers():
 
 
 def test_modules_that_run_in_executors_import_neither_prefect_mlflow_infra_nor_spark():
-    from infra.code_digest import closure
-    from tests.house.test_house import imports
+    from infra.code_digest import closure, module_path
+    from tests.house.test_house import imports, name_of
 
     shipped = {
-        found[1] for path in FILES for found in re.finditer(r"from (tasks\.data\.[\w.]+) import", path.read_text(encoding="utf-8"))
-        if (ROOT / (found[1].replace(".", "/") + ".py")).read_text(encoding="utf-8").find("Runs in executors") >= 0
-        or "inside Spark executors" in (ROOT / (found[1].replace(".", "/") + ".py")).read_text(encoding="utf-8")
-    }  # fmt: skip
-    known = ("chat_records", "duplicate_candidates", "heuristics", "minhash", "overlap", "source_records", "tokenize_chats", "words")
-    assert {f"tasks.data.{name}" for name in known} <= shipped
+        name_of(path): path for path in FILES if re.search(r"Runs in\s+executors|inside Spark executors", path.read_text(encoding="utf-8"))
+    }
+    known = {"chat_records", "duplicate_candidates", "heuristics", "minhash", "overlap", "source_records", "tokenize_chats", "words"}
+    assert known <= {path.stem for path in shipped.values()}
     for module in closure(tuple(sorted(shipped))):
-        names = {name.split(".")[0] for name in imports(ROOT / (module.replace(".", "/") + ".py"), runtime_only=True)}
+        names = {name.split(".")[0] for name in imports(module_path(module), runtime_only=True)}
         assert not names & {"prefect", "mlflow", "infra", "pyspark"}, module
 
 
 def test_files_and_functions_stay_readable():
-    for path in [*FILES, ROOT / "infra" / "spark.py", ROOT / "data_contracts" / "runner.py"]:
+    for path in [*FILES, ROOT / "infra" / "machine" / "spark.py", ROOT / "data_contracts" / "runner.py"]:
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) <= 350, path
         for node in ast.walk(ast.parse(text)):

@@ -71,7 +71,7 @@ def test_an_edited_comment_is_cached_and_an_edited_helper_runs_its_dependents_on
     first, home = micro
     tree = tmp_path / "tree"
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv*", ".glm46", "__pycache__", "*.egg-info"))
-    helper = tree / "tasks" / "data" / "heuristics.py"
+    helper = tree / "tasks" / "data" / "filtering" / "heuristics.py"
     helper.write_text("# a comment\n" + helper.read_text())
     commented = glm46("run", "micro", "--until", "prepare_data", "--json", home=home, tree=tree)
     assert commented.exit_code == 0, commented.stderr

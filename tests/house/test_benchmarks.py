@@ -71,7 +71,7 @@ def command_of(toy: Toy, directory: Path) -> list[str]:
 
 
 def test_every_benchmark_has_a_toy() -> None:
-    programs = [path for path in (ROOT / "benchmarks").rglob("*.py") if "__main__" in path.read_text()]
+    programs = [path for path in (ROOT / "benchmarks").rglob("*.py") if '__name__ == "__main__"' in path.read_text()]
     names = {".".join(path.relative_to(ROOT / "benchmarks").with_suffix("").parts) for path in programs}
     assert {name for name in names if not name.startswith("peers.")} == {*TOYS, *LONG_TOYS, "training.train_step_gpu"}
 

@@ -229,7 +229,7 @@ MEASURE = """
 import resource, sys
 from pathlib import Path
 import torch
-from model.hf_checkpoint import load_model
+from model.formats.hf_checkpoint import load_model
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

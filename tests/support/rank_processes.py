@@ -9,15 +9,20 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from infra.build_ops import op_environment
 
 from infra.code_digest import ROOT
-from infra.jobs.build_ops import op_environment
 
 TIMEOUT_SECONDS = 240
 
@@ -30,39 +35,61 @@ def on_ranks(function: Callable[..., dict[str, Any]], num_ranks: int, tmp_path: 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     call = json.dumps([function.__module__, function.__qualname__, str(tmp_path), arguments])
-    shared = os.environ | op_environment() | {
+    environment = os.environ | op_environment() | {
         "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
-    processes = []
-    for rank in range(num_ranks):
-        with open(tmp_path / f"rank-{rank}.log", "w") as log:
-            own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            command = [sys.executable, "-m", "tests.support.rank_processes", call]
-            processes.append(subprocess.Popen(command, env=own, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT))
+    command = [sys.executable, "-m", "tests.support.rank_processes", call]
+    with open(tmp_path / "ranks.log", "w") as log:
+        parent = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        codes = [process.wait(TIMEOUT_SECONDS) for process in processes]
+        code = parent.wait(TIMEOUT_SECONDS)
     finally:
-        for process in processes:
-            process.kill()
-    for rank, code in enumerate(codes):
-        assert code == 0, f"rank {rank} exited with {code}:\n{(tmp_path / f'rank-{rank}.log').read_text()[-4000:]}"
+        with suppress(ProcessLookupError):
+            os.killpg(parent.pid, signal.SIGKILL)
+    logs = [path.read_text()[-4000:] for path in sorted(tmp_path.glob("rank*.log"))]
+    assert code == 0, "\n".join(logs)
     return [torch.load(tmp_path / f"rank-{rank}.pt", weights_only=True) for rank in range(num_ranks)]
 
 
 def main() -> None:
+    """Imports what all ranks need, once, and forks them. They end by os._exit: Python's own end would copy and free every page that they
+    share, which takes seconds in each."""
     module, name, directory, arguments = json.loads(sys.argv[1])
-    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    from datetime import timedelta
+    import deepspeed  # noqa: F401
 
+    function = getattr(importlib.import_module(module), name)
+    ranks = {}
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        ranks[os.fork()] = rank
+        if 0 in ranks:
+            _run_rank(rank, function, Path(directory), arguments)
+    for _ in ranks:
+        pid, status = os.wait()
+        if status:
+            sys.stderr.write(f"rank {ranks[pid]} ended with status {status}\n")
+            os._exit(1)
+    os._exit(0)
+
+
+def _run_rank(rank: int, function: Callable[..., dict[str, Any]], directory: Path, arguments: list[Any]) -> NoReturn:
+    log = os.open(directory / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     import torch
 
-    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
-    torch.use_deterministic_algorithms(True)
-    result = getattr(importlib.import_module(module), name)(rank, num_ranks, *arguments)
-    torch.save(result, Path(directory) / f"rank-{rank}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    try:
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
+        torch.use_deterministic_algorithms(True)
+        torch.save(function(rank, int(os.environ["WORLD_SIZE"]), *arguments), directory / f"rank-{rank}.pt")
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import signal
 import pytest
 
 from infra.jobs.supervisor import _advance_fencing
+from tasks.training.state import checkpoints
 from tasks.training.state.checkpoints import FencedError, commit_checkpoint, find_checkpoint
-from tasks.training.state.state import checkpoints
 
 
 def commit(work_dir, step: int, num_kept: int = 2):

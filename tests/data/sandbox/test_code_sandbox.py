@@ -190,7 +190,7 @@ def test_the_users_python_settings_are_not_those_of_the_sandbox(isolation, tmp_p
 
 def test_a_sandbox_ends_with_the_process_that_started_it(isolation, tmp_path):
     program = (
-        "import os, sys\nfrom tasks.data import code_sandbox\n"
+        "import os, sys\nfrom tasks.data.sandbox import code_sandbox\n"
         f"code_sandbox.find_isolation = lambda: ({isolation!r}, '')\n"
         "code_sandbox.judge_solution('import time\\ntime.sleep(300)', 'pass', '')"
     )

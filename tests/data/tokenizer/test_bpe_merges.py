@@ -145,7 +145,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from model.bpe_merges import IN_MEMORY, NoRoomError, Room, WordTable, learn_merges
+from tasks.data.tokenizer.bpe_merges import IN_MEMORY, NoRoomError, Room, WordTable, learn_merges
 
 def tables():
     generator = np.random.Generator(np.random.Philox(3))
