@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from infra.build_ops import op_environment
+from infra.jobs.build_ops import op_environment
 
 from infra.code_digest import ROOT
 
