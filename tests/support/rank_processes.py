@@ -20,9 +20,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from infra.jobs.build_ops import op_environment
-
 from infra.code_digest import ROOT
+from infra.jobs.build_ops import op_environment
 
 TIMEOUT_SECONDS = 240
 
