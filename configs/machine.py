@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +20,17 @@ PROCESSOR_FILE = Path("/proc/cpuinfo")
 NATIVE_ROOT = Path(sys.prefix) / "torch_extensions"
 DESCRIPTION_FILE = "machine.txt"
 NAMED_FEATURES = ("avx2", "avx512f", "amx_tile")
+
+
+INCLUDED = re.compile(r'^#include "(.+)"', re.M)
+
+
+def with_headers(source: Path) -> list[Path]:
+    """A C++ file and the headers beside it that it includes, directly or not."""
+    found = [source]
+    for path in found:
+        found += [header for name in INCLUDED.findall(path.read_text()) if (header := path.with_name(name)) not in found]
+    return [source, *sorted(found[1:])]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Digest of the code that a step runs: what it imports, transitively, without comments and docstrings.
 
 From the root modules the imports are followed through tasks/, model/ and data_contracts/ (also those inside functions; blocks under
-`if TYPE_CHECKING` are skipped, they never run). configs/ and infra/ are left out: resolved configuration values are hashed by
-themselves, and infra may not change content.
+`if TYPE_CHECKING` are skipped, they never run). A compiled kernel counts with the headers that it includes. infra/ is left out: it may not
+change content. Of configs/ the values are hashed by themselves; what computes counts by definition (settings_code.py).
 """
 
 from __future__ import annotations
@@ -12,15 +12,23 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
+from configs.machine import with_headers
+from infra.settings_code import settings_code
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLLOWED = ("tasks", "model", "data_contracts")
+CONFIGURED = ("configs.schema", "configs.strict_yaml")
+"""Modules of configs/ whose code may decide content; configs.machine says where compiled code is kept."""
 
 
 def code_digest(roots: tuple[str, ...], data_files: tuple[str, ...] = ()) -> str:
     """sha256 over every module in the closure of `roots` and over `data_files` (relative to the project root)."""
     digest = hashlib.sha256()
-    for module in closure(roots):
+    modules = closure(roots)
+    for module in modules:
         digest.update(f"{module}\n{_module_digest(module)}\n".encode())
+    for name, code in settings_code(setting for module in modules for setting in settings(module)).items():
+        digest.update(f"{name}\n{code}\n".encode())
     for name in sorted(data_files):
         digest.update(f"{name}\n{hashlib.sha256((ROOT / name).read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
@@ -55,12 +63,18 @@ def _tree(module: str) -> ast.Module:
 @cache
 def _module_digest(module: str) -> str:
     digest = hashlib.sha256(ast.dump(_tree(module)).encode())
-    # A compiled kernel lies beside the module of its name; it may include any header there.
-    source = module_path(module).with_suffix(".cpp")
-    if source.is_file():
-        for part in (source, *sorted(source.parent.glob("*.h"))):
-            digest.update(part.read_bytes())
+    kernel = module_path(module).with_suffix(".cpp")
+    for part in with_headers(kernel) if kernel.is_file() else ():
+        digest.update(part.read_bytes())
     return digest.hexdigest()
+
+
+@cache
+def settings(module: str) -> tuple[tuple[str, str], ...]:
+    """(module of configs, name) of every definition that a module imports from there, also for its annotations."""
+    tree = ast.parse(module_path(module).read_text(encoding="utf-8"))
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in CONFIGURED]
+    return tuple((str(node.module), alias.name) for node in found for alias in node.names)
 
 
 @cache

@@ -16,6 +16,7 @@ from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import PurePosixPath
 
+from configs.machine import with_headers
 from infra.code_digest import ROOT, closure, imports, module_path
 
 LOADER = "model.registered_model"
@@ -70,7 +71,7 @@ def _code() -> tuple[str, dict[str, bytes]]:
     for module in _modules():
         kernel = module_path(module).with_suffix(".cpp")
         if kernel.is_file():
-            for path in (kernel, *kernel.parent.glob("*.h")):
+            for path in with_headers(kernel):
                 sources[path.relative_to(ROOT).as_posix()] = path.read_bytes()
     digest = hashlib.sha256(b"".join(name.encode() + b"\n" + content for name, content in sorted(sources.items())))
     package = f"glm46_model_{digest.hexdigest()[:12]}"

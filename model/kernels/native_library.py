@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.machine import compiler, describe_missing, make_native_dir, this_machine
+from configs.machine import compiler, describe_missing, make_native_dir, this_machine, with_headers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,9 +40,9 @@ def load_library(source: Path) -> ctypes.CDLL:
 
 def library_path(source: Path) -> Path:
     """Where this machine's library of a .cpp file is, compiled or not."""
-    digest = hashlib.sha256(source.read_bytes())
-    for header in sorted(source.parent.glob("*.h")):
-        digest.update(header.read_bytes())
+    digest = hashlib.sha256()
+    for path in with_headers(source):
+        digest.update(path.read_bytes())
     digest.update(" ".join((compiler(), *FLAGS)).encode())
     return this_machine().native_dir / f"{source.stem}-{digest.hexdigest()[:16]}.so"
 

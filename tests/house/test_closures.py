@@ -11,7 +11,9 @@ import re
 import pytest
 
 from configs.load import load_scale
+from configs.machine import with_headers
 from configs.schema import Scale
+from infra import code_digest, settings_code
 from infra.code_digest import closure
 from infra.step import Step
 from tests.conftest import ROOT
@@ -49,6 +51,66 @@ def test_closures_hold_what_decides_results_and_nothing_of_infra_or_configs():
         closure(("tasks.training.train_phase", "tasks.training.worker"))
     )
     assert "tasks.data.filtering.heuristics" not in closure(("tasks.data.sources.ingest_documents",))
+
+
+MODEL_STEPS = {
+    "train_phase", "import_checkpoint", "select_evaluation_items", "evaluate_checkpoint", "decide_gate", "convert_to_gguf", "evaluate_gguf",
+    "decide_release", "generate_reference", "write_report",
+}  # fmt: skip
+COMPUTED_SETTINGS = {
+    "rotary_dim": MODEL_STEPS,
+    "signing": {"deduplicate_documents", "collect_chats"},
+    "waypoints": {"pack_phase"},
+    "domains": {"pack_phase"},
+    "num_special_tokens": {"train_tokenizer", "write_report"},
+}
+"""Properties of settings that decide content, and the steps that are given them; the other properties make values, which are hashed."""
+
+
+def digests() -> dict[str, str]:
+    code_digest._module_digest.cache_clear()
+    settings_code.definitions.cache_clear()
+    return {name: code_digest.code_digest((step.function.__module__, *step.roots)) for name, step in steps().items()}
+
+
+def changed_steps(before: dict[str, str]) -> set[str]:
+    return {name for name, digest in digests().items() if digest != before[name]}
+
+
+def test_a_change_to_a_computed_setting_re_runs_exactly_the_steps_that_are_given_it(tmp_path, monkeypatch):
+    before, text = digests(), (ROOT / "configs" / "schema.py").read_text()
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "strict_yaml.py").write_text((ROOT / "configs" / "strict_yaml.py").read_text())
+    monkeypatch.setattr(settings_code, "ROOT", tmp_path)
+    found = {}
+    for name, body in re.findall(r"@property\n    def (\w+)\(self\)[\s\S]*?\n        (return .*)", text):
+        (tmp_path / "configs" / "schema.py").write_text(text.replace(body, f"assert self\n        {body}"))
+        found[name] = changed_steps(before)
+    assert {name: steps for name, steps in found.items() if steps} == COMPUTED_SETTINGS
+    assert len(found) == text.count("@property")
+    (tmp_path / "configs" / "schema.py").write_text(text.replace("class ModelRecipe(Frozen):", "class ModelRecipe(Frozen):\n    new: int"))
+    assert not changed_steps(before), "a new setting re-runs the steps that are given it by its value"
+    monkeypatch.undo()
+    assert digests() == before
+
+
+@pytest.mark.parametrize(
+    "header", sorted((ROOT / "model").rglob("*.h")) + sorted((ROOT / "tasks").rglob("*.h")), ids=lambda path: path.name
+)
+def test_a_change_to_a_header_re_runs_exactly_the_steps_whose_kernels_include_it(header, tmp_path, monkeypatch):
+    before = digests()
+    (tmp_path / header.name).write_text(header.read_text() + "// changed\n")
+    monkeypatch.setattr(
+        code_digest, "with_headers", lambda source: [tmp_path / header.name if path == header else path for path in with_headers(source)]
+    )
+    kernels = (
+        {"model.kernels.attention_kernel", "model.kernels.elementwise_kernels"} if "model" in header.parts[-3:]
+        else {"tasks.data.tokenizer.bpe_merges"}
+    )  # fmt: skip
+    expected = {name for name, step in steps().items() if kernels & set(closure((step.function.__module__, *step.roots)))}
+    assert changed_steps(before) == expected and ("train_phase" in expected) is not ("train_tokenizer" in expected)
+    monkeypatch.undo()
+    assert digests() == before
 
 
 def resource_fields() -> list[tuple[tuple[str | int, ...], str, object]]:

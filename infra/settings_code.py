@@ -1,0 +1,74 @@
+"""What in configs/ computes: the properties, methods, functions and constants behind the settings that a step is given.
+
+Values of settings are in a step's key already, and validators only refuse. What is left can change content without changing a value:
+`ModelRecipe.rotary_dim`, the waypoints of a mixture. It counts by definition, so that a new setting re-runs nothing. Classes named
+...Resources are left out, like their values: no content depends on them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+Setting = tuple[str, str]
+"""Module of configs, name."""
+
+
+def settings_code(settings: Iterable[Setting]) -> dict[str, str]:
+    """Name -> code of every definition that computes: of the settings, of the classes that their fields hold, and of what those call."""
+    found: dict[str, str] = {}
+    waiting, seen = [(setting, True) for setting in settings], set()
+    while waiting:
+        (module, name), is_called = waiting.pop()
+        definition = definitions(module).get(name)
+        if ((module, name), is_called) in seen or definition is None or name.endswith("Resources"):
+            continue
+        seen.add(((module, name), is_called))
+        if isinstance(definition, ast.ClassDef):
+            computing = [part for part in definition.body if _computes(part)]
+            # Fields and bases lead to other classes; only methods call what they name.
+            waiting += [((module, other), False) for other in _names(definition)]
+        else:
+            computing = [definition] if is_called else []
+            waiting += [] if is_called else [((module, other), False) for other in _names(definition)]
+        if computing:
+            found[f"{module}.{name}"] = "\n".join(map(ast.dump, computing))
+            waiting += [((module, other), True) for part in computing for other in _names(part)]
+    return dict(sorted(found.items()))
+
+
+@cache
+def definitions(module: str) -> dict[str, ast.stmt]:
+    """Top-level definitions of a module by name."""
+    tree = ast.parse(ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
+    found: dict[str, ast.stmt] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found[node.name] = _as_it_runs(node)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found.update((name.id, node) for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+    return found
+
+
+def _as_it_runs(definition: ast.stmt) -> ast.stmt:
+    """Without docstrings, and without the types of functions."""
+    for node in ast.walk(definition):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            node.body = [part for part in node.body if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))]
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return definition
+
+
+def _computes(part: ast.stmt) -> bool:
+    return isinstance(part, ast.FunctionDef) and not any("model_validator" in _names(decorator) for decorator in part.decorator_list)
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
