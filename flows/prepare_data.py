@@ -119,6 +119,9 @@ def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     )  # fmt: skip
     stop_spark()
     return PreparedData(
-        ingested, extracted, clean, classifiers, ngram_model, scored, deduplicated, distinct, split, filtered, masked, problems,
-        solutions, variations, traces, decontaminated, chats, repositories, tokenizer, shards, validation, chat_shards, suite, contracts,
+        ingested=ingested, extracted=extracted, boilerplate_free=clean, classifiers=classifiers, ngram_model=ngram_model, scored=scored,
+        deduplicated=deduplicated, distinct=distinct, split=split, filtered=filtered, masked=masked, problems=problems,
+        solutions=solutions, variations=variations, traces=traces, decontaminated=decontaminated, chats=chats,
+        repositories=repositories, tokenizer=tokenizer, shards=shards, validation=validation, chat_shards=chat_shards, suite=suite,
+        contracts=contracts,
     )  # fmt: skip

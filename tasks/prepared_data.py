@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PreparedData:
     """What training, evaluation and the report need of the data."""
 

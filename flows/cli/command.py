@@ -36,10 +36,6 @@ SCALE = Annotated[str, typer.Argument(metavar="SCALE|FILE.yaml", help="micro, ti
 JSON = Annotated[bool, typer.Option("--json", help="end with one JSON line on standard output")]
 STORE = Annotated[str | None, typer.Option(metavar="URI", help="a directory or s3://bucket/prefix; by default $GLM46_HOME/store")]
 PLACE = "DIR|s3://BUCKET/PREFIX|hf://OWNER/NAME"
-STAGE_NAMES = (
-    "extract, boilerplate, score, deduplicate, semantic, filter, personal_data, synthesize (without --input), seed_variations, "
-    "decontaminate, tokenizer or shards"
-)
 
 
 def main() -> None:
@@ -145,7 +141,7 @@ def plan(scale: SCALE, as_json: JSON = False) -> None:
 
 @app.command()
 def stage(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=STAGE_NAMES)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="extract, deduplicate, filter, tokenizer, ...; another word lists them all")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="a new directory for documents and evidence, outside --input")],
     documents: Annotated[str | None, typer.Option("--input", metavar=PLACE, help="your documents, or an earlier stage's output")] = None,
     config: Annotated[

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from configs.schema import ReleaseRecipe, Scale
+from flows.running.computation import Computation
 from infra.home import Home
 from infra.registry.model_registry import CHAT_TAG, GGUF_TAG, RegisteredVersion, describe_aliases, model_name, open_registry, resolve_alias
 from infra.serving.model_server import SERVED_TYPE, ModelServer, running_model_server
-from infra.step import Artifact
+from infra.step import Artifact, Progress
 from infra.storage.store import Store
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
@@ -69,11 +70,11 @@ def _gguf_files(store: Store, version: RegisteredVersion, recipe: ReleaseRecipe)
     if GGUF_TAG in version.tags:
         return store.load(version.tag(GGUF_TAG), GgufFiles)
     checkpoint = store.load(version.key, TrainedCheckpoint)
-    identity = convert_to_gguf.identity(recipe, {"checkpoint": checkpoint})
-    gguf, _ = store.find_or_compute(
-        convert_to_gguf, identity, lambda output: convert_to_gguf(checkpoint=checkpoint, recipe=recipe, output=output),
-        lambda progress: print(f"converting version {version.version} to GGUF: {progress.message}", file=sys.stderr), print,
-    )  # fmt: skip
+
+    def report(part: str, progress: Progress) -> None:
+        print(f"converting version {version.version} to GGUF: {progress.message}", file=sys.stderr)
+
+    gguf, _ = Computation(convert_to_gguf, {"checkpoint": checkpoint}, recipe).find_or_run(store, report, print)
     return gguf
 
 

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from pydantic import BaseModel
 from configs.load import load_scale
 from configs.schema import DataRecipe, SparkResources
 from flows.cli.stage_output import UNFINISHED, StageOutcome, check_output, has_left_out, locked_output, write_output
-from flows.running.spark_progress import watched_jobs
-from flows.running.stage_log import StageLog, StageResult, key_figures
+from flows.running.computation import Computation
+from flows.running.stage_log import StageLog
 from infra.home import Home
 from infra.machine.spark import stop_spark
 from infra.step import Artifact, Digested, Progress, R, Step
@@ -65,20 +64,15 @@ class SingleStage:
 
     def compute(self, step: Step[R], recipe: BaseModel | None, with_spark: bool = True, **inputs: Digested | None) -> Artifact[R]:
         """A step's artifact: found in the store, or computed now."""
-        identity, started = step.identity(recipe, inputs), time.monotonic()
-        given = {**inputs, **({"recipe": recipe} if recipe is not None else {}), **({"resources": self.resources} if with_spark else {})}
-        with watched_jobs(lambda name, progress: self._report(f"{step.name}, {name}", progress)):
-            artifact, is_cached = self.store.find_or_compute(
-                step, identity, lambda output: step(**given, output=output), partial(self._report, step.name), self.log.say
-            )
-        why = "found in the store" if is_cached else "computed"
-        seconds = round(time.monotonic() - started, 2)
-        self.log.finish(StageResult(step.name, seconds, is_cached, why, artifact.digest, key_figures(artifact.record), artifact.key))
+        computation, started = Computation(step, inputs, recipe, self.resources if with_spark else None), time.monotonic()
+
+        def report(part: str, progress: Progress) -> None:
+            self.log.progress(f"{step.name}, {part}" if part else step.name, progress)
+
+        artifact, is_cached = computation.find_or_run(self.store, report, self.log.say)
+        computation.log(self.log, started, artifact, is_cached, "computed")
         self.artifacts[step.name] = artifact
         return artifact
-
-    def _report(self, name: str, progress: Progress) -> None:
-        self.log.progress(name, progress)
 
     def ingested(self) -> Artifact[IngestedDocuments]:
         return self.compute(ingest_documents, self.recipe.ingest, sources=self._listing())

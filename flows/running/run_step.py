@@ -1,4 +1,4 @@
-"""The one place where a step or an effect becomes a Prefect task of its name: key, store, lock, progress, retries, states.
+"""The one place where a step or an effect becomes a Prefect task of its name: progress, retries, states.
 
 Prefect's own caching and result persistence stay off: the manifest in the store is the only cache, and a hit shows as state Cached.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prefect import task
@@ -17,14 +15,12 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
-from configs.schema import SparkResources
+from flows.running.computation import Computation
 from flows.running.run import Run
-from flows.running.spark_progress import watched_jobs
-from flows.running.stage_log import StageLog, StageResult, key_figures
+from flows.running.stage_log import StageLog, StageResult
 from infra.jobs.launchers import JobLostError
 from infra.step import Artifact, Digested, LogMetrics, Progress, R, Step
 from infra.storage.rerun_reason import explain_and_remember
-from infra.storage.store import step_key
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -55,38 +51,24 @@ def run_step(
     **inputs: Digested | None,
 ) -> Artifact[R]:
     """The committed artifact of a step: found in the store, or computed now. `stage` names it where a step runs more than once."""
-    stage = stage or step.name
-    identity = step.identity(recipe, inputs, data_files)
-    key = step_key(identity)
-    reason = explain_and_remember(run.home, run.scale.scale, stage, identity)
-    given = {**inputs, **({"recipe": recipe} if recipe is not None else {}), **({"resources": resources} if resources is not None else {})}
+    computation = Computation(step, inputs, recipe, resources, data_files, stage)
+    name = computation.name
+    reason = explain_and_remember(run.home, run.scale.scale, name, computation.identity)
 
     def body() -> Any:
-        artifact = run.store.find(step, key)
-        if artifact is not None:
-            return Completed(name="Cached", message=f"committed under key {key}", data=artifact)
-        with run.store.locked(key, lambda message: run.log.say(f"{stage}: {message}")):
-            artifact = run.store.find(step, key)
-            if artifact is None:
-                report = _progress_reporter(run.log, stage)
-                with watched_jobs(report) if isinstance(resources, SparkResources) else nullcontext():
-                    artifact = run.store.compute(
-                        step, key, identity, lambda output: step(**given, output=output), partial(report, ""), log_metrics, time.monotonic
-                    )
+        artifact, is_cached = computation.find_or_run(run.store, _progress_reporter(run.log, name), run.log.say, log_metrics)
+        if is_cached:
+            return Completed(name="Cached", message=f"committed under key {artifact.key}", data=artifact)
         return Completed(message=f"computed: {reason}", data=artifact)
 
     started = time.monotonic()
     as_task = task(
-        name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False,
-        retries=JOB_RETRIES, retry_delay_seconds=JOB_RETRY_DELAY_SECONDS, retry_condition_fn=_lost_its_job(run.log, stage),
+        name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False,
+        retries=JOB_RETRIES, retry_delay_seconds=JOB_RETRY_DELAY_SECONDS, retry_condition_fn=_lost_its_job(run.log, name),
     )  # fmt: skip
     state = as_task(body)(return_state=True)
     artifact: Artifact[R] = state.result()  # pyright: ignore[reportAssignmentType]
-    cached = state.name == "Cached"
-    why = "found in the store" if cached else reason
-    run.log.finish(
-        StageResult(stage, round(time.monotonic() - started, 2), cached, why, artifact.digest, key_figures(artifact.record), key)
-    )
+    computation.log(run.log, started, artifact, state.name == "Cached", reason)
     return artifact
 
 

@@ -202,14 +202,18 @@ class Store(ABC):
         run: Callable[[Output], R],
         report: Callable[[Progress], None],
         say: Callable[[str], None],
+        log_metrics: LogMetrics = lambda rows: None,
     ) -> tuple[Artifact[R], bool]:
-        """A step's artifact and whether it was there already, without a flow; `say` gets a message while another process computes it."""
+        """A step's artifact and whether it was there already; `say` gets a message while another process computes it."""
         key = step_key(identity)
+        artifact = self.find(step, key)
+        if artifact is not None:
+            return artifact, True
         with self.locked(key, say):
             artifact = self.find(step, key)
             if artifact is not None:
                 return artifact, True
-            return self.compute(step, key, identity, run, report, lambda rows: None, time.monotonic), False
+            return self.compute(step, key, identity, run, report, log_metrics, time.monotonic), False
 
     def compute(
         self,

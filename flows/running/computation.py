@@ -1,0 +1,66 @@
+"""A step with what it is given: found in the store under its key, or run, with its progress and its line in the log. Knows no Prefect."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Generic
+
+from configs.schema import SparkResources
+from flows.running.spark_progress import watched_jobs
+from flows.running.stage_log import StageLog, StageResult, key_figures
+from infra.step import Artifact, Digested, LogMetrics, Output, Progress, R, Step
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from infra.storage.store import Store
+
+Report = Callable[[str, Progress], None]
+"""Takes the progress of a step, or of a part of it that the text names."""
+
+
+@dataclass(frozen=True)
+class Computation(Generic[R]):
+    """One call of a step."""
+
+    step: Step[R]
+    inputs: Mapping[str, Digested | None]
+    recipe: BaseModel | None = None
+    resources: BaseModel | None = None
+    data_files: tuple[str, ...] = ()
+    stage: str = ""
+    """Its name in logs, where the step runs more than once."""
+
+    @property
+    def name(self) -> str:
+        return self.stage or self.step.name
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The parts of the key."""
+        return self.step.identity(self.recipe, self.inputs, self.data_files)
+
+    def find_or_run(
+        self, store: Store, report: Report, say: Callable[[str], None], log_metrics: LogMetrics = lambda rows: None
+    ) -> tuple[Artifact[R], bool]:
+        """The artifact, and whether it was in the store already. Spark's jobs report their progress beside the step's own."""
+        settings = {"recipe": self.recipe, "resources": self.resources}
+        arguments = {**self.inputs, **{name: value for name, value in settings.items() if value is not None}}
+
+        def run(output: Output) -> R:
+            with watched_jobs(report) if isinstance(self.resources, SparkResources) else nullcontext():
+                return self.step(**arguments, output=output)
+
+        return store.find_or_compute(
+            self.step, self.identity, run, partial(report, ""), lambda message: say(f"{self.name}: {message}"), log_metrics
+        )
+
+    def log(self, log: StageLog, started: float, artifact: Artifact[R], is_cached: bool, reason: str) -> None:
+        """The line of the finished stage. started: by time.monotonic; reason: why it was computed."""
+        why = "found in the store" if is_cached else reason
+        seconds = round(time.monotonic() - started, 2)
+        log.finish(StageResult(self.name, seconds, is_cached, why, artifact.digest, key_figures(artifact.record), artifact.key))
