@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.cli.command import STAGE_NAMES
 from flows.cli.single_stage import STAGES, run_stage, this_machine
 from flows.cli.stage_output import StageOutcome
 from infra.home import Home
@@ -304,10 +303,6 @@ def test_the_running_spark_job_is_told(home, tmp_path, monkeypatch, capfd):
 def test_tasks_on_this_machine_do_not_grow_with_the_input():
     assert this_machine(0).shuffle_partitions == 2 * len(os.sched_getaffinity(0))
     assert this_machine(10 * 2**40).shuffle_partitions == 10 * 2**40 // (64 * 2**20)
-
-
-def test_the_help_names_every_stage():
-    assert [name.split()[0] for name in STAGE_NAMES.replace(" or ", ", ").split(", ")] == list(STAGES)
 
 
 def test_every_stage_is_a_section_of_the_data_recipe():
