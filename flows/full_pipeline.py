@@ -87,7 +87,7 @@ def full_pipeline(
     outcome = _outcome(run, assessed, released, report, time.monotonic() - started)
     show_outcome(run, phases, outcome)
     finish_pipeline(run, outcome, () if report is None else report.files)
-    if released is not None and not released.reasons:
+    if released is not None and released.promotion.record.accepted:
         promote_release(run, released)
     return outcome.model_copy(update={"stages": run.log.results})
 
@@ -96,7 +96,7 @@ def _outcome(
     run: Run, assessed: AssessedModel | None, released: ReleasedModel | None, report: PublishedReport | None, seconds: float
 ) -> RunOutcome:
     """What the run ends with, before an accepted release is promoted."""
-    accepted = released is not None and not released.reasons
+    accepted = released is not None and released.promotion.record.accepted
     return RunOutcome(
         promoted=accepted,
         model=model_name(run.scale.scale),

@@ -15,6 +15,7 @@ from infra.registry.model_registry import (
     ANCHOR_PREFIX,
     CHAMPION,
     GGUF_TAG,
+    PROMOTION_DECISION_TAG,
     PROMOTION_TAG,
     Done,
     RegisteredVersion,
@@ -31,7 +32,8 @@ from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.prepared_data import PreparedData
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
-from tasks.release.decide_release import decide_release
+from tasks.release.decide_promotion import decide_promotion
+from tasks.release.decide_quantization import decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
 from tasks.release.smoke_test import SmokeReport, smoke_test
@@ -64,16 +66,19 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
 
     gguf = run_step(run, convert_to_gguf, checkpoint=checkpoint, recipe=recipe)
     gguf_evaluation = run_step(run, evaluate_gguf, gguf=gguf, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=serving)
-    release_decision = run_step(run, decide_release, stage="gate release", gguf_evaluation=gguf_evaluation, recipe=recipe)
+    quantization_decision = run_step(run, decide_quantization, stage="gate quantization", gguf_evaluation=gguf_evaluation, recipe=recipe)
     reference = run_step(run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe)
 
     reigning = run_effect(run, "look up champion", lambda: look_up_rivals(client, name), describe=_describe_rivals)
     decision = judge_against_rivals(run, prepared, assessed, reigning)
     smoke = run_effect(run, "deploy and smoke-test", lambda: deploy_and_test(run, gguf, reference), describe=_describe_smoke)
-    reasons = refusals(decision, release_decision, smoke)
+    promotion = run_step(
+        run, decide_promotion, stage="gate promotion", comparison=decision, quantization=quantization_decision, smoke=smoke
+    )
 
     tags = {
         PROMOTION_TAG: decision.key,
+        PROMOTION_DECISION_TAG: promotion.key,
         GGUF_TAG: gguf.key,
         "glm46.smoke_test": "passed" if smoke.passed else "failed",
     }
@@ -83,7 +88,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         describe=lambda result: f"version {result[0]} {result[1]}",
     )  # fmt: skip
     anchored = () if reigning.is_champion(checkpoint) else decision.record.anchored
-    return ReleasedModel(version, reasons, anchored, gguf_evaluation, release_decision, decision)
+    return ReleasedModel(version, anchored, gguf_evaluation, quantization_decision, decision, promotion)
 
 
 def look_up_rivals(client: MlflowClient, name: str) -> Rivals:
@@ -130,11 +135,6 @@ def deploy_and_test(run: Run, gguf: Artifact[GgufFiles], reference: Artifact[Ref
     path = gguf.path(gguf.record.file_names[SERVED_TYPE])
     with running_model_server(path, run.scale.serving.resources, run.home.run_dir / "model-server.log") as server:
         return smoke_test(server_url=server.url, reference=reference)
-
-
-def refusals(decision: Artifact[GateDecision], release_decision: Artifact[GateDecision], smoke: SmokeReport) -> tuple[str, ...]:
-    """Why the candidate may not become champion."""
-    return (*decision.record.refusals, *release_decision.record.refusals, *(f"smoke test: {reason}" for reason in smoke.reasons))
 
 
 def _describe_rivals(rivals: Rivals) -> str:

@@ -12,6 +12,7 @@ from infra.storage.store import Store
 from tasks.data.packing.pack_phase import PackedPhase
 from tasks.evaluation.decide_gate import GateDecision
 from tasks.evaluation.evaluate_checkpoint import Evaluation
+from tasks.release.decide_promotion import PromotionDecision
 from tasks.release.evaluate_gguf import GgufEvaluation
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
@@ -51,14 +52,19 @@ class AssessedModel:
 
 @dataclass(frozen=True)
 class ReleasedModel:
-    """A registered version with the verdicts on it; `reasons` is empty unless a gate or the smoke test refused."""
+    """A registered version with the decisions on it."""
 
     version: str
-    reasons: tuple[str, ...]
     anchored: tuple[str, ...]
     """Figures whose anchor the version becomes when it is promoted."""
     gguf_evaluation: Artifact[GgufEvaluation]
-    release_decision: Artifact[GateDecision]
+    quantization_decision: Artifact[GateDecision]
     """On the quantized files."""
     decision: Artifact[GateDecision]
     """On the comparison with champion and anchors."""
+    promotion: Artifact[PromotionDecision]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is not promoted; empty where it is accepted."""
+        return self.promotion.record.refusals

@@ -25,7 +25,7 @@ def report_run(run: Run, prepared: PreparedData, phases: ReportedPhases, release
     report = run_step(
         run, write_report, data=prepared, phases=phases,
         gguf_evaluation=None if released is None else released.gguf_evaluation,
-        release_decision=None if released is None else released.release_decision,
+        quantization_decision=None if released is None else released.quantization_decision,
         decision=None if released is None else released.decision,
     )  # fmt: skip
     path = run_effect(run, "publish report", lambda: publish_report(report, run.home.root / "reports" / f"{run.scale.scale}.html"))

@@ -12,7 +12,7 @@ import urllib.request
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from infra.step import Artifact, Record
+from infra.step import Artifact, Record, digest_of
 from tasks.release.generate_reference import MIN_COMPARED_TOKENS, ReferenceAnswer
 from tasks.release.token_bytes import ends_inside_character
 
@@ -35,6 +35,11 @@ class SmokeReport(Record):
     num_prompts: int
     num_compared_tokens: int
     """Generated tokens held equal or found different; those after a margin too small to decide are left out."""
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the fields, by which a decision on the report is identified."""
+        return digest_of(self.model_dump(mode="json"))
 
 
 def smoke_test(*, server_url: str, reference: Artifact[Reference]) -> SmokeReport:

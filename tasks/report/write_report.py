@@ -42,15 +42,15 @@ def write_report(
     data: PreparedData,
     phases: ReportedPhases,
     gguf_evaluation: Artifact[GgufEvaluation] | None,
-    release_decision: Artifact[GateDecision] | None,
+    quantization_decision: Artifact[GateDecision] | None,
     decision: Artifact[GateDecision] | None,
     output: Output,
 ) -> Report:
     """`decision` is that against the champion; the last three are None where the run ended before the release. The smoke test is an effect
     and not in here: its result is a tag of the version."""
-    verdicts = named_verdicts(phases, release_decision, decision)
+    verdicts = named_verdicts(phases, quantization_decision, decision)
     accepted = all(verdict.accepted for _, verdict in verdicts)
-    released = [artifact for artifact in (gguf_evaluation, release_decision, decision) if artifact is not None]
+    released = [artifact for artifact in (gguf_evaluation, quantization_decision, decision) if artifact is not None]
     stages = named_stages(data, phases, released)
     sections = [
         Section("Verdicts", verdict_section(phases, verdicts, decision)),

@@ -18,7 +18,7 @@ from tasks.evaluation.comparisons import FIGURES, bits_difference
 from tasks.evaluation.decide_gate import Anchors, decide_gate
 from tasks.evaluation.expert_use import ExpertUse, write_expert_use
 from tasks.evaluation.items import suite_digest, write_items
-from tasks.release.decide_release import decide_release
+from tasks.release.decide_quantization import decide_quantization
 from tests.support.evaluation_fakes import commit
 from tests.support.gate_items import BALANCED, GATE, MARGINS, NUM_ITEMS, WORSE, answers_of, document, items_of, mixed, problem
 
@@ -389,7 +389,7 @@ def decide_files(store):
             gguf_types=("F32", "Q8_0"), smoke_prompts=("a",), smoke_prompt_tokens=1, smoke_new_tokens=1, smoke_min_margin=0.01,
             max_quantization_bits_per_byte=0.02, num_quantization_documents=1, max_quantization_document_tokens=1,
         )  # fmt: skip
-        return commit(store, decide_release, gguf_evaluation=commit(store, evaluate_gguf, repr(bits)), recipe=recipe).record
+        return commit(store, decide_quantization, gguf_evaluation=commit(store, evaluate_gguf, repr(bits)), recipe=recipe).record
 
     return run
 

@@ -55,7 +55,7 @@ def test_closures_hold_what_decides_results_and_nothing_of_infra_or_configs():
 
 MODEL_STEPS = {
     "train_phase", "import_checkpoint", "select_evaluation_items", "evaluate_checkpoint", "decide_gate", "convert_to_gguf", "evaluate_gguf",
-    "decide_release", "generate_reference", "write_report",
+    "decide_quantization", "generate_reference", "write_report",
 }  # fmt: skip
 COMPUTED_SETTINGS = {
     "rotary_dim": MODEL_STEPS,

@@ -26,7 +26,7 @@ from model.formats.gguf_checkpoint import write_gguf
 from tasks.evaluation.engine import document_token_ids
 from tasks.evaluation.suite import read_suite
 from tasks.release.convert_to_gguf import convert_to_gguf
-from tasks.release.decide_release import decide_release
+from tasks.release.decide_quantization import decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import MIN_COMPARED_TOKENS, ReferenceAnswer, generate_reference
 from tasks.release.served_scoring import ServedScorer
@@ -104,7 +104,7 @@ def test_gguf_evaluation_equals_our_engine_on_the_same_tokens(store, gguf, suite
     assert evaluation.record.num_tokens == sum(len(row) - 1 for row in ids)
     assert evaluation.record.num_bytes == sum(len(token_bytes(toy_tokenizer(), token_id)) for row in ids for token_id in row[1:])
 
-    decision = commit(store, decide_release, gguf_evaluation=evaluation, recipe=RECIPE)
+    decision = commit(store, decide_quantization, gguf_evaluation=evaluation, recipe=RECIPE)
     assert decision.record.accepted, decision.record.refusals
 
 

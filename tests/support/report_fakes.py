@@ -39,7 +39,7 @@ from tasks.evaluation.decide_gate import decide_gate
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.prepared_data import PreparedData
 from tasks.release.convert_to_gguf import convert_to_gguf
-from tasks.release.decide_release import decide_release
+from tasks.release.decide_quantization import decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.report.report_inputs import ReportedPhase, ReportedPhases
 from tasks.report.write_report import Report, write_report
@@ -302,12 +302,12 @@ def write_toy_report(store: Store, data: PreparedData, phases: ReportedPhases) -
     last = phases.last
     gguf = commit(store, convert_to_gguf, checkpoint=last.checkpoint, recipe=RELEASE)
     scored = commit(store, evaluate_gguf, gguf=gguf, checkpoint=last.checkpoint, suite=data.suite, recipe=RELEASE, resources=SERVING)
-    released = commit(store, decide_release, gguf_evaluation=scored, recipe=RELEASE)
+    released = commit(store, decide_quantization, gguf_evaluation=scored, recipe=RELEASE)
     return commit(
-        store, write_report, data=data, phases=phases, gguf_evaluation=scored, release_decision=released, decision=last.decision
+        store, write_report, data=data, phases=phases, gguf_evaluation=scored, quantization_decision=released, decision=last.decision
     )  # fmt: skip
 
 
 def write_unreleased_report(store: Store, data: PreparedData, phases: ReportedPhases) -> Artifact[Report]:
     """Of a run that ended before the release."""
-    return commit(store, write_report, data=data, phases=phases, gguf_evaluation=None, release_decision=None, decision=None)
+    return commit(store, write_report, data=data, phases=phases, gguf_evaluation=None, quantization_decision=None, decision=None)

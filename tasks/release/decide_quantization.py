@@ -18,7 +18,7 @@ REFERENCE_TYPE = "F32"
 
 
 @step(content=("decision.json",))
-def decide_release(*, gguf_evaluation: Artifact[GgufEvaluation], recipe: ReleaseRecipe, output: Output) -> GateDecision:
+def decide_quantization(*, gguf_evaluation: Artifact[GgufEvaluation], recipe: ReleaseRecipe, output: Output) -> GateDecision:
     """A refusal is a result. Raises ValueError where no F32 file was measured."""
     measured = gguf_evaluation.record.bits_per_byte
     if REFERENCE_TYPE not in measured:

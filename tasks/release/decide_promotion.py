@@ -1,0 +1,42 @@
+"""Accept or refuse a release for the alias `champion`: both gates must have accepted it, and the served model must be the trained one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from infra.step import Artifact, Output, Record, step
+
+if TYPE_CHECKING:
+    from tasks.evaluation.decide_gate import GateDecision
+    from tasks.release.smoke_test import SmokeReport
+
+
+class PromotionDecision(Record):
+    """The decision on a release; also decision.json."""
+
+    accepted: bool
+    refusals: tuple[str, ...]
+    """Why it was refused, one sentence per bound or difference; empty when accepted."""
+    comparison_digest: str
+    """Digest of the decision against champion and anchors."""
+    quantization_digest: str
+    """Digest of the decision on the quantized files."""
+    smoke_digest: str
+    """Digest of the smoke test's report."""
+
+
+@step(content=("decision.json",))
+def decide_promotion(
+    *, comparison: Artifact[GateDecision], quantization: Artifact[GateDecision], smoke: SmokeReport, output: Output
+) -> PromotionDecision:
+    """A refusal is a result."""
+    refusals = (*comparison.record.refusals, *quantization.record.refusals, *(f"smoke test: {reason}" for reason in smoke.reasons))
+    accepted = comparison.record.accepted and quantization.record.accepted and smoke.passed
+    assert accepted is not bool(refusals), (accepted, refusals)
+    decision = PromotionDecision(
+        accepted=accepted, refusals=refusals, comparison_digest=comparison.digest, quantization_digest=quantization.digest,
+        smoke_digest=smoke.digest,
+    )  # fmt: skip
+    output.path("decision.json").write_text(json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n")
+    return decision
