@@ -1,4 +1,4 @@
-"""Reads a scale's YAML into the frozen tree of configs/schema.py; every mistake is one ValueError that names file, key and fix."""
+"""Reads a scale's YAML into the frozen tree of configs/schema/; every mistake is one ValueError that names file, key and fix."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from infra.settings_code import settings_code
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLLOWED = ("tasks", "model", "data_contracts")
-CONFIGURED = ("configs.schema", "configs.strict_yaml")
-"""Modules of configs/ whose code may decide content; configs.machine says where compiled code is kept."""
+CONFIGURED = ("configs.schema.", "configs.strict_yaml.")
+"""Beginnings of the names of modules of configs/ whose code may decide content; configs.machine says where compiled code is kept."""
 
 
 def code_digest(roots: tuple[str, ...], data_files: tuple[str, ...] = ()) -> str:
@@ -73,7 +73,7 @@ def _module_digest(module: str) -> str:
 def settings(module: str) -> tuple[tuple[str, str], ...]:
     """(module of configs, name) of every definition that a module imports from there, also for its annotations."""
     tree = ast.parse(module_path(module).read_text(encoding="utf-8"))
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in CONFIGURED]
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(CONFIGURED)]
     return tuple((str(node.module), alias.name) for node in found for alias in node.names)
 
 

@@ -1,8 +1,8 @@
 """What in configs/ computes: the properties, methods, functions and constants behind the settings that a step is given.
 
 Values of settings are in a step's key already, and validators only refuse. What is left can change content without changing a value:
-`ModelRecipe.rotary_dim`, the waypoints of a mixture. It counts by definition, so that a new setting re-runs nothing. Classes named
-...Resources are left out, like their values: no content depends on them.
+`ModelRecipe.rotary_dim`, the waypoints of a mixture. It counts by definition, under the name of the module that defines it, so that a new
+setting re-runs nothing. Classes named ...Resources are left out, like their values: no content depends on them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ def settings_code(settings: Iterable[Setting]) -> dict[str, str]:
         if ((module, name), is_called) in seen or definition is None or name.endswith("Resources"):
             continue
         seen.add(((module, name), is_called))
+        if isinstance(definition, tuple):
+            waiting.append((definition, is_called))
+            continue
         if isinstance(definition, ast.ClassDef):
             computing = [part for part in definition.body if _computes(part)]
             # Fields and bases lead to other classes; only methods call what they name.
@@ -41,12 +44,15 @@ def settings_code(settings: Iterable[Setting]) -> dict[str, str]:
 
 
 @cache
-def definitions(module: str) -> dict[str, ast.stmt]:
-    """Top-level definitions of a module by name."""
-    tree = ast.parse(ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
-    found: dict[str, ast.stmt] = {}
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+def definitions(module: str) -> dict[str, ast.stmt | Setting]:
+    """Top-level definitions of a module by name; of a name that it imports from another module of configs, the place there."""
+    path = ROOT.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    found: dict[str, ast.stmt | Setting] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("configs."):
+            found.update((alias.asname or alias.name, (str(node.module), alias.name)) for alias in node.names)
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
             found[node.name] = _as_it_runs(node)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 
 import pytest
 
@@ -78,17 +79,20 @@ def changed_steps(before: dict[str, str]) -> set[str]:
 
 
 def test_a_change_to_a_computed_setting_re_runs_exactly_the_steps_that_are_given_it(tmp_path, monkeypatch):
-    before, text = digests(), (ROOT / "configs" / "schema.py").read_text()
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "strict_yaml.py").write_text((ROOT / "configs" / "strict_yaml.py").read_text())
+    before, schema, found = digests(), tmp_path / "configs" / "schema", {}
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
     monkeypatch.setattr(settings_code, "ROOT", tmp_path)
-    found = {}
-    for name, body in re.findall(r"@property\n    def (\w+)\(self\)[\s\S]*?\n        (return .*)", text):
-        (tmp_path / "configs" / "schema.py").write_text(text.replace(body, f"assert self\n        {body}"))
-        found[name] = changed_steps(before)
+    texts = {path: path.read_text() for path in sorted(schema.glob("*.py"))}
+    for path, text in texts.items():
+        for name, body in re.findall(r"@property\n    def (\w+)\(self\)[\s\S]*?\n        (return .*)", text):
+            path.write_text(text.replace(body, f"assert self\n        {body}"))
+            found[name] = changed_steps(before)
+        path.write_text(text)
     assert {name: steps for name, steps in found.items() if steps} == COMPUTED_SETTINGS
-    assert len(found) == text.count("@property")
-    (tmp_path / "configs" / "schema.py").write_text(text.replace("class ModelRecipe(Frozen):", "class ModelRecipe(Frozen):\n    new: int"))
+    assert len(found) == sum(text.count("@property") for text in texts.values())
+    new_setting = texts[schema / "model.py"].replace("class ModelRecipe(Frozen):", "class ModelRecipe(Frozen):\n    new: int")
+    assert new_setting != texts[schema / "model.py"]
+    (schema / "model.py").write_text(new_setting)
     assert not changed_steps(before), "a new setting re-runs the steps that are given it by its value"
     monkeypatch.undo()
     assert digests() == before

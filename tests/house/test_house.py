@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 
 PACKAGES = ("configs", "data_contracts", "infra", "model", "tasks", "flows")
 ROOMS = """
-configs data_contracts
+configs.schema configs data_contracts
 infra infra.servers infra.storage infra.machine infra.jobs infra.registry infra.serving
 model.text model.kernels model.architecture model.optimizer model.generation model.formats model
 tasks.data.records tasks.data.text tasks.data.readers tasks.data.sources tasks.data.extraction tasks.data.embedding tasks.data.scoring
@@ -56,7 +56,7 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-NAMES = {name_of(path): path for path in MODULES if path.name != "__init__.py"}
+NAMES = {name_of(path): path for path in MODULES if path.name != "__init__.py" or path.read_text(encoding="utf-8")}
 
 
 def room_of(module: str) -> str:
@@ -78,6 +78,12 @@ def test_no_module_imports_itself_through_others():
     while free := {module for module, needed in waiting.items() if not needed & set(waiting)}:
         waiting = {module: needed for module, needed in waiting.items() if module not in free}
     assert not waiting, "in circles, or above one"
+
+
+def test_of_the_rest_of_configs_only_load_knows_the_settings():
+    """Kernels and readers of YAML need the others: a new setting is no change to them."""
+    beside = [module for module in NAMES if room_of(module) == "configs" and module != "configs.schema"]
+    assert [module for module in beside if any(name.startswith("configs.schema") for name in imports(NAMES[module]))] == ["configs.load"]
 
 
 def test_no_folder_is_too_full_to_look_through():

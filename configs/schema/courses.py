@@ -1,0 +1,62 @@
+"""Courses: schedules that consecutive phases share, and the names of phases."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from configs.schema.base import Frozen
+
+PHASE_TEMPLATES = (
+    "pretrain_general", "pretrain_code_reasoning", "mid_repo_code", "mid_reasoning", "mid_long_context", "mid_domain",
+    "sft", "reward_model", "rl_cold_start", "rl_rejection_sampling", "rl_reasoning", "rl_agentic", "rl_alignment",
+)  # fmt: skip
+PhaseName = Annotated[str, Field(pattern=rf"^({'|'.join(PHASE_TEMPLATES)})(_[a-z0-9]+)*$")]
+"""A phase of the recipe; a repeated or specialised one adds a suffix: mid_reasoning_2, mid_domain_medical."""
+
+
+class Waypoint(Frozen):
+    """A step of a piecewise-constant schedule: `value` holds until this share of the course's tokens has been seen."""
+
+    until_share: float = Field(gt=0, le=1)
+    value: float = Field(ge=0)
+
+
+class CourseRecipe(Frozen):
+    """Schedules over the token axis that consecutive phases share; their places are shares of the course's tokens."""
+
+    name: str
+    phases: tuple[PhaseName, ...] = Field(min_length=1)
+    peak_learning_rate: float = Field(gt=0)
+    """Report: 2.5e-4, for Muon with update RMS 0.2."""
+    final_learning_rate: float = Field(ge=0)
+    """Report: 2.5e-5 at the end of mid-training, by cosine."""
+    warmup_share: float = Field(ge=0, le=1)
+    """Linear from 0; the report does not give the length."""
+    start_batch_tokens: int = Field(gt=0)
+    peak_batch_tokens: int = Field(gt=0)
+    batch_rampup_share: float = Field(ge=0, le=1)
+    """Share over which the batch grows linearly from start to peak (report: 16M -> 64M over the first 500B of 23.1T)."""
+    router_bias_rate: tuple[Waypoint, ...] = Field(min_length=1)
+    """Loss-free balancing update (report: 0.001 for 15T tokens, then 0)."""
+    mtp_loss_weight: tuple[Waypoint, ...] = Field(min_length=1)
+    """Report: 0.3 for 15T tokens, then 0.1."""
+    balance_loss_weight: float = Field(ge=0)
+    """Sequence-level balance loss (report: 1e-4)."""
+
+    @model_validator(mode="after")
+    def _batch_grows(self) -> Self:
+        if self.peak_batch_tokens < self.start_batch_tokens:
+            raise ValueError(
+                f"course {self.name}: peak_batch_tokens ({self.peak_batch_tokens}) is below start_batch_tokens ({self.start_batch_tokens})"
+            )
+        for name in ("router_bias_rate", "mtp_loss_weight"):
+            shares = [waypoint.until_share for waypoint in getattr(self, name)]
+            if shares != sorted(set(shares)) or shares[-1] != 1.0:
+                raise ValueError(f"course {self.name}: {name} has until_share {shares}: let them rise and end at 1.0")
+        return self
+
+
+class CourseSection(Frozen):
+    recipe: CourseRecipe

@@ -1,0 +1,42 @@
+"""What is released, and how it is checked."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from configs.schema.base import Frozen
+
+SERVED_GGUF_TYPE = "F32"
+"""llama.cpp quantizes activations too: only the F32 file's greedy answers can be held to our own."""
+Q8_0_BLOCK = 32
+"""Elements that share a scale: rows of every quantized tensor hold whole blocks."""
+
+
+class ReleaseRecipe(Frozen):
+    gguf_types: tuple[Literal["F32", "Q8_0"], ...] = Field(min_length=1)
+    smoke_prompts: tuple[str, ...] = Field(min_length=1)
+    """Prompts whose greedy continuations by the served model must equal our own generation; the beginnings of held-out documents follow
+    them until 500 tokens are compared."""
+    smoke_prompt_tokens: int = Field(gt=0)
+    """Leading tokens of a document that are such a prompt."""
+    smoke_new_tokens: int = Field(gt=0)
+    """Tokens that a prompt is continued by, at most."""
+    smoke_min_margin: float = Field(ge=0)
+    """Top-2 logit margin below which a prompt's comparison ends: there rounding decides the token."""
+    max_quantization_bits_per_byte: float = Field(ge=0)
+    """Bits per byte that a quantized file may lose against the F32 one, measured by llama.cpp on validation text."""
+    num_quantization_documents: int = Field(gt=0)
+    max_quantization_document_tokens: int = Field(gt=0)
+    """Leading tokens scored of each such document; llama.cpp takes one request per token."""
+
+    @model_validator(mode="after")
+    def _has_the_served_type(self) -> Self:
+        if SERVED_GGUF_TYPE not in self.gguf_types:
+            raise ValueError(f"gguf_types is {list(self.gguf_types)}: add {SERVED_GGUF_TYPE}, which is served and the others are held to")
+        return self
+
+
+class ReleaseSection(Frozen):
+    recipe: ReleaseRecipe
