@@ -50,6 +50,16 @@ def test_a_picture_needs_nothing_else(name):
     assert not re.search(r"href|<script|<image|url\((?!#)", text)
 
 
+def test_the_glossary_has_one_line_per_word_and_names_classes_where_they_are():
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^\| ([^|`]+) \|", text.split("## ")[0], re.M)
+    assert len(words) == len(set(words))
+    assert {"shard", "piece", "stage", "record"} <= set(words)
+    classes = re.findall(r"^\| `(\w+)` \(([\w/]+\.py)\)", text, re.M)
+    assert classes
+    assert not [name for name, path in classes if not re.search(rf"^class {name}\b", (ROOT / path).read_text(encoding="utf-8"), re.M)]
+
+
 def test_every_file_on_the_walk_of_a_record_is_in_its_room():
     from docs.draw_docs import WALK
 
