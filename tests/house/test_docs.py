@@ -12,7 +12,7 @@ from tasks.training.plan import launch_rules
 from tasks.training.plan.plan_training import plan_training
 from tests.conftest import ROOT
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
