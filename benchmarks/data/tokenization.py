@@ -1,10 +1,9 @@
 """Tokens per second from JSONL.gz files to token shards, beside datatrove's DocumentTokenizer with the same tokenizer and 2 workers.
 
-    python -m benchmarks.tokenize [--input DIR] [--write]
+    python -m benchmarks.data.tokenization [--input DIR] [--write]
 
 DIR holds *.jsonl.gz files with `id` and `text`; without one, texts of the shared data are taken. Both sides read the files, tokenize and
-write shards; our Spark session and datatrove's imports are up before the clock starts. (A folder without __init__.py: a file of this name
-would hide Python's own `tokenize` from the peers' scripts beside it.)
+write shards; our Spark session and datatrove's imports are up before the clock starts.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tasks.training.plan import launch_rules
 from tasks.training.plan.plan_training import plan_training
 from tests.conftest import ROOT
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -36,18 +36,35 @@ def test_every_command_file_and_scale_that_a_page_names_exists(path):
         assert (ROOT / name).is_file(), name
 
 
-def test_pictures_of_the_course_and_of_packing_are_drawn_from_what_is_configured():
+def test_pictures_are_what_draw_docs_would_draw():
     from docs.draw_docs import pictures
 
     for name, text in pictures().items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, f"run python -m docs.draw_docs: {name} differs"
 
 
-@pytest.mark.parametrize("name", ["pipeline.svg", "course.svg", "packing.svg"])
+@pytest.mark.parametrize("name", ["pipeline.svg", "course.svg", "packing.svg", "walk.svg"])
 def test_a_picture_needs_nothing_else(name):
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     ElementTree.fromstring(text)
     assert not re.search(r"href|<script|<image|url\((?!#)", text)
+
+
+def test_the_glossary_has_one_line_per_word_and_names_classes_where_they_are():
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^\| ([^|`]+) \|", text.split("## ")[0], re.M)
+    assert len(words) == len(set(words))
+    assert {"shard", "piece", "stage", "record"} <= set(words)
+    classes = re.findall(r"^\| `(\w+)` \(([\w/]+\.py)\)", text, re.M)
+    assert classes
+    assert not [name for name, path in classes if not re.search(rf"^class {name}\b", (ROOT / path).read_text(encoding="utf-8"), re.M)]
+
+
+def test_every_file_on_the_walk_of_a_record_is_in_its_room():
+    from docs.draw_docs import WALK
+
+    walked = [f"{stop.room}/{file}" for stop in WALK for file in stop.files]
+    assert not [path for path in walked if not (ROOT / path).is_file()]
 
 
 def test_what_runs_today_is_what_the_launch_rules_let_through():

@@ -253,3 +253,14 @@ def test_every_command_and_target_that_the_readme_names_exists():
     assert set(re.findall(r"(?:^|[ `/])glm46 ([a-z]+)", readme, re.M)) <= commands | {"is", "does", "implements"}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert set(re.findall(r"make ([a-z-]+)", readme)) <= targets
+
+
+def test_the_readme_is_short_and_its_tree_is_that_of_the_rooms():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 130
+    assert not [line for line in readme.splitlines() if len(line) > 100]
+    rooms, parent = set(), ""
+    for indent, names in re.findall(r"^ {4}( *)([a-z_/]+/(?: [a-z_/]+/)*)  ", readme.split("## The tree")[1].split("## ")[0], re.M):
+        parent = parent if indent else names.split()[0]
+        rooms.update((parent if indent else "") + name for name in names.split())
+    assert rooms == {f"{room.replace('.', '/')}/" for room in [*ROOMS, "docs", "tests", "benchmarks"]}
