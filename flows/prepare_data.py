@@ -1,19 +1,17 @@
-"""Data: documents from the sources, cleaned in named steps, contracted at every hand-over, to token shards and an evaluation suite.
-
-One function of more than sixty lines: it is the list of stages in their order, a call each, and reads as that.
-"""
+"""Data: documents from the sources, cleaned in named steps, contracted at every hand-over, to token shards and an evaluation suite."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from prefect import flow
+from pydantic import BaseModel
 
 from flows.check_contract import check_contract
 from flows.running.run import Run
 from flows.running.run_step import run_step
 from infra.machine.spark import stop_spark
-from infra.step import Artifact, R
+from infra.step import Artifact, R, Step
 from tasks.data.chats.collect_chats import collect_chats
 from tasks.data.decontamination.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplication.deduplicate_documents import deduplicate_documents
@@ -42,86 +40,101 @@ from tasks.data.validate_contract import ContractResult
 from tasks.evaluation.select_evaluation_items import select_evaluation_items
 from tasks.prepared_data import PreparedData
 
+Artifacts = dict[str, Any]
+"""Artifacts by their names in PreparedData; None where a step is left out."""
+
+
+class DataStages:
+    """Steps of one run, each with the contract of what it hands over."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.recipe, self.spark = run, run.scale.data.recipe, run.scale.data.resources
+        self.contracts: dict[str, tuple[Artifact[Any], Artifact[ContractResult]]] = {}
+
+    def on_spark(self, step: Step[R], contract: str, recipe: BaseModel | None, **inputs: Any) -> Artifact[R]:
+        return self._contracted(run_step(self.run, step, recipe=recipe, resources=self.spark, **inputs), contract)
+
+    def on_driver(
+        self, step: Step[R], contract: str, recipe: BaseModel | None, resources: BaseModel | None = None, **inputs: Any
+    ) -> Artifact[R]:
+        return self._contracted(run_step(self.run, step, recipe=recipe, resources=resources, **inputs), contract)
+
+    def _contracted(self, artifact: Artifact[R], name: str) -> Artifact[R]:
+        self.contracts[name] = (artifact, check_contract(self.run, artifact, name))
+        return artifact
+
 
 @flow(name="prepare_data", flow_run_name="raw documents to token shards", validate_parameters=False)
 def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
     """Prepare the data of a scale; Spark is stopped at the end."""
-    recipe, spark = run.scale.data.recipe, run.scale.data.resources
-    contracts: dict[str, tuple[Artifact[Any], Artifact[ContractResult]]] = {}
+    stages = DataStages(run)
+    documents = clean_documents(stages, sources)
+    documents |= decontaminate(stages, documents)
+    conversations = make_conversations(stages, sources, documents)
+    tokens = make_shards(stages, sources, documents | conversations)
+    stop_spark()
+    return PreparedData(**documents, **conversations, **tokens, contracts=stages.contracts)
 
-    def contracted(artifact: Artifact[R], name: str) -> Artifact[R]:
-        contracts[name] = (artifact, check_contract(run, artifact, name))
-        return artifact
 
-    ingested = contracted(run_step(run, ingest_documents, sources=sources, recipe=recipe.ingest, resources=spark), "ingested")
-    extracted = contracted(run_step(run, extract_documents, records=ingested, recipe=recipe.extract, resources=spark), "extracted")
-    clean = contracted(
-        run_step(run, remove_boilerplate, documents=extracted, recipe=recipe.boilerplate, resources=spark), "boilerplate_free"
-    )
+def clean_documents(stages: DataStages, sources: SourceListing) -> Artifacts:
+    """From the sources to documents worth training on, without personal data."""
+    run, recipe, spark = stages.run, stages.recipe, stages.spark
+    ingested = stages.on_spark(ingest_documents, "ingested", recipe.ingest, sources=sources)
+    extracted = stages.on_spark(extract_documents, "extracted", recipe.extract, records=ingested)
+    clean = stages.on_spark(remove_boilerplate, "boilerplate_free", recipe.boilerplate, documents=extracted)
     classifiers = run_step(run, train_classifiers, sources=sources, recipe=recipe.classifiers)
     ngram_model = run_step(run, train_ngram_model, sources=sources, documents=clean, recipe=recipe.ngram_training, resources=spark)
-    scored = contracted(
-        run_step(
-            run, score_documents, documents=clean, classifiers=classifiers, ngram_model=ngram_model, recipe=recipe.language,
-            resources=spark,
-        ),
-        "scored",
-    )  # fmt: skip
+    scored = stages.on_spark(score_documents, "scored", recipe.language, documents=clean, classifiers=classifiers, ngram_model=ngram_model)
     earlier = list_earlier_documents(recipe.deduplicate.previous)
-    deduplicated = contracted(
-        run_step(run, deduplicate_documents, documents=scored, previous=earlier, recipe=recipe.deduplicate, resources=spark), "deduplicated"
-    )
-    distinct = contracted(
-        run_step(run, remove_semantic_duplicates, documents=deduplicated, recipe=recipe.semantic, resources=spark), "distinct"
-    )
-    split = contracted(run_step(run, split_documents, documents=distinct, recipe=recipe.split, resources=spark), "split")
-    filtered = contracted(run_step(run, filter_documents, documents=split, recipe=recipe.filter, resources=spark), "filtered")
-    masked = contracted(run_step(run, mask_personal_data, documents=filtered, recipe=recipe.personal_data, resources=spark), "masked")
-    problems = contracted(run_step(run, synthesize_problems, recipe=recipe.synthesize), "problems")
-    decontaminated = contracted(
-        run_step(
-            run, decontaminate_documents, documents=masked, synthetic=problems, ingested=ingested,
-            recipe=recipe.decontaminate, resources=spark,
-        ),
-        "decontaminated",
+    deduplicated = stages.on_spark(deduplicate_documents, "deduplicated", recipe.deduplicate, documents=scored, previous=earlier)
+    distinct = stages.on_spark(remove_semantic_duplicates, "distinct", recipe.semantic, documents=deduplicated)
+    split = stages.on_spark(split_documents, "split", recipe.split, documents=distinct)
+    filtered = stages.on_spark(filter_documents, "filtered", recipe.filter, documents=split)
+    masked = stages.on_spark(mask_personal_data, "masked", recipe.personal_data, documents=filtered)
+    return {
+        "ingested": ingested, "extracted": extracted, "boilerplate_free": clean, "classifiers": classifiers,
+        "ngram_model": ngram_model, "scored": scored, "deduplicated": deduplicated, "distinct": distinct, "split": split,
+        "filtered": filtered, "masked": masked,
+    }  # fmt: skip
+
+
+def decontaminate(stages: DataStages, documents: Artifacts) -> Artifacts:
+    """Verified problems, and all documents without what evaluation asks; then whole repositories."""
+    recipe = stages.recipe
+    problems = stages.on_driver(synthesize_problems, "problems", recipe.synthesize)
+    decontaminated = stages.on_spark(
+        decontaminate_documents, "decontaminated", recipe.decontaminate, documents=documents["masked"],
+        synthetic=problems, ingested=documents["ingested"],
     )  # fmt: skip
-    repositories = contracted(
-        run_step(run, concatenate_repositories, documents=decontaminated, recipe=recipe.repositories, resources=spark), "repositories"
-    )
-    solutions = contracted(run_step(run, verify_solutions, sources=sources), "solutions")
-    variations = contracted(run_step(run, vary_problems, sources=sources, recipe=recipe.seed_variations), "variations")
-    teacher = recipe.teacher
-    traces = (
-        contracted(run_step(run, request_traces, sources=sources, recipe=teacher.request, resources=teacher.limits), "traces")
-        if teacher.request.base_url
-        else None
-    )
-    chats = contracted(
-        run_step(
-            run, collect_chats, sources=sources, synthetic=problems, ingested=ingested, solutions=solutions, variations=variations,
-            traces=traces, recipe=recipe.chat_collection, resources=spark,
-        ),
-        "chats",
+    repositories = stages.on_spark(concatenate_repositories, "repositories", recipe.repositories, documents=decontaminated)
+    return {"problems": problems, "decontaminated": decontaminated, "repositories": repositories}
+
+
+def make_conversations(stages: DataStages, sources: SourceListing, documents: Artifacts) -> Artifacts:
+    """Conversations of the sources, of verified solutions, of variations, and of a teacher where one is configured."""
+    recipe, teacher = stages.recipe, stages.recipe.teacher
+    solutions = stages.on_driver(verify_solutions, "solutions", None, sources=sources)
+    variations = stages.on_driver(vary_problems, "variations", recipe.seed_variations, sources=sources)
+    traces = None
+    if teacher.request.base_url:
+        traces = stages.on_driver(request_traces, "traces", teacher.request, teacher.limits, sources=sources)
+    chats = stages.on_spark(
+        collect_chats, "chats", recipe.chat_collection, sources=sources, synthetic=documents["problems"],
+        ingested=documents["ingested"], solutions=solutions, variations=variations, traces=traces,
     )  # fmt: skip
-    tokenizer = contracted(run_step(run, train_tokenizer, documents=decontaminated, recipe=recipe.tokenizer, resources=spark), "tokenizer")
-    texts = {"documents": decontaminated, "repositories": repositories, "tokenizer": tokenizer}
-    shards = contracted(run_step(run, shard_documents, recipe=recipe.shards, resources=spark, **texts), "shards")
-    validation = contracted(run_step(run, shard_validation, resources=spark, **texts), "validation")
-    chat_shards = contracted(
-        run_step(run, shard_chats, chats=chats, tokenizer=tokenizer, recipe=recipe.shards, resources=spark), "chat_shards"
-    )
-    suite = contracted(
-        run_step(
-            run, select_evaluation_items, documents=decontaminated, repositories=repositories, problems=problems, sources=sources,
-            tokenizer=tokenizer, recipe=run.scale.evaluation.recipe,
-        ),
-        "evaluation_suite",
+    return {"solutions": solutions, "variations": variations, "traces": traces, "chats": chats}
+
+
+def make_shards(stages: DataStages, sources: SourceListing, prepared: Artifacts) -> Artifacts:
+    """Tokenizer, token shards, and the suite that evaluations ask."""
+    recipe, decontaminated = stages.recipe, prepared["decontaminated"]
+    tokenizer = stages.on_spark(train_tokenizer, "tokenizer", recipe.tokenizer, documents=decontaminated)
+    texts = {"documents": decontaminated, "repositories": prepared["repositories"], "tokenizer": tokenizer}
+    shards = stages.on_spark(shard_documents, "shards", recipe.shards, **texts)
+    validation = stages.on_spark(shard_validation, "validation", None, **texts)
+    chat_shards = stages.on_spark(shard_chats, "chat_shards", recipe.shards, chats=prepared["chats"], tokenizer=tokenizer)
+    suite = stages.on_driver(
+        select_evaluation_items, "evaluation_suite", stages.run.scale.evaluation.recipe, problems=prepared["problems"],
+        sources=sources, **texts,
     )  # fmt: skip
-    stop_spark()
-    return PreparedData(
-        ingested=ingested, extracted=extracted, boilerplate_free=clean, classifiers=classifiers, ngram_model=ngram_model, scored=scored,
-        deduplicated=deduplicated, distinct=distinct, split=split, filtered=filtered, masked=masked, problems=problems,
-        solutions=solutions, variations=variations, traces=traces, decontaminated=decontaminated, chats=chats,
-        repositories=repositories, tokenizer=tokenizer, shards=shards, validation=validation, chat_shards=chat_shards, suite=suite,
-        contracts=contracts,
-    )  # fmt: skip
+    return {"tokenizer": tokenizer, "shards": shards, "validation": validation, "chat_shards": chat_shards, "suite": suite}
