@@ -1,4 +1,6 @@
-"""Step: documents -> the same with SCORE_COLUMNS: language, quality, toxicity, perplexity, factuality. Decides nothing."""
+"""Step: documents -> the same with SCORE_COLUMNS (language, quality, toxicity, perplexity, factuality); decides
+nothing.
+"""
 
 from __future__ import annotations
 
