@@ -1,4 +1,4 @@
-"""The bytes behind the tokens of a byte-level tokenizer."""
+"""The bytes that the tokens of a byte-level tokenizer stand for."""
 
 from __future__ import annotations
 
