@@ -1,4 +1,6 @@
-"""What follows every training: evaluation, contract, gate, registered version, and the phase's alias for an accepted one."""
+"""What follows every training: evaluation, contract, gate, registered version, and the phase's alias if it is
+accepted.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Data: documents from the sources, cleaned in named steps, contracted at every hand-over, to token shards and an evaluation suite.
+"""Data: prepares documents from the sources in named steps, to token shards and an evaluation suite.
 
-One function of more than sixty lines: it is the list of stages in their order, a call each, and reads as that.
+Every hand-over has a contract. One function has more than sixty lines: it is the list of stages in their order, a
+call each, and reads as that.
 """
 
 from __future__ import annotations

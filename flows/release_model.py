@@ -1,4 +1,6 @@
-"""Release: GGUF files, their evaluation, the comparison with champion and anchors, a served smoke test; then promotion or refusal."""
+"""Release: GGUF files, their evaluation, the comparison with champion and anchors, a smoke test, promotion or
+refusal.
+"""
 
 from __future__ import annotations
 
