@@ -1,6 +1,4 @@
-"""What follows every training: evaluation, contract, gate, registered version, and the phase's alias if it is
-accepted.
-"""
+"""Assesses a trained checkpoint: evaluation, contract, gate, registered version, and the phase's alias if accepted."""
 
 from __future__ import annotations
 

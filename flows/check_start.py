@@ -1,6 +1,4 @@
-"""Checks what `--start` names before anything is computed: a committed checkpoint, a Hugging Face directory, an
-alias.
-"""
+"""Checks what `--start` names before anything is computed: a committed checkpoint, a Hugging Face directory or alias."""
 
 from __future__ import annotations
 

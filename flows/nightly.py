@@ -1,5 +1,6 @@
-"""The deployment glm46/nightly: the flow `glm46` with a time limit, so that a night that hangs does not stop the next
-one.
+"""The deployment glm46/nightly: the flow `glm46` with a time limit.
+
+So a night that hangs does not stop the next one.
 """
 
 from __future__ import annotations

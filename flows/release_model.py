@@ -1,6 +1,4 @@
-"""Release: GGUF files, their evaluation, the comparison with champion and anchors, a smoke test, promotion or
-refusal.
-"""
+"""Release: GGUF files, their evaluation, comparison with champion and anchors, smoke test, promotion or refusal."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""`glm46 up` and `glm46 down`: lasting servers, a work pool, the deployments of prefect.yaml and a worker, on
-loopback.
+"""`glm46 up` and `glm46 down`: lasting servers, a work pool, the deployments of prefect.yaml and a worker.
+
+All of them listen on loopback.
 """
 
 from __future__ import annotations

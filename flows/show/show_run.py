@@ -1,6 +1,4 @@
-"""Shows a run in Prefect's UI beside its states: the data funnel, each phase's curve and figures, the end with its
-links.
-"""
+"""Shows a run in Prefect's UI beside its states: the data funnel, each phase's curve and figures, the end and links."""
 
 from __future__ import annotations
 

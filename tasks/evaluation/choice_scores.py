@@ -1,7 +1,6 @@
-"""Multiple choice by likelihood: with which choice does the model continue the question? Measured by
-lm-evaluation-harness.
+"""Multiple choice by likelihood: which choice does the model continue the question with?
 
-Every choice is scored after the question and one space, as the harness does.
+lm-evaluation-harness measures it. Every choice is scored after the question and one space, as the harness does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Traces one document: its position in its source, the step that dropped it and why, the phases and models trained on
-it.
-"""
+"""Traces one document: its position in its source, who dropped it and why, the phases and models trained on it."""
 
 from __future__ import annotations
 

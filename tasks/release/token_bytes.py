@@ -1,4 +1,4 @@
-"""The bytes that the tokens of a byte-level tokenizer stand for."""
+"""The bytes that the tokens of a byte-level tokenizer encode."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Refuses inputs of a phase that do not belong together, before anything starts: each reason names both sides and the
-fix.
+"""Refuses inputs of a phase that do not belong together, before anything starts.
+
+Each reason names both sides and the fix.
 """
 
 from __future__ import annotations

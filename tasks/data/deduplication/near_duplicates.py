@@ -1,6 +1,4 @@
-"""Near-duplicates of signed documents on Spark: only numbers are shuffled, and texts are read from the document
-files.
-"""
+"""Near-duplicates of signed documents on Spark: only numbers are shuffled, texts are read from the document files."""
 
 from __future__ import annotations
 

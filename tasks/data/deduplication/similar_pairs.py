@@ -1,5 +1,6 @@
-"""Pairs of nearly equal vectors in one cluster, and which documents of them stay. Runs in executors: imports no
-Spark.
+"""Pairs of nearly equal vectors in one cluster, and which documents of them stay.
+
+Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The heuristic quality rules of Gopher, C4 and FineWeb, over many texts at once. Runs in executors: imports no
-Spark.
+"""The heuristic quality rules of Gopher, C4 and FineWeb, over many texts at once.
 
 Gopher: Rae et al. 2021 (arXiv 2112.11446), A1.1 and table A1. C4: Raffel et al. 2020 (1910.10683), 2.2. FineWeb:
 Penedo et al. 2024 (2406.17557), 3.6. Every rule is a number per document, compared with a bound. The first rule
@@ -14,7 +13,7 @@ there (NaN), which no bound refuses.
 
 C4 removes single lines (without terminal punctuation, with "javascript", with a policy notice). Here no line is
 removed from a document, whose text stays a range of its source. What C4 counts per line is a share of the document's
-lines.
+lines. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

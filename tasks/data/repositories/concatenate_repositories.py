@@ -1,5 +1,4 @@
-"""Step: clean documents -> documents of domain `repository`: the files of each repository joined, imported files
-first.
+"""Step: clean documents -> documents of domain `repository`: each repository's files joined, imported files first.
 
 Files are what the other steps left of them, so what was dropped or held out stays so. A repository gives one document
 per side of the split, and more where it is longer than max_document_chars. files.parquet says which document went

@@ -1,8 +1,8 @@
-"""The first process of a sandbox: it puts up the walls, then forks two processes for each job; only the judge reads
-it.
+"""The first process of a sandbox: it puts up the walls, then forks two processes for each job.
 
-Both are forked before the job arrives, and the process that forks them never reads one: no solution has the tests of
-another in its memory. Runs inside the sandbox: imports only the standard library.
+Only the judge's process reads the job. Both are forked before the job arrives, and the process that forks them never
+reads one: no solution has the tests of another in its memory. Runs inside the sandbox: imports only the standard
+library.
 """
 
 from __future__ import annotations

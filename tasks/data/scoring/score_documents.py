@@ -1,5 +1,6 @@
-"""Step: documents -> the same with SCORE_COLUMNS (language, quality, toxicity, perplexity, factuality); decides
-nothing.
+"""Step: documents -> the same with SCORE_COLUMNS: language, quality, toxicity, perplexity, factuality.
+
+It decides nothing.
 """
 
 from __future__ import annotations

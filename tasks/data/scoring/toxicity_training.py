@@ -1,4 +1,4 @@
-"""Trains the toxicity classifier: a model over words clears most passages, weights over an encoder's vectors the
+"""Trains the toxicity classifier: a model over words for most passages, weights over an encoder's vectors for the
 rest.
 
 The model over words learns from all labelled records. It also learns from the records of other kinds, as text that is

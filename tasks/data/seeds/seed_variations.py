@@ -1,5 +1,6 @@
-"""Varies a seed problem: the same story with other numbers, drawn by hash, calculated anew, verified by another
-route.
+"""Varies a seed problem: the same story with other numbers.
+
+They are drawn by hash, calculated anew, and verified by another route.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Maps a rank's parameters to the flat tensors that ZeRO's optimizer steps: which elements of which parameter are
-where.
+"""Maps a rank's parameters to the flat tensors that ZeRO's optimizer steps: which elements are where.
 
 Without ZeRO the optimizer steps the parameters themselves. Stages 1 and 2 concatenate the parameters of a group and
 give each rank one equal run of the whole. Stage 3 gives each rank an equal run of every parameter.

@@ -1,7 +1,6 @@
-"""Sends rank 0's metrics to TensorBoard event files and Weights & Biases, beside metrics.jsonl. All of it is
-evidence.
+"""Sends rank 0's metrics to TensorBoard event files and Weights & Biases, beside metrics.jsonl.
 
-MLflow is not among them: the step that launched the worker forwards metrics.jsonl there.
+All of it is evidence. MLflow is not among them: the step that launched the worker forwards metrics.jsonl there.
 """
 
 from __future__ import annotations
