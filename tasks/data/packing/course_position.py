@@ -3,7 +3,7 @@
 A domain has one order of documents per epoch, the same for all phases of a course. A visit is an index into these
 orders laid end to end: the number of the epoch x documents + the index in its order. Each quality bucket advances
 along them at its own pace, so a position is a visit per bucket. A document counts as read if any of its tokens was
-read. So a phase begins with a document of which the phases before it read nothing.
+read. So a phase begins with a document that the phases before it left whole.
 """
 
 from __future__ import annotations

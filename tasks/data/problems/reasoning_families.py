@@ -2,7 +2,7 @@
 
 A family draws rows of parameters from hashed numbers and writes a row in words. To check a problem, it reads it back
 from its words, by another route than it was made. Problems with one key are the same problem in other words, and only
-one of them is made. The hash of the key, or of what it shares with its kin, decides the side.
+one of them is made. The hash of the key, or of what it shares with related problems, decides the side.
 """
 
 from __future__ import annotations
