@@ -70,7 +70,8 @@ def run(
     scale: SCALE,
     store: STORE = None,
     data: Annotated[
-        str | None, typer.Option(metavar=PLACE, help="your documents; by default Python's own library and documentation")
+        str | None,
+        typer.Option(metavar=PLACE, help="your documents; by default Python's library, its documentation and package descriptions"),
     ] = None,
     from_stage: Annotated[str | None, typer.Option("--from", metavar="STAGE", help="start at this phase, or at release_model")] = None,
     start: Annotated[str | None, typer.Option(metavar="CHECKPOINT|HF_DIR|ALIAS", help="the weights to start from")] = None,
