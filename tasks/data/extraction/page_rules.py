@@ -1,6 +1,6 @@
 """Answers trafilatura's XPath expressions with one look at each element. Runs in executors: imports no Spark.
 
-The expressions ask the same of every element some twenty times a page (does its class, its id, its style match one of
+The expressions ask the same of every element some fifteen times a page (does its class, its id, its style match one of
 150 patterns). Each time they call Python from libxml2: half of the time that trafilatura takes. Here each distinct
 set of attributes is examined once a page, before trafilatura runs. Every run of conditions on attributes in an
 expression has a letter. The letters that are true are written to the element as an attribute MARKS. The expressions,
