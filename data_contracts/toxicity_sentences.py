@@ -1,7 +1,7 @@
-"""What a toxicity classifier is held to before its bound may drop a document: sentences written for this check, never trained on.
+"""Sentences that a toxicity classifier must judge well before its bound may drop a document; never trained on.
 
-HARMLESS ones name or praise a group, contradict hate, reclaim a word, swear at nobody, or are prose that classifiers of posts stumble
-over. TOXIC ones show that the classifier finds anything at all. (Offensive content.)
+HARMLESS ones name or praise a group, contradict hate, reclaim a word, swear at nobody, or are prose that misleads
+classifiers of posts. TOXIC ones show that the classifier detects anything at all. (Offensive content.)
 """
 
 HARMLESS: dict[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""What follows every training: evaluation, contract, gate, registered version, and the phase's alias for an accepted one."""
+"""Assesses a trained checkpoint: evaluation, contract, gate, registered version, and the phase's alias if accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hand-over's contract as a step of its own, keyed by data digest, contract file and runner."""
+"""Checks a hand-over's contract as a step of its own, keyed by data digest, contract file and runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--start` names, looked at before anything is computed: a committed checkpoint by key, a Hugging Face directory, or an alias."""
+"""Checks what `--start` names before anything is computed: a committed checkpoint, a Hugging Face directory or alias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The deployment glm46/nightly: the flow `glm46` with a time limit, so that a night that hangs does not take the next one with it."""
+"""The deployment glm46/nightly: the flow `glm46` with a time limit.
+
+So a night that hangs does not stop the next one.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Parameters of the deployed flow: their choices in Prefect's UI, and what is refused before a run does anything.
 
-The server checks choices and patterns, also for `prefect deployment run`; what only the worker's machine knows is checked as the flow
-run begins. Help texts stand in the flow's docstring, where Prefect reads them.
+The server checks choices and patterns, also for `prefect deployment run`. What only the worker's machine knows is
+checked as the flow run begins. Help texts are in the flow's docstring, where Prefect reads them.
 """
 
 from __future__ import annotations

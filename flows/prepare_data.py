@@ -1,4 +1,7 @@
-"""Data: documents from the sources, cleaned in named steps, contracted at every hand-over, to token shards and an evaluation suite."""
+"""Data: prepares documents from the sources in named steps, to token shards and an evaluation suite.
+
+Every hand-over has a contract.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Release: GGUF files, their evaluation, the comparison with champion and anchors, a served smoke test; then promotion or refusal."""
+"""Release: GGUF files, their evaluation, comparison with champion and anchors, smoke test, promotion or refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the stages at which a run may be entered and left, and which of them it takes."""
+"""Names of the stages at which a run may be entered and left, and which of them it runs."""
 
 from __future__ import annotations
 

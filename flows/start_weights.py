@@ -1,4 +1,4 @@
-"""Takes the weights that a run is entered with: a committed checkpoint by key, a Hugging Face directory, or the version an alias names."""
+"""Loads the weights that a run starts from: a committed checkpoint by key, a Hugging Face directory, or an alias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the flows of pre-, mid- and post-training share: each phase reads its data, trains and is assessed, until a gate refuses."""
+"""Trains phases one after the other: each reads its data, trains and is assessed, until a gate refuses.
+
+The flows of pre-, mid- and post-training share this.
+"""
 
 from __future__ import annotations
 

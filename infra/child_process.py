@@ -1,4 +1,4 @@
-"""Child processes that do not outlive whoever started them, and free ports."""
+"""Child processes that end when the process that started them ends; free ports."""
 
 from __future__ import annotations
 

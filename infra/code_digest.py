@@ -1,8 +1,9 @@
-"""Digest of the code that a step runs: what it imports, transitively, without comments and docstrings.
+"""Digests the code that a step runs: its transitive imports, without comments and docstrings.
 
-From the root modules the imports are followed through tasks/, model/ and data_contracts/ (also those inside functions; blocks under
-`if TYPE_CHECKING` are skipped, they never run). A compiled kernel counts with the headers that it includes. infra/ is left out: it may not
-change content. Of configs/ the values are hashed by themselves; what computes counts by definition (settings_code.py).
+From the root modules the imports are followed through tasks/, model/ and data_contracts/. Imports inside functions
+count; blocks under `if TYPE_CHECKING` are skipped, they never run. A compiled kernel counts with the headers that it
+includes. infra/ is left out: it may not change content. The values of configs/ are hashed by themselves; what
+computes there counts by definition (settings_code.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Says in one sentence that a disk is full, whoever noticed it: Python, SQLite, a server, or a Java process in pages of its own words."""
+"""Says in one sentence that a disk is full, whether Python, SQLite, a server or a Java process noticed it."""
 
 from __future__ import annotations
 

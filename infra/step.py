@@ -1,7 +1,8 @@
-"""What a step is and how it is identified: declaration, key, artifact.
+"""Steps: declaration, key and artifact.
 
-A step is a plain function `(inputs, recipe, resources, output) -> record`. Its key is the sha256 of everything that may change its
-content: name, recipe, input digests, code digest, versions of the content-affecting distributions. `resources` never enter.
+A step is a plain function `(inputs, recipe, resources, output) -> record`. Its key is the sha256 of everything that
+may change its content: name, recipe, input digests, code digest, versions of the content-affecting distributions.
+`resources` never enter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The client of a teacher: any server with OpenAI's chat completions. Its key comes from the environment and is written nowhere."""
+"""The client of a teacher: any server with OpenAI's chat completions.
+
+Its key comes from the environment and is written nowhere.
+"""
 
 from __future__ import annotations
 

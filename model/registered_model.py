@@ -1,4 +1,6 @@
-"""A registered version as MLflow's pyfunc model: `mlflow.pyfunc.load_model("models:/glm46-tiny@champion").predict(["What is 12 + 7?"])`.
+"""A registered version as MLflow's pyfunc model.
+
+    mlflow.pyfunc.load_model("models:/glm46-tiny@champion").predict(["What is 12 + 7?"])
 
 MLflow imports this module, or the copy of it that the version carries, by the name in the version's `MLmodel`
 (infra/registry/model_package.py), and calls `_load_pyfunc`.

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from infra.storage.store import Store
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw documents to a promoted, served model."
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Turn raw documents into a promoted, served model."
 )
 
-lineage_app = typer.Typer(no_args_is_help=True, help="What a model is made of; what became of a document. Needs no server.")
+lineage_app = typer.Typer(no_args_is_help=True, help="Trace a model to its data, or a document to its models. Needs no server.")
 app.add_typer(lineage_app, name="lineage")
 
-jobs_app = typer.Typer(no_args_is_help=True, help="Training jobs, which run detached from the run that started them.")
+jobs_app = typer.Typer(no_args_is_help=True, help="List or stop training jobs: they run detached from the run that started them.")
 app.add_typer(jobs_app, name="jobs")
 
 SCALE = Annotated[str, typer.Argument(metavar="SCALE|FILE.yaml", help="micro, tiny, ... or a YAML file of your own")]
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def assert_packages_are_ours() -> None:
-    """The top-level packages have common names: make sure that each one is this project's."""
+    """Check that each top-level package is this project's: their names are common."""
     import configs
     import data_contracts
     import infra
@@ -65,13 +65,16 @@ def assert_packages_are_ours() -> None:
 def run(
     scale: SCALE,
     store: STORE = None,
-    data: Annotated[str | None, typer.Option(metavar=PLACE, help="your documents; by default what this machine has: Python's own")] = None,
-    from_stage: Annotated[str | None, typer.Option("--from", metavar="STAGE", help="enter at this phase, or at release_model")] = None,
-    start: Annotated[str | None, typer.Option(metavar="CHECKPOINT|HF_DIR|ALIAS", help="the weights to enter with")] = None,
-    until: Annotated[str | None, typer.Option(metavar="STAGE", help="leave after prepare_data, a phase, or release_model")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar=PLACE, help="your documents; by default Python's library, its documentation and package descriptions"),
+    ] = None,
+    from_stage: Annotated[str | None, typer.Option("--from", metavar="STAGE", help="start at this phase, or at release_model")] = None,
+    start: Annotated[str | None, typer.Option(metavar="CHECKPOINT|HF_DIR|ALIAS", help="the weights to start from")] = None,
+    until: Annotated[str | None, typer.Option(metavar="STAGE", help="stop after prepare_data, a phase, or release_model")] = None,
     as_json: JSON = False,
 ) -> None:
-    """Run the pipeline at a scale: raw documents to a promoted, served model."""
+    """Run the pipeline at a scale: from raw documents to a promoted, served model."""
     with usage_errors():
         from configs.load import load_scale
         from flows.cli.native_code import warn_of_missing_code
@@ -117,7 +120,7 @@ def run(
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process at once: everything is committed, and Prefect's exit handlers wait without limit for a server that was killed."""
+    """End the process at once: everything is committed, and Prefect's exit handlers wait without limit for a killed server."""
     from infra.machine.spark import stop_spark
 
     try:
@@ -130,7 +133,7 @@ def _leave(code: int) -> NoReturn:
 
 @app.command()
 def plan(scale: SCALE, as_json: JSON = False) -> None:
-    """Print what a scale means: parameters, tokens, steps, memory, phases. Computes nothing."""
+    """Print the parameters, tokens, steps, memory and phases of a scale. Trains nothing."""
     with usage_errors():
         from configs.load import load_scale
         from tasks.training.plan.plan_training import plan_training
@@ -146,11 +149,13 @@ def stage(
     documents: Annotated[str | None, typer.Option("--input", metavar=PLACE, help="your documents, or an earlier stage's output")] = None,
     config: Annotated[
         str | None,
-        typer.Option(metavar="SCALE|FILE.yaml", help="whose data section holds; by default full's recipe, run on this machine"),
+        typer.Option(
+            metavar="SCALE|FILE.yaml", help="the scale or YAML whose data section is used; by default full's recipe, run on this machine"
+        ),
     ] = None,
     as_json: JSON = False,
 ) -> None:
-    """Run one data stage alone on a directory; docs/data.md says what each does. Needs no server."""
+    """Run one data stage on a directory; docs/data.md says what each stage does. Needs no server."""
     with usage_errors():
         from flows.cli.single_stage import open_stage
         from infra.home import open_home
@@ -168,9 +173,9 @@ def stage(
 
 @app.command()
 def chat(
-    scale: Annotated[str, typer.Option(help="whose model")] = "tiny",
+    scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
     alias: Annotated[str, typer.Option(help="which version: champion, a phase's name, ...")] = "champion",
-    prompt: Annotated[str | None, typer.Option(help="answer this one and leave; otherwise read lines from the terminal")] = None,
+    prompt: Annotated[str | None, typer.Option(help="answer this prompt and exit; by default read lines from the terminal")] = None,
     max_tokens: int = 64,
     temperature: float = 0.0,
     store: STORE = None,
@@ -191,9 +196,9 @@ def chat(
 
 @app.command()
 def serve(
-    scale: Annotated[str, typer.Option(help="whose model")] = "tiny",
+    scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
     alias: Annotated[str, typer.Option(help="which version: champion, a phase's name, ...")] = "champion",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="the port to listen on; 0 takes a free one")] = 8000,
     store: STORE = None,
 ) -> None:
     """Serve a model, by default the promoted one, with an OpenAI-compatible API on loopback until interrupted."""
@@ -219,8 +224,8 @@ def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Sc
 
 @app.command()
 def up(
-    prefect_port: Annotated[int, typer.Option(min=1, max=65535, help="Prefect's server and UI")] = 4200,
-    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="MLflow's server and UI")] = 5000,
+    prefect_port: Annotated[int, typer.Option(min=1, max=65535, help="port of Prefect's server and UI")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="port of MLflow's server and UI")] = 5000,
 ) -> None:
     """Start Prefect and MLflow servers, deploy the flow and start a worker; all on loopback, until `glm46 down`."""
     with usage_errors():
@@ -250,10 +255,10 @@ def down() -> None:
 def adopt(
     old: Annotated[str, typer.Argument(help="key of the work, as `run --json` printed it")],
     new: Annotated[str, typer.Argument(help="key that the newer code asks for")],
-    reason: Annotated[str, typer.Option(help="why the older code's result stands; kept in manifest and report")],
+    reason: Annotated[str, typer.Option(help="why the older code's result is still right; kept in manifest and report")],
     store: STORE = None,
 ) -> None:
-    """Let work done under older code stand, or continue, under newer code."""
+    """Accept work done under older code for newer code; unfinished work continues."""
     with usage_errors():
         from infra.home import open_home
         from infra.storage.adoption import adopt as adopt_work
@@ -265,12 +270,12 @@ def adopt(
 
 @app.command()
 def doctor(
-    scale: Annotated[str | None, typer.Option(help="also look for the schedulers that this scale submits to")] = None,
+    scale: Annotated[str | None, typer.Option(help="also check the schedulers that this scale submits to")] = None,
     store: STORE = None,
     deep: Annotated[bool, typer.Option(help="read every file of the store and compare checksums")] = False,
     as_json: JSON = False,
 ) -> None:
-    """Look for what can be missing or broken, and say the fix."""
+    """Check what can be missing or broken, and print the fix."""
     with usage_errors():
         from configs.load import load_scale
         from flows.cli.native_code import native_code
@@ -297,7 +302,7 @@ def doctor(
 
 @jobs_app.command("list")
 def jobs_list() -> None:
-    """Jobs of this home whose work is not committed: key, phase, state, start and directory."""
+    """List this home's jobs whose work is not committed: key, phase, state, start and directory."""
     with usage_errors():
         from flows.cli.jobs import list_jobs
         from infra.home import open_home
@@ -308,7 +313,7 @@ def jobs_list() -> None:
 
 @jobs_app.command("stop")
 def jobs_stop(
-    key: Annotated[str | None, typer.Argument(metavar="KEY", help="or its first digits; without one, all that run")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="key of a job, or its first digits; by default all running jobs")] = None,
 ) -> None:
     """Let running jobs save and end; `glm46 run` continues them."""
     with usage_errors():
@@ -322,12 +327,12 @@ def jobs_stop(
 @lineage_app.command("model")
 def lineage_model(
     name: Annotated[str, typer.Argument(metavar="ALIAS|VERSION", help="champion, sft, 3, ...")],
-    scale: Annotated[str, typer.Option(help="whose model")] = "tiny",
+    scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
     store: STORE = None,
-    records: Annotated[Path | None, typer.Option(metavar="FILE.parquet", help="write every trained document here as well")] = None,
+    records: Annotated[Path | None, typer.Option(metavar="FILE.parquet", help="also write every trained document to this file")] = None,
     as_json: JSON = False,
 ) -> None:
-    """Phases, packed orders, shards, tokenizer, data steps with what they dropped, sources down to record offsets."""
+    """Show phases, packed orders, shards, tokenizer, data steps with what they dropped, sources down to record offsets."""
     with usage_errors():
         from flows.cli.trace_lineage import lineage_of_model
 
@@ -339,7 +344,7 @@ def lineage_model(
 def lineage_document(
     identity: Annotated[str, typer.Argument(metavar="ID", help="16 hex digits")], store: STORE = None, as_json: JSON = False
 ) -> None:
-    """Every step that dropped the document, every phase that was trained on it, every model that came of that."""
+    """Show every step that dropped the document, every phase that was trained on it, every model that came from those phases."""
     with usage_errors():
         from flows.cli.trace_lineage import lineage_of_document
 

@@ -1,4 +1,4 @@
-"""How a command of `glm46` ends badly: one clear message on standard error, an exit code, the traceback in a file."""
+"""Ends a failed command of `glm46`: one clear message on standard error, an exit code, the traceback in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`glm46 up` and `glm46 down`: servers that outlive a run, a work pool, the deployments of prefect.yaml and a worker, all on loopback."""
+"""`glm46 up` and `glm46 down`: lasting servers, a work pool, the deployments of prefect.yaml and a worker.
+
+All of them listen on loopback.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Ctrl-C, SIGTERM and a closed terminal end a command within seconds, with one sentence that says what goes on without it.
+"""Ends a command within seconds on Ctrl-C, SIGTERM and a closed terminal; one sentence says what goes on without it.
 
-The signal is seen by a thread, through the interpreter's wake-up descriptor: Prefect and PySpark put handlers of their own in the place
-of any other, and the main thread may be inside a call that takes minutes.
+A thread sees the signal, through the interpreter's wake-up descriptor. Prefect and PySpark replace any other handler
+by their own, and the main thread may be inside a call that takes minutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was compiled for this machine: the kernels of model/ and DeepSpeed's op."""
+"""Checks the code that was compiled for this machine: the kernels of model/ and DeepSpeed's op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Serves a registered version on this machine with llama.cpp; what `glm46 chat` and `glm46 serve` use. No pipeline server is started."""
+"""Serves a registered version on this machine with llama.cpp, for `glm46 chat` and `glm46 serve`.
+
+No pipeline server is started.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Flow runs whose process died must not be Running for ever: they become Crashed, from where the UI and the API can retry them.
+"""Turns flow runs whose process died from Running to Crashed, so that the UI and the API can retry them.
 
-Two ways, since a dead process reports nothing: an automation on the server for runs that stopped sending heartbeats, whatever machine
-they were on; and a look at this machine's processes when servers start.
+A dead process reports nothing, so there are two ways: an automation on the server for runs that stopped sending
+heartbeats, whatever machine they were on; and a look at this machine's processes when servers start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One data stage alone on a user's directory: `glm46 stage NAME --input DIR --output DIR`. No server is needed.
+"""Runs one data stage on a user's directory: `glm46 stage NAME --input DIR --output DIR`. No server is needed.
 
-A directory of sources is ingested, extracted and, where the stage looks at scores, scored first; the output of an earlier stage is taken
-as it is. Everything is computed through the home's store, so what was computed before is found. --output is locked while a stage runs, and
-its files appear when all are there.
+A directory of sources is ingested, extracted and, where the stage reads scores, scored first. The output of an
+earlier stage is taken as it is. Everything is computed through the home's store, so earlier results are used again.
+--output is locked while a stage runs, and its files appear when all are there.
 """
 
 from __future__ import annotations

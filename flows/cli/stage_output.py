@@ -1,6 +1,7 @@
-"""What a single stage puts into a user's directory: files of the artifact, what the steps in front of it left out, and the funnel in words.
+"""Writes a single stage's result into a user's directory: files, what the steps before left out, the funnel in words.
 
-The directory is locked while a stage runs; files appear in it when all are there, and none of a failed or killed run passes for the whole.
+The directory is locked while a stage runs. Files appear in it when all are there, so no part of a failed or killed
+run looks like the whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The commands `glm46 lineage model` and `glm46 lineage document`: the store's manifests and the registry's database, no server."""
+"""`glm46 lineage model` and `glm46 lineage document`: they read the store's manifests and the registry's database.
+
+No server is needed.
+"""
 
 from __future__ import annotations
 

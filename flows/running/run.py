@@ -1,4 +1,4 @@
-"""What the flows of one pipeline run share, and what they hand to each other."""
+"""What the flows of one pipeline run share, and what they pass to each other."""
 
 from __future__ import annotations
 

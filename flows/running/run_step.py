@@ -1,6 +1,7 @@
-"""The one place where a step or an effect becomes a Prefect task of its name: progress, retries, states.
+"""Runs a step or an effect as a Prefect task of its name: progress, retries, states.
 
-Prefect's own caching and result persistence stay off: the manifest in the store is the only cache, and a hit shows as state Cached.
+Only this module does. Prefect's own caching and result persistence stay off: the manifest in the store is the only
+cache, and a hit shows as state Cached.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Live progress of Spark's jobs: a data step hands a few long ones to Spark and says nothing itself while they run."""
+"""Shows live progress of Spark's jobs: a data step hands a few long ones to Spark and reports nothing while they run."""
 
 from __future__ import annotations
 

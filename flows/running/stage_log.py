@@ -1,4 +1,4 @@
-"""What a run says while it goes: one line per finished stage, live progress of the running one."""
+"""Logs a run while it goes: one line per finished stage, live progress of the running one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline run ends with: the same for the command line, the deployment and `--json`."""
+"""The outcome of a pipeline run: the same for the command line, the deployment and `--json`."""
 
 from __future__ import annotations
 

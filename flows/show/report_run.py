@@ -1,4 +1,7 @@
-"""Ends a run that trained with its report, wherever it ended: promoted, refused by a gate, or left before the release."""
+"""Ends a run that trained with its report, wherever it ended.
+
+It was promoted, refused by a gate, or left before the release.
+"""
 
 from __future__ import annotations
 

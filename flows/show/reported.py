@@ -1,4 +1,4 @@
-"""What a run reached, in the form that the report and Prefect's UI show."""
+"""The results of a run in the form that the report and Prefect's UI show."""
 
 from __future__ import annotations
 

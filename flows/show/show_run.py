@@ -1,4 +1,4 @@
-"""What a run shows in Prefect's UI beside its states: the data funnel, each phase's curve and figures, the end with its links."""
+"""Shows a run in Prefect's UI beside its states: the data funnel, each phase's curve and figures, the end and links."""
 
 from __future__ import annotations
 

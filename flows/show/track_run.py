@@ -1,6 +1,7 @@
-"""The MLflow side of a pipeline run: one parent run, found again by the Prefect flow run, and below it a run per phase.
+"""Tracks a pipeline run in MLflow: one parent run, identified by the Prefect flow run, and below it a run per phase.
 
-A phase that is found in the store keeps its run below the parent that computed it; every later parent names it by a tag.
+A phase that is already in the store keeps its run below the parent that computed it. Every later parent names it by a
+tag.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run shows in Prefect's UI beside its states: tables, pictures and links, under keys that stay the same from run to run."""
+"""Writes artifacts to Prefect's UI: tables, pictures and links, under keys that stay the same from run to run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Compiles the DeepSpeed op that training loads, once per kind of machine, so that no training start waits for a compiler (90 s).
+"""Compiles the DeepSpeed op that training loads, once per kind of machine: `python -m infra.jobs.build_ops`.
 
-It is kept where configs/machine.py says. Run by `make env`: `python -m infra.jobs.build_ops`.
+So no training start waits for a compiler (90 s). configs/machine.py says where the op is kept. `make env` runs this.
 """
 
 from __future__ import annotations

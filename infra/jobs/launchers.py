@@ -1,7 +1,9 @@
-"""Where a training job runs: submit, poll, cancel, find. A job is named by its step key, so a restarted flow finds it again.
+"""Submits, polls, cancels and looks up training jobs.
 
-LocalLauncher runs ranks on this machine below a detached supervisor (infra/jobs/supervisor.py) that outlives the flow. Files of a job in
-work/<key>/: command.json, job.json, lock, fencing, supervisor.log, logs/rank-N.log, and progress.json, which the job itself writes.
+A job is named by its step key, so a restarted flow attaches to it again. LocalLauncher runs ranks on this machine
+below a detached supervisor (infra/jobs/supervisor.py) that outlives the flow. Files of a job in work/<key>/:
+command.json, job.json, lock, fencing, supervisor.log, logs/rank-N.log, and progress.json, which the job itself
+writes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The detached process that runs one training job on this machine: `python -m infra.jobs.supervisor WORK_DIR`.
 
-In: command.json (what to run). Out: job.json (pid, port, exit code, failing rank), fencing (a number that grows with every start),
-logs/rank-N.log. It holds an exclusive lock on WORK_DIR/lock as long as it lives, so whoever finds the lock free and no exit code knows
-that it was killed. Ranks die with it, and if one dies the others are killed. SIGTERM is passed on: ranks save and leave with
-EXIT_INTERRUPTED.
+In: command.json (what to run). Out: job.json (pid, port, exit code, failing rank), fencing (a number that grows with
+every start), logs/rank-N.log. It holds an exclusive lock on WORK_DIR/lock as long as it lives. So if the lock is free
+and there is no exit code, it was killed. Ranks die with it, and if one dies the others are killed. SIGTERM is passed
+on: ranks save and leave with EXIT_INTERRUPTED.
 
-Exits at once with 0 when the detached child holds the lock and has written job.json, with EXIT_LOCKED when another supervisor lives.
+The command exits at once: with 0 when the detached child holds the lock and has written job.json, with EXIT_LOCKED
+when another supervisor lives.
 """
 
 from __future__ import annotations

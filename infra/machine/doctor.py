@@ -1,4 +1,4 @@
-"""What can be missing on a machine, each as one check with the fix; `glm46 doctor` prints them and a run needs those it uses."""
+"""Checks what can be missing on a machine, each with the fix; `glm46 doctor` prints all, a run needs those it uses."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The one Spark session of a process: started on first use from `SparkResources`, quiet, without UI, stopped by `stop_spark`.
+"""The one Spark session of a process: started on first use from `SparkResources`, stopped by `stop_spark`.
 
-Executors on other machines get the project's executor-side packages (tasks, model) as a zip; a local master imports them in place.
-Shuffles, sockets, native libraries and Spark's log are in a directory of this process below the home's work/, removed with the session;
-one of a process that was killed is removed when the next session starts.
+It is quiet and has no UI. Executors on other machines get the project's executor-side packages (tasks, model) as a
+zip; a local master imports them in place. Shuffles, sockets, native libraries and Spark's log are in a directory of
+this process below the home's work/, removed with the session. The directory of a process that was killed is removed
+when the next session starts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Runs in MLflow: found again by the tag `glm46.key`, so that a restarted pipeline continues the run it had.
+"""Runs in MLflow, identified by the tag `glm46.key`, so that a restarted pipeline continues the run it had.
 
-Every function talks to a tracking server by URI (http://127.0.0.1:PORT); `import mlflow` costs about 2.5 s and happens in `connect`.
+Every function talks to a tracking server by URI (http://127.0.0.1:PORT). `import mlflow` costs about 2.5 s and
+happens in `connect`.
 """
 
 from __future__ import annotations

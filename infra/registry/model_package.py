@@ -1,7 +1,7 @@
-"""What a registered version carries beside its weights so that it answers anywhere: `MLmodel`, the code, its requirements.
+"""Packs what a registered version needs besides its weights to answer anywhere: `MLmodel`, code, requirements.
 
-The code is what model/registered_model.py imports, copied below a package whose name holds its digest: neither a file model.py in the
-working directory nor the code of another version can take its place.
+The code is what model/registered_model.py imports, copied below a package whose name holds its digest. So neither a
+file model.py in the working directory nor the code of another version can replace it.
 """
 
 from __future__ import annotations

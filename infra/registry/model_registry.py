@@ -1,8 +1,9 @@
-"""Registered models in MLflow: one version per content digest, aliases by which people and later runs find them.
+"""Registered models in MLflow: one version per content digest, and aliases that people and later runs use.
 
-The weights exist once. With a local store a version's files are hard links below the artifact directory of its run (copies where the two
-are on different file systems) and its source is that run's `mlflow-artifacts:/...`; with an S3 store the source is the objects' own
-`s3://` prefix. Beside them is what makes the version load anywhere (infra/registry/model_package.py). Every operation may be repeated.
+The weights exist once. With a local store a version's files are hard links below the artifact directory of its run
+(copies where the two are on different file systems) and its source is that run's `mlflow-artifacts:/...`. With an S3
+store the source is the objects' own `s3://` prefix. Beside them are the files with which the version loads anywhere
+(infra/registry/model_package.py). Every operation may be repeated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Look-ups in the model registry: a version by its name or alias, and all versions there are."""
+"""Looks up versions in the model registry: one by its name or alias, or all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The databases of Prefect and MLflow: SQLite files below the home, or Postgres by URL; looked at before a server starts on them.
+"""The databases of Prefect and MLflow, checked before a server starts: SQLite below the home, or Postgres by URL.
 
-A server on a damaged database answers its health check, and its clients repeat their requests for minutes without a word. The URLs hold
-passwords: they go from environment to environment, never into a file, a log, a command line or a message.
+A server on a damaged database answers its health check, and its clients repeat their requests for minutes without a
+message. The URLs hold passwords. They are passed from environment to environment, never to a file, a log, a command
+line or a message.
 """
 
 from __future__ import annotations

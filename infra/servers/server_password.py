@@ -1,6 +1,7 @@
-"""The password of the home's Prefect API: made at the first start, kept in a file of its owner's, passed on by environments only.
+"""The password of the home's Prefect API: made at the first start, kept in a file that only its owner can read.
 
-Who may create a flow run may run any program as this user, so neither another user nor a web page in this user's browser may.
+Only environments pass it on. Who may create a flow run may run any program as this user, so neither another user nor
+a web page in this user's browser may.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The Prefect and MLflow servers of a home: those recorded alive in run/servers.json, else private ones for the length of a run.
+"""The Prefect and MLflow servers of a home: those alive in run/servers.json, else private ones for one run.
 
-Both bind to loopback. Prefect's API asks for a password (infra/servers/server_password.py), since its worker starts programs; MLflow
-answers no request with a foreign Host or Origin. Private servers die with the process that started them, and only one process at a time
-may have them: an exclusive lock on the home makes a second run wait.
+Both bind to loopback. Prefect's API asks for a password (infra/servers/server_password.py), since its worker starts
+programs. MLflow answers no request with a foreign Host or Origin. Private servers die with the process that started
+them. Only one process at a time may have them: an exclusive lock on the home makes a second run wait.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What clients of a served model talk to: an HTTP server on loopback that passes requests on to llama.cpp's.
+"""The HTTP server that clients of a served model talk to: on loopback, it passes requests on to llama.cpp's.
 
-A browser sends requests to loopback on behalf of any page. So a request whose Host or Origin is not this server's own is refused, and
-llama.cpp's server is asked with a key that only this process has. Log-probabilities of /v1/completions, which llama.cpp reports in the
-shape of chat completions, get the shape that OpenAI's API gives them; llama.cpp's own, with token ids, stays beside it as `content`.
+A browser sends requests to loopback on behalf of any page. So a request whose Host or Origin is not this server's own
+is refused, and llama.cpp's server is asked with a key that only this process has. llama.cpp reports log-probabilities
+of /v1/completions in the shape of chat completions. The gateway gives them the shape of OpenAI's API; llama.cpp's
+own, with token ids, stays beside it as `content`.
 """
 
 from __future__ import annotations

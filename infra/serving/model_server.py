@@ -2,8 +2,8 @@
 
     python -m infra.serving.model_server MODEL.gguf --host 127.0.0.1 --port 8080 --context-length 1024 --num-threads 2 --alias glm46
 
-The process ends when its standard input closes, so that none outlives whoever started it, even one that was killed. (A parent-death
-signal would follow the starting thread, which ends early in a flow.)
+The process ends when its standard input closes. So none outlives the process that started it, even if that was
+killed. (A parent-death signal would follow the starting thread, which ends early in a flow.)
 """
 
 from __future__ import annotations

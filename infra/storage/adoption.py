@@ -1,4 +1,7 @@
-"""Lets work that was done under older code stand, or continue, under newer code: a decision of a person, kept with its reason."""
+"""Adopts work that was done under older code for newer code: a person's decision, kept with its reason.
+
+The work counts as done, or continues.
+"""
 
 from __future__ import annotations
 

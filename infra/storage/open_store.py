@@ -1,4 +1,4 @@
-"""The store that a URI names: a local directory or a bucket."""
+"""Opens the store that a URI names: a local directory or a bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a step is computed: its identity against the one it had when this scale last ran here."""
+"""Says why a step is computed: compares its identity with the one it had when this scale last ran here."""
 
 from __future__ import annotations
 

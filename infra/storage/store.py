@@ -1,7 +1,8 @@
 """The store: objects/<key>/<attempt>/ holds data, one conditional create of manifests/<key>.json commits it.
 
-Whoever creates the manifest first wins; the loser uses the winner's artifact and drops its own attempt. A manifest whose files turn
-out missing or corrupt is marked invalid and superseded by a new generation, `<key>.1.json` and so on. The manifest is the only cache.
+The first creator of the manifest wins. The loser uses the winner's artifact and drops its own attempt. A manifest
+whose files turn out missing or corrupt is marked invalid and superseded by a new generation, `<key>.1.json` and so
+on. The manifest is the only cache.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Parameters, FLOPs and bytes per token of a recipe by formula, without building the model.
+"""Counts parameters, FLOPs and bytes per token of a recipe by formula, without building the model.
 
-Which rule gives which public number: GLM-4.5/4.6's "355B" is the body with the MTP layer, without embeddings; Air's "106B" is the body
-without MTP; the Hub's "357B" adds embedding and unembedding to the former.
+The public numbers follow different rules. GLM-4.5/4.6's "355B" is the body with the MTP layer, without embeddings.
+Air's "106B" is the body without MTP. The Hub's "357B" adds embedding and unembedding to the first.
 """
 
 from dataclasses import dataclass

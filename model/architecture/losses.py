@@ -1,4 +1,4 @@
-"""Cross-entropy straight from hidden states, without ever holding the logits of more than a chunk of tokens."""
+"""Computes cross-entropy straight from hidden states; it never holds the logits of more than a chunk of tokens."""
 
 import torch
 from torch import Tensor, nn

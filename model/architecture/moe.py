@@ -1,7 +1,8 @@
-"""Mixture of experts of GLM-4.5/4.6: sigmoid router with a selection bias, routed experts, one shared expert, loss-free balancing.
+"""Mixture of experts of GLM-4.5/4.6: sigmoid router with selection bias, routed and shared experts.
 
-Between `dispatch` and `combine` tokens lie sorted by expert. There `MixtureOfExperts.travel` is the seam of expert parallelism: it may take
-them to the ranks that hold their experts and back (tasks/training/parallel/expert_parallel.py).
+Balancing is loss-free. Between `dispatch` and `combine` tokens are sorted by expert. There `MixtureOfExperts.travel`
+is the seam of expert parallelism: it may send them to the ranks that hold their experts and back
+(tasks/training/parallel/expert_parallel.py).
 """
 
 from __future__ import annotations

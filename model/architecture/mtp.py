@@ -1,7 +1,8 @@
-"""Multi-token prediction: one more decoder layer that predicts the token after the next one (DeepSeek-V3 report, section 2.2).
+"""Multi-token prediction: one more decoder layer that predicts the token after the next one.
 
-At position t it sees the trunk's normalised hidden state h_t and the embedding of token t+1 and predicts token t+2. Embedding and
-unembedding are the trunk's own, as in GLM-4.6's checkpoint.
+It follows the DeepSeek-V3 report, section 2.2. At position t it takes the trunk's normalised hidden state h_t and the
+embedding of token t+1 and predicts token t+2. Embedding and unembedding are the trunk's own, as in GLM-4.6's
+checkpoint.
 """
 
 import torch

@@ -1,8 +1,10 @@
-"""GLM-4.5/4.6 (`glm4_moe`) as single-device mathematics: token ids in, logits or losses out. Parameter names are the checkpoint's,
-except that a layer's experts are stacked.
+"""GLM-4.5/4.6 (`glm4_moe`) as single-device mathematics: token ids in, logits or losses out.
 
-Shape letters: B batch, T positions, S cached positions, D model, N query heads, G kv heads, H head dim, F expert hidden, E experts,
-K experts per token, R routed token copies, V vocabulary, L layers with experts (the MTP layer's last).
+Parameter names are the checkpoint's, except that a layer's experts are stacked.
+
+Shape letters: B batch, T positions, S cached positions, D model, N query heads, G kv heads, H head dim, F expert
+hidden, E experts, K experts per token, R routed token copies, V vocabulary, L layers with experts (the MTP layer's
+last).
 """
 
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Our parameter names and the checkpoint's: equal, except that a layer's experts are stacked here and one tensor each on disk."""
+"""Maps our parameter names to the checkpoint's: equal, but experts are stacked here and one tensor each on disk."""
 
 import re
 from collections.abc import Mapping

@@ -1,8 +1,9 @@
-"""A Hugging Face checkpoint directory and its tokenizer as one GGUF file that llama.cpp serves (architecture `glm4moe`).
+"""Writes a Hugging Face checkpoint and its tokenizer as one GGUF file that llama.cpp serves (`glm4moe`).
 
-The MTP layer is left out and `nextn_predict_layers` is 0: llama.cpp does not need it to serve, and loaders that count it as a layer fail
-on it (axolotl #3559). Matrices are F32 or Q8_0; router, router bias, norms and biases are always F32. Tensors are read, converted and
-written one by one, so memory holds one stack of experts at a time. Equal input gives equal bytes.
+The MTP layer is left out and `nextn_predict_layers` is 0: llama.cpp does not need it to serve, and loaders that count
+it as a layer fail on it (axolotl #3559). Matrices are F32 or Q8_0; router, router bias, norms and biases are always
+F32. Tensors are read, converted and written one by one, so memory holds one stack of experts at a time. Equal input
+gives equal bytes.
 """
 
 from pathlib import Path

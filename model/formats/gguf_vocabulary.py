@@ -1,4 +1,4 @@
-"""A `tokenizer.json` (Hugging Face `tokenizers`, byte-level BPE) as the token list, token types and merges of a GGUF file."""
+"""Converts a `tokenizer.json` (byte-level BPE) to the token list, token types and merges of a GGUF file."""
 
 import json
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
-"""The Hugging Face `glm4_moe` layout, out and in: config.json, safetensors with one tensor per expert, the MTP layer as layer N.
+"""Writes and reads the Hugging Face `glm4_moe` layout: config.json, safetensors, the MTP layer as layer N.
 
-Every tensor is accounted for: a missing, unexpected or wrongly shaped one is a ValueError that names tensor and file. Both MTP layouts
-are read: GLM-4.6's, and GLM-4.5's, which repeats embedding and unembedding as `layers.N.embed_tokens` and `layers.N.shared_head.head`
-(vllm #27597). We write 4.6's. The repeated tensors are checked against the trunk's and then left: training has one copy of each, so a
-checkpoint whose copies differ cannot be represented and is refused.
+There is one tensor per expert. Every tensor is accounted for: a missing, unexpected or wrongly shaped one is a
+ValueError that names tensor and file. Both MTP layouts are read: GLM-4.6's, and GLM-4.5's, which repeats embedding
+and unembedding as `layers.N.embed_tokens` and `layers.N.shared_head.head` (vllm #27597). We write 4.6's. The repeated
+tensors are checked against the trunk's and then left out: training has one copy of each, so a checkpoint whose copies
+differ cannot be represented and is refused.
 """
 
 import json

@@ -1,5 +1,8 @@
-"""Sequences of one batch, token by token: what an engine needs of a model. By torch for every device and dtype, and the reference; on a
-CPU in float32 by the compiled pass (`model.generation.kernel_decoding`)."""
+"""Decodes the sequences of one batch token by token: what an engine needs of a model.
+
+Torch does it for every device and dtype, and is the reference. On a CPU in float32 the compiled pass does it
+(`model.generation.kernel_decoding`).
+"""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,6 +1,7 @@
-"""Generation and scoring in this process: prompts as token ids in, tokens with their log-probabilities out.
+"""Generates and scores in this process: prompts as token ids in, tokens with their log-probabilities out.
 
-`InProcessEngine` is one implementation of the engine protocol (`generate`, `score`) that evaluation, rollouts, chat and the smoke test use.
+`InProcessEngine` is one implementation of the engine protocol (`generate`, `score`) that evaluation, rollouts, chat
+and the smoke test use.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
-"""Generation on a CPU in float32 by the compiled pass: packed weights of a model, and the sequences of one batch.
+"""Generates on a CPU in float32 by the compiled pass: packed weights of a model, and the sequences of one batch.
 
-A sequence's tokens do not depend on what else is in the batch, on chunks or on threads: every number is summed in one fixed order.
+A sequence's tokens do not depend on what else is in the batch, on chunks or on threads: every number is summed in one
+fixed order.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""How a next token is chosen from logits, and what is kept of the choice."""
+"""Chooses a next token from logits, and keeps the figures of the choice."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,6 +1,6 @@
-"""The passes over memory between matrix products on a CPU in float32, each in one go: calls of `elementwise_kernels.cpp`.
+"""The passes over memory between matrix products on a CPU in float32, each one call of `elementwise_kernels.cpp`.
 
-Callers ask `fits` first; their plain torch code is what these are tested against.
+Callers ask `fits` first. Tests compare the kernels with the callers' plain torch code.
 """
 
 from ctypes import c_float, c_int64

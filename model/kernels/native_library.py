@@ -1,7 +1,8 @@
-"""Compiled C++: a kernel is a source beside the module that loads it, built once per machine, called with plain pointers (ctypes).
+"""Compiles and loads C++ kernels: a source beside the module that loads it, called with plain pointers (ctypes).
 
-Libraries are kept by kind of machine (configs/machine.py), named by a digest of source, headers, compiler and flags. `make env` builds all
-of them (`python -m model.kernels.native_library`), else the first use does (10 s each) and says so.
+Each is built once per machine. Libraries are kept by kind of machine (configs/machine.py), named by a digest of
+source, headers, compiler and flags. `make env` builds all of them (`python -m model.kernels.native_library`), else
+the first use does (10 s each) and says so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Newton-Schulz orthogonalisation for Muon: matrices in, nearly U V^T of each out, alone or stacked.
+"""Newton-Schulz orthogonalisation for Muon: matrices in, nearly U V^T of each out, single or stacked.
 
-The iteration and its coefficients are Keller Jordan's, as in DeepSpeed's Muon, which the results are tested against. DeepSpeed compiles its
-functions for every shape of matrix (torch.compile, tens of seconds at a training's start) and computes in float16 where it can; here each
-step is three fused products, on a CPU in the matrices' own dtype.
+The iteration and its coefficients are Keller Jordan's, as in DeepSpeed's Muon; tests compare the results with it.
+DeepSpeed compiles its functions for every shape of matrix (torch.compile, tens of seconds at a training's start) and
+computes in float16 where it can. Here each step is three fused products, on a CPU in the matrices' own dtype.
 """
 
 import torch

@@ -1,13 +1,13 @@
-"""Muon on every matrix but the embedding and AdamW on the rest, or AdamW on all: one client optimizer for DeepSpeed at every ZeRO stage.
+"""Muon on every matrix but the embedding and AdamW on the rest, or AdamW on all: one optimizer for DeepSpeed.
 
-An orthogonalised update of a (rows, cols) matrix is scaled by rms * sqrt(max(rows, cols)), which gives it the RMS that AdamW's updates
-have (arXiv 2502.16982, section 2.2). Expert stacks (E, rows, cols) are orthogonalised per expert. lm_head and router are matrices like
-others, as the report has them.
+It works at every ZeRO stage. An orthogonalised update of a (rows, cols) matrix is scaled by rms * sqrt(max(rows,
+cols)), which gives it the RMS of AdamW's updates (arXiv 2502.16982, section 2.2). Expert stacks (E, rows, cols) are
+orthogonalised per expert. lm_head and router are matrices like others, as in the report.
 
-Momentum and moments are element-wise, so under ZeRO they lie in the flat partitions that DeepSpeed hands in; only the orthogonalisation
-needs whole matrices, and it is replaceable (`Muon.orthogonalize`; tasks/training/parallel/whole_matrices.py). DeepSpeed's own
-MuonWithAuxAdam orthogonalises inside ZeRO instead: it keeps momenta of whole matrices on every rank, and what it leaves as gradients are
-updates.
+Momentum and moments are element-wise, so under ZeRO they are in the flat partitions that DeepSpeed hands in. Only the
+orthogonalisation needs whole matrices, and it is replaceable (`Muon.orthogonalize`;
+tasks/training/parallel/whole_matrices.py). DeepSpeed's own MuonWithAuxAdam orthogonalises inside ZeRO instead: it
+keeps momenta of whole matrices on every rank, and what it leaves as gradients are updates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The GLM-4.6 chat template, twice: as Jinja for everything that serves the model, and as segments that say what is trained.
+"""The GLM-4.6 chat template, twice: as Jinja for everything that serves the model, and as segments for training.
 
-Both give the same text for the same conversation. The segments also keep special tokens apart from what people wrote: `<|user|>` in a
-user's text stays eight characters. Pure: runs in executors and ranks.
+Both give the same text for the same conversation. The segments say what is trained. They also keep special tokens
+apart from what people wrote: `<|user|>` in a user's text stays eight characters. Pure: runs in executors and ranks.
 """
 
 from __future__ import annotations

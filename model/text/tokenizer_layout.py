@@ -1,6 +1,7 @@
 """The vocabulary layout of GLM-4.5/4.6: byte-level BPE tokens first, then 36 special tokens, then unused rows.
 
-The tokenizer step trains with these constants and the GGUF export relies on them, so the served model splits text the same way.
+The tokenizer step trains with these constants and the GGUF export relies on them, so the served model splits text the
+same way.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Step: documents of any stage -> the same with every column that later stages read, neutral where the stage that sets it has not run.
+"""Step: documents of any stage -> the same with every column that later stages read, with neutral values.
 
-So one stage can run alone on a user's directory: `glm46 stage`. Neutral is: no scores, a cluster of its own, to be trained on.
+So `glm46 stage` can run one stage on a user's directory. Where the stage that sets a column has not run, neutral
+means: no scores, a cluster of its own, to be trained on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Step: one artifact against one data contract; a violation stops the run and names rule, column and example rows."""
+"""Step: checks one artifact against one data contract; a violation stops the run and names rule, column and rows."""
 
 from __future__ import annotations
 

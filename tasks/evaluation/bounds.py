@@ -1,4 +1,4 @@
-"""What a gate says: one bound per figure, with what was measured, what is allowed and whether it was held."""
+"""The bounds of a gate: per figure what was measured, what is allowed and the verdict."""
 
 from __future__ import annotations
 

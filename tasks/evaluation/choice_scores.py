@@ -1,6 +1,6 @@
-"""Multiple choice by likelihood: which choice does the model continue the question with? Measured by lm-evaluation-harness.
+"""Multiple choice by likelihood: which choice does the model continue the question with?
 
-Every choice is scored behind one space after the question, as the harness does.
+lm-evaluation-harness measures it. Every choice is scored after the question and one space, as the harness does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A candidate against another checkpoint on the same items: non-inferiority of every figure by the paired 95 % interval.
+"""Compares a candidate with another checkpoint on the same items: non-inferiority by the paired 95 % interval.
 
-A bound is held where the interval excludes a loss of the margin or more. It is broken where it does not and the whole interval is on the
-worse side; else it is undecided, which refuses as well: too few items prove nothing. A domain, or multiple choice, of which the suite
-holds fewer than MIN_ITEMS independent items is refused only where the whole interval is beyond the margin, since the user's text decides
-how many there are, and the figure over all documents holds them too.
+A bound is held where the interval excludes a loss of the margin or more. It is broken where it does not and the whole
+interval is on the worse side. Else it is undecided, which refuses as well: too few items prove nothing. The suite may
+hold fewer than MIN_ITEMS independent items of a domain, or of multiple choice. That figure is refused only where the
+whole interval is beyond the margin, since the user's text decides how many there are, and the figure over all
+documents holds them too.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Accept or refuse a candidate by its evaluation: floors and ceilings, then paired comparisons with start, champion and anchors.
+"""Step: accepts or refuses a candidate by its evaluation: floors and ceilings, then paired comparisons.
 
-In: items.parquet and experts.parquet of the candidate and, where there are any, items.parquet of the checkpoint that the phase started
-from, of the champion and of the anchors, on the same suite. Out: decision.json. A refusal is a result with reasons, never an exception;
-evaluations that cannot be compared or lack a metric raise.
+The comparisons are with start, champion and anchors. In: items.parquet and experts.parquet of the candidate and,
+where there are any, items.parquet of the checkpoint that the phase started from, of the champion and of the anchors,
+on the same suite. Out: decision.json. A refusal is a result with reasons, never an exception. Evaluations that cannot
+be compared or lack a metric raise.
 
-The anchor of a figure is the best promoted version so far. Margins against only the champion would add up from release to release:
-against the anchor they do not. It moves only to a candidate that is better than it beyond the interval.
+The anchor of a figure is the best promoted version so far. Margins against only the champion would add up from
+release to release: against the anchor they do not. It moves only to a candidate that is better than it beyond the
+interval.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine protocol that rollouts, evaluation, chat and smoke tests share, the engine that runs in this process, and its tokenizer."""
+"""The engine protocol that rollouts, evaluation, chat and smoke tests share; the in-process engine and its tokenizer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Ask a checkpoint every question of a suite: bits per byte, verified problems as text and as conversations, multiple choice.
+"""Step: asks a checkpoint every question of a suite: bits per byte, verified problems, multiple choice.
 
-In: a trained checkpoint (hf/ with tokenizer.json) and a suite. Out: items.parquet, one row per item, sorted by item id, and
-experts.parquet, routed tokens of the documents per layer and expert; gates read only these. Runs in this process with fixed threads and
-deterministic algorithms.
+Problems are asked as text and as conversations. In: a trained checkpoint (hf/ with tokenizer.json) and a suite. Out:
+items.parquet, one row per item, sorted by item id, and experts.parquet, routed tokens of the documents per layer and
+expert. Gates read only these. Runs in this process with fixed threads and deterministic algorithms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How evenly a checkpoint spreads held-out text over its experts: routed tokens per layer and expert, in experts.parquet.
+"""Measures how evenly a checkpoint spreads held-out text over its experts: routed tokens per layer and expert.
 
-Measured on rows of equal length without padding, which would all go to the same experts. Even a router that sends every token to random
-experts loads some more than others: `chance_load` and `chance_cv` say how far that goes on so many tokens.
+They are in experts.parquet. Rows have equal length and no padding: padding tokens would all go to the same experts.
+Even a router that sends every token to random experts loads some more than others: `chance_load` and `chance_cv` say
+how much on so many tokens.
 """
 
 from __future__ import annotations

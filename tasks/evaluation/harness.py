@@ -1,6 +1,6 @@
-"""lm-evaluation-harness over our engine: a suite's questions as its task, the engine as its model. Importing this takes two seconds.
+"""Runs lm-evaluation-harness over our engine: a suite's questions are its task, the engine is its model.
 
-Nothing is downloaded: the task's documents are handed over in memory.
+Importing this takes two seconds. Nothing is downloaded: the task's documents are handed over in memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""95 % intervals of what an evaluation measures, and the unbiased pass@k. Deterministic: every resampling starts from one fixed seed.
+"""95 % intervals of what an evaluation measures, and the unbiased pass@k.
 
-Every function takes one entry per independent item: what belongs together (pieces of one record) is summed before. How often the
-intervals hold what they should is simulated in tests/evaluation/test_intervals.py.
+They are deterministic: every resampling starts from one fixed seed. Every function takes one entry per independent
+item: what belongs together (pieces of one record) is summed before. tests/evaluation/test_intervals.py simulates how
+often the intervals contain the truth.
 """
 
 from __future__ import annotations

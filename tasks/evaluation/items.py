@@ -1,7 +1,8 @@
-"""Evaluation items: the one table that gates read, its schema and the figures computed from it.
+"""Evaluation items: the table that gates read, its schema and the figures computed from it.
 
-`items.parquet` is sorted by item id. A document item is one held-out document; an arithmetic item one problem continued as plain text; a
-chat problem one problem asked as a conversation, with several sampled answers; a choice item one multiple-choice question.
+`items.parquet` is sorted by item id. A document item is one held-out document. An arithmetic item is one problem
+continued as plain text. A chat problem is one problem asked as a conversation, with several sampled answers. A choice
+item is one multiple-choice question.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Choose what a candidate is asked: held-out documents, verified problems as text and as conversations, multiple-choice questions.
+"""Step: chooses what a candidate is asked: held-out documents, verified problems, multiple-choice questions.
 
-In: documents with a column `split`, generated problems, the source listing, whose evaluation files may hold questions. Out:
-suite.parquet, sorted by item id. The suite is an artifact of its own so that candidate and champion are asked the same, whatever their
-tokenizers. Its documents are of side `test`: no training reads them, and none that is measured while a phase trains is among them.
+Problems are asked as text and as conversations. In: documents with a column `split`, generated problems, the source
+listing, whose evaluation files may hold questions. Out: suite.parquet, sorted by item id. The suite is an artifact of
+its own, so that candidate and champion are asked the same, whatever their tokenizers. Its documents are of side
+`test`: no training reads them, and none that is measured while a phase trains is among them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What became of one document: where it lies in its source, which step dropped it and why, which phases and models were trained on it."""
+"""Traces one document: its position in its source, who dropped it and why, the phases and models trained on it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What a registered model is made of: phases, packed orders, shards, tokenizer, data steps with what they dropped, sources, record offsets.
+"""Traces a registered model to phases, packed orders, shards, tokenizer, data steps with their drops, and sources.
 
-Read from the store's manifests and the registry's database alone: no server, no Spark.
+Sources go down to record offsets. It reads only the store's manifests and the registry's database: no server, no
+Spark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The phases behind a checkpoint, and which documents they read: packed orders joined with the shards' sidecars, one shard at a time."""
+"""The phases that a checkpoint was trained in, and the documents that they read.
+
+Packed orders are joined with the shards' sidecars, one shard at a time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Write a checkpoint as GGUF files that llama.cpp serves: model-F32.gguf, model-Q8_0.gguf. In: hf/ with tokenizer.json."""
+"""Step: writes a checkpoint as GGUF files that llama.cpp serves: model-F32.gguf, model-Q8_0.gguf.
+
+In: hf/ with tokenizer.json.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Accept or refuse quantized files: each may lose only so many bits per byte against the F32 file, as llama.cpp measured both."""
+"""Step: accepts or refuses quantized files by how many bits per byte each loses against the F32 file.
+
+llama.cpp measured both.
+"""
 
 from __future__ import annotations
 

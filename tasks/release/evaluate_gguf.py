@@ -1,7 +1,7 @@
-"""Bits per byte of each GGUF file on the suite's first documents, measured by llama.cpp itself.
+"""Step: measures bits per byte of each GGUF file on the suite's first documents, with llama.cpp itself.
 
-In: GGUF files, the checkpoint whose tokenizer they carry, the evaluation suite. Out: gguf_scores.json, per type and document the
-log-probability and bytes. Starts the model server on loopback for each file in turn.
+In: GGUF files, the checkpoint whose tokenizer they carry, the evaluation suite. Out: gguf_scores.json, per type and
+document the log-probability and bytes. It starts the model server on loopback for each file in turn.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Our own greedy answers to the smoke prompts, kept so that a later smoke test needs no model of its own.
+"""Step: generates our own greedy answers to the smoke prompts, so that a later smoke test needs no model of its own.
 
-The recipe's prompts are continued as plain text, and the first one is also asked as a user's message, without thinking, of a model that
-was trained on conversations. Those answers may be short: after them the beginnings of held-out documents are continued, one after the
-other, until MIN_COMPARED_TOKENS tokens can be compared. Out: reference.json, per prompt the token ids asked and generated, the bytes of
-each and the top-2 margins.
+The recipe's prompts are continued as plain text. A model that was trained on conversations is also asked the first
+one as a user's message, without thinking. Those answers may be short: after them the beginnings of held-out documents
+are continued, one after the other, until MIN_COMPARED_TOKENS tokens can be compared. Out: reference.json, per prompt
+the token ids asked and generated, the bytes of each and the top-2 margins.
 """
 
 from __future__ import annotations

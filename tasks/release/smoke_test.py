@@ -1,8 +1,9 @@
-"""Ask a served model through the OpenAI client and hold its greedy answers, token by token, to our own generation.
+"""Effect: asks a served model through the OpenAI client, and compares its greedy answers token by token with ours.
 
-An effect: it always runs. In: the server's URL and the cached reference. Texts to be continued travel as token ids, a message as a
-message through the chat endpoint; whether the server renders and splits both into the same ids is checked by itself. The server leaves
-tokens that end inside a UTF-8 character out of its token report, so ids are compared without those, and their bytes through the text.
+An effect always runs. In: the server's URL and the cached reference. Texts to be continued are sent as token ids, a
+message as a message through the chat endpoint. A separate check compares the ids into which the server renders and
+splits both. The server leaves tokens that end inside a UTF-8 character out of its token report. So ids are compared
+without those, and their bytes through the text.
 """
 
 from __future__ import annotations

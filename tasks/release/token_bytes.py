@@ -1,4 +1,4 @@
-"""The bytes behind the tokens of a byte-level tokenizer."""
+"""The bytes that the tokens of a byte-level tokenizer encode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""model_card.md and data_card.md: the report's figures as Markdown for the model's page, every number read from an artifact."""
+"""Writes model_card.md and data_card.md: the report's figures as Markdown, every number read from an artifact."""
 
 from __future__ import annotations
 

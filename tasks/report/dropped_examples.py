@@ -1,4 +1,4 @@
-"""A few texts per reason for which a step dropped documents, looked up in what the step was given."""
+"""Shows a few texts per reason for which a step dropped documents, looked up in the step's input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The curve of one phase as a picture that stands alone: losses on the token axis, or rewards on the step axis."""
+"""Draws the curve of one phase as a self-contained picture: losses on the token axis, or rewards on the step axis."""
 
 from __future__ import annotations
 

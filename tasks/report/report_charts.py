@@ -1,4 +1,4 @@
-"""Charts of the report as inline SVG: curves, heat strips, intervals, bars. Colours are the page's, so they follow light and dark."""
+"""Charts of the report as inline SVG: curves, heat strips, intervals, bars, in the page's colours (light and dark)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says of the phases: per phase what training left and how it was judged."""
+"""The inputs of a report about the phases: what training left of each, and how it was judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report about where the model comes from: phases, shards, filters, sources; contracts; time; versions."""
+"""The report about the model's origin: phases, shards, filters, sources; contracts; time; versions."""
 
 from __future__ import annotations
 

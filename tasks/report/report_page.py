@@ -1,4 +1,7 @@
-"""The pieces of the report as HTML text: page, sections, tables, folded lists. No script, no outside request; light, dark and print."""
+"""The pieces of the report as HTML text: page, sections, tables, folded lists.
+
+There is no script and no outside request. The page has light, dark and print styles.
+"""
 
 from __future__ import annotations
 

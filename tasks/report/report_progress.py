@@ -1,4 +1,4 @@
-"""The report about what was watched while training: held-out text by domain, experts, spikes; and what the rows were packed from."""
+"""The report about what was measured during training: held-out text by domain, experts, spikes, contents of the rows."""
 
 from __future__ import annotations
 

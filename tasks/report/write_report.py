@@ -1,7 +1,8 @@
-"""What is this model made of, how good is it, why was it promoted or refused: a self-contained report.html, two cards as Markdown.
+"""Step: writes report.html (self-contained) and two Markdown cards about a run.
 
-In: the artifacts of a run, as far as it came. Out: three files, as evidence: they show times and keys, which do not enter digests.
-Every number is read from an artifact or its manifest.
+They answer what the model is made of, how good it is, and why it was promoted or refused. In: the artifacts of a run,
+as far as it came. Out: three files, as evidence: they show times and keys, which do not enter digests. Every number
+is read from an artifact or its manifest.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Take a Hugging Face `glm4_moe` directory into the store as a checkpoint that training, evaluation and release start from.
+"""Step: imports a Hugging Face `glm4_moe` directory as a checkpoint for training, evaluation and release.
 
-In: the directory, the tokenizer of the prepared data. Out: hf/ and handover/ as a phase leaves them, the moments fresh.
+In: the directory, the tokenizer of the prepared data. Out: hf/ and handover/ as a phase leaves them, with fresh
+moments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Inputs of a phase that do not belong together, refused before anything starts: each reason names both sides and the fix."""
+"""Refuses inputs of a phase that do not belong together, before anything starts.
+
+Each reason names both sides and the fix.
+"""
 
 from __future__ import annotations
 

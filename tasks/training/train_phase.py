@@ -1,8 +1,9 @@
-"""Train one phase: hand the job to a launcher, follow it, collect weights and hand-over state.
+"""Step: trains one phase: submits the job to a launcher, follows it, collects weights and hand-over state.
 
-In: packed rows and shards, or the prompts of a policy objective; the tokenizer, the state to start from. Out: hf/ (Hugging Face
-glm4_moe directory with tokenizer), handover/ (what the next phase continues from); metrics.jsonl, rollouts.jsonl and logs as evidence.
-The job runs detached in work/<key>/: a flow that is killed and started again finds it there and goes on following it.
+In: packed rows and shards, or the prompts of a policy objective; the tokenizer, the state to start from. Out: hf/
+(Hugging Face glm4_moe directory with tokenizer), handover/ (what the next phase continues from); metrics.jsonl,
+rollouts.jsonl and logs as evidence. The job runs detached in work/<key>/. A flow that is killed and started again
+finds the job there and goes on following it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which conversations say nearly the same, or come of one record: they are held out together or not at all.
+"""Groups conversations that say nearly the same or come from one record: all of a group are held out, or none.
 
-Their texts are compared as those of documents (tasks/data/deduplication/near_duplicates.py); nothing is dropped for it, since two answers
-to one question may both be worth learning.
+Their texts are compared as documents are (tasks/data/deduplication/near_duplicates.py). Nothing is dropped, since two
+answers to one question may both be worth learning.
 """
 
 from __future__ import annotations

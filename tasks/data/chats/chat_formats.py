@@ -1,7 +1,8 @@
-"""The shapes in which public files write a conversation, brought to one: messages as the chat template renders them. Pure, per record.
+"""Converts the shapes in which public files write a conversation to one: messages as the chat template renders them.
 
-Known are `messages` or `history` (role, content), `conversations` (from, value), `messages_display` (`user: ...` lines),
-`instruction` + `input` + `output`, `instruction` + `instances`, and `prompt` + `answer`.
+It reads `messages` or `history` (role, content), `conversations` (from, value), `messages_display` (`user: ...`
+lines), `instruction` + `input` + `output`, `instruction` + `instances`, and `prompt` + `answer`. The functions are
+pure and work per record.
 """
 
 from __future__ import annotations

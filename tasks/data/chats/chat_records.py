@@ -1,7 +1,8 @@
 """Reads source files of conversations, inside Spark executors: rows of kept, dropped and rejected ones.
 
-The overlap with evaluation items is looked up on the way, in the text of all turns; function descriptions are no one's answer. Personal
-data is masked behind that, since evaluation items hold theirs, and before digests are taken: duplicates are those of what is trained on.
+The overlap with evaluation items is looked up in the text of all turns; function descriptions are nobody's answer.
+Personal data is masked after that, since evaluation items hold theirs. Digests are taken after masking: duplicates
+are those of the text that is trained on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Step: sources with role `sft`, synthetic conversations and verified solutions of seed problems -> chats/ in one shape, split, free of
-personal data, duplicates and evaluation items.
+"""Step: `sft` sources, synthetic chats and verified solutions -> chats/ in one shape, split and cleaned.
 
-dropped.parquet names what stays in a conversation's place, or the evaluation item it overlaps with; rejected.parquet what is no
-conversation to learn from, and why; masked.parquet counts the personal data that was replaced, as mask_personal_data does.
+The conversations have no personal data, no duplicates and no evaluation items. dropped.parquet names the conversation
+that is kept instead, or the evaluation item that overlaps. rejected.parquet names what is no conversation to learn
+from, and why. masked.parquet counts the replaced personal data, as mask_personal_data does.
 """
 
 from __future__ import annotations

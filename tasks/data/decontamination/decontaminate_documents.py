@@ -1,9 +1,8 @@
-"""Step: filtered and synthetic documents, and the prompts of reinforcement learning -> those that overlap with no evaluation item
-(overlap.py says what that is).
+"""Step: filtered and synthetic documents, and prompts of RL -> those that overlap with no evaluation item.
 
-dropped.parquet and dropped_prompts.parquet name the item, by its id and by file and record; contaminated.parquet shows the words that
-document and item share. Protected are all records of role `evaluation` and the generated problems that gate promotion or are held
-out.
+overlap.py defines overlap. dropped.parquet and dropped_prompts.parquet name the item, by its id and by file and
+record. contaminated.parquet shows the words that document and item share. All records of role `evaluation` are
+protected, and so are the generated problems that gate promotion or are held out.
 """
 
 from __future__ import annotations

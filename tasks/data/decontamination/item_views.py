@@ -1,8 +1,8 @@
-"""What of an evaluation record may not be trained on: the texts in which it would turn up elsewhere. Pure, per record.
+"""The texts in which an evaluation record would appear elsewhere: none of them may be trained on. Pure, per record.
 
-A multiple-choice question turns up with its choices behind it, lettered or not (overlap.py takes all letters for one), or with one of
-them; a code task as its prompt, its tests or its solution; a change as its message and the lines that it adds (those around them are
-honest source code).
+A multiple-choice question appears followed by its choices, lettered or not (overlap.py treats all letters as one), or
+with one of them. A code task appears as its prompt, its tests or its solution. A change appears as its message and
+the lines that it adds (those around them are honest source code).
 """
 
 from __future__ import annotations

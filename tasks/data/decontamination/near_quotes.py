@@ -1,9 +1,12 @@
-"""Passages of evaluation items that documents quote with small changes. Runs in executors: imports no Spark.
+"""Detects passages of evaluation items that documents quote with small changes.
 
-A long item is protected in passages. Runs of a few words (shingles) that a document shares with a passage, close together, make it a
-candidate. Then the words of both are aligned in order, each with a weight by how few items hold it. A passage is quoted if the document has
-MIN_SHARE of its weight: with typing errors, filler words, words replaced, lines broken elsewhere. Its numbers must be there as
-well: the same problem with other numbers is another problem.
+A long item is protected in passages. Runs of a few words (shingles) that a document shares with a passage, close
+together, make it a candidate. Then the words of both are aligned in order. Each word has a weight by how few items
+hold it. A passage is quoted if the document has MIN_SHARE of its weight: with typing errors, filler words, words
+replaced, lines broken elsewhere. Its numbers must be there as well: the same problem with other numbers is another
+problem.
+
+Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

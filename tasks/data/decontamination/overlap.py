@@ -1,10 +1,12 @@
-"""Overlap of documents with evaluation items, by runs of normalised words (quoted_words.py). Runs in executors: imports no Spark.
+"""Detects overlap of documents with evaluation items by runs of normalised words (quoted_words.py).
 
-A text of at least n words protects each of its n-grams; a shorter one the sequence of all its words, if it has enough of them to be no
-everyday phrase. N-grams that mostly repeat themselves (rows of zeros), have hardly a word with letters (tables of numbers) or are shared by
-many items (a benchmark's instructions) protect nothing. Long texts are also known from a quotation with changes (near_quotes.py).
+A text of at least n words protects each of its n-grams. A shorter text protects the sequence of all its words, if it
+has enough of them to be no everyday phrase. Some n-grams protect nothing: those that mostly repeat themselves (rows
+of zeros), those with hardly a word that has letters (tables of numbers), and those that many items share (a
+benchmark's instructions). Long texts are also recognised in a quotation with changes (near_quotes.py).
 
-Every protected run is looked up by its first words, its anchor, and then compared as a whole: one pass per length of anchor.
+Every protected run is looked up by its first words, its anchor, and then compared as a whole: one pass per length of
+anchor. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What may not be trained on: every record of role `evaluation`, and the very problems that gate promotion.
+"""Lists what may not be trained on: every record of role `evaluation`, and the problems that gate promotion.
 
-The gold patches of `code/swe_tasks`-like prompts also occur among commits. They are prompts: trained on, as commits are. Who evaluates
-with such tasks gives their file the role `evaluation`, and their added lines are protected like those of any change.
+The gold patches of `code/swe_tasks`-like prompts also occur among commits. They are prompts, so they are trained on
+as commits are. Who evaluates with such tasks gives their file the role `evaluation`. Then their added lines are
+protected like those of any change.
 """
 
 from __future__ import annotations

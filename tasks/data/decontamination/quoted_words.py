@@ -1,9 +1,10 @@
-"""The words of texts as decontamination compares them. Runs in executors: imports no Spark.
+r"""Cuts texts into the normalised words that decontamination compares. Runs in executors: imports no Spark.
 
-Normalised: lower case, words alone (words.py), LaTeX's layout commands and thousands separators left out, so that `$\\frac{1}{2}$` is
-`1/2` and `1,000` is `1000`; `seven` is `7`, escapes of JSON, of programs and of HTML are the characters that they stand for, tags of HTML
-and invisible characters are nothing, words broken at a line's end are whole, and the letters and numbers of choices are all alike:
-`(B) grass`, `b grass` and `2) grass` are one text (letters A to H are alike wherever they stand alone).
+Words are in lower case and without signs (words.py). LaTeX's layout commands and thousands separators are left out,
+so that `$\frac{1}{2}$` is `1/2` and `1,000` is `1000`. `seven` is `7`. Escapes of JSON, of programs and of HTML are
+the characters that they encode. Tags of HTML and invisible characters are removed. Words broken at a line's end are
+joined. The letters and numbers of choices are all alike: `(B) grass`, `b grass` and `2) grass` are one text (letters
+A to H are alike wherever they are words of their own).
 """
 
 from __future__ import annotations

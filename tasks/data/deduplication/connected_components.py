@@ -1,8 +1,9 @@
 """Connected components of an edge list on Spark: the smallest id of its component for every node.
 
-Up to MAX_SINGLE_TASK_EDGES one task joins them in memory. Beyond, alternating large and small stars (Kiveris et al. 2014, "Connected
-Components in MapReduce and Beyond") shrink the edges to one star per component in O(log^2 n) rounds on all executors. Either way the
-result is proven, not assumed: rounds go on until every node has exactly one centre and no centre has one itself, or the run stops.
+Up to MAX_SINGLE_TASK_EDGES, one task joins them in memory. Beyond that, alternating large and small stars (Kiveris et
+al. 2014, "Connected Components in MapReduce and Beyond") shrink the edges to one star per component in O(log^2 n)
+rounds on all executors. The result is proven, not assumed: rounds go on until every node has exactly one centre and
+no centre has one itself, or the run stops.
 """
 
 from __future__ import annotations

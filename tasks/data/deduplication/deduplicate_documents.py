@@ -1,9 +1,11 @@
 """Step: documents -> one survivor per page, per content and per cluster of near-duplicates, with the cluster's id.
 
-One after the other: records with the same page URL; equal content digests; MinHash-LSH candidates whose true Jaccard similarity over word
-n-grams reaches the threshold, closed transitively. Survivor: what an earlier run kept, then the best quality (none last), the longest, the
-smallest id; so the result depends on the documents alone. dropped.parquet names the survivor, neighbours.parquet a verified neighbour of
-every near-duplicate, signatures/ the signatures of the survivors, against which a later crawl is deduplicated (`previous`).
+It compares, in this order: records with the same page URL; equal content digests; MinHash-LSH candidates whose true
+Jaccard similarity over word n-grams reaches the threshold, closed transitively. The survivor is what an earlier run
+kept, then the best quality (none last), the longest, the smallest id. So the result depends only on the documents.
+
+dropped.parquet names the survivor, neighbours.parquet a verified neighbour of every near-duplicate. signatures/ has
+the signatures of the survivors: a later crawl is deduplicated against them (`previous`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""From texts to verified pairs of near-duplicates, as stages between which parcels travel: keys of bands -> pairs -> shingles that are
-wanted -> pairs whose true similarity reaches the threshold. Runs in executors: imports no Spark.
+"""The stages from texts to verified pairs of near-duplicates; each passes its rows on in batches (parcels.py).
 
-Texts are read from the document files, once to be signed and, of candidates alone, once to be compared.
+The stages are: keys of bands -> pairs -> shingles that are wanted -> pairs whose true similarity reaches the
+threshold. Texts are read from the document files: once to be signed, and once more to be compared if they are
+candidates. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

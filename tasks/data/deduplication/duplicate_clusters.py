@@ -1,4 +1,4 @@
-"""The largest clusters of near-duplicates: shown, because a template with other facts on every page looks like one page many times."""
+"""Shows the largest clusters of near-duplicates: a template with other facts looks like one page many times."""
 
 from __future__ import annotations
 

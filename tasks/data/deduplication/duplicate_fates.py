@@ -1,4 +1,7 @@
-"""Who stays and who goes, on Spark frames of ids and scores: records of one page, equal contents, clusters of near-duplicates."""
+"""Decides who stays and who is dropped, on Spark frames of ids and scores.
+
+It judges records of one page, equal contents, and clusters of near-duplicates.
+"""
 
 from __future__ import annotations
 

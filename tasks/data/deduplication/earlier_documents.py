@@ -1,5 +1,7 @@
-"""What earlier runs of deduplicate_documents kept: directories with documents/ and signatures/, against which a new crawl is compared.
-Not a step: always looked up. The digest covers the files' names and contents, not where they lie.
+"""Lists what earlier runs of deduplicate_documents kept, so that a new crawl is compared with it.
+
+It reads directories with documents/ and signatures/. It is not a step, so it is always looked up. The digest covers
+the files' names and contents, not their location.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Shingles, MinHash signatures, band keys and exact Jaccard similarity of many texts at once, as NumPy arrays. Runs in executors: imports
-no Spark.
+"""Shingles, MinHash signatures, band keys and exact Jaccard similarity of many texts at once, as NumPy arrays.
 
-A document's shingles are hashes of its word n-grams (of all its words, where it has fewer), 48 bits each: two different ones of a document
-of a million words are equal with a chance of 1 in 500. Signatures are datasketch's own (its scheme affine32) over the upper 32 bits.
+A document's shingles are hashes of its word n-grams (of all its words, where it has fewer), 48 bits each. Two
+different ones of a document of a million words are equal with a chance of 1 in 500. Signatures are datasketch's own
+(its scheme affine32) over the upper 32 bits. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

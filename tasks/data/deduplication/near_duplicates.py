@@ -1,4 +1,4 @@
-"""Near-duplicates of signed documents on Spark: what travels are parcels of numbers; texts are read from the document files."""
+"""Near-duplicates of signed documents on Spark: only numbers are shuffled, texts are read from the document files."""
 
 from __future__ import annotations
 

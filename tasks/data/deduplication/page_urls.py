@@ -1,8 +1,10 @@
-"""Page URLs in one spelling, as Arrow columns. Runs in executors: imports no Spark.
+"""Normalises page URLs, as Arrow columns, so that one page has one spelling.
 
-Scheme and `www.` do not name another page, nor do the default port, an anchor, a trailing slash, parameters that only track visitors or
-hold their session, and another encoding of the same characters. `#!` and `#/` are routes of a page's own script and stay. What may be the
-same page and may not (order of parameters, mobile hosts, `index.html`) is left to the comparison of texts: a wrong guess here loses one.
+Some parts do not name another page: scheme and `www.`, the default port, an anchor, a trailing slash, parameters that
+only track visitors or hold their session, and another encoding of the same characters. `#!` and `#/` are routes of a
+page's own script and stay. Some parts may or may not name another page (order of parameters, mobile hosts,
+`index.html`). They are left to the comparison of texts: a wrong guess here loses a page. Runs in executors: imports
+no Spark.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""Step: documents -> those that say something new: SemDedup (Abbas et al. 2023, arXiv 2303.09540); similar.parquet names the neighbours.
+"""Step: documents -> those that say something new (SemDedup, Abbas et al. 2023, arXiv 2303.09540).
 
-Vectors of documents, k-means, and inside a cluster one document of those whose cosine exceeds the threshold: the best in quality, then
-length, then id. Weights and centroids come from a sample of bounded size on the driver; the rest is one shuffle of a vector, two ranks and
-an id per document. The built-in vector is a projection of word weights (tasks/data/embedding/semantic_vectors.py): it finds texts that
-share most of their rare words where many small changes break the shingles, and cannot find a paraphrase in other words. A model that the
-recipe names (tasks/data/embedding/embedding_model.py) gives vectors that know what it has learned.
+It makes vectors of documents and clusters them with k-means. Inside a cluster it keeps one of the documents whose
+cosine exceeds the threshold: the best in quality, then length, then id. similar.parquet names the neighbours. Weights
+and centroids come from a sample of bounded size on the driver. The rest is one shuffle of a vector, two ranks and an
+id per document.
+
+The built-in vector is a projection of word weights (tasks/data/embedding/semantic_vectors.py). It detects texts that
+share most of their rare words where many small changes break the shingles. It cannot detect a paraphrase in other
+words. A model that the recipe names (tasks/data/embedding/embedding_model.py) gives vectors that know what the model
+has learned.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Single-document look-ups among deduplicated documents: their stored signatures in a datasketch.MinHashLSH, with the bands and rows of
-the Spark job, so that a text has exactly those candidates that share a key with it there, and the job's verdict on each. (The job does not
-compare all pairs of a large bucket; a look-up compares all that it finds.)
+"""Looks up single documents among deduplicated ones: stored signatures in a datasketch.MinHashLSH.
+
+It uses the bands and rows of the Spark job. So a text has exactly those candidates that share a key with it there,
+and the job's verdict on each. (The job does not compare all pairs of a large bucket; a look-up compares all that it
+finds.)
 
     index = SignatureIndex.open([deduplicated_dir], recipe.deduplicate)
     index.lookup("some text")  # [Neighbour(id="...", num_shared=..., num_union=...)], best first

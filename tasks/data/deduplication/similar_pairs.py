@@ -1,4 +1,7 @@
-"""Nearly equal vectors of one cluster, and who stays of them. Runs in executors: imports no Spark."""
+"""Pairs of nearly equal vectors in one cluster, and which documents of them stay.
+
+Runs in executors: imports no Spark.
+"""
 
 from __future__ import annotations
 

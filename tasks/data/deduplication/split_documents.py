@@ -1,4 +1,4 @@
-"""Step: documents -> the same documents with a column `split`, decided by the hash of the duplicate cluster alone."""
+"""Step: documents -> the same documents with a column `split`, decided only by the hash of the duplicate cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Writes surviving documents and their signatures, one range of ids per task: only signatures arrived by shuffle, and ids with their
-clusters. Runs in executors: imports no Spark.
+"""Writes surviving documents and their signatures, one range of ids per task.
+
+Only signatures, and ids with their clusters, arrive by shuffle. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Vectors of documents by a model that the user names: a Hugging Face directory or a packaged encoder. Runs in executors: imports no Spark.
+"""Vectors of documents by a model that the user names: a Hugging Face directory or a packaged encoder.
 
-A text is cut into passages of tokens; each goes through the model by itself, unpadded, in one thread, and the vector is the mean of the
-last hidden states of all its tokens, special ones included. So its floats depend on the text alone, also where a model routes the tokens of
-a batch to experts, and no partition, order or neighbour moves an entry over a border of the 8 bits. Processors of another kind may round
-otherwise. torch and transformers are imported only here, and only where a model is named.
+A text is cut into passages of tokens. Each goes through the model by itself, unpadded, in one thread. The vector is
+the mean of the last hidden states of all its tokens, special ones included. So its floats depend only on the text,
+also where a model routes the tokens of a batch to experts. No partition, order or neighbour moves an entry over a
+border of the 8 bits. Processors of another kind may round otherwise.
+
+torch and transformers are imported only here, and only where a model is named. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

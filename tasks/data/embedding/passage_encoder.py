@@ -1,8 +1,9 @@
-"""Vectors of short passages by a packaged text encoder, from its middle. Runs in executors: imports no Spark.
+"""Vectors of short passages, from the middle layer of a packaged text encoder.
 
-The vector is the mean of the hidden states after layer 4 of 6: how something is said is plainer there than at the top, which is
-trained to keep what a text is about (held-out files of toxicity labels, area under the curve: 0.84 on average, at the top 0.80). Each
-passage goes through the model by itself, so that its vector depends on nothing else.
+The vector is the mean of the hidden states after layer 4 of 6. There the way in which something is said is plainer
+than at the top, which is trained to keep what a text is about (held-out files of toxicity labels, area under the
+curve: 0.84 on average, at the top 0.80). Each passage goes through the model by itself, so that its vector depends on
+nothing else. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

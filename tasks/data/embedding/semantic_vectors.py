@@ -1,9 +1,9 @@
-"""Documents as small integer vectors, and their clusters. Runs in executors: imports no Spark.
+"""Turns documents into small integer vectors, and clusters them. Runs in executors: imports no Spark.
 
-The built-in vector is a projection of TF-IDF weights: each word and each pair of neighbouring words adds its weight, with a sign, to a few
-of the dimensions that its hash names. It knows no meaning: texts are alike where they share rare words.
-tasks/data/embedding/embedding_model.py has vectors of a model. Either are 8-bit integers, so every dot product is a whole number that
-floats hold exactly: no batch, block or thread count changes a decision.
+The built-in vector is a projection of TF-IDF weights: each word and each pair of neighbouring words adds its weight,
+with a sign, to a few of the dimensions that its hash names. It knows no meaning: texts are alike where they share
+rare words. tasks/data/embedding/embedding_model.py has vectors of a model. Both are 8-bit integers, so every dot
+product is a whole number that floats hold exactly: no batch, block or thread count changes a decision.
 """
 
 from __future__ import annotations

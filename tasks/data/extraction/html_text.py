@@ -1,13 +1,14 @@
-"""HTML -> main text, by kept libraries. Runs in executors: imports no Spark.
+"""Extracts the main text of HTML pages with libraries. Runs in executors: imports no Spark.
 
-`combined` is trafilatura's precise mode, which leaves the least boilerplate and now and then most of an article. Where it has fewer than
-MIN_SHARE of the characters that resiliparse finds, what resiliparse adds is the rest of the article, or comments and related posts. Three
-opinions decide: resiliparse, trafilatura's default mode and readability. The text that is most like the other two is taken. Where that is
-resiliparse's smaller part and the other two differ from each other, the page is no article (a forum, a list) and resiliparse's text is
-taken. `python -m benchmarks.data.extraction` compares it with every library tried; docs/data.md has the figures.
+`combined` is trafilatura's precise mode. It leaves the least boilerplate, but sometimes drops most of an article.
+Where it has fewer than MIN_SHARE of the characters that resiliparse extracts, what resiliparse adds is the rest of
+the article, or comments and related posts. Three opinions decide: resiliparse, trafilatura's default mode and
+readability. The text that is most like the other two is taken. Where that is the smaller part of resiliparse's and
+the other two differ from each other, the page is no article (a forum, a list) and resiliparse's text is taken.
+`python -m benchmarks.data.extraction` compares it with every library tried; docs/data.md has the figures.
 
-A page is parsed once, here, and loses at once what trafilatura would remove later: half of the elements, and the text is the same. Only
-the three opinions parse it again.
+A page is parsed once, here, and loses at once what trafilatura would remove later: half of the elements, and the text
+is the same. Only the three opinions parse it again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Formulas, code and dates that extractors of articles lose. Runs in executors: imports no Spark.
+r"""Keeps formulas, code and dates that extractors of articles lose. Runs in executors: imports no Spark.
 
-trafilatura takes MathJax's sources for scripts, hidden MathML for a hidden text, a figure around code for a picture, a date in a sentence
-for a byline, and the line breaks of code in lists, quotes and tables for white space. What is here puts them where they survive: formulas
-become text (TeX between \\( and \\) or \\[ and \\]), the white space of code becomes letters until the text is there.
+trafilatura treats MathJax's sources as scripts, hidden MathML as a hidden text, a figure around code as a picture, a
+date in a sentence as a byline, and the line breaks of code in lists, quotes and tables as white space. This module
+moves them to where they survive. Formulas become text (TeX between \( and \) or \[ and \]). The white space of code
+becomes letters until the text is extracted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a page may cost, told from its markup and its tree. Runs in executors: imports no Spark.
+"""Estimates what a page may cost, from its markup and its tree. Runs in executors: imports no Spark.
 
-`is_bounded` keeps from every parser what none of them can take; `is_costly` keeps from trafilatura what resiliparse alone takes in linear
-time.
+`is_bounded` keeps from every parser the pages that no parser can take. `is_costly` keeps from trafilatura the pages
+that only resiliparse takes in linear time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""trafilatura's XPath expressions, answered from one look at each element. Runs in executors: imports no Spark.
+"""Answers trafilatura's XPath expressions with one look at each element. Runs in executors: imports no Spark.
 
-They ask the same of every element some twenty times a page (does its class, its id, its style match one of 150 patterns), each time through
-calls of Python out of libxml2: half of the time that trafilatura takes. Here each distinct set of attributes is looked at once a page,
-before trafilatura runs. Every run of conditions on attributes in an expression has a letter; the letters that hold are written to the
-element as an attribute MARKS, and the expressions, otherwise as they are, ask for the letter. They find the same elements, to which
-tests/data/extraction/test_page_content.py holds them. A tree without marks is asked as before.
+The expressions ask the same of every element some fifteen times a page (does its class, its id, its style match one of
+150 patterns). Each time they call Python from libxml2: half of the time that trafilatura takes. Here each distinct
+set of attributes is examined once a page, before trafilatura runs. Every run of conditions on attributes in an
+expression has a letter. The letters that are true are written to the element as an attribute MARKS. The expressions,
+otherwise as they are, ask for the letter. They select the same elements: tests/data/extraction/test_page_content.py
+compares them. A tree without marks is asked as before.
 """
 
 from __future__ import annotations

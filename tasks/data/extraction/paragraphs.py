@@ -1,7 +1,8 @@
-"""Paragraphs of documents: cut, hashed by their words, counted over documents, removed. Runs in executors: imports no Spark.
+"""Cuts documents into paragraphs, hashes them by their words, counts them over documents, and removes them.
 
-A paragraph is a line; where a text is wrapped (blank lines, and no long line) it is what stands between blank lines. Two paragraphs are the
-same if their words are: case, punctuation and white space do not count.
+A paragraph is a line. Where a text is wrapped (blank lines, and no long line) it is a block between blank lines. Two
+paragraphs are the same if their words are: case, punctuation and white space do not count. Runs in executors: imports
+no Spark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Records of any markup -> rows of plain text. Runs in executors: imports no Spark. A page is bounded before it is parsed."""
+"""Turns records of any markup into rows of plain text. A page is bounded before it is parsed.
+
+Runs in executors: imports no Spark.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""trafilatura's precise mode, run step by step on a tree that is the caller's to lose. Runs in executors: imports no Spark.
+"""Runs trafilatura's precise mode step by step on a tree that the caller gives up.
 
-What `trafilatura.extract(tree, fast=True, include_comments=False, favor_precision=True)` returns, without what that does besides: four of
-its five copies of the tree, reading its settings again, metadata, a second body for comments. The steps are those of trafilatura 2.3.1,
-which pyproject.toml pins, and tests/data/extraction/test_extraction.py compares the two.
+The result is that of `trafilatura.extract(tree, fast=True, include_comments=False, favor_precision=True)`. It leaves
+out what that call does besides: four of its five copies of the tree, reading its settings again, metadata, a second
+body for comments. The steps are those of trafilatura 2.3.1, which pyproject.toml pins.
+tests/data/extraction/test_extraction.py compares the two. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

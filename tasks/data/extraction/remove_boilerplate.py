@@ -1,8 +1,9 @@
-"""Step: documents -> the same without paragraphs that many documents of one collection and host share; boilerplate.parquet shows them.
+"""Step: documents -> the same without paragraphs that many documents of one collection and host share.
 
-Documents are counted, not occurrences: what a text repeats inside itself is left to the filter. One document keeps each paragraph, so no
-text leaves the corpus, whatever copies of it there are. Code and commits are not touched. One shuffle of two hashes and an id per
-paragraph; the texts themselves are joined once with the keys that their documents lose.
+boilerplate.parquet shows these paragraphs. Documents are counted, not occurrences: the filter judges what a text
+repeats inside itself. One document keeps each paragraph, so no text leaves the corpus, however many copies there are.
+Code and commits are not changed. The step makes one shuffle of two hashes and an id per paragraph. The texts
+themselves are joined once with the keys that their documents lose.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Step: scored documents -> those inside all bounds, each in its quality bucket; dropped.parquet names why each other one is not.
+"""Step: scored documents -> those inside all bounds, each in its quality bucket; dropped.parquet gives the reasons.
 
-Scores come first (tasks/data/filtering/score_bounds.py), then the heuristic rules (tasks/data/filtering/heuristics.py), then the lowest
-buckets. The text of a dropped document stays where it was: the row of its id in the documents that the step was given; examples.parquet
-shows some of each reason.
+Scores come first (tasks/data/filtering/score_bounds.py), then the heuristic rules
+(tasks/data/filtering/heuristics.py), then the lowest buckets. The text of a dropped document stays where it was: in
+the row of its id in the documents that the step was given. examples.parquet shows some of each reason.
 """
 
 from __future__ import annotations

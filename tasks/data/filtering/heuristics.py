@@ -1,17 +1,19 @@
-"""The heuristic quality rules of Gopher, C4 and FineWeb, over many texts at once. Runs in executors: imports no Spark.
+"""The heuristic quality rules of Gopher, C4 and FineWeb, over many texts at once.
 
-Gopher: Rae et al. 2021 (arXiv 2112.11446), A1.1 and table A1. C4: Raffel et al. 2020 (1910.10683), 2.2. FineWeb: Penedo et al. 2024
-(2406.17557), 3.6. Every rule is a number per document, held against a bound; the first rule outside its bound, in the order of `RULES`, is
-the reason.
+Gopher: Rae et al. 2021 (arXiv 2112.11446), A1.1 and table A1. C4: Raffel et al. 2020 (1910.10683), 2.2. FineWeb:
+Penedo et al. 2024 (2406.17557), 3.6. Every rule is a number per document, compared with a bound. The first rule
+outside its bound, in the order of `RULES`, is the reason.
 
-The papers looked at English web pages. So a rule measures the prose of a document (tasks/data/text/prose_text.py): code and formulas are
-left out, wrapped lines are joined. Mathematics has bounds of its own where the papers' would drop it; its own collections (OpenWebMath,
-Paster et al. 2023, 2310.06786; FineMath, Allal et al. 2025, 2502.02737; Nemotron-CC-Math, 2508.15096) hold it to classifiers and perplexity
-and to none of these rules. Program code and changes are held to the word counts only, threads of issues too. A rule that a language's
-writing makes meaningless has no value there (NaN), which no bound refuses.
+The papers examined English web pages. So a rule measures the prose of a document (tasks/data/text/prose_text.py):
+code and formulas are left out, wrapped lines are joined. Mathematics has bounds of its own where the papers' would
+drop it. Its own collections (OpenWebMath, Paster et al. 2023, 2310.06786; FineMath, Allal et al. 2025, 2502.02737;
+Nemotron-CC-Math, 2508.15096) use classifiers and perplexity and none of these rules. Program code and changes are
+held only to the word counts, threads of issues too. A rule that a language's writing makes meaningless has no value
+there (NaN), which no bound refuses.
 
-C4 removes single lines (without terminal punctuation, with "javascript", with a policy notice). Here no line is taken out of a document,
-whose text stays a range of its source: what C4 counts per line is a share of the document's lines.
+C4 removes single lines (without terminal punctuation, with "javascript", with a policy notice). Here no line is
+removed from a document, whose text stays a range of its source. What C4 counts per line is a share of the document's
+lines. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """How much of a text repeats itself in word n-grams (Rae et al. 2021, table A1). Runs in executors: imports no Spark.
 
-An n-gram can only be repeated where the (n-1)-grams at its place and behind it are, so each size looks at what the last one left:
-in prose one sort of all bigrams, and hardly anything above.
+An n-gram can only be repeated where the (n-1)-grams at its position and after it are. So each size examines what the
+last one left: in prose one sort of all bigrams, and hardly anything above.
 
-The bounds are for words. In scripts without spaces a word of ours is a character, and five Thai characters are hardly one word: taken for
-words they would cost every Thai, Lao, Khmer and Burmese page. There an n-gram is of as many characters as tell as much (`CHARS_PER_WORD`).
+The bounds are for words. In scripts without spaces a word of ours is a character, and five Thai characters are hardly
+one word. Bounds for words would drop every Thai, Lao, Khmer and Burmese page. There an n-gram has as many characters
+as carry as much information (`CHARS_PER_WORD`).
 """
 
 from __future__ import annotations

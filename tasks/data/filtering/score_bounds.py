@@ -1,7 +1,8 @@
-"""Which documents break a bound on what score_documents found, as columns of Spark, and the quality buckets of those that remain.
+"""Selects the documents that break a bound on their scores, and the quality buckets of the rest, on Spark.
 
-Code and commits are exempt: the classifiers and language models are of prose. Threads of issues, half of them logs, are judged by toxicity
-only, and mathematics by neither toxicity nor perplexity: neither the labels nor the reference text hold formulas.
+Code and commits are exempt: the classifiers and language models are of prose. Threads of issues, half of them logs,
+are judged only by toxicity. Mathematics is judged by neither toxicity nor perplexity: neither the labels nor the
+reference text hold formulas.
 """
 
 from __future__ import annotations

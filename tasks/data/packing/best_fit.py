@@ -1,7 +1,8 @@
-"""Best-fit-decreasing packing over the histogram of lengths: its cost grows with the number of different lengths, not of pieces.
+"""Best-fit-decreasing packing over the histogram of lengths.
 
-Longest first, each length goes into the rows with the least room that still holds it; rows of equal room are moved together. Pieces of
-one length then take their places in the order in which they are given.
+Its cost grows with the number of different lengths, not of pieces. Longest first, each length goes into the rows with
+the least room that still holds it; rows of equal room are moved together. Pieces of one length then take their slots
+in the order in which they are given.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""How far the phases of a course have read every domain: what a packed phase leaves, and where the next phase of the course goes on.
+"""How far the phases of a course have read every domain: the next phase of the course continues there.
 
-A domain has one order of documents per epoch, the same for all phases of a course. A visit is a place in these orders laid end to end: the
-number of the epoch x documents + the place in its order. Each quality bucket goes along them at its own pace, so a position is a visit per
-bucket. A document counts as read where any of its tokens was, so a phase begins with a document that the phases before it left whole.
+A domain has one order of documents per epoch, the same for all phases of a course. A visit is an index into these
+orders laid end to end: the number of the epoch x documents + the index in its order. Each quality bucket advances
+along them at its own pace, so a position is a visit per bucket. A document counts as read if any of its tokens was
+read. So a phase begins with a document that the phases before it left whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The pieces of documents that a domain can give to a phase, and the order in which it gives them.
 
-Documents are shuffled anew in every epoch, in an order that all phases of a course share (tasks/data/packing/course_position.py). A quality
-bucket of weight 3.2 goes along these orders 3.2 times as fast as one of weight 1: so its documents are read 3.2 times as often, and none of
-a bucket is read again before all of it were read. Without weights, or without a bucket, a document has weight 1.
+Documents are shuffled anew in every epoch, in an order that all phases of a course share
+(tasks/data/packing/course_position.py). A quality bucket of weight 3.2 advances along these orders 3.2 times as fast
+as one of weight 1. So its documents are read 3.2 times as often, and none of a bucket is read again before all of it
+were read. Without weights, or without a bucket, a document has weight 1.
 """
 
 from __future__ import annotations

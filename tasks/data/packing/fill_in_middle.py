@@ -1,9 +1,10 @@
-"""Fill-in-the-middle of a phase's documents (Bavarian et al. 2022, arXiv 2207.14255): prefix, suffix, middle, in the packed order alone.
+"""Rearranges documents of a phase to prefix, suffix, middle (Bavarian et al. 2022, arXiv 2207.14255).
 
-A chosen piece P of n tokens, split at a <= b, is read as <|code_prefix|> P[:a] <|code_suffix|> P[b:] <|code_middle|> P[a:b] and then its
-end-of-text, where it holds one. The shards stay as they are: the lines of the order point into them, and at the three special tokens in
-a shard of the packed artifact's own. Whether a document is rearranged, and where it is split, follow from its id and the seed; where a
-token begins inside a character (of which byte-level BPE cuts rare ones), the split moves before that character.
+It changes only the packed order. A chosen piece P of n tokens, split at a <= b, is read as <|code_prefix|> P[:a]
+<|code_suffix|> P[b:] <|code_middle|> P[a:b] and then its end-of-text, where it holds one. The shards stay as they
+are: the lines of the order point into them, and at the three special tokens in a shard of the packed artifact's own.
+The document's id and the seed decide whether a document is rearranged, and where it is split. Where a token begins
+inside a character (byte-level BPE cuts rare ones), the split moves before that character.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How much of a phase's tokens each domain has, up to any place in the phase: one mixture, or waypoints with straight lines between them.
+"""How many of a phase's tokens each domain has, up to any position: one mixture, or waypoints and straight lines.
 
-At a waypoint the weights are normalised over the domains that have text. A domain's share of the tokens up to a place is the area under its
-line, so the tokens of the whole phase are exact, and the place at which a domain has had so many tokens follows without steps.
+At a waypoint the weights are normalised over the domains that have text. A domain's share of the tokens up to a
+position is the area under its line. So the tokens of the whole phase are exact, and the position at which a domain
+has had so many tokens follows without steps.
 """
 
 from __future__ import annotations

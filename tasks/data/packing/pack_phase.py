@@ -1,13 +1,17 @@
-"""Step: token shards -> the order in which one phase reads them: order.npy, packing.json and, with fill-in-the-middle, a shard glue.bin;
-and position.json, from which the next phase of the course goes on.
+"""Step: token shards -> the order in which one phase reads them (order.npy), and the position where the next begins.
 
-Documents are shuffled within their domain, once per epoch of a course, and those of good quality may be read more often
+It writes order.npy, packing.json and, with fill-in-the-middle, a shard glue.bin. The next phase of the course
+continues from position.json.
+
+Documents are shuffled within their domain, once per epoch of a course. Those of good quality may be read more often
 (tasks/data/packing/domain_pieces.py). A phase begins where the phase before it on the course stopped
-(tasks/data/packing/course_position.py). Which share a domain has at which place of the phase follows from its mixture
-(tasks/data/packing/mixture_schedule.py). stream: tokens per domain are exact, the domains are interleaved, and the stream is cut into rows
-wherever they end: in pre-training random truncation is augmentation (report, section 2). best_fit: rows are filled with whole documents
-(mid-training, SFT); a document longer than a row is cut into pieces, a conversation is left out and counted. Of the domains code and
-repository a share fim_rate of the documents is rearranged (tasks/data/packing/fill_in_middle.py).
+(tasks/data/packing/course_position.py). The mixture decides a domain's share at each position of the phase
+(tasks/data/packing/mixture_schedule.py).
+
+stream: tokens per domain are exact, the domains are interleaved, and the stream is cut into rows wherever they end:
+in pre-training random truncation is augmentation (report, section 2). best_fit: rows are filled with whole documents
+(mid-training, SFT). A document longer than a row is cut into pieces; a conversation is left out and counted. A share
+fim_rate of the documents of domains code and repository is rearranged (tasks/data/packing/fill_in_middle.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Reads a phase's packed rows from memory-mapped shards: any range, in O(1) of its position. NumPy alone: runs in training ranks.
+"""Reads a phase's packed rows from memory-mapped shards: any range, in O(1) of its position.
 
-order.npy holds one line per run of a document's tokens in the order of the phase: shard, sequence, offset in the sequence, length, slot,
-document. Lines of one document number belong together: a piece of a document, cut for fill-in-the-middle. In a
-stream the slot is the piece's first position in the token stream, which is cut into rows of T tokens and the target behind them; in
-best_fit it is row x (T + 1) + position. The rows are shuffled (row_order.py), so that a batch does not hold one document alone:
-over the whole phase, or inside each slice of one whose mixture has waypoints.
+order.npy holds one line per run of a document's tokens in the order of the phase: shard, sequence, offset in the
+sequence, length, slot, document. Lines of one document number belong together: a piece of a document, cut for
+fill-in-the-middle. In a stream the slot is the piece's first position in the token stream. The stream is cut into
+rows of T tokens and the target after them. In best_fit the slot is row x (T + 1) + position. The rows are shuffled
+(row_order.py), so that a batch does not hold only one document: over the whole phase, or, where the mixture has
+waypoints, inside each slice. Runs in training ranks: imports only NumPy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Which piece begins at which slot of a phase: a stream in which the domains are interleaved, or rows filled by best fit.
+"""Assigns pieces to the slots of a phase: an interleaved stream, or rows filled by best fit.
 
-Where the mixture has waypoints, the phase is read in slices of rows, and rows are shuffled inside their slice alone. A stream follows the
-schedule to within one document per domain at every place; best fit does so at the end of every slice.
+Where the mixture has waypoints, the phase is read in slices of rows, and rows are shuffled only inside their slice. A
+stream follows the schedule to within one document per domain at every position; best fit does so at the end of every
+slice.
 """
 
 from __future__ import annotations

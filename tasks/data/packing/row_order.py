@@ -1,7 +1,7 @@
-"""A shuffle of any number of rows without a table: a Feistel network whose rounds are keyed by the seed. NumPy alone.
+"""Shuffles any number of rows without a table: a Feistel network whose rounds are keyed by the seed. Only NumPy.
 
-It is a bijection on the next larger power of four; a value outside the range is put through again until it falls inside (cycle
-walking, on average less than four times).
+It is a bijection on the next larger power of four. A value outside the range is put through again until it is inside
+(cycle walking, on average less than four times).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Step: filtered documents -> the same with personal data and secrets replaced by a placeholder of their kind; masked.parquet counts them.
+"""Step: filtered documents -> the same with personal data and secrets replaced by a placeholder of their kind.
 
-What is found, what is not, and why code keeps its numbers stands in tasks/data/privacy/personal_data.py. The text that was replaced stays
-where it was: the row of the same id in the documents that the step was given.
+masked.parquet counts them. tasks/data/privacy/personal_data.py says what is recognised, what is not, and why code
+keeps its numbers. The text that was replaced stays where it was: in the row of the same id in the documents that the
+step was given.
 """
 
 from __future__ import annotations

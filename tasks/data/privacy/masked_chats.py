@@ -1,7 +1,8 @@
-"""Conversations without personal data. Runs in executors: imports no Spark.
+"""Masks personal data in conversations. Runs in executors: imports no Spark.
 
-Masked are contents, reasoning and the texts among a call's arguments; names of functions and of arguments stay. A text that is JSON, as
-tools answer, is masked value by value, so that it stays JSON; a number among its values has no form to go by, and stays.
+Contents, reasoning and the texts among a call's arguments are masked; names of functions and of arguments stay. A
+text that is JSON, as tools answer, is masked value by value, so that it stays JSON. A number among its values has no
+form to go by, and stays.
 """
 
 from __future__ import annotations

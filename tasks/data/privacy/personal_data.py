@@ -1,8 +1,9 @@
-"""Personal data and secrets in many texts at once: where they are, and the text without them. Runs in executors: imports no Spark.
+"""Locates personal data and secrets in many texts at once, and removes them. Runs in executors: imports no Spark.
 
-Found by form and proven where the form has a proof: e-mail addresses (top-level domain), phone numbers (phone_numbers.py), public IP
-addresses, payment cards (issuer and Luhn digit), IBANs (the country's form and remainder 97), US social security numbers, secrets
-(secret_patterns.py). Names of people, street addresses, dates of birth and account names have no form, and are not found.
+Kinds are recognised by form, and proven where the form has a proof: e-mail addresses (top-level domain), phone
+numbers (phone_numbers.py), public IP addresses, payment cards (issuer and Luhn digit), IBANs (the country's form and
+remainder 97), US social security numbers, secrets (secret_patterns.py). Names of people, street addresses, dates of
+birth and account names have no form, and are not recognised.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Whether a number in a text is a phone number. Runs in executors: imports no Spark.
+"""Decides whether a number in a text is a phone number. Runs in executors: imports no Spark.
 
-A number with + or 00 is judged by its country's lengths, a national one by the numbering plans of the regions where the text's language
-is spoken (phonenumbers, Google's tables): a plan must hold the number, and write it in such groups. Without such groups, or where the
-groups are those of any large number (612 345 678), it must be called a phone number, and a number called one is believed more.
+A number with + or 00 is judged by its country's lengths. A national one is judged by the numbering plans of the
+regions where the text's language is spoken (phonenumbers, Google's tables): a plan must hold the number, and write it
+in such groups. Without such groups, or where the groups are those of any large number (612 345 678), the text must
+call it a phone number. Fewer proofs are asked of a number that the text calls one.
 """
 
 from __future__ import annotations

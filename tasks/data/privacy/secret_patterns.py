@@ -1,8 +1,10 @@
-"""Secrets in many texts at once: keys of services, passwords in URLs and assignments, private keys. Runs in executors: imports no Spark.
+"""Locates secrets in many texts at once: keys of services, passwords in URLs and assignments, private keys.
 
-Three ways, none of which knows a secret itself. Forms that a service documents: FORMS, and the rules of the installed detect-secrets.
-What a name calls a secret (`password = "..."`, with detect-secrets' list of names), if the value looks drawn at random. Blocks of
-private keys, also where the end is cut off. Patterns are run only where a long word with a digit stands, or a name: NumPy finds those.
+There are three ways, and none of them knows a secret itself. First, forms that a service documents: FORMS, and the
+rules of the installed detect-secrets. Second, the value of what a name calls a secret (`password = "..."`, with
+detect-secrets' list of names), if the value looks drawn at random. Third, blocks of private keys, also where the end
+is cut off. Patterns are run only where there is a long word with a digit, or a name: NumPy locates those. Runs in
+executors: imports no Spark.
 """
 
 from __future__ import annotations

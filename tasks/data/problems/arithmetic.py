@@ -1,7 +1,8 @@
-"""Verified arithmetic problems as NumPy arrays: a fixed walk over all of them, divided into training and evaluation by operand pair.
+"""Verified arithmetic problems as NumPy arrays: a fixed walk over all of them.
 
-A problem is (operation, a, b) with 0 <= a, b <= max_operand. The unordered pair {a, b} decides the side, for all three operations
-together: neither `7 + 12` nor `19 - 12` ... of an evaluated `12 + 7` and its operands is ever trained on.
+A problem is (operation, a, b) with 0 <= a, b <= max_operand. The unordered pair {a, b} decides whether it is trained
+on or evaluated, for all three operations together: neither `7 + 12` nor `19 - 12` ... of an evaluated `12 + 7` and
+its operands is ever trained on.
 """
 
 from __future__ import annotations

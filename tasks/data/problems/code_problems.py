@@ -1,5 +1,8 @@
-"""Small functions over lists of integers, with unit tests. The expected values are computed step by step; the written function is run
-against them in a process of its own (code_sandbox)."""
+"""Small functions over lists of integers, with unit tests.
+
+The expected values are computed step by step. The written function is run against them in a process of its own
+(code_sandbox).
+"""
 
 from __future__ import annotations
 

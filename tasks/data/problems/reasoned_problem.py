@@ -1,4 +1,4 @@
-"""A problem with the way to its answer, and how its formulas are written and read."""
+"""A problem with the way to its answer; how its formulas are written and read."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Families of problems with their reasoning, behind one protocol, chosen deterministically and divided into training and evaluation.
+"""Families of problems with their reasoning under one protocol, chosen deterministically, for training or evaluation.
 
-A family draws rows of parameters from hashed numbers, writes a row in words, and reads a problem back from its words, by another route
-than it was made, to check it. Problems with one key are the same problem in other words, and one of them is made; the hash of the key, or
-of what it shares with its kin, decides the side.
+A family draws rows of parameters from hashed numbers and writes a row in words. To check a problem, it reads it back
+from its words, by another route than it was made. Problems with one key are the same problem in other words, and only
+one of them is made. The hash of the key, or of what it shares with related problems, decides the side.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Step: verified problems -> documents/ to pre-train on (domain synthetic), chats.parquet for SFT, prompts.parquet for reinforcement
-learning, problems.parquet to be evaluated with (arithmetic) and held_out.parquet (the other families).
+"""Step: makes verified problems: documents/, chats, prompts, and problems to evaluate with.
 
-Nothing evaluated or held out is trained on: no operand pair, no key of a family's problem; no prompt is in a document.
+documents/ (domain synthetic) is for pre-training, chats.parquet for SFT, prompts.parquet for reinforcement learning.
+problems.parquet (arithmetic) is evaluated with, and so is held_out.parquet (the other families). Nothing evaluated or
+held out is trained on: no operand pair, no key of a family's problem. No prompt is in a document.
 """
 
 from __future__ import annotations

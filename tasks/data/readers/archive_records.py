@@ -1,9 +1,10 @@
 """Splits web archives (WARC, ARC; plain or gzip) into their records. Runs in executors: imports no Spark.
 
-A record's place is its byte in the file as stored, which is its gzip member's where the file is compressed: the offset of CDX indexes. (Of
-a file in zstd or bz2, whose frames hold anything, it is the record's byte behind decompression.)
-Where several records share one member, the later ones are named by the member in the source and by their byte in it. A record whose
-length is wrong, or a damaged member, costs that record alone: reading goes on at the next header or member.
+A record's position is its byte in the file as stored. In a compressed file, that is the byte of its gzip member: the
+offset of CDX indexes. (In a file in zstd or bz2, whose frames hold anything, it is the record's byte after
+decompression.) Where several records share one member, the later ones are named by the member in the source and by
+their byte in it. A record whose length is wrong, or a damaged member, costs only that record: reading goes on at the
+next header or member.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Where git keeps a working tree's history: inside the data directory, or in a repository that names the tree as its own.
+"""Checks where git keeps a working tree's history: in the data directory, or in a repository that owns the tree.
 
-A tree that somebody else made could name the user's private repository as its git directory, borrow its objects or link to its files: what
-was committed there would become training text.
+Such a repository names the tree as its own. A tree that somebody else made could name the user's private repository
+as its git directory, borrow its objects or link to its files. Then what was committed there would become training
+text.
 """
 
 from __future__ import annotations

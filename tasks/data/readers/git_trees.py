@@ -1,9 +1,10 @@
-"""Git working trees as sources: their files without the ignored ones, their licence, and commits as message and patch.
+"""Reads git working trees: their files without the ignored ones, their licence, and commits as message and patch.
 
-Runs in executors (commit_records): imports no Spark. Git is asked without hooks, monitors, external differs, text converters or transports:
-a tree that somebody else made must not run a program here, nor a partial clone fetch. Nor must it show what is outside of the data
-directory: git directories, links in them and borrowed objects (git_directories). What git answers depends on the repository alone: not on
-the settings of who runs it, nor on the variables that git sets for its hooks.
+Git is asked without hooks, monitors, external differs, text converters or transports. So a tree that somebody else
+made can run no program here, and a partial clone cannot fetch. Nor can a tree show what is outside of the data
+directory: git directories, links in them and borrowed objects (git_directories). Git's answers depend only on the
+repository: not on the settings of the user, nor on the variables that git sets for its hooks. Runs in executors
+(commit_records): imports no Spark.
 """
 
 from __future__ import annotations

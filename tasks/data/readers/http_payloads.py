@@ -1,7 +1,7 @@
-"""The payload of an archived HTTP response as text: transfer and content codings undone, character set found.
+"""Decodes the payload of an archived HTTP response to text: transfer and content codings, character set.
 
-Runs in executors: imports no Spark. Archives often hold bodies that their crawler has decoded already under headers that still name the
-coding: a body that does not begin as its coding demands is taken as it is.
+Archives often hold bodies that their crawler has decoded already, under headers that still name the coding. A body
+that does not begin as its coding demands is taken as it is. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Reads threads of issues and pull requests as one document each. Runs in executors: imports no Spark.
 
-A record is what `gh issue list --json` and `gh pr list --json` print, what GitHub's REST API answers with the comments put into the record,
-or a list of `events` as in the-stack-github-issues. Speakers become username_0, username_1 in the order in which they first speak, in what
-they are called (@name) as well; turns of programs are left out, as for StarCoder (arXiv 2305.06161, section 3.3).
+A record is what `gh issue list --json` and `gh pr list --json` print, what GitHub's REST API answers with the
+comments put into the record, or a list of `events` as in the-stack-github-issues. Speakers become username_0,
+username_1 in the order in which they first speak, also where a text calls them (@name). Turns of programs are left
+out, as for StarCoder (arXiv 2305.06161, section 3.3).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Reads the objects of JSON arrays, or of JSON values one after the other, with their byte offsets. Runs in executors: imports no Spark.
+"""Reads the objects of JSON arrays, or of JSON values one after the other, with their byte offsets.
 
-`gh` prints one array, `gh api --paginate` an array per page, `jq` objects over many lines: brackets of arrays are opened whatever their
-depth, so all of them are the same objects. One object at a time is held.
+`gh` prints one array, `gh api --paginate` an array per page, `jq` objects over many lines. Brackets of arrays are
+opened whatever their depth, so all of them are the same objects. One object at a time is held. Runs in executors:
+imports no Spark.
 """
 
 from __future__ import annotations

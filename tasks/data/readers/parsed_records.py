@@ -1,6 +1,6 @@
-"""What the readers of source files give: a record with its place, or a place with the reason why there is none.
+"""The rows that readers of source files return: a record with its position, or a position with a reason.
 
-Runs in executors: imports no Spark.
+The reason says why there is no record. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

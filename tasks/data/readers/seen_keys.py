@@ -1,4 +1,4 @@
-"""Which ids a source has had, in eight bytes each. Runs in executors: imports no Spark."""
+"""Remembers which ids a source has had, in eight bytes each. Runs in executors: imports no Spark."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Opens source files wherever they lie, and decompresses them while they are hashed. Runs in executors: imports no Spark.
+"""Opens local and remote source files, and decompresses them while they are hashed.
 
-A place is an absolute path, `s3://bucket/key`, or `hf://owner/name@revision/file` (a file of a Hugging Face dataset, kept in its cache).
+An address is an absolute path, `s3://bucket/key`, or `hf://owner/name@revision/file` (a file of a Hugging Face
+dataset, kept in its cache). Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Reads source files into documents and rejected records, inside Spark executors. Parsing is per record; nothing is held but one batch.
+"""Reads source files into documents and rejected records, inside Spark executors, one batch at a time.
 
-Every file's sha256 is taken while it is read: a file that is not the listed one any more leaves a row of stream `changed`, one that a disk,
-a network or a permission keeps from being read a row of stream `unreadable`.
+Parsing is per record. Every file's sha256 is taken while it is read. A file that is no longer the listed one leaves a
+row of stream `changed`. A file that a disk, a network or a permission keeps from being read leaves a row of stream
+`unreadable`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Bytes of a source as stored, and decompressed up to the very byte before a damage. Runs in executors: imports no Spark.
+"""Bytes of a source as stored, and decompressed up to the last byte before a damage.
 
-A decompressor that meets a damage throws away what the same call had decompressed before it. What is damaged is therefore decompressed
-once more, byte by byte behind what was given out already: nothing that can be read is lost.
+A decompressor that meets a damage throws away what the same call had decompressed before it. The damaged part is
+therefore decompressed once more, byte by byte after what was returned already: nothing that can be read is lost. Runs
+in executors: imports no Spark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads files that are text as they stand, and zip archives of such files. Runs in executors: imports no Spark."""
+"""Reads text files, and zip archives of text files. Runs in executors: imports no Spark."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Reads the pages of web archives (WARC, ARC) and their plain texts (WET). Runs in executors: imports no Spark.
 
-Responses, resources and conversions are documents or have a reason; requests, crawl metadata, look-ups of names and visits that repeat
-an earlier page hold no document and are passed by. A WAT file holds metadata about pages and no text: each of its records says so.
+Responses, resources and conversions are documents or have a reason. Requests, crawl metadata, look-ups of names and
+visits that repeat an earlier page hold no document and are skipped. A WAT file holds metadata about pages and no
+text: each of its records says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads MediaWiki XML dumps page by page, in memory bounded by one page. Runs in executors: imports no Spark.
 
-Pages of the main name space are documents in their newest revision; `offset` is the byte of `<page>`, decompressed. Behind what is no XML
-reading goes on at the next `<page>`. A document type is refused: no dump has one, and entities that it could declare grow without bound.
+Pages of the main name space are documents in their newest revision; `offset` is the byte of `<page>`, decompressed.
+After what is no XML, reading goes on at the next `<page>`. A document type is refused: no dump has one, and entities
+that it could declare grow without bound.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Documents as Parquet: read for a Spark job, written under canonical names with bytes that no partition or core count changes.
+"""Documents as Parquet: read for a Spark job, written under canonical names and with canonical bytes.
 
-Files hold disjoint, ascending ranges of ids (an id is uniform, so the range follows from its leading digits alone), each sorted by id.
-Executors write to the output directory themselves: on a cluster it lies on a file system that all of them mount.
+No partition or core count changes the bytes. Files hold disjoint, ascending ranges of ids, each sorted by id. An id
+is uniform, so its leading digits give the range. Executors write to the output directory themselves: on a cluster it
+is on a file system that all of them mount.
 """
 
 from __future__ import annotations

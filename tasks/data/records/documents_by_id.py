@@ -1,6 +1,8 @@
-"""Rows of document files by their ids, read where they are needed: ids travel through a shuffle, and what is said of a document (marks),
-but not its text. Runs in executors: imports no Spark. The files are those of document_files.write_documents: in order of their ids, with
-the range of ids in every row group.
+"""Reads rows of document files by their ids, where they are needed.
+
+Ids and what is said of a document (marks) are shuffled; its text is not. The files are those of
+document_files.write_documents: in order of their ids, with the range of ids in every row group. Runs in executors:
+imports no Spark.
 """
 
 from __future__ import annotations

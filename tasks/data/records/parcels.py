@@ -1,7 +1,7 @@
-"""Parcels: many small rows that travel through a Spark shuffle as one. Runs in executors: imports no Spark.
+"""Parcels: batches of small rows that go through a Spark shuffle as one.
 
-A row of a few numbers costs Spark more to move than to use. A parcel is an Arrow table in one binary cell, addressed to a partition.
-Document ids are 64 bits wide, written as 16 hex digits: parcels carry them as numbers.
+A row of a few numbers costs Spark more to move than to use. A parcel is an Arrow table in one binary cell, addressed
+to a partition. Document ids are 64 bits wide, written as 16 hex digits: parcels carry them as numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes one Parquet file per partition, inside Spark executors, with bytes that depend on the rows alone.
+"""Writes one Parquet file per partition, inside Spark executors, with bytes that depend only on the rows.
 
 Spark's own writer lists a column's encodings in the order of a Java hash set, which differs from process to process.
 """

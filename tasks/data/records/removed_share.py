@@ -1,4 +1,4 @@
-"""The ceiling on what a step may remove of one source, language or domain: a bound that is wrong there stops the run and is named."""
+"""Limits what a step may remove of one source, language or domain: above the bound, the run stops and names it."""
 
 from __future__ import annotations
 

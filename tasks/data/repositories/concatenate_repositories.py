@@ -1,8 +1,8 @@
-"""Step: clean documents -> documents of domain `repository`: the files of one repository one after the other, used ones first.
+"""Step: clean documents -> documents of domain `repository`: each repository's files joined, imported files first.
 
-Files are what the other steps left of them, so what was dropped or held out stays so: a repository gives one document per side of the
-split, and more where it is longer than max_document_chars. files.parquet says which document went into which, for lineage. A source
-without repositories, or with one file of each alone, gives none.
+Files are what the other steps left of them, so what was dropped or held out stays so. A repository gives one document
+per side of the split, and more where it is longer than max_document_chars. files.parquet says which document went
+into which, for lineage. A source without repositories, or with only one file of each, gives none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Which files of a repository a file imports, by the patterns of its language. Runs in executors: imports no Spark.
 
-Python, JavaScript and TypeScript, C and C++, Go, Rust, Java, Kotlin and Scala. Patterns, not parsers: half a file, or one that does not
-parse, has imports as well. What a name could mean is looked up among the paths that exist: beside the file, in the folders above it and
-their src and lib, or, where a language names files from a root that is nowhere written, by the end of a path.
+The languages are Python, JavaScript and TypeScript, C and C++, Go, Rust, Java, Kotlin and Scala. Patterns are used,
+not parsers: half a file, or one that does not parse, has imports as well. A name is looked up among the paths that
+exist: beside the file, in the folders above it and their src and lib. Where a language names files from a root that
+is written nowhere, the end of a path is matched.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Files of one repository in the order in which they use one another, as one text. Runs in executors: imports no Spark.
+"""Joins the files of one repository to one text, in the order in which they use one another.
 
-A file stands behind those that it imports, where its imports tell; circles are cut at the file whose path comes first, and what no import
-reaches follows by path (tasks/data/repositories/import_paths.py).
+A file comes after those that it imports, where its imports say so. Circles are cut at the file whose path comes
+first. Files that no import reaches follow by path (tasks/data/repositories/import_paths.py). Runs in executors:
+imports no Spark.
 """
 
 from __future__ import annotations

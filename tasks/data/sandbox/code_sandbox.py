@@ -1,9 +1,10 @@
-"""Solutions that somebody else wrote are run in a sandbox and judged by their tests: no network, no files but Python's own, no other
-process, an id without rights, limits on time, memory and system calls. Bubblewrap makes it where it is installed, else the process itself
-does by namespaces.
+"""Runs solutions that somebody else wrote in a sandbox, and judges them by their tests.
 
-Solution and tests run in two processes (solution_process, judge_process), so a solution cannot touch what judges it. A sandbox judges many,
-one after the other, each in two processes of its own that are ended with the verdict.
+The sandbox has no network, no files but Python's own, no other process, an id without rights, and limits on time,
+memory and system calls. Bubblewrap makes it where it is installed, else the process itself does by namespaces.
+
+Solution and tests run in two processes (solution_process, judge_process), so a solution cannot change what judges it.
+A sandbox judges many, one after the other, each in two processes of its own that are ended with the verdict.
 """
 
 from __future__ import annotations

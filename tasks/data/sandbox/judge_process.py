@@ -1,9 +1,10 @@
-"""The process that runs the tests of a solution and says what became of them; the solution's code never runs in it.
+"""The process that runs the tests of a solution and reports their results; it never runs the solution's code.
 
-What the solution gives is plain data of exactly Python's own types, or a Remote. A Remote never decides a comparison with plain data: it is
-unequal to it, has no order with it, and arithmetic with it gives no plain number. Of this side's objects the solution may call what it was
-handed, use its operators, and read public attributes of what the tests define themselves. A test that needs more is `unverifiable`.
-Runs inside the sandbox: imports the standard library only.
+The solution gives plain data of exactly Python's own types, or a Remote. A Remote never decides a comparison with
+plain data: it is unequal to it, has no order with it, and arithmetic with it gives no plain number. The solution may
+call the objects of this side that it was handed, use their operators, and read public attributes of what the tests
+define themselves. A test that needs more is `unverifiable`. Runs inside the sandbox: imports only the standard
+library.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An object of the other process, as this one sees it: attributes, calls and operators are requests to its `peer` (value_exchange).
+"""An object of the other process: attributes, calls and operators are requests to its `peer` (value_exchange).
 
-Runs inside the sandbox: imports the standard library only.
+Runs inside the sandbox: imports only the standard library.
 """
 
 from __future__ import annotations

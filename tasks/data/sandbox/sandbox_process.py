@@ -1,7 +1,8 @@
-"""What a sandbox starts with: the walls, then for each job two processes, of which only the judge's reads the job.
+"""The first process of a sandbox: it puts up the walls, then forks two processes for each job.
 
-Both are forked before the job arrives, and the process that forks them never reads one: no solution has the tests of another in its memory.
-Runs inside the sandbox: imports the standard library only.
+Only the judge's process reads the job. Both are forked before the job arrives, and the process that forks them never
+reads one: no solution has the tests of another in its memory. Runs inside the sandbox: imports only the standard
+library.
 """
 
 from __future__ import annotations

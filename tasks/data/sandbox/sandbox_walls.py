@@ -1,8 +1,9 @@
 """The walls of the sandbox, put up by the process that runs in it before it reads what it runs.
 
-`enter_namespaces` leaves the machine: an empty read-only root with the interpreter and its libraries, process, network and IPC tables of
-its own, an id without rights. `confine` limits the process itself: time, memory, files, and system calls that a calculation never makes.
-Runs inside the sandbox (code_sandbox sends its code there), so it imports the standard library only. Linux on x86-64 or 64-bit ARM.
+`enter_namespaces` leaves the machine: an empty read-only root with the interpreter and its libraries, process,
+network and IPC tables of its own, an id without rights. `confine` limits the process itself: time, memory, files, and
+system calls that a calculation never makes. code_sandbox sends this code into the sandbox, so it imports only the
+standard library. It needs Linux on x86-64 or 64-bit ARM.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The process that runs a solution: it defines what it defines and does what the judge asks. Nothing that it says is taken for more than
-a value. It is forked before the tests arrive, so they are nowhere in its memory.
+"""The process that runs a solution and does what the judge asks; its answers are only ever values.
 
-Runs inside the sandbox: imports the standard library only.
+It is forked before the tests arrive, so they are nowhere in its memory. Runs inside the sandbox: imports only the
+standard library.
 """
 
 from __future__ import annotations

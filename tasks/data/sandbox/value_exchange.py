@@ -1,9 +1,10 @@
-"""Values and calls between two processes over a pair of pipes: a solution and the judge of its tests, which trust each other with nothing.
+"""Values and calls between two processes over a pair of pipes: a solution and the judge of its tests.
 
-Plain data goes by value, as JSON: numbers, texts, bytes, containers of exactly Python's own types, some of the standard library. Everything
-else stays where it is and is a `Remote` on the other side, whose attributes, calls and operators are requests. A container that is handed
-over is brought up to date when the call returns, so tests see what was done to their arguments. Exceptions arrive as their own classes
-where those are Python's, else as classes of the same name and descent. Runs inside the sandbox: imports the standard library only.
+The two do not trust each other. Plain data goes by value, as JSON: numbers, texts, bytes, containers of exactly
+Python's own types, some of the standard library. Everything else stays in its process and is a `Remote` on the other
+side, whose attributes, calls and operators are requests. A container that is handed over is brought up to date when
+the call returns, so tests see what was done to their arguments. Exceptions arrive as their own classes if those are
+Python's, else as classes of the same name and descent. Runs inside the sandbox: imports only the standard library.
 """
 
 from __future__ import annotations

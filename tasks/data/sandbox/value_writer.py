@@ -1,4 +1,7 @@
-"""Values as JSON: what goes by value, and what is only named. Runs inside the sandbox: imports the standard library only."""
+"""Writes values as JSON: some go by value, others only by name.
+
+Runs inside the sandbox: imports only the standard library.
+"""
 
 from __future__ import annotations
 

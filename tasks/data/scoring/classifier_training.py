@@ -1,4 +1,4 @@
-"""Trains and judges a classifier over words: the same weights for the same records, on one thread."""
+"""Trains and judges a classifier over words: equal records give equal weights, on one thread."""
 
 from __future__ import annotations
 

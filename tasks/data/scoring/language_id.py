@@ -1,7 +1,8 @@
-"""The language of texts: by three identifiers that vote, or by a fastText model that the user names. Runs in executors: imports no Spark.
+"""The language of texts, by three identifiers that vote, or by a fastText model that the user names.
 
-CLD2 knows rare languages and short texts, lid.176 (fastText) long texts; py3langid is asked where those two do not agree clearly. All votes
-weigh alike. Callers give the prose of a document: the language of program code would be a guess. Per text, independent of the batch.
+CLD2 knows rare languages and short texts, lid.176 (fastText) long texts. py3langid is asked where those two do not
+agree clearly. All votes have equal weight. Callers give the prose of a document: the language of program code would
+be a guess. Texts are judged one by one, whatever the batch. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A linear model over words, signs and pairs of them (TF-IDF), and how it is read. Runs in executors: imports no Spark.
+"""A linear model over words, signs and pairs of them (TF-IDF), and how it is read.
 
-Features are hashed to a table of weights. The weight of a feature in a text is (1 + log of its count) times its inverse document frequency,
-and a text's features have length 1 together (TfidfVectorizer's `sublinear_tf`).
+Features are hashed to a table of weights. The weight of a feature in a text is (1 + log of its count) times its
+inverse document frequency. The features of a text have length 1 together (TfidfVectorizer's `sublinear_tf`). Runs in
+executors: imports no Spark.
 """
 
 from __future__ import annotations

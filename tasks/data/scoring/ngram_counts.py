@@ -1,4 +1,4 @@
-"""Reference text to the n-grams that language models are built from. Runs in executors: imports no Spark."""
+"""Counts the n-grams of reference text for language models. Runs in executors: imports no Spark."""
 
 from __future__ import annotations
 

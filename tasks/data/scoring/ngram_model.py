@@ -1,14 +1,15 @@
-"""An n-gram language model as arrays of hashes: counts, probabilities, perplexity. Runs in executors: imports no Spark.
+"""An n-gram language model as arrays of hashes: counts, probabilities, perplexity.
 
-Interpolated Witten-Bell smoothing (Chen and Goodman 1998, section 2.6) over the words of tasks/data/text/words.py, numbers by their length.
-With c(hw) the count of word w behind context h, C(h) the sum and T(h) the number of different words behind it, D(h) the count behind it
-that was pruned and h' the context without its first word:
+It uses interpolated Witten-Bell smoothing (Chen and Goodman 1998, section 2.6) over the words of
+tasks/data/text/words.py, numbers by their length. c(hw) is the count of word w after context h, C(h) the sum and T(h)
+the number of different words after it. D(h) is the pruned count after it, and h' the context without its first word:
 
     p(w|h) = (c(hw) + (T(h) + D(h)) p(w|h')) / (C(h) + T(h))
 
-The shortest context shares the mass of what was pruned or never seen evenly over the known words and as many unknown ones as training
-saw different words: probabilities add up to one, and text of nothing but unknown words is the least probable of all, not, as with one
-<unk> token that follows itself, the most.
+The shortest context shares the mass of what was pruned or never seen evenly over the known words and as many unknown
+ones as training saw different words. So probabilities add up to one, and text of nothing but unknown words is the
+least probable of all. With one <unk> token that follows itself, it would be the most probable. Runs in executors:
+imports no Spark.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Source files of role `reference` -> the texts that language models are trained on. Runs in executors: imports no Spark.
+"""Reads source files of role `reference`: the texts that language models are trained on.
 
-Read and extracted as training text is, but never a document: this is the only place that reads them.
+They are read and extracted as training text is, but never become documents: only this module reads them. Runs in
+executors: imports no Spark.
 """
 
 from __future__ import annotations

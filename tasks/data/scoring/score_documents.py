@@ -1,4 +1,7 @@
-"""Step: documents -> the same with SCORE_COLUMNS: language, quality, toxicity, perplexity, factuality. Decides nothing."""
+"""Step: documents -> the same with SCORE_COLUMNS: language, quality, toxicity, perplexity, factuality.
+
+It decides nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
 """Scores texts with the classifiers that train_classifiers left. Runs in executors: imports no Spark.
 
-Labels are of prose, so a text is judged by its prose. What is mathematics, or holds more code than prose, gets no score, nor does a text of
-whose words the classifier knows too few (another language): an absent score breaks no bound, and is counted.
+Labels are of prose, so a text is judged by its prose. Some texts get no score: mathematics, texts that hold more code
+than prose, and texts with too few words that the classifier knows (another language). An absent score breaks no
+bound, and is counted.
 
-A long text is judged by passages: its toxicity is the mean of its worst tenth, of one passage at least. So a page is toxic because
-of one paragraph in ten, and a book is not because of one sentence. The words decide which passages those are. A passage that the words
-leave in doubt is read by a text encoder, too; most documents have none, and pay nothing for it.
+A long text is judged by passages: its toxicity is the mean of its worst tenth, of at least one passage. So a page is
+toxic because of one paragraph in ten, and a book is not because of one sentence. The words decide which passages
+those are. A text encoder also reads a passage that the words leave in doubt. Most documents have none, and pay
+nothing for it.
 """
 
 from __future__ import annotations

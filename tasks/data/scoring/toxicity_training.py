@@ -1,7 +1,8 @@
-"""Trains the toxicity classifier: a model over words that clears most passages, and weights over an encoder's vectors for the rest.
+"""Trains the toxicity classifier: a model over words, and for texts in doubt weights over an encoder's vectors.
 
-The model over words learns from all labelled records, and from the records of other kinds as text that is not toxic: labels of toxicity are
-of posts and comments, documents are not. The encoder's weights learn from at most MAX_RECORDS of each side of each file.
+The model over words clears most passages. It learns from all labelled records. It also learns from the records of
+other kinds, as text that is not toxic: labels of toxicity are of posts and comments, documents are not. The encoder's
+weights learn from at most MAX_RECORDS of each side of each file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Step: records of the sources with role `classifier` -> a classifier per kind; classifiers.json says how good it is.
+"""Step: sources with role `classifier` -> a classifier per kind; classifiers.json says how good it is.
 
-The labels' meaning comes from the recipe, text and label fields from the sources' `glm46-data.yaml`. Every record is held out once; the
-final model learns from all of them. The toxicity classifier is held to a contract: one that flags too many harmless sentences scores
-nothing, and the record says why.
+The labels' meaning comes from the recipe, text and label fields from the sources' `glm46-data.yaml`. Every record is
+held out once; the final model learns from all of them. The toxicity classifier is held to a contract: one that flags
+too many harmless sentences scores nothing, and the record says why.
 """
 
 from __future__ import annotations

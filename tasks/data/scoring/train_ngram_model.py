@@ -1,8 +1,9 @@
-"""Step: reference text that the user names -> n-gram language models, and what they make of text that they have not seen.
+"""Step: reference text that the user names -> n-gram language models, and their perplexities of unseen text.
 
-Reference text (role `reference`) is clean text such as an encyclopedia (CCNet, Wenzek et al. 2020, arXiv 1911.00359). Some of it is held
-out: a document's perplexity is ranked among that of the held-out reference documents of its language. So a bound is a share of clean text,
-whatever the size of the model, which moves perplexity itself by a factor of two. A language with too little reference text has no model.
+Reference text (role `reference`) is clean text such as an encyclopedia (CCNet, Wenzek et al. 2020, arXiv 1911.00359).
+Some of it is held out. A document's perplexity is ranked among that of the held-out reference documents of its
+language. So a bound is a share of clean text, whatever the size of the model, which moves perplexity itself by a
+factor of two. A language with too little reference text has no model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Final answers of mathematical solutions: found in the text, and compared as numbers where they are numbers, else as normalised LaTeX."""
+"""Extracts final answers of mathematical solutions, and compares them as numbers, else as normalised LaTeX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and tokens per minute, shared by threads: who comes too early sleeps until its turn."""
+"""Limits requests and tokens per minute over threads: a thread that comes too early sleeps until its turn."""
 
 from __future__ import annotations
 

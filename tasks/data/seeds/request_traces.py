@@ -1,7 +1,8 @@
-"""Step: seed problems -> a teacher behind an OpenAI-compatible URL -> verifier -> chats.parquet; rejected.parquet says why others are not.
+"""Step: seed problems -> a teacher at an OpenAI-compatible URL -> verifier -> chats.parquet.
 
-Only runs where teacher.request.base_url is set; the key is in GLM46_TEACHER_API_KEY. A teacher does not answer the same twice: the step's
-key holds the request and the seeds, its content is what was answered (responses.parquet). A killed run goes on where it stopped.
+rejected.parquet says why the other answers are not kept. The step runs only where teacher.request.base_url is set;
+the key is in GLM46_TEACHER_API_KEY. A teacher does not answer the same twice: the step's key holds the request and
+the seeds, its content holds the answers (responses.parquet). A killed run goes on where it stopped.
 """
 
 from __future__ import annotations

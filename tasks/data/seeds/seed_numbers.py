@@ -1,4 +1,4 @@
-"""Numbers in a word problem: where they stand, how they are written, and which of them must stay what they are."""
+"""Numbers in a word problem: their positions, how they are written, and which of them must not change."""
 
 from __future__ import annotations
 

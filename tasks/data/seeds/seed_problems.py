@@ -1,6 +1,7 @@
-"""Problems with an answer that can be checked, from source files with role `prompts` and kind `math` or `code_with_tests`.
+"""Reads problems with a checkable answer from source files with role `prompts`, kind `math` or `code_with_tests`.
 
-A seed may bring its own worked solution. Programs are checked by running them (code_sandbox), mathematics by comparing the final answer.
+A seed may bring its own worked solution. Programs are checked by running them (code_sandbox), mathematics by
+comparing the final answer.
 """
 
 from __future__ import annotations

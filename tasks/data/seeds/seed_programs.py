@@ -1,4 +1,7 @@
-"""A seed problem whose solution annotates its calculations, read as a program: question, solution and answer as functions of quantities."""
+"""Reads a seed problem as a program: question, solution and answer become functions of quantities.
+
+The solution of such a problem annotates its calculations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Variations of a seed problem: the same story with other numbers, drawn by hash, calculated anew, and verified by another route."""
+"""Varies a seed problem: the same story with other numbers.
+
+They are drawn by hash, calculated anew, and verified by another route.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Asks an OpenAI-compatible server one seed at a time: retries, rate limits, costs, and a log of answers that outlives a killed run."""
+"""Asks an OpenAI-compatible server one seed at a time, with retries, rate limits, costs and a log of answers.
+
+The log outlives a killed run.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Step: seed problems whose solution annotates its calculations -> chats.parquet of the same problems with other numbers, verified;
-rejected.parquet of the seeds that give none and of the variations that do not verify.
+"""Step: seed problems that annotate their calculations -> chats.parquet of the same problems with other numbers.
 
-A variation carries its seed's place, so collect_chats holds both out or neither.
+The variations are verified. rejected.parquet has the seeds that give none and the variations that do not verify. A
+variation carries its seed's source and offset, so collect_chats holds both out or neither.
 """
 
 from __future__ import annotations

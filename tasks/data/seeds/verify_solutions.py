@@ -1,6 +1,7 @@
-"""Step: seed problems with worked solutions (sources with role `prompts`) -> chats.parquet of those that verify, rejected.parquet.
+"""Step: seed problems with worked solutions (role `prompts`) -> chats.parquet of those that verify, rejected.parquet.
 
-Calculations that a solution annotates are recomputed, its final answer is compared with the record's, its code is run against the tests.
+Calculations that a solution annotates are recomputed, its final answer is compared with the record's, its code is run
+against the tests.
 """
 
 from __future__ import annotations

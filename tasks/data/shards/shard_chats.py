@@ -1,6 +1,7 @@
-"""Step: conversations and tokenizer -> Megatron shards of the domain `chat`, one sequence per conversation, with a mask of what is trained.
+"""Step: conversations and tokenizer -> Megatron shards of the domain `chat`, with a mask of the trained tokens.
 
-Out: shards/chat-00000.bin/.idx/.mask, sidecar and members.parquet as shard_documents writes them. Held-out conversations stay out.
+There is one sequence per conversation. The output is shards/chat-00000.bin/.idx/.mask, sidecar and members.parquet as
+shard_documents writes them. Held-out conversations are left out.
 """
 
 from __future__ import annotations

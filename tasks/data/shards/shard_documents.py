@@ -1,7 +1,8 @@
-"""Step: training documents, repositories and tokenizer -> Megatron shards, one sequence per document, ending in end-of-text.
+"""Step: training documents, repositories and tokenizer -> Megatron shards, one sequence per document.
 
-Out: shards/<domain>-00000.bin/.idx, a sidecar shards/<domain>-00000.parquet (sequence -> document), members.parquet (id, shard,
-sequence) sorted by id, for lineage. A shard holds one domain and a range of ids; how many there are follows from the text's size.
+A sequence ends in end-of-text. The output is shards/<domain>-00000.bin/.idx, a sidecar shards/<domain>-00000.parquet
+(sequence -> document), and members.parquet (id, shard, sequence) sorted by id, for lineage. A shard holds one domain
+and a range of ids. The text's size decides how many there are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Step: validation documents, repositories and tokenizer -> shards as those for training: what is measured while a phase trains."""
+"""Step: validation documents, repositories and tokenizer -> shards that are measured while a phase trains."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Megatron's indexed dataset, .bin and .idx, written in one pass. Runs in executors: imports no Spark.
+"""Writes Megatron's indexed dataset, .bin and .idx, in one pass. Runs in executors: imports no Spark.
 
 A shard of conversations has a .mask beside them: one byte per token of the .bin, 1 where it is trained.
 
-Layout (megatron.core.datasets.indexed_dataset): the .bin holds the tokens of all sequences one after the other; the .idx holds magic,
-version, dtype code, counts, sequence lengths (int32), byte pointers (int64) and document bounds (int64). One sequence per document.
+Layout (megatron.core.datasets.indexed_dataset): the .bin holds the tokens of all sequences one after the other. The
+.idx holds magic, version, dtype code, counts, sequence lengths (int32), byte pointers (int64) and document bounds
+(int64). There is one sequence per document.
 """
 
 from __future__ import annotations

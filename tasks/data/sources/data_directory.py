@@ -1,7 +1,8 @@
-"""Roles of the files in a user's data directory: its `glm46-data.yaml`, or text-like suffixes where there is none.
+"""Assigns roles to the files of a user's data directory: by `glm46-data.yaml`, or by text-like suffixes without one.
 
-The YAML lists globs (`{a,b}`, `*`, `**`) with role, format, domain, language, text fields, kind and licence; the first matching entry
-wins and what none matches is ignored. `format: git` stands for the files of a git working tree that git does not ignore.
+The YAML lists globs (`{a,b}`, `*`, `**`) with role, format, domain, language, text fields, kind and licence. The
+first matching entry wins, and a file that none matches is ignored. `format: git` means the files of a git working
+tree that git does not ignore.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The corpus that is always there: Python's standard library without tests (code), pydoc's topics and package descriptions (web)."""
+"""The default corpus: Python's standard library without tests (code), pydoc's topics, package descriptions (web)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Globs over file names: `**` any depth, `*` and `?` within one name, `{a,b}` alternatives.
+"""Matches globs with file names: `**` any depth, `*` and `?` within one name, `{a,b}` alternatives.
 
-A name is read once, character by character, whatever the glob: as a regular expression a glob of many stars would try every way to divide
-a name among them.
+A name is read once, character by character, whatever the glob. As a regular expression a glob of many stars would try
+every way to divide a name among them.
 """
 
 from __future__ import annotations

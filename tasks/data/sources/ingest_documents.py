@@ -1,5 +1,8 @@
-"""Step: source files -> documents/ (records to train on, whole), evaluation/ (protected items), rejected.parquet (what could not be
-read, and why) and sources.parquet (every listed file)."""
+"""Step: source files -> documents/ to train on, evaluation/ (protected items), rejected.parquet, sources.parquet.
+
+documents/ holds whole records. rejected.parquet says what could not be read, and why. sources.parquet has every
+listed file.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which files a run reads, in which role: a directory, bucket or dataset by its `glm46-data.yaml`, or the embedded default.
+"""Lists the files that a run reads, with their roles: of a directory, bucket or dataset, or the embedded default.
 
-Not a step: always looked up. Local files are read once, for their sha256 and the bytes that they decompress to.
-
-The listing's digest covers names, sizes, sha256 and roles, so it is the first input of the chain; absolute paths stay out of it.
+The roles come from `glm46-data.yaml`. It is not a step, so sources are always listed. Local files are read once, for
+their sha256 and the bytes that they decompress to. The listing's digest covers names, sizes, sha256 and roles, so it
+is the first input of the chain. Absolute paths are not in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Lists the files of `s3://bucket/prefix` and of Hugging Face datasets `hf://owner/name[@revision][/config]`, with a digest of each.
+"""Lists the files of `s3://bucket/prefix` and of Hugging Face datasets, with a digest of each.
 
-Nothing is downloaded: an object is told by its entity tag, a file of a dataset by the digest that its revision holds. Credentials come
-from the environment (AWS_*, HF_TOKEN) and are never written anywhere.
+A dataset is `hf://owner/name[@revision][/config]`. Nothing is downloaded: an object is identified by its entity tag,
+a file of a dataset by the digest that its revision holds. Credentials come from the environment (AWS_*, HF_TOKEN) and
+are never written anywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Source files as a Spark frame, from which executors read them."""
+"""Source files as a Spark frame that executors read them from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a user's files lie: their names below a directory, its git working trees, and the links out of it that are not followed."""
+"""The root of a user's files: their names below it, its git working trees, and the links out of it (not followed)."""
 
 from __future__ import annotations
 

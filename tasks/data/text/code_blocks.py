@@ -1,8 +1,9 @@
-"""A text without its code and markup. Runs in executors: imports no Spark.
+"""Removes code and markup from a text. Runs in executors: imports no Spark.
 
-Fenced blocks (Markdown), literal blocks and code directives (reStructuredText), doctests, elements and comments of markup, tags, inline
-code, targets of links, and runs of lines that look like statements of a program. What is opened and not closed hides nothing. Every scan is
-linear in the text: closing marks are sought up to MAX_SPAN characters away.
+It removes fenced blocks (Markdown), literal blocks and code directives (reStructuredText), doctests, elements and
+comments of markup, tags, inline code, targets of links, and runs of lines that look like statements of a program.
+What is opened and not closed hides nothing. Every scan is linear in the text: closing marks are looked for up to
+MAX_SPAN characters away.
 """
 
 from __future__ import annotations

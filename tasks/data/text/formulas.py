@@ -1,8 +1,8 @@
-"""A text without its formulas. Runs in executors: imports no Spark.
+"""Removes formulas from a text. Runs in executors: imports no Spark.
 
-TeX between its delimiters, TeX commands with their arguments, and arithmetic of numbers and single letters. A word takes the place of each:
-sentences keep their length, and equal formulas are equal words. Every scan is linear in the text: closing marks are sought up to MAX_SPAN
-characters away, and what is not closed is no formula.
+It removes TeX between its delimiters, TeX commands with their arguments, and arithmetic of numbers and single
+letters. A word replaces each: sentences keep their length, and equal formulas are equal words. Every scan is linear
+in the text: closing marks are looked for up to MAX_SPAN characters away, and what is not closed is no formula.
 """
 
 from __future__ import annotations

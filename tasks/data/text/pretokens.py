@@ -1,7 +1,8 @@
-"""Texts cut into pre-tokens by GLM's regular expression, whole Arrow columns at once. Runs in executors: imports no Spark.
+"""Cuts texts into pre-tokens by GLM's regular expression, whole Arrow columns at once.
 
-The same cuts as `tokenizers` makes with `Split(PRETOKENIZER_PATTERN, isolated)`, some twenty times as fast: where a pre-token begins
-follows from the runs of letters, digits, white space and other characters around it. A test holds every rule against the library.
+The cuts are those of `tokenizers` with `Split(PRETOKENIZER_PATTERN, isolated)`, some twenty times as fast. The
+beginning of a pre-token follows from the runs of letters, digits, white space and other characters around it. A test
+compares every rule with the library. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The prose of a text: without code and formulas, its wrapped lines joined again. Runs in executors: imports no Spark.
+"""Extracts the prose of a text: without code and formulas, its wrapped lines joined again.
 
-Rules made for prose measure this text. Documentation holds code, mathematics holds TeX, and books hold line breaks that end no sentence:
-each would break rules that their prose passes. What a text holds decides, not its domain, since a crawl names none.
+Rules made for prose measure this text. Documentation holds code, mathematics holds TeX, and books hold line breaks
+that end no sentence. Each would break rules that their prose passes. The content of a text decides, not its domain,
+since a crawl names none. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How many different stop words of its language a text holds. Runs in executors: imports no Spark.
+"""Counts the different stop words of its language in a text. Runs in executors: imports no Spark.
 
-English has the eight words of Gopher (Rae et al. 2021, A1.1). The other lists are the commonest function words of the language, chosen by
-the same rule: a page of prose without two of them is a list, a table or another language.
+English has the eight words of Gopher (Rae et al. 2021, A1.1). The other lists are the commonest function words of the
+language, chosen by the same rule: a page of prose without two of them is a list, a table or another language.
 """
 
 from __future__ import annotations

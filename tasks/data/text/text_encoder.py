@@ -1,8 +1,8 @@
-"""Texts to token ids, whole Arrow columns at once, as arrays. Runs in executors: imports no Spark.
+"""Encodes texts to token ids, whole Arrow columns at once, as arrays. Runs in executors: imports no Spark.
 
-With GLM's pre-tokenizer most of a text is words met before: texts are cut by tasks/data/text/pretokens.py, each word is encoded once by the
-library's model alone (its whole pipeline takes three times as long for a word), and documents are put together from the words' ids. Other
-pre-tokenizers take the library's own way.
+With GLM's pre-tokenizer most of a text is words met before. tasks/data/text/pretokens.py cuts the texts. Only the
+library's model encodes a word, once (its whole pipeline takes three times as long for a word). Documents are put
+together from the words' ids. Other pre-tokenizers use the library's whole pipeline.
 """
 
 from __future__ import annotations

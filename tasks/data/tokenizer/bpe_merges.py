@@ -1,6 +1,7 @@
-"""Byte-pair merges from a table of words and their counts: those that the trainer of `tokenizers` finds in the same text, in its order.
+"""Learns byte-pair merges from a table of words and their counts: those of the `tokenizers` trainer, in its order.
 
-That trainer takes texts alone and keeps counts in 32 bits where this table comes from a cluster. The loop is compiled (bpe_merges.cpp).
+That trainer takes only texts, and keeps counts in 32 bits; this table comes from a cluster. The loop is compiled
+(bpe_merges.cpp).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The byte-level BPE tokenizer in GLM's layout: merges learned from counted words, as an object of the `tokenizers` library, and files."""
+"""The byte-level BPE tokenizer in GLM's layout, learned from counted words, as a `tokenizers` object and files."""
 
 from __future__ import annotations
 

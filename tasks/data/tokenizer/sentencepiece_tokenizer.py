@@ -1,7 +1,8 @@
 """A tokenizer that SentencePiece trains, as the same object of the `tokenizers` library that byte-level BPE is.
 
-Text goes in as it is (no normalization, no blank put in front), characters without a piece are written as bytes, so every text comes back
-as it was, but for the sign U+2581, which SentencePiece itself uses for the blank. Training takes the sample on one machine, in one thread.
+Text goes in as it is (no normalization, no blank put in front). Characters without a piece are written as bytes. So
+every text comes back as it was, except the sign U+2581, which SentencePiece itself uses for the blank. Training takes
+the sample on one machine, in one thread.
 """
 
 from __future__ import annotations

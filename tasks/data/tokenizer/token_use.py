@@ -1,4 +1,7 @@
-"""How often tokenizers use each of their tokens, per domain and language. Runs in executors: imports no Spark."""
+"""Counts how often tokenizers use each of their tokens, per domain and language.
+
+Runs in executors: imports no Spark.
+"""
 
 from __future__ import annotations
 

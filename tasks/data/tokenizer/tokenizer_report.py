@@ -1,4 +1,4 @@
-"""What a tokenizer makes of a corpus: fertility and vocabulary share per domain and language, beside a public tokenizer's."""
+"""Measures a tokenizer on a corpus: fertility and vocabulary share per domain and language, beside a public one's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which documents a tokenizer is learned from: in each domain and language those of the lowest hashes, as many as its share asks for."""
+"""Chooses the documents that a tokenizer learns from: the lowest hashes of each domain and language, up to its share."""
 
 from __future__ import annotations
 

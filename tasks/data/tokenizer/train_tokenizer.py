@@ -1,8 +1,11 @@
-"""Step: training documents -> tokenizer in GLM's layout: tokenizer.json, tokenizer_config.json, chat_template.jinja, vocabulary.parquet,
-tokenizer_report.parquet (fertility per domain and language), and tokenizer.model where SentencePiece made it.
+"""Step: training documents -> tokenizer in GLM's layout, with vocabulary and report.
 
-Byte-level BPE: executors count words, Spark sums the counts in 64 bits, the driver learns the merges from the table of distinct words,
-read in batches. What it holds of them lies in memory up to half of resources.driver_memory, beyond that in files of the step's directory.
+It writes tokenizer.json, tokenizer_config.json, chat_template.jinja, vocabulary.parquet, tokenizer_report.parquet
+(fertility per domain and language), and tokenizer.model where SentencePiece made it.
+
+Byte-level BPE: executors count words, Spark sums the counts in 64 bits, the driver learns the merges from the table
+of distinct words, read in batches. It keeps them in memory up to half of resources.driver_memory, beyond that in
+files of the step's directory.
 """
 
 from __future__ import annotations

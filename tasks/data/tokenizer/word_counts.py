@@ -1,4 +1,4 @@
-"""How often every pre-token occurs: counted per partition, summed by Spark, read as one table. Runs in executors: imports no Spark."""
+"""Counts every pre-token: per partition, summed by Spark, read as one table. Runs in executors: imports no Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a phase trains on, step by step: packed rows, read ahead, or answers that it samples itself."""
+"""The data that a phase trains on, step by step: packed rows, read ahead, or answers that it samples itself."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Reads the data of the next step while the present one computes. What is read is a function of the step's plan alone, so a step that
-was not foreseen (after a resume, a rollback) is simply read then: order and content cannot change."""
+"""Reads the data of the next step while the present one computes.
+
+The data depend only on the step's plan. So a step that was not foreseen (after a resume, a rollback) is simply read
+then: order and content cannot change.
+"""
 
 from __future__ import annotations
 

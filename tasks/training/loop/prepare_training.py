@@ -1,6 +1,7 @@
-"""From a job to a model, an optimizer and an engine at the position where the run stands, on any topology; and back to disk.
+"""Builds model, optimizer and engine of a job at the run's position, on any topology; and writes them back to disk.
 
-Order matters: all ranks build the same model from the same seed, load whole tensors, and only then keep their part of it.
+Order matters: all ranks build the same model from the same seed, load whole tensors, and only then keep their part of
+it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One optimizer step: accumulate gradients over micro-batches, look at loss and gradient norm, clip, step, move the router biases."""
+"""Makes one optimizer step: accumulates gradients, checks loss and gradient norm, clips, steps, moves router biases."""
 
 from __future__ import annotations
 

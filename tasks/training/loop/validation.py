@@ -1,7 +1,8 @@
-"""Bits per byte of held-out documents while a phase trains, per domain.
+"""Measures bits per byte of held-out documents while a phase trains, per domain.
 
-Every document is scored from an end-of-text token before it, as evaluation does (tasks/evaluation/document_scores.py), and attention
-stays inside documents. A row that ends inside a document cuts it there: what follows has no context. Ranks divide the rows.
+Every document is scored from an end-of-text token before it, as evaluation does
+(tasks/evaluation/document_scores.py). Attention stays inside documents. A row that ends inside a document cuts it
+there: what follows has no context. Ranks divide the rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """All-to-all among the ranks of a group that autograd can follow: the backward pass is the reverse exchange.
 
-The exchange is split into its start and its end, so that something can be computed between them. In the backward pass the end starts the
-reverse exchange and the start ends it: autograd goes through what was computed between them in between again.
+The exchange is split into its start and its end, so that something can be computed between them. In the backward pass
+the end starts the reverse exchange and the start ends it. Between the two, autograd goes back through what was
+computed between them.
 """
 
 from __future__ import annotations

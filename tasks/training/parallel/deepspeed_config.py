@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON, generated from the phase configuration."""
+"""Generates DeepSpeed's JSON from the phase configuration."""
 
 from __future__ import annotations
 

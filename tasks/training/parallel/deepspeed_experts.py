@@ -1,8 +1,8 @@
-"""What DeepSpeed must know about divided experts, so that its engine and ZeRO sum their gradients over the ranks that hold the same ones.
+"""Makes DeepSpeed sum the gradients of divided experts over the ranks that hold the same ones.
 
-DeepSpeed looks for modules of its own mixture-of-experts classes; a model without one is reduced as if every parameter were whole on every
-rank: wrong numbers, no error. `ExpertGroups` is such a module with nothing in it, and our layers stay ours. It is an AutoEP layer because
-that is the kind which ZeRO 3 accepts besides 0, 1 and 2.
+DeepSpeed looks for modules of its own mixture-of-experts classes. It reduces a model without one as if every
+parameter were whole on every rank: wrong numbers, no error. `ExpertGroups` is such a module with nothing in it, and
+our layers stay ours. It is an AutoEP layer because ZeRO 3 accepts that kind, as 0, 1 and 2 do.
 """
 
 from __future__ import annotations

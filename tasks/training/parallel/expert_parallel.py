@@ -1,8 +1,9 @@
-"""Expert parallelism: a rank holds n_routed_experts / expert_parallel experts of every layer, tokens travel to them and back.
+"""Expert parallelism: a rank holds n_routed_experts / expert_parallel experts of every layer.
 
-The exchange is exact and uneven: ranks tell each other how many copies come for which expert, then send them; nothing is dropped or padded,
-and a rank for which nobody chose an expert takes part with no rows. A rank routes its own tokens among all experts, so counts for
-loss-free balancing are those of its tokens: summed over the ranks they are what one process counts.
+Tokens are sent to the ranks of their experts, and the outputs come back. The exchange is exact and uneven: ranks
+first exchange how many copies come for which expert, then send them. Nothing is dropped or padded. A rank whose
+experts nobody chose takes part with no rows. A rank routes its own tokens among all experts, so counts for loss-free
+balancing are those of its tokens. Summed over the ranks they equal the counts of one process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is done with gradients between the backward pass and the optimizer: sums over the tensor axis, their norm, and clipping by it."""
+"""Sums gradients over the tensor axis, computes their norm, and clips by it: between backward pass and optimizer."""
 
 from __future__ import annotations
 

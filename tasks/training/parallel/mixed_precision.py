@@ -1,4 +1,4 @@
-"""Arithmetic in bfloat16 over float32 parameters, which so are their own master weights."""
+"""Computes in bfloat16 over float32 parameters, which are their own master weights."""
 
 from __future__ import annotations
 

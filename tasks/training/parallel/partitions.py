@@ -1,7 +1,7 @@
-"""Where ZeRO put a rank's parameters: which run of elements of which parameter lies where in what the optimizer steps.
+"""Maps a rank's parameters to the flat tensors that ZeRO's optimizer steps: which elements are where.
 
-Without ZeRO the optimizer steps the parameters themselves. Stages 1 and 2 lay the parameters of a group one after the other and give each
-rank one equal run of the whole; stage 3 gives each rank an equal run of every parameter.
+Without ZeRO the optimizer steps the parameters themselves. Stages 1 and 2 concatenate the parameters of a group and
+give each rank one equal run of the whole. Stage 3 gives each rank an equal run of every parameter.
 """
 
 from __future__ import annotations

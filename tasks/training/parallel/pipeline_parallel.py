@@ -1,11 +1,13 @@
-"""Pipeline parallelism: every stage holds some layers and passes hidden states on, gradients come back; one forward, one backward (1F1B).
+"""Pipeline parallelism: each stage holds some layers; hidden states go forward, gradients come back (1F1B).
 
-Not DeepSpeed's PipelineEngine: it takes one loss, averaged over a fixed number of equal micro-batches, at the last stage. Ours has a
-balance loss and expert counts on every stage, weights each micro-batch by its targets, and its batch grows along the course. Each stage is
-a DeepSpeed engine of its own over the stage's replicas (ZeRO 0 or 1), which gets the gradients of the outputs instead of a loss.
+DeepSpeed's PipelineEngine is not used: it takes one loss, averaged over a fixed number of equal micro-batches, at the
+last stage. Ours has a balance loss and expert counts on every stage, weights each micro-batch by its targets, and its
+batch grows along the course. Each stage is a DeepSpeed engine of its own over the stage's replicas (ZeRO 0 or 1). It
+gets the gradients of the outputs instead of a loss.
 
-The MTP layer on the last stage needs embeddings. They travel from the first stage and their gradients back, instead of a second copy of
-the matrix: so every parameter lies on one stage only, and nothing is to be kept equal in weights, moments, norm or checkpoint.
+The MTP layer on the last stage needs embeddings. The first stage sends them and receives their gradients, instead of
+a second copy of the matrix. So every parameter is on one stage only, and nothing must be kept equal in weights,
+moments, norm or checkpoint.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where this process stands on every axis of the topology, with one process group per axis.
+"""The position of this process on every axis of the topology, with one process group per axis.
 
-Neighbouring ranks share the finest axis: tensor, then context, then data, then pipeline (Megatron's order, so that tensor parallelism
-stays inside a node). Experts are carved out of the tensor x context x data ranks of one pipeline stage: `expert` are neighbours that
-divide a layer's experts, `expert_data` the ranks that hold the same ones.
+Neighbouring ranks share the finest axis: tensor, then context, then data, then pipeline (Megatron's order, so that
+tensor parallelism stays inside a node). Experts divide the tensor x context x data ranks of one pipeline stage:
+`expert` are neighbours that divide a layer's experts, `expert_data` the ranks that hold the same ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Activation recomputation: activations are dropped after the forward pass and computed again when the backward pass comes to them.
+"""Activation recomputation: drops activations after the forward pass and computes them again for the backward pass.
 
-A built model in, changed in place. `selective` keeps what attention and experts take in and computes the two again; `full` keeps the
-input of every N trunk layers alone (the MTP layer is a block of its own). Losses, balance losses and expert counts are those of the first
-pass; the second one serves gradients only, so nothing is counted twice.
+It changes a built model in place. `selective` keeps the inputs of attention and experts and computes the two again.
+`full` keeps only the input of every N trunk layers (the MTP layer is a block of its own). Losses, balance losses and
+expert counts are those of the first pass. The second pass serves only gradients, so nothing is counted twice.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Sequence parallelism (Ulysses): a context rank holds an equal, contiguous part of every row's positions.
 
-All layers but attention work on single positions. Attention exchanges: each rank receives all positions of its share of the heads, attends
-as one device would, and gives the positions back (arXiv 2309.14509). Key and value heads fewer than ranks are repeated before the exchange.
-Three more things look beyond a part: RoPE (positions start at part x length), the MTP layer (the next part's first embedding, and targets
-two tokens on), the balance loss (counts over the whole sequence). Segment ids stay those of the whole row.
+All layers but attention work on single positions. Attention exchanges: each rank receives all positions of its share
+of the heads, attends as one device would, and sends the positions back (arXiv 2309.14509). If there are fewer key and
+value heads than ranks, they are repeated before the exchange. Three more things need more than a part: RoPE
+(positions start at part x length), the MTP layer (the next part's first embedding, and targets two tokens on), the
+balance loss (counts over the whole sequence). Segment ids stay those of the whole row.
 """
 
 from __future__ import annotations

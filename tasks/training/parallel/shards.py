@@ -1,7 +1,7 @@
-"""Parameters of which this rank holds a part only: who holds the rest, and the way from the part to the whole and back.
+"""Parameters that this rank holds only a part of: who holds the rest, and how a part becomes the whole and back.
 
-Tensor and expert parallelism mark such parameters with `parameter.shard`; a parameter without the mark is whole on every rank of its
-pipeline stage. Parts are equal slices along one dimension, in the order of the ranks on the axis.
+Tensor and expert parallelism mark such parameters with `parameter.shard`. A parameter without the mark is whole on
+every rank of its pipeline stage. Parts are equal slices along one dimension, in the order of the ranks on the axis.
 """
 
 from __future__ import annotations

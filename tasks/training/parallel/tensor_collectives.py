@@ -1,7 +1,8 @@
 """Collectives of tensor parallelism as autograd functions, each with its conjugate as backward pass.
 
-Between blocks every tensor rank holds a slice of the positions of the same rows: T positions lie in slices of ceil(T / ranks), the last
-one shorter. Every rank computes the same loss and starts its backward pass from 1: a gradient that is "partial" is summed over the ranks.
+Between blocks every tensor rank holds a slice of the positions of the same rows: T positions are in slices of ceil(T
+/ ranks), the last one shorter. Every rank computes the same loss and starts its backward pass from 1: a gradient that
+is "partial" is summed over the ranks.
 """
 
 from __future__ import annotations

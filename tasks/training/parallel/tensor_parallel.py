@@ -1,9 +1,10 @@
 """Tensor parallelism with sequence-parallel norms: a built model becomes this rank's part of it, in place.
 
-The matrices of attention and of the dense and shared MLPs are divided by output features (q, k, v, gate, up) or by input features (o,
-down); embedding and unembedding by rows of the vocabulary. Between these blocks a rank holds a slice of the positions, so norms, residual
-additions, routers and routed experts are computed once, not once per rank (arXiv 2205.05198). Routed experts are not divided here:
-tasks/training/parallel/expert_parallel.py sends their tokens to other ranks, tensor ranks among them, as they hold different tokens.
+The matrices of attention and of the dense and shared MLPs are divided by output features (q, k, v, gate, up) or by
+input features (o, down). Embedding and unembedding are divided by rows of the vocabulary. Between these blocks a rank
+holds a slice of the positions. So norms, residual additions, routers and routed experts are computed once, not once
+per rank (arXiv 2205.05198). Routed experts are not divided here: tasks/training/parallel/expert_parallel.py sends
+their tokens to other ranks, tensor ranks among them, as they hold different tokens.
 """
 
 from __future__ import annotations

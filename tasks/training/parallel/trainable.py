@@ -1,4 +1,4 @@
-"""Model and optimizer as they were built, and DeepSpeed's engine around them."""
+"""Model and optimizer as they were built, with DeepSpeed's engine around them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Muon over divided matrices: whole ones are brought together for the orthogonalisation only, each on one of the ranks that share it.
+"""Muon over divided matrices: each is made whole on one of its ranks, only for the orthogonalisation.
 
-A matrix may be divided by ZeRO (runs of elements) and by tensor parallelism (rows or columns). Divided experts need nothing: each is
-orthogonalised where it lies. Ranks that share matrices divide the work among them and tell each other the results.
+A matrix may be divided by ZeRO (runs of elements) and by tensor parallelism (rows or columns). Divided experts need
+nothing: each is orthogonalised on its rank. Ranks that share matrices divide the work among them and send each other
+the results.
 """
 
 from __future__ import annotations

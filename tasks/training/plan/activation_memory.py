@@ -1,8 +1,9 @@
-"""Bytes that one micro-batch keeps on a rank for its backward pass, by formula, from what the model's operations save.
+"""Computes by formula the bytes that one micro-batch keeps on a rank for its backward pass.
 
-Held against the tensors that autograd really keeps by a test (benchmarks/training/recompute.py counts them), on the path of a CPU and on
-that of an accelerator, whose composed operations run on a CPU too. Element size is that of the dtype in which the model computes; router
-scores, statistics of norms and softmax, and positions of routed copies are small and counted as float32. Experts are taken to be used
+The formula follows what the model's operations save. A test compares it with the tensors that autograd really keeps
+(benchmarks/training/recompute.py counts them), on the path of a CPU and on that of an accelerator, whose composed
+operations run on a CPU too. Element size is that of the dtype in which the model computes. Router scores, statistics
+of norms and softmax, and positions of routed copies are small and counted as float32. Experts are assumed to be used
 evenly.
 """
 

@@ -1,4 +1,7 @@
-"""How many answers of a policy phase are sampled at once: as many as their keys and values leave room for. Pure: the plan uses it too."""
+"""How many answers of a policy phase are sampled at once: as many as there is room for their keys and values.
+
+Pure: the plan uses it too.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Bytes of DeepSpeed's buckets on a rank, by formula: what gradients are reduced and weights are gathered in while activations live.
+"""Computes by formula the bytes of DeepSpeed's buckets on a rank, while activations live.
 
-Held by a test against what DeepSpeed allocates (0.19.8: stage_1_and_2.py, setup_buckets; stage3.py; engine.py, allreduce_no_retain).
+Gradients are reduced and weights are gathered in buckets. A test compares the formula with what DeepSpeed allocates
+(0.19.8: stage_1_and_2.py, setup_buckets; stage3.py; engine.py, allreduce_no_retain).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What is refused before anything starts: what has no code yet, then topologies that no engine could train, each with the fix."""
+"""Refuses phases before anything starts: what has no code yet, then topologies that no engine could train.
+
+Each refusal names the fix.
+"""
 
 from __future__ import annotations
 

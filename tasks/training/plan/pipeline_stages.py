@@ -1,8 +1,9 @@
-"""Which trunk layers each stage of a pipeline holds. Pure: `glm46 plan` and the refusals use it without torch.
+"""Divides trunk layers among the stages of a pipeline. Pure: `glm46 plan` and the refusals use it without torch.
 
-The first stage also holds the embedding, the last one the MTP layer and the unembedding, which both the trunk and MTP pass through. Each
-counts as one layer (the unembedding once per pass), and all stages get as equal a sum as whole layers allow: 92 layers on 8 stages are
-11 + 6 x 12 + 9. No divisibility is asked for: public recipes of 92 layers on 8 stages fail on it (Megatron-Bridge #5551).
+The first stage also holds the embedding. The last one also holds the MTP layer and the unembedding, which both the
+trunk and MTP pass through. Each counts as one layer (the unembedding once per pass), and all stages get as equal a
+sum as whole layers allow: 92 layers on 8 stages are 11 + 6 x 12 + 9. The number of layers need not be divisible by
+that of stages: public recipes of 92 layers on 8 stages fail on it (Megatron-Bridge #5551).
 """
 
 from __future__ import annotations

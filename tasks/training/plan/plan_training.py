@@ -1,4 +1,4 @@
-"""What a scale means before anything runs: parameters, tokens, steps, compute, memory and hours by formula, and what refuses to run."""
+"""Plans a scale by formula: parameters, tokens, steps, compute, memory, hours, and what refuses to run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Memory of the fullest rank of a phase, by formula: state by topology and ZeRO stage, and the most of what lives beside it in a step.
+"""Computes by formula the memory of the fullest rank of a phase: its state, and the most beside it in a step.
 
-Tensor parallelism divides matrices of attention, MLPs and vocabulary, expert parallelism the routed experts, the pipeline the layers; norms
-and routers are whole on every rank of a stage. Weights, gradients and optimizer are exact, held against live tensors by a test, as are
-activations, DeepSpeed's buckets and what an update takes. On top come padding and fragmentation.
+The state depends on topology and ZeRO stage. Tensor parallelism divides matrices of attention, MLPs and vocabulary,
+expert parallelism the routed experts, the pipeline the layers. Norms and routers are whole on every rank of a stage.
+Weights, gradients and optimizer are exact: a test compares them with live tensors, and also activations, DeepSpeed's
+buckets and what an update takes. Padding and fragmentation are added.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Topologies that cannot train a phase, whatever the engine: numbers that do not divide, and what DeepSpeed and Megatron exclude.
+"""Refuses topologies that no engine can train: numbers that do not divide, and what DeepSpeed and Megatron exclude.
 
 `tasks/training/plan/launch_rules.py` holds the other list: what could be trained but has no code yet.
 """

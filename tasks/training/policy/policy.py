@@ -1,10 +1,13 @@
-"""Group relative policy optimization: from sampled answers to weighted targets (arXiv 2402.03300, without KL as in the GLM-4.5 report).
+"""Group relative policy optimization: from sampled answers to weighted targets.
 
-The gradient of the clipped surrogate min(ratio A, clip(ratio) A) is that of cross-entropy weighted with ratio x A, and 0 where the clip
-holds: so training runs through the fused cross-entropy. The ratio is of the weights being trained over those before the update, both by the
-trainer's arithmetic. That the answers were sampled by other arithmetic (decoding with a cache, another engine) is made up for by a factor
-of its own, min(trainer / rollout, importance_cap): truncated importance sampling. A ratio over the rollout's probabilities instead would
-clip rounding: the policy has not moved when its first update begins.
+It follows arXiv 2402.03300, without KL as in the GLM-4.5 report. The gradient of the clipped surrogate min(ratio A,
+clip(ratio) A) is that of cross-entropy weighted with ratio x A, and 0 where the clip holds. So training runs through
+the fused cross-entropy.
+
+The ratio is of the weights being trained over those before the update, both by the trainer's arithmetic. The answers
+were sampled by other arithmetic (decoding with a cache, another engine). A factor of its own corrects that,
+min(trainer / rollout, importance_cap): truncated importance sampling. A ratio over the rollout's probabilities
+instead would clip rounding: the policy has not moved when its first update begins.
 """
 
 from __future__ import annotations

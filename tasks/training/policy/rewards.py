@@ -1,4 +1,4 @@
-"""What a sampled answer is worth: verified equality with the problem's answer."""
+"""Rewards a sampled answer: verified equality with the problem's answer."""
 
 from __future__ import annotations
 

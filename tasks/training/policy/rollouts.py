@@ -1,4 +1,4 @@
-"""Prompts in the order of a policy phase, and the answers that the weights of a step give to them."""
+"""Prompts in the order of a policy phase, and the answers that the weights of a step sample to them."""
 
 from __future__ import annotations
 

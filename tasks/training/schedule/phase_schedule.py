@@ -1,4 +1,4 @@
-"""What changes along a phase, in words: its place on the course, RoPE base, batch growth, and the waypoints that lie inside it."""
+"""Describes in words what changes along a phase: position on the course, RoPE base, batch growth, inner waypoints."""
 
 from __future__ import annotations
 

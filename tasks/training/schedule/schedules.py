@@ -1,4 +1,4 @@
-"""What changes along a course, as functions of its token position: learning rate, batch and rows, router bias rate, MTP weight.
+"""Learning rate, batch and rows, router bias rate and MTP weight as functions of a course's token position.
 
 A course is the token axis that consecutive phases share, so a function of the position needs no state and no restart.
 """

@@ -1,8 +1,9 @@
-"""Commits of resumable state: checkpoints/step-NNNNNN/ plus `latest`, the name of the newest one that was verified.
+"""Commits resumable state: checkpoints/step-NNNNNN/ plus `latest`, the name of the newest verified one.
 
-A commit writes to a temporary directory, fsyncs, adds checksums.json, renames, reads everything back and only then moves `latest`, so
-a crash or a full disk at any point leaves the previous checkpoint standing. Every commit carries the fencing number of the supervisor
-that started this process; if work/<key>/fencing holds a higher one, another supervisor has taken over and the commit is refused.
+A commit writes to a temporary directory, fsyncs, adds checksums.json, renames, reads everything back and only then
+moves `latest`. So a crash or a full disk at any point leaves the previous checkpoint in place. Every commit carries
+the fencing number of the supervisor that started this process. If work/<key>/fencing holds a higher one, another
+supervisor has taken over and the commit is refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The end of a phase: final/ with the weights as a Hugging Face directory and the hand-over state.
+"""Exports the end of a phase: final/ with the weights as a Hugging Face directory and the hand-over state.
 
-Both come from the last checkpoint, whose tensors are whole whatever the topology: no rank needs the whole model for it.
+Both come from the last checkpoint, whose tensors are whole whatever the topology: no rank needs the whole model for
+it.
 """
 
 from __future__ import annotations

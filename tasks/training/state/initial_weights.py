@@ -1,5 +1,8 @@
-"""Random weights of a start from nothing, tensor by tensor: each depends on the seed and its checkpoint name alone, so ranks draw only
-what they hold and every topology starts from the same model."""
+"""Draws random initial weights, tensor by tensor, from the seed and the tensor's checkpoint name.
+
+Each tensor depends only on these two. So ranks draw only what they hold, and every topology starts from the same
+model.
+"""
 
 from __future__ import annotations
 

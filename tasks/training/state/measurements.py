@@ -1,4 +1,4 @@
-"""Measurements of held-out documents while a phase trains: when one is due, and which of them was the best."""
+"""Measurements of held-out documents while a phase trains: when one is due, and which one was the best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a phase stands after an optimizer step: state.json."""
+"""The position of a phase after an optimizer step: state.json."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Spikes: which step is one, what is kept of it, and which steps are left out once training has gone back.
+"""Spikes: which step is one, what is kept of it, and which steps are left out after training has gone back.
 
-spikes.jsonl in the work directory is evidence and memory alike: a rollback that a kill interrupts finds there what to leave out. What
-was left out is part of the state, so the result does not depend on where checkpoints lay or how often the run was killed.
+spikes.jsonl in the work directory is both evidence and memory: a rollback that a kill interrupts reads there what to
+leave out. What was left out is part of the state. So the result does not depend on where checkpoints were or how
+often the run was killed.
 """
 
 from __future__ import annotations

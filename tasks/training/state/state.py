@@ -1,9 +1,9 @@
-"""The hand-over state: everything from which training continues, under checkpoint names, independent of ranks and engine.
+"""The hand-over state: everything that training continues from, under checkpoint names, for any ranks and engine.
 
-Files: master-NNNNN.safetensors (float32 weights and router biases), momentum-NNNNN (Muon), first_moment-NNNNN and second_moment-NNNNN
-(AdamW), state.json (position, counters, random state); each pipeline stage writes files of its own numbers. It is the format of a phase's
-hand-over and of its own checkpoints alike. Tensors on disk are whole; a rank reads what it holds of them and writes what it was given to
-write, one tensor at a time.
+Files: master-NNNNN.safetensors (float32 weights and router biases), momentum-NNNNN (Muon), first_moment-NNNNN and
+second_moment-NNNNN (AdamW), state.json (position, counters, random state). Each pipeline stage writes files of its
+own numbers. A phase's hand-over and its own checkpoints have the same format. Tensors on disk are whole. A rank reads
+what it holds of them and writes what it was given to write, one tensor at a time.
 """
 
 from __future__ import annotations

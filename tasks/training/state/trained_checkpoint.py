@@ -1,4 +1,4 @@
-"""What a phase leaves: weights with their tokenizer, and what later steps know of them."""
+"""The record of a trained phase: weights with their tokenizer, and what later steps know of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl, rollouts.jsonl and progress.json of a running job, written by rank 0."""
+"""Writes metrics.jsonl, rollouts.jsonl and progress.json of a running job, on rank 0."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Profiles of some steps, by rank 0, into the work directory's profile/: flops.txt and flops.json, trace.json.
+"""Profiles some steps, on rank 0, into the work directory's profile/: flops.txt and flops.json, trace.json.
 
-DeepSpeed's FLOP profiler patches torch's functions and so sees the forward pass only, and nothing inside our own autograd functions (the
-MLPs, the loss). Beside it torch's FlopCounterMode counts every matrix product of both passes below autograd, and attention is counted by
-the shapes it is called with; their sum is what is held against the formula of model/architecture/counts.py. trace.json opens in Perfetto or
-chrome://tracing.
+DeepSpeed's FLOP profiler patches torch's functions. So it sees only the forward pass, and nothing inside our own
+autograd functions (the MLPs, the loss). Beside it torch's FlopCounterMode counts every matrix product of both passes
+below autograd. Attention is counted by the shapes it is called with. Their sum is compared with the formula of
+model/architecture/counts.py. trace.json opens in Perfetto or chrome://tracing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What rank 0 writes down about steps: metrics.jsonl, rollouts.jsonl, progress.json, and the trackers that show the same metrics."""
+"""Records steps on rank 0: metrics.jsonl, rollouts.jsonl, progress.json, and the trackers that show the same metrics."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where rank 0 shows its metrics while it trains, beside metrics.jsonl: TensorBoard event files, Weights & Biases. All of it is evidence.
+"""Sends rank 0's metrics to TensorBoard event files and Weights & Biases, beside metrics.jsonl.
 
-MLflow is not among them: the step that launched the worker forwards metrics.jsonl there.
+All of it is evidence. MLflow is not among them: the step that launched the worker forwards metrics.jsonl there.
 """
 
 from __future__ import annotations
