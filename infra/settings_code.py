@@ -2,7 +2,8 @@
 
 Values of settings are in a step's key already, and validators only refuse. The rest can change content without
 changing a value: `ModelRecipe.rotary_dim`, the waypoints of a mixture. It counts by definition, under the name of the
-module that defines it, so that a new setting re-runs nothing. Classes named ...Resources are left out, like their values: no content depends on them.
+module that defines it, so that a new setting re-runs nothing. Classes named ...Resources are left out, like their
+values: no content depends on them.
 """
 
 from __future__ import annotations

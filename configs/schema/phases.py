@@ -25,8 +25,9 @@ class PhaseRecipe(Frozen):
     """Report: 10,000 at 4K, 1,000,000 from 32K on."""
     packing: Packing
     mixture: Mixture
-    """Token share per domain, normalised over the domains that have text; of a policy objective the domains of its prompts. Either one
-    mixture or a list of waypoints {at_share, mixture}, linear in between."""
+    """Token share per domain, normalised over the domains that have text. Either one mixture or a list of waypoints
+    {at_share, mixture}, linear in between. A policy objective packs no rows and reads none of it: all of its prompts
+    are generated problems."""
     bucket_weights: tuple[Annotated[float, Field(ge=0)], ...]
     """How often an epoch reads a document of each quality bucket, from low to high (GLM-4.5: over 3.2 of the highest); documents without
     a bucket once. Empty: every document once. None is read again before all of its bucket were read."""
