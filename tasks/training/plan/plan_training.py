@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
-
 from model.architecture.counts import count_parameters, count_trained, kv_cache_bytes_per_token, training_flops_per_token
 from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.pipeline_stages import describe_stages
+from tasks.training.plan.planned import Plan, PlannedMemory, PlannedParameters, PlannedPhase, _bytes
 from tasks.training.plan.rank_memory import rank_memory
 from tasks.training.plan.topology import data_parallel, impossible_topology
 from tasks.training.schedule.phase_schedule import describe_schedule
@@ -21,137 +20,6 @@ if TYPE_CHECKING:
 
 ASSUMED_MFU = 0.4
 """Share of peak at which the hours are stated: what public MoE runs reach; nothing is known of GLM's own."""
-
-
-class PlannedParameters(BaseModel):
-    """Counts under the rules that public numbers use (model/architecture/counts.py)."""
-
-    attention_per_layer: int
-    expert: int
-    moe_layer: int
-    dense_layer: int
-    body: int
-    """Trunk layers and final norm."""
-    mtp: int
-    embeddings: int
-    body_and_mtp: int
-    total: int
-    active_body: int
-    active_body_and_mtp: int
-    active: int
-    """Body and unembedding: what one predicted token costs."""
-
-
-class PlannedMemory(BaseModel):
-    """Bytes on the fullest rank (tasks/training/plan/rank_memory.py)."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    buckets: int
-    update: int
-    kv_cache: int
-    sampling_weights: int
-    total: int
-    """The most at once: not the sum."""
-    host_optimizer: int
-    """Per rank in host memory or on NVMe."""
-    host_weights: int
-    """Likewise, where parameters are offloaded."""
-    available: int
-
-
-class PlannedPhase(BaseModel):
-    """One phase on its course."""
-
-    name: str
-    objective: str
-    adapter: str
-    trained_parameters: int
-    num_tokens: int
-    num_steps: int
-    sequence_length: int
-    first_batch_tokens: int
-    max_batch_tokens: int
-    first_learning_rate: float
-    peak_learning_rate: float
-    """The highest of the phase's steps."""
-    last_learning_rate: float
-    rope_theta: float
-    schedule: str
-    """Place on the course and what changes inside the phase, in words."""
-    mixture: str
-    """Share of tokens per domain, at every waypoint where there are several, and the weights of quality buckets."""
-    attended_tokens: int
-    """Length inside which attention stays: a row, or documents as long as assumed_document_tokens where packing is best_fit."""
-    trains_mtp: bool
-    training_flops: float
-    """Floating-point operations of the whole phase, forward and backward; sampling of answers and recomputation come on top."""
-    num_ranks: int
-    data_parallel: int
-    tensor_parallel: int
-    pipeline_parallel: int
-    stage_layers: str
-    """Trunk layers by pipeline stage: 11 + 6 x 12 + 9; empty where there are more stages than layers."""
-    context_parallel: int
-    expert_parallel: int
-    zero_stage: int
-    hours: float
-    """At ASSUMED_MFU of the ranks' peak, without sampling."""
-    rank_memory: PlannedMemory
-    impossible: tuple[str, ...]
-    """Why no engine can train it like this; empty where one can."""
-    not_available: tuple[str, ...]
-    """What this version of glm46 refuses; empty where it trains the phase."""
-    warnings: tuple[str, ...]
-
-    @property
-    def sentences(self) -> list[str]:
-        """What stands in the way of the phase, in words."""
-        return [
-            *(f"impossible, {reason}" for reason in self.impossible),
-            *(f"does not run yet, {reason}" for reason in self.not_available),
-            *self.warnings,
-        ]
-
-
-class Plan(BaseModel):
-    """The whole scale."""
-
-    scale: str
-    parameters: PlannedParameters
-    kv_cache_bytes_per_token: int
-    assumed_mfu: float
-    phases: tuple[PlannedPhase, ...]
-
-    def describe(self) -> str:
-        """The plan in lines for a terminal."""
-        counts = self.parameters
-        lines = [
-            f"scale {self.scale}",
-            f"  parameters   {counts.total:,} in all: body {counts.body:,}, MTP {counts.mtp:,}, embeddings {counts.embeddings:,}",
-            f"  one layer    attention {counts.attention_per_layer:,}, expert {counts.expert:,}, with experts {counts.moe_layer:,}",
-            f"  active       {counts.active:,} per predicted token (body {counts.active_body:,}; with MTP {counts.active_body_and_mtp:,})",
-            f"  KV cache     {self.kv_cache_bytes_per_token:,} bytes per token in bf16",
-            "",
-            *_table([_ROW_TITLES, *(_row(phase) for phase in self.phases)]),
-            "",
-            *_table([_MEMORY_TITLES, *(_memory_row(phase) for phase in self.phases)]),
-            "",
-            f"  hours at {self.assumed_mfu:.0%} of the ranks' peak, without the sampling of answers; attention sees `attends` tokens:",
-            "  a row, or assumed_document_tokens where rows hold whole documents; memory of the fullest rank, its experts evenly used",
-            "",
-            *_table([(phase.name, phase.schedule) for phase in self.phases]),
-            "",
-            *_table([(phase.name, phase.mixture) for phase in self.phases]),
-            "",
-        ]
-        said: dict[str, list[str]] = {}
-        for phase in self.phases:
-            for sentence in phase.sentences:
-                said.setdefault(sentence, []).append(phase.name)
-        return "\n".join([*lines, *(f"  {', '.join(names)}: {sentence}" for sentence, names in said.items())])
 
 
 def plan_training(scale: Scale) -> Plan:
@@ -262,49 +130,3 @@ def _warnings(memory: PlannedMemory) -> list[str]:
         f"the fullest rank needs {_bytes(memory.total)} of {_bytes(memory.available)}: widen tensor, pipeline or expert parallelism, raise "
         "zero_stage or recompute, offload the optimizer, or lower micro_batch_sequences, bucket_elements or rollout_cache_bytes"
     ]
-
-
-_ROW_TITLES = (
-    "phase", "objective", "trained", "tokens", "steps", "sequence", "attends", "batch tokens", "learning rate", "FLOPs", "ranks", "hours",
-)  # fmt: skip
-_MEMORY_TITLES = (
-    "phase", "data x tensor x pipeline x context", "expert", "ZeRO", "layers by stage",
-    "weights", "gradients", "optimizer", "activations", "buckets", "update", "KV cache", "sampling weights", "most at once", "of", "host",
-)  # fmt: skip
-
-
-def _row(phase: PlannedPhase) -> tuple[str, ...]:
-    batches = [f"{size:,}" for size in (phase.first_batch_tokens, phase.max_batch_tokens)]
-    rates = [f"{rate:.2g}" for rate in (phase.first_learning_rate, phase.peak_learning_rate, phase.last_learning_rate)]
-    objective = phase.objective if phase.adapter == "none" else f"{phase.objective} ({phase.adapter})"
-    return (
-        phase.name, objective, f"{phase.trained_parameters:,}", f"{phase.num_tokens:,}", f"{phase.num_steps:,}",
-        f"{phase.sequence_length:,}", f"{phase.attended_tokens:,}", " .. ".join(dict.fromkeys(batches)), " .. ".join(dict.fromkeys(rates)),
-        f"{phase.training_flops:.3g}", f"{phase.num_ranks:,}", f"{phase.hours:,.1f}" if phase.hours >= 1 else f"{phase.hours:.3f}",
-    )  # fmt: skip
-
-
-def _memory_row(phase: PlannedPhase) -> tuple[str, ...]:
-    memory = phase.rank_memory
-    axes = (phase.data_parallel, phase.tensor_parallel, phase.pipeline_parallel, phase.context_parallel)
-    parts = (
-        memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.buckets, memory.update, memory.kv_cache,
-        memory.sampling_weights, memory.total, memory.available, memory.host_optimizer + memory.host_weights,
-    )  # fmt: skip
-    return (
-        phase.name,
-        " x ".join(map(str, axes)),
-        str(phase.expert_parallel),
-        str(phase.zero_stage),
-        phase.stage_layers,
-        *map(_bytes, parts),
-    )
-
-
-def _bytes(number: int) -> str:
-    return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{number / 1e6:,.1f} MB"
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
