@@ -100,17 +100,26 @@ def version_tags(scale: str, decision: Artifact[Any], store: Store) -> dict[str,
     }
 
 
-def open_registry(home: Home) -> MlflowClient:
-    """A client that reads the home's registry: from its recorded server, or straight from the database where none runs."""
+def find_registry(home: Home) -> MlflowClient | None:
+    """A client that reads the home's registry: from its recorded server, or straight from the database where none runs. None where there is
+    neither: before the first run."""
     recorded = read_recorded(home)
     if recorded is not None:
         return connect(recorded.mlflow)
     database = mlflow_database(home)
     if database.path is not None and not database.path.exists():
-        raise ValueError(f"{home.root} holds no model registry yet: run `glm46 run tiny` first, or set GLM46_HOME to where it was run")
+        return None
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=database.uri, registry_uri=database.uri)
+
+
+def open_registry(home: Home) -> MlflowClient:
+    """The client of find_registry. Raises ValueError before the first run."""
+    registry = find_registry(home)
+    if registry is None:
+        raise ValueError(f"{home.root} holds no model registry yet: run `glm46 run tiny` first, or set GLM46_HOME to where it was run")
+    return registry
 
 
 def ensure_registered(
