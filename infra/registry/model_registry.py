@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from configs.atomic_files import replacing
 from infra.home import Home
 from infra.registry.experiment_tracking import KEY_TAG, connect
 from infra.registry.model_package import package_files
@@ -206,16 +207,13 @@ def _link_below_run(
 
 def _link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(source, temporary)
-    except OSError as error:
-        if error.errno not in NO_LINK:
-            raise
-        shutil.copyfile(source, temporary)
-    os.replace(temporary, target)
-    temporary.unlink(missing_ok=True)
+    with replacing(target) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError as error:
+            if error.errno not in NO_LINK:
+                raise
+            shutil.copyfile(source, temporary)
 
 
 def ensure_alias(client: MlflowClient, model: str, alias: str, version: str) -> Done:
