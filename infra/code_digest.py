@@ -19,7 +19,7 @@ from infra.settings_code import settings_code
 ROOT = Path(__file__).resolve().parent.parent
 FOLLOWED = ("tasks", "model", "data_contracts")
 CONFIGURED = ("configs.schema.", "configs.strict_yaml.")
-"""Beginnings of the names of modules of configs/ whose code may decide content; configs.machine says where compiled code is kept."""
+"""Beginnings of the names of modules of configs/ whose code may decide content; the others say where and how files are written."""
 
 
 def code_digest(roots: tuple[str, ...], data_files: tuple[str, ...] = ()) -> str:

@@ -26,9 +26,10 @@ from configs.load import load_scale
 from infra.code_digest import ROOT
 from tasks.data.decontamination.item_views import ASKED, CUED, views
 from tasks.data.decontamination.near_quotes import MIN_WORDS
-from tasks.data.decontamination.overlap import MIN_WORDS_OF_TEXT, OverlapIndex, chunk_bounds
+from tasks.data.decontamination.overlap import CHUNK_CHARS, MIN_WORDS_OF_TEXT, OverlapIndex
 from tasks.data.decontamination.protected_items import index_items
 from tasks.data.records.documents import JSON_RECORD
+from tasks.data.text.text_chunks import chunk_bounds
 
 DATA = ROOT.parent / "shared" / "data"
 BENCHMARKS = (
@@ -94,7 +95,8 @@ def texts_of(name: str) -> list[str]:
 
 def overlapping(index: OverlapIndex, texts: Sequence[str]) -> np.ndarray:
     """Which texts overlap with any item."""
-    return np.concatenate([index.first_hits(texts[start:stop]) for start, stop in chunk_bounds(texts)]) >= 0
+    bounds = chunk_bounds(map(len, texts), CHUNK_CHARS)
+    return np.concatenate([index.first_hits(texts[start:stop]) for start, stop in bounds]) >= 0
 
 
 def recall(index: OverlapIndex, quoted: Sequence[str], pages: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -12,7 +12,7 @@ from configs.schema import EvaluationRecipe, Frozen
 from infra.step import Artifact, Output, Record, canonical_json, step
 from model.text.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS
 from tasks.data.problems.synthesize_problems import SynthesizedProblems
-from tasks.data.records.documents import UNBUCKETED, sampling_hash
+from tasks.data.records.documents import NUM_HASHES, UNBUCKETED, sampling_hash
 from tasks.data.shards.shard_chats import ChatShards
 from tasks.data.shards.shard_documents import TokenShards, write_tables
 from tasks.data.shards.tokenize_chats import write_chat_shard
@@ -83,7 +83,7 @@ def shard_questions(
     batches = []
     for batch in _batches(problems, "chats.parquet", "chat-00000"):
         messages = [
-            _with_wrong_answer(text) if sampling_hash(identity) < recipe.wrong_share * 2**32 else text
+            _with_wrong_answer(text) if sampling_hash(identity) < recipe.wrong_share * NUM_HASHES else text
             for text, identity in zip(batch["messages"].to_pylist(), batch["id"].to_pylist(), strict=True)
         ]
         batches.append(batch.set_column(batch.schema.get_field_index("messages"), "messages", pa.array(messages)))

@@ -12,8 +12,7 @@ from model.text.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS
 from tasks.data.extraction.plain_text import extract_batches
 from tasks.data.problems.synthesize_problems import SynthesizedProblems
 from tasks.data.readers.source_records import DOCUMENT, read_sources
-from tasks.data.records.document_files import names_of
-from tasks.data.records.documents import RECORD_COLUMNS, TRAIN, UNBUCKETED, VALIDATION, sampling_hash
+from tasks.data.records.documents import NUM_HASHES, RECORD_COLUMNS, TRAIN, UNBUCKETED, VALIDATION, names_of, sampling_hash
 from tasks.data.shards.shard_documents import TokenShards, write_tables
 from tasks.data.shards.tokenize_parts import write_shard
 from tasks.data.sources.ingest_documents import sampling_bounds
@@ -54,7 +53,7 @@ def read_domains(*, sources: SourceListing, problems: Artifact[SynthesizedProble
     found = [row for batch in extract_batches(records, **bounds) for row in batch.to_pylist()]
     found += pq.read_table(problems.path("documents/part-00000.parquet")).to_pylist()
     kept = sorted(({name: row[name] for name in COLUMNS} for row in found), key=lambda row: row["id"])
-    table = [row | {"split": VALIDATION if sampling_hash(row["id"]) < 2**32 // 5 else TRAIN} for row in kept]
+    table = [row | {"split": VALIDATION if sampling_hash(row["id"]) < NUM_HASHES // 5 else TRAIN} for row in kept]
     pq.write_table(pa.Table.from_pylist(table), output.path("documents.parquet"), compression="zstd")
     sizes: dict[str, int] = {}
     for row in table:

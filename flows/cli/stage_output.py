@@ -88,7 +88,7 @@ def _refuse_files(output_dir: Path) -> None:
 def locked_output(output_dir: Path) -> Iterator[None]:
     """The output's directory, made and held against a second run; removed where the stage leaves nothing in it."""
     output_dir.mkdir(parents=True, exist_ok=True)
-    held = os.open(output_dir, os.O_RDONLY)
+    held = os.open(output_dir, os.O_RDONLY)  # by flock, not filelock: a lock file would be one of the user's files
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.home import Home, open_home
-from infra.registry.model_registry import model_name, open_registry
+from infra.registry.model_registry import find_registry, model_name, open_registry
 from infra.registry.registered_versions import NamedVersion, all_versions, named_version
 from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
@@ -38,4 +38,5 @@ def lineage_of_document(identity: str, store: str | None) -> DocumentLineage:
 
 def _versions(home: Home) -> list[NamedVersion]:
     """All registered versions; none where nothing was registered in this home yet."""
-    return all_versions(open_registry(home)) if (home.mlflow_dir / "mlflow.db").exists() else []
+    registry = find_registry(home)
+    return [] if registry is None else all_versions(registry)

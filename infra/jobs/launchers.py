@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 from infra.code_digest import ROOT
 from infra.jobs.build_ops import op_environment
-from infra.jobs.supervisor import EXIT_INTERRUPTED, EXIT_LOCKED, Command, is_locked, read_job_file, write_json
+from infra.jobs.supervisor import EXIT_LOCKED, Command, is_locked, read_job_file, write_json
 from infra.step import Progress
 
 JobState = Literal["running", "succeeded", "failed", "interrupted", "lost"]
@@ -165,7 +165,7 @@ def final_state(exit_code: int | None) -> JobState:
         return "lost"  # a free lock without an exit code: the ranks went with their supervisor
     if exit_code == -signal.SIGKILL:
         return "lost"  # no program ends itself so
-    if exit_code == EXIT_INTERRUPTED:
+    if exit_code == os.EX_TEMPFAIL:
         return "interrupted"
     return "failed" if exit_code else "succeeded"
 

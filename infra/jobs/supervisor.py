@@ -3,7 +3,7 @@
 In: command.json (what to run). Out: job.json (pid, port, exit code, failing rank), fencing (a number that grows with
 every start), logs/rank-N.log. It holds an exclusive lock on WORK_DIR/lock as long as it lives. So if the lock is free
 and there is no exit code, it was killed. Ranks die with it, and if one dies the others are killed. SIGTERM is passed
-on: ranks save and leave with EXIT_INTERRUPTED.
+on: ranks save and leave with os.EX_TEMPFAIL.
 
 The command exits at once: with 0 when the detached child holds the lock and has written job.json, with EXIT_LOCKED
 when another supervisor lives.
@@ -23,10 +23,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
+from configs.atomic_files import replace_durably
 from infra.child_process import die_with_parent, free_port
 
-EXIT_INTERRUPTED = 75
-"""EX_TEMPFAIL: saved after SIGTERM, to be continued."""
 EXIT_LOCKED = 3
 LOCK_PATIENCE_SECONDS = 3.0
 """A poller holds the lock for an instant; a living supervisor holds it for good."""
@@ -60,7 +59,7 @@ class JobFile:
     """Names DeepSpeed's shared memory; nobody listens there."""
     rank_pids: tuple[int, ...] = ()
     exit_code: int | None = None
-    """0 success, EXIT_INTERRUPTED saved, else the first failing rank's (negative: the signal); none while it runs or when killed."""
+    """0 success, os.EX_TEMPFAIL saved, else the first failing rank's (negative: the signal); none while it runs or when killed."""
     failing_rank: int | None = None
     log_path: str = ""
     """Of the failing rank."""
@@ -77,12 +76,7 @@ def read_job_file(work_dir: Path) -> JobFile | None:
 
 def write_json(path: Path, value: object) -> None:
     """Replace a JSON file atomically and durably."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    replace_durably(path, json.dumps(value, indent=1).encode())
 
 
 def is_locked(work_dir: Path) -> bool:
@@ -105,7 +99,7 @@ def _try_lock(descriptor: int, mode: int) -> bool:
 def _advance_fencing(work_dir: Path) -> int:
     """The number of this start. Waits for a checkpoint commit under way: commits hold the file's lock
     (tasks/training/state/checkpoints.py)."""
-    descriptor = os.open(work_dir / "fencing", os.O_RDWR | os.O_CREAT)
+    descriptor = os.open(work_dir / "fencing", os.O_RDWR | os.O_CREAT)  # by flock: the locked file holds the number
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         number = int(os.pread(descriptor, FENCING_DIGITS, 0) or 0) + 1
@@ -157,7 +151,7 @@ def _tail(path: Path) -> list[str]:
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> tuple[int, int | None]:
     """Exit code of the job and the rank that failed first; the others are killed then."""
-    well = [0, EXIT_INTERRUPTED]
+    well = [0, os.EX_TEMPFAIL]
 
     def pass_on(number: int, frame: object) -> None:
         well.append(-signal.SIGTERM)  # of a rank that was still starting: it has nothing to save
@@ -178,7 +172,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> tuple[int, int | None]:
                 process.kill()
                 process.wait()
             return ranks[rank].returncode, rank
-    return (EXIT_INTERRUPTED if any(process.returncode for process in ranks) else 0), None
+    return (os.EX_TEMPFAIL if any(process.returncode for process in ranks) else 0), None
 
 
 def supervise(work_dir: Path, ready: int) -> None:
@@ -204,7 +198,7 @@ def supervise(work_dir: Path, ready: int) -> None:
 
 def main() -> int:
     work_dir = Path(sys.argv[1])
-    lock = os.open(work_dir / "lock", os.O_RDWR | os.O_CREAT)
+    lock = os.open(work_dir / "lock", os.O_RDWR | os.O_CREAT)  # by flock, not filelock: the detached child inherits it
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
     while not _try_lock(lock, fcntl.LOCK_EX):
         if time.monotonic() > deadline:

@@ -9,7 +9,6 @@ when the next session starts.
 from __future__ import annotations
 
 import atexit
-import fcntl
 import os
 import shutil
 import sys
@@ -22,7 +21,10 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from filelock import FileLock, Timeout
+
 from infra.code_digest import ROOT
+from infra.file_lock import file_lock
 from infra.home import open_home
 from infra.machine.doctor import check_java, require
 
@@ -58,8 +60,8 @@ DIRECTORY_PREFIX = "spark-"
 _lock = threading.Lock()
 _session: SparkSession | None = None
 _started_with: tuple[str, str, str] | None = None
-_directory: tuple[Path, int] | None = None
-"""The process's directory and its descriptor, whose lock says that the process lives."""
+_directory: tuple[Path, FileLock] | None = None
+"""The process's directory and the lock in it, which says that the process lives."""
 
 
 def spark_session(resources: SparkResources) -> SparkSession:
@@ -109,39 +111,37 @@ def _own_directory() -> Path:
     """The directory of this process, made if there is none; those of processes that have ended are removed."""
     global _directory
     if _directory is None:
-        root = open_home().work_root
-        one_at_a_time = os.open(root, os.O_RDONLY)
-        try:
-            fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
-            for path in root.glob(f"{DIRECTORY_PREFIX}*"):
+        home = open_home()
+        with file_lock(home.run_dir / "spark.lock"):
+            for path in home.work_root.glob(f"{DIRECTORY_PREFIX}*"):
                 _remove_abandoned(path)
-            path = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=root))
-            _directory = (path, os.open(path, os.O_RDONLY))
-            fcntl.flock(_directory[1], fcntl.LOCK_EX)
-        finally:
-            os.close(one_at_a_time)
+            path = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=home.work_root))
+            _directory = (path, _lock_of(path))
+            _directory[1].acquire()
         atexit.register(_remove_directory)
     return _directory[0]
 
 
 def _remove_abandoned(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    except BlockingIOError:
-        return  # its process lives
-    finally:
-        os.close(descriptor)
+        with _lock_of(path).acquire(blocking=False):
+            shutil.rmtree(path, ignore_errors=True)
+    except (Timeout, FileNotFoundError):
+        return  # its process lives, or has just removed it
+
+
+def _lock_of(path: Path) -> FileLock:
+    """Held by the process that a directory belongs to."""
+    return file_lock(path / "lock")
 
 
 def _remove_directory() -> None:
     global _directory
     if _directory is not None:
-        path, descriptor = _directory
+        path, lock = _directory
         _directory = None
         shutil.rmtree(path, ignore_errors=True)
-        os.close(descriptor)
+        lock.release()
 
 
 def _start(resources: SparkResources, directory: Path) -> SparkSession:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from configs.atomic_files import replacing
 from infra.home import Home
 from infra.registry.experiment_tracking import KEY_TAG, connect
 from infra.registry.model_package import package_files
@@ -103,17 +104,26 @@ def version_tags(scale: str, decision: Artifact[Any], store: Store) -> dict[str,
     }
 
 
-def open_registry(home: Home) -> MlflowClient:
-    """A client that reads the home's registry: from its recorded server, or straight from the database where none runs."""
+def find_registry(home: Home) -> MlflowClient | None:
+    """A client that reads the home's registry: from its recorded server, or straight from the database where none runs. None where there is
+    neither: before the first run."""
     recorded = read_recorded(home)
     if recorded is not None:
         return connect(recorded.mlflow)
     database = mlflow_database(home)
     if database.path is not None and not database.path.exists():
-        raise ValueError(f"{home.root} holds no model registry yet: run `glm46 run tiny` first, or set GLM46_HOME to where it was run")
+        return None
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=database.uri, registry_uri=database.uri)
+
+
+def open_registry(home: Home) -> MlflowClient:
+    """The client of find_registry. Raises ValueError before the first run."""
+    registry = find_registry(home)
+    if registry is None:
+        raise ValueError(f"{home.root} holds no model registry yet: run `glm46 run tiny` first, or set GLM46_HOME to where it was run")
+    return registry
 
 
 def ensure_registered(
@@ -200,16 +210,13 @@ def _link_below_run(
 
 def _link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(source, temporary)
-    except OSError as error:
-        if error.errno not in NO_LINK:
-            raise
-        shutil.copyfile(source, temporary)
-    os.replace(temporary, target)
-    temporary.unlink(missing_ok=True)
+    with replacing(target) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError as error:
+            if error.errno not in NO_LINK:
+                raise
+            shutil.copyfile(source, temporary)
 
 
 def ensure_alias(client: MlflowClient, model: str, alias: str, version: str) -> Done:

@@ -8,7 +8,6 @@ them. Only one process at a time may have them: an exclusive lock on the home ma
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
 import subprocess
@@ -18,14 +17,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from pydantic import BaseModel
 
+from configs.atomic_files import replace_durably
 from infra.child_process import die_with_parent, free_port
+from infra.file_lock import locked
 from infra.home import Home, private_file
 from infra.servers.databases import databases, mlflow_database, open_databases, prefect_database
 from infra.servers.server_password import SERVER_VARIABLE, api_password, environment_path
@@ -161,10 +162,7 @@ def worker_lives(home: Home, urls: ServerUrls) -> bool:
 
 def record(home: Home, urls: ServerUrls) -> None:
     """Write run/servers.json: from here on every command of this home uses these servers."""
-    path = _servers_path(home)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(urls.model_dump_json(indent=1))
-    temporary.replace(path)
+    replace_durably(_servers_path(home), urls.model_dump_json(indent=1).encode())
 
 
 def forget(home: Home) -> None:
@@ -271,16 +269,9 @@ def stop_servers(servers: list[Server]) -> None:
             server.process.wait()
 
 
-@contextmanager
-def exclusive(home: Home, say: Callable[[str], None]) -> Iterator[None]:
+def exclusive(home: Home, say: Callable[[str], None]) -> AbstractContextManager[None]:
     """Hold the right to start servers on the home's databases; waits for a run that has private ones."""
-    with open(home.run_dir / "servers.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"another run has the servers of {home.root}; waiting for it to end")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return locked(home.run_dir / "servers.lock", say, f"another run has the servers of {home.root}; waiting for it to end")
 
 
 def _healthy(url: str) -> bool:

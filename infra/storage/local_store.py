@@ -8,6 +8,7 @@ import stat
 import uuid
 from pathlib import Path
 
+from configs.atomic_files import sync_directory, write_durably
 from infra.home import Home
 from infra.storage.store import Store
 
@@ -36,17 +37,14 @@ class LocalStore(Store):
     def _create(self, name: str, data: bytes) -> bool:
         target = self.root / name
         temporary = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_durably(temporary, data)
         try:
             os.link(temporary, target)
         except FileExistsError:
             return False
         finally:
             temporary.unlink()
-        _fsync_directory(target.parent)
+        sync_directory(target.parent)
         return True
 
     def _size(self, name: str) -> int | None:
@@ -70,18 +68,10 @@ class LocalStore(Store):
                 os.fchmod(file.fileno(), readers)
                 os.fsync(file.fileno())
         for path in {directory, directory.parent, *((directory / name).parent for name in names)}:
-            _fsync_directory(path)
+            sync_directory(path)
 
     def _discard(self, key: str, attempt: str) -> None:
         shutil.rmtree(self.attempt_dir(key, attempt), ignore_errors=True)
 
     def manifest_names(self) -> list[str]:
         return sorted(path.name for path in (self.root / "manifests").glob("*.json"))
-
-
-def _fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from configs.atomic_files import replace_durably
 from infra.home import Home
 from infra.step import canonical_json
 
@@ -32,9 +33,7 @@ def explain_and_remember(home: Home, scale: str, stage: str, identity: dict[str,
 
 def _remember(path: Path, identities: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(canonical_json(identities))
-    temporary.replace(path)
+    replace_durably(path, canonical_json(identities).encode())
 
 
 def _differences(previous: Any, current: Any, what: str, where: str = "") -> list[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-import uuid
 from pathlib import Path
 
+from configs.atomic_files import replacing
 from infra.home import Home
 from infra.storage.store import Store
 
@@ -93,14 +92,12 @@ class S3Store(Store):
         path = self.home.cache_dir / name.removeprefix("objects/")
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
             try:
-                self.client.download_file(self.bucket, self.prefix + name, str(temporary))
+                with replacing(path) as temporary:
+                    self.client.download_file(self.bucket, self.prefix + name, str(temporary))
             except self._client_error as error:
-                if self._missing(error):
-                    return path
-                raise
-            os.replace(temporary, path)
+                if not self._missing(error):
+                    raise
         return path
 
     def write_beside(self, name: str, data: bytes) -> None:

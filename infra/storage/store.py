@@ -7,9 +7,7 @@ on. The manifest is the only cache.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import shutil
 import time
 import uuid
@@ -23,6 +21,7 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
+from infra.file_lock import locked
 from infra.home import Home
 from infra.step import Artifact, FileEntry, LogMetrics, Manifest, Output, Progress, R, Record, Step, digest_of
 
@@ -181,20 +180,11 @@ class Store(ABC):
         """Hold the key's lock on this machine: a second run says so, waits and then finds the artifact. The lock's file goes with it."""
         path = self.home.work_root / f"{key}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            with open(path, "w") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    say("another run computes this; waiting for its result")
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _is_file_of(path, lock.fileno()):
-                    continue  # whoever held it has removed it: the lock of a file without a name protects nothing
-                try:
-                    yield
-                finally:
-                    path.unlink()
-            return
+        with locked(path, say, "another run computes this; waiting for its result"):
+            try:
+                yield
+            finally:
+                path.unlink()
 
     def find_or_compute(
         self,
@@ -318,11 +308,3 @@ def _manifest_name(key: str, generation: int) -> str:
 
 def _object_name(manifest: Manifest, name: str) -> str:
     return f"objects/{manifest.object_key}/{manifest.attempt}/{name}"
-
-
-def _is_file_of(path: Path, descriptor: int) -> bool:
-    """Whether a path still names the open file."""
-    try:
-        return path.stat().st_ino == os.fstat(descriptor).st_ino
-    except FileNotFoundError:
-        return False

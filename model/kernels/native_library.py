@@ -12,11 +12,11 @@ import hashlib
 import shutil
 import subprocess
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.atomic_files import replacing
 from configs.machine import compiler, describe_missing, make_native_dir, this_machine, with_headers
 
 if TYPE_CHECKING:
@@ -63,14 +63,13 @@ def _compile(source: Path) -> None:
     path = library_path(source)
     if shutil.which(compiler()) is None:
         raise ValueError(f"no C++ compiler {compiler()} on PATH for {source.name}: install one (Debian: apt-get install g++) or set CXX")
-    with tempfile.TemporaryDirectory(dir=make_native_dir()) as folder:
-        built = Path(folder) / path.name
+    make_native_dir()
+    # Whoever else compiles it at this moment writes the same library: the last rename wins.
+    with replacing(path) as built:
         command = [compiler(), *FLAGS, str(source), "-o", str(built)]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         if run.returncode:
             raise ValueError(f"{' '.join(command)} failed with exit code {run.returncode}:\n{run.stderr[-4000:]}")
-        # Whoever else compiles it at this moment writes the same library: the last rename wins.
-        built.rename(path)
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, digest_of, step
 from infra.storage.store import hash_file
-from tasks.data.records.document_files import count_by, names_of, read_documents, write_documents
-from tasks.data.records.documents import DOCUMENT_COLUMNS, SCORE_COLUMNS, TRAIN, UNBUCKETED
+from tasks.data.records.document_files import count_by, read_documents, write_documents
+from tasks.data.records.documents import DOCUMENT_COLUMNS, SCORE_COLUMNS, TRAIN, UNBUCKETED, names_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.step import Artifact
+from tasks.data.records.documents import NUM_EXAMPLES
 
-NUM_EXAMPLES = 3
 MAX_CHARS = 220
 
 

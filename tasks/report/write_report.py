@@ -7,10 +7,10 @@ is read from an artifact or its manifest.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.atomic_files import replace_durably
 from infra.step import Artifact, Output, Record, step
 from tasks.prepared_data import PreparedData
 from tasks.report.cards import architecture_rows, data_card, model_card
@@ -102,6 +102,4 @@ def _place(content: bytes, path: Path) -> None:
     if path.exists() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    replace_durably(path, content)

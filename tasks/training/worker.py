@@ -4,7 +4,7 @@ In: a TrainingJob, packed rows and shards or prompts; RANK, WORLD_SIZE and GLM46
 directory: metrics.jsonl, rollouts.jsonl, spikes.jsonl, progress.json, tensorboard/, wandb/, profile/, checkpoints/,
 and at the end final/ with hf/ and handover/.
 
-It runs until the phase's token budget is spent. SIGTERM saves and exits with EXIT_INTERRUPTED. A second start
+It runs until the phase's token budget is spent. SIGTERM saves and exits with os.EX_TEMPFAIL. A second start
 continues from the newest verified checkpoint. After a spike it goes back to a checkpoint from before the steps that
 are then left out.
 """
@@ -51,9 +51,6 @@ from tasks.training.state.spikes import (
 from tasks.training.state.state import random_state_hex
 from tasks.training.watch.profiling import StepProfiler
 from tasks.training.watch.step_record import StepRecord
-
-EXIT_INTERRUPTED = 75
-"""EX_TEMPFAIL, the code that infra/jobs/supervisor.py takes for saved and to be continued."""
 
 
 @dataclass
@@ -307,7 +304,7 @@ def run(job: TrainingJob) -> int:
     training = train_to_end(job, Interruption())
     if not training.is_done:
         print(f"interrupted: saved at step {training.position.step}", flush=True)
-        return EXIT_INTERRUPTED
+        return os.EX_TEMPFAIL
     if dist.get_rank() == 0:
         export_checkpoint(job)
     dist.barrier()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -27,10 +26,10 @@ from infra.home import Home
 from infra.servers.databases import MLFLOW_DATABASE, PREFECT_DATABASE, mlflow_database
 from tests.conftest import ROOT
 from tests.support.pipeline import glm46
+from tests.support.postgres import PASSWORD, needs_postgres, postgres
 
 FLOW_TIMEOUT_SECONDS = 240
 BUSY_SECONDS = 30
-POSTGRES_BIN = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"))), None)
 
 
 @dataclass(frozen=True)
@@ -228,34 +227,18 @@ def test_another_kind_of_database_is_refused_without_its_password(monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(POSTGRES_BIN is None or os.getuid() != 0, reason="needs Postgres, started as its own user")
+@needs_postgres
 def test_postgres_by_url_and_its_password_is_written_nowhere(tmp_path_factory):
-    assert POSTGRES_BIN is not None
-    root, port = tmp_path_factory.mktemp("postgres"), free_port()
-    for directory in (root, *list(root.parents)[:2]):
-        directory.chmod(0o755)
-    (root / "password").write_text("geheim9")
-    shutil.chown(root, "postgres")
-    user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
-    quiet = {"check": True, "stdout": subprocess.DEVNULL}
-    initialise = ["initdb", "-D", root / "data", "-U", "glm46", "-A", "scram-sha-256", f"--pwfile={root / 'password'}", "-N"]
-    subprocess.run([*user, POSTGRES_BIN / initialise[0], *initialise[1:]], **quiet)
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={root} -c fsync=off -c max_connections=200"
-    subprocess.run([*user, POSTGRES_BIN / "pg_ctl", "-D", root / "data", "-w", "-l", root / "log", "-o", options, "start"], **quiet)
     up = Deployed(tmp_path_factory.mktemp("on-postgres") / "home", (free_port(), free_port()))
-    urls = {}
-    try:
-        for variable, name in ((PREFECT_DATABASE, "prefect"), (MLFLOW_DATABASE, "mlflow")):
-            arguments = ["-h", "127.0.0.1", "-p", str(port), "-U", "glm46", name]
-            subprocess.run([POSTGRES_BIN / "createdb", *arguments], env={"PGPASSWORD": "geheim9"}, **quiet)
-            urls[variable] = f"postgresql://glm46:geheim9@127.0.0.1:{port}/{name}"
-        started = glm46("up", "--prefect-port", str(up.ports[0]), "--mlflow-port", str(up.ports[1]), home=up.home, **urls)
-        assert started.exit_code == 0, started.stderr
-        assert up.api("deployments/name/glm46/nightly")["name"] == "nightly"
-        assert not list(up.home.rglob("*.db"))
-        assert not [path for path in up.home.rglob("*") if path.is_file() and b"geheim9" in path.read_bytes()]
-        commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-        assert not [command for command in commands if "geheim9" in command]
-    finally:
-        glm46("down", home=up.home)
-        subprocess.run([*user, POSTGRES_BIN / "pg_ctl", "-D", root / "data", "-m", "immediate", "stop"], **quiet)
+    with postgres(tmp_path_factory.mktemp("postgres"), "prefect", "mlflow") as (prefect, mlflow):
+        urls = {PREFECT_DATABASE: prefect, MLFLOW_DATABASE: mlflow}
+        try:
+            started = glm46("up", "--prefect-port", str(up.ports[0]), "--mlflow-port", str(up.ports[1]), home=up.home, **urls)
+            assert started.exit_code == 0, started.stderr
+            assert up.api("deployments/name/glm46/nightly")["name"] == "nightly"
+            assert not list(up.home.rglob("*.db"))
+            assert not [path for path in up.home.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
+            commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+            assert not [command for command in commands if PASSWORD in command]
+        finally:
+            glm46("down", home=up.home)

@@ -16,10 +16,11 @@ import pytest
 
 from configs.load import load_scale
 from configs.schema import PackingRecipe, PolicyObjective, SynthesisRecipe
+from flows.cli.trace_lineage import lineage_of_document
 from infra.home import Home
 from infra.registry.model_registry import DIGEST_TAG, open_registry
 from infra.registry.registered_versions import all_versions, named_version
-from infra.servers.databases import mlflow_database
+from infra.servers.databases import MLFLOW_DATABASE, mlflow_database
 from infra.step import Artifact, Manifest, Output, Record, step
 from infra.storage.manifest_graph import ManifestGraph, read_manifest_graph
 from infra.storage.open_store import open_store
@@ -45,6 +46,7 @@ from tests.support.data_inputs import (
     write_jsonl,
     write_packages,
 )
+from tests.support.postgres import needs_postgres, postgres
 
 SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"), num_training_problems=300, num_evaluation_problems=20, max_operand=30, problems_per_document=20, num_chats=40,
@@ -157,10 +159,15 @@ def data(home, corpus):
 
 @pytest.fixture(scope="module")
 def trained(home, data):
-    """Trained, and registered in the database that a server would have written."""
+    checkpoints = train(data, home.root)
+    register(home, checkpoints)
+    return checkpoints
+
+
+def register(home: Home, checkpoints: dict[str, Artifact]) -> None:
+    """Two versions in the home's database, as a server would have written them."""
     from mlflow import MlflowClient
 
-    checkpoints = train(data, home.root)
     client = MlflowClient(tracking_uri=mlflow_database(home).uri, registry_uri=mlflow_database(home).uri)
     client.create_registered_model(MODEL)
     for name in ("pretrain_general", "rl_reasoning"):
@@ -168,7 +175,6 @@ def trained(home, data):
         version = client.create_model_version(MODEL, f"file:///{name}", tags=tags)
         client.set_registered_model_alias(MODEL, name, version.version)
     client.set_registered_model_alias(MODEL, "champion", "2")
-    return checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -369,3 +375,19 @@ def test_the_commands_answer_without_a_server(home, champion, trained):
     assert document.returncode == 0 and "trained in" in document.stdout and f"{MODEL} version 2 = champion" in document.stdout
     unknown = glm46("model", "9", "--scale", "micro")
     assert unknown.returncode == 2 and unknown.stderr.startswith("glm46: glm46-micro has no version or alias 9")
+
+
+@pytest.mark.long
+@needs_postgres
+def test_a_document_leads_to_the_same_models_on_postgres(home, champion, trained, tmp_path_factory, monkeypatch):
+    identity, store = champion[1][0]["id"], str(home.root / "store")
+    monkeypatch.setenv("GLM46_HOME", str(home.root))
+    on_sqlite = lineage_of_document(identity, store)
+    empty = tmp_path_factory.mktemp("empty")
+    monkeypatch.setenv("GLM46_HOME", str(empty))
+    assert not [model for model in lineage_of_document(identity, store).models if model.model]
+    with postgres(tmp_path_factory.mktemp("postgres"), "mlflow") as (url,):
+        monkeypatch.setenv(MLFLOW_DATABASE, url)
+        register(Home(empty), trained)
+        assert lineage_of_document(identity, store) == on_sqlite
+    assert [model.version for model in on_sqlite.models if model.model] and not list(empty.rglob("*.db"))

@@ -17,7 +17,7 @@ def main() -> int:
     if deed == "lose a rank":
         lose_a_rank()
     if deed == "stop on request":
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(75))
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(os.EX_TEMPFAIL))
     if deed != "succeed":
         time.sleep(600)
     return 0

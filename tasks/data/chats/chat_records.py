@@ -18,7 +18,7 @@ from tasks.data.privacy.personal_data import COUNT_COLUMNS, KINDS
 from tasks.data.readers.json_lines import MAX_LINE_BYTES, JsonLine, json_lines
 from tasks.data.readers.source_bytes import ChangedSourceError, HashingReader, is_listed, open_source
 from tasks.data.readers.table_records import parquet_lines
-from tasks.data.records.documents import CHAT_COLUMNS, content_digest, document_id
+from tasks.data.records.documents import CHAT_COLUMNS, arrow_schema, content_digest, document_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -139,9 +139,7 @@ def _batch(rows: list[Row], judging: Judging) -> pa.RecordBatch:
         if counts:
             row["messages"] = _to_json(messages)
             row.update(_sizes(row) | counts)
-    types = {"string": pa.string(), "long": pa.int64()}
-    fields = [column.split(" ") for column in ROW_COLUMNS.split(", ")]
-    return pa.RecordBatch.from_pylist(rows, schema=pa.schema([(name, types[kind]) for name, kind in fields]))
+    return pa.RecordBatch.from_pylist(rows, schema=arrow_schema(ROW_COLUMNS))
 
 
 def _strings(messages: list[Row]) -> Iterator[str]:

@@ -17,8 +17,8 @@ from tasks.data.chats.chat_clusters import chat_clusters
 from tasks.data.chats.chat_records import CHANGED, DROPPED, KEPT, REJECTED, ROW_COLUMNS, Judging, judge_chats, read_chats
 from tasks.data.decontamination.protected_items import protected_items
 from tasks.data.privacy.personal_data import KINDS
-from tasks.data.records.document_files import count_by, count_reasons, names_of, write_documents, write_table
-from tasks.data.records.documents import CHAT_COLUMNS, TRAIN, VALIDATION
+from tasks.data.records.document_files import count_by, count_reasons, write_documents, write_table
+from tasks.data.records.documents import CHAT_COLUMNS, NUM_EXAMPLES, NUM_HASHES, TRAIN, VALIDATION, names_of
 from tasks.data.sources.source_frame import source_frame
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 DUPLICATE = "exact_duplicate"
 FULL = "collection_full"
-HASH_VALUES = 1 << 32
-NUM_EXAMPLES = 5
 
 
 class CollectedChats(Record):
@@ -57,7 +55,7 @@ class CollectedChats(Record):
 
 @step(
     content=("chats/*.parquet", "dropped.parquet", "masked.parquet", "rejected.parquet"),
-    distributions=("pyspark", "pyarrow", "numpy", "datasketch", "phonenumbers", "python-stdnum", "detect-secrets", "tld"),
+    distributions=("pyspark", "pyarrow", "numpy", "scipy", "datasketch", "phonenumbers", "python-stdnum", "detect-secrets", "tld"),
 )
 def collect_chats(
     *,
@@ -112,7 +110,7 @@ def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatCollectionReci
     marked = kept.join(kept.groupBy("digest").agg(F.min("id").alias("original")), "digest")
     # a seed's solution, its variations with other numbers and a teacher's trace come of one record: all are held out or none
     origin = F.concat_ws(" ", F.substring_index("source", "#", 1), F.col("offset").cast("string"))
-    fits = _hash_of("origin", 9) * F.col("collection_size") < recipe.chats.max_per_collection * HASH_VALUES
+    fits = _hash_of("origin", 9) * F.col("collection_size") < recipe.chats.max_per_collection * NUM_HASHES
     originals = marked.where("id = original").withColumn("origin", origin)
     sized = originals.join(originals.groupBy("collection").agg(F.count("id").alias("collection_size")), "collection")
     unique = sized.where(fits).persist()
@@ -158,7 +156,7 @@ def _side(recipe: ChatRecipe) -> Column:
     """By the record that the first conversation of a cluster comes from."""
     from pyspark.sql import functions as F
 
-    is_held_out = _hash_of("origin", 1) < int(recipe.validation_share * HASH_VALUES)
+    is_held_out = _hash_of("origin", 1) < int(recipe.validation_share * NUM_HASHES)
     return F.when(is_held_out, F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.decontamination.overlap import HIT_COLUMNS, chunk_bounds, find_overlaps
+from tasks.data.decontamination.overlap import CHUNK_CHARS, HIT_COLUMNS, find_overlaps
 from tasks.data.decontamination.protected_items import protected_items
 from tasks.data.records.document_files import count_kept, read_documents, write_documents
 from tasks.data.records.documents import TRAIN
+from tasks.data.text.text_chunks import chunk_bounds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,7 +152,8 @@ def _write_prompts(path: Path, items: ProtectedItems, overlaps: OverlapIndex, ou
 
     prompts = pq.read_table(path)
     texts = prompts.column("prompt").to_pylist()
-    found = np.concatenate([np.empty(0, np.int64), *(overlaps.first_hits(texts[start:stop]) for start, stop in chunk_bounds(texts))])
+    bounds = chunk_bounds(map(len, texts), CHUNK_CHARS)
+    found = np.concatenate([np.empty(0, np.int64), *(overlaps.first_hits(texts[start:stop]) for start, stop in bounds)])
     gone = np.flatnonzero(found >= 0)
     dropped = _named(prompts.column("id").take(pa.array(gone)).to_pylist(), found[gone].tolist(), items)
     pq.write_table(dropped.sort_by("id"), output.path("dropped_prompts.parquet"), compression="zstd")

@@ -20,6 +20,7 @@ import numpy as np
 
 from tasks.data.decontamination.near_quotes import PassageIndex, build_passages
 from tasks.data.decontamination.quoted_words import normalise, quoted_words, without_operators
+from tasks.data.text.text_chunks import chunk_bounds
 from tasks.data.text.word_runs import NO_PLACES, Runs
 from tasks.data.text.words import SINGLE_RANGES, joined_words
 
@@ -159,7 +160,7 @@ def build_index(groups: Sequence[ProtectedTexts], max_items: int) -> OverlapInde
     found: dict[tuple[bool, int], list[tuple[U64, I64, U64, I64]]] = {}
     near: dict[int, list[tuple[Words, I64]]] = {}
     for texts, items, protection, chars_per_word in [part for group in groups for part in _by_script(group)]:
-        for start, stop in chunk_bounds(texts):
+        for start, stop in chunk_bounds(map(len, texts), CHUNK_CHARS):
             words = quoted_words(normalise(texts[start:stop]))
             runs = Runs(words if protection.with_operators else without_operators(words))
             if protection.is_known_from_parts:
@@ -242,22 +243,13 @@ def _sums_between(values: NDArray[np.bool_], starts: I64, lengths: I64) -> I64:
     return sums[starts + lengths] - sums[starts]
 
 
-def chunk_bounds(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """(start, stop) of runs of texts of about CHUNK_CHARS characters."""
-    if not texts:
-        return []
-    ends = np.cumsum([len(text) for text in texts]) // CHUNK_CHARS
-    starts = np.flatnonzero(np.diff(ends, prepend=-1)).tolist()
-    return list(zip(starts, [*starts[1:], len(texts)], strict=True))
-
-
 def find_overlaps(batches: Iterator[pa.RecordBatch], index: Any) -> Iterator[pa.RecordBatch]:
     """HIT_COLUMNS for documents (id, text); `index` is a Spark broadcast of an OverlapIndex."""
     import pyarrow as pa
 
     for batch in batches:
         texts = batch.column("text").to_pylist()
-        for start, stop in chunk_bounds(texts):
+        for start, stop in chunk_bounds(map(len, texts), CHUNK_CHARS):
             hits = index.value.hits(texts[start:stop])
             ids = batch.column("id").take(pa.array(hits.texts + start))
             columns = [ids, pa.array(hits.items), pa.array(hits.runs.view(np.int64)), pa.array(hits.shared, pa.string())]

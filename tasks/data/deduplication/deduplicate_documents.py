@@ -24,11 +24,11 @@ from tasks.data.deduplication.minhash import signing_metadata
 from tasks.data.deduplication.near_duplicates import near_duplicates, signing_of
 from tasks.data.deduplication.survivor_parts import signature_schema, write_survivors
 from tasks.data.records.document_files import count_kept, num_files, write_table
-from tasks.data.records.documents import DROPPED_COLUMNS
+from tasks.data.records.documents import DROPPED_COLUMNS, NUM_EXAMPLES, names_of
 from tasks.data.records.documents_by_id import send_marks, with_marks
 from tasks.data.records.parcels import PARCEL_COLUMNS
 from tasks.data.records.parquet_parts import PART_COLUMNS, part_name
-from tasks.data.records.removed_share import COLLECTION, NUM_EXAMPLES, Ceiling, check_removed_share
+from tasks.data.records.removed_share import COLLECTION, Ceiling, check_removed_share
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ class DeduplicatedDocuments(Record):
 
 @step(
     content=("documents/*.parquet", "dropped.parquet", "neighbours.parquet", "signatures/*.parquet"),
-    distributions=("pyspark", "pyarrow", "numpy", "datasketch"),
+    distributions=("pyspark", "pyarrow", "numpy", "scipy", "datasketch"),
 )
 def deduplicate_documents(
     *,
@@ -120,7 +120,7 @@ def _write_removed(fates: DataFrame, edges: DataFrame, output: Output) -> None:
     """dropped.parquet, and neighbours.parquet: of every near-duplicate the verified neighbour that it is most similar to."""
     from pyspark.sql import functions as F
 
-    dropped = [column.split(" ")[0] for column in DROPPED_COLUMNS.split(", ")]
+    dropped = names_of(DROPPED_COLUMNS)
     write_table(fates.where("reason <> ''").select(*dropped), output.path("dropped.parquet"))
     unlike = (-F.col("num_shared") / F.col("num_union")).alias("unlike")
     best = F.min(F.struct(unlike, "neighbour_id", "num_shared", "num_union")).alias("best")

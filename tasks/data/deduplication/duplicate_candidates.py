@@ -16,6 +16,7 @@ import numpy as np
 from tasks.data.deduplication.minhash import CHUNK_CHARS, band_keys, jaccard_counts, shingle_sets, shingles_of, signatures, sketches
 from tasks.data.records.documents_by_id import read_by_id
 from tasks.data.records.parcels import PARCEL_ROWS, addressed, id_numbers, id_range, id_strings, parcels, unpacked
+from tasks.data.text.text_chunks import chunk_bounds
 from tasks.data.text.words import mix
 
 if TYPE_CHECKING:
@@ -122,9 +123,8 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow.compute as pc
 
     for batch in batches:
-        ends = np.cumsum(pc.binary_length(batch.column("text")).to_numpy(zero_copy_only=False).astype(np.int64)) // CHUNK_CHARS  # pyright: ignore
-        starts = np.flatnonzero(np.diff(ends, prepend=-1)).tolist()
-        for start, stop in zip(starts, [*starts[1:], batch.num_rows], strict=True):
+        sizes = pc.binary_length(batch.column("text")).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
+        for start, stop in chunk_bounds(sizes, CHUNK_CHARS):
             yield batch.slice(start, stop - start)
 
 

@@ -41,24 +41,12 @@ def star_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def smallest_members(num_nodes: int, left: I64, right: I64) -> I64:
-    """The smallest node of each node's component: roots are hooked onto neighbouring roots and paths halved until no edge joins two.
+    """The smallest node of each node's component."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    A root beside another has a smaller or a larger neighbour, so hooking in the direction in which more roots can go removes at least
-    half of those that are left: log2(nodes) + 1 rounds suffice, and more are a fault and raise RuntimeError."""
-    parent = np.arange(num_nodes)
-    for _ in range(num_nodes.bit_length() + 2):
-        one, other = parent[left], parent[right]
-        is_open = one != other
-        if not is_open.any():
-            smallest = np.full(num_nodes, num_nodes)
-            np.minimum.at(smallest, parent, np.arange(num_nodes))
-            return smallest[parent]
-        left, right = left[is_open], right[is_open]
-        low, high = np.minimum(one, other)[is_open], np.maximum(one, other)[is_open]
-        if len(np.unique(high)) >= len(np.unique(low)):
-            np.minimum.at(parent, high, low)
-        else:
-            np.maximum.at(parent, low, high)
-        while ((grandparent := parent[parent]) != parent).any():
-            parent = grandparent
-    raise RuntimeError(f"components of {num_nodes} nodes have not settled: the duplicate clusters would be wrong")
+    edges = coo_array((np.ones(len(left), dtype=bool), (left, right)), shape=(num_nodes, num_nodes))
+    _, components = connected_components(edges, directed=False)
+    smallest = np.full(num_nodes, num_nodes)
+    np.minimum.at(smallest, components, np.arange(num_nodes))
+    return smallest[components]

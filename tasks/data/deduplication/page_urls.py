@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
+from tasks.data.records.documents import names_of
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -87,7 +89,7 @@ def page_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    names = [column.split(" ")[0] for column in PAGE_RECORD_COLUMNS.split(", ")]
+    names = names_of(PAGE_RECORD_COLUMNS)
     for batch in batches:
         page = normalised_urls(batch.column("url"))
         file = pc.replace_substring_regex(batch.column("source"), pattern="!.*$", replacement="")  # pyright: ignore[reportAttributeAccessIssue]

@@ -36,8 +36,8 @@ from tasks.data.embedding.semantic_vectors import (
     vectors_of,
 )  # fmt: skip
 from tasks.data.records.document_files import read_documents, write_kept, write_table
-from tasks.data.records.documents import CODE, COMMIT
-from tasks.data.records.removed_share import COLLECTION, NUM_EXAMPLES, Ceiling, check_removed_share
+from tasks.data.records.documents import CODE, COMMIT, NUM_EXAMPLES, NUM_HASHES
+from tasks.data.records.removed_share import COLLECTION, Ceiling, check_removed_share
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from tasks.data.embedding.semantic_vectors import Embed
 
 SIMILAR = "semantic_duplicate"
-ALL_HASHES = 1 << 32
 MIN_SAMPLE_PER_CENTROID = 10
 """A centroid of fewer sampled documents would be one of them."""
 
@@ -112,7 +111,7 @@ def _is_sampled(num_documents: int, recipe: SemanticRecipe) -> Column:
     """Documents whose hash is below a bound."""
     from pyspark.sql import functions as F
 
-    bound = min(ALL_HASHES, ALL_HASHES * recipe.sample_documents // max(num_documents, 1))
+    bound = min(NUM_HASHES, NUM_HASHES * recipe.sample_documents // max(num_documents, 1))
     return F.conv(F.substring("id", 9, 8), 16, 10).cast("long") < bound
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.records.document_files import count_by, read_documents, write_marked_documents
-from tasks.data.records.documents import TEST, TRAIN, VALIDATION
+from tasks.data.records.documents import NUM_HASHES, TEST, TRAIN, VALIDATION
 
 if TYPE_CHECKING:
     from configs.schema import SparkResources, SplitRecipe
@@ -35,8 +35,8 @@ def split_documents(
     paths = documents.paths("documents/*.parquet")
     frame = read_documents(spark, paths, resources)
     cluster_hash = F.conv(F.substring(F.sha2("cluster", 256), 1, 8), 16, 10).cast("long")
-    end_of_test = int(recipe.test_share * 2**32)
-    end_of_validation = end_of_test + int(recipe.validation_share * 2**32)
+    end_of_test = int(recipe.test_share * NUM_HASHES)
+    end_of_validation = end_of_test + int(recipe.validation_share * NUM_HASHES)
     side = F.when(cluster_hash < end_of_test, F.lit(TEST)).when(cluster_hash < end_of_validation, F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
     split = frame.select("id", side.alias("split"))
     counts = count_by(write_marked_documents(split, paths, output.path("documents"), documents.record.num_bytes), "split", "domain")

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tasks.data.records.documents import names_of
+from tasks.data.text.text_chunks import chunk_bounds
 from tasks.data.text.words import BASE, mix, ngram_hashes, split_words
 
 if TYPE_CHECKING:
@@ -31,9 +33,9 @@ PAIR_COLUMNS = (
     "cosine double"
 )
 FATE_COLUMNS = "id string, kept_id string, cosine double"
-VECTOR_NAMES = [column.split(" ")[0] for column in VECTOR_COLUMNS.split(", ")]
-ASSIGNED_NAMES = [column.split(" ")[0] for column in ASSIGNED_COLUMNS.split(", ")]
-PAIR_NAMES = [column.split(" ")[0] for column in PAIR_COLUMNS.split(", ")]
+VECTOR_NAMES = names_of(VECTOR_COLUMNS)
+ASSIGNED_NAMES = names_of(ASSIGNED_COLUMNS)
+PAIR_NAMES = names_of(PAIR_COLUMNS)
 BUCKET_BITS = 18
 """Features share 262,144 document frequencies: a wrong weight where two collide, never a wrong word."""
 NUM_SIGNS = 4
@@ -122,9 +124,8 @@ def assign(vectors: I8, centroids: I8) -> NDArray[np.int64]:
 def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     import pyarrow.compute as pc
 
-    ends = np.cumsum(pc.utf8_length(batch.column("text")).to_numpy(zero_copy_only=False)) // CHUNK_CHARS  # pyright: ignore
-    starts = np.flatnonzero(np.diff(ends, prepend=-1)).tolist()
-    for start, stop in zip(starts, [*starts[1:], batch.num_rows], strict=True):
+    sizes = pc.utf8_length(batch.column("text")).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
+    for start, stop in chunk_bounds(sizes, CHUNK_CHARS):
         yield batch.slice(start, stop - start)
 
 

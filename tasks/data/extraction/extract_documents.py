@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.extraction.plain_text import EXTRACTED_COLUMNS, FAILURES, extract_batches
-from tasks.data.records.document_files import count_by, count_reasons, names_of, read_documents, write_documents, write_table
-from tasks.data.records.documents import DOCUMENT_COLUMNS
+from tasks.data.records.document_files import count_by, count_reasons, read_documents, write_documents, write_table
+from tasks.data.records.documents import DOCUMENT_COLUMNS, NUM_EXAMPLES, names_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 MIN_JUDGED_RECORDS = 20
 """Collections with fewer records in markup are not held to max_failed_share: two empty pages among three are no broken extractor."""
-NUM_EXAMPLES = 3
 
 
 class ExtractedDocuments(Record):

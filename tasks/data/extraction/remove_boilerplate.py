@@ -22,9 +22,9 @@ from tasks.data.extraction.paragraphs import (
     paragraph_samples,
     remove_paragraphs,
 )
-from tasks.data.records.document_files import count_kept, names_of, read_documents, write_documents, write_table
-from tasks.data.records.documents import CODE, COMMIT, DOCUMENT_COLUMNS, arrow_schema
-from tasks.data.records.removed_share import COLLECTION, NUM_EXAMPLES, Ceiling, check_removed_share
+from tasks.data.records.document_files import count_kept, read_documents, write_documents, write_table
+from tasks.data.records.documents import CODE, COMMIT, DOCUMENT_COLUMNS, NUM_EXAMPLES, arrow_schema, names_of
+from tasks.data.records.removed_share import COLLECTION, Ceiling, check_removed_share
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -26,7 +26,8 @@ from tasks.data.filtering.score_bounds import (
     score_reason,
 )
 from tasks.data.records.document_files import count_by, read_documents, write_kept, write_table
-from tasks.data.records.removed_share import COLLECTION, DOMAIN, LANGUAGE, NUM_EXAMPLES, Ceiling, check_removed_share
+from tasks.data.records.documents import NUM_EXAMPLES
+from tasks.data.records.removed_share import COLLECTION, DOMAIN, LANGUAGE, Ceiling, check_removed_share
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

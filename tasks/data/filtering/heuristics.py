@@ -31,9 +31,10 @@ from tasks.data.filtering.repetition import (
     repeated_ngrams_name,
     top_ngram_name,
 )
-from tasks.data.records.documents import CODE, COMMIT, ISSUE, MATH
+from tasks.data.records.documents import CODE, COMMIT, ISSUE, MATH, names_of
 from tasks.data.text.prose_text import Prose, are_mathematics, prose_of
 from tasks.data.text.stop_words import count_stop_words
+from tasks.data.text.text_chunks import chunk_bounds
 from tasks.data.text.text_lines import DOT, ELLIPSIS, Lines, count_sentences, find_phrases, share, sums
 from tasks.data.text.words import code_points, split_words
 
@@ -203,15 +204,13 @@ def filter_batches(batches: Iterator[pa.RecordBatch], bounds: dict[str, float]) 
         texts = batch.column("text").to_pylist()
         languages = batch.column("language").to_pylist()
         domains = batch.column("domain").to_pylist()
-        ends = np.cumsum([len(text) for text in texts]) // CHUNK_CHARS
-        starts = np.flatnonzero(np.diff(ends, prepend=-1)).tolist()
         reasons: list[str] = []
-        for start, stop in zip(starts, [*starts[1:], len(texts)], strict=True):
+        for start, stop in chunk_bounds(map(len, texts), CHUNK_CHARS):
             reasons += name_reasons(texts[start:stop], languages[start:stop], domains[start:stop], bounds)
         first = [earlier or own for earlier, own in zip(batch.column("score_reason").to_pylist(), reasons, strict=True)]
         given = [batch.column(name) for name in ("id", "collection", "domain", "language")]
         columns = [*given, pa.array(first, pa.string()), batch.column("millionths")]
-        yield pa.RecordBatch.from_arrays(columns, names=[column.split(" ")[0] for column in REASON_COLUMNS.split(", ")])
+        yield pa.RecordBatch.from_arrays(columns, names=names_of(REASON_COLUMNS))
 
 
 def _num_ellipses(points: NDArray[np.uint32], starts: NDArray[np.int64]) -> NDArray[np.int64]:

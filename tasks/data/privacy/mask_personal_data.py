@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.privacy.personal_data import COUNT_COLUMNS, KINDS, mask_batches
-from tasks.data.records.document_files import count_by, names_of, read_documents, write_documents, write_table
-from tasks.data.records.documents import PREPARED_COLUMNS
+from tasks.data.records.document_files import count_by, read_documents, write_documents, write_table
+from tasks.data.records.documents import PREPARED_COLUMNS, names_of
 
 if TYPE_CHECKING:
     from configs.schema import PersonalDataRecipe, SparkResources

@@ -13,7 +13,6 @@ import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +22,7 @@ from tld import is_tld
 from tasks.data.privacy.phone_numbers import LABEL_CHARS, is_phone
 from tasks.data.privacy.secret_patterns import secret_places
 from tasks.data.records.documents import CODE, COMMIT, PREPARED_COLUMNS, arrow_schema, content_digest
+from tasks.data.text.text_chunks import chunk_bounds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -168,9 +168,7 @@ def find_in_chunks(texts: Sequence[str], is_code: Sequence[bool], kinds: Sequenc
     spans: list[list[Span]] = [[] for _ in texts]
     for wanted, code in ((kinds, False), ([kind for kind in kinds if kind in CODE_KINDS], True)):
         own = [number for number in range(len(texts)) if is_code[number] == code]
-        chunks = np.cumsum([len(texts[number]) for number in own]) // CHUNK_CHARS
-        edges = [*np.flatnonzero(np.diff(chunks, prepend=-1)).tolist(), len(own)]
-        for start, stop in pairwise(edges):
+        for start, stop in chunk_bounds((len(texts[number]) for number in own), CHUNK_CHARS):
             part = own[start:stop]
             spoken = [languages[number] or "" for number in part] if languages else ()
             for number, found in zip(part, find_spans([texts[number] for number in part], wanted, spoken), strict=True):

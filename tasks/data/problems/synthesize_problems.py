@@ -14,6 +14,7 @@ from infra.step import Output, Progress, Record, canonical_json, step
 from tasks.data.problems.arithmetic import OPERATIONS, answers, choose_problems, terms, verify_lines
 from tasks.data.problems.reasoning_families import FAMILIES, choose_reasoned
 from tasks.data.records.documents import (
+    NUM_HASHES,
     PREPARED_COLUMNS,
     SYNTHETIC,
     TRAIN,
@@ -183,7 +184,7 @@ def _conversation(
 ) -> dict[str, object]:
     """One question and its answer; with reasoning where the hash of its place falls into the share that thinks."""
     identity = document_id(source, number, 0)
-    thought = reasoning if sampling_hash(identity) < recipe.thinking_share * 2**32 else ""
+    thought = reasoning if sampling_hash(identity) < recipe.thinking_share * NUM_HASHES else ""
     answered = {"role": "assistant", "content": answer, "reasoning": thought, "tool_calls": []}
     messages = canonical_json([{"role": "user", "content": question, "reasoning": "", "tool_calls": []}, answered])
     place = {"id": identity, "source": source, "offset": number, "piece": 0, "collection": source, "licence": "", "kind": kind}

@@ -56,11 +56,6 @@ def write_table(frame: DataFrame, path: Path) -> None:
     directory.rmdir()
 
 
-def names_of(columns: str) -> list[str]:
-    """The column names of a schema string."""
-    return [column.split(" ")[0] for column in columns.split(", ")]
-
-
 def write_marked_documents(marks: DataFrame, paths: list[Path], directory: Path, num_bytes: int) -> list[Path]:
     """Write the documents that `marks` (id and other columns) names, with the other columns as their last ones. They are copied from the
     files `paths` of one step's documents/: texts go through no shuffle."""

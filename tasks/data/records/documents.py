@@ -52,6 +52,10 @@ CODE, COMMIT, ISSUE, MATH = "code", "commit", "issue", "math"
 SYNTHETIC, CHAT, REPOSITORY = "synthetic", "chat", "repository"
 """Domains that no source file is given: generated problems, conversations, and the files of a repository one after the other."""
 
+NUM_EXAMPLES = 3
+"""Of what a step left out, in messages and in the report."""
+NUM_HASHES = 1 << 32
+"""Values of a hash of 32 bits, as sampling_hash gives."""
 
 WHITE_SPACE = re.compile(r"\s")
 DIGESTED_CHARS = 1 << 20
@@ -64,6 +68,11 @@ def arrow_schema(columns: str) -> pa.Schema:
     types = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "double": pa.float64()}
     fields = [column.split(" ") for column in columns.split(", ")]
     return pa.schema([(name, types[kind]) for name, kind in fields])
+
+
+def names_of(columns: str) -> list[str]:
+    """The column names of a schema string."""
+    return [column.split(" ")[0] for column in columns.split(", ")]
 
 
 def document_id(source: str, offset: int, piece: int) -> str:

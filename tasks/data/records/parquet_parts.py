@@ -6,9 +6,11 @@ Spark's own writer lists a column's encodings in the order of a Java hash set, w
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from configs.atomic_files import replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,10 +48,9 @@ def write_rows(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch], path: str)
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    temporary = f"{path}.{uuid.uuid4().hex}"
     num_rows = 0
     waiting, num_waiting = [first], first.num_rows
-    with pq.ParquetWriter(temporary, first.schema, compression="zstd") as writer:
+    with replacing(Path(path)) as temporary, pq.ParquetWriter(temporary, first.schema, compression="zstd") as writer:
         for batch in rest:
             waiting.append(batch)
             num_waiting += batch.num_rows
@@ -62,5 +63,4 @@ def write_rows(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch], path: str)
         if waiting:
             writer.write_table(pa.Table.from_batches(waiting).combine_chunks(), row_group_size=ROW_GROUP_ROWS)
             num_rows += num_waiting
-    os.replace(temporary, path)
     return num_rows

@@ -12,7 +12,6 @@ MIN_JUDGED_DOCUMENTS = 20
 """Groups with fewer documents are not held to a ceiling: two copies among three files are no template."""
 MIN_JUDGED_SHARE = 0.001
 """Nor are languages that hold less of the documents: in a crawl the rarest are what the detector took for them."""
-NUM_EXAMPLES = 3
 COLLECTION, DOMAIN, LANGUAGE = "collection", "domain", "language"
 WORDS = {COLLECTION: "source", DOMAIN: "domain", LANGUAGE: "language"}
 """What a message calls a group."""

@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.records.document_files import count_by, names_of, read_documents, write_documents, write_table
-from tasks.data.records.documents import CODE, PREPARED_COLUMNS, REPOSITORY, TRAIN, UNBUCKETED, arrow_schema, content_digest, document_id
+from tasks.data.records.document_files import count_by, read_documents, write_documents, write_table
+from tasks.data.records.documents import (
+    CODE,
+    PREPARED_COLUMNS,
+    REPOSITORY,
+    TRAIN,
+    UNBUCKETED,
+    arrow_schema,
+    content_digest,
+    document_id,
+    names_of,
+)
 from tasks.data.repositories.repository_order import Piece, repository_texts
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tasks.data.records.documents import sampling_hash
+from tasks.data.records.documents import names_of, sampling_hash
 from tasks.data.scoring.language_id import NO_LANGUAGE, has_language, identify_languages
 from tasks.data.scoring.ngram_model import count_ngrams
 from tasks.data.text.prose_text import prose_of
@@ -69,7 +69,7 @@ def sample_texts(batches: Iterator[pa.RecordBatch], sampling: Sampling) -> Itera
                 pa.array([ids[place] for place in places], pa.string()), pa.array(languages, pa.string()), pa.array(sizes, pa.int64()),
                 batch.column("content_digest").take(chosen), pa.array(texts, pa.string()), pa.array([""] * len(places), pa.string()),
             ],
-            names=[column.split(" ")[0] for column in SAMPLE_COLUMNS.split(", ")],
+            names=names_of(SAMPLE_COLUMNS),
         )  # fmt: skip
         yield found.filter(pa.array([language != NO_LANGUAGE for language in languages], pa.bool_()))
 
@@ -96,5 +96,5 @@ def count_batches(batches: Iterator[pa.RecordBatch], order: int, trainings: Mapp
                     *(pa.array(counts[name].view(np.int64)) for name in ("hash", "context", "suffix")),
                     pa.array(counts["num_occurrences"]),
                 ],
-                names=[column.split(" ")[0] for column in COUNT_COLUMNS.split(", ")],
+                names=names_of(COUNT_COLUMNS),
             )

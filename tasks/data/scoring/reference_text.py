@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.data.extraction.plain_text import extract_batches
 from tasks.data.readers.source_records import DOCUMENT, read_sources
-from tasks.data.records.documents import RECORD_COLUMNS, arrow_schema
+from tasks.data.records.documents import NUM_HASHES, RECORD_COLUMNS, arrow_schema
 from tasks.data.scoring.ngram_counts import SAMPLE_COLUMNS, Sampling, sample_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ALL_HASHES = 1 << 32
 READ = "read"
 """In the place of a reason: as many records as num_bytes says were read."""
 
@@ -37,7 +36,7 @@ class Reading:
 def sample_reference(batches: Iterator[pa.RecordBatch], reading: Reading, sampling: Sampling) -> Iterator[pa.RecordBatch]:
     """SAMPLE_COLUMNS for source rows; what is no text has a reason, and its place and what is wrong with it as text."""
     names = arrow_schema(RECORD_COLUMNS).names
-    for batch in read_sources(batches, dict.fromkeys(reading.domains, ALL_HASHES), reading.max_record_bytes):
+    for batch in read_sources(batches, dict.fromkeys(reading.domains, NUM_HASHES), reading.max_record_bytes):
         records, failed = _divided(batch, "stream", DOCUMENT)
         yield _told([{"reason": READ, "num_bytes": records.num_rows}, *_failures(failed)])
         for extracted in extract_batches(iter([records.select(names)]), **reading.extraction):

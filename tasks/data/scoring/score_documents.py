@@ -14,8 +14,8 @@ import numpy as np
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.records.document_files import names_of, read_documents, write_documents
-from tasks.data.records.documents import SCORE_COLUMNS
+from tasks.data.records.document_files import read_documents, write_documents
+from tasks.data.records.documents import SCORE_COLUMNS, names_of
 from tasks.data.scoring.document_scores import LanguageModelFile, LanguageModelFiles, Scorers, score_batches
 from tasks.data.scoring.language_id import check_model
 from tasks.data.scoring.text_classifiers import TextClassifier, described_classifier

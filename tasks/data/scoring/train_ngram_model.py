@@ -18,6 +18,7 @@ from infra.step import Artifact, Output, Progress, Record, canonical_json, step
 from tasks.data.extraction.plain_text import REDIRECT, TOO_SHORT
 from tasks.data.readers.source_records import CHANGED
 from tasks.data.records.document_files import read_documents
+from tasks.data.records.documents import NUM_EXAMPLES, NUM_HASHES
 from tasks.data.scoring.language_id import check_model
 from tasks.data.scoring.ngram_counts import COUNT_COLUMNS, HELD_OUT_VALUES, SAMPLE_COLUMNS, Sampling, Training, count_batches
 from tasks.data.scoring.ngram_model import NgramCounts, NgramModel, build_model
@@ -33,12 +34,10 @@ if TYPE_CHECKING:
     from tasks.data.sources.list_sources import SourceFile, SourceListing
 
 REFERENCE = "reference"
-HASH_VALUES = 1 << 32
 MAX_HELD_OUT_SHARE = 0.25
 MAX_HELD_OUT_CHARS = 100_000
 """Characters from the start of a held-out document: what bounds the driver's memory."""
 NO_FAULTS = (*HARMLESS_REASONS, REDIRECT, TOO_SHORT)
-NUM_EXAMPLES = 5
 
 
 class LanguageModel(Record):
@@ -136,7 +135,7 @@ def _reference_files(files: tuple[SourceFile, ...]) -> list[SourceFile]:
 
 def _keep_below(files: list[SourceFile], recipe: NgramModelRecipe) -> int:
     """The sampling hash below which texts are taken."""
-    return int(min(1.0, recipe.max_bytes / max(1, sum(file.num_text_bytes for file in files))) * HASH_VALUES)
+    return int(min(1.0, recipe.max_bytes / max(1, sum(file.num_text_bytes for file in files))) * NUM_HASHES)
 
 
 def _sample(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tasks.data.records.documents import names_of
 from tasks.data.shards.token_shard import token_dtype, write_index
 from tasks.data.text.text_encoder import TextEncoder
 
@@ -64,7 +65,7 @@ def write_sequences(
             num_sequences += batch.num_rows
             kept = [batch[name] for name in ("id", "source", "offset", "piece", "quality_bucket")]
             columns = [batch["shard"], pa.array(numbers), *kept, pa.array(counts), pa.array(num_trained)]
-            yield pa.RecordBatch.from_arrays(columns, names=[column.split(" ")[0] for column in SHARD_COLUMNS.split(", ")])
+            yield pa.RecordBatch.from_arrays(columns, names=names_of(SHARD_COLUMNS))
     if shard:
         _place(temporary, directory / shard, np.concatenate(lengths), dtype)
     if is_masked:

@@ -23,8 +23,8 @@ from tasks.data.readers.source_records import (
     UNSAMPLED,
     read_sources,
 )
-from tasks.data.records.document_files import count_by, count_reasons, names_of, write_documents, write_table
-from tasks.data.records.documents import RECORD_COLUMNS
+from tasks.data.records.document_files import count_by, count_reasons, write_documents, write_table
+from tasks.data.records.documents import NUM_EXAMPLES, NUM_HASHES, RECORD_COLUMNS, names_of
 from tasks.data.sources.source_frame import source_frame
 
 if TYPE_CHECKING:
@@ -33,14 +33,12 @@ if TYPE_CHECKING:
     from configs.schema import IngestRecipe, SparkResources
     from tasks.data.sources.list_sources import SourceFile, SourceListing
 
-ALL_HASHES = 1 << 32
 HARMLESS_REASONS = (
     "empty_file", "http_status", "not_text", "redirect", "other_namespace", "not_wikitext", "bot_turn", "hidden_turn", "no_turns",
 )  # fmt: skip
 """What is no text by its nature, from a package's empty __init__.py to a crawl's pictures: counted, but no sign of damage."""
 STOPPING_REASONS = ("missing_column",)
 """What costs a whole file by a mistake in the manifest, however small the file is."""
-NUM_EXAMPLES = 5
 
 
 class IngestedDocuments(Record):
@@ -89,7 +87,7 @@ def sampling_bounds(files: list[SourceFile], max_bytes: int) -> dict[str, int]:
     rest, waiting = max_bytes, len(sizes)
     for domain, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
         part = min(size, rest // waiting)
-        bounds[domain] = ALL_HASHES if part == size else part * ALL_HASHES // size
+        bounds[domain] = NUM_HASHES if part == size else part * NUM_HASHES // size
         rest, waiting = rest - part, waiting - 1
     return bounds
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tasks.data.records.documents import names_of
 from tasks.data.text.text_encoder import TextEncoder
 
 if TYPE_CHECKING:
@@ -34,5 +35,5 @@ def count_token_use(batches: Iterator[pa.RecordBatch], tokenizer_paths: Mapping[
                 ids, _ = encoder.encode(texts, None)
                 used, counts = np.unique(ids.astype(np.int64), return_counts=True)
                 same = [pa.array([value] * len(used), pa.string()) for value in (name, cell["domain"], cell["language"])]
-                names = [column.split(" ")[0] for column in USE_COLUMNS.split(", ")]
-                yield pa.RecordBatch.from_arrays([*same, pa.array(used), pa.array(counts.astype(np.int64))], names=names)
+                columns = [*same, pa.array(used), pa.array(counts.astype(np.int64))]
+                yield pa.RecordBatch.from_arrays(columns, names=names_of(USE_COLUMNS))

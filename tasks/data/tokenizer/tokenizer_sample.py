@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from tasks.data.records.documents import NUM_HASHES
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
 
 UNKNOWN_LANGUAGE = "und"
 NUM_FITTING_ROUNDS = 50
-HASH_RANGE = 2**32
 SLICE_BITS = 10
 """Leading bits of a hash that name its slice: a slice is a five-hundredth of the hashes up to it at most, whatever rate is asked for."""
 SHORT_SHARE = 0.02
@@ -77,7 +78,7 @@ def hash_bounds(slices: Mapping[Cell, Slices], wanted: Mapping[Cell, float]) -> 
     for cell, (starts, num_chars) in slices.items():
         below = np.concatenate([[0], np.cumsum(num_chars)])
         number = int(np.abs(below - wanted[cell]).argmin())
-        bounds[cell] = int(starts[number]) if number < len(starts) else HASH_RANGE
+        bounds[cell] = int(starts[number]) if number < len(starts) else NUM_HASHES
     return bounds
 
 
@@ -111,14 +112,14 @@ def drawn(frame: DataFrame, bounds: Mapping[Cell, int], *, from_the_end: bool = 
     """Documents whose hash lies below their cell's bound; `from_the_end`, those whose hash lies as near to its end."""
     from pyspark.sql import functions as F
 
-    place = F.lit(HASH_RANGE - 1) - _place() if from_the_end else _place()
+    place = F.lit(NUM_HASHES - 1) - _place() if from_the_end else _place()
     entries = [F.lit(part) for (domain, language), bound in bounds.items() for part in (f"{domain}|{language}", bound)]
     cell = F.concat_ws("|", F.col("domain"), language_of())
     return frame.where(place < F.coalesce(F.create_map(*entries)[cell].cast("long"), F.lit(0)))
 
 
 def _place() -> Column:
-    """A document's hash, below HASH_RANGE."""
+    """A document's hash, below NUM_HASHES."""
     from pyspark.sql import functions as F
 
     return F.conv(F.substring(F.sha2("id", 256), 1, 8), 16, 10).cast("long")

@@ -22,13 +22,12 @@ from infra.step import Artifact, Output, Progress, Record, digest_of, step
 from model.text.chat_template import CHAT_TEMPLATE
 from model.text.tokenizer_layout import SPECIAL_TOKENS_BY_LAYOUT
 from tasks.data.records.document_files import read_documents
-from tasks.data.records.documents import TRAIN
+from tasks.data.records.documents import NUM_HASHES, TRAIN
 from tasks.data.tokenizer.bpe_merges import NoRoomError, Room
 from tasks.data.tokenizer.bpe_tokenizer import bpe_of_words, tokenizer_config, write_json
 from tasks.data.tokenizer.sentencepiece_tokenizer import MODEL_FILE, train_sentencepiece
 from tasks.data.tokenizer.tokenizer_report import REPORT_CHARS, write_report
 from tasks.data.tokenizer.tokenizer_sample import (
-    HASH_RANGE,
     Cell,
     count_chars,
     drawn,
@@ -101,7 +100,7 @@ def train_tokenizer(
         tokenizer = train_sentencepiece(texts, recipe.kind, recipe.num_ordinary_tokens, specials, output.path(MODEL_FILE))
     _write_files(tokenizer, specials, output)
     # Drawn from the other end of the hashes: text that was not learned from, unless the sample is the whole corpus.
-    few = min(REPORT_CHARS * HASH_RANGE // max(sum(sizes.values()), 1), HASH_RANGE)
+    few = min(REPORT_CHARS * NUM_HASHES // max(sum(sizes.values()), 1), NUM_HASHES)
     measured = drawn(frame, dict.fromkeys(sizes, few), from_the_end=True)
     write_report(measured, output.path("tokenizer.json"), recipe.compare_with, output.path("tokenizer_report.parquet"))
     return TrainedTokenizer(

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import BaseModel
-
-from tasks.training.plan.planned import Plan, PlannedMemory, PlannedParameters, PlannedPhase, _bytes
-
-if TYPE_CHECKING:
-    pass
 
 _ROW_TITLES = (
     "phase", "objective", "trained", "tokens", "steps", "sequence", "attends", "batch tokens", "learning rate", "FLOPs", "ranks", "hours",

@@ -17,6 +17,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from configs.atomic_files import replace_durably, sync_directory, write_durably
+
 CHECKSUMS = "checksums.json"
 LATEST = "latest"
 FENCING_VARIABLE = "GLM46_FENCING"
@@ -50,7 +52,7 @@ def write_files(temporary: Path, files: Iterable[tuple[str, bytes]]) -> dict[str
     for name, data in files:
         if failed is None:
             try:
-                _write_durably(temporary / name, data)
+                write_durably(temporary / name, data)
             except OSError as error:
                 failed = error
         checksums[name] = hashlib.sha256(data).hexdigest()
@@ -66,18 +68,18 @@ def finish_checkpoint(
     checkpoints_dir = work_dir / "checkpoints"
     target = checkpoints_dir / _name(step)
     temporary = _temporary(work_dir, step)
-    _write_durably(temporary / CHECKSUMS, json.dumps(dict(sorted(checksums.items())), indent=1).encode())
-    _fsync_directory(temporary)
+    write_durably(temporary / CHECKSUMS, json.dumps(dict(sorted(checksums.items())), indent=1).encode())
+    sync_directory(temporary)
     with _fenced(work_dir):
         if target.exists():  # found corrupt at resume, or never became `latest`
             shutil.rmtree(target)
         temporary.rename(target)
-        _fsync_directory(checkpoints_dir)
+        sync_directory(checkpoints_dir)
         problem = find_damage(target)
         if problem:
             raise OSError(f"checkpoint {target} was not written as meant: {problem}; the one before it still stands")
         replace_durably(checkpoints_dir / LATEST, target.name.encode())
-        _fsync_directory(checkpoints_dir)
+        sync_directory(checkpoints_dir)
     saved = sorted(checkpoints_dir.glob("step-*"))
     position = saved.index(target)
     for other in [*saved[: max(0, position + 1 - num_kept)], *saved[position + 1 :]]:  # newer ones were corrupt, else we had resumed there
@@ -113,7 +115,7 @@ def discard_checkpoints(work_dir: Path, last_step: int) -> None:
             replace_durably(checkpoints_dir / LATEST, _name(kept[-1]).encode())
         else:
             (checkpoints_dir / LATEST).unlink(missing_ok=True)
-        _fsync_directory(checkpoints_dir)
+        sync_directory(checkpoints_dir)
         for step in steps[len(kept) :]:
             shutil.rmtree(checkpoint_dir_of(work_dir, step))
 
@@ -150,18 +152,11 @@ def find_damage(checkpoint_dir: Path) -> str:
     return ""
 
 
-def replace_durably(path: Path, data: bytes) -> None:
-    """Replace a small file atomically."""
-    temporary = path.with_name(f".{path.name}")
-    _write_durably(temporary, data)
-    os.replace(temporary, path)
-
-
 @contextmanager
 def _fenced(work_dir: Path) -> Iterator[None]:
     """Hold the fencing file while the commit becomes visible: a new supervisor waits for that before it takes its number."""
     own = int(os.environ.get(FENCING_VARIABLE, "0"))  # 0: started by hand, without a supervisor
-    descriptor = os.open(work_dir / "fencing", os.O_RDWR | os.O_CREAT)
+    descriptor = os.open(work_dir / "fencing", os.O_RDWR | os.O_CREAT)  # by flock, not filelock: the locked file holds the number
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         current = int(os.pread(descriptor, 32, 0) or 0)
@@ -182,18 +177,3 @@ def _name(step: int) -> str:
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.atomic_files import replace_durably
 from configs.schema import Frozen, SpikeRecipe
 
 SPIKES_FILE = "spikes.jsonl"
@@ -116,12 +116,8 @@ def record_spike(work_dir: Path, spike: Spike, skipped: SkippedSteps, rolled_bac
     lines = _lines(work_dir)
     if any(known["step"] == spike.step and known["rolled_back"] == rolled_back for known in lines):
         return
-    temporary = work_dir / f".{SPIKES_FILE}"
-    with open(temporary, "w") as file:
-        file.writelines(json.dumps(each, allow_nan=False) + "\n" for each in (*lines, line))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, work_dir / SPIKES_FILE)
+    text = "".join(json.dumps(each, allow_nan=False) + "\n" for each in (*lines, line))
+    replace_durably(work_dir / SPIKES_FILE, text.encode())
 
 
 def too_many_spikes(recipe: SpikeRecipe, spike: Spike, num_rollbacks: int, place: str, work_dir: Path) -> TooManySpikesError:

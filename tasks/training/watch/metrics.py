@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import time
 from pathlib import Path
 
 import torch
+
+from configs.atomic_files import replacing
 
 PROGRESS_INTERVAL_SECONDS = 0.2
 
@@ -19,9 +20,8 @@ class StepLog:
     def __init__(self, path: Path, last_step: int) -> None:
         self.path = path
         kept = [line for line in _complete_lines(self.path) if json.loads(line)["step"] <= last_step]
-        temporary = self.path.with_name(f".{path.name}")
-        temporary.write_text("".join(kept))
-        os.replace(temporary, self.path)  # another inode: whoever tails the old one sees that it must start over
+        with replacing(self.path) as temporary:  # another inode: whoever tails the old one sees that it must start over
+            temporary.write_text("".join(kept))
 
     def append(self, lines: list[dict[str, object]]) -> None:
         with open(self.path, "a") as file:
@@ -40,9 +40,8 @@ class ProgressFile:
         if num_tokens < self.total_tokens and time.monotonic() - self.written_at < PROGRESS_INTERVAL_SECONDS:
             return
         self.written_at = time.monotonic()
-        temporary = self.path.with_name(".progress.json")
-        temporary.write_text(json.dumps({"done": num_tokens, "total": self.total_tokens, "unit": "tokens", "message": message}))
-        os.replace(temporary, self.path)
+        with replacing(self.path) as temporary:
+            temporary.write_text(json.dumps({"done": num_tokens, "total": self.total_tokens, "unit": "tokens", "message": message}))
 
 
 def peak_memory_bytes() -> int:

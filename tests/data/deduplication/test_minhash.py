@@ -220,7 +220,7 @@ def test_components_are_those_of_union_find(shape, way, tmp_path):
     assert {int(row.id, 16): int(row.root, 16) for row in found} == union_find(edges) and len(found) == len(union_find(edges))
 
 
-def test_components_settle_within_the_proven_rounds():
+def test_components_in_memory_are_those_of_a_union_find():
     draw = np.random.default_rng(5)
     for count in (1, 2, 3, 1000):
         line = np.arange(count - 1)

@@ -23,6 +23,7 @@ from tasks.data.embedding.semantic_vectors import (
     squared_norms,
     weighted_features,
 )  # fmt: skip
+from tasks.data.records.documents import names_of
 from tests.support.data_inputs import RECIPE, RESOURCES, SHARED_DATA, compute, in_partitions, prose, rows
 from tests.support.document_tables import document_row, documents_artifact
 
@@ -91,7 +92,7 @@ def test_pairs_are_those_of_brute_force_inside_the_window(batch_rows, window):
     order = np.lexsort((np.arange(600), positions, clusters))
     ids = [f"{place:04d}" for place in range(600)]
     quality = generator.integers(0, 3, 600) / 3
-    names = [column.split(" ")[0] for column in ASSIGNED_COLUMNS.split(", ")]
+    names = names_of(ASSIGNED_COLUMNS)
     columns = [
         ids, [vector.tobytes() for vector in vectors[order]], quality, np.arange(600) % 5, clusters[order], positions[order],
     ]  # fmt: skip

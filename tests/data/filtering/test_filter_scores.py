@@ -14,8 +14,7 @@ from configs.schema import FilterRecipe
 from infra.step import Output, Record, step
 from tasks.data.filtering.filter_documents import FilteredDocuments, filter_documents
 from tasks.data.filtering.score_bounds import bucket_floors
-from tasks.data.records.document_files import names_of
-from tasks.data.records.documents import DOCUMENT_COLUMNS, SCORE_COLUMNS, arrow_schema, content_digest, document_id
+from tasks.data.records.documents import DOCUMENT_COLUMNS, SCORE_COLUMNS, arrow_schema, content_digest, document_id, names_of
 from tests.support.data_inputs import RECIPE, compute, in_partitions, prose, rows
 from tests.support.document_tables import document_row, documents_artifact
 

@@ -19,13 +19,13 @@ from infra.machine.spark import spark_session
 from infra.step import Output, Record, step
 from model.text.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS_BY_LAYOUT
 from tasks.data.records.document_files import read_documents
-from tasks.data.records.documents import document_id
+from tasks.data.records.documents import NUM_HASHES, document_id
 from tasks.data.shards.shard_documents import shard_documents
 from tasks.data.tokenizer import tokenizer_report
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
 from tasks.data.tokenizer.sentencepiece_tokenizer import MODEL_FILE
 from tasks.data.tokenizer.tokenizer_report import ALL
-from tasks.data.tokenizer.tokenizer_sample import HASH_RANGE, Slices, count_chars, drawn, hash_bounds, missing_chars, wanted_chars
+from tasks.data.tokenizer.tokenizer_sample import Slices, count_chars, drawn, hash_bounds, missing_chars, wanted_chars
 from tasks.data.tokenizer.train_tokenizer import _count_sample, _learn, train_tokenizer
 from tasks.data.validate_contract import validate_contract
 from tasks.training.plan.plan_training import plan_training
@@ -117,7 +117,7 @@ def test_shares_decide_what_is_drawn(root, documents):
 
 def test_domain_and_language_shares_both_hold_where_the_corpus_allows():
     sizes = {("web", "en"): 8000, ("web", "de"): 1000, ("code", "en"): 4000, ("code", "de"): 3000, ("math", "fr"): 500}
-    slices = {cell: Slices(np.arange(size) * (HASH_RANGE // size), np.ones(size, np.int64)) for cell, size in sizes.items()}
+    slices = {cell: Slices(np.arange(size) * (NUM_HASHES // size), np.ones(size, np.int64)) for cell, size in sizes.items()}
     recipe = SMALL.model_copy(
         update={"domain_shares": {"web": 3.0, "code": 1.0}, "language_shares": {"en": 0.5, "de": 0.5}, "sample_chars": 800}
     )
