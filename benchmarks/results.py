@@ -1,5 +1,6 @@
-"""One record per benchmark: ours beside a peer, with what is needed to judge it. Printed as one JSON line, the benchmark's last; with
-`--write` on the benchmark's command line also stored as benchmarks/results/NAME.json, beside hardware, command and date.
+"""One record per benchmark: ours beside a peer, with what is needed to judge it. Printed as one JSON line, the
+benchmark's last; with `--write` on the benchmark's command line also stored as benchmarks/results/NAME.json, beside
+hardware, command and date.
 """
 
 from __future__ import annotations
@@ -18,13 +19,21 @@ DISTRIBUTIONS = ("torch", "transformers", "deepspeed")
 """Whose versions decide a training or generation figure."""
 
 
-def report(name: str, *, ours: float, peer: float | None, unit: str, lower_is_better: bool = False, **extra: object) -> dict[str, object]:
-    """Print the record as one JSON line and return it; with `--write` among the process's arguments store it as results/NAME.json.
+def report(
+    name: str, *, ours: float, peer: float | None, unit: str, lower_is_better: bool = False, **extra: object
+) -> dict[str, object]:
+    """Print the record as one JSON line and return it; with `--write` among the process's arguments store it as
+    results/NAME.json.
 
-    `ratio` is how many times better ours is: ours / peer, or peer / ours where less is better. A ratio in `extra` replaces it, for
-    benchmarks that take the median of paired rounds. None stands for no peer: costs that are only our own.
+    `ratio` is how many times better ours is: ours / peer, or peer / ours where less is better. A ratio in `extra`
+    replaces it, for benchmarks that take the median of paired rounds. None stands for no peer: costs that are only our
+    own.
     """
-    compared = {} if peer is None else {"peer": _rounded(peer), "ratio": round(peer / ours if lower_is_better else ours / peer, 3)}
+    compared = (
+        {}
+        if peer is None
+        else {"peer": _rounded(peer), "ratio": round(peer / ours if lower_is_better else ours / peer, 3)}
+    )
     record: dict[str, object] = {"ours": _rounded(ours), **compared, "unit": unit, **extra, "versions": _versions()}
     if WRITE_FLAG in sys.argv:
         RESULTS_DIR.mkdir(exist_ok=True)
@@ -64,7 +73,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    model = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
     return " ".join([model, *(flag for flag in ("avx2", "avx512f", "amx_tile") if flag in flags)])
 

@@ -1,4 +1,5 @@
-"""Files that appear whole or not at all. Ranks, executors and infra/ write with these: the only room below all of them is configs/."""
+"""Files that appear whole or not at all. Ranks, executors and infra/ write with these: the only room below all of them
+is configs/."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` for a new file, which takes the place of `path` when the block ends and is removed where the block fails."""
+    """A name beside `path` for a new file, which takes the place of `path` when the block ends and is removed where the
+    block fails."""
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
         yield temporary

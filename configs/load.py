@@ -1,4 +1,5 @@
-"""Reads a scale's YAML into the frozen tree of configs/schema/; every mistake is one ValueError that names file, key and fix."""
+"""Reads a scale's YAML into the frozen tree of configs/schema/; every mistake is one ValueError that names file, key
+and fix."""
 
 from __future__ import annotations
 
@@ -23,9 +24,12 @@ def load_scale(name_or_path: str) -> Scale:
     path = Path(name_or_path) if name_or_path.endswith((".yaml", ".yml")) else CONFIGS_DIR / f"{name_or_path}.yaml"
     if not path.is_file():
         if name_or_path.endswith((".yaml", ".yml")):
-            raise ValueError(f"no file {path.absolute()}: name one that is there, or a scale ({', '.join(scale_names())})")
+            raise ValueError(
+                f"no file {path.absolute()}: name one that is there, or a scale ({', '.join(scale_names())})"
+            )
         raise ValueError(
-            f"no scale {name_or_path!r}: the scales are {', '.join(scale_names())}; a file of your own is named with its ending .yaml"
+            f"no scale {name_or_path!r}: the scales are {', '.join(scale_names())}; a file of your own is named with "
+            f"its ending .yaml"
         )
     try:
         return Scale.model_validate(read_yaml(str(path), path.read_bytes()))
@@ -35,9 +39,14 @@ def load_scale(name_or_path: str) -> Scale:
 
 def describe_problems(error: ValidationError) -> str:
     """Every mistake in one line: key and what is wrong with it."""
-    return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'file'}: {_explain(item['type'], item['msg'])}" for item in error.errors())
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc'])) or 'file'}: {_explain(item['type'], item['msg'])}" for item in error.errors()
+    )
 
 
 def _explain(kind: str, message: str) -> str:
-    texts = {"extra_forbidden": "unknown key; remove it or correct its spelling", "missing": "key is missing; every scale states every key"}
+    texts = {
+        "extra_forbidden": "unknown key; remove it or correct its spelling",
+        "missing": "key is missing; every scale states every key",
+    }
     return texts.get(kind, message.removeprefix("Value error, "))

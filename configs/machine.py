@@ -1,7 +1,8 @@
 """The machine that runs: what its compiled code depends on, and where the virtual environment keeps that code.
 
-An environment travels: on a shared disk, in an image, as a copy. Code compiled with -march=native is an illegal instruction on a processor
-without its features, so each kind of machine has a directory of its own, by a digest of architecture and processor features.
+An environment travels: on a shared disk, in an image, as a copy. Code compiled with -march=native is an illegal
+instruction on a processor without its features, so each kind of machine has a directory of its own, by a digest of
+architecture and processor features.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def with_headers(source: Path) -> list[Path]:
     """A C++ file and the headers beside it that it includes, directly or not."""
     found = [source]
     for path in found:
-        found += [header for name in INCLUDED.findall(path.read_text()) if (header := path.with_name(name)) not in found]
+        found += [
+            header for name in INCLUDED.findall(path.read_text()) if (header := path.with_name(name)) not in found
+        ]
     return [source, *sorted(found[1:])]
 
 
@@ -78,8 +81,11 @@ def make_native_dir() -> Path:
 
 
 def describe_missing(paths: Iterable[Path]) -> str:
-    """One sentence about compiled files that are not there: for which machine, and for which others the environment holds code."""
+    """One sentence about compiled files that are not there: for which machine, and for which others the environment
+    holds code."""
     names = ", ".join(path.stem.partition("-")[0] for path in paths)
     described = (path.read_text().strip() for path in sorted(NATIVE_ROOT.glob(f"*/{DESCRIPTION_FILE}")))
     others = [text for text in described if text != str(this_machine())]
-    return f"{names}: not compiled for this machine ({this_machine()})" + (f", only for {'; '.join(others)}" if others else "")
+    return f"{names}: not compiled for this machine ({this_machine()})" + (
+        f", only for {'; '.join(others)}" if others else ""
+    )

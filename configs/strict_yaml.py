@@ -1,4 +1,5 @@
-"""YAML as this project reads it: no repeated keys, of which the last would silently win, and bounded in size and depth."""
+"""YAML as this project reads it: no repeated keys, of which the last would silently win, and bounded in size and
+depth."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ MERGE = "tag:yaml.org,2002:merge"
 def read_yaml(where: str, data: bytes) -> object:
     """The content of a YAML file; `where` is its name in messages. Raises ValueError."""
     if len(data) > MAX_BYTES:
-        raise ValueError(f"{where} has more than {MAX_BYTES >> 20} MiB: a YAML file of settings is smaller, name the right one")
+        raise ValueError(
+            f"{where} has more than {MAX_BYTES >> 20} MiB: a YAML file of settings is smaller, name the right one"
+        )
     try:
         return yaml.load(data.decode(), Loader=_StrictLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:

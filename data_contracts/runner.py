@@ -53,17 +53,24 @@ def read_contract(name: str) -> tuple[ContractTable, ...]:
     path = CONTRACTS_DIR / f"{name}.yaml"
     if not path.is_file():
         raise ValueError(
-            f"no contract {path.name}: the contracts are {', '.join(sorted(file.stem for file in CONTRACTS_DIR.glob('*.yaml')))}"
+            f"no contract {path.name}: the contracts are "
+            f"{', '.join(sorted(file.stem for file in CONTRACTS_DIR.glob('*.yaml')))}"
         )
     tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     try:
-        return tuple(ContractTable(table["files"], tuple(table["columns"]), tuple(table["expectations"])) for table in tree["tables"])
+        return tuple(
+            ContractTable(table["files"], tuple(table["columns"]), tuple(table["expectations"]))
+            for table in tree["tables"]
+        )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path.name}: a contract has `tables`, each with files, columns and expectations; {error} is wrong") from error
+        raise ValueError(
+            f"{path.name}: a contract has `tables`, each with files, columns and expectations; {error} is wrong"
+        ) from error
 
 
 def check_table(table: ContractTable, frame: pd.DataFrame | DataFrame) -> list[Finding]:
-    """Validate a pandas or Spark frame with an ephemeral Great Expectations context that sends nothing anywhere; both find the same."""
+    """Validate a pandas or Spark frame with an ephemeral Great Expectations context that sends nothing anywhere; both
+    find the same."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     logging.getLogger("great_expectations").setLevel(logging.ERROR)
     import great_expectations as gx
@@ -110,10 +117,15 @@ def _finding(table: ContractTable, result: Any) -> Finding:
     details = result.result
     if result.exception_info and result.exception_info.get("raised_exception"):
         raise ValueError(
-            f"{result.expectation_config.type} on {table.files} could not be computed: {result.exception_info['exception_message']}"
+            f"{result.expectation_config.type} on {table.files} could not be computed: "
+            f"{result.exception_info['exception_message']}"
         )
     counts_rows = "element_count" in details and "unexpected_count" in details
-    observed = f"{details['unexpected_count']} of {details['element_count']} rows" if counts_rows else str(details.get("observed_value"))
+    observed = (
+        f"{details['unexpected_count']} of {details['element_count']} rows"
+        if counts_rows
+        else str(details.get("observed_value"))
+    )
     rows = details.get("partial_unexpected_index_list") or details.get("partial_unexpected_list") or []
     examples = tuple(_example(row) for row in rows[:NUM_EXAMPLES])
     return Finding(table.files, result.expectation_config.type, arguments, bool(result.success), observed, examples)

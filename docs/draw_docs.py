@@ -1,7 +1,8 @@
 """Draws the pictures of docs/ from the configurations: python -m docs.draw_docs [--check]
 
-course.svg: what changes along the course of configs/full.yaml, by the functions that training reads. packing.svg: the two packings and
-fill-in-the-middle, placed by the functions that pack a phase. walk.svg: the rooms and files that a record passes until it is in a batch.
+course.svg: what changes along the course of configs/full.yaml, by the functions that training reads. packing.svg: the
+two packings and fill-in-the-middle, placed by the functions that pack a phase. walk.svg: the rooms and files that a
+record passes until it is in a batch.
 --check says whether the files are what would be drawn.
 """
 
@@ -29,7 +30,8 @@ NUM_POINTS = 60
 
 
 def draw_course(scale: Scale) -> str:
-    """Small multiples over the first course's tokens; phases as bands, the mid-training part drawn wider, for it is a twentieth of all."""
+    """Small multiples over the first course's tokens; phases as bands, the mid-training part drawn wider, for it is a
+    twentieth of all."""
     phases = [phase for phase in scale.phases if phase.name in scale.courses[0].recipe.phases]
     course, total = scale.courses[0].recipe, scale.course_num_tokens(phases[0])
     starts = [scale.course_start_tokens(phase) for phase in phases]
@@ -42,8 +44,12 @@ def draw_course(scale: Scale) -> str:
         inside = (tokens - starts[number]) / (ends[number] - starts[number])
         return LEFT + (edges[number] + inside * (edges[number + 1] - edges[number])) * (WIDTH - LEFT - RIGHT)
 
-    tokens = sorted({*np.linspace(0, ends[0] * 0.06, NUM_POINTS).tolist(), *(t for a, b in zip(starts, ends, strict=True)
-                     for t in np.linspace(a, b - 1, NUM_POINTS).tolist())})  # fmt: skip
+    tokens = sorted(
+        {
+            *np.linspace(0, ends[0] * 0.06, NUM_POINTS).tolist(),
+            *(t for a, b in zip(starts, ends, strict=True) for t in np.linspace(a, b - 1, NUM_POINTS).tolist()),
+        }
+    )
     phase_at = lambda t: phases[max(n for n, start in enumerate(starts) if t >= start)].recipe  # noqa: E731
     panels: list[tuple[str, Callable[[float], float], Callable[[float], str]]] = [
         ("learning rate", lambda t: learning_rate_at(course, total, round(t)), lambda v: f"{v:.2g}"),
@@ -58,7 +64,9 @@ def draw_course(scale: Scale) -> str:
     for number, (phase, start, end) in enumerate(zip(phases, starts, ends, strict=True)):
         x0, x1 = place(start), LEFT + edges[number + 1] * (WIDTH - LEFT - RIGHT)
         if number % 2:
-            parts.append(f'<rect x="{x0:.1f}" y="{TOP - 40}" width="{x1 - x0:.1f}" height="{height - TOP + 34}" fill="{BAND}"/>')
+            parts.append(
+                f'<rect x="{x0:.1f}" y="{TOP - 40}" width="{x1 - x0:.1f}" height="{height - TOP + 34}" fill="{BAND}"/>'
+            )
         parts.append(_text((x0 + x1) / 2, TOP - 26, phase.name, "middle", INK))
         kind = f"{(end - start) / 1e12:g}T" if end - start > 9e11 else f"{(end - start) / 1e9:.0f}B"
         parts.append(_text((x0 + x1) / 2, TOP - 11, f"{kind}, {phase.recipe.packing}", "middle"))
@@ -67,7 +75,8 @@ def draw_course(scale: Scale) -> str:
         values = [float(value(t)) for t in tokens]
         low, high = (0.0, max(values)) if "log" not in title else (min(values) - 0.3, max(values))
         points = " ".join(
-            f"{place(t):.1f},{top + PANEL - (v - low) / (high - low) * (PANEL - 6):.1f}" for t, v in zip(tokens, values, strict=True)
+            f"{place(t):.1f},{top + PANEL - (v - low) / (high - low) * (PANEL - 6):.1f}"
+            for t, v in zip(tokens, values, strict=True)
         )
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{top + PANEL}" y2="{top + PANEL}" stroke="{LINE}"/>')
         parts.append(f'<polyline fill="none" stroke="{COLOURS[number]}" stroke-width="2" points="{points}"/>')
@@ -88,7 +97,9 @@ def draw_packing() -> str:
     lengths = np.array(LENGTHS)
     unit = (WIDTH - LEFT - RIGHT) / ROW
     parts, y = [], 34
-    parts.append(_text(LEFT, 18, "stream (pre-training): cut where rows end, attention over document ends", "start", INK))
+    parts.append(
+        _text(LEFT, 18, "stream (pre-training): cut where rows end, attention over document ends", "start", INK)
+    )
     slots = np.cumsum(lengths) - lengths
     for number, (slot, length) in enumerate(zip(slots.tolist(), LENGTHS, strict=True)):
         parts += _piece(slot, length, number, y, unit)
@@ -96,7 +107,13 @@ def draw_packing() -> str:
     parts += [_text(LEFT - 10, y + 19 + row * 32, f"row {row}", "end") for row in range(num_rows)]
     y += num_rows * 32 + 44
     parts.append(
-        _text(LEFT, y - 16, "best_fit (mid-training, SFT): whole documents, gaps not trained, attention inside documents", "start", INK)
+        _text(
+            LEFT,
+            y - 16,
+            "best_fit (mid-training, SFT): whole documents, gaps not trained, attention inside documents",
+            "start",
+            INK,
+        )
     )
     shapes = row_shapes(lengths, ROW)
     pieces, slots = place_pieces(lengths, shapes, ROW)
@@ -105,19 +122,48 @@ def draw_packing() -> str:
     num_rows = int(slots.max()) // ROW + 1
     for row in range(num_rows):
         parts.append(_text(LEFT - 10, y + 19 + row * 32, f"row {row}", "end"))
-        used = max(slot % ROW + LENGTHS[piece] for piece, slot in zip(pieces.tolist(), slots.tolist(), strict=True) if slot // ROW == row)
+        used = max(
+            slot % ROW + LENGTHS[piece]
+            for piece, slot in zip(pieces.tolist(), slots.tolist(), strict=True)
+            if slot // ROW == row
+        )
         if used < ROW:
             parts.append(_box(LEFT + used * unit, y + row * 32, (ROW - used) * unit, "none", LINE))
     y += num_rows * 32 + 44
     parts.append(
         _text(
-            LEFT, y - 16, "fill-in-the-middle: a document of code is read as prefix, suffix, middle; the shard stays as it is", "start", INK
+            LEFT,
+            y - 16,
+            "fill-in-the-middle: a document of code is read as prefix, suffix, middle; the shard stays as it is",
+            "start",
+            INK,
         )
     )
     first, second, length = 18, 36, 58
-    whole = [("prefix", 0, first), ("middle", first, second), ("suffix", second, length - 1), ("end", length - 1, length)]
-    moved = [("P", 1), ("prefix", first), ("S", 1), ("suffix", length - 1 - second), ("M", 1), ("middle", second - first), ("end", 1)]
-    shades = {"prefix": COLOURS[0], "middle": COLOURS[1], "suffix": COLOURS[2], "end": INK, "P": SOFT, "S": SOFT, "M": SOFT}
+    whole = [
+        ("prefix", 0, first),
+        ("middle", first, second),
+        ("suffix", second, length - 1),
+        ("end", length - 1, length),
+    ]
+    moved = [
+        ("P", 1),
+        ("prefix", first),
+        ("S", 1),
+        ("suffix", length - 1 - second),
+        ("M", 1),
+        ("middle", second - first),
+        ("end", 1),
+    ]
+    shades = {
+        "prefix": COLOURS[0],
+        "middle": COLOURS[1],
+        "suffix": COLOURS[2],
+        "end": INK,
+        "P": SOFT,
+        "S": SOFT,
+        "M": SOFT,
+    }
     parts.append(_text(LEFT - 10, y + 19, "in the shard", "end"))
     for name, start, stop in whole:
         parts += _named(name, LEFT + start * unit, y, (stop - start) * unit, shades[name])
@@ -128,7 +174,12 @@ def draw_packing() -> str:
         parts += _named(name, x, y, count * unit, shades[name])
         x += count * unit
     parts.append(
-        _text(LEFT, y + 46, "P, S, M: <|code_prefix|>, <|code_suffix|>, <|code_middle|>; end: <|endoftext|>. All runs are one document.")
+        _text(
+            LEFT,
+            y + 46,
+            "P, S, M: <|code_prefix|>, <|code_suffix|>, <|code_middle|>; end: <|endoftext|>. All runs are one "
+            "document.",
+        )
     )
     return _svg(y + 60, "How rows are packed", parts)
 
@@ -149,64 +200,113 @@ class Stop:
 
 DROPPED = "dropped.parquet"
 WALK = (
-    Stop("read", "tasks/data/readers", {
-        "source_records.py": "opens source files by format",
-        "web_archives.py": "reads the pages of archives",
-    }, "text and its offset"),
-    Stop("ingest", "tasks/data/sources", {
-        "ingest_documents.py": "is the step",
-    }, "record with its markup", "rejected.parquet"),
-    Stop("extract", "tasks/data/extraction", {
-        "extract_documents.py": "is the step",
-        "html_text.py": "finds the main text of a page",
-        "plain_text.py": "cuts long texts into documents",
-    }, "document of plain text", DROPPED),
-    Stop("boilerplate", "tasks/data/extraction", {
-        "remove_boilerplate.py": "removes shared paragraphs",
-    }, "document, shorter", DROPPED),
-    Stop("score", "tasks/data/scoring", {
-        "score_documents.py": "is the step",
-        "language_id.py": "identifies the language",
-        "text_classifiers.py": "scores quality and toxicity",
-        "ngram_model.py": "computes the perplexity",
-    }, "document with scores"),
-    Stop("deduplicate", "tasks/data/deduplication", {
-        "deduplicate_documents.py": "keeps one document of a cluster",
-        "minhash.py": "signs texts and compares them",
-        "remove_semantic_duplicates.py": "compares vectors",
-        "split_documents.py": "chooses train, validation or test",
-    }, "document with a split", DROPPED),
-    Stop("filter", "tasks/data/filtering", {
-        "filter_documents.py": "is the step",
-        "score_bounds.py": "compares scores with bounds",
-        "heuristics.py": "applies the rules of quality",
-    }, "document in a bucket", DROPPED),
-    Stop("mask", "tasks/data/privacy", {
-        "mask_personal_data.py": "is the step",
-        "personal_data.py": "finds personal data and secrets",
-    }, "document with placeholders"),
-    Stop("decontaminate", "tasks/data/decontamination", {
-        "decontaminate_documents.py": "is the step",
-        "overlap.py": "finds evaluation items in texts",
-    }, "document to train on", DROPPED),
-    Stop("tokenize", "tasks/data/text", {
-        "pretokens.py": "cuts texts into pre-tokens",
-        "text_encoder.py": "turns them into token ids",
-    }, "token ids"),
-    Stop("shard", "tasks/data/shards", {
-        "shard_documents.py": "is the step",
-        "tokenize_parts.py": "encodes and collects documents",
-        "token_shard.py": "writes .bin and .idx",
-    }, "sequence in a shard"),
-    Stop("pack", "tasks/data/packing", {
-        "pack_phase.py": "is the step: orders a phase",
-        "packed_rows.py": "reads rows by that order",
-    }, "piece in a row"),
-    Stop("batch", "tasks/training/loop", {
-        "phase_data.py": "reads the next rows ahead",
-        "batches.py": "divides rows among ranks",
-    }, "row in a micro-batch"),
-)  # fmt: skip
+    Stop(
+        "read",
+        "tasks/data/readers",
+        {"source_records.py": "opens source files by format", "web_archives.py": "reads the pages of archives"},
+        "text and its offset",
+    ),
+    Stop(
+        "ingest",
+        "tasks/data/sources",
+        {"ingest_documents.py": "is the step"},
+        "record with its markup",
+        "rejected.parquet",
+    ),
+    Stop(
+        "extract",
+        "tasks/data/extraction",
+        {
+            "extract_documents.py": "is the step",
+            "html_text.py": "finds the main text of a page",
+            "plain_text.py": "cuts long texts into documents",
+        },
+        "document of plain text",
+        DROPPED,
+    ),
+    Stop(
+        "boilerplate",
+        "tasks/data/extraction",
+        {"remove_boilerplate.py": "removes shared paragraphs"},
+        "document, shorter",
+        DROPPED,
+    ),
+    Stop(
+        "score",
+        "tasks/data/scoring",
+        {
+            "score_documents.py": "is the step",
+            "language_id.py": "identifies the language",
+            "text_classifiers.py": "scores quality and toxicity",
+            "ngram_model.py": "computes the perplexity",
+        },
+        "document with scores",
+    ),
+    Stop(
+        "deduplicate",
+        "tasks/data/deduplication",
+        {
+            "deduplicate_documents.py": "keeps one document of a cluster",
+            "minhash.py": "signs texts and compares them",
+            "remove_semantic_duplicates.py": "compares vectors",
+            "split_documents.py": "chooses train, validation or test",
+        },
+        "document with a split",
+        DROPPED,
+    ),
+    Stop(
+        "filter",
+        "tasks/data/filtering",
+        {
+            "filter_documents.py": "is the step",
+            "score_bounds.py": "compares scores with bounds",
+            "heuristics.py": "applies the rules of quality",
+        },
+        "document in a bucket",
+        DROPPED,
+    ),
+    Stop(
+        "mask",
+        "tasks/data/privacy",
+        {"mask_personal_data.py": "is the step", "personal_data.py": "finds personal data and secrets"},
+        "document with placeholders",
+    ),
+    Stop(
+        "decontaminate",
+        "tasks/data/decontamination",
+        {"decontaminate_documents.py": "is the step", "overlap.py": "finds evaluation items in texts"},
+        "document to train on",
+        DROPPED,
+    ),
+    Stop(
+        "tokenize",
+        "tasks/data/text",
+        {"pretokens.py": "cuts texts into pre-tokens", "text_encoder.py": "turns them into token ids"},
+        "token ids",
+    ),
+    Stop(
+        "shard",
+        "tasks/data/shards",
+        {
+            "shard_documents.py": "is the step",
+            "tokenize_parts.py": "encodes and collects documents",
+            "token_shard.py": "writes .bin and .idx",
+        },
+        "sequence in a shard",
+    ),
+    Stop(
+        "pack",
+        "tasks/data/packing",
+        {"pack_phase.py": "is the step: orders a phase", "packed_rows.py": "reads rows by that order"},
+        "piece in a row",
+    ),
+    Stop(
+        "batch",
+        "tasks/training/loop",
+        {"phase_data.py": "reads the next rows ahead", "batches.py": "divides rows among ranks"},
+        "row in a micro-batch",
+    ),
+)
 FILE_X, DOES_X, LEAVES_X = 340, 556, 782
 WALK_LINE, STOP_GAP = 18, 16
 
@@ -219,7 +319,9 @@ def draw_walk() -> str:
     for number, stop in enumerate(WALK):
         height, colour = max(2, len(stop.files)) * WALK_LINE + 6, COLOURS[number % len(COLOURS)]
         parts.append(f'<rect x="0" y="{y}" width="{WIDTH}" height="{height}" fill="{BAND}"/>')
-        parts.append(f'<rect x="16" y="{y}" width="{LEFT - 8}" height="{height}" rx="3" fill="{colour}" fill-opacity="0.28"/>')
+        parts.append(
+            f'<rect x="16" y="{y}" width="{LEFT - 8}" height="{height}" rx="3" fill="{colour}" fill-opacity="0.28"/>'
+        )
         parts.append(_text(16 + (LEFT - 8) / 2, y + height / 2 + 4, stop.name, "middle", INK))
         parts.append(_text(LEFT + 24, y + 17, f"{stop.room}/", "start", INK))
         for line, (file, does) in enumerate(stop.files.items()):
@@ -253,7 +355,10 @@ def _named(name: str, x: float, y: float, width: float, colour: str) -> list[str
 
 
 def _box(x: float, y: float, width: float, fill: str, stroke: str, opacity: float = 1.0) -> str:
-    return f'<rect x="{x:.1f}" y="{y:g}" width="{width:.1f}" height="26" rx="3" fill="{fill}" fill-opacity="{opacity}" stroke="{stroke}"/>'
+    return (
+        f'<rect x="{x:.1f}" y="{y:g}" width="{width:.1f}" height="26" rx="3" fill="{fill}" '
+        f'fill-opacity="{opacity}" stroke="{stroke}"/>'
+    )
 
 
 def _text(x: float, y: float, content: str, anchor: str = "start", colour: str = SOFT) -> str:
@@ -277,7 +382,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="exit with 1 where a file is not what would be drawn")
     is_check = parser.parse_args().check
-    differing = [name for name, text in pictures().items() if not (DOCS_DIR / name).exists() or (DOCS_DIR / name).read_text() != text]
+    differing = [
+        name
+        for name, text in pictures().items()
+        if not (DOCS_DIR / name).exists() or (DOCS_DIR / name).read_text() != text
+    ]
     for name, text in pictures().items():
         if not is_check:
             (DOCS_DIR / name).write_text(text)

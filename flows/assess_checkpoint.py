@@ -18,13 +18,20 @@ from tasks.prepared_data import PreparedData
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 
-def evaluate(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint], stage: str) -> Artifact[Evaluation]:
+def evaluate(
+    run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint], stage: str
+) -> Artifact[Evaluation]:
     """A checkpoint's answers to the run's suite."""
     section = run.scale.evaluation
     return run_step(
-        run, evaluate_checkpoint, stage=stage, checkpoint=checkpoint, suite=prepared.suite,
-        recipe=section.recipe, resources=section.resources,
-    )  # fmt: skip
+        run,
+        evaluate_checkpoint,
+        stage=stage,
+        checkpoint=checkpoint,
+        suite=prepared.suite,
+        recipe=section.recipe,
+        resources=section.resources,
+    )
 
 
 def assess_checkpoint(
@@ -41,18 +48,25 @@ def assess_checkpoint(
     evaluation = evaluate(run, prepared, checkpoint, f"evaluate {phase.name}")
     check_contract(run, evaluation, "evaluation_items", stage=f"contract answers {phase.name}")
     decision = run_step(
-        run, decide_gate, stage=f"gate {phase.name}", evaluation=evaluation, start_evaluation=start_evaluation, champion_evaluation=None,
-        anchors=None, recipe=phase.recipe.gate,
-    )  # fmt: skip
+        run,
+        decide_gate,
+        stage=f"gate {phase.name}",
+        evaluation=evaluation,
+        start_evaluation=start_evaluation,
+        champion_evaluation=None,
+        anchors=None,
+        recipe=phase.recipe.gate,
+    )
     finish_phase(run, phase, run_id, checkpoint, evaluation, decision)
 
     tags = version_tags(run.scale.scale, decision, run.store) | evaluation_tags(phase, evaluation.record)
     description = f"{phase.name} at scale {run.scale.scale}"
     version, _ = run_effect(
-        run, f"register {phase.name}",
+        run,
+        f"register {phase.name}",
         lambda: ensure_registered(client, name, checkpoint, "hf", run_id, artifact_root(run.home), tags, description),
         describe=lambda result: f"version {result[0]} {result[1]}",
-    )  # fmt: skip
+    )
     if decision.record.accepted:
         run_effect(run, f"alias {phase.name}", lambda: ensure_alias(client, name, phase.name, version))
     return AssessedModel(phase, packed, checkpoint, evaluation, decision, version, run_id, decision.record.refusals)

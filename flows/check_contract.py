@@ -12,8 +12,14 @@ from tasks.data.validate_contract import ContractResult, validate_contract
 
 
 def check_contract(run: Run, subject: Artifact[Any], name: str, stage: str = "") -> Artifact[ContractResult]:
-    """The result of data_contracts/<name>.yaml on an artifact; a violation stops the run with rule, column and example rows."""
+    """The result of data_contracts/<name>.yaml on an artifact; a violation stops the run with rule, column and example
+    rows."""
     return run_step(
-        run, validate_contract, stage=stage or f"contract {name}", subject=subject, recipe=ContractRecipe(name=name),
-        resources=run.scale.data.resources, data_files=(f"data_contracts/{name}.yaml",),
-    )  # fmt: skip
+        run,
+        validate_contract,
+        stage=stage or f"contract {name}",
+        subject=subject,
+        recipe=ContractRecipe(name=name),
+        resources=run.scale.data.resources,
+        data_files=(f"data_contracts/{name}.yaml",),
+    )

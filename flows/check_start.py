@@ -1,4 +1,5 @@
-"""Checks what `--start` names before anything is computed: a committed checkpoint, a Hugging Face directory or alias."""
+"""Checks what `--start` names before anything is computed: a committed checkpoint, a Hugging Face directory or
+alias."""
 
 from __future__ import annotations
 
@@ -19,15 +20,17 @@ KEY_DIGITS = 64
 
 
 def check_start(scale: Scale, start: str, store: Store, registry: Callable[[], MlflowClient]) -> None:
-    """Raises ValueError where there is no such checkpoint, or a directory's is of another architecture than the scale's. The tokenizer of
-    a directory is compared when that of the data is there."""
+    """Raises ValueError where there is no such checkpoint, or a directory's is of another architecture than the
+    scale's. The tokenizer of a directory is compared when that of the data is there."""
     if Path(start).is_dir():
         refuse_foreign_checkpoint(Path(start), scale.model.recipe)
     elif is_key(start):
         manifest = store.read_manifest(start)
         if manifest is None or manifest.step not in (train_phase.name, import_checkpoint.name):
             held = "nothing" if manifest is None else f"what step {manifest.step} left"
-            raise ValueError(f"--start {start[:12]}...: store {store.uri} holds {held} under this key: name a trained checkpoint's")
+            raise ValueError(
+                f"--start {start[:12]}...: store {store.uri} holds {held} under this key: name a trained checkpoint's"
+            )
     else:
         version_of_alias(registry(), scale, start)
 
@@ -43,7 +46,8 @@ def version_of_alias(client: MlflowClient, scale: Scale, alias: str) -> Register
     version = None if "/" in alias else resolve_alias(client, name, alias)
     if version is None:
         raise ValueError(
-            f"--start {alias}: no directory of that name, no {KEY_DIGITS}-digit checkpoint key, and no alias of model {name} "
+            f"--start {alias}: no directory of that name, no {KEY_DIGITS}-digit checkpoint key, and no alias of model "
+            f"{name} "
             f"({describe_aliases(client, name)})"
         )
     return version

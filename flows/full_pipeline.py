@@ -46,7 +46,8 @@ def full_pipeline(
     """Run a scale from raw documents to the alias `champion`.
 
     Args:
-        scale: How large: micro, tiny, nightly, ...; a YAML file of your own is named by its path on the worker's machine, with its ending.
+        scale: How large: micro, tiny, nightly, ...; a YAML file of your own is named by its path on the worker's
+            machine, with its ending.
         store: Where artifacts are kept: a directory or s3://bucket/prefix. Without one, the home's own store.
         data: Your documents: a directory of the worker's machine, s3://bucket/prefix or hf://owner/name. Without
             one, what that machine has: Python's own documentation.
@@ -60,12 +61,19 @@ def full_pipeline(
     window = choose_stages(configuration, from_stage, start, until)
     sources = list_sources(data, get_run_logger().info)
     opened = open_store(store, home)
-    require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master), *check_room(home, opened.staging_root))
+    require(
+        check_java(),
+        check_compiler(),
+        check_spark_master(configuration.data.resources.master),
+        *check_room(home, opened.staging_root),
+    )
     require_sandbox(sources.files)
     mlflow = tracking_uri()
     if start is not None:
         check_start(configuration, start, opened, lambda: connect(mlflow))
-    run = Run(configuration, home, opened, mlflow, track_pipeline(mlflow, configuration), StageLog(get_run_logger().info))
+    run = Run(
+        configuration, home, opened, mlflow, track_pipeline(mlflow, configuration), StageLog(get_run_logger().info)
+    )
 
     prepared = prepare_data(run, sources)
     approve_inputs(run, prepared.contracts)
@@ -81,7 +89,11 @@ def full_pipeline(
     if history.start is not None and not history.models:
         history = history.followed_by(assess_start(run, prepared, history.start))
     assessed = history.last
-    released = release_model(run, prepared, assessed) if window.releases and assessed is not None and not assessed.reasons else None
+    released = (
+        release_model(run, prepared, assessed)
+        if window.releases and assessed is not None and not assessed.reasons
+        else None
+    )
     phases = reported_phases(history.models, window.phases)
     report = report_run(run, prepared, phases, released) if phases.phases else None
     outcome = _outcome(run, assessed, released, report, time.monotonic() - started)
@@ -93,7 +105,11 @@ def full_pipeline(
 
 
 def _outcome(
-    run: Run, assessed: AssessedModel | None, released: ReleasedModel | None, report: PublishedReport | None, seconds: float
+    run: Run,
+    assessed: AssessedModel | None,
+    released: ReleasedModel | None,
+    report: PublishedReport | None,
+    seconds: float,
 ) -> RunOutcome:
     """What the run ends with, before an accepted release is promoted."""
     accepted = released is not None and released.promotion.record.accepted
@@ -106,5 +122,8 @@ def _outcome(
         digest="" if assessed is None else assessed.checkpoint.record.export_digest,
         report="" if report is None else str(report.path),
         stages=run.log.results,
-        reasons=[*(assessed.reasons if assessed is not None else ()), *(released.reasons if released is not None else ())],
+        reasons=[
+            *(assessed.reasons if assessed is not None else ()),
+            *(released.reasons if released is not None else ()),
+        ],
     )

@@ -12,6 +12,8 @@ from tasks.prepared_data import PreparedData
 
 
 @flow(name="mid_train_model", flow_run_name=name_phases, validate_parameters=False)
-def mid_train_model(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory) -> PhaseHistory:
+def mid_train_model(
+    run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory
+) -> PhaseHistory:
     """The history with the mid-training phases behind it, up to the first that its gate refused."""
     return train_phases(run, prepared, phases, history)

@@ -23,14 +23,18 @@ def _known_scale(scale: str) -> str:
 
 
 def existing_data(data: str) -> str:
-    """A directory of this machine, or a place that is looked up when it is listed. Raises ValueError for anything else."""
+    """A directory of this machine, or a place that is looked up when it is listed. Raises ValueError for anything
+    else."""
     if not is_remote(data) and not Path(data).is_dir():
         raise ValueError(
-            f"{Path(data).absolute()} is not a directory of this machine: name one that holds your documents, s3://bucket/prefix or hf://owner/name"
+            f"{Path(data).absolute()} is not a directory of this machine: name one that holds your documents, "
+            f"s3://bucket/prefix or hf://owner/name"
         )
     return data
 
 
 ScaleName = Annotated[str, Field(pattern=rf"^({'|'.join(scale_names())})$|\.ya?ml$"), AfterValidator(_known_scale)]
 DataPlace = Annotated[str, AfterValidator(existing_data)]
-StageName = Annotated[str, Field(pattern=rf"^({'|'.join([PREPARE_DATA, *PHASE_TEMPLATES, RELEASE_MODEL])})(_[a-z0-9]+)*$")]
+StageName = Annotated[
+    str, Field(pattern=rf"^({'|'.join([PREPARE_DATA, *PHASE_TEMPLATES, RELEASE_MODEL])})(_[a-z0-9]+)*$")
+]

@@ -12,6 +12,8 @@ from tasks.prepared_data import PreparedData
 
 
 @flow(name="post_train_model", flow_run_name=name_phases, validate_parameters=False)
-def post_train_model(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory) -> PhaseHistory:
+def post_train_model(
+    run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory
+) -> PhaseHistory:
     """The history with the post-training phases behind it, up to the first that its gate refused."""
     return train_phases(run, prepared, phases, history)

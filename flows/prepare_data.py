@@ -86,19 +86,33 @@ def clean_documents(stages: DataStages, sources: SourceListing) -> Artifacts:
     extracted = stages.on_spark(extract_documents, "extracted", recipe.extract, records=ingested)
     clean = stages.on_spark(remove_boilerplate, "boilerplate_free", recipe.boilerplate, documents=extracted)
     classifiers = run_step(run, train_classifiers, sources=sources, recipe=recipe.classifiers)
-    ngram_model = run_step(run, train_ngram_model, sources=sources, documents=clean, recipe=recipe.ngram_training, resources=spark)
-    scored = stages.on_spark(score_documents, "scored", recipe.language, documents=clean, classifiers=classifiers, ngram_model=ngram_model)
+    ngram_model = run_step(
+        run, train_ngram_model, sources=sources, documents=clean, recipe=recipe.ngram_training, resources=spark
+    )
+    scored = stages.on_spark(
+        score_documents, "scored", recipe.language, documents=clean, classifiers=classifiers, ngram_model=ngram_model
+    )
     earlier = list_earlier_documents(recipe.deduplicate.previous)
-    deduplicated = stages.on_spark(deduplicate_documents, "deduplicated", recipe.deduplicate, documents=scored, previous=earlier)
+    deduplicated = stages.on_spark(
+        deduplicate_documents, "deduplicated", recipe.deduplicate, documents=scored, previous=earlier
+    )
     distinct = stages.on_spark(remove_semantic_duplicates, "distinct", recipe.semantic, documents=deduplicated)
     split = stages.on_spark(split_documents, "split", recipe.split, documents=distinct)
     filtered = stages.on_spark(filter_documents, "filtered", recipe.filter, documents=split)
     masked = stages.on_spark(mask_personal_data, "masked", recipe.personal_data, documents=filtered)
     return {
-        "ingested": ingested, "extracted": extracted, "boilerplate_free": clean, "classifiers": classifiers,
-        "ngram_model": ngram_model, "scored": scored, "deduplicated": deduplicated, "distinct": distinct, "split": split,
-        "filtered": filtered, "masked": masked,
-    }  # fmt: skip
+        "ingested": ingested,
+        "extracted": extracted,
+        "boilerplate_free": clean,
+        "classifiers": classifiers,
+        "ngram_model": ngram_model,
+        "scored": scored,
+        "deduplicated": deduplicated,
+        "distinct": distinct,
+        "split": split,
+        "filtered": filtered,
+        "masked": masked,
+    }
 
 
 def decontaminate(stages: DataStages, documents: Artifacts) -> Artifacts:
@@ -106,10 +120,16 @@ def decontaminate(stages: DataStages, documents: Artifacts) -> Artifacts:
     recipe = stages.recipe
     problems = stages.on_driver(synthesize_problems, "problems", recipe.synthesize)
     decontaminated = stages.on_spark(
-        decontaminate_documents, "decontaminated", recipe.decontaminate, documents=documents["masked"],
-        synthetic=problems, ingested=documents["ingested"],
-    )  # fmt: skip
-    repositories = stages.on_spark(concatenate_repositories, "repositories", recipe.repositories, documents=decontaminated)
+        decontaminate_documents,
+        "decontaminated",
+        recipe.decontaminate,
+        documents=documents["masked"],
+        synthetic=problems,
+        ingested=documents["ingested"],
+    )
+    repositories = stages.on_spark(
+        concatenate_repositories, "repositories", recipe.repositories, documents=decontaminated
+    )
     return {"problems": problems, "decontaminated": decontaminated, "repositories": repositories}
 
 
@@ -122,9 +142,16 @@ def make_conversations(stages: DataStages, sources: SourceListing, documents: Ar
     if teacher.request.base_url:
         traces = stages.on_driver(request_traces, "traces", teacher.request, teacher.limits, sources=sources)
     chats = stages.on_spark(
-        collect_chats, "chats", recipe.chat_collection, sources=sources, synthetic=documents["problems"],
-        ingested=documents["ingested"], solutions=solutions, variations=variations, traces=traces,
-    )  # fmt: skip
+        collect_chats,
+        "chats",
+        recipe.chat_collection,
+        sources=sources,
+        synthetic=documents["problems"],
+        ingested=documents["ingested"],
+        solutions=solutions,
+        variations=variations,
+        traces=traces,
+    )
     return {"solutions": solutions, "variations": variations, "traces": traces, "chats": chats}
 
 
@@ -135,9 +162,21 @@ def make_shards(stages: DataStages, sources: SourceListing, prepared: Artifacts)
     texts = {"documents": decontaminated, "repositories": prepared["repositories"], "tokenizer": tokenizer}
     shards = stages.on_spark(shard_documents, "shards", recipe.shards, **texts)
     validation = stages.on_spark(shard_validation, "validation", None, **texts)
-    chat_shards = stages.on_spark(shard_chats, "chat_shards", recipe.shards, chats=prepared["chats"], tokenizer=tokenizer)
+    chat_shards = stages.on_spark(
+        shard_chats, "chat_shards", recipe.shards, chats=prepared["chats"], tokenizer=tokenizer
+    )
     suite = stages.on_driver(
-        select_evaluation_items, "evaluation_suite", stages.run.scale.evaluation.recipe, problems=prepared["problems"],
-        sources=sources, **texts,
-    )  # fmt: skip
-    return {"tokenizer": tokenizer, "shards": shards, "validation": validation, "chat_shards": chat_shards, "suite": suite}
+        select_evaluation_items,
+        "evaluation_suite",
+        stages.run.scale.evaluation.recipe,
+        problems=prepared["problems"],
+        sources=sources,
+        **texts,
+    )
+    return {
+        "tokenizer": tokenizer,
+        "shards": shards,
+        "validation": validation,
+        "chat_shards": chat_shards,
+        "suite": suite,
+    }

@@ -12,6 +12,8 @@ from tasks.prepared_data import PreparedData
 
 
 @flow(name="pretrain_model", flow_run_name=name_phases, validate_parameters=False)
-def pretrain_model(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory) -> PhaseHistory:
+def pretrain_model(
+    run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory
+) -> PhaseHistory:
     """The history with the pre-training phases behind it, up to the first that its gate refused."""
     return train_phases(run, prepared, phases, history)

@@ -59,21 +59,33 @@ class Rivals:
 
 @flow(name="release_model", flow_run_name="quantize, serve, compare", validate_parameters=False)
 def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> ReleasedModel:
-    """Register the last phase's checkpoint as a release, and accept it for the alias `champion` or refuse it with reasons."""
+    """Register the last phase's checkpoint as a release, and accept it for the alias `champion` or refuse it with
+    reasons."""
     checkpoint = assessed.checkpoint
     recipe, serving = run.scale.release.recipe, run.scale.serving.resources
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
     gguf = run_step(run, convert_to_gguf, checkpoint=checkpoint, recipe=recipe)
-    gguf_evaluation = run_step(run, evaluate_gguf, gguf=gguf, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=serving)
-    quantization_decision = run_step(run, decide_quantization, stage="gate quantization", gguf_evaluation=gguf_evaluation, recipe=recipe)
+    gguf_evaluation = run_step(
+        run, evaluate_gguf, gguf=gguf, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=serving
+    )
+    quantization_decision = run_step(
+        run, decide_quantization, stage="gate quantization", gguf_evaluation=gguf_evaluation, recipe=recipe
+    )
     reference = run_step(run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe)
 
     reigning = run_effect(run, "look up champion", lambda: look_up_rivals(client, name), describe=_describe_rivals)
     decision = judge_against_rivals(run, prepared, assessed, reigning)
-    smoke = run_effect(run, "deploy and smoke-test", lambda: deploy_and_test(run, gguf, reference), describe=_describe_smoke)
+    smoke = run_effect(
+        run, "deploy and smoke-test", lambda: deploy_and_test(run, gguf, reference), describe=_describe_smoke
+    )
     promotion = run_step(
-        run, decide_promotion, stage="gate promotion", comparison=decision, quantization=quantization_decision, smoke=smoke
+        run,
+        decide_promotion,
+        stage="gate promotion",
+        comparison=decision,
+        quantization=quantization_decision,
+        smoke=smoke,
     )
 
     tags = {
@@ -83,10 +95,11 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         "glm46.smoke_test": "passed" if smoke.passed else "failed",
     }
     version, _ = run_effect(
-        run, "register release",
+        run,
+        "register release",
         lambda: ensure_registered(client, name, checkpoint, "hf", assessed.run_id, artifact_root(run.home), tags, ""),
         describe=lambda result: f"version {result[0]} {result[1]}",
-    )  # fmt: skip
+    )
     anchored = () if reigning.is_champion(checkpoint) else decision.record.anchored
     return ReleasedModel(version, anchored, gguf_evaluation, quantization_decision, decision, promotion)
 
@@ -94,10 +107,14 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
 def look_up_rivals(client: MlflowClient, name: str) -> Rivals:
     """Champion and anchors as the registry names them."""
     anchors = {figure: resolve_alias(client, name, f"{ANCHOR_PREFIX}{figure}") for figure in FIGURES}
-    return Rivals(resolve_alias(client, name, CHAMPION), {figure: found for figure, found in anchors.items() if found is not None})
+    return Rivals(
+        resolve_alias(client, name, CHAMPION), {figure: found for figure, found in anchors.items() if found is not None}
+    )
 
 
-def judge_against_rivals(run: Run, prepared: PreparedData, assessed: AssessedModel, rivals: Rivals) -> Artifact[GateDecision]:
+def judge_against_rivals(
+    run: Run, prepared: PreparedData, assessed: AssessedModel, rivals: Rivals
+) -> Artifact[GateDecision]:
     """Floors and the paired comparisons on the candidate's items; the stored decision if the candidate is champion."""
     if rivals.champion is not None and rivals.is_champion(assessed.checkpoint):
         return run.store.load(rivals.champion.promotion_key, GateDecision)
@@ -109,22 +126,31 @@ def judge_against_rivals(run: Run, prepared: PreparedData, assessed: AssessedMod
         return evaluations[version.digest]
 
     champion = None if rivals.champion is None else evaluated(rivals.champion, "evaluate champion")
-    anchors = {figure: evaluated(version, f"evaluate {ANCHOR_PREFIX}{figure}") for figure, version in rivals.anchors.items()}
+    anchors = {
+        figure: evaluated(version, f"evaluate {ANCHOR_PREFIX}{figure}") for figure, version in rivals.anchors.items()
+    }
     return run_step(
-        run, decide_gate, stage="gate champion", evaluation=assessed.evaluation, start_evaluation=None, champion_evaluation=champion,
-        anchors=Anchors(anchors), recipe=run.scale.phases[-1].recipe.gate,
-    )  # fmt: skip
+        run,
+        decide_gate,
+        stage="gate champion",
+        evaluation=assessed.evaluation,
+        start_evaluation=None,
+        champion_evaluation=champion,
+        anchors=Anchors(anchors),
+        recipe=run.scale.phases[-1].recipe.gate,
+    )
 
 
 def promote_release(run: Run, released: ReleasedModel) -> None:
-    """Give an accepted release the alias `champion`, as the last act of a run: whatever can fail has been done before."""
+    """Give an accepted release the alias `champion`, as the last act of a run: whatever can fail has been done
+    before."""
     client, name = connect(run.mlflow), model_name(run.scale.scale)
     run_effect(run, "promote", lambda: promote(client, name, released.version, released.anchored))
 
 
 def promote(client: MlflowClient, name: str, version: str, anchored: tuple[str, ...]) -> Done:
-    """Move the anchors of these figures and the champion to a version; the champion last, since that ends the release: whoever runs again
-    after a failure finds a version that is not champion and moves the rest."""
+    """Move the anchors of these figures and the champion to a version; the champion last, since that ends the release:
+    whoever runs again after a failure finds a version that is not champion and moves the rest."""
     for figure in anchored:
         ensure_alias(client, name, f"{ANCHOR_PREFIX}{figure}", version)
     return ensure_alias(client, name, CHAMPION, version)

@@ -32,8 +32,8 @@ class StageWindow:
 
 
 def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until: str | None) -> StageWindow:
-    """The stages between `from_stage` and `until`, both included. Raises ValueError for an unknown name, an entry without weights, or
-    a phase between them that cannot be trained.
+    """The stages between `from_stage` and `until`, both included. Raises ValueError for an unknown name, an entry
+    without weights, or a phase between them that cannot be trained.
 
     Data is always prepared (found in the store where it is): training and evaluation read it.
     """
@@ -43,7 +43,8 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
             raise ValueError(f"{option} {name}: the stages of scale {scale.scale} are {', '.join(names)}")
     if (start is None) != (from_stage in (None, PREPARE_DATA)):
         raise ValueError(
-            "--from STAGE and --start CHECKPOINT|HF_DIR|ALIAS go together: the one says where to enter, the other with which weights"
+            "--from STAGE and --start CHECKPOINT|HF_DIR|ALIAS go together: the one says where to enter, the other "
+            "with which weights"
         )
     first = names.index(from_stage or PREPARE_DATA)
     last = names.index(until or RELEASE_MODEL)
@@ -53,7 +54,8 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
     kind = scale.data.recipe.tokenizer.kind
     if RELEASE_MODEL in chosen and kind != "bpe":
         raise ValueError(
-            f"tokenizer.kind {kind}: the release converts to GGUF, which here holds byte-level BPE alone; set it to bpe, or leave before "
+            f"tokenizer.kind {kind}: the release converts to GGUF, which here holds byte-level BPE alone; set it to "
+            f"bpe, or leave before "
             f"the release with --until {names[-2]}"
         )
     phases = tuple(phase for phase in scale.phases if phase.name in chosen)

@@ -18,6 +18,8 @@ def find_start(run: Run, start: str, prepared: PreparedData) -> Artifact[Trained
     """The checkpoint that `start` names, resolved once. Raises ValueError where there is none."""
     if Path(start).is_dir():
         source = describe_checkpoint_dir(Path(start))
-        return run_step(run, import_checkpoint, source=source, tokenizer=prepared.tokenizer, recipe=run.scale.model.recipe)
+        return run_step(
+            run, import_checkpoint, source=source, tokenizer=prepared.tokenizer, recipe=run.scale.model.recipe
+        )
     key = start if is_key(start) else version_of_alias(connect(run.mlflow), run.scale, start).key
     return run.store.load(key, TrainedCheckpoint)

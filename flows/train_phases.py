@@ -57,9 +57,11 @@ class PhaseHistory:
 
 
 def pack_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...]) -> dict[str, Artifact[PackedPhase]]:
-    """The rows of these phases by name, before anything is trained: text that does not suffice for the last is known at the start.
+    """The rows of these phases by name, before anything is trained: text that does not suffice for the last is known at
+    the start.
 
-    A phase goes on where the course's phases before it stopped: those too are packed where the run is entered after them.
+    A phase goes on where the course's phases before it stopped: those too are packed where the run is entered after
+    them.
     """
     rows: dict[str, Artifact[PackedPhase]] = {}
     for phase in phases:
@@ -68,7 +70,9 @@ def pack_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ..
     return rows
 
 
-def train_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory) -> PhaseHistory:
+def train_phases(
+    run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory
+) -> PhaseHistory:
     """Train the phases one after the other; after a refusal the rest is left out."""
     for phase in phases:
         if history.reasons:
@@ -85,10 +89,17 @@ def _train(run: Run, prepared: PreparedData, phase: PhaseSection, history: Phase
     recipe = run.scale.training_recipe(phase)
     run_id = track_phase(run, phase, step_key(train_phase.identity(recipe, inputs)))
     checkpoint = run_step(
-        run, train_phase, stage=f"train {phase.name}", recipe=recipe, resources=phase.resources,
-        log_metrics=partial(log_metrics, connect(run.mlflow), run_id), **inputs,
-    )  # fmt: skip
-    return assess_checkpoint(run, prepared, phase, checkpoint, packed, _start_evaluation(run, prepared, history), run_id)
+        run,
+        train_phase,
+        stage=f"train {phase.name}",
+        recipe=recipe,
+        resources=phase.resources,
+        log_metrics=partial(log_metrics, connect(run.mlflow), run_id),
+        **inputs,
+    )
+    return assess_checkpoint(
+        run, prepared, phase, checkpoint, packed, _start_evaluation(run, prepared, history), run_id
+    )
 
 
 def _training_inputs(
@@ -101,14 +112,22 @@ def _training_inputs(
     return packed, {"packed": packed, "shards": prepared.shards, "chats": _chats_of(prepared, phase), "prompts": None}
 
 
-def _pack(run: Run, prepared: PreparedData, phase: PhaseSection, rows: dict[str, Artifact[PackedPhase]]) -> Artifact[PackedPhase]:
+def _pack(
+    run: Run, prepared: PreparedData, phase: PhaseSection, rows: dict[str, Artifact[PackedPhase]]
+) -> Artifact[PackedPhase]:
     before = run.scale.packed_before(phase)
     previous = _pack(run, prepared, before[-1], rows) if before else None
     if phase.name not in rows:
         rows[phase.name] = run_step(
-            run, pack_phase, stage=f"pack {phase.name}", shards=prepared.shards, chats=_chats_of(prepared, phase), previous=previous,
-            tokenizer=prepared.tokenizer if phase.recipe.fim_rate else None, recipe=phase.recipe.packing_recipe,
-        )  # fmt: skip
+            run,
+            pack_phase,
+            stage=f"pack {phase.name}",
+            shards=prepared.shards,
+            chats=_chats_of(prepared, phase),
+            previous=previous,
+            tokenizer=prepared.tokenizer if phase.recipe.fim_rate else None,
+            recipe=phase.recipe.packing_recipe,
+        )
         check_contract(run, rows[phase.name], "packed", stage=f"contract packed {phase.name}")
     return rows[phase.name]
 

@@ -33,7 +33,10 @@ def _listener(port: int) -> str:
     """Who listens on a port, as far as this user may know."""
     for process in psutil.process_iter():
         try:
-            if any(found.status == psutil.CONN_LISTEN and found.laddr.port == port for found in process.net_connections("tcp")):
+            if any(
+                found.status == psutil.CONN_LISTEN and found.laddr.port == port
+                for found in process.net_connections("tcp")
+            ):
                 return f"process {process.pid} ({' '.join(process.cmdline())[:60]})"
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue

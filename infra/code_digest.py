@@ -19,7 +19,8 @@ from infra.settings_code import settings_code
 ROOT = Path(__file__).resolve().parent.parent
 FOLLOWED = ("tasks", "model", "data_contracts")
 CONFIGURED = ("configs.schema.", "configs.strict_yaml.")
-"""Beginnings of the names of modules of configs/ whose code may decide content; the others say where and how files are written."""
+"""Beginnings of the names of modules of configs/ whose code may decide content; the others say where and how files are
+written."""
 
 
 def code_digest(roots: tuple[str, ...], data_files: tuple[str, ...] = ()) -> str:
@@ -36,15 +37,17 @@ def code_digest(roots: tuple[str, ...], data_files: tuple[str, ...] = ()) -> str
 
 
 def closure(roots: tuple[str, ...], followed: tuple[str, ...] = FOLLOWED) -> list[str]:
-    """Names of the modules that `roots` import, directly or not, themselves included, sorted. followed: top-level packages of the project
-    whose modules count."""
+    """Names of the modules that `roots` import, directly or not, themselves included, sorted. followed: top-level
+    packages of the project whose modules count."""
     seen: set[str] = set()
     waiting = list(roots)
     while waiting:
         module = waiting.pop()
         if module not in seen:
             seen.add(module)
-            waiting.extend(name for name in imports(module) if name.split(".")[0] in followed and module_path(name).is_file())
+            waiting.extend(
+                name for name in imports(module) if name.split(".")[0] in followed and module_path(name).is_file()
+            )
     return sorted(seen)
 
 
@@ -74,13 +77,16 @@ def _module_digest(module: str) -> str:
 def settings(module: str) -> tuple[tuple[str, str], ...]:
     """(module of configs, name) of every definition that a module imports from there, also for its annotations."""
     tree = ast.parse(module_path(module).read_text(encoding="utf-8"))
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(CONFIGURED)]
+    found = [
+        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(CONFIGURED)
+    ]
     return tuple((str(node.module), alias.name) for node in found for alias in node.names)
 
 
 @cache
 def imports(module: str) -> tuple[str, ...]:
-    """Dotted names that a module imports at run time, also inside functions; of `from a import b` both `a` and `a.b`."""
+    """Dotted names that a module imports at run time, also inside functions; of `from a import b` both `a` and
+    `a.b`."""
     found: set[str] = set()
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Import):
@@ -97,7 +103,9 @@ class _WithoutTexts(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> ast.AST:
         self.generic_visit(node)
         body = getattr(node, "body", None)
-        if isinstance(body, list) and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(body, list) and isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ):
             body[:] = [item for item in body if not _is_text(item) and not _is_type_checking(item)]
         return node
 

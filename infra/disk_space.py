@@ -15,8 +15,8 @@ FULL_BYTES = 16 << 20
 
 
 def explain_full_disk(error: BaseException, directories: Iterable[Path]) -> str:
-    """One sentence with the fix where a full disk is the cause; else empty. The words of an error or of what caused it say so; where a
-    server failed and says nothing, the room that is left does."""
+    """One sentence with the fix where a full disk is the cause; else empty. The words of an error or of what caused it
+    say so; where a server failed and says nothing, the room that is left does."""
     disks: dict[int, Path] = {}
     for path in (*directories, temporary_dir()):
         if path.exists():
@@ -26,7 +26,10 @@ def explain_full_disk(error: BaseException, directories: Iterable[Path]) -> str:
     if not any(map(_says_full, _causes(error))) and (not full or isinstance(error, ValueError)):
         return ""
     room = ", ".join(f"{free / 2**30:.2f} GiB under {directory}" for directory, free in places.items())
-    return f"no space left on {' and '.join(map(str, full)) or 'a disk'} (free: {room}): make room, then run again to continue"
+    return (
+        f"no space left on {' and '.join(map(str, full)) or 'a disk'} (free: {room}): make room, then run again to "
+        f"continue"
+    )
 
 
 def temporary_dir() -> Path:

@@ -47,8 +47,8 @@ class Home:
 def open_home() -> Home:
     """The home named by GLM46_HOME, created if need be. Raises ValueError if it cannot be written.
 
-    Other users cannot enter it: a home that they could becomes 0700. One with bits for its group only (`chmod 750`) stays as it is:
-    the group can read artifacts, but neither databases nor logs.
+    Other users cannot enter it: a home that they could becomes 0700. One with bits for its group only (`chmod 750`)
+    stays as it is: the group can read artifacts, but neither databases nor logs.
     """
     home = Home(Path(os.environ.get("GLM46_HOME", ".glm46")).absolute())
     try:
@@ -63,7 +63,9 @@ def open_home() -> Home:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise ValueError(f"GLM46_HOME {home.root} cannot be written ({error.strerror}): free it or name another directory") from error
+        raise ValueError(
+            f"GLM46_HOME {home.root} cannot be written ({error.strerror}): free it or name another directory"
+        ) from error
     return home
 
 

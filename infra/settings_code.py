@@ -19,7 +19,8 @@ Setting = tuple[str, str]
 
 
 def settings_code(settings: Iterable[Setting]) -> dict[str, str]:
-    """Name -> code of every definition that computes: of the settings, of the classes that their fields hold, and of what those call."""
+    """Name -> code of every definition that computes: of the settings, of the classes that their fields hold, and of
+    what those call."""
     found: dict[str, str] = {}
     waiting, seen = [(setting, True) for setting in settings], set()
     while waiting:
@@ -46,7 +47,8 @@ def settings_code(settings: Iterable[Setting]) -> dict[str, str]:
 
 @cache
 def definitions(module: str) -> dict[str, ast.stmt | Setting]:
-    """Top-level definitions of a module by name; of a name that it imports from another module of configs, the place there."""
+    """Top-level definitions of a module by name; of a name that it imports from another module of configs, the place
+    there."""
     path = ROOT.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     found: dict[str, ast.stmt | Setting] = {}
@@ -57,7 +59,9 @@ def definitions(module: str) -> dict[str, ast.stmt | Setting]:
             found[node.name] = _as_it_runs(node)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found.update((name.id, node) for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+            found.update(
+                (name.id, node) for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)
+            )
     return found
 
 
@@ -65,7 +69,9 @@ def _as_it_runs(definition: ast.stmt) -> ast.stmt:
     """Without docstrings, and without the types of functions."""
     for node in ast.walk(definition):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            node.body = [part for part in node.body if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))]
+            node.body = [
+                part for part in node.body if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
+            ]
         if isinstance(node, ast.FunctionDef):
             node.returns = None
         if isinstance(node, ast.arg):
@@ -74,7 +80,9 @@ def _as_it_runs(definition: ast.stmt) -> ast.stmt:
 
 
 def _computes(part: ast.stmt) -> bool:
-    return isinstance(part, ast.FunctionDef) and not any("model_validator" in _names(decorator) for decorator in part.decorator_list)
+    return isinstance(part, ast.FunctionDef) and not any(
+        "model_validator" in _names(decorator) for decorator in part.decorator_list
+    )
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -23,7 +23,8 @@ from infra.code_digest import code_digest
 
 
 class Record(BaseModel):
-    """Base of what a step returns: a few names, counts, digests and metrics. Deterministic: it enters the artifact's digest."""
+    """Base of what a step returns: a few names, counts, digests and metrics. Deterministic: it enters the artifact's
+    digest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -102,7 +103,9 @@ class Artifact(Generic[R]):
 
     def paths(self, pattern: str) -> list[Path]:
         """Local paths of the files that match a shell pattern, in the order of their names; none is an error."""
-        names = sorted(name for name in {**self.manifest.content, **self.manifest.evidence} if fnmatchcase(name, pattern))
+        names = sorted(
+            name for name in {**self.manifest.content, **self.manifest.evidence} if fnmatchcase(name, pattern)
+        )
         assert names, f"step {self.manifest.step} left no file {pattern}"
         return [self.path(name) for name in names]
 
@@ -164,14 +167,18 @@ class Step(Generic[R]):
 
     @property
     def record_type(self) -> type[R]:
-        """The annotated return type, which must stand in the step's own module (other hints may be for type checkers only)."""
+        """The annotated return type, which must stand in the step's own module (other hints may be for type checkers
+        only)."""
         return self.function.__globals__[self.function.__annotations__["return"]]
 
     def __call__(self, **arguments: Any) -> R:
         return self.function(**arguments)
 
-    def identity(self, recipe: BaseModel | None, inputs: Mapping[str, Digested | None], data_files: Iterable[str] = ()) -> dict[str, Any]:
-        """The parts of the key, by name. `data_files` are this call's own (a contract's YAML), beside the declared ones."""
+    def identity(
+        self, recipe: BaseModel | None, inputs: Mapping[str, Digested | None], data_files: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """The parts of the key, by name. `data_files` are this call's own (a contract's YAML), beside the declared
+        ones."""
         return {
             "step": self.name,
             "recipe": None if recipe is None else recipe.model_dump(mode="json"),
@@ -196,9 +203,10 @@ def step(
 ) -> Callable[[Callable[..., R]], Step[R]]:
     """Declare a function as a step.
 
-    content: shell patterns of the deterministic files, which make the digest. evidence: patterns of the files outside it (timings, logs).
-    distributions: installed packages whose version may change content. roots: modules beside the step's own from which its code
-    digest follows imports (a worker that is started by name). data_files: package files it reads, relative to the project root.
+    content: shell patterns of the deterministic files, which make the digest. evidence: patterns of the files outside
+    it (timings, logs). distributions: installed packages whose version may change content. roots: modules beside the
+    step's own from which its code digest follows imports (a worker that is started by name). data_files: package files
+    it reads, relative to the project root.
     """
     return lambda function: Step(function, content, evidence, distributions, roots, data_files)
 

@@ -16,11 +16,15 @@ KEY_VARIABLE = "GLM46_TEACHER_API_KEY"
 
 
 def teacher_client(base_url: str, timeout_seconds: float) -> OpenAI:
-    """A client that retries nothing by itself. Servers without keys get none. Raises ValueError for a URL that holds a password: it is
-    written into manifests."""
+    """A client that retries nothing by itself. Servers without keys get none. Raises ValueError for a URL that holds a
+    password: it is written into manifests."""
     from openai import OpenAI
 
     if "@" in urlsplit(base_url).netloc:
-        raise ValueError(f"teacher.request.base_url names a user or a password before @: give the key in {KEY_VARIABLE} alone")
+        raise ValueError(
+            f"teacher.request.base_url names a user or a password before @: give the key in {KEY_VARIABLE} alone"
+        )
 
-    return OpenAI(base_url=base_url, api_key=os.environ.get(KEY_VARIABLE) or "none", timeout=timeout_seconds, max_retries=0)
+    return OpenAI(
+        base_url=base_url, api_key=os.environ.get(KEY_VARIABLE) or "none", timeout=timeout_seconds, max_retries=0
+    )

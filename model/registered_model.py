@@ -25,10 +25,13 @@ WEIGHTS_VERSION = "loaded"
 
 
 class AnsweringModel:
-    """Greedy answers: what a chat-trained model says to each prompt as a user's turn, else each prompt's continuation."""
+    """Greedy answers: what a chat-trained model says to each prompt as a user's turn, else each prompt's
+    continuation."""
 
     def __init__(self, checkpoint_dir: Path, config: dict[str, Any]) -> None:
-        self.engine = InProcessEngine(load_model(checkpoint_dir), weights_version=WEIGHTS_VERSION, batch_sequences=BATCH_SEQUENCES)
+        self.engine = InProcessEngine(
+            load_model(checkpoint_dir), weights_version=WEIGHTS_VERSION, batch_sequences=BATCH_SEQUENCES
+        )
         self.tokenizer = tokenizer_for_text(str(checkpoint_dir / "tokenizer.json"))
         stops = json.loads((checkpoint_dir / CONFIG_FILE).read_text())["eos_token_id"]
         self.sampling = Sampling(
@@ -39,9 +42,11 @@ class AnsweringModel:
         self.max_prompt_tokens = self.engine.model.recipe.max_position_embeddings - self.sampling.max_new_tokens
 
     def predict(self, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Columns `answer` and `error`, one row per prompt: a prompt that cannot be answered has an error, the others their answers.
+        """Columns `answer` and `error`, one row per prompt: a prompt that cannot be answered has an error, the others
+        their answers.
 
-        Prompts are in the first column; MLflow drops others, which the signature does not name, and `params`, of which it has none.
+        Prompts are in the first column; MLflow drops others, which the signature does not name, and `params`, of which
+        it has none.
         """
         import pandas as pd
 
@@ -52,7 +57,9 @@ class AnsweringModel:
             [ids for ids, error in zip(token_ids, errors, strict=True) if not error], self.sampling, WEIGHTS_VERSION
         )
         answers = iter(generation.token_ids)
-        return pd.DataFrame({"answer": ["" if error else self._text(next(answers)) for error in errors], "error": errors})
+        return pd.DataFrame(
+            {"answer": ["" if error else self._text(next(answers)) for error in errors], "error": errors}
+        )
 
     def _error(self, prompt: object, token_ids: list[int]) -> str:
         if not isinstance(prompt, str):

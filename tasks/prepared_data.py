@@ -1,4 +1,5 @@
-"""The artifacts that data preparation leaves, in the order in which they were made, and the result of every contract."""
+"""The artifacts that data preparation leaves, in the order in which they were made, and the result of every
+contract."""
 
 from __future__ import annotations
 

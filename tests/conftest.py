@@ -19,11 +19,15 @@ from infra.home import Home
 
 os.environ.update(
     {
-        "GX_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "GX_ANALYTICS_ENABLED": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "GLM46_HOME": tempfile.mkdtemp(prefix="glm46-tests-"),  # of tests that name no home: Spark's files go below one
     }
-)  # fmt: skip
+)
 atexit.register(shutil.rmtree, os.environ["GLM46_HOME"], ignore_errors=True)
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,7 +57,8 @@ def arithmetic() -> str:
 
 @pytest.fixture
 def clear_routing():
-    """Fails a test in which rounding could have chosen an expert (tests/support/router_margins.py); its random numbers are its own."""
+    """Fails a test in which rounding could have chosen an expert (tests/support/router_margins.py); its random numbers
+    are its own."""
     import torch
 
     from tests.support import router_margins
@@ -74,7 +79,8 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def s3_server():
-    """A real S3 server over HTTP (moto_server), with one bucket `glm46`; its environment is set while the session lasts."""
+    """A real S3 server over HTTP (moto_server), with one bucket `glm46`; its environment is set while the session
+    lasts."""
     import boto3
 
     from infra.child_process import die_with_parent, free_port
@@ -82,8 +88,10 @@ def s3_server():
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+    )
     url = f"http://127.0.0.1:{port}"
     for _ in range(300):
         try:
@@ -92,8 +100,11 @@ def s3_server():
         except OSError:
             time.sleep(0.1)
     settings = {
-        "AWS_ENDPOINT_URL_S3": url, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
-    }  # fmt: skip
+        "AWS_ENDPOINT_URL_S3": url,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name, value)
@@ -121,13 +132,27 @@ def mlflow_server(tmp_path_factory):
     (home.mlflow_dir / "artifacts").mkdir(parents=True)
     uri = f"http://127.0.0.1:{free_port()}"
     command = [
-        sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", uri.rsplit(":", 1)[1], "--workers", "1",
-        "--serve-artifacts", "--backend-store-uri", f"sqlite:///{home.mlflow_dir}/mlflow.db",
-        "--artifacts-destination", str(home.mlflow_dir / "artifacts"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        uri.rsplit(":", 1)[1],
+        "--workers",
+        "1",
+        "--serve-artifacts",
+        "--backend-store-uri",
+        f"sqlite:///{home.mlflow_dir}/mlflow.db",
+        "--artifacts-destination",
+        str(home.mlflow_dir / "artifacts"),
+    ]
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with open(home.mlflow_dir / "server.log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, preexec_fn=die_with_parent, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, preexec_fn=die_with_parent, start_new_session=True
+        )
     deadline = time.monotonic() + 180
     while True:
         try:

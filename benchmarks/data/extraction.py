@@ -1,13 +1,15 @@
-"""Main content of web pages: ours beside every library tried, on pages with hand-marked articles and with marked segments.
+"""Main content of web pages: ours beside every library tried, on pages with hand-marked articles and with marked
+segments.
 
 python -m benchmarks.data.extraction [--write]   (after `make env-peers`; ../shared/data as in docs/data.md)
 
-Each library runs over all pages once, one process, one core, timed in processor seconds; ours as well. F1 is over words as multisets,
-averaged over the articles (precision and recall too); segment F1 over the segments that a page's text must and must not contain.
-Intervals are 95 %, by bootstrap over pages; `differences` are ours minus the library's on the same pages. These pages are those on which
-html_text.py was developed: MIN_SHARE on half of the articles (`halves`: F1 by the hash of their ids), MIN_CONFIRMED_SHARE and
-MIN_AGREEMENT on all of them and on 1,495 pages of another public set. Then the pages as WARC files through ingest_documents and
-extract_documents, and through datatrove's WarcReader and Trafilatura, two workers each.
+Each library runs over all pages once, one process, one core, timed in processor seconds; ours as well. F1 is over words
+as multisets, averaged over the articles (precision and recall too); segment F1 over the segments that a page's text
+must and must not contain. Intervals are 95 %, by bootstrap over pages; `differences` are ours minus the library's on
+the same pages. These pages are those on which html_text.py was developed: MIN_SHARE on half of the articles (`halves`:
+F1 by the hash of their ids), MIN_CONFIRMED_SHARE and MIN_AGREEMENT on all of them and on 1,495 pages of another public
+set. Then the pages as WARC files through ingest_documents and extract_documents, and through datatrove's WarcReader and
+Trafilatura, two workers each.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ IN_PEERS = ("boilerpy3 article", "boilerpy3 default", "goose3")
 """Not among the product's dependencies."""
 OURS = "combined (ours)"
 COPIES = 6
-"""Times that the pages are put into the WARC files, so that what starting costs either side is a small part of a run."""
+"""Times that the pages are put into the WARC files, so that what starting costs either side is a small part of a
+run."""
 
 NUM_SAMPLES = 2000
 SEED = 46
@@ -64,7 +67,11 @@ def segment_counts(page: Page, text: str) -> tuple[int, int, int]:
     """Segments of a page that must be in its text and are, that must be and are not, and that must not be and are."""
     plain = " ".join(text.split())
     inside = [" ".join(segment.split()) in plain for segment in page["must_contain"]]
-    return sum(inside), len(inside) - sum(inside), sum(" ".join(segment.split()) in plain for segment in page["must_not_contain"])
+    return (
+        sum(inside),
+        len(inside) - sum(inside),
+        sum(" ".join(segment.split()) in plain for segment in page["must_not_contain"]),
+    )
 
 
 def segment_f1(counts: FloatArray) -> FloatArray:
@@ -77,7 +84,9 @@ def _mean(scores: FloatArray) -> FloatArray:
     return scores.mean(axis=(-2, -1))
 
 
-def interval(measure: Callable[[FloatArray], FloatArray], ours: FloatArray, other: FloatArray | None = None) -> tuple[float, float]:
+def interval(
+    measure: Callable[[FloatArray], FloatArray], ours: FloatArray, other: FloatArray | None = None
+) -> tuple[float, float]:
     """95 % of a measure over pages (pages, columns), or of ours minus another's on the same pages."""
     drawn = np.random.default_rng(SEED).integers(0, len(ours), (NUM_SAMPLES, len(ours)))
     values = measure(ours[drawn]) - (0 if other is None else measure(other[drawn]))
@@ -114,21 +123,31 @@ def _our_texts(pages: list[Page]) -> tuple[list[str], float]:
     return texts, time.process_time() - started
 
 
-def _table(articles: list[Page], marked: list[Page], results: dict[str, tuple[list[str], float]]) -> dict[str, dict[str, Any]]:
+def _table(
+    articles: list[Page], marked: list[Page], results: dict[str, tuple[list[str], float]]
+) -> dict[str, dict[str, Any]]:
     table: dict[str, dict[str, Any]] = {}
     pages: dict[str, tuple[FloatArray, FloatArray]] = {}
     for name, (texts, seconds) in results.items():
         scores = np.array([token_f1(page["article_body"], text) for page, text in zip(articles, texts, strict=False)])
-        counts = np.array([segment_counts(page, text) for page, text in zip(marked, texts[len(articles) :], strict=True)], dtype=float)
+        counts = np.array(
+            [segment_counts(page, text) for page, text in zip(marked, texts[len(articles) :], strict=True)], dtype=float
+        )
         pages[name] = scores[:, :1], counts
         f1, precision, recall = scores.mean(axis=0).round(4).tolist()
         table[name] = {
-            "f1": f1, "f1_interval": interval(_mean, scores[:, :1]), "precision": precision, "recall": recall,
-            "segment_f1": round(float(segment_f1(counts)), 4), "segment_f1_interval": interval(segment_f1, counts),
+            "f1": f1,
+            "f1_interval": interval(_mean, scores[:, :1]),
+            "precision": precision,
+            "recall": recall,
+            "segment_f1": round(float(segment_f1(counts)), 4),
+            "segment_f1_interval": interval(segment_f1, counts),
             "pages_per_second": round(len(texts) / seconds, 1),
-        }  # fmt: skip
+        }
     for name, row in table.items():
-        row["differences"] = [interval(measure, pages[OURS][at], pages[name][at]) for at, measure in enumerate((_mean, segment_f1))]
+        row["differences"] = [
+            interval(measure, pages[OURS][at], pages[name][at]) for at, measure in enumerate((_mean, segment_f1))
+        ]
         print(f"{name:26s} " + "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     return table
 
@@ -152,9 +171,15 @@ def main() -> None:
     libraries = {name: row for name, row in table.items() if name != OURS}
     best = max(libraries, key=lambda name: libraries[name]["f1"])
     report(
-        "extraction", ours=table[OURS]["f1"], peer=table[best]["f1"], unit="token F1, 78 articles", peer_name=best,
-        halves={name: _halves(articles, results[name][0]) for name in (OURS, best)}, warc=rates, table=table,
-    )  # fmt: skip
+        "extraction",
+        ours=table[OURS]["f1"],
+        peer=table[best]["f1"],
+        unit="token F1, 78 articles",
+        peer_name=best,
+        halves={name: _halves(articles, results[name][0]) for name in (OURS, best)},
+        warc=rates,
+        table=table,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""The same pages as WARC files through our ingestion and extraction, and through datatrove: pages per second, processor time of each.
+"""The same pages as WARC files through our ingestion and extraction, and through datatrove: pages per second, processor
+time of each.
 
-Ours is measured with the Spark session up and one small file extracted before, as every later step of a run finds it. Processor seconds
-are of all processes of either side, Java and the start of datatrove's included: what a busy machine changes less than pages per second.
+Ours is measured with the Spark session up and one small file extracted before, as every later step of a run finds it.
+Processor seconds are of all processes of either side, Java and the start of datatrove's included: what a busy machine
+changes less than pages per second.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from tasks.data.sources.list_sources import list_sources
 NUM_FILES = 4
 WORKERS = 2
 WARM_UP_PAGES = 8
-RESOURCES = SparkResources(master=f"local[{WORKERS}]", driver_memory="1g", executor_memory="1g", shuffle_partitions=NUM_FILES)
+RESOURCES = SparkResources(
+    master=f"local[{WORKERS}]", driver_memory="1g", executor_memory="1g", shuffle_partitions=NUM_FILES
+)
 LIMIT_SECONDS = 600
 POLL_SECONDS = 0.2
 RECIPE = load_scale("micro").data.recipe
@@ -45,15 +49,18 @@ def write_warc(pages: list[dict[str, Any]], path: Path) -> None:
             body = page["html"].encode()
             payload = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + body
             header = (
-                f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-{place:012d}>\r\n"
-                f"WARC-Date: 2026-01-01T00:00:00Z\r\nWARC-Identified-Payload-Type: text/html\r\nWARC-Target-URI: https://example.org/{place}\r\n"
+                f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: "
+                f"<urn:uuid:00000000-0000-0000-0000-{place:012d}>\r\n"
+                f"WARC-Date: 2026-01-01T00:00:00Z\r\nWARC-Identified-Payload-Type: text/html\r\nWARC-Target-URI: "
+                f"https://example.org/{place}\r\n"
                 f"Content-Type: application/http; msgtype=response\r\nContent-Length: {len(payload)}\r\n\r\n"
             )
             file.write(gzip.compress(header.encode() + payload + b"\r\n\r\n", mtime=0))
 
 
 def warc_rates(pages: list[dict[str, Any]], directory: Path, peers: Path) -> dict[str, Any]:
-    """Pages per second and processor seconds of ours and of datatrove, two workers each, and how many documents each gave."""
+    """Pages per second and processor seconds of ours and of datatrove, two workers each, and how many documents each
+    gave."""
     for number in range(NUM_FILES):
         write_warc(pages[number::NUM_FILES], directory / "warc" / f"pages_{number}.warc.gz")
     write_warc(pages[:WARM_UP_PAGES], directory / "warm" / "pages.warc.gz")
@@ -69,15 +76,21 @@ def warc_rates(pages: list[dict[str, Any]], directory: Path, peers: Path) -> dic
     theirs = json.loads(ran.stdout.strip().splitlines()[-1])
     rates = {"ours": len(pages) / seconds, "datatrove": len(pages) / theirs["seconds"]}
     return {
-        **{name: round(rate, 1) for name, rate in rates.items()}, "ratio": round(rates["ours"] / rates["datatrove"], 2),
-        "our_documents": num_documents, "datatrove_documents": theirs["num_documents"], "pages": len(pages),
-        "processor_seconds_per_1000_pages": {name: round(spent / len(pages) * 1000, 2) for name, spent in processor.items()},
+        **{name: round(rate, 1) for name, rate in rates.items()},
+        "ratio": round(rates["ours"] / rates["datatrove"], 2),
+        "our_documents": num_documents,
+        "datatrove_documents": theirs["num_documents"],
+        "pages": len(pages),
+        "processor_seconds_per_1000_pages": {
+            name: round(spent / len(pages) * 1000, 2) for name, spent in processor.items()
+        },
         "processor_ratio": round(processor["datatrove"] / processor["ours"], 2),
-    }  # fmt: skip
+    }
 
 
 class ProcessorTime:
-    """Counts the processor seconds of all that descends from this process while the block runs, also of what ends unwaited for.
+    """Counts the processor seconds of all that descends from this process while the block runs, also of what ends
+    unwaited for.
 
     A process that ends between two looks keeps what the last one saw: up to POLL_SECONDS of each are not counted.
     """
@@ -113,7 +126,10 @@ class ProcessorTime:
                 fields = path.read_text().rpartition(")")[2].split()
             except (FileNotFoundError, ProcessLookupError):  # it ended since the list was made
                 continue
-            parents[int(path.parent.name)], ticks[int(path.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+            parents[int(path.parent.name)], ticks[int(path.parent.name)] = (
+                int(fields[1]),
+                int(fields[11]) + int(fields[12]),
+            )
         family = {os.getpid(), *self._ticks}
         while found := {process for process, parent in parents.items() if parent in family} - family:
             family |= found
@@ -139,5 +155,11 @@ def _compute(step: Step[Any], root: Path, **arguments: Any) -> Artifact[Any]:
     key = step_key(identity)
     with store.locked(key):
         return store.compute(
-            step, key, identity, lambda output: step(**arguments, output=output), lambda progress: None, lambda *_: None, time.monotonic
+            step,
+            key,
+            identity,
+            lambda output: step(**arguments, output=output),
+            lambda progress: None,
+            lambda *_: None,
+            time.monotonic,
         )

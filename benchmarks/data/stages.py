@@ -1,9 +1,10 @@
 """What every data stage costs: python -m benchmarks.data.stages [--input DIR] [--documents N] [--write]
 
-Runs the chain of flows/prepare_data.py at tiny's settings from sources to token shards, without contracts, on a Spark session of two
-cores that is up, and prints per stage the processor seconds of all processes per MB of text that the stage read, and the bytes per document
-that went through Spark's shuffle. DIR is a data directory as for `glm46 run --data`; the default is the corpus of benchmarks/data/dedup.py
-beside the labelled records of ../shared/data. These are the figures of the table in docs/data.md; there is no peer.
+Runs the chain of flows/prepare_data.py at tiny's settings from sources to token shards, without contracts, on a Spark
+session of two cores that is up, and prints per stage the processor seconds of all processes per MB of text that the
+stage read, and the bytes per document that went through Spark's shuffle. DIR is a data directory as for `glm46 run
+--data`; the default is the corpus of benchmarks/data/dedup.py beside the labelled records of ../shared/data. These are
+the figures of the table in docs/data.md; there is no peer.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from tasks.data.tokenizer.train_tokenizer import train_tokenizer
 from tests.support.data_inputs import SHARED_DATA, cleaned, compute, write_jsonl
 
 RESOURCES = SparkResources(master="local[2]", driver_memory="1g", executor_memory="1g", shuffle_partitions=4)
-LABELLED = {"toxicity": ("safety/davidson_toxicity.jsonl.gz", "tweet"), "quality": ("quality/dclm_human_quality.jsonl.gz", "text")}
+LABELLED = {
+    "toxicity": ("safety/davidson_toxicity.jsonl.gz", "tweet"),
+    "quality": ("quality/dclm_human_quality.jsonl.gz", "text"),
+}
 NUM_DOCUMENTS = 10_000
 NUM_FILES = 8
 
@@ -61,9 +65,12 @@ def main() -> None:
         per_mb, shuffled = cost.cpu_seconds_per_mb, cost.shuffled_bytes_per_document
         print(f"{name:28} {per_mb:8.3f} processor s per MB {shuffled:8,.0f} shuffled bytes per document")
     report(
-        "stages", ours=sum(cost.cpu_seconds_per_mb for cost in costs.values()), peer=None, unit="processor seconds per MB",
+        "stages",
+        ours=sum(cost.cpu_seconds_per_mb for cost in costs.values()),
+        peer=None,
+        unit="processor seconds per MB",
         table={name: asdict(cost) for name, cost in costs.items()},
-    )  # fmt: skip
+    )
 
 
 def _written(directory: Path, num_documents: int) -> Path:
@@ -89,9 +96,11 @@ def _run_chain(directory: Path, store: Path, costs: dict[str, Cost]) -> None:
         read = arguments.get("documents", arguments.get("records", artifact)).record
         if "resources" in arguments:
             costs[step.name] = Cost(
-                read.num_documents, read.num_bytes / 1e6, (_cpu_seconds() - seconds) / read.num_bytes * 1e6,
+                read.num_documents,
+                read.num_bytes / 1e6,
+                (_cpu_seconds() - seconds) / read.num_bytes * 1e6,
                 (_shuffled_bytes() - shuffled) / read.num_documents,
-            )  # fmt: skip
+            )
         print(step.name, costs.get(step.name, "reads no documents"), flush=True)
         return artifact
 
@@ -99,7 +108,9 @@ def _run_chain(directory: Path, store: Path, costs: dict[str, Cost]) -> None:
     artifacts = cleaned(list_sources(directory), store, recipe, RESOURCES, measured)
     documents = artifacts["decontaminated"]
     tokenizer = measured(train_tokenizer, store, documents=documents, recipe=recipe.tokenizer, resources=RESOURCES)
-    measured(shard_documents, store, documents=documents, tokenizer=tokenizer, recipe=recipe.shards, resources=RESOURCES)
+    measured(
+        shard_documents, store, documents=documents, tokenizer=tokenizer, recipe=recipe.shards, resources=RESOURCES
+    )
 
 
 def _without_ceilings(recipe: DataRecipe) -> DataRecipe:

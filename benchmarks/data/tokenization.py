@@ -1,9 +1,10 @@
-"""Tokens per second from JSONL.gz files to token shards, beside datatrove's DocumentTokenizer with the same tokenizer and 2 workers.
+"""Tokens per second from JSONL.gz files to token shards, beside datatrove's DocumentTokenizer with the same tokenizer
+and 2 workers.
 
     python -m benchmarks.data.tokenization [--input DIR] [--write]
 
-DIR holds *.jsonl.gz files with `id` and `text`; without one, texts of the shared data are taken. Both sides read the files, tokenize and
-write shards; our Spark session and datatrove's imports are up before the clock starts.
+DIR holds *.jsonl.gz files with `id` and `text`; without one, texts of the shared data are taken. Both sides read the
+files, tokenize and write shards; our Spark session and datatrove's imports are up before the clock starts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.inputs.tokenize_steps import NUM_WORKERS, Sample, Source, files_of, learn, records_of, shard_files, shared_corpus
+from benchmarks.inputs.tokenize_steps import (
+    NUM_WORKERS,
+    Sample,
+    Source,
+    files_of,
+    learn,
+    records_of,
+    shard_files,
+    shared_corpus,
+)
 from benchmarks.results import report
 from infra.code_digest import ROOT
 from infra.machine.spark import stop_spark
@@ -43,17 +53,29 @@ def main() -> None:
         source = arguments.input or shared_corpus(Path(folder) / "input")
         texts = [record["text"] for path in files_of(source) for record in records_of(path)]
         root = Path(folder) / "ours"
-        tokenizer = compute(learn, root, recipe=Sample(texts=tuple(texts[:: max(1, len(texts) // TOKENIZER_DOCUMENTS)])))
+        tokenizer = compute(
+            learn, root, recipe=Sample(texts=tuple(texts[:: max(1, len(texts) // TOKENIZER_DOCUMENTS)]))
+        )
         ours = measure_ours(source, root, tokenizer)
         peer = measure_peer(source, Path(folder) / "peer", tokenizer.path("tokenizer.json"))
     num_bytes = sum(len(text.encode()) for text in texts)
     report(
-        "tokenize", ours=ours["num_tokens"] / ours["seconds"], peer=peer["num_tokens"] / peer["seconds"], unit="tokens/s",
-        num_documents=len(texts), num_bytes=num_bytes, workers=NUM_WORKERS, num_tokens=ours["num_tokens"],
+        "tokenize",
+        ours=ours["num_tokens"] / ours["seconds"],
+        peer=peer["num_tokens"] / peer["seconds"],
+        unit="tokens/s",
+        num_documents=len(texts),
+        num_bytes=num_bytes,
+        workers=NUM_WORKERS,
+        num_tokens=ours["num_tokens"],
         peer_num_tokens=peer["num_tokens"],
-        seconds=round(ours["seconds"], 2), peer_seconds=round(peer["seconds"], 2), cpu_seconds=round(ours["cpu_seconds"], 2),
-        peer_cpu_seconds=round(peer["cpu_seconds"], 2), load=round(psutil.getloadavg()[0], 1), peer_versions=peer["versions"],
-    )  # fmt: skip
+        seconds=round(ours["seconds"], 2),
+        peer_seconds=round(peer["seconds"], 2),
+        cpu_seconds=round(ours["cpu_seconds"], 2),
+        peer_cpu_seconds=round(peer["cpu_seconds"], 2),
+        load=round(psutil.getloadavg()[0], 1),
+        peer_versions=peer["versions"],
+    )
 
 
 def measure_ours(source: Path, root: Path, tokenizer: Artifact[TrainedTokenizer]) -> dict[str, float]:

@@ -1,7 +1,9 @@
-"""Reading web archives: pages per second of ours, from stored bytes to decoded text, beside datatrove's WarcReader on the same files.
+"""Reading web archives: pages per second of ours, from stored bytes to decoded text, beside datatrove's WarcReader on
+the same files.
 
-`python -m benchmarks.data.web_archives [--write]`. One process each, without Spark; seconds are those of the processor, since other work on
-the machine must not count. warcio and FastWARC, which give bodies but decode no text and look for no damage, are named beside them.
+`python -m benchmarks.data.web_archives [--write]`. One process each, without Spark; seconds are those of the processor,
+since other work on the machine must not count. warcio and FastWARC, which give bodies but decode no text and look for
+no damage, are named beside them.
 """
 
 from __future__ import annotations
@@ -41,21 +43,32 @@ print(json.dumps({"pages": pages, "seconds": min(read_seconds)}))
 def main() -> None:
     """Measure and report."""
     if not ARCHIVES.is_dir() or not PEERS.exists():
-        raise SystemExit(f"this benchmark needs {ARCHIVES} and {PEERS}: put the shared data there and run `make env-peers`")
+        raise SystemExit(
+            f"this benchmark needs {ARCHIVES} and {PEERS}: put the shared data there and run `make env-peers`"
+        )
     data = b"".join((ARCHIVES / name).read_bytes() for name in NAMES) * COPIES
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "pages.warc.gz").write_bytes(data)
         command = [str(PEERS), "-c", DATATROVE, directory, str(ROUNDS)]
         ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     theirs = json.loads(ran.stdout.strip().splitlines()[-1])
-    pages, seconds = _fastest(lambda: sum(1 for page in archive_pages("x", HashingReader(io.BytesIO(data)), MAX_RECORD_BYTES) if page.text))
-    records, record_seconds = _fastest(lambda: sum(1 for _ in archive_records("x", HashingReader(io.BytesIO(data)), MAX_RECORD_BYTES)))
+    pages, seconds = _fastest(
+        lambda: sum(1 for page in archive_pages("x", HashingReader(io.BytesIO(data)), MAX_RECORD_BYTES) if page.text)
+    )
+    records, record_seconds = _fastest(
+        lambda: sum(1 for _ in archive_records("x", HashingReader(io.BytesIO(data)), MAX_RECORD_BYTES))
+    )
     report(
-        "web_archives", ours=pages / seconds, peer=theirs["pages"] / theirs["seconds"], unit="pages per second of one core",
-        our_pages=pages, peer_pages=theirs["pages"], megabytes=round(len(data) / 1e6, 1),
+        "web_archives",
+        ours=pages / seconds,
+        peer=theirs["pages"] / theirs["seconds"],
+        unit="pages per second of one core",
+        our_pages=pages,
+        peer_pages=theirs["pages"],
+        megabytes=round(len(data) / 1e6, 1),
         megabytes_per_second=round(len(data) / 1e6 / seconds, 1),
         records_per_second={"ours": round(records / record_seconds), **_libraries(data)},
-    )  # fmt: skip
+    )
 
 
 def _libraries(data: bytes) -> dict[str, int]:
@@ -64,12 +77,23 @@ def _libraries(data: bytes) -> dict[str, int]:
     from warcio.archiveiterator import ArchiveIterator
 
     def warcio() -> int:
-        return sum(1 for record in ArchiveIterator(io.BytesIO(data), no_record_parse=True) if record.raw_stream.read() is not None)
+        return sum(
+            1
+            for record in ArchiveIterator(io.BytesIO(data), no_record_parse=True)
+            if record.raw_stream.read() is not None
+        )
 
     def fast() -> int:
-        return sum(1 for record in fastwarc.warc.ArchiveIterator(io.BytesIO(data), parse_http=False) if record.reader.read() is not None)
+        return sum(
+            1
+            for record in fastwarc.warc.ArchiveIterator(io.BytesIO(data), parse_http=False)
+            if record.reader.read() is not None
+        )
 
-    return {name: round(number / seconds) for name, (number, seconds) in (("warcio", _fastest(warcio)), ("fastwarc", _fastest(fast)))}
+    return {
+        name: round(number / seconds)
+        for name, (number, seconds) in (("warcio", _fastest(warcio)), ("fastwarc", _fastest(fast)))
+    }
 
 
 def _fastest(read: Callable[[], int]) -> tuple[int, float]:

@@ -1,5 +1,5 @@
-"""The steps of benchmarks/training/rl_gain.py that the pipeline takes with Spark: tokenizer and shards of arithmetic alone, and its
-answers."""
+"""The steps of benchmarks/training/rl_gain.py that the pipeline takes with Spark: tokenizer and shards of arithmetic
+alone, and its answers."""
 
 from __future__ import annotations
 
@@ -49,22 +49,27 @@ class Answers(Record):
 
 @step(content=("tokenizer.json", "tokenizer_config.json"))
 def learn_tokenizer(*, problems: Artifact[SynthesizedProblems], recipe: Vocabulary, output: Output) -> TrainedTokenizer:
-    """train_tokenizer without Spark, from the questions without their digits: a number stays a sequence of digits, which adds up with
-    fewer examples than one token per number does."""
+    """train_tokenizer without Spark, from the questions without their digits: a number stays a sequence of digits,
+    which adds up with fewer examples than one token per number does."""
     questions = _column(problems, "prompts.parquet", "prompt")
     texts = [question.translate(dict.fromkeys(map(ord, "0123456789"))) for question in questions]
     tokenizer = train_bpe(iter(texts), recipe.num_ordinary_tokens)
     tokenizer.save(str(output.path("tokenizer.json")))
     write_json(tokenizer_config(tokenizer), output.path("tokenizer_config.json"))
     return TrainedTokenizer(
-        num_tokens=tokenizer.get_vocab_size(), num_ordinary_tokens=recipe.num_ordinary_tokens,
+        num_tokens=tokenizer.get_vocab_size(),
+        num_ordinary_tokens=recipe.num_ordinary_tokens,
         special_ids={token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS},
-        tokenizer_digest="", num_sample_documents=len(texts), num_sample_chars=sum(map(len, texts)),
-    )  # fmt: skip
+        tokenizer_digest="",
+        num_sample_documents=len(texts),
+        num_sample_chars=sum(map(len, texts)),
+    )
 
 
 @step(content=("shards/*", "members.parquet"))
-def shard_arithmetic(*, problems: Artifact[SynthesizedProblems], tokenizer: Artifact[TrainedTokenizer], output: Output) -> TokenShards:
+def shard_arithmetic(
+    *, problems: Artifact[SynthesizedProblems], tokenizer: Artifact[TrainedTokenizer], output: Output
+) -> TokenShards:
     """shard_documents without Spark."""
     end = tokenizer.record.special_ids[END_OF_TEXT]
     directory, path = str(output.path("shards/x").parent), str(tokenizer.path("tokenizer.json"))
@@ -74,7 +79,11 @@ def shard_arithmetic(*, problems: Artifact[SynthesizedProblems], tokenizer: Arti
 
 @step(content=("shards/*", "members.parquet"))
 def shard_questions(
-    *, problems: Artifact[SynthesizedProblems], tokenizer: Artifact[TrainedTokenizer], recipe: Demonstrations, output: Output
+    *,
+    problems: Artifact[SynthesizedProblems],
+    tokenizer: Artifact[TrainedTokenizer],
+    recipe: Demonstrations,
+    output: Output,
 ) -> ChatShards:
     """shard_chats without Spark, and with answers that nobody verified."""
     import pyarrow as pa
@@ -101,11 +110,20 @@ def _with_wrong_answer(messages: str) -> str:
 
 @step(content=("nothing",))
 def answer_problems(
-    *, problems: Artifact[SynthesizedProblems], checkpoint: Artifact[TrainedCheckpoint], recipe: EvaluationRecipe, output: Output
+    *,
+    problems: Artifact[SynthesizedProblems],
+    checkpoint: Artifact[TrainedCheckpoint],
+    recipe: EvaluationRecipe,
+    output: Output,
 ) -> Answers:
     """Sampled answers to the evaluation problems, asked as a conversation."""
-    rows = sorted(zip(*(_column(problems, "problems.parquet", name) for name in ("id", "question", "answer")), strict=True))
-    questions = [Question(identity, "chat_problem", "synthetic", identity, question, answer.strip()) for identity, question, answer in rows]
+    rows = sorted(
+        zip(*(_column(problems, "problems.parquet", name) for name in ("id", "question", "answer")), strict=True)
+    )
+    questions = [
+        Question(identity, "chat_problem", "synthetic", identity, question, answer.strip())
+        for identity, question, answer in rows
+    ]
     engine = load_engine(checkpoint.directory("hf"), weights_version=checkpoint.digest, batch_sequences=512)
     tokenizer = load_tokenizer(checkpoint.path("hf/tokenizer.json"))
     with reproducible_arithmetic(recipe.num_threads):

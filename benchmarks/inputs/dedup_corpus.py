@@ -1,5 +1,5 @@
-"""The corpus of benchmarks/data/dedup.py: documents with planted near-duplicates, cut from the texts of ../shared/data, and the sets with
-known duplicates that accuracy is measured on. Everything follows from the texts and a fixed seed.
+"""The corpus of benchmarks/data/dedup.py: documents with planted near-duplicates, cut from the texts of ../shared/data,
+and the sets with known duplicates that accuracy is measured on. Everything follows from the texts and a fixed seed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,25 @@ import numpy as np
 from tests.support.data_inputs import SHARED_DATA
 
 TEXT_FILES = (
-    "text/gutenberg_en", "text/peps", "text/movie_reviews", "text/us_presidential_speeches", "text/wikipedia_plain_sample",
-    "text/rust_book", "text/c4_sample", "text/openstax_python", "multilingual/gutenberg_de_fr_es", "multilingual/react_docs",
-    "multilingual/art_of_command_line", "code/python_repos", "code/thealgorithms_python", "math/gsm8k_test",
-)  # fmt: skip
+    "text/gutenberg_en",
+    "text/peps",
+    "text/movie_reviews",
+    "text/us_presidential_speeches",
+    "text/wikipedia_plain_sample",
+    "text/rust_book",
+    "text/c4_sample",
+    "text/openstax_python",
+    "multilingual/gutenberg_de_fr_es",
+    "multilingual/react_docs",
+    "multilingual/art_of_command_line",
+    "code/python_repos",
+    "code/thealgorithms_python",
+    "math/gsm8k_test",
+)
 SEED = 46
 EDIT_RATES = (0.0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1)
-"""Share of a copy's words that are replaced: with 5-grams similarities from 1 down to about 0.45; 0 is a copy in other white space."""
+"""Share of a copy's words that are replaced: with 5-grams similarities from 1 down to about 0.45; 0 is a copy in other
+white space."""
 COPY_SHARE, TEMPLATE_SHARE = 0.3, 0.02
 MEAN_CHARS = 2760
 NUM_DOCUMENTS = 27_771
@@ -56,14 +68,17 @@ def read_corpus(directory: Path, num_documents: int | None) -> Corpus:
     records = [record for path in sorted(directory.glob("*.jsonl.gz")) for record in json_lines(path)][:num_documents]
     if not records:
         raise SystemExit(f"{directory} holds no *.jsonl.gz file with records: each line needs `id` and `text`")
-    clusters = [str(record["cluster"]) for record in records] if all("cluster" in record for record in records) else None
+    clusters = (
+        [str(record["cluster"]) for record in records] if all("cluster" in record for record in records) else None
+    )
     return Corpus(str(directory), [record["text"] for record in records], clusters)
 
 
 def build_corpus(num_documents: int) -> Corpus:
     """Pieces of real texts, copies of some of them with words replaced, and pages of one template, in random order.
 
-    Where the texts do not suffice, they are gone through again with every sentence's words rotated by one place more: other n-grams.
+    Where the texts do not suffice, they are gone through again with every sentence's words rotated by one place more:
+    other n-grams.
     """
     draw = np.random.default_rng(SEED)
     num_copies, num_pages = int(num_documents * COPY_SHARE), int(num_documents * TEMPLATE_SHARE)
@@ -81,7 +96,9 @@ def build_corpus(num_documents: int) -> Corpus:
 def _base_texts() -> list[str]:
     paths = [SHARED_DATA / f"{name}.jsonl.gz" for name in TEXT_FILES]
     records = (record for path in paths if path.is_file() for record in json_lines(path))
-    return [text for record in records for text in [record.get("text") or record.get("content") or ""] if len(text) > 300]
+    return [
+        text for record in records for text in [record.get("text") or record.get("content") or ""] if len(text) > 300
+    ]
 
 
 def _cut(texts: list[str], count: int, draw: np.random.Generator) -> list[str]:
@@ -118,7 +135,8 @@ def _edited(text: str, rate: float, vocabulary: np.ndarray, draw: np.random.Gene
 
 
 def _template_pages(count: int, vocabulary: np.ndarray, draw: np.random.Generator) -> list[str]:
-    """Pages that share 200 words of navigation around 40 to 240 words of their own: similarities on both sides of the threshold."""
+    """Pages that share 200 words of navigation around 40 to 240 words of their own: similarities on both sides of the
+    threshold."""
     frame = [str(word) for word in vocabulary[draw.integers(0, len(vocabulary), 200)]]
     pages = []
     for own in draw.integers(20, 160, count).tolist():
@@ -148,11 +166,21 @@ def labelled_sets() -> list[LabelledSet]:
     same = {(left, right) for members in by_cluster.values() for left in members for right in members if left < right}
     articles = list(json_lines(folder / "plagiarised_articles.jsonl.gz"))
     places = {record["id"]: number for number, record in enumerate(articles)}
-    pairs = [sorted((places[pair["a"]], places[pair["b"]])) for pair in json_lines(folder / "plagiarised_articles_pairs.jsonl")]
+    pairs = [
+        sorted((places[pair["a"]], places[pair["b"]]))
+        for pair in json_lines(folder / "plagiarised_articles_pairs.jsonl")
+    ]
     judged = list(json_lines(folder / "web_pairs_judged.jsonl.gz"))
     labels = {(2 * number, 2 * number + 1): record["human_label"] for number, record in enumerate(judged)}
     return [
         LabelledSet("edition_chapters", [record["text"] for record in chapters], same),
-        LabelledSet("plagiarised_articles", [record["text"] for record in articles], {(low, high) for low, high in pairs}),
-        LabelledSet("web_pairs_judged", [text for record in judged for text in (record["text_a"], record["text_b"])], set(), labels),
+        LabelledSet(
+            "plagiarised_articles", [record["text"] for record in articles], {(low, high) for low, high in pairs}
+        ),
+        LabelledSet(
+            "web_pairs_judged",
+            [text for record in judged for text in (record["text_a"], record["text_b"])],
+            set(),
+            labels,
+        ),
     ]

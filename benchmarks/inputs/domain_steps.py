@@ -1,5 +1,5 @@
-"""The steps of benchmarks/training/forgetting.py that the pipeline takes with Spark: documents by domain, tokenizer, shards of both
-sides."""
+"""The steps of benchmarks/training/forgetting.py that the pipeline takes with Spark: documents by domain, tokenizer,
+shards of both sides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from model.text.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS
 from tasks.data.extraction.plain_text import extract_batches
 from tasks.data.problems.synthesize_problems import SynthesizedProblems
 from tasks.data.readers.source_records import DOCUMENT, read_sources
-from tasks.data.records.documents import NUM_HASHES, RECORD_COLUMNS, TRAIN, UNBUCKETED, VALIDATION, names_of, sampling_hash
+from tasks.data.records.documents import (
+    NUM_HASHES,
+    RECORD_COLUMNS,
+    TRAIN,
+    UNBUCKETED,
+    VALIDATION,
+    names_of,
+    sampling_hash,
+)
 from tasks.data.shards.shard_documents import TokenShards, write_tables
 from tasks.data.shards.tokenize_parts import write_shard
 from tasks.data.sources.ingest_documents import sampling_bounds
@@ -35,15 +43,22 @@ class DomainTexts(Record):
 
 
 @step(content=("documents.parquet",))
-def read_domains(*, sources: SourceListing, problems: Artifact[SynthesizedProblems], recipe: DataRecipe, output: Output) -> DomainTexts:
-    """ingest_documents and split_documents without Spark, filters and duplicates; a fifth of every domain is held out by hash."""
+def read_domains(
+    *, sources: SourceListing, problems: Artifact[SynthesizedProblems], recipe: DataRecipe, output: Output
+) -> DomainTexts:
+    """ingest_documents and split_documents without Spark, filters and duplicates; a fifth of every domain is held out
+    by hash."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     files = [file for file in sources.files if file.role == "pretrain"]
     rows = [
-        {**{name: getattr(file, name) for name in SOURCE_COLUMNS}, "text": list(file.text), "max_commits": file.max_commits}
+        {
+            **{name: getattr(file, name) for name in SOURCE_COLUMNS},
+            "text": list(file.text),
+            "max_commits": file.max_commits,
+        }
         for file in files
     ]
     bounds = sampling_bounds(files, MAX_BYTES)
@@ -62,7 +77,9 @@ def read_domains(*, sources: SourceListing, problems: Artifact[SynthesizedProble
 
 
 @step(content=("tokenizer.json", "tokenizer_config.json"))
-def learn_domain_tokenizer(*, texts: Artifact[DomainTexts], recipe: TokenizerRecipe, output: Output) -> TrainedTokenizer:
+def learn_domain_tokenizer(
+    *, texts: Artifact[DomainTexts], recipe: TokenizerRecipe, output: Output
+) -> TrainedTokenizer:
     """train_tokenizer without Spark, over all domains, as the pipeline's is."""
     sample, num_chars = [], 0
     for row in _rows(texts, TRAIN):
@@ -73,20 +90,27 @@ def learn_domain_tokenizer(*, texts: Artifact[DomainTexts], recipe: TokenizerRec
     tokenizer.save(str(output.path("tokenizer.json")))
     write_json(tokenizer_config(tokenizer), output.path("tokenizer_config.json"))
     return TrainedTokenizer(
-        num_tokens=tokenizer.get_vocab_size(), num_ordinary_tokens=recipe.num_ordinary_tokens,
+        num_tokens=tokenizer.get_vocab_size(),
+        num_ordinary_tokens=recipe.num_ordinary_tokens,
         special_ids={token: special_token_id(tokenizer, token) for token in SPECIAL_TOKENS},
-        tokenizer_digest="", num_sample_documents=len(sample), num_sample_chars=num_chars,
-    )  # fmt: skip
+        tokenizer_digest="",
+        num_sample_documents=len(sample),
+        num_sample_chars=num_chars,
+    )
 
 
 @step(content=("shards/*", "members.parquet"))
-def shard_training(*, texts: Artifact[DomainTexts], tokenizer: Artifact[TrainedTokenizer], output: Output) -> TokenShards:
+def shard_training(
+    *, texts: Artifact[DomainTexts], tokenizer: Artifact[TrainedTokenizer], output: Output
+) -> TokenShards:
     """shard_documents without Spark."""
     return _shard(texts, TRAIN, tokenizer, output)
 
 
 @step(content=("shards/*", "members.parquet"))
-def shard_held_out(*, texts: Artifact[DomainTexts], tokenizer: Artifact[TrainedTokenizer], output: Output) -> TokenShards:
+def shard_held_out(
+    *, texts: Artifact[DomainTexts], tokenizer: Artifact[TrainedTokenizer], output: Output
+) -> TokenShards:
     """shard_validation without Spark."""
     return _shard(texts, VALIDATION, tokenizer, output)
 
@@ -94,13 +118,19 @@ def shard_held_out(*, texts: Artifact[DomainTexts], tokenizer: Artifact[TrainedT
 shard_domains = (shard_training, shard_held_out)
 
 
-def _shard(texts: Artifact[DomainTexts], side: str, tokenizer: Artifact[TrainedTokenizer], output: Output) -> TokenShards:
+def _shard(
+    texts: Artifact[DomainTexts], side: str, tokenizer: Artifact[TrainedTokenizer], output: Output
+) -> TokenShards:
     import pyarrow as pa
 
     end, directory = tokenizer.record.special_ids[END_OF_TEXT], str(output.path("shards/x").parent)
     path, members = str(tokenizer.path("tokenizer.json")), []
     for domain in sorted(texts.record.bytes_by_domain):
-        rows = [row | {"shard": f"{domain}-00000", "quality_bucket": UNBUCKETED} for row in _rows(texts, side) if row["domain"] == domain]
+        rows = [
+            row | {"shard": f"{domain}-00000", "quality_bucket": UNBUCKETED}
+            for row in _rows(texts, side)
+            if row["domain"] == domain
+        ]
         batches: Iterator[pa.RecordBatch] = iter(pa.Table.from_pylist(rows).combine_chunks().to_batches())
         members += write_shard(batches, directory, path, end, tokenizer.record.num_tokens)
     return write_tables(pa.Table.from_batches(members), output)

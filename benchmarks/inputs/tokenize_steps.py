@@ -33,9 +33,13 @@ def learn(*, recipe: Sample, output: Output) -> TrainedTokenizer:
     end = tokenizer.token_to_id(END_OF_TEXT)
     assert end is not None
     return TrainedTokenizer(
-        num_tokens=tokenizer.get_vocab_size(), num_ordinary_tokens=NUM_ORDINARY_TOKENS, special_ids={END_OF_TEXT: end}, tokenizer_digest="",
-        num_sample_documents=len(recipe.texts), num_sample_chars=sum(map(len, recipe.texts)),
-    )  # fmt: skip
+        num_tokens=tokenizer.get_vocab_size(),
+        num_ordinary_tokens=NUM_ORDINARY_TOKENS,
+        special_ids={END_OF_TEXT: end},
+        tokenizer_digest="",
+        num_sample_documents=len(recipe.texts),
+        num_sample_chars=sum(map(len, recipe.texts)),
+    )
 
 
 class Source(Record):
@@ -48,13 +52,21 @@ def shard_files(*, tokenizer: Artifact[TrainedTokenizer], recipe: Source, output
     from pyspark.sql import functions as F
 
     spark = spark_session(RESOURCES)
-    records = spark.read.schema("id string, text string").json([path.as_uri() for path in files_of(Path(recipe.directory))])
+    records = spark.read.schema("id string, text string").json(
+        [path.as_uri() for path in files_of(Path(recipe.directory))]
+    )
     documents = output.path("documents")
     records.select(
-        F.substring(F.sha2("id", 256), 1, 16).alias("id"), "text", F.lit("jsonl").alias("source"), F.lit(0).cast("long").alias("offset"),
-        F.lit(0).cast("long").alias("piece"), F.lit("web").alias("domain"), F.lit(TRAIN).alias("split"),
-        F.lit(UNBUCKETED).alias("quality_bucket"), F.octet_length("text").cast("long").alias("num_bytes"),
-    ).write.parquet(documents.as_uri())  # fmt: skip
+        F.substring(F.sha2("id", 256), 1, 16).alias("id"),
+        "text",
+        F.lit("jsonl").alias("source"),
+        F.lit(0).cast("long").alias("offset"),
+        F.lit(0).cast("long").alias("piece"),
+        F.lit("web").alias("domain"),
+        F.lit(TRAIN).alias("split"),
+        F.lit(UNBUCKETED).alias("quality_bucket"),
+        F.octet_length("text").cast("long").alias("num_bytes"),
+    ).write.parquet(documents.as_uri())
     # Two shards: as many as workers, which the text alone would not fill.
     return shard_split(sorted(documents.glob("*.parquet")), TRAIN, tokenizer, RESOURCES, output, NUM_WORKERS)
 

@@ -1,4 +1,5 @@
-"""Words counted in batches and summed by parts on disk: what Spark's executors and shuffle do in train_tokenizer, in one process."""
+"""Words counted in batches and summed by parts on disk: what Spark's executors and shuffle do in train_tokenizer, in
+one process."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python dedup_datatrove.py INPUT OUTPUT WORKERS own|white_space
 
-Four steps with its defaults (14 buckets of 8 hashes, 5-grams), with its own words (for English spaCy's) or with words by white space. Last
-line: a JSON object with seconds per step and the ids that stayed.
+Four steps with its defaults (14 buckets of 8 hashes, 5-grams), with its own words (for English spaCy's) or with words
+by white space. Last line: a JSON object with seconds per step and the ids that stayed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ class Splitter:
 def main(source: Path, target: Path, workers: int, words: str) -> None:
     """Time signatures, buckets, clusters and filter one after the other."""
     from datatrove.executor import LocalPipelineExecutor
-    from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupFilter, MinhashDedupSignature, minhash
+    from datatrove.pipeline.dedup import (
+        MinhashDedupBuckets,
+        MinhashDedupCluster,
+        MinhashDedupFilter,
+        MinhashDedupSignature,
+        minhash,
+    )
     from datatrove.pipeline.dedup.minhash import MinhashConfig
     from datatrove.pipeline.readers import JsonlReader
     from datatrove.pipeline.writers import JsonlWriter
@@ -41,15 +47,23 @@ def main(source: Path, target: Path, workers: int, words: str) -> None:
     reader = JsonlReader(str(source), glob_pattern="*.jsonl.gz")
     folders = {name: str(target / name) for name in ("signatures", "buckets", "remove", "kept")}
     steps = {
-        "signatures": ([reader, MinhashDedupSignature(folders["signatures"], config=config, language=Languages.english)], num_files),
-        "buckets": ([MinhashDedupBuckets(folders["signatures"], folders["buckets"], config=config)], config.num_buckets),
+        "signatures": (
+            [reader, MinhashDedupSignature(folders["signatures"], config=config, language=Languages.english)],
+            num_files,
+        ),
+        "buckets": (
+            [MinhashDedupBuckets(folders["signatures"], folders["buckets"], config=config)],
+            config.num_buckets,
+        ),
         "cluster": ([MinhashDedupCluster(folders["buckets"], folders["remove"], config=config)], 1),
         "filter": ([reader, MinhashDedupFilter(folders["remove"]), JsonlWriter(folders["kept"])], num_files),
     }
     seconds = {}
     for name, (pipeline, tasks) in steps.items():
         started = time.monotonic()
-        LocalPipelineExecutor(pipeline, tasks=tasks, workers=min(workers, tasks), logging_dir=str(target / "logs" / name)).run()
+        LocalPipelineExecutor(
+            pipeline, tasks=tasks, workers=min(workers, tasks), logging_dir=str(target / "logs" / name)
+        ).run()
         seconds[name] = time.monotonic() - started
     parts = [gzip.decompress(path.read_bytes()).decode() for path in sorted(Path(folders["kept"]).glob("*.gz"))]
     kept = [json.loads(line)["id"] for part in parts for line in part.split("\n") if line]

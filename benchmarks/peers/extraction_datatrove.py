@@ -1,4 +1,5 @@
-"""datatrove's WARC reader and Trafilatura extractor over a directory of WARC files, run by the peers' Python: INPUT OUTPUT WORKERS
+"""datatrove's WARC reader and Trafilatura extractor over a directory of WARC files, run by the peers' Python: INPUT
+OUTPUT WORKERS
 
 Last line: a JSON object with seconds and the number of documents written.
 """
@@ -22,9 +23,10 @@ def main(source: Path, target: Path, workers: int) -> None:
 
     num_files = len(list(source.glob("*.warc.gz")))
     pipeline = [
-        WarcReader(str(source), glob_pattern="*.warc.gz"), Trafilatura(favour_precision=False, timeout=30),
+        WarcReader(str(source), glob_pattern="*.warc.gz"),
+        Trafilatura(favour_precision=False, timeout=30),
         JsonlWriter(str(target / "kept")),
-    ]  # fmt: skip
+    ]
     started = time.monotonic()
     LocalPipelineExecutor(pipeline, tasks=num_files, workers=workers, logging_dir=str(target / "logs")).run()
     seconds = time.monotonic() - started

@@ -1,7 +1,8 @@
-"""Every library that was tried for main content, run by the peers' Python: python extraction_libraries.py PAGES.jsonl NAME...
+"""Every library that was tried for main content, run by the peers' Python: python extraction_libraries.py PAGES.jsonl
+NAME...
 
-PAGES has one JSON object with `html` per line. Prints one JSON line per library: its name, seconds, texts (empty where it raised) and
-how many pages it raised on.
+PAGES has one JSON object with `html` per line. Prints one JSON line per library: its name, seconds, texts (empty where
+it raised) and how many pages it raised on.
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ def readability() -> Callable[[str], str]:
 def resiliparse(main_content: bool, **options: bool) -> Callable[[str], str]:
     from resiliparse.extract.html2text import extract_plain_text
 
-    return lambda page: extract_plain_text(page, main_content=main_content, alt_texts=False, preserve_formatting=True, **options)
+    return lambda page: extract_plain_text(
+        page, main_content=main_content, alt_texts=False, preserve_formatting=True, **options
+    )
 
 
 def justext() -> Callable[[str], str]:
     from justext import justext as classify
 
     options = {"length_low": 30, "length_high": 100, "stopwords_low": 0, "stopwords_high": 0, "encoding": "utf-8"}
-    return lambda page: "\n".join(part.text for part in classify(page.encode(), frozenset(), **options) if not part.is_boilerplate)
+    return lambda page: "\n".join(
+        part.text for part in classify(page.encode(), frozenset(), **options) if not part.is_boilerplate
+    )
 
 
 def boilerpy3(kind: str) -> Callable[[str], str]:

@@ -1,4 +1,5 @@
-"""datatrove's Gopher and FineWeb filters over texts, run by the peers' Python: python filters_datatrove.py INPUT.jsonl. Last line: JSON."""
+"""datatrove's Gopher and FineWeb filters over texts, run by the peers' Python: python filters_datatrove.py INPUT.jsonl.
+Last line: JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ def main(source: Path) -> None:
     from datatrove.data import Document
     from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter
 
-    documents = [Document(text=text, id=str(number)) for number, text in enumerate(json.loads(source.read_text(encoding="utf-8")))]
+    documents = [
+        Document(text=text, id=str(number))
+        for number, text in enumerate(json.loads(source.read_text(encoding="utf-8")))
+    ]
     filters = {
         "gopher_repetition": GopherRepetitionFilter(),
         "gopher_quality": GopherQualityFilter(),

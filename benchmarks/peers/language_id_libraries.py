@@ -1,7 +1,8 @@
 """Language identification by one library, run by the peers' Python: python language_id_libraries.py TEXTS.jsonl NAME
 
-TEXTS has one JSON string per line. Prints one JSON line: processor seconds, and the library's code per text; loading is not
-timed. (heliport, which is GPL, was tried by hand: accuracy 0.920 at 3.4 MB/s on the same sentences; langidentify 0.918 at 0.2.)
+TEXTS has one JSON string per line. Prints one JSON line: processor seconds, and the library's code per text; loading is
+not timed. (heliport, which is GPL, was tried by hand: accuracy 0.920 at 3.4 MB/s on the same sentences; langidentify
+0.918 at 0.2.)
 """
 
 from __future__ import annotations

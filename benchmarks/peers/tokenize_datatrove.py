@@ -1,5 +1,5 @@
-"""datatrove's DocumentTokenizer over a JSONL directory, run by the peers' Python:
-python tokenize_datatrove.py INPUT OUTPUT TOKENIZER END_TOKEN WORKERS. Last line: a JSON object with seconds and tokens."""
+"""datatrove's DocumentTokenizer over a JSONL directory, run by the peers' Python: python tokenize_datatrove.py INPUT
+OUTPUT TOKENIZER END_TOKEN WORKERS. Last line: a JSON object with seconds and tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def main(source: Path, target: Path, tokenizer: str, end_token: str, workers: in
 
     files = sorted(source.glob("*.jsonl.gz"))
     reader = JsonlReader(str(source), glob_pattern="*.jsonl.gz")
-    writer = DocumentTokenizer(str(target / "tokens"), tokenizer_name_or_path=tokenizer, eos_token=end_token, shuffle_documents=False)
+    writer = DocumentTokenizer(
+        str(target / "tokens"), tokenizer_name_or_path=tokenizer, eos_token=end_token, shuffle_documents=False
+    )
     started = time.monotonic()
     LocalPipelineExecutor([reader, writer], tasks=len(files), workers=workers, logging_dir=str(target / "logs")).run()
     seconds = time.monotonic() - started

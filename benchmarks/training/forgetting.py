@@ -1,12 +1,12 @@
-"""What replay saves when a model is trained on one domain: python -m benchmarks.training.forgetting [--data DIRECTORY] [--replay 0.3]
-[--write]
+"""What replay saves when a model is trained on one domain: python -m benchmarks.training.forgetting [--data DIRECTORY]
+[--replay 0.3] [--write]
 
-The phases of configs/recipes/tiny_mid_domain.yaml without Spark: a base on general text, then each mid_domain phase twice from that same
-base, once on its domain alone and once with the given share of the base's text. Every training measures held-out text of all domains
-itself. Without --data the embedded library and generated problems are read.
+The phases of configs/recipes/tiny_mid_domain.yaml without Spark: a base on general text, then each mid_domain phase
+twice from that same base, once on its domain alone and once with the given share of the base's text. Every training
+measures held-out text of all domains itself. Without --data the embedded library and generated problems are read.
 
-The last line is JSON: `ours` and `peer` are the mean bits per byte of the base's domain (web) after the phases with and without replay;
-`by_phase` holds every domain before and after each.
+The last line is JSON: `ours` and `peer` are the mean bits per byte of the base's domain (web) after the phases with and
+without replay; `by_phase` holds every domain before and after each.
 """
 
 from __future__ import annotations
@@ -69,17 +69,30 @@ def measure(root: Path, scale: Scale, data_dir: Path | None, replay: float) -> d
     shards, validation = (compute(store, step, texts=texts, tokenizer=tokenizer) for step in shard_domains)
 
     def train(phase: PhaseSection, start: Artifact[TrainedCheckpoint] | None) -> Artifact[TrainedCheckpoint]:
-        chosen = scale.model_copy(update={"phases": tuple(phase if own.name == phase.name else own for own in scale.phases)})
+        chosen = scale.model_copy(
+            update={"phases": tuple(phase if own.name == phase.name else own for own in scale.phases)}
+        )
         packed = compute(store, pack_phase, shards=shards, chats=None, recipe=phase.recipe.packing_recipe)
         return compute(
-            store, train_phase, packed=packed, shards=shards, chats=None, prompts=None, validation=validation, tokenizer=tokenizer,
-            start=start, recipe=Scale.training_recipe(chosen, phase), resources=phase.resources,
-        )  # fmt: skip
+            store,
+            train_phase,
+            packed=packed,
+            shards=shards,
+            chats=None,
+            prompts=None,
+            validation=validation,
+            tokenizer=tokenizer,
+            start=start,
+            recipe=Scale.training_recipe(chosen, phase),
+            resources=phase.resources,
+        )
 
     base = train(scale.phases[0], None)
     results = {}
     for phase in scale.phases[1:]:
-        after = {name: train(with_replay(phase, share), base) for name, share in (("no_replay", 0.0), ("replay", replay))}
+        after = {
+            name: train(with_replay(phase, share), base) for name, share in (("no_replay", 0.0), ("replay", replay))
+        }
         results[phase.name] = {"before": base.record.validation_bits_per_byte} | {
             name: checkpoint.record.validation_bits_per_byte for name, checkpoint in after.items()
         }
@@ -91,7 +104,11 @@ def _print(name: str, found: dict[str, dict[str, float]], replay: float) -> None
     print(f"{name}: bits per byte before, after without replay, after with {replay:.0%} replay", flush=True)
     for domain in sorted(found["before"]):
         before, alone, replayed = (found[key][domain] for key in ("before", "no_replay", "replay"))
-        print(f"  {domain:<14} {before:.4f}  {alone:.4f} ({alone - before:+.4f})  {replayed:.4f} ({replayed - before:+.4f})", flush=True)
+        print(
+            f"  {domain:<14} {before:.4f}  {alone:.4f} ({alone - before:+.4f})  {replayed:.4f} "
+            f"({replayed - before:+.4f})",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -106,14 +123,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         found = measure(Path(temporary), read_scale(given.steps), given.data, given.replay)
     means: dict[str, Any] = {
-        name: sum(phase[name][BASE_DOMAIN] for phase in found.values()) / len(found) for name in ("before", "replay", "no_replay")
+        name: sum(phase[name][BASE_DOMAIN] for phase in found.values()) / len(found)
+        for name in ("before", "replay", "no_replay")
     }
-    rounded = {phase: {name: {d: round(v, 4) for d, v in by.items()} for name, by in values.items()} for phase, values in found.items()}
+    rounded = {
+        phase: {name: {d: round(v, 4) for d, v in by.items()} for name, by in values.items()}
+        for phase, values in found.items()
+    }
     report(
-        "forgetting", ours=means["replay"], peer=means["no_replay"], unit=f"bits per byte of {BASE_DOMAIN} after mid_domain",
-        lower_is_better=True, before=round(means["before"], 4), replay_share=given.replay, by_phase=rounded,
+        "forgetting",
+        ours=means["replay"],
+        peer=means["no_replay"],
+        unit=f"bits per byte of {BASE_DOMAIN} after mid_domain",
+        lower_is_better=True,
+        before=round(means["before"], 4),
+        replay_share=given.replay,
+        by_phase=rounded,
         seconds=round(time.monotonic() - started),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

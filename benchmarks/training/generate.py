@@ -1,20 +1,22 @@
-"""Greedy generation on a CPU, ours beside transformers' generate: python -m benchmarks.training.generate [--rounds 3] [--new-tokens 128]
-[--write]
+"""Greedy generation on a CPU, ours beside transformers' generate: python -m benchmarks.training.generate [--rounds 3]
+[--new-tokens 128] [--write]
 
-Both continue the same prompts of 64 tokens with the same weights in float32 arithmetic, in turn, at batch 8 and at batch 64, by the same
-number of tokens; the tokens must be the same but where two logits are closer than rounding. The weights are bfloat16 values, as released
-checkpoints hold them, which ours keeps in bfloat16 without a loss; `float32_weights` is ours at batch 8 and 64 with weights that need
-float32. `peer_bfloat16` is one round of the peer computing in bfloat16.
+Both continue the same prompts of 64 tokens with the same weights in float32 arithmetic, in turn, at batch 8 and at
+batch 64, by the same number of tokens; the tokens must be the same but where two logits are closer than rounding. The
+weights are bfloat16 values, as released checkpoints hold them, which ours keeps in bfloat16 without a loss;
+`float32_weights` is ours at batch 8 and 64 with weights that need float32. `peer_bfloat16` is one round of the peer
+computing in bfloat16.
 
-What batch 64 can reach on two AVX2 cores whose multiply-adds peak at 198 GFLOP/s: 64 prompts of 64 tokens and 128 steps are 152 GFLOP
-(877 MFLOP a step in matrices, 38 in attention at 96 positions; prompts 35 GFLOP, of whose last layer only the read tokens are computed),
-0.77 s at peak or 10,700 tokens/s. Measured on a quiet machine: a step 6.3 ms in the pass (products at 148 to 170 GFLOP/s, attention 0.9 ms,
-whose 19 MB of keys and values come from memory) and 0.3 ms in Python, the prompts 0.22 s. Ten times a peer of 1,380 tokens/s or more is
-beyond that peak; only fewer operations than float32 arithmetic on these weights could reach it.
+What batch 64 can reach on two AVX2 cores whose multiply-adds peak at 198 GFLOP/s: 64 prompts of 64 tokens and 128 steps
+are 152 GFLOP (877 MFLOP a step in matrices, 38 in attention at 96 positions; prompts 35 GFLOP, of whose last layer only
+the read tokens are computed), 0.77 s at peak or 10,700 tokens/s. Measured on a quiet machine: a step 6.3 ms in the pass
+(products at 148 to 170 GFLOP/s, attention 0.9 ms, whose 19 MB of keys and values come from memory) and 0.3 ms in
+Python, the prompts 0.22 s. Ten times a peer of 1,380 tokens/s or more is beyond that peak; only fewer operations than
+float32 arithmetic on these weights could reach it.
 
-`speculation` is another model: the same sizes and an MTP layer, trained for a few steps on sequences that are 90 % predictable, so that
-drafts have something to hit. Plain and speculative generation give the same tokens; the share of accepted drafts and both speeds are
-reported. The last line is JSON; `ratio` is that of batch 8, `batches` holds both.
+`speculation` is another model: the same sizes and an MTP layer, trained for a few steps on sequences that are 90 %
+predictable, so that drafts have something to hit. Plain and speculative generation give the same tokens; the share of
+accepted drafts and both speeds are reported. The last line is JSON; `ratio` is that of batch 8, `batches` holds both.
 """
 
 from __future__ import annotations
@@ -68,19 +70,27 @@ def their_model(model: Glm4Moe):
 def peer_generate(theirs, token_ids: torch.Tensor, num_new: int) -> list[list[int]]:
     with torch.inference_mode():
         continued = theirs.generate(
-            token_ids, attention_mask=torch.ones_like(token_ids), max_new_tokens=num_new, min_new_tokens=num_new, do_sample=False,
-            pad_token_id=0, eos_token_id=None,
-        )  # fmt: skip
+            token_ids,
+            attention_mask=torch.ones_like(token_ids),
+            max_new_tokens=num_new,
+            min_new_tokens=num_new,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
     return continued[:, token_ids.shape[1] :].tolist()
 
 
 def check_tokens(ours: Generation, peer: list[list[int]]) -> float:
-    """Share of rows with equal tokens. Raises where a row parts from the peer's at a token that rounding could not have decided."""
+    """Share of rows with equal tokens. Raises where a row parts from the peer's at a token that rounding could not have
+    decided."""
     num_equal = 0
     for row, (own, other, margins) in enumerate(zip(ours.token_ids, peer, ours.top2_margins, strict=True)):
         parting = next((place for place, pair in enumerate(zip(own, other, strict=True)) if pair[0] != pair[1]), None)
         if parting is not None and margins[parting] > ROUNDING:
-            raise AssertionError(f"row {row} differs from the peer at token {parting}, where the best logit leads by {margins[parting]}")
+            raise AssertionError(
+                f"row {row} differs from the peer at token {parting}, where the best logit leads by {margins[parting]}"
+            )
         num_equal += parting is None
     return num_equal / len(peer)
 
@@ -96,7 +106,10 @@ def compare(batch: int, num_rounds: int, num_new: int) -> dict[str, float]:
     model = our_model(in_bfloat16=True)
     theirs = their_model(model)
     token_ids = prompts_of(batch)
-    engine, wide = (InProcessEngine(each, weights_version="0", batch_sequences=batch) for each in (model, our_model(in_bfloat16=False)))
+    engine, wide = (
+        InProcessEngine(each, weights_version="0", batch_sequences=batch)
+        for each in (model, our_model(in_bfloat16=False))
+    )
     sampling, num_tokens = Sampling(num_new), batch * num_new
     for warmed in (engine, wide):
         warmed.generate(token_ids.tolist(), Sampling(2), "0")
@@ -117,7 +130,12 @@ def compare(batch: int, num_rounds: int, num_new: int) -> dict[str, float]:
     peer_generate(theirs, token_ids, 2)
     seconds, _ = timed(lambda: peer_generate(theirs, token_ids, num_new))
     medians = {name: round(statistics.median(values), 1) for name, values in speeds.items()}
-    return {**medians, "ratio": round(statistics.median(ratios), 3), "peer_bfloat16": round(num_tokens / seconds, 1), "equal_rows": share}
+    return {
+        **medians,
+        "ratio": round(statistics.median(ratios), 3),
+        "peer_bfloat16": round(num_tokens / seconds, 1),
+        "equal_rows": share,
+    }
 
 
 def prompts_of(batch: int) -> torch.Tensor:
@@ -125,7 +143,8 @@ def prompts_of(batch: int) -> torch.Tensor:
 
 
 def predictable_rows(num_rows: int, num_tokens: int, seed: int) -> torch.Tensor:
-    """Rows of 256 tokens in a fixed order, each followed by its successor in 90 % of the places and by any token else."""
+    """Rows of 256 tokens in a fixed order, each followed by its successor in 90 % of the places and by any token
+    else."""
     generator = torch.Generator().manual_seed(seed)
     successors = torch.randperm(256, generator=torch.Generator().manual_seed(46))
     rows = [torch.randint(0, 256, (num_rows,), generator=generator)]
@@ -136,7 +155,8 @@ def predictable_rows(num_rows: int, num_tokens: int, seed: int) -> torch.Tensor:
 
 
 def measure_speculation(num_steps: int, num_rounds: int, num_new: int) -> dict[str, object]:
-    """Train a model with an MTP layer, then generate with and without drafts: greedily, and sampled at temperature 1."""
+    """Train a model with an MTP layer, then generate with and without drafts: greedily, and sampled at temperature
+    1."""
     model = Glm4Moe(RECIPE.model_copy(update={"num_nextn_predict_layers": 1}))
     model.init_weights(torch.Generator().manual_seed(46))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -157,7 +177,8 @@ def measure_speculation(num_steps: int, num_rounds: int, num_new: int) -> dict[s
         for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
             speeds: list[list[float]] = [[], []]
             plain, drafted = (
-                partial(engine.generate, prompts, Sampling(num_new, temperature, is_speculative=each), "0") for each in (False, True)
+                partial(engine.generate, prompts, Sampling(num_new, temperature, is_speculative=each), "0")
+                for each in (False, True)
             )
             for _ in range(num_rounds):
                 (plain_seconds, expected), (seconds, generated) = timed(plain), timed(drafted)
@@ -167,9 +188,11 @@ def measure_speculation(num_steps: int, num_rounds: int, num_new: int) -> dict[s
             plain_speed, speed = (statistics.median(values) for values in speeds)
             acceptance = generated.acceptance_rate
             found[f"{name}_batch_{batch}"] = {
-                "acceptance": round(acceptance, 3), "plain": round(plain_speed, 1), "speculative": round(speed, 1),
+                "acceptance": round(acceptance, 3),
+                "plain": round(plain_speed, 1),
+                "speculative": round(speed, 1),
                 "ratio": round(speed / plain_speed, 3),
-            }  # fmt: skip
+            }
             print(f"speculation, {name}, batch {batch}: {found[f'{name}_batch_{batch}']}", flush=True)
     return found
 
@@ -185,9 +208,16 @@ def main() -> None:
     batches = {str(batch): compare(batch, given.rounds, given.new_tokens) for batch in BATCHES}
     small = batches[str(BATCHES[0])]
     report(
-        "generate", ours=small["ours"], peer=small["peer"], unit="tokens/s", ratio=small["ratio"], batch=BATCHES[0], batches=batches,
-        speculation=measure_speculation(given.training_steps, given.rounds, given.new_tokens), threads=torch.get_num_threads(),
-    )  # fmt: skip
+        "generate",
+        ours=small["ours"],
+        peer=small["peer"],
+        unit="tokens/s",
+        ratio=small["ratio"],
+        batch=BATCHES[0],
+        batches=batches,
+        speculation=measure_speculation(given.training_steps, given.rounds, given.new_tokens),
+        threads=torch.get_num_threads(),
+    )
 
 
 if __name__ == "__main__":

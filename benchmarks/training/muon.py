@@ -1,12 +1,14 @@
 """Muon against AdamW at equal data: python -m benchmarks.training.muon [--steps 160] [--write]
 
-The same small mixture of experts, initial weights, rows in the same order, batch, warm-up, cosine, weight decay and biases; only the
-optimizer differs. Each one's learning rate is tuned first, in factors of two until the best one is no edge of those tried. Muon's
-validation loss after `--steps` steps is the mark. AdamW is then trained with more and more steps, each time with a cosine of that length,
-until it is as good; between two lengths the loss is interpolated over the logarithm of the tokens. `ratio` is AdamW's tokens to the mark
-over Muon's (ours over peer would be its inverse: fewer is better); where AdamW does not get there, it is a lower bound and says so.
+The same small mixture of experts, initial weights, rows in the same order, batch, warm-up, cosine, weight decay and
+biases; only the optimizer differs. Each one's learning rate is tuned first, in factors of two until the best one is no
+edge of those tried. Muon's validation loss after `--steps` steps is the mark. AdamW is then trained with more and more
+steps, each time with a cosine of that length, until it is as good; between two lengths the loss is interpolated over
+the logarithm of the tokens. `ratio` is AdamW's tokens to the mark over Muon's (ours over peer would be its inverse:
+fewer is better); where AdamW does not get there, it is a lower bound and says so.
 
-Text: Gutenberg books and PEPs of ../shared/data where that is, else the embedded default's (Python's standard library and its topics).
+Text: Gutenberg books and PEPs of ../shared/data where that is, else the embedded default's (Python's standard library
+and its topics).
 """
 
 from __future__ import annotations
@@ -43,12 +45,32 @@ WARMUP_SHARE, FINAL_RATE_SHARE, BALANCE_WEIGHT, BIAS_RATE = 0.1, 0.1, 1e-4, 0.00
 MAX_CHARS_PER_DOCUMENT, SAMPLE_CHARS = 20_000, 2_000_000
 START_RATES = {"muon": 8e-3, "adamw": 4e-3}
 MODEL = ModelRecipe(
-    vocab_size=1024, hidden_size=128, intermediate_size=384, moe_intermediate_size=96, num_hidden_layers=4, first_k_dense_replace=1,
-    n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2, routed_scaling_factor=2.5, norm_topk_prob=True, n_group=1, topk_group=1,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=32, attention_bias=True, use_qk_norm=True, partial_rotary_factor=0.5,
-    rope_theta=10_000.0, max_position_embeddings=512, rms_norm_eps=1e-5, initializer_range=0.02, tie_word_embeddings=False,
+    vocab_size=1024,
+    hidden_size=128,
+    intermediate_size=384,
+    moe_intermediate_size=96,
+    num_hidden_layers=4,
+    first_k_dense_replace=1,
+    n_routed_experts=8,
+    n_shared_experts=1,
+    num_experts_per_tok=2,
+    routed_scaling_factor=2.5,
+    norm_topk_prob=True,
+    n_group=1,
+    topk_group=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    attention_bias=True,
+    use_qk_norm=True,
+    partial_rotary_factor=0.5,
+    rope_theta=10_000.0,
+    max_position_embeddings=512,
+    rms_norm_eps=1e-5,
+    initializer_range=0.02,
+    tie_word_embeddings=False,
     num_nextn_predict_layers=0,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -61,9 +83,13 @@ class Rows:
 
 
 def read_rows(num_training: int) -> Rows:
-    """Documents one after the other, cut into rows and shuffled once; validation rows come from documents of their own."""
+    """Documents one after the other, cut into rows and shuffled once; validation rows come from documents of their
+    own."""
     if SHARED_TEXT.is_dir():
-        texts, source = [text for name in SHARED_FILES for text in _json_lines(SHARED_TEXT / name)], ", ".join(SHARED_FILES)
+        texts, source = (
+            [text for name in SHARED_FILES for text in _json_lines(SHARED_TEXT / name)],
+            ", ".join(SHARED_FILES),
+        )
     else:
         paths = [path for _, path in (*standard_library(), pydoc_topics())]
         texts, source = [path.read_text(errors="replace") for path in paths], "the embedded default"
@@ -99,10 +125,18 @@ def train(kind: str, peak_rate: float, num_steps: int, rows: Rows) -> float:
     model = Glm4Moe(MODEL)
     recipe = OptimizerRecipe.model_validate(
         {
-            "kind": kind, "muon_momentum": 0.95, "muon_newton_schulz_steps": 5, "muon_update_rms": 0.2, "adam_beta1": 0.9,
-            "adam_beta2": 0.95, "adam_eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 0.0, "state_dtype": "float32",
+            "kind": kind,
+            "muon_momentum": 0.95,
+            "muon_newton_schulz_steps": 5,
+            "muon_update_rms": 0.2,
+            "adam_beta1": 0.9,
+            "adam_beta2": 0.95,
+            "adam_eps": 1e-8,
+            "weight_decay": 0.1,
+            "max_grad_norm": 0.0,
+            "state_dtype": "float32",
         }
-    )  # fmt: skip
+    )
     optimizer = build_optimizer(model, recipe)
     for step in range(num_steps):
         batch = rows.training[step * ROWS_PER_STEP : (step + 1) * ROWS_PER_STEP]
@@ -174,12 +208,22 @@ def main() -> None:
     ratio, is_reached = tokens_to(mark, adamw)
     tokens = arguments.steps * ROWS_PER_STEP * SEQUENCE_LENGTH
     report(
-        "muon", ours=tokens, peer=tokens * ratio, unit="tokens to the same validation loss", lower_is_better=True,
-        ratio=round(ratio, 3), is_lower_bound=not is_reached, validation_loss=mark, learning_rates=rates,
-        losses_by_rate={kind: {f"{rate:g}": loss for rate, loss in sorted(found.items())} for kind, found in tuned.items()},
-        adamw_losses_by_length={f"{length:g}": loss for length, loss in adamw.items()}, text=rows.source,
+        "muon",
+        ours=tokens,
+        peer=tokens * ratio,
+        unit="tokens to the same validation loss",
+        lower_is_better=True,
+        ratio=round(ratio, 3),
+        is_lower_bound=not is_reached,
+        validation_loss=mark,
+        learning_rates=rates,
+        losses_by_rate={
+            kind: {f"{rate:g}": loss for rate, loss in sorted(found.items())} for kind, found in tuned.items()
+        },
+        adamw_losses_by_length={f"{length:g}": loss for length, loss in adamw.items()},
+        text=rows.source,
         seconds=round(time.monotonic() - started),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

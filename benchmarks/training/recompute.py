@@ -1,7 +1,8 @@
 """Bytes kept for the backward pass by each kind of activation recomputation: python -m benchmarks.training.recompute
 
-A model of eight layers, one micro-batch of 4 x 256 tokens in float32 on a CPU. `ours` is the kind `full` with one layer per block, `peer`
-keeps everything (`none`); `kinds` holds bytes and the seconds of one forward and backward pass of every kind, the best of four in turn.
+A model of eight layers, one micro-batch of 4 x 256 tokens in float32 on a CPU. `ours` is the kind `full` with one layer
+per block, `peer` keeps everything (`none`); `kinds` holds bytes and the seconds of one forward and backward pass of
+every kind, the best of four in turn.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ from model.architecture.transformer import Glm4Moe
 from tasks.training.parallel.recompute import recompute_activations
 
 BATCH, LENGTH, ROUNDS = 4, 256, 4
-KINDS: tuple[tuple[Literal["none", "selective", "full"], int], ...] = (("none", 1), ("selective", 1), ("full", 1), ("full", 2), ("full", 4))
+KINDS: tuple[tuple[Literal["none", "selective", "full"], int], ...] = (
+    ("none", 1),
+    ("selective", 1),
+    ("full", 1),
+    ("full", 2),
+    ("full", 4),
+)
 
 
 def kept_bytes(model: Glm4Moe, token_ids_BT: Tensor) -> tuple[int, Tensor]:
-    """Bytes of all tensors that the forward pass keeps for the backward pass, each storage once, weights left out; and the loss."""
+    """Bytes of all tensors that the forward pass keeps for the backward pass, each storage once, weights left out; and
+    the loss."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     storages: dict[int, int] = {}
     kept = []  # alive until counted: a freed storage's address is used again
@@ -55,9 +63,13 @@ def main() -> None:
             loss.backward()
             kinds[name]["seconds"] = min(kinds[name]["seconds"], round(time.perf_counter() - started, 3))
     report(
-        "recompute", ours=kinds["full 1"]["bytes"], peer=kinds["none 1"]["bytes"], unit="bytes kept per micro-batch", lower_is_better=True,
+        "recompute",
+        ours=kinds["full 1"]["bytes"],
+        peer=kinds["none 1"]["bytes"],
+        unit="bytes kept per micro-batch",
+        lower_is_better=True,
         kinds=kinds,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

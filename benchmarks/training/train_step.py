@@ -1,14 +1,15 @@
-"""Training step on a CPU, ours beside transformers' Glm4MoeForCausalLM: python -m benchmarks.training.train_step [--rounds 3] [--steps 2]
-[--write]
+"""Training step on a CPU, ours beside transformers' Glm4MoeForCausalLM: python -m benchmarks.training.train_step
+[--rounds 3] [--steps 2] [--write]
 
-Both get the same 18.3 M parameter architecture, the same batch of 8 x 512 tokens and torch's fused AdamW, and are timed in turn, round by
-round; the optimizer step is included. The peer is the faster of float32 and bfloat16 autocast. The MTP layer and the router's balancing,
-which transformers does not have, are left out of ours. The last line is JSON; `ratio` is the median over the rounds of ours over the peer,
-so a machine whose speed drifts does not decide.
+Both get the same 18.3 M parameter architecture, the same batch of 8 x 512 tokens and torch's fused AdamW, and are timed
+in turn, round by round; the optimizer step is included. The peer is the faster of float32 and bfloat16 autocast. The
+MTP layer and the router's balancing, which transformers does not have, are left out of ours. The last line is JSON;
+`ratio` is the median over the rounds of ours over the peer, so a machine whose speed drifts does not decide.
 
-Where the time goes on two AVX2 cores (peak 198 GFLOP/s), 1.30 s a step: 0.94 s matrix products, 145 GFLOP at 154 GFLOP/s, which the peer
-computes with the same library; 0.19 s attention, a seventh of it exponentials; 0.17 s everything else. A product kernel of six rows by 16
-columns over packed operands, tried in the library's place, was faster for the unembedding's logits only (173 GFLOP/s against 138).
+Where the time goes on two AVX2 cores (peak 198 GFLOP/s), 1.30 s a step: 0.94 s matrix products, 145 GFLOP at 154
+GFLOP/s, which the peer computes with the same library; 0.19 s attention, a seventh of it exponentials; 0.17 s
+everything else. A product kernel of six rows by 16 columns over packed operands, tried in the library's place, was
+faster for the unembedding's logits only (173 GFLOP/s against 138).
 """
 
 from __future__ import annotations
@@ -25,12 +26,32 @@ from configs.schema import ModelRecipe
 
 BATCH, LENGTH = 8, 512
 RECIPE = ModelRecipe(
-    vocab_size=8192, hidden_size=256, intermediate_size=768, moe_intermediate_size=192, num_hidden_layers=6, first_k_dense_replace=1,
-    n_routed_experts=16, n_shared_experts=1, num_experts_per_tok=2, routed_scaling_factor=2.5, norm_topk_prob=True, n_group=1,
-    topk_group=1, num_attention_heads=8, num_key_value_heads=2, head_dim=32, attention_bias=True, use_qk_norm=True,
-    partial_rotary_factor=0.5, rope_theta=10_000.0, max_position_embeddings=2048, rms_norm_eps=1e-5, initializer_range=0.02,
-    tie_word_embeddings=False, num_nextn_predict_layers=0,
-)  # fmt: skip
+    vocab_size=8192,
+    hidden_size=256,
+    intermediate_size=768,
+    moe_intermediate_size=192,
+    num_hidden_layers=6,
+    first_k_dense_replace=1,
+    n_routed_experts=16,
+    n_shared_experts=1,
+    num_experts_per_tok=2,
+    routed_scaling_factor=2.5,
+    norm_topk_prob=True,
+    n_group=1,
+    topk_group=1,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=32,
+    attention_bias=True,
+    use_qk_norm=True,
+    partial_rotary_factor=0.5,
+    rope_theta=10_000.0,
+    max_position_embeddings=2048,
+    rms_norm_eps=1e-5,
+    initializer_range=0.02,
+    tie_word_embeddings=False,
+    num_nextn_predict_layers=0,
+)
 
 
 def our_step(token_ids: torch.Tensor) -> Callable[[], None]:
@@ -62,7 +83,9 @@ def their_step(token_ids: torch.Tensor, *, uses_bfloat16: bool) -> Callable[[], 
 
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=uses_bfloat16):
-            loss = model(input_ids=token_ids[:, :-1], labels=token_ids[:, :-1], shift_labels=token_ids[:, 1:].contiguous()).loss
+            loss = model(
+                input_ids=token_ids[:, :-1], labels=token_ids[:, :-1], shift_labels=token_ids[:, 1:].contiguous()
+            ).loss
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -88,12 +111,22 @@ def main() -> None:
     speeds: list[tuple[float, float]] = []
     for number in range(given.rounds):
         speeds.append((speed_of(our, given.steps), speed_of(modes[mode], given.steps)))
-        print(f"round {number + 1}: ours {speeds[-1][0]:,.0f}, transformers {mode} {speeds[-1][1]:,.0f} tokens/s", flush=True)
+        print(
+            f"round {number + 1}: ours {speeds[-1][0]:,.0f}, transformers {mode} {speeds[-1][1]:,.0f} tokens/s",
+            flush=True,
+        )
     ours, peer = (statistics.median(of_rounds) for of_rounds in zip(*speeds, strict=True))
     report(
-        "train_step", ours=ours, peer=peer, unit="tokens/s", ratio=round(statistics.median(a / b for a, b in speeds), 3), peer_mode=mode,
-        peer_modes={mode: round(speed, 1) for mode, speed in alone.items()}, num_rounds=given.rounds, num_threads=torch.get_num_threads(),
-    )  # fmt: skip
+        "train_step",
+        ours=ours,
+        peer=peer,
+        unit="tokens/s",
+        ratio=round(statistics.median(a / b for a, b in speeds), 3),
+        peer_mode=mode,
+        peer_modes={mode: round(speed, 1) for mode, speed in alone.items()},
+        num_rounds=given.rounds,
+        num_threads=torch.get_num_threads(),
+    )
 
 
 def speed_of(step: Callable[[], None], num_steps: int) -> float:

@@ -1,13 +1,14 @@
-"""Training of a ~3B-parameter mixture of experts on one GPU, ours beside transformers': python -m benchmarks.training.train_step_gpu
-[--write]
+"""Training of a ~3B-parameter mixture of experts on one GPU, ours beside transformers': python -m
+benchmarks.training.train_step_gpu [--write]
 
-Both get the same architecture (3.2 B parameters, 0.9 B of them active), 4 sequences of 4,096 tokens, bfloat16 weights and torch's fused
-AdamW, one after the other so that each peak of memory is its own. Printed: tokens/s, MFU by the formula of model/architecture/counts.py,
-peak memory. Ours: flash attention by SDPA, experts by grouped matrix products, cross-entropy without the full logits, layers compiled.
-Peer: Glm4MoeForCausalLM with SDPA and grouped products. The MTP layer and the router's balancing, which transformers does not have, are
-left out.
+Both get the same architecture (3.2 B parameters, 0.9 B of them active), 4 sequences of 4,096 tokens, bfloat16 weights
+and torch's fused AdamW, one after the other so that each peak of memory is its own. Printed: tokens/s, MFU by the
+formula of model/architecture/counts.py, peak memory. Ours: flash attention by SDPA, experts by grouped matrix products,
+cross-entropy without the full logits, layers compiled. Peer: Glm4MoeForCausalLM with SDPA and grouped products. The MTP
+layer and the router's balancing, which transformers does not have, are left out.
 
-This has not been run on a GPU: what was run is its whole path at toy size, `--device cpu --size toy --peak-tflops 0.2 --no-compile`.
+This has not been run on a GPU: what was run is its whole path at toy size, `--device cpu --size toy --peak-tflops 0.2
+--no-compile`.
 """
 
 from __future__ import annotations
@@ -27,18 +28,46 @@ from configs.schema import ModelRecipe
 from model.architecture.counts import count_parameters, training_flops_per_token
 
 LARGE = ModelRecipe(
-    vocab_size=65_536, hidden_size=2048, intermediate_size=6144, moe_intermediate_size=1024, num_hidden_layers=18,
-    first_k_dense_replace=1, n_routed_experts=24, n_shared_experts=1, num_experts_per_tok=4, routed_scaling_factor=2.5,
-    norm_topk_prob=True, n_group=1, topk_group=1, num_attention_heads=16, num_key_value_heads=4, head_dim=128, attention_bias=True,
-    use_qk_norm=True, partial_rotary_factor=0.5, rope_theta=10_000.0, max_position_embeddings=4096, rms_norm_eps=1e-5,
-    initializer_range=0.02, tie_word_embeddings=False, num_nextn_predict_layers=0,
-)  # fmt: skip
+    vocab_size=65_536,
+    hidden_size=2048,
+    intermediate_size=6144,
+    moe_intermediate_size=1024,
+    num_hidden_layers=18,
+    first_k_dense_replace=1,
+    n_routed_experts=24,
+    n_shared_experts=1,
+    num_experts_per_tok=4,
+    routed_scaling_factor=2.5,
+    norm_topk_prob=True,
+    n_group=1,
+    topk_group=1,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=128,
+    attention_bias=True,
+    use_qk_norm=True,
+    partial_rotary_factor=0.5,
+    rope_theta=10_000.0,
+    max_position_embeddings=4096,
+    rms_norm_eps=1e-5,
+    initializer_range=0.02,
+    tie_word_embeddings=False,
+    num_nextn_predict_layers=0,
+)
 TOY = LARGE.model_copy(
     update={
-        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32, "num_hidden_layers": 2,
-        "n_routed_experts": 4, "num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
     }
-)  # fmt: skip
+)
 SIZES = {"3b": (LARGE, 4096), "toy": (TOY, 64)}
 """Architecture and sequence length."""
 PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "H800": 989.0, "A100": 312.0}
@@ -52,7 +81,9 @@ class Measured(NamedTuple):
     loss: float
 
 
-def our_loss(recipe: ModelRecipe, device: torch.device, *, compiles: bool) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+def our_loss(
+    recipe: ModelRecipe, device: torch.device, *, compiles: bool
+) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     from model.architecture.transformer import Glm4Moe
 
     with device:
@@ -69,7 +100,9 @@ def our_loss(recipe: ModelRecipe, device: torch.device, *, compiles: bool) -> tu
     return model, loss
 
 
-def their_loss(recipe: ModelRecipe, device: torch.device, *, compiles: bool) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+def their_loss(
+    recipe: ModelRecipe, device: torch.device, *, compiles: bool
+) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
     fields = {name: value for name, value in recipe.model_dump().items() if name != "num_nextn_predict_layers"}
@@ -81,7 +114,9 @@ def their_loss(recipe: ModelRecipe, device: torch.device, *, compiles: bool) -> 
             layer.compile()
 
     def loss(token_ids: Tensor) -> Tensor:
-        return model(input_ids=token_ids[:, :-1], labels=token_ids[:, :-1], shift_labels=token_ids[:, 1:].contiguous()).loss
+        return model(
+            input_ids=token_ids[:, :-1], labels=token_ids[:, :-1], shift_labels=token_ids[:, 1:].contiguous()
+        ).loss
 
     return model, loss
 
@@ -121,7 +156,9 @@ def peak_flops(given: argparse.Namespace) -> float:
     name = torch.cuda.get_device_name() if given.device == "cuda" else given.device
     known = [tflops for part, tflops in PEAK_TFLOPS.items() if part in name]
     if not known:
-        raise ValueError(f"peak of {name} unknown (known: {', '.join(PEAK_TFLOPS)}): give --peak-tflops, dense bfloat16")
+        raise ValueError(
+            f"peak of {name} unknown (known: {', '.join(PEAK_TFLOPS)}): give --peak-tflops, dense bfloat16"
+        )
     return known[0] * 1e12
 
 
@@ -133,12 +170,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sequences", type=int, default=4, help="per step")
     parser.add_argument("--warmup", type=int, default=4, help="steps before those that count")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--peak-tflops", type=float, default=None, help="of the device, dense bfloat16, where its name is not known")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the layers of both models")
+    parser.add_argument(
+        "--peak-tflops", type=float, default=None, help="of the device, dense bfloat16, where its name is not known"
+    )
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the layers of both models"
+    )
     parser.add_argument(WRITE_FLAG, action="store_true", help="store the result in benchmarks/results/")
     given = parser.parse_args(arguments)
     if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("no CUDA device here: run it on a machine with one, or see the path at toy size by --device cpu --size toy")
+        parser.error(
+            "no CUDA device here: run it on a machine with one, or see the path at toy size by --device cpu --size toy"
+        )
     recipe, length = SIZES[given.size]
     try:
         peak = peak_flops(given)
@@ -152,14 +195,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.device == "cuda":
             torch.cuda.empty_cache()
         speed, gib, loss = found[name]
-        print(f"{name}: {speed:,.0f} tokens/s, MFU {speed * flops / peak:.1%}, peak {gib:.1f} GiB, last loss {loss:.3f}", flush=True)
+        print(
+            f"{name}: {speed:,.0f} tokens/s, MFU {speed * flops / peak:.1%}, peak {gib:.1f} GiB, last loss {loss:.3f}",
+            flush=True,
+        )
     ours, peer = found["ours"], found["transformers"]
     report(
-        "train_step_gpu", ours=ours.tokens_per_second, peer=peer.tokens_per_second, unit="tokens/s",
-        mfu=round(ours.tokens_per_second * flops / peak, 4), peer_mfu=round(peer.tokens_per_second * flops / peak, 4),
-        peak_gib=round(ours.peak_gib, 2), peer_peak_gib=round(peer.peak_gib, 2), num_parameters=count_parameters(recipe).total,
-        sequence_length=length, num_sequences=given.sequences, device=given.device, size=given.size, is_compiled=given.compile,
-    )  # fmt: skip
+        "train_step_gpu",
+        ours=ours.tokens_per_second,
+        peer=peer.tokens_per_second,
+        unit="tokens/s",
+        mfu=round(ours.tokens_per_second * flops / peak, 4),
+        peer_mfu=round(peer.tokens_per_second * flops / peak, 4),
+        peak_gib=round(ours.peak_gib, 2),
+        peer_peak_gib=round(peer.peak_gib, 2),
+        num_parameters=count_parameters(recipe).total,
+        sequence_length=length,
+        num_sequences=given.sequences,
+        device=given.device,
+        size=given.size,
+        is_compiled=given.compile,
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Every knob of glm46: one frozen pydantic tree, filled by one complete YAML per scale.
 
-The modules are the sections of the tree and their larger parts; `scale` is the root. A section has up to two parts. `recipe` changes
-results and enters the step keys; `resources` says where and how wide the work runs and never enters a key. Field docstrings give unit,
-effect and source; "report" is the GLM-4.5 technical report (arXiv 2508.06471).
+The modules are the sections of the tree and their larger parts; `scale` is the root. A section has up to two parts.
+`recipe` changes results and enters the step keys; `resources` says where and how wide the work runs and never enters a
+key. Field docstrings give unit, effect and source; "report" is the GLM-4.5 technical report (arXiv 2508.06471).
 """
 
 from __future__ import annotations
@@ -26,25 +26,110 @@ from configs.schema.objectives import (
 )
 from configs.schema.packing import Mixture, MixtureWaypoint, MixtureWeight, Packing, PackingRecipe, mixture_waypoints
 from configs.schema.phases import PhaseRecipe, PhaseSection, TrainingRecipe
-from configs.schema.problems import ReasoningFamily, SeedVariationRecipe, SynthesisRecipe, TeacherLimits, TeacherRecipe, TeacherRequest
+from configs.schema.problems import (
+    ReasoningFamily,
+    SeedVariationRecipe,
+    SynthesisRecipe,
+    TeacherLimits,
+    TeacherRecipe,
+    TeacherRequest,
+)
 from configs.schema.release import Q8_0_BLOCK, SERVED_GGUF_TYPE, ReleaseRecipe, ReleaseSection
 from configs.schema.scale import Scale
-from configs.schema.scoring import ClassifierKind, ClassifierRecipe, LanguageRecipe, NgramModelRecipe, NgramTrainingRecipe
+from configs.schema.scoring import (
+    ClassifierKind,
+    ClassifierRecipe,
+    LanguageRecipe,
+    NgramModelRecipe,
+    NgramTrainingRecipe,
+)
 from configs.schema.serving import ServingResources, ServingSection
 from configs.schema.sources import BoilerplateRecipe, ExtractionRecipe, IngestRecipe
 from configs.schema.tokens import NUM_SPECIAL_TOKENS, RepositoryRecipe, ShardRecipe, TokenizerRecipe
-from configs.schema.training import AdapterRecipe, OptimizerRecipe, ProfileResources, SpikeRecipe, TrainingResources, ValidationRecipe
+from configs.schema.training import (
+    AdapterRecipe,
+    OptimizerRecipe,
+    ProfileResources,
+    SpikeRecipe,
+    TrainingResources,
+    ValidationRecipe,
+)
 
 __all__ = [
-    "MIN_TOKEN_CLIP", "NUM_SPECIAL_TOKENS", "PHASE_TEMPLATES", "Q8_0_BLOCK", "SERVED_GGUF_TYPE", "AdapterRecipe", "BoilerplateRecipe",
-    "ChatCollectionRecipe", "ChatRecipe", "ClassifierKind", "ClassifierRecipe", "ContractRecipe", "CourseRecipe", "CourseSection",
-    "DataRecipe", "DataSection", "DecontaminationRecipe", "DeduplicationRecipe", "Domain", "DpoObjective", "EvaluationRecipe",
-    "EvaluationResources", "EvaluationSection", "ExtractionRecipe", "FilterRecipe", "Frozen", "GateRecipe", "HeuristicRecipe",
-    "IngestRecipe", "LanguageRecipe", "MarginRecipe", "Mixture", "MixtureWaypoint", "MixtureWeight", "ModelRecipe", "ModelSection",
-    "NgramModelRecipe", "NgramTrainingRecipe", "Objective", "OptimizerRecipe", "PackagedEncoder", "Packing", "PackingRecipe",
-    "PersonalDataRecipe", "PhaseName", "PhaseRecipe", "PhaseSection", "PolicyObjective", "PretrainObjective", "ProfileResources",
-    "ReasoningFamily", "ReleaseRecipe", "ReleaseSection", "RepositoryRecipe", "RewardObjective", "Scale", "ScoreRecipe",
-    "SeedVariationRecipe", "SemanticRecipe", "ServingResources", "ServingSection", "SftObjective", "ShardRecipe", "SparkResources",
-    "SpikeRecipe", "SplitRecipe", "SynthesisRecipe", "TeacherLimits", "TeacherRecipe", "TeacherRequest", "TokenizerRecipe",
-    "TrainingRecipe", "TrainingResources", "ValidationRecipe", "Waypoint", "mixture_waypoints",
-]  # fmt: skip
+    "MIN_TOKEN_CLIP",
+    "NUM_SPECIAL_TOKENS",
+    "PHASE_TEMPLATES",
+    "Q8_0_BLOCK",
+    "SERVED_GGUF_TYPE",
+    "AdapterRecipe",
+    "BoilerplateRecipe",
+    "ChatCollectionRecipe",
+    "ChatRecipe",
+    "ClassifierKind",
+    "ClassifierRecipe",
+    "ContractRecipe",
+    "CourseRecipe",
+    "CourseSection",
+    "DataRecipe",
+    "DataSection",
+    "DecontaminationRecipe",
+    "DeduplicationRecipe",
+    "Domain",
+    "DpoObjective",
+    "EvaluationRecipe",
+    "EvaluationResources",
+    "EvaluationSection",
+    "ExtractionRecipe",
+    "FilterRecipe",
+    "Frozen",
+    "GateRecipe",
+    "HeuristicRecipe",
+    "IngestRecipe",
+    "LanguageRecipe",
+    "MarginRecipe",
+    "Mixture",
+    "MixtureWaypoint",
+    "MixtureWeight",
+    "ModelRecipe",
+    "ModelSection",
+    "NgramModelRecipe",
+    "NgramTrainingRecipe",
+    "Objective",
+    "OptimizerRecipe",
+    "PackagedEncoder",
+    "Packing",
+    "PackingRecipe",
+    "PersonalDataRecipe",
+    "PhaseName",
+    "PhaseRecipe",
+    "PhaseSection",
+    "PolicyObjective",
+    "PretrainObjective",
+    "ProfileResources",
+    "ReasoningFamily",
+    "ReleaseRecipe",
+    "ReleaseSection",
+    "RepositoryRecipe",
+    "RewardObjective",
+    "Scale",
+    "ScoreRecipe",
+    "SeedVariationRecipe",
+    "SemanticRecipe",
+    "ServingResources",
+    "ServingSection",
+    "SftObjective",
+    "ShardRecipe",
+    "SparkResources",
+    "SpikeRecipe",
+    "SplitRecipe",
+    "SynthesisRecipe",
+    "TeacherLimits",
+    "TeacherRecipe",
+    "TeacherRequest",
+    "TokenizerRecipe",
+    "TrainingRecipe",
+    "TrainingResources",
+    "ValidationRecipe",
+    "Waypoint",
+    "mixture_waypoints",
+]

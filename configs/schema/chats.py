@@ -17,29 +17,34 @@ class ChatRecipe(Frozen):
     max_chat_chars: int = Field(gt=0)
     """A longer conversation is dropped, reason `too_long`: cut, it would teach to answer without the question."""
     max_rejected_share: float = Field(ge=0, le=1)
-    """Share of malformed conversations (unknown role, tool result without a call, no answer) above which the run stops and names them."""
+    """Share of malformed conversations (unknown role, tool result without a call, no answer) above which the run stops
+    and names them."""
     max_per_collection: int = Field(gt=0)
-    """About so many conversations of one collection stay, by hash; the others are dropped, reason `collection_full`: one set of ten
-    thousand problems would leave the rest no share of a short phase."""
+    """About so many conversations of one collection stay, by hash; the others are dropped, reason `collection_full`:
+    one set of ten thousand problems would leave the rest no share of a short phase."""
     validation_share: float = Field(ge=0, lt=1)
-    """Share of conversations held out, by a hash of the record they come from: a seed and its variations go the same way, and so do
-    near-duplicates by deduplicate.threshold."""
+    """Share of conversations held out, by a hash of the record they come from: a seed and its variations go the same
+    way, and so do near-duplicates by deduplicate.threshold."""
 
 
 class DecontaminationRecipe(Frozen):
     ngram_size: int = Field(gt=0)
     """Normalised words per n-gram; one shared n-gram with an evaluation item drops a document (GPT-3: 13)."""
     code_ngram_size: int = Field(gt=0)
-    """The same for program text in items: solutions, added lines of a change, tracebacks. Honest programs share shorter runs."""
+    """The same for program text in items: solutions, added lines of a change, tracebacks. Honest programs share shorter
+    runs."""
     max_items_per_run: int = Field(gt=0)
     """A run of words that more items share is the benchmark's instruction and tells nothing."""
     max_documents_per_run: int = Field(gt=0)
-    """A run that more documents hold is a common phrase and drops none (GPT-3: 10). Evaluated arithmetic is never one."""
+    """A run that more documents hold is a common phrase and drops none (GPT-3: 10). Evaluated arithmetic is never
+    one."""
 
     @model_validator(mode="after")
     def _programs_need_longer_runs(self) -> Self:
         if self.code_ngram_size < self.ngram_size:
-            raise ValueError(f"code_ngram_size ({self.code_ngram_size}) must be at least ngram_size ({self.ngram_size})")
+            raise ValueError(
+                f"code_ngram_size ({self.code_ngram_size}) must be at least ngram_size ({self.ngram_size})"
+            )
         return self
 
 

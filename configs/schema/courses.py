@@ -9,9 +9,20 @@ from pydantic import Field, model_validator
 from configs.schema.base import Frozen
 
 PHASE_TEMPLATES = (
-    "pretrain_general", "pretrain_code_reasoning", "mid_repo_code", "mid_reasoning", "mid_long_context", "mid_domain",
-    "sft", "reward_model", "rl_cold_start", "rl_rejection_sampling", "rl_reasoning", "rl_agentic", "rl_alignment",
-)  # fmt: skip
+    "pretrain_general",
+    "pretrain_code_reasoning",
+    "mid_repo_code",
+    "mid_reasoning",
+    "mid_long_context",
+    "mid_domain",
+    "sft",
+    "reward_model",
+    "rl_cold_start",
+    "rl_rejection_sampling",
+    "rl_reasoning",
+    "rl_agentic",
+    "rl_alignment",
+)
 PhaseName = Annotated[str, Field(pattern=rf"^({'|'.join(PHASE_TEMPLATES)})(_[a-z0-9]+)*$")]
 """A phase of the recipe; a repeated or specialised one adds a suffix: mid_reasoning_2, mid_domain_medical."""
 
@@ -37,7 +48,8 @@ class CourseRecipe(Frozen):
     start_batch_tokens: int = Field(gt=0)
     peak_batch_tokens: int = Field(gt=0)
     batch_rampup_share: float = Field(ge=0, le=1)
-    """Share over which the batch grows linearly from start to peak (report: 16M -> 64M over the first 500B of 23.1T)."""
+    """Share over which the batch grows linearly from start to peak (report: 16M -> 64M over the first 500B of
+    23.1T)."""
     router_bias_rate: tuple[Waypoint, ...] = Field(min_length=1)
     """Loss-free balancing update (report: 0.001 for 15T tokens, then 0)."""
     mtp_loss_weight: tuple[Waypoint, ...] = Field(min_length=1)
@@ -49,7 +61,8 @@ class CourseRecipe(Frozen):
     def _batch_grows(self) -> Self:
         if self.peak_batch_tokens < self.start_batch_tokens:
             raise ValueError(
-                f"course {self.name}: peak_batch_tokens ({self.peak_batch_tokens}) is below start_batch_tokens ({self.start_batch_tokens})"
+                f"course {self.name}: peak_batch_tokens ({self.peak_batch_tokens}) is below start_batch_tokens "
+                f"({self.start_batch_tokens})"
             )
         for name in ("router_bias_rate", "mtp_loss_weight"):
             shares = [waypoint.until_share for waypoint in getattr(self, name)]

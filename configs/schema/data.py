@@ -47,20 +47,26 @@ class DataRecipe(Frozen):
         if self.filter.scores.max_toxicity < self.classifiers.flagged_above:
             raise ValueError(
                 f"filter.scores.max_toxicity ({self.filter.scores.max_toxicity}) is below classifiers.flagged_above "
-                f"({self.classifiers.flagged_above}), at which harmless sentences are judged: lower flagged_above, or raise max_toxicity"
+                f"({self.classifiers.flagged_above}), at which harmless sentences are judged: lower flagged_above, or "
+                f"raise max_toxicity"
             )
         return self
 
     @property
     def ngram_training(self) -> NgramTrainingRecipe:
         """The part that language models depend on."""
-        return NgramTrainingRecipe(language=self.language, ngram_model=self.ngram_model, ingest=self.ingest, extract=self.extract)
+        return NgramTrainingRecipe(
+            language=self.language, ngram_model=self.ngram_model, ingest=self.ingest, extract=self.extract
+        )
 
     @property
     def chat_collection(self) -> ChatCollectionRecipe:
         """Conversations are masked, compared and decontaminated as documents are."""
         return ChatCollectionRecipe(
-            chats=self.chats, personal_data=self.personal_data, deduplicate=self.deduplicate, decontaminate=self.decontaminate
+            chats=self.chats,
+            personal_data=self.personal_data,
+            deduplicate=self.deduplicate,
+            decontaminate=self.decontaminate,
         )
 
 
@@ -68,7 +74,8 @@ class SparkResources(Frozen):
     master: str
     """Spark master URL: local[2], spark://host:7077, yarn, k8s://..."""
     driver_memory: str = Field(pattern=r"^[0-9]+[kmgtKMGT]$")
-    """Heap of the driver's JVM: 2g, 512m. The driver's Python holds at most half as much of the tokenizer's words, the rest in files."""
+    """Heap of the driver's JVM: 2g, 512m. The driver's Python holds at most half as much of the tokenizer's words, the
+    rest in files."""
     executor_memory: str
     shuffle_partitions: int = Field(gt=0)
 

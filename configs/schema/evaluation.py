@@ -10,14 +10,15 @@ from configs.schema.base import Frozen
 
 
 class MarginRecipe(Frozen):
-    """How much worse than another checkpoint a candidate may be, figure by figure, on the same items. The 95 % interval of the difference
-    must exclude a loss of the margin or more (docs/evaluation.md says how many items decide which margin); 1 holds a share to nothing."""
+    """How much worse than another checkpoint a candidate may be, figure by figure, on the same items. The 95 % interval
+    of the difference must exclude a loss of the margin or more (docs/evaluation.md says how many items decide which
+    margin); 1 holds a share to nothing."""
 
     bits_per_byte: float = Field(gt=0)
     """Over the held-out documents."""
     domain_bits_per_byte: float = Field(gt=0)
-    """Over those of any one domain: how much of it may be forgotten. A domain with documents of fewer than 20 records is refused only
-    where the whole interval is beyond the margin."""
+    """Over those of any one domain: how much of it may be forgotten. A domain with documents of fewer than 20 records
+    is refused only where the whole interval is beyond the margin."""
     arithmetic_accuracy: float = Field(gt=0, le=1)
     pass_at_1: float = Field(gt=0, le=1)
     choice_accuracy: float = Field(gt=0, le=1)
@@ -34,29 +35,33 @@ class GateRecipe(Frozen):
     min_pass_at_1: float = Field(ge=0, le=1)
     """Floor on the share of sampled answers to verified problems, asked as a conversation, that are right."""
     min_choice_accuracy: float = Field(ge=0, le=1)
-    """Floor on the share of multiple-choice questions answered rightly; above 0 a suite without questions is refused."""
+    """Floor on the share of multiple-choice questions answered rightly; above 0 a suite without questions is
+    refused."""
     min_distinct_answer_share: float = Field(ge=0, le=1)
-    """Floor on different answers given over different right ones, among all chat problems: below it the policy has collapsed."""
+    """Floor on different answers given over different right ones, among all chat problems: below it the policy has
+    collapsed."""
     own_figure: Literal["none", "bits_per_byte", "arithmetic_accuracy", "pass_at_1", "choice_accuracy"]
-    """What the phase is trained for. Where the whole interval of its difference from the start is on the worse side, the phase is refused
-    at any margin: reinforcement learning that lowers pass@1, for example."""
+    """What the phase is trained for. Where the whole interval of its difference from the start is on the worse side,
+    the phase is refused at any margin: reinforcement learning that lowers pass@1, for example."""
     start: MarginRecipe
     """Against the checkpoint that the phase started from."""
     champion: MarginRecipe
-    """Against the reigning champion and against the anchors, the best version so far of each figure; read of the last phase."""
+    """Against the reigning champion and against the anchors, the best version so far of each figure; read of the last
+    phase."""
     max_expert_load: float = Field(ge=1)
-    """Ceiling on the most used expert over the mean, on the held-out documents, of the worst layer (S0: within 5 % at full scale). What
-    an ideal router, which sends every token to random experts, exceeds only once in a thousand evaluations on as many tokens is allowed
-    on top: at 89 layers of 160 experts, 8 of them per token, 13 % on 32,768 tokens, 6.4 % on 131,072, 0.5 % on 20 million. Text is not
-    random: topics use experts unevenly, so a bound near 1 needs documents by the thousand."""
+    """Ceiling on the most used expert over the mean, on the held-out documents, of the worst layer (S0: within 5 % at
+    full scale). What an ideal router, which sends every token to random experts, exceeds only once in a thousand
+    evaluations on as many tokens is allowed on top: at 89 layers of 160 experts, 8 of them per token, 13 % on 32,768
+    tokens, 6.4 % on 131,072, 0.5 % on 20 million. Text is not random: topics use experts unevenly, so a bound near 1
+    needs documents by the thousand."""
     max_expert_cv: float = Field(ge=0)
     """Ceiling on the coefficient of variation of a layer's expert loads, chance allowed on top likewise."""
 
 
 class EvaluationRecipe(Frozen):
     max_document_tokens: int = Field(gt=0)
-    """Tokens of held-out documents that are scored and whose experts are counted: of every domain documents of 20 records first, then the
-    others in the order of their hash."""
+    """Tokens of held-out documents that are scored and whose experts are counted: of every domain documents of 20
+    records first, then the others in the order of their hash."""
     max_document_chars: int = Field(gt=0)
     """Leading characters scored of a document: many short items give a narrower paired interval than few long ones."""
     sequence_length: int = Field(gt=1)
@@ -72,7 +77,8 @@ class EvaluationRecipe(Frozen):
     enable_thinking: bool
     max_answer_tokens: int = Field(gt=0)
     num_choice_items: int = Field(gt=0)
-    """Multiple-choice questions, chosen by hash: from the evaluation files, or continuations of held-out documents where there are none."""
+    """Multiple-choice questions, chosen by hash: from the evaluation files, or continuations of held-out documents
+    where there are none."""
     num_threads: int = Field(gt=0)
     """CPU threads: part of the result, where the order of sums depends on it."""
 

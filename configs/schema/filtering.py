@@ -10,8 +10,9 @@ from configs.schema.base import Frozen
 
 
 class HeuristicRecipe(Frozen):
-    """Bounds of the rules of Gopher, C4 and FineWeb (tasks/data/filtering/heuristics.py); a document outside one is dropped under that
-    reason. In brackets the papers' values, which are those of full scale; a value on its bound passes."""
+    """Bounds of the rules of Gopher, C4 and FineWeb (tasks/data/filtering/heuristics.py); a document outside one is
+    dropped under that reason. In brackets the papers' values, which are those of full scale; a value on its bound
+    passes."""
 
     min_words: int = Field(ge=0)
     """Gopher: 50. Words of code do not count, except in the domains code and commit."""
@@ -34,7 +35,8 @@ class HeuristicRecipe(Frozen):
     min_alphabetic_word_share: float = Field(ge=0, le=1)
     """Gopher: 0.8."""
     min_math_alphabetic_word_share: float = Field(ge=0, le=1)
-    """In mathematics, whose sentences hold numbers: 1 % of GSM8K's problems with solutions are below 0.67, none of 7,473 below 0.48."""
+    """In mathematics, whose sentences hold numbers: 1 % of GSM8K's problems with solutions are below 0.67, none of
+    7,473 below 0.48."""
     min_stop_words: int = Field(ge=0)
     """Different stop words of the document's language, where its list is known (Gopher: 2)."""
     max_repeated_line_share: float = Field(ge=0, le=1)
@@ -52,11 +54,13 @@ class HeuristicRecipe(Frozen):
     min_sentences: int = Field(ge=0)
     """C4: 3."""
     max_curly_bracket_share: float = Field(ge=0, le=1)
-    """Share of the characters of prose. C4 drops a page with any, to drop code, which is left out here; a text about code names some."""
+    """Share of the characters of prose. C4 drops a page with any, to drop code, which is left out here; a text about
+    code names some."""
     max_lorem_ipsum: int = Field(ge=0)
     """Occurrences of `lorem ipsum` (C4: 0)."""
     max_policy_line_share: float = Field(ge=0, le=1)
-    """Lines about JavaScript, cookies, privacy policies and terms of use. C4 removes such lines, whatever their share."""
+    """Lines about JavaScript, cookies, privacy policies and terms of use. C4 removes such lines, whatever their
+    share."""
     min_terminated_line_share: float = Field(ge=0, le=1)
     """Lines that end with punctuation (FineWeb: 0.12)."""
     max_short_line_share: float = Field(ge=0, le=1)
@@ -73,8 +77,9 @@ class ScoreRecipe(Frozen):
     max_toxicity: float = Field(ge=0, le=1)
     """S0: 0.3."""
     max_perplexity_percentile: float = Field(gt=0, le=1)
-    """Share of the held-out reference documents of its language that a document's perplexity may exceed; at 1 nothing is dropped. S0's
-    bound of 500 depends on a model that it does not describe. Without reference text, or a model of the language, nothing is dropped."""
+    """Share of the held-out reference documents of its language that a document's perplexity may exceed; at 1 nothing
+    is dropped. S0's bound of 500 depends on a model that it does not describe. Without reference text, or a model of
+    the language, nothing is dropped."""
     min_factuality: float = Field(ge=0, le=1)
     """S0: 0.7."""
 
@@ -83,8 +88,8 @@ class FilterRecipe(Frozen):
     heuristics: HeuristicRecipe
     scores: ScoreRecipe
     max_removed_share: float = Field(gt=0, le=1)
-    """Share of one source's, language's or domain's documents that one bound may drop; above it the run stops and names the bound and
-    examples. `allowed_languages` is not held to it."""
+    """Share of one source's, language's or domain's documents that one bound may drop; above it the run stops and names
+    the bound and examples. `allowed_languages` is not held to it."""
     num_quality_buckets: int = Field(gt=0)
     """Equal parts of the scored documents that pass everything else, by quality (Nemotron-CC)."""
     num_dropped_buckets: int = Field(ge=0)
@@ -96,7 +101,8 @@ class FilterRecipe(Frozen):
     def _something_stays(self) -> Self:
         if self.num_dropped_buckets >= self.num_quality_buckets:
             raise ValueError(
-                f"num_dropped_buckets ({self.num_dropped_buckets}) must stay below num_quality_buckets ({self.num_quality_buckets}): "
+                f"num_dropped_buckets ({self.num_dropped_buckets}) must stay below num_quality_buckets "
+                f"({self.num_quality_buckets}): "
                 "else no scored document is left"
             )
         return self

@@ -51,18 +51,28 @@ class ModelRecipe(Frozen):
     def _shapes_fit(self) -> Self:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads ({self.num_key_value_heads})"
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
+                f"({self.num_key_value_heads})"
             )
         if self.num_experts_per_tok > self.n_routed_experts:
-            raise ValueError(f"num_experts_per_tok ({self.num_experts_per_tok}) must not exceed n_routed_experts ({self.n_routed_experts})")
+            raise ValueError(
+                f"num_experts_per_tok ({self.num_experts_per_tok}) must not exceed n_routed_experts "
+                f"({self.n_routed_experts})"
+            )
         if self.first_k_dense_replace > self.num_hidden_layers:
             raise ValueError(
-                f"first_k_dense_replace ({self.first_k_dense_replace}) must not exceed num_hidden_layers ({self.num_hidden_layers})"
+                f"first_k_dense_replace ({self.first_k_dense_replace}) must not exceed num_hidden_layers "
+                f"({self.num_hidden_layers})"
             )
         if self.rotary_dim % 2:
-            raise ValueError(f"head_dim x partial_rotary_factor must be even, is {self.head_dim} x {self.partial_rotary_factor}")
+            raise ValueError(
+                f"head_dim x partial_rotary_factor must be even, is {self.head_dim} x {self.partial_rotary_factor}"
+            )
         if (self.n_group, self.topk_group) != (1, 1):
-            raise ValueError(f"n_group and topk_group must be 1, as in every GLM-4.5/4.6 model, are {self.n_group} and {self.topk_group}")
+            raise ValueError(
+                f"n_group and topk_group must be 1, as in every GLM-4.5/4.6 model, are {self.n_group} and "
+                f"{self.topk_group}"
+            )
         return self
 
     @property

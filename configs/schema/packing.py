@@ -9,8 +9,9 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from configs.schema.base import Domain, Frozen
 
 Packing = Literal["stream", "best_fit"]
-"""stream: documents one after the other, cut where rows end, attention over document ends (report, pre-training). best_fit: whole
-documents in rows with the fewest gaps, attention inside documents, no target across them (report, mid-training; every SFT)."""
+"""stream: documents one after the other, cut where rows end, attention over document ends (report, pre-training).
+best_fit: whole documents in rows with the fewest gaps, attention inside documents, no target across them (report,
+mid-training; every SFT)."""
 MixtureWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -30,7 +31,10 @@ def _waypoints_span_the_phase(
             raise ValueError(f"mixture {weights} gives every domain the weight 0: give one of them more")
     places = [0.0, 1.0] if isinstance(mixture, dict) else [waypoint.at_share for waypoint in mixture]
     if len(places) < 2 or places != sorted(set(places)) or (places[0], places[-1]) != (0.0, 1.0):
-        raise ValueError(f"mixture has waypoints at_share {places}: let them rise from 0.0 to 1.0, or state one mixture without waypoints")
+        raise ValueError(
+            f"mixture has waypoints at_share {places}: let them rise from 0.0 to 1.0, or state one mixture without "
+            f"waypoints"
+        )
     return mixture
 
 
@@ -75,4 +79,6 @@ class PackingRecipe(Frozen):
     @property
     def domains(self) -> tuple[Domain, ...]:
         """Domains with a weight at some place of the phase, in the order in which they are first named."""
-        return tuple(dict.fromkeys(name for point in self.waypoints for name, weight in point.mixture.items() if weight))
+        return tuple(
+            dict.fromkeys(name for point in self.waypoints for name, weight in point.mixture.items() if weight)
+        )

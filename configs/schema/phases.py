@@ -29,14 +29,16 @@ class PhaseRecipe(Frozen):
     {at_share, mixture}, linear in between. A policy objective packs no rows and reads none of it: all of its prompts
     are generated problems."""
     bucket_weights: tuple[Annotated[float, Field(ge=0)], ...]
-    """How often an epoch reads a document of each quality bucket, from low to high (GLM-4.5: over 3.2 of the highest); documents without
-    a bucket once. Empty: every document once. None is read again before all of its bucket were read."""
+    """How often an epoch reads a document of each quality bucket, from low to high (GLM-4.5: over 3.2 of the highest);
+    documents without a bucket once. Empty: every document once. None is read again before all of its bucket were
+    read."""
     max_epochs: float = Field(gt=0)
-    """Ceiling on the passes over one domain, an epoch being what bucket_weights make of it, from the start of the phase's course; a phase
-    whose mixture needs more is refused. The domains code and repository count apart, though repositories are made of files."""
+    """Ceiling on the passes over one domain, an epoch being what bucket_weights make of it, from the start of the
+    phase's course; a phase whose mixture needs more is refused. The domains code and repository count apart, though
+    repositories are made of files."""
     fim_rate: float = Field(ge=0, le=1)
-    """Share of the documents of the domains code and repository that are rearranged to prefix, suffix, middle (report: all source code
-    has fill-in-the-middle, without a rate)."""
+    """Share of the documents of the domains code and repository that are rearranged to prefix, suffix, middle (report:
+    all source code has fill-in-the-middle, without a rate)."""
     adapter: AdapterRecipe
     optimizer: OptimizerRecipe
     spikes: SpikeRecipe
@@ -46,7 +48,8 @@ class PhaseRecipe(Frozen):
     num_threads: int = Field(gt=0)
     """CPU threads per rank: part of the result on a CPU, where the order of sums depends on it."""
     seed: int
-    """Of weights that begin at random, of rows and prompts, and of the order of documents, which all phases of a course share."""
+    """Of weights that begin at random, of rows and prompts, and of the order of documents, which all phases of a course
+    share."""
     gate: GateRecipe
 
     @property
@@ -69,7 +72,8 @@ class PhaseRecipe(Frozen):
         if self.num_tokens % self.sequence_length:
             rows = max(1, self.num_tokens // self.sequence_length)
             raise ValueError(
-                f"num_tokens ({self.num_tokens}) must be a multiple of sequence_length ({self.sequence_length}), for example "
+                f"num_tokens ({self.num_tokens}) must be a multiple of sequence_length ({self.sequence_length}), for "
+                f"example "
                 f"{rows * self.sequence_length}"
             )
         return self
@@ -77,10 +81,13 @@ class PhaseRecipe(Frozen):
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:
         if isinstance(self.objective, SftObjective) and self.packing != "best_fit":
-            raise ValueError("packing must be best_fit where the objective is sft: a conversation cut in two teaches no questions")
+            raise ValueError(
+                "packing must be best_fit where the objective is sft: a conversation cut in two teaches no questions"
+            )
         if isinstance(self.objective, PolicyObjective) and self.objective.max_new_tokens >= self.sequence_length:
             raise ValueError(
-                f"objective.max_new_tokens ({self.objective.max_new_tokens}) must stay below sequence_length ({self.sequence_length}): "
+                f"objective.max_new_tokens ({self.objective.max_new_tokens}) must stay below sequence_length "
+                f"({self.sequence_length}): "
                 "a row holds the prompt and its answer"
             )
         return self
@@ -89,7 +96,8 @@ class PhaseRecipe(Frozen):
 class PhaseSection(Frozen):
     name: PhaseName
     quoted_loss: float | None
-    """Loss that a source document states without evidence; shown beside the measured one, decides nothing. Null where none does."""
+    """Loss that a source document states without evidence; shown beside the measured one, decides nothing. Null where
+    none does."""
     recipe: PhaseRecipe
     resources: TrainingResources
 
@@ -97,13 +105,16 @@ class PhaseSection(Frozen):
     def _objective_fits_the_phase(self) -> Self:
         kind = self.recipe.objective.kind
         if self.name.startswith(("pretrain_", "mid_")) and kind not in ("pretrain", "sft"):
-            raise ValueError(f"phase {self.name}: objective {kind} needs a model that answers: set its kind to pretrain, or name it rl_...")
+            raise ValueError(
+                f"phase {self.name}: objective {kind} needs a model that answers: set its kind to pretrain, or name "
+                f"it rl_..."
+            )
         return self
 
 
 class TrainingRecipe(Frozen):
-    """What decides the result of training one phase. The phase's gate and mixture stay out: a new bound trains nothing again, and the
-    mixture acts through the packed rows. Made by `Scale.training_recipe`."""
+    """What decides the result of training one phase. The phase's gate and mixture stay out: a new bound trains nothing
+    again, and the mixture acts through the packed rows. Made by `Scale.training_recipe`."""
 
     phase: PhaseName
     objective: Objective

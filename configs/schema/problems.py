@@ -26,30 +26,38 @@ class SynthesisRecipe(Frozen):
     num_held_out_problems: int = Field(ge=0)
     """Of each family, from its part that is never trained on: held_out.parquet, protected by decontamination."""
     prompt_families: tuple[Literal["brackets", "equations", "systems", "quadratics", "logic"], ...]
-    """Families that give num_prompts prompts of reinforcement learning as well; their answer is a short text that is compared."""
+    """Families that give num_prompts prompts of reinforcement learning as well; their answer is a short text that is
+    compared."""
     operations: tuple[Literal["+", "-", "*"], ...] = Field(min_length=1)
     max_operand: int = Field(ge=9, le=1_000_000_000)
-    """Largest operand, so that products fit 64 bits; the operand pairs are divided between training and evaluation by hash."""
+    """Largest operand, so that products fit 64 bits; the operand pairs are divided between training and evaluation by
+    hash."""
     problems_per_document: int = Field(gt=0)
     num_chats: int = Field(gt=0)
     """Training problems that are also written as conversations, for SFT."""
     thinking_share: float = Field(ge=0, le=1)
-    """Share of these conversations whose answer is reasoned in <think>; the others are asked with /nothink (report: SFT mixes both)."""
+    """Share of these conversations whose answer is reasoned in <think>; the others are asked with /nothink (report: SFT
+    mixes both)."""
     num_prompts: int = Field(gt=0)
     """Further training problems, in no document and no conversation: the prompts of reinforcement learning."""
 
     @model_validator(mode="after")
     def _chats_are_training_problems(self) -> Self:
         if self.num_chats > self.num_training_problems:
-            raise ValueError(f"num_chats ({self.num_chats}) must not exceed num_training_problems ({self.num_training_problems})")
+            raise ValueError(
+                f"num_chats ({self.num_chats}) must not exceed num_training_problems ({self.num_training_problems})"
+            )
         unknown = sorted(set(self.prompt_families) - set(self.families))
         if unknown:
-            raise ValueError(f"prompt_families names {unknown[0]}, families ({', '.join(self.families)}) does not: add it there")
+            raise ValueError(
+                f"prompt_families names {unknown[0]}, families ({', '.join(self.families)}) does not: add it there"
+            )
         return self
 
 
 class SeedVariationRecipe(Frozen):
-    """Seed problems with annotated calculations, told again with other numbers (tasks/data/seeds/seed_variations.py)."""
+    """Seed problems with annotated calculations, told again with other numbers
+    (tasks/data/seeds/seed_variations.py)."""
 
     per_seed: int = Field(ge=0)
     """Conversations at most of each seed; some have fewer numbers that keep the story sensible. 0: none."""
@@ -59,7 +67,8 @@ class TeacherRequest(Frozen):
     """What a teacher is asked. An empty base_url stands for no teacher: request_traces does not run."""
 
     base_url: str
-    """Of an OpenAI-compatible server, http:// or https://, with /v1; its key comes from GLM46_TEACHER_API_KEY and never stands here."""
+    """Of an OpenAI-compatible server, http:// or https://, with /v1; its key comes from GLM46_TEACHER_API_KEY and never
+    stands here."""
     model: str
     num_seeds: int = Field(gt=0)
     """Problems with role `prompts` that are asked, those of smallest hash."""
@@ -71,11 +80,15 @@ class TeacherRequest(Frozen):
     def _has_a_model(self) -> Self:
         if self.base_url and not re.fullmatch(r"https?://[^/@\s]+(/[^@\s]*)?", self.base_url):
             raise ValueError(
-                "teacher.request: base_url must be http:// or https:// with a host and no password, as in http://127.0.0.1:8000/v1; the "
+                "teacher.request: base_url must be http:// or https:// with a host and no password, as in "
+                "http://127.0.0.1:8000/v1; the "
                 "key comes from GLM46_TEACHER_API_KEY"
             )
         if self.base_url and not self.model:
-            raise ValueError(f"teacher.request: base_url is {self.base_url} and model is empty: name the model, as the server lists it")
+            raise ValueError(
+                f"teacher.request: base_url is {self.base_url} and model is empty: name the model, as the server "
+                f"lists it"
+            )
         return self
 
 
@@ -87,7 +100,8 @@ class TeacherLimits(Frozen):
     tokens_per_minute: int = Field(gt=0)
     max_attempts: int = Field(gt=0)
     first_delay_seconds: float = Field(gt=0)
-    """Before the second attempt; doubled before each further one, up to a minute. A server's Retry-After goes before."""
+    """Before the second attempt; doubled before each further one, up to a minute. A server's Retry-After goes
+    before."""
     timeout_seconds: float = Field(gt=0)
     price_per_million_prompt_tokens: float = Field(ge=0)
     price_per_million_completion_tokens: float = Field(ge=0)

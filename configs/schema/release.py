@@ -17,8 +17,8 @@ Q8_0_BLOCK = 32
 class ReleaseRecipe(Frozen):
     gguf_types: tuple[Literal["F32", "Q8_0"], ...] = Field(min_length=1)
     smoke_prompts: tuple[str, ...] = Field(min_length=1)
-    """Prompts whose greedy continuations by the served model must equal our own generation; the beginnings of held-out documents follow
-    them until 500 tokens are compared."""
+    """Prompts whose greedy continuations by the served model must equal our own generation; the beginnings of held-out
+    documents follow them until 500 tokens are compared."""
     smoke_prompt_tokens: int = Field(gt=0)
     """Leading tokens of a document that are such a prompt."""
     smoke_new_tokens: int = Field(gt=0)
@@ -34,7 +34,10 @@ class ReleaseRecipe(Frozen):
     @model_validator(mode="after")
     def _has_the_served_type(self) -> Self:
         if SERVED_GGUF_TYPE not in self.gguf_types:
-            raise ValueError(f"gguf_types is {list(self.gguf_types)}: add {SERVED_GGUF_TYPE}, which is served and the others are held to")
+            raise ValueError(
+                f"gguf_types is {list(self.gguf_types)}: add {SERVED_GGUF_TYPE}, which is served and the others are "
+                f"held to"
+            )
         return self
 
 

@@ -35,7 +35,9 @@ class Scale(Frozen):
             raise ValueError(f"phases: a name occurs twice in {names}")
         scheduled = [name for course in self.courses for name in course.recipe.phases]
         if scheduled != names:
-            raise ValueError(f"courses hold the phases {scheduled}, but phases are {names}: list the same names in the same order")
+            raise ValueError(
+                f"courses hold the phases {scheduled}, but phases are {names}: list the same names in the same order"
+            )
         tokenizer = self.data.recipe.tokenizer
         used = tokenizer.num_ordinary_tokens + tokenizer.num_special_tokens
         if used > self.model.recipe.vocab_size:
@@ -46,7 +48,10 @@ class Scale(Frozen):
         for course in self.courses:
             seeds = {phase.name: phase.recipe.seed for phase in self.phases if phase.name in course.recipe.phases}
             if len(set(seeds.values())) > 1:
-                raise ValueError(f"course {course.recipe.name}: one seed orders its documents, its phases have {seeds}: give them the same")
+                raise ValueError(
+                    f"course {course.recipe.name}: one seed orders its documents, its phases have {seeds}: give them "
+                    f"the same"
+                )
         num_buckets = self.data.recipe.filter.num_quality_buckets
         for phase in self.phases:
             if len(phase.recipe.bucket_weights) not in (0, num_buckets):
@@ -63,7 +68,12 @@ class Scale(Frozen):
 
     @model_validator(mode="after")
     def _model_can_be_evaluated_and_released(self) -> Self:
-        model, evaluation, release, served = self.model.recipe, self.evaluation.recipe, self.release.recipe, self.serving.resources
+        model, evaluation, release, served = (
+            self.model.recipe,
+            self.evaluation.recipe,
+            self.release.recipe,
+            self.serving.resources,
+        )
         positions = "model.recipe.max_position_embeddings", model.max_position_embeddings
         smoke = "release.recipe: smoke_prompt_tokens + smoke_new_tokens"
         for name, value, (bound_name, bound) in (
@@ -71,17 +81,31 @@ class Scale(Frozen):
             ("evaluation.recipe.max_new_tokens", evaluation.max_new_tokens + 1, positions),
             ("evaluation.recipe.max_answer_tokens", evaluation.max_answer_tokens + 1, positions),
             (smoke, release.smoke_prompt_tokens + release.smoke_new_tokens, positions),
-            (smoke, release.smoke_prompt_tokens + release.smoke_new_tokens, ("serving.resources.context_length", served.context_length)),
+            (
+                smoke,
+                release.smoke_prompt_tokens + release.smoke_new_tokens,
+                ("serving.resources.context_length", served.context_length),
+            ),
         ):
             if value > bound:
-                raise ValueError(f"{name} needs {value} positions, {bound_name} is {bound}: lower the first or raise the second")
-        widths = {"hidden_size": model.hidden_size, "num_attention_heads x head_dim": model.num_attention_heads * model.head_dim}
+                raise ValueError(
+                    f"{name} needs {value} positions, {bound_name} is {bound}: lower the first or raise the second"
+                )
+        widths = {
+            "hidden_size": model.hidden_size,
+            "num_attention_heads x head_dim": model.num_attention_heads * model.head_dim,
+        }
         widths |= {"intermediate_size": model.intermediate_size} if model.first_k_dense_replace else {}
-        widths |= {"moe_intermediate_size": model.moe_intermediate_size} if model.first_k_dense_replace < model.num_hidden_layers else {}
+        widths |= (
+            {"moe_intermediate_size": model.moe_intermediate_size}
+            if model.first_k_dense_replace < model.num_hidden_layers
+            else {}
+        )
         odd = [f"{name} ({width})" for name, width in widths.items() if width % Q8_0_BLOCK]
         if "Q8_0" in release.gguf_types and odd:
             raise ValueError(
-                f"release.recipe.gguf_types holds Q8_0, whose rows are multiples of {Q8_0_BLOCK}: model.recipe {' and '.join(odd)} "
+                f"release.recipe.gguf_types holds Q8_0, whose rows are multiples of {Q8_0_BLOCK}: model.recipe "
+                f"{' and '.join(odd)} "
                 "cannot be; leave Q8_0 out, or choose such sizes"
             )
         return self
@@ -92,7 +116,8 @@ class Scale(Frozen):
             course, length = self.course_of(phase), phase.recipe.sequence_length
             if course.start_batch_tokens < length:
                 raise ValueError(
-                    f"course {course.name}: start_batch_tokens ({course.start_batch_tokens}) holds no sequence of phase {phase.name} "
+                    f"course {course.name}: start_batch_tokens ({course.start_batch_tokens}) holds no sequence of "
+                    f"phase {phase.name} "
                     f"({length} tokens): raise it"
                 )
         return self
@@ -102,10 +127,13 @@ class Scale(Frozen):
         return next(course.recipe for course in self.courses if phase.name in course.recipe.phases)
 
     def packed_before(self, phase: PhaseSection) -> tuple[PhaseSection, ...]:
-        """The phases of the course before this one that read packed rows: it goes on in the documents where they stopped."""
+        """The phases of the course before this one that read packed rows: it goes on in the documents where they
+        stopped."""
         before = self.course_of(phase).phases
         before = before[: before.index(phase.name)]
-        return tuple(section for section in self.phases if section.name in before and not section.recipe.samples_answers)
+        return tuple(
+            section for section in self.phases if section.name in before and not section.recipe.samples_answers
+        )
 
     def course_start_tokens(self, phase: PhaseSection) -> int:
         """Tokens of the course that lie before the phase."""
@@ -122,6 +150,10 @@ class Scale(Frozen):
         """What decides the result of training the phase."""
         shared = phase.recipe.model_dump(include=set(TrainingRecipe.model_fields) & set(PhaseRecipe.model_fields))
         return TrainingRecipe(
-            **shared, phase=phase.name, model=self.model.recipe, course=self.course_of(phase),
-            course_start_tokens=self.course_start_tokens(phase), course_num_tokens=self.course_num_tokens(phase),
-        )  # fmt: skip
+            **shared,
+            phase=phase.name,
+            model=self.model.recipe,
+            course=self.course_of(phase),
+            course_start_tokens=self.course_start_tokens(phase),
+            course_num_tokens=self.course_num_tokens(phase),
+        )

@@ -25,12 +25,14 @@ class ClassifierRecipe(Frozen):
     min_auc: float = Field(ge=0.5, lt=1)
     """A classifier that ranks the held-out records worse than this scores nothing; the record says so."""
     prior: dict[ClassifierKind, Annotated[float, Field(gt=0, lt=1)]]
-    """Share of all documents that probabilities take to be positive. The labelled records do not say it: most labelled tweets are toxic."""
+    """Share of all documents that probabilities take to be positive. The labelled records do not say it: most labelled
+    tweets are toxic."""
     encoder: Literal["", PackagedEncoder]
-    """Packaged text encoder that reads the passages whose toxicity their words leave in doubt; empty: the words decide. On texts of other
-    kinds than the labels the area under the curve is 0.93 with it, 0.80 without (docs/data.md)."""
+    """Packaged text encoder that reads the passages whose toxicity their words leave in doubt; empty: the words decide.
+    On texts of other kinds than the labels the area under the curve is 0.93 with it, 0.80 without (docs/data.md)."""
     flagged_above: float = Field(gt=0, lt=1)
-    """Toxicity above which a sentence of data_contracts/toxicity_sentences.py counts as flagged; `filter.scores.max_toxicity` at least."""
+    """Toxicity above which a sentence of data_contracts/toxicity_sentences.py counts as flagged;
+    `filter.scores.max_toxicity` at least."""
     max_flagged_harmless: float = Field(ge=0, le=1)
     """With a larger share of the harmless sentences flagged, toxicity is not scored and its bound drops nothing."""
     word_ngrams: int = Field(ge=1, le=3)
@@ -42,15 +44,16 @@ class ClassifierRecipe(Frozen):
     max_chars: int = Field(gt=0)
     """Characters from the start of a document that are scored."""
     min_known_share: float = Field(gt=0, le=1)
-    """A document of whose words the classifier knows a smaller share is not scored: it is in another language or of another kind."""
+    """A document of whose words the classifier knows a smaller share is not scored: it is in another language or of
+    another kind."""
 
 
 class LanguageRecipe(Frozen):
     max_chars: int = Field(gt=0)
     """Characters from the start of a document that its language is found from."""
     model_path: str
-    """A fastText model that names languages, such as lid.176.bin or GlotLID, on a file system that executors see; empty for the three
-    identifiers that come with the packages."""
+    """A fastText model that names languages, such as lid.176.bin or GlotLID, on a file system that executors see; empty
+    for the three identifiers that come with the packages."""
     model_sha256: str = Field(pattern="^([0-9a-f]{64})?$")
     """Of that file: a run with another file stops."""
 
@@ -58,7 +61,8 @@ class LanguageRecipe(Frozen):
     def _has_a_digest(self) -> LanguageRecipe:
         if bool(self.model_path) != bool(self.model_sha256):
             raise ValueError(
-                f"model_path ({self.model_path!r}) and model_sha256 ({self.model_sha256!r}): give both, or leave both empty; "
+                f"model_path ({self.model_path!r}) and model_sha256 ({self.model_sha256!r}): give both, or leave both "
+                f"empty; "
                 "`sha256sum FILE` prints the digest"
             )
         return self
@@ -68,14 +72,16 @@ class NgramModelRecipe(Frozen):
     order: int = Field(gt=0, le=5)
     """Words per n-gram."""
     min_count: int = Field(gt=0)
-    """N-grams, also single words, that occur fewer times are forgotten; their mass goes to shorter ones and to unknown words."""
+    """N-grams, also single words, that occur fewer times are forgotten; their mass goes to shorter ones and to unknown
+    words."""
     min_language_bytes: int = Field(gt=0)
-    """A language with less reference text (role `reference`) has no model, and its documents no perplexity. From 0.1 to 4 MB of an
-    encyclopedia judged pages are told apart alike (AUC 0.80 to 0.82): the percentiles of `held_out_documents` need more."""
+    """A language with less reference text (role `reference`) has no model, and its documents no perplexity. From 0.1 to
+    4 MB of an encyclopedia judged pages are told apart alike (AUC 0.80 to 0.82): the percentiles of
+    `held_out_documents` need more."""
     held_out_documents: int = Field(gt=0)
-    """Reference documents, by hash, that a model does not learn from: what the perplexity of documents is ranked among. At most a quarter
-    is held out, and a language for which that is less has no model. With 400 the share of judged good pages above the 99th percentile
-    varied by 0.3 to 3 points between draws (standard deviation), with 100 by 3 to 7."""
+    """Reference documents, by hash, that a model does not learn from: what the perplexity of documents is ranked among.
+    At most a quarter is held out, and a language for which that is less has no model. With 400 the share of judged good
+    pages above the 99th percentile varied by 0.3 to 3 points between draws (standard deviation), with 100 by 3 to 7."""
     max_language_bytes: int = Field(gt=0)
     """Text per language that its model is trained on, on average: documents are taken by the hash of their id."""
     max_bytes: int = Field(gt=0)

@@ -11,29 +11,33 @@ from configs.schema.base import Frozen
 
 class IngestRecipe(Frozen):
     max_record_bytes: int = Field(gt=0)
-    """Of a line, page, member or row: a longer one is kept aside, reason `record_too_long`, and no more of it is held in memory. A longer
-    plain text is read as several records, cut at line ends."""
+    """Of a line, page, member or row: a longer one is kept aside, reason `record_too_long`, and no more of it is held
+    in memory. A longer plain text is read as several records, cut at line ends."""
     max_source_bytes: int = Field(gt=0)
-    """Bytes of source text per run, shared out evenly over the domains; what a domain does not need goes to the others. Where a domain
-    holds more than its part, documents are kept by the hash of their place, so the bytes are met on average."""
+    """Bytes of source text per run, shared out evenly over the domains; what a domain does not need goes to the others.
+    Where a domain holds more than its part, documents are kept by the hash of their place, so the bytes are met on
+    average."""
     max_rejected_share: float = Field(ge=0, le=1)
-    """Share of unreadable records (damaged, not UTF-8, without text, empty, with an id that an earlier one has) above which the run stops
-    and names them. What is no text by its nature (a redirect, a picture in a crawl) is counted, and not part of the share."""
+    """Share of unreadable records (damaged, not UTF-8, without text, empty, with an id that an earlier one has) above
+    which the run stops and names them. What is no text by its nature (a redirect, a picture in a crawl) is counted, and
+    not part of the share."""
 
 
 class ExtractionRecipe(Frozen):
     html_extractor: Literal["combined", "trafilatura", "readability", "resiliparse"]
-    """Finds the main text of a page. combined: never far from the best library on four sets of pages (docs/data.md); resiliparse: several
-    times faster and with more boilerplate left."""
+    """Finds the main text of a page. combined: never far from the best library on four sets of pages (docs/data.md);
+    resiliparse: several times faster and with more boilerplate left."""
     max_markup_chars: int = Field(gt=0)
-    """A longer page is dropped, reason `markup_too_large`, as is one whose nesting or tags would make parsing it quadratic."""
+    """A longer page is dropped, reason `markup_too_large`, as is one whose nesting or tags would make parsing it
+    quadratic."""
     min_chars: int = Field(ge=0)
     """A page with less text is dropped, reason `too_short`; text that needs no extraction is left to the filter."""
     max_failed_share: float = Field(ge=0, le=1)
-    """Share of a collection's pages that give no text (no_main_content, broken_markup, markup_too_large) above which the run stops and
-    shows examples."""
+    """Share of a collection's pages that give no text (no_main_content, broken_markup, markup_too_large) above which
+    the run stops and shows examples."""
     max_document_chars: int = Field(gt=0)
-    """Longer documents are cut at paragraph ends into pieces of at most this many characters, each with its own offset."""
+    """Longer documents are cut at paragraph ends into pieces of at most this many characters, each with its own
+    offset."""
 
 
 class BoilerplateRecipe(Frozen):

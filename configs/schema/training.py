@@ -25,19 +25,20 @@ class OptimizerRecipe(Frozen):
     weight_decay: float = Field(ge=0)
     """Report: 0.1 on matrices; biases, norms and the embedding are not decayed."""
     max_grad_norm: float = Field(ge=0)
-    """Gradients of a step whose norm over the whole model is larger are scaled down to it, before the optimizer (S2: 1.0, and Megatron's
-    default, which S3 and S4 run with; the report names none). 0: they are left as they are. A Muon update has no scale, but its momentum
-    has: a step with a large gradient weighs more in it than the steps around."""
+    """Gradients of a step whose norm over the whole model is larger are scaled down to it, before the optimizer (S2:
+    1.0, and Megatron's default, which S3 and S4 run with; the report names none). 0: they are left as they are. A Muon
+    update has no scale, but its momentum has: a step with a large gradient weighs more in it than the steps around."""
     state_dtype: Literal["float32", "bfloat16"]
     """Of momentum and moments; master weights are float32 either way."""
 
 
 class SpikeRecipe(Frozen):
-    """What counts as a spike and what is done about it: roll back to the last good checkpoint and skip rows. A step with a loss or
-    gradient norm that is not finite is one in any case."""
+    """What counts as a spike and what is done about it: roll back to the last good checkpoint and skip rows. A step
+    with a loss or gradient norm that is not finite is one in any case."""
 
     window_steps: int = Field(gt=1)
-    """Steps whose median loss and gradient norm a step is compared with; before that many were taken only non-finite ones count."""
+    """Steps whose median loss and gradient norm a step is compared with; before that many were taken only non-finite
+    ones count."""
     max_loss_ratio: float = Field(gt=1)
     max_grad_norm_ratio: float = Field(gt=1)
     """Of our own norm, before the optimizer."""
@@ -77,7 +78,8 @@ class ProfileResources(Frozen):
 
 
 class TrainingResources(Frozen):
-    """Where and how wide a phase trains; what cannot run is refused before launch, by name (tasks/training/plan/launch_rules.py)."""
+    """Where and how wide a phase trains; what cannot run is refused before launch, by name
+    (tasks/training/plan/launch_rules.py)."""
 
     launcher: Literal["local", "slurm", "pbs", "kubernetes"]
     device: Literal["cpu", "cuda"]
@@ -88,7 +90,8 @@ class TrainingResources(Frozen):
     pipeline_parallel: int = Field(gt=0)
     context_parallel: int = Field(gt=0)
     expert_parallel: int = Field(gt=0)
-    """Ranks among which a layer's experts are divided; carved out of data x tensor x context parallel, no axis of its own."""
+    """Ranks among which a layer's experts are divided; carved out of data x tensor x context parallel, no axis of its
+    own."""
     zero_stage: Literal[0, 1, 2, 3]
     offload_optimizer: Literal["none", "cpu", "nvme"]
     offload_parameters: Literal["none", "cpu", "nvme"]
@@ -108,11 +111,11 @@ class TrainingResources(Frozen):
     device_memory_bytes: int = Field(gt=0)
     """Memory of one rank (H100/H800: 80 GB): `glm46 plan` says what does not fit."""
     assumed_document_tokens: int = Field(gt=0)
-    """Length of a document by which `glm46 plan` charges attention where packing is best_fit, as if all were alike; of a real corpus the
-    sum of squared lengths over the sum of lengths, which metrics.jsonl has as attended_tokens."""
+    """Length of a document by which `glm46 plan` charges attention where packing is best_fit, as if all were alike; of
+    a real corpus the sum of squared lengths over the sum of lengths, which metrics.jsonl has as attended_tokens."""
     rollout_cache_bytes: int = Field(gt=0)
-    """Memory of a rank for the keys and values of answers that are sampled at once; a policy phase samples a step's answers in batches that
-    fit. In float32 on a CPU the batches change no bit of the answers."""
+    """Memory of a rank for the keys and values of answers that are sampled at once; a policy phase samples a step's
+    answers in batches that fit. In float32 on a CPU the batches change no bit of the answers."""
     micro_batch_sequences: int = Field(gt=0)
     save_interval_steps: int = Field(gt=0)
     log_interval_steps: int = Field(gt=0)

@@ -23,18 +23,27 @@ if TYPE_CHECKING:
     from infra.storage.store import Store
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Turn raw documents into a promoted, served model."
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Turn raw documents into a promoted, served model.",
 )
 
-lineage_app = typer.Typer(no_args_is_help=True, help="Trace a model to its data, or a document to its models. Needs no server.")
+lineage_app = typer.Typer(
+    no_args_is_help=True, help="Trace a model to its data, or a document to its models. Needs no server."
+)
 app.add_typer(lineage_app, name="lineage")
 
-jobs_app = typer.Typer(no_args_is_help=True, help="List or stop training jobs: they run detached from the run that started them.")
+jobs_app = typer.Typer(
+    no_args_is_help=True, help="List or stop training jobs: they run detached from the run that started them."
+)
 app.add_typer(jobs_app, name="jobs")
 
 SCALE = Annotated[str, typer.Argument(metavar="SCALE|FILE.yaml", help="micro, tiny, ... or a YAML file of your own")]
 JSON = Annotated[bool, typer.Option("--json", help="end with one JSON line on standard output")]
-STORE = Annotated[str | None, typer.Option(metavar="URI", help="a directory or s3://bucket/prefix; by default $GLM46_HOME/store")]
+STORE = Annotated[
+    str | None, typer.Option(metavar="URI", help="a directory or s3://bucket/prefix; by default $GLM46_HOME/store")
+]
 PLACE = "DIR|s3://BUCKET/PREFIX|hf://OWNER/NAME"
 
 
@@ -57,7 +66,8 @@ def assert_packages_are_ours() -> None:
         found = Path(package.__path__[0]).resolve()
         if found.parent != root:
             sys.exit(
-                f"package {package.__name__} is loaded from {found}, not from {root}: run glm46 from another directory or clear PYTHONPATH"
+                f"package {package.__name__} is loaded from {found}, not from {root}: run glm46 from another "
+                f"directory or clear PYTHONPATH"
             )
 
 
@@ -67,11 +77,20 @@ def run(
     store: STORE = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar=PLACE, help="your documents; by default Python's library, its documentation and package descriptions"),
+        typer.Option(
+            metavar=PLACE,
+            help="your documents; by default Python's library, its documentation and package descriptions",
+        ),
     ] = None,
-    from_stage: Annotated[str | None, typer.Option("--from", metavar="STAGE", help="start at this phase, or at release_model")] = None,
-    start: Annotated[str | None, typer.Option(metavar="CHECKPOINT|HF_DIR|ALIAS", help="the weights to start from")] = None,
-    until: Annotated[str | None, typer.Option(metavar="STAGE", help="stop after prepare_data, a phase, or release_model")] = None,
+    from_stage: Annotated[
+        str | None, typer.Option("--from", metavar="STAGE", help="start at this phase, or at release_model")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option(metavar="CHECKPOINT|HF_DIR|ALIAS", help="the weights to start from")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="STAGE", help="stop after prepare_data, a phase, or release_model")
+    ] = None,
     as_json: JSON = False,
 ) -> None:
     """Run the pipeline at a scale: from raw documents to a promoted, served model."""
@@ -94,7 +113,10 @@ def run(
         home = open_home()
         opened = open_store(store, home)
         require(
-            check_java(), check_compiler(), check_spark_master(configuration.data.resources.master), *check_room(home, opened.staging_root)
+            check_java(),
+            check_compiler(),
+            check_spark_master(configuration.data.resources.master),
+            *check_room(home, opened.staging_root),
         )
         if start is not None:
             from flows.check_start import check_start
@@ -120,7 +142,8 @@ def run(
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process at once: everything is committed, and Prefect's exit handlers wait without limit for a killed server."""
+    """End the process at once: everything is committed, and Prefect's exit handlers wait without limit for a killed
+    server."""
     from infra.machine.spark import stop_spark
 
     try:
@@ -144,13 +167,23 @@ def plan(scale: SCALE, as_json: JSON = False) -> None:
 
 @app.command()
 def stage(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="extract, deduplicate, filter, tokenizer, ...; another word lists them all")],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="a new directory for documents and evidence, outside --input")],
-    documents: Annotated[str | None, typer.Option("--input", metavar=PLACE, help="your documents, or an earlier stage's output")] = None,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="extract, deduplicate, filter, tokenizer, ...; another word lists them all"
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option(metavar="DIR", help="a new directory for documents and evidence, outside --input")
+    ],
+    documents: Annotated[
+        str | None, typer.Option("--input", metavar=PLACE, help="your documents, or an earlier stage's output")
+    ] = None,
     config: Annotated[
         str | None,
         typer.Option(
-            metavar="SCALE|FILE.yaml", help="the scale or YAML whose data section is used; by default full's recipe, run on this machine"
+            metavar="SCALE|FILE.yaml",
+            help="the scale or YAML whose data section is used; by default full's recipe, run on this machine",
         ),
     ] = None,
     as_json: JSON = False,
@@ -175,7 +208,9 @@ def stage(
 def chat(
     scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
     alias: Annotated[str, typer.Option(help="which version: champion, a phase's name, ...")] = "champion",
-    prompt: Annotated[str | None, typer.Option(help="answer this prompt and exit; by default read lines from the terminal")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="answer this prompt and exit; by default read lines from the terminal")
+    ] = None,
     max_tokens: int = 64,
     temperature: float = 0.0,
     store: STORE = None,
@@ -255,7 +290,9 @@ def down() -> None:
 def adopt(
     old: Annotated[str, typer.Argument(help="key of the work, as `run --json` printed it")],
     new: Annotated[str, typer.Argument(help="key that the newer code asks for")],
-    reason: Annotated[str, typer.Option(help="why the older code's result is still right; kept in manifest and report")],
+    reason: Annotated[
+        str, typer.Option(help="why the older code's result is still right; kept in manifest and report")
+    ],
     store: STORE = None,
 ) -> None:
     """Accept work done under older code for newer code; unfinished work continues."""
@@ -288,7 +325,11 @@ def doctor(
         home = open_home()
         launchers = [] if scale is None else [phase.resources.launcher for phase in load_scale(scale).phases]
         isolation, problem = find_isolation()
-        fix = "" if isolation else "only solutions to be run need it: install bubblewrap (Debian: apt-get install bubblewrap)"
+        fix = (
+            ""
+            if isolation
+            else "only solutions to be run need it: install bubblewrap (Debian: apt-get install bubblewrap)"
+        )
         sandbox = Check("sandbox", True, isolation or f"none: {problem}", fix)
         checks = [*check_machine(home), native_code(), sandbox]
         checks += [*check_launchers(launchers), *check_store(open_store(store, home), deep)]
@@ -296,7 +337,10 @@ def doctor(
         print(to_json(checks))
     else:
         for check in checks:
-            print(f"{'ok' if check.passed else 'MISSING':<8} {check.name:<16} {check.found}{f'; {check.fix}' if check.fix else ''}")
+            print(
+                f"{'ok' if check.passed else 'MISSING':<8} {check.name:<16} "
+                f"{check.found}{f'; {check.fix}' if check.fix else ''}"
+            )
     raise typer.Exit(0 if all(check.passed for check in checks) else EXIT_FAILED)
 
 
@@ -313,7 +357,9 @@ def jobs_list() -> None:
 
 @jobs_app.command("stop")
 def jobs_stop(
-    key: Annotated[str | None, typer.Argument(metavar="KEY", help="key of a job, or its first digits; by default all running jobs")] = None,
+    key: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="key of a job, or its first digits; by default all running jobs")
+    ] = None,
 ) -> None:
     """Let running jobs save and end; `glm46 run` continues them."""
     with usage_errors():
@@ -329,10 +375,13 @@ def lineage_model(
     name: Annotated[str, typer.Argument(metavar="ALIAS|VERSION", help="champion, sft, 3, ...")],
     scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
     store: STORE = None,
-    records: Annotated[Path | None, typer.Option(metavar="FILE.parquet", help="also write every trained document to this file")] = None,
+    records: Annotated[
+        Path | None, typer.Option(metavar="FILE.parquet", help="also write every trained document to this file")
+    ] = None,
     as_json: JSON = False,
 ) -> None:
-    """Show phases, packed orders, shards, tokenizer, data steps with what they dropped, sources down to record offsets."""
+    """Show phases, packed orders, shards, tokenizer, data steps with what they dropped, sources down to record
+    offsets."""
     with usage_errors():
         from flows.cli.trace_lineage import lineage_of_model
 
@@ -342,9 +391,12 @@ def lineage_model(
 
 @lineage_app.command("document")
 def lineage_document(
-    identity: Annotated[str, typer.Argument(metavar="ID", help="16 hex digits")], store: STORE = None, as_json: JSON = False
+    identity: Annotated[str, typer.Argument(metavar="ID", help="16 hex digits")],
+    store: STORE = None,
+    as_json: JSON = False,
 ) -> None:
-    """Show every step that dropped the document, every phase that was trained on it, every model that came from those phases."""
+    """Show every step that dropped the document, every phase that was trained on it, every model that came from those
+    phases."""
     with usage_errors():
         from flows.cli.trace_lineage import lineage_of_document
 

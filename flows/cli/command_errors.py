@@ -32,8 +32,8 @@ def usage_errors() -> Iterator[None]:
 
 @contextmanager
 def failures(home: Home, *directories: Path) -> Iterator[None]:
-    """One clear message and exit code 1; the traceback goes to a file that the message names. A command that writes elsewhere than below
-    the home names those directories: a full disk is told by its place."""
+    """One clear message and exit code 1; the traceback goes to a file that the message names. A command that writes
+    elsewhere than below the home names those directories: a full disk is told by its place."""
     try:
         yield
     except (typer.Exit, SystemExit):

@@ -38,16 +38,18 @@ JOB_TEMPLATE = {
     "job_configuration": {"stream_output": True},
     "variables": {"type": "object", "properties": {}, "additionalProperties": False},
 }
-"""A run gives parameters to the flow and nothing to its process: Prefect's own template lets a run name its command and environment."""
+"""A run gives parameters to the flow and nothing to its process: Prefect's own template lets a run name its command and
+environment."""
 WORKER_START_SECONDS = 1
 STOP_TIMEOUT_SECONDS = 15
 
 
 def bring_up(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrls:
-    """Start and deploy what is not running; what runs is left alone, also on other ports. Raises ValueError for a port in use.
+    """Start and deploy what is not running; what runs is left alone, also on other ports. Raises ValueError for a port
+    in use.
 
-    Where a server has died, the rest is ended and all start afresh: a worker does not find its way back to another server. Of two
-    processes that bring up one home, the second waits and finds everything running.
+    Where a server has died, the rest is ended and all start afresh: a worker does not find its way back to another
+    server. Of two processes that bring up one home, the second waits and finds everything running.
     """
     with exclusive(home, print):
         urls = read_recorded(home)
@@ -85,16 +87,21 @@ def _deploy() -> None:
     ensure_silence_automation()
     crash_dead_runs(lost_its_process)
     with get_client(sync_client=True) as client:
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=JOB_TEMPLATE), overwrite=True)
+        client.create_work_pool(
+            WorkPoolCreate(name=POOL, type="process", base_job_template=JOB_TEMPLATE), overwrite=True
+        )
     _prefect("--no-prompt", "deploy", "--all")
 
 
 def bring_down(home: Home) -> int:
-    """End the worker and the servers that `bring_up` recorded; returns how many processes were ended. Databases stay."""
+    """End the worker and the servers that `bring_up` recorded; returns how many processes were ended. Databases
+    stay."""
     urls = read_servers_file(home)
     if urls is None:
         return 0
-    processes = [process for pid in reversed(urls.pids.values()) if (process := recorded_process(pid, home)) is not None]
+    processes = [
+        process for pid in reversed(urls.pids.values()) if (process := recorded_process(pid, home)) is not None
+    ]
     for process in processes:
         process.terminate()
     _, alive = psutil.wait_procs(processes, timeout=STOP_TIMEOUT_SECONDS)
@@ -106,7 +113,12 @@ def bring_down(home: Home) -> int:
 
 def _prefect(*arguments: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "prefect", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        [sys.executable, "-m", "prefect", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
     )
     if done.returncode:
         raise RuntimeError(f"prefect {' '.join(arguments)} failed:\n{(done.stdout + done.stderr)[-2000:]}")
@@ -117,10 +129,16 @@ def _start_worker(home: Home) -> int:
     with open(private_file(log_path), "ab") as log:
         worker = subprocess.Popen(
             [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--name", f"glm46-{os.getpid()}"],
-            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
             env={**os.environ, "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"},
-        )  # fmt: skip
+        )
     time.sleep(WORKER_START_SECONDS)
     if worker.poll() is not None:
-        raise RuntimeError(f"the Prefect worker stopped at once; the end of {log_path}:\n{log_path.read_text()[-2000:]}")
+        raise RuntimeError(
+            f"the Prefect worker stopped at once; the end of {log_path}:\n{log_path.read_text()[-2000:]}"
+        )
     return worker.pid

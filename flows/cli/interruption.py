@@ -20,12 +20,14 @@ from infra.home import Home
 STANDARD_ERROR = 2
 """Kept from the start: while Spark starts, the descriptor leads to Spark's log."""
 GRACE_SECONDS = 2.0
-"""For the main thread to end in order: a flow run to be marked, servers and Spark to stop. What is left undone the next run repairs."""
+"""For the main thread to end in order: a flow run to be marked, servers and Spark to stop. What is left undone the next
+run repairs."""
 
 
 @contextmanager
 def interruptible(home: Home) -> Iterator[None]:
-    """End the process soon after a signal that asks for it, whatever the block does; a second signal ends it at once."""
+    """End the process soon after a signal that asks for it, whatever the block does; a second signal ends it at
+    once."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP, and that holds
             signal.signal(number, signal.default_int_handler)
@@ -60,4 +62,7 @@ def _what_goes_on(home: Home) -> str:
     if not jobs:
         return ""
     names = " and ".join(f"{job.phase} ({job.short_key})" for job in jobs)
-    return f". The training of {names} goes on detached: `glm46 jobs list` shows it, `glm46 jobs stop` lets it save and end"
+    return (
+        f". The training of {names} goes on detached: `glm46 jobs list` shows it, `glm46 jobs stop` lets it save "
+        f"and end"
+    )

@@ -46,7 +46,11 @@ def list_jobs(home: Home) -> list[TrainingJobState]:
             phase = json.loads((directory / JOB_FILE).read_text())["recipe"]["phase"]
             if (job := read_job_file(directory)) is not None:
                 state = "running" if is_locked(directory) else final_state(job.exit_code)
-                jobs.append(TrainingJobState(key, phase, state, f"{datetime.fromtimestamp(job.started_at):%Y-%m-%d %H:%M:%S}", directory))
+                jobs.append(
+                    TrainingJobState(
+                        key, phase, state, f"{datetime.fromtimestamp(job.started_at):%Y-%m-%d %H:%M:%S}", directory
+                    )
+                )
     return sorted(jobs, key=lambda job: job.started)
 
 
@@ -56,10 +60,13 @@ def running_jobs(home: Home) -> list[TrainingJobState]:
 
 
 def stop_jobs(home: Home, key: str | None) -> list[TrainingJobState]:
-    """Let the running jobs whose key begins so, or all, save and leave; returns them as they are then. Raises ValueError if none runs."""
+    """Let the running jobs whose key begins so, or all, save and leave; returns them as they are then. Raises
+    ValueError if none runs."""
     chosen = [job for job in running_jobs(home) if key is None or job.key.startswith(key)]
     if not chosen:
-        raise ValueError(f"no job{'' if key is None else f' with key {key}'} runs: `glm46 jobs list` shows those there are")
+        raise ValueError(
+            f"no job{'' if key is None else f' with key {key}'} runs: `glm46 jobs list` shows those there are"
+        )
     launcher = LocalLauncher(home.work_root)
     for job in chosen:
         launcher.cancel(JobHandle(job.key), GRACE_SECONDS)

@@ -34,7 +34,8 @@ def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
             CLIENT_VARIABLE: api_password(home),
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
             "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_SECONDS),
-            "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the stage log speaks to the terminal, Prefect's to its UI
+            # The stage log speaks to the terminal, Prefect's to its UI.
+            "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
             "MLFLOW_TRACKING_URI": mlflow_url,
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(MLFLOW_RETRIES),
             "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait cost whole cores on a busy machine
@@ -44,7 +45,15 @@ def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
     )
 
 
-def run_pipeline(home: Home, scale: str, store: str | None, data: str | None, from_stage: str | None, start: str | None, until: str | None):
+def run_pipeline(
+    home: Home,
+    scale: str,
+    store: str | None,
+    data: str | None,
+    from_stage: str | None,
+    start: str | None,
+    until: str | None,
+):
     """Call the flow `glm46` on servers that answer; returns its RunOutcome. Raises what the failed stage raised."""
     with running_servers(home, print) as servers:
         set_environment(home, servers.prefect, servers.mlflow)
@@ -67,7 +76,9 @@ def _blame_servers(home: Home, servers: ServerUrls, error: Exception) -> None:
     silent = silent_servers(servers)
     if silent:
         logs = ", ".join(str(home.run_dir / f"{name}.log") for name in silent)
-        raise RuntimeError(f"the {' and '.join(silent)} server stopped during the run ({logs}): run again to continue") from error
+        raise RuntimeError(
+            f"the {' and '.join(silent)} server stopped during the run ({logs}): run again to continue"
+        ) from error
     ask_databases(home, servers)
 
 

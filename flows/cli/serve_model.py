@@ -15,7 +15,15 @@ from typing import NoReturn
 from configs.schema import ReleaseRecipe, Scale
 from flows.running.computation import Computation
 from infra.home import Home
-from infra.registry.model_registry import CHAT_TAG, GGUF_TAG, RegisteredVersion, describe_aliases, model_name, open_registry, resolve_alias
+from infra.registry.model_registry import (
+    CHAT_TAG,
+    GGUF_TAG,
+    RegisteredVersion,
+    describe_aliases,
+    model_name,
+    open_registry,
+    resolve_alias,
+)
 from infra.serving.model_server import SERVED_TYPE, ModelServer, running_model_server
 from infra.step import Artifact, Progress
 from infra.storage.store import Store
@@ -48,14 +56,17 @@ def find_version(home: Home, scale: Scale, alias: str) -> RegisteredVersion:
     version = resolve_alias(client, name, alias)
     if version is None:
         raise ValueError(
-            f"no version of model {name} has the alias {alias} under {home.root} ({describe_aliases(client, name)}): name one of them, "
+            f"no version of model {name} has the alias {alias} under {home.root} ({describe_aliases(client, name)}): "
+            f"name one of them, "
             f"or run `glm46 run {scale.scale}`"
         )
     return version
 
 
 @contextmanager
-def served_model(home: Home, scale: Scale, version: RegisteredVersion, store: Store, port: int | None) -> Iterator[ServedModel]:
+def served_model(
+    home: Home, scale: Scale, version: RegisteredVersion, store: Store, port: int | None
+) -> Iterator[ServedModel]:
     """A server of a registered version, for the length of the block. `port` None takes a free one."""
     name = model_name(scale.scale)
     gguf = _gguf_files(store, version, scale.release.recipe)
@@ -63,9 +74,12 @@ def served_model(home: Home, scale: Scale, version: RegisteredVersion, store: St
     resources = scale.serving.resources.model_copy(update={"port": port or 0})
     with running_model_server(path, resources, home.run_dir / f"serve-{scale.scale}.log", alias=name) as server:
         yield ServedModel(
-            f"{name} version {version.version}", server.url, server, is_chat_trained=version.tag(CHAT_TAG) == "true",
+            f"{name} version {version.version}",
+            server.url,
+            server,
+            is_chat_trained=version.tag(CHAT_TAG) == "true",
             enable_thinking=scale.evaluation.recipe.enable_thinking,
-        )  # fmt: skip
+        )
 
 
 def _gguf_files(store: Store, version: RegisteredVersion, recipe: ReleaseRecipe) -> Artifact[GgufFiles]:
@@ -82,17 +96,24 @@ def _gguf_files(store: Store, version: RegisteredVersion, recipe: ReleaseRecipe)
 
 
 def complete(served: ServedModel, prompt: str, max_tokens: int, temperature: float) -> Iterator[str]:
-    """Pieces of the answer, as they are generated: to a message where the model was trained on conversations, else a continuation."""
+    """Pieces of the answer, as they are generated: to a message where the model was trained on conversations, else a
+    continuation."""
     from openai import OpenAI
 
     client = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
     name = served.name.split()[0]
     if not served.is_chat_trained:
-        pieces = client.completions.create(model=name, prompt=prompt, max_tokens=max_tokens, temperature=temperature, stream=True)
+        pieces = client.completions.create(
+            model=name, prompt=prompt, max_tokens=max_tokens, temperature=temperature, stream=True
+        )
         yield from (chunk.choices[0].text for chunk in pieces if chunk.choices)
         return
     chunks = client.chat.completions.create(
-        model=name, messages=[{"role": "user", "content": prompt}], max_tokens=max_tokens, temperature=temperature, stream=True,
+        model=name,
+        messages=[{"role": "user", "content": prompt}],
+        max_tokens=max_tokens,
+        temperature=temperature,
+        stream=True,
         extra_body={"chat_template_kwargs": {"enable_thinking": served.enable_thinking}},
-    )  # fmt: skip
+    )
     yield from (chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)

@@ -23,7 +23,10 @@ SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS + 10
 """A heartbeat may be late on a busy machine."""
 AUTOMATION = "glm46: crash flow runs that fell silent"
 HEARTBEAT = "prefect.flow-run.heartbeat"
-ENDED = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed", "Paused", "Suspended", "AwaitingRetry")}
+ENDED = {
+    f"prefect.flow-run.{state}"
+    for state in ("Completed", "Failed", "Cancelled", "Crashed", "Paused", "Suspended", "AwaitingRetry")
+}
 
 
 def ensure_silence_automation() -> None:
@@ -32,13 +35,20 @@ def ensure_silence_automation() -> None:
         name=AUTOMATION,
         description="The process of such a run has died. Retry the run: what it had computed is found in the store.",
         trigger=EventTrigger(
-            after={HEARTBEAT}, expect={HEARTBEAT, *ENDED}, for_each={"prefect.resource.id"}, posture=Posture.Proactive,
-            threshold=1, within=timedelta(seconds=SILENCE_SECONDS), match={"prefect.resource.id": "prefect.flow-run.*"},  # pyright: ignore[reportArgumentType]
+            after={HEARTBEAT},
+            expect={HEARTBEAT, *ENDED},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=SILENCE_SECONDS),
+            match={"prefect.resource.id": "prefect.flow-run.*"},  # pyright: ignore[reportArgumentType]
         ),
         actions=[
-            ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message=f"no sign of life for {SILENCE_SECONDS} s", force=False)
+            ChangeFlowRunState(
+                state=StateType.CRASHED, name="Crashed", message=f"no sign of life for {SILENCE_SECONDS} s", force=False
+            )
         ],
-    )  # fmt: skip
+    )
     with get_client(sync_client=True) as client:
         existing = client.read_automations_by_name(AUTOMATION)
         if existing:
@@ -50,7 +60,9 @@ def ensure_silence_automation() -> None:
 def crash_dead_runs(is_dead: Callable[[FlowRun], bool]) -> int:
     """Set those flow runs to Crashed that are said to be running and are dead; returns how many."""
     running = FlowRunFilter(
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]))
+        state=FlowRunFilterState(
+            type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
+        )
     )
     with get_client(sync_client=True) as client:
         dead = [flow_run for flow_run in client.read_flow_runs(flow_run_filter=running) if is_dead(flow_run)]
@@ -64,10 +76,13 @@ def _crash(client: SyncPrefectClient, flow_run: FlowRun) -> None:
 
 
 def lost_its_process(flow_run: FlowRun) -> bool:
-    """Whether a worker of this machine started the run in a process that is gone. Runs started otherwise are left to their heartbeats."""
+    """Whether a worker of this machine started the run in a process that is gone. Runs started otherwise are left to
+    their heartbeats."""
     if not flow_run.infrastructure_pid or not flow_run.infrastructure_pid.isdigit():
         return False
     try:
-        return psutil.Process(int(flow_run.infrastructure_pid)).environ().get("PREFECT__FLOW_RUN_ID") != str(flow_run.id)
+        return psutil.Process(int(flow_run.infrastructure_pid)).environ().get("PREFECT__FLOW_RUN_ID") != str(
+            flow_run.id
+        )
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return True

@@ -47,7 +47,8 @@ from tasks.data.sources.remote_sources import is_remote
 from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer, train_tokenizer
 
 DEFAULT_SCALE = "full"
-"""Its recipe holds S0's values; its resources are a cluster's, so without --config they are replaced by this machine."""
+"""Its recipe holds S0's values; its resources are a cluster's, so without --config they are replaced by this
+machine."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,14 @@ class SingleStage:
     artifacts: dict[str, Artifact[Any]] = field(default_factory=dict)
     """What was found or computed so far, by the name of the step."""
 
-    def compute(self, step: Step[R], recipe: BaseModel | None, with_spark: bool = True, **inputs: Digested | None) -> Artifact[R]:
+    def compute(
+        self, step: Step[R], recipe: BaseModel | None, with_spark: bool = True, **inputs: Digested | None
+    ) -> Artifact[R]:
         """A step's artifact: found in the store, or computed now."""
-        computation, started = Computation(step, inputs, recipe, self.resources if with_spark else None), time.monotonic()
+        computation, started = (
+            Computation(step, inputs, recipe, self.resources if with_spark else None),
+            time.monotonic(),
+        )
 
         def report(part: str, progress: Progress) -> None:
             self.log.progress(f"{step.name}, {part}" if part else step.name, progress)
@@ -79,7 +85,10 @@ class SingleStage:
 
     def _listing(self) -> SourceListing:
         if not isinstance(self.source, SourceListing):
-            raise ValueError("this stage reads sources (evaluation files among them): name their directory, not the output of a stage")
+            raise ValueError(
+                "this stage reads sources (evaluation files among them): name their directory, not the output of a "
+                "stage"
+            )
         return self.source
 
     def extracted(self) -> Artifact[Any] | DocumentFiles:
@@ -92,21 +101,26 @@ class SingleStage:
         return self.compute(complete_documents, None, documents=self.extracted())
 
     def ranked(self) -> Artifact[Any]:
-        """For stages that keep the best of several: sources are scored, documents of an earlier stage are as good as it found them."""
+        """For stages that keep the best of several: sources are scored, documents of an earlier stage are as good as it
+        found them."""
         return self.complete() if isinstance(self.source, DocumentFiles) else self.scored()
 
     def scored(self) -> Artifact[Any]:
-        """With the classifiers that the sources' labelled records give. Documents of an earlier stage keep the scores that they have;
-        without any they get what needs no labelled records."""
+        """With the classifiers that the sources' labelled records give. Documents of an earlier stage keep the scores
+        that they have; without any they get what needs no labelled records."""
         sources, documents = SourceListing(()), self.extracted()
         if isinstance(self.source, DocumentFiles):
             documents = self.complete()
             if documents.record.num_scored:
                 self.log.say(
-                    f"score: {documents.record.num_scored:,} of {documents.record.num_documents:,} documents have scores: they stay"
+                    f"score: {documents.record.num_scored:,} of {documents.record.num_documents:,} documents have "
+                    f"scores: they stay"
                 )
                 return documents
-            self.log.say("language and perplexity alone: the other scores are learned from labelled records, so score their directory")
+            self.log.say(
+                "language and perplexity alone: the other scores are learned from labelled records, so score their "
+                "directory"
+            )
         else:
             sources = self._listing()
         classifiers = self.compute(train_classifiers, self.recipe.classifiers, with_spark=False, sources=sources)
@@ -140,10 +154,16 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
     "synthesize": lambda run: run.problems(),
     "seed_variations": lambda run: run.variations(),
     "decontaminate": lambda run: run.compute(
-        decontaminate_documents, run.recipe.decontaminate, documents=run.complete(), synthetic=None, ingested=run.ingested()
+        decontaminate_documents,
+        run.recipe.decontaminate,
+        documents=run.complete(),
+        synthetic=None,
+        ingested=run.ingested(),
     ),
     "tokenizer": lambda run: run.tokenizer(),
-    "shards": lambda run: run.compute(shard_documents, run.recipe.shards, documents=run.complete(), tokenizer=run.tokenizer()),
+    "shards": lambda run: run.compute(
+        shard_documents, run.recipe.shards, documents=run.complete(), tokenizer=run.tokenizer()
+    ),
 }
 """By the name of the stage's section in data.recipe."""
 PARTITION_BYTES = 64 * 2**20
@@ -153,9 +173,11 @@ NEEDED_ROLE = {"seed_variations": "prompts"}
 """Of a stage's sources, where it is not documents to train on."""
 
 
-def open_stage(name: str, place: str | Path | None, output_dir: Path, config: str | None, home: Home) -> Callable[[], StageOutcome]:
-    """What runs a stage and puts its files into `output_dir`. Raises ValueError for an unknown name, wrong directories or a master that
-    this machine cannot reach, before any work."""
+def open_stage(
+    name: str, place: str | Path | None, output_dir: Path, config: str | None, home: Home
+) -> Callable[[], StageOutcome]:
+    """What runs a stage and puts its files into `output_dir`. Raises ValueError for an unknown name, wrong directories
+    or a master that this machine cannot reach, before any work."""
     if name not in STAGES:
         raise ValueError(f"no stage {name!r}: the stages are {', '.join(STAGES)}")
     check_output(output_dir, place)
@@ -171,11 +193,16 @@ def open_stage(name: str, place: str | Path | None, output_dir: Path, config: st
         with locked_output(output_dir):
             artifact = STAGES[name](run)
             stop_spark()
-            earlier = {step: other for step, other in run.artifacts.items() if other is not artifact and has_left_out(other)}
+            earlier = {
+                step: other for step, other in run.artifacts.items() if other is not artifact and has_left_out(other)
+            }
             outcome = StageOutcome(
-                stage=name, output=str(output_dir), digest=artifact.digest, record=artifact.record.model_dump(mode="json"),
+                stage=name,
+                output=str(output_dir),
+                digest=artifact.digest,
+                record=artifact.record.model_dump(mode="json"),
                 earlier={step: other.record.model_dump(mode="json") for step, other in earlier.items()},
-            )  # fmt: skip
+            )
             write_output(artifact, earlier, outcome, output_dir)
         return outcome
 
@@ -190,7 +217,8 @@ def run_stage(name: str, place: str | Path | None, output_dir: Path, config: str
 def _check_master(master: str) -> None:
     if master == "yarn" and not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & set(os.environ):
         raise ValueError(
-            "data.resources.master is yarn, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR says where that is: set one; for full's recipe "
+            "data.resources.master is yarn, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR says where that is: set "
+            "one; for full's recipe "
             "on this machine leave --config out, or copy the YAML and write master: local[N]"
         )
 
@@ -201,10 +229,13 @@ def _source(name: str, place: str | Path | None, log: StageLog) -> SourceListing
             raise ValueError(f"stage {name} makes its documents: leave --input out")
         return None
     if place is None:
-        raise ValueError(f"stage {name} reads documents: name a directory, s3://bucket/prefix or hf://owner/name with --input")
+        raise ValueError(
+            f"stage {name} reads documents: name a directory, s3://bucket/prefix or hf://owner/name with --input"
+        )
     if not is_remote(str(place)) and not Path(place).is_dir():
         raise ValueError(
-            f"--input {place} does not exist or is no directory: name an existing one, or s3://bucket/prefix or hf://owner/name"
+            f"--input {place} does not exist or is no directory: name an existing one, or s3://bucket/prefix or "
+            f"hf://owner/name"
         )
     written = DocumentFiles(Path(place).absolute())
     return written if _left_by_a_stage(written) else list_sources(place, log.say, NEEDED_ROLE.get(name, "pretrain"))
@@ -221,18 +252,26 @@ def _left_by_a_stage(written: DocumentFiles) -> bool:
     try:
         return bool(paths) and "content_digest" in pq.read_schema(paths[0]).names
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{paths[0]} cannot be read ({error}): repair it, or run the stage that left it again") from error
+        raise ValueError(
+            f"{paths[0]} cannot be read ({error}): repair it, or run the stage that left it again"
+        ) from error
 
 
 def this_machine(num_bytes: int) -> SparkResources:
     """For so many bytes of text: what a task holds does not grow with the input."""
     cores = len(os.sched_getaffinity(0))
     partitions = max(2 * cores, -(-num_bytes // PARTITION_BYTES))
-    return SparkResources(master=f"local[{cores}]", driver_memory="2g", executor_memory="1g", shuffle_partitions=partitions)
+    return SparkResources(
+        master=f"local[{cores}]", driver_memory="2g", executor_memory="1g", shuffle_partitions=partitions
+    )
 
 
 def _num_bytes(source: SourceListing | DocumentFiles | None) -> int:
     """Of the text, about: Parquet holds it compressed."""
     if isinstance(source, SourceListing):
         return sum(file.num_text_bytes for file in source.files)
-    return 0 if source is None else PARQUET_RATIO * sum(path.stat().st_size for path in source.paths("documents/*.parquet"))
+    return (
+        0
+        if source is None
+        else PARQUET_RATIO * sum(path.stat().st_size for path in source.paths("documents/*.parquet"))
+    )

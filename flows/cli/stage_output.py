@@ -36,7 +36,8 @@ class StageOutcome(BaseModel):
     digest: str
     record: dict[str, Any]
     earlier: dict[str, dict[str, Any]]
-    """Records of the steps in front of it that left something out, by their names; their evidence lies in `output`/earlier."""
+    """Records of the steps in front of it that left something out, by their names; their evidence lies in
+    `output`/earlier."""
 
     def describe(self) -> str:
         """The funnel: what each step kept and left out, and where it lies."""
@@ -44,35 +45,47 @@ class StageOutcome(BaseModel):
         for name, record in {**self.earlier, self.stage: self.record}.items():
             clusters = [DuplicateCluster.model_validate(cluster) for cluster in record.get("largest_clusters", ())]
             lines += [_funnel(name, record), *(f"  {cluster.describe()}" for cluster in clusters)]
-        left = ", ".join(sorted(f"{path.name}/" if path.is_dir() else path.name for path in Path(self.output).iterdir()))
+        left = ", ".join(
+            sorted(f"{path.name}/" if path.is_dir() else path.name for path in Path(self.output).iterdir())
+        )
         return "\n".join([*lines, f"{self.output}: {left}", f"digest {self.digest}"])
 
 
 def _funnel(name: str, record: dict[str, Any]) -> str:
-    """One line: documents that are left and those that were dropped or unreadable, by reason; of other records their first figures."""
+    """One line: documents that are left and those that were dropped or unreadable, by reason; of other records their
+    first figures."""
     said = []
     if "num_documents" in record and {"dropped", "rejected"} & set(record):
         said.append(f"{record['num_documents']:,} documents left")
     else:
-        figures = [(key, value) for key, value in record.items() if key.startswith("num_") and isinstance(value, int)][:NUM_FIGURES]
+        figures = [(key, value) for key, value in record.items() if key.startswith("num_") and isinstance(value, int)][
+            :NUM_FIGURES
+        ]
         said += [f"{key.removeprefix('num_').replace('_', ' ')} {value:,}" for key, value in figures]
     for word in ("dropped", "rejected"):
         if word in record:
-            reasons = sorted(((reason, count) for reason, count in record[word].items() if count), key=lambda item: (-item[1], item[0]))
+            reasons = sorted(
+                ((reason, count) for reason, count in record[word].items() if count),
+                key=lambda item: (-item[1], item[0]),
+            )
             listed = ", ".join(f"{reason} {count:,}" for reason, count in reasons)
             said.append(f"{sum(count for _, count in reasons):,} {word}{f' ({listed})' if listed else ''}")
     return f"{name}: {', '.join(said)}"
 
 
 def check_output(output_dir: Path, place: str | Path | None) -> None:
-    """Before hours of work: raises ValueError for a directory that cannot take the output, or that the next run would read as input."""
+    """Before hours of work: raises ValueError for a directory that cannot take the output, or that the next run would
+    read as input."""
     existing = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         why = "cannot be written" if existing.is_dir() else "is a file"
         raise ValueError(f"--output {output_dir}: {existing} {why}: name a new directory elsewhere")
     _refuse_files(output_dir)
     if place is not None and Path(place).is_dir() and output_dir.resolve().is_relative_to(Path(place).resolve()):
-        raise ValueError(f"--output {output_dir} lies in --input {place}, which would be read again with it: name a directory elsewhere")
+        raise ValueError(
+            f"--output {output_dir} lies in --input {place}, which would be read again with it: name a directory "
+            f"elsewhere"
+        )
 
 
 def _refuse_files(output_dir: Path) -> None:
@@ -81,7 +94,9 @@ def _refuse_files(output_dir: Path) -> None:
     ours = output_dir / UNFINISHED / NAMES
     allowed = {UNFINISHED, *(json.loads(ours.read_text()) if ours.exists() else ())}
     if {path.name for path in output_dir.iterdir()} - allowed:
-        raise ValueError(f"--output {output_dir} is not empty: name a new directory, so that no file of another run stays in it")
+        raise ValueError(
+            f"--output {output_dir} is not empty: name a new directory, so that no file of another run stays in it"
+        )
 
 
 @contextmanager
@@ -93,7 +108,9 @@ def locked_output(output_dir: Path) -> Iterator[None]:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(held)
-        raise ValueError(f"--output {output_dir}: another run writes there now: wait for it, or name another directory") from None
+        raise ValueError(
+            f"--output {output_dir}: another run writes there now: wait for it, or name another directory"
+        ) from None
     try:
         yield
     finally:
@@ -108,9 +125,11 @@ def has_left_out(artifact: Artifact[Any]) -> bool:
     return any(values.get(word) for word in ("dropped", "rejected"))
 
 
-def write_output(artifact: Artifact[Any], earlier: dict[str, Artifact[Any]], outcome: StageOutcome, output_dir: Path) -> None:
-    """Every file of the artifact under its name, what the steps before it left out, and the records; in place when all are there, so that
-    no part passes for the whole."""
+def write_output(
+    artifact: Artifact[Any], earlier: dict[str, Artifact[Any]], outcome: StageOutcome, output_dir: Path
+) -> None:
+    """Every file of the artifact under its name, what the steps before it left out, and the records; in place when all
+    are there, so that no part passes for the whole."""
     # Looked at again: something else may have been put there meanwhile.
     _refuse_files(output_dir)
     files = {name: artifact.path(name) for name in sorted({**artifact.manifest.content, **artifact.manifest.evidence})}
@@ -131,7 +150,8 @@ def write_output(artifact: Artifact[Any], earlier: dict[str, Artifact[Any]], out
     except OSError as error:
         shutil.rmtree(waiting, ignore_errors=True)
         raise ValueError(
-            f"--output {output_dir}: cannot be written ({error.strerror}): make room or name another directory, then run again; what was "
+            f"--output {output_dir}: cannot be written ({error.strerror}): make room or name another directory, then "
+            f"run again; what was "
             "computed is kept"
         ) from error
     for name in placed:

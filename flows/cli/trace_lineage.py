@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def lineage_of_model(name: str, scale: str, store: str | None, records_path: Path | None) -> ModelLineage:
-    """The lineage of the version that an alias or a number names. Raises ValueError for an unknown name or a store without its parts."""
+    """The lineage of the version that an alias or a number names. Raises ValueError for an unknown name or a store
+    without its parts."""
     from tasks.lineage.trace_model import trace_model
 
     home = open_home()

@@ -1,4 +1,5 @@
-"""A step with what it is given: found in the store under its key, or run, with its progress and its line in the log. Knows no Prefect."""
+"""A step with what it is given: found in the store under its key, or run, with its progress and its line in the log.
+Knows no Prefect."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Computation(Generic[R]):
     def find_or_run(
         self, store: Store, report: Report, say: Callable[[str], None], log_metrics: LogMetrics = lambda rows: None
     ) -> tuple[Artifact[R], bool]:
-        """The artifact, and whether it was in the store already. Spark's jobs report their progress beside the step's own."""
+        """The artifact, and whether it was in the store already. Spark's jobs report their progress beside the step's
+        own."""
         settings = {"recipe": self.recipe, "resources": self.resources}
         arguments = {**self.inputs, **{name: value for name, value in settings.items() if value is not None}}
 
@@ -56,11 +58,18 @@ class Computation(Generic[R]):
                 return self.step(**arguments, output=output)
 
         return store.find_or_compute(
-            self.step, self.identity, run, partial(report, ""), lambda message: say(f"{self.name}: {message}"), log_metrics
+            self.step,
+            self.identity,
+            run,
+            partial(report, ""),
+            lambda message: say(f"{self.name}: {message}"),
+            log_metrics,
         )
 
     def log(self, log: StageLog, started: float, artifact: Artifact[R], is_cached: bool, reason: str) -> None:
         """The line of the finished stage. started: by time.monotonic; reason: why it was computed."""
         why = "found in the store" if is_cached else reason
         seconds = round(time.monotonic() - started, 2)
-        log.finish(StageResult(self.name, seconds, is_cached, why, artifact.digest, key_figures(artifact.record), artifact.key))
+        log.finish(
+            StageResult(self.name, seconds, is_cached, why, artifact.digest, key_figures(artifact.record), artifact.key)
+        )

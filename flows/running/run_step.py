@@ -34,10 +34,12 @@ UI_INTERVAL_SECONDS = 5.0
 EFFECT_RETRIES = 2
 EFFECT_RETRY_DELAY_SECONDS = 2
 JOB_RETRIES = 100
-"""Times that one run submits a step's lost job again: a phase of weeks on thousands of accelerators loses some every day."""
+"""Times that one run submits a step's lost job again: a phase of weeks on thousands of accelerators loses some every
+day."""
 JOB_RETRY_DELAY_SECONDS = 2
 MAX_RETRIES_AT_A_CHECKPOINT = 3
-"""A job that is lost again and again without a new checkpoint is lost for a reason that does not pass, for example memory."""
+"""A job that is lost again and again without a new checkpoint is lost for a reason that does not pass, for example
+memory."""
 
 
 def run_step(
@@ -51,22 +53,30 @@ def run_step(
     log_metrics: LogMetrics = lambda rows: None,
     **inputs: Digested | None,
 ) -> Artifact[R]:
-    """The committed artifact of a step: found in the store, or computed now. `stage` names it where a step runs more than once."""
+    """The committed artifact of a step: found in the store, or computed now. `stage` names it where a step runs more
+    than once."""
     computation = Computation(step, inputs, recipe, resources, data_files, stage)
     name = computation.name
     reason = explain_and_remember(run.home, run.scale.scale, name, computation.identity)
 
     def body() -> Any:
-        artifact, is_cached = computation.find_or_run(run.store, _progress_reporter(run.log, name), run.log.say, log_metrics)
+        artifact, is_cached = computation.find_or_run(
+            run.store, _progress_reporter(run.log, name), run.log.say, log_metrics
+        )
         if is_cached:
             return Completed(name="Cached", message=f"committed under key {artifact.key}", data=artifact)
         return Completed(message=f"computed: {reason}", data=artifact)
 
     started = time.monotonic()
     as_task = task(
-        name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False,
-        retries=JOB_RETRIES, retry_delay_seconds=JOB_RETRY_DELAY_SECONDS, retry_condition_fn=_lost_its_job(run.log, name),
-    )  # fmt: skip
+        name=name,
+        task_run_name=name,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=JOB_RETRIES,
+        retry_delay_seconds=JOB_RETRY_DELAY_SECONDS,
+        retry_condition_fn=_lost_its_job(run.log, name),
+    )
     state = as_task(body)(return_state=True)
     artifact: Artifact[R] = state.result()  # pyright: ignore[reportAssignmentType]
     computation.log(run.log, started, artifact, state.name == "Cached", reason)
@@ -77,9 +87,14 @@ def run_effect(run: Run, stage: str, effect: Callable[[], T], describe: Callable
     """The result of an effect, which always runs, is idempotent and is tried again where a server did not answer."""
     started = time.monotonic()
     as_task = task(
-        name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False,
-        retries=EFFECT_RETRIES, retry_delay_seconds=EFFECT_RETRY_DELAY_SECONDS, retry_condition_fn=_is_worth_retrying,
-    )  # fmt: skip
+        name=stage,
+        task_run_name=stage,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=EFFECT_RETRIES,
+        retry_delay_seconds=EFFECT_RETRY_DELAY_SECONDS,
+        retry_condition_fn=_is_worth_retrying,
+    )
     result = as_task(effect)()
     run.log.finish(StageResult(stage, round(time.monotonic() - started, 2), False, describe(result), "", ""))
     return result
@@ -92,7 +107,8 @@ def _is_worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
 
 
 def _lost_its_job(log: StageLog, stage: str) -> Callable[[Any, Any, Any], bool]:
-    """Condition of a step's retry: its job was taken away; under the same key it continues. What fails is not repeated."""
+    """Condition of a step's retry: its job was taken away; under the same key it continues. What fails is not
+    repeated."""
     lost_at: list[int] = []
 
     def is_worth_submitting_again(task: Any, task_run: Any, state: Any) -> bool:

@@ -1,4 +1,5 @@
-"""Shows live progress of Spark's jobs: a data step hands a few long ones to Spark and reports nothing while they run."""
+"""Shows live progress of Spark's jobs: a data step hands a few long ones to Spark and reports nothing while they
+run."""
 
 from __future__ import annotations
 
@@ -46,4 +47,6 @@ def _running_stages() -> list[tuple[int, Progress]]:
         found = [(number, tracker.getStageInfo(number)) for number in numbers]
     except (Py4JError, AttributeError):  # the session was stopped meanwhile
         return []
-    return [(number, Progress(info.numCompletedTasks, info.numTasks, "tasks")) for number, info in found if info is not None]
+    return [
+        (number, Progress(info.numCompletedTasks, info.numTasks, "tasks")) for number, info in found if info is not None
+    ]

@@ -29,7 +29,8 @@ class StageResult:
 
 @dataclass
 class StageLog:
-    """The stages of one run, in order. Lines go to standard error, so that `--json` owns standard output, and to `tell`."""
+    """The stages of one run, in order. Lines go to standard error, so that `--json` owns standard output, and to
+    `tell`."""
 
     tell: Callable[[str], None] = lambda line: None
     """Takes finished stages and words, without the running progress: the log of the flow run in Prefect's UI."""
@@ -70,7 +71,9 @@ class StageLog:
         """Record a finished stage and print its line."""
         self.results.append(result)
         state = "cached" if result.cached else result.reason
-        self.say(f"{result.name:<44} {result.seconds:7.1f} s  {state}{f'  ({result.figures})' if result.figures else ''}")
+        self.say(
+            f"{result.name:<44} {result.seconds:7.1f} s  {state}{f'  ({result.figures})' if result.figures else ''}"
+        )
 
     def _clear(self) -> None:
         if self.console.is_terminal:

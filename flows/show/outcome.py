@@ -13,7 +13,8 @@ FILE_WIDTH = 180
 
 
 class RunOutcome(BaseModel):
-    """The end of a run. `reasons` is empty unless a gate refused; `promoted` means that alias `champion` resolves to this run's digest."""
+    """The end of a run. `reasons` is empty unless a gate refused; `promoted` means that alias `champion` resolves to
+    this run's digest."""
 
     promoted: bool
     model: str
@@ -44,6 +45,8 @@ def print_outcome(outcome: RunOutcome) -> None:
     for reason in outcome.reasons:
         console.print(f"refused: {reason}", markup=False, soft_wrap=True)
     if outcome.promoted:
-        console.print(f"promoted: {outcome.model} version {outcome.version} has the alias {outcome.alias}", markup=False)
+        console.print(
+            f"promoted: {outcome.model} version {outcome.version} has the alias {outcome.alias}", markup=False
+        )
     if outcome.report:
         console.print(f"report: {outcome.report}", markup=False, soft_wrap=True)

@@ -23,13 +23,20 @@ class PublishedReport:
     files: tuple[Path, ...]
 
 
-def report_run(run: Run, prepared: PreparedData, phases: ReportedPhases, released: ReleasedModel | None) -> PublishedReport:
+def report_run(
+    run: Run, prepared: PreparedData, phases: ReportedPhases, released: ReleasedModel | None
+) -> PublishedReport:
     """Write and publish the report of what this run reached; `released` is None where it ended before the release."""
     report = run_step(
-        run, write_report, data=prepared, phases=phases,
+        run,
+        write_report,
+        data=prepared,
+        phases=phases,
         gguf_evaluation=None if released is None else released.gguf_evaluation,
         quantization_decision=None if released is None else released.quantization_decision,
         decision=None if released is None else released.decision,
-    )  # fmt: skip
-    path = run_effect(run, "publish report", lambda: publish_report(report, run.home.root / "reports" / f"{run.scale.scale}.html"))
+    )
+    path = run_effect(
+        run, "publish report", lambda: publish_report(report, run.home.root / "reports" / f"{run.scale.scale}.html")
+    )
     return PublishedReport(path, tuple(report.paths("*")))

@@ -14,7 +14,14 @@ def reported_phases(models: Sequence[AssessedModel], planned: Sequence[PhaseSect
     reached = {model.phase.name for model in models}
     return ReportedPhases(
         tuple(
-            ReportedPhase(model.phase.name, model.packed, model.checkpoint, model.evaluation, model.decision, model.phase.quoted_loss)
+            ReportedPhase(
+                model.phase.name,
+                model.packed,
+                model.checkpoint,
+                model.evaluation,
+                model.decision,
+                model.phase.quoted_loss,
+            )
             for model in models
         ),
         tuple(phase.name for phase in planned if phase.name not in reached),

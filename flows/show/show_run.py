@@ -27,7 +27,11 @@ def show_phase(run: Run, model: AssessedModel) -> None:
     bounds = model.decision.record.bounds
     rows = [{"verdict": bound.outcome} | dict(zip(BOUND_COLUMNS, bound_row(bound), strict=True)) for bound in bounds]
     show_table(f"{run.scale.scale} {model.phase.name} gate", rows, f"gate of {model.phase.name}")
-    show_link(f"{run.scale.scale} {model.phase.name} run", run_page(connect(run.mlflow), model.run_id), f"{model.phase.name} in MLflow")
+    show_link(
+        f"{run.scale.scale} {model.phase.name} run",
+        run_page(connect(run.mlflow), model.run_id),
+        f"{model.phase.name} in MLflow",
+    )
 
 
 def show_outcome(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> None:
@@ -41,7 +45,12 @@ def show_outcome(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> None:
     if outcome.report:
         show_link(f"{run.scale.scale} report", f"{page}/artifacts/evidence/report.html", "the report")
     rows = [
-        {"stage": stage.name, "seconds": stage.seconds, "state": "cached" if stage.cached else stage.reason, "figures": stage.figures}
+        {
+            "stage": stage.name,
+            "seconds": stage.seconds,
+            "state": "cached" if stage.cached else stage.reason,
+            "figures": stage.figures,
+        }
         for stage in outcome.stages
     ]
     show_table(f"{run.scale.scale} stages", rows, "every stage with its time, and why it ran")

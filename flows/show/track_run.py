@@ -65,7 +65,8 @@ LOGGED_EVIDENCE = {"spikes.jsonl": EVIDENCE_DIR, "profile/*": f"{EVIDENCE_DIR}/p
 
 
 def name_flow_run() -> str:
-    """The scale before the words that Prefect drew, for example `tiny amber-bear`; a retried flow run keeps its name."""
+    """The scale before the words that Prefect drew, for example `tiny amber-bear`; a retried flow run keeps its
+    name."""
     name, scale = str(this_flow_run.name), Path(this_flow_run.parameters["scale"]).stem
     return name if name.startswith(f"{scale} ") else f"{scale} {name}"
 
@@ -76,12 +77,15 @@ def name_phases() -> str:
 
 
 def track_pipeline(mlflow_uri: str, scale: Scale) -> str:
-    """Id of the MLflow run of this flow run; a retried flow run continues the one it had, unless its configuration was edited meanwhile."""
+    """Id of the MLflow run of this flow run; a retried flow run continues the one it had, unless its configuration was
+    edited meanwhile."""
     client, experiment = connect(mlflow_uri), model_name(scale.scale)
     configuration = scale.model_dump(mode="json")
     flow_run_id = str(this_flow_run.id)
     key = f"{flow_run_id} {digest_of(configuration)[:12]}"
-    run_id = ensure_run(client, experiment, this_flow_run.name, key, None, {FLOW_RUN_TAG: flow_run_id, SCALE_TAG: scale.scale})
+    run_id = ensure_run(
+        client, experiment, this_flow_run.name, key, None, {FLOW_RUN_TAG: flow_run_id, SCALE_TAG: scale.scale}
+    )
     log_new_parameters(client, run_id, flattened(configuration))
     resume_run(client, run_id)
     _end_abandoned_runs(client)
@@ -116,18 +120,29 @@ def track_phase(run: Run, phase: PhaseSection, key: str) -> str:
 
 
 def approve_inputs(run: Run, contracts: Mapping[str, tuple[Artifact[Any], Artifact[ContractResult] | None]]) -> None:
-    """Log what training reads, each with its contract's result. Raises ValueError where that result is none, or one for something else."""
+    """Log what training reads, each with its contract's result. Raises ValueError where that result is none, or one for
+    something else."""
     for name, (artifact, result) in contracts.items():
         if result is None or result.manifest.identity["inputs"]["subject"] != artifact.digest:
-            seen = "no result" if result is None else f"a result for {result.manifest.identity['inputs']['subject'][:12]}"
+            seen = (
+                "no result" if result is None else f"a result for {result.manifest.identity['inputs']['subject'][:12]}"
+            )
             raise ValueError(
-                f"{name} ({artifact.digest[:12]}) may not be trained on: its contract has {seen}; run again from prepare_data, "
+                f"{name} ({artifact.digest[:12]}) may not be trained on: its contract has {seen}; run again from "
+                f"prepare_data, "
                 f"which checks every hand-over"
             )
-    inputs = [dataset_input(run, name, artifact, result) for name, (artifact, result) in contracts.items() if result is not None]
+    inputs = [
+        dataset_input(run, name, artifact, result)
+        for name, (artifact, result) in contracts.items()
+        if result is not None
+    ]
     client = connect(run.mlflow)
     run_effect(
-        run, "approve inputs", lambda: log_inputs(client, run.pipeline_run_id, inputs), describe=lambda _: f"{len(inputs)} with contracts"
+        run,
+        "approve inputs",
+        lambda: log_inputs(client, run.pipeline_run_id, inputs),
+        describe=lambda _: f"{len(inputs)} with contracts",
     )
 
 
@@ -156,28 +171,36 @@ def finish_phase(
     evaluation: Artifact[Evaluation],
     decision: Artifact[GateDecision],
 ) -> None:
-    """Log what a phase's checkpoint achieved, on its MLflow run and the parent, with what training kept of its spikes and profiled steps,
-    and end the former: FINISHED where the gate accepted."""
+    """Log what a phase's checkpoint achieved, on its MLflow run and the parent, with what training kept of its spikes
+    and profiled steps, and end the former: FINISHED where the gate accepted."""
     client = connect(run.mlflow)
     figures = _figures(evaluation.record.model_dump(mode="json"))
     log_new_figures(client, run_id, {f"evaluation/{name}": value for name, value in figures.items()})
     log_new_figures(client, run.pipeline_run_id, {f"{phase.name}/{name}": value for name, value in figures.items()})
     log_training_evidence(client, run_id, checkpoint)
-    set_run_tags(client, run_id, {NOTE_TAG: _as_list([f"{bound.outcome}: {bound.sentence}" for bound in decision.record.bounds])})
+    set_run_tags(
+        client, run_id, {NOTE_TAG: _as_list([f"{bound.outcome}: {bound.sentence}" for bound in decision.record.bounds])}
+    )
     finish_run(client, run_id, "FINISHED" if decision.record.accepted else "FAILED")
 
 
 def log_training_evidence(client: MlflowClient, run_id: str, checkpoint: Artifact[Any]) -> None:
-    """What training kept of spikes and of profiled steps, as artifacts of the phase's run; nothing for imported weights."""
+    """What training kept of spikes and of profiled steps, as artifacts of the phase's run; nothing for imported
+    weights."""
     for pattern, directory in LOGGED_EVIDENCE.items():
         names = [name for name in checkpoint.manifest.evidence if fnmatchcase(name, pattern)]
         log_evidence(client, run_id, [checkpoint.path(name) for name in names], directory)
 
 
 def finish_pipeline(run: Run, outcome: RunOutcome, evidence: Sequence[Path]) -> None:
-    """Log outcome, report and cards on the parent run, name them on the version, and end the run; a refusal by a gate is a finished run."""
+    """Log outcome, report and cards on the parent run, name them on the version, and end the run; a refusal by a gate
+    is a finished run."""
     client = connect(run.mlflow)
-    verdict = f"Promoted: version {outcome.version} has the alias {outcome.alias}." if outcome.promoted else "Nothing was promoted."
+    verdict = (
+        f"Promoted: version {outcome.version} has the alias {outcome.alias}."
+        if outcome.promoted
+        else "Nothing was promoted."
+    )
     tags = {PROMOTED_TAG: str(outcome.promoted).lower(), NOTE_TAG: "\n\n".join([verdict, _as_list(outcome.reasons)])}
     set_run_tags(client, run.pipeline_run_id, tags)
     log_text(client, run.pipeline_run_id, outcome.model_dump_json(indent=1), f"{EVIDENCE_DIR}/{OUTCOME_FILE}")
@@ -188,7 +211,8 @@ def finish_pipeline(run: Run, outcome: RunOutcome, evidence: Sequence[Path]) -> 
 
 
 def _figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """The measures of a record, those by domain with a name of their own; counts and intervals are left to the report."""
+    """The measures of a record, those by domain with a name of their own; counts and intervals are left to the
+    report."""
     figures = {name: value for name, value in record.items() if isinstance(value, float)}
     for name, values in record.items():
         if isinstance(values, Mapping):
@@ -201,7 +225,8 @@ def _as_list(lines: Sequence[str]) -> str:
 
 
 def end_tracking(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Hook of the flow: its MLflow run ends as FAILED, or KILLED where the flow crashed or was cancelled, and has promoted nothing.
+    """Hook of the flow: its MLflow run ends as FAILED, or KILLED where the flow crashed or was cancelled, and has
+    promoted nothing.
 
     A run that ended because its worker died crashes with Prefect's words for any exit: they are replaced by what to do.
     """

@@ -18,7 +18,8 @@ def show_table(key: str, rows: Sequence[dict[str, Any]], description: str) -> No
 
 
 def show_picture(key: str, picture: bytes, description: str) -> None:
-    """A PNG or SVG with a background of its own (the UI's may be black), held in the artifact: the UI asks no other server for it.
+    """A PNG or SVG with a background of its own (the UI's may be black), held in the artifact: the UI asks no other
+    server for it.
 
     A Markdown artifact, not an image artifact: under that the UI prints the whole address, which here is the picture.
     """

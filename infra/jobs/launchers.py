@@ -25,21 +25,22 @@ from infra.jobs.supervisor import EXIT_LOCKED, Command, is_locked, read_job_file
 from infra.step import Progress
 
 JobState = Literal["running", "succeeded", "failed", "interrupted", "lost"]
-"""failed: the program ended with an error of its own. interrupted: someone asked it to stop, and it saved. lost: it was taken away, which
-says nothing about the program: here its supervisor or a rank got SIGKILL (the kernel's way when memory runs out, and a machine's that goes
-down); on a scheduler it was preempted or its node failed. Submitted again, all three continue from the latest checkpoint; only a lost one
-is without being asked (flows/running/run_step.py)."""
+"""failed: the program ended with an error of its own. interrupted: someone asked it to stop, and it saved. lost: it was
+taken away, which says nothing about the program: here its supervisor or a rank got SIGKILL (the kernel's way when
+memory runs out, and a machine's that goes down); on a scheduler it was preempted or its node failed. Submitted again,
+all three continue from the latest checkpoint; only a lost one is without being asked (flows/running/run_step.py)."""
 CANCEL_POLL_SECONDS = 0.1
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks of one machine listen to each other only."""
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Compiling graphs costs seconds per shape and pays on no CPU. Threads that spin while they wait for each other make a step 3 to 5 times
-slower as soon as anything else runs on the machine (measured, 2 cores)."""
+"""Compiling graphs costs seconds per shape and pays on no CPU. Threads that spin while they wait for each other make a
+step 3 to 5 times slower as soon as anything else runs on the machine (measured, 2 cores)."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to run under which key: `python -m module *arguments`, once per rank. `environment` is added to the launcher's own."""
+    """What to run under which key: `python -m module *arguments`, once per rank. `environment` is added to the
+    launcher's own."""
 
     key: str
     module: str
@@ -74,20 +75,28 @@ class JobFailedError(RuntimeError):
     def __init__(self, name: str, status: JobStatus) -> None:
         tail = "\n".join(f"    {line}" for line in status.log_tail)
         super().__init__(
-            f"{name} failed: rank {status.failing_rank} ended with exit code {status.exit_code}{_signal_name(status.exit_code)}. "
+            f"{name} failed: rank {status.failing_rank} ended with exit code "
+            f"{status.exit_code}{_signal_name(status.exit_code)}. "
             f"Log: {status.log_path}, last lines:\n{tail}"
         )
 
 
 class JobLostError(RuntimeError):
-    """A job that was taken away; submitted again it continues. `step` is that of its latest checkpoint, 0 before the first."""
+    """A job that was taken away; submitted again it continues. `step` is that of its latest checkpoint, 0 before the
+    first."""
 
     def __init__(self, name: str, status: JobStatus, step: int) -> None:
         self.step = step
         lost = "its supervisor was killed"
         if status.failing_rank is not None:
-            lost = f"rank {status.failing_rank} was killed{_signal_name(status.exit_code)}, as when memory runs out. Log: {status.log_path}"
-        super().__init__(f"{name} was lost: {lost}; it continues {f'from the checkpoint of step {step}' if step else 'from its beginning'}")
+            lost = (
+                f"rank {status.failing_rank} was killed{_signal_name(status.exit_code)}, as when memory runs out. "
+                f"Log: {status.log_path}"
+            )
+        super().__init__(
+            f"{name} was lost: {lost}; it continues "
+            f"{f'from the checkpoint of step {step}' if step else 'from its beginning'}"
+        )
 
 
 class Launcher(Protocol):
@@ -122,10 +131,16 @@ class LocalLauncher:
         with open(work_dir / "supervisor.log", "ab") as log:
             code = subprocess.run(
                 [sys.executable, "-m", "infra.jobs.supervisor", str(work_dir)],
-                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            ).returncode  # fmt: skip
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            ).returncode
         if code not in (0, EXIT_LOCKED):
-            raise RuntimeError(f"the supervisor of job {job.key} did not start (exit code {code}): see {work_dir / 'supervisor.log'}")
+            raise RuntimeError(
+                f"the supervisor of job {job.key} did not start (exit code {code}): see {work_dir / 'supervisor.log'}"
+            )
         return JobHandle(job.key)
 
     def poll(self, handle: JobHandle) -> JobStatus:
@@ -135,7 +150,9 @@ class LocalLauncher:
             return JobStatus("running", progress, None, None, "", ())
         job = read_job_file(work_dir)
         assert job is not None, f"no job was submitted under {handle.key}"
-        return JobStatus(final_state(job.exit_code), progress, job.exit_code, job.failing_rank, job.log_path, tuple(job.log_tail))
+        return JobStatus(
+            final_state(job.exit_code), progress, job.exit_code, job.failing_rank, job.log_path, tuple(job.log_tail)
+        )
 
     def cancel(self, handle: JobHandle, grace_seconds: float) -> None:
         work_dir = self.work_root / handle.key

@@ -59,7 +59,8 @@ class JobFile:
     """Names DeepSpeed's shared memory; nobody listens there."""
     rank_pids: tuple[int, ...] = ()
     exit_code: int | None = None
-    """0 success, os.EX_TEMPFAIL saved, else the first failing rank's (negative: the signal); none while it runs or when killed."""
+    """0 success, os.EX_TEMPFAIL saved, else the first failing rank's (negative: the signal); none while it runs or when
+    killed."""
     failing_rank: int | None = None
     log_path: str = ""
     """Of the failing rank."""
@@ -112,10 +113,17 @@ def _advance_fencing(work_dir: Path) -> int:
 
 def _rank_environment(command: Command, rank: int, job: JobFile, work_dir: Path) -> dict[str, str]:
     return {
-        **os.environ, **command.environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(command.num_ranks),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job.master_port), "GLM46_FENCING": str(job.fencing), "PYTHONUNBUFFERED": "1",
+        **os.environ,
+        **command.environment,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(command.num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(job.master_port),
+        "GLM46_FENCING": str(job.fencing),
+        "PYTHONUNBUFFERED": "1",
         "GLM46_RENDEZVOUS": str(work_dir / f"{RENDEZVOUS_PREFIX}{job.fencing}"),
-    }  # fmt: skip
+    }
 
 
 def _prepare_rank() -> None:
@@ -134,10 +142,13 @@ def _start_ranks(command: Command, work_dir: Path, job: JobFile) -> list[subproc
             ranks.append(
                 subprocess.Popen(
                     [sys.executable, "-m", command.module, *command.arguments],
-                    env=_rank_environment(command, rank, job, work_dir), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    env=_rank_environment(command, rank, job, work_dir),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
                     preexec_fn=_prepare_rank,
                 )
-            )  # fmt: skip
+            )
     return ranks
 
 
@@ -161,7 +172,8 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> tuple[int, int | None]:
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    # A thread per rank, so that ends are seen in their order: whoever waits for a dead rank fails a moment after it, and is not the cause.
+    # A thread per rank, so that ends are seen in their order: whoever waits for a dead rank fails a moment after it,
+    # and is not the cause.
     ended: SimpleQueue[int] = SimpleQueue()
     for rank, process in enumerate(ranks):
         Thread(target=lambda rank=rank, process=process: ended.put((process.wait(), rank)[1]), daemon=True).start()

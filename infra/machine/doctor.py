@@ -36,7 +36,11 @@ MIN_MEMORY_BYTES = 3 << 30
 PORTS = {"prefect": 4200, "mlflow": 5000}
 """Where `glm46 up` starts its servers unless told otherwise."""
 CONNECT_TIMEOUT_SECONDS = 5
-SCHEDULER_COMMANDS = {"slurm": ("sbatch", "squeue", "scancel"), "pbs": ("qsub", "qstat", "qdel"), "kubernetes": ("kubectl",)}
+SCHEDULER_COMMANDS = {
+    "slurm": ("sbatch", "squeue", "scancel"),
+    "pbs": ("qsub", "qstat", "qdel"),
+    "kubernetes": ("kubectl",),
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,11 @@ def check_launchers(launchers: Iterable[str]) -> list[Check]:
     for launcher in sorted(set(launchers) - {"local"}):
         missing = [command for command in SCHEDULER_COMMANDS[launcher] if shutil.which(command) is None]
         fix = f"run on a machine that submits to {launcher}, or set resources.launcher to local"
-        checks.append(Check(launcher, not missing, f"no {', '.join(missing)}" if missing else "its commands", fix if missing else ""))
+        checks.append(
+            Check(
+                launcher, not missing, f"no {', '.join(missing)}" if missing else "its commands", fix if missing else ""
+            )
+        )
     return checks
 
 
@@ -96,7 +104,10 @@ def check_native_code(paths: Iterable[Path]) -> Check:
     missing = [path for path in paths if not path.is_file()]
     if not missing:
         return Check("native code", True, f"compiled for {this_machine()}", "")
-    fix = "python -m infra.jobs.build_ops and python -m model.kernels.native_library compile it, else the first use does (two minutes)"
+    fix = (
+        "python -m infra.jobs.build_ops and python -m model.kernels.native_library compile it, else the first use "
+        "does (two minutes)"
+    )
     return Check("native code", True, describe_missing(missing), fix)
 
 
@@ -105,11 +116,17 @@ def check_spark_master(master: str) -> Check:
     if master == "yarn":
         variables = [name for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR") if os.environ.get(name)]
         fix = "set HADOOP_CONF_DIR to the cluster's configuration, or data.resources.master to local[2]"
-        found = f"yarn, {variables[0]} is set" if variables else "yarn, but neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
+        found = (
+            f"yarn, {variables[0]} is set"
+            if variables
+            else "yarn, but neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
+        )
         return Check("spark master", bool(variables), found, "" if variables else fix)
     silent = [address for address in _standalone_masters(master) if not _listens(address)]
     fix = "start it, or set data.resources.master to a master that runs (local[2]: this machine)"
-    return Check("spark master", not silent, f"{', '.join(silent)} does not answer" if silent else master, fix if silent else "")
+    return Check(
+        "spark master", not silent, f"{', '.join(silent)} does not answer" if silent else master, fix if silent else ""
+    )
 
 
 def _standalone_masters(master: str) -> list[str]:
@@ -130,7 +147,11 @@ def _listens(address: str) -> bool:
 
 def check_room(home: Home, staging_root: Path) -> list[Check]:
     """Free space where a run writes: on a full disk a database fails without saying so."""
-    return [_disk(home.root, "GLM46_HOME", MIN_FREE_BYTES), _disk(staging_root, "--store", MIN_FREE_BYTES), _temporary_disk()]
+    return [
+        _disk(home.root, "GLM46_HOME", MIN_FREE_BYTES),
+        _disk(staging_root, "--store", MIN_FREE_BYTES),
+        _temporary_disk(),
+    ]
 
 
 def _temporary_disk() -> Check:
@@ -140,7 +161,9 @@ def _temporary_disk() -> Check:
 def _disk(directory: Path, setting: str, min_bytes: int) -> Check:
     free = shutil.disk_usage(directory).free
     fix = f"free at least {min_bytes / 2**30:.2f} GiB or name another directory with {setting}"
-    return Check("disk", free >= min_bytes, f"{free / 2**30:.1f} GiB free under {directory}", "" if free >= min_bytes else fix)
+    return Check(
+        "disk", free >= min_bytes, f"{free / 2**30:.1f} GiB free under {directory}", "" if free >= min_bytes else fix
+    )
 
 
 def require(*checks: Check) -> None:
@@ -151,8 +174,8 @@ def require(*checks: Check) -> None:
 
 
 def check_store(store: Store, deep: bool) -> list[Check]:
-    """Every manifest reads and its files exist with their sizes; `deep` also compares checksums. What is broken is marked, so that the
-    next run computes it anew, also where that run would not have read it."""
+    """Every manifest reads and its files exist with their sizes; `deep` also compares checksums. What is broken is
+    marked, so that the next run computes it anew, also where that run would not have read it."""
     num_artifacts, broken = 0, []
     for key in store.committed_keys():
         try:
@@ -168,24 +191,35 @@ def check_store(store: Store, deep: bool) -> list[Check]:
         if files:
             store.mark_invalid(manifest, f"{files[0]} is missing or damaged")
         broken += [f"{manifest.step} {manifest.key[:12]} {name}" for name in files]
-    found = f"{num_artifacts} artifacts{', checksums compared' if deep else ''}" + (f"; broken: {', '.join(broken[:5])}" if broken else "")
+    found = f"{num_artifacts} artifacts{', checksums compared' if deep else ''}" + (
+        f"; broken: {', '.join(broken[:5])}" if broken else ""
+    )
     return [Check("store", not broken, found, "run again: the broken steps are computed anew" if broken else "")]
 
 
 def as_json(checks: list[Check]) -> str:
     """The checks as one JSON document."""
-    return json.dumps({"passed": all(check.passed for check in checks), "checks": [check.__dict__ for check in checks]}, indent=1)
+    return json.dumps(
+        {"passed": all(check.passed for check in checks), "checks": [check.__dict__ for check in checks]}, indent=1
+    )
 
 
 def _python() -> Check:
     passed = sys.version_info[:2] == (3, 11)
-    return Check("python", passed, sys.version.split()[0], "" if passed else "use Python 3.11: the pinned packages were tried with it")
+    return Check(
+        "python",
+        passed,
+        sys.version.split()[0],
+        "" if passed else "use Python 3.11: the pinned packages were tried with it",
+    )
 
 
 def _python_headers() -> Check:
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     fix = "install Python's headers (Debian: apt-get install python3.11-dev)"
-    return Check("python headers", header.exists(), str(header) if header.exists() else "none", "" if header.exists() else fix)
+    return Check(
+        "python headers", header.exists(), str(header) if header.exists() else "none", "" if header.exists() else fix
+    )
 
 
 def _packages() -> Check:
@@ -201,13 +235,20 @@ def _packages() -> Check:
         if not requirement.specifier.contains(found, prereleases=True):
             wrong.append(f"{requirement.name} {found}, asked for {requirement.specifier}")
     fix = "make env, or pip install --constraint constraints.txt --editable ."
-    return Check("packages", not wrong, "; ".join(wrong[:5]) if wrong else "as pyproject.toml asks", fix if wrong else "")
+    return Check(
+        "packages", not wrong, "; ".join(wrong[:5]) if wrong else "as pyproject.toml asks", fix if wrong else ""
+    )
 
 
 def _memory() -> Check:
     available = psutil.virtual_memory().available
     passed = available >= MIN_MEMORY_BYTES
-    return Check("memory", passed, f"{available / 2**30:.1f} GiB available", "" if passed else "free 3 GiB: scale tiny needs about 2.3")
+    return Check(
+        "memory",
+        passed,
+        f"{available / 2**30:.1f} GiB available",
+        "" if passed else "free 3 GiB: scale tiny needs about 2.3",
+    )
 
 
 def _servers(home: Home) -> list[Check]:
@@ -236,5 +277,7 @@ def _port(name: str, port: int) -> Check:
     try:
         take_port(port)
     except ValueError as error:
-        return Check(f"port {port}", True, str(error).partition(" (Address")[0], f"end it before glm46 up, or give --{name}-port")
+        return Check(
+            f"port {port}", True, str(error).partition(" (Address")[0], f"end it before glm46 up, or give --{name}-port"
+        )
     return Check(f"port {port}", True, f"free for {name}", "")

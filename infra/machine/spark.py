@@ -37,10 +37,11 @@ STOP_TIMEOUT_SECONDS = 30
 SHIPPED_PACKAGES = ("tasks", "model", "configs")
 ARROW_BATCH_RECORDS = 4096
 ARROW_BATCH_BYTES = 8 * 2**20
-"""Bounds of one Arrow batch handed to a Python worker. Each task holds a small multiple of it outside Java's heap: with 64 MiB, 280,000
-documents on two tasks took 0.4 GB more."""
+"""Bounds of one Arrow batch handed to a Python worker. Each task holds a small multiple of it outside Java's heap: with
+64 MiB, 280,000 documents on two tasks took 0.4 GB more."""
 PARQUET_BATCH_ROWS = 256
-"""Rows that a task reads at once: web pages have 100 KB and more, and Spark's 4,096 of them ended a process with 1 GB of heap."""
+"""Rows that a task reads at once: web pages have 100 KB and more, and Spark's 4,096 of them ended a process with 1 GB
+of heap."""
 SMALLEST_SPLIT_BYTES = 2**18
 """Of a file that several tasks share. Spark's 4 MiB leave a corpus of 10 MB of text to one core."""
 LOCAL_SETTINGS = {
@@ -51,9 +52,9 @@ LOCAL_SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""On a local master jobs are many and short and the work is in Python workers, so compiling costs more than it gains: start-up and first
-jobs take 15 s instead of 24 s without the optimizing compiler, ingest and deduplication of 7 MB 17 s instead of 31 s without generated
-code (2 cores)."""
+"""On a local master jobs are many and short and the work is in Python workers, so compiling costs more than it gains:
+start-up and first jobs take 15 s instead of 24 s without the optimizing compiler, ingest and deduplication of 7 MB 17 s
+instead of 31 s without generated code (2 cores)."""
 
 DIRECTORY_PREFIX = "spark-"
 
@@ -65,7 +66,8 @@ _directory: tuple[Path, FileLock] | None = None
 
 
 def spark_session(resources: SparkResources) -> SparkSession:
-    """The process's session; another master or memory replaces it. Raises ValueError if Java is missing or Spark does not start."""
+    """The process's session; another master or memory replaces it. Raises ValueError if Java is missing or Spark does
+    not start."""
     global _session, _started_with
     wanted = (resources.master, resources.driver_memory, resources.executor_memory)
     with _lock:
@@ -161,7 +163,8 @@ def _start(resources: SparkResources, directory: Path) -> SparkSession:
     except (Py4JError, PySparkException, RuntimeError, OSError) as error:
         tail = " | ".join(log_path.read_text(errors="replace").splitlines()[-5:]) if log_path.exists() else ""
         raise ValueError(
-            f"Spark did not start on master {resources.master} ({error}): check data.resources; its log ended in: {tail}"
+            f"Spark did not start on master {resources.master} ({error}): check data.resources; its log ended in: "
+            f"{tail}"
         ) from error
     if not resources.master.startswith("local"):
         session.sparkContext.addPyFile(str(_zip_packages(directory)))
@@ -171,16 +174,19 @@ def _start(resources: SparkResources, directory: Path) -> SparkSession:
 def _settings(resources: SparkResources, directory: Path) -> dict[str, str]:
     (directory / "log4j2.properties").write_text(
         "rootLogger.level = error\nrootLogger.appenderRef.stderr.ref = stderr\nappender.stderr.type = Console\n"
-        "appender.stderr.name = stderr\nappender.stderr.target = SYSTEM_ERR\nappender.stderr.layout.type = PatternLayout\n"
+        "appender.stderr.name = stderr\nappender.stderr.target = SYSTEM_ERR\nappender.stderr.layout.type = "
+        "PatternLayout\n"
         "appender.stderr.layout.pattern = %d %p %c: %m%n%ex\n"
     )
     settings = {
         "spark.master": resources.master,
         "spark.driver.memory": resources.driver_memory,
         "spark.executor.memory": resources.executor_memory,
-        # Where the JVM keeps its temporary files is also where a driver shuffles; executors elsewhere do as their machine says.
+        # Where the JVM keeps its temporary files is also where a driver shuffles; executors elsewhere do as their
+        # machine says.
         "spark.driver.extraJavaOptions": (
-            f"-Djava.io.tmpdir={quote(str(directory))} -Dlog4j2.configurationFile={directory.as_uri()}/log4j2.properties"
+            f"-Djava.io.tmpdir={quote(str(directory))} "
+            f"-Dlog4j2.configurationFile={directory.as_uri()}/log4j2.properties"
         ),
         "spark.log.level": "ERROR",
         "spark.ui.enabled": "false",

@@ -34,7 +34,8 @@ MAX_DATASET_DIGEST_CHARS = 36
 
 @dataclass(frozen=True)
 class DatasetInput:
-    """A data set or tokenizer that a run read. The whole digest stands in the tag glm46.digest: MLflow's own field is too short."""
+    """A data set or tokenizer that a run read. The whole digest stands in the tag glm46.digest: MLflow's own field is
+    too short."""
 
     name: str
     digest: str
@@ -45,9 +46,12 @@ class DatasetInput:
 
 
 def connect(tracking_uri: str) -> MlflowClient:
-    """A client of a tracking server that answers. Raises ValueError naming the URI when it does not: MLflow itself retries for minutes."""
+    """A client of a tracking server that answers. Raises ValueError naming the URI when it does not: MLflow itself
+    retries for minutes."""
     if not tracking_uri.startswith(("http://", "https://")):
-        raise ValueError(f"MLflow tracking URI {tracking_uri} must be http(s)://host:port of a running server: registries need one")
+        raise ValueError(
+            f"MLflow tracking URI {tracking_uri} must be http(s)://host:port of a running server: registries need one"
+        )
     try:
         with urllib.request.urlopen(f"{tracking_uri.rstrip('/')}/health", timeout=10):
             pass
@@ -60,18 +64,24 @@ def connect(tracking_uri: str) -> MlflowClient:
     return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
 
 
-def ensure_run(client: MlflowClient, experiment: str, name: str, key: str, parent_run_id: str | None, tags: Mapping[str, str]) -> str:
+def ensure_run(
+    client: MlflowClient, experiment: str, name: str, key: str, parent_run_id: str | None, tags: Mapping[str, str]
+) -> str:
     """Id of the experiment's run with this key, created below the parent if there is none; tags that differ are set.
 
     A run that is found stays below the parent that it was created under.
     """
     experiment_id = _ensure_experiment(client, experiment)
-    found = client.search_runs([experiment_id], f"tags.`{KEY_TAG}` = '{key}'", order_by=["attributes.start_time ASC"], max_results=1)
+    found = client.search_runs(
+        [experiment_id], f"tags.`{KEY_TAG}` = '{key}'", order_by=["attributes.start_time ASC"], max_results=1
+    )
     if not found:
         parent = {} if parent_run_id is None else {PARENT_TAG: parent_run_id}
         return client.create_run(experiment_id, run_name=name, tags={**tags, KEY_TAG: key, **parent}).info.run_id
     run = found[0]
-    set_run_tags(client, run.info.run_id, {tag: value for tag, value in tags.items() if run.data.tags.get(tag) != value})
+    set_run_tags(
+        client, run.info.run_id, {tag: value for tag, value in tags.items() if run.data.tags.get(tag) != value}
+    )
     return run.info.run_id
 
 
@@ -109,7 +119,10 @@ def _ensure_experiment(client: MlflowClient, name: str) -> str:
             experiment = client.get_experiment_by_name(name)
             assert experiment is not None, name
     if experiment.lifecycle_stage == "deleted":
-        raise ValueError(f"MLflow experiment {name} was deleted: restore it (mlflow experiments restore) or remove it for good (mlflow gc)")
+        raise ValueError(
+            f"MLflow experiment {name} was deleted: restore it (mlflow experiments restore) or remove it for good "
+            f"(mlflow gc)"
+        )
     return experiment.experiment_id
 
 
@@ -148,13 +161,19 @@ def log_inputs(client: MlflowClient, run_id: str, inputs: Sequence[DatasetInput]
     logged = [
         LoggedInput(
             Dataset(
-                entry.name, entry.digest[:MAX_DATASET_DIGEST_CHARS], source_type="glm46", source=json.dumps({"uri": entry.source}),
+                entry.name,
+                entry.digest[:MAX_DATASET_DIGEST_CHARS],
+                source_type="glm46",
+                source=json.dumps({"uri": entry.source}),
                 profile=json.dumps(dict(entry.profile)),
             ),
-            [InputTag(name, value[:MAX_VALUE_CHARS]) for name, value in {**entry.tags, "glm46.digest": entry.digest}.items()],
+            [
+                InputTag(name, value[:MAX_VALUE_CHARS])
+                for name, value in {**entry.tags, "glm46.digest": entry.digest}.items()
+            ],
         )
         for entry in inputs
-    ]  # fmt: skip
+    ]
     client.log_inputs(run_id, logged)
 
 

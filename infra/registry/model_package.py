@@ -45,7 +45,11 @@ def package_files(*, is_chat_trained: bool) -> dict[str, bytes]:
     model = {"flavors": {"python_function": flavor}, "mlflow_version": version("mlflow"), "signature": signature}
     build = [f"{name}=={version(name)}" for name in BUILD_PACKAGES]
     environment = {"python": python, "build_dependencies": build, "dependencies": ["-r requirements.txt"]}
-    conda = {"name": "glm46", "channels": ["conda-forge"], "dependencies": [f"python={python}", build[0], {"pip": requirements}]}
+    conda = {
+        "name": "glm46",
+        "channels": ["conda-forge"],
+        "dependencies": [f"python={python}", build[0], {"pip": requirements}],
+    }
     return {
         "MLmodel": _json(model),  # JSON is YAML
         "python_env.yaml": _json(environment),
@@ -66,7 +70,8 @@ def _modules() -> tuple[str, ...]:
 
 @cache
 def _code() -> tuple[str, dict[str, bytes]]:
-    """Name of the package and its files: modules with their imports of each other below the package's name, compiled kernels as source."""
+    """Name of the package and its files: modules with their imports of each other below the package's name, compiled
+    kernels as source."""
     sources = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in map(module_path, _modules())}
     for module in _modules():
         kernel = module_path(module).with_suffix(".cpp")
@@ -75,7 +80,10 @@ def _code() -> tuple[str, dict[str, bytes]]:
                 sources[path.relative_to(ROOT).as_posix()] = path.read_bytes()
     digest = hashlib.sha256(b"".join(name.encode() + b"\n" + content for name, content in sorted(sources.items())))
     package = f"glm46_model_{digest.hexdigest()[:12]}"
-    folders = {package, *(f"{package}/{parent}" for name in sources for parent in PurePosixPath(name).parents if parent.name)}
+    folders = {
+        package,
+        *(f"{package}/{parent}" for name in sources for parent in PurePosixPath(name).parents if parent.name),
+    }
     files = {f"{folder}/__init__.py": b"" for folder in sorted(folders)}
     for name, content in sources.items():
         files[f"{package}/{name}"] = _below(package, content) if name.endswith(".py") else content
@@ -85,15 +93,27 @@ def _code() -> tuple[str, dict[str, bytes]]:
 def _below(package: str, source: bytes) -> bytes:
     text = OWN_IMPORT.sub(rf"\1{package}.", source.decode())
     for node in ast.walk(ast.parse(text)):
-        assert not (isinstance(node, ast.Import) and any(alias.name.startswith(package) and not alias.asname for alias in node.names)), (
-            "`import model.x` binds `model`: write `from model import x` or `from model.x import y` in what a registered model imports"
+        assert not (
+            isinstance(node, ast.Import)
+            and any(alias.name.startswith(package) and not alias.asname for alias in node.names)
+        ), (
+            "`import model.x` binds `model`: write `from model import x` or `from model.x import y` in what a "
+            "registered model imports"
         )
     return text.encode()
 
 
 @cache
 def _requirements() -> list[str]:
-    """The installed versions of what the code imports, and MLflow's, which loads it; without what a version says of its build (+cpu)."""
+    """The installed versions of what the code imports, and MLflow's, which loads it; without what a version says of its
+    build (+cpu)."""
     owners = packages_distributions()
-    names = {name.split(".")[0] for module in _modules() for name in imports(module)} - set(sys.stdlib_module_names) - set(PACKAGES)
-    return [f"{name}=={version(name).partition('+')[0]}" for name in sorted({"mlflow", *(owners[name][0] for name in names)})]
+    names = (
+        {name.split(".")[0] for module in _modules() for name in imports(module)}
+        - set(sys.stdlib_module_names)
+        - set(PACKAGES)
+    )
+    return [
+        f"{name}=={version(name).partition('+')[0]}"
+        for name in sorted({"mlflow", *(owners[name][0] for name in names)})
+    ]

@@ -52,9 +52,12 @@ MODEL_DIR = "model"
 """Directory of the weights below a run's artifacts."""
 
 DESCRIPTION = (
-    "Every phase that a gate judged is a version; the alias of a phase names the last one accepted, `champion` the one that is served, "
-    "`anchor_FIGURE` the best promoted one so far in a figure, which no release may fall behind by more than the margin.\n\n"
-    '`mlflow.pyfunc.load_model("models:/NAME@champion").predict(["What is 12 + 7?"])` answers; `glm46.evidence` names the report.'
+    "Every phase that a gate judged is a version; the alias of a phase names the last one accepted, `champion` the "
+    "one that is served, "
+    "`anchor_FIGURE` the best promoted one so far in a figure, which no release may fall behind by more than the "
+    "margin.\n\n"
+    '`mlflow.pyfunc.load_model("models:/NAME@champion").predict(["What is 12 + 7?"])` answers; `glm46.evidence` names '
+    "the report."
 )
 
 Done = Literal["done", "unchanged"]
@@ -70,7 +73,10 @@ class RegisteredVersion:
     def tag(self, name: str) -> str:
         """Value of a tag that must be there. Raises ValueError: a version without it was not registered by glm46."""
         if name not in self.tags:
-            raise ValueError(f"version {self.version} has no tag {name}: move the alias to a version that glm46 registered, or delete it")
+            raise ValueError(
+                f"version {self.version} has no tag {name}: move the alias to a version that glm46 registered, or "
+                f"delete it"
+            )
         return self.tags[name]
 
     @property
@@ -95,7 +101,8 @@ def model_name(scale: str) -> str:
 
 
 def version_tags(scale: str, decision: Artifact[Any], store: Store) -> dict[str, str]:
-    """What a version says of itself beside its digest: the scale, the gate's verdict, and where the store lies that holds both."""
+    """What a version says of itself beside its digest: the scale, the gate's verdict, and where the store lies that
+    holds both."""
     return {
         "glm46.scale": scale,
         "glm46.accepted": str(decision.record.accepted).lower(),
@@ -105,8 +112,8 @@ def version_tags(scale: str, decision: Artifact[Any], store: Store) -> dict[str,
 
 
 def find_registry(home: Home) -> MlflowClient | None:
-    """A client that reads the home's registry: from its recorded server, or straight from the database where none runs. None where there is
-    neither: before the first run."""
+    """A client that reads the home's registry: from its recorded server, or straight from the database where none runs.
+    None where there is neither: before the first run."""
     recorded = read_recorded(home)
     if recorded is not None:
         return connect(recorded.mlflow)
@@ -122,7 +129,10 @@ def open_registry(home: Home) -> MlflowClient:
     """The client of find_registry. Raises ValueError before the first run."""
     registry = find_registry(home)
     if registry is None:
-        raise ValueError(f"{home.root} holds no model registry yet: run `glm46 run tiny` first, or set GLM46_HOME to where it was run")
+        raise ValueError(
+            f"{home.root} holds no model registry yet: run `glm46 run tiny` first, or set GLM46_HOME to where it was "
+            f"run"
+        )
     return registry
 
 
@@ -138,9 +148,9 @@ def ensure_registered(
 ) -> tuple[str, Done]:
     """The version of the model with the artifact's digest, registered if there is none.
 
-    directory: the artifact's directory that holds the weights (`hf`). run_id: the run the version belongs to. artifact_root: the
-    server's artifact destination on this machine. tags: beside glm46.digest, glm46.key and glm46.chat, which are set here; on a version
-    that exists, those that differ are set.
+    directory: the artifact's directory that holds the weights (`hf`). run_id: the run the version belongs to.
+    artifact_root: the server's artifact destination on this machine. tags: beside glm46.digest, glm46.key and
+    glm46.chat, which are set here; on a version that exists, those that differ are set.
     """
     from mlflow.exceptions import MlflowException
 
@@ -183,22 +193,33 @@ def ensure_evidence(client: MlflowClient, model: str, version: str, uri: str) ->
 def find_version(client: MlflowClient, model: str, digest: str) -> RegisteredVersion | None:
     """The first version of a model with a content digest."""
     found = client.search_model_versions(f"name = '{model}' and tag.`{DIGEST_TAG}` = '{digest}'")
-    versions = sorted((RegisteredVersion(str(item.version), dict(item.tags)) for item in found), key=lambda item: int(item.version))
+    versions = sorted(
+        (RegisteredVersion(str(item.version), dict(item.tags)) for item in found), key=lambda item: int(item.version)
+    )
     return versions[0] if versions else None
 
 
 def _link_below_run(
-    client: MlflowClient, artifact: Artifact[Any], directory: str, package: Mapping[str, bytes], run_id: str, artifact_root: Path
+    client: MlflowClient,
+    artifact: Artifact[Any],
+    directory: str,
+    package: Mapping[str, bytes],
+    run_id: str,
+    artifact_root: Path,
 ) -> str:
-    """Hard-link an artifact's directory below a run's artifacts, write the package beside it, and return the URI under which MLflow serves
-    both."""
+    """Hard-link an artifact's directory below a run's artifacts, write the package beside it, and return the URI under
+    which MLflow serves both."""
     artifact_uri = client.get_run(run_id).info.artifact_uri
     scheme = "mlflow-artifacts:/"
     if artifact_uri is None or not artifact_uri.startswith(scheme):
-        raise ValueError(f"run {run_id} keeps its artifacts at {artifact_uri}: start the MLflow server with --serve-artifacts")
+        raise ValueError(
+            f"run {run_id} keeps its artifacts at {artifact_uri}: start the MLflow server with --serve-artifacts"
+        )
     target = artifact_root / artifact_uri.removeprefix(scheme).lstrip("/") / MODEL_DIR
     prefix = f"{directory}/"
-    names = sorted(name for name in {**artifact.manifest.content, **artifact.manifest.evidence} if name.startswith(prefix))
+    names = sorted(
+        name for name in {**artifact.manifest.content, **artifact.manifest.evidence} if name.startswith(prefix)
+    )
     assert names, f"step {artifact.manifest.step} left no directory {directory}"
     for name in names:
         _link(artifact.path(name), target / name.removeprefix(prefix))

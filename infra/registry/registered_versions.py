@@ -26,7 +26,8 @@ def named_version(client: MlflowClient, model: str, name: str) -> NamedVersion:
     if not known:
         models = sorted({found.model for found in all_versions(client)})
         raise ValueError(
-            f"the registry holds no version of {model}; it holds {', '.join(models) or 'none at all'}: name a scale that was run"
+            f"the registry holds no version of {model}; it holds {', '.join(models) or 'none at all'}: name a scale "
+            f"that was run"
         )
     pointed = resolve_alias(client, model, name)
     wanted = name if pointed is None else pointed.version

@@ -58,7 +58,8 @@ def prefect_database(home: Home) -> Database:
 
 
 def _postgres_uri(variable: str, driver: str) -> str:
-    """The URI that a variable holds, for the driver that its server uses; empty where it is not set. Raises ValueError for others."""
+    """The URI that a variable holds, for the driver that its server uses; empty where it is not set. Raises ValueError
+    for others."""
     scheme, _, rest = os.environ.get(variable, "").partition("://")
     if not scheme:
         return ""
@@ -73,7 +74,8 @@ def databases(home: Home) -> tuple[Database, Database]:
 
 
 def open_databases(home: Home) -> None:
-    """Make each SQLite file private, empty where there is none. Raises ValueError for a damaged file or a Postgres that does not answer."""
+    """Make each SQLite file private, empty where there is none. Raises ValueError for a damaged file or a Postgres that
+    does not answer."""
     for database in databases(home):
         if database.path is not None:
             private_file(database.path)
@@ -98,7 +100,9 @@ def find_problem(database: Database) -> str:
 def _sqlite_damage(path: Path) -> str:
     """Reads every page."""
     try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=CONNECT_TIMEOUT_SECONDS)) as connection:
+        with closing(
+            sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=CONNECT_TIMEOUT_SECONDS)
+        ) as connection:
             answer = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             return "" if answer == "ok" else answer.splitlines()[-1]
     except sqlite3.DatabaseError as error:

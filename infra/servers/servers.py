@@ -79,7 +79,10 @@ def tracking_uri() -> str:
     """URI of the MLflow server that this process was given. Raises ValueError where none was."""
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
-        raise ValueError("MLFLOW_TRACKING_URI is not set: start the pipeline with `glm46 run`, or set it to the URI of an MLflow server")
+        raise ValueError(
+            "MLFLOW_TRACKING_URI is not set: start the pipeline with `glm46 run`, or set it to the URI of an MLflow "
+            "server"
+        )
     return uri
 
 
@@ -112,12 +115,15 @@ def _private_servers(home: Home) -> Iterator[ServerUrls]:
 
 
 def _leave_when_one_dies(servers: list[Server], is_over: threading.Event) -> None:
-    """End the process with a clear message: nothing can be recorded any more, and clients would try again for minutes."""
+    """End the process with a clear message: nothing can be recorded any more, and clients would try again for
+    minutes."""
     while not is_over.wait(WATCH_INTERVAL_SECONDS):
         for server in servers:
             if server.process.poll() is not None and not is_over.is_set():
                 print(
-                    f"\nglm46: the {server.name} server stopped during the run ({server.log_path}): run again to continue", file=sys.stderr
+                    f"\nglm46: the {server.name} server stopped during the run ({server.log_path}): run again to "
+                    f"continue",
+                    file=sys.stderr,
                 )
                 sys.stderr.flush()
                 os._exit(1)
@@ -174,24 +180,40 @@ def forget(home: Home) -> None:
 def start_servers(home: Home, prefect_port: int, mlflow_port: int, detached: bool) -> list[Server]:
     """Start both servers on the home's databases and return at once; detached ones outlive this process.
 
-    Each has a session of its own, so that Ctrl-C and a closed terminal reach the run and not, before it, the servers that it talks to.
-    Raises ValueError for a database that cannot be used.
+    Each has a session of its own, so that Ctrl-C and a closed terminal reach the run and not, before it, the servers
+    that it talks to. Raises ValueError for a database that cannot be used.
     """
     open_databases(home)
     artifact_root(home).mkdir(parents=True, exist_ok=True)
     prefect_url, mlflow_url = f"http://{HOST}:{prefect_port}", f"http://{HOST}:{mlflow_port}"
     prefect = _start(
-        "prefect", "prefect.server.api.server:create_app", ["--factory"], prefect_url, "/api/health", home, detached,
+        "prefect",
+        "prefect.server.api.server:create_app",
+        ["--factory"],
+        prefect_url,
+        "/api/health",
+        home,
+        detached,
         {
-            "PREFECT_HOME": str(home.prefect_dir), "PREFECT_UI_API_URL": f"{prefect_url}/api", "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
-            "PREFECT_SERVER_DATABASE_CONNECTION_URL": prefect_database(home).uri, SERVER_VARIABLE: api_password(home),
+            "PREFECT_HOME": str(home.prefect_dir),
+            "PREFECT_UI_API_URL": f"{prefect_url}/api",
+            "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": prefect_database(home).uri,
+            SERVER_VARIABLE: api_password(home),
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{prefect_url},http://localhost:{prefect_port}",
         },
-    )  # fmt: skip
+    )
     mlflow = _start(
-        "mlflow", "mlflow.server.fastapi_app:app", [], mlflow_url, "/health", home, detached,
+        "mlflow",
+        "mlflow.server.fastapi_app:app",
+        [],
+        mlflow_url,
+        "/health",
+        home,
+        detached,
         {
-            # what `mlflow server --serve-artifacts` hands to its own uvicorn child (mlflow/server/__init__.py, _run_server)
+            # what `mlflow server --serve-artifacts` hands to its own uvicorn child (mlflow/server/__init__.py,
+            # _run_server)
             "_MLFLOW_SERVER_FILE_STORE": mlflow_database(home).uri,
             "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
             "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(artifact_root(home)),
@@ -199,7 +221,7 @@ def start_servers(home: Home, prefect_port: int, mlflow_port: int, detached: boo
             "_MLFLOW_SGI_NAME": "uvicorn",
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         },
-    )  # fmt: skip
+    )
     return [prefect, mlflow]
 
 
@@ -214,24 +236,46 @@ def _start(
     env: Mapping[str, str],
 ) -> Server:
     log_path = home.run_dir / f"{name}.log"
-    command = [sys.executable, "-m", "uvicorn", app, *options, "--host", HOST, "--port", url.rsplit(":", 1)[1], "--log-level", "warning"]
+    command = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        app,
+        *options,
+        "--host",
+        HOST,
+        "--port",
+        url.rsplit(":", 1)[1],
+        "--log-level",
+        "warning",
+    ]
     with open(private_file(log_path), "ab") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home.root,
-            preexec_fn=None if detached else die_with_parent, start_new_session=True,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=home.root,
+            preexec_fn=None if detached else die_with_parent,
+            start_new_session=True,
             env={**os.environ, **TELEMETRY_OFF, "GLM46_HOME": str(home.root), **env},
-        )  # fmt: skip
+        )
     return Server(name, url, health_path, process, log_path)
 
 
 def wait_until_healthy(home: Home, servers: list[Server]) -> ServerUrls:
-    """Block until every server answers, from its database too. Raises RuntimeError with the log's end if one dies or stays silent."""
+    """Block until every server answers, from its database too. Raises RuntimeError with the log's end if one dies or
+    stays silent."""
     deadline = time.monotonic() + STARTUP_TIMEOUT_SECONDS
     for server in servers:
         while not _healthy(server.url + server.health_path):
             if server.process.poll() is not None or time.monotonic() > deadline:
                 last_lines = "\n".join(server.log_path.read_text(errors="replace").splitlines()[-8:])
-                state = "stopped" if server.process.poll() is not None else f"did not answer within {STARTUP_TIMEOUT_SECONDS} s"
+                state = (
+                    "stopped"
+                    if server.process.poll() is not None
+                    else f"did not answer within {STARTUP_TIMEOUT_SECONDS} s"
+                )
                 raise RuntimeError(f"the {server.name} server {state}; the end of {server.log_path}:\n{last_lines}")
             time.sleep(0.1)
     addresses = {server.name: server.url for server in servers}
@@ -241,12 +285,16 @@ def wait_until_healthy(home: Home, servers: list[Server]) -> ServerUrls:
 
 
 def ask_databases(home: Home, urls: ServerUrls) -> None:
-    """Ask each server for something that its database holds. Raises RuntimeError naming the database that gives no answer."""
+    """Ask each server for something that its database holds. Raises RuntimeError naming the database that gives no
+    answer."""
     addresses = {"prefect": urls.prefect, "mlflow": urls.mlflow}
     authorization = f"Basic {base64.b64encode(api_password(home).encode()).decode()}"
     for database in databases(home):
         path, body = QUESTIONS[database.server]
-        headers = {"Content-Type": "application/json", **({"Authorization": authorization} if database.server == "prefect" else {})}
+        headers = {
+            "Content-Type": "application/json",
+            **({"Authorization": authorization} if database.server == "prefect" else {}),
+        }
         request = urllib.request.Request(addresses[database.server] + path, json.dumps(body).encode(), headers)
         try:
             urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_SECONDS).close()
@@ -271,7 +319,9 @@ def stop_servers(servers: list[Server]) -> None:
 
 def exclusive(home: Home, say: Callable[[str], None]) -> AbstractContextManager[None]:
     """Hold the right to start servers on the home's databases; waits for a run that has private ones."""
-    return locked(home.run_dir / "servers.lock", say, f"another run has the servers of {home.root}; waiting for it to end")
+    return locked(
+        home.run_dir / "servers.lock", say, f"another run has the servers of {home.root}; waiting for it to end"
+    )
 
 
 def _healthy(url: str) -> bool:

@@ -16,7 +16,17 @@ from aiohttp import ClientSession, ClientTimeout, StreamReader, web
 
 MAX_REQUEST_BYTES = 64 << 20
 COMPLETIONS = "/v1/completions"
-HOP_HEADERS = {"host", "connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "content-length", "authorization"}
+HOP_HEADERS = {
+    "host",
+    "connection",
+    "keep-alive",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "content-length",
+    "authorization",
+}
 """Of one connection, or replaced here."""
 UPSTREAM = web.AppKey("upstream", str)
 KEY = web.AppKey("key", str)
@@ -25,7 +35,8 @@ SESSION = web.AppKey("session", ClientSession)
 
 
 def gateway(upstream: str, key: str, host: str, port: int) -> web.Application:
-    """The application that listens at host:port; `upstream` is the URL of llama.cpp's server, without a trailing slash."""
+    """The application that listens at host:port; `upstream` is the URL of llama.cpp's server, without a trailing
+    slash."""
     app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[_refuse_other_sites])
     app[UPSTREAM], app[KEY] = upstream, key
     app[ADDRESSES] = frozenset(f"{name}:{port}" for name in {host, "127.0.0.1", "localhost"})
@@ -44,7 +55,9 @@ async def _session(app: web.Application) -> AsyncIterator[None]:
 async def _refuse_other_sites(request: web.Request, handler: Any) -> web.StreamResponse:
     addresses, origin = request.app[ADDRESSES], request.headers.get("Origin")
     if request.headers.get("Host") not in addresses:
-        return _refusal(403, f"Host {request.headers.get('Host')} is not this server: ask it at http://{min(addresses)}")
+        return _refusal(
+            403, f"Host {request.headers.get('Host')} is not this server: ask it at http://{min(addresses)}"
+        )
     if origin is not None and origin.removeprefix("http://") not in addresses:
         return _refusal(403, f"pages of {origin} may not ask this server")
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
@@ -53,7 +66,9 @@ async def _refuse_other_sites(request: web.Request, handler: Any) -> web.StreamR
 
 
 def _refusal(status: int, message: str) -> web.Response:
-    return web.json_response({"error": {"code": status, "message": message, "type": "invalid_request_error"}}, status=status)
+    return web.json_response(
+        {"error": {"code": status, "message": message, "type": "invalid_request_error"}}, status=status
+    )
 
 
 async def _pass_on(request: web.Request) -> web.StreamResponse:
@@ -66,7 +81,9 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
     headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_HEADERS}
     headers["Authorization"] = f"Bearer {request.app[KEY]}"
     url = request.app[UPSTREAM] + request.raw_path
-    async with request.app[SESSION].request(request.method, url, headers=headers, data=body, allow_redirects=False) as answer:
+    async with request.app[SESSION].request(
+        request.method, url, headers=headers, data=body, allow_redirects=False
+    ) as answer:
         response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers))
         if reshapes and answer.status == 200:
             if answer.content_type == "text/event-stream":
@@ -110,7 +127,8 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _reshaped(body: bytes, offsets: dict[int, int]) -> bytes:
-    """A completion, or one event of it, with `logprobs` as OpenAI's API has them; offsets: characters so far, by choice."""
+    """A completion, or one event of it, with `logprobs` as OpenAI's API has them; offsets: characters so far, by
+    choice."""
     completion = json.loads(body)
     for choice in completion.get("choices", []):
         reported = (choice.get("logprobs") or {}).get("content")
@@ -124,7 +142,9 @@ def _reshaped(body: bytes, offsets: dict[int, int]) -> bytes:
         choice["logprobs"] = {
             "tokens": [entry["token"] for entry in reported],
             "token_logprobs": [entry["logprob"] for entry in reported],
-            "top_logprobs": [{other["token"]: other["logprob"] for other in entry["top_logprobs"]} for entry in reported],
+            "top_logprobs": [
+                {other["token"]: other["logprob"] for other in entry["top_logprobs"]} for entry in reported
+            ],
             "text_offset": starts,
             "content": reported,
         }

@@ -1,6 +1,7 @@
 """The llama.cpp server of xllamacpp, OpenAI-compatible, on loopback, in a process of its own.
 
-    python -m infra.serving.model_server MODEL.gguf --host 127.0.0.1 --port 8080 --context-length 1024 --num-threads 2 --alias glm46
+    python -m infra.serving.model_server MODEL.gguf --host 127.0.0.1 --port 8080 --context-length 1024
+        --num-threads 2 --alias glm46
 
 The process ends when its standard input closes. So none outlives the process that started it, even if that was
 killed. (A parent-death signal would follow the starting thread, which ends early in a flow.)
@@ -46,22 +47,39 @@ class ModelServer:
     log_path: Path
 
 
-def start_model_server(gguf_path: Path, resources: ServingResources, log_path: Path, alias: str = MODEL_ALIAS) -> ModelServer:
+def start_model_server(
+    gguf_path: Path, resources: ServingResources, log_path: Path, alias: str = MODEL_ALIAS
+) -> ModelServer:
     """Start a server and wait until it answers; `port` 0 takes a free one.
 
-    Raises ValueError for a port in use, a host that is not loopback or a missing file, RuntimeError with the log's end when the server
-    stops or stays silent.
+    Raises ValueError for a port in use, a host that is not loopback or a missing file, RuntimeError with the log's end
+    when the server stops or stays silent.
     """
     if resources.host not in LOOPBACK:
-        raise ValueError(f"serving.resources.host is {resources.host}: the server has no authentication and binds to {LOOPBACK[0]} only")
+        raise ValueError(
+            f"serving.resources.host is {resources.host}: the server has no authentication and binds to {LOOPBACK[0]} "
+            f"only"
+        )
     if not gguf_path.is_file():
         raise ValueError(f"{gguf_path} does not exist: give a GGUF file, as a finished run leaves one")
     port = take_port(resources.port, resources.host) if resources.port else free_port(resources.host)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     command = [
-        sys.executable, "-m", "infra.serving.model_server", str(gguf_path), "--host", resources.host, "--port", str(port),
-        "--context-length", str(resources.context_length), "--num-threads", str(resources.num_threads), "--alias", alias,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "infra.serving.model_server",
+        str(gguf_path),
+        "--host",
+        resources.host,
+        "--port",
+        str(port),
+        "--context-length",
+        str(resources.context_length),
+        "--num-threads",
+        str(resources.num_threads),
+        "--alias",
+        alias,
+    ]
     with open(log_path, "wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=ROOT)
     server = ModelServer(f"http://{resources.host}:{port}", process, log_path)
@@ -85,7 +103,9 @@ def stop_model_server(server: ModelServer) -> None:
 
 
 @contextmanager
-def running_model_server(gguf_path: Path, resources: ServingResources, log_path: Path, alias: str = MODEL_ALIAS) -> Iterator[ModelServer]:
+def running_model_server(
+    gguf_path: Path, resources: ServingResources, log_path: Path, alias: str = MODEL_ALIAS
+) -> Iterator[ModelServer]:
     """A server for the length of a block."""
     server = start_model_server(gguf_path, resources, log_path, alias)
     try:
@@ -109,7 +129,11 @@ def _wait_until_healthy(server: ModelServer, timeout_seconds: float) -> None:
         stopped = server.process.poll() is not None
         if stopped or time.monotonic() > deadline:
             last_lines = "\n".join(server.log_path.read_text(errors="replace").splitlines()[-8:])
-            what = "stopped" if stopped else f"did not answer within {timeout_seconds} s (raise serving.resources.startup_timeout_seconds)"
+            what = (
+                "stopped"
+                if stopped
+                else f"did not answer within {timeout_seconds} s (raise serving.resources.startup_timeout_seconds)"
+            )
             raise RuntimeError(f"the model server at {server.url} {what}; the end of {server.log_path}:\n{last_lines}")
         time.sleep(0.05)
 
@@ -128,15 +152,17 @@ def serve(gguf_path: Path, host: str, port: int, context_length: int, num_thread
     params.hostnames, params.port, params.api_keys = [LOOPBACK[0]], upstream_port, [key]
     params.n_ctx, params.n_parallel = context_length, 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
-    # By default keys and values are kept, and on a CPU attended to, in half precision: that moves log-probabilities by 2e-3 at tiny scale,
-    # more than Q8_0 weights do. Without it they equal our own to 1e-5.
+    # By default keys and values are kept, and on a CPU attended to, in half precision: that moves log-probabilities by
+    # 2e-3 at tiny scale, more than Q8_0 weights do. Without it they equal our own to 1e-5.
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # pyright: ignore[reportAttributeAccessIssue]
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # pyright: ignore[reportAttributeAccessIssue]
     params.warmup = False
     threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
     server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue]
     app = gateway(server.listening_address, key, host, port)
-    web.run_app(app, host=host, port=port, print=lambda *_: print(f"serving {gguf_path.name} at {host}:{port}", flush=True))
+    web.run_app(
+        app, host=host, port=port, print=lambda *_: print(f"serving {gguf_path.name} at {host}:{port}", flush=True)
+    )
 
 
 def _exit_at_end_of_input() -> None:
@@ -147,7 +173,9 @@ def _exit_at_end_of_input() -> None:
 
 def main() -> None:
     """Command line of the server process."""
-    parser = argparse.ArgumentParser(prog="python -m infra.serving.model_server", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.serving.model_server", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("gguf_path", type=Path)
     parser.add_argument("--host", default=LOOPBACK[0], choices=LOOPBACK)
     parser.add_argument("--port", type=int, required=True)

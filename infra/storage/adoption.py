@@ -19,16 +19,22 @@ def adopt(store: Store, home: Home, old: str, new: str, reason: str) -> str:
     """
     wanted = _asked_for(home, new)
     if wanted is None:
-        raise ValueError(f"no run under {home.root} asked for key {new}: run once with the new code, then adopt the key it printed")
+        raise ValueError(
+            f"no run under {home.root} asked for key {new}: run once with the new code, then adopt the key it printed"
+        )
     if store.read_manifest(new) is not None:
         raise ValueError(f"key {new} is committed already: nothing is left to adopt")
     manifest = store.read_manifest(old)
     before = manifest.identity if manifest is not None else _asked_for(home, old)
     if before is None:
-        raise ValueError(f"key {old} is neither committed in {store.uri} nor known to {home.root}: name a key that a run printed")
+        raise ValueError(
+            f"key {old} is neither committed in {store.uri} nor known to {home.root}: name a key that a run printed"
+        )
     _refuse_other_work(before, wanted)
     if manifest is not None:
-        adopted = manifest.model_copy(update={"key": new, "generation": 0, "identity": wanted, "adopted_from": f"{old}: {reason}"})
+        adopted = manifest.model_copy(
+            update={"key": new, "generation": 0, "identity": wanted, "adopted_from": f"{old}: {reason}"}
+        )
         if not store.create_manifest(adopted):
             raise ValueError(f"key {new} was committed by another run in the meantime: nothing is left to adopt")
         return f"step {manifest.step}: the artifact of {old[:12]} stands under {new[:12]}"
@@ -53,4 +59,6 @@ def _asked_for(home: Home, key: str) -> dict[str, Any] | None:
 def _refuse_other_work(before: dict[str, Any], wanted: dict[str, Any]) -> None:
     for part in ("step", "recipe", "inputs"):
         if before[part] != wanted[part]:
-            raise ValueError(f"the keys differ in {part}, not in code alone: only work on the same {part} can be adopted")
+            raise ValueError(
+                f"the keys differ in {part}, not in code alone: only work on the same {part} can be adopted"
+            )

@@ -26,7 +26,9 @@ class LocalStore(Store):
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise ValueError(f"store {root} cannot be written ({error.strerror}): free it or name another with --store") from error
+            raise ValueError(
+                f"store {root} cannot be written ({error.strerror}): free it or name another with --store"
+            ) from error
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -62,7 +64,9 @@ class LocalStore(Store):
 
     def _publish(self, key: str, attempt: str, names: list[str]) -> None:
         directory = self.attempt_dir(key, attempt)
-        readers = stat.S_IMODE(directory.stat().st_mode) & 0o666  # what the umask leaves; safetensors writes for the owner only
+        readers = (
+            stat.S_IMODE(directory.stat().st_mode) & 0o666
+        )  # what the umask leaves; safetensors writes for the owner only
         for name in names:
             with open(directory / name, "rb") as file:
                 os.fchmod(file.fileno(), readers)

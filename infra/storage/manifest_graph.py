@@ -14,8 +14,9 @@ from infra.storage.store import Store
 class ManifestGraph:
     """Every valid manifest of a store.
 
-    An input is known by its digest, and several manifests may have one digest (another threshold that dropped the same documents): they
-    hold the same content, and the first by key stands for all unless `ancestors` finds one that fits its surroundings better.
+    An input is known by its digest, and several manifests may have one digest (another threshold that dropped the same
+    documents): they hold the same content, and the first by key stands for all unless `ancestors` finds one that fits
+    its surroundings better.
     """
 
     store: Store
@@ -37,15 +38,18 @@ class ManifestGraph:
             return None
         if digest not in self.by_digest:
             raise ValueError(
-                f"store {self.store.uri} lacks the {name} ({digest[:12]}) that step {manifest.step} ({manifest.key[:12]}) was made from: "
+                f"store {self.store.uri} lacks the {name} ({digest[:12]}) that step {manifest.step} "
+                f"({manifest.key[:12]}) was made from: "
                 "name the store that the run was made with"
             )
         return self.by_digest[digest]
 
     def ancestors(self, *manifests: Manifest) -> list[Manifest]:
-        """All that the manifests were made from and themselves, producers first; inputs that no step made (sources) are left out.
+        """All that the manifests were made from and themselves, producers first; inputs that no step made (sources) are
+        left out.
 
-        Where several manifests have the digest of an input, the one with the fewest inputs that are not among the ancestors already."""
+        Where several manifests have the digest of an input, the one with the fewest inputs that are not among the
+        ancestors already."""
         found: dict[str, Manifest] = {}
 
         def visit(manifest: Manifest) -> None:

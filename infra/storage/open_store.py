@@ -11,7 +11,8 @@ from infra.storage.store import Store
 
 
 def open_store(uri: str | None, home: Home) -> Store:
-    """The store at a URI: a local directory, s3://bucket/prefix, or None for the home's own. Raises ValueError if it cannot be used."""
+    """The store at a URI: a local directory, s3://bucket/prefix, or None for the home's own. Raises ValueError if it
+    cannot be used."""
     if uri is not None and uri.startswith("s3://"):
         return S3Store(uri, home)
     if uri is not None and "://" in uri:

@@ -28,7 +28,9 @@ def explain_and_remember(home: Home, scale: str, stage: str, identity: dict[str,
     ]
     parts += ["code changed"] if previous["code"] != identity["code"] else []
     parts += _differences(previous["distributions"], identity["distributions"], "version of")
-    return "; ".join(parts[:3]) + (f"; {len(parts) - 3} more" if len(parts) > 3 else "") if parts else "not in the store"
+    return (
+        "; ".join(parts[:3]) + (f"; {len(parts) - 3} more" if len(parts) > 3 else "") if parts else "not in the store"
+    )
 
 
 def _remember(path: Path, identities: list[dict[str, Any]]) -> None:
@@ -46,7 +48,9 @@ def _differences(previous: Any, current: Any, what: str, where: str = "") -> lis
         ]
     if previous == current:
         return []
-    return [f"{what} {where} changed" if what == "input" else f"{what} {where}: {_short(previous)} -> {_short(current)}"]
+    return [
+        f"{what} {where} changed" if what == "input" else f"{what} {where}: {_short(previous)} -> {_short(current)}"
+    ]
 
 
 def _short(value: Any) -> str:

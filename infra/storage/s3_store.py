@@ -17,7 +17,8 @@ FIRST_WAIT_SECONDS = 0.1
 
 
 class S3Store(Store):
-    """Objects under s3://bucket/prefix; a commit is a PUT with If-None-Match: *. Endpoint and credentials come from the environment."""
+    """Objects under s3://bucket/prefix; a commit is a PUT with If-None-Match: *. Endpoint and credentials come from the
+    environment."""
 
     def __init__(self, uri: str, home: Home) -> None:
         import boto3
@@ -36,7 +37,8 @@ class S3Store(Store):
             raise ValueError(f"store {uri} names no bucket: write s3://bucket/prefix") from error
         except (BotoCoreError, ClientError) as error:
             raise ValueError(
-                f"store {uri} cannot be reached ({error}): check the bucket, AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and AWS_DEFAULT_REGION"
+                f"store {uri} cannot be reached ({error}): check the bucket, AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID "
+                f"and AWS_DEFAULT_REGION"
             ) from error
 
         self._refuse_overwriting()
@@ -44,7 +46,10 @@ class S3Store(Store):
     def _refuse_overwriting(self) -> None:
         """Some servers ignore If-None-Match: of two runs each would believe in a commit of its own."""
         if self._create(PROBE, b"") and self._create(PROBE, b""):
-            raise ValueError(f"store {self.uri}: the server ignores If-None-Match, on which commits rest: name another store, or update it")
+            raise ValueError(
+                f"store {self.uri}: the server ignores If-None-Match, on which commits rest: name another store, or "
+                f"update it"
+            )
 
     def _missing(self, error: Exception) -> bool:
         return isinstance(error, self._client_error) and error.response["Error"]["Code"] in ("404", "NoSuchKey")  # pyright: ignore
@@ -116,7 +121,8 @@ class S3Store(Store):
             self._abort_uploads(f"{self.prefix}objects/{key}/{attempt}/")
 
     def _upload(self, path: Path, name: str) -> None:
-        """An upload whose last answer is lost is complete, and asked again the server knows no such upload. Nobody else writes there."""
+        """An upload whose last answer is lost is complete, and asked again the server knows no such upload. Nobody else
+        writes there."""
         from boto3.exceptions import S3UploadFailedError
 
         try:
@@ -126,13 +132,15 @@ class S3Store(Store):
                 raise
 
     def _abort_uploads(self, prefix: str) -> None:
-        """End uploads in parts that were begun twice because an answer was lost: their parts cost storage until somebody does."""
+        """End uploads in parts that were begun twice because an answer was lost: their parts cost storage until
+        somebody does."""
         try:
             pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=prefix)
             for upload in [entry for page in pages for entry in page.get("Uploads", [])]:
                 self.client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
         except self._client_error as error:
-            # To list uploads is a permission of its own, and not every server can; there the bucket's rule for old uploads ends them.
+            # To list uploads is a permission of its own, and not every server can; there the bucket's rule for old
+            # uploads ends them.
             if error.response["Error"]["Code"] not in ("AccessDenied", "NotImplemented", "MethodNotAllowed"):
                 raise
 

@@ -47,8 +47,9 @@ class Store(ABC):
         self._verified: dict[tuple[str, str, str], Path] = {}
 
     def __deepcopy__(self, memo: object) -> NoReturn:
-        """A store is no value. Prefect copies what a sub-flow is given to write it into its database, and would write every artifact of
-        the run (0.7 MB at four phases, above its limit); where copying fails it writes the type's name."""
+        """A store is no value. Prefect copies what a sub-flow is given to write it into its database, and would write
+        every artifact of the run (0.7 MB at four phases, above its limit); where copying fails it writes the type's
+        name."""
         raise TypeError("a store cannot be copied")
 
     @abstractmethod
@@ -130,7 +131,8 @@ class Store(ABC):
         return wrong
 
     def _intact_copy(self, manifest: Manifest, name: str) -> Path | None:
-        """Local path of a committed file, None where it has not its sha256; a damaged copy in the cache is fetched again."""
+        """Local path of a committed file, None where it has not its sha256; a damaged copy in the cache is fetched
+        again."""
         entry = manifest.content.get(name) or manifest.evidence.get(name)
         assert entry, f"step {manifest.step} left no file {name}"
         path = self._fetch(_object_name(manifest, name))
@@ -146,7 +148,9 @@ class Store(ABC):
         """The committed artifact of a key that must exist. Raises CorruptArtifactError if it does not."""
         manifest = self.read_manifest(key)
         if manifest is None:
-            raise CorruptArtifactError(f"store {self.uri} holds no manifest for key {key}: name the store that the run was made with")
+            raise CorruptArtifactError(
+                f"store {self.uri} holds no manifest for key {key}: name the store that the run was made with"
+            )
         return Artifact(manifest, record_type.model_validate(manifest.record), self)
 
     def local_path(self, manifest: Manifest, name: str) -> Path:
@@ -173,11 +177,14 @@ class Store(ABC):
 
     def create_manifest(self, manifest: Manifest) -> bool:
         """Commit a manifest; False if its generation of the key is committed already."""
-        return self._create(_manifest_name(manifest.key, manifest.generation), manifest.model_dump_json(indent=1).encode())
+        return self._create(
+            _manifest_name(manifest.key, manifest.generation), manifest.model_dump_json(indent=1).encode()
+        )
 
     @contextmanager
     def locked(self, key: str, say: Callable[[str], None] = lambda message: None) -> Iterator[None]:
-        """Hold the key's lock on this machine: a second run says so, waits and then finds the artifact. The lock's file goes with it."""
+        """Hold the key's lock on this machine: a second run says so, waits and then finds the artifact. The lock's file
+        goes with it."""
         path = self.home.work_root / f"{key}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path, say, "another run computes this; waiting for its result"):
@@ -195,7 +202,8 @@ class Store(ABC):
         say: Callable[[str], None],
         log_metrics: LogMetrics = lambda rows: None,
     ) -> tuple[Artifact[R], bool]:
-        """A step's artifact and whether it was there already; `say` gets a message while another process computes it."""
+        """A step's artifact and whether it was there already; `say` gets a message while another process computes
+        it."""
         key = step_key(identity)
         artifact = self.find(step, key)
         if artifact is not None:
@@ -277,17 +285,29 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _describe(step: Step[R], key: str, attempt: str, identity: dict[str, Any], record: Record, directory: Path, seconds: float) -> Manifest:
+def _describe(
+    step: Step[R], key: str, attempt: str, identity: dict[str, Any], record: Record, directory: Path, seconds: float
+) -> Manifest:
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     content = {name: _entry(directory / name) for name in names if _matches(name, step.content)}
-    evidence = {name: _entry(directory / name) for name in names if name not in content and _matches(name, step.evidence)}
+    evidence = {
+        name: _entry(directory / name) for name in names if name not in content and _matches(name, step.evidence)
+    }
     undeclared = [name for name in names if name not in content and name not in evidence]
     assert not undeclared, f"step {step.name} wrote files that it does not declare: {undeclared}"
     values = record.model_dump(mode="json")
     return Manifest(
-        key=key, generation=0, object_key=key, attempt=attempt, digest=_content_digest(values, content), identity=identity, record=values,
-        content=content, evidence=evidence, seconds=round(seconds, 3),
-    )  # fmt: skip
+        key=key,
+        generation=0,
+        object_key=key,
+        attempt=attempt,
+        digest=_content_digest(values, content),
+        identity=identity,
+        record=values,
+        content=content,
+        evidence=evidence,
+        seconds=round(seconds, 3),
+    )
 
 
 def _content_digest(record: dict[str, Any], content: dict[str, FileEntry]) -> str:

@@ -1,4 +1,5 @@
-"""Grouped-query attention of GLM-4.5/4.6: biased q/k/v, optional QK-norm, partial RoPE, causal softmax, unbiased output."""
+"""Grouped-query attention of GLM-4.5/4.6: biased q/k/v, optional QK-norm, partial RoPE, causal softmax, unbiased
+output."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,23 +17,27 @@ from model.kernels import attention_kernel
 
 
 class WithinDocuments(NamedTuple):
-    """Causal visibility inside documents: position t sees starts[t] .. t. A (B, T, T) mask would be the size of the scores."""
+    """Causal visibility inside documents: position t sees starts[t] .. t. A (B, T, T) mask would be the size of the
+    scores."""
 
     starts_BT: Tensor
     """int32."""
     bounds: Tensor
-    """Where documents begin in the flattened positions of all rows, int32, and their number of positions behind the last."""
+    """Where documents begin in the flattened positions of all rows, int32, and their number of positions behind the
+    last."""
 
 
 Visible = Tensor | WithinDocuments | None
-"""A mask (B, T, S), true where position T may see position S; documents; or None for plain causal attention over the row (for one new
-token after a cache: to everything before it)."""
+"""A mask (B, T, S), true where position T may see position S; documents; or None for plain causal attention over the
+row (for one new token after a cache: to everything before it)."""
 
 
 def attend(query_BTNH: Tensor, key_BSGH: Tensor, value_BSGH: Tensor, visible_BTS: Visible) -> Tensor:
     """Softmax attention, (B, T, N, H): the part of attention in which positions meet."""
     if not isinstance(visible_BTS, Tensor) and attention_kernel.fits(query_BTNH, key_BSGH):
-        starts_BT = torch.zeros(query_BTNH.shape[:2], dtype=torch.int32) if visible_BTS is None else visible_BTS.starts_BT
+        starts_BT = (
+            torch.zeros(query_BTNH.shape[:2], dtype=torch.int32) if visible_BTS is None else visible_BTS.starts_BT
+        )
         return attention_kernel.CausalAttention.apply(query_BTNH, key_BSGH, value_BSGH, starts_BT)
     if isinstance(visible_BTS, WithinDocuments):
         return attend_by_document(query_BTNH, key_BSGH, value_BSGH, visible_BTS)
@@ -48,14 +53,23 @@ def attend(query_BTNH: Tensor, key_BSGH: Tensor, value_BSGH: Tensor, visible_BTS
 
 
 def attend_by_document(query_BTNH: Tensor, key_BTGH: Tensor, value_BTGH: Tensor, documents: WithinDocuments) -> Tensor:
-    """Causal attention over each document by itself: flash attention over unequal lengths on a GPU, else one call per document."""
+    """Causal attention over each document by itself: flash attention over unequal lengths on a GPU, else one call per
+    document."""
     query_RNH, key_RGH, value_RGH = query_BTNH.flatten(0, 1), key_BTGH.flatten(0, 1), value_BTGH.flatten(0, 1)
     if query_BTNH.device.type == "cuda" and query_BTNH.dtype in (torch.bfloat16, torch.float16):
         from torch.nn.attention.varlen import varlen_attn
 
         longest = query_BTNH.shape[1]  # a bound: the exact length would have to be read on the host
         mixed_RNH = varlen_attn(
-            query_RNH, key_RGH, value_RGH, documents.bounds, documents.bounds, longest, longest, window_size=(-1, 0), enable_gqa=True
+            query_RNH,
+            key_RGH,
+            value_RGH,
+            documents.bounds,
+            documents.bounds,
+            longest,
+            longest,
+            window_size=(-1, 0),
+            enable_gqa=True,
         )
         assert isinstance(mixed_RNH, Tensor)
         return mixed_RNH.view_as(query_BTNH)

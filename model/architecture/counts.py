@@ -11,7 +11,8 @@ from configs.schema import AdapterRecipe, ModelRecipe
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Learned parameters; router biases, which are buffers, are counted with the MoE layers as the checkpoint holds them."""
+    """Learned parameters; router biases, which are buffers, are counted with the MoE layers as the checkpoint holds
+    them."""
 
     attention_per_layer: int
     expert: int
@@ -69,7 +70,8 @@ def count_parameters(recipe: ModelRecipe) -> ParameterCounts:
 
 @dataclass(frozen=True)
 class TrainedCounts:
-    """Parameters that a phase trains; `expert` is those of one routed expert, the layers' counts leave routed experts out."""
+    """Parameters that a phase trains; `expert` is those of one routed expert, the layers' counts leave routed experts
+    out."""
 
     dense_layer: int
     moe_layer: int
@@ -87,8 +89,9 @@ class TrainedCounts:
 
 
 def count_trained(recipe: ModelRecipe, adapter: AdapterRecipe) -> TrainedCounts:
-    """All parameters, or those of an adapter: LoRA adds rank * (in + out) to each matrix of attention and MLPs of the trunk, every routed
-    expert included; DoRA adds one magnitude per output row as well. Router, norms, embeddings and the MTP layer stay as they are."""
+    """All parameters, or those of an adapter: LoRA adds rank * (in + out) to each matrix of attention and MLPs of the
+    trunk, every routed expert included; DoRA adds one magnitude per output row as well. Router, norms, embeddings and
+    the MTP layer stay as they are."""
     counts, hidden, width = count_parameters(recipe), recipe.hidden_size, recipe.moe_intermediate_size
     if adapter.kind == "none":
         moe_layer = counts.moe_layer - recipe.n_routed_experts * counts.expert
@@ -116,11 +119,13 @@ def count_trained(recipe: ModelRecipe, adapter: AdapterRecipe) -> TrainedCounts:
 def training_flops_per_token(
     recipe: ModelRecipe, attended_tokens: float, weights_are_frozen: bool = False, *, trains_mtp: bool = True
 ) -> float:
-    """Forward and backward: 6 per active parameter, plus 12 * L * (heads * head_dim) * s / 2 for causal attention over s positions.
+    """Forward and backward: 6 per active parameter, plus 12 * L * (heads * head_dim) * s / 2 for causal attention over
+    s positions.
 
-    `attended_tokens` is s: the length of a row, or where attention stays inside documents the mean over tokens of their document's length
-    (sum of squared lengths / sum of lengths). A trained MTP layer counts as a layer and as a second pass through the unembedding. Frozen
-    weights need no gradient of their own: 4 instead of 6 (the adapters' own part is below a hundredth).
+    `attended_tokens` is s: the length of a row, or where attention stays inside documents the mean over tokens of their
+    document's length (sum of squared lengths / sum of lengths). A trained MTP layer counts as a layer and as a second
+    pass through the unembedding. Frozen weights need no gradient of their own: 4 instead of 6 (the adapters' own part
+    is below a hundredth).
     """
     num_mtp = recipe.num_nextn_predict_layers * trains_mtp
     num_layers = recipe.num_hidden_layers + num_mtp
@@ -131,8 +136,9 @@ def training_flops_per_token(
 
 
 def logits_per_chunk(device_type: str) -> int:
-    """Logits that the loss holds at once (model/architecture/losses.py). 32 MiB in float32 stay near a CPU's caches and still feed the
-    matrix product; on an accelerator 512 MiB in bfloat16 are thousands of rows, which keep all multiprocessors busy."""
+    """Logits that the loss holds at once (model/architecture/losses.py). 32 MiB in float32 stay near a CPU's caches and
+    still feed the matrix product; on an accelerator 512 MiB in bfloat16 are thousands of rows, which keep all
+    multiprocessors busy."""
     return (8 if device_type == "cpu" else 256) * 1024 * 1024
 
 

@@ -30,9 +30,16 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMlp(recipe.hidden_size, recipe.intermediate_size) if is_dense else MixtureOfExperts(recipe)
 
     def forward(
-        self, hidden_BTD: Tensor, rotary: tuple[Tensor, Tensor], *, visible_BTS: Tensor | None = None, cache: KVCache | None = None
+        self,
+        hidden_BTD: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        *,
+        visible_BTS: Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> LayerOutput:
-        attended_BTD = self.self_attn(self.input_layernorm(hidden_BTD), rotary, visible_BTS=visible_BTS, cache=cache, layer=self.layer)
+        attended_BTD = self.self_attn(
+            self.input_layernorm(hidden_BTD), rotary, visible_BTS=visible_BTS, cache=cache, layer=self.layer
+        )
         hidden_BTD = hidden_BTD + attended_BTD
         branch = self.mlp(self.post_attention_layernorm(hidden_BTD))
         if isinstance(self.mlp, GatedMlp):

@@ -37,7 +37,9 @@ class _GroupedMlp(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, tokens_RD: Tensor, gate_EFD: Tensor, up_EFD: Tensor, down_EDF: Tensor, counts: list[int]) -> Tensor:
+    def forward(
+        ctx, tokens_RD: Tensor, gate_EFD: Tensor, up_EFD: Tensor, down_EDF: Tensor, counts: list[int]
+    ) -> Tensor:
         gate_RF = tokens_RD.new_empty(tokens_RD.shape[0], gate_EFD.shape[1])
         up_RF, out_RD = torch.empty_like(gate_RF), torch.empty_like(tokens_RD)
         for expert, rows in _expert_rows(counts):
@@ -54,7 +56,11 @@ class _GroupedMlp(torch.autograd.Function):
         tokens_RD, gate_EFD, up_EFD, down_EDF, gate_RF, up_RF = ctx.saved_tensors
         grad_RD = grads[0].contiguous()
         grad_tokens_RD = torch.empty_like(tokens_RD)
-        grad_gate_EFD, grad_up_EFD, grad_down_EDF = torch.empty_like(gate_EFD), torch.empty_like(up_EFD), torch.empty_like(down_EDF)
+        grad_gate_EFD, grad_up_EFD, grad_down_EDF = (
+            torch.empty_like(gate_EFD),
+            torch.empty_like(up_EFD),
+            torch.empty_like(down_EDF),
+        )
         for expert, count in enumerate(ctx.counts):
             if count == 0:
                 for grad in (grad_gate_EFD, grad_up_EFD, grad_down_EDF):
@@ -80,15 +86,19 @@ def _expert_rows(counts: list[int]) -> list[tuple[int, slice]]:
     return rows
 
 
-def apply_grouped_mlp(tokens_RD: Tensor, gate_EFD: Tensor, up_EFD: Tensor, down_EDF: Tensor, counts_E: Tensor) -> Tensor:
-    """Each expert's SwiGLU MLP on its own rows; `tokens_RD` is sorted by expert and `counts_E` says how many rows each has."""
+def apply_grouped_mlp(
+    tokens_RD: Tensor, gate_EFD: Tensor, up_EFD: Tensor, down_EDF: Tensor, counts_E: Tensor
+) -> Tensor:
+    """Each expert's SwiGLU MLP on its own rows; `tokens_RD` is sorted by expert and `counts_E` says how many rows each
+    has."""
     if tokens_RD.device.type == "cpu":
         return _GroupedMlp.apply(tokens_RD, gate_EFD, up_EFD, down_EDF, counts_E.tolist())
     return grouped_products(tokens_RD, gate_EFD, up_EFD, down_EDF, counts_E)
 
 
 def grouped_products(tokens_RD: Tensor, gate_EFD: Tensor, up_EFD: Tensor, down_EDF: Tensor, counts_E: Tensor) -> Tensor:
-    """The same on an accelerator, where reading the counts on the host would stall the queue: the product takes them as a tensor."""
+    """The same on an accelerator, where reading the counts on the host would stall the queue: the product takes them as
+    a tensor."""
     offsets_E = counts_E.cumsum(0, dtype=torch.int32)
     gate_RF = F.grouped_mm(tokens_RD, gate_EFD.transpose(1, 2), offs=offsets_E)
     up_RF = F.grouped_mm(tokens_RD, up_EFD.transpose(1, 2), offs=offsets_E)
@@ -111,7 +121,8 @@ class _DenseMlp(torch.autograd.Function):
 
 
 class GatedMlp(nn.Module):
-    """The MLP of the dense layers and the shared expert. Gate and up stay separate parameters: Muon orthogonalises each on its own."""
+    """The MLP of the dense layers and the shared expert. Gate and up stay separate parameters: Muon orthogonalises each
+    on its own."""
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
@@ -121,4 +132,6 @@ class GatedMlp(nn.Module):
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         tokens_TD = hidden_BTD.flatten(0, -2)
-        return _DenseMlp.apply(tokens_TD, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight).view_as(hidden_BTD)
+        return _DenseMlp.apply(tokens_TD, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight).view_as(
+            hidden_BTD
+        )

@@ -12,18 +12,26 @@ def check_positions(recipe: ModelRecipe, max_tokens: int) -> None:
     """Raises ValueError for more tokens than the model has positions."""
     if max_tokens > recipe.max_position_embeddings:
         raise ValueError(
-            f"{max_tokens} positions (prompt and new tokens) exceed max_position_embeddings ({recipe.max_position_embeddings}): "
+            f"{max_tokens} positions (prompt and new tokens) exceed max_position_embeddings "
+            f"({recipe.max_position_embeddings}): "
             f"shorten the prompt or max_new_tokens"
         )
 
 
 class KVCache:
-    """One buffer per layer of `layers`, (B, S, G, H). Row b is filled to `lengths[b]`: new tokens lie behind that, and a token sees the
-    positions up to its own. What a row holds beyond its length is never seen, so padding behind a row's new tokens does no harm, and
-    `cut` takes tokens back by forgetting that they are there."""
+    """One buffer per layer of `layers`, (B, S, G, H). Row b is filled to `lengths[b]`: new tokens lie behind that, and
+    a token sees the positions up to its own. What a row holds beyond its length is never seen, so padding behind a
+    row's new tokens does no harm, and `cut` takes tokens back by forgetting that they are there."""
 
     def __init__(
-        self, recipe: ModelRecipe, batch_size: int, num_positions: int, *, layers: range, dtype: torch.dtype, device: torch.device
+        self,
+        recipe: ModelRecipe,
+        batch_size: int,
+        num_positions: int,
+        *,
+        layers: range,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         shape = (len(layers), batch_size, num_positions, recipe.num_key_value_heads, recipe.head_dim)
         self.key_LBSGH = torch.zeros(shape, dtype=dtype, device=device)
@@ -39,10 +47,14 @@ class KVCache:
         return torch.tensor(self.lengths, device=new_T.device)[:, None] + new_T
 
     def append(self, layer: int, key_BTGH: Tensor, value_BTGH: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new positions of one layer and return all of that layer's; `advance` moves on once every layer has stored."""
+        """Store the new positions of one layer and return all of that layer's; `advance` moves on once every layer has
+        stored."""
         num_new = key_BTGH.shape[1]
         end = max(self.lengths) + num_new
-        key_BSGH, value_BSGH = self.key_LBSGH[layer - self.first_layer, :, :end], self.value_LBSGH[layer - self.first_layer, :, :end]
+        key_BSGH, value_BSGH = (
+            self.key_LBSGH[layer - self.first_layer, :, :end],
+            self.value_LBSGH[layer - self.first_layer, :, :end],
+        )
         if self._is_even():
             key_BSGH[:, -num_new:], value_BSGH[:, -num_new:] = key_BTGH, value_BTGH
         else:
@@ -59,7 +71,8 @@ class KVCache:
         self.lengths = list(lengths)
 
     def visible_BTS(self, num_new: int) -> Tensor | None:
-        """Which cached and new positions (S) each new position (T) may see; None where plain causal attention or no mask says the same."""
+        """Which cached and new positions (S) each new position (T) may see; None where plain causal attention or no
+        mask says the same."""
         if self._is_even() and (num_new == 1 or self.lengths[0] == 0):
             return None
         positions = self.positions(num_new)

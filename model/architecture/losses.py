@@ -11,8 +11,9 @@ IGNORED = -100
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Sum of factor x -log softmax(hidden W^T)[target]. The gradients are made in the forward pass, chunk by chunk, while the logits are
-    at hand; the backward pass only scales them. `factors_T` carries no gradient and is 0 where the target is not kept."""
+    """Sum of factor x -log softmax(hidden W^T)[target]. The gradients are made in the forward pass, chunk by chunk,
+    while the logits are at hand; the backward pass only scales them. `factors_T` carries no gradient and is 0 where the
+    target is not kept."""
 
     @staticmethod
     def forward(ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, factors_T: Tensor) -> Tensor:
@@ -26,7 +27,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for rows in chunks:
             chunk_TD, factors_C = hidden_TD[rows], factors_T[rows]
             logits_CV = torch.mm(chunk_TD, weight_VD.t(), out=buffer_CV[: chunk_TD.shape[0]])
-            losses_C, grad_logits_CV = _losses_and_gradient(logits_CV, targets_T[rows].clamp(min=0), factors_C, wants_grad)
+            losses_C, grad_logits_CV = _losses_and_gradient(
+                logits_CV, targets_T[rows].clamp(min=0), factors_C, wants_grad
+            )
             total += (losses_C * factors_C).sum()
             if grad_hidden_TD is None or grad_weight_VD is None:
                 continue
@@ -41,11 +44,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         grad_hidden_TD, grad_weight_VD = ctx.saved_tensors
-        return grad_hidden_TD * grads[0].to(grad_hidden_TD.dtype), (grad_weight_VD * grads[0]).to(grad_hidden_TD.dtype), None, None
+        return (
+            grad_hidden_TD * grads[0].to(grad_hidden_TD.dtype),
+            (grad_weight_VD * grads[0]).to(grad_hidden_TD.dtype),
+            None,
+            None,
+        )
 
 
-def _losses_and_gradient(logits_CV: Tensor, columns_C: Tensor, factors_C: Tensor, wants_grad: bool) -> tuple[Tensor, Tensor]:
-    """-log softmax(logits)[column] per row, and with gradients factor * (softmax - one-hot(column)) where the logits were."""
+def _losses_and_gradient(
+    logits_CV: Tensor, columns_C: Tensor, factors_C: Tensor, wants_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """-log softmax(logits)[column] per row, and with gradients factor * (softmax - one-hot(column)) where the logits
+    were."""
     if elementwise_kernels.fits(logits_CV):
         return elementwise_kernels.softmax_losses(logits_CV, columns_C, factors_C if wants_grad else None), logits_CV
     columns_C1 = columns_C.unsqueeze(1)
@@ -71,9 +82,12 @@ class LanguageHead(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
 
-    def forward(self, hidden_BTD: Tensor, target_ids_BT: Tensor | None = None, target_weights_BT: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V) in the model's dtype; with targets the mean cross-entropy over the targets that are kept (not -100), a float32
-        scalar that is 0 where none is. Weights multiply each target's term and not the number that the mean divides by."""
+    def forward(
+        self, hidden_BTD: Tensor, target_ids_BT: Tensor | None = None, target_weights_BT: Tensor | None = None
+    ) -> Tensor:
+        """Logits (B, T, V) in the model's dtype; with targets the mean cross-entropy over the targets that are kept
+        (not -100), a float32 scalar that is 0 where none is. Weights multiply each target's term and not the number
+        that the mean divides by."""
         if target_ids_BT is None:
             return hidden_BTD @ self.weight.t()
         targets_T = target_ids_BT.flatten()
@@ -89,8 +103,8 @@ class LanguageHead(nn.Module):
 
     @torch.no_grad()
     def log_probabilities(self, hidden_BTD: Tensor, target_ids_BT: Tensor) -> Tensor:
-        """log p(target) per position, float32 (B, T), from logits in float32 whatever the model computes in: in bfloat16 they are rounded
-        to 1/16 where they are near 10. 0 where the target is -100."""
+        """log p(target) per position, float32 (B, T), from logits in float32 whatever the model computes in: in
+        bfloat16 they are rounded to 1/16 where they are near 10. 0 where the target is -100."""
         hidden_TD, targets_T, weight_VD = hidden_BTD.flatten(0, 1), target_ids_BT.flatten(), self.weight.float()
         pieces = []
         for rows in vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0], hidden_TD.device.type):

@@ -38,7 +38,8 @@ class MoeOutput(NamedTuple):
 
 
 class _Gather(torch.autograd.Function):
-    """Copy tokens to their rows. The backward pass gathers too: autograd's index_add is slow, and on a GPU not deterministic."""
+    """Copy tokens to their rows. The backward pass gathers too: autograd's index_add is slow, and on a GPU not
+    deterministic."""
 
     @staticmethod
     def forward(ctx, tokens_TD: Tensor, order_R: Tensor, slots_TK: Tensor) -> Tensor:
@@ -108,7 +109,8 @@ class Stay:
 
 
 class Router(nn.Module):
-    """Scores experts in float32 whatever the dtype of the model. The bias decides who is selected, never how much a choice weighs."""
+    """Scores experts in float32 whatever the dtype of the model. The bias decides who is selected, never how much a
+    choice weighs."""
 
     e_score_correction_bias: Tensor
 
@@ -121,7 +123,8 @@ class Router(nn.Module):
         self.register_buffer("e_score_correction_bias", torch.zeros(recipe.n_routed_experts, dtype=torch.float32))
 
     def _apply(self, fn, recurse: bool = True):
-        # A cast to bfloat16 would merge neighbouring biases and re-route tokens (sglang #37133): only the device may change.
+        # A cast to bfloat16 would merge neighbouring biases and re-route tokens (sglang #37133): only the device may
+        # change.
         bias = self.e_score_correction_bias
         super()._apply(fn, recurse)
         if self.e_score_correction_bias.dtype != torch.float32:
@@ -132,7 +135,11 @@ class Router(nn.Module):
         """Expert numbers (T, K), their weights (T, K) and all sigmoid scores (T, E), the last two float32."""
         with torch.autocast(tokens_TD.device.type, enabled=False):
             scores_TE = F.linear(tokens_TD.float(), self.weight.float()).sigmoid()
-        expert_ids_TK = (scores_TE.detach() + self.e_score_correction_bias).topk(self.num_experts_per_tok, dim=-1, sorted=False).indices
+        expert_ids_TK = (
+            (scores_TE.detach() + self.e_score_correction_bias)
+            .topk(self.num_experts_per_tok, dim=-1, sorted=False)
+            .indices
+        )
         weights_TK = scores_TE.gather(1, expert_ids_TK)
         if self.norm_topk_prob:
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
@@ -163,7 +170,8 @@ class MixtureOfExperts(nn.Module):
         self.shared_experts = GatedMlp(recipe.hidden_size, shared_width) if shared_width else None
         self.travel: Callable[[Tensor, Tensor], Journey] = Stay
         self.sum_over_parts: Callable[[Tensor], Tensor] | None = None
-        """Sums a (B, E) tensor over the ranks that hold other positions of the same sequences; None where they are whole."""
+        """Sums a (B, E) tensor over the ranks that hold other positions of the same sequences; None where they are
+        whole."""
 
     def forward(self, hidden_BTD: Tensor) -> MoeOutput:
         tokens_TD = hidden_BTD.flatten(0, 1)
@@ -176,16 +184,20 @@ class MixtureOfExperts(nn.Module):
         mixed_BTD = combine(rows_RD, weights_TK, dispatched).view_as(hidden_BTD)
         if shared_BTD is not None:
             mixed_BTD = mixed_BTD + shared_BTD
-        loss = sequence_balance_loss(scores_TE.view(*hidden_BTD.shape[:2], -1), expert_ids_TK.shape[1], self.sum_over_parts)
+        loss = sequence_balance_loss(
+            scores_TE.view(*hidden_BTD.shape[:2], -1), expert_ids_TK.shape[1], self.sum_over_parts
+        )
         return MoeOutput(mixed_BTD, loss, dispatched.counts_E)
 
 
-def sequence_balance_loss(scores_BTE: Tensor, num_experts_per_tok: int, sum_over_parts: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def sequence_balance_loss(
+    scores_BTE: Tensor, num_experts_per_tok: int, sum_over_parts: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """Mean over sequences of sum_e f_e P_e (DeepSeek-V3 report, eq. 17-20): 1.0 at perfect balance, E / K at collapse.
 
-    f_e is E/K times the share of positions whose K highest scores, without the selection bias, include expert e; P_e the mean
-    normalised score. Only P carries gradient. Where T is a part of the positions, f is that of the whole sequence (`sum_over_parts`) and P
-    the part's share: the results of all parts add up to the loss.
+    f_e is E/K times the share of positions whose K highest scores, without the selection bias, include expert e; P_e
+    the mean normalised score. Only P carries gradient. Where T is a part of the positions, f is that of the whole
+    sequence (`sum_over_parts`) and P the part's share: the results of all parts add up to the loss.
     """
     if not torch.is_grad_enabled():
         return scores_BTE.new_zeros(())
@@ -206,9 +218,9 @@ def sequence_balance_loss(scores_BTE: Tensor, num_experts_per_tok: int, sum_over
 def update_router_bias(model: nn.Module, expert_counts_LE: Tensor, rate: float) -> None:
     """Loss-free balancing: bias += rate * sign(mean count - count), once per optimizer step.
 
-    `expert_counts_LE` are the integer token counts of the whole step, summed over micro-batches and data-parallel ranks, in the order
-    of the model's MoE layers. Integers, because counts in bfloat16 flip the sign of the update (Megatron-LM #7081); the comparison
-    multiplies by E instead of dividing the sum, so it is exact.
+    `expert_counts_LE` are the integer token counts of the whole step, summed over micro-batches and data-parallel
+    ranks, in the order of the model's MoE layers. Integers, because counts in bfloat16 flip the sign of the update
+    (Megatron-LM #7081); the comparison multiplies by E instead of dividing the sum, so it is exact.
     """
     routers = [module for module in model.modules() if isinstance(module, Router)]
     assert expert_counts_LE.dtype == torch.int64, expert_counts_LE.dtype

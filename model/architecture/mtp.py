@@ -16,7 +16,8 @@ from model.architecture.norm import RMSNorm
 
 
 class SharedHead(nn.Module):
-    """The norm before the shared unembedding; a module of its own because the checkpoint names it `shared_head.norm`."""
+    """The norm before the shared unembedding; a module of its own because the checkpoint names it
+    `shared_head.norm`."""
 
     def __init__(self, recipe: ModelRecipe) -> None:
         super().__init__()
@@ -44,7 +45,8 @@ class MtpLayer(DecoderLayer):
         visible_BTS: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> LayerOutput:
-        """Hidden states ready for the unembedding, from the embedding of token t+1 and the trunk's hidden state at t."""
+        """Hidden states ready for the unembedding, from the embedding of token t+1 and the trunk's hidden state at
+        t."""
         joined = torch.cat([self.enorm(next_embedded_BTD), self.hnorm(hidden_BTD)], dim=-1)
         output = super().forward(self.eh_proj(joined), rotary, visible_BTS=visible_BTS, cache=cache)
         return output._replace(hidden_BTD=self.shared_head(output.hidden_BTD))
@@ -53,7 +55,8 @@ class MtpLayer(DecoderLayer):
 def mtp_targets(target_ids_BT: Tensor, segment_ids_BT: Tensor | None) -> Tensor:
     """Targets of positions 0..T-2, (B, T-1): token t+2, or -100 where it belongs to another document than position t.
 
-    With `segment_ids_BT` the last of them is dropped as well: it lies one token behind the row, where no document number is known.
+    With `segment_ids_BT` the last of them is dropped as well: it lies one token behind the row, where no document
+    number is known.
     """
     targets = target_ids_BT[:, 1:]
     if segment_ids_BT is None:

@@ -18,13 +18,16 @@ class _RmsNorm(torch.autograd.Function):
             ctx.save_for_backward(hidden, weight, inverses)
             return normalised
         wide = hidden.float()
-        inverse_rms = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()
+        inverse_rms = (
+            torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()
+        )
         ctx.save_for_backward(hidden, weight, inverse_rms)
         return (wide * inverse_rms).to(hidden.dtype).mul_(weight)
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Layer normalisation's gradients at mean 0, but for one term: it also takes away the mean of grad * weight, put back here."""
+        """Layer normalisation's gradients at mean 0, but for one term: it also takes away the mean of grad * weight,
+        put back here."""
         hidden, weight, inverse_rms = ctx.saved_tensors
         if elementwise_kernels.fits(hidden, weight, grads[0]):
             return *elementwise_kernels.norm_backward(grads[0].contiguous(), hidden, weight, inverse_rms), None

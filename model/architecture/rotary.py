@@ -10,7 +10,8 @@ from model.kernels import elementwise_kernels
 def rotary_tables(positions: Tensor, rotary_dim: int, rope_theta: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position, (..., rotary_dim), always float32.
 
-    Computed from the position on each call instead of kept as a buffer, so that casting a module cannot round the frequencies.
+    Computed from the position on each call instead of kept as a buffer, so that casting a module cannot round the
+    frequencies.
     """
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device=positions.device) / rotary_dim
     angles = positions[..., None].float() * (1.0 / rope_theta**exponents)
@@ -19,7 +20,8 @@ def rotary_tables(positions: Tensor, rotary_dim: int, rope_theta: float) -> tupl
 
 
 def rotate(heads_BTNH: Tensor, cosine_TR: Tensor, sine_TR: Tensor) -> Tensor:
-    """Rotate the first R = rotary_dim dimensions by pairs (i, i + R/2), as Hugging Face's glm4_moe does; the rest passes through."""
+    """Rotate the first R = rotary_dim dimensions by pairs (i, i + R/2), as Hugging Face's glm4_moe does; the rest
+    passes through."""
     rotary_dim = cosine_TR.shape[-1]
     half = rotary_dim // 2
     rotated = heads_BTNH[..., :rotary_dim]
@@ -29,7 +31,8 @@ def rotate(heads_BTNH: Tensor, cosine_TR: Tensor, sine_TR: Tensor) -> Tensor:
 
 
 def rotate_heads(heads_BTNH: Tensor, norm: nn.Module, cosine_TR: Tensor, sine_TR: Tensor) -> Tensor:
-    """rotate(norm(heads)), in one pass over memory where a kernel does it; the norm is an RMSNorm or leaves the heads as they are."""
+    """rotate(norm(heads)), in one pass over memory where a kernel does it; the norm is an RMSNorm or leaves the heads
+    as they are."""
     half = cosine_TR.shape[-1] // 2
     weight = norm.weight if isinstance(norm, RMSNorm) else None
     fits_weight = isinstance(norm, nn.Identity) or (weight is not None and elementwise_kernels.fits(weight))

@@ -51,7 +51,11 @@ class LayersOutput(NamedTuple):
 
 
 def run_layers(
-    layers: Iterable[nn.Module], hidden_BTD: Tensor, rotary: tuple[Tensor, Tensor], visible_BTS: Tensor | None, cache: KVCache | None
+    layers: Iterable[nn.Module],
+    hidden_BTD: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    visible_BTS: Tensor | None,
+    cache: KVCache | None,
 ) -> LayersOutput:
     """One layer after the other, without the norm behind the last."""
     balance, counts = [], []
@@ -92,9 +96,11 @@ class Glm4Moe(nn.Module):
         self.model = Decoder(recipe)
         self.lm_head = LanguageHead(recipe.hidden_size, recipe.vocab_size)
         self.num_slices = 1
-        """Equal slices that the positions of hidden states are held in, of which this rank holds one (tensor parallelism)."""
+        """Equal slices that the positions of hidden states are held in, of which this rank holds one (tensor
+        parallelism)."""
         self.part, self.num_parts = 0, 1
-        """Which equal part of a row's positions this rank takes (sequence parallelism); segment ids are those of the whole row."""
+        """Which equal part of a row's positions this rank takes (sequence parallelism); segment ids are those of the
+        whole row."""
         self.runs_mtp = True
         """Whether losses come with the MTP layer's; without it that is 0, and its experts count no token."""
         self.pair_for_mtp: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = pair_for_mtp
@@ -128,12 +134,13 @@ class Glm4Moe(nn.Module):
     ) -> ModelOutput:
         """Losses when `target_ids_BT` (token t+1 per position, -100 to leave out) is given, logits when it is not.
 
-        `target_weights_BT` weighs the next token's cross-entropy per position and `temperature` divides its logits: a policy gradient
-        is that of the distribution the answers were sampled from. Neither touches the MTP loss.
-        `segment_ids_BT` (document number per position) keeps attention inside documents and takes MTP targets of another document out
-        of the loss. `mtp_segment_ids_BT` does only the latter, for rows whose attention runs over document ends as in pre-training;
-        `mtp_target_ids_BT` gives those targets themselves, for parts of rows, whose last positions have them behind the part.
-        Whether a document's last position is trained to predict the next document's first token is decided by `target_ids_BT`.
+        `target_weights_BT` weighs the next token's cross-entropy per position and `temperature` divides its logits: a
+        policy gradient is that of the distribution the answers were sampled from. Neither touches the MTP loss.
+        `segment_ids_BT` (document number per position) keeps attention inside documents and takes MTP targets of
+        another document out of the loss. `mtp_segment_ids_BT` does only the latter, for rows whose attention runs over
+        document ends as in pre-training; `mtp_target_ids_BT` gives those targets themselves, for parts of rows, whose
+        last positions have them behind the part. Whether a document's last position is trained to predict the next
+        document's first token is decided by `target_ids_BT`.
         """
         assert cache is None or (target_ids_BT is None and segment_ids_BT is None), "a cache serves generation only"
         embedded_BTD = self.model.embed_tokens(token_ids_BT)
@@ -141,9 +148,15 @@ class Glm4Moe(nn.Module):
         if target_ids_BT is None:
             return ModelOutput(None, self.stack_counts(trunk.counts), self.lm_head(self.model.norm(trunk.hidden_BTD)))
         return self.losses(
-            trunk, embedded_BTD, target_ids_BT, target_weights_BT=target_weights_BT, temperature=temperature, segment_ids_BT=segment_ids_BT,
-            mtp_segment_ids_BT=mtp_segment_ids_BT, mtp_target_ids_BT=mtp_target_ids_BT,
-        )  # fmt: skip
+            trunk,
+            embedded_BTD,
+            target_ids_BT,
+            target_weights_BT=target_weights_BT,
+            temperature=temperature,
+            segment_ids_BT=segment_ids_BT,
+            mtp_segment_ids_BT=mtp_segment_ids_BT,
+            mtp_target_ids_BT=mtp_target_ids_BT,
+        )
 
     def losses(
         self,
@@ -159,7 +172,9 @@ class Glm4Moe(nn.Module):
     ) -> ModelOutput:
         """Losses from the trunk's layers and the embeddings, as in `forward`; a pipeline's last stage begins here."""
         hidden_BTD = self.model.norm(trunk.hidden_BTD)
-        lm = self.lm_head(hidden_BTD / temperature if temperature != 1.0 else hidden_BTD, target_ids_BT, target_weights_BT)
+        lm = self.lm_head(
+            hidden_BTD / temperature if temperature != 1.0 else hidden_BTD, target_ids_BT, target_weights_BT
+        )
         mtp, balance, counts = lm.new_zeros(()), trunk.balance, trunk.counts
         if self.recipe.num_nextn_predict_layers and not self.runs_mtp:
             counts = [*counts, torch.zeros(self.recipe.n_routed_experts, dtype=torch.int64, device=lm.device)]
@@ -195,10 +210,14 @@ class Glm4Moe(nn.Module):
         return output
 
     def run_mtp(self, embedded_BTD: Tensor, hidden_BTD: Tensor, segment_ids_BT: Tensor | None) -> LayerOutput:
-        """The MTP layer at positions 0..T-2, from the trunk's embeddings and normalised hidden states of all T positions."""
+        """The MTP layer at positions 0..T-2, from the trunk's embeddings and normalised hidden states of all T
+        positions."""
         num_positions = hidden_BTD.shape[1] * self.num_slices
-        rotary = self._rotary(num_positions - (self.part == self.num_parts - 1), self.part * num_positions, hidden_BTD.device)
-        # By the document of the hidden state, not of the next token: else a document's first position would see the one before it.
+        rotary = self._rotary(
+            num_positions - (self.part == self.num_parts - 1), self.part * num_positions, hidden_BTD.device
+        )
+        # By the document of the hidden state, not of the next token: else a document's first position would see the one
+        # before it.
         visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT[:, :-1])
         return self.model.layers[-1](*self.pair_for_mtp(embedded_BTD, hidden_BTD), rotary, visible_BTS)
 

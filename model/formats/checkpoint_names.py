@@ -46,6 +46,8 @@ def from_checkpoint_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, experts in stacks.items():
         absent = sorted(set(range(max(experts) + 1)) - set(experts))
         if absent:
-            raise ValueError(f"{name}: expert {absent[0]} is missing beside experts up to {max(experts)}: write the state again")
+            raise ValueError(
+                f"{name}: expert {absent[0]} is missing beside experts up to {max(experts)}: write the state again"
+            )
         state[name] = torch.stack([experts[expert] for expert in range(len(experts))])
     return state

@@ -22,7 +22,11 @@ from model.text.tokenizer_layout import END_TOKENS
 GgufType = Literal["F32", "Q8_0"]
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
-_TRUNK = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
+_TRUNK = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
 _ATTENTION = {
     "input_layernorm.weight": "attn_norm.weight",
     "post_attention_layernorm.weight": "post_attention_norm.weight",
@@ -39,10 +43,11 @@ _MOE = {
 
 
 def write_gguf(checkpoint_dir: Path, tokenizer_path: Path, gguf_path: Path, *, gguf_type: GgufType, name: str) -> None:
-    """Convert; `tokenizer_path` is a `tokenizer.json`, and `chat_template.jinja` is taken from the checkpoint directory if it is there.
+    """Convert; `tokenizer_path` is a `tokenizer.json`, and `chat_template.jinja` is taken from the checkpoint directory
+    if it is there.
 
-    Raises ValueError for a tokenizer that llama.cpp's pre-tokenizer "glm4" would split differently, for one with more tokens than
-    the embedding has rows, and for Q8_0 where a matrix's rows are not a multiple of 32 long.
+    Raises ValueError for a tokenizer that llama.cpp's pre-tokenizer "glm4" would split differently, for one with more
+    tokens than the embedding has rows, and for Q8_0 where a matrix's rows are not a multiple of 32 long.
     """
     recipe = read_config(checkpoint_dir)
     vocabulary = read_vocabulary(tokenizer_path, recipe.vocab_size)
@@ -50,7 +55,9 @@ def write_gguf(checkpoint_dir: Path, tokenizer_path: Path, gguf_path: Path, *, g
     files = tensor_files(checkpoint_dir)
     for name_on_disk in (name for names in sources.values() for name in names):
         if name_on_disk not in files:
-            raise ValueError(f"{checkpoint_dir}: tensor {name_on_disk} is missing: the checkpoint is incomplete, write it again")
+            raise ValueError(
+                f"{checkpoint_dir}: tensor {name_on_disk} is missing: the checkpoint is incomplete, write it again"
+            )
     writer = gguf.GGUFWriter(gguf_path, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.GLM4_MOE])
     _add_architecture(writer, recipe, gguf_type, name)
     _add_tokenizer(writer, vocabulary, checkpoint_dir)
@@ -61,7 +68,11 @@ def write_gguf(checkpoint_dir: Path, tokenizer_path: Path, gguf_path: Path, *, g
     writer.write_ti_data_to_file()
     for gguf_name, names in sources.items():
         array = _read_array(files, gguf_name, names)
-        quantized = gguf.quantize(array, gguf.GGMLQuantizationType.Q8_0) if _is_quantized(gguf_name, array.shape, gguf_type) else array
+        quantized = (
+            gguf.quantize(array, gguf.GGMLQuantizationType.Q8_0)
+            if _is_quantized(gguf_name, array.shape, gguf_type)
+            else array
+        )
         writer.write_tensor_data(quantized)
     writer.close()
 
@@ -73,12 +84,16 @@ def _tensor_sources(recipe: ModelRecipe) -> dict[str, list[str]]:
         layer_names |= {f"self_attn.{kind}_proj.bias": f"attn_{kind}.bias" for kind in "qkv"}
     if recipe.use_qk_norm:
         layer_names |= {f"self_attn.{kind}_norm.weight": f"attn_{kind}_norm.weight" for kind in "qk"}
-    moe_names = _MOE if recipe.n_shared_experts else {ours: name for ours, name in _MOE.items() if "shared_experts" not in ours}
+    moe_names = (
+        _MOE if recipe.n_shared_experts else {ours: name for ours, name in _MOE.items() if "shared_experts" not in ours}
+    )
     sources = {gguf_name: [name] for name, gguf_name in _TRUNK.items()}
     for layer in range(recipe.num_hidden_layers):
         names = layer_names | (_DENSE if layer < recipe.first_k_dense_replace else moe_names)
         for ours, gguf_name in names.items():
-            sources[f"blk.{layer}.{gguf_name}"] = checkpoint_names(f"model.layers.{layer}.{ours}", recipe.n_routed_experts)
+            sources[f"blk.{layer}.{gguf_name}"] = checkpoint_names(
+                f"model.layers.{layer}.{ours}", recipe.n_routed_experts
+            )
     return sources
 
 
@@ -113,7 +128,9 @@ def _add_tensor_info(writer: gguf.GGUFWriter, gguf_name: str, shape: tuple[int, 
         return
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q8_0]
     if shape[-1] % block_size:
-        raise ValueError(f"{gguf_name}: rows of {shape[-1]} elements cannot be Q8_0, which needs a multiple of {block_size}: use F32")
+        raise ValueError(
+            f"{gguf_name}: rows of {shape[-1]} elements cannot be Q8_0, which needs a multiple of {block_size}: use F32"
+        )
     num_bytes = num_elements // block_size * block_bytes
     writer.add_tensor_info(gguf_name, shape, np.dtype(np.float32), num_bytes, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
 
@@ -152,7 +169,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary, checkpoint_d
     writer.add_token_list(vocabulary.tokens)
     writer.add_token_types(vocabulary.types)
     writer.add_token_merges(vocabulary.merges)
-    # As in the published files: a turn ends with <|user|>, a tool call with <|observation|>. The chat template writes its own prefix.
+    # As in the published files: a turn ends with <|user|>, a tool call with <|observation|>. The chat template writes
+    # its own prefix.
     end_of_text, end_of_turn, end_of_message = (vocabulary.id_of(token) for token in END_TOKENS)
     writer.add_bos_token_id(vocabulary.id_of("[gMASK]"))
     writer.add_eos_token_id(end_of_text)

@@ -26,11 +26,14 @@ def read_vocabulary(tokenizer_path: Path, vocab_size: int) -> Vocabulary:
     try:
         tokenizer = json.loads(tokenizer_path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{tokenizer_path} is not a readable tokenizer.json ({error}): train or copy the tokenizer again") from error
+        raise ValueError(
+            f"{tokenizer_path} is not a readable tokenizer.json ({error}): train or copy the tokenizer again"
+        ) from error
     model = tokenizer["model"]
     if model["type"] != "BPE" or model.get("byte_fallback") or tokenizer.get("normalizer"):
         raise ValueError(
-            f"{tokenizer_path}: must be a byte-level BPE without normalizer, is {model['type']} with {tokenizer.get('normalizer')}"
+            f"{tokenizer_path}: must be a byte-level BPE without normalizer, is {model['type']} with "
+            f"{tokenizer.get('normalizer')}"
         )
     _check_pretokenizer(tokenizer_path, tokenizer.get("pre_tokenizer"))
     tokens: list[str | None] = [None] * vocab_size
@@ -40,18 +43,24 @@ def read_vocabulary(tokenizer_path: Path, vocab_size: int) -> Vocabulary:
         (entry["id"], entry["content"], TokenType.CONTROL if entry["special"] else TokenType.USER_DEFINED)
         for entry in tokenizer["added_tokens"]
     ]
-    # Added tokens come second: a trainer may list a special token in the vocabulary as well, and its type is the added one.
+    # Added tokens come second: a trainer may list a special token in the vocabulary as well, and its type is the added
+    # one.
     for token_id, token, token_type in [*ordinary, *added]:
         if token_id >= vocab_size:
             raise ValueError(
-                f"{tokenizer_path}: token {token!r} has id {token_id}, beyond vocab_size {vocab_size}: not this model's tokenizer"
+                f"{tokenizer_path}: token {token!r} has id {token_id}, beyond vocab_size {vocab_size}: not this "
+                f"model's tokenizer"
             )
         tokens[token_id], types[token_id] = token, token_type
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    vocabulary = Vocabulary([f"[PAD{row}]" if token is None else token for row, token in enumerate(tokens)], types, merges)
+    vocabulary = Vocabulary(
+        [f"[PAD{row}]" if token is None else token for row, token in enumerate(tokens)], types, merges
+    )
     for token in ("[gMASK]", *END_TOKENS):
         if token not in vocabulary.tokens:
-            raise ValueError(f"{tokenizer_path}: special token {token} is missing: train the tokenizer with all SPECIAL_TOKENS")
+            raise ValueError(
+                f"{tokenizer_path}: special token {token} is missing: train the tokenizer with all SPECIAL_TOKENS"
+            )
     return vocabulary
 
 
@@ -70,6 +79,7 @@ def _check_pretokenizer(tokenizer_path: Path, pretokenizer: dict | None) -> None
     )
     if not fits:
         raise ValueError(
-            f"{tokenizer_path}: the pre-tokenizer must be Split(model.tokenizer_layout.PRETOKENIZER_PATTERN, isolated) then "
+            f"{tokenizer_path}: the pre-tokenizer must be Split(model.tokenizer_layout.PRETOKENIZER_PATTERN, "
+            f"isolated) then "
             f'ByteLevel(add_prefix_space=False, use_regex=False), llama.cpp\'s "glm4"; it is {json.dumps(pretokenizer)}'
         )

@@ -33,7 +33,9 @@ _CONSTANTS = {"hidden_act": "silu", "attention_dropout": 0.0, "rope_scaling": No
 _MTP_COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
 
 
-def config_dict(recipe: ModelRecipe, *, dtype: torch.dtype, eos_token_ids: Sequence[int], pad_token_id: int) -> dict[str, object]:
+def config_dict(
+    recipe: ModelRecipe, *, dtype: torch.dtype, eos_token_ids: Sequence[int], pad_token_id: int
+) -> dict[str, object]:
     """config.json's content, keys sorted."""
     fixed = {
         "architectures": ["Glm4MoeForCausalLM"],
@@ -47,18 +49,33 @@ def config_dict(recipe: ModelRecipe, *, dtype: torch.dtype, eos_token_ids: Seque
 
 
 def save_checkpoint(
-    model: Glm4Moe, checkpoint_dir: Path, *, eos_token_ids: Sequence[int], pad_token_id: int, dtype: torch.dtype, max_shard_bytes: int
+    model: Glm4Moe,
+    checkpoint_dir: Path,
+    *,
+    eos_token_ids: Sequence[int],
+    pad_token_id: int,
+    dtype: torch.dtype,
+    max_shard_bytes: int,
 ) -> list[str]:
-    """Write the model as a checkpoint directory and return the file names; config.json carries the model's own rope_theta."""
+    """Write the model as a checkpoint directory and return the file names; config.json carries the model's own
+    rope_theta."""
     recipe = model.recipe.model_copy(update={"rope_theta": model.rope_theta})
     config = config_dict(recipe, dtype=dtype, eos_token_ids=eos_token_ids, pad_token_id=pad_token_id)
-    return write_checkpoint(to_checkpoint_tensors(model.state_dict()), config, checkpoint_dir, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    return write_checkpoint(
+        to_checkpoint_tensors(model.state_dict()), config, checkpoint_dir, dtype=dtype, max_shard_bytes=max_shard_bytes
+    )
 
 
 def write_checkpoint(
-    tensors: Mapping[str, Tensor], config: Mapping[str, object], checkpoint_dir: Path, *, dtype: torch.dtype, max_shard_bytes: int
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, object],
+    checkpoint_dir: Path,
+    *,
+    dtype: torch.dtype,
+    max_shard_bytes: int,
 ) -> list[str]:
-    """Write tensors under checkpoint names; all are cast to `dtype` but the router biases, which stay float32. Equal input, equal bytes."""
+    """Write tensors under checkpoint names; all are cast to `dtype` but the router biases, which stay float32. Equal
+    input, equal bytes."""
     checkpoint_dir.mkdir(parents=True, exist_ok=True)
     shards = _plan_shards(tensors, dtype, max_shard_bytes)
     files = {}
@@ -106,11 +123,14 @@ def _plan_shards(tensors: Mapping[str, Tensor], dtype: torch.dtype, max_shard_by
 
 
 def read_config(checkpoint_dir: Path) -> ModelRecipe:
-    """The architecture of a checkpoint directory; what this code cannot run (another model type, rope scaling) is refused by name."""
+    """The architecture of a checkpoint directory; what this code cannot run (another model type, rope scaling) is
+    refused by name."""
     config = _read_json(checkpoint_dir / CONFIG_FILE)
     path = checkpoint_dir / CONFIG_FILE
     if config.get("model_type") != "glm4_moe":
-        raise ValueError(f"{path}: model_type is {config.get('model_type')!r}, must be 'glm4_moe' (GLM-4.5, GLM-4.5-Air, GLM-4.6)")
+        raise ValueError(
+            f"{path}: model_type is {config.get('model_type')!r}, must be 'glm4_moe' (GLM-4.5, GLM-4.5-Air, GLM-4.6)"
+        )
     rope = config.get("rope_parameters") or {}
     # transformers 5 writes both inside rope_parameters, where they win over top-level keys (modeling_rope_utils.py).
     config = config | {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
@@ -131,7 +151,8 @@ def read_config(checkpoint_dir: Path) -> ModelRecipe:
 
 
 def canonical_config(checkpoint_dir: Path) -> dict[str, object]:
-    """A directory's config.json with every key of the architecture at the top, as glm46 writes it; keys of others are kept."""
+    """A directory's config.json with every key of the architecture at the top, as glm46 writes it; keys of others are
+    kept."""
     config = _read_json(checkpoint_dir / CONFIG_FILE)
     kept = {key: value for key, value in config.items() if key not in ("rope_parameters", "num_mtp_layers")}
     return dict(sorted((kept | read_config(checkpoint_dir).model_dump() | _CONSTANTS).items()))
@@ -159,7 +180,9 @@ def tensor_files(checkpoint_dir: Path) -> dict[str, Path]:
             found.update(dict.fromkeys(file.keys(), checkpoint_dir / file_name))
     for name, file_name in weight_map.items():
         if name not in found:
-            raise ValueError(f"{index_path} places {name} in {file_name}, which does not hold it: copy the checkpoint again")
+            raise ValueError(
+                f"{index_path} places {name} in {file_name}, which does not hold it: copy the checkpoint again"
+            )
     return found
 
 
@@ -176,20 +199,27 @@ def open_safetensors(path: Path) -> Iterator[safe_open]:
 
 
 class CheckpointTensors:
-    """The tensors of a checkpoint directory under their names on disk, accounted for by the headers of its files before any is read: a
-    missing, unexpected or wrongly shaped one and a router bias that is not float32 are ValueErrors that name it."""
+    """The tensors of a checkpoint directory under their names on disk, accounted for by the headers of its files before
+    any is read: a missing, unexpected or wrongly shaped one and a router bias that is not float32 are ValueErrors that
+    name it."""
 
     def __init__(self, checkpoint_dir: Path, recipe: ModelRecipe) -> None:
         self.files = tensor_files(checkpoint_dir)
         with torch.device("meta"):
-            shapes = {name: tensor.shape for name, tensor in to_checkpoint_tensors(Glm4Moe(recipe).state_dict()).items()}
+            shapes = {
+                name: tensor.shape for name, tensor in to_checkpoint_tensors(Glm4Moe(recipe).state_dict()).items()
+            }
         copies = _mtp_copies(recipe) if recipe.num_nextn_predict_layers else {}
         self._refuse_missing(checkpoint_dir, sorted(set(shapes) - set(self.files)), recipe)
         for name in sorted(set(self.files) - set(shapes) - set(copies)):
             with open_safetensors(self.files[name]) as file:
-                if 0 in file.get_slice(name).get_shape():  # transformers writes shared experts of width 0 where there are none
+                if (
+                    0 in file.get_slice(name).get_shape()
+                ):  # transformers writes shared experts of width 0 where there are none
                     continue
-            raise ValueError(f"{self.files[name]}: unexpected tensor {name}; {CONFIG_FILE} belongs to another model or layout")
+            raise ValueError(
+                f"{self.files[name]}: unexpected tensor {name}; {CONFIG_FILE} belongs to another model or layout"
+            )
         for path, names in self._by_file(set(self.files) & (set(shapes) | set(copies))):
             with open_safetensors(path) as file:
                 for name in names:
@@ -221,10 +251,14 @@ class CheckpointTensors:
         mtp_layer = f"model.layers.{recipe.num_hidden_layers}."
         if recipe.num_nextn_predict_layers and all(name.startswith(mtp_layer) for name in missing):
             raise ValueError(
-                f"{checkpoint_dir}: the MTP layer ({mtp_layer}*) is missing, as transformers leaves it out when it saves a model: set "
+                f"{checkpoint_dir}: the MTP layer ({mtp_layer}*) is missing, as transformers leaves it out when it "
+                f"saves a model: set "
                 f"num_nextn_predict_layers to 0 in {checkpoint_dir / CONFIG_FILE} and in the scale's model section"
             )
-        raise ValueError(f"{checkpoint_dir}: tensor {missing[0]} is missing; {CONFIG_FILE} belongs to another model or a file was lost")
+        raise ValueError(
+            f"{checkpoint_dir}: tensor {missing[0]} is missing; {CONFIG_FILE} belongs to another model or a file was "
+            f"lost"
+        )
 
     def _by_file(self, wanted: set[str]) -> list[tuple[Path, list[str]]]:
         by_file: dict[Path, list[str]] = {}
@@ -237,14 +271,16 @@ class CheckpointTensors:
             with open_safetensors(self.files[name]) as file, open_safetensors(self.files[trunk_name]) as trunk:
                 if not torch.equal(file.get_tensor(name), trunk.get_tensor(trunk_name)):
                     raise ValueError(
-                        f"{self.files[name]}: {name} differs from {trunk_name}, but the MTP layer shares it with the trunk here: "
+                        f"{self.files[name]}: {name} differs from {trunk_name}, but the MTP layer shares it with the "
+                        f"trunk here: "
                         f"remove the tensors of layer {recipe.num_hidden_layers} and set num_nextn_predict_layers to 0"
                     )
 
 
 @torch.no_grad()
 def load_weights(model: Glm4Moe, checkpoint_dir: Path) -> None:
-    """Copy a checkpoint into the model, tensor by tensor, cast to the model's dtypes. Peak memory is the model's and one file's."""
+    """Copy a checkpoint into the model, tensor by tensor, cast to the model's dtypes. Peak memory is the model's and
+    one file's."""
     state = model.state_dict()
     for name, tensor in CheckpointTensors(checkpoint_dir, model.recipe):
         ours, expert = stacked_name(name)
@@ -260,7 +296,10 @@ def _check_header(header: Any, name: str, path: Path, shape: torch.Size) -> None
     if tuple(header.get_shape()) != tuple(shape):
         raise ValueError(f"{path}: tensor {name} has shape {tuple(header.get_shape())}, the model wants {tuple(shape)}")
     if name.endswith(ROUTER_BIAS) and header.get_dtype() != "F32":
-        raise ValueError(f"{path}: {name} is {header.get_dtype()}, must be float32 (rounding it selects other experts): export it again")
+        raise ValueError(
+            f"{path}: {name} is {header.get_dtype()}, must be float32 (rounding it selects other experts): export it "
+            f"again"
+        )
 
 
 def load_model(checkpoint_dir: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Glm4Moe:

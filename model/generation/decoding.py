@@ -28,15 +28,20 @@ class Decoding(Protocol):
         ...
 
     def extend(
-        self, tokens: Sequence[Sequence[int]], sampling: Sampling, draws: Sequence[Sequence[float]], *, keeps_hidden: bool
+        self,
+        tokens: Sequence[Sequence[int]],
+        sampling: Sampling,
+        draws: Sequence[Sequence[float]],
+        *,
+        keeps_hidden: bool,
     ) -> tuple[list[list[Chosen]], list[Tensor]]:
-        """Add tokens to each sequence and choose what follows its last `len(draws)` ones, a draw each. Also the tokens' hidden states,
-        where they are to be kept for drafts."""
+        """Add tokens to each sequence and choose what follows its last `len(draws)` ones, a draw each. Also the tokens'
+        hidden states, where they are to be kept for drafts."""
         ...
 
     def draft(self, next_tokens: Sequence[Sequence[int]], hidden: Sequence[Tensor]) -> list[int | None]:
-        """What the MTP layer expects behind the last of the next tokens; it sees every token of a sequence but the first exactly once,
-        in order, each with the hidden state of the one before it."""
+        """What the MTP layer expects behind the last of the next tokens; it sees every token of a sequence but the
+        first exactly once, in order, each with the hidden state of the one before it."""
         ...
 
     def cut(self, lengths: Sequence[int]) -> None:
@@ -63,7 +68,12 @@ class TorchDecoding:
         return self._cache.lengths
 
     def extend(
-        self, tokens: Sequence[Sequence[int]], sampling: Sampling, draws: Sequence[Sequence[float]], *, keeps_hidden: bool
+        self,
+        tokens: Sequence[Sequence[int]],
+        sampling: Sampling,
+        draws: Sequence[Sequence[float]],
+        *,
+        keeps_hidden: bool,
     ) -> tuple[list[list[Chosen]], list[Tensor]]:
         pieces: list[list[Tensor]] = [[] for _ in tokens]
         for start in range(0, max(len(row) for row in tokens), POSITIONS_PER_PASS):
@@ -74,7 +84,9 @@ class TorchDecoding:
             for row, hidden_TD, kept in zip(part, hidden_BTD, pieces, strict=True):
                 kept.append(hidden_TD[: len(row)])
         hidden = [torch.cat(kept) for kept in pieces]
-        read_RD = torch.cat([hidden_TD[len(hidden_TD) - len(drawn) :] for hidden_TD, drawn in zip(hidden, draws, strict=True)])
+        read_RD = torch.cat(
+            [hidden_TD[len(hidden_TD) - len(drawn) :] for hidden_TD, drawn in zip(hidden, draws, strict=True)]
+        )
         logits_RV = self._model.lm_head(read_RD[None])[0].float()
         draws_R = torch.tensor([draw for drawn in draws for draw in drawn], dtype=torch.float64, device=self._device)
         choices = iter(describe_choice(logits_RV, choose_tokens(logits_RV, sampling, draws_R), sampling))
@@ -89,7 +101,9 @@ class TorchDecoding:
         rotary = rotary_tables(cache.positions(num_new), model.recipe.rotary_dim, model.rope_theta)
         output = model.model.layers[-1](embedded_BTD, hidden_BTD, rotary, cache.visible_BTS(num_new), cache)
         cache.cut(lengths)
-        last_BD = torch.stack([row_TD[len(row) - 1] for row, row_TD in zip(next_tokens, output.hidden_BTD, strict=True)])
+        last_BD = torch.stack(
+            [row_TD[len(row) - 1] for row, row_TD in zip(next_tokens, output.hidden_BTD, strict=True)]
+        )
         best = model.lm_head(last_BD[None])[0].argmax(-1).tolist()
         return [token_id if row else None for row, token_id in zip(next_tokens, best, strict=True)]
 

@@ -28,7 +28,8 @@ class Generation:
     log_probabilities: list[list[float]]
     """Under the model itself (temperature 1, all tokens), whatever the sampling, so that they compare with `score`."""
     sampled_log_probabilities: list[list[float]]
-    """Under the model at the sampling's temperature, all tokens: the ratio of a policy gradient divides by it. As above if greedy."""
+    """Under the model at the sampling's temperature, all tokens: the ratio of a policy gradient divides by it. As above
+    if greedy."""
     top2_margins: list[list[float]]
     """Logit of the best token minus that of the second best: where it is small, rounding decides a greedy step."""
     weights_version: str
@@ -69,16 +70,25 @@ class InProcessEngine:
             if not prompt:
                 raise ValueError(f"prompt {number} is empty: give at least one token")
         if sampling.is_speculative and not self.model.recipe.num_nextn_predict_layers:
-            raise ValueError("speculative generation needs an MTP layer, the model has none (num_nextn_predict_layers 0): switch it off")
+            raise ValueError(
+                "speculative generation needs an MTP layer, the model has none (num_nextn_predict_layers 0): switch "
+                "it off"
+            )
         # Drawn on the CPU for the whole call: the same numbers on every device and whatever the batches.
-        draws_PT = torch.rand(len(prompts), sampling.max_new_tokens, generator=torch.Generator().manual_seed(sampling.seed))
+        draws_PT = torch.rand(
+            len(prompts), sampling.max_new_tokens, generator=torch.Generator().manual_seed(sampling.seed)
+        )
         continuations = [_Continuation(draws, []) for draws in draws_PT.tolist()]
         for members in _batches([len(prompt) for prompt in prompts], self.batch_sequences):
-            self._continue([prompts[member] for member in members], sampling, [continuations[member] for member in members])
+            self._continue(
+                [prompts[member] for member in members], sampling, [continuations[member] for member in members]
+            )
         return Generation(
             token_ids=[[chosen.token_id for chosen in each.chosen] for each in continuations],
             log_probabilities=[[chosen.log_probability for chosen in each.chosen] for each in continuations],
-            sampled_log_probabilities=[[chosen.sampled_log_probability for chosen in each.chosen] for each in continuations],
+            sampled_log_probabilities=[
+                [chosen.sampled_log_probability for chosen in each.chosen] for each in continuations
+            ],
             top2_margins=[[chosen.top2_margin for chosen in each.chosen] for each in continuations],
             weights_version=weights_version,
             num_drafted=sum(each.num_drafted for each in continuations),
@@ -114,7 +124,8 @@ class InProcessEngine:
     def _check_version(self, weights_version: str) -> None:
         if weights_version != self.weights_version:
             raise ValueError(
-                f"weights version {weights_version!r} was asked for, this engine holds {self.weights_version!r}: load that one"
+                f"weights version {weights_version!r} was asked for, this engine holds {self.weights_version!r}: load "
+                f"that one"
             )
 
     def _check_length(self, num_tokens: int) -> None:
@@ -174,13 +185,19 @@ def _keep(continuation: _Continuation, chosen: Sequence[Chosen], sampling: Sampl
 
 
 def _draft(
-    decoding: Decoding, fed: Sequence[Sequence[int]], hidden: Sequence[Tensor], batch: Sequence[_Continuation],
-    news: Sequence[Sequence[int]], sampling: Sampling,
-) -> list[int | None]:  # fmt: skip
-    """A draft per row that has room for two tokens. The MTP layer gets each fed token's successor: of a prompt its own tokens, else the
-    ones just chosen."""
+    decoding: Decoding,
+    fed: Sequence[Sequence[int]],
+    hidden: Sequence[Tensor],
+    batch: Sequence[_Continuation],
+    news: Sequence[Sequence[int]],
+    sampling: Sampling,
+) -> list[int | None]:
+    """A draft per row that has room for two tokens. The MTP layer gets each fed token's successor: of a prompt its own
+    tokens, else the ones just chosen."""
     successors = [
-        [] if each.is_done or len(each.chosen) + 2 > sampling.max_new_tokens else [*row[1 : len(row) - len(new) + 1], *new]
+        []
+        if each.is_done or len(each.chosen) + 2 > sampling.max_new_tokens
+        else [*row[1 : len(row) - len(new) + 1], *new]
         for each, row, new in zip(batch, fed, news, strict=True)
     ]
     if not any(successors):

@@ -32,14 +32,18 @@ def kernel_applies(model: Glm4Moe) -> bool:
     if model.num_slices > 1 or model.num_parts > 1:
         return False
     is_plain = all(
-        parameter.device.type == "cpu" and parameter.dtype == torch.float32 and parameter.numel() > 0 and not hasattr(parameter, "shard")
+        parameter.device.type == "cpu"
+        and parameter.dtype == torch.float32
+        and parameter.numel() > 0
+        and not hasattr(parameter, "shard")
         for parameter in model.parameters()
     )
     return is_plain and all(
         type(child) is nn.Linear and module.attend is attend
-        for module in model.modules() if isinstance(module, Attention)
+        for module in model.modules()
+        if isinstance(module, Attention)
         for child in (module.q_proj, module.k_proj, module.v_proj, module.o_proj)
-    )  # fmt: skip
+    )
 
 
 class KernelWeights:
@@ -54,21 +58,32 @@ class KernelWeights:
         matrices = [parameter.detach() for parameter in model.parameters() if parameter.dim() > 1]
         fits_half = all(torch.equal(matrix, matrix.bfloat16().float()) for matrix in matrices)
         self._dtype = torch.bfloat16 if fits_half else torch.float32
-        """bfloat16 only where it loses nothing, as for the weights of a bfloat16 checkpoint: half the memory traffic, the same numbers."""
+        """bfloat16 only where it loses nothing, as for the weights of a bfloat16 checkpoint: half the memory traffic,
+        the same numbers."""
         layers = [self._layer(cast(DecoderLayer, layer)) for layer in model.model.layers]
         self._kept.append(structures := (Layer * len(layers))(*layers))
         last = cast(DecoderLayer, model.model.layers[-1])
         self.structure = Model(
-            layers=structures, embedding=self._pointer(model.model.embed_tokens.weight),
+            layers=structures,
+            embedding=self._pointer(model.model.embed_tokens.weight),
             norm=self._pointer(model.model.norm.weight),
             mtp_norm=self._pointer(last.shared_head.norm.weight) if isinstance(last, MtpLayer) else None,
             head=self._panels(model.lm_head.weight),
-            num_layers=len(layers), hidden_size=recipe.hidden_size, num_heads=recipe.num_attention_heads,
-            num_kv_heads=recipe.num_key_value_heads, head_dim=recipe.head_dim, rotary_dim=recipe.rotary_dim,
-            num_experts=recipe.n_routed_experts, experts_per_token=recipe.num_experts_per_tok, expert_width=recipe.moe_intermediate_size,
-            vocab_size=recipe.vocab_size, is_half=fits_half, normalises_weights=recipe.norm_topk_prob,
-            routed_scale=recipe.routed_scaling_factor, eps=recipe.rms_norm_eps,
-        )  # fmt: skip
+            num_layers=len(layers),
+            hidden_size=recipe.hidden_size,
+            num_heads=recipe.num_attention_heads,
+            num_kv_heads=recipe.num_key_value_heads,
+            head_dim=recipe.head_dim,
+            rotary_dim=recipe.rotary_dim,
+            num_experts=recipe.n_routed_experts,
+            experts_per_token=recipe.num_experts_per_tok,
+            expert_width=recipe.moe_intermediate_size,
+            vocab_size=recipe.vocab_size,
+            is_half=fits_half,
+            normalises_weights=recipe.norm_topk_prob,
+            routed_scale=recipe.routed_scaling_factor,
+            eps=recipe.rms_norm_eps,
+        )
 
     def are_current(self) -> bool:
         """False once a parameter was replaced or written to."""
@@ -86,15 +101,22 @@ class KernelWeights:
 
     def _layer(self, layer: DecoderLayer) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        qkv = torch.cat([projection.weight.detach() for projection in (attention.q_proj, attention.k_proj, attention.v_proj)])
+        qkv = torch.cat(
+            [projection.weight.detach() for projection in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        )
         biases = [projection.bias for projection in (attention.q_proj, attention.k_proj, attention.v_proj)]
         packed = Layer(
-            input_norm=self._pointer(layer.input_layernorm.weight), post_norm=self._pointer(layer.post_attention_layernorm.weight),
-            qkv=self._panels(qkv), output=self._panels(attention.o_proj.weight),
+            input_norm=self._pointer(layer.input_layernorm.weight),
+            post_norm=self._pointer(layer.post_attention_layernorm.weight),
+            qkv=self._panels(qkv),
+            output=self._panels(attention.o_proj.weight),
             qkv_bias=None if biases[0] is None else self._pointer(torch.cat([bias.detach() for bias in biases])),
-        )  # fmt: skip
+        )
         if isinstance(attention.q_norm, RMSNorm) and isinstance(attention.k_norm, RMSNorm):
-            packed.q_norm, packed.k_norm = self._pointer(attention.q_norm.weight), self._pointer(attention.k_norm.weight)
+            packed.q_norm, packed.k_norm = (
+                self._pointer(attention.q_norm.weight),
+                self._pointer(attention.k_norm.weight),
+            )
         dense = mlp if isinstance(mlp, GatedMlp) else cast(MixtureOfExperts, mlp).shared_experts
         if dense is not None:
             packed.gate_up = self._panels(dense.gate_proj.weight, dense.up_proj.weight)
@@ -127,9 +149,15 @@ class KernelDecoding:
         capacity = -(-max_tokens // self._kernel.block_positions()) * self._kernel.block_positions()
         shape = (weights.structure.num_layers, num_sequences, recipe.num_key_value_heads, capacity, recipe.head_dim)
         tables = rotary_tables(torch.arange(capacity), recipe.rotary_dim, weights.model.rope_theta)
-        self._kept = [torch.empty(shape), torch.empty(shape), *(table[:, : recipe.rotary_dim // 2].contiguous() for table in tables)]
+        self._kept = [
+            torch.empty(shape),
+            torch.empty(shape),
+            *(table[:, : recipe.rotary_dim // 2].contiguous() for table in tables),
+        ]
         keys, values, cosines, sines = (tensor.data_ptr() for tensor in self._kept)
-        self._cache = Cache(keys=keys, values=values, cosines=cosines, sines=sines, num_sequences=num_sequences, capacity=capacity)
+        self._cache = Cache(
+            keys=keys, values=values, cosines=cosines, sines=sines, num_sequences=num_sequences, capacity=capacity
+        )
         self._scratch = self._kernel.new_scratch()
         self.lengths = [0] * num_sequences
         self._mtp_lengths = [0] * num_sequences
@@ -139,7 +167,12 @@ class KernelDecoding:
             self._kernel.free_scratch(scratch)
 
     def extend(
-        self, tokens: Sequence[Sequence[int]], sampling: Sampling, draws: Sequence[Sequence[float]], *, keeps_hidden: bool
+        self,
+        tokens: Sequence[Sequence[int]],
+        sampling: Sampling,
+        draws: Sequence[Sequence[float]],
+        *,
+        keeps_hidden: bool,
     ) -> tuple[list[list[Chosen]], list[Tensor]]:
         return self._run(tokens, self.lengths, sampling, draws, None, keeps_hidden)
 
@@ -152,15 +185,26 @@ class KernelDecoding:
         self.lengths = list(lengths)
 
     def _run(
-        self, tokens: Sequence[Sequence[int]], lengths: list[int], sampling: Sampling, draws: Sequence[Sequence[float]],
-        mtp_hidden: Tensor | None, keeps_hidden: bool,
-    ) -> tuple[list[list[Chosen]], list[Tensor]]:  # fmt: skip
+        self,
+        tokens: Sequence[Sequence[int]],
+        lengths: list[int],
+        sampling: Sampling,
+        draws: Sequence[Sequence[float]],
+        mtp_hidden: Tensor | None,
+        keeps_hidden: bool,
+    ) -> tuple[list[list[Chosen]], list[Tensor]]:
         """All tokens in passes; of a sequence the last `len(draws)` tokens are read."""
         unread = [len(row) - len(drawn) for row, drawn in zip(tokens, draws, strict=True)]
         token_ids = [token_id for row in tokens for token_id in row]
         sequences = [sequence for sequence, row in enumerate(tokens) for _ in row]
-        positions = [position for length, row in zip(lengths, tokens, strict=True) for position in range(length, length + len(row))]
-        successors = [draw for num_unread, drawn in zip(unread, draws, strict=True) for draw in (*[None] * num_unread, *drawn)]
+        positions = [
+            position
+            for length, row in zip(lengths, tokens, strict=True)
+            for position in range(length, length + len(row))
+        ]
+        successors = [
+            draw for num_unread, drawn in zip(unread, draws, strict=True) for draw in (*[None] * num_unread, *drawn)
+        ]
         chosen: list[list[Chosen]] = [[] for _ in tokens]
         hidden: list[Tensor] = []
         for start in range(0, len(token_ids), TOKENS_PER_PASS):
@@ -169,7 +213,9 @@ class KernelDecoding:
             if keeps_hidden:
                 hidden.append(torch.empty(len(token_ids[part]), self._weights.structure.hidden_size))
             out = hidden[-1] if keeps_hidden else None
-            choices = self._pass([token_ids[part], sequences[part], positions[part]], successors[part], sampling, inputs, out)
+            choices = self._pass(
+                [token_ids[part], sequences[part], positions[part]], successors[part], sampling, inputs, out
+            )
             for sequence, choice in choices:
                 chosen[sequence].append(choice)
         for sequence, row in enumerate(tokens):
@@ -177,10 +223,15 @@ class KernelDecoding:
         return chosen, list(torch.cat(hidden).split([len(row) for row in tokens])) if keeps_hidden else []
 
     def _pass(
-        self, tokens: list[list[int]], successors: list[float | None], sampling: Sampling, mtp_hidden: Tensor | None,
+        self,
+        tokens: list[list[int]],
+        successors: list[float | None],
+        sampling: Sampling,
+        mtp_hidden: Tensor | None,
         hidden_RD: Tensor | None,
-    ) -> Iterable[tuple[int, Chosen]]:  # fmt: skip
-        """Tokens are ids, sequences and positions; a token has a draw where its successor is chosen. `hidden_RD` is written."""
+    ) -> Iterable[tuple[int, Chosen]]:
+        """Tokens are ids, sequences and positions; a token has a draw where its successor is chosen. `hidden_RD` is
+        written."""
         structure = self._weights.structure
         structure.num_threads = torch.get_num_threads()
         tokens_3R = torch.tensor(tokens)
@@ -193,13 +244,22 @@ class KernelDecoding:
             width = self._kernel.panel_width()
             logits = torch.empty(len(read), -(-structure.vocab_size // width) * width)
         call = Call(
-            num_tokens=len(successors), token_ids=tokens_3R[0].data_ptr(), sequences=tokens_3R[1].data_ptr(),
-            positions=tokens_3R[2].data_ptr(), mtp_hidden=None if mtp_hidden is None else mtp_hidden.data_ptr(),
-            hidden=None if hidden_RD is None else hidden_RD.data_ptr(), num_read=len(read), read=integers[0].data_ptr(),
-            temperature=sampling.temperature, draws=draws.data_ptr(), chosen=integers[1].data_ptr(), log_probability=numbers[0].data_ptr(),
-            sampled_log_probability=numbers[1].data_ptr(), margin=numbers[2].data_ptr(),
+            num_tokens=len(successors),
+            token_ids=tokens_3R[0].data_ptr(),
+            sequences=tokens_3R[1].data_ptr(),
+            positions=tokens_3R[2].data_ptr(),
+            mtp_hidden=None if mtp_hidden is None else mtp_hidden.data_ptr(),
+            hidden=None if hidden_RD is None else hidden_RD.data_ptr(),
+            num_read=len(read),
+            read=integers[0].data_ptr(),
+            temperature=sampling.temperature,
+            draws=draws.data_ptr(),
+            chosen=integers[1].data_ptr(),
+            log_probability=numbers[0].data_ptr(),
+            sampled_log_probability=numbers[1].data_ptr(),
+            margin=numbers[2].data_ptr(),
             logits=None if logits is None else logits.data_ptr(),
-        )  # fmt: skip
+        )
         self._kernel.run_pass(ctypes.byref(structure), ctypes.byref(self._cache), ctypes.byref(call), self._scratch)
         if call.has_failed:
             raise NonFiniteLogitsError

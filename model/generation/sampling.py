@@ -16,8 +16,8 @@ class NonFiniteLogitsError(ValueError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to continue a prompt. Temperature 0 is greedy, `top_p` 1.0 keeps all tokens; `seed` and a prompt's place in the call decide its
-    draws, so the size of a batch samples nothing else."""
+    """How to continue a prompt. Temperature 0 is greedy, `top_p` 1.0 keeps all tokens; `seed` and a prompt's place in
+    the call decide its draws, so the size of a batch samples nothing else."""
 
     max_new_tokens: int
     temperature: float = 0.0
@@ -25,7 +25,8 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     is_speculative: bool = False
-    """The MTP layer drafts a token that the trunk checks beside the one before it: the same tokens, in fewer passes where drafts hit."""
+    """The MTP layer drafts a token that the trunk checks beside the one before it: the same tokens, in fewer passes
+    where drafts hit."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -46,8 +47,8 @@ class Chosen(NamedTuple):
 
 
 def choose_tokens(logits_BV: Tensor, sampling: Sampling, draws_B: Tensor) -> Tensor:
-    """The next token per row: the best one, or the one that a draw from [0, 1) falls on within the smallest set of tokens that holds
-    `top_p` of the mass."""
+    """The next token per row: the best one, or the one that a draw from [0, 1) falls on within the smallest set of
+    tokens that holds `top_p` of the mass."""
     if sampling.temperature == 0:
         return logits_BV.argmax(-1)
     probabilities_BV = (logits_BV / sampling.temperature).softmax(-1)
@@ -59,7 +60,8 @@ def choose_tokens(logits_BV: Tensor, sampling: Sampling, draws_B: Tensor) -> Ten
     mass_BV = probabilities_BV.double().cumsum(-1)
     if not bool(mass_BV[:, -1].isfinite().all()):
         raise NonFiniteLogitsError
-    # To the right of equal masses, so that a token without mass is never hit; a draw below 1 never reaches past the last with mass.
+    # To the right of equal masses, so that a token without mass is never hit; a draw below 1 never reaches past the
+    # last with mass.
     return torch.searchsorted(mass_BV, draws_B.double()[:, None] * mass_BV[:, -1:], right=True)[:, 0]
 
 

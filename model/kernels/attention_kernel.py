@@ -17,7 +17,8 @@ PANEL = 16
 
 
 def fits(query_BTNH: Tensor, key_BSGH: Tensor) -> bool:
-    """Whether the kernel does this attention: float32 on a CPU, as many keys as queries, heads a multiple of 16 wide."""
+    """Whether the kernel does this attention: float32 on a CPU, as many keys as queries, heads a multiple of 16
+    wide."""
     is_plain = query_BTNH.device.type == "cpu" and query_BTNH.dtype == key_BSGH.dtype == torch.float32
     return is_plain and query_BTNH.shape[1] == key_BSGH.shape[1] and query_BTNH.shape[-1] % PANEL == 0
 

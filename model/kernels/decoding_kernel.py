@@ -18,37 +18,86 @@ class Layer(ctypes.Structure):
     _fields_ = [
         (name, c_void_p)
         for name in (
-            "input_norm", "post_norm", "q_norm", "k_norm", "qkv_bias", "router_bias",
-            "qkv", "output", "gate_up", "down", "router", "expert_gate_up", "expert_down", "enorm", "hnorm", "eh",
+            "input_norm",
+            "post_norm",
+            "q_norm",
+            "k_norm",
+            "qkv_bias",
+            "router_bias",
+            "qkv",
+            "output",
+            "gate_up",
+            "down",
+            "router",
+            "expert_gate_up",
+            "expert_down",
+            "enorm",
+            "hnorm",
+            "eh",
         )
-    ] + [("mlp_width", c_int64), ("is_moe", c_int64)]  # fmt: skip
+    ] + [("mlp_width", c_int64), ("is_moe", c_int64)]
 
 
 class Model(ctypes.Structure):
     _fields_ = [
-        ("layers", POINTER(Layer)), ("embedding", c_void_p), ("norm", c_void_p), ("mtp_norm", c_void_p), ("head", c_void_p),
-        *((name, c_int64) for name in (
-            "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "rotary_dim", "num_experts", "experts_per_token",
-            "expert_width", "vocab_size", "is_half", "normalises_weights", "num_threads",
-        )),
-        ("routed_scale", c_double), ("eps", c_double),
-    ]  # fmt: skip
+        ("layers", POINTER(Layer)),
+        ("embedding", c_void_p),
+        ("norm", c_void_p),
+        ("mtp_norm", c_void_p),
+        ("head", c_void_p),
+        *(
+            (name, c_int64)
+            for name in (
+                "num_layers",
+                "hidden_size",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "rotary_dim",
+                "num_experts",
+                "experts_per_token",
+                "expert_width",
+                "vocab_size",
+                "is_half",
+                "normalises_weights",
+                "num_threads",
+            )
+        ),
+        ("routed_scale", c_double),
+        ("eps", c_double),
+    ]
 
 
 class Cache(ctypes.Structure):
     _fields_ = [
-        ("keys", c_void_p), ("values", c_void_p), ("cosines", c_void_p), ("sines", c_void_p),
-        ("num_sequences", c_int64), ("capacity", c_int64),
-    ]  # fmt: skip
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("num_sequences", c_int64),
+        ("capacity", c_int64),
+    ]
 
 
 class Call(ctypes.Structure):
     _fields_ = [
-        ("num_tokens", c_int64), ("token_ids", c_void_p), ("sequences", c_void_p), ("positions", c_void_p), ("mtp_hidden", c_void_p),
-        ("hidden", c_void_p), ("num_read", c_int64), ("read", c_void_p), ("temperature", c_double), ("draws", c_void_p),
-        ("chosen", c_void_p), ("log_probability", c_void_p), ("sampled_log_probability", c_void_p), ("margin", c_void_p),
-        ("logits", c_void_p), ("has_failed", c_int64),
-    ]  # fmt: skip
+        ("num_tokens", c_int64),
+        ("token_ids", c_void_p),
+        ("sequences", c_void_p),
+        ("positions", c_void_p),
+        ("mtp_hidden", c_void_p),
+        ("hidden", c_void_p),
+        ("num_read", c_int64),
+        ("read", c_void_p),
+        ("temperature", c_double),
+        ("draws", c_void_p),
+        ("chosen", c_void_p),
+        ("log_probability", c_void_p),
+        ("sampled_log_probability", c_void_p),
+        ("margin", c_void_p),
+        ("logits", c_void_p),
+        ("has_failed", c_int64),
+    ]
 
 
 @cache
@@ -64,8 +113,8 @@ def load_kernel() -> ctypes.CDLL:
 
 def pack_panels(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Matrices of (..., outputs, inputs) of equal inputs, side by side in panels of `panel_width` outputs, zero-padded:
-    (..., panels, inputs, panel_width). One matrix fills its panels alone, of two each has one half of every panel. In bfloat16 the
-    halves of a panel are interleaved: each pair makes one word, from which both are widened."""
+    (..., panels, inputs, panel_width). One matrix fills its panels alone, of two each has one half of every panel. In
+    bfloat16 the halves of a panel are interleaved: each pair makes one word, from which both are widened."""
     part = load_kernel().panel_width() // len(matrices)
     packed = []
     for matrix in matrices:

@@ -17,14 +17,21 @@ LANES = 8
 
 def fits(*tensors: Tensor) -> bool:
     """Whether the kernels take these: float32 on a CPU, the last dimension a multiple of 8."""
-    return all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.shape[-1] % LANES == 0 for tensor in tensors)
+    return all(
+        tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.shape[-1] % LANES == 0
+        for tensor in tensors
+    )
 
 
 def norm_forward(hidden: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """RMSNorm over the last dimension, and one over the root mean square of every row."""
     normalised, inverses = torch.empty_like(hidden), hidden.new_empty(hidden.shape[:-1])
     load_library(SOURCE).norm_forward(
-        *_rows(hidden), *pointers(hidden, weight), c_float(eps), *pointers(normalised, inverses), torch.get_num_threads()
+        *_rows(hidden),
+        *pointers(hidden, weight),
+        c_float(eps),
+        *pointers(normalised, inverses),
+        torch.get_num_threads(),
     )
     return normalised, inverses
 
@@ -39,10 +46,13 @@ def norm_backward(grad: Tensor, hidden: Tensor, weight: Tensor, inverses: Tensor
 
 
 class NormalisedRotation(torch.autograd.Function):
-    """rotate(RMSNorm(heads)), without the norm where `weight` is None. The tables (..., T, R) are those of the last positions' order."""
+    """rotate(RMSNorm(heads)), without the norm where `weight` is None. The tables (..., T, R) are those of the last
+    positions' order."""
 
     @staticmethod
-    def forward(ctx, heads_BTNH: Tensor, weight: Tensor | None, eps: float, cosine_TR: Tensor, sine_TR: Tensor) -> Tensor:
+    def forward(
+        ctx, heads_BTNH: Tensor, weight: Tensor | None, eps: float, cosine_TR: Tensor, sine_TR: Tensor
+    ) -> Tensor:
         heads_BTNH = heads_BTNH.contiguous()
         cosine_TR, sine_TR = cosine_TR.contiguous(), sine_TR.contiguous()
         turned_BTNH, inverses_BTN = torch.empty_like(heads_BTNH), heads_BTNH.new_empty(heads_BTNH.shape[:-1])
@@ -59,7 +69,10 @@ class NormalisedRotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         heads_BTNH, weight, cosine_TR, sine_TR, inverses_BTN = ctx.saved_tensors
-        grad_heads_BTNH, grad_weight = torch.empty_like(heads_BTNH), None if weight is None else torch.empty_like(weight)
+        grad_heads_BTNH, grad_weight = (
+            torch.empty_like(heads_BTNH),
+            None if weight is None else torch.empty_like(weight),
+        )
         grad_BTNH = grads[0].contiguous()
         load_library(SOURCE).heads_backward(
             *_head_sizes(heads_BTNH, cosine_TR),
@@ -86,9 +99,12 @@ def silu_product_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tenso
 
 
 def softmax_losses(logits_CV: Tensor, columns_C: Tensor, factors_C: Tensor | None) -> Tensor:
-    """-log softmax(logits)[column] per row, (C,). With factors the logits are overwritten by factor * (softmax - one-hot(column))."""
+    """-log softmax(logits)[column] per row, (C,). With factors the logits are overwritten by factor * (softmax -
+    one-hot(column))."""
     losses_C = logits_CV.new_empty(logits_CV.shape[0])
-    load_library(SOURCE).softmax_losses(*_rows(logits_CV), *pointers(logits_CV, columns_C, factors_C, losses_C), torch.get_num_threads())
+    load_library(SOURCE).softmax_losses(
+        *_rows(logits_CV), *pointers(logits_CV, columns_C, factors_C, losses_C), torch.get_num_threads()
+    )
     return losses_C
 
 

@@ -30,8 +30,8 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 
 @cache
 def load_library(source: Path) -> ctypes.CDLL:
-    """The library of a .cpp file, compiled if this machine has not yet. Raises ValueError without a C++ compiler, or with what the
-    compiler said."""
+    """The library of a .cpp file, compiled if this machine has not yet. Raises ValueError without a C++ compiler, or
+    with what the compiler said."""
     path = library_path(source)
     if not path.is_file():
         print(f"{describe_missing([path])}: compiling it, once", file=sys.stderr, flush=True)
@@ -54,15 +54,21 @@ def kernel_sources() -> list[Path]:
 
 
 def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
-    """Where contiguous tensors begin, as arguments of a call; null for None. The caller keeps the tensors alive during the call."""
-    assert all(tensor is None or tensor.is_contiguous() for tensor in tensors), [tensor is None or tensor.stride() for tensor in tensors]
+    """Where contiguous tensors begin, as arguments of a call; null for None. The caller keeps the tensors alive during
+    the call."""
+    assert all(tensor is None or tensor.is_contiguous() for tensor in tensors), [
+        tensor is None or tensor.stride() for tensor in tensors
+    ]
     return [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
 
 
 def _compile(source: Path) -> None:
     path = library_path(source)
     if shutil.which(compiler()) is None:
-        raise ValueError(f"no C++ compiler {compiler()} on PATH for {source.name}: install one (Debian: apt-get install g++) or set CXX")
+        raise ValueError(
+            f"no C++ compiler {compiler()} on PATH for {source.name}: install one (Debian: apt-get install g++) or "
+            f"set CXX"
+        )
     make_native_dir()
     # Whoever else compiles it at this moment writes the same library: the last rename wins.
     with replacing(path) as built:

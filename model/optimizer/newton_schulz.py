@@ -43,7 +43,8 @@ def _step_on_squares(wide: Tensor, num_steps: int) -> Tensor:
 
 
 def _factor(square: Tensor, num_steps: int) -> Tensor:
-    """Q such that Q X is X after so many steps, from X X^T. All matrices here are polynomials of that one: they commute."""
+    """Q such that Q X is X after so many steps, from X X^T. All matrices here are polynomials of that one: they
+    commute."""
     a, b, c = COEFFICIENTS
     identity = torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
     factor = None

@@ -42,14 +42,21 @@ def build_optimizer(model: nn.Module, recipe: OptimizerRecipe) -> Muon:
 
 
 def _experts_apart(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parameters of divided experts in groups of their own, as DeepSpeed wants them: their gradients are summed over other ranks. They
-    carry `group_name` and allreduce = False (tasks/training/parallel/deepspeed_experts.py)."""
+    """Parameters of divided experts in groups of their own, as DeepSpeed wants them: their gradients are summed over
+    other ranks. They carry `group_name` and allreduce = False (tasks/training/parallel/deepspeed_experts.py)."""
     divided: list[dict[str, Any]] = []
     for group in groups:
-        names = {parameter: parameter.group_name for parameter in group["params"] if not getattr(parameter, "allreduce", True)}
+        names = {
+            parameter: parameter.group_name
+            for parameter in group["params"]
+            if not getattr(parameter, "allreduce", True)
+        }
         divided.append(group | {"params": [parameter for parameter in group["params"] if parameter not in names]})
         for name in sorted(set(names.values())):
-            divided.append(group | {"params": [parameter for parameter in names if names[parameter] == name], "moe": True, "name": name})
+            divided.append(
+                group
+                | {"params": [parameter for parameter in names if names[parameter] == name], "moe": True, "name": name}
+            )
     return [group for group in divided if group["params"]]
 
 
@@ -59,8 +66,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups with `is_muon` take momentum steps along orthogonal matrices, the others AdamW's. State under DeepSpeed's names:
-    `momentum_buffer`, or `exp_avg`, `exp_avg_sq` and `step`."""
+    """Groups with `is_muon` take momentum steps along orthogonal matrices, the others AdamW's. State under DeepSpeed's
+    names: `momentum_buffer`, or `exp_avg`, `exp_avg_sq` and `step`."""
 
     def __init__(self, groups: list[dict[str, Any]], recipe: OptimizerRecipe) -> None:
         super().__init__(groups, {"lr": 0.0})
@@ -68,11 +75,12 @@ class Muon(torch.optim.Optimizer):
         self._with_momentum = {id(parameter) for group in groups if group["is_muon"] for parameter in group["params"]}
         self.state_dtype: torch.dtype = getattr(torch, recipe.state_dtype)
         self.orthogonalize: Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]] = self._orthogonalize_each
-        """Parameters and their directions to updates of the same shapes, scaled; the directions may be overwritten. For a flat partition:
-        of the matrices it is part of."""
+        """Parameters and their directions to updates of the same shapes, scaled; the directions may be overwritten. For
+        a flat partition: of the matrices it is part of."""
 
     def has_momentum(self, parameter: Tensor) -> bool:
-        """Whether Muon updates a parameter of the model; ZeRO replaces parameters in the groups, but not in the model."""
+        """Whether Muon updates a parameter of the model; ZeRO replaces parameters in the groups, but not in the
+        model."""
         return id(parameter) in self._with_momentum
 
     @torch.no_grad()
@@ -103,7 +111,9 @@ class Muon(torch.optim.Optimizer):
             buffer = self.ensure_state(parameter, use_muon=True)["momentum_buffer"]
             momentum = buffer.float().lerp_(parameter.grad.float(), 1 - self.recipe.muon_momentum)
             buffer.copy_(momentum)
-            directions.append(parameter.grad.float().lerp_(momentum, self.recipe.muon_momentum))  # Nesterov's, in the gradient's place
+            directions.append(
+                parameter.grad.float().lerp_(momentum, self.recipe.muon_momentum)
+            )  # Nesterov's, in the gradient's place
         for parameter, update in zip(parameters, self.orthogonalize(parameters, directions), strict=True):
             parameter.mul_(1 - learning_rate * weight_decay).add_(update, alpha=-learning_rate)
 
@@ -126,4 +136,6 @@ class Muon(torch.optim.Optimizer):
 
     def scaled_polar_factor(self, matrix: Tensor) -> Tensor:
         """The update of one whole matrix, or of a stack of them."""
-        return orthogonalize(matrix, self.recipe.muon_newton_schulz_steps) * (self.recipe.muon_update_rms * max(matrix.shape[-2:]) ** 0.5)
+        return orthogonalize(matrix, self.recipe.muon_newton_schulz_steps) * (
+            self.recipe.muon_update_rms * max(matrix.shape[-2:]) ** 0.5
+        )

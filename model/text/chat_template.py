@@ -40,7 +40,8 @@ class Segment:
     text: str
     is_special: bool
     is_trained: bool
-    """Whether a model writes it: an assistant's text, and the role token that closes its turn (GLM has no end-of-turn token)."""
+    """Whether a model writes it: an assistant's text, and the role token that closes its turn (GLM has no end-of-turn
+    token)."""
 
 
 NO_THINK = "/nothink"
@@ -116,17 +117,23 @@ CHAT_TEMPLATE = (
     .replace("TOOLS_BEFORE", repr(TOOLS_BEFORE))
     .replace("TOOLS_BEHIND", repr(TOOLS_BEHIND))
 )
-"""Goes into tokenizer_config.json, chat_template.jinja and the GGUF. Every line break is written out: no whitespace option changes it."""
+"""Goes into tokenizer_config.json, chat_template.jinja and the GGUF. Every line break is written out: no whitespace
+option changes it."""
 
 _SPECIALS = re.compile("(" + "|".join(re.escape(token) for token in SPECIAL_TOKENS) + ")")
 
 
 def render(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, enable_thinking: bool, add_generation_prompt: bool
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    enable_thinking: bool,
+    add_generation_prompt: bool,
 ) -> list[Segment]:
     """The conversation as the model reads it. Of the reasoning only what follows the last user message is kept.
 
-    A think block that the template puts there by itself (thinking off, or history) is no text of the assistant's: not trained."""
+    A think block that the template puts there by itself (thinking off, or history) is no text of the assistant's: not
+    trained."""
     last_user = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     segments = _template("[gMASK]<sop>")
     if tools:
@@ -140,7 +147,11 @@ def render(
             segments += _assistant_turn(message, is_current=number > last_user, enable_thinking=enable_thinking)
         elif role == "tool":
             segments += _template("<|observation|>", closes_turn) if before != "tool" else []
-            segments += [*_template("\n<tool_response>\n"), Segment(message["content"], False, False), *_template("\n</tool_response>")]
+            segments += [
+                *_template("\n<tool_response>\n"),
+                Segment(message["content"], False, False),
+                *_template("\n</tool_response>"),
+            ]
         elif role == "user":
             text = message["content"] if enable_thinking else message["content"].removesuffix(NO_THINK)
             segments += [*_template("<|user|>", closes_turn), Segment("\n" + text, False, False)]
@@ -172,11 +183,14 @@ def is_thinking(messages: Sequence[Message]) -> bool:
 
 def problem_prompt(question: str, enable_thinking: bool) -> list[Segment]:
     """One question, up to where the assistant begins to write."""
-    return render([{"role": "user", "content": question}], (), enable_thinking=enable_thinking, add_generation_prompt=True)
+    return render(
+        [{"role": "user", "content": question}], (), enable_thinking=enable_thinking, add_generation_prompt=True
+    )
 
 
 def answer_of(text: str) -> str:
-    """The answer in what an assistant wrote: behind its reasoning, before the token that closes the turn; "" for unfinished reasoning."""
+    """The answer in what an assistant wrote: behind its reasoning, before the token that closes the turn; "" for
+    unfinished reasoning."""
     turn = re.split("|".join(map(re.escape, END_TOKENS)), text, maxsplit=1)[0]
     reasoning, closed, answer = turn.partition("</think>")
     if closed:
@@ -185,12 +199,14 @@ def answer_of(text: str) -> str:
 
 
 def encode(tokenizer: Tokenizer, segments: Sequence[Segment]) -> tuple[list[int], list[bool]]:
-    """(token ids, whether each is trained), by a tokenizer of `tokenizer_for_text`. Neighbouring ordinary segments are encoded as one text,
-    as a server does."""
+    """(token ids, whether each is trained), by a tokenizer of `tokenizer_for_text`. Neighbouring ordinary segments are
+    encoded as one text, as a server does."""
     assert tokenizer.encode_special_tokens, "a tokenizer that takes tokens in people's text for tokens"
     token_ids: list[int] = []
     trained: list[bool] = []
-    for (is_special, is_trained), run in groupby(segments, key=lambda segment: (segment.is_special, segment.is_trained)):
+    for (is_special, is_trained), run in groupby(
+        segments, key=lambda segment: (segment.is_special, segment.is_trained)
+    ):
         if is_special:
             ids = [_special_id(tokenizer, segment.text) for segment in run]
         else:
@@ -210,14 +226,21 @@ def _assistant_turn(message: Message, *, is_current: bool, enable_thinking: bool
     writes_thinking = is_current and enable_thinking
     reasoning, content = message.get("reasoning", "").strip() if is_current else "", message["content"].strip()
     segments = [
-        *_template("<|assistant|>"), *_template("\n<think>", writes_thinking), Segment(reasoning, False, writes_thinking),
-        *_template("</think>", writes_thinking), Segment("\n" + content if content else "", False, True),
-    ]  # fmt: skip
+        *_template("<|assistant|>"),
+        *_template("\n<think>", writes_thinking),
+        Segment(reasoning, False, writes_thinking),
+        *_template("</think>", writes_thinking),
+        Segment("\n" + content if content else "", False, True),
+    ]
     for call in message.get("tool_calls", ()):
         segments += [*_template("\n<tool_call>", True), Segment(call["name"] + "\n", False, True)]
         for key, value in call["arguments"].items():
             written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            segments += [*_template("<arg_key>", True), Segment(key, False, True), *_template("</arg_key>\n<arg_value>", True)]
+            segments += [
+                *_template("<arg_key>", True),
+                Segment(key, False, True),
+                *_template("</arg_key>\n<arg_value>", True),
+            ]
             segments += [Segment(written, False, True), *_template("</arg_value>\n", True)]
         segments += _template("</tool_call>", True)
     return [segment for segment in segments if segment.text]

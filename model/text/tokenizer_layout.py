@@ -55,16 +55,17 @@ SPECIAL_TOKENS: tuple[str, ...] = (
 """In the order of their ids, which follow the ordinary tokens without a gap: 151,329 to 151,364 in GLM-4.5/4.6."""
 
 SHOWN_TOKENS: tuple[str, ...] = SPECIAL_TOKENS[SPECIAL_TOKENS.index("<think>") : SPECIAL_TOKENS.index("/nothink")]
-"""Marks of reasoning and of tool calls. As in GLM's own files they are tokens that decoding shows (`special: false`): servers' parsers
-find them in the text, which SGLang and transformers write without what is special."""
+"""Marks of reasoning and of tool calls. As in GLM's own files they are tokens that decoding shows (`special: false`):
+servers' parsers find them in the text, which SGLang and transformers write without what is special."""
 
 NUM_SPECIAL_S1 = 256
 SPECIAL_TOKENS_BY_LAYOUT: dict[str, tuple[str, ...]] = {
     "glm": SPECIAL_TOKENS,
-    "s1_256": SPECIAL_TOKENS + tuple(f"<|reserved_{number}|>" for number in range(NUM_SPECIAL_S1 - len(SPECIAL_TOKENS))),
+    "s1_256": SPECIAL_TOKENS
+    + tuple(f"<|reserved_{number}|>" for number in range(NUM_SPECIAL_S1 - len(SPECIAL_TOKENS))),
 }
-"""`tokenizer.special_tokens` of the configuration. s1_256: the source document S1 asks for 256; what it does not name is reserved, behind
-GLM's 36, so templates and end tokens are the same."""
+"""`tokenizer.special_tokens` of the configuration. s1_256: the source document S1 asks for 256; what it does not name
+is reserved, behind GLM's 36, so templates and end tokens are the same."""
 
 END_OF_TEXT = "<|endoftext|>"
 """Separates documents in pre-training, pads, and is the first of the three end-of-sequence tokens."""
@@ -81,8 +82,8 @@ PRETOKENIZER_PATTERN: str = (
     r"|\s+(?!\S)"
     r"|\s+"
 )
-"""llama.cpp's pre-tokenizer "glm4" (llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_CHATGLM4): with `tokenizers`, a `Split` on this regex with
-behaviour "isolated", then `ByteLevel(add_prefix_space=False, use_regex=False)`; no normalizer."""
+"""llama.cpp's pre-tokenizer "glm4" (llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_CHATGLM4): with `tokenizers`, a `Split` on
+this regex with behaviour "isolated", then `ByteLevel(add_prefix_space=False, use_regex=False)`; no normalizer."""
 
 PUBLISHED_PRETOKENIZER_PATTERN: str = PRETOKENIZER_PATTERN.replace(
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -106,12 +107,15 @@ def added_tokens(contents: Iterable[str]) -> list[AddedToken]:
 
 
 def tokenizer_for_text(path: str) -> Tokenizer:
-    """The tokenizer for text that people wrote: a document that speaks of <|endoftext|> or <think> holds its characters, never its id."""
+    """The tokenizer for text that people wrote: a document that speaks of <|endoftext|> or <think> holds its
+    characters, never its id."""
     from tokenizers import AddedToken, Tokenizer
 
     tokenizer = Tokenizer.from_file(path)
     # The library spells out special tokens alone.
     tokens = tokenizer.get_added_tokens_decoder().values()
-    tokenizer.add_special_tokens([AddedToken(token.content, special=True, normalized=token.normalized) for token in tokens])
+    tokenizer.add_special_tokens(
+        [AddedToken(token.content, special=True, normalized=token.normalized) for token in tokens]
+    )
     tokenizer.encode_special_tokens = True
     return tokenizer

@@ -52,14 +52,19 @@ class CompleteDocuments(Record):
 
 
 @step(content=("documents/*.parquet",), distributions=("pyspark", "pyarrow"))
-def complete_documents(*, documents: Artifact[Any] | DocumentFiles, resources: SparkResources, output: Output) -> CompleteDocuments:
+def complete_documents(
+    *, documents: Artifact[Any] | DocumentFiles, resources: SparkResources, output: Output
+) -> CompleteDocuments:
     """Raises ValueError where a column of DOCUMENT_COLUMNS is missing."""
     paths = documents.paths("documents/*.parquet")
     output.report(Progress(0, 0, "documents", "reading"))
     frame = read_documents(spark_session(resources), paths, resources)
     missing = [name for name in names_of(DOCUMENT_COLUMNS) if name not in frame.columns]
     if missing:
-        raise ValueError(f"{paths[0]} has no column {', '.join(missing)}: name a directory of sources, or the output of `glm46 stage`")
+        raise ValueError(
+            f"{paths[0]} has no column {', '.join(missing)}: name a directory of sources, or the output of `glm46 "
+            f"stage`"
+        )
     num_bytes = sum(size for _, size in count_by(paths, "domain").values())
     written = write_documents(_with_neutral(frame), output.path("documents"), num_bytes)
     counts = count_by(written, "split", "domain")
@@ -75,7 +80,9 @@ def _num_scored(paths: list[Path]) -> int:
     import pyarrow.compute as pc
     import pyarrow.dataset as dataset
 
-    scores = [name for name in names_of(SCORE_COLUMNS) if name != "language"]  # which the source says where nothing looked
+    scores = [
+        name for name in names_of(SCORE_COLUMNS) if name != "language"
+    ]  # which the source says where nothing looked
     is_scored = reduce(lambda one, other: one | other, (pc.field(name).is_valid() for name in scores))
     return dataset.dataset([str(path) for path in paths]).count_rows(filter=is_scored)
 
@@ -83,6 +90,14 @@ def _num_scored(paths: list[Path]) -> int:
 def _with_neutral(frame: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    scores = {name: F.lit(None).cast(kind) for name, _, kind in (column.partition(" ") for column in SCORE_COLUMNS.split(", "))}
-    neutral = scores | {"language": F.col("lang"), "cluster": F.col("id"), "split": F.lit(TRAIN), "quality_bucket": F.lit(UNBUCKETED)}
+    scores = {
+        name: F.lit(None).cast(kind)
+        for name, _, kind in (column.partition(" ") for column in SCORE_COLUMNS.split(", "))
+    }
+    neutral = scores | {
+        "language": F.col("lang"),
+        "cluster": F.col("id"),
+        "split": F.lit(TRAIN),
+        "quality_bucket": F.lit(UNBUCKETED),
+    }
     return frame.withColumns({name: value for name, value in neutral.items() if name not in frame.columns})

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 MAX_PANDAS_BYTES = 2 * 2**30
-"""Uncompressed bytes of the columns that a contract reads, above which Spark validates the table: pandas takes 0.05 s where Spark takes
-4 s, but holds all in this process."""
+"""Uncompressed bytes of the columns that a contract reads, above which Spark validates the table: pandas takes 0.05 s
+where Spark takes 4 s, but holds all in this process."""
 
 
 class ContractViolationError(ValueError):
@@ -34,7 +34,9 @@ class ContractResult(Record):
 
 
 @step(content=("findings.json",), distributions=("great_expectations", "pandas"))
-def validate_contract(*, subject: Artifact[Any], recipe: ContractRecipe, resources: SparkResources, output: Output) -> ContractResult:
+def validate_contract(
+    *, subject: Artifact[Any], recipe: ContractRecipe, resources: SparkResources, output: Output
+) -> ContractResult:
     """Raises ContractViolationError; what held is kept in findings.json with what was measured."""
     tables = read_contract(recipe.name)
     findings: list[Finding] = []
@@ -47,7 +49,8 @@ def validate_contract(*, subject: Artifact[Any], recipe: ContractRecipe, resourc
     broken = [finding for finding in findings if not finding.is_met]
     if broken:
         raise ContractViolationError(
-            f"contract {recipe.name} is broken by {subject.manifest.step} ({subject.key[:12]}): " + "; ".join(map(_describe, broken))
+            f"contract {recipe.name} is broken by {subject.manifest.step} ({subject.key[:12]}): "
+            + "; ".join(map(_describe, broken))
         )
     rows = [dataclasses.asdict(finding) for finding in findings]
     output.path("findings.json").write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
@@ -55,9 +58,14 @@ def validate_contract(*, subject: Artifact[Any], recipe: ContractRecipe, resourc
 
 
 def read_table(
-    subject: Artifact[Any], table: ContractTable, contract: str, resources: SparkResources, max_pandas_bytes: int = MAX_PANDAS_BYTES
+    subject: Artifact[Any],
+    table: ContractTable,
+    contract: str,
+    resources: SparkResources,
+    max_pandas_bytes: int = MAX_PANDAS_BYTES,
 ) -> tuple[Any, int]:
-    """(frame, rows) of the columns that a contract speaks of: in pandas, or in Spark where they are larger than `max_pandas_bytes`."""
+    """(frame, rows) of the columns that a contract speaks of: in pandas, or in Spark where they are larger than
+    `max_pandas_bytes`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -68,7 +76,8 @@ def read_table(
     missing = [column for column in table.columns if column not in pq.read_schema(paths[0]).names]
     if missing:
         raise ContractViolationError(
-            f"contract {contract} is broken by {subject.manifest.step}: {table.files} has no column {', '.join(missing)}"
+            f"contract {contract} is broken by {subject.manifest.step}: {table.files} has no column "
+            f"{', '.join(missing)}"
         )
     files = [pq.read_metadata(path) for path in paths]
     num_rows = sum(file.num_rows for file in files)
@@ -96,4 +105,7 @@ def _describe(finding: Finding) -> str:
     column = finding.arguments.get("column", "the table")
     arguments = ", ".join(f"{name} {value}" for name, value in sorted(finding.arguments.items()) if name != "column")
     examples = f", for example {', '.join(finding.examples)}" if finding.examples else ""
-    return f"{column} in {finding.table}: {finding.expectation}{f' ({arguments})' if arguments else ''} found {finding.observed}{examples}"
+    return (
+        f"{column} in {finding.table}: {finding.expectation}{f' ({arguments})' if arguments else ''} found "
+        f"{finding.observed}{examples}"
+    )

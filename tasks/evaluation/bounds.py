@@ -22,7 +22,8 @@ class Bound(Record):
     interval: Interval | None = None
     """95 %, of a comparison."""
     limit: float | None
-    """What `value` may reach, or an end of the interval may not; None where the value must be finite and nothing else."""
+    """What `value` may reach, or an end of the interval may not; None where the value must be finite and nothing
+    else."""
     num_items: int = 0
     """Independent items that were compared."""
     outcome: Outcome
@@ -61,7 +62,11 @@ class Verdict:
         shown = f"is {value}" if measured is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
         self.bounds.append(
             Bound(
-                figure=figure, value=measured, limit=limit, outcome="held" if is_held else "broken", is_refusal=not is_held,
+                figure=figure,
+                value=measured,
+                limit=limit,
+                outcome="held" if is_held else "broken",
+                is_refusal=not is_held,
                 sentence=f"{figure} {shown}, {words}",
             )
-        )  # fmt: skip
+        )

@@ -1,6 +1,7 @@
 """Multiple-choice questions: from evaluation files that hold some, else continuations of held-out documents.
 
-A file is JSON lines with `query` or `question`, a list `choices` and `gold` or `answer` (number from 0, letter, or the choice itself).
+A file is JSON lines with `query` or `question`, a list `choices` and `gold` or `answer` (number from 0, letter, or the
+choice itself).
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ Parsed = tuple[str, list[str], int]
 
 
 def questions_from_files(files: Iterable[SourceFile], num_questions: int) -> list[Question]:
-    """Questions of the files with role `evaluation`, an even share of every file that holds some, within a file those of smallest hash."""
+    """Questions of the files with role `evaluation`, an even share of every file that holds some, within a file those
+    of smallest hash."""
     ranked: list[tuple[int, str, Question]] = []
     for file in files:
         if file.role == "evaluation" and file.format == "jsonl":
-            smallest = heapq.nsmallest(num_questions, ((order_hash(q.item_id), q.item_id, q) for q in _file_questions(file)))
+            smallest = heapq.nsmallest(
+                num_questions, ((order_hash(q.item_id), q.item_id, q) for q in _file_questions(file))
+            )
             ranked += [(rank, digest, question) for rank, (digest, _, question) in enumerate(smallest)]
     return [question for _, _, question in sorted(ranked, key=lambda entry: entry[:2])[:num_questions]]
 
@@ -53,7 +57,10 @@ def _file_questions(file: SourceFile) -> Iterator[Question]:
         parsed = parse_question(line)
         if parsed is not None:
             text, choices, right = parsed
-            item_id, written = f"{CHOICE}/{benchmark}/{document_id(file.name, offset, 0)}", json.dumps(choices, ensure_ascii=False)
+            item_id, written = (
+                f"{CHOICE}/{benchmark}/{document_id(file.name, offset, 0)}",
+                json.dumps(choices, ensure_ascii=False),
+            )
             yield Question(item_id, CHOICE, file.domain, item_id, text, str(right), written)
 
 
@@ -99,9 +106,11 @@ def _with_cue(text: str, is_bare: bool) -> str:
 
 
 def questions_from_documents(documents: Iterable[dict[str, str]], num_questions: int) -> list[Question]:
-    """Which of four texts continues a held-out document? The wrong ones continue the next documents of its domain, in hash order.
+    """Which of four texts continues a held-out document? The wrong ones continue the next documents of its domain, in
+    hash order.
 
-    documents: rows with id, unit, domain and text, in the order in which they are taken. Texts without a space are left out.
+    documents: rows with id, unit, domain and text, in the order in which they are taken. Texts without a space are left
+    out.
     """
     by_domain: dict[str, list[tuple[str, str, str, str]]] = {}
     for row in documents:
@@ -116,7 +125,9 @@ def questions_from_documents(documents: Iterable[dict[str, str]], num_questions:
             if len(wrong) == NUM_CONTINUATIONS - 1:
                 right = int(order_hash(identity)[:8], 16) % NUM_CONTINUATIONS
                 choices = json.dumps([*wrong[:right], continuation, *wrong[right:]], ensure_ascii=False)
-                questions.append(Question(f"{CHOICE}/continuation/{identity}", CHOICE, domain, unit, context, str(right), choices))
+                questions.append(
+                    Question(f"{CHOICE}/continuation/{identity}", CHOICE, domain, unit, context, str(right), choices)
+                )
     return sorted(questions, key=lambda question: order_hash(question.item_id))[:num_questions]
 
 

@@ -45,8 +45,16 @@ def _item(question: Question, sample: dict[str, Any]) -> Item:
     log_probabilities = [response[0] for response in sample["filtered_resps"]]
     right, is_right = int(question.answer), int(sample["acc"])
     return Item(
-        question.item_id, CHOICE, question.domain, question.unit, question.prompt_digest, expected=question.answer,
+        question.item_id,
+        CHOICE,
+        question.domain,
+        question.unit,
+        question.prompt_digest,
+        expected=question.answer,
         output=json.dumps(log_probabilities),
-        score=float(is_right), log_probability=log_probabilities[right], num_bytes=len(question.choice_list[right].encode()),
-        num_samples=1, num_right=is_right,
-    )  # fmt: skip
+        score=float(is_right),
+        log_probability=log_probabilities[right],
+        num_bytes=len(question.choice_list[right].encode()),
+        num_samples=1,
+        num_right=is_right,
+    )

@@ -30,8 +30,8 @@ FIXES = {
     CHOICE: "raise evaluation.recipe.num_choice_items, or bring more questions",
 }
 POWER = 2
-"""Items are asked for by this factor beyond those whose interval is as wide as the margin: a candidate that is equal to the other then
-passes four times in five (the square of 1 + 0.84 / 1.96)."""
+"""Items are asked for by this factor beyond those whose interval is as wide as the margin: a candidate that is equal to
+the other then passes four times in five (the square of 1 + 0.84 / 1.96)."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class Compared:
 
 
 def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[Compared]:
-    """The figure first, then of bits per byte every domain; nothing for a kind of which there is no item. Documents must be finite."""
+    """The figure first, then of bits per byte every domain; nothing for a kind of which there is no item. Documents
+    must be finite."""
     if figure != BITS_PER_BYTE:
         kind = SHARES[figure]
         ours, theirs = ([item for item in side if item.kind == kind] for side in (items, others))
@@ -83,7 +84,10 @@ def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[
     domains = {name: (found, other_domains[name]) for name, found in by_domain(items, DOCUMENT).items()}
     return [
         Compared(figure, DOCUMENT, bits_difference(text_once(items), text_once(others)), True),
-        *(Compared(f"{figure} of domain {name}", DOCUMENT, bits_difference(*pair), False) for name, pair in domains.items()),
+        *(
+            Compared(f"{figure} of domain {name}", DOCUMENT, bits_difference(*pair), False)
+            for name, pair in domains.items()
+        ),
     ]
 
 
@@ -100,7 +104,9 @@ def _share_difference(ours: Sequence[Item], theirs: Sequence[Item]) -> Differenc
     """In the mean share of right answers."""
     units = _paired(ours, theirs)
     differences = [sum(our.score - other.score for our, other in unit) for unit in units]
-    return Difference(sum(differences) / len(ours), paired_share_interval(differences, [len(unit) for unit in units]), len(units), 1)
+    return Difference(
+        sum(differences) / len(ours), paired_share_interval(differences, [len(unit) for unit in units]), len(units), 1
+    )
 
 
 def _paired(ours: Sequence[Item], theirs: Sequence[Item]) -> list[list[tuple[Item, Item]]]:
@@ -111,20 +117,28 @@ def _paired(ours: Sequence[Item], theirs: Sequence[Item]) -> list[list[tuple[Ite
 
 
 def judge(compared: Compared, against: str, margin: float, is_own: bool) -> Bound:
-    """Whether the candidate is shown to be no worse than another by the margin; `is_own`: nor worse beyond the interval at all."""
+    """Whether the candidate is shown to be no worse than another by the margin; `is_own`: nor worse beyond the interval
+    at all."""
     difference = compared.difference
     outcome, reason = _decide(compared, margin, is_own)
-    end, limit = ("lower end must stay above", -margin) if difference.sign > 0 else ("upper end must stay below", margin)
+    end, limit = (
+        ("lower end must stay above", -margin) if difference.sign > 0 else ("upper end must stay below", margin)
+    )
     (lower, upper), noun = difference.interval, NOUNS[compared.kind]
     is_bounded = math.isfinite(lower + upper)
     interval = f" [{lower:+.4f}, {upper:+.4f}]" if is_bounded else ""
     measured = f"{difference.value:+.4f}{interval} (95 %, {difference.num_items} {noun})"
     return Bound(
-        figure=compared.figure, against=against, value=round(difference.value, 6),
-        interval=(round(lower, 6), round(upper, 6)) if is_bounded else None, limit=limit, num_items=difference.num_items, outcome=outcome,
+        figure=compared.figure,
+        against=against,
+        value=round(difference.value, 6),
+        interval=(round(lower, 6), round(upper, 6)) if is_bounded else None,
+        limit=limit,
+        num_items=difference.num_items,
+        outcome=outcome,
         is_refusal=outcome == "broken" or (outcome == "undecided" and compared.is_required),
         sentence=f"{compared.figure} differs from the {against}'s by {measured}, the {end} {limit:+}{reason}",
-    )  # fmt: skip
+    )
 
 
 def _decide(compared: Compared, margin: float, is_own: bool) -> tuple[Outcome, str]:
@@ -137,11 +151,18 @@ def _decide(compared: Compared, margin: float, is_own: bool) -> tuple[Outcome, s
         needed = f": undecided, {difference.num_items} of the {MIN_ITEMS} {noun} that a comparison needs"
         return "undecided", f"{needed}: {FIXES[compared.kind]}" if compared.is_required else needed
     if is_own and difference.is_worse:
-        return "broken", "; and the phase is trained for this figure: worse beyond the interval is refused at any margin"
+        return (
+            "broken",
+            "; and the phase is trained for this figure: worse beyond the interval is refused at any margin",
+        )
     if lower > -margin:
         return "held", ""
     if difference.is_worse:
         return "broken", ""
     half = (upper - lower) / 2
-    enough = f", about {math.ceil(POWER * difference.num_items * (half / margin) ** 2):,} {noun} decide it" if math.isfinite(half) else ""
+    enough = (
+        f", about {math.ceil(POWER * difference.num_items * (half / margin) ** 2):,} {noun} decide it"
+        if math.isfinite(half)
+        else ""
+    )
     return "undecided", f": undecided{enough}: {FIXES[compared.kind]}"

@@ -89,15 +89,18 @@ def decide_gate(
     recipe: GateRecipe,
     output: Output,
 ) -> GateDecision:
-    """Judge an evaluation; `anchors` is None where no release is decided. Raises ValueError when another evaluation is of other items, or
-    a metric is missing."""
+    """Judge an evaluation; `anchors` is None where no release is decided. Raises ValueError when another evaluation is
+    of other items, or a metric is missing."""
     items = read_items(evaluation.path("items.parquet"))
     verdict = Verdict()
     _check_experts(read_expert_use(evaluation.path(EXPERTS_FILE)), recipe, verdict)
     _check_floors(items, recipe, verdict)
     anchored: tuple[str, ...] = ()
     if not num_non_finite(items_of(items, DOCUMENT)):
-        for name, other, margins in ((START, start_evaluation, recipe.start), (CHAMPION, champion_evaluation, recipe.champion)):
+        for name, other, margins in (
+            (START, start_evaluation, recipe.start),
+            (CHAMPION, champion_evaluation, recipe.champion),
+        ):
             if other is not None:
                 before = _items_of(evaluation, other, name)
                 for figure in FIGURES:
@@ -106,13 +109,19 @@ def decide_gate(
         if anchors is not None:
             anchored = _judge_anchors(evaluation, items, anchors, champion_evaluation, recipe.champion, verdict)
     decision = GateDecision(
-        accepted=verdict.is_held, bounds=tuple(verdict.bounds), candidate_digest=evaluation.digest,
+        accepted=verdict.is_held,
+        bounds=tuple(verdict.bounds),
+        candidate_digest=evaluation.digest,
         start_digest="" if start_evaluation is None else start_evaluation.digest,
         champion_digest="" if champion_evaluation is None else champion_evaluation.digest,
-        anchor_digests={} if anchors is None else {figure: anchor.digest for figure, anchor in anchors.evaluations.items()},
+        anchor_digests={}
+        if anchors is None
+        else {figure: anchor.digest for figure, anchor in anchors.evaluations.items()},
         anchored=anchored,
-    )  # fmt: skip
-    output.path("decision.json").write_text(json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n")
+    )
+    output.path("decision.json").write_text(
+        json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+    )
     return decision
 
 
@@ -123,7 +132,12 @@ def _check_floors(items: list[Item], recipe: GateRecipe, verdict: Verdict) -> No
     if any(item.kind == CHOICE for item in items):
         verdict.floor("choice_accuracy", accuracy(items, CHOICE), recipe.min_choice_accuracy)
     elif recipe.min_choice_accuracy > 0:
-        verdict.floor("choice_accuracy", math.nan, recipe.min_choice_accuracy, ": the suite holds no question, bring some or lower it to 0")
+        verdict.floor(
+            "choice_accuracy",
+            math.nan,
+            recipe.min_choice_accuracy,
+            ": the suite holds no question, bring some or lower it to 0",
+        )
     verdict.floor("distinct_answer_share", distinct_answer_share(items), recipe.min_distinct_answer_share)
     verdict.ceiling("items_not_finite", num_non_finite(items), 0)
 
@@ -135,31 +149,44 @@ def _check_experts(layers: list[ExpertUse], recipe: GateRecipe, verdict: Verdict
     by_load, by_cv = max(layers, key=lambda use: use.load), max(layers, key=lambda use: use.cv)
     excess, spread, tokens = chance_load(layers) - 1, chance_cv(layers), f"{by_load.num_routed:,} tokens"
     verdict.ceiling(
-        "expert_load", by_load.load, recipe.max_expert_load + excess,
-        f": {recipe.max_expert_load} and the {excess:.4f} that chance adds to an ideal router's on {tokens}; the worst is layer "
+        "expert_load",
+        by_load.load,
+        recipe.max_expert_load + excess,
+        f": {recipe.max_expert_load} and the {excess:.4f} that chance adds to an ideal router's on {tokens}; the "
+        f"worst is layer "
         f"{by_load.layer + 1} of {len(layers)} with experts",
-    )  # fmt: skip
+    )
     verdict.ceiling(
-        "expert_cv", by_cv.cv, math.hypot(recipe.max_expert_cv, spread),
-        f": {recipe.max_expert_cv} and an ideal router's {spread:.4f} by chance on {tokens}, as variances add; the worst is layer "
+        "expert_cv",
+        by_cv.cv,
+        math.hypot(recipe.max_expert_cv, spread),
+        f": {recipe.max_expert_cv} and an ideal router's {spread:.4f} by chance on {tokens}, as variances add; the "
+        f"worst is layer "
         f"{by_cv.layer + 1} of {len(layers)} with experts",
-    )  # fmt: skip
+    )
 
 
 def _items_of(evaluation: Artifact[Evaluation], other: Artifact[Evaluation], name: str) -> list[Item]:
-    """The other evaluation's items, if it was asked the same. Raises ValueError where it was not, or a document is not finite."""
+    """The other evaluation's items, if it was asked the same. Raises ValueError where it was not, or a document is not
+    finite."""
     ours, theirs = evaluation.record.suite_digest, other.record.suite_digest
     if ours != theirs:
-        raise ValueError(f"candidate and {name} were evaluated on different items ({ours[:12]} and {theirs[:12]}): evaluate on one suite")
+        raise ValueError(
+            f"candidate and {name} were evaluated on different items ({ours[:12]} and {theirs[:12]}): evaluate on one "
+            f"suite"
+        )
     items = read_items(other.path("items.parquet"))
     bits = bits_per_byte(items)
     if not math.isfinite(bits):
-        raise ValueError(f"the {name}'s bits per byte is {bits}: nothing can be compared with it, name a sound version as {name}")
+        raise ValueError(
+            f"the {name}'s bits per byte is {bits}: nothing can be compared with it, name a sound version as {name}"
+        )
     return items
 
 
 def _judge(compared: list[Compared], name: str, margins: MarginRecipe, is_own: bool, verdict: Verdict) -> None:
-    """Note the bound of a figure and those of its domains, which have a margin of their own and are nobody's own figure."""
+    """Note the bound of a figure and those of its domains, which have a margin of their own and are nobody's own
+    figure."""
     for number, each in enumerate(compared):
         margin = margins.domain_bits_per_byte if number else getattr(margins, each.figure)
         verdict.bounds.append(judge(each, name, margin, is_own and not number))
@@ -173,8 +200,9 @@ def _judge_anchors(
     margins: MarginRecipe,
     verdict: Verdict,
 ) -> tuple[str, ...]:
-    """The figures whose anchor the candidate becomes: those without one, and those in which it is better than the anchor beyond the
-    interval while no domain is worse beyond its own. What is the champion, or the candidate itself, is not judged a second time."""
+    """The figures whose anchor the candidate becomes: those without one, and those in which it is better than the
+    anchor beyond the interval while no domain is worse beyond its own. What is the champion, or the candidate itself,
+    is not judged a second time."""
     anchored = []
     for figure in FIGURES:
         anchor = anchors.evaluations.get(figure)
@@ -184,6 +212,10 @@ def _judge_anchors(
             compared = compare(figure, items, _items_of(evaluation, anchor, ANCHOR))
             if champion_evaluation is None or champion_evaluation.digest != anchor.digest:
                 _judge(compared, ANCHOR, margins, False, verdict)
-            if compared and compared[0].difference.is_better and not any(each.difference.is_worse for each in compared[1:]):
+            if (
+                compared
+                and compared[0].difference.is_better
+                and not any(each.difference.is_worse for each in compared[1:])
+            ):
                 anchored.append(figure)
     return tuple(anchored)

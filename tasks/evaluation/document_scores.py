@@ -23,7 +23,8 @@ def score_documents(
 ) -> Iterator[Item]:
     """One item per document, every token of it predicted: the first from the end-of-text token, as in training.
 
-    A document longer than `sequence_length` is cut into windows; each begins with the last token of the one before it as context.
+    A document longer than `sequence_length` is cut into windows; each begins with the last token of the one before it
+    as context.
     """
     windows: list[list[int]] = []
     owners: list[int] = []
@@ -41,7 +42,16 @@ def score_documents(
     for document, log_probability in zip(documents, totals, strict=True):
         num_bytes = len(document.text.encode())
         yield Item(
-            document.item_id, DOCUMENT, document.domain, document.unit, document.prompt_digest, expected="", output="",
-            score=-log_probability / math.log(2) / num_bytes, log_probability=log_probability, num_bytes=num_bytes,
-            num_samples=0, num_right=0,
-        )  # fmt: skip
+            document.item_id,
+            DOCUMENT,
+            document.domain,
+            document.unit,
+            document.prompt_digest,
+            expected="",
+            output="",
+            score=-log_probability / math.log(2) / num_bytes,
+            log_probability=log_probability,
+            num_bytes=num_bytes,
+            num_samples=0,
+            num_right=0,
+        )

@@ -1,4 +1,5 @@
-"""The engine protocol that rollouts, evaluation, chat and smoke tests share; the in-process engine and its tokenizer."""
+"""The engine protocol that rollouts, evaluation, chat and smoke tests share; the in-process engine and its
+tokenizer."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Engine(Protocol):
 
 
 def load_engine(checkpoint_dir: Path, *, weights_version: str, batch_sequences: int) -> InProcessEngine:
-    """An engine of this process for a Hugging Face directory. `weights_version` is the digest that callers must ask for."""
+    """An engine of this process for a Hugging Face directory. `weights_version` is the digest that callers must ask
+    for."""
     from model.formats.hf_checkpoint import load_model
     from model.generation.generation import InProcessEngine
 
@@ -42,7 +44,8 @@ def load_tokenizer(tokenizer_path: Path) -> Tokenizer:
 
 @contextmanager
 def reproducible_arithmetic(num_threads: int) -> Iterator[None]:
-    """A fixed number of torch threads and deterministic algorithms within the block; what was set before comes back after it."""
+    """A fixed number of torch threads and deterministic algorithms within the block; what was set before comes back
+    after it."""
     import torch
 
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
@@ -60,7 +63,8 @@ def special_token_id(tokenizer: Tokenizer, token: str) -> int:
     token_id = tokenizer.token_to_id(token)
     if token_id is None:
         raise ValueError(
-            f"the checkpoint's tokenizer.json has no token {token}: export the checkpoint with the tokenizer it was trained with"
+            f"the checkpoint's tokenizer.json has no token {token}: export the checkpoint with the tokenizer it was "
+            f"trained with"
         )
     return token_id
 

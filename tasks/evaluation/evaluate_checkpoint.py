@@ -52,7 +52,8 @@ class Evaluation(Record):
     num_non_finite: int
     """Items whose log-probability is NaN or infinite: a broken model."""
     bits_per_byte: float | None
-    """Over the held-out documents but those of domain repository, whose text is that of others; None where one is not finite."""
+    """Over the held-out documents but those of domain repository, whose text is that of others; None where one is not
+    finite."""
     bits_per_byte_by_domain: dict[str, float | None]
     arithmetic_accuracy: float
     """Share of the verified problems continued rightly as plain text."""
@@ -96,8 +97,12 @@ def evaluate_checkpoint(
     with reproducible_arithmetic(recipe.num_threads):
         engine = load_engine(checkpoint_dir, weights_version=version, batch_sequences=resources.batch_sequences)
         items = [*score_documents(engine, tokenizer, documents, recipe.sequence_length, output)]
-        experts = measure_expert_use(engine, tokenizer, documents, recipe.sequence_length, resources.batch_sequences, output)
-        items += continue_problems(engine, tokenizer, _of_kind(questions, ARITHMETIC), recipe.max_new_tokens, version, output)
+        experts = measure_expert_use(
+            engine, tokenizer, documents, recipe.sequence_length, resources.batch_sequences, output
+        )
+        items += continue_problems(
+            engine, tokenizer, _of_kind(questions, ARITHMETIC), recipe.max_new_tokens, version, output
+        )
         items += answer_chats(engine, tokenizer, _of_kind(questions, CHAT_PROBLEM), recipe, version, output)
         if choice_questions := _of_kind(questions, CHOICE):
             scores = score_choices(engine, tokenizer, choice_questions, recipe.sequence_length, output)
@@ -113,7 +118,12 @@ def _of_kind(questions: Sequence[Question], kind: str) -> list[Question]:
 
 
 def _evaluation(
-    items: list[Item], experts: list[ExpertUse], normalised: float | None, pass_k: int, suite_digest: str, checkpoint_digest: str
+    items: list[Item],
+    experts: list[ExpertUse],
+    normalised: float | None,
+    pass_k: int,
+    suite_digest: str,
+    checkpoint_digest: str,
 ) -> Evaluation:
     passed = passed_at_k(items, pass_k)
     intervals = {
@@ -129,7 +139,9 @@ def _evaluation(
         num_items=len(items),
         num_non_finite=num_non_finite(items),
         bits_per_byte=_figure(bits_per_byte(text_once(items))),
-        bits_per_byte_by_domain={name: _figure(bits_per_byte(group)) for name, group in by_domain(items, DOCUMENT).items()},
+        bits_per_byte_by_domain={
+            name: _figure(bits_per_byte(group)) for name, group in by_domain(items, DOCUMENT).items()
+        },
         arithmetic_accuracy=round(accuracy(items, ARITHMETIC), 6),
         pass_at_1=round(accuracy(items, CHAT_PROBLEM), 6),
         pass_at_k=round(sum(passed) / len(passed), 6),
@@ -137,7 +149,11 @@ def _evaluation(
         distinct_answer_share=round(distinct_answer_share(items), 6),
         choice_accuracy=None if normalised is None else round(accuracy(items, CHOICE), 6),
         choice_accuracy_normalised=normalised,
-        intervals={name: (round(lower, 6), round(upper, 6)) for name, (lower, upper) in intervals.items() if math.isfinite(lower + upper)},
+        intervals={
+            name: (round(lower, 6), round(upper, 6))
+            for name, (lower, upper) in intervals.items()
+            if math.isfinite(lower + upper)
+        },
         expert_load=tuple(round(use.load, 6) for use in experts),
         expert_cv=tuple(round(use.cv, 6) for use in experts),
         num_dead_experts=tuple(use.num_dead for use in experts),

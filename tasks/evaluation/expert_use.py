@@ -63,10 +63,11 @@ class ExpertUse:
 
 
 def chance_load(layers: Sequence[ExpertUse]) -> float:
-    """What the most used expert of all layers reaches over the mean, but for the probability CHANCE, if every token goes to random experts.
+    """What the most used expert of all layers reaches over the mean, but for the probability CHANCE, if every token
+    goes to random experts.
 
-    Of one expert that count is binomial: of num_routed tokens each comes with probability num_per_token / experts. Bonferroni over all
-    experts of all layers.
+    Of one expert that count is binomial: of num_routed tokens each comes with probability num_per_token / experts.
+    Bonferroni over all experts of all layers.
     """
     from scipy.stats import binom
 
@@ -76,16 +77,24 @@ def chance_load(layers: Sequence[ExpertUse]) -> float:
 
 
 def chance_cv(layers: Sequence[ExpertUse]) -> float:
-    """The same for the coefficient of variation: its square is about chi-squared with experts - 1 degrees of freedom."""
+    """The same for the coefficient of variation: its square is about chi-squared with experts - 1 degrees of
+    freedom."""
     from scipy.stats import chi2
 
     use, freedom = layers[0], len(layers[0].num_tokens) - 1
-    expected = (1 - use.num_per_token / len(use.num_tokens)) * len(use.num_tokens) / (use.num_routed * use.num_per_token)
+    expected = (
+        (1 - use.num_per_token / len(use.num_tokens)) * len(use.num_tokens) / (use.num_routed * use.num_per_token)
+    )
     return math.sqrt(expected * float(chi2.isf(CHANCE / len(layers), freedom)) / freedom)
 
 
 def measure_expert_use(
-    engine: InProcessEngine, tokenizer: Tokenizer, documents: Sequence[Question], sequence_length: int, batch_sequences: int, output: Output
+    engine: InProcessEngine,
+    tokenizer: Tokenizer,
+    documents: Sequence[Question],
+    sequence_length: int,
+    batch_sequences: int,
+    output: Output,
 ) -> list[ExpertUse]:
     """Of the documents in the order given, one after the other; empty for a model without experts."""
     import torch
@@ -136,7 +145,9 @@ def read_expert_use(path: Path) -> list[ExpertUse]:
 
     table = pq.read_table(path)
     if tuple(table.column_names) != COLUMNS:
-        raise ValueError(f"{path} is not a table of routed tokens (columns {table.column_names}): evaluate the checkpoint again")
+        raise ValueError(
+            f"{path} is not a table of routed tokens (columns {table.column_names}): evaluate the checkpoint again"
+        )
     layers: dict[tuple[int, int], list[int]] = {}
     for row in table.to_pylist():
         layers.setdefault((row["layer"], row["num_routed"]), []).append(row["num_tokens"])

@@ -23,31 +23,58 @@ PROBLEMS_PER_REPORT = 64
 
 
 def continue_problems(
-    engine: Engine, tokenizer: Tokenizer, problems: Sequence[Question], max_new_tokens: int, weights_version: str, output: Output
+    engine: Engine,
+    tokenizer: Tokenizer,
+    problems: Sequence[Question],
+    max_new_tokens: int,
+    weights_version: str,
+    output: Output,
 ) -> Iterator[Item]:
-    """One item per problem: the greedy continuation up to the line's end, right only if it equals the answer exactly."""
+    """One item per problem: the greedy continuation up to the line's end, right only if it equals the answer
+    exactly."""
     from model.generation.generation import Sampling
 
     sampling = Sampling(max_new_tokens=max_new_tokens, stop_token_ids=end_token_ids(tokenizer))
     for start in range(0, len(problems), PROBLEMS_PER_REPORT):
         output.report(Progress(start, len(problems), "problems", "continuing arithmetic problems"))
         asked = problems[start : start + PROBLEMS_PER_REPORT]
-        generation = engine.generate([document_token_ids(tokenizer, problem.text) for problem in asked], sampling, weights_version)
-        for problem, token_ids, log_probabilities in zip(asked, generation.token_ids, generation.log_probabilities, strict=True):
+        generation = engine.generate(
+            [document_token_ids(tokenizer, problem.text) for problem in asked], sampling, weights_version
+        )
+        for problem, token_ids, log_probabilities in zip(
+            asked, generation.token_ids, generation.log_probabilities, strict=True
+        ):
             text = tokenizer.decode(token_ids, skip_special_tokens=True)
             right = int(text.split("\n", 1)[0] == problem.answer)
             yield Item(
-                problem.item_id, ARITHMETIC, problem.domain, problem.unit, problem.prompt_digest, expected=problem.answer, output=text,
-                score=float(right), log_probability=sum(log_probabilities), num_bytes=len(text.encode()), num_samples=1, num_right=right,
-            )  # fmt: skip
+                problem.item_id,
+                ARITHMETIC,
+                problem.domain,
+                problem.unit,
+                problem.prompt_digest,
+                expected=problem.answer,
+                output=text,
+                score=float(right),
+                log_probability=sum(log_probabilities),
+                num_bytes=len(text.encode()),
+                num_samples=1,
+                num_right=right,
+            )
 
 
 def answer_chats(
-    engine: Engine, tokenizer: Tokenizer, problems: Sequence[Question], recipe: EvaluationRecipe, weights_version: str, output: Output
+    engine: Engine,
+    tokenizer: Tokenizer,
+    problems: Sequence[Question],
+    recipe: EvaluationRecipe,
+    weights_version: str,
+    output: Output,
 ) -> Iterator[Item]:
-    """One item per problem with all its sampled answers. What a prompt's answers are depends on its place in the suite, not on batches.
+    """One item per problem with all its sampled answers. What a prompt's answers are depends on its place in the suite,
+    not on batches.
 
-    A model whose logits are not finite gives empty answers with the log-probability NaN, to the whole block of problems.
+    A model whose logits are not finite gives empty answers with the log-probability NaN, to the whole block of
+    problems.
     """
     from model.generation.generation import NonFiniteLogitsError, Sampling
 
@@ -55,7 +82,9 @@ def answer_chats(
     for start in range(0, len(problems), PROBLEMS_PER_REPORT):
         output.report(Progress(start, len(problems), "problems", "sampling answers to chat problems"))
         asked = problems[start : start + PROBLEMS_PER_REPORT]
-        sampling = Sampling(max_new_tokens=recipe.max_answer_tokens, temperature=recipe.temperature, stop_token_ids=stops, seed=start)
+        sampling = Sampling(
+            max_new_tokens=recipe.max_answer_tokens, temperature=recipe.temperature, stop_token_ids=stops, seed=start
+        )
         prompts = [encode(tokenizer, problem_prompt(problem.text, recipe.enable_thinking))[0] for problem in asked]
         repeated = [prompt for prompt in prompts for _ in range(recipe.samples_per_problem)]
         try:
@@ -69,8 +98,16 @@ def answer_chats(
             answers = [answer_of(text) for text in texts[samples]]
             num_right = sum(answer == problem.answer for answer in answers)
             yield Item(
-                problem.item_id, CHAT_PROBLEM, problem.domain, problem.unit, problem.prompt_digest, expected=problem.answer,
-                output=json.dumps(answers, ensure_ascii=False), score=num_right / len(answers),
+                problem.item_id,
+                CHAT_PROBLEM,
+                problem.domain,
+                problem.unit,
+                problem.prompt_digest,
+                expected=problem.answer,
+                output=json.dumps(answers, ensure_ascii=False),
+                score=num_right / len(answers),
                 log_probability=sum(totals[samples]),
-                num_bytes=sum(len(answer.encode()) for answer in answers), num_samples=len(answers), num_right=num_right,
-            )  # fmt: skip
+                num_bytes=sum(len(answer.encode()) for answer in answers),
+                num_samples=len(answers),
+                num_right=num_right,
+            )

@@ -40,14 +40,24 @@ def run_harness(
 
 
 def _task(questions: Sequence[Question]) -> ConfigurableTask:
-    rows = [{"text": question.text, "choices": question.choice_list, "right": int(question.answer)} for question in questions]
+    rows = [
+        {"text": question.text, "choices": question.choice_list, "right": int(question.answer)}
+        for question in questions
+    ]
     return QuietTask(
         config={
-            "task": TASK, "custom_dataset": lambda **options: {"test": Dataset.from_list(rows)}, "test_split": "test",
-            "output_type": "multiple_choice", "doc_to_text": "{{text}}", "doc_to_choice": "choices", "doc_to_target": "right",
-            "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")],
+            "task": TASK,
+            "custom_dataset": lambda **options: {"test": Dataset.from_list(rows)},
+            "test_split": "test",
+            "output_type": "multiple_choice",
+            "doc_to_text": "{{text}}",
+            "doc_to_choice": "choices",
+            "doc_to_target": "right",
+            "metric_list": [
+                {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")
+            ],
         }
-    )  # fmt: skip
+    )
 
 
 class QuietTask(ConfigurableTask):
@@ -59,7 +69,8 @@ class QuietTask(ConfigurableTask):
 
 
 class EngineModel(TemplateLM):
-    """Scores pairs of context and continuation with an engine; a pair longer than `sequence_length` loses its beginning."""
+    """Scores pairs of context and continuation with an engine; a pair longer than `sequence_length` loses its
+    beginning."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, sequence_length: int, output: Output) -> None:
         super().__init__()
@@ -76,12 +87,16 @@ class EngineModel(TemplateLM):
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(self, requests: list[Any], **options: Any) -> list[tuple[float, bool]]:
-        """Log-probability of every continuation. Whether it is the greedy one is not measured: acc and acc_norm do not ask."""
+        """Log-probability of every continuation. Whether it is the greedy one is not measured: acc and acc_norm do not
+        ask."""
         found: list[tuple[float, bool]] = []
         for start in range(0, len(requests), PAIRS_PER_REPORT):
             self.output.report(Progress(start, len(requests), "choices", "scoring multiple choice"))
             block = requests[start : start + PAIRS_PER_REPORT]
-            rows = [[self.eot_token_id, *context, *continuation][-self.sequence_length - 1 :] for _, context, continuation in block]
+            rows = [
+                [self.eot_token_id, *context, *continuation][-self.sequence_length - 1 :]
+                for _, context, continuation in block
+            ]
             for (_, _, continuation), scores in zip(block, self.engine.score(rows), strict=True):
                 found.append((sum(scores[-len(continuation) :]), False))
         return found

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MIN_ITEMS = 20
-"""Independent items below which nothing is decided. At 20, the studentized bootstrap covers 95 % of normal and 92 % of log-normal
-differences, the percentile bootstrap 93 % and 86 %; of 2 items the percentile bootstrap covers 53 %."""
+"""Independent items below which nothing is decided. At 20, the studentized bootstrap covers 95 % of normal and 92 % of
+log-normal differences, the percentile bootstrap 93 % and 86 %; of 2 items the percentile bootstrap covers 53 %."""
 NUM_RESAMPLES = 2000
 RESAMPLES_AT_ONCE = 100
 """Bounds memory: a block holds this many counts per item."""
@@ -34,8 +34,9 @@ UNBOUNDED: Interval = (-math.inf, math.inf)
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
     """Of sum(numerators) / sum(denominators): long items weigh as they do in the ratio.
 
-    By the studentized bootstrap (Efron and Tibshirani 1993, chapter 12), whose ends are right for skewed items too; below MIN_ITEMS items
-    by Student's t, since a resample of few items has too few different values. Items without spread give an interval without width.
+    By the studentized bootstrap (Efron and Tibshirani 1993, chapter 12), whose ends are right for skewed items too;
+    below MIN_ITEMS items by Student's t, since a resample of few items has too few different values. Items without
+    spread give an interval without width.
     """
     import numpy as np
 
@@ -47,7 +48,11 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
     error = _standard_error(float((residuals**2).sum()), len(above), float(below.sum()))
     if error <= ROUNDING * float(np.abs(above).sum() / below.sum()):
         return ratio, ratio
-    low, high = (-t_quantile(len(above) - 1), t_quantile(len(above) - 1)) if len(above) < MIN_ITEMS else _studentized(residuals, below)
+    low, high = (
+        (-t_quantile(len(above) - 1), t_quantile(len(above) - 1))
+        if len(above) < MIN_ITEMS
+        else _studentized(residuals, below)
+    )
     return ratio - high * error, ratio - low * error
 
 
@@ -61,12 +66,15 @@ def _studentized(residuals: NDArray[np.float64], below: NDArray[np.float64]) -> 
     equal = np.full(num_items, 1 / num_items)
     studentized = []
     for _ in range(NUM_RESAMPLES // RESAMPLES_AT_ONCE):
-        sums, weights, squares, products, squared_weights = (chance.multinomial(num_items, equal, RESAMPLES_AT_ONCE) @ columns).T
+        sums, weights, squares, products, squared_weights = (
+            chance.multinomial(num_items, equal, RESAMPLES_AT_ONCE) @ columns
+        ).T
         shifts = sums / weights
         spread = np.maximum(squares - 2 * shifts * products + shifts**2 * squared_weights, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             studentized.append(sums / np.sqrt(spread * num_items / (num_items - 1)))
-    # A resample of one item over and over has no spread: its quotient is infinite, or 0 / 0 where that item is on the ratio.
+    # A resample of one item over and over has no spread: its quotient is infinite, or 0 / 0 where that item is on the
+    # ratio.
     drawn = np.nan_to_num(np.concatenate(studentized), nan=0.0, posinf=np.inf, neginf=-np.inf)
     low, high = np.quantile(drawn, [TAIL, 1 - TAIL], method="inverted_cdf")
     return float(low), float(high)
@@ -85,7 +93,8 @@ def t_quantile(degrees_of_freedom: int) -> float:
 
 
 def share_interval(num_right: Sequence[float], num_tried: Sequence[float]) -> Interval:
-    """Of the share of right answers: Wilson's (1927) at the number of tries that independent ones would need for the same standard error.
+    """Of the share of right answers: Wilson's (1927) at the number of tries that independent ones would need for the
+    same standard error.
 
     Tries of one item hang together, so that this number is between that of the items and that of all tries.
     """
@@ -98,15 +107,20 @@ def share_interval(num_right: Sequence[float], num_tried: Sequence[float]) -> In
     effective = min(share * (1 - share) / error**2, total) if error else len(num_tried)
     square = t_quantile(len(num_tried) - 1) ** 2
     centre = (share + square / (2 * effective)) / (1 + square / effective)
-    half = math.sqrt(square) * math.sqrt(share * (1 - share) / effective + square / (4 * effective**2)) / (1 + square / effective)
+    half = (
+        math.sqrt(square)
+        * math.sqrt(share * (1 - share) / effective + square / (4 * effective**2))
+        / (1 + square / effective)
+    )
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def paired_share_interval(differences: Sequence[float], num_pairs: Sequence[int]) -> Interval:
     """Of the mean difference between two shares on the same items, in -1 .. 1.
 
-    differences: sum over an item's pairs. Two imagined pairs are added, half of one that was lost and half of one that was won among
-    them: items that all agree prove no certainty (Agresti and Min 2005 for shares of 0 and 1; here with Student's t).
+    differences: sum over an item's pairs. Two imagined pairs are added, half of one that was lost and half of one that
+    was won among them: items that all agree prove no certainty (Agresti and Min 2005 for shares of 0 and 1; here with
+    Student's t).
     """
     total = sum(num_pairs) + 2
     mean = sum(differences) / total
@@ -117,7 +131,11 @@ def paired_share_interval(differences: Sequence[float], num_pairs: Sequence[int]
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """Chance that k of the samples, drawn without replacement, hold a right one (Chen et al. 2021, arXiv 2107.03374, section 2.1)."""
+    """Chance that k of the samples, drawn without replacement, hold a right one (Chen et al. 2021, arXiv 2107.03374,
+    section 2.1)."""
     if not 1 <= k <= num_samples:
-        raise ValueError(f"pass@{k} of {num_samples} samples is not defined: evaluation.recipe.pass_k must lie in 1..samples_per_problem")
+        raise ValueError(
+            f"pass@{k} of {num_samples} samples is not defined: evaluation.recipe.pass_k must lie in "
+            f"1..samples_per_problem"
+        )
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)

@@ -28,7 +28,8 @@ CHOICE = "choice"
 WHAT_IS_MISSING = {
     DOCUMENT: "no held-out document: bits_per_byte is missing, evaluate with held-out documents",
     ARITHMETIC: "no arithmetic problem: arithmetic_accuracy is missing, evaluate with generated problems",
-    CHAT_PROBLEM: "no problem asked as a conversation: pass_at_1 and distinct_answer_share are missing, evaluate with chat problems",
+    CHAT_PROBLEM: "no problem asked as a conversation: pass_at_1 and distinct_answer_share are missing, evaluate with "
+    "chat problems",
     CHOICE: "no multiple-choice question: choice_accuracy is missing, evaluate with questions",
 }
 
@@ -48,7 +49,8 @@ class Item:
     expected: str
     """The right answer, or the number of the right choice; empty for a document."""
     output: str
-    """The generated answer; a JSON list of the sampled answers to a chat problem, of the choices' log-probabilities to a question."""
+    """The generated answer; a JSON list of the sampled answers to a chat problem, of the choices' log-probabilities to
+    a question."""
     score: float
     """Bits per byte of a document (lower is better); the share of right answers elsewhere."""
     log_probability: float
@@ -82,7 +84,9 @@ def write_items(path: Path, items: Iterable[Item]) -> None:
 
     rows = sorted(items, key=lambda item: item.item_id)
     ids = [row.item_id for row in rows]
-    assert len(set(ids)) == len(ids), f"item ids occur twice: {sorted({name for name in ids if ids.count(name) > 1})[:5]}"
+    assert len(set(ids)) == len(ids), (
+        f"item ids occur twice: {sorted({name for name in ids if ids.count(name) > 1})[:5]}"
+    )
     pq.write_table(pa.Table.from_pylist([vars(row) for row in rows], schema=_schema()), path)
 
 
@@ -92,7 +96,9 @@ def read_items(path: Path) -> list[Item]:
 
     table = pq.read_table(path)
     if not table.schema.equals(_schema()):
-        raise ValueError(f"{path} is not a table of evaluation items (columns {table.column_names}): evaluate the checkpoint again")
+        raise ValueError(
+            f"{path} is not a table of evaluation items (columns {table.column_names}): evaluate the checkpoint again"
+        )
     return [Item(**row) for row in table.to_pylist()]
 
 
@@ -119,7 +125,8 @@ def num_non_finite(items: Iterable[Item]) -> int:
 
 
 def bits_per_byte(items: Iterable[Item]) -> float:
-    """Summed bits over summed bytes of documents; not finite where one log-probability is not. Raises ValueError where there is none."""
+    """Summed bits over summed bytes of documents; not finite where one log-probability is not. Raises ValueError where
+    there is none."""
     found = items_of(items, DOCUMENT)
     return sum(item.bits for item in found) / sum(item.num_bytes for item in found)
 
@@ -127,7 +134,10 @@ def bits_per_byte(items: Iterable[Item]) -> float:
 def bits_per_byte_interval(items: Iterable[Item]) -> Interval:
     """Over independent documents."""
     units = by_unit(items_of(items, DOCUMENT))
-    bits, num_bytes = [sum(item.bits for item in unit) for unit in units], [sum(item.num_bytes for item in unit) for unit in units]
+    bits, num_bytes = (
+        [sum(item.bits for item in unit) for unit in units],
+        [sum(item.num_bytes for item in unit) for unit in units],
+    )
     return ratio_interval(bits, num_bytes)
 
 
@@ -171,8 +181,8 @@ def passed_at_k(items: Iterable[Item], k: int) -> list[float]:
 def distinct_answer_share(items: Iterable[Item]) -> float:
     """Different answers given over all chat problems / different right answers to them, at most 1.
 
-    A policy that answers rightly has 1, one that gives the same answer to every problem has 1 / the number of right answers. It says
-    nothing about quality: random answers are many.
+    A policy that answers rightly has 1, one that gives the same answer to every problem has 1 / the number of right
+    answers. It says nothing about quality: random answers are many.
     """
     found = items_of(items, CHAT_PROBLEM)
     given = {answer for item in found for answer in json.loads(item.output)}

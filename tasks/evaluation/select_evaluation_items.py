@@ -79,18 +79,24 @@ def select_evaluation_items(
 
 
 def _held_out(paths: list[Path]) -> list[dict[str, str]]:
-    """id, domain, text and unit of the documents of side `test`, in the order of their hash. A unit is a record; a repository, which gives
-    a record per max_document_chars, is one."""
+    """id, domain, text and unit of the documents of side `test`, in the order of their hash. A unit is a record; a
+    repository, which gives a record per max_document_chars, is one."""
     import pyarrow.parquet as pq
 
     columns, is_held_out = ["id", "source", "offset", "domain", "text"], [("split", "==", TEST)]
     rows = [row for path in paths for row in pq.read_table(path, columns=columns, filters=is_held_out).to_pylist()]
     ordered = sorted(rows, key=lambda row: order_hash(row["id"]))
-    return [row | {"unit": document_id(row["source"], 0 if row["domain"] == REPOSITORY else row["offset"], 0)} for row in ordered]
+    return [
+        row | {"unit": document_id(row["source"], 0 if row["domain"] == REPOSITORY else row["offset"], 0)}
+        for row in ordered
+    ]
 
 
-def _choose_documents(rows: list[dict[str, str]], tokenizer_path: Path, recipe: EvaluationRecipe) -> tuple[list[Question], int]:
-    """A document of every domain in turn until each has one of MIN_ITEMS records, then the others in the order of their hash."""
+def _choose_documents(
+    rows: list[dict[str, str]], tokenizer_path: Path, recipe: EvaluationRecipe
+) -> tuple[list[Question], int]:
+    """A document of every domain in turn until each has one of MIN_ITEMS records, then the others in the order of their
+    hash."""
     tokenizer = load_tokenizer(tokenizer_path)
     num_domains = len({row["domain"] for row in rows})
     share = recipe.max_document_tokens // (MIN_ITEMS * max(1, num_domains))
@@ -115,7 +121,8 @@ def _choose_documents(rows: list[dict[str, str]], tokenizer_path: Path, recipe: 
 
 
 def _turns(rows: list[dict[str, str]]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(turn in which a document is taken, the document): the first of a domain's n-th record in turn n, the others in turn MIN_ITEMS."""
+    """(turn in which a document is taken, the document): the first of a domain's n-th record in turn n, the others in
+    turn MIN_ITEMS."""
     records: dict[str, set[str]] = {}
     for row in rows:
         seen = records.setdefault(row["domain"], set())

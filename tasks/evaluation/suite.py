@@ -19,7 +19,8 @@ class Question:
     kind: str
     domain: str
     unit: str
-    """Common to what counts as one independent item: the record of a document, the repository of domain repository; else the item id."""
+    """Common to what counts as one independent item: the record of a document, the repository of domain repository;
+    else the item id."""
     text: str
     """The document's leading characters, the problem's prompt, the user's words, or what stands before the choices."""
     answer: str

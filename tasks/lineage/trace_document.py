@@ -33,12 +33,15 @@ FIRST_SEEN = {
     "ingest_documents": {"documents/*": "record", "evaluation/*": "protected evaluation item"},
     "extract_documents": {"documents/*": "document"},
     "synthesize_problems": {
-        "documents/*": "document", "chats.parquet": "conversation", PROMPTS_FILE: "prompt", "problems.parquet": "evaluated problem",
+        "documents/*": "document",
+        "chats.parquet": "conversation",
+        PROMPTS_FILE: "prompt",
+        "problems.parquet": "evaluated problem",
         "held_out.parquet": "held-out problem",
     },
     "collect_chats": {"chats/*": "conversation"},
     "concatenate_repositories": {"documents/*": "repository"},
-}  # fmt: skip
+}
 """Steps in which an id appears first: the files of each, and what their rows are."""
 
 
@@ -74,7 +77,8 @@ class TrainedOn(BaseModel):
     shard: str
     sequence: int
     num_tokens: int
-    """With repetitions; 0 for a prompt, where the phase trains on its own answers. Inside a repository: of all its files together."""
+    """With repetitions; 0 for a prompt, where the phase trains on its own answers. Inside a repository: of all its
+    files together."""
     within: str = ""
     """The repository document that it was read as a part of; empty where it was read by itself."""
 
@@ -107,17 +111,28 @@ class DocumentLineage(BaseModel):
     def describe(self) -> str:
         """Lines for a terminal."""
         lines = [f"document {self.id}"]
-        lines += [f"  {place.kind} of {place.source} at {place.offset}, piece {place.piece} ({place.step})" for place in self.places]
+        lines += [
+            f"  {place.kind} of {place.source} at {place.offset}, piece {place.piece} ({place.step})"
+            for place in self.places
+        ]
         lines += [f"  made of {len(self.parts)} documents: {', '.join(self.parts)}"] if self.parts else []
         lines += [f"  split {self.split}"] if self.split else []
         for drop in self.dropped:
-            lines.append(f"  dropped by {drop.step} ({drop.digest[:12]}): {drop.reason}{f', kept {drop.kept_id}' if drop.kept_id else ''}")
+            lines.append(
+                f"  dropped by {drop.step} ({drop.digest[:12]}): "
+                f"{drop.reason}{f', kept {drop.kept_id}' if drop.kept_id else ''}"
+            )
         for phase in self.trained:
-            where = f"{phase.shard} sequence {phase.sequence}{f', as a part of repository {phase.within}' if phase.within else ''}"
+            where = (
+                f"{phase.shard} sequence "
+                f"{phase.sequence}{f', as a part of repository {phase.within}' if phase.within else ''}"
+            )
             lines.append(f"  trained in {phase.phase} ({phase.digest[:12]}): {phase.num_tokens:,} tokens, {where}")
         for model in self.models:
             known = (
-                f"{model.model} version {model.version}{''.join(f' = {alias}' for alias in model.aliases)}" if model.model else "no version"
+                f"{model.model} version {model.version}{''.join(f' = {alias}' for alias in model.aliases)}"
+                if model.model
+                else "no version"
             )
             lines.append(f"  in checkpoint {model.phase} ({model.digest[:12]}): {known}")
         return "\n".join([*lines, *([] if self.trained else ["  no phase was trained on it"])])
@@ -136,28 +151,41 @@ def trace_document(graph: ManifestGraph, versions: list[NamedVersion], identity:
     splitters = graph.made_by("split_documents", "collect_chats", "concatenate_repositories")
     splits = {row["split"] for made in splitters for row in _find(graph, made, ("documents/*", "chats/*"), identity)}
     return DocumentLineage(
-        id=identity, places=places, parts=tuple(_parts(graph, identity)),
-        split=" and ".join(sorted(splits)), dropped=dropped, trained=trained,
+        id=identity,
+        places=places,
+        parts=tuple(_parts(graph, identity)),
+        split=" and ".join(sorted(splits)),
+        dropped=dropped,
+        trained=trained,
         models=tuple(_descendants(graph, versions, {phase.digest for phase in trained})),
-    )  # fmt: skip
+    )
 
 
 def _places(graph: ManifestGraph, identity: str) -> Iterator[Place]:
     for manifest in graph.made_by(*FIRST_SEEN):
         for pattern, kind in FIRST_SEEN[manifest.step].items():
             for row in _find(graph, manifest, (pattern,), identity):
-                source, offset = (row["source"], row["offset"]) if "source" in row else _problem_place(manifest, identity)
+                source, offset = (
+                    (row["source"], row["offset"]) if "source" in row else _problem_place(manifest, identity)
+                )
                 yield Place(
-                    kind=kind, step=manifest.step, digest=manifest.digest, source=source, offset=offset, piece=row.get("piece", 0)
-                )  # fmt: skip
+                    kind=kind,
+                    step=manifest.step,
+                    digest=manifest.digest,
+                    source=source,
+                    offset=offset,
+                    piece=row.get("piece", 0),
+                )
 
 
 def _problem_place(manifest: Manifest, identity: str) -> tuple[str, int]:
     """Source and number of a synthetic problem, whose rows hold the id alone."""
     counts = {
-        PROMPT_SOURCE: "num_prompts", EVALUATION_SOURCE: "num_evaluation_problems", CHAT_SOURCE: "num_chats",
+        PROMPT_SOURCE: "num_prompts",
+        EVALUATION_SOURCE: "num_evaluation_problems",
+        CHAT_SOURCE: "num_chats",
         HELD_OUT_SOURCE: "num_held_out_problems",
-    }  # fmt: skip
+    }
     for source, name in counts.items():
         for number in range(manifest.record[name]):
             if document_id(source, number, 0) == identity:
@@ -201,7 +229,9 @@ def _parts(graph: ManifestGraph, identity: str) -> list[str]:
 
     for manifest in graph.made_by("concatenate_repositories"):
         table = dataset.dataset(str(graph.open(manifest).path(FILES_FILE)))
-        found = table.to_table(columns=["id", "number"], filter=dataset.field("repository_id") == identity).sort_by("number")
+        found = table.to_table(columns=["id", "number"], filter=dataset.field("repository_id") == identity).sort_by(
+            "number"
+        )
         if found.num_rows:
             return found["id"].to_pylist()
     return []
@@ -210,8 +240,14 @@ def _parts(graph: ManifestGraph, identity: str) -> list[str]:
 def _trained(phase: TrainedPhase, shard: str, sequence: int, num_tokens: int, within: str = "") -> TrainedOn:
     made = phase.checkpoint
     return TrainedOn(
-        phase=phase.name, key=made.key, digest=made.digest, shard=shard, sequence=sequence, num_tokens=num_tokens, within=within
-    )  # fmt: skip
+        phase=phase.name,
+        key=made.key,
+        digest=made.digest,
+        shard=shard,
+        sequence=sequence,
+        num_tokens=num_tokens,
+        within=within,
+    )
 
 
 def _descendants(graph: ManifestGraph, versions: list[NamedVersion], digests: set[str]) -> Iterator[Descendant]:
@@ -221,7 +257,11 @@ def _descendants(graph: ManifestGraph, versions: list[NamedVersion], digests: se
     while more := {one.digest for one in made if one.identity["inputs"]["start"] in reached} - reached:
         reached |= more
     for checkpoint in (one for one in made if one.digest in reached):
-        common: dict[str, Any] = {"phase": checkpoint.record["phase"], "key": checkpoint.key, "digest": checkpoint.digest}
+        common: dict[str, Any] = {
+            "phase": checkpoint.record["phase"],
+            "key": checkpoint.key,
+            "digest": checkpoint.digest,
+        }
         registered = [version for version in versions if version.registered.tags.get(DIGEST_TAG) == checkpoint.digest]
         for version in registered:
             yield Descendant(**common, model=version.model, version=version.registered.version, aliases=version.aliases)
@@ -230,7 +270,8 @@ def _descendants(graph: ManifestGraph, versions: list[NamedVersion], digests: se
 
 
 def _find(graph: ManifestGraph, manifest: Manifest, patterns: tuple[str, ...], identity: str) -> list[dict[str, Any]]:
-    """Rows with an id in an artifact's Parquet files that match a pattern; their row groups are sorted by id, so few are read."""
+    """Rows with an id in an artifact's Parquet files that match a pattern; their row groups are sorted by id, so few
+    are read."""
     from fnmatch import fnmatchcase
 
     import pyarrow.dataset as dataset
@@ -241,7 +282,18 @@ def _find(graph: ManifestGraph, manifest: Manifest, patterns: tuple[str, ...], i
     found = dataset.dataset([str(graph.open(manifest).path(name)) for name in sorted(names)])
     wanted = [
         name
-        for name in ("id", "source", "offset", "piece", "reason", "kept_id", "shard", "sequence", "split", "repository_id")
+        for name in (
+            "id",
+            "source",
+            "offset",
+            "piece",
+            "reason",
+            "kept_id",
+            "shard",
+            "sequence",
+            "split",
+            "repository_id",
+        )
         if name in found.schema.names
     ]
     table: pa.Table = found.to_table(columns=wanted, filter=dataset.field("id") == identity)

@@ -24,7 +24,8 @@ NUM_FIRST_OFFSETS = 3
 NUM_SHOWN_SOURCES = 50
 SOURCES_FILE = "sources.parquet"
 MEMBER = "!"
-"""Between the name of an archive and that of its member, in a document's source (tasks/data/readers/source_records.py)."""
+"""Between the name of an archive and that of its member, in a document's source
+(tasks/data/readers/source_records.py)."""
 
 
 class ShardUse(BaseModel):
@@ -105,49 +106,74 @@ class ModelLineage(BaseModel):
         lines.append(f"tokenizer {self.tokenizer_digest[:12]}")
         for phase in self.phases:
             packed = f"packed order {phase.packed_digest[:12]}" if phase.packed_digest else "prompts"
-            lines.append(f"phase {phase.name} ({phase.objective}): {phase.num_tokens:,} tokens, {phase.num_steps:,} steps, {packed}")
+            lines.append(
+                f"phase {phase.name} ({phase.objective}): {phase.num_tokens:,} tokens, {phase.num_steps:,} steps, "
+                f"{packed}"
+            )
             if phase.course_epochs:
                 passes = ", ".join(f"{domain} {epochs:.2f}" for domain, epochs in phase.course_epochs.items())
                 lines.append(f"    passes on its course up to here: {passes}")
             for shard in phase.shards:
                 lines.append(
-                    f"    {shard.name:<20} {shard.num_documents:>9,} documents {shard.num_tokens:>13,} tokens  {shard.sha256[:12]}"
+                    f"    {shard.name:<20} {shard.num_documents:>9,} documents {shard.num_tokens:>13,} tokens  "
+                    f"{shard.sha256[:12]}"
                 )
         lines.append("data steps")
         for step in self.steps:
             dropped = ", ".join(f"{reason} {count:,}" for reason, count in step.dropped.items())
-            lines.append(f"    {step.step:<24} {step.digest[:12]}  {f'left out: {dropped}' if dropped else ''}".rstrip())
+            lines.append(
+                f"    {step.step:<24} {step.digest[:12]}  {f'left out: {dropped}' if dropped else ''}".rstrip()
+            )
         lines.append(f"{len(self.sources):,} sources with {self.num_documents:,} trained documents")
         for source in sorted(self.sources, key=lambda source: (-source.num_tokens, source.name))[:NUM_SHOWN_SOURCES]:
             counts = f"{source.num_documents:>7,} documents {source.num_tokens:>11,} tokens"
             offsets = ", ".join(map(str, source.first_offsets))
-            lines.append(f"    {source.name:<44} {source.sha256[:12] or '-':<12} {counts}  first at {offsets}  {source.licence}".rstrip())
+            lines.append(
+                f"    {source.name:<44} {source.sha256[:12] or '-':<12} {counts}  first at {offsets}  "
+                f"{source.licence}".rstrip()
+            )
         if len(self.sources) > NUM_SHOWN_SOURCES:
-            lines.append(f"    and {len(self.sources) - NUM_SHOWN_SOURCES:,} more with fewer tokens: --json lists them all")
+            lines.append(
+                f"    and {len(self.sources) - NUM_SHOWN_SOURCES:,} more with fewer tokens: --json lists them all"
+            )
         return "\n".join(lines)
 
 
 def trace_model(graph: ManifestGraph, version: NamedVersion, records_path: Path | None) -> ModelLineage:
-    """The lineage of a version; with `records_path` every trained document is written there as well (Parquet: id, source, offset, piece,
-    shard, sequence, phases, tokens). Raises ValueError where the store lacks a part."""
+    """The lineage of a version; with `records_path` every trained document is written there as well (Parquet: id,
+    source, offset, piece, shard, sequence, phases, tokens). Raises ValueError where the store lacks a part."""
     checkpoint = _checkpoint(graph, version)
     phases, root = trained_phases(graph, checkpoint)
     shards, trained = _read_shards(graph, phases, records_path)
-    data = graph.ancestors(*(found for phase in phases for found in (*phase.shards, phase.prompts) if found is not None))
+    data = graph.ancestors(
+        *(found for phase in phases for found in (*phase.shards, phase.prompts) if found is not None)
+    )
     tokenizer = graph.input_of(checkpoint, "tokenizer")
     assert tokenizer is not None, checkpoint.key
     sources = _sources(graph, data, trained)
     return ModelLineage(
-        model=version.model, version=version.registered.version, aliases=version.aliases, key=checkpoint.key, digest=checkpoint.digest,
+        model=version.model,
+        version=version.registered.version,
+        aliases=version.aliases,
+        key=checkpoint.key,
+        digest=checkpoint.digest,
         imported=root.identity["inputs"]["source"] if root.step == IMPORT_STEP else "",
-        tokenizer_key=tokenizer.key, tokenizer_digest=tokenizer.digest,
+        tokenizer_key=tokenizer.key,
+        tokenizer_digest=tokenizer.digest,
         phases=tuple(_phase_use(phase, place, shards) for place, phase in enumerate(phases)),
         steps=tuple(
-            StepUse(step=made.step, key=made.key, digest=made.digest, dropped=dropped_by_reason(made), recipe=made.identity["recipe"] or {})
+            StepUse(
+                step=made.step,
+                key=made.key,
+                digest=made.digest,
+                dropped=dropped_by_reason(made),
+                recipe=made.identity["recipe"] or {},
+            )
             for made in data
         ),
-        sources=sources, num_documents=sum(source.num_documents for source in sources),
-    )  # fmt: skip
+        sources=sources,
+        num_documents=sum(source.num_documents for source in sources),
+    )
 
 
 def dropped_by_reason(manifest: Manifest) -> dict[str, int]:
@@ -159,7 +185,8 @@ def _checkpoint(graph: ManifestGraph, version: NamedVersion) -> Manifest:
     found = graph.by_digest.get(version.registered.digest)
     if found is None:
         raise ValueError(
-            f"store {graph.store.uri} does not hold {version.model} version {version.registered.version}, which was registered from "
+            f"store {graph.store.uri} does not hold {version.model} version {version.registered.version}, which was "
+            f"registered from "
             f"{version.registered.tags.get('glm46.store', 'another store')}: name it with --store"
         )
     return found
@@ -174,7 +201,9 @@ class _Tally:
     first_offsets: tuple[int, ...] = ()
 
 
-def _read_shards(graph: ManifestGraph, phases: list[TrainedPhase], records_path: Path | None) -> tuple[list[ShardReads], dict[str, _Tally]]:
+def _read_shards(
+    graph: ManifestGraph, phases: list[TrainedPhase], records_path: Path | None
+) -> tuple[list[ShardReads], dict[str, _Tally]]:
     """The reads without their tables, and what they come to per source; the rows go to the file on the way."""
     import pyarrow.parquet as pq
 
@@ -204,16 +233,27 @@ def _tally(table: pa.Table, tallies: dict[str, _Tally]) -> None:
 def _phase_use(phase: TrainedPhase, place: int, reads: list[ShardReads]) -> PhaseUse:
     record, packed = phase.checkpoint.record, phase.packed
     used = (
-        ShardUse(name=read.shard, sha256=read.sha256, num_documents=read.documents_by_phase[place], num_tokens=read.tokens_by_phase[place])
+        ShardUse(
+            name=read.shard,
+            sha256=read.sha256,
+            num_documents=read.documents_by_phase[place],
+            num_tokens=read.tokens_by_phase[place],
+        )
         for read in reads
         if read.documents_by_phase.get(place)
     )
     return PhaseUse(
-        name=phase.name, objective=record["objective"], key=phase.checkpoint.key, digest=phase.checkpoint.digest,
-        num_tokens=record["num_tokens"], num_steps=record["num_steps"], packed_key=packed.key if packed else "",
-        packed_digest=packed.digest if packed else "", course_epochs=packed.record["course_epochs_by_domain"] if packed else {},
+        name=phase.name,
+        objective=record["objective"],
+        key=phase.checkpoint.key,
+        digest=phase.checkpoint.digest,
+        num_tokens=record["num_tokens"],
+        num_steps=record["num_steps"],
+        packed_key=packed.key if packed else "",
+        packed_digest=packed.digest if packed else "",
+        course_epochs=packed.record["course_epochs_by_domain"] if packed else {},
         shards=tuple(used),
-    )  # fmt: skip
+    )
 
 
 def _sources(graph: ManifestGraph, data: list[Manifest], tallies: dict[str, _Tally]) -> tuple[SourceUse, ...]:
@@ -230,8 +270,12 @@ def _sources(graph: ManifestGraph, data: list[Manifest], tallies: dict[str, _Tal
         file = files.get(name) or files.get(name.partition(MEMBER)[0]) or {"sha256": "", "licence": ""}
         uses.append(
             SourceUse(
-                name=name, sha256=file["sha256"], licence=file["licence"], num_documents=tally.num_documents,
-                num_tokens=tally.num_tokens, first_offsets=tally.first_offsets,
+                name=name,
+                sha256=file["sha256"],
+                licence=file["licence"],
+                num_documents=tally.num_documents,
+                num_tokens=tally.num_tokens,
+                first_offsets=tally.first_offsets,
             )
-        )  # fmt: skip
+        )
     return tuple(uses)

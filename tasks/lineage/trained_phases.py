@@ -49,14 +49,17 @@ class ShardReads:
     shard: str
     sha256: str
     tokens_by_phase: Mapping[int, int]
-    """Place of the phase in the chain -> tokens read, with repetitions; 0 for prompts, where it trains on its own answers."""
+    """Place of the phase in the chain -> tokens read, with repetitions; 0 for prompts, where it trains on its own
+    answers."""
     documents_by_phase: Mapping[int, int]
     table: pa.Table
-    """One row per document that any of them read: id, source, offset, piece, shard, sequence, phases, tokens (of all phases)."""
+    """One row per document that any of them read: id, source, offset, piece, shard, sequence, phases, tokens (of all
+    phases)."""
 
 
 def trained_phases(graph: ManifestGraph, checkpoint: Manifest) -> tuple[list[TrainedPhase], Manifest]:
-    """The phases behind a checkpoint, first to last, and the manifest at the chain's root: the first phase, or imported weights."""
+    """The phases behind a checkpoint, first to last, and the manifest at the chain's root: the first phase, or imported
+    weights."""
     phases: list[TrainedPhase] = []
     manifest = checkpoint
     while manifest.step == TRAIN_STEP:
@@ -89,7 +92,9 @@ def shard_reads(graph: ManifestGraph, phases: list[TrainedPhase]) -> Iterator[Sh
         yield _joined(name, shards.content[f"shards/{name}.bin"].sha256, sidecar, tokens, phases)
     asked = [(place, phase.prompts) for place, phase in enumerate(phases) if phase.prompts is not None]
     for digest in dict.fromkeys(prompts.digest for _, prompts in asked):
-        yield _prompt_reads(graph, graph.by_digest[digest], [place for place, prompts in asked if prompts.digest == digest], phases)
+        yield _prompt_reads(
+            graph, graph.by_digest[digest], [place for place, prompts in asked if prompts.digest == digest], phases
+        )
 
 
 def packed_shards(graph: ManifestGraph, phase: TrainedPhase) -> list[str]:
@@ -119,7 +124,10 @@ def tokens_of_sequence(graph: ManifestGraph, phase: TrainedPhase, shard: str, se
     if shard not in names:
         return 0
     number = names.index(shard)
-    return sum(int(block[(block[:, 0] == number) & (block[:, 1] == sequence), 3].sum()) for block in _order_blocks(graph, phase))
+    return sum(
+        int(block[(block[:, 0] == number) & (block[:, 1] == sequence), 3].sum())
+        for block in _order_blocks(graph, phase)
+    )
 
 
 def _order_blocks(graph: ManifestGraph, phase: TrainedPhase) -> Iterator[np.ndarray]:
@@ -156,23 +164,38 @@ def _sidecar(graph: ManifestGraph, shards: Manifest, name: str) -> pa.Table:
 
 
 def _joined(
-    shard: str, sha256: str, places: pa.Table, tokens: Mapping[int, np.ndarray], phases: list[TrainedPhase], was_read: Mapping | None = None
+    shard: str,
+    sha256: str,
+    places: pa.Table,
+    tokens: Mapping[int, np.ndarray],
+    phases: list[TrainedPhase],
+    was_read: Mapping | None = None,
 ) -> ShardReads:
-    """Rows of `places` that any phase read; `tokens` are aligned with them. Read is what has tokens, unless `was_read` says so."""
+    """Rows of `places` that any phase read; `tokens` are aligned with them. Read is what has tokens, unless `was_read`
+    says so."""
     import numpy as np
     import pyarrow as pa
 
     read = {place: counts > 0 for place, counts in tokens.items()} if was_read is None else was_read
-    bits = sum((read[place].astype(np.int64) << number for number, place in enumerate(tokens)), np.zeros(len(places), dtype=np.int64))
-    names = [[phases[place].name for number, place in enumerate(tokens) if value >> number & 1] for value in range(1 << len(tokens))]
+    bits = sum(
+        (read[place].astype(np.int64) << number for number, place in enumerate(tokens)),
+        np.zeros(len(places), dtype=np.int64),
+    )
+    names = [
+        [phases[place].name for number, place in enumerate(tokens) if value >> number & 1]
+        for value in range(1 << len(tokens))
+    ]
     table = places.append_column("tokens", pa.array(sum(tokens.values())))
     table = table.append_column("phases", pa.array([names[value] for value in bits.tolist()], pa.list_(pa.string())))
     table = table.append_column("shard", pa.array([shard] * len(places), pa.string()))
     columns = ["id", "source", "offset", "piece", "shard", "sequence", "phases", "tokens"]
     return ShardReads(
-        shard, sha256, {place: int(counts.sum()) for place, counts in tokens.items()},
-        {place: int(read[place].sum()) for place in tokens}, table.select(columns).filter(pa.array(bits > 0)),
-    )  # fmt: skip
+        shard,
+        sha256,
+        {place: int(counts.sum()) for place, counts in tokens.items()},
+        {place: int(read[place].sum()) for place in tokens},
+        table.select(columns).filter(pa.array(bits > 0)),
+    )
 
 
 def _prompt_reads(graph: ManifestGraph, prompts: Manifest, places: list[int], phases: list[TrainedPhase]) -> ShardReads:
@@ -182,6 +205,10 @@ def _prompt_reads(graph: ManifestGraph, prompts: Manifest, places: list[int], ph
     ids = [document_id(PROMPT_SOURCE, number, 0) for number in range(problems_of(graph, prompts).record["num_prompts"])]
     zeros = np.zeros(len(ids), dtype=np.int64)
     numbers = pa.array(np.arange(len(ids)))
-    table = pa.table({"id": ids, "source": [PROMPT_SOURCE] * len(ids), "offset": numbers, "piece": zeros, "sequence": numbers})
+    table = pa.table(
+        {"id": ids, "source": [PROMPT_SOURCE] * len(ids), "offset": numbers, "piece": zeros, "sequence": numbers}
+    )
     read = {place: np.isin(ids, asked_prompt_ids(graph, phases[place].checkpoint, prompts)) for place in places}
-    return _joined(PROMPTS_FILE, prompts.content[PROMPTS_FILE].sha256, table, dict.fromkeys(places, zeros), phases, read)
+    return _joined(
+        PROMPTS_FILE, prompts.content[PROMPTS_FILE].sha256, table, dict.fromkeys(places, zeros), phases, read
+    )

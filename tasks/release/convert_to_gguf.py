@@ -35,7 +35,13 @@ def convert_to_gguf(*, checkpoint: Artifact[TrainedCheckpoint], recipe: ReleaseR
     for number, gguf_type in enumerate(recipe.gguf_types):
         file_name = file_names[gguf_type]
         output.report(Progress(number, len(file_names), "files", file_name))
-        write_gguf(checkpoint_dir, checkpoint_dir / "tokenizer.json", output.path(file_name), gguf_type=gguf_type, name=MODEL_NAME)
+        write_gguf(
+            checkpoint_dir,
+            checkpoint_dir / "tokenizer.json",
+            output.path(file_name),
+            gguf_type=gguf_type,
+            name=MODEL_NAME,
+        )
     return GgufFiles(
         checkpoint_digest=checkpoint.digest,
         file_names=file_names,

@@ -1,4 +1,5 @@
-"""Accept or refuse a release for the alias `champion`: both gates must have accepted it, and the served model must be the trained one."""
+"""Accept or refuse a release for the alias `champion`: both gates must have accepted it, and the served model must be
+the trained one."""
 
 from __future__ import annotations
 
@@ -31,12 +32,21 @@ def decide_promotion(
     *, comparison: Artifact[GateDecision], quantization: Artifact[GateDecision], smoke: SmokeReport, output: Output
 ) -> PromotionDecision:
     """A refusal is a result."""
-    refusals = (*comparison.record.refusals, *quantization.record.refusals, *(f"smoke test: {reason}" for reason in smoke.reasons))
+    refusals = (
+        *comparison.record.refusals,
+        *quantization.record.refusals,
+        *(f"smoke test: {reason}" for reason in smoke.reasons),
+    )
     accepted = comparison.record.accepted and quantization.record.accepted and smoke.passed
     assert accepted is not bool(refusals), (accepted, refusals)
     decision = PromotionDecision(
-        accepted=accepted, refusals=refusals, comparison_digest=comparison.digest, quantization_digest=quantization.digest,
+        accepted=accepted,
+        refusals=refusals,
+        comparison_digest=comparison.digest,
+        quantization_digest=quantization.digest,
         smoke_digest=smoke.digest,
-    )  # fmt: skip
-    output.path("decision.json").write_text(json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n")
+    )
+    output.path("decision.json").write_text(
+        json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+    )
     return decision

@@ -21,18 +21,31 @@ REFERENCE_TYPE = "F32"
 
 
 @step(content=("decision.json",))
-def decide_quantization(*, gguf_evaluation: Artifact[GgufEvaluation], recipe: ReleaseRecipe, output: Output) -> GateDecision:
+def decide_quantization(
+    *, gguf_evaluation: Artifact[GgufEvaluation], recipe: ReleaseRecipe, output: Output
+) -> GateDecision:
     """A refusal is a result. Raises ValueError where no F32 file was measured."""
     measured = gguf_evaluation.record.bits_per_byte
     if REFERENCE_TYPE not in measured:
-        raise ValueError(f"release.recipe.gguf_types is {list(measured)}: {REFERENCE_TYPE} must be among them, the others are held to it")
+        raise ValueError(
+            f"release.recipe.gguf_types is {list(measured)}: {REFERENCE_TYPE} must be among them, the others are held "
+            f"to it"
+        )
     verdict = Verdict()
     finite = {gguf_type: math.nan if bits is None else bits for gguf_type, bits in measured.items()}
     verdict.finite(f"bits per byte of {REFERENCE_TYPE}", finite[REFERENCE_TYPE])
     for gguf_type in measured:
         if gguf_type != REFERENCE_TYPE:
             loss = round(finite[gguf_type] - finite[REFERENCE_TYPE], 6)
-            verdict.ceiling(f"bits per byte that {gguf_type} loses against {REFERENCE_TYPE}", loss, recipe.max_quantization_bits_per_byte)
-    decision = GateDecision(accepted=verdict.is_held, bounds=tuple(verdict.bounds), candidate_digest=gguf_evaluation.digest)
-    output.path("decision.json").write_text(json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n")
+            verdict.ceiling(
+                f"bits per byte that {gguf_type} loses against {REFERENCE_TYPE}",
+                loss,
+                recipe.max_quantization_bits_per_byte,
+            )
+    decision = GateDecision(
+        accepted=verdict.is_held, bounds=tuple(verdict.bounds), candidate_digest=gguf_evaluation.digest
+    )
+    output.path("decision.json").write_text(
+        json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+    )
     return decision

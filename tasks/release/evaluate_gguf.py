@@ -71,17 +71,23 @@ def evaluate_gguf(
     scores: dict[str, list[float]] = {}
     for gguf_type, file_name in gguf.record.file_names.items():
         output.report(Progress(len(scores), len(gguf.record.file_names), "files", f"llama.cpp scores {file_name}"))
-        scores[gguf_type] = _score_file(gguf.path(file_name), texts, filler, vocab_size, resources, output.path(f"server-{gguf_type}.log"))
+        scores[gguf_type] = _score_file(
+            gguf.path(file_name), texts, filler, vocab_size, resources, output.path(f"server-{gguf_type}.log")
+        )
     num_bytes = sum(text.num_bytes for text in texts)
     rows = {
-        gguf_type: [{"item_id": text.item_id, "log_probability": _finite(value), "num_bytes": text.num_bytes}
-                    for text, value in zip(texts, values, strict=True)]
+        gguf_type: [
+            {"item_id": text.item_id, "log_probability": _finite(value), "num_bytes": text.num_bytes}
+            for text, value in zip(texts, values, strict=True)
+        ]
         for gguf_type, values in scores.items()
-    }  # fmt: skip
+    }
     output.path("gguf_scores.json").write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
     return GgufEvaluation(
         checkpoint_digest=checkpoint.digest,
-        bits_per_byte={gguf_type: _finite(-sum(values) / math.log(2) / num_bytes) for gguf_type, values in scores.items()},
+        bits_per_byte={
+            gguf_type: _finite(-sum(values) / math.log(2) / num_bytes) for gguf_type, values in scores.items()
+        },
         num_documents=len(texts),
         num_tokens=sum(len(text.token_ids) - 1 for text in texts),
         num_bytes=num_bytes,
@@ -102,16 +108,28 @@ def _choose_texts(tokenizer: Tokenizer, suite_path: Path, recipe: ReleaseRecipe)
     texts = []
     for document in documents[: recipe.num_quantization_documents]:
         token_ids = document_token_ids(tokenizer, document.text)[: recipe.max_quantization_document_tokens + 1]
-        texts.append(ScoredText(document.item_id, token_ids, sum(len(token_bytes(tokenizer, token_id)) for token_id in token_ids[1:])))
+        texts.append(
+            ScoredText(
+                document.item_id, token_ids, sum(len(token_bytes(tokenizer, token_id)) for token_id in token_ids[1:])
+            )
+        )
     return texts
 
 
 def _score_file(
-    gguf_path: Path, texts: Sequence[ScoredText], filler: int, vocab_size: int, resources: ServingResources, log_path: Path
+    gguf_path: Path,
+    texts: Sequence[ScoredText],
+    filler: int,
+    vocab_size: int,
+    resources: ServingResources,
+    log_path: Path,
 ) -> list[float]:
     from infra.serving.model_server import running_model_server
 
     context_length = max(len(text.token_ids) for text in texts) + CONTEXT_MARGIN
     private = resources.model_copy(update={"port": 0, "context_length": context_length})
-    with running_model_server(gguf_path, private, log_path) as server, ServedScorer(server.url, filler, vocab_size) as scorer:
+    with (
+        running_model_server(gguf_path, private, log_path) as server,
+        ServedScorer(server.url, filler, vocab_size) as scorer,
+    ):
         return [sum(scorer.score(text.token_ids)) for text in texts]

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Progress, Record, step
 from model.text.chat_template import encode, problem_prompt
-from tasks.evaluation.engine import document_token_ids, end_token_ids, load_engine, load_tokenizer, reproducible_arithmetic
+from tasks.evaluation.engine import (
+    document_token_ids,
+    end_token_ids,
+    load_engine,
+    load_tokenizer,
+    reproducible_arithmetic,
+)
 from tasks.evaluation.items import DOCUMENT
 from tasks.evaluation.suite import Question, read_suite
 from tasks.release.token_bytes import token_bytes
@@ -53,7 +59,8 @@ class ReferenceAnswer(Record):
     """With end-of-text before a text to be continued, or with the whole template."""
     token_ids: tuple[int, ...]
     pieces: tuple[str, ...]
-    """Bytes that a server writes for each generated token, in hex: a part of a character, or none for a special token."""
+    """Bytes that a server writes for each generated token, in hex: a part of a character, or none for a special
+    token."""
     margins: tuple[float, ...]
     num_clear: int
     """Leading tokens that must be reproduced."""
@@ -81,14 +88,20 @@ def generate_reference(
         for prompt, is_chat in (*asked, *((text, False) for text in beginnings)):
             if len(answers) >= len(asked) and num_clear >= MIN_COMPARED_TOKENS:
                 break
-            output.report(Progress(min(num_clear, MIN_COMPARED_TOKENS), MIN_COMPARED_TOKENS, "tokens", "continuing prompts"))
+            output.report(
+                Progress(min(num_clear, MIN_COMPARED_TOKENS), MIN_COMPARED_TOKENS, "tokens", "continuing prompts")
+            )
             answers.append(_answer(engine, tokenizer, prompt, is_chat, sampling, recipe.smoke_min_margin))
             num_clear += answers[-1].num_clear
-    output.path("reference.json").write_text(json.dumps([answer.model_dump(mode="json") for answer in answers], indent=1) + "\n")
+    output.path("reference.json").write_text(
+        json.dumps([answer.model_dump(mode="json") for answer in answers], indent=1) + "\n"
+    )
     return Reference(
-        checkpoint_digest=checkpoint.digest, num_prompts=len(answers), num_tokens=sum(len(answer.token_ids) for answer in answers),
+        checkpoint_digest=checkpoint.digest,
+        num_prompts=len(answers),
+        num_tokens=sum(len(answer.token_ids) for answer in answers),
         num_clear_tokens=num_clear,
-    )  # fmt: skip
+    )
 
 
 def _beginnings(tokenizer: Tokenizer, questions: list[Question], num_tokens: int) -> list[str]:
@@ -117,4 +130,8 @@ def _answer(
 
 
 def _prompt_ids(tokenizer: Tokenizer, prompt: str, is_chat: bool) -> list[int]:
-    return encode(tokenizer, problem_prompt(prompt, enable_thinking=False))[0] if is_chat else document_token_ids(tokenizer, prompt)
+    return (
+        encode(tokenizer, problem_prompt(prompt, enable_thinking=False))[0]
+        if is_chat
+        else document_token_ids(tokenizer, prompt)
+    )

@@ -23,7 +23,8 @@ class ServedScorer:
     """One kept connection to a server; use as a context manager."""
 
     def __init__(self, url: str, filler_token_id: int, vocab_size: int) -> None:
-        """filler_token_id: any token of one printable ASCII character; vocab_size: rows of the unembedding; see `_score_hidden`."""
+        """filler_token_id: any token of one printable ASCII character; vocab_size: rows of the unembedding; see
+        `_score_hidden`."""
         address = urlsplit(url)
         assert address.hostname and address.port, url
         self.connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
@@ -33,7 +34,9 @@ class ServedScorer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.connection.close()
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -47,18 +50,26 @@ class ServedScorer:
         return self._score_hidden(prefix, token_id)
 
     def _score_hidden(self, prefix: Sequence[int], token_id: int) -> float:
-        """A token that ends inside a UTF-8 character is left out of the server's report: force another one and look it up among all."""
+        """A token that ends inside a UTF-8 character is left out of the server's report: force another one and look it
+        up among all."""
         (entry,) = self._complete(prefix, self.filler_token_id, num_reported=self.vocab_size)
         return next(other["logprob"] for other in entry["top_logprobs"] if other["id"] == token_id)
 
     def _complete(self, prefix: Sequence[int], forced_token_id: int, num_reported: int) -> list[dict[str, Any]]:
         request = {
-            "prompt": list(prefix), "n_predict": 1, "temperature": 0, "n_probs": num_reported, "logit_bias": [[forced_token_id, FORCE]],
-            "cache_prompt": True, "samplers": [],
-        }  # fmt: skip
+            "prompt": list(prefix),
+            "n_predict": 1,
+            "temperature": 0,
+            "n_probs": num_reported,
+            "logit_bias": [[forced_token_id, FORCE]],
+            "cache_prompt": True,
+            "samplers": [],
+        }
         self.connection.request("POST", "/completion", json.dumps(request), {"content-type": "application/json"})
         answer = self.connection.getresponse()
         body = answer.read()
         if answer.status != 200:
-            raise RuntimeError(f"the model server answered {answer.status} to a scoring request: {body[:300].decode(errors='replace')}")
+            raise RuntimeError(
+                f"the model server answered {answer.status} to a scoring request: {body[:300].decode(errors='replace')}"
+            )
         return json.loads(body).get("completion_probabilities", [])

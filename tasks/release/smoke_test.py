@@ -47,7 +47,9 @@ def smoke_test(*, server_url: str, reference: Artifact[Reference]) -> SmokeRepor
     """Differences are reasons, not exceptions; a server that does not answer raises the client's error."""
     from openai import OpenAI
 
-    answers = [ReferenceAnswer.model_validate(entry) for entry in json.loads(reference.path("reference.json").read_text())]
+    answers = [
+        ReferenceAnswer.model_validate(entry) for entry in json.loads(reference.path("reference.json").read_text())
+    ]
     reasons: list[str] = []
     with urllib.request.urlopen(f"{server_url}/health", timeout=10) as health:
         if health.status != 200:
@@ -62,12 +64,18 @@ def smoke_test(*, server_url: str, reference: Artifact[Reference]) -> SmokeRepor
     num_compared = sum(answer.num_clear for answer in answers)
     if num_compared < MIN_COMPARED_TOKENS:
         reasons.append(
-            f"{num_compared} tokens of {len(answers)} prompts can be compared, {MIN_COMPARED_TOKENS} are needed: the continuations end, or "
-            "their margins fall below release.recipe.smoke_min_margin, too early; raise release.recipe.smoke_new_tokens, or "
+            f"{num_compared} tokens of {len(answers)} prompts can be compared, {MIN_COMPARED_TOKENS} are needed: the "
+            f"continuations end, or "
+            "their margins fall below release.recipe.smoke_min_margin, too early; raise "
+            "release.recipe.smoke_new_tokens, or "
             "evaluation.recipe.max_document_tokens for more prompts"
         )
     return SmokeReport(
-        passed=not reasons, reasons=tuple(reasons), model_names=names, num_prompts=len(answers), num_compared_tokens=num_compared
+        passed=not reasons,
+        reasons=tuple(reasons),
+        model_names=names,
+        num_prompts=len(answers),
+        num_compared_tokens=num_compared,
     )
 
 
@@ -75,13 +83,22 @@ def _check_split(server_url: str, answer: ReferenceAnswer) -> list[str]:
     """The server must render and split the prompt as we do."""
     text, ours = answer.prompt, answer.prompt_ids[1:]
     if answer.is_chat:
-        text, ours = _post(server_url, "apply-template", {"messages": _messages(answer), **WITHOUT_THINKING})["prompt"], answer.prompt_ids
-    token_ids = tuple(_post(server_url, "tokenize", {"content": text, "add_special": False, "parse_special": answer.is_chat})["tokens"])
+        text, ours = (
+            _post(server_url, "apply-template", {"messages": _messages(answer), **WITHOUT_THINKING})["prompt"],
+            answer.prompt_ids,
+        )
+    token_ids = tuple(
+        _post(server_url, "tokenize", {"content": text, "add_special": False, "parse_special": answer.is_chat})[
+            "tokens"
+        ]
+    )
     return [] if token_ids == ours else [f"{_asked(answer)}: the server splits it into {token_ids}, we into {ours}"]
 
 
 def _post(server_url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(f"{server_url}/{path}", json.dumps(body).encode(), {"content-type": "application/json"})
+    request = urllib.request.Request(
+        f"{server_url}/{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=10) as response:
         return json.load(response)
 
@@ -95,16 +112,23 @@ def _asked(answer: ReferenceAnswer) -> str:
 
 
 def _check_answer(client: OpenAI, model_name: str, answer: ReferenceAnswer) -> list[str]:
-    """Token ids, and of a text to be continued its bytes: of a conversation the server cuts and trims what it hands out."""
+    """Token ids, and of a text to be continued its bytes: of a conversation the server cuts and trims what it hands
+    out."""
     if answer.num_clear == 0:
         return []
     choice = _ask(client, model_name, answer)
-    served_ids = [entry["id"] if isinstance(entry, dict) else entry.id for entry in choice.logprobs.content] if choice.logprobs else []
+    served_ids = (
+        [entry["id"] if isinstance(entry, dict) else entry.id for entry in choice.logprobs.content]
+        if choice.logprobs
+        else []
+    )
     expected_ids, expected_bytes = _expected(answer)
     if served_ids[: len(expected_ids)] != expected_ids:
         pairs = zip_longest(served_ids, expected_ids)
         place, (theirs, ours) = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
-        return [f"{_asked(answer)}: the server generated token {theirs} at place {place} of {len(expected_ids)}, we {ours}"]
+        return [
+            f"{_asked(answer)}: the server generated token {theirs} at place {place} of {len(expected_ids)}, we {ours}"
+        ]
     reasons = []
     expected_text = expected_bytes.decode(errors="replace").rstrip("\ufffd")
     if not answer.is_chat and not choice.text.startswith(expected_text):
@@ -118,9 +142,14 @@ def _ask(client: OpenAI, model_name: str, answer: ReferenceAnswer) -> Any:
     """The served answer with the ids of its tokens, which are no part of OpenAI's types."""
     if answer.is_chat:
         chat = client.chat.completions.create(
-            model=model_name, messages=_messages(answer), max_tokens=len(answer.token_ids), temperature=0, logprobs=True, top_logprobs=1,
+            model=model_name,
+            messages=_messages(answer),
+            max_tokens=len(answer.token_ids),
+            temperature=0,
+            logprobs=True,
+            top_logprobs=1,
             extra_body=WITHOUT_THINKING,
-        )  # fmt: skip
+        )
         return chat.choices[0]
     completion = client.completions.create(
         model=model_name, prompt=list(answer.prompt_ids), max_tokens=len(answer.token_ids), temperature=0, logprobs=1

@@ -13,16 +13,31 @@ from tasks.report.report_inputs import DIGITS, ReportedPhases
 from tasks.report.report_page import Cell, Figure, Html
 
 ARCHITECTURE_KEYS = (
-    "num_hidden_layers", "first_k_dense_replace", "hidden_size", "intermediate_size", "moe_intermediate_size", "n_routed_experts",
-    "n_shared_experts", "num_experts_per_tok", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-    "num_nextn_predict_layers", "rope_theta",
-)  # fmt: skip
+    "num_hidden_layers",
+    "first_k_dense_replace",
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "num_nextn_predict_layers",
+    "rope_theta",
+)
 
 
 def model_card(data: PreparedData, phases: ReportedPhases, verdicts: Iterable[tuple[str, GateDecision]]) -> str:
     """What the released weights are, how they were trained, how good they are."""
     record = phases.last.checkpoint.record
-    asked = "answers in the GLM chat template" if record.is_chat_trained else "continues text; it was trained on no conversation"
+    asked = (
+        "answers in the GLM chat template"
+        if record.is_chat_trained
+        else "continues text; it was trained on no conversation"
+    )
     return _lines(
         f"# glm46 model, export {record.export_digest[:DIGITS]}",
         f"{record.num_parameters:,} parameters, architecture glm4_moe, last phase {record.phase}. It {asked}.",
@@ -35,14 +50,16 @@ def model_card(data: PreparedData, phases: ReportedPhases, verdicts: Iterable[tu
             ],
         ),
         f"{phases.num_tokens:,} tokens in all, from {data.shards.record.num_documents:,} documents "
-        f"({data.shards.record.num_tokens:,} tokens in shards) and {data.chats.record.training_chats:,} conversations; see data_card.md.",
+        f"({data.shards.record.num_tokens:,} tokens in shards) and {data.chats.record.training_chats:,} "
+        f"conversations; see data_card.md.",
         "## Evaluation",
         _table(("figure", *(phase.name for phase in phases)), figure_rows(phases)),
         f"In brackets the 95 % interval; suite {phases.last.evaluation.record.suite_digest[:DIGITS]}.",
         "## Gates",
         *(_gate(title, verdict) for title, verdict in verdicts),
         "## Limits",
-        "The figures above are all that was measured. No test of safety, bias or factual accuracy was made: do not use the model where "
+        "The figures above are all that was measured. No test of safety, bias or factual accuracy was made: do not "
+        "use the model where "
         "those matter without making them.",
         "## Architecture",
         _table(("key", "value"), architecture_rows(phases)),
@@ -50,11 +67,14 @@ def model_card(data: PreparedData, phases: ReportedPhases, verdicts: Iterable[tu
         _table(
             ("what", "digest"),
             [
-                ("checkpoint", phases.last.checkpoint.digest), ("export", record.export_digest), ("tokenizer", record.tokenizer_digest),
-                ("chat template", record.chat_template_digest), ("sources", data.ingested.manifest.identity["inputs"]["sources"]),
+                ("checkpoint", phases.last.checkpoint.digest),
+                ("export", record.export_digest),
+                ("tokenizer", record.tokenizer_digest),
+                ("chat template", record.chat_template_digest),
+                ("sources", data.ingested.manifest.identity["inputs"]["sources"]),
             ],
         ),
-    )  # fmt: skip
+    )
 
 
 def _gate(title: str, decision: GateDecision) -> str:
@@ -87,15 +107,21 @@ def data_card(data: PreparedData) -> str:
         ),
         "## Made, not found",
         f"{problems.num_training_problems:,} verified problems in documents, {problems.num_chats:,} as conversations, "
-        f"{problems.num_prompts:,} as prompts of reinforcement learning, {problems.num_evaluation_problems:,} that only evaluate.",
+        f"{problems.num_prompts:,} as prompts of reinforcement learning, {problems.num_evaluation_problems:,} that "
+        f"only evaluate.",
         "## Evaluation",
-        f"{suite.num_documents:,} held-out documents ({suite.num_document_bytes:,} bytes), {suite.num_problems:,} problems, "
+        f"{suite.num_documents:,} held-out documents ({suite.num_document_bytes:,} bytes), {suite.num_problems:,} "
+        f"problems, "
         f"{suite.num_chat_problems:,} of them as conversations, {suite.num_choice_items:,} multiple-choice questions. "
-        f"{decontaminated.num_protected_items:,} items are protected: a document that shares an n-gram with one is dropped.",
+        f"{decontaminated.num_protected_items:,} items are protected: a document that shares an n-gram with one is "
+        f"dropped.",
         "## Contracts",
         _table(
             ("contract", "rows", "expectations"),
-            [(found.contract, found.num_rows, found.num_expectations) for found in (artifact.record for artifact in data.contract_results)],
+            [
+                (found.contract, found.num_rows, found.num_expectations)
+                for found in (artifact.record for artifact in data.contract_results)
+            ],
         ),
     )
 

@@ -32,7 +32,10 @@ def dropped_examples(dropped_by: Artifact[Any], given: Iterable[Artifact[Any]]) 
         if len(chosen.setdefault(row["reason"], [])) < NUM_EXAMPLES:
             chosen[row["reason"]].append(row)
     texts = _texts({row["id"] for group in chosen.values() for row in group}, given)
-    return {reason: [Example(row["id"], row["kept_id"], texts[row["id"]]) for row in group] for reason, group in sorted(chosen.items())}
+    return {
+        reason: [Example(row["id"], row["kept_id"], texts[row["id"]]) for row in group]
+        for reason, group in sorted(chosen.items())
+    }
 
 
 def _texts(ids: set[str], given: Iterable[Artifact[Any]]) -> dict[str, str]:
@@ -42,7 +45,9 @@ def _texts(ids: set[str], given: Iterable[Artifact[Any]]) -> dict[str, str]:
     for artifact in given:
         for path in artifact.paths("documents/*.parquet"):
             if ids - set(found):
-                rows = pq.read_table(path, columns=["id", "text"], filters=[("id", "in", sorted(ids - set(found)))]).to_pylist()
+                rows = pq.read_table(
+                    path, columns=["id", "text"], filters=[("id", "in", sorted(ids - set(found)))]
+                ).to_pylist()
                 found |= {row["id"]: shortened(row["text"]) for row in rows}
     return found
 

@@ -22,11 +22,17 @@ def phase_chart(checkpoint: Artifact[Any]) -> bytes | None:
     if not metrics:
         return None
     if REWARD in metrics[0]:
-        drawn = curves("steps", "mean reward of sampled answers", [Line("per step", [(line["step"], line[REWARD]) for line in metrics])])
+        drawn = curves(
+            "steps",
+            "mean reward of sampled answers",
+            [Line("per step", [(line["step"], line[REWARD]) for line in metrics])],
+        )
     else:
         names = {"next token": ("lm", "accent"), "token after it (MTP)": ("mtp", "second")}
         points = {name: [(line["tokens"], line[key]) for line in metrics] for name, (key, _) in names.items()}
-        lines = [Line(name, points[name], colour) for name, (_, colour) in names.items() if any(y for _, y in points[name])]
+        lines = [
+            Line(name, points[name], colour) for name, (_, colour) in names.items() if any(y for _, y in points[name])
+        ]
         drawn = curves("tokens", "cross-entropy, nats per token", lines)
     opening, rest = drawn.split(">", 1)
     return f'{opening} xmlns="http://www.w3.org/2000/svg" width="{WIDTH}">{STYLE}{rest}'.encode()

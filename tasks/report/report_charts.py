@@ -53,17 +53,29 @@ def curves(x_label: str, y_label: str, lines: Sequence[Line], spans: Sequence[Sp
     for line, points in zip(lines, finite, strict=True):
         path = " ".join(f"{x},{y}" for x, y in (axis.place(*point) for point in points))
         parts.append(
-            f'<polyline fill="none" stroke="var(--{line.colour})" stroke-width="{line.width}" stroke-opacity="{line.opacity}" '
+            f'<polyline fill="none" stroke="var(--{line.colour})" stroke-width="{line.width}" '
+            f'stroke-opacity="{line.opacity}" '
             f'stroke-linejoin="round" points="{path}"><title>{escape(line.name)}</title></polyline>'
         )
     named = list({(line.name, line.colour): line for line in lines})
     legend = " ".join(f'<tspan fill="var(--{colour})">■ {escape(name)}</tspan>' for name, colour in named)
-    parts += [_x_ends(axis, x_label, CURVE_HEIGHT), _text(WIDTH / 2, CURVE_HEIGHT - 8, f"{legend} ({escape(y_label)})", "middle")]
+    parts += [
+        _x_ends(axis, x_label, CURVE_HEIGHT),
+        _text(WIDTH / 2, CURVE_HEIGHT - 8, f"{legend} ({escape(y_label)})", "middle"),
+    ]
     return _svg(CURVE_HEIGHT, y_label, parts)
 
 
-def strips(x_label: str, title: str, rows: Sequence[tuple[str, Sequence[Point]]], low: float, high: float, spans: Sequence[Span]) -> str:
-    """One strip per row, the darker the nearer its value is to `high`; many points share a cell, which shows their mean."""
+def strips(
+    x_label: str,
+    title: str,
+    rows: Sequence[tuple[str, Sequence[Point]]],
+    low: float,
+    high: float,
+    spans: Sequence[Span],
+) -> str:
+    """One strip per row, the darker the nearer its value is to `high`; many points share a cell, which shows their
+    mean."""
     start, stop = min(span.start for span in spans), max(span.stop for span in spans)
     height = TOP + ROW_HEIGHT * len(rows) + BOTTOM
     axis = _Axis(start, stop, 0.0, 1.0, height)
@@ -75,7 +87,8 @@ def strips(x_label: str, title: str, rows: Sequence[tuple[str, Sequence[Point]]]
             opacity = min(1.0, max(0.0, (mean - low) / (high - low)))
             left, right = axis.place(x0, 0)[0], axis.place(x1, 0)[0]
             parts.append(
-                f'<rect x="{left}" y="{top + 1}" width="{round(right - left + 0.3, 1)}" height="{ROW_HEIGHT - 2}" fill="var(--accent)" '
+                f'<rect x="{left}" y="{top + 1}" width="{round(right - left + 0.3, 1)}" height="{ROW_HEIGHT - 2}" '
+                f'fill="var(--accent)" '
                 f'fill-opacity="{opacity:.2f}"><title>{escape(name)}: {mean:.2f}</title></rect>'
             )
     parts += [_x_ends(axis, x_label, height), _text(WIDTH / 2, height - 8, escape(title), "middle")]
@@ -90,7 +103,11 @@ def intervals(title: str, rows: Sequence[tuple[str, float, tuple[float, float] |
     scale = (WIDTH - label_width - figure_width) / ((high - low) or 1.0)
 
     def place(value: float) -> float:
-        return round(label_width + (value - low) * scale, 1) if high > low else round((WIDTH + label_width - figure_width) / 2, 1)
+        return (
+            round(label_width + (value - low) * scale, 1)
+            if high > low
+            else round((WIDTH + label_width - figure_width) / 2, 1)
+        )
 
     parts = []
     for number, (name, value, interval) in enumerate(rows):
@@ -100,8 +117,14 @@ def intervals(title: str, rows: Sequence[tuple[str, float, tuple[float, float] |
         if interval is not None:
             figures += f"  [{interval[0]:.4f}, {interval[1]:.4f}]"
             x0, x1 = place(interval[0]), place(interval[1])
-            parts.append(f'<line x1="{x0}" x2="{x1}" y1="{y}" y2="{y}" stroke="var(--accent)" stroke-width="2" stroke-opacity="0.5"/>')
-        parts.append(f'<circle cx="{place(value)}" cy="{y}" r="4.5" fill="var(--accent)"><title>{escape(name)}: {figures}</title></circle>')
+            parts.append(
+                f'<line x1="{x0}" x2="{x1}" y1="{y}" y2="{y}" stroke="var(--accent)" stroke-width="2" '
+                f'stroke-opacity="0.5"/>'
+            )
+        parts.append(
+            f'<circle cx="{place(value)}" cy="{y}" r="4.5" fill="var(--accent)"><title>{escape(name)}: '
+            f"{figures}</title></circle>"
+        )
         parts.append(_text(WIDTH, y + 4, figures, "end"))
     parts.append(f'<text class="strong" x="0" y="13">{escape(title)}</text>')
     return _svg(len(rows) * ROW_HEIGHT + 24, title, parts)
@@ -115,7 +138,10 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
     for number, (name, length, figure) in enumerate(rows):
         y, width = number * ROW_HEIGHT, round(max(length * scale, 1.0), 1)
         parts.append(_text(label_width - 8, y + 15, escape(name), "end"))
-        parts.append(f'<rect x="{label_width}" y="{y + 4}" width="{width}" height="{ROW_HEIGHT - 8}" rx="2" fill="var(--accent)"/>')
+        parts.append(
+            f'<rect x="{label_width}" y="{y + 4}" width="{width}" height="{ROW_HEIGHT - 8}" rx="2" '
+            f'fill="var(--accent)"/>'
+        )
         parts.append(_text(label_width + width + 6, y + 15, escape(figure)))
     return _svg(len(rows) * ROW_HEIGHT + 4, title, parts)
 
@@ -169,7 +195,8 @@ def _x_ends(axis: _Axis, x_label: str, height: int) -> str:
 
 
 def _cells(points: Sequence[Point], start: float, stop: float) -> list[tuple[float, float, float]]:
-    """(from, to, mean) of each cell that holds a point; a point stands for what was trained up to it, since the one before."""
+    """(from, to, mean) of each cell that holds a point; a point stands for what was trained up to it, since the one
+    before."""
     cells: list[tuple[float, float, float]] = []
     width = (stop - start) / MAX_STRIP_CELLS
     before, values, begin = points[0][0] - width if len(points) > 1 else start, [], None

@@ -22,12 +22,20 @@ def data_section(data: PreparedData) -> str:
     """From the sources to what is trained on."""
     return "".join(
         (
-            heading("Documents"), bars("Documents behind each stage", _funnel_bars(data)),
-            table(("stage", "what", "number"), funnel_rows(data)), _clusters(data), _examples(data), quality_section(data),
-            heading("Bytes by domain"), _domains(data),
-            heading("Conversations and problems"), _chats(data), heading("Sources"), table(SOURCE_COLUMNS, source_rows(data)),
+            heading("Documents"),
+            bars("Documents behind each stage", _funnel_bars(data)),
+            table(("stage", "what", "number"), funnel_rows(data)),
+            _clusters(data),
+            _examples(data),
+            quality_section(data),
+            heading("Bytes by domain"),
+            _domains(data),
+            heading("Conversations and problems"),
+            _chats(data),
+            heading("Sources"),
+            table(SOURCE_COLUMNS, source_rows(data)),
         )
-    )  # fmt: skip
+    )
 
 
 def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
@@ -39,7 +47,12 @@ def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
         ("ingest", "records", ingested.num_documents),
         *_reasons("extract", "records dropped", data.extracted.record.dropped),
         ("extract", "documents", data.extracted.record.num_documents),
-        *(row for name, (step, _, _) in _dropping(data).items() if name != "decontaminate" for row in _stage(name, step)),
+        *(
+            row
+            for name, (step, _, _) in _dropping(data).items()
+            if name != "decontaminate"
+            for row in _stage(name, step)
+        ),
         ("synthesize", "documents added", data.problems.record.num_documents),
         *_reasons("decontaminate", "dropped", decontaminated.dropped),
         ("decontaminate", "documents", decontaminated.num_documents),
@@ -51,10 +64,16 @@ def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
 
 def _funnel_bars(data: PreparedData) -> list[tuple[str, float, str]]:
     """Documents behind each stage that drops some, and how many those are."""
-    counts = [("ingest, records", data.ingested.record.num_documents, {}), ("extract", data.extracted.record.num_documents, {})]
+    counts = [
+        ("ingest, records", data.ingested.record.num_documents, {}),
+        ("extract", data.extracted.record.num_documents, {}),
+    ]
     counts += [(name, step.record.num_documents, step.record.dropped) for name, (step, _, _) in _dropping(data).items()]
     lost = [sum(dropped.values()) for _, _, dropped in counts]
-    return [(name, number, f"{number:,}{f' (-{gone:,})' if gone else ''}") for (name, number, _), gone in zip(counts, lost, strict=True)]
+    return [
+        (name, number, f"{number:,}{f' (-{gone:,})' if gone else ''}")
+        for (name, number, _), gone in zip(counts, lost, strict=True)
+    ]
 
 
 def _dropping(data: PreparedData) -> dict[str, tuple[Artifact[Any], tuple[Artifact[Any], ...], str]]:
@@ -96,7 +115,11 @@ def _examples(data: PreparedData) -> str:
     ]
     rejected = _rejected(data.ingested)
     if rejected:
-        parts.append(folded(f"ingest · {sum(data.ingested.record.rejected.values()):,} records unreadable, for example", rejected))
+        parts.append(
+            folded(
+                f"ingest · {sum(data.ingested.record.rejected.values()):,} records unreadable, for example", rejected
+            )
+        )
     return heading("What was dropped, and why") + "".join(parts) if parts else ""
 
 
@@ -109,8 +132,12 @@ def _rejected(artifact: Any) -> str:
     """Places of records that no document could be made of."""
     import pyarrow.parquet as pq
 
-    rows = pq.read_table(artifact.path("rejected.parquet"), columns=["source", "offset", "reason", "detail"]).to_pylist()
-    by_reason = groupby(sorted(rows, key=lambda row: (row["reason"], row["source"], row["offset"])), key=lambda row: row["reason"])
+    rows = pq.read_table(
+        artifact.path("rejected.parquet"), columns=["source", "offset", "reason", "detail"]
+    ).to_pylist()
+    by_reason = groupby(
+        sorted(rows, key=lambda row: (row["reason"], row["source"], row["offset"])), key=lambda row: row["reason"]
+    )
     shown = [row for _, group in by_reason for row in islice(group, NUM_REJECTED_EXAMPLES)]
     cells = [(row["reason"], row["source"], row["offset"], shortened(row["detail"])) for row in shown]
     return table(("reason", "file", "offset", "detail"), cells)
@@ -121,11 +148,17 @@ def _domains(data: PreparedData) -> str:
     repositories = data.repositories.record
     trained = record.train_bytes_by_domain | {REPOSITORY: repositories.train_bytes}
     held_out = record.held_out_bytes_by_domain | {REPOSITORY: repositories.held_out_bytes}
-    rows = [(name, trained.get(name, 0), tokens.get(name, 0), held_out.get(name, 0)) for name in sorted({*trained, *held_out})]
+    rows = [
+        (name, trained.get(name, 0), tokens.get(name, 0), held_out.get(name, 0))
+        for name in sorted({*trained, *held_out})
+    ]
     sample = data.tokenizer.record
-    missing = "".join(f" Its share of {name} lacks {count:,} characters." for name, count in sample.missing_chars.items())
+    missing = "".join(
+        f" Its share of {name} lacks {count:,} characters." for name, count in sample.missing_chars.items()
+    )
     return table(("domain", "bytes to train on", "tokens in shards", "bytes held out"), rows) + paragraph(
-        f"Tokens of a byte-level BPE of {sample.num_ordinary_tokens:,} ordinary tokens, learned from {sample.num_sample_chars:,} "
+        f"Tokens of a byte-level BPE of {sample.num_ordinary_tokens:,} ordinary tokens, learned from "
+        f"{sample.num_sample_chars:,} "
         f"characters of {sample.num_sample_documents:,} documents.{missing} "
         "A repository holds files of the domain code again, one after the other.",
         "soft",
@@ -145,7 +178,11 @@ def _chats(data: PreparedData) -> str:
         *((f"records that are no conversation: {reason}", count) for reason, count in sorted(chats.rejected.items())),
         *_verified("seed problems", "solutions that do not verify", data.solutions),
         *_verified("seed problems with a worked solution", "no variation", data.variations),
-        *([] if data.traces is None else _verified("problems that a teacher was asked", "answers that are not kept", data.traces)),
+        *(
+            []
+            if data.traces is None
+            else _verified("problems that a teacher was asked", "answers that are not kept", data.traces)
+        ),
         ("conversations to train on", chats.training_chats),
         ("conversations held out", chats.validation_chats),
         ("their tokens", shards.num_tokens),
@@ -172,7 +209,9 @@ def source_rows(data: PreparedData) -> list[tuple[Cell, ...]]:
 
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in pq.read_table(data.ingested.path("sources.parquet")).to_pylist():
-        groups.setdefault((row["collection"], row["role"], row["domain"], row["licence"] or "not stated"), []).append(row)
+        groups.setdefault((row["collection"], row["role"], row["domain"], row["licence"] or "not stated"), []).append(
+            row
+        )
     return [
         (*names, len(rows), sum(row["size"] for row in rows), code(digest_of([row["sha256"] for row in rows])[:DIGITS]))
         for names, rows in sorted(groups.items())

@@ -32,15 +32,21 @@ def evaluation_section(phases: ReportedPhases) -> str:
     """Charts of the three leading figures, then all of them."""
     charts = []
     for name, title in DRAWN.items():
-        values = [(phase.name, getattr(phase.evaluation.record, name), phase.evaluation.record.intervals.get(name)) for phase in phases]
+        values = [
+            (phase.name, getattr(phase.evaluation.record, name), phase.evaluation.record.intervals.get(name))
+            for phase in phases
+        ]
         measured = [row for row in values if row[1] is not None]
         if measured:
             charts.append(intervals(title, measured))
     record = phases.last.evaluation.record
     told = (
-        f"In brackets the 95 % interval. Suite {record.suite_digest[:DIGITS]}, {record.num_items:,} items, the same for every phase: "
-        "held-out documents, generated problems whose operands no training text holds together, and questions with given answers. "
-        f"Sampled answers: pass@1 is their mean, pass@{record.pass_k} the unbiased estimate that one of {record.pass_k} is right."
+        f"In brackets the 95 % interval. Suite {record.suite_digest[:DIGITS]}, {record.num_items:,} items, the same "
+        f"for every phase: "
+        "held-out documents, generated problems whose operands no training text holds together, and questions with "
+        "given answers. "
+        f"Sampled answers: pass@1 is their mean, pass@{record.pass_k} the unbiased estimate that one of "
+        f"{record.pass_k} is right."
     )
     rows = [(title, *(with_note(*_split(text)) for text in texts)) for title, *texts in figure_rows(phases)]
     return "".join(charts) + table(("figure", *(phase.name for phase in phases)), rows) + paragraph(told, "soft")
@@ -67,7 +73,10 @@ def figure_rows(phases: ReportedPhases) -> list[tuple[str, ...]]:
     }
     rows = [(title, *(figure(record, name) for record in records)) for name, title in names.items()]
     domains = sorted({domain for record in records for domain in record.bits_per_byte_by_domain})
-    rows[1:1] = [(f"bits per byte, {name}", *(_number(record.bits_per_byte_by_domain.get(name)) for record in records)) for name in domains]
+    rows[1:1] = [
+        (f"bits per byte, {name}", *(_number(record.bits_per_byte_by_domain.get(name)) for record in records))
+        for name in domains
+    ]
     return [*rows, *_benchmark_rows(phases), ("items not finite", *(str(record.num_non_finite) for record in records))]
 
 
@@ -100,29 +109,44 @@ def named_verdicts(
 ) -> list[tuple[str, GateDecision]]:
     """Every gate that the run came to, in order."""
     named = [(f"Gate of {phase.name}", phase.decision) for phase in phases]
-    named += [(title, decision) for title, decision in ((QUANTIZED, release), (CHAMPION, champion)) if decision is not None]
+    named += [
+        (title, decision) for title, decision in ((QUANTIZED, release), (CHAMPION, champion)) if decision is not None
+    ]
     return [(title, decision.record) for title, decision in named]
 
 
 def ending(phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]], is_released: bool) -> str:
-    """What a reader must know first: why the run was refused and what it therefore did not come to. Nothing for an accepted release."""
+    """What a reader must know first: why the run was refused and what it therefore did not come to. Nothing for an
+    accepted release."""
     refused = [(title, verdict) for title, verdict in verdicts if not verdict.accepted]
     missing = [*phases.not_reached, *(() if is_released else ("the release",))]
     if not refused:
-        return "" if is_released else paragraph(f"The run left after {phases.last.name}, before the release: nothing was promoted.", "soft")
-    words = [paragraph(f"{title}: refused", "bad") + "".join(map(paragraph, verdict.refusals)) for title, verdict in refused]
+        return (
+            ""
+            if is_released
+            else paragraph(f"The run left after {phases.last.name}, before the release: nothing was promoted.", "soft")
+        )
+    words = [
+        paragraph(f"{title}: refused", "bad") + "".join(map(paragraph, verdict.refusals)) for title, verdict in refused
+    ]
     told = "Nothing was promoted." + (f" Not reached: {', '.join(missing)}." if missing else "")
     return boxed("".join(words) + paragraph(told, "soft"), "bad")
 
 
-def verdict_section(phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]], champion: Artifact[GateDecision] | None) -> str:
+def verdict_section(
+    phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]], champion: Artifact[GateDecision] | None
+) -> str:
     """Every gate with every bound; those that the run did not come to have none."""
     rows: list[tuple[Cell, ...]] = [
         (title, Html(f'<b class="{"good" if verdict.accepted else "bad"}">{_word(verdict)}</b>'), _bounds(verdict))
         for title, verdict in verdicts
     ]
     judged = {title for title, _ in verdicts}
-    later = [title for title in (*(f"Gate of {name}" for name in phases.not_reached), QUANTIZED, CHAMPION) if title not in judged]
+    later = [
+        title
+        for title in (*(f"Gate of {name}" for name in phases.not_reached), QUANTIZED, CHAMPION)
+        if title not in judged
+    ]
     rows += [(title, Html('<span class="soft">not reached</span>'), "") for title in later]
     details = "".join(_verdict(title, verdict) for title, verdict in verdicts)
     return table(("gate", "verdict", "bounds"), rows) + _rival(champion) + details
@@ -138,7 +162,8 @@ def _rival(champion: Artifact[GateDecision] | None) -> str:
     is_moved = record.accepted and record.anchored
     moved = f" With its promotion the candidate is the anchor of {', '.join(record.anchored)}." if is_moved else ""
     return paragraph(
-        f"The champion's evaluation on the same items: {record.champion_digest[:DIGITS]}. Those of the anchors, the best versions so far, "
+        f"The champion's evaluation on the same items: {record.champion_digest[:DIGITS]}. Those of the anchors, the "
+        f"best versions so far, "
         f"from which margins do not add up: {anchors}.{moved}",
         "soft",
     )
@@ -175,7 +200,8 @@ def gguf_section(record: GgufEvaluation) -> str:
         (gguf_type, "not finite" if bits is None else f"{bits:.4f}") for gguf_type, bits in record.bits_per_byte.items()
     ]
     return table(("type", "bits per byte"), rows) + paragraph(
-        f"Measured by llama.cpp itself on the leading tokens of {record.num_documents} held-out documents ({record.num_tokens:,} tokens, "
+        f"Measured by llama.cpp itself on the leading tokens of {record.num_documents} held-out documents "
+        f"({record.num_tokens:,} tokens, "
         f"{record.num_bytes:,} bytes): every token is scored given those before it.",
         "soft",
     )

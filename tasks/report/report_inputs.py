@@ -33,12 +33,17 @@ class ReportedPhase:
 
     @property
     def stages(self) -> list[Artifact[Any]]:
-        return [artifact for artifact in (self.packed, self.checkpoint, self.evaluation, self.decision) if artifact is not None]
+        return [
+            artifact
+            for artifact in (self.packed, self.checkpoint, self.evaluation, self.decision)
+            if artifact is not None
+        ]
 
 
 @dataclass(frozen=True)
 class ReportedPhases:
-    """The phases that a run came to, in order; the last one's checkpoint is what is released, or what a gate refused."""
+    """The phases that a run came to, in order; the last one's checkpoint is what is released, or what a gate
+    refused."""
 
     phases: tuple[ReportedPhase, ...]
     not_reached: tuple[str, ...] = ()
@@ -59,5 +64,7 @@ class ReportedPhases:
     @property
     def digest(self) -> str:
         """sha256 over the names and the members' digests."""
-        members = [[phase.name, phase.quoted_loss, *(artifact.digest for artifact in phase.stages)] for phase in self.phases]
+        members = [
+            [phase.name, phase.quoted_loss, *(artifact.digest for artifact in phase.stages)] for phase in self.phases
+        ]
         return digest_of([members, list(self.not_reached)])

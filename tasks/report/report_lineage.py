@@ -17,20 +17,36 @@ from tasks.report.report_page import Cell, code, folded, heading, paragraph, tab
 def lineage_section(data: PreparedData, phases: ReportedPhases) -> str:
     """From the released weights back to the sources, every hand-over with its digest."""
     chain = [
-        _step("token shards", data.shards, f"{data.shards.record.num_tokens:,} tokens of {data.shards.record.num_documents:,} documents"),
+        _step(
+            "token shards",
+            data.shards,
+            f"{data.shards.record.num_tokens:,} tokens of {data.shards.record.num_documents:,} documents",
+        ),
         _step("conversation shards", data.chat_shards, f"{data.chat_shards.record.num_tokens:,} tokens"),
         _step("tokenizer", data.tokenizer, f"{data.tokenizer.record.num_tokens:,} tokens"),
         _step("conversations", data.chats, f"{data.chats.record.num_chats:,}"),
         *(
             _step(name, artifact, f"{artifact.record.num_documents:,} documents")
             for name, artifact in (
-                ("decontaminated", data.decontaminated), ("problems", data.problems), ("masked", data.masked), ("filtered", data.filtered),
-                ("split", data.split), ("distinct", data.distinct), ("deduplicated", data.deduplicated), ("scored", data.scored),
-                ("boilerplate free", data.boilerplate_free), ("extracted", data.extracted), ("ingested", data.ingested),
+                ("decontaminated", data.decontaminated),
+                ("problems", data.problems),
+                ("masked", data.masked),
+                ("filtered", data.filtered),
+                ("split", data.split),
+                ("distinct", data.distinct),
+                ("deduplicated", data.deduplicated),
+                ("scored", data.scored),
+                ("boilerplate free", data.boilerplate_free),
+                ("extracted", data.extracted),
+                ("ingested", data.ingested),
             )
         ),
-        _entry("sources", data.ingested.manifest.identity["inputs"]["sources"], f"{data.ingested.record.num_sources:,} files"),
-    ]  # fmt: skip
+        _entry(
+            "sources",
+            data.ingested.manifest.identity["inputs"]["sources"],
+            f"{data.ingested.record.num_sources:,} files",
+        ),
+    ]
     told = "The newest first; each was made from what stands below it. `glm46 lineage` goes down to single documents."
     return paragraph(told, "soft") + _tree([*_phase_entries(phases), *chain])
 
@@ -43,8 +59,12 @@ def _phase_entries(phases: ReportedPhases) -> list[str]:
         detail = f"{record.num_tokens:,} tokens, export {record.export_digest[:DIGITS]}"
         entry = _step(f"checkpoint of {phase.name}", phase.checkpoint, detail)
         if phase.packed is not None:
-            shares = ", ".join(f"{name} {tokens:,}" for name, tokens in sorted(phase.packed.record.tokens_by_domain.items()))
-            entry += _tree([_step("packed rows", phase.packed, f"{phase.packed.record.num_rows:,} rows, tokens of {shares}")])
+            shares = ", ".join(
+                f"{name} {tokens:,}" for name, tokens in sorted(phase.packed.record.tokens_by_domain.items())
+            )
+            entry += _tree(
+                [_step("packed rows", phase.packed, f"{phase.packed.record.num_rows:,} rows, tokens of {shares}")]
+            )
         entries.append(entry)
     start = phases.phases[0].checkpoint.manifest.identity["inputs"].get("start")
     return [*entries, *([] if start is None else [_entry("weights that the run was entered with", start, "")])]
@@ -65,11 +85,23 @@ def _tree(entries: Iterable[str]) -> str:
 def contract_section(data: PreparedData) -> str:
     """A broken contract stops a run: those that are here were met."""
     rows: list[tuple[Cell, ...]] = [
-        (artifact.record.contract, artifact.record.num_rows, artifact.record.num_expectations, "met", code(artifact.digest[:DIGITS]))
+        (
+            artifact.record.contract,
+            artifact.record.num_rows,
+            artifact.record.num_expectations,
+            "met",
+            code(artifact.digest[:DIGITS]),
+        )
         for artifact in data.contract_results
     ]
     findings = [
-        (artifact.record.contract, found["table"], found["expectation"], found["arguments"].get("column", ""), str(found["observed"]))
+        (
+            artifact.record.contract,
+            found["table"],
+            found["expectation"],
+            found["arguments"].get("column", ""),
+            str(found["observed"]),
+        )
         for artifact in data.contract_results
         for found in json.loads(artifact.path("findings.json").read_text())
     ]
@@ -89,7 +121,9 @@ def time_section(stages: Sequence[tuple[str, Artifact[Any]]]) -> str:
     return bars("seconds per stage", rows) + paragraph(told, "soft")
 
 
-def named_stages(data: PreparedData, phases: ReportedPhases, others: Iterable[Artifact[Any]]) -> list[tuple[str, Artifact[Any]]]:
+def named_stages(
+    data: PreparedData, phases: ReportedPhases, others: Iterable[Artifact[Any]]
+) -> list[tuple[str, Artifact[Any]]]:
     """Every artifact of the run, by step and phase, in the order in which it was made."""
     stages = [(artifact.manifest.step, artifact) for artifact in data.stages]
     stages += [(f"{artifact.manifest.step} {phase.name}", artifact) for phase in phases for artifact in phase.stages]
@@ -102,7 +136,9 @@ def key_section(stages: Sequence[tuple[str, Artifact[Any]]]) -> str:
         (name, code(manifest.digest[:DIGITS]), code(manifest.key[:DIGITS]), manifest.adopted_from)
         for name, manifest in ((name, artifact.manifest) for name, artifact in stages)
     ]
-    versions = {name: version for _, artifact in stages for name, version in artifact.manifest.identity["distributions"].items()}
+    versions = {
+        name: version for _, artifact in stages for name, version in artifact.manifest.identity["distributions"].items()
+    }
     written = ", ".join(f"{name} {versions[name]}" for name in sorted(versions))
     return (
         heading("Keys")

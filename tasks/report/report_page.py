@@ -55,7 +55,7 @@ svg text.strong { fill: var(--ink); }
   h2, h3 { break-after: avoid; } tr, svg, blockquote { break-inside: avoid; }
   details::details-content { content-visibility: visible; block-size: auto; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,16 @@ Cell = str | int | float | Html | Figure
 def page(title: str, subtitle: str, ending: str, facts: Iterable[tuple[str, str]], sections: Iterable[Section]) -> str:
     """The whole file. Titles and facts are texts; `ending`, HTML or nothing, stands before everything else."""
     shown = [section for section in sections if section.body]
-    tiles = "".join(f'<div class="fact"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in facts)
+    tiles = "".join(
+        f'<div class="fact"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in facts
+    )
     links = "".join(f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in shown)
-    parts = "\n".join(f'<section id="{part.anchor}"><h2>{escape(part.title)}</h2>{part.body}</section>' for part in shown)
+    parts = "\n".join(
+        f'<section id="{part.anchor}"><h2>{escape(part.title)}</h2>{part.body}</section>' for part in shown
+    )
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main><h1>{escape(title)}</h1>"
         f'<p class="soft">{escape(subtitle)}</p>{ending}'
         f'<div class="facts">{tiles}</div><nav>{links}</nav>\n{parts}\n</main></body></html>\n'
@@ -151,7 +156,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     # Names of phases may break at their underscores: seven of them share a page's width.
     names = [escape(name).replace("_", "_<wbr>") for name in columns]
     head = "".join(f"<th{_number(is_number)}>{name}</th>" for name, is_number in zip(names, numeric, strict=True))
-    body = "".join("<tr>" + "".join(f"<td{_number(is_number)}>{text}</td>" for text, is_number in line) + "</tr>" for line in lines)
+    body = "".join(
+        "<tr>" + "".join(f"<td{_number(is_number)}>{text}</td>" for text, is_number in line) + "</tr>" for line in lines
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

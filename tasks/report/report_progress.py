@@ -1,4 +1,5 @@
-"""The report about what was measured during training: held-out text by domain, experts, spikes, contents of the rows."""
+"""The report about what was measured during training: held-out text by domain, experts, spikes, contents of the
+rows."""
 
 from __future__ import annotations
 
@@ -21,12 +22,23 @@ def validation_curves(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], sp
         for line in metrics:
             for key, value in line.items():
                 if key.startswith(f"{VALIDATION}_"):
-                    points.setdefault(key.removeprefix(f"{VALIDATION}_"), []).append((span.start + line["tokens"], value))
+                    points.setdefault(key.removeprefix(f"{VALIDATION}_"), []).append(
+                        (span.start + line["tokens"], value)
+                    )
     if not points:
         return ""
-    lines = [Line(name, found, COLOURS[number % len(COLOURS)]) for number, (name, found) in enumerate(sorted(points.items()))]
-    told = "Measured by the trainer on shards of held-out documents, in rows of the phase's length; gates read the evaluation."
-    return heading("Held-out text while training") + curves("tokens", "bits per byte by domain", lines, spans) + paragraph(told, "soft")
+    lines = [
+        Line(name, found, COLOURS[number % len(COLOURS)]) for number, (name, found) in enumerate(sorted(points.items()))
+    ]
+    told = (
+        "Measured by the trainer on shards of held-out documents, in rows of the phase's length; gates read the "
+        "evaluation."
+    )
+    return (
+        heading("Held-out text while training")
+        + curves("tokens", "bits per byte by domain", lines, spans)
+        + paragraph(told, "soft")
+    )
 
 
 def experts_table(phases: ReportedPhases) -> str:
@@ -37,7 +49,10 @@ def experts_table(phases: ReportedPhases) -> str:
         for phase in phases
         for number, (load, cv, dead) in enumerate(_layers(phase.evaluation.record), 1)
     ]
-    told = "Routed tokens of validation text; the gate holds the worst layer to its two bounds (S0: within 5 % at full scale)."
+    told = (
+        "Routed tokens of validation text; the gate holds the worst layer to its two bounds (S0: within 5 % at "
+        "full scale)."
+    )
     return heading("Experts on validation text") + table(columns, rows) + paragraph(told, "soft") if rows else ""
 
 
@@ -47,10 +62,16 @@ def _layers(record: Any) -> list[tuple[float, float, int]]:
 
 def spikes_section(trained: Sequence[tuple[ReportedPhase, Span, Metrics]]) -> str:
     """Phases that went back before a spike; nothing where none did."""
-    rows = [(phase.name, phase.checkpoint.record.num_rollbacks, skipped_steps(metrics)) for phase, _, metrics in trained]
+    rows = [
+        (phase.name, phase.checkpoint.record.num_rollbacks, skipped_steps(metrics)) for phase, _, metrics in trained
+    ]
     rows = [row for row in rows if row[1]]
     told = "A step that spiked was not taken: training went back to its last good checkpoint and left the rows out."
-    return heading("Spikes") + table(("phase", "rollbacks", "steps left out"), rows) + paragraph(told, "soft") if rows else ""
+    return (
+        heading("Spikes") + table(("phase", "rollbacks", "steps left out"), rows) + paragraph(told, "soft")
+        if rows
+        else ""
+    )
 
 
 def skipped_steps(metrics: Metrics) -> int:
@@ -62,19 +83,32 @@ def packed_table(phases: ReportedPhases) -> str:
     """What each phase's rows were filled with."""
     rows = [
         (
-            phase.name, record.packing, record.sequence_length, record.num_rows, Figure(f"{record.fill_share:.1%}"),
+            phase.name,
+            record.packing,
+            record.sequence_length,
+            record.num_rows,
+            Figure(f"{record.fill_share:.1%}"),
             _by_domain(record.tokens_by_domain, record.epochs_by_domain),
             _by_domain(record.course_tokens_by_domain, record.course_epochs_by_domain),
-            ", ".join(record.absent_domains) or "none", record.num_rearranged,
+            ", ".join(record.absent_domains) or "none",
+            record.num_rearranged,
         )
         for phase, record in ((phase, phase.packed.record) for phase in phases if phase.packed is not None)
-    ]  # fmt: skip
+    ]
     columns = (
-        "phase", "packing", "row", "rows", "filled", "tokens by domain (passes)", "of the course so far (passes)",
-        "asked for, without text", "pieces with FIM",
-    )  # fmt: skip
+        "phase",
+        "packing",
+        "row",
+        "rows",
+        "filled",
+        "tokens by domain (passes)",
+        "of the course so far (passes)",
+        "asked for, without text",
+        "pieces with FIM",
+    )
     told = (
-        "A domain without text leaves its share to the others. A phase goes on in a domain's documents where the phases before it on its "
+        "A domain without text leaves its share to the others. A phase goes on in a domain's documents where the "
+        "phases before it on its "
         "course stopped. FIM: rearranged to prefix, suffix, middle."
     )
     return heading("Packed rows") + table(columns, rows) + paragraph(told, "soft") if rows else ""

@@ -1,4 +1,5 @@
-"""The report about the quality of the data: scores, classifiers, buckets, personal data, and how well the tokenizer fits."""
+"""The report about the quality of the data: scores, classifiers, buckets, personal data, and how well the tokenizer
+fits."""
 
 from __future__ import annotations
 
@@ -14,33 +15,65 @@ TOKENIZER_FILE = "tokenizer_report.parquet"
 
 def quality_section(data: PreparedData) -> str:
     """What is known about the documents besides their number."""
-    return "".join((heading("Scores"), _scores(data), heading("Languages"), _languages(data), heading("Tokenizer"), _tokenizer(data)))
+    return "".join(
+        (
+            heading("Scores"),
+            _scores(data),
+            heading("Languages"),
+            _languages(data),
+            heading("Tokenizer"),
+            _tokenizer(data),
+        )
+    )
 
 
 def _scores(data: PreparedData) -> str:
-    scored, filtered, classifiers, masked = data.scored.record, data.filtered.record, data.classifiers.record, data.masked.record
+    scored, filtered, classifiers, masked = (
+        data.scored.record,
+        data.filtered.record,
+        data.classifiers.record,
+        data.masked.record,
+    )
     names = sorted({*scored.quantiles, *scored.unscored})
     shares = sorted({share for quantiles in scored.quantiles.values() for share in quantiles}, key=float)
     rows: list[tuple[Cell, ...]] = [
-        (name, *(f"{scored.quantiles[name][share]:.4g}" if share in scored.quantiles.get(name, {}) else "" for share in shares),
-         scored.unscored.get(name, 0))
+        (
+            name,
+            *(
+                f"{scored.quantiles[name][share]:.4g}" if share in scored.quantiles.get(name, {}) else ""
+                for share in shares
+            ),
+            scored.unscored.get(name, 0),
+        )
         for name in names
-    ]  # fmt: skip
+    ]
     parts = [table(("score", *(f"{float(share):.0%} lie below" for share in shares), "documents without it"), rows)]
-    told = [f"{kind}: area under the curve {classifiers.auc[kind]:.3f} on held-out labels, {classifiers.num_records[kind]:,} records"
-            for kind in classifiers.kinds]  # fmt: skip
+    told = [
+        f"{kind}: area under the curve {classifiers.auc[kind]:.3f} on held-out labels, "
+        f"{classifiers.num_records[kind]:,} records"
+        for kind in classifiers.kinds
+    ]
     told += [f"no classifier for {kind}: {reason}" for kind, reason in sorted(classifiers.unused.items())]
-    parts.append(paragraph("; ".join(told) or "The sources hold no labelled records, so no classifier was trained.", "soft"))
+    parts.append(
+        paragraph("; ".join(told) or "The sources hold no labelled records, so no classifier was trained.", "soft")
+    )
     if classifiers.flagged_sentences:
-        flagged = [(group.replace("_", " "), f"{share:.0%}") for group, share in sorted(classifiers.flagged_sentences.items())]
+        flagged = [
+            (group.replace("_", " "), f"{share:.0%}") for group, share in sorted(classifiers.flagged_sentences.items())
+        ]
         parts += [heading("Sentences of the toxicity contract that are flagged"), table(("group", "flagged"), flagged)]
     if filtered.bucket_floors:
         counts = [(_bucket(bucket), count) for bucket, count in sorted(filtered.documents_by_bucket.items())]
         parts += [heading("Quality buckets"), table(("bucket, from the lowest", "documents kept"), counts)]
     told_in_chats = data.chats.record.masked
-    places = [(kind, count, told_in_chats[kind]) for kind, count in masked.masked.items() if count or told_in_chats[kind]]
+    places = [
+        (kind, count, told_in_chats[kind]) for kind, count in masked.masked.items() if count or told_in_chats[kind]
+    ]
     if masked.masked:
-        parts += [heading("Personal data that was replaced"), table(("kind", "places in documents", "in conversations"), places)]
+        parts += [
+            heading("Personal data that was replaced"),
+            table(("kind", "places in documents", "in conversations"), places),
+        ]
     return "".join(parts)
 
 
@@ -59,7 +92,8 @@ def _languages(data: PreparedData) -> str:
     shown = [*rows[:NUM_LANGUAGES], *([(f"{len(rows) - NUM_LANGUAGES} others", rest)] if rest else [])]
     unjudged = sum(count for name, count in found.items() if name not in models.languages)
     told = (
-        f"Perplexity is ranked among held-out reference text in {', '.join(models.languages)}; {unjudged:,} documents of other languages "
+        f"Perplexity is ranked among held-out reference text in {', '.join(models.languages)}; {unjudged:,} documents "
+        f"of other languages "
         "have none, and pass its bound."
         if models.languages
         else "Perplexity is not measured: no language has enough reference text."
@@ -79,11 +113,26 @@ def _tokenizer(data: PreparedData) -> str:
     for name in sorted({row["tokenizer"] for row in single}):
         kept += [row for row in single if row["tokenizer"] == name and row["language"] != ALL][:NUM_LANGUAGES]
     cells = [
-        (row["tokenizer"], _all(row["domain"]), _all(row["language"]), row["num_bytes"], f"{row['tokens_per_word']:.3f}",
-         f"{row['bytes_per_token']:.3f}", f"{row['vocabulary_share']:.1%}")
+        (
+            row["tokenizer"],
+            _all(row["domain"]),
+            _all(row["language"]),
+            row["num_bytes"],
+            f"{row['tokens_per_word']:.3f}",
+            f"{row['bytes_per_token']:.3f}",
+            f"{row['vocabulary_share']:.1%}",
+        )
         for row in kept
-    ]  # fmt: skip
-    names = ("tokenizer", "domain", "language", "bytes measured", "tokens per word", "bytes per token", "vocabulary used")
+    ]
+    names = (
+        "tokenizer",
+        "domain",
+        "language",
+        "bytes measured",
+        "tokens per word",
+        "bytes per token",
+        "vocabulary used",
+    )
     return table(names, cells)
 
 

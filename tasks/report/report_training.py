@@ -1,4 +1,5 @@
-"""The report about training: loss, expert load and reward over the tokens of all phases, and what the policy answered."""
+"""The report about training: loss, expert load and reward over the tokens of all phases, and what the policy
+answered."""
 
 from __future__ import annotations
 
@@ -24,15 +25,23 @@ Metrics = list[dict[str, float]]
 
 def training_section(phases: ReportedPhases) -> str:
     """Nothing where every phase's weights came from outside."""
-    logged = [(phase, span, read_metrics(phase.checkpoint)) for phase, span in zip(phases, phase_spans(phases), strict=True)]
+    logged = [
+        (phase, span, read_metrics(phase.checkpoint)) for phase, span in zip(phases, phase_spans(phases), strict=True)
+    ]
     trained = [entry for entry in logged if entry[2]]
     if not trained:
         return paragraph("These weights were imported: there is no training log.", "soft")
     spans = [span for _, span, _ in trained]
     parts = (
-        _table(phases), _losses(trained, spans), validation_curves(trained, spans), _expert_load(trained, spans), experts_table(phases),
-        spikes_section(trained), packed_table(phases), _rewards(trained),
-    )  # fmt: skip
+        _table(phases),
+        _losses(trained, spans),
+        validation_curves(trained, spans),
+        _expert_load(trained, spans),
+        experts_table(phases),
+        spikes_section(trained),
+        packed_table(phases),
+        _rewards(trained),
+    )
     return "".join(parts)
 
 
@@ -64,14 +73,24 @@ def _table(phases: ReportedPhases) -> str:
         "steps": [record.num_steps for _, record, _ in logged],
         "tokens": [record.num_tokens for _, record, _ in logged],
         "last loss": [_number(None if record.mean_reward is not None else record.lm_loss) for _, record, _ in logged],
-        "quoted loss": [Figure("" if phase.quoted_loss is None else f"{phase.quoted_loss:g}") for phase, _, _ in logged],
+        "quoted loss": [
+            Figure("" if phase.quoted_loss is None else f"{phase.quoted_loss:g}") for phase, _, _ in logged
+        ],
         "final reward": [_number(record.mean_reward) for _, record, _ in logged],
-        "tokens per second": [Figure(f"{_median(metrics, 'tokens_per_second'):,.0f}" if metrics else "") for _, _, metrics in logged],
+        "tokens per second": [
+            Figure(f"{_median(metrics, 'tokens_per_second'):,.0f}" if metrics else "") for _, _, metrics in logged
+        ],
         "MFU": [Figure(f"{_median(metrics, 'mfu'):.1%}" if metrics else "") for _, _, metrics in logged],
-        "peak memory": [Figure(f"{metrics[-1]['memory_bytes'] / 2**30:.2f} GiB" if metrics else "") for _, _, metrics in logged],
+        "peak memory": [
+            Figure(f"{metrics[-1]['memory_bytes'] / 2**30:.2f} GiB" if metrics else "") for _, _, metrics in logged
+        ],
         "rollbacks": [Figure(str(record.num_rollbacks or "")) for _, record, _ in logged],
     }
-    filled = {name: cells for name, cells in columns.items() if any(not isinstance(cell, Figure) or cell.text for cell in cells)}
+    filled = {
+        name: cells
+        for name, cells in columns.items()
+        if any(not isinstance(cell, Figure) or cell.text for cell in cells)
+    }
     told = "Loss: cross-entropy of the next token in nats, of the last step. Speed and MFU: median over the log."
     if "quoted loss" in filled:
         told += " Quoted: what S0 expects at full scale without evidence; it decides nothing."
@@ -105,7 +124,9 @@ def _points(span: Span, metrics: Metrics, key: str) -> list[Point]:
 
 def _expert_load(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Sequence[Span]) -> str:
     """Load of the busiest expert over the mean, per layer with experts."""
-    layers = sorted((key for key in trained[0][2][0] if key.startswith(LOAD)), key=lambda key: int(key.removeprefix(LOAD)))
+    layers = sorted(
+        (key for key in trained[0][2][0] if key.startswith(LOAD)), key=lambda key: int(key.removeprefix(LOAD))
+    )
     if not layers:
         return ""
     rows = [
@@ -115,7 +136,9 @@ def _expert_load(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: 
     highest = max(value for _, points in rows for _, value in points)
     last = ", ".join(f"{name} {points[-1][1]:.2f}" for name, points in rows)
     drawn = strips("tokens", f"1 (pale) to {highest:.2f} (full colour)", rows, 1.0, max(highest, 1.01), spans)
-    told = f"Routed tokens of the busiest expert over the mean, per layer with experts: 1 is balance. At the end: {last}."
+    told = (
+        f"Routed tokens of the busiest expert over the mean, per layer with experts: 1 is balance. At the end: {last}."
+    )
     return heading("Expert load") + drawn + paragraph(told, "soft")
 
 
@@ -124,7 +147,10 @@ def _rewards(trained: Sequence[tuple[ReportedPhase, Span, Metrics]]) -> str:
     for phase, _, metrics in trained:
         if REWARD in metrics[0]:
             points = [(line["step"], line[REWARD]) for line in metrics]
-            lines = [Line("per step", points, "soft", 1, 0.7), Line(f"mean of {SMOOTHED_STEPS} steps", _smoothed(points), "accent", 2)]
+            lines = [
+                Line("per step", points, "soft", 1, 0.7),
+                Line(f"mean of {SMOOTHED_STEPS} steps", _smoothed(points), "accent", 2),
+            ]
             drawn = curves("steps", "mean reward of sampled answers", lines)
             parts += [heading(f"Reward of {phase.name}"), drawn, samples(phase.checkpoint)]
     return "".join(parts)
@@ -149,7 +175,13 @@ def samples(checkpoint: Artifact[Any]) -> str:
             + chips((_visible(text), "good" if reward > 0 else "bad") for text, reward in _rewarded(group))
             for group in shown
         )
-        parts.append(folded(f"Sampled answers of step {step}; rewarded ones have a green frame", body, is_open=step == groups[-1]["step"]))
+        parts.append(
+            folded(
+                f"Sampled answers of step {step}; rewarded ones have a green frame",
+                body,
+                is_open=step == groups[-1]["step"],
+            )
+        )
     return "".join(parts)
 
 

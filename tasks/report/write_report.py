@@ -15,7 +15,14 @@ from infra.step import Artifact, Output, Record, step
 from tasks.prepared_data import PreparedData
 from tasks.report.cards import architecture_rows, data_card, model_card
 from tasks.report.report_data import data_section
-from tasks.report.report_evaluation import ending, evaluation_section, figure, gguf_section, named_verdicts, verdict_section
+from tasks.report.report_evaluation import (
+    ending,
+    evaluation_section,
+    figure,
+    gguf_section,
+    named_verdicts,
+    verdict_section,
+)
 from tasks.report.report_inputs import DIGITS, ReportedPhases
 from tasks.report.report_lineage import contract_section, key_section, lineage_section, named_stages, time_section
 from tasks.report.report_page import Section, page, table
@@ -47,8 +54,8 @@ def write_report(
     decision: Artifact[GateDecision] | None,
     output: Output,
 ) -> Report:
-    """`decision` is that against the champion; the last three are None where the run ended before the release. The smoke test is an effect
-    and not in here: its result is a tag of the version."""
+    """`decision` is that against the champion; the last three are None where the run ended before the release. The
+    smoke test is an effect and not in here: its result is a tag of the version."""
     verdicts = named_verdicts(phases, quantization_decision, decision)
     accepted = all(verdict.accepted for _, verdict in verdicts)
     released = [artifact for artifact in (gguf_evaluation, quantization_decision, decision) if artifact is not None]
@@ -66,8 +73,13 @@ def write_report(
         Section("Keys and versions", key_section(stages)),
     ]
     last = phases.last
-    subtitle = f"checkpoint {last.checkpoint.digest[:DIGITS]} of phase {last.name}, export {last.checkpoint.record.export_digest[:DIGITS]}"
-    text = page("glm46 report", subtitle, ending(phases, verdicts, bool(released)), _facts(data, phases, accepted), sections)
+    subtitle = (
+        f"checkpoint {last.checkpoint.digest[:DIGITS]} of phase {last.name}, export "
+        f"{last.checkpoint.record.export_digest[:DIGITS]}"
+    )
+    text = page(
+        "glm46 report", subtitle, ending(phases, verdicts, bool(released)), _facts(data, phases, accepted), sections
+    )
     output.path(REPORT_FILE).write_text(text, encoding="utf-8")
     output.path(MODEL_CARD_FILE).write_text(model_card(data, phases, verdicts), encoding="utf-8")
     output.path(DATA_CARD_FILE).write_text(data_card(data), encoding="utf-8")
@@ -82,17 +94,26 @@ def _facts(data: PreparedData, phases: ReportedPhases, accepted: bool) -> list[t
         ("verdict of all gates", "accepted" if accepted else "refused"),
         ("held-out bits per byte", figure(evaluated, "bits_per_byte").split(" [")[0]),
         ("pass@1 on verified problems", f"{evaluated.pass_at_1:.1%}"),
-        ("multiple choice", "not measured" if evaluated.choice_accuracy is None else f"{evaluated.choice_accuracy:.1%}"),
+        (
+            "multiple choice",
+            "not measured" if evaluated.choice_accuracy is None else f"{evaluated.choice_accuracy:.1%}",
+        ),
         ("parameters", f"{trained.num_parameters:,}"),
         ("tokens trained on", f"{phases.num_tokens:,}"),
         ("records read", f"{data.ingested.record.num_documents:,}"),
-        ("phases", f"{len(phases.phases)}" + (f" of {len(phases.phases) + len(phases.not_reached)}" if phases.not_reached else "")),
+        (
+            "phases",
+            f"{len(phases.phases)}"
+            + (f" of {len(phases.phases) + len(phases.not_reached)}" if phases.not_reached else ""),
+        ),
     ]
 
 
 def publish_report(report: Artifact[Report], path: Path) -> Path:
     """Place the report where a person looks for it, its cards beside it; an effect, equal content is left alone."""
-    places = {name: path.with_name(f"{path.stem}-{name.replace('_', '-')}") for name in (MODEL_CARD_FILE, DATA_CARD_FILE)}
+    places = {
+        name: path.with_name(f"{path.stem}-{name.replace('_', '-')}") for name in (MODEL_CARD_FILE, DATA_CARD_FILE)
+    }
     for name, place in ({REPORT_FILE: path} | places).items():
         _place(report.path(name).read_bytes(), place)
     return path

@@ -17,7 +17,12 @@ from infra.step import Artifact, Output, digest_of, step
 from infra.storage.store import hash_file
 from model.architecture.counts import count_parameters
 from tasks.training.input_rules import OF_THE_PHASE
-from tasks.training.state.trained_checkpoint import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest
+from tasks.training.state.trained_checkpoint import (
+    CHAT_TEMPLATE_FILE,
+    CHAT_TEMPLATE_KEY,
+    TrainedCheckpoint,
+    chat_template_digest,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +31,8 @@ if TYPE_CHECKING:
     from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 
 IMPORTED = "imported"
-"""Course and phase name of weights that no phase of ours trained: a phase that starts from them begins with fresh moments."""
+"""Course and phase name of weights that no phase of ours trained: a phase that starts from them begins with fresh
+moments."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,9 @@ def refuse_foreign_checkpoint(path: Path, recipe: ModelRecipe) -> None:
     names = [name for name in type(recipe).model_fields if name not in OF_THE_PHASE]
     differing = [name for name in names if getattr(recipe, name) != getattr(theirs, name)]
     if differing:
-        parts = ", ".join(f"{name} {getattr(theirs, name)} (the scale has {getattr(recipe, name)})" for name in differing)
+        parts = ", ".join(
+            f"{name} {getattr(theirs, name)} (the scale has {getattr(recipe, name)})" for name in differing
+        )
         raise ValueError(f"{path / CONFIG_FILE}: {parts}; name a scale of the same architecture")
 
 
@@ -70,27 +78,47 @@ def import_checkpoint(
     their_tokenizer = source.path / "tokenizer.json"
     if not their_tokenizer.is_file() or hash_file(their_tokenizer) != hash_file(tokenizer.path("tokenizer.json")):
         raise ValueError(
-            f"{source.path}: its tokenizer.json is not the one that the data was tokenized with; its ids would mean other text"
+            f"{source.path}: its tokenizer.json is not the one that the data was tokenized with; its ids would mean "
+            f"other text"
         )
     _write_masters(CheckpointTensors(source.path, recipe), output)
     torch.manual_seed(0)
     position = Position(
-        course=IMPORTED, phase=IMPORTED, step=0, num_tokens=0, course_tokens=0, optimizer_steps=0,
-        torch_random_state=random_state_hex(), losses=None, policy=None,
-    )  # fmt: skip
+        course=IMPORTED,
+        phase=IMPORTED,
+        step=0,
+        num_tokens=0,
+        course_tokens=0,
+        optimizer_steps=0,
+        torch_random_state=random_state_hex(),
+        losses=None,
+        policy=None,
+    )
     output.path("handover/state.json").write_text(position.model_dump_json(indent=1) + "\n")
     for file in sorted(source.path.iterdir()):
         if file.is_file():
             shutil.copyfile(file, output.path(f"hf/{file.name}"))
     output.path(f"hf/{CONFIG_FILE}").write_text(json.dumps(canonical_config(source.path), indent=2) + "\n")
     return TrainedCheckpoint(
-        phase=IMPORTED, objective=IMPORTED, num_steps=0, num_tokens=0, course=IMPORTED, course_tokens=0,
-        lm_loss=None, mtp_loss=None, balance_loss=None, num_rollbacks=0, validation_bits_per_byte={},
-        mean_reward=None, is_chat_trained=has_chat_template(source.path), chat_template_digest=chat_template_digest(),
-        num_parameters=count_parameters(recipe).total, tokenizer_digest=tokenizer.digest,
+        phase=IMPORTED,
+        objective=IMPORTED,
+        num_steps=0,
+        num_tokens=0,
+        course=IMPORTED,
+        course_tokens=0,
+        lm_loss=None,
+        mtp_loss=None,
+        balance_loss=None,
+        num_rollbacks=0,
+        validation_bits_per_byte={},
+        mean_reward=None,
+        is_chat_trained=has_chat_template(source.path),
+        chat_template_digest=chat_template_digest(),
+        num_parameters=count_parameters(recipe).total,
+        tokenizer_digest=tokenizer.digest,
         special_token_ids=tokenizer.record.special_ids,
         export_digest=digest_of({path.name: hash_file(path) for path in sorted(output.path("hf/x").parent.iterdir())}),
-    )  # fmt: skip
+    )
 
 
 def _write_masters(tensors: Iterable[tuple[str, Tensor]], output: Output) -> None:
@@ -111,7 +139,9 @@ def _write_masters(tensors: Iterable[tuple[str, Tensor]], output: Output) -> Non
 
 
 def has_chat_template(path: Path) -> bool:
-    """Whether the directory brings a chat template, which is taken as: these weights were trained on conversations. Our own exports hold
-    one only then."""
+    """Whether the directory brings a chat template, which is taken as: these weights were trained on conversations. Our
+    own exports hold one only then."""
     config_path = path / "tokenizer_config.json"
-    return (path / CHAT_TEMPLATE_FILE).is_file() or (config_path.is_file() and CHAT_TEMPLATE_KEY in json.loads(config_path.read_text()))
+    return (path / CHAT_TEMPLATE_FILE).is_file() or (
+        config_path.is_file() and CHAT_TEMPLATE_KEY in json.loads(config_path.read_text())
+    )

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 OF_THE_PHASE = ("rope_theta", "max_position_embeddings")
-"""What a phase may raise of the architecture that it starts from, as the report does for longer sequences; the weights keep their own
-values until a phase changes them."""
+"""What a phase may raise of the architecture that it starts from, as the report does for longer sequences; the weights
+keep their own values until a phase changes them."""
 
 
 def refuse_foreign_inputs(
@@ -29,18 +29,21 @@ def refuse_foreign_inputs(
     """`tokenized` are the inputs that hold token ids. Raises ValueError."""
     if tokenizer.record.num_tokens > recipe.model.vocab_size:
         raise ValueError(
-            f"the tokenizer has {tokenizer.record.num_tokens} ids, the model {recipe.model.vocab_size} rows: raise model.vocab_size"
+            f"the tokenizer has {tokenizer.record.num_tokens} ids, the model {recipe.model.vocab_size} rows: raise "
+            f"model.vocab_size"
         )
     if recipe.sequence_length > recipe.model.max_position_embeddings:
         raise ValueError(
-            f"phase {recipe.phase}: sequence_length ({recipe.sequence_length}) exceeds the model's max_position_embeddings "
+            f"phase {recipe.phase}: sequence_length ({recipe.sequence_length}) exceeds the model's "
+            f"max_position_embeddings "
             f"({recipe.model.max_position_embeddings}): lower the first or raise the second"
         )
     for name, artifact in tokenized.items():
         used = None if artifact is None else artifact.manifest.identity["inputs"].get("tokenizer")
         if used is not None and used != tokenizer.digest:
             raise ValueError(
-                f"{name} were made with tokenizer {used[:12]}, the phase is given {tokenizer.digest[:12]}: their ids mean other text; "
+                f"{name} were made with tokenizer {used[:12]}, the phase is given {tokenizer.digest[:12]}: their ids "
+                f"mean other text; "
                 "shard the documents again with this tokenizer"
             )
     if start is not None:
@@ -48,7 +51,8 @@ def refuse_foreign_inputs(
         refuse_other_architecture(start, recipe)
         if start.record.tokenizer_digest != tokenizer.digest:
             raise ValueError(
-                f"phase {start.record.phase} was trained with tokenizer {start.record.tokenizer_digest[:12]}, this one is given "
+                f"phase {start.record.phase} was trained with tokenizer {start.record.tokenizer_digest[:12]}, this "
+                f"one is given "
                 f"{tokenizer.digest[:12]}: its embedding means other tokens; start from weights of the same tokenizer"
             )
 
@@ -57,23 +61,27 @@ def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None
     """Raises ValueError where a phase would continue its course at another place than its start ended."""
     if start.course == recipe.course.name and start.course_tokens != recipe.course_start_tokens:
         raise ValueError(
-            f"phase {recipe.phase} starts at {recipe.course_start_tokens} tokens of course {recipe.course.name}, but phase {start.phase} "
+            f"phase {recipe.phase} starts at {recipe.course_start_tokens} tokens of course {recipe.course.name}, but "
+            f"phase {start.phase} "
             f"ended at {start.course_tokens}: start from the phase that lies before it"
         )
 
 
 def refuse_other_architecture(start: Artifact[TrainedCheckpoint], recipe: TrainingRecipe) -> None:
-    """Raises ValueError where config.json of the start names another value: some, as the number of experts per token, show in no
-    tensor's shape. The RoPE base may be raised, not lowered."""
+    """Raises ValueError where config.json of the start names another value: some, as the number of experts per token,
+    show in no tensor's shape. The RoPE base may be raised, not lowered."""
     ours, theirs = recipe.model, json.loads(start.path("hf/config.json").read_text())
     differing = [
-        name for name in ModelRecipe.model_fields if name not in OF_THE_PHASE and name in theirs and theirs[name] != getattr(ours, name)
+        name
+        for name in ModelRecipe.model_fields
+        if name not in OF_THE_PHASE and name in theirs and theirs[name] != getattr(ours, name)
     ]
     if differing:
         parts = ", ".join(f"{name} {theirs[name]} (the configuration has {getattr(ours, name)})" for name in differing)
         raise ValueError(f"config.json of phase {start.record.phase} says {parts}: continue with the same architecture")
     if theirs["rope_theta"] > recipe.rope_theta:
         raise ValueError(
-            f"phase {recipe.phase}: rope_theta {recipe.rope_theta:,.0f} is below the {theirs['rope_theta']:,.0f} that its start, phase "
+            f"phase {recipe.phase}: rope_theta {recipe.rope_theta:,.0f} is below the {theirs['rope_theta']:,.0f} that "
+            f"its start, phase "
             f"{start.record.phase}, was trained with: set the phase's rope_theta to at least that"
         )

@@ -26,7 +26,12 @@ from tasks.training.plan.launch_rules import refuse_impossible_training, refuse_
 from tasks.training.state.checkpoints import latest_step
 from tasks.training.state.job import JOB_FILE, ROLLOUTS_FILE, TrainingJob
 from tasks.training.state.spikes import SPIKES_FILE
-from tasks.training.state.trained_checkpoint import CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY, TrainedCheckpoint, chat_template_digest
+from tasks.training.state.trained_checkpoint import (
+    CHAT_TEMPLATE_FILE,
+    CHAT_TEMPLATE_KEY,
+    TrainedCheckpoint,
+    chat_template_digest,
+)
 from tasks.training.watch.trackers import refuse_missing_tracker
 
 if TYPE_CHECKING:
@@ -66,19 +71,30 @@ def train_phase(
     resources: TrainingResources,
     output: Output,
 ) -> TrainedCheckpoint:
-    """`packed`, `shards` and `chats` (where conversations were packed) belong to objectives on rows, `prompts` to policy objectives; each
-    is None for the other kind. `validation` are shards of held-out documents; None measures nothing while training. Raises ValueError for
-    what cannot be trained, JobFailedError with the failing rank's last lines when training fails, JobLostError when it was taken away: then
-    the same call continues from the latest checkpoint."""
+    """`packed`, `shards` and `chats` (where conversations were packed) belong to objectives on rows, `prompts` to
+    policy objectives; each is None for the other kind. `validation` are shards of held-out documents; None measures
+    nothing while training. Raises ValueError for what cannot be trained, JobFailedError with the failing rank's last
+    lines when training fails, JobLostError when it was taken away: then the same call continues from the latest
+    checkpoint."""
     refuse_impossible_training(recipe, resources)
     refuse_missing_tracker(resources)
     if prompts is not None:
         refuse_too_few_prompts(recipe, prompts.record.num_prompts)
-    refuse_foreign_inputs(recipe, tokenizer, start, {"shards": shards, "conversations": chats, "held-out shards": validation})
+    refuse_foreign_inputs(
+        recipe, tokenizer, start, {"shards": shards, "conversations": chats, "held-out shards": validation}
+    )
     job = describe_job(
-        recipe, resources, output.work_dir, packed=packed, shards=shards, chats=chats, prompts=prompts, validation=validation,
-        tokenizer=tokenizer, start=start,
-    )  # fmt: skip
+        recipe,
+        resources,
+        output.work_dir,
+        packed=packed,
+        shards=shards,
+        chats=chats,
+        prompts=prompts,
+        validation=validation,
+        tokenizer=tokenizer,
+        start=start,
+    )
     follow(LocalLauncher(output.work_dir.parent), job, output)
     is_chat_trained = recipe.objective.kind == "sft" or (start is not None and start.record.is_chat_trained)
     return collect(job, tokenizer, is_chat_trained, output)
@@ -143,7 +159,8 @@ def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
 
 
 class MetricsTail:
-    """Forwards each step of metrics.jsonl once, also over restarts of flow and worker: the last forwarded step is kept on disk."""
+    """Forwards each step of metrics.jsonl once, also over restarts of flow and worker: the last forwarded step is kept
+    on disk."""
 
     def __init__(self, output: Output) -> None:
         self.path = output.work_dir / "metrics.jsonl"
@@ -182,7 +199,9 @@ class MetricsTail:
         return complete.decode().splitlines()
 
 
-def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], is_chat_trained: bool, output: Output) -> TrainedCheckpoint:
+def collect(
+    job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], is_chat_trained: bool, output: Output
+) -> TrainedCheckpoint:
     """Place the worker's files in the artifact; large ones are linked, not copied."""
     final_dir = output.work_dir / "final"
     for path in sorted(final_dir.glob("*/*")):
@@ -219,7 +238,8 @@ def collect(job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], is_chat_tra
 
 
 def place_tokenizer(paths: list[Path], is_chat_trained: bool, output: Output) -> None:
-    """The tokenizer's files into hf/; the chat template only where the model knows it, or servers would ask a base model in it."""
+    """The tokenizer's files into hf/; the chat template only where the model knows it, or servers would ask a base
+    model in it."""
     for path in paths:
         if path.name == "tokenizer_config.json" and not is_chat_trained:
             values = {name: value for name, value in json.loads(path.read_text()).items() if name != CHAT_TEMPLATE_KEY}

@@ -32,7 +32,13 @@ from tasks.training.loop.validation import HeldOut
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.policy.rewards import RewardError
 from tasks.training.schedule.schedules import StepPlan, plan_step, trains_mtp
-from tasks.training.state.checkpoints import FencedError, checkpoint_dir_of, discard_checkpoints, find_damage, saved_steps
+from tasks.training.state.checkpoints import (
+    FencedError,
+    checkpoint_dir_of,
+    discard_checkpoints,
+    find_damage,
+    saved_steps,
+)
 from tasks.training.state.export import export_checkpoint
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.measurements import Measurement, better, is_due
@@ -101,7 +107,10 @@ class LostBestError(RuntimeError):
     """The checkpoint of the best measurement does not read as it was written."""
 
     def __init__(self, step: int, problem: str) -> None:
-        super().__init__(f"the checkpoint of the best measurement, step {step}, is corrupt ({problem}): training again from before it")
+        super().__init__(
+            f"the checkpoint of the best measurement, step {step}, is corrupt ({problem}): training again from before "
+            f"it"
+        )
         self.step = step
 
 
@@ -133,15 +142,21 @@ def prepare(job: TrainingJob) -> Training:
     trainable, position = prepare_training(job)
     trainable.model.runs_mtp = trains_mtp(job.recipe)
     print(f"ready in {time.monotonic() - started:.1f} s at step {position.step}", flush=True)
-    skipped = max(position.skipped, read_skipped(Path(job.work_dir)), key=len)  # the file knows of a spike before a checkpoint does
+    skipped = max(
+        position.skipped, read_skipped(Path(job.work_dir)), key=len
+    )  # the file knows of a spike before a checkpoint does
     position = position.model_copy(update={"skipped": skipped})
     is_writer, profile = dist.get_rank() == 0, job.resources.profile
     return Training(
-        job, trainable, open_phase_data(job, trainable), HeldOut(job) if job.validation_dirs else None, position,
+        job,
+        trainable,
+        open_phase_data(job, trainable),
+        HeldOut(job) if job.validation_dirs else None,
+        position,
         StepRecord(job, position) if is_writer else None,
         StepProfiler(job, trainable) if is_writer and profile.steps and (profile.flops or profile.trace) else None,
         saved_step=position.step,
-    )  # fmt: skip
+    )
 
 
 def train(training: Training, interruption: Interruption) -> None:
@@ -183,11 +198,14 @@ def step_once(training: Training, plan: StepPlan, step: int) -> tuple[StepData, 
     profiler = training.profiler
     with profiler.step(data.micro_batches) if profiler else nullcontext():
         observed = profiler.observed() if profiler else None
-        return data, take_step(training.trainable, recipe, plan, data.micro_batches, step, training.position.recent, observed)
+        return data, take_step(
+            training.trainable, recipe, plan, data.micro_batches, step, training.position.recent, observed
+        )
 
 
 def save(training: Training) -> None:
-    """Commit a checkpoint. Besides the newest ones those of the best measurement and of the way back from a spike stay."""
+    """Commit a checkpoint. Besides the newest ones those of the best measurement and of the way back from a spike
+    stay."""
     started = time.perf_counter()
     position, recipe = training.position, training.job.recipe
     base = position.step + 1 - recipe.spikes.skip_steps
@@ -200,7 +218,8 @@ def save(training: Training) -> None:
 
 
 def leave_best(training: Training) -> None:
-    """At the phase's end: the weights and moments of the best measurement, where the recipe keeps those. All ranks call it."""
+    """At the phase's end: the weights and moments of the best measurement, where the recipe keeps those. All ranks call
+    it."""
     best = training.position.best
     if training.job.recipe.validation.keep != "best" or best is None or best.step == training.position.step:
         return
@@ -210,22 +229,32 @@ def leave_best(training: Training) -> None:
         raise LostBestError(best.step, problem)
     kept = load_checkpoint(training.trainable, checkpoint_dir)
     training.position = training.position.model_copy(
-        update={"optimizer_steps": kept.optimizer_steps, "torch_random_state": kept.torch_random_state, "weights_step": best.step}
+        update={
+            "optimizer_steps": kept.optimizer_steps,
+            "torch_random_state": kept.torch_random_state,
+            "weights_step": best.step,
+        }
     )
 
 
 def roll_back(training: Training, spike: Spike) -> None:
-    """Keep the evidence of a spike and go back to a checkpoint from before the steps that are left out. Raises TooManySpikesError."""
+    """Keep the evidence of a spike and go back to a checkpoint from before the steps that are left out. Raises
+    TooManySpikesError."""
     recipe, num_rollbacks = training.job.recipe, len(training.position.skipped)
     plan = plan_step(recipe, training.position.num_tokens)
     skipped = skipped_by(recipe.spikes, spike)
     is_rolled_back = num_rollbacks < recipe.spikes.max_rollbacks
-    place = f"rows {plan.first_row} to {plan.first_row + plan.num_rows - 1} of the phase, course position {plan.start_tokens} tokens"
+    place = (
+        f"rows {plan.first_row} to {plan.first_row + plan.num_rows - 1} of the phase, course position "
+        f"{plan.start_tokens} tokens"
+    )
     if dist.get_rank() == 0:
         evidence = {
-            "first_row": plan.first_row, "last_row": plan.first_row + plan.num_rows - 1, "course_tokens": plan.start_tokens,
+            "first_row": plan.first_row,
+            "last_row": plan.first_row + plan.num_rows - 1,
+            "course_tokens": plan.start_tokens,
             "pieces": training.data.describe(plan),
-        }  # fmt: skip
+        }
         record_spike(training.work_dir, spike, skipped, is_rolled_back, evidence)
         if is_rolled_back:
             print(f"step {spike.step}: {spike.reason}; {place}: back to before step {skipped.first_step}", flush=True)
@@ -239,13 +268,17 @@ def _measure(training: Training) -> Measurement:
     assert training.held_out is not None
     started = time.perf_counter()
     measured = training.held_out.measure(training.trainable, training.position.step)
-    training.position = training.position.model_copy(update={"best": better(training.position.best, measured), "last": measured})
+    training.position = training.position.model_copy(
+        update={"best": better(training.position.best, measured), "last": measured}
+    )
     if training.record is not None:
         training.record.paused(time.perf_counter() - started)
     return measured
 
 
-def _advance(position: Position, recipe: TrainingRecipe, plan: StepPlan, data: StepData, result: StepResult) -> Position:
+def _advance(
+    position: Position, recipe: TrainingRecipe, plan: StepPlan, data: StepData, result: StepResult
+) -> Position:
     is_taken = bool(data.micro_batches)
     policy = position.policy
     if policy is not None and "reward_mean" in data.metrics:
@@ -253,14 +286,23 @@ def _advance(position: Position, recipe: TrainingRecipe, plan: StepPlan, data: S
             mean_rewards=(*policy.mean_rewards, data.metrics["reward_mean"]),
             num_constant_steps=0 if is_taken else policy.num_constant_steps + 1,
         )
-    recent = extend_window(recipe.spikes, position.recent, result.total_loss, result.grad_norm) if is_taken else position.recent
+    recent = (
+        extend_window(recipe.spikes, position.recent, result.total_loss, result.grad_norm)
+        if is_taken
+        else position.recent
+    )
     return position.model_copy(
         update={
-            "step": position.step + 1, "num_tokens": position.num_tokens + plan.end_tokens - plan.start_tokens,
-            "course_tokens": plan.end_tokens, "optimizer_steps": position.optimizer_steps + is_taken,
-            "torch_random_state": random_state_hex(), "losses": result.losses, "policy": policy, "recent": recent,
+            "step": position.step + 1,
+            "num_tokens": position.num_tokens + plan.end_tokens - plan.start_tokens,
+            "course_tokens": plan.end_tokens,
+            "optimizer_steps": position.optimizer_steps + is_taken,
+            "torch_random_state": random_state_hex(),
+            "losses": result.losses,
+            "policy": policy,
+            "recent": recent,
         }
-    )  # fmt: skip
+    )
 
 
 def _refuse_constant_rewards(recipe: TrainingRecipe, position: Position) -> None:
@@ -270,8 +312,10 @@ def _refuse_constant_rewards(recipe: TrainingRecipe, position: Position) -> None
     if num_steps >= recipe.objective.max_constant_steps:
         reward = position.policy.mean_rewards[-1]
         raise RewardError(
-            f"step {position.step}: in {num_steps} steps in a row (objective.max_constant_steps) no group had two different rewards, the "
-            f"last step's mean reward is {reward:g}: nothing can be learned from them. Where it is low, train the phase before longer or "
+            f"step {position.step}: in {num_steps} steps in a row (objective.max_constant_steps) no group had two "
+            f"different rewards, the "
+            f"last step's mean reward is {reward:g}: nothing can be learned from them. Where it is low, train the "
+            f"phase before longer or "
             "ask easier prompts; where it is high, ask harder ones"
         )
 

@@ -20,18 +20,44 @@ from tasks.data.shards.token_shard import open_shard
 from tasks.data.sources.list_sources import list_sources
 from tasks.data.tokenizer.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import validate_contract
-from tests.support.data_inputs import RECIPE, RESOURCES, chain_recipe, cleaned, compute, in_partitions, rows, write_corpus, write_packages
+from tests.support.data_inputs import (
+    RECIPE,
+    RESOURCES,
+    chain_recipe,
+    cleaned,
+    compute,
+    in_partitions,
+    rows,
+    write_corpus,
+    write_packages,
+)
 
 SYNTHESIS = SynthesisRecipe(
-    operations=("+", "-"), num_training_problems=400, num_evaluation_problems=30, max_operand=20, problems_per_document=20, num_chats=100,
-    thinking_share=0.25, num_prompts=20, families={}, difficulty=1,
-    num_held_out_problems=0, prompt_families=(),
-)  # fmt: skip
+    operations=("+", "-"),
+    num_training_problems=400,
+    num_evaluation_problems=30,
+    max_operand=20,
+    problems_per_document=20,
+    num_chats=100,
+    thinking_share=0.25,
+    num_prompts=20,
+    families={},
+    difficulty=1,
+    num_held_out_problems=0,
+    prompt_families=(),
+)
 CHAIN_RECIPE = chain_recipe(SYNTHESIS)
 TOKENIZER = RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 400, "sample_chars": 150000})
 MIXTURE = {"web": 0.5, "code": 0.1, "repository": 0.2, "synthetic": 0.2}
 PACKING = PackingRecipe(
-    num_tokens=6400, sequence_length=64, packing="stream", mixture=MIXTURE, bucket_weights=(), max_epochs=4.0, fim_rate=0.5, seed=1
+    num_tokens=6400,
+    sequence_length=64,
+    packing="stream",
+    mixture=MIXTURE,
+    bucket_weights=(),
+    max_epochs=4.0,
+    fim_rate=0.5,
+    seed=1,
 )
 
 
@@ -41,12 +67,20 @@ def run_chain(sources, root, count: int) -> dict:
     artifacts = cleaned(sources, root, CHAIN_RECIPE, in_partitions(count))
     clean = artifacts["decontaminated"]
     tokenizer = compute(train_tokenizer, root, documents=clean, recipe=TOKENIZER, **common)
-    repositories = compute(concatenate_repositories, root, documents=clean, recipe=RepositoryRecipe(max_document_chars=20000), **common)
+    repositories = compute(
+        concatenate_repositories, root, documents=clean, recipe=RepositoryRecipe(max_document_chars=20000), **common
+    )
     texts = {"documents": clean, "repositories": repositories, "tokenizer": tokenizer}
     shards = compute(shard_documents, root, recipe=RECIPE.shards, **texts, **common)
     validation = compute(shard_validation, root, **texts, **common)
     packed = compute(pack_phase, root, shards=shards, chats=None, tokenizer=tokenizer, recipe=PACKING)
-    made = {"tokenizer": tokenizer, "repositories": repositories, "shards": shards, "validation": validation, "packed": packed}
+    made = {
+        "tokenizer": tokenizer,
+        "repositories": repositories,
+        "shards": shards,
+        "validation": validation,
+        "packed": packed,
+    }
     return artifacts | made
 
 
@@ -65,7 +99,9 @@ def chain(sources, tmp_path_factory):
 
 def test_every_digest_is_the_same_for_another_partition_count(chain, sources, tmp_path):
     other = run_chain(sources, tmp_path, 5)
-    assert {name: artifact.digest for name, artifact in other.items()} == {name: artifact.digest for name, artifact in chain.items()}
+    assert {name: artifact.digest for name, artifact in other.items()} == {
+        name: artifact.digest for name, artifact in chain.items()
+    }
 
 
 def test_documents_in_equal_documents_out_and_dropped_by_reason(chain):
@@ -80,12 +116,18 @@ def test_documents_in_equal_documents_out_and_dropped_by_reason(chain):
         assert sorted([*ids[before], *added]) == sorted([*ids[after], *(row["id"] for row in dropped)])
         assert Counter(row["reason"] for row in dropped) == chain[after].record.dropped
         assert ids[after] == sorted(ids[after]) and chain[after].record.num_documents == len(ids[after])
-    assert ids["scored"] == ids["boilerplate_free"] and ids["split"] == ids["distinct"] and ids["masked"] == ids["filtered"]
+    assert (
+        ids["scored"] == ids["boilerplate_free"]
+        and ids["split"] == ids["distinct"]
+        and ids["masked"] == ids["filtered"]
+    )
     assert chain["deduplicated"].record.dropped == {"exact_duplicate": 1, "near_duplicate": 1}
 
 
 def test_a_planted_evaluation_item_is_dropped_and_named(chain):
-    (planted,) = [row for row in rows(chain["decontaminated"], "dropped.parquet") if row["reason"] == "overlaps_evaluation_text"]
+    (planted,) = [
+        row for row in rows(chain["decontaminated"], "dropped.parquet") if row["reason"] == "overlaps_evaluation_text"
+    ]
     (item,) = [row for row in rows(chain["ingested"], "evaluation/*.parquet") if row["id"] == planted["kept_id"]]
     (document,) = [row for row in rows(chain["filtered"], "documents/*.parquet") if row["id"] == planted["id"]]
     assert json.loads(item["text"])["question"] in document["text"]
@@ -108,7 +150,12 @@ def test_a_sequence_leads_back_to_its_document_and_its_text(chain):
     tokenizer = Tokenizer.from_file(str(chain["tokenizer"].path("tokenizer.json")))
     end = chain["tokenizer"].record.special_ids[END_OF_TEXT]
     sources = ("decontaminated", "repositories")
-    documents = {row["id"]: row for name in sources for row in rows(chain[name], "documents/*.parquet") if row["split"] == "train"}
+    documents = {
+        row["id"]: row
+        for name in sources
+        for row in rows(chain[name], "documents/*.parquet")
+        if row["split"] == "train"
+    }
     members = rows(chain["shards"], "members.parquet")
     assert [row["id"] for row in members] == sorted(documents)
     directory = chain["shards"].directory("shards")
@@ -120,13 +167,18 @@ def test_a_sequence_leads_back_to_its_document_and_its_text(chain):
             document = documents[row["id"]]
             tokens = opened.tokens[opened.starts[row["sequence"]] :][: opened.lengths[row["sequence"]]]
             assert document["domain"] == chain["shards"].record.domains[shard] and row["source"] == document["source"]
-            assert tokens[-1] == end and tokenizer.decode(tokens[:-1].tolist(), skip_special_tokens=False) == document["text"]
+            assert (
+                tokens[-1] == end
+                and tokenizer.decode(tokens[:-1].tolist(), skip_special_tokens=False) == document["text"]
+            )
             assert {"id": row["id"], "shard": shard, "sequence": row["sequence"]} in members
 
 
 def test_a_repository_is_its_surviving_files_of_one_side_each_behind_those_that_it_imports(chain):
     files = {row["id"]: row for row in rows(chain["decontaminated"], "documents/*.parquet") if row["repository"]}
-    assert any(row["piece"] for row in files.values()), "no file was cut, so nothing shows that pieces come together again"
+    assert any(row["piece"] for row in files.values()), (
+        "no file was cut, so nothing shows that pieces come together again"
+    )
     members = {}
     for row in rows(chain["repositories"], "files.parquet"):
         members.setdefault(row["repository_id"], []).append(row)
@@ -147,14 +199,21 @@ def test_a_repository_is_its_surviving_files_of_one_side_each_behind_those_that_
         headers = dict.fromkeys(line for line in document["text"].splitlines() if line.startswith("# file:"))
         assert list(headers) == [f"# file: {path}" for path in order]
     placed = [row["id"] for rows_of in members.values() for row in rows_of]
-    per_side = Counter((row["repository"], row["split"]) for row in {(r["path"], r["split"]): r for r in files.values()}.values())
+    per_side = Counter(
+        (row["repository"], row["split"]) for row in {(r["path"], r["split"]): r for r in files.values()}.values()
+    )
     expected = [row["id"] for row in files.values() if per_side[row["repository"], row["split"]] > 1]
     assert sorted(placed) == sorted(expected)
 
 
 def test_validation_shards_hold_the_documents_of_their_side_and_nothing_that_is_trained_or_judged(chain):
     sources = ("decontaminated", "repositories")
-    held_out = {row["id"] for name in sources for row in rows(chain[name], "documents/*.parquet") if row["split"] == "validation"}
+    held_out = {
+        row["id"]
+        for name in sources
+        for row in rows(chain[name], "documents/*.parquet")
+        if row["split"] == "validation"
+    }
     found = {row["id"] for row in rows(chain["validation"], "members.parquet")}
     assert found == held_out != set() and not found & {row["id"] for row in rows(chain["shards"], "members.parquet")}
 
@@ -169,16 +228,34 @@ def test_packed_rows_hold_the_tokens_of_the_mixture(chain):
 
 
 CONTRACTED = (
-    "ingested", "extracted", "boilerplate_free", "scored", "deduplicated", "distinct", "filtered", "masked", "problems", "decontaminated",
-    "repositories", "tokenizer", "shards", "validation", "packed",
-)  # fmt: skip
+    "ingested",
+    "extracted",
+    "boilerplate_free",
+    "scored",
+    "deduplicated",
+    "distinct",
+    "filtered",
+    "masked",
+    "problems",
+    "decontaminated",
+    "repositories",
+    "tokenizer",
+    "shards",
+    "validation",
+    "packed",
+)
 
 
 @pytest.mark.parametrize("name", CONTRACTED)
 def test_every_hand_over_holds_its_contract(chain, name, tmp_path):
     files = (f"data_contracts/{name}.yaml",)
     result = compute(
-        validate_contract, tmp_path, subject=chain[name], recipe=ContractRecipe(name=name), resources=RESOURCES, data_files=files
+        validate_contract,
+        tmp_path,
+        subject=chain[name],
+        recipe=ContractRecipe(name=name),
+        resources=RESOURCES,
+        data_files=files,
     )
     assert result.record.num_rows > 0 and result.record.num_expectations > 3
 

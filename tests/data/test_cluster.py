@@ -1,4 +1,5 @@
-"""The whole data flow on a real standalone Spark cluster: the digests of a local session, also when a worker is killed in mid-job."""
+"""The whole data flow on a real standalone Spark cluster: the digests of a local session, also when a worker is killed
+in mid-job."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def digests(sources, root, resources) -> dict[str, str]:
     artifacts = cleaned(sources, root, CHAIN_RECIPE, resources)
     clean = artifacts["decontaminated"]
     tokenizer = compute(train_tokenizer, root, documents=clean, recipe=TOKENIZER, **spark)
-    repositories = compute(concatenate_repositories, root, documents=clean, recipe=RepositoryRecipe(max_document_chars=20000), **spark)
+    repositories = compute(
+        concatenate_repositories, root, documents=clean, recipe=RepositoryRecipe(max_document_chars=20000), **spark
+    )
     texts = {"documents": clean, "repositories": repositories, "tokenizer": tokenizer}
     shards = compute(shard_documents, root, recipe=RECIPE.shards, **texts, **spark)
     made = {**artifacts, **texts, "shards": shards}
@@ -91,9 +94,10 @@ def test_what_executors_are_shipped_imports_without_the_project(tmp_path):
     """On other machines only the zip is there: no other package of the project, no file beside a module."""
     archive = _zip_packages(tmp_path)
     shipped = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted((ROOT / "tasks" / "data").rglob("*.py"))
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted((ROOT / "tasks" / "data").rglob("*.py"))
         if re.search(r"Runs in\s+executors|inside Spark executors", path.read_text(encoding="utf-8"))
-    ]  # fmt: skip
+    ]
     assert len(shipped) > 10
     code = (
         "import importlib, sys; sys.path[:0] = sys.argv[1:3]\n"

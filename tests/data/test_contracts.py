@@ -17,41 +17,105 @@ from tests.support.data_inputs import RESOURCES, compute
 NAMES = sorted(path.stem for path in CONTRACTS_DIR.glob("*.yaml"))
 DIGEST = "0123456789abcdef" * 4
 GOOD = {
-    "id": ["0123456789abcdef", "fedcba9876543210"], "source": ["a.txt", "b.txt"], "offset": [0, 7], "domain": ["web", "code"],
-    "content_digest": [DIGEST, DIGEST[::-1]], "num_chars": [3, 4], "text": ["one", "four"], "split": ["train", "test"],
-    "reason": ["near_duplicate", "too_few_words"], "kept_id": ["0123456789abcdef", "0123456789abcdef"], "num_bytes": [3, 4],
-    "shard": [0, 0], "sequence": [0, 1], "length": [5, 5], "slot": [0, 5], "document": [0, 1], "number": [0, 1],
-    "repository_id": ["0123456789abcdef", "0123456789abcdef"], "prompt": ["1 + 1 =", "1 + 2 ="], "answer": [" 2", " 3"],
-    "num_tokens": [8, 9], "num_trained_tokens": [2, 3], "question": ["What is 1 + 1?", "What is 1 + 2?"], "family": ["brackets", "logic"],
-    "item": ["bench.jsonl at 0", "bench.jsonl at 7"], "item_id": ["0123456789abcdef"] * 2, "item_source": ["bench.jsonl"] * 2,
-    "item_offset": [0, 7], "item_kind": ["code_task", "problem"], "shared": ["def one(", "1 + 2 = 3"], "num_runs": [1, 2],
-    "messages": ['[{"role":"user"},{"role":"assistant"}]'] * 2, "tools": ["[]", "[]"], "collection": ["a", "b"], "name": ["a.txt", "b.txt"],
-    "sha256": [DIGEST, DIGEST], "size": [0, 7], "role": ["pretrain", "sft"], "format": ["text", "jsonl"], "markup": ["", "html"],
-    "language": ["en", ""], "language_score": [0.9, None], "quality": [0.5, None], "toxicity": [0.1, None], "factuality": [None, 0.5],
-    "perplexity": [80.0, None], "quality_bucket": [1, -1], "digest": ["0123456789abcdef", "fedcba9876543210"], "num_documents": [7, 8],
-    "neighbour_id": ["fedcba9876543210", "0123456789abcdef"], "num_shared": [9, 8], "num_union": [10, 9], "similarity": [0.9, 0.889],
-    "cosine": [0.97, 0.99], **{kind: [1, 0] for kind in ("secret", "email", "iban", "credit_card", "us_ssn", "ip_address", "phone")},
-}  # fmt: skip
-VOCABULARY = {"token_id": list(range(292)), "token": [f"t{n}" for n in range(292)], "kind": ["ordinary"] * 256 + ["special"] * 36}
+    "id": ["0123456789abcdef", "fedcba9876543210"],
+    "source": ["a.txt", "b.txt"],
+    "offset": [0, 7],
+    "domain": ["web", "code"],
+    "content_digest": [DIGEST, DIGEST[::-1]],
+    "num_chars": [3, 4],
+    "text": ["one", "four"],
+    "split": ["train", "test"],
+    "reason": ["near_duplicate", "too_few_words"],
+    "kept_id": ["0123456789abcdef", "0123456789abcdef"],
+    "num_bytes": [3, 4],
+    "shard": [0, 0],
+    "sequence": [0, 1],
+    "length": [5, 5],
+    "slot": [0, 5],
+    "document": [0, 1],
+    "number": [0, 1],
+    "repository_id": ["0123456789abcdef", "0123456789abcdef"],
+    "prompt": ["1 + 1 =", "1 + 2 ="],
+    "answer": [" 2", " 3"],
+    "num_tokens": [8, 9],
+    "num_trained_tokens": [2, 3],
+    "question": ["What is 1 + 1?", "What is 1 + 2?"],
+    "family": ["brackets", "logic"],
+    "item": ["bench.jsonl at 0", "bench.jsonl at 7"],
+    "item_id": ["0123456789abcdef"] * 2,
+    "item_source": ["bench.jsonl"] * 2,
+    "item_offset": [0, 7],
+    "item_kind": ["code_task", "problem"],
+    "shared": ["def one(", "1 + 2 = 3"],
+    "num_runs": [1, 2],
+    "messages": ['[{"role":"user"},{"role":"assistant"}]'] * 2,
+    "tools": ["[]", "[]"],
+    "collection": ["a", "b"],
+    "name": ["a.txt", "b.txt"],
+    "sha256": [DIGEST, DIGEST],
+    "size": [0, 7],
+    "role": ["pretrain", "sft"],
+    "format": ["text", "jsonl"],
+    "markup": ["", "html"],
+    "language": ["en", ""],
+    "language_score": [0.9, None],
+    "quality": [0.5, None],
+    "toxicity": [0.1, None],
+    "factuality": [None, 0.5],
+    "perplexity": [80.0, None],
+    "quality_bucket": [1, -1],
+    "digest": ["0123456789abcdef", "fedcba9876543210"],
+    "num_documents": [7, 8],
+    "neighbour_id": ["fedcba9876543210", "0123456789abcdef"],
+    "num_shared": [9, 8],
+    "num_union": [10, 9],
+    "similarity": [0.9, 0.889],
+    "cosine": [0.97, 0.99],
+    **{kind: [1, 0] for kind in ("secret", "email", "iban", "credit_card", "us_ssn", "ip_address", "phone")},
+}
+VOCABULARY = {
+    "token_id": list(range(292)),
+    "token": [f"t{n}" for n in range(292)],
+    "kind": ["ordinary"] * 256 + ["special"] * 36,
+}
 
 
 EVALUATION = {
-    "item_id": ["i1", "i2", "i3"], "kind": ["arithmetic", "chat_problem", "document"], "domain": ["synthetic", "synthetic", "web"],
+    "item_id": ["i1", "i2", "i3"],
+    "kind": ["arithmetic", "chat_problem", "document"],
+    "domain": ["synthetic", "synthetic", "web"],
     "unit": ["i1", "i2", "g"],
-    "prompt_digest": [DIGEST] * 3, "score": [1.0, 0.5, 2.0], "num_bytes": [0, 0, 7], "num_samples": [1, 4, 1], "num_right": [1, 2, 0],
+    "prompt_digest": [DIGEST] * 3,
+    "score": [1.0, 0.5, 2.0],
+    "num_bytes": [0, 0, 7],
+    "num_samples": [1, 4, 1],
+    "num_right": [1, 2, 0],
     "text": ["1 + 1 =", "What is 1 + 1?", "one"],
-    "layer": [0, 0, 1], "expert": [0, 1, 0], "num_tokens": [3, 4, 7], "num_routed": [7, 7, 7],
-}  # fmt: skip
+    "layer": [0, 0, 1],
+    "expert": [0, 1, 0],
+    "num_tokens": [3, 4, 7],
+    "num_routed": [7, 7, 7],
+}
 FERTILITY = {
-    "tokenizer": ["ours", "ours"], "domain": ["*", "web"], "language": ["*", "*"], "num_documents": [7, 7], "num_bytes": [70, 70],
-    "num_words": [12, 12], "num_tokens": [20, 20], "tokens_per_word": [1.67, 1.67], "bytes_per_token": [3.5, 3.5],
+    "tokenizer": ["ours", "ours"],
+    "domain": ["*", "web"],
+    "language": ["*", "*"],
+    "num_documents": [7, 7],
+    "num_bytes": [70, 70],
+    "num_words": [12, 12],
+    "num_tokens": [20, 20],
+    "tokens_per_word": [1.67, 1.67],
+    "bytes_per_token": [3.5, 3.5],
     "vocabulary_share": [0.5, 0.5],
-}  # fmt: skip
+}
 REPOSITORIES = GOOD | {"domain": ["repository", "repository"]}
 OWN_TABLES = {
-    "repositories": REPOSITORIES, "tokenizer": VOCABULARY, "evaluation_items": EVALUATION, "evaluation_suite": EVALUATION,
+    "repositories": REPOSITORIES,
+    "tokenizer": VOCABULARY,
+    "evaluation_items": EVALUATION,
+    "evaluation_suite": EVALUATION,
     "chats": GOOD | {"split": ["train", "validation"]},
-}  # fmt: skip
+}
 
 
 def good_table(contract: str, columns: tuple[str, ...]) -> pd.DataFrame:
@@ -60,20 +124,33 @@ def good_table(contract: str, columns: tuple[str, ...]) -> pd.DataFrame:
 
 
 BREAKERS = {
-    "expect_column_values_to_be_unique": lambda frame, rule: frame.assign(**{rule["column"]: frame[rule["column"]].iloc[0]}),
+    "expect_column_values_to_be_unique": lambda frame, rule: frame.assign(
+        **{rule["column"]: frame[rule["column"]].iloc[0]}
+    ),
     "expect_column_values_to_not_be_null": lambda frame, rule: frame.assign(**{rule["column"]: None}),
     "expect_column_values_to_match_regex": lambda frame, rule: frame.assign(**{rule["column"]: "?!"}),
     "expect_column_values_to_not_match_regex": lambda frame, rule: frame.assign(**{rule["column"]: ""}),
     "expect_column_values_to_be_in_set": lambda frame, rule: frame.assign(**{rule["column"]: "poems"}),
-    "expect_column_distinct_values_to_equal_set": lambda frame, rule: frame.assign(**{rule["column"]: rule["value_set"][0]}),
+    "expect_column_distinct_values_to_equal_set": lambda frame, rule: frame.assign(
+        **{rule["column"]: rule["value_set"][0]}
+    ),
     "expect_column_values_to_be_between": lambda frame, rule: frame.assign(**{rule["column"]: rule["min_value"] - 1}),
     "expect_column_min_to_be_between": lambda frame, rule: frame.assign(**{rule["column"]: frame[rule["column"]] + 1}),
     "expect_column_values_to_be_increasing": lambda frame, rule: frame.iloc[::-1].reset_index(drop=True),
-    "expect_column_distinct_values_to_contain_set": lambda frame, rule: frame.assign(**{rule["column"]: rule["value_set"][0]}),
-    "expect_column_pair_values_a_to_be_greater_than_b": lambda frame, rule: frame.assign(**{rule["column_A"]: frame[rule["column_B"]] - 1}),
+    "expect_column_distinct_values_to_contain_set": lambda frame, rule: frame.assign(
+        **{rule["column"]: rule["value_set"][0]}
+    ),
+    "expect_column_pair_values_a_to_be_greater_than_b": lambda frame, rule: frame.assign(
+        **{rule["column_A"]: frame[rule["column_B"]] - 1}
+    ),
     "expect_table_row_count_to_be_between": lambda frame, rule: frame.iloc[:0],
 }
-RULES = [(name, number, rule) for name in NAMES for number, table in enumerate(read_contract(name)) for rule in table.expectations]
+RULES = [
+    (name, number, rule)
+    for name in NAMES
+    for number, table in enumerate(read_contract(name))
+    for rule in table.expectations
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,9 +177,15 @@ class ToyTable(Record):
 @step(content=("*.parquet",))
 def write_toy_table(*, output: Output) -> ToyTable:
     rows = {
-        "id": ["a", "b", "b"], "prompt": ["1 + 1 =", "2 + 2 =", "3 + 3 ="], "answer": [" 2", " four", " 6"], "question": ["a?", "b?", "c?"],
-        "domain": ["math"] * 3, "family": ["logic"] * 3, "messages": ['[{"role":"assistant"}]'] * 3, "tools": ["[]"] * 3,
-    }  # fmt: skip
+        "id": ["a", "b", "b"],
+        "prompt": ["1 + 1 =", "2 + 2 =", "3 + 3 ="],
+        "answer": [" 2", " four", " 6"],
+        "question": ["a?", "b?", "c?"],
+        "domain": ["math"] * 3,
+        "family": ["logic"] * 3,
+        "messages": ['[{"role":"assistant"}]'] * 3,
+        "tools": ["[]"] * 3,
+    }
     for name in ("problems", "prompts", "chats", "held_out"):
         pd.DataFrame(rows).to_parquet(output.path(f"{name}.parquet"))
     return ToyTable(num_rows=3)
@@ -126,7 +209,8 @@ def test_a_violation_names_contract_step_rule_column_and_rows(toy, tmp_path):
     message = str(violation.value)
     assert "contract problems is broken by write_toy_table" in message
     assert re.search(
-        r"answer in problems\.parquet: expect_column_values_to_match_regex .*found 1 of 3 rows.*answer=' four' id='b'", message
+        r"answer in problems\.parquet: expect_column_values_to_match_regex .*found 1 of 3 rows.*answer=' four' id='b'",
+        message,
     )
     assert re.search(r"id in problems\.parquet: expect_column_values_to_be_unique found 2 of 3 rows", message)
 
@@ -134,7 +218,9 @@ def test_a_violation_names_contract_step_rule_column_and_rows(toy, tmp_path):
 def test_spark_finds_what_pandas_finds_and_reads_the_tables_that_are_too_large(toy):
     """On a table that breaks one rule and holds the others."""
     table = next(table for table in read_contract("problems") if table.files == "problems.parquet")
-    (small, num_small), (large, num_large) = (read_table(toy, table, "problems", RESOURCES, bound) for bound in (10**9, 0))
+    (small, num_small), (large, num_large) = (
+        read_table(toy, table, "problems", RESOURCES, bound) for bound in (10**9, 0)
+    )
     assert isinstance(small, pd.DataFrame) and not isinstance(large, pd.DataFrame)
     assert num_small == num_large == 3
     found, same = check_table(table, small), check_table(table, large)
@@ -157,8 +243,14 @@ def test_a_missing_column_is_a_violation_that_names_it(toy, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"tables": [{"files": "x", "columns": ["a"]}]}, r"mine\.yaml: a contract has `tables`.*'expectations' is wrong"),
-        ({"tables": [{"files": "x", "columns": ["a"], "expectations": [{"type": "expect_magic"}]}]}, "no expectation expect_magic"),
+        (
+            {"tables": [{"files": "x", "columns": ["a"]}]},
+            r"mine\.yaml: a contract has `tables`.*'expectations' is wrong",
+        ),
+        (
+            {"tables": [{"files": "x", "columns": ["a"], "expectations": [{"type": "expect_magic"}]}]},
+            "no expectation expect_magic",
+        ),
     ],
 )
 def test_a_mistake_in_a_contract_is_named(content, message, tmp_path, monkeypatch):
@@ -176,7 +268,8 @@ def test_an_unknown_contract_is_named_with_those_there_are():
 def test_a_changed_contract_file_changes_the_key_of_its_check_alone(toy):
     recipe = ContractRecipe(name="problems")
     keys = {
-        str(validate_contract.identity(recipe, {"subject": toy}, (f"data_contracts/{name}.yaml",))) for name in ("problems", "ingested")
+        str(validate_contract.identity(recipe, {"subject": toy}, (f"data_contracts/{name}.yaml",)))
+        for name in ("problems", "ingested")
     }
     assert len(keys) == 2
     assert "data_contracts" not in str(write_toy_table.identity(None, {}))

@@ -35,10 +35,14 @@ BANNED = {
 def spark_calls(path) -> set[str]:
     """Names of the methods and functions that a file calls on Spark frames and functions."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)}
+    return {
+        node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if "pyspark" in path.read_text(encoding="utf-8")], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if "pyspark" in path.read_text(encoding="utf-8")], ids=lambda path: path.stem
+)
 def test_nothing_that_depends_on_partitions_is_called(path):
     assert not {name: reason for name, reason in BANNED.items() if name in spark_calls(path)}
 
@@ -57,9 +61,20 @@ def test_modules_that_run_in_executors_import_neither_prefect_mlflow_infra_nor_s
     from tests.house.test_house import imports, name_of
 
     shipped = {
-        name_of(path): path for path in FILES if re.search(r"Runs in\s+executors|inside Spark executors", path.read_text(encoding="utf-8"))
+        name_of(path): path
+        for path in FILES
+        if re.search(r"Runs in\s+executors|inside Spark executors", path.read_text(encoding="utf-8"))
     }
-    known = {"chat_records", "duplicate_candidates", "heuristics", "minhash", "overlap", "source_records", "tokenize_chats", "words"}
+    known = {
+        "chat_records",
+        "duplicate_candidates",
+        "heuristics",
+        "minhash",
+        "overlap",
+        "source_records",
+        "tokenize_chats",
+        "words",
+    }
     assert known <= {path.stem for path in shipped.values()}
     for module in closure(tuple(sorted(shipped))):
         names = {name.split(".")[0] for name in imports(module_path(module), runtime_only=True)}

@@ -62,7 +62,10 @@ def test_every_file_gives_its_share_and_within_it_the_smallest_hashes(tmp_path):
     everything = questions_from_files(files, 1000)
     chosen = questions_from_files(files, 20)
     assert len(everything) == 303 and len(chosen) == 20
-    of = {name: [question.item_id for question in chosen if f"/{name}/" in question.item_id] for name in ("large", "small")}
+    of = {
+        name: [question.item_id for question in chosen if f"/{name}/" in question.item_id]
+        for name in ("large", "small")
+    }
     assert len(of["small"]) == 3
     ordered = sorted((q.item_id for q in everything if "/large/" in q.item_id), key=order_hash)
     assert set(of["large"]) == set(ordered[:17])
@@ -84,17 +87,23 @@ def test_training_files_are_never_asked(tmp_path):
 def test_continuations_are_of_the_documents_and_the_right_one_is_behind_its_context():
     texts = {f"d{number}": " ".join(f"word{number}x{place}" for place in range(60)) for number in range(6)}
     rows = [{"id": name, "unit": f"record of {name}", "domain": "web", "text": text} for name, text in texts.items()]
-    questions = questions_from_documents([*rows, {"id": "short", "unit": "short", "domain": "web", "text": "too short"}], 100)
+    questions = questions_from_documents(
+        [*rows, {"id": "short", "unit": "short", "domain": "web", "text": "too short"}], 100
+    )
     assert len(questions) == 6 and len({question.answer for question in questions}) > 1
     for question in questions:
         text = texts[question.item_id.split("/")[-1]]
         right = question.choice_list[int(question.answer)]
-        assert text.startswith(f"{question.text} {right}") and len(question.choice_list) == 4 == len(set(question.choice_list))
+        assert text.startswith(f"{question.text} {right}") and len(question.choice_list) == 4 == len(
+            set(question.choice_list)
+        )
         assert {len(choice) for choice in question.choice_list} == {60}
         assert all(any(choice in other for other in texts.values()) for choice in question.choice_list)
     assert questions_from_documents(rows, 2) == questions[:2]
 
 
 def test_too_few_documents_of_a_domain_give_no_question():
-    rows = [{"id": str(number), "unit": str(number), "domain": "web", "text": f"{number} " * 400} for number in range(3)]
+    rows = [
+        {"id": str(number), "unit": str(number), "domain": "web", "text": f"{number} " * 400} for number in range(3)
+    ]
     assert questions_from_documents(rows, 10) == []

@@ -18,7 +18,15 @@ from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, accuracy, bits_per_byte, read_items
 from tasks.evaluation.select_evaluation_items import _choose_documents, _held_out
 from tasks.evaluation.suite import read_suite
-from tests.support.evaluation_fakes import BENCHMARK, DOCUMENTS, RECIPE, checkpoint, commit, evaluation_suite, toy_tokenizer
+from tests.support.evaluation_fakes import (
+    BENCHMARK,
+    DOCUMENTS,
+    RECIPE,
+    checkpoint,
+    commit,
+    evaluation_suite,
+    toy_tokenizer,
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +50,12 @@ def evaluation_of(store, name, batch_sequences=4, recipe=RECIPE):
 def test_suite_takes_documents_of_the_test_side_only_and_their_leading_characters(store):
     suite = evaluation_suite(store)
     record = suite.record
-    assert (record.num_documents, record.num_problems, record.num_chat_problems, record.num_choice_items) == (24, 24, 20, 4)
+    assert (record.num_documents, record.num_problems, record.num_chat_problems, record.num_choice_items) == (
+        24,
+        24,
+        20,
+        4,
+    )
     asked = {question.item_id: question.text for question in read_suite(suite.path("suite.parquet"))}
     assert not {"document/train", "document/validation"} & set(asked)
     assert asked["document/web-3"] == (DOCUMENTS["web"] * 4)[21:321]
@@ -51,17 +64,25 @@ def test_suite_takes_documents_of_the_test_side_only_and_their_leading_character
 def held_out_rows(path, sizes):
     """Documents of side `test`: (records, pieces of each, characters of a piece) by domain."""
     rows = [
-        {"id": document_id(domain, record, piece), "source": domain, "offset": record, "domain": domain, "split": "test",
-         "text": (f"{domain} {record} {piece} " * length)[:length]}
-        for domain, (records, pieces, length) in sizes.items() for record in range(records) for piece in range(pieces)
-    ]  # fmt: skip
+        {
+            "id": document_id(domain, record, piece),
+            "source": domain,
+            "offset": record,
+            "domain": domain,
+            "split": "test",
+            "text": (f"{domain} {record} {piece} " * length)[:length],
+        }
+        for domain, (records, pieces, length) in sizes.items()
+        for record in range(records)
+        for piece in range(pieces)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), path)
     return rows
 
 
 def test_every_domain_gets_twenty_records_within_the_same_budget(store, tmp_path):
-    """One domain fills the corpus, one has long documents, one few records in many pieces: each gives twenty records, or all that it has,
-    and the budget is used up by what comes first in the order of hashes."""
+    """One domain fills the corpus, one has long documents, one few records in many pieces: each gives twenty records,
+    or all that it has, and the budget is used up by what comes first in the order of hashes."""
     sizes = {"web": (400, 1, 400), "code": (30, 1, 4000), "math": (5, 40, 400)}
     rows = held_out_rows(tmp_path / "documents.parquet", sizes)
     toy_tokenizer().save(str(tmp_path / "tokenizer.json"))
@@ -74,8 +95,12 @@ def test_every_domain_gets_twenty_records_within_the_same_budget(store, tmp_path
     assert len(units["math"]) == 5 and min(len(units["code"]), len(units["web"])) >= 20
     whole = {f"document/{row['id']}": row["text"] for row in rows}
     cut = [question for question in chosen if len(question.text) < min(2000, len(whole[question.item_id]))]
-    assert {question.domain for question in cut} == {"code"} and all(whole[q.item_id].startswith(q.text) for q in chosen)
-    more, _ = _choose_documents(held_out, tmp_path / "tokenizer.json", recipe.model_copy(update={"max_document_tokens": 48_000}))
+    assert {question.domain for question in cut} == {"code"} and all(
+        whole[q.item_id].startswith(q.text) for q in chosen
+    )
+    more, _ = _choose_documents(
+        held_out, tmp_path / "tokenizer.json", recipe.model_copy(update={"max_document_tokens": 48_000})
+    )
     assert {question.item_id for question in chosen} < {question.item_id for question in more}
 
 
@@ -126,8 +151,12 @@ def test_special_tokens_written_out_in_a_document_are_plain_text(tmp_path):
 def test_answers_are_right_only_if_equal(store):
     artifact = evaluation_of(store, "trained")
     items = [item for item in read_items(artifact.path("items.parquet")) if item.kind == ARITHMETIC]
-    answers = {question.item_id: question.answer for question in read_suite(evaluation_suite(store).path("suite.parquet"))}
-    assert [item.score for item in items] == [float(item.output.split("\n")[0] == answers[item.item_id]) for item in items]
+    answers = {
+        question.item_id: question.answer for question in read_suite(evaluation_suite(store).path("suite.parquet"))
+    }
+    assert [item.score for item in items] == [
+        float(item.output.split("\n")[0] == answers[item.item_id]) for item in items
+    ]
     assert artifact.record.arithmetic_accuracy == pytest.approx(accuracy(items, ARITHMETIC), abs=1e-6)
 
 
@@ -191,8 +220,16 @@ def test_chat_answers_equal_generation_prompt_by_prompt(store):
     from tasks.evaluation.engine import end_token_ids, load_engine, reproducible_arithmetic
 
     artifact = checkpoint(store, "trained")
-    items = {item.item_id: item for item in read_items(evaluation_of(store, "trained").path("items.parquet")) if item.kind == CHAT_PROBLEM}
-    asked = [question for question in read_suite(evaluation_suite(store).path("suite.parquet")) if question.kind == CHAT_PROBLEM]
+    items = {
+        item.item_id: item
+        for item in read_items(evaluation_of(store, "trained").path("items.parquet"))
+        if item.kind == CHAT_PROBLEM
+    }
+    asked = [
+        question
+        for question in read_suite(evaluation_suite(store).path("suite.parquet"))
+        if question.kind == CHAT_PROBLEM
+    ]
     tokenizer = toy_tokenizer()
     prompts = [encode(tokenizer, problem_prompt(question.text, False))[0] for question in asked for _ in range(4)]
     sampling = Sampling(max_new_tokens=6, temperature=1.0, stop_token_ids=end_token_ids(tokenizer), seed=0)
@@ -200,12 +237,18 @@ def test_chat_answers_equal_generation_prompt_by_prompt(store):
         engine = load_engine(artifact.directory("hf"), weights_version="v", batch_sequences=24)
         drawn = engine.generate(prompts, sampling, "v")
     for number, question in enumerate(asked):
-        texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in drawn.token_ids[4 * number : 4 * number + 4]]
+        texts = [
+            tokenizer.decode(ids, skip_special_tokens=False) for ids in drawn.token_ids[4 * number : 4 * number + 4]
+        ]
         item = items[question.item_id]
         assert json.loads(item.output) == [answer_of(text) for text in texts]
         assert item.expected == str(int(question.text.split()[2]) + 1)
-        assert item.num_right == sum(answer_of(text) == item.expected for text in texts) == item.score * item.num_samples
-        assert item.log_probability == pytest.approx(sum(map(sum, drawn.log_probabilities[4 * number : 4 * number + 4])), abs=1e-2)
+        assert (
+            item.num_right == sum(answer_of(text) == item.expected for text in texts) == item.score * item.num_samples
+        )
+        assert item.log_probability == pytest.approx(
+            sum(map(sum, drawn.log_probabilities[4 * number : 4 * number + 4])), abs=1e-2
+        )
     record = evaluation_of(store, "trained").record
     assert record.pass_at_1 == pytest.approx(sum(item.num_right for item in items.values()) / 80, abs=1e-6)
 

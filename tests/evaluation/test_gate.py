@@ -1,4 +1,5 @@
-"""The gate: every bound on both sides and against everyone it is held to, bad candidates refused, margins that do not add up."""
+"""The gate: every bound on both sides and against everyone it is held to, bad candidates refused, margins that do not
+add up."""
 
 from __future__ import annotations
 
@@ -20,7 +21,18 @@ from tasks.evaluation.expert_use import ExpertUse, write_expert_use
 from tasks.evaluation.items import suite_digest, write_items
 from tasks.release.decide_quantization import decide_quantization
 from tests.support.evaluation_fakes import commit
-from tests.support.gate_items import BALANCED, GATE, MARGINS, NUM_ITEMS, WORSE, answers_of, document, items_of, mixed, problem
+from tests.support.gate_items import (
+    BALANCED,
+    GATE,
+    MARGINS,
+    NUM_ITEMS,
+    WORSE,
+    answers_of,
+    document,
+    items_of,
+    mixed,
+    problem,
+)
 
 
 class Evaluation(Record):
@@ -50,15 +62,21 @@ def evaluated(store):
 
 @pytest.fixture
 def decide(store, evaluated):
-    """Commits evaluations with the given items and decides about the first; `anchors`: items by figure, or those of all figures."""
+    """Commits evaluations with the given items and decides about the first; `anchors`: items by figure, or those of all
+    figures."""
 
     def run(items, champion=None, recipe=GATE, start=None, experts=BALANCED, anchors=None):
         rival, before = (None if others is None else evaluated(others) for others in (champion, start))
         named = dict.fromkeys(FIGURES, anchors) if isinstance(anchors, list) else anchors
         return commit(
-            store, decide_gate, evaluation=evaluated(items, experts), start_evaluation=before, champion_evaluation=rival,
-            anchors=None if named is None else Anchors({figure: evaluated(others) for figure, others in named.items()}), recipe=recipe,
-        )  # fmt: skip
+            store,
+            decide_gate,
+            evaluation=evaluated(items, experts),
+            start_evaluation=before,
+            champion_evaluation=rival,
+            anchors=None if named is None else Anchors({figure: evaluated(others) for figure, others in named.items()}),
+            recipe=recipe,
+        )
 
     return run
 
@@ -77,7 +95,11 @@ def refused_by(artifact):
     [
         ("bits_per_byte", items_of([2.0] * NUM_ITEMS), items_of([2.01] * NUM_ITEMS)),
         ("arithmetic_accuracy", items_of(arithmetic=0.25), items_of(arithmetic=0.225)),
-        ("pass_at_1", items_of(answers=[*answers_of(0.5)[:20], *answers_of(0.0)[20:]]), items_of(answers=answers_of(0.2))),
+        (
+            "pass_at_1",
+            items_of(answers=[*answers_of(0.5)[:20], *answers_of(0.0)[20:]]),
+            items_of(answers=answers_of(0.2)),
+        ),
         ("choice_accuracy", items_of(choice=0.25), items_of(choice=0.225)),
         (
             "distinct_answer_share",
@@ -101,8 +123,12 @@ def test_more_different_answers_than_right_ones_count_as_all(decide):
 
 def test_without_questions_choice_has_no_bound_unless_a_floor_demands_them(decide):
     assert refused_by(decide(items_of(choice=None))) == {("choice_accuracy", "")}
-    decision = decide(items_of(choice=None), items_of(choice=None), GATE.model_copy(update={"min_choice_accuracy": 0.0}))
-    assert decision.record.accepted and not [bound for bound in decision.record.bounds if bound.figure == "choice_accuracy"]
+    decision = decide(
+        items_of(choice=None), items_of(choice=None), GATE.model_copy(update={"min_choice_accuracy": 0.0})
+    )
+    assert decision.record.accepted and not [
+        bound for bound in decision.record.bounds if bound.figure == "choice_accuracy"
+    ]
 
 
 @pytest.mark.parametrize("against", ["start", "champion", "anchor"])
@@ -114,13 +140,19 @@ def test_every_figure_is_defended_against_everyone(decide, figure, against):
     def lose(loss):
         candidate = WORSE[figure](loss)
         return (
-            decide(candidate, champion=candidate, anchors=items_of()) if against == "anchor" else decide(candidate, **{against: items_of()})
+            decide(candidate, champion=candidate, anchors=items_of())
+            if against == "anchor"
+            else decide(candidate, **{against: items_of()})
         )
 
     held, refused = lose({"pass_at_1": 0.1, "bits_per_byte": 0.09}.get(figure, 0.025)), lose(0.5)
     assert held.record.accepted, held.record.refusals
     bound = bound_of(refused, figure, against)
-    assert bound.outcome == "broken" and bound.interval[0] <= bound.value <= bound.interval[1] and abs(bound.limit) == margin
+    assert (
+        bound.outcome == "broken"
+        and bound.interval[0] <= bound.value <= bound.interval[1]
+        and abs(bound.limit) == margin
+    )
     domains = {("bits_per_byte of domain web", against)} if figure == "bits_per_byte" else set()
     assert refused_by(refused) == {(figure, against)} | domains
     assert f"{figure} differs from the {against}'s by" in refused.record.refusals[0]
@@ -145,7 +177,8 @@ def test_no_single_domain_may_be_forgotten_even_if_the_others_make_up_for_it(dec
 
 
 def test_a_domain_of_few_documents_is_undecided_and_refused_only_for_certain(decide):
-    """Two documents cannot show that nothing was forgotten, eight can show that all was; the documents together need twenty."""
+    """Two documents cannot show that nothing was forgotten, eight can show that all was; the documents together need
+    twenty."""
     before = items_of(documents=mixed(code=(2, 1.0), rust=(8, 1.0), web=(40, 1.0)))
     documents = [*mixed(code=(2, 1.2)), *mixed(x=(2, 0), rust=(8, 1.9))[2:], *mixed(x=(10, 0), web=(40, 0.7))[10:]]
     decision = decide(items_of(documents=documents), start=before)
@@ -168,7 +201,10 @@ def test_pieces_of_one_record_are_one_document(decide):
     bits = np.random.default_rng(1).normal(1.0, 0.3, 40)
     pieces = [document(number, value, unit=f"record {number // 4}") for number, value in enumerate(bits)]
     before = [document(number, 1.0, unit=f"record {number // 4}") for number in range(40)]
-    assert bound_of(decide(items_of(documents=pieces), items_of(documents=before)), "bits_per_byte", "champion").num_items == 10
+    assert (
+        bound_of(decide(items_of(documents=pieces), items_of(documents=before)), "bits_per_byte", "champion").num_items
+        == 10
+    )
     whole = [document(number, bits[4 * number : 4 * number + 4].mean()) for number in range(10)]
     assert bits_difference(pieces, before).interval == pytest.approx(bits_difference(whole, before[:10]).interval)
 
@@ -177,7 +213,9 @@ def test_a_repository_and_its_files_do_not_count_twice(decide):
     """The figure over all documents is that of the files; the repositories made of them are judged as a domain."""
     files, both = mixed(code=(30, 1.2)), mixed(code=(30, 1.2), repository=(30, 3.0))
     before = mixed(code=(30, 1.0), repository=(30, 1.0))
-    decision = decide(items_of(documents=both), items_of(documents=before), GATE.model_copy(update={"max_bits_per_byte": 9.0}))
+    decision = decide(
+        items_of(documents=both), items_of(documents=before), GATE.model_copy(update={"max_bits_per_byte": 9.0})
+    )
     without = decide(items_of(documents=files), items_of(documents=before[:30]))
     for against in ("", "champion"):
         ours, theirs = (bound_of(each, "bits_per_byte", against) for each in (decision, without))
@@ -206,7 +244,9 @@ def test_a_phase_may_not_lower_its_own_figure_beyond_the_interval_whatever_the_m
     bound = bound_of(decision, "pass_at_1", "start")
     assert bound.interval[0] > -0.5 and bound.interval[1] < 0 and decision.record.accepted == accepted
     assert ("the phase is trained for this figure" in bound.sentence) != accepted
-    within_noise = [[*answers[:-1], "noise"] if number < 2 else answers for number, answers in enumerate(answers_of(1.0))]
+    within_noise = [
+        [*answers[:-1], "noise"] if number < 2 else answers for number, answers in enumerate(answers_of(1.0))
+    ]
     assert decide(items_of(answers=within_noise), start=items_of(), recipe=recipe).record.accepted
 
 
@@ -217,15 +257,23 @@ def test_reinforcement_learning_of_every_scale_holds_pass_at_1():
 
 
 @pytest.mark.parametrize(("share_left", "accepted"), [(1.0, True), (0.5, False), (0.0, False)])
-def test_tiny_refuses_reinforcement_learning_that_halves_its_few_right_answers_and_no_redraw(decide, share_left, accepted):
+def test_tiny_refuses_reinforcement_learning_that_halves_its_few_right_answers_and_no_redraw(
+    decide, share_left, accepted
+):
     """96 problems of which 4.2 % of the answers are right, the chance of each problem another."""
     scale, chance = load_scale("tiny"), np.random.default_rng(46)
-    recipe, right = scale.evaluation.recipe, chance.beta(0.2, 0.2 / 0.042 - 0.2, scale.evaluation.recipe.num_chat_problems)
+    recipe, right = (
+        scale.evaluation.recipe,
+        chance.beta(0.2, 0.2 / 0.042 - 0.2, scale.evaluation.recipe.num_chat_problems),
+    )
 
     def drawn(chances):
         counts = chance.binomial(recipe.samples_per_problem, chances)
         return items_of(
-            answers=[[str(n)] * count + [f"wrong {n}"] * (recipe.samples_per_problem - count) for n, count in enumerate(counts)]
+            answers=[
+                [str(n)] * count + [f"wrong {n}"] * (recipe.samples_per_problem - count)
+                for n, count in enumerate(counts)
+            ]
         )
 
     decision = decide(drawn(share_left * right), start=drawn(right), recipe=scale.phases[-1].recipe.gate)
@@ -234,9 +282,14 @@ def test_tiny_refuses_reinforcement_learning_that_halves_its_few_right_answers_a
 
 
 def test_margins_do_not_add_up_over_releases(decide):
-    """Each release is 0.9 margins worse than the one before: the first passes, the second is refused by the anchor, not by the champion."""
+    """Each release is 0.9 margins worse than the one before: the first passes, the second is refused by the anchor, not
+    by the champion."""
     for figure, loss in (("bits_per_byte", 0.09), ("pass_at_1", 0.1)):
-        first, second, third = items_of(), WORSE[figure](loss), WORSE[figure](3 * loss if figure == "pass_at_1" else 2 * loss)
+        first, second, third = (
+            items_of(),
+            WORSE[figure](loss),
+            WORSE[figure](3 * loss if figure == "pass_at_1" else 2 * loss),
+        )
         promoted = decide(second, first, anchors=first)
         assert promoted.record.accepted and figure not in promoted.record.anchored, "what is worse is no anchor"
         against_champion_only = decide(third, second)
@@ -257,12 +310,15 @@ def test_the_anchor_of_a_figure_moves_only_to_what_is_better_beyond_the_interval
     ):
         decision = decide(candidate, reigning, anchors=reigning)
         assert decision.record.accepted and decision.record.anchored == anchored, decision.record.refusals
-    assert not [bound for bound in decision.record.bounds if bound.against == "anchor"], "the champion is the anchor: compared once"
+    assert not [bound for bound in decision.record.bounds if bound.against == "anchor"], (
+        "the champion is the anchor: compared once"
+    )
     assert set(decision.record.anchor_digests) == set(FIGURES)
 
 
 def ideal_loads(trials, num_tokens, seed, num_layers=89, num_experts=160, num_per_token=8):
-    """Loads of routers that send tokens to random experts: (trials, layers, experts). With replacement, which spreads a little more."""
+    """Loads of routers that send tokens to random experts: (trials, layers, experts). With replacement, which spreads a
+    little more."""
     chance = np.random.default_rng(seed)
     equal = np.full(num_experts, 1 / num_experts)
     return chance.multinomial(num_tokens * num_per_token, equal, size=(trials, num_layers))
@@ -297,23 +353,34 @@ def test_one_expert_with_a_fifth_more_load_in_one_layer_is_refused(decide, num_t
 
 
 def test_what_chance_explains_of_loads_is_what_random_routers_do():
-    """The bound that one router in a thousand exceeds: above the 99 % quantile of a hundred simulated ones, and not by much."""
+    """The bound that one router in a thousand exceeds: above the 99 % quantile of a hundred simulated ones, and not by
+    much."""
     from tasks.evaluation.expert_use import chance_cv, chance_load
 
-    layers = [as_layers(counts, 20_000) for counts in ideal_loads(300, 20_000, 48, num_layers=6, num_experts=32, num_per_token=2)]
+    layers = [
+        as_layers(counts, 20_000)
+        for counts in ideal_loads(300, 20_000, 48, num_layers=6, num_experts=32, num_per_token=2)
+    ]
     for explained, name in ((chance_load(layers[0]), "load"), (chance_cv(layers[0]), "cv")):
         worst = sorted(max(getattr(use, name) for use in each) for each in layers)
         excess = (explained - 1, worst[296] - 1) if name == "load" else (explained, worst[296])
         assert excess[1] < excess[0] < 1.35 * excess[1]
 
 
-@pytest.mark.parametrize(("counts", "accepted"), [((15, 5, 10, 10), True), ((16, 4, 10, 10), False), ((15, 15, 5, 5), True)])
+@pytest.mark.parametrize(
+    ("counts", "accepted"), [((15, 5, 10, 10), True), ((16, 4, 10, 10), False), ((15, 15, 5, 5), True)]
+)
 def test_the_most_used_expert_of_the_worst_layer_may_be_so_far_above_the_mean(decide, counts, accepted):
     """On a hundred million tokens chance explains nothing: 1.5 is allowed."""
-    layers = [ExpertUse(0, (50_000_000,) * 4, 100_000_000), ExpertUse(1, tuple(5_000_000 * count for count in counts), 100_000_000)]
+    layers = [
+        ExpertUse(0, (50_000_000,) * 4, 100_000_000),
+        ExpertUse(1, tuple(5_000_000 * count for count in counts), 100_000_000),
+    ]
     decision = decide(items_of(), experts=layers)
     assert bound_of(decision, "expert_load").value == max(counts) / 10
-    assert decision.record.accepted == accepted and refused_by(decision) == (set() if accepted else {("expert_load", "")})
+    assert decision.record.accepted == accepted and refused_by(decision) == (
+        set() if accepted else {("expert_load", "")}
+    )
 
 
 @pytest.mark.parametrize(("counts", "accepted"), [((14, 14, 2, 10, 10), True), ((15, 15, 0, 2, 8), False)])
@@ -328,7 +395,9 @@ def test_the_loads_of_a_layer_may_vary_so_much(decide, counts, accepted):
 
 def test_a_model_without_experts_is_not_judged_by_them(decide):
     decision = decide(items_of(), experts=())
-    assert decision.record.accepted and not [bound for bound in decision.record.bounds if bound.figure.startswith("expert")]
+    assert decision.record.accepted and not [
+        bound for bound in decision.record.bounds if bound.figure.startswith("expert")
+    ]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -386,10 +455,18 @@ def decide_files(store):
             return GgufScores(bits_per_byte=bits)
 
         recipe = ReleaseRecipe(
-            gguf_types=("F32", "Q8_0"), smoke_prompts=("a",), smoke_prompt_tokens=1, smoke_new_tokens=1, smoke_min_margin=0.01,
-            max_quantization_bits_per_byte=0.02, num_quantization_documents=1, max_quantization_document_tokens=1,
-        )  # fmt: skip
-        return commit(store, decide_quantization, gguf_evaluation=commit(store, evaluate_gguf, repr(bits)), recipe=recipe).record
+            gguf_types=("F32", "Q8_0"),
+            smoke_prompts=("a",),
+            smoke_prompt_tokens=1,
+            smoke_new_tokens=1,
+            smoke_min_margin=0.01,
+            max_quantization_bits_per_byte=0.02,
+            num_quantization_documents=1,
+            max_quantization_document_tokens=1,
+        )
+        return commit(
+            store, decide_quantization, gguf_evaluation=commit(store, evaluate_gguf, repr(bits)), recipe=recipe
+        ).record
 
     return run
 

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from tasks.evaluation.comparisons import POWER
-from tasks.evaluation.intervals import MIN_ITEMS, UNBOUNDED, paired_share_interval, pass_at_k, ratio_interval, share_interval, t_quantile
+from tasks.evaluation.intervals import (
+    MIN_ITEMS,
+    UNBOUNDED,
+    paired_share_interval,
+    pass_at_k,
+    ratio_interval,
+    share_interval,
+    t_quantile,
+)
 
 NUM_TRIALS = 500
 NOISE = 0.025
@@ -55,8 +63,9 @@ def covered(draw, interval, truth, seed):
     ],
 )
 def test_ratio_intervals_hold_the_truth_for_skewed_items_too(kind, least, num_items, fewer_resamples):
-    """Measured over 2,000 trials at 20 and 50 items: normal 0.952 and 0.951, exponential 0.948, log-normal 0.916 and 0.933, unequal lengths
-    0.933 and 0.940, heavy tails 0.925 and 0.928. The percentile bootstrap had 0.928, 0.900, 0.860, 0.885 and 0.903 at 20."""
+    """Measured over 2,000 trials at 20 and 50 items: normal 0.952 and 0.951, exponential 0.948, log-normal 0.916 and
+    0.933, unequal lengths 0.933 and 0.940, heavy tails 0.925 and 0.928. The percentile bootstrap had 0.928, 0.900,
+    0.860, 0.885 and 0.903 at 20."""
 
     def draw(chance):
         lengths = chance.lognormal(0, 0.7, num_items) if "length" in kind else np.ones(num_items)
@@ -65,7 +74,7 @@ def test_ratio_intervals_hold_the_truth_for_skewed_items_too(kind, least, num_it
             "exponential": lambda: chance.exponential(1, num_items) - 1,
             "log-normal": lambda: chance.lognormal(0, 1, num_items) - math.exp(0.5),
             "heavy tails": lambda: chance.standard_t(4, num_items),
-        }[kind.split(",")[0]]()  # fmt: skip
+        }[kind.split(",")[0]]()
         return (lengths * rates).tolist(), lengths.tolist()
 
     assert covered(draw, ratio_interval, 0.0, 7) >= least - NOISE
@@ -79,7 +88,9 @@ def test_below_twenty_items_students_interval_is_right_for_normal_ones(num_items
 
 
 @pytest.mark.parametrize("num_items", [MIN_ITEMS, 50])
-@pytest.mark.parametrize(("lost", "won"), [(0.0, 0.0), (0.02, 0.0), (0.1, 0.02), (0.05, 0.05), (0.44, 0.0), (0.25, 0.25)])
+@pytest.mark.parametrize(
+    ("lost", "won"), [(0.0, 0.0), (0.02, 0.0), (0.1, 0.02), (0.05, 0.05), (0.44, 0.0), (0.25, 0.25)]
+)
 def test_paired_shares_hold_the_truth_where_few_or_no_items_differ(lost, won, num_items):
     """Items of one answer each, of them so many lost and won."""
 
@@ -119,7 +130,9 @@ def test_studentized_bootstrap_equals_a_naive_loop(num_items):
         again, spread = ratio_and_error(above[drawn], below[drawn])
         quotients.append((again - ratio) / spread)
     low, high = np.quantile(quotients, [0.025, 0.975])
-    assert ratio_interval(above.tolist(), below.tolist()) == pytest.approx((ratio - high * error, ratio - low * error), abs=0.25 * error)
+    assert ratio_interval(above.tolist(), below.tolist()) == pytest.approx(
+        (ratio - high * error, ratio - low * error), abs=0.25 * error
+    )
 
 
 def test_equal_items_give_an_interval_without_width_and_one_item_gives_none():
@@ -130,18 +143,21 @@ def test_equal_items_give_an_interval_without_width_and_one_item_gives_none():
 
 @pytest.mark.parametrize(("num_right", "num_tried"), [(0, 30), (7, 30), (30, 30)])
 def test_share_interval_ends_where_the_observation_is_just_not_surprising(num_right, num_tried):
-    """Wilson's ends are the shares under which the observed one lies a quantile of standard errors off: independent tries count one each,
-    but for the one that the mean takes."""
+    """Wilson's ends are the shares under which the observed one lies a quantile of standard errors off: independent
+    tries count one each, but for the one that the mean takes."""
     lower, upper = share_interval([1.0] * num_right + [0.0] * (num_tried - num_right), [1] * num_tried)
     effective = num_tried - 1 if 0 < num_right < num_tried else num_tried
     for end in (lower, upper):
         if 0 < end < 1:
-            assert abs(num_right / num_tried - end) / (end * (1 - end) / effective) ** 0.5 == pytest.approx(t_quantile(num_tried - 1))
+            assert abs(num_right / num_tried - end) / (end * (1 - end) / effective) ** 0.5 == pytest.approx(
+                t_quantile(num_tried - 1)
+            )
     assert lower <= num_right / num_tried <= upper and lower < upper
 
 
 def test_as_many_items_as_an_undecided_comparison_asks_for_decide_it_four_times_in_five():
-    """Equal shares of 0.5 at a margin of 0.1: of 40 problems hardly one trial passes, of as many as asked for four in five do."""
+    """Equal shares of 0.5 at a margin of 0.1: of 40 problems hardly one trial passes, of as many as asked for four in
+    five do."""
     chance = np.random.default_rng(11)
 
     def passed(num_items):
@@ -149,7 +165,9 @@ def test_as_many_items_as_an_undecided_comparison_asks_for_decide_it_four_times_
         for _ in range(NUM_TRIALS):
             differences = chance.integers(0, 2, num_items) - chance.integers(0, 2, num_items)
             found.append(paired_share_interval(differences.astype(float).tolist(), [1] * num_items))
-        return sum(lower > -0.1 for lower, _ in found) / NUM_TRIALS, float(np.mean([(upper - lower) / 2 for lower, upper in found]))
+        return sum(lower > -0.1 for lower, _ in found) / NUM_TRIALS, float(
+            np.mean([(upper - lower) / 2 for lower, upper in found])
+        )
 
     few, half = passed(40)
     enough, _ = passed(math.ceil(POWER * 40 * (half / 0.1) ** 2))

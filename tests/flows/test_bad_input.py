@@ -33,7 +33,9 @@ def test_unknown_key_in_a_yaml(tmp_path):
     tree = yaml.safe_load((ROOT / "configs" / "micro.yaml").read_text())
     tree["model"]["recipe"]["hidden_sise"] = 3
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tree))
-    expect(glm46("plan", str(tmp_path / "mine.yaml"), home=tmp_path), 2, "mine.yaml: model.recipe.hidden_sise: unknown key")
+    expect(
+        glm46("plan", str(tmp_path / "mine.yaml"), home=tmp_path), 2, "mine.yaml: model.recipe.hidden_sise: unknown key"
+    )
 
 
 def test_unknown_stage_and_an_entry_without_weights(tmp_path):
@@ -47,9 +49,17 @@ def test_unknown_stage_and_an_entry_without_weights(tmp_path):
 
 
 def test_what_plan_knows_is_refused_before_anything_is_computed(tmp_path):
-    expect(glm46("run", "air_lora", "--from", "sft", "--start", str(tmp_path), home=tmp_path / "home"), 2, "adapter.kind lora")
+    expect(
+        glm46("run", "air_lora", "--from", "sft", "--start", str(tmp_path), home=tmp_path / "home"),
+        2,
+        "adapter.kind lora",
+    )
     text = (ROOT / "configs" / "micro.yaml").read_text()
-    for master, part in (("yarn", "HADOOP_CONF_DIR"), ("spark://127.0.0.1:1", "does not answer"), ("spark://there", "spark://HOST:PORT")):
+    for master, part in (
+        ("yarn", "HADOOP_CONF_DIR"),
+        ("spark://127.0.0.1:1", "does not answer"),
+        ("spark://there", "spark://HOST:PORT"),
+    ):
         (tmp_path / "mine.yaml").write_text(text.replace('master: "local[2]"', f'master: "{master}"'))
         expect(glm46("run", str(tmp_path / "mine.yaml"), home=tmp_path / "home"), 2, "master", part)
     assert not (tmp_path / "home" / "prefect" / "prefect.db").exists()
@@ -96,7 +106,12 @@ def test_empty_corpus(tmp_path):
 def test_a_home_and_a_store_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     expect(glm46("run", "micro", home=tmp_path / "file"), 2, "GLM46_HOME", "cannot be written")
-    expect(glm46("run", "micro", "--store", str(tmp_path / "file"), home=tmp_path / "home"), 2, "store", "cannot be written")
+    expect(
+        glm46("run", "micro", "--store", str(tmp_path / "file"), home=tmp_path / "home"),
+        2,
+        "store",
+        "cannot be written",
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +122,13 @@ def test_no_java_and_no_compiler(variable, value, part, tmp_path):
 
 
 def test_a_file_system_without_room_is_refused_before_anything_starts(tmp_path):
-    expect(glm46("run", "micro", home=tmp_path, TMPDIR="/proc"), 2, "0.0 GiB free under /proc", "free at least 0.25 GiB", "TMPDIR")
+    expect(
+        glm46("run", "micro", home=tmp_path, TMPDIR="/proc"),
+        2,
+        "0.0 GiB free under /proc",
+        "free at least 0.25 GiB",
+        "TMPDIR",
+    )
 
 
 def test_chat_before_anything_was_promoted(tmp_path):
@@ -131,4 +152,6 @@ def test_a_log_that_cannot_be_written_hides_no_error(home, capsys):
     with pytest.raises(typer.Exit), failures(home):
         raise OSError("the disk is full")
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "glm46: OSError: the disk is full" and "No space left on device): make room on that disk" in said[1]
+    assert (
+        said[0] == "glm46: OSError: the disk is full" and "No space left on device): make room on that disk" in said[1]
+    )

@@ -1,5 +1,5 @@
-"""`glm46 up`, its deployments and worker: wrong parameters, a worker and a flow run that are killed, a retry, ports in use, passwords,
-and what other users and web pages may ask of its servers: nothing."""
+"""`glm46 up`, its deployments and worker: wrong parameters, a worker and a flow run that are killed, a retry, ports in
+use, passwords, and what other users and web pages may ask of its servers: nothing."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ class Deployed:
         return (self.home / "prefect" / "password").read_text()
 
     def api(self, path: str, body: dict | None = None, deadline: float | None = None, **headers: str) -> Any:
-        """One request to Prefect, with the password unless other headers are given; a refused one raises ValueError with the server's
-        words. Repeated where a busy database makes it answer 503, as Prefect's own clients do."""
+        """One request to Prefect, with the password unless other headers are given; a refused one raises ValueError
+        with the server's words. Repeated where a busy database makes it answer 503, as Prefect's own clients do."""
         deadline = deadline or time.monotonic() + BUSY_SECONDS
         headers = headers or {"Authorization": f"Basic {base64.b64encode(self.password.encode()).decode()}"}
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.ports[0]}/api/{path}", headers={"Content-Type": "application/json", **headers},
+            f"http://127.0.0.1:{self.ports[0]}/api/{path}",
+            headers={"Content-Type": "application/json", **headers},
             data=None if body is None else json.dumps(body).encode(),
-        )  # fmt: skip
+        )
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return json.loads(answer.read())
@@ -71,7 +72,9 @@ class Deployed:
     def start(self, **parameters: str) -> str:
         """Id of a new run of glm46/full-pipeline."""
         deployment = self.api("deployments/name/glm46/full-pipeline")["id"]
-        return self.api(f"deployments/{deployment}/create_flow_run", {"parameters": parameters, "enforce_parameter_schema": True})["id"]
+        return self.api(
+            f"deployments/{deployment}/create_flow_run", {"parameters": parameters, "enforce_parameter_schema": True}
+        )["id"]
 
     def wait(self, flow_run: str, *states: str) -> dict[str, Any]:
         """The flow run once it is in one of the states."""
@@ -108,7 +111,9 @@ def test_deployments_state_their_parameters_with_help_and_a_schedule(deployed):
     assert nightly["global_concurrency_limit"]["limit"] == 1
 
 
-@pytest.mark.parametrize(("name", "value", "allowed"), [("scale", "hugee", "micro"), ("until", "lunch", "release_model")])
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"), [("scale", "hugee", "micro"), ("until", "lunch", "release_model")]
+)
 def test_a_wrong_choice_is_refused_before_a_run_exists(name, value, allowed, deployed):
     with pytest.raises(ValueError, match=rf"{value}.*{allowed}"):
         deployed.start(**{name: value})
@@ -120,7 +125,8 @@ def test_a_missing_directory_fails_at_once_and_says_so(deployed, tmp_path):
 
 
 def test_a_killed_flow_run_and_worker_come_back(deployed):
-    """Both are killed; `up` starts a worker, leaves the servers, and crashes the run; retried, it completes under its own MLflow run."""
+    """Both are killed; `up` starts a worker, leaves the servers, and crashes the run; retried, it completes under its
+    own MLflow run."""
     before = deployed.recorded["pids"]
     flow_run = deployed.start(scale="micro", until="prepare_data")
     process = int(deployed.wait(flow_run, "Running")["infrastructure_pid"])
@@ -134,16 +140,22 @@ def test_a_killed_flow_run_and_worker_come_back(deployed):
     again = deployed.up()
     assert again.exit_code == 0, again.stderr
     after = deployed.recorded["pids"]
-    assert {name: after[name] for name in ("prefect", "mlflow")} == {name: before[name] for name in ("prefect", "mlflow")}
+    assert {name: after[name] for name in ("prefect", "mlflow")} == {
+        name: before[name] for name in ("prefect", "mlflow")
+    }
     assert after["worker"] != before["worker"]
     assert "retry to continue" in deployed.wait(flow_run, "Crashed")["state"]["message"]
-    deployed.api(f"flow_runs/{flow_run}/set_state", {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True})
+    deployed.api(
+        f"flow_runs/{flow_run}/set_state", {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
+    )
     assert deployed.wait(flow_run, "Completed", "Failed", "Crashed")["state_name"] == "Completed"
 
     from infra.registry.experiment_tracking import connect, run_ids
 
     client = connect(deployed.recorded["mlflow"])
-    assert [client.get_run(run_id).info.status for run_id in run_ids(client, "glm46.flow_run", flow_run)] == ["FINISHED"]
+    assert [client.get_run(run_id).info.status for run_id in run_ids(client, "glm46.flow_run", flow_run)] == [
+        "FINISHED"
+    ]
 
 
 def test_flow_runs_that_fall_silent_are_watched(deployed):
@@ -154,38 +166,63 @@ def test_flow_runs_that_fall_silent_are_watched(deployed):
 
 def test_a_page_of_another_site_is_not_answered_and_starts_nothing(deployed, tmp_path):
     deployment = deployed.api("deployments/name/glm46/full-pipeline")["id"]
-    wanted = {"job_variables": {"command": f"touch {tmp_path / 'run'}"}, "state": {"type": "SCHEDULED"}, "parameters": {"scale": "micro"}}
+    wanted = {
+        "job_variables": {"command": f"touch {tmp_path / 'run'}"},
+        "state": {"type": "SCHEDULED"},
+        "parameters": {"scale": "micro"},
+    }
     for path, body in (("deployments/filter", {}), (f"deployments/{deployment}/create_flow_run", wanted)):
         with pytest.raises(ValueError, match="Unauthorized"):
             deployed.api(path, body, Origin="https://evil.example")
     for origin, allowed in (("https://evil.example", None), (f"http://127.0.0.1:{deployed.ports[0]}",) * 2):
-        asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        asked = {
+            "Origin": origin,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization",
+        }
         assert (
-            answer_headers("OPTIONS", f"{deployed.recorded['prefect']}/api/deployments/filter", asked).get("Access-Control-Allow-Origin")
+            answer_headers("OPTIONS", f"{deployed.recorded['prefect']}/api/deployments/filter", asked).get(
+                "Access-Control-Allow-Origin"
+            )
             == allowed
         )
     for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
         with pytest.raises(urllib.error.HTTPError, match="403"):
             question = f"{deployed.recorded['mlflow']}/api/2.0/mlflow/experiments/search"
-            urllib.request.urlopen(urllib.request.Request(question, b"{}", {"Content-Type": "application/json", **headers}), timeout=30)
+            urllib.request.urlopen(
+                urllib.request.Request(question, b"{}", {"Content-Type": "application/json", **headers}), timeout=30
+            )
 
 
-@pytest.mark.parametrize("variables", [{"command": "true"}, {"env": {"PATH": "/"}}, {"env.PATH": "/"}, {"working_dir": "/"}])
+@pytest.mark.parametrize(
+    "variables", [{"command": "true"}, {"env": {"PATH": "/"}}, {"env.PATH": "/"}, {"working_dir": "/"}]
+)
 def test_a_run_cannot_name_its_command_or_environment(deployed, variables):
     deployment = deployed.api("deployments/name/glm46/full-pipeline")["id"]
     with pytest.raises(ValueError, match="Additional properties are not allowed"):
-        deployed.api(f"deployments/{deployment}/create_flow_run", {"job_variables": variables, "parameters": {"scale": "micro"}})
+        deployed.api(
+            f"deployments/{deployment}/create_flow_run", {"job_variables": variables, "parameters": {"scale": "micro"}}
+        )
 
 
 def test_other_users_can_read_neither_password_nor_databases_and_no_log_holds_it(deployed):
     modes = {name: (deployed.home / name).stat().st_mode & 0o777 for name in (".", "run", "prefect")}
     assert set(modes.values()) == {0o700}
-    private = ["prefect/password", "prefect/prefect.db", "mlflow/mlflow.db", "run/environment.sh", "run/prefect.log", "run/worker.log"]
+    private = [
+        "prefect/password",
+        "prefect/prefect.db",
+        "mlflow/mlflow.db",
+        "run/environment.sh",
+        "run/prefect.log",
+        "run/worker.log",
+    ]
     assert {(deployed.home / name).stat().st_mode & 0o777 for name in private} == {0o600}
     token = deployed.password.partition(":")[2].encode()
     assert len(token) >= 40
     holders = {
-        path.relative_to(deployed.home).as_posix() for path in deployed.home.rglob("*") if path.is_file() and token in path.read_bytes()
+        path.relative_to(deployed.home).as_posix()
+        for path in deployed.home.rglob("*")
+        if path.is_file() and token in path.read_bytes()
     }
     assert holders == {"prefect/password", "run/environment.sh"}
     commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
@@ -233,11 +270,15 @@ def test_postgres_by_url_and_its_password_is_written_nowhere(tmp_path_factory):
     with postgres(tmp_path_factory.mktemp("postgres"), "prefect", "mlflow") as (prefect, mlflow):
         urls = {PREFECT_DATABASE: prefect, MLFLOW_DATABASE: mlflow}
         try:
-            started = glm46("up", "--prefect-port", str(up.ports[0]), "--mlflow-port", str(up.ports[1]), home=up.home, **urls)
+            started = glm46(
+                "up", "--prefect-port", str(up.ports[0]), "--mlflow-port", str(up.ports[1]), home=up.home, **urls
+            )
             assert started.exit_code == 0, started.stderr
             assert up.api("deployments/name/glm46/nightly")["name"] == "nightly"
             assert not list(up.home.rglob("*.db"))
-            assert not [path for path in up.home.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
+            assert not [
+                path for path in up.home.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()
+            ]
             commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
             assert not [command for command in commands if PASSWORD in command]
         finally:

@@ -1,4 +1,5 @@
-"""The micro run from raw documents to a promoted, served model, by the real command line; then what must be cached and what must not."""
+"""The micro run from raw documents to a promoted, served model, by the real command line; then what must be cached and
+what must not."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def micro(tmp_path_factory):
 def test_the_micro_run_ends_in_a_promoted_model(micro):
     finished, home = micro
     outcome = finished.outcome
-    assert (outcome["promoted"], outcome["alias"], outcome["version"]) == (True, "champion", "4"), "one version per phase"
+    assert (outcome["promoted"], outcome["alias"], outcome["version"]) == (True, "champion", "4"), (
+        "one version per phase"
+    )
     assert len(outcome["digest"]) == 64
     assert all({"name", "seconds", "cached", "digest"} <= set(stage) for stage in outcome["stages"])
     report = home / "reports" / "micro.html"
@@ -42,9 +45,12 @@ def test_a_second_run_computes_nothing_and_imports_nothing_heavy(micro):
     assert again.outcome["digest"] == first.outcome["digest"]
     assert again.outcome["version"] == "4"
     assert again.digests == {name: digest for name, digest in first.digests.items() if name in again.digests}
-    imported = {line.rsplit("|", 1)[-1].strip() for line in again.stderr.splitlines() if line.startswith("import time:")}
+    imported = {
+        line.rsplit("|", 1)[-1].strip() for line in again.stderr.splitlines() if line.startswith("import time:")
+    }
     assert not imported & {"torch", "great_expectations", "deepspeed"}
-    # pyspark stands in sys.modules all the same: mlflow's own client imports the package (mlflow/types/schema.py); no JVM starts
+    # pyspark stands in sys.modules all the same: mlflow's own client imports the package (mlflow/types/schema.py); no
+    # JVM starts
 
 
 def test_the_promoted_model_answers(micro):
@@ -57,7 +63,12 @@ def test_the_champion_is_traced_to_its_sources_without_a_server(micro):
     _, home = micro
     traced = glm46("lineage", "model", "champion", "--scale", "micro", "--json", home=home)
     assert traced.exit_code == 0, traced.stderr
-    assert [phase["name"] for phase in json.loads(traced.stdout)["phases"]] == ["pretrain_general", "mid_reasoning", "sft", "rl_reasoning"]
+    assert [phase["name"] for phase in json.loads(traced.stdout)["phases"]] == [
+        "pretrain_general",
+        "mid_reasoning",
+        "sft",
+        "rl_reasoning",
+    ]
 
 
 def test_doctor_reads_every_file_of_the_store(micro):
@@ -84,4 +95,6 @@ def test_an_edited_comment_is_cached_and_an_edited_helper_runs_its_dependents_on
     assert not {"ingest_documents", "deduplicate_documents", "split_documents"} & set(edited.computed)
     reasons = {stage["name"]: stage["reason"] for stage in edited.outcome["stages"]}
     assert reasons["filter_documents"] == "code changed"
-    assert edited.digests["filter_documents"] == first.digests["filter_documents"], "the same output has the same digest"
+    assert edited.digests["filter_documents"] == first.digests["filter_documents"], (
+        "the same output has the same digest"
+    )

@@ -1,4 +1,5 @@
-"""Ctrl-C, SIGTERM and a closed terminal: a command says at once that it ends and what goes on without it; jobs are listed and stopped."""
+"""Ctrl-C, SIGTERM and a closed terminal: a command says at once that it ends and what goes on without it; jobs are
+listed and stopped."""
 
 from __future__ import annotations
 
@@ -31,8 +32,12 @@ with interruptible(open_home()):
 
 @pytest.fixture(autouse=True)
 def signals_reach_programs():
-    """Also where the tests run under nohup or in a script's background: what a process ignores, its programs ignore too."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    """Also where the tests run under nohup or in a script's background: what a process ignores, its programs ignore
+    too."""
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -54,7 +59,12 @@ def training(home):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_command_ends_while_its_main_thread_is_inside_a_call(number, training, home):
     process = subprocess.Popen(
-        [sys.executable, "-c", BUSY], cwd=ROOT, env=environment(home.root), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", BUSY],
+        cwd=ROOT,
+        env=environment(home.root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "busy\n"
     process.send_signal(number)
@@ -72,7 +82,12 @@ def test_ctrl_c_on_a_run_says_so_before_any_server_and_the_job_is_listed_and_sto
     """The whole process group gets the signal, as on a terminal."""
     with open(tmp_path / "log", "wb") as log:
         run = subprocess.Popen(
-            command("run", "micro"), cwd=ROOT, env=environment(home.root), stdout=log, stderr=log, start_new_session=True
+            command("run", "micro"),
+            cwd=ROOT,
+            env=environment(home.root),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     try:
         wait_for(lambda: list(home.work_root.glob("spark-*")) or run.poll() is not None, seconds=240)

@@ -1,5 +1,5 @@
-"""Long: kill -9 of each kind of process of a run through seven phases inside named windows; run again, it ends in the same digests. An S3
-store that fails at one request in ten. And tiny twice.
+"""Long: kill -9 of each kind of process of a run through seven phases inside named windows; run again, it ends in the
+same digests. An S3 store that fails at one request in ten. And tiny twice.
 
 Run by `make test-long`. The seed of the kill points is printed; GLM46_KILL_SEED sets another one.
 """
@@ -25,9 +25,15 @@ from tests.support.seven_phases import write_seven_phases
 
 SEED = int(os.environ.get("GLM46_KILL_SEED", "46"))
 PROCESSES = {
-    "main": "flows.cli.command", "rank": "tasks.training.worker", "supervisor": "infra.jobs.supervisor", "java": "org.apache.spark",
-    "spark worker": "pyspark.daemon", "prefect": "prefect.server", "mlflow": "mlflow.server", "model server": "infra.serving.model_server",
-}  # fmt: skip
+    "main": "flows.cli.command",
+    "rank": "tasks.training.worker",
+    "supervisor": "infra.jobs.supervisor",
+    "java": "org.apache.spark",
+    "spark worker": "pyspark.daemon",
+    "prefect": "prefect.server",
+    "mlflow": "mlflow.server",
+    "model server": "infra.serving.model_server",
+}
 """What the command line of each kind holds."""
 KILLS = (
     ("main", "before a commit", 40, False),
@@ -42,7 +48,8 @@ KILLS = (
     ("mlflow", "after a commit", 50, True),
     ("model server", "in a served request", 99, True),
 )
-"""Process, window, the highest passage through it that is drawn (every window has as many), and whether the data is there already."""
+"""Process, window, the highest passage through it that is drawn (every window has as many), and whether the data is
+there already."""
 HEALED_WITHIN_THE_RUN = {"rank", "supervisor"}
 FAULTY_ONE_IN = 10
 RUN_SECONDS = 1800
@@ -93,13 +100,20 @@ def run_and_kill(victim: str, window: str, passage: int, scale: str, home: Path,
     reached = directory / "reached"
     with open(directory / "first.log", "wb") as log:
         run = subprocess.Popen(
-            command("run", scale, "--json"), cwd=ROOT, stdout=log, stderr=log,
-            env=environment(home, PYTHONPATH=str(ROOT / "tests" / "support" / "kill_windows"), GLM46_KILL_DIR=str(directory)),
-        )  # fmt: skip
+            command("run", scale, "--json"),
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            env=environment(
+                home, PYTHONPATH=str(ROOT / "tests" / "support" / "kill_windows"), GLM46_KILL_DIR=str(directory)
+            ),
+        )
         started = time.monotonic()
         while not reached.exists() and run.poll() is None and time.monotonic() - started < RUN_SECONDS:
             time.sleep(0.02)
-        assert reached.exists(), f"seed {SEED}: no passage {passage} through {window}:\n{(directory / 'first.log').read_text()}"
+        assert reached.exists(), (
+            f"seed {SEED}: no passage {passage} through {window}:\n{(directory / 'first.log').read_text()}"
+        )
         victims = [process for process in processes_of(home) if PROCESSES[victim] in " ".join(process.cmdline())]
         assert victims, f"seed {SEED}: no {victim} runs at passage {passage} through {window}"
         random.Random(f"{SEED} {victim} {window}").choice(victims).kill()
@@ -140,7 +154,9 @@ def assert_nothing_is_left(home: Path) -> None:
 def test_a_store_that_fails_at_one_request_in_ten_ends_in_the_same_digests(scale, undisturbed, s3_server, tmp_path):
     home, uri = tmp_path / "home", f"s3://glm46/{tmp_path.name}"
     with faulty(s3_server, one_in(FAULTY_ONE_IN, SEED)) as (url, faults):
-        finished = glm46("run", scale, "--json", "--store", uri, home=home, timeout=RUN_SECONDS, AWS_ENDPOINT_URL_S3=url)
+        finished = glm46(
+            "run", scale, "--json", "--store", uri, home=home, timeout=RUN_SECONDS, AWS_ENDPOINT_URL_S3=url
+        )
     kinds = {kind: sum(fault.startswith(kind) for fault in faults) for kind in KINDS}
     print(f"\nseed {SEED}: faults of the store: {kinds}", flush=True)
     assert finished.exit_code == 0, finished.stderr
@@ -159,7 +175,8 @@ def test_the_tiny_run_twice_has_equal_digests(tmp_path):
     assert first.digests == second.digests
     cached = glm46("run", "tiny", "--json", home=tmp_path / "first")
     print(
-        f"\ntiny: {first.outcome['seconds']} s, again elsewhere {second.outcome['seconds']} s, cached {cached.outcome['seconds']} s",
+        f"\ntiny: {first.outcome['seconds']} s, again elsewhere {second.outcome['seconds']} s, cached "
+        f"{cached.outcome['seconds']} s",
         flush=True,
     )
     assert cached.computed == []

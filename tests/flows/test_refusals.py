@@ -1,4 +1,5 @@
-"""A candidate that is worse in one thing ends `glm46 run` with exit code 3, and the aliases stay where they were: once per bound."""
+"""A candidate that is worse in one thing ends `glm46 run` with exit code 3, and the aliases stay where they were: once
+per bound."""
 
 from __future__ import annotations
 
@@ -13,8 +14,12 @@ from tests.support.pipeline import environment
 from tests.support.refused_releases import CASES, LAST_WORK
 
 REIGNING = {
-    "champion": "2", "anchor_bits_per_byte": "1", "anchor_arithmetic_accuracy": "1", "anchor_choice_accuracy": "1", "anchor_pass_at_1": "2",
-}  # fmt: skip
+    "champion": "2",
+    "anchor_bits_per_byte": "1",
+    "anchor_arithmetic_accuracy": "1",
+    "anchor_choice_accuracy": "1",
+    "anchor_pass_at_1": "2",
+}
 
 
 @pytest.fixture(scope="module")
@@ -23,15 +28,22 @@ def ended(tmp_path_factory):
     directory = tmp_path_factory.mktemp("refusals")
     program = "from tests.support.refused_releases import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program, str(directory / "home"), str(directory / "ended.json")], cwd=ROOT,
-        env=environment(directory / "home"), capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", program, str(directory / "home"), str(directory / "ended.json")],
+        cwd=ROOT,
+        env=environment(directory / "home"),
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((directory / "ended.json").read_text())
 
 
 def aliases(run):
-    return {name: version for name, version in run["aliases"].items() if name == "champion" or name.startswith("anchor_")}
+    return {
+        name: version for name, version in run["aliases"].items() if name == "champion" or name.startswith("anchor_")
+    }
 
 
 def test_the_first_release_reigns_and_anchors_every_figure(ended):
@@ -60,7 +72,9 @@ def test_what_fails_after_the_gates_leaves_the_aliases_where_they_were(ended, na
 
 
 def test_margins_do_not_add_up_and_no_bound_but_the_anchors_sees_it(ended):
-    assert [reason.split(" by ")[0] for reason in ended["below the anchor"]["reasons"]] == ["bits_per_byte differs from the anchor's"]
+    assert [reason.split(" by ")[0] for reason in ended["below the anchor"]["reasons"]] == [
+        "bits_per_byte differs from the anchor's"
+    ]
 
 
 def test_an_undecided_comparison_is_refused_as_such(ended):

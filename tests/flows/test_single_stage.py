@@ -42,7 +42,9 @@ def deduplicated(home, tmp_path_factory):
     directory = tmp_path_factory.mktemp("input")
     texts = [prose(seed) for seed in range(30)]
     texts += [texts[3], texts[4], f"{prose(31)} Write to jane.doe@mailbox.net for more."]
-    write_jsonl(directory / "web.jsonl.gz", [{"text": text, "url": f"https://example.org/{n}"} for n, text in enumerate(texts)])
+    write_jsonl(
+        directory / "web.jsonl.gz", [{"text": text, "url": f"https://example.org/{n}"} for n, text in enumerate(texts)]
+    )
     output = directory.parent / "deduplicated"
     outcome = run_stage("deduplicate", directory, output, "micro", home)
     return directory, output, outcome
@@ -72,7 +74,11 @@ def test_a_stage_names_the_largest_clusters_of_near_duplicates(tmp_path):
         "removed": "pot",
     }
     record = {"num_documents": 4001, "dropped": {"near_duplicate": 999}, "largest_clusters": [cluster]}
-    told = StageOutcome(stage="deduplicate", output=str(tmp_path), digest="0", record=record, earlier={}).describe().splitlines()
+    told = (
+        StageOutcome(stage="deduplicate", output=str(tmp_path), digest="0", record=record, earlier={})
+        .describe()
+        .splitlines()
+    )
     assert told[1] == "  999 of 5,000 documents of shop went as near-duplicates of a ('cup'), for example b ('pot')"
 
 
@@ -88,7 +94,10 @@ def test_the_next_stage_takes_what_an_earlier_one_left(deduplicated, home, tmp_p
 
 def test_decontamination_alone_adds_no_documents_of_ours(home, tmp_path):
     question = prose(77, 30)
-    write_jsonl(tmp_path / "data" / "web.jsonl", [{"text": prose(seed)} for seed in range(20)] + [{"text": f"{prose(20)} {question}"}])
+    write_jsonl(
+        tmp_path / "data" / "web.jsonl",
+        [{"text": prose(seed)} for seed in range(20)] + [{"text": f"{prose(20)} {question}"}],
+    )
     write_jsonl(tmp_path / "data" / "asked.jsonl", [{"text": question}])
     entries = "[{files: web.jsonl, role: pretrain}, {files: asked.jsonl, role: evaluation}]"
     (tmp_path / "data" / "glm46-data.yaml").write_text(f"version: 1\nentries: {entries}\n")
@@ -106,7 +115,9 @@ def test_every_stage_takes_what_deduplication_left(name, deduplicated, home, tmp
 def test_duplicates_are_looked_for_in_what_deduplication_left(deduplicated, home, tmp_path):
     _, output, outcome = deduplicated
     again = run_stage("deduplicate", output, tmp_path / "again", "micro", home)
-    assert again.record["num_documents"] == outcome.record["num_documents"] and not any(again.record["dropped"].values())
+    assert again.record["num_documents"] == outcome.record["num_documents"] and not any(
+        again.record["dropped"].values()
+    )
     columns = pq.read_schema(tmp_path / "again" / "documents" / "part-00000.parquet").names
     assert len(columns) == len(set(columns)) and "cluster" in columns
     assert run_stage("semantic", tmp_path / "again", tmp_path / "after", "micro", home).record["num_documents"] == 31
@@ -130,7 +141,9 @@ def test_documents_without_scores_are_scored_and_those_with_scores_keep_them(ded
 def test_the_funnel_of_every_step_in_front_is_told_and_kept(home, tmp_path):
     texts = [prose(seed) for seed in range(120)]
     write_jsonl(tmp_path / "input" / "web.jsonl.gz", [{"text": text} for text in [*texts, ""]])
-    (tmp_path / "input" / "page.html").write_text("<html><body><article><p>Only a few words.</p></article></body></html>")
+    (tmp_path / "input" / "page.html").write_text(
+        "<html><body><article><p>Only a few words.</p></article></body></html>"
+    )
     outcome = run_stage("deduplicate", tmp_path / "input", tmp_path / "output", "micro", home)
     told = outcome.describe().splitlines()
     assert told[0] == "ingest_documents: 121 documents left, 1 rejected (empty 1)"
@@ -187,7 +200,9 @@ def test_an_output_that_cannot_be_used_is_refused_before_the_work(deduplicated, 
     assert not (directory / "clean").exists()
 
 
-def test_an_output_whose_copy_was_killed_is_made_whole_and_passes_for_no_input_before(deduplicated, home, tmp_path, monkeypatch):
+def test_an_output_whose_copy_was_killed_is_made_whole_and_passes_for_no_input_before(
+    deduplicated, home, tmp_path, monkeypatch
+):
     directory, whole, _ = deduplicated
     output, copy = tmp_path / "output", shutil.copyfile
 
@@ -281,7 +296,9 @@ def test_parquet_of_the_users_own_in_a_directory_named_documents_is_a_source(hom
 
 def test_wrong_use_ends_with_exit_code_2_before_any_work(home, tmp_path):
     finished = glm46("stage", "melt", "--input", str(tmp_path), "--output", str(tmp_path / "output"), home=home.root)
-    assert finished.exit_code == 2 and finished.stderr.startswith("glm46: no stage 'melt': the stages are"), finished.stderr
+    assert finished.exit_code == 2 and finished.stderr.startswith("glm46: no stage 'melt': the stages are"), (
+        finished.stderr
+    )
 
 
 def test_a_cluster_that_this_machine_does_not_know_is_named_before_any_work(deduplicated, home, tmp_path, monkeypatch):

@@ -93,7 +93,13 @@ def test_inputs_carry_whole_digests_and_contract_results(mlflow_server, client, 
 def test_parameters_and_figures_are_logged_once_and_metrics_by_step(client):
     run_id = ensure_run(client, EXPERIMENT, "parameters", "key-parameters", None, {})
     tree = {"scale": "x", "phases": [{"name": "sft", "seed": 1}], "bounds": [1, 2], "long": "y" * 9000}
-    assert flattened(tree) == {"scale": "x", "phases.sft.name": "sft", "phases.sft.seed": "1", "bounds": "[1, 2]", "long": "y" * 9000}
+    assert flattened(tree) == {
+        "scale": "x",
+        "phases.sft.name": "sft",
+        "phases.sft.seed": "1",
+        "bounds": "[1, 2]",
+        "long": "y" * 9000,
+    }
     log_new_parameters(client, run_id, flattened(tree))
     log_new_parameters(client, run_id, {"scale": "other"})
     log_new_figures(client, run_id, {"accuracy": 0.5})
@@ -102,7 +108,9 @@ def test_parameters_and_figures_are_logged_once_and_metrics_by_step(client):
     found = client.get_run(run_id).data
     assert found.params["scale"] == "x" and len(found.params["long"]) == 500
     assert found.metrics["accuracy"] == 0.5
-    assert [point.value for point in client.get_metric_history(run_id, "loss")] == [float(number) for number in range(700)]
+    assert [point.value for point in client.get_metric_history(run_id, "loss")] == [
+        float(number) for number in range(700)
+    ]
 
 
 def test_a_run_that_ended_goes_on_and_ends_again(client, tmp_path):
@@ -125,5 +133,8 @@ def test_profile_and_spikes_of_a_phase_become_artifacts_of_its_run(client, mlflo
     artifact = commit(toy_run(mlflow_server, home).store, write_evidence)
     run_id = ensure_run(client, EXPERIMENT, "evidence", "key-evidence", None, {})
     log_training_evidence(client, run_id, artifact)
-    assert sorted(entry.path for entry in client.list_artifacts(run_id, "evidence")) == ["evidence/profile", "evidence/spikes.jsonl"]
+    assert sorted(entry.path for entry in client.list_artifacts(run_id, "evidence")) == [
+        "evidence/profile",
+        "evidence/spikes.jsonl",
+    ]
     assert len(client.list_artifacts(run_id, "evidence/profile")) == 2

@@ -1,6 +1,7 @@
 """Every benchmark walks its whole path at toy size and ends with one record; the GPU's says so where there is no GPU.
 
-Those that need Spark, the peers' environment or the shared data do so under `long`, in processes of their own, after `make env-peers`.
+Those that need Spark, the peers' environment or the shared data do so under `long`, in processes of their own, after
+`make env-peers`.
 """
 
 import importlib
@@ -23,25 +24,42 @@ from tests.support.data_inputs import write_jsonl
 RECORD = {"ours", "peer", "ratio", "unit", "versions"}
 GPU = "--device cpu --size toy --sequences 2 --warmup 1 --steps 1 --peak-tflops 0.2 --no-compile"
 SMALL = {
-    "vocab_size": 512, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 16,
-}  # fmt: skip
+    "vocab_size": 512,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 """Of a model recipe."""
 Toy = tuple[str, dict[str, Any]]
 """Command line, and constants of the module; those of a model recipe are changed in SMALL."""
 TOYS: dict[str, Toy] = {
     "data.embedding": ("", {"NUM_DOCUMENTS": 2, "NUM_ROUNDS": 1}),
     "training.generate": ("--rounds 1 --new-tokens 4 --training-steps 2", {"BATCHES": (1, 2), "RECIPE": SMALL}),
-    "training.muon": ("--steps 2", {"LENGTHS": (1.0, 2.0), "VALIDATION_ROWS": 4, "SAMPLE_CHARS": 40_000, "MODEL": {"hidden_size": 32}}),
+    "training.muon": (
+        "--steps 2",
+        {"LENGTHS": (1.0, 2.0), "VALIDATION_ROWS": 4, "SAMPLE_CHARS": 40_000, "MODEL": {"hidden_size": 32}},
+    ),
     "training.recompute": ("", {"BATCH": 1, "LENGTH": 64, "ROUNDS": 1, "RECIPE": SMALL}),
     "training.rl_gain": (
         "--seeds 1",
-        {"NUM_CHATS": 64, "SFT_STEPS": 2, "SFT_ROWS": 2, "RL_STEPS": 1, "ANSWERS_PER_STEP": 8, "ANSWERS_PER_PROMPT": 4,
-         "NUM_PROMPTS": 32, "NUM_PROBLEMS": 16, "ANSWERS_PER_PROBLEM": 4},
+        {
+            "NUM_CHATS": 64,
+            "SFT_STEPS": 2,
+            "SFT_ROWS": 2,
+            "RL_STEPS": 1,
+            "ANSWERS_PER_STEP": 8,
+            "ANSWERS_PER_PROMPT": 4,
+            "NUM_PROMPTS": 32,
+            "NUM_PROBLEMS": 16,
+            "ANSWERS_PER_PROBLEM": 4,
+        },
     ),
     "training.train_step": ("--rounds 1 --steps 1", {"BATCH": 1, "LENGTH": 64, "RECIPE": SMALL}),
     "data.train_tokenizer": ("--input INPUT --tokens 300", {}),
-}  # fmt: skip
+}
 LONG_TOYS: dict[str, Toy] = {
     "data.classifiers": ("", {"NUM_DOCUMENTS": 20}),
     "data.decontamination": ("", {"ITEMS_PER_FILE": 1, "INDEXED_PER_FILE": 1, "CLEAN": {"prose": ["text/c4_sample"]}}),
@@ -67,7 +85,10 @@ module.main()
 
 def command_of(toy: Toy, directory: Path) -> list[str]:
     """Its arguments, with texts where it reads some."""
-    texts = [f"Line {number} of a small text: {number * 37} words, {'and more, ' * (number % 7)}end." for number in range(200)]
+    texts = [
+        f"Line {number} of a small text: {number * 37} words, {'and more, ' * (number % 7)}end."
+        for number in range(200)
+    ]
     write_jsonl(directory / "texts.jsonl.gz", [{"id": str(number), "text": text} for number, text in enumerate(texts)])
     return toy[0].replace("INPUT", str(directory)).split()
 
@@ -79,11 +100,15 @@ def test_every_benchmark_has_a_toy() -> None:
 
 
 @pytest.mark.parametrize("name", TOYS)
-def test_benchmark_runs_at_toy_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmark_runs_at_toy_size(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     module = importlib.import_module(f"benchmarks.{name}")
     for constant, value in TOYS[name][1].items():
         before = getattr(module, constant)
-        monkeypatch.setattr(module, constant, before.model_copy(update=value) if hasattr(before, "model_copy") else value)
+        monkeypatch.setattr(
+            module, constant, before.model_copy(update=value) if hasattr(before, "model_copy") else value
+        )
     monkeypatch.setattr("sys.argv", [name, *command_of(TOYS[name], tmp_path)])
     module.main()
     record = json.loads(capsys.readouterr().out.splitlines()[-1])

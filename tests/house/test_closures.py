@@ -1,4 +1,5 @@
-"""What each step's code digest covers, written out in step_closures.txt: a diff of that file says which steps an import re-runs.
+"""What each step's code digest covers, written out in step_closures.txt: a diff of that file says which steps an import
+re-runs.
 
 After a change that is meant: python -m tests.house.test_closures
 """
@@ -55,9 +56,17 @@ def test_closures_hold_what_decides_results_and_nothing_of_infra_or_configs():
 
 
 MODEL_STEPS = {
-    "train_phase", "import_checkpoint", "select_evaluation_items", "evaluate_checkpoint", "decide_gate", "convert_to_gguf", "evaluate_gguf",
-    "decide_quantization", "generate_reference", "write_report",
-}  # fmt: skip
+    "train_phase",
+    "import_checkpoint",
+    "select_evaluation_items",
+    "evaluate_checkpoint",
+    "decide_gate",
+    "convert_to_gguf",
+    "evaluate_gguf",
+    "decide_quantization",
+    "generate_reference",
+    "write_report",
+}
 COMPUTED_SETTINGS = {
     "rotary_dim": MODEL_STEPS,
     "signing": {"deduplicate_documents", "collect_chats"},
@@ -65,7 +74,8 @@ COMPUTED_SETTINGS = {
     "domains": {"pack_phase"},
     "num_special_tokens": {"train_tokenizer", "write_report"},
 }
-"""Properties of settings that decide content, and the steps that are given them; the other properties make values, which are hashed."""
+"""Properties of settings that decide content, and the steps that are given them; the other properties make values,
+which are hashed."""
 
 
 def digests() -> dict[str, str]:
@@ -90,7 +100,9 @@ def test_a_change_to_a_computed_setting_re_runs_exactly_the_steps_that_are_given
         path.write_text(text)
     assert {name: steps for name, steps in found.items() if steps} == COMPUTED_SETTINGS
     assert len(found) == sum(text.count("@property") for text in texts.values())
-    new_setting = texts[schema / "model.py"].replace("class ModelRecipe(Frozen):", "class ModelRecipe(Frozen):\n    new: int")
+    new_setting = texts[schema / "model.py"].replace(
+        "class ModelRecipe(Frozen):", "class ModelRecipe(Frozen):\n    new: int"
+    )
     assert new_setting != texts[schema / "model.py"]
     (schema / "model.py").write_text(new_setting)
     assert not changed_steps(before), "a new setting re-runs the steps that are given it by its value"
@@ -105,13 +117,18 @@ def test_a_change_to_a_header_re_runs_exactly_the_steps_whose_kernels_include_it
     before = digests()
     (tmp_path / header.name).write_text(header.read_text() + "// changed\n")
     monkeypatch.setattr(
-        code_digest, "with_headers", lambda source: [tmp_path / header.name if path == header else path for path in with_headers(source)]
+        code_digest,
+        "with_headers",
+        lambda source: [tmp_path / header.name if path == header else path for path in with_headers(source)],
     )
     kernels = (
-        {"model.kernels.attention_kernel", "model.kernels.elementwise_kernels"} if "model" in header.parts[-3:]
+        {"model.kernels.attention_kernel", "model.kernels.elementwise_kernels"}
+        if "model" in header.parts[-3:]
         else {"tasks.data.tokenizer.bpe_merges"}
-    )  # fmt: skip
-    expected = {name for name, step in steps().items() if kernels & set(closure((step.function.__module__, *step.roots)))}
+    )
+    expected = {
+        name for name, step in steps().items() if kernels & set(closure((step.function.__module__, *step.roots)))
+    }
     assert changed_steps(before) == expected and ("train_phase" in expected) is not ("train_tokenizer" in expected)
     monkeypatch.undo()
     assert digests() == before

@@ -40,7 +40,9 @@ def test_pictures_are_what_draw_docs_would_draw():
     from docs.draw_docs import pictures
 
     for name, text in pictures().items():
-        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, f"run python -m docs.draw_docs: {name} differs"
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, (
+            f"run python -m docs.draw_docs: {name} differs"
+        )
 
 
 @pytest.mark.parametrize("name", ["pipeline.svg", "course.svg", "packing.svg", "walk.svg"])
@@ -57,7 +59,11 @@ def test_the_glossary_has_one_line_per_word_and_names_classes_where_they_are():
     assert {"shard", "piece", "stage", "record"} <= set(words)
     classes = re.findall(r"^\| `(\w+)` \(([\w/]+\.py)\)", text, re.M)
     assert classes
-    assert not [name for name, path in classes if not re.search(rf"^class {name}\b", (ROOT / path).read_text(encoding="utf-8"), re.M)]
+    assert not [
+        name
+        for name, path in classes
+        if not re.search(rf"^class {name}\b", (ROOT / path).read_text(encoding="utf-8"), re.M)
+    ]
 
 
 def test_every_file_on_the_walk_of_a_record_is_in_its_room():

@@ -1,4 +1,5 @@
-"""Guards of the house: import direction, light workers, one name per file, YAMLs with the same keys, commands that exist."""
+"""Guards of the house: import direction, light workers, one name per file, YAMLs with the same keys, commands that
+exist."""
 
 from __future__ import annotations
 
@@ -20,14 +21,16 @@ ROOMS = """
 configs.schema configs data_contracts
 infra infra.servers infra.storage infra.machine infra.jobs infra.registry infra.serving
 model.text model.kernels model.architecture model.optimizer model.generation model.formats model
-tasks.data.records tasks.data.text tasks.data.readers tasks.data.sources tasks.data.extraction tasks.data.embedding tasks.data.scoring
-tasks.data.deduplication tasks.data.filtering tasks.data.privacy tasks.data.sandbox tasks.data.problems tasks.data.seeds
-tasks.data.decontamination tasks.data.chats tasks.data.repositories tasks.data.tokenizer tasks.data.shards tasks.data.packing tasks.data
-tasks.training.schedule tasks.training.plan tasks.training.parallel tasks.training.state tasks.training.policy tasks.training.loop
-tasks.training.watch tasks.training tasks.evaluation tasks tasks.release tasks.report tasks.lineage
+tasks.data.records tasks.data.text tasks.data.readers tasks.data.sources tasks.data.extraction tasks.data.embedding
+tasks.data.scoring tasks.data.deduplication tasks.data.filtering tasks.data.privacy tasks.data.sandbox
+tasks.data.problems tasks.data.seeds tasks.data.decontamination tasks.data.chats tasks.data.repositories
+tasks.data.tokenizer tasks.data.shards tasks.data.packing tasks.data tasks.training.schedule tasks.training.plan
+tasks.training.parallel tasks.training.state tasks.training.policy tasks.training.loop tasks.training.watch
+tasks.training tasks.evaluation tasks tasks.release tasks.report tasks.lineage
 flows.running flows.show flows flows.cli
 """.split()  # noqa: SIM905
-"""From low to high: a module imports from its own room and from those before it. Steps of the data are in the order of a record's walk."""
+"""From low to high: a module imports from its own room and from those before it. Steps of the data are in the order of
+a record's walk."""
 MAX_FILES = 25
 """Of Python in one folder."""
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -41,7 +44,11 @@ def imports(path: Path, *, runtime_only: bool = False) -> set[str]:
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
             if isinstance(body, list):
-                body[:] = [item for item in body if not (isinstance(item, ast.If) and getattr(item.test, "id", "") == "TYPE_CHECKING")]
+                body[:] = [
+                    item
+                    for item in body
+                    if not (isinstance(item, ast.If) and getattr(item.test, "id", "") == "TYPE_CHECKING")
+                ]
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -74,7 +81,9 @@ def test_imports_point_down_the_house(module):
 
 
 def test_no_module_imports_itself_through_others():
-    waiting = {module: {name for name in imports(path) if name in NAMES and name != module} for module, path in NAMES.items()}
+    waiting = {
+        module: {name for name in imports(path) if name in NAMES and name != module} for module, path in NAMES.items()
+    }
     while free := {module for module, needed in waiting.items() if not needed & set(waiting)}:
         waiting = {module: needed for module, needed in waiting.items() if module not in free}
     assert not waiting, "in circles, or above one"
@@ -83,7 +92,9 @@ def test_no_module_imports_itself_through_others():
 def test_of_the_rest_of_configs_only_load_knows_the_settings():
     """Kernels and readers of YAML need the others: a new setting is no change to them."""
     beside = [module for module in NAMES if room_of(module) == "configs" and module != "configs.schema"]
-    assert [module for module in beside if any(name.startswith("configs.schema") for name in imports(NAMES[module]))] == ["configs.load"]
+    assert [
+        module for module in beside if any(name.startswith("configs.schema") for name in imports(NAMES[module]))
+    ] == ["configs.load"]
 
 
 def test_no_folder_is_too_full_to_look_through():
@@ -92,7 +103,11 @@ def test_no_folder_is_too_full_to_look_through():
 
 
 def test_only_flows_know_prefect():
-    assert not [path for path in MODULES if "flows" not in path.parts and any(name.split(".")[0] == "prefect" for name in imports(path))]
+    assert not [
+        path
+        for path in MODULES
+        if "flows" not in path.parts and any(name.split(".")[0] == "prefect" for name in imports(path))
+    ]
 
 
 def test_what_runs_in_ranks_and_executors_is_light():
@@ -117,7 +132,16 @@ def test_step_modules_import_no_heavy_package_at_the_top():
 
 
 def test_no_file_has_the_name_of_a_library():
-    taken = set(sys.stdlib_module_names) | {"torch", "tokenizers", "mlflow", "prefect", "pyspark", "deepspeed", "safetensors", "gguf"}
+    taken = set(sys.stdlib_module_names) | {
+        "torch",
+        "tokenizers",
+        "mlflow",
+        "prefect",
+        "pyspark",
+        "deepspeed",
+        "safetensors",
+        "gguf",
+    }
     assert not [path for path in MODULES if path.stem in taken and path.stem != "__init__"]
 
 
@@ -129,7 +153,8 @@ def test_a_step_file_holds_the_step_of_its_name():
 
 
 def keys_of(value, where=""):
-    """Every key path of a YAML; lists of sections are walked, mixtures by domain are not; an objective has the keys of its kind."""
+    """Every key path of a YAML; lists of sections are walked, mixtures by domain are not; an objective has the keys of
+    its kind."""
     if isinstance(value, dict) and not where.endswith("mixture"):
         where += f".{value['kind']}" if where.endswith("objective") else ""
         return {path for key, item in value.items() for path in {f"{where}.{key}", *keys_of(item, f"{where}.{key}")}}
@@ -145,7 +170,9 @@ def test_every_scale_loads_and_has_the_same_keys():
         keys[name] = keys_of(yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text()))
     assert {"micro", "tiny", "nightly", "scaled_down", "full", "air_lora"} <= set(keys)
     outside_objectives = {name: {path for path in found if ".objective." not in path} for name, found in keys.items()}
-    assert {name: found ^ outside_objectives["tiny"] for name, found in outside_objectives.items()} == {name: set() for name in keys}
+    assert {name: found ^ outside_objectives["tiny"] for name, found in outside_objectives.items()} == {
+        name: set() for name in keys
+    }
     objectives = {}
     for path in {path for found in keys.values() for path in found if ".objective." in path}:
         objectives.setdefault(path.split(".objective.")[1].split(".")[0], set()).add(path)
@@ -163,24 +190,51 @@ def test_every_scale_loads_and_has_the_same_keys():
         ),
         (lambda tree: tree["data"]["recipe"].update(typo=1), "data.recipe.typo: unknown key"),
         (lambda tree: tree["model"]["recipe"].pop("head_dim"), "model.recipe.head_dim: key is missing"),
-        (lambda tree: tree["data"]["recipe"]["tokenizer"].update(num_ordinary_tokens=99999), "exceeds model.vocab_size"),
-        (lambda tree: tree["phases"][0]["recipe"].update(sequence_length=10**6, num_tokens=10**6), "exceeds model.max_position_embeddings"),
+        (
+            lambda tree: tree["data"]["recipe"]["tokenizer"].update(num_ordinary_tokens=99999),
+            "exceeds model.vocab_size",
+        ),
+        (
+            lambda tree: tree["phases"][0]["recipe"].update(sequence_length=10**6, num_tokens=10**6),
+            "exceeds model.max_position_embeddings",
+        ),
         (lambda tree: tree["courses"][0]["recipe"].update(phases=["sft"]), "list the same names in the same order"),
-        (lambda tree: tree["phases"][0]["recipe"]["optimizer"].update(muon_newton_schulz_steps=6), r"muon_newton_schulz_steps: .* be 5"),
-        (lambda tree: tree["serving"]["resources"].update(host="0.0.0.0"), r"serving.resources.host: .*'127.0.0.1' or 'localhost'"),
-        (lambda tree: tree["release"]["recipe"].update(gguf_types=["Q8_0"]), r"release.recipe: gguf_types is \['Q8_0'\]: add F32"),
-        (lambda tree: tree["model"]["recipe"].update(moe_intermediate_size=200), r"multiples of 32: .*moe_intermediate_size \(200\)"),
-        (lambda tree: tree["evaluation"]["recipe"].update(sequence_length=4096), r"sequence_length needs 4096 .*embeddings is 2048"),
+        (
+            lambda tree: tree["phases"][0]["recipe"]["optimizer"].update(muon_newton_schulz_steps=6),
+            r"muon_newton_schulz_steps: .* be 5",
+        ),
+        (
+            lambda tree: tree["serving"]["resources"].update(host="0.0.0.0"),
+            r"serving.resources.host: .*'127.0.0.1' or 'localhost'",
+        ),
+        (
+            lambda tree: tree["release"]["recipe"].update(gguf_types=["Q8_0"]),
+            r"release.recipe: gguf_types is \['Q8_0'\]: add F32",
+        ),
+        (
+            lambda tree: tree["model"]["recipe"].update(moe_intermediate_size=200),
+            r"multiples of 32: .*moe_intermediate_size \(200\)",
+        ),
+        (
+            lambda tree: tree["evaluation"]["recipe"].update(sequence_length=4096),
+            r"sequence_length needs 4096 .*embeddings is 2048",
+        ),
         (
             lambda tree: tree["serving"]["resources"].update(context_length=12),
             r"smoke_new_tokens needs 112 positions, .*context_length is 12",
         ),
-        (lambda tree: tree["model"]["recipe"].update(vocab_size=10**18), r"model.recipe.vocab_size: Input should be less than or equal to"),
+        (
+            lambda tree: tree["model"]["recipe"].update(vocab_size=10**18),
+            r"model.recipe.vocab_size: Input should be less than or equal to",
+        ),
         (
             lambda tree: tree["phases"][0]["recipe"].update(num_tokens=61441),
             r"phases.0.recipe: num_tokens \(61441\) must be a multiple of sequence_length \(128\), for example 61440",
         ),
-        (lambda tree: tree["phases"][0]["recipe"].update(num_tokens=127), r"multiple of sequence_length \(128\), for example 128"),
+        (
+            lambda tree: tree["phases"][0]["recipe"].update(num_tokens=127),
+            r"multiple of sequence_length \(128\), for example 128",
+        ),
         (
             lambda tree: tree["phases"][0]["recipe"].update(objective=tree["phases"][-1]["recipe"]["objective"]),
             "phase pretrain_general: objective grpo needs a model that answers",
@@ -229,7 +283,13 @@ def test_a_yaml_that_nests_too_deep_is_one_sentence(text, tmp_path):
 
 def test_nothing_unfinished_and_no_machine_path_is_tracked():
     pattern = re.compile(r"TO" + r"DO|FIX" + r"ME|(?<![\w.])/wor" + r"k/|/roo" + r"t/")
-    for path in [*MODULES, *(ROOT / "tests").rglob("*.py"), ROOT / "README.md", ROOT / "Makefile", ROOT / "pyproject.toml"]:
+    for path in [
+        *MODULES,
+        *(ROOT / "tests").rglob("*.py"),
+        ROOT / "README.md",
+        ROOT / "Makefile",
+        ROOT / "pyproject.toml",
+    ]:
         assert not pattern.search(path.read_text(encoding="utf-8")), path
 
 
@@ -260,7 +320,9 @@ def test_the_readme_is_short_and_its_tree_is_that_of_the_rooms():
     assert len(readme.splitlines()) <= 130
     assert not [line for line in readme.splitlines() if len(line) > 100]
     rooms, parent = set(), ""
-    for indent, names in re.findall(r"^ {4}( *)([a-z_/]+/(?: [a-z_/]+/)*)  ", readme.split("## The tree")[1].split("## ")[0], re.M):
+    for indent, names in re.findall(
+        r"^ {4}( *)([a-z_/]+/(?: [a-z_/]+/)*)  ", readme.split("## The tree")[1].split("## ")[0], re.M
+    ):
         parent = parent if indent else names.split()[0]
         rooms.update((parent if indent else "") + name for name in names.split())
     assert rooms == {f"{room.replace('.', '/')}/" for room in [*ROOMS, "docs", "tests", "benchmarks"]}

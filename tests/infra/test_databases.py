@@ -71,7 +71,9 @@ def test_a_run_on_a_damaged_database_ends_at_once(server, damage, home):
 def test_a_postgres_that_does_not_answer_is_refused_without_its_password(variable, home, monkeypatch):
     port = free_port()
     monkeypatch.setenv(variable, f"postgresql://glm46:geheim9@127.0.0.1:{port}/runs")
-    with pytest.raises(ValueError, match=rf"database at 127.0.0.1:{port} does not answer .*correct {variable}") as refused:
+    with pytest.raises(
+        ValueError, match=rf"database at 127.0.0.1:{port} does not answer .*correct {variable}"
+    ) as refused:
         open_databases(home)
     assert "geheim9" not in str(refused.value)
 
@@ -95,6 +97,8 @@ def test_a_server_that_answers_without_its_database_is_named(home):
     server = ThreadingHTTPServer(("127.0.0.1", 0), AnswersHealthOnly)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
-    with pytest.raises(RuntimeError, match=r"the prefect server answers, but not from its database \(.*500.*move .*prefect.db away"):
+    with pytest.raises(
+        RuntimeError, match=r"the prefect server answers, but not from its database \(.*500.*move .*prefect.db away"
+    ):
         ask_databases(home, ServerUrls(prefect=url, mlflow=url, pids={}))
     server.shutdown()

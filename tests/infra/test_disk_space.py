@@ -1,4 +1,5 @@
-"""A full disk is one sentence that names the place and the fix, whoever noticed it; other errors keep their words but Java's frames."""
+"""A full disk is one sentence that names the place and the fix, whoever noticed it; other errors keep their words but
+Java's frames."""
 
 from __future__ import annotations
 
@@ -41,8 +42,12 @@ def test_the_words_of_an_error_or_of_its_cause_say_that_a_disk_is_full(tmp_path)
 
 
 def test_a_server_that_fails_without_words_is_explained_by_the_room_that_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20 if path == tmp_path else 1 << 40))
-    assert f"no space left on {tmp_path} (" in explain_full_disk(RuntimeError("too many 500 error responses"), [tmp_path])
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20 if path == tmp_path else 1 << 40)
+    )
+    assert f"no space left on {tmp_path} (" in explain_full_disk(
+        RuntimeError("too many 500 error responses"), [tmp_path]
+    )
     assert not explain_full_disk(ValueError("no scale 'hugee'"), [tmp_path]), "what the user wrote is wrong on any disk"
 
 

@@ -24,7 +24,9 @@ def test_words_and_json_agree(tmp_path):
     assert found["passed"] == (as_json.exit_code == 0) == (words.exit_code == 0)
     expected = {"python", "packages", "java", "compiler", "memory", "disk", "store", "native code"}
     assert {check["name"] for check in found["checks"]} >= expected
-    assert [line[9:].split("  ")[0].strip() for line in words.stdout.splitlines()] == [check["name"] for check in found["checks"]]
+    assert [line[9:].split("  ")[0].strip() for line in words.stdout.splitlines()] == [
+        check["name"] for check in found["checks"]
+    ]
 
 
 def test_a_package_of_another_version_is_named(home, monkeypatch):
@@ -59,7 +61,9 @@ def test_scheduler_commands_are_asked_for_only_by_scales_that_submit(commands, p
         (tmp_path / command).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor.check_launchers(["local"]) == []
-    assert [(check.name, check.passed) for check in doctor.check_launchers(["slurm", "slurm", "local"])] == [("slurm", passed)]
+    assert [(check.name, check.passed) for check in doctor.check_launchers(["slurm", "slurm", "local"])] == [
+        ("slurm", passed)
+    ]
 
 
 def test_code_compiled_for_another_machine_is_named_with_both(tmp_path, monkeypatch):

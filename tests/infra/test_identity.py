@@ -15,7 +15,8 @@ def project(tmp_path, monkeypatch):
         "tasks/__init__.py": "",
         "model/__init__.py": "",
         "infra/__init__.py": "",
-        "tasks/consumer.py": '"""Doc."""\nimport infra\n\n\ndef run():\n    from tasks import helper\n\n    return helper.x  # why\n',
+        "tasks/consumer.py": '"""Doc."""\nimport infra\n\n\ndef run():\n    from tasks import helper\n\n    return '
+        "helper.x  # why\n",
         "tasks/helper.py": "from model.deep import y\n\nx = y + 1\n",
         "model/deep.py": "y = 1\n",
         "tasks/other.py": "z = 3\n",
@@ -56,15 +57,26 @@ def test_a_helper_two_imports_away_changes_its_dependents_only(project):
 def test_code_under_type_checking_is_not_followed(project):
     root, digest = project
     before = digest("tasks.other")
-    (root / "tasks/other.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tasks import helper\nz = 3\n")
+    (root / "tasks/other.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tasks import helper\nz = 3\n"
+    )
     after = digest("tasks.other")
     (root / "tasks/helper.py").write_text("x = 99\n")
     assert digest("tasks.other") == after != before
 
 
 def test_the_reason_of_a_rerun_names_what_changed(home):
-    identity = {"step": "s", "recipe": {"min_words": 20}, "inputs": {"documents": "a"}, "code": "c", "distributions": {"pyarrow": "25"}}
+    identity = {
+        "step": "s",
+        "recipe": {"min_words": 20},
+        "inputs": {"documents": "a"},
+        "code": "c",
+        "distributions": {"pyarrow": "25"},
+    }
     assert explain_and_remember(home, "micro", "s", identity) == "first run"
     changed = {**identity, "recipe": {"min_words": 30}, "code": "d", "inputs": {"documents": "b"}}
-    assert explain_and_remember(home, "micro", "s", changed) == "input documents changed; recipe min_words: 20 -> 30; code changed"
+    assert (
+        explain_and_remember(home, "micro", "s", changed)
+        == "input documents changed; recipe min_words: 20 -> 30; code changed"
+    )
     assert explain_and_remember(home, "micro", "s", changed) == "not in the store"

@@ -1,4 +1,5 @@
-"""The local launcher with a toy job: found again, never started twice, no rank outlives its supervisor, failures are named."""
+"""The local launcher with a toy job: found again, never started twice, no rank outlives its supervisor, failures are
+named."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def test_a_job_runs_detached_and_is_found_by_its_key(launcher, tmp_path):
 def test_a_running_job_is_attached_to_and_not_started_twice(launcher, tmp_path):
     launcher.submit(toy(tmp_path, "sleep"))
     wait_for(lambda: starts(tmp_path))
-    threads = [threading.Thread(target=LocalLauncher(tmp_path).submit, args=(toy(tmp_path, "sleep"),)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=LocalLauncher(tmp_path).submit, args=(toy(tmp_path, "sleep"),)) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -76,7 +79,9 @@ def test_a_running_job_is_attached_to_and_not_started_twice(launcher, tmp_path):
 
 
 def test_many_submit_at_once_and_one_starts(launcher, tmp_path):
-    threads = [threading.Thread(target=LocalLauncher(tmp_path).submit, args=(toy(tmp_path, "sleep"),)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=LocalLauncher(tmp_path).submit, args=(toy(tmp_path, "sleep"),)) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -112,7 +117,10 @@ def test_a_killed_rank_is_a_lost_job_and_named_with_its_signal(launcher, tmp_pat
     status = end_of(launcher, handle)
     assert (status.state, status.exit_code) == ("lost", -9)
     message = str(JobLostError("training", status, 12))
-    assert "rank 0 was killed (SIGKILL)" in message and "rank-0.log; it continues from the checkpoint of step 12" in message
+    assert (
+        "rank 0 was killed (SIGKILL)" in message
+        and "rank-0.log; it continues from the checkpoint of step 12" in message
+    )
 
 
 def test_a_rank_that_dies_in_a_collective_is_named_and_not_the_one_that_waits_for_it(launcher, tmp_path):
@@ -137,13 +145,19 @@ def test_cancel_lets_a_job_save_and_kills_one_that_will_not(launcher, tmp_path):
 
 def test_without_a_compiler_the_op_builder_says_what_to_install():
     finished = subprocess.run(
-        [sys.executable, "-m", "infra.jobs.build_ops"], cwd=ROOT, env={**os.environ, "PATH": "/nowhere"}, capture_output=True, text=True
+        [sys.executable, "-m", "infra.jobs.build_ops"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
     )
     assert (finished.returncode, finished.stdout) == (1, "")
     assert finished.stderr == "no C++ compiler c++ on PATH: install one (Debian: apt-get install g++) or set CXX\n"
 
 
 def test_the_op_is_found_where_launched_jobs_look_for_it():
-    finished = subprocess.run([sys.executable, "-m", "infra.jobs.build_ops"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    finished = subprocess.run(
+        [sys.executable, "-m", "infra.jobs.build_ops"], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert finished.returncode == 0 and op_environment()["TORCH_EXTENSIONS_DIR"] in finished.stdout, finished.stderr
     assert list(Path(op_environment()["TORCH_EXTENSIONS_DIR"]).rglob("deepspeed_shm_comm.so"))

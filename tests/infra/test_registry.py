@@ -13,7 +13,14 @@ import pytest
 from infra.child_process import free_port
 from infra.home import Home
 from infra.registry.experiment_tracking import connect, ensure_run, finish_run, log_metrics
-from infra.registry.model_registry import CHAMPION, PROMOTION_TAG, ensure_alias, ensure_registered, model_name, resolve_alias
+from infra.registry.model_registry import (
+    CHAMPION,
+    PROMOTION_TAG,
+    ensure_alias,
+    ensure_registered,
+    model_name,
+    resolve_alias,
+)
 from infra.storage.open_store import open_store
 from model.formats.hf_checkpoint import load_model
 from model.generation.generation import InProcessEngine, Sampling
@@ -59,7 +66,9 @@ def test_run_is_found_again_by_its_key(client):
     other = ensure_run(client, EXPERIMENT, "pipeline", "key-00", None, {})
     child = ensure_run(client, EXPERIMENT, "phase", "key-1", parent, {})
     assert parent == ensure_run(client, EXPERIMENT, "pipeline", "key-0", None, {"scale": "micro"})
-    assert child == ensure_run(client, EXPERIMENT, "phase", "key-1", other, {}), "a phase stays below the run that computed it"
+    assert child == ensure_run(client, EXPERIMENT, "phase", "key-1", other, {}), (
+        "a phase stays below the run that computed it"
+    )
     assert child != ensure_run(client, EXPERIMENT, "phase", "key-2", parent, {})
     assert client.get_run(parent).data.tags["scale"] == "micro"
     assert client.get_run(child).data.tags["mlflow.parentRunId"] == parent
@@ -142,7 +151,9 @@ print(answered["answer"][0])
 
 
 @pytest.mark.parametrize("kind", ["local", "s3"])
-def test_the_registered_model_is_loaded_by_alias_and_answers(kind, request, client, tracking_uri, home, store, artifact_root, tmp_path):
+def test_the_registered_model_is_loaded_by_alias_and_answers(
+    kind, request, client, tracking_uri, home, store, artifact_root, tmp_path
+):
     import mlflow
     import pandas as pd
 
@@ -154,19 +165,33 @@ def test_the_registered_model_is_loaded_by_alias_and_answers(kind, request, clie
     ensure_alias(client, name, CHAMPION, version)
     mlflow.set_tracking_uri(tracking_uri)
     questions = ["What is 3 + 1?", "What is 5 + 1?"]
-    said = continuations(trained.directory("hf"), [encode(toy_tokenizer(), problem_prompt(text, False))[0] for text in questions])
+    said = continuations(
+        trained.directory("hf"), [encode(toy_tokenizer(), problem_prompt(text, False))[0] for text in questions]
+    )
     answers = [answer_of(text) for text in said]
     model = mlflow.pyfunc.load_model(f"models:/{name}@{CHAMPION}", model_config={"max_new_tokens": 12})
-    assert list(model.predict(questions)["answer"]) == list(model.predict(pd.DataFrame({"prompt": questions}))["answer"]) == answers
-    plain = mlflow.pyfunc.load_model(f"models:/{name}@{CHAMPION}", model_config={"is_chat_trained": False, "max_new_tokens": 4})
-    continued = continuations(trained.directory("hf"), [toy_tokenizer().encode("3 + 1 =", add_special_tokens=False).ids])[0]
+    assert (
+        list(model.predict(questions)["answer"])
+        == list(model.predict(pd.DataFrame({"prompt": questions}))["answer"])
+        == answers
+    )
+    plain = mlflow.pyfunc.load_model(
+        f"models:/{name}@{CHAMPION}", model_config={"is_chat_trained": False, "max_new_tokens": 4}
+    )
+    continued = continuations(
+        trained.directory("hf"), [toy_tokenizer().encode("3 + 1 =", add_special_tokens=False).ids]
+    )[0]
     text = plain.predict(["3 + 1 ="])["answer"][0]
     assert continued.startswith(text.rstrip()) and text.strip()
 
     (tmp_path / "model.py").write_text("THE_USERS_OWN = True")
     environment = {**os.environ, "MLFLOW_TRACKING_URI": tracking_uri}
     finished = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, f"models:/{name}@{CHAMPION}"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", ELSEWHERE, f"models:/{name}@{CHAMPION}"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.splitlines()[-1] == answers[0]
@@ -184,7 +209,9 @@ def test_each_prompt_is_answered_or_refused_by_itself(client, tracking_uri, stor
     said = model.predict(pd.DataFrame({0: ["What is 3 + 1?", "", None, ["a", "list"], "What is 5 + 1? " * 500, " \n"]}))
     assert list(said["answer"]) == [alone, "", "", "", "", ""]
     parts = ["", "is empty", "this is NoneType", "this is list", "at most", "is empty"]
-    assert all((part in error) if part else not error for error, part in zip(said["error"], parts, strict=True)), list(said["error"])
+    assert all((part in error) if part else not error for error, part in zip(said["error"], parts, strict=True)), list(
+        said["error"]
+    )
 
 
 def test_weights_of_a_store_on_another_file_system_are_copied(client, tracking_uri, artifact_root, tmp_path):
@@ -197,7 +224,10 @@ def test_weights_of_a_store_on_another_file_system_are_copied(client, tracking_u
     try:
         elsewhere = checkpoint(open_store(str(root / "store"), Home(root)), "random")
         name = model_name("elsewhere")
-        assert [register(client, name, elsewhere, artifact_root) for _ in range(2)] == [("1", "done"), ("1", "unchanged")]
+        assert [register(client, name, elsewhere, artifact_root) for _ in range(2)] == [
+            ("1", "done"),
+            ("1", "unchanged"),
+        ]
         mlflow.set_tracking_uri(tracking_uri)
         directory = Path(mlflow.artifacts.download_artifacts(f"models:/{name}/1", dst_path=str(tmp_path)))
         for path in elsewhere.paths("hf/*"):

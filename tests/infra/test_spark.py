@@ -1,4 +1,5 @@
-"""The Spark session: one per process, replaced for other memory, gone with its Java process and its files; no Java is one sentence."""
+"""The Spark session: one per process, replaced for other memory, gone with its Java process and its files; no Java is
+one sentence."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def test_one_session_serves_all_and_stopping_it_ends_its_java_process_and_remove
 def test_files_of_a_killed_process_go_when_the_next_one_starts_and_those_of_a_living_one_stay(home):
     def start(end: str) -> tuple[subprocess.Popen[str], Path]:
         script = f"import os, sys, infra.machine.spark; print(infra.machine.spark._own_directory(), flush=True); {end}"
-        process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         return process, Path(process.stdout.readline().strip())
 

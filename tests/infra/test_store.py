@@ -1,4 +1,5 @@
-"""The store's contract, the same for a local directory and for S3; kills of a real process; identity of code and recipe."""
+"""The store's contract, the same for a local directory and for S3; kills of a real process; identity of code and
+recipe."""
 
 from __future__ import annotations
 
@@ -63,9 +64,14 @@ def test_of_two_racing_writers_one_wins_and_both_use_it(store, monkeypatch):
 
     monkeypatch.setattr(store, "_create", meet_then_create)
     monkeypatch.setattr(store, "locked", lambda key: contextlib.nullcontext())
-    monkeypatch.setattr(store.home.__class__, "work_dir", lambda home, key: home.root / "work" / threading.current_thread().name)
+    monkeypatch.setattr(
+        store.home.__class__, "work_dir", lambda home, key: home.root / "work" / threading.current_thread().name
+    )
     winners = []
-    threads = [threading.Thread(target=lambda: winners.append(ensure(store, write_numbers)), name=f"writer-{n}") for n in range(2)]
+    threads = [
+        threading.Thread(target=lambda: winners.append(ensure(store, write_numbers)), name=f"writer-{n}")
+        for n in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -103,7 +109,11 @@ def change(store, name: str, edit) -> None:
 
 def test_doctor_marks_a_flipped_bit_that_no_run_reads_and_the_next_run_heals_it(store):
     _, total = run_both(store)
-    change(store, f"objects/{total.key}/{total.manifest.attempt}/total.txt", lambda content: bytes([content[0] ^ 1]) + content[1:])
+    change(
+        store,
+        f"objects/{total.key}/{total.manifest.attempt}/total.txt",
+        lambda content: bytes([content[0] ^ 1]) + content[1:],
+    )
     shutil.rmtree(store.home.cache_dir, ignore_errors=True)
     assert run_both(store)[1].key == total.key, "a run that finds everything reads nothing"
     assert check_store(store, deep=False)[0].passed
@@ -132,7 +142,9 @@ def with_value(**values):
 def test_a_manifest_that_was_changed_is_refused_by_name_and_doctor_makes_room_for_a_new_one(edit, problem, store):
     numbers, total = run_both(store)
     change(store, f"manifests/{numbers.key}.json", edit)
-    with pytest.raises(CorruptArtifactError, match=rf"manifests/{numbers.key}.json {problem}.*remove it, or let `glm46 doctor` mark it"):
+    with pytest.raises(
+        CorruptArtifactError, match=rf"manifests/{numbers.key}.json {problem}.*remove it, or let `glm46 doctor` mark it"
+    ):
         run_both(store)
     assert problem in check_store(store, deep=False)[0].found
     computed: list[str] = []
@@ -145,7 +157,9 @@ def test_a_damaged_copy_in_the_cache_is_fetched_again_and_the_object_stands(home
     numbers.path("numbers/part-00001.txt").write_bytes(b"damaged")
     assert check_store(store, deep=True)[0].passed
     numbers.path("numbers/part-00001.txt").write_bytes(b"damaged")
-    assert S3Store(store.uri, home).load(numbers.key, Numbers).path("numbers/part-00001.txt").read_text().startswith("10")
+    assert (
+        S3Store(store.uri, home).load(numbers.key, Numbers).path("numbers/part-00001.txt").read_text().startswith("10")
+    )
 
 
 def test_locks_and_work_directories_go_when_nobody_needs_them(store):
@@ -213,7 +227,9 @@ def test_a_killed_program_run_again_ends_in_the_same_digest(tmp_path):
     interrupted = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     clean = {**environment, "GLM46_HOME": str(tmp_path / "clean")}
     command[3] = str(tmp_path / "clean-store")
-    assert interrupted == subprocess.run(command, env=clean, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert (
+        interrupted == subprocess.run(command, env=clean, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    )
     attempts = list((tmp_path / "store" / "objects").glob("*/*"))
     assert len(attempts) == 2, f"seed {seed}: garbage of killed runs stayed: {attempts}"
 
@@ -291,18 +307,26 @@ def test_a_commit_that_meets_another_under_way_is_tried_again_and_skips_no_gener
 
 
 def test_two_homes_on_one_bucket_end_with_one_artifact(tmp_path, s3_server):
-    """Their locks do not see each other: both compute, one commits, and both use that; of the other attempt nothing stays."""
+    """Their locks do not see each other: both compute, one commits, and both use that; of the other attempt nothing
+    stays."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TOY_SECONDS": "0.3"}
     command = [sys.executable, "-m", "tests.support.toy_steps", f"s3://glm46/{tmp_path.name}"]
     runs = [
         subprocess.Popen(
-            command, env={**environment, "GLM46_HOME": str(tmp_path / name)}, cwd=ROOT, stdout=subprocess.PIPE, text=True
-        ) for name in ("one", "two")
-    ]  # fmt: skip
+            command,
+            env={**environment, "GLM46_HOME": str(tmp_path / name)},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "two")
+    ]
     told = [run.communicate(timeout=120)[0] for run in runs]
     assert told[0] == told[1] != "" and [run.returncode for run in runs] == [0, 0]
     store = S3Store(command[3], Home(tmp_path / "three"))
-    pages = store.client.get_paginator("list_objects_v2").paginate(Bucket=store.bucket, Prefix=f"{store.prefix}objects/")
+    pages = store.client.get_paginator("list_objects_v2").paginate(
+        Bucket=store.bucket, Prefix=f"{store.prefix}objects/"
+    )
     attempts = {tuple(entry["Key"].split("/")[-4:][:3]) for page in pages for entry in page.get("Contents", [])}
     named = {(manifest.key, manifest.attempt) for manifest in store.iterate_manifests()}
     assert len(named) == 2 and all(any({key, attempt} <= set(place) for key, attempt in named) for place in attempts)
@@ -310,7 +334,8 @@ def test_two_homes_on_one_bucket_end_with_one_artifact(tmp_path, s3_server):
 
 @pytest.fixture
 def faulty_store(home, s3_server, monkeypatch):
-    """A store, the faults that a proxy before it makes at the next requests of a method and a path, and those it has made."""
+    """A store, the faults that a proxy before it makes at the next requests of a method and a path, and those it has
+    made."""
     plan: dict[tuple[str, str], str] = {}
 
     def next_fault(method: str, path: str) -> str:

@@ -49,16 +49,31 @@ from tests.support.data_inputs import (
 from tests.support.postgres import needs_postgres, postgres
 
 SYNTHESIS = SynthesisRecipe(
-    operations=("+", "-"), num_training_problems=300, num_evaluation_problems=20, max_operand=30, problems_per_document=20, num_chats=40,
-    thinking_share=0.25, num_prompts=60, families={}, difficulty=1,
-    num_held_out_problems=0, prompt_families=(),
-)  # fmt: skip
+    operations=("+", "-"),
+    num_training_problems=300,
+    num_evaluation_problems=20,
+    max_operand=30,
+    problems_per_document=20,
+    num_chats=40,
+    thinking_share=0.25,
+    num_prompts=60,
+    families={},
+    difficulty=1,
+    num_held_out_problems=0,
+    prompt_families=(),
+)
 CHAIN_RECIPE = chain_recipe(SYNTHESIS)
 MODEL = "glm46-micro"
 PRETRAIN = PackingRecipe(
-    num_tokens=16000, sequence_length=64, packing="stream", mixture={"web": 0.5, "code": 0.2, "repository": 0.3}, bucket_weights=(),
-    max_epochs=4.0, fim_rate=0.5, seed=1
-)  # fmt: skip
+    num_tokens=16000,
+    sequence_length=64,
+    packing="stream",
+    mixture={"web": 0.5, "code": 0.2, "repository": 0.3},
+    bucket_weights=(),
+    max_epochs=4.0,
+    fim_rate=0.5,
+    seed=1,
+)
 SFT = PackingRecipe(
     num_tokens=1280,
     sequence_length=128,
@@ -91,7 +106,9 @@ def prepare(directory: Path, root: Path) -> dict[str, Artifact]:
     """The data path of flows/prepare_data.py on a small corpus."""
     write_corpus(directory)
     write_packages(directory)
-    turns = [[{"role": "user", "content": f"Say {n}"}, {"role": "assistant", "content": f"{n}, as asked"}] for n in range(30)]
+    turns = [
+        [{"role": "user", "content": f"Say {n}"}, {"role": "assistant", "content": f"{n}, as asked"}] for n in range(30)
+    ]
     write_jsonl(directory / "talk.jsonl", [{"messages": turn} for turn in turns])
     with zipfile.ZipFile(directory / "bundle.zip", "w") as archive:
         for number in range(3):
@@ -103,7 +120,13 @@ def prepare(directory: Path, root: Path) -> dict[str, Artifact]:
     data = cleaned(sources, root, CHAIN_RECIPE)
     clean, problems = data["decontaminated"], data["problems"]
     chats = compute(
-        collect_chats, root, sources=sources, synthetic=problems, ingested=data["ingested"], recipe=RECIPE.chat_collection, **spark
+        collect_chats,
+        root,
+        sources=sources,
+        synthetic=problems,
+        ingested=data["ingested"],
+        recipe=RECIPE.chat_collection,
+        **spark,
     )
     repositories = compute(concatenate_repositories, root, documents=clean, recipe=RECIPE.repositories, **spark)
     tokenizer = compute(
@@ -114,12 +137,21 @@ def prepare(directory: Path, root: Path) -> dict[str, Artifact]:
         **spark,
     )
     return {
-        **data, "chats": chats, "repositories": repositories, "tokenizer": tokenizer,
+        **data,
+        "chats": chats,
+        "repositories": repositories,
+        "tokenizer": tokenizer,
         "shards": compute(
-            shard_documents, root, documents=clean, repositories=repositories, tokenizer=tokenizer, recipe=RECIPE.shards, **spark
+            shard_documents,
+            root,
+            documents=clean,
+            repositories=repositories,
+            tokenizer=tokenizer,
+            recipe=RECIPE.shards,
+            **spark,
         ),
         "chat_shards": compute(shard_chats, root, chats=chats, tokenizer=tokenizer, recipe=RECIPE.shards, **spark),
-    }  # fmt: skip
+    }
 
 
 def train(data: dict[str, Artifact], root: Path) -> dict[str, Artifact]:
@@ -130,14 +162,29 @@ def train(data: dict[str, Artifact], root: Path) -> dict[str, Artifact]:
     first = compute(pack_phase, root, shards=data["shards"], chats=None, tokenizer=data["tokenizer"], recipe=PRETRAIN)
     second = compute(pack_phase, root, shards=data["shards"], chats=data["chat_shards"], recipe=SFT)
     pretrained = compute(
-        train_phase, root, recipe=recipes["pretrain_general"], start=None, **{**none, "packed": first, "shards": data["shards"]}
+        train_phase,
+        root,
+        recipe=recipes["pretrain_general"],
+        start=None,
+        **{**none, "packed": first, "shards": data["shards"]},
     )
     tuned = compute(
-        train_phase, root, recipe=recipes["sft"], start=pretrained,
+        train_phase,
+        root,
+        recipe=recipes["sft"],
+        start=pretrained,
         **{**none, "packed": second, "shards": data["shards"], "chats": data["chat_shards"]},
-    )  # fmt: skip
-    reinforced = compute(train_phase, root, recipe=recipes["rl_reasoning"], start=tuned, **{**none, "prompts": data["decontaminated"]})
-    return {"pretrain_general": pretrained, "sft": tuned, "rl_reasoning": reinforced, "first_order": first, "second_order": second}
+    )
+    reinforced = compute(
+        train_phase, root, recipe=recipes["rl_reasoning"], start=tuned, **{**none, "prompts": data["decontaminated"]}
+    )
+    return {
+        "pretrain_general": pretrained,
+        "sft": tuned,
+        "rl_reasoning": reinforced,
+        "first_order": first,
+        "second_order": second,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -186,13 +233,17 @@ def graph(home, trained):
 def champion(home, graph, tmp_path_factory):
     """The champion's lineage and the records written beside it."""
     path = tmp_path_factory.mktemp("records") / "records.parquet"
-    return trace_model(graph, named_version(open_registry(home), MODEL, "champion"), path), pq.read_table(path).to_pylist()
+    return trace_model(graph, named_version(open_registry(home), MODEL, "champion"), path), pq.read_table(
+        path
+    ).to_pylist()
 
 
 def read_by_hand(order: Artifact, shards: list[Artifact]) -> Counter:
     """(document id) -> tokens, line by line of the packed order."""
     names = json.loads(order.path("packing.json").read_text())["shards"]
-    members = {(row["shard"], row["sequence"]): row["id"] for artifact in shards for row in rows(artifact, "members.parquet")}
+    members = {
+        (row["shard"], row["sequence"]): row["id"] for artifact in shards for row in rows(artifact, "members.parquet")
+    }
     tokens = Counter()
     for shard, sequence, _, length, _, _ in np.load(order.path("order.npy")).tolist():
         if shard == len(names):
@@ -220,9 +271,17 @@ def test_records_of_a_model_are_what_its_packed_orders_read(champion, data, trai
 
 def test_a_model_names_phases_shards_steps_and_sources_with_digests(champion, data, trained):
     lineage, records = champion
-    assert (lineage.version, lineage.aliases, lineage.digest) == ("2", ("champion", "rl_reasoning"), trained["rl_reasoning"].digest)
+    assert (lineage.version, lineage.aliases, lineage.digest) == (
+        "2",
+        ("champion", "rl_reasoning"),
+        trained["rl_reasoning"].digest,
+    )
     assert [phase.name for phase in lineage.phases] == ["pretrain_general", "sft", "rl_reasoning"]
-    assert [phase.packed_digest for phase in lineage.phases] == [trained["first_order"].digest, trained["second_order"].digest, ""]
+    assert [phase.packed_digest for phase in lineage.phases] == [
+        trained["first_order"].digest,
+        trained["second_order"].digest,
+        "",
+    ]
     assert lineage.tokenizer_digest == data["tokenizer"].digest and lineage.imported == ""
     shards = {shard.name: shard for shard in lineage.phases[1].shards}
     assert {name.split("-")[0] for name in shards} == {"chat", "synthetic"}
@@ -240,12 +299,16 @@ def test_a_model_names_phases_shards_steps_and_sources_with_digests(champion, da
     assert sources["talk.jsonl"].sha256 == files["talk.jsonl"]["sha256"] and sources["talk.jsonl"].licence == "CC0-1.0"
     assert sources["synthetic/arithmetic"].sha256 == ""
     members = [source for name, source in sources.items() if name.startswith("bundle.zip!")]
-    assert members and {(source.sha256, source.licence) for source in members} == {(files["bundle.zip"]["sha256"], "MIT")}
+    assert members and {(source.sha256, source.licence) for source in members} == {
+        (files["bundle.zip"]["sha256"], "MIT")
+    }
     for name, source in sources.items():
         own = [row for row in records if row["source"] == name]
         assert (source.num_documents, source.num_tokens) == (len(own), sum(row["tokens"] for row in own))
         assert source.first_offsets == tuple(sorted({row["offset"] for row in own})[:3])
-    assert all(part in lineage.describe() for part in ("phase sft (sft)", "near_duplicate 1", "talk.jsonl", "chat-00000"))
+    assert all(
+        part in lineage.describe() for part in ("phase sft (sft)", "near_duplicate 1", "talk.jsonl", "chat-00000")
+    )
     told = [trained[name].record.course_epochs_by_domain for name in ("first_order", "second_order")]
     assert [phase.course_epochs for phase in lineage.phases] == [*told, {}] and told[0]
     assert f"passes on its course up to here: chat {told[1]['chat']:.2f}" in lineage.describe()
@@ -256,7 +319,9 @@ def test_a_record_leads_back_to_the_bytes_of_its_source(champion, data, corpus):
     texts = {row["id"]: row["text"] for row in rows(data["decontaminated"], "documents/*.parquet")}
     own = [row for row in records if row["source"].endswith(".py")]
     for row in own:
-        assert (corpus / row["source"]).read_bytes()[row["offset"] :].decode()[row["piece"] :].startswith(texts[row["id"]])
+        assert (
+            (corpus / row["source"]).read_bytes()[row["offset"] :].decode()[row["piece"] :].startswith(texts[row["id"]])
+        )
     chats = {row["id"]: row["messages"] for row in rows(data["chats"], "chats/*.parquet")}
     said = [row for row in records if row["source"] == "talk.jsonl"]
     for row in said:
@@ -276,7 +341,9 @@ def test_every_document_tells_the_phases_that_the_models_records_tell(champion, 
         assert {phase.phase for phase in itself} == set(phases)
         assert sum(phase.num_tokens for phase in itself) == row["tokens"]
         assert {(phase.shard, phase.sequence) for phase in itself} == {(row["shard"], row["sequence"])}
-        assert {(place.source, place.offset, place.piece) for place in found.places} == {(row["source"], row["offset"], row["piece"])}
+        assert {(place.source, place.offset, place.piece) for place in found.places} == {
+            (row["source"], row["offset"], row["piece"])
+        }
         models = {(model.phase, model.version, model.aliases) for model in found.models}
         assert ("rl_reasoning", "2", ("champion", "rl_reasoning")) in models
         assert (("pretrain_general", "1", ("pretrain_general",)) in models) == ("pretrain_general" in phases)
@@ -296,7 +363,9 @@ def test_a_file_tells_the_phases_that_read_its_repository_and_the_repository_its
         assert (place.kind, place.source, place.step) == ("repository", row["source"], "concatenate_repositories")
         for part in repository.parts[:3]:
             inside = [phase for phase in trace_document(graph, [], part).trained if phase.within]
-            assert {(phase.within, phase.shard, phase.sequence) for phase in inside} == {(identity, row["shard"], row["sequence"])}
+            assert {(phase.within, phase.shard, phase.sequence) for phase in inside} == {
+                (identity, row["shard"], row["sequence"])
+            }
             assert [phase.phase for phase in inside] == ["pretrain_general"] and inside[0].num_tokens == row["tokens"]
         assert "as a part of repository" in trace_document(graph, [], repository.parts[0]).describe()
 
@@ -324,7 +393,9 @@ def test_what_is_not_known_is_one_sentence_with_the_names_there_are(home, graph,
     client = open_registry(home)
     with pytest.raises(ValueError, match="knows no document feedfeedfeedfeed: ids have 16 hex digits"):
         trace_document(graph, [], "feedfeedfeedfeed")
-    with pytest.raises(ValueError, match="has no version or alias tuned; it has 1 = pretrain_general; 2 = champion = rl_reasoning"):
+    with pytest.raises(
+        ValueError, match="has no version or alias tuned; it has 1 = pretrain_general; 2 = champion = rl_reasoning"
+    ):
         named_version(client, MODEL, "tuned")
     with pytest.raises(ValueError, match="holds no version of glm46-huge; it holds glm46-micro"):
         named_version(client, "glm46-huge", "champion")
@@ -365,14 +436,22 @@ def test_the_commands_answer_without_a_server(home, champion, trained):
         environment = {**os.environ, "GLM46_HOME": str(home.root)}
         return subprocess.run(
             [sys.executable, "-c", "from flows.cli.command import main; main()", "lineage", *arguments],
-            cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     lineage, records = champion
     by_alias = glm46("model", "champion", "--scale", "micro", "--json")
     assert json.loads(by_alias.stdout) == json.loads(lineage.model_dump_json()), by_alias.stderr
     document = glm46("document", records[0]["id"])
-    assert document.returncode == 0 and "trained in" in document.stdout and f"{MODEL} version 2 = champion" in document.stdout
+    assert (
+        document.returncode == 0
+        and "trained in" in document.stdout
+        and f"{MODEL} version 2 = champion" in document.stdout
+    )
     unknown = glm46("model", "9", "--scale", "micro")
     assert unknown.returncode == 2 and unknown.stderr.startswith("glm46: glm46-micro has no version or alias 9")
 

@@ -1,5 +1,5 @@
-"""Loss-free balancing against three failures of public trainers: counts in bfloat16 (Megatron-LM #7081), counts doubled where activations
-are computed again (torchtitan #1593), a bias that moves with every micro-batch (torchtitan #1304)."""
+"""Loss-free balancing against three failures of public trainers: counts in bfloat16 (Megatron-LM #7081), counts doubled
+where activations are computed again (torchtitan #1593), a bias that moves with every micro-batch (torchtitan #1304)."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""The chat template as segments equals the template as Jinja, in text and in tokens; what is trained is what an assistant writes."""
+"""The chat template as segments equals the template as Jinja, in text and in tokens; what is trained is what an
+assistant writes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from model.text.tokenizer_layout import SPECIAL_TOKENS, tokenizer_for_text
 from tasks.data.tokenizer.bpe_tokenizer import tokenizer_config, train_bpe, write_json
 from tests.support.data_inputs import prose
 
-TOOL = {"type": "function", "function": {"name": "weather", "description": "Wetter für Städte", "parameters": {"type": "object"}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Wetter für Städte", "parameters": {"type": "object"}},
+}
 TEXTS = [
     "What is 12 + 7?",
     " padded \n",
@@ -42,18 +46,30 @@ def assistant(text: str, reasoning: str = "", calls: tuple = ()) -> Message:
     return {"role": "assistant", "content": text, "reasoning": reasoning, "tool_calls": list(calls)}
 
 
-CALL = {"name": "weather", "arguments": {"city": "Köln", "days": 3, "units": ["C", None], "exact": True, "place": {"x": 1.5}}}
+CALL = {
+    "name": "weather",
+    "arguments": {"city": "Köln", "days": 3, "units": ["C", None], "exact": True, "place": {"x": 1.5}},
+}
 CONVERSATIONS = {
     "one turn": [user("What is 12 + 7?"), assistant("19")],
     "reasoned": [user("What is 12 + 7?"), assistant("19", "12 + 7 = 19")],
     "history": [user("a"), assistant("b", "dropped"), user("c"), assistant("d", "kept")],
     "system": [{"role": "system", "content": "Be brief.\n"}, user("a"), assistant("b")],
-    "tools": [user("a"), assistant("", "why", (CALL, CALL)), {"role": "tool", "content": "sun"}, {"role": "tool", "content": "rain\n"},
-              assistant("Both.", "see"), user("b"), assistant("again", "", (CALL,)), {"role": "tool", "content": ""}, assistant("c")],
+    "tools": [
+        user("a"),
+        assistant("", "why", (CALL, CALL)),
+        {"role": "tool", "content": "sun"},
+        {"role": "tool", "content": "rain\n"},
+        assistant("Both.", "see"),
+        user("b"),
+        assistant("again", "", (CALL,)),
+        {"role": "tool", "content": ""},
+        assistant("c"),
+    ],
     "no arguments": [user("a"), assistant("b", "", ({"name": "now", "arguments": {}},))],
     "no user": [assistant("b", "r")],
     "unanswered": [user("a"), user("b")],
-}  # fmt: skip
+}
 
 
 def random_conversation(seed: int) -> list[Message]:
@@ -111,7 +127,9 @@ def test_segments_and_jinja_give_the_same_text_and_the_same_tokens(name, tokeniz
             for add_generation_prompt in (True, False):
                 given = {"enable_thinking": enable_thinking, "add_generation_prompt": add_generation_prompt}
                 segments = render(ALL[name], tools, **given)
-                assert "".join(segment.text for segment in segments) == served(hugging_face, ALL[name], tools, tokenize=False, **given)
+                assert "".join(segment.text for segment in segments) == served(
+                    hugging_face, ALL[name], tools, tokenize=False, **given
+                )
                 token_ids, trained = encode(tokenizer, segments)
                 assert token_ids == served(hugging_face, ALL[name], tools, **given)["input_ids"]
                 assert len(trained) == len(token_ids)
@@ -120,7 +138,9 @@ def test_segments_and_jinja_give_the_same_text_and_the_same_tokens(name, tokeniz
 def test_a_switch_that_a_user_wrote_is_not_doubled(tokenizer, hugging_face):
     given = {"enable_thinking": False, "add_generation_prompt": True}
     segments = render([user("a/nothink")], (), **given)
-    assert "".join(segment.text for segment in segments) == served(hugging_face, [user("a/nothink")], (), tokenize=False, **given)
+    assert "".join(segment.text for segment in segments) == served(
+        hugging_face, [user("a/nothink")], (), tokenize=False, **given
+    )
     assert encode(tokenizer, segments)[0] == served(hugging_face, [user("a")], (), **given)["input_ids"]
 
 
@@ -152,8 +172,9 @@ def test_an_answer_and_the_role_token_that_closes_it_are_trained_and_nothing_els
     assert trained_text([user("q"), assistant("19")]) == ["\n19<|user|>"]
     assert trained_text([user("q"), assistant("19", "12 + 7 = 19")]) == ["\n<think>12 + 7 = 19</think>\n19<|user|>"]
     assert trained_text([user("a"), assistant("b", "old"), user("c"), assistant("d", "new")]) == [
-        "\nb<|user|>", "\n<think>new</think>\nd<|user|>",
-    ]  # fmt: skip
+        "\nb<|user|>",
+        "\n<think>new</think>\nd<|user|>",
+    ]
     call = {"name": "f", "arguments": {"k": 1}}
     written = "\n<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>1</arg_value>\n</tool_call><|observation|>"
     assert trained_text([user("a"), assistant("", "", (call,)), {"role": "tool", "content": "r"}, assistant("d")]) == [
@@ -165,14 +186,18 @@ def test_an_answer_and_the_role_token_that_closes_it_are_trained_and_nothing_els
 
 def test_the_mask_follows_the_segments_token_by_token(tokenizer):
     token_ids, trained = encode(tokenizer, render_to_train([user("q"), assistant("19", "r")], ()))
-    text = tokenizer.decode([token for token, is_trained in zip(token_ids, trained, strict=True) if is_trained], skip_special_tokens=False)
+    text = tokenizer.decode(
+        [token for token, is_trained in zip(token_ids, trained, strict=True) if is_trained], skip_special_tokens=False
+    )
     assert text == "\n<think>r</think>\n19<|user|>"
     assert tokenizer.id_to_token(token_ids[-1]) == "<|user|>" and trained[-1]
 
 
 def test_a_conversation_thinks_if_it_reasons_behind_the_last_question():
     assert is_thinking(CONVERSATIONS["reasoned"]) and is_thinking(CONVERSATIONS["history"])
-    assert not is_thinking(CONVERSATIONS["one turn"]) and not is_thinking([*CONVERSATIONS["reasoned"], user("c"), assistant("d")])
+    assert not is_thinking(CONVERSATIONS["one turn"]) and not is_thinking(
+        [*CONVERSATIONS["reasoned"], user("c"), assistant("d")]
+    )
 
 
 @pytest.mark.parametrize("special", SPECIAL_TOKENS)
@@ -184,10 +209,21 @@ def test_special_strings_that_people_write_stay_characters(special, tokenizer):
         place,
         assistant(special),
     ]
-    plain = [user("x"), assistant("x", "x", ({"name": "x", "arguments": {"x": "x"}},)), {"role": "tool", "content": "x"}, assistant("x")]
-    ids = [token for token in encode(tokenizer, render(messages, (), enable_thinking=True, add_generation_prompt=False))[0] if token >= 400]
+    plain = [
+        user("x"),
+        assistant("x", "x", ({"name": "x", "arguments": {"x": "x"}},)),
+        {"role": "tool", "content": "x"},
+        assistant("x"),
+    ]
+    ids = [
+        token
+        for token in encode(tokenizer, render(messages, (), enable_thinking=True, add_generation_prompt=False))[0]
+        if token >= 400
+    ]
     assert ids == [
-        token for token in encode(tokenizer, render(plain, (), enable_thinking=True, add_generation_prompt=False))[0] if token >= 400
+        token
+        for token in encode(tokenizer, render(plain, (), enable_thinking=True, add_generation_prompt=False))[0]
+        if token >= 400
     ]
 
 
@@ -203,10 +239,16 @@ def test_a_prompt_is_the_trained_conversation_up_to_where_the_assistant_writes()
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("\n19<|user|>more", "19"), ("19", "19"), ("\n<think>12 + 7 = 19</think>\n19<|endoftext|>", "19"), ("<think>never ends", ""),
-        ("<think>a</think>", ""), ("</think>19", "19"), ("19<|observation|></think>20", "19"), ("", ""),
+        ("\n19<|user|>more", "19"),
+        ("19", "19"),
+        ("\n<think>12 + 7 = 19</think>\n19<|endoftext|>", "19"),
+        ("<think>never ends", ""),
+        ("<think>a</think>", ""),
+        ("</think>19", "19"),
+        ("19<|observation|></think>20", "19"),
+        ("", ""),
     ],
-)  # fmt: skip
+)
 def test_the_answer_stands_behind_the_reasoning_and_before_the_end(text, answer):
     assert answer_of(text) == answer
 

@@ -54,7 +54,11 @@ def test_glm46_has_355_billion_parameters_by_the_reports_rule() -> None:
         3_988_069_792,
     )
     assert [billions(n) for n in (counts.body, counts.body_and_mtp, counts.total)] == [351.246, 355.234, 356.786]
-    assert [round(n / 1e9, 2) for n in (counts.active_body, counts.active_body + counts.active_mtp, counts.active)] == [32.08, 32.48, 32.86]
+    assert [round(n / 1e9, 2) for n in (counts.active_body, counts.active_body + counts.active_mtp, counts.active)] == [
+        32.08,
+        32.48,
+        32.86,
+    ]
     assert kv_cache_bytes_per_token(FULL) == 376_832
 
 
@@ -69,7 +73,11 @@ def test_air_has_106_billion_parameters_without_mtp() -> None:
     assert [billions(n) for n in (counts.body, counts.body_and_mtp)] == [105.611, 107.986]
     # The published Air file repeats embedding and unembedding in the MTP layer.
     assert billions(counts.total + counts.embeddings) == 110.469
-    assert [round(n / 1e9, 2) for n in (counts.active_body, counts.active_body + counts.active_mtp, counts.active)] == [12.18, 12.48, 12.80]
+    assert [round(n / 1e9, 2) for n in (counts.active_body, counts.active_body + counts.active_mtp, counts.active)] == [
+        12.18,
+        12.48,
+        12.80,
+    ]
 
 
 @pytest.mark.parametrize("recipe", [GLM46, AIR, FULL, FULL_AIR], ids=["tiny", "tiny_air", "glm46", "air"])
@@ -77,7 +85,11 @@ def test_counts_equal_a_model_built_on_the_meta_device(recipe: ModelRecipe) -> N
     with torch.device("meta"):
         model = Glm4Moe(recipe)
     assert sum(tensor.numel() for tensor in model.state_dict().values()) == count_parameters(recipe).total
-    assert all(module.e_score_correction_bias.dtype == torch.float32 for module in model.modules() if isinstance(module, Router))
+    assert all(
+        module.e_score_correction_bias.dtype == torch.float32
+        for module in model.modules()
+        if isinstance(module, Router)
+    )
 
 
 def test_flops_grow_by_six_per_active_parameter_and_by_attention_length() -> None:

@@ -32,7 +32,9 @@ def engine(request: pytest.FixtureRequest) -> InProcessEngine:
     return request.param(random_model(GLM46), weights_version="v1", batch_sequences=3)
 
 
-def continue_by_recomputation(engine: InProcessEngine, prompt: list[int], num_tokens: int) -> tuple[list[int], list[float]]:
+def continue_by_recomputation(
+    engine: InProcessEngine, prompt: list[int], num_tokens: int
+) -> tuple[list[int], list[float]]:
     tokens, margins = list(prompt), []
     for _ in range(num_tokens):
         logits = engine.model(torch.tensor([tokens])).logits_BTV[0, -1]
@@ -54,7 +56,9 @@ def test_batched_cached_generation_equals_recomputation(engine: InProcessEngine)
 def test_prefill_in_chunks_equals_one_pass(recipe) -> None:
     model = random_model(recipe)
     tokens = torch.randint(0, recipe.vocab_size, (2, 20), generator=torch.Generator().manual_seed(3))
-    cache = KVCache(recipe, 2, 20, layers=range(recipe.num_hidden_layers), dtype=torch.float32, device=torch.device("cpu"))
+    cache = KVCache(
+        recipe, 2, 20, layers=range(recipe.num_hidden_layers), dtype=torch.float32, device=torch.device("cpu")
+    )
     pieces = [model(tokens[:, start:end], cache=cache).logits_BTV for start, end in ((0, 7), (7, 8), (8, 20))]
     torch.testing.assert_close(torch.cat(pieces, dim=1), model(tokens).logits_BTV, **CLOSE_FLOAT32)
 
@@ -87,7 +91,9 @@ def test_a_stop_token_ends_its_own_sequence_only(engine: InProcessEngine) -> Non
 
 
 def test_sampling_repeats_with_its_seed_and_only_then(engine: InProcessEngine) -> None:
-    first, second, third = (engine.generate(PROMPTS, Sampling(16, temperature=5.0, seed=seed), "v1").token_ids for seed in (1, 1, 2))
+    first, second, third = (
+        engine.generate(PROMPTS, Sampling(16, temperature=5.0, seed=seed), "v1").token_ids for seed in (1, 1, 2)
+    )
     assert first == second != third
 
 
@@ -105,7 +111,9 @@ def test_the_size_of_a_batch_samples_nothing_else(engine: InProcessEngine) -> No
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 1.7])
-def test_sampled_log_probabilities_are_those_of_the_tempered_distribution(temperature: float, engine: InProcessEngine) -> None:
+def test_sampled_log_probabilities_are_those_of_the_tempered_distribution(
+    temperature: float, engine: InProcessEngine
+) -> None:
     generation = engine.generate([PROMPTS[0]], Sampling(5, temperature=temperature, seed=3), "v1")
     sequence = torch.tensor([PROMPTS[0] + generation.token_ids[0]])
     logits = engine.model(sequence[:, :-1]).logits_BTV[0, -5:].float() / (temperature or 1.0)
@@ -121,16 +129,25 @@ def test_broken_weights_sample_nothing() -> None:
 def test_top_p_keeps_the_smallest_set_that_holds_the_mass() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(500, 4)
     draws = torch.rand(500, generator=torch.Generator().manual_seed(0))
-    kept = {p: set(choose_tokens(logits, Sampling(1, temperature=1.0, top_p=p), draws).tolist()) for p in (0.4, 0.79, 0.9, 1.0)}
+    kept = {
+        p: set(choose_tokens(logits, Sampling(1, temperature=1.0, top_p=p), draws).tolist())
+        for p in (0.4, 0.79, 0.9, 1.0)
+    }
     assert kept == {0.4: {0}, 0.79: {0, 1}, 0.9: {0, 1, 2}, 1.0: {0, 1, 2, 3}}
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda engine: engine.generate([[1]], Sampling(4), "v2"), "weights version 'v2' was asked for, this engine holds 'v1'"),
+        (
+            lambda engine: engine.generate([[1]], Sampling(4), "v2"),
+            "weights version 'v2' was asked for, this engine holds 'v1'",
+        ),
         (lambda engine: engine.generate([[1], []], Sampling(4), "v1"), "prompt 1 is empty"),
-        (lambda engine: engine.generate([[1] * 500], Sampling(20), "v1"), r"520 positions .* exceed max_position_embeddings \(512\)"),
+        (
+            lambda engine: engine.generate([[1] * 500], Sampling(20), "v1"),
+            r"520 positions .* exceed max_position_embeddings \(512\)",
+        ),
         (lambda engine: engine.score([[1] * 513]), r"513 tokens exceeds max_position_embeddings \(512\)"),
         (lambda engine: Sampling(4, temperature=-1.0), "temperature must be 0"),
         (lambda engine: Sampling(4, top_p=0.0), "top_p must lie"),
@@ -154,12 +171,20 @@ def test_the_compiled_pass_is_chosen_for_whole_float32_weights_on_a_cpu() -> Non
 
 ODD = AIR.model_copy(
     update={
-        "vocab_size": 331, "hidden_size": 72, "intermediate_size": 84, "moe_intermediate_size": 20, "head_dim": 24,
-        "num_attention_heads": 6, "num_key_value_heads": 2, "n_shared_experts": 0, "norm_topk_prob": False,
-        "n_routed_experts": 5, "num_experts_per_tok": 3,
+        "vocab_size": 331,
+        "hidden_size": 72,
+        "intermediate_size": 84,
+        "moe_intermediate_size": 20,
+        "head_dim": 24,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "n_shared_experts": 0,
+        "norm_topk_prob": False,
+        "n_routed_experts": 5,
+        "num_experts_per_tok": 3,
         "attention_bias": False,
     }
-)  # fmt: skip
+)
 """Nothing is a multiple of the kernel's panels, and every option of a layer is the other one."""
 
 
@@ -170,7 +195,8 @@ def test_the_compiled_pass_equals_the_models_own(recipe, seed: int) -> None:
     prompts = [prompt[: 30 - 3 * place] for place, prompt in enumerate(prompts)]
     for sampling in (Sampling(10), Sampling(10, temperature=1.3, seed=2)):
         by_torch, compiled = (
-            each(model, weights_version="v", batch_sequences=9).generate(prompts, sampling, "v") for each in (TorchEngine, InProcessEngine)
+            each(model, weights_version="v", batch_sequences=9).generate(prompts, sampling, "v")
+            for each in (TorchEngine, InProcessEngine)
         )
         assert compiled.token_ids == by_torch.token_ids
         for column in ("log_probabilities", "sampled_log_probabilities", "top2_margins"):
@@ -186,7 +212,9 @@ def test_neither_chunks_nor_threads_nor_batches_change_a_bit(monkeypatch: pytest
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert InProcessEngine(model, weights_version="v", batch_sequences=3).generate(PROMPTS, sampling, "v") == expected
+        assert (
+            InProcessEngine(model, weights_version="v", batch_sequences=3).generate(PROMPTS, sampling, "v") == expected
+        )
     finally:
         torch.set_num_threads(threads)
 
@@ -210,14 +238,18 @@ def test_changed_weights_are_packed_again() -> None:
     with torch.no_grad():
         engine.model.lm_head.weight.neg_()
     renewed = engine.generate(PROMPTS, Sampling(6), "v")
-    assert renewed == InProcessEngine(engine.model, weights_version="v", batch_sequences=4).generate(PROMPTS, Sampling(6), "v")
+    assert renewed == InProcessEngine(engine.model, weights_version="v", batch_sequences=4).generate(
+        PROMPTS, Sampling(6), "v"
+    )
 
 
 def test_generation_reaches_the_last_position(engine: InProcessEngine) -> None:
     model = random_model(GLM46.model_copy(update={"max_position_embeddings": 64}), seed=9)
     short = type(engine)(model, weights_version="v1", batch_sequences=3)
     prompt = torch.randint(0, 320, (60,), generator=torch.Generator().manual_seed(0)).tolist()
-    assert short.generate([prompt, [1]], Sampling(4), "v1").token_ids[0] == continue_by_recomputation(short, prompt, 4)[0]
+    assert (
+        short.generate([prompt, [1]], Sampling(4), "v1").token_ids[0] == continue_by_recomputation(short, prompt, 4)[0]
+    )
 
 
 def test_torch_prefill_in_chunks_of_uneven_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,17 +264,22 @@ def test_broken_weights_generate_nothing(engine: InProcessEngine) -> None:
     with torch.no_grad():
         broken.model.norm.weight.fill_(float("nan"))
     with pytest.raises(NonFiniteLogitsError, match="not finite"):
-        type(engine)(broken, weights_version="v", batch_sequences=4).generate(PROMPTS, Sampling(4, temperature=1.0), "v")
+        type(engine)(broken, weights_version="v", batch_sequences=4).generate(
+            PROMPTS, Sampling(4, temperature=1.0), "v"
+        )
 
 
 def predictable_model(recipe) -> Glm4Moe:
-    """Trained for a few steps on rows in which a token is most often followed by its successor: drafts hit at times, at times not."""
+    """Trained for a few steps on rows in which a token is most often followed by its successor: drafts hit at times, at
+    times not."""
     model = Glm4Moe(recipe)
     model.init_weights(torch.Generator().manual_seed(0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(1)
     for _ in range(40):
-        steps = torch.where(torch.rand(8, 33, generator=generator) < 0.8, 1, torch.randint(0, 32, (8, 33), generator=generator))
+        steps = torch.where(
+            torch.rand(8, 33, generator=generator) < 0.8, 1, torch.randint(0, 32, (8, 33), generator=generator)
+        )
         rows = steps.cumsum(1) % 32
         losses = model(rows[:, :-1], target_ids_BT=rows[:, 1:]).losses
         assert losses is not None
@@ -253,7 +290,8 @@ def predictable_model(recipe) -> Glm4Moe:
 
 
 def drafts_by_recomputation(model: Glm4Moe, prompt: list[int], answer: list[int]) -> tuple[int, int]:
-    """How many tokens are drafted and accepted on the way to this answer, by one pass of the MTP layer over all of it."""
+    """How many tokens are drafted and accepted on the way to this answer, by one pass of the MTP layer over all of
+    it."""
     token_ids = torch.tensor([prompt + answer])
     embedded, hidden = model.model.embed_tokens(token_ids), model.hidden_states(token_ids)
     expected = model.lm_head(model.run_mtp(embedded, hidden, None).hidden_BTD)[0].argmax(-1).tolist()
@@ -271,12 +309,16 @@ def test_drafts_change_no_token(recipe) -> None:
         engine = kind(model, weights_version="v", batch_sequences=3)
         for temperature in (0.0, 1.0):
             plain, drafted = (
-                engine.generate(PROMPTS, Sampling(24, temperature, seed=5, is_speculative=drafts), "v") for drafts in (False, True)
+                engine.generate(PROMPTS, Sampling(24, temperature, seed=5, is_speculative=drafts), "v")
+                for drafts in (False, True)
             )
             assert drafted.token_ids == plain.token_ids
             for own, reference in zip(drafted.log_probabilities, plain.log_probabilities, strict=True):
                 assert own == pytest.approx(reference, abs=1e-4)
-            counts = [drafts_by_recomputation(model, prompt, answer) for prompt, answer in zip(PROMPTS, plain.token_ids, strict=True)]
+            counts = [
+                drafts_by_recomputation(model, prompt, answer)
+                for prompt, answer in zip(PROMPTS, plain.token_ids, strict=True)
+            ]
             assert [drafted.num_drafted, drafted.num_accepted] == [sum(column) for column in zip(*counts, strict=True)]
             assert drafted.acceptance_rate == drafted.num_accepted / drafted.num_drafted
             # At temperature 1 some are refused, and not as many in each row.
@@ -286,7 +328,10 @@ def test_drafts_change_no_token(recipe) -> None:
 def test_drafts_of_a_random_model_and_stop_tokens_change_nothing(engine: InProcessEngine) -> None:
     free = engine.generate(PROMPTS, Sampling(20), "v1")
     for stops in ((), (free.token_ids[0][3], free.token_ids[2][6])):
-        plain, drafted = (engine.generate(PROMPTS, Sampling(20, stop_token_ids=stops, is_speculative=each), "v1") for each in (False, True))
+        plain, drafted = (
+            engine.generate(PROMPTS, Sampling(20, stop_token_ids=stops, is_speculative=each), "v1")
+            for each in (False, True)
+        )
         assert drafted.token_ids == plain.token_ids
         assert drafted.num_drafted > 0 and plain.num_drafted == 0
 

@@ -34,11 +34,16 @@ RECIPE = GLM46.model_copy(update={"vocab_size": 352, "num_nextn_predict_layers":
 def train_tiny_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PRETOKENIZER_PATTERN), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(PRETOKENIZER_PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(TEXTS * 3, trainers.BpeTrainer(vocab_size=310, initial_alphabet=alphabet, show_progress=False))
+    tokenizer.train_from_iterator(
+        TEXTS * 3, trainers.BpeTrainer(vocab_size=310, initial_alphabet=alphabet, show_progress=False)
+    )
     tokenizer.add_tokens(added_tokens(SPECIAL_TOKENS))
     return tokenizer
 
@@ -48,7 +53,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Glm4Moe, Path]
     directory = tmp_path_factory.mktemp("checkpoint")
     train_tiny_tokenizer().save(str(directory / "tokenizer.json"))
     model = random_model(RECIPE)
-    save_checkpoint(model, directory, eos_token_ids=[310], pad_token_id=310, dtype=torch.float32, max_shard_bytes=200_000)
+    save_checkpoint(
+        model, directory, eos_token_ids=[310], pad_token_id=310, dtype=torch.float32, max_shard_bytes=200_000
+    )
     (directory / "chat_template.jinja").write_text("[gMASK]<sop>{% for m in messages %}{{ m['content'] }}{% endfor %}")
     return model, directory
 
@@ -66,7 +73,8 @@ def server_url(checkpoint: tuple[Glm4Moe, Path], tmp_path_factory: pytest.TempPa
 
 
 def random_texts(count: int) -> list[str]:
-    """Runs of few characters, where pre-tokenizers differ: spaces, line breaks, digits, apostrophes, marks, emoji, what is unassigned."""
+    """Runs of few characters, where pre-tokenizers differ: spaces, line breaks, digits, apostrophes, marks, emoji, what
+    is unassigned."""
     kinds = (
         "abSTMDrevLl'",
         "  \n\r\t\x0b",
@@ -101,7 +109,9 @@ def test_llama_cpp_continues_greedily_as_we_do(checkpoint: tuple[Glm4Moe, Path],
     model, directory = checkpoint
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
-    sampling = Sampling(max_new_tokens=16, stop_token_ids=tuple(tokenizer.token_to_id(token) for token in SPECIAL_TOKENS))
+    sampling = Sampling(
+        max_new_tokens=16, stop_token_ids=tuple(tokenizer.token_to_id(token) for token in SPECIAL_TOKENS)
+    )
     ours = InProcessEngine(model, weights_version="v", batch_sequences=4).generate(prompts, sampling, "v")
     with torch.no_grad():
         for prompt, token_ids in zip(prompts, ours.token_ids, strict=True):
@@ -118,7 +128,9 @@ def test_llama_cpp_continues_greedily_as_we_do(checkpoint: tuple[Glm4Moe, Path],
 
 
 @pytest.mark.parametrize("gguf_type", ["F32", "Q8_0"])
-def test_gguf_bytes_are_equal_and_small_tensors_stay_float32(checkpoint: tuple[Glm4Moe, Path], tmp_path: Path, gguf_type) -> None:
+def test_gguf_bytes_are_equal_and_small_tensors_stay_float32(
+    checkpoint: tuple[Glm4Moe, Path], tmp_path: Path, gguf_type
+) -> None:
     directory = checkpoint[1]
     for name in ("first", "second"):
         write_gguf(directory, directory / "tokenizer.json", tmp_path / name, gguf_type=gguf_type, name="tiny")
@@ -144,7 +156,9 @@ def test_gguf_holds_the_trunk_special_tokens_and_the_template(checkpoint: tuple[
     assert not any(name.startswith("blk.3") for name in tensors)
 
 
-def test_a_tokenizer_that_glm4_would_split_otherwise_is_refused(checkpoint: tuple[Glm4Moe, Path], tmp_path: Path) -> None:
+def test_a_tokenizer_that_glm4_would_split_otherwise_is_refused(
+    checkpoint: tuple[Glm4Moe, Path], tmp_path: Path
+) -> None:
     tokenizer = train_tiny_tokenizer()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(tmp_path / "tokenizer.json"))

@@ -25,19 +25,25 @@ TOKENS = torch.randint(0, GLM46.vocab_size, (2, 17), generator=torch.Generator()
 
 
 def save(model: Glm4Moe, directory: Path, *, dtype: torch.dtype = torch.float32, max_shard_bytes: int = 10**9) -> Path:
-    save_checkpoint(model, directory, eos_token_ids=[300, 307], pad_token_id=300, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    save_checkpoint(
+        model, directory, eos_token_ids=[300, 307], pad_token_id=300, dtype=dtype, max_shard_bytes=max_shard_bytes
+    )
     return directory
 
 
 @pytest.mark.parametrize("recipe", [GLM46, AIR], ids=["glm46", "air"])
-def test_our_checkpoint_gives_the_same_logits_and_gradients_in_transformers(recipe: ModelRecipe, tmp_path: Path) -> None:
+def test_our_checkpoint_gives_the_same_logits_and_gradients_in_transformers(
+    recipe: ModelRecipe, tmp_path: Path
+) -> None:
     model = random_model(recipe)
     theirs = Glm4MoeForCausalLM.from_pretrained(save(model, tmp_path), dtype=torch.float32)
     ours_logits, theirs_logits = model(TOKENS).logits_BTV, theirs(TOKENS).logits
     torch.testing.assert_close(ours_logits, theirs_logits, **CLOSE_FLOAT32)
     ours_logits.square().mean().backward()
     theirs_logits.square().mean().backward()
-    torch.testing.assert_close(model.model.embed_tokens.weight.grad, theirs.model.embed_tokens.weight.grad, **CLOSE_FLOAT32)
+    torch.testing.assert_close(
+        model.model.embed_tokens.weight.grad, theirs.model.embed_tokens.weight.grad, **CLOSE_FLOAT32
+    )
     experts = model.model.layers[1].mlp.experts
     fused = torch.cat([experts.gate_proj.grad, experts.up_proj.grad], dim=1)
     torch.testing.assert_close(fused, theirs.model.layers[1].mlp.experts.gate_up_proj.grad, **CLOSE_FLOAT32)
@@ -57,7 +63,9 @@ def test_rotary_fields_that_disagree_are_resolved_as_transformers_does(theta: fl
     save(random_model(recipe), tmp_path / "ours")
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     inside = {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 1.0}
-    (tmp_path / "ours" / "config.json").write_text(json.dumps(config | {"rope_parameters": inside}))  # beside 0.5 at the top level
+    (tmp_path / "ours" / "config.json").write_text(
+        json.dumps(config | {"rope_parameters": inside})
+    )  # beside 0.5 at the top level
     theirs = Glm4MoeForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
     theirs.save_pretrained(tmp_path / "theirs")
     for directory in ("ours", "theirs"):
@@ -65,14 +73,19 @@ def test_rotary_fields_that_disagree_are_resolved_as_transformers_does(theta: fl
         assert (ours.recipe.partial_rotary_factor, ours.recipe.rope_theta) == (1.0, theta)
         torch.testing.assert_close(ours(TOKENS).logits_BTV, theirs(TOKENS).logits, **CLOSE_FLOAT32)
     canonical = canonical_config(tmp_path / "theirs")
-    assert canonical["rope_theta"] == theta and set(ModelRecipe.model_fields) <= set(canonical) and "rope_parameters" not in canonical
+    assert (
+        canonical["rope_theta"] == theta
+        and set(ModelRecipe.model_fields) <= set(canonical)
+        and "rope_parameters" not in canonical
+    )
 
 
 def test_a_model_that_transformers_saved_without_its_mtp_layer_says_what_to_set(tmp_path: Path) -> None:
     save(random_model(GLM46), tmp_path / "ours")
     Glm4MoeForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).save_pretrained(tmp_path / "theirs")
     with pytest.raises(
-        ValueError, match=r"the MTP layer \(model\.layers\.3\.\*\) is missing.*set num_nextn_predict_layers to 0 in .*config\.json"
+        ValueError,
+        match=r"the MTP layer \(model\.layers\.3\.\*\) is missing.*set num_nextn_predict_layers to 0 in .*config\.json",
     ):
         load_model(tmp_path / "theirs")
     path = tmp_path / "theirs" / "config.json"
@@ -86,14 +99,21 @@ def test_shared_experts_of_width_0_are_none(tmp_path: Path) -> None:
     theirs = Glm4MoeForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
     theirs.save_pretrained(tmp_path / "theirs")
     assert any(0 in tensor.shape for tensor in load_file(tmp_path / "theirs" / "model.safetensors").values())
-    torch.testing.assert_close(load_model(tmp_path / "theirs")(TOKENS).logits_BTV, theirs(TOKENS).logits, **CLOSE_FLOAT32)
+    torch.testing.assert_close(
+        load_model(tmp_path / "theirs")(TOKENS).logits_BTV, theirs(TOKENS).logits, **CLOSE_FLOAT32
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"n_group": 4}, "n_group and topk_group must be 1"), ({"tie_word_embeddings": True}, "tie_word_embeddings: Input should be False")],
+    [
+        ({"n_group": 4}, "n_group and topk_group must be 1"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings: Input should be False"),
+    ],
 )
-def test_an_architecture_that_is_not_supported_is_named_with_its_file(change: dict, message: str, tmp_path: Path) -> None:
+def test_an_architecture_that_is_not_supported_is_named_with_its_file(
+    change: dict, message: str, tmp_path: Path
+) -> None:
     path = save(random_model(GLM46), tmp_path) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=rf"config\.json: this architecture is not supported: .*{message}") as error:
@@ -167,7 +187,10 @@ def test_mtp_copies_that_differ_from_the_trunk_are_refused(tmp_path: Path) -> No
     tensors = with_mtp_copies(save(random_model(GLM46), tmp_path))
     tensors["model.layers.3.shared_head.head.weight"][0, 0] += 1
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model\.safetensors: model\.layers\.3\.shared_head\.head\.weight differs from lm_head\.weight"):
+    with pytest.raises(
+        ValueError,
+        match=r"model\.safetensors: model\.layers\.3\.shared_head\.head\.weight differs from lm_head\.weight",
+    ):
         load_model(tmp_path)
 
 
@@ -176,7 +199,10 @@ def test_mtp_copies_that_differ_from_the_trunk_are_refused(tmp_path: Path) -> No
     [
         (lambda t: t.pop("model.layers.1.mlp.experts.5.up_proj.weight"), r"experts\.5\.up_proj\.weight is missing"),
         (lambda t: t.update({"model.extra": torch.zeros(1)}), r"model\.safetensors: unexpected tensor model\.extra"),
-        (lambda t: t.update({"model.norm.weight": torch.zeros(3)}), r"model\.safetensors: tensor model\.norm\.weight has shape \(3,\)"),
+        (
+            lambda t: t.update({"model.norm.weight": torch.zeros(3)}),
+            r"model\.safetensors: tensor model\.norm\.weight has shape \(3,\)",
+        ),
         (
             lambda t: t.update({"model.layers.1.mlp.gate.e_score_correction_bias": torch.zeros(8).bfloat16()}),
             r"e_score_correction_bias is BF16, must be float32",
@@ -215,7 +241,8 @@ def test_checkpoint_names_map_both_ways_without_copying() -> None:
     state = random_model(GLM46).state_dict()
     tensors = to_checkpoint_tensors(state)
     assert (
-        tensors["model.layers.1.mlp.experts.3.gate_proj.weight"].data_ptr() == state["model.layers.1.mlp.experts.gate_proj"][3].data_ptr()
+        tensors["model.layers.1.mlp.experts.3.gate_proj.weight"].data_ptr()
+        == state["model.layers.1.mlp.experts.gate_proj"][3].data_ptr()
     )
     back = from_checkpoint_tensors(tensors)
     assert set(back) == set(state)

@@ -1,4 +1,5 @@
-"""The compiled kernels against the plain torch code beside them, which float64 takes; and that threads change no bit."""
+"""The compiled kernels against the plain torch code beside them, which float64 takes; and that threads change no
+bit."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -46,7 +47,9 @@ def test_attention_kernel_equals_masked_attention(shape: tuple[int, ...], num_do
     segments = random_documents(num_rows, num_positions, num_documents)
     visible: Visible = None if num_documents == 1 else visible_within_segments(segments)
     ours = with_gradients(lambda *heads: attend(*heads, visible), query, key, value)
-    naive = with_gradients(lambda *heads: masked_attention(*heads, segments), query.double(), key.double(), value.double())
+    naive = with_gradients(
+        lambda *heads: masked_attention(*heads, segments), query.double(), key.double(), value.double()
+    )
     plain = with_gradients(lambda *heads: attend(*heads, visible), query.double(), key.double(), value.double())
     for our, expected, other in zip(ours, naive, plain, strict=True):
         torch.testing.assert_close(our.double(), expected, **CLOSE_FLOAT32)
@@ -79,7 +82,9 @@ def check_module(module: nn.Module, run: Callable[[nn.Module, Tensor], Tensor], 
         outcome = with_gradients(partial(run, copy), hidden.to(dtype))
         parameters = list(copy.parameters())
         direction = torch.randn(outcome[0].shape, generator=torch.Generator().manual_seed(5)).to(dtype)
-        results.append([*outcome, *(torch.autograd.grad(run(copy, hidden.to(dtype)), parameters, direction) if parameters else ())])
+        results.append(
+            [*outcome, *(torch.autograd.grad(run(copy, hidden.to(dtype)), parameters, direction) if parameters else ())]
+        )
     for our, expected in zip(*results, strict=True):
         torch.testing.assert_close(our.double(), expected.double(), **CLOSE_FLOAT32)
 

@@ -12,9 +12,17 @@ from model.optimizer.optimizer import build_optimizer, is_decayed_matrix, set_le
 from tests.support.model_recipes import GLM46
 
 RECIPE = OptimizerRecipe(
-    kind="muon", muon_momentum=0.95, muon_newton_schulz_steps=5,
-    muon_update_rms=0.2, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, weight_decay=0.1, max_grad_norm=0.0, state_dtype="float32",
-)  # fmt: skip
+    kind="muon",
+    muon_momentum=0.95,
+    muon_newton_schulz_steps=5,
+    muon_update_rms=0.2,
+    adam_beta1=0.9,
+    adam_beta2=0.95,
+    adam_eps=1e-8,
+    weight_decay=0.1,
+    max_grad_norm=0.0,
+    state_dtype="float32",
+)
 LEARNING_RATE = 0.02
 HAS_FLOAT16 = ns_compute_dtype("gram") == torch.float16
 NEWTON_SCHULZ_TOLERANCE = {"rtol": 0.0, "atol": 2e-2 if HAS_FLOAT16 else 1e-4}
@@ -49,12 +57,15 @@ def test_an_update_has_the_rms_that_the_report_asks_for():
     for name, parameter in model.named_parameters():
         if is_decayed_matrix(name, parameter):
             for update in ((parameter - before[name]) / LEARNING_RATE).reshape(-1, *parameter.shape[-2:]):
-                # An orthogonal (r, c) matrix scaled by 0.2 sqrt(max(r, c)) has RMS 0.2 sqrt(min / min): Newton-Schulz leaves 0.7 to 1.2.
+                # An orthogonal (r, c) matrix scaled by 0.2 sqrt(max(r, c)) has RMS 0.2 sqrt(min / min): Newton-Schulz
+                # leaves 0.7 to 1.2.
                 assert 0.14 < update.square().mean().sqrt() < 0.24, name
 
 
 def test_several_steps_equal_torchs_muon_and_adamw(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)  # the reference then iterates in float32, so that equality shows
+    monkeypatch.setattr(
+        torch.Tensor, "bfloat16", torch.Tensor.float
+    )  # the reference then iterates in float32, so that equality shows
     torch.manual_seed(0)
     ours, reference = Matrices(), Matrices()
     reference.load_state_dict(ours.state_dict())
@@ -63,7 +74,13 @@ def test_several_steps_equal_torchs_muon_and_adamw(monkeypatch):
     matrices = [reference.wide.weight, reference.tall.weight, reference.square.weight]
     rest = [reference.wide.bias, reference.embed_tokens.weight, reference.norm.weight]
     muon = torch.optim.Muon(
-        matrices, lr=LEARNING_RATE, momentum=0.95, weight_decay=0.1, ns_steps=5, nesterov=True, adjust_lr_fn="match_rms_adamw"
+        matrices,
+        lr=LEARNING_RATE,
+        momentum=0.95,
+        weight_decay=0.1,
+        ns_steps=5,
+        nesterov=True,
+        adjust_lr_fn="match_rms_adamw",
     )
     adam = torch.optim.AdamW(rest, lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
     for step in range(5):
@@ -113,7 +130,10 @@ def test_adamw_on_all_equals_torchs_and_decays_matrices_only():
     rest = [reference.wide.bias, reference.embed_tokens.weight, reference.norm.weight]
     matrices = [reference.wide.weight, reference.tall.weight, reference.square.weight, reference.experts]
     adam = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8
+        [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
+        lr=LEARNING_RATE,
+        betas=(0.9, 0.95),
+        eps=1e-8,
     )
     for step in range(5):
         for model in (ours, reference):
@@ -137,9 +157,21 @@ def test_the_optimizer_equals_deepspeeds_muon_with_its_scale_and_decay_corrected
         if not is_decayed_matrix(name, parameter):
             rest.append(parameter)
             continue
-        scale = 0.2 * parameter.shape[-1] ** 0.5  # DeepSpeed scales by sqrt(max(1, rows / cols)), the report by 0.2 sqrt(max(rows, cols))
-        groups.append({"params": [parameter], "use_muon": True, "lr": LEARNING_RATE * scale, "weight_decay": 0.1 / scale, "momentum": 0.95})
-    groups.append({"params": rest, "use_muon": False, "lr": LEARNING_RATE, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0})
+        scale = (
+            0.2 * parameter.shape[-1] ** 0.5
+        )  # DeepSpeed scales by sqrt(max(1, rows / cols)), the report by 0.2 sqrt(max(rows, cols))
+        groups.append(
+            {
+                "params": [parameter],
+                "use_muon": True,
+                "lr": LEARNING_RATE * scale,
+                "weight_decay": 0.1 / scale,
+                "momentum": 0.95,
+            }
+        )
+    groups.append(
+        {"params": rest, "use_muon": False, "lr": LEARNING_RATE, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+    )
     reference = MuonWithAuxAdam(groups)
     for step in range(5):
         set_gradients(ours, step)
@@ -170,7 +202,11 @@ def test_muon_takes_every_matrix_but_the_embedding():
     names = {name for name, parameter in model.named_parameters() if id(parameter) in muon}
     everything = {name for name, parameter in model.named_parameters() if parameter.ndim > 1}
     assert everything - names == {"model.embed_tokens.weight"}
-    assert "lm_head.weight" in names and "model.layers.1.mlp.gate.weight" in names and "model.layers.1.mlp.experts.gate_proj" in names
+    assert (
+        "lm_head.weight" in names
+        and "model.layers.1.mlp.gate.weight" in names
+        and "model.layers.1.mlp.experts.gate_proj" in names
+    )
 
 
 def test_the_decay_of_matrices_is_the_recipes_and_the_rest_has_none():

@@ -1,7 +1,8 @@
-"""No result hangs on the order of a sum: the model with its columns, experts, heads and rows in another order computes the same.
+"""No result hangs on the order of a sum: the model with its columns, experts, heads and rows in another order computes
+the same.
 
-Every sum over them is then taken in another order, as another processor, library or number of threads would; float32 shows by how much
-that moves a result, and every expert and every greedy token stays the one that was chosen.
+Every sum over them is then taken in another order, as another processor, library or number of threads would; float32
+shows by how much that moves a result, and every expert and every greedy token stays the one that was chosen.
 """
 
 import pytest
@@ -14,17 +15,32 @@ from tests.support.model_recipes import AIR, GLM46, random_model
 from tests.support.tolerances import CLOSE_FLOAT32
 
 pytestmark = pytest.mark.usefixtures("clear_routing")
-INTO = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj", "gate_proj.weight", "up_proj", "up_proj.weight", "gate.weight",
-        "lm_head.weight", "embed_tokens.weight", "layernorm.weight", "enorm.weight", "hnorm.weight", "model.norm.weight",
-        "shared_head.norm.weight", "eh_proj.weight")  # fmt: skip
+INTO = (
+    "q_proj.weight",
+    "k_proj.weight",
+    "v_proj.weight",
+    "gate_proj",
+    "gate_proj.weight",
+    "up_proj",
+    "up_proj.weight",
+    "gate.weight",
+    "lm_head.weight",
+    "embed_tokens.weight",
+    "layernorm.weight",
+    "enorm.weight",
+    "hnorm.weight",
+    "model.norm.weight",
+    "shared_head.norm.weight",
+    "eh_proj.weight",
+)
 """Names end so where the last axis is of the hidden columns; eh_proj has them twice."""
 OUT_OF = ("o_proj.weight", "down_proj", "down_proj.weight", "eh_proj.weight")
 """Where the one before the last is."""
 
 
 def reordered(model: Glm4Moe, seed: int) -> tuple[Glm4Moe, dict[str, Tensor]]:
-    """The same function with hidden columns, columns inside of the MLPs and experts drawn in another order; and, by parameter, the places
-    of its elements in the model's own (flattened)."""
+    """The same function with hidden columns, columns inside of the MLPs and experts drawn in another order; and, by
+    parameter, the places of its elements in the model's own (flattened)."""
     recipe, generator = model.recipe, torch.Generator().manual_seed(seed)
     hidden = torch.randperm(recipe.hidden_size, generator=generator)
     widths = (recipe.intermediate_size, recipe.moe_intermediate_size)
@@ -71,4 +87,6 @@ def test_logits_tokens_losses_and_gradients_stay(recipe: ModelRecipe, seed: int)
     gradients = dict(model.named_parameters())
     for name, parameter in other.named_parameters():
         expected = gradients[name].grad.flatten()[places[name]]
-        torch.testing.assert_close(parameter.grad, expected, msg=lambda text, name=name: f"{name}: {text}", **CLOSE_FLOAT32)
+        torch.testing.assert_close(
+            parameter.grad, expected, msg=lambda text, name=name: f"{name}: {text}", **CLOSE_FLOAT32
+        )

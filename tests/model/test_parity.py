@@ -112,7 +112,10 @@ def gradients_by_checkpoint_name(model: Glm4MoeForCausalLM) -> dict[str, Tensor]
         prefix, _, kind = name.rpartition(".experts.")
         if kind == "gate_up_proj":
             for expert, (gate, up) in enumerate(part.chunk(2) for part in gradient):
-                found |= {f"{prefix}.experts.{expert}.gate_proj.weight": gate, f"{prefix}.experts.{expert}.up_proj.weight": up}
+                found |= {
+                    f"{prefix}.experts.{expert}.gate_proj.weight": gate,
+                    f"{prefix}.experts.{expert}.up_proj.weight": up,
+                }
         elif kind == "down_proj":
             found |= {f"{prefix}.experts.{expert}.down_proj.weight": down for expert, down in enumerate(gradient)}
         else:
@@ -123,9 +126,13 @@ def gradients_by_checkpoint_name(model: Glm4MoeForCausalLM) -> dict[str, Tensor]
 def test_greedy_generation_and_cached_chunks(both: tuple[Glm4Moe, Glm4MoeForCausalLM]) -> None:
     ours, theirs = both
     prompt = tokens_of(ours.recipe, 1, 7, seed=5)
-    generated = InProcessEngine(ours, weights_version="w", batch_sequences=2).generate(prompt.tolist(), Sampling(NUM_GREEDY), "w")
+    generated = InProcessEngine(ours, weights_version="w", batch_sequences=2).generate(
+        prompt.tolist(), Sampling(NUM_GREEDY), "w"
+    )
     theirs.generation_config.eos_token_id = None
-    expected = theirs.generate(prompt, max_new_tokens=NUM_GREEDY, min_new_tokens=NUM_GREEDY, do_sample=False, pad_token_id=0)
+    expected = theirs.generate(
+        prompt, max_new_tokens=NUM_GREEDY, min_new_tokens=NUM_GREEDY, do_sample=False, pad_token_id=0
+    )
     assert min(generated.top2_margins[0]) > CLEAR_MARGIN, "rounding may decide a step: choose another seed"
     assert generated.token_ids[0] == expected[0, prompt.shape[1] :].tolist()
     with torch.no_grad():
@@ -133,7 +140,7 @@ def test_greedy_generation_and_cached_chunks(both: tuple[Glm4Moe, Glm4MoeForCaus
     tokens = tokens_of(ours.recipe, 2, 21)
     cache = KVCache(
         ours.recipe, 2, 21, layers=range(ours.recipe.num_hidden_layers), dtype=torch.float32, device=torch.device("cpu")
-    )  # fmt: skip
+    )
     with torch.no_grad():
         pieces = [ours(tokens[:, start:end], cache=cache).logits_BTV for start, end in ((0, 9), (9, 10), (10, 21))]
         torch.testing.assert_close(torch.cat(pieces, dim=1), theirs(tokens).logits, **CLOSE_FLOAT32)

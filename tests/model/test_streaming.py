@@ -22,11 +22,15 @@ from tests.support.rank_processes import on_ranks
 from tests.support.training_inputs import small_recipe
 
 SMALL = GLM46
-LARGE = GLM46.model_copy(update={"hidden_size": 256, "moe_intermediate_size": 192, "n_routed_experts": 16, "num_hidden_layers": 12})
+LARGE = GLM46.model_copy(
+    update={"hidden_size": 256, "moe_intermediate_size": 192, "n_routed_experts": 16, "num_hidden_layers": 12}
+)
 CASES = [{"zero_stage": 3}, {"zero_stage": 0, "expert_parallel": 2}, {"zero_stage": 0, "tensor_parallel": 2}]
 SOURCES = {
     "hugging face": lambda directory, recipe: CheckpointTensors(directory, recipe),
-    "handover": lambda directory, _: StateFiles(directory, "model"),  # its files are named by kind; these are of the kind "model"
+    "handover": lambda directory, _: StateFiles(
+        directory, "model"
+    ),  # its files are named by kind; these are of the kind "model"
 }
 CLEAR_REFS, RESET_PEAK = Path("/proc/self/clear_refs"), "5"
 
@@ -39,8 +43,16 @@ def status_bytes(field: str) -> int:
 def fill_share(trainable: Trainable) -> int:
     """Make resident what a rank holds of the weights and their masters, and return its bytes."""
     pieces = pieces_of(trainable.engine, trainable.model, trainable.ranks)
-    held: list[Tensor] = [*trainable.model.parameters(), *trainable.model.buffers(), *(piece.master for piece in pieces.values())]
-    held += [part for parameter in trainable.model.parameters() if (part := getattr(parameter, "ds_tensor", None)) is not None]
+    held: list[Tensor] = [
+        *trainable.model.parameters(),
+        *trainable.model.buffers(),
+        *(piece.master for piece in pieces.values()),
+    ]
+    held += [
+        part
+        for parameter in trainable.model.parameters()
+        if (part := getattr(parameter, "ds_tensor", None)) is not None
+    ]
     for tensor in held:
         tensor.data.zero_()
     return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}.values())
@@ -74,7 +86,12 @@ def excess_of_loading(rank, num_ranks, directory):
 def test_a_rank_needs_little_more_than_its_share_to_load_a_checkpoint_of_many_files(tmp_path: Path) -> None:
     for folder, recipe, shard_bytes in (("small", SMALL, 100_000), ("large", LARGE, 2_400_000)):
         save_checkpoint(
-            Glm4Moe(recipe), tmp_path / folder, eos_token_ids=[300], pad_token_id=300, dtype=torch.float32, max_shard_bytes=shard_bytes
+            Glm4Moe(recipe),
+            tmp_path / folder,
+            eos_token_ids=[300],
+            pad_token_id=300,
+            dtype=torch.float32,
+            max_shard_bytes=shard_bytes,
         )
     assert len(list((tmp_path / "large").glob("*.safetensors"))) > 30
     for rank, found in enumerate(on_ranks(excess_of_loading, 2, tmp_path, str(tmp_path))):

@@ -27,10 +27,16 @@ def naive_attention(attention: Attention, recipe: ModelRecipe, hidden_TD: Tensor
     for head in range(recipe.num_attention_heads):
         group = head // (recipe.num_attention_heads // recipe.num_key_value_heads)
         vectors = []
-        for projection, norm, number in ((attention.q_proj, attention.q_norm, head), (attention.k_proj, attention.k_norm, group)):
+        for projection, norm, number in (
+            (attention.q_proj, attention.q_norm, head),
+            (attention.k_proj, attention.k_norm, group),
+        ):
             vector = norm(projection(hidden_TD)[:, number * recipe.head_dim : (number + 1) * recipe.head_dim])
             first, second = vector[:, :half], vector[:, half : 2 * half]
-            turned = [first * cosine[:, :half] - second * sine[:, :half], second * cosine[:, :half] + first * sine[:, :half]]
+            turned = [
+                first * cosine[:, :half] - second * sine[:, :half],
+                second * cosine[:, :half] + first * sine[:, :half],
+            ]
             vectors.append(torch.cat([*turned, vector[:, 2 * half :]], dim=1))
         value = attention.v_proj(hidden_TD)[:, group * recipe.head_dim : (group + 1) * recipe.head_dim]
         scores = vectors[0] @ vectors[1].T / recipe.head_dim**0.5
@@ -91,8 +97,14 @@ def test_losses_equal_cross_entropy_over_logits_with_their_gradients() -> None:
     expected = F.cross_entropy(model.lm_head(hidden).flatten(0, 1), targets.flatten())
     ours = model(tokens, target_ids_BT=targets).losses.lm
     torch.testing.assert_close(ours, expected, **CLOSE_FLOAT32)
-    parameters = [*model.model.layers[: GLM46.num_hidden_layers].parameters(), model.lm_head.weight, model.model.embed_tokens.weight]
-    for ours_grad, expected_grad in zip(torch.autograd.grad(ours, parameters), torch.autograd.grad(expected, parameters), strict=True):
+    parameters = [
+        *model.model.layers[: GLM46.num_hidden_layers].parameters(),
+        model.lm_head.weight,
+        model.model.embed_tokens.weight,
+    ]
+    for ours_grad, expected_grad in zip(
+        torch.autograd.grad(ours, parameters), torch.autograd.grad(expected, parameters), strict=True
+    ):
         torch.testing.assert_close(ours_grad, expected_grad, **CLOSE_FLOAT32)
 
 
@@ -110,7 +122,9 @@ def test_all_targets_ignored_is_zero_loss_with_finite_gradients() -> None:
     losses = model(tokens, target_ids_BT=torch.full_like(tokens, -100)).losses
     (losses.lm + losses.mtp).backward()
     assert losses.lm.item() == losses.mtp.item() == 0.0
-    assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in model.parameters() if parameter.grad is not None)
+    assert all(
+        bool(torch.isfinite(parameter.grad).all()) for parameter in model.parameters() if parameter.grad is not None
+    )
 
 
 def test_mtp_loss_of_packed_documents_equals_the_documents_apart() -> None:
@@ -138,9 +152,13 @@ def test_mtp_targets_of_another_document_carry_no_loss_even_when_attention_cross
     segments = torch.tensor([[0] * 5 + [1] * 5])
     targets = targets_of(row)
     changed = targets.clone()
-    changed[0, [4, 5]] = (targets[0, [4, 5]] + 1) % GLM46.vocab_size  # what positions 3 and 4 predict by MTP lies in document 1
+    changed[0, [4, 5]] = (
+        targets[0, [4, 5]] + 1
+    ) % GLM46.vocab_size  # what positions 3 and 4 predict by MTP lies in document 1
     plain, other = (model(row, target_ids_BT=ids).losses.mtp for ids in (targets, changed))
-    masked, other_masked = (model(row, target_ids_BT=ids, mtp_segment_ids_BT=segments).losses.mtp for ids in (targets, changed))
+    masked, other_masked = (
+        model(row, target_ids_BT=ids, mtp_segment_ids_BT=segments).losses.mtp for ids in (targets, changed)
+    )
     assert plain != other
     assert masked == other_masked
 
@@ -226,7 +244,11 @@ def test_another_documents_tokens_change_nothing_in_a_packed_row() -> None:
         logits = model(tokens, segment_ids_BT=segments).logits_BTV[0, own]
         losses = model(tokens, target_ids_BT=targets, segment_ids_BT=segments).losses
         (losses.lm + losses.mtp).backward()
-        gradients = [parameter.grad for name, parameter in model.named_parameters() if "embed_tokens" not in name and "gate." not in name]
+        gradients = [
+            parameter.grad
+            for name, parameter in model.named_parameters()
+            if "embed_tokens" not in name and "gate." not in name
+        ]
         outside = torch.ones(GLM46.vocab_size, dtype=torch.bool)
         outside[row[0, own]] = False
         assert not model.model.embed_tokens.weight.grad[outside].any()

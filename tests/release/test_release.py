@@ -33,20 +33,18 @@ from tasks.release.served_scoring import ServedScorer
 from tasks.release.smoke_test import smoke_test
 from tasks.release.token_bytes import ends_inside_character, token_bytes
 from tests.conftest import ROOT
-from tests.support.evaluation_fakes import (
-    DOCUMENTS,
-    VOCAB_SIZE,
-    checkpoint,
-    commit,
-    evaluation_suite,
-    toy_tokenizer,
-)
+from tests.support.evaluation_fakes import DOCUMENTS, VOCAB_SIZE, checkpoint, commit, evaluation_suite, toy_tokenizer
 
 RECIPE = ReleaseRecipe(
-    gguf_types=("F32", "Q8_0"), smoke_prompts=("What is 4 + 1?", "def add", "Привет, м", "4 + 1 ="), smoke_prompt_tokens=12,
-    smoke_new_tokens=40, smoke_min_margin=0.01, max_quantization_bits_per_byte=0.05, num_quantization_documents=6,
+    gguf_types=("F32", "Q8_0"),
+    smoke_prompts=("What is 4 + 1?", "def add", "Привет, м", "4 + 1 ="),
+    smoke_prompt_tokens=12,
+    smoke_new_tokens=40,
+    smoke_min_margin=0.01,
+    max_quantization_bits_per_byte=0.05,
+    num_quantization_documents=6,
     max_quantization_document_tokens=24,
-)  # fmt: skip
+)
 SERVING = ServingResources(host="127.0.0.1", port=0, context_length=256, num_threads=1, startup_timeout_seconds=30)
 
 
@@ -67,7 +65,9 @@ def suite(store):
 
 @pytest.fixture(scope="module")
 def served(gguf, tmp_path_factory):
-    with running_model_server(gguf.path("model-F32.gguf"), SERVING, tmp_path_factory.mktemp("served") / "server.log") as server:
+    with running_model_server(
+        gguf.path("model-F32.gguf"), SERVING, tmp_path_factory.mktemp("served") / "server.log"
+    ) as server:
         yield server
 
 
@@ -96,13 +96,17 @@ def test_gguf_evaluation_equals_our_engine_on_the_same_tokens(store, gguf, suite
     import math
 
     trained = checkpoint(store, "trained")
-    evaluation = commit(store, evaluate_gguf, gguf=gguf, checkpoint=trained, suite=suite, recipe=RECIPE, resources=SERVING)
+    evaluation = commit(
+        store, evaluate_gguf, gguf=gguf, checkpoint=trained, suite=suite, recipe=RECIPE, resources=SERVING
+    )
     documents = [question for question in read_suite(suite.path("suite.parquet")) if question.kind == "document"][:6]
     ids = [document_token_ids(toy_tokenizer(), document.text)[:25] for document in documents]
     ours = -sum(map(sum, engine_of(store).score(ids))) / math.log(2) / evaluation.record.num_bytes
     assert evaluation.record.bits_per_byte["F32"] == pytest.approx(ours, abs=1e-4)
     assert evaluation.record.num_tokens == sum(len(row) - 1 for row in ids)
-    assert evaluation.record.num_bytes == sum(len(token_bytes(toy_tokenizer(), token_id)) for row in ids for token_id in row[1:])
+    assert evaluation.record.num_bytes == sum(
+        len(token_bytes(toy_tokenizer(), token_id)) for row in ids for token_id in row[1:]
+    )
 
     decision = commit(store, decide_quantization, gguf_evaluation=evaluation, recipe=RECIPE)
     assert decision.record.accepted, decision.record.refusals
@@ -118,11 +122,14 @@ def test_threads_change_no_score(store, gguf, suite, tmp_path):
 
 
 def reference_of(store, name="trained", recipe=RECIPE):
-    return commit(store, generate_reference, checkpoint=checkpoint(store, name), suite=evaluation_suite(store), recipe=recipe)
+    return commit(
+        store, generate_reference, checkpoint=checkpoint(store, name), suite=evaluation_suite(store), recipe=recipe
+    )
 
 
 def test_smoke_test_passes_the_model_that_was_trained(store, served):
-    """On 500 tokens or more: after the recipe's prompts the beginnings of held-out documents, and no more of them than that takes."""
+    """On 500 tokens or more: after the recipe's prompts the beginnings of held-out documents, and no more of them than
+    that takes."""
     reference = reference_of(store)
     report = smoke_test(server_url=served.url, reference=reference)
     assert report.passed, report.reasons
@@ -130,7 +137,11 @@ def test_smoke_test_passes_the_model_that_was_trained(store, served):
     assert report.model_names == ("glm46",)
     answers = json.loads(reference.path("reference.json").read_text())
     assert sum(answer["num_clear"] for answer in answers[:-1]) < 500 and len(answers) > 5
-    texts = [question.text for question in read_suite(evaluation_suite(store).path("suite.parquet")) if question.kind == "document"]
+    texts = [
+        question.text
+        for question in read_suite(evaluation_suite(store).path("suite.parquet"))
+        if question.kind == "document"
+    ]
     for answer in answers[5:]:
         assert any(text.startswith(answer["prompt"]) for text in texts) and 1 < len(answer["prompt_ids"]) <= 14
 
@@ -146,8 +157,12 @@ def test_smoke_test_that_compares_too_little_is_refused(store, served, edit, lea
 
 
 def test_one_different_token_of_five_hundred_is_found(store, served, tmp_path):
-    """The last token that must be reproduced and is a character of its own: ids of parts of characters are compared as bytes."""
-    answers = [ReferenceAnswer.model_validate(entry) for entry in json.loads(reference_of(store).path("reference.json").read_text())]
+    """The last token that must be reproduced and is a character of its own: ids of parts of characters are compared as
+    bytes."""
+    answers = [
+        ReferenceAnswer.model_validate(entry)
+        for entry in json.loads(reference_of(store).path("reference.json").read_text())
+    ]
     places = [
         (number, place)
         for number, answer in enumerate(answers)
@@ -184,7 +199,9 @@ def test_a_server_that_renders_conversations_otherwise_is_refused(store, tmp_pat
     """The same weights with ChatML for a template: its text continuations are right, its conversation is not."""
     artifact = checkpoint(store, "trained")
     shutil.copytree(artifact.directory("hf"), tmp_path / "hf")
-    (tmp_path / "hf/chat_template.jinja").write_text("{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}")
+    (tmp_path / "hf/chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+    )
     write_gguf(tmp_path / "hf", tmp_path / "hf/tokenizer.json", tmp_path / "m.gguf", gguf_type="F32", name="glm46")
     with running_model_server(tmp_path / "m.gguf", SERVING, tmp_path / "log") as server:
         report = smoke_test(server_url=server.url, reference=reference_of(store))
@@ -200,7 +217,9 @@ def test_chat_answers_as_the_model_was_trained(served, is_chat_trained):
         message = {"role": "user", "content": "What is 4 + 1?"}
         path, body = "v1/chat/completions", {"messages": [message], "chat_template_kwargs": {"enable_thinking": False}}
     data = json.dumps({**body, "max_tokens": 8, "temperature": 0}).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"{served.url}/{path}", data, {"content-type": "application/json"})) as response:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{served.url}/{path}", data, {"content-type": "application/json"})
+    ) as response:
         choice = json.load(response)["choices"][0]
     expected = choice["message"]["content"] if is_chat_trained else choice["text"]
     assert "".join(complete(model, "What is 4 + 1?", 8, 0.0)) == expected != ""
@@ -209,7 +228,9 @@ def test_chat_answers_as_the_model_was_trained(served, is_chat_trained):
 def answered(served, path, headers=None, body=None):
     """Status, headers and text of a raw request."""
     connection = http.client.HTTPConnection(served.url.removeprefix("http://"), timeout=60)
-    connection.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body), headers or {})
+    connection.request(
+        "GET" if body is None else "POST", path, None if body is None else json.dumps(body), headers or {}
+    )
     answer = connection.getresponse()
     return answer.status, dict(answer.getheaders()), answer.read().decode()
 
@@ -219,8 +240,13 @@ def test_only_programs_and_pages_of_this_machine_are_answered(served):
     for headers in ({}, {"Host": f"localhost:{port}"}, {"Origin": f"http://127.0.0.1:{port}"}):
         status, returned, _ = answered(served, "/v1/models", headers)
         assert status == 200 and not [name for name in returned if name.lower().startswith("access-control")]
-    for headers in ({"Host": "evil.example"}, {"Host": f"evil.example:{port}"}, {"Origin": "https://evil.example"}, {"Origin": "null"},
-                    {"Sec-Fetch-Site": "cross-site"}):  # fmt: skip
+    for headers in (
+        {"Host": "evil.example"},
+        {"Host": f"evil.example:{port}"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ):
         for body in (None, {"prompt": "4 + 1 =", "max_tokens": 1}):
             status, returned, text = answered(served, "/v1/completions" if body else "/v1/models", headers, body)
             assert status == 403 and ("may not ask" in text or "is not this server" in text), (headers, text)
@@ -232,7 +258,10 @@ def test_log_probabilities_of_completions_have_the_shape_of_openais_api(served):
     whole = json.loads(answered(served, "/v1/completions", body=body)[2])["choices"][0]
     reported = whole["logprobs"]
     assert "".join(reported["tokens"]) == whole["text"] and len(reported["tokens"]) > 1
-    assert reported["token_logprobs"] == [entry["logprob"] for entry in reported["content"]] and max(reported["token_logprobs"]) <= 0
+    assert (
+        reported["token_logprobs"] == [entry["logprob"] for entry in reported["content"]]
+        and max(reported["token_logprobs"]) <= 0
+    )
     for token, top, start in zip(*(reported[name] for name in ("tokens", "top_logprobs", "text_offset")), strict=True):
         assert len(top) == 2 and top[token] == max(top.values()) and whole["text"][start:].startswith(token)
     events = answered(served, "/v1/completions", body={**body, "stream": True})[2].split("\n\n")
@@ -259,7 +288,9 @@ def test_smoke_test_refuses_another_model(store, served):
 
 
 def test_equal_weights_give_equal_files(store, gguf, tmp_path):
-    again = commit(open_store(None, Home(tmp_path)), convert_to_gguf, checkpoint=checkpoint(store, "trained"), recipe=RECIPE)
+    again = commit(
+        open_store(None, Home(tmp_path)), convert_to_gguf, checkpoint=checkpoint(store, "trained"), recipe=RECIPE
+    )
     assert again.digest == gguf.digest
     assert gguf.record.num_bytes["Q8_0"] < gguf.record.num_bytes["F32"]
 
@@ -290,7 +321,9 @@ def test_broken_file_ends_with_the_servers_words(tmp_path):
 
 def test_server_on_another_interface_is_refused(gguf, tmp_path):
     with pytest.raises(ValueError, match=r"serving.resources.host is 0\.0\.0\.0"):
-        start_model_server(gguf.path("model-F32.gguf"), SERVING.model_copy(update={"host": "0.0.0.0"}), tmp_path / "log")
+        start_model_server(
+            gguf.path("model-F32.gguf"), SERVING.model_copy(update={"host": "0.0.0.0"}), tmp_path / "log"
+        )
 
 
 def test_killed_run_leaves_no_server(gguf, tmp_path):

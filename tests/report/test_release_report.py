@@ -75,7 +75,14 @@ class Cells(HTMLParser):
 def test_numbers_of_the_data_are_those_of_the_artifacts(report, data):
     rows = Cells(report.path("report.html").read_text()).rows
     assert ["ingest", "records unreadable: not_utf8 <&>", "7"] in rows
-    assert [row[2] for row in rows if row[1] == "documents" and len(row) == 3] == ["1,000", "1,000", "901", "901", "853", "971"]
+    assert [row[2] for row in rows if row[1] == "documents" and len(row) == 3] == [
+        "1,000",
+        "1,000",
+        "901",
+        "901",
+        "853",
+        "971",
+    ]
     assert ["synthesize", "documents added", "120"] in rows
     assert ["web", "70", "2,100", "8"] in rows and ["code", "9", "400", "0"] in rows
     assert ["conversations, synthetic", "250"] in rows and ["of these what an assistant writes", "333"] in rows
@@ -93,7 +100,12 @@ def test_what_was_watched_while_training_is_shown(report, phases):
     assert "Quoted: what S0 expects" in text and "Held-out text while training" in text
     assert ["sft", "1", "2"] in rows, "rollbacks and the steps left out"
     packed = next(row for row in rows if row[:2] == ["sft", "stream"])
-    assert packed[-4:] == ["web 9,000 (1.50), code 6,360 (2.00)", "web 12,000 (2.25), code 6,360 (2.00)", "commit", "13"]
+    assert packed[-4:] == [
+        "web 9,000 (1.50), code 6,360 (2.00)",
+        "web 12,000 (2.25), code 6,360 (2.00)",
+        "commit",
+        "13",
+    ]
     layers = [row for row in rows if row[0] == "sft" and len(row) == 5 and row[1].isdigit()]
     record = sft.evaluation.record
     assert [(row[2], row[3], row[4]) for row in layers] == [
@@ -128,7 +140,13 @@ def test_every_bound_of_every_gate_is_shown(report, phases):
             sign, signed = {"held": "✓", "broken": "✗", "undecided": "?"}[bound.outcome], "+" if bound.against else ""
             interval = "" if bound.interval is None else "[{:+.4f}, {:+.4f}]".format(*bound.interval)
             shown = [f"{bound.value:{signed}.4f}", interval, f"{bound.limit:{signed}.4g}", str(bound.num_items or "")]
-            assert [sign, bound.figure, bound.against, *shown, "" if bound.outcome == "held" else bound.sentence] in rows
+            assert [
+                sign,
+                bound.figure,
+                bound.against,
+                *shown,
+                "" if bound.outcome == "held" else bound.sentence,
+            ] in rows
         assert phase.evaluation.digest[:12] in text and phase.checkpoint.digest[:12] in text
     assert report.record.accepted is False
     assert report.record.bits_per_byte == phases.last.evaluation.record.bits_per_byte
@@ -179,7 +197,9 @@ def test_dropped_examples_are_the_texts_that_the_step_read(data):
         for group in examples.values():
             assert 0 < len(group) <= 3
             for example in group:
-                assert example.text.startswith(f"{int(example.document_id, 16)}: {WORDS[:40]}") and len(example.text) < 230
+                assert (
+                    example.text.startswith(f"{int(example.document_id, 16)}: {WORDS[:40]}") and len(example.text) < 230
+                )
 
 
 def test_the_largest_clusters_of_near_duplicates_are_shown_escaped(report):
@@ -215,7 +235,9 @@ def test_a_refused_run_says_first_why_and_what_it_did_not_come_to(store, data):
     assert "Gate of mid_reasoning: refused" in opening and broken in opening
     assert "Nothing was promoted. Not reached: sft, rl_reasoning, the release." in opening
     rows = Cells(rest).rows
-    assert all([title, "not reached", ""] in rows for title in ("Gate of sft", "Gate of rl_reasoning", "Quantized files"))
+    assert all(
+        [title, "not reached", ""] in rows for title in ("Gate of sft", "Gate of rl_reasoning", "Quantized files")
+    )
     assert ["deduplicate", "dropped: exact", "60"] in rows and len(re.findall(r"<title>next token</title>", rest)) == 2
     assert 'id="files-for-llama.cpp"' not in rest and not report.record.accepted
     assert "**Gate of mid_reasoning: refused.**" in report.path("model_card.md").read_text()
@@ -223,8 +245,16 @@ def test_a_refused_run_says_first_why_and_what_it_did_not_come_to(store, data):
 
 def test_a_run_that_left_before_the_release_is_not_called_refused(store, data):
     first = reported_phases(store, ("pretrain_general", "mid_reasoning")).phases[0]
-    opening = write_unreleased_report(store, data, ReportedPhases((first,))).path("report.html").read_text().split('<div class="facts">')[0]
-    assert "The run left after pretrain_general, before the release: nothing was promoted." in opening and "refused" not in opening
+    opening = (
+        write_unreleased_report(store, data, ReportedPhases((first,)))
+        .path("report.html")
+        .read_text()
+        .split('<div class="facts">')[0]
+    )
+    assert (
+        "The run left after pretrain_general, before the release: nothing was promoted." in opening
+        and "refused" not in opening
+    )
 
 
 def test_cards_hold_the_numbers(report, phases):
@@ -245,8 +275,14 @@ def test_publishing_again_changes_nothing(report, tmp_path):
     assert publish_report(report, path) == path
     before = path.stat()
     publish_report(report, path)
-    assert path.stat().st_mtime_ns == before.st_mtime_ns and path.read_bytes() == report.path("report.html").read_bytes()
-    assert sorted(entry.name for entry in path.parent.iterdir()) == ["tiny-data-card.md", "tiny-model-card.md", "tiny.html"]
+    assert (
+        path.stat().st_mtime_ns == before.st_mtime_ns and path.read_bytes() == report.path("report.html").read_bytes()
+    )
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [
+        "tiny-data-card.md",
+        "tiny-model-card.md",
+        "tiny.html",
+    ]
 
 
 def test_curve_starts_top_left_and_ends_where_the_last_point_is():
@@ -259,7 +295,12 @@ def test_curve_starts_top_left_and_ends_where_the_last_point_is():
 
 def test_strip_cells_are_means_and_darker_where_higher():
     drawn = strips(
-        "tokens", "load", [("layer 1", [(float(x), 1.0 if x < 500 else 2.0) for x in range(1, 1001)])], 1.0, 2.0, [Span("p", 0, 1000)]
+        "tokens",
+        "load",
+        [("layer 1", [(float(x), 1.0 if x < 500 else 2.0) for x in range(1, 1001)])],
+        1.0,
+        2.0,
+        [Span("p", 0, 1000)],
     )
     shades = [float(value) for value in re.findall(r'fill-opacity="([0-9.]+)"', drawn)]
     assert len(shades) <= 160 and shades[0] == 0.0 and shades[-1] == 1.0 and sorted(shades) == shades
@@ -270,8 +311,15 @@ def test_intervals_and_bars_are_to_scale():
     lows = [float(value) for value in re.findall(r'x1="([0-9.]+)"', drawn)]
     highs = [float(value) for value in re.findall(r'x2="([0-9.]+)"', drawn)]
     dots = [float(value) for value in re.findall(r'cx="([0-9.]+)"', drawn)]
-    assert dots[0] == lows[1] and dots[1] == highs[0] and (highs[1] - lows[0]) == pytest.approx(2 * (highs[0] - lows[0]), abs=0.2)
-    widths = [float(value) for value in re.findall(r' width="([0-9.]+)"', bars("time", [("a", 4.0, "4 s"), ("b", 1.0, "1 s")]))]
+    assert (
+        dots[0] == lows[1]
+        and dots[1] == highs[0]
+        and (highs[1] - lows[0]) == pytest.approx(2 * (highs[0] - lows[0]), abs=0.2)
+    )
+    widths = [
+        float(value)
+        for value in re.findall(r' width="([0-9.]+)"', bars("time", [("a", 4.0, "4 s"), ("b", 1.0, "1 s")]))
+    ]
     assert widths[0] == pytest.approx(4 * widths[1], abs=0.5)
 
 

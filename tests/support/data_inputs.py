@@ -1,4 +1,5 @@
-"""What the data tests share: steps run on a real local store, one small Spark session, small corpora written as files."""
+"""What the data tests share: steps run on a real local store, one small Spark session, small corpora written as
+files."""
 
 from __future__ import annotations
 
@@ -56,7 +57,13 @@ def compute(step: Step[Any], root: Path, **arguments: Any) -> Artifact[Any]:
     key = step_key(identity)
     with store.locked(key):
         return store.compute(
-            step, key, identity, lambda output: step(**arguments, output=output), lambda progress: None, lambda *_: None, time.monotonic
+            step,
+            key,
+            identity,
+            lambda output: step(**arguments, output=output),
+            lambda progress: None,
+            lambda *_: None,
+            time.monotonic,
         )
 
 
@@ -67,9 +74,14 @@ def chain_recipe(synthesize: SynthesisRecipe) -> DataRecipe:
 
 
 def cleaned(
-    sources: SourceListing, root: Path, recipe: DataRecipe, resources: SparkResources = RESOURCES, run: Compute = compute
+    sources: SourceListing,
+    root: Path,
+    recipe: DataRecipe,
+    resources: SparkResources = RESOURCES,
+    run: Compute = compute,
 ) -> dict[str, Artifact[Any]]:
-    """The artifacts of flows/prepare_data.py from the sources to the decontaminated documents, by their names in PreparedData.
+    """The artifacts of flows/prepare_data.py from the sources to the decontaminated documents, by their names in
+    PreparedData.
 
     `run` computes a step: a benchmark's measures it too.
     """
@@ -89,13 +101,28 @@ def cleaned(
     masked = run(mask_personal_data, root, documents=filtered, recipe=recipe.personal_data, **spark)
     problems = run(synthesize_problems, root, recipe=recipe.synthesize)
     decontaminated = run(
-        decontaminate_documents, root, documents=masked, synthetic=problems, ingested=ingested, recipe=recipe.decontaminate, **spark
+        decontaminate_documents,
+        root,
+        documents=masked,
+        synthetic=problems,
+        ingested=ingested,
+        recipe=recipe.decontaminate,
+        **spark,
     )
     return {
-        "ingested": ingested, "extracted": extracted, "boilerplate_free": clean, **models, "scored": scored, "deduplicated": unique,
-        "distinct": distinct, "split": split, "filtered": filtered, "masked": masked, "problems": problems,
+        "ingested": ingested,
+        "extracted": extracted,
+        "boilerplate_free": clean,
+        **models,
+        "scored": scored,
+        "deduplicated": unique,
+        "distinct": distinct,
+        "split": split,
+        "filtered": filtered,
+        "masked": masked,
+        "problems": problems,
         "decontaminated": decontaminated,
-    }  # fmt: skip
+    }
 
 
 def write_jsonl(path: Path, records: list[dict[str, Any]]) -> None:
@@ -118,12 +145,15 @@ def write_corpus(directory: Path, num_documents: int = 60) -> None:
     texts = [prose(seed) for seed in range(num_documents)]
     texts[5] = texts[4]
     texts[7] = texts[6].replace(texts[6].split()[20], "changed", 1)
-    write_jsonl(directory / "web.jsonl.gz", [{"text": text, "url": f"https://example.org/{n}"} for n, text in enumerate(texts)])
+    write_jsonl(
+        directory / "web.jsonl.gz", [{"text": text, "url": f"https://example.org/{n}"} for n, text in enumerate(texts)]
+    )
     for number in range(20):
         lines = [f"def function_{number}_{line}(value):\n    return value * {number} + {line}\n" for line in range(12)]
         (directory / f"module_{number}.py").write_text("\n\n".join(lines))
     write_jsonl(
-        directory / "bench" / "questions.jsonl", [{"question": texts[9][:200], "answer": "none"}, {"question": "Who?", "answer": "I"}]
+        directory / "bench" / "questions.jsonl",
+        [{"question": texts[9][:200], "answer": "none"}, {"question": "Who?", "answer": "I"}],
     )
     (directory / "glm46-data.yaml").write_text(
         "version: 1\nentries:\n"
@@ -134,13 +164,16 @@ def write_corpus(directory: Path, num_documents: int = 60) -> None:
 
 
 def write_packages(directory: Path, num_packages: int = 6, files_per_package: int = 5) -> None:
-    """Packages whose files import one another in the opposite order of their names, and are longer than a document may be."""
+    """Packages whose files import one another in the opposite order of their names, and are longer than a document may
+    be."""
     for package in range(num_packages):
         (directory / f"package_{package}").mkdir()
         for number in range(files_per_package):
             used = f"from .part_{number + 1} import function_{number + 1}\n" if number + 1 < files_per_package else ""
             words = (prose(1000 + 500 * package + 50 * number + line, 24) for line in range(30))
-            body = "".join(f"def function_{number}_{line}(a):\n    return {text!r}\n" for line, text in enumerate(words))
+            body = "".join(
+                f"def function_{number}_{line}(a):\n    return {text!r}\n" for line, text in enumerate(words)
+            )
             (directory / f"package_{package}" / f"part_{number}.py").write_text(used + body)
     path = directory / "glm46-data.yaml"
     path.write_text(path.read_text().replace("'*.py'", "'**/*.py'"))

@@ -34,10 +34,22 @@ def document_row(text: str, place: int, **given: Any) -> dict[str, Any]:
     identity = document_id(source, place, 0)
     row = dict.fromkeys(("url", "licence", "repository", "path", "markup"), "")
     return {
-        **row, "id": identity, "source": source, "offset": place, "piece": 0, "collection": "pages", "domain": "web", "lang": "en",
-        "text": text, "content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode()), "language": "en",
-        "cluster": identity, **given,
-    }  # fmt: skip
+        **row,
+        "id": identity,
+        "source": source,
+        "offset": place,
+        "piece": 0,
+        "collection": "pages",
+        "domain": "web",
+        "lang": "en",
+        "text": text,
+        "content_digest": content_digest(text),
+        "num_chars": len(text),
+        "num_bytes": len(text.encode()),
+        "language": "en",
+        "cluster": identity,
+        **given,
+    }
 
 
 def documents_artifact(rows: list[dict[str, Any]], path: Path) -> TableArtifact:

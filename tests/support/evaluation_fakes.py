@@ -1,6 +1,8 @@
-"""What evaluation, gate, registry and release tests build on: committed checkpoints of tiny models, documents and problems.
+"""What evaluation, gate, registry and release tests build on: committed checkpoints of tiny models, documents and
+problems.
 
-The steps that make these for real are slow and others' subjects; here each is a toy step of the same name that writes the same files.
+The steps that make these for real are slow and others' subjects; here each is a toy step of the same name that writes
+the same files.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from tasks.data.sources.list_sources import SourceFile, SourceListing
 from tasks.evaluation.select_evaluation_items import EvaluationSuite, select_evaluation_items
 
 DOCUMENTS = {
-    "web": "The quick brown fox jumps over the lazy dog, and then it sleeps in the warm afternoon sun until evening comes. ",
+    "web": "The quick brown fox jumps over the lazy dog, and then it sleeps in the warm afternoon sun until evening "
+    "comes. ",
     "code": "def add(first, second):\n    return first + second\n\n\nprint(add(1, 2))\n",
     "multilingual": "Привет, мир! Сегодня хорошая погода. 你好，世界！今天天气很好。",
 }
@@ -30,9 +33,19 @@ NUM_COPIES = 8
 NUM_PROBLEMS = 24
 VOCAB_SIZE = 384
 RECIPE = EvaluationRecipe(
-    max_document_tokens=100_000, max_document_chars=300, sequence_length=32, max_new_tokens=4, num_chat_problems=20,
-    samples_per_problem=4, pass_k=2, temperature=1.0, enable_thinking=False, max_answer_tokens=6, num_choice_items=5, num_threads=1,
-)  # fmt: skip
+    max_document_tokens=100_000,
+    max_document_chars=300,
+    sequence_length=32,
+    max_new_tokens=4,
+    num_chat_problems=20,
+    samples_per_problem=4,
+    pass_k=2,
+    temperature=1.0,
+    enable_thinking=False,
+    max_answer_tokens=6,
+    num_choice_items=5,
+    num_threads=1,
+)
 BENCHMARK = [
     {"query": "The quick brown fox jumps over", "choices": ["the lazy dog", "a cold moon", "green ideas"], "gold": 0},
     {"question": "def add(first, second): return?", "choices": ["Привет", "first + second"], "answer": "B"},
@@ -58,11 +71,16 @@ def toy_tokenizer():
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PRETOKENIZER_PATTERN), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(PRETOKENIZER_PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(DOCUMENTS.values(), trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False))
+    tokenizer.train_from_iterator(
+        DOCUMENTS.values(), trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+    )
     tokenizer.add_tokens(added_tokens(SPECIAL_TOKENS))
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -83,7 +101,10 @@ def toy_model(name: str):
     start = tokenizer.token_to_id(END_OF_TEXT)
     rows = [[start, *tokenizer.encode(text * 4).ids][:97] for text in DOCUMENTS.values()]
     rows.append((tokenizer.encode("".join(f"{a} + 1 = {a + 1}\n" for a in range(1, 10)) * 4).ids)[:97])
-    chats = [[{"role": "user", "content": f"What is {a} + 1?"}, {"role": "assistant", "content": str(a + 1)}] for a in range(1, 9)]
+    chats = [
+        [{"role": "user", "content": f"What is {a} + 1?"}, {"role": "assistant", "content": str(a + 1)}]
+        for a in range(1, 9)
+    ]
     rows += [encode(tokenizer, render_to_train(chat, ()))[0] for chat in chats]  # pyright: ignore[reportArgumentType]
     batch = torch.tensor([[*row, *[start] * (97 - len(row))] for row in rows])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -109,7 +130,14 @@ def toy_checkpoint_step(name: str) -> Step[ToyCheckpoint]:
         tokenizer = toy_tokenizer()
         end = tokenizer.token_to_id(END_OF_TEXT)
         directory = output.path("hf/tokenizer.json").parent
-        save_checkpoint(toy_model(name), directory, eos_token_ids=[end], pad_token_id=end, dtype=torch.float32, max_shard_bytes=1 << 30)
+        save_checkpoint(
+            toy_model(name),
+            directory,
+            eos_token_ids=[end],
+            pad_token_id=end,
+            dtype=torch.float32,
+            max_shard_bytes=1 << 30,
+        )
         tokenizer.save(str(directory / "tokenizer.json"))
         (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
         return ToyCheckpoint(name=name)
@@ -119,7 +147,8 @@ def toy_checkpoint_step(name: str) -> Step[ToyCheckpoint]:
 
 @step(content=("documents/*.parquet",))
 def split_documents(*, output: Output) -> ToyTable:
-    """Twenty-four documents of three domains to test with, one that is measured while a phase trains, and one to train on."""
+    """Twenty-four documents of three domains to test with, one that is measured while a phase trains, and one to train
+    on."""
     rows = [
         {
             "id": f"{domain}-{number}",
@@ -133,7 +162,9 @@ def split_documents(*, output: Output) -> ToyTable:
         for number in range(NUM_COPIES)
     ]
     for split in ("train", "validation"):
-        rows.append({"id": split, "source": "web.txt", "offset": 99, "domain": "web", "text": "Seen before.", "split": split})
+        rows.append(
+            {"id": split, "source": "web.txt", "offset": 99, "domain": "web", "text": "Seen before.", "split": split}
+        )
     pq.write_table(pa.Table.from_pylist(rows), output.path("documents/part-00000.parquet"))
     return ToyTable(num_rows=len(rows))
 
@@ -141,7 +172,8 @@ def split_documents(*, output: Output) -> ToyTable:
 @step(content=("*.parquet",))
 def synthesize_problems(*, output: Output) -> ToyTable:
     rows = [
-        {"id": f"p{a}", "prompt": f"{a} + 1 =", "question": f"What is {a} + 1?", "answer": f" {a + 1}"} for a in range(1, NUM_PROBLEMS + 1)
+        {"id": f"p{a}", "prompt": f"{a} + 1 =", "question": f"What is {a} + 1?", "answer": f" {a + 1}"}
+        for a in range(1, NUM_PROBLEMS + 1)
     ]
     pq.write_table(pa.Table.from_pylist(rows), output.path("problems.parquet"))
     return ToyTable(num_rows=len(rows))
@@ -161,7 +193,13 @@ def commit(store: Store, toy: Step, name: str = "", **given) -> Artifact:
     with store.locked(key):
         found = store.find(toy, key)
         return found or store.compute(
-            toy, key, identity, lambda output: toy(**given, output=output), lambda p: None, lambda rows: None, time.monotonic
+            toy,
+            key,
+            identity,
+            lambda output: toy(**given, output=output),
+            lambda p: None,
+            lambda rows: None,
+            time.monotonic,
         )
 
 
@@ -178,9 +216,21 @@ def benchmark_files(home: Path, rows=BENCHMARK) -> SourceListing:
     path = home / "toy_bench.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     file = SourceFile(
-        name="bench/toy_bench.jsonl", path=str(path), sha256="0" * 64, size=path.stat().st_size, num_text_bytes=0, role="evaluation",
-        format="jsonl", domain="web", lang="", text=(), kind="", label="", licence="", collection="bench",
-    )  # fmt: skip
+        name="bench/toy_bench.jsonl",
+        path=str(path),
+        sha256="0" * 64,
+        size=path.stat().st_size,
+        num_text_bytes=0,
+        role="evaluation",
+        format="jsonl",
+        domain="web",
+        lang="",
+        text=(),
+        kind="",
+        label="",
+        licence="",
+        collection="bench",
+    )
     return SourceListing((file,))
 
 

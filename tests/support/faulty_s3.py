@@ -1,4 +1,5 @@
-"""An S3 server that fails: a proxy before a real one, which answers 500 or 503, resets connections, loses answers and cuts bodies."""
+"""An S3 server that fails: a proxy before a real one, which answers 500 or 503, resets connections, loses answers and
+cuts bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 KINDS = ("500", "503", "reset", "lost", "cut")
-"""reset: before the server sees the request. lost: the server has done it, its answer never arrives. cut: half of the answer's body."""
+"""reset: before the server sees the request. lost: the server has done it, its answer never arrives. cut: half of the
+answer's body."""
 HOP_HEADERS = ("connection", "transfer-encoding", "content-length", "expect")
 Plan = Callable[[str, str], str]
 """The fault of a request by its method and path; an empty one is none."""

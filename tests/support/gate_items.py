@@ -1,4 +1,5 @@
-"""Evaluation items with given figures, for tests of decisions: forty good items of each kind, the same worse in one figure, a gate."""
+"""Evaluation items with given figures, for tests of decisions: forty good items of each kind, the same worse in one
+figure, a gate."""
 
 from __future__ import annotations
 
@@ -10,17 +11,29 @@ from tasks.evaluation.expert_use import ExpertUse
 from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, Item, text_digest
 
 NUM_ITEMS = 40
-MARGINS = MarginRecipe(bits_per_byte=0.1, domain_bits_per_byte=0.3, arithmetic_accuracy=0.2, pass_at_1=0.2, choice_accuracy=0.2)
+MARGINS = MarginRecipe(
+    bits_per_byte=0.1, domain_bits_per_byte=0.3, arithmetic_accuracy=0.2, pass_at_1=0.2, choice_accuracy=0.2
+)
 GATE = GateRecipe(
-    max_bits_per_byte=2.0, min_arithmetic_accuracy=0.25, min_pass_at_1=0.25, min_choice_accuracy=0.25, min_distinct_answer_share=0.5,
-    own_figure="none", start=MARGINS, champion=MARGINS, max_expert_load=1.5, max_expert_cv=0.6,
-)  # fmt: skip
+    max_bits_per_byte=2.0,
+    min_arithmetic_accuracy=0.25,
+    min_pass_at_1=0.25,
+    min_choice_accuracy=0.25,
+    min_distinct_answer_share=0.5,
+    own_figure="none",
+    start=MARGINS,
+    champion=MARGINS,
+    max_expert_load=1.5,
+    max_expert_cv=0.6,
+)
 
 
 def document(number, bits_per_byte, domain="web", unit=""):
     log_probability = -bits_per_byte * 1000 * math.log(2)
     name = f"document/{number:03d}"
-    return Item(name, DOCUMENT, domain, unit or name, text_digest(name), "", "", bits_per_byte, log_probability, 1000, 0, 0)
+    return Item(
+        name, DOCUMENT, domain, unit or name, text_digest(name), "", "", bits_per_byte, log_probability, 1000, 0, 0
+    )
 
 
 def problem(number, right):
@@ -33,8 +46,19 @@ def chat(number, answers):
     right, name = sum(answer == str(number) for answer in answers), f"chat_problem/{number:03d}"
     share, count = right / len(answers), len(answers)
     return Item(
-        name, CHAT_PROBLEM, "synthetic", name, text_digest(name), str(number), json.dumps(answers), share, -1.0, 4, count, right
-    )  # fmt: skip
+        name,
+        CHAT_PROBLEM,
+        "synthetic",
+        name,
+        text_digest(name),
+        str(number),
+        json.dumps(answers),
+        share,
+        -1.0,
+        4,
+        count,
+        right,
+    )
 
 
 def question(number, right):
@@ -48,8 +72,16 @@ def answers_of(share, number=NUM_ITEMS):
     return [[str(n)] * num_right + [f"wrong {n}"] * (10 - num_right) for n in range(number)]
 
 
-def items_of(bits=(1.0,) * NUM_ITEMS, arithmetic=1.0, answers=None, choice: float | None = 1.0, documents=None, num_items=NUM_ITEMS):
-    """Documents of one domain, or those given; a share of problems and questions right; answers to the problems asked as conversations."""
+def items_of(
+    bits=(1.0,) * NUM_ITEMS,
+    arithmetic=1.0,
+    answers=None,
+    choice: float | None = 1.0,
+    documents=None,
+    num_items=NUM_ITEMS,
+):
+    """Documents of one domain, or those given; a share of problems and questions right; answers to the problems asked
+    as conversations."""
     made = [document(number, value) for number, value in enumerate(bits)] if documents is None else list(documents)
     made += [problem(n, n < arithmetic * num_items) for n in range(num_items)]
     made += [chat(n, given) for n, given in enumerate(answers_of(1.0) if answers is None else answers)]

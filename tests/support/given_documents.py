@@ -36,10 +36,24 @@ class GivenDocuments:
 def given_document(text: str, offset: int, source: str = "web.jsonl", **chosen: Any) -> dict[str, Any]:
     """A row of SCORED_COLUMNS without scores; `chosen` replaces columns."""
     row = {
-        "id": document_id(source, offset, chosen.get("piece", 0)), "source": source, "offset": offset, "piece": 0, "collection": source,
-        "url": "", "licence": "", "domain": "web", "lang": "en", "repository": "", "path": "", "text": text,
-        "content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode()), "language": "en", **UNSCORED,
-    }  # fmt: skip
+        "id": document_id(source, offset, chosen.get("piece", 0)),
+        "source": source,
+        "offset": offset,
+        "piece": 0,
+        "collection": source,
+        "url": "",
+        "licence": "",
+        "domain": "web",
+        "lang": "en",
+        "repository": "",
+        "path": "",
+        "text": text,
+        "content_digest": content_digest(text),
+        "num_chars": len(text),
+        "num_bytes": len(text.encode()),
+        "language": "en",
+        **UNSCORED,
+    }
     return row | chosen
 
 

@@ -1,7 +1,8 @@
-"""A few optimizer steps of a small model on ranks through DeepSpeed, and the same steps by one plain process: for tests of parallel axes.
+"""A few optimizer steps of a small model on ranks through DeepSpeed, and the same steps by one plain process: for tests
+of parallel axes.
 
-Muon and AdamW do not see a gradient's scale, so each comparison is made twice: with SGD, whose weights show the gradients themselves at
-every ZeRO stage, and with Muon.
+Muon and AdamW do not see a gradient's scale, so each comparison is made twice: with SGD, whose weights show the
+gradients themselves at every ZeRO stage, and with Muon.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def micro_batches(num_rows: int, num_positions: int, *, is_segmented: bool, seed
         tokens = torch.randint(GLM46.vocab_size, (1, num_positions + 1), generator=generator)
         segments = (torch.rand(1, num_positions, generator=generator) < 0.15).cumsum(1)
         is_left_out = torch.rand(1, num_positions, generator=generator) < 0.2
-        batches.append(MicroBatch(tokens[:, :-1], tokens[:, 1:].masked_fill(is_left_out, IGNORED), segments, is_segmented))
+        batches.append(
+            MicroBatch(tokens[:, :-1], tokens[:, 1:].masked_fill(is_left_out, IGNORED), segments, is_segmented)
+        )
     return batches
 
 
@@ -53,7 +56,9 @@ def build_model(starved: slice | None = None, recipe: ModelRecipe = GLM46) -> Gl
     """Nobody chooses the starved experts of the first layer that has experts."""
     model = random_model(recipe, std=0.1)
     if starved is not None:
-        next(module for module in model.modules() if isinstance(module, Router)).e_score_correction_bias[starved] = -100.0
+        next(module for module in model.modules() if isinstance(module, Router)).e_score_correction_bias[
+            starved
+        ] = -100.0
     return model
 
 
@@ -100,7 +105,9 @@ def _terms(batches: list[MicroBatch]) -> Tensor:
     return torch.tensor([[batch.num_lm_targets, batch.num_mtp_targets, batch.num_rows] for batch in batches]).sum(0)
 
 
-def _accumulate(model: Callable, batches: list[MicroBatch], totals: Tensor, backward: Callable[[Tensor], None]) -> dict[str, Tensor]:
+def _accumulate(
+    model: Callable, batches: list[MicroBatch], totals: Tensor, backward: Callable[[Tensor], None]
+) -> dict[str, Tensor]:
     losses, counts = torch.zeros(3), 0
     for batch in batches:
         output = model(batch.token_ids_BT, **batch.model_arguments)
@@ -142,10 +149,18 @@ def whole_weights(model: Glm4Moe, ranks: Ranks) -> dict[str, Tensor]:
 
 
 def compare(
-    ranks: Ranks, resources: TrainingResources, batches: list[MicroBatch], own: Own, divide: Divide, *, optimizer: str, num_steps: int,
+    ranks: Ranks,
+    resources: TrainingResources,
+    batches: list[MicroBatch],
+    own: Own,
+    divide: Divide,
+    *,
+    optimizer: str,
+    num_steps: int,
     starved: slice | None = None,
-) -> None:  # fmt: skip
-    """Losses, counts and weights of `num_steps` steps against one process; `divide` and `own` make this rank's model and rows."""
+) -> None:
+    """Losses, counts and weights of `num_steps` steps against one process; `divide` and `own` make this rank's model
+    and rows."""
     reference, model = build_model(starved), build_model(starved)
     initial = {name: parameter.detach().clone() for name, parameter in reference.named_parameters()}
     divide(model, ranks)

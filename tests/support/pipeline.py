@@ -38,9 +38,14 @@ class Finished:
 
 def environment(home: Path, tree: Path = ROOT, **more: str) -> dict[str, str]:
     """The environment of a command: its own home, the packages of `tree`."""
-    own = {"GLM46_HOME": str(home), "PYTHONPATH": os.pathsep.join([str(tree), more.pop("PYTHONPATH", "")]).rstrip(os.pathsep)}
+    own = {
+        "GLM46_HOME": str(home),
+        "PYTHONPATH": os.pathsep.join([str(tree), more.pop("PYTHONPATH", "")]).rstrip(os.pathsep),
+    }
     inherited = {
-        name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OMP_NUM_THREADS", "PREFECT_API_URL", "MLFLOW_TRACKING_URI")
     }
     return {**inherited, **own, **more}
 
@@ -53,6 +58,12 @@ def command(*arguments: str) -> list[str]:
 def glm46(*arguments: str, home: Path, tree: Path = ROOT, timeout: float = 900, **more: str) -> Finished:
     """Run a command to its end."""
     done = subprocess.run(
-        command(*arguments), cwd=tree, env=environment(home, tree, **more), capture_output=True, text=True, timeout=timeout, check=False
+        command(*arguments),
+        cwd=tree,
+        env=environment(home, tree, **more),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
     return Finished(done.returncode, done.stdout, done.stderr)

@@ -26,7 +26,8 @@ needs_postgres = pytest.mark.skipif(
 
 @contextmanager
 def postgres(root: Path, *names: str) -> Iterator[list[str]]:
-    """A running server with its files in `root`, which pytest made: the URLs of its databases `names`, with PASSWORD."""
+    """A running server with its files in `root`, which pytest made: the URLs of its databases `names`, with
+    PASSWORD."""
     port = free_port()
     for directory in (root, *list(root.parents)[:2]):
         directory.chmod(0o755)
@@ -34,15 +35,22 @@ def postgres(root: Path, *names: str) -> Iterator[list[str]]:
     shutil.chown(root, "postgres")
     initialise = ["-D", root / "data", "-U", "glm46", "-A", "scram-sha-256", f"--pwfile={root / 'password'}", "-N"]
     _run([*USER, BINARIES / "initdb", *initialise])
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={root} -c fsync=off -c max_connections=200"
+    options = (
+        f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={root} -c fsync=off -c max_connections=200"
+    )
     _run([*USER, BINARIES / "pg_ctl", "-D", root / "data", "-w", "-l", root / "log", "-o", options, "start"])
     try:
         for name in names:
-            _run([BINARIES / "createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "glm46", name], env={"PGPASSWORD": PASSWORD})
+            _run(
+                [BINARIES / "createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "glm46", name],
+                env={"PGPASSWORD": PASSWORD},
+            )
         yield [f"postgresql://glm46:{PASSWORD}@127.0.0.1:{port}/{name}" for name in names]
     finally:
         server = psutil.Process(int((root / "data" / "postmaster.pid").read_text().split()[0]))
-        server.send_signal(signal.SIGQUIT)  # not by pg_ctl: another pytest that starts takes the parents' rights from its user
+        server.send_signal(
+            signal.SIGQUIT
+        )  # not by pg_ctl: another pytest that starts takes the parents' rights from its user
         server.wait(STOP_TIMEOUT_SECONDS)
 
 

@@ -1,7 +1,9 @@
-"""Runs a test's function on several gloo ranks, each a process of its own: `on_ranks(function, num_ranks, tmp_path, *arguments)`.
+"""Runs a test's function on several gloo ranks, each a process of its own: `on_ranks(function, num_ranks, tmp_path,
+*arguments)`.
 
-The function is called as `function(rank, num_ranks, *arguments)` with the process group up (DeepSpeed's launcher variables are set, one
-thread per rank) and returns a dict of tensors, numbers and strings, which comes back per rank. Arguments are JSON values.
+The function is called as `function(rank, num_ranks, *arguments)` with the process group up (DeepSpeed's launcher
+variables are set, one thread per rank) and returns a dict of tensors, numbers and strings, which comes back per rank.
+Arguments are JSON values.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from infra.jobs.build_ops import op_environment
 TIMEOUT_SECONDS = 240
 
 
-def on_ranks(function: Callable[..., dict[str, Any]], num_ranks: int, tmp_path: Path, *arguments: Any) -> list[dict[str, Any]]:
+def on_ranks(
+    function: Callable[..., dict[str, Any]], num_ranks: int, tmp_path: Path, *arguments: Any
+) -> list[dict[str, Any]]:
     """Results by rank. Fails with the first failing rank's output."""
     import torch
 
@@ -34,13 +38,23 @@ def on_ranks(function: Callable[..., dict[str, Any]], num_ranks: int, tmp_path: 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     call = json.dumps([function.__module__, function.__qualname__, str(tmp_path), arguments])
-    environment = os.environ | op_environment() | {
-        "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
+    environment = (
+        os.environ
+        | op_environment()
+        | {
+            "WORLD_SIZE": str(num_ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+            "PYTHONPATH": str(ROOT),
+        }
+    )
     command = [sys.executable, "-m", "tests.support.rank_processes", call]
     with open(tmp_path / "ranks.log", "w") as log:
-        parent = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        parent = subprocess.Popen(
+            command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
         code = parent.wait(TIMEOUT_SECONDS)
     finally:
@@ -52,8 +66,8 @@ def on_ranks(function: Callable[..., dict[str, Any]], num_ranks: int, tmp_path: 
 
 
 def main() -> None:
-    """Imports what all ranks need, once, and forks them. They end by os._exit: Python's own end would copy and free every page that they
-    share, which takes seconds in each."""
+    """Imports what all ranks need, once, and forks them. They end by os._exit: Python's own end would copy and free
+    every page that they share, which takes seconds in each."""
     module, name, directory, arguments = json.loads(sys.argv[1])
     import deepspeed  # noqa: F401
 

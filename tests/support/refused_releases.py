@@ -2,9 +2,9 @@
 
     python -c "from tests.support.refused_releases import main; main()" HOME RESULTS.json
 
-Flow, gates, registry, conversion, server and smoke test are the real ones. Stubbed are what takes minutes and is not judged here: the data
-is that of a toy report, a candidate is a toy model with a record of its own, and its evaluation is planned item by item. The first two
-candidates are promoted; each of CASES is worse than them in one thing.
+Flow, gates, registry, conversion, server and smoke test are the real ones. Stubbed are what takes minutes and is not
+judged here: the data is that of a toy report, a candidate is a toy model with a record of its own, and its evaluation
+is planned item by item. The first two candidates are promoted; each of CASES is worse than them in one thing.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def one_document_not_finite() -> list[Item]:
 
 
 CASES = {
-    "bits per byte too high": Case(same(documents=mixed(code=(20, 2.5), web=(40, 2.5))), "bits_per_byte 2.5000, at most 2"),
+    "bits per byte too high": Case(
+        same(documents=mixed(code=(20, 2.5), web=(40, 2.5))), "bits_per_byte 2.5000, at most 2"
+    ),
     "arithmetic too low": Case(same(arithmetic=0.2), "arithmetic_accuracy 0.2000, at least 0.25"),
     "pass@1 too low": Case(same(answers=answers_of(0.2)), "pass_at_1 0.2000, at least 0.25"),
     "choice too low": Case(same(choice=0.2), "choice_accuracy 0.2000, at least 0.25"),
@@ -85,14 +87,19 @@ CASES = {
         same(documents=mixed(code=(20, 1.2), web=(40, 1.2))), "bits_per_byte differs from the champion's by +0.2000"
     ),
     "a domain below the champion's": Case(
-        same(documents=mixed(code=(20, 1.4), web=(40, 0.8))), "bits_per_byte of domain code differs from the champion's by +0.4000"
+        same(documents=mixed(code=(20, 1.4), web=(40, 0.8))),
+        "bits_per_byte of domain code differs from the champion's by +0.4000",
     ),
-    "arithmetic below the champion's": Case(same(arithmetic=0.5), "arithmetic_accuracy differs from the champion's by -0.5000"),
+    "arithmetic below the champion's": Case(
+        same(arithmetic=0.5), "arithmetic_accuracy differs from the champion's by -0.5000"
+    ),
     "pass@1 below the champion's": Case(
         same(answers=[*answers_of(0.6)[:24], *answers_of(0.5)[24:]]), "pass_at_1 differs from the champion's by -0.3400"
     ),
     "choice below the champion's": Case(same(choice=0.5), "choice_accuracy differs from the champion's by -0.5000"),
-    "below the anchor": Case(same(documents=mixed(code=(20, 1.08), web=(40, 1.08))), "bits_per_byte differs from the anchor's by +0.1600"),
+    "below the anchor": Case(
+        same(documents=mixed(code=(20, 1.08), web=(40, 1.08))), "bits_per_byte differs from the anchor's by +0.1600"
+    ),
     "undecided": Case(noisy_documents, "bits_per_byte differs from the champion's by +0.0000"),
     "reinforcement learning that unlearns": Case(
         same(answers=answers_of(0.8)), "pass_at_1 differs from the start's by -0.1000", from_stage="rl_reasoning"
@@ -104,9 +111,13 @@ PROMOTED = {
     "first": Case(same(documents=mixed(code=(20, 0.92), web=(40, 0.92)), answers=answers_of(0.7)), ""),
     "second": Case(same(answers=answers_of(0.9)), ""),
 }
-"""The second is worse than the first in bits per byte, within the margin, and better in pass@1: the first stays the anchor of the other."""
+"""The second is worse than the first in bits per byte, within the margin, and better in pass@1: the first stays the
+anchor of the other."""
 
-LAST_WORK = {"report_run": Case(same(answers=answers_of(0.95)), ""), "finish_pipeline": Case(same(answers=answers_of(0.95)), "")}
+LAST_WORK = {
+    "report_run": Case(same(answers=answers_of(0.95)), ""),
+    "finish_pipeline": Case(same(answers=answers_of(0.95)), ""),
+}
 """Better than the champion, by the function of the pipeline that fails after the gates accepted."""
 
 ORDER = [*PROMOTED.values(), *CASES.values(), *LAST_WORK.values()]
@@ -140,7 +151,9 @@ def evaluate_gguf(*, gguf, checkpoint, suite, recipe, resources, output: Output)
     """The loss that is planned for the candidate."""
     output.path("gguf_scores.json").write_text("{}")
     bits: dict[str, float | None] = {"F32": 1.0, "Q8_0": 1.0 + case_of(checkpoint).quantization_loss}
-    return GgufEvaluation(checkpoint_digest=checkpoint.digest, bits_per_byte=bits, num_documents=1, num_tokens=1, num_bytes=1)
+    return GgufEvaluation(
+        checkpoint_digest=checkpoint.digest, bits_per_byte=bits, num_documents=1, num_tokens=1, num_bytes=1
+    )
 
 
 WEIGHTS: dict[str, Artifact[Any]] = {}
@@ -149,10 +162,25 @@ WEIGHTS: dict[str, Artifact[Any]] = {}
 
 def record_of(number: int) -> TrainedCheckpoint:
     return TrainedCheckpoint(
-        phase="rl_reasoning", objective="grpo", num_steps=1, num_tokens=number, course="rl_reasoning", course_tokens=1, lm_loss=1.0,
-        mtp_loss=1.0, balance_loss=1.0, num_rollbacks=0, validation_bits_per_byte={}, num_parameters=1, mean_reward=0.5,
-        is_chat_trained=True, chat_template_digest="c", tokenizer_digest="t", special_token_ids={}, export_digest="f",
-    )  # fmt: skip
+        phase="rl_reasoning",
+        objective="grpo",
+        num_steps=1,
+        num_tokens=number,
+        course="rl_reasoning",
+        course_tokens=1,
+        lm_loss=1.0,
+        mtp_loss=1.0,
+        balance_loss=1.0,
+        num_rollbacks=0,
+        validation_bits_per_byte={},
+        num_parameters=1,
+        mean_reward=0.5,
+        is_chat_trained=True,
+        chat_template_digest="c",
+        tokenizer_digest="t",
+        special_token_ids={},
+        export_digest="f",
+    )
 
 
 def write_weights(output: Output) -> None:
@@ -216,15 +244,25 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
         stage = ORDER[number].from_stage
         start = made.key if stage == "release_model" else "champion"
         said = io.StringIO()
-        broken = patch.object(flows.full_pipeline, name, side_effect=OSError("no room")) if name in LAST_WORK else contextlib.nullcontext()
+        broken = (
+            patch.object(flows.full_pipeline, name, side_effect=OSError("no room"))
+            if name in LAST_WORK
+            else contextlib.nullcontext()
+        )
         try:
             with contextlib.redirect_stdout(said), broken:
-                flows.cli.command.app(["run", str(scale), "--from", stage, "--start", start, "--json"], standalone_mode=False)
+                flows.cli.command.app(
+                    ["run", str(scale), "--from", stage, "--start", start, "--json"], standalone_mode=False
+                )
         except Left as left:
             assert (left.args[0] == 1) is (name in LAST_WORK), f"{name}: exit code {left.args[0]}"
             aliases = registry.get_registered_model("glm46-refused").aliases
             outcome = {} if name in LAST_WORK else json.loads(said.getvalue().strip().splitlines()[-1])
-            ended[name] = {"code": left.args[0], "aliases": {key: str(value) for key, value in aliases.items()}, **outcome}
+            ended[name] = {
+                "code": left.args[0],
+                "aliases": {key: str(value) for key, value in aliases.items()},
+                **outcome,
+            }
     return ended
 
 

@@ -1,10 +1,10 @@
 """Router decisions that rounding cannot make: what every comparison of two ways to compute one model rests on.
 
-An expert is chosen where its selection score is among the K highest. Where the K-th and the next differ by less than the order of a sum
-moves them, the processor decides, and the two ways compute different functions. `clear_routing` asserts that no such decision was made
-while it is entered. Where one was: another seed, with twice the margin to have some to spare, or fewer tokens. Where weights come out of a
-training, whose bits are the processor's own, or bfloat16 computes: `with_every_expert` of tests/support/model_recipes.py, which decides
-nothing.
+An expert is chosen where its selection score is among the K highest. Where the K-th and the next differ by less than
+the order of a sum moves them, the processor decides, and the two ways compute different functions. `clear_routing`
+asserts that no such decision was made while it is entered. Where one was: another seed, with twice the margin to have
+some to spare, or fewer tokens. Where weights come out of a training, whose bits are the processor's own, or bfloat16
+computes: `with_every_expert` of tests/support/model_recipes.py, which decides nothing.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ def clear_routing() -> Iterator[None]:
         yield
     finally:
         hook.remove()
-    assert min(margins) >= MIN_MARGIN, f"two experts are {min(margins):.1e} apart, rounding may choose between them: take another seed"
+    assert min(margins) >= MIN_MARGIN, (
+        f"two experts are {min(margins):.1e} apart, rounding may choose between them: take another seed"
+    )
 
 
 def least_margin(router: Router, scores_TE: Tensor) -> float:
-    """Between the last expert that is in and the first that is not: as selected, and in a training pass as the balance loss counts."""
+    """Between the last expert that is in and the first that is not: as selected, and in a training pass as the balance
+    loss counts."""
     num_chosen = router.num_experts_per_tok
     if num_chosen == scores_TE.shape[1] or not len(scores_TE):
         return math.inf

@@ -11,8 +11,12 @@ import yaml
 from infra.code_digest import ROOT
 
 BUDGETS = {
-    "pretrain_general": 40960, "pretrain_code_reasoning": 8192, "mid_repo_code": 8192, "mid_reasoning": 8192, "mid_long_context": 8192,
-}  # fmt: skip
+    "pretrain_general": 40960,
+    "pretrain_code_reasoning": 8192,
+    "mid_repo_code": 8192,
+    "mid_reasoning": 8192,
+    "mid_long_context": 8192,
+}
 LONG_CONTEXT = 512
 WITHOUT_MEANING = 9.0
 """Bits per byte that a phase of four steps may lose: these gates are not what is tested."""
@@ -24,7 +28,9 @@ def write_seven_phases(path: Path) -> Path:
     tiny = yaml.safe_load((ROOT / "configs" / "tiny.yaml").read_text())
     general, middle, *post = scale["phases"]
     scale["scale"] = "seven"
-    scale["phases"] = [_phase(general if name.startswith("pretrain_") else middle, name, budget) for name, budget in BUDGETS.items()] + post
+    scale["phases"] = [
+        _phase(general if name.startswith("pretrain_") else middle, name, budget) for name, budget in BUDGETS.items()
+    ] + post
     scale["phases"][4]["recipe"]["sequence_length"] = LONG_CONTEXT
     scale["courses"][0]["recipe"]["phases"] = list(BUDGETS)
     assert [phase["name"] for phase in scale["phases"]] == [phase["name"] for phase in tiny["phases"]]

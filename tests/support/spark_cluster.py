@@ -1,4 +1,5 @@
-"""A real standalone Spark cluster on this machine: one master, two workers with one core each, as processes that tests may kill."""
+"""A real standalone Spark cluster on this machine: one master, two workers with one core each, as processes that tests
+may kill."""
 
 from __future__ import annotations
 
@@ -50,9 +51,14 @@ def spark_cluster(directory: Path) -> Iterator[SparkCluster]:
 
     home = Path(pyspark.__file__).parent
     environment = {
-        **os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1", "SPARK_DAEMON_MEMORY": "512m",
-        "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_JAVA_OPTS": "-Dspark.worker.timeout=10",
-    }  # fmt: skip
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_NO_DAEMONIZE": "1",
+        "SPARK_DAEMON_MEMORY": "512m",
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_JAVA_OPTS": "-Dspark.worker.timeout=10",
+    }
     port, status_port = free_port(), free_port()
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -64,14 +70,34 @@ def spark_cluster(directory: Path) -> Iterator[SparkCluster]:
         return process
 
     try:
-        start("master", "org.apache.spark.deploy.master.Master", "-h", "127.0.0.1", "-p", port, "--webui-port", status_port)
+        start(
+            "master",
+            "org.apache.spark.deploy.master.Master",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            port,
+            "--webui-port",
+            status_port,
+        )
         workers = tuple(
             start(
-                f"worker-{number}", "org.apache.spark.deploy.worker.Worker", "-h", "127.0.0.1", "--webui-port", free_port(),
-                "-c", 1, "-m", "1g", "-d", directory / f"worker-{number}", f"spark://127.0.0.1:{port}",
+                f"worker-{number}",
+                "org.apache.spark.deploy.worker.Worker",
+                "-h",
+                "127.0.0.1",
+                "--webui-port",
+                free_port(),
+                "-c",
+                1,
+                "-m",
+                "1g",
+                "-d",
+                directory / f"worker-{number}",
+                f"spark://127.0.0.1:{port}",
             )
             for number in range(NUM_WORKERS)
-        )  # fmt: skip
+        )
         cluster = SparkCluster(f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{status_port}/json/", workers)
         _await_workers(cluster, directory)
         yield cluster

@@ -1,4 +1,5 @@
-"""Every measure of tasks/data/filtering/heuristics.py as a few plain lines of Python over one text: the oracle of its tests."""
+"""Every measure of tasks/data/filtering/heuristics.py as a few plain lines of Python over one text: the oracle of its
+tests."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ def repeated(parts: list[str]) -> tuple[float, float]:
 
 def num_sentences(text: str) -> int:
     closers = re.escape(CLOSERS)
-    parts = re.split(rf"(?:(?<=[{re.escape(WIDE_TERMINATORS)}])|(?<=[{ENDS}])(?=[{closers}{ENDS}]*(?:[{re.escape(SPACES)}]|$)))", text)
+    parts = re.split(
+        rf"(?:(?<=[{re.escape(WIDE_TERMINATORS)}])|(?<=[{ENDS}])(?=[{closers}{ENDS}]*(?:[{re.escape(SPACES)}]|$)))",
+        text,
+    )
     return sum(bool(part.strip(SPACES + CLOSERS + TERMINATORS)) for part in parts)
 
 
@@ -82,7 +86,9 @@ def measures_of(text: str, language: str) -> dict[str, float]:
         "bullet_line_share": sum(is_bullet(line) and not is_terminated(line) for line in lines) / m,
         "ellipsis_line_share": sum(line.endswith(("...", "…")) for line in lines) / m,
         "alphabetic_word_share": sum(any(c.isalpha() for c in word) for word in words) / n if words else 1.0,
-        "num_stop_words": len(set(words) & set(STOP_WORDS[language].split())) if language in STOP_WORDS else float("nan"),
+        "num_stop_words": len(set(words) & set(STOP_WORDS[language].split()))
+        if language in STOP_WORDS
+        else float("nan"),
         "repeated_line_share": lines_repeated[0],
         "repeated_line_char_share": lines_repeated[1],
         "repeated_paragraph_share": paragraphs_repeated[0],

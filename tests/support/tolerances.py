@@ -1,6 +1,8 @@
-"""How far apart two ways to compute the same tensors may be, by the dtype that computes; written here only, and never raised to pass.
+"""How far apart two ways to compute the same tensors may be, by the dtype that computes; written here only, and never
+raised to pass.
 
-Values are of order 1 in the small models of the tests; a sum of some hundred products in another order moves them by a few roundings.
+Values are of order 1 in the small models of the tests; a sum of some hundred products in another order moves them by a
+few roundings.
 """
 
 import torch

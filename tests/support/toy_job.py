@@ -10,7 +10,9 @@ from pathlib import Path
 def main() -> int:
     work_dir, deed, rank = Path(sys.argv[1]), sys.argv[2], os.environ["RANK"]
     with open(work_dir / f"started-{rank}", "a") as file:
-        file.write(f"{os.getpid()} {os.environ['GLM46_FENCING']} {os.environ['WORLD_SIZE']} {os.environ['MASTER_PORT']}\n")
+        file.write(
+            f"{os.getpid()} {os.environ['GLM46_FENCING']} {os.environ['WORLD_SIZE']} {os.environ['MASTER_PORT']}\n"
+        )
     if deed == "fail" and rank == "1":
         print("the reason why", file=sys.stderr)
         return 7

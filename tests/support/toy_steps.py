@@ -63,7 +63,13 @@ def ensure(store: Store, toy: Step, computed: list[str] | None = None, **inputs:
         if computed is not None:
             computed.append(toy.name)
         return store.compute(
-            toy, key, identity, lambda output: toy(**inputs, output=output), lambda p: None, lambda rows: None, time.monotonic
+            toy,
+            key,
+            identity,
+            lambda output: toy(**inputs, output=output),
+            lambda p: None,
+            lambda rows: None,
+            time.monotonic,
         )
 
 

@@ -1,4 +1,5 @@
-"""What test_training_dynamics.py runs on ranks: whole phases of a few steps in one process, and a plain loop to hold them against."""
+"""What test_training_dynamics.py runs on ranks: whole phases of a few steps in one process, and a plain loop to hold
+them against."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def spikes(job: TrainingJob) -> list[dict[str, Any]]:
 
 
 def poisoned(job: TrainingJob, directory: Path) -> TrainingJob:
-    """The job on shards in which one token of the poisoned steps is POISON, from weights whose row for it is not finite."""
+    """The job on shards in which one token of the poisoned steps is POISON, from weights whose row for it is not
+    finite."""
     rows_per_step = job.recipe.course.peak_batch_tokens // job.recipe.sequence_length
     shards, start = directory / "shards", directory / "start"
     if dist.get_rank() == 0:
@@ -104,7 +106,9 @@ def poisoned(job: TrainingJob, directory: Path) -> TrainingJob:
         state = json.loads((start / "state.json").read_text()) | {"course": "another"}
         (start / "state.json").write_text(json.dumps(state))
     dist.barrier()
-    return job.model_copy(update={"shards_dirs": (str(shards),), "start_dir": str(start), "work_dir": f"{job.work_dir}-poisoned"})
+    return job.model_copy(
+        update={"shards_dirs": (str(shards),), "start_dir": str(start), "work_dir": f"{job.work_dir}-poisoned"}
+    )
 
 
 def plain_loop(job: TrainingJob, steps: list[int]) -> dict[str, torch.Tensor]:
@@ -124,7 +128,10 @@ def plain_loop(job: TrainingJob, steps: list[int]) -> dict[str, torch.Tensor]:
 def is_equal(checkpoint_dir: Path, weights: dict[str, torch.Tensor]) -> bool:
     """Whether a checkpoint holds these weights, bit for bit."""
     saved = weights_of(checkpoint_dir)
-    return all(torch.equal(saved[name].nan_to_num(), tensor.nan_to_num()) for name, tensor in to_checkpoint_tensors(weights).items())
+    return all(
+        torch.equal(saved[name].nan_to_num(), tensor.nan_to_num())
+        for name, tensor in to_checkpoint_tensors(weights).items()
+    )
 
 
 def spikes_and_measurements(rank: int, num_ranks: int, described: dict[str, Any], directory: str) -> dict[str, Any]:
@@ -143,7 +150,10 @@ def spikes_and_measurements(rank: int, num_ranks: int, described: dict[str, Any]
     result["equals_a_run_without_the_steps"] = is_equal(newest(every), plain_loop(bad, [1, 2, 4, 6]))
 
     two = variant(
-        bad, "two", {"save_interval_steps": 1, "num_kept_checkpoints": 1}, spikes=bad.recipe.spikes.model_copy(update={"skip_steps": 2})
+        bad,
+        "two",
+        {"save_interval_steps": 1, "num_kept_checkpoints": 1},
+        spikes=bad.recipe.spikes.model_copy(update={"skip_steps": 2}),
     )
     trained(two)
     result["two_left_out"] = is_equal(newest(two), plain_loop(bad, [1, 6]))
@@ -175,13 +185,19 @@ def thresholds(plain: TrainingJob) -> dict[str, Any]:
     window = 3
     losses = [line["loss"] for line in metrics(plain)]
     ratios = {
-        step: losses[step - 1] / float(np.median(losses[step - 1 - window : step - 1])) for step in range(window + 1, len(losses) + 1)
+        step: losses[step - 1] / float(np.median(losses[step - 1 - window : step - 1]))
+        for step in range(window + 1, len(losses) + 1)
     }
     step = max(ratios, key=lambda step: ratios[step])
     found = {}
     for name, factor in (("above", 1 - 1e-9), ("below", 1 + 1e-9)):
         scaled = plain.recipe.spikes.model_copy(
-            update={"window_steps": window, "max_loss_ratio": ratios[step] * factor, "max_grad_norm_ratio": 1e9, "max_rollbacks": 9}
+            update={
+                "window_steps": window,
+                "max_loss_ratio": ratios[step] * factor,
+                "max_grad_norm_ratio": 1e9,
+                "max_rollbacks": 9,
+            }
         )
         job = variant(plain, name, spikes=scaled)
         trained(job)
@@ -197,9 +213,11 @@ def keeping_the_best(rank: int, num_ranks: int, described: dict[str, Any], direc
     measured = {line["step"]: line for line in metrics(last) if "validation_bits_per_byte" in line}
     best_step = min(measured, key=lambda step: measured[step]["validation_bits_per_byte"])
     result: dict[str, Any] = {
-        "measured_steps": sorted(measured), "best_step": best_step, "line": measured[best_step],
+        "measured_steps": sorted(measured),
+        "best_step": best_step,
+        "line": measured[best_step],
         "measuring_changes_nothing": is_equal(newest(last), plain_loop(job, list(range(1, 7)))),
-    }  # fmt: skip
+    }
     best = variant(
         job,
         "best",
@@ -208,11 +226,18 @@ def keeping_the_best(rank: int, num_ranks: int, described: dict[str, Any], direc
     )
     trained(best)
     position = json.loads((newest(best) / "state.json").read_text())
-    result["position"] = [position["step"], position["num_tokens"], position["weights_step"], position["optimizer_steps"]]
+    result["position"] = [
+        position["step"],
+        position["num_tokens"],
+        position["weights_step"],
+        position["optimizer_steps"],
+    ]
     result["kept_dirs"] = sorted(path.name for path in (Path(best.work_dir) / "checkpoints").glob("step-*"))
     result["best_weights"] = is_equal(newest(best), plain_loop(job, list(range(1, best_step + 1))))
 
-    lost = variant(job, "lost", {"save_interval_steps": 100}, validation=job.recipe.validation.model_copy(update={"keep": "best"}))
+    lost = variant(
+        job, "lost", {"save_interval_steps": 100}, validation=job.recipe.validation.model_copy(update={"keep": "best"})
+    )
     trained(lost, AfterSteps(best_step + 1))
     damaged = checkpoint_dir_of(Path(lost.work_dir), best_step) / "master-00001.safetensors"
     if rank == 0:

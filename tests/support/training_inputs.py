@@ -1,5 +1,5 @@
-"""A phase small enough to train in a second: recipe, real shards, conversations, prompts, packed order and tokenizer as committed
-artifacts."""
+"""A phase small enough to train in a second: recipe, real shards, conversations, prompts, packed order and tokenizer as
+committed artifacts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,14 @@ SEQUENCE_LENGTH, ROWS_PER_STEP, NUM_STEPS, SEED = 16, 4, 6, 46
 RESOURCES = (
     load_scale("micro")
     .phases[0]
-    .resources.model_copy(update={"micro_batch_sequences": 4, "save_interval_steps": 2, "log_interval_steps": 1, "num_kept_checkpoints": 2})
+    .resources.model_copy(
+        update={
+            "micro_batch_sequences": 4,
+            "save_interval_steps": 2,
+            "log_interval_steps": 1,
+            "num_kept_checkpoints": 2,
+        }
+    )
 )
 
 
@@ -78,20 +85,24 @@ def small_recipe(num_steps: int = NUM_STEPS, first_step: int = 0, **changes) -> 
     scale = load_scale("micro")
     course = scale.courses[0].recipe.model_dump() | {
         "warmup_share": 100 / (NUM_STEPS * ROWS_PER_STEP * SEQUENCE_LENGTH),
-        "start_batch_tokens": ROWS_PER_STEP * SEQUENCE_LENGTH, "peak_batch_tokens": ROWS_PER_STEP * SEQUENCE_LENGTH,
-    }  # fmt: skip
+        "start_batch_tokens": ROWS_PER_STEP * SEQUENCE_LENGTH,
+        "peak_batch_tokens": ROWS_PER_STEP * SEQUENCE_LENGTH,
+    }
     values = scale.training_recipe(scale.phases[0]).model_dump() | {
-        "model": GLM46.model_dump(), "course": course, "sequence_length": SEQUENCE_LENGTH, "num_threads": 1,
+        "model": GLM46.model_dump(),
+        "course": course,
+        "sequence_length": SEQUENCE_LENGTH,
+        "num_threads": 1,
         "course_start_tokens": first_step * ROWS_PER_STEP * SEQUENCE_LENGTH,
         "course_num_tokens": NUM_STEPS * ROWS_PER_STEP * SEQUENCE_LENGTH,
         "num_tokens": num_steps * ROWS_PER_STEP * SEQUENCE_LENGTH,
-    }  # fmt: skip
+    }
     return TrainingRecipe.model_validate(values | changes)
 
 
 def documents() -> list[list[int]]:
-    """Two per row: counting sequences of different lengths and strides, closed by token 0. Every row begins with token 1, so that rows may
-    be put in any order: the last target of each is the same."""
+    """Two per row: counting sequences of different lengths and strides, closed by token 0. Every row begins with token
+    1, so that rows may be put in any order: the last target of each is the same."""
     draw = np.random.default_rng(7)
     texts = []
     for number in range(NUM_STEPS * ROWS_PER_STEP):
@@ -114,12 +125,17 @@ def shard_toy_documents(*, output: Output) -> ToyShards:
 
 @step(content=("shards/*",))
 def shard_toy_chats(*, tokenizer: Artifact[ToyTokenizer], output: Output) -> ToyShards:
-    """Questions `a?` to `h?`, each answered with 0 as often as with 1: one conversation fills a row of 16 but for two tokens."""
+    """Questions `a?` to `h?`, each answered with 0 as often as with 1: one conversation fills a row of 16 but for two
+    tokens."""
     opened = tokenizer_for_text(str(tokenizer.path("tokenizer.json")))
     chats = [
-        encode(opened, render_to_train([{"role": "user", "content": f"{letter}?"}, {"role": "assistant", "content": answer}], ()))
-        for letter in "abcdefgh" for answer in "01"
-    ]  # fmt: skip
+        encode(
+            opened,
+            render_to_train([{"role": "user", "content": f"{letter}?"}, {"role": "assistant", "content": answer}], ()),
+        )
+        for letter in "abcdefgh"
+        for answer in "01"
+    ]
     dtype = token_dtype(GLM46.vocab_size)
     with open(output.path("shards/chat.bin"), "wb") as file:
         lengths = append_tokens(file, [token_ids for token_ids, _ in chats], dtype)
@@ -130,7 +146,10 @@ def shard_toy_chats(*, tokenizer: Artifact[ToyTokenizer], output: Output) -> Toy
 
 @step(content=("prompts.parquet",))
 def write_toy_prompts(*, recipe: PromptAnswers, output: Output) -> ToyPrompts:
-    rows = [{"id": f"prompt-{number}", "prompt": f"{chr(97 + number)}?", "answer": answer} for number, answer in enumerate(recipe.answers)]
+    rows = [
+        {"id": f"prompt-{number}", "prompt": f"{chr(97 + number)}?", "answer": answer}
+        for number, answer in enumerate(recipe.answers)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), output.path("prompts.parquet"))
     return ToyPrompts(num_prompts=len(rows))
 
@@ -140,7 +159,9 @@ def pack_toy_documents(*, recipe: RowRange, output: Output) -> Nothing:
     lengths = [len(document) for document in documents()]
     # Where the shuffle looks for the k-th row stands the k-th block, so that a phase reads its blocks in order.
     blocks = np.empty(recipe.num_rows, dtype=np.int64)
-    blocks[shuffled_rows(np.arange(recipe.num_rows), recipe.num_rows, SEED)] = recipe.first_row + np.arange(recipe.num_rows)
+    blocks[shuffled_rows(np.arange(recipe.num_rows), recipe.num_rows, SEED)] = recipe.first_row + np.arange(
+        recipe.num_rows
+    )
     order, slot = [], 0
     for number in [2 * block + half for block in blocks.tolist() for half in (0, 1)]:
         order.append([0, number, 0, lengths[number], slot, number])
@@ -148,7 +169,15 @@ def pack_toy_documents(*, recipe: RowRange, output: Output) -> Nothing:
     order.append([0, 0, 0, 1, slot, -1])
     np.save(output.path(ORDER_FILE), np.array(order, dtype=np.int64))
     output.path(PACKING_FILE).write_text(
-        json.dumps({"packing": "stream", "sequence_length": SEQUENCE_LENGTH, "seed": SEED, "shards": ["toy"], "has_glue": False})
+        json.dumps(
+            {
+                "packing": "stream",
+                "sequence_length": SEQUENCE_LENGTH,
+                "seed": SEED,
+                "shards": ["toy"],
+                "has_glue": False,
+            }
+        )
     )
     return Nothing()
 
@@ -159,11 +188,14 @@ def make_toy_tokenizer(*, output: Output) -> ToyTokenizer:
     config = {"eos_token": "<|endoftext|>", "chat_template": "a template"}
     output.path("tokenizer_config.json").write_text(json.dumps(config))
     return ToyTokenizer(
-        num_tokens=256 + len(SPECIAL_TOKENS), special_ids={name: 256 + number for number, name in enumerate(SPECIAL_TOKENS)}
+        num_tokens=256 + len(SPECIAL_TOKENS),
+        special_ids={name: 256 + number for number, name in enumerate(SPECIAL_TOKENS)},
     )
 
 
-def compute(store: Store, step: Step, *, log_metrics=lambda number, values: None, report=lambda progress: None, **arguments) -> Artifact:
+def compute(
+    store: Store, step: Step, *, log_metrics=lambda number, values: None, report=lambda progress: None, **arguments
+) -> Artifact:
     """Run a step and commit it, as flows/running/run_step.py does."""
     digested = {name: value for name, value in arguments.items() if name not in ("recipe", "resources")}
     identity = step.identity(arguments.get("recipe"), digested)
@@ -191,31 +223,54 @@ class TrainingInputs:
         self.shards = compute(self.store, shard_toy_documents)
         self.tokenizer = compute(self.store, make_toy_tokenizer)
 
-    def arguments(self, recipe: TrainingRecipe, resources: TrainingResources = RESOURCES, start: Artifact | None = None) -> dict:
+    def arguments(
+        self, recipe: TrainingRecipe, resources: TrainingResources = RESOURCES, start: Artifact | None = None
+    ) -> dict:
         first_row, num_rows = recipe.course_start_tokens // SEQUENCE_LENGTH, recipe.num_tokens // SEQUENCE_LENGTH
         packed = compute(self.store, pack_toy_documents, recipe=RowRange(first_row=first_row, num_rows=num_rows))
         return self._arguments(recipe, resources, start, packed=packed, shards=self.shards)
 
-    def chat_arguments(self, recipe: TrainingRecipe, resources: TrainingResources = RESOURCES, start: Artifact | None = None) -> dict:
+    def chat_arguments(
+        self, recipe: TrainingRecipe, resources: TrainingResources = RESOURCES, start: Artifact | None = None
+    ) -> dict:
         """Of an SFT phase, its rows packed by the real step."""
         chats = compute(self.store, shard_toy_chats, tokenizer=self.tokenizer)
         packing = PackingRecipe(
-            num_tokens=recipe.num_tokens, sequence_length=SEQUENCE_LENGTH, packing="best_fit", mixture={"chat": 1.0}, bucket_weights=(),
-            max_epochs=100.0, fim_rate=0.0, seed=SEED,
-        )  # fmt: skip
+            num_tokens=recipe.num_tokens,
+            sequence_length=SEQUENCE_LENGTH,
+            packing="best_fit",
+            mixture={"chat": 1.0},
+            bucket_weights=(),
+            max_epochs=100.0,
+            fim_rate=0.0,
+            seed=SEED,
+        )
         packed = compute(self.store, pack_phase, shards=self.shards, chats=chats, recipe=packing)
         return self._arguments(recipe, resources, start, packed=packed, shards=self.shards, chats=chats)
 
     def prompt_arguments(
-        self, recipe: TrainingRecipe, answers: tuple[str, ...], resources: TrainingResources = RESOURCES, start: Artifact | None = None
+        self,
+        recipe: TrainingRecipe,
+        answers: tuple[str, ...],
+        resources: TrainingResources = RESOURCES,
+        start: Artifact | None = None,
     ) -> dict:
         """Of a policy phase that asks `a?`, `b?` ... and wants these answers."""
         prompts = compute(self.store, write_toy_prompts, recipe=PromptAnswers(answers=answers))
         return self._arguments(recipe, resources, start, prompts=prompts)
 
-    def _arguments(self, recipe: TrainingRecipe, resources: TrainingResources, start: Artifact | None, **inputs: Artifact) -> dict:
+    def _arguments(
+        self, recipe: TrainingRecipe, resources: TrainingResources, start: Artifact | None, **inputs: Artifact
+    ) -> dict:
         absent = dict.fromkeys(("packed", "shards", "chats", "prompts", "validation"))
-        return {**absent, **inputs, "tokenizer": self.tokenizer, "start": start, "recipe": recipe, "resources": resources}
+        return {
+            **absent,
+            **inputs,
+            "tokenizer": self.tokenizer,
+            "start": start,
+            "recipe": recipe,
+            "resources": resources,
+        }
 
     def work_dir(self, arguments: dict) -> Path:
         inputs = {name: value for name, value in arguments.items() if name not in ("recipe", "resources")}
@@ -227,5 +282,16 @@ class TrainingInputs:
 
 def metrics_of(path: Path) -> list[dict]:
     """Lines of metrics.jsonl without what depends on the clock."""
-    clock = {"tokens_per_second", "data_wait_seconds", "optimizer_seconds", "rollout_seconds", "pause_seconds", "mfu", "memory_bytes"}
-    return [{name: value for name, value in json.loads(line).items() if name not in clock} for line in path.read_text().splitlines()]
+    clock = {
+        "tokens_per_second",
+        "data_wait_seconds",
+        "optimizer_seconds",
+        "rollout_seconds",
+        "pause_seconds",
+        "mfu",
+        "memory_bytes",
+    }
+    return [
+        {name: value for name, value in json.loads(line).items() if name not in clock}
+        for line in path.read_text().splitlines()
+    ]

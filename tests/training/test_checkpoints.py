@@ -14,7 +14,9 @@ from tasks.training.state.checkpoints import FencedError, commit_checkpoint, fin
 
 
 def commit(work_dir, step: int, num_kept: int = 2):
-    return commit_checkpoint(work_dir, step, [("weights", f"weights {step}".encode() * 100), ("state.json", b"{}")], num_kept)
+    return commit_checkpoint(
+        work_dir, step, [("weights", f"weights {step}".encode() * 100), ("state.json", b"{}")], num_kept
+    )
 
 
 def steps(work_dir) -> list[str]:
@@ -68,12 +70,16 @@ def test_a_crash_inside_a_commit_leaves_the_one_before(window, tmp_path, monkeyp
 def test_a_full_disk_leaves_the_one_before(tmp_path):
     commit(tmp_path, 10)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write then fails as on a full disk, half of the file being there
+    ignored = signal.signal(
+        signal.SIGXFSZ, signal.SIG_IGN
+    )  # the write then fails as on a full disk, half of the file being there
     asked = []
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
         with pytest.raises(OSError, match="File too large"):
-            commit_checkpoint(tmp_path, 20, ((name, asked.append(name) or b"x" * 1000) for name in ("weights", "momentum")), 2)
+            commit_checkpoint(
+                tmp_path, 20, ((name, asked.append(name) or b"x" * 1000) for name in ("weights", "momentum")), 2
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)

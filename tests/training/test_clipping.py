@@ -18,10 +18,16 @@ ROWS, POSITIONS, NUM_STEPS = 4, 24, 4
 STEP_TOKENS = ROWS * POSITIONS
 MAX_NORM = 3.0
 CASES = [
-    {"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}, {"zero_stage": 1, "offload_optimizer": "cpu"},
-    {"zero_stage": 0, "tensor_parallel": 2}, {"zero_stage": 1, "pipeline_parallel": 2}, {"zero_stage": 1, "expert_parallel": 2},
+    {"zero_stage": 0},
+    {"zero_stage": 1},
+    {"zero_stage": 2},
+    {"zero_stage": 3},
+    {"zero_stage": 1, "offload_optimizer": "cpu"},
+    {"zero_stage": 0, "tensor_parallel": 2},
+    {"zero_stage": 1, "pipeline_parallel": 2},
+    {"zero_stage": 1, "expert_parallel": 2},
     {"zero_stage": 0, "context_parallel": 2},
-]  # fmt: skip
+]
 
 
 def clip_as_torch_does(engine, model, ranks, norm, max_norm) -> None:
@@ -39,7 +45,9 @@ def run_cases(rank, num_ranks, cases):
         recipe = small_recipe(model=MODEL.model_dump(), optimizer=optimizer.model_dump())
         results = {"losses": [], "norms": [], "counts": []}
         for step in range(NUM_STEPS):
-            rows = micro_batches(ROWS, POSITIONS, is_segmented=True, seed=step)[trainable.ranks.data.rank :: trainable.ranks.data.size]
+            rows = micro_batches(ROWS, POSITIONS, is_segmented=True, seed=step)[
+                trainable.ranks.data.rank :: trainable.ranks.data.size
+            ]
             plan = StepPlan(step * ROWS, ROWS, step * STEP_TOKENS, (step + 1) * STEP_TOKENS)
             result = take_step(trainable, recipe, plan, own_parts(rows, trainable.ranks), step)
             results["losses"].append(result.total_loss)
@@ -53,13 +61,20 @@ def test_clipped_steps_equal_torchs_in_every_topology(tmp_path):
     alone = {"zero_stage": 0}
     expected, free, single = on_ranks(
         run_cases, 1, tmp_path, [[alone, MAX_NORM, True], [alone, 0.0, False], [alone, MAX_NORM, False]]
-    )[0]["found"]  # fmt: skip
+    )[0]["found"]
     assert min(expected["norms"]) < MAX_NORM < max(expected["norms"]), "some steps are clipped, some are not"
-    moved = [name for name, value in expected["state"].items() if not torch.allclose(value, free["state"][name], rtol=1e-3, atol=0)]
+    moved = [
+        name
+        for name, value in expected["state"].items()
+        if not torch.allclose(value, free["state"][name], rtol=1e-3, atol=0)
+    ]
     assert any("momentum" in name for name in moved), "momentum sees how large a gradient was"
     by_rank = on_ranks(run_cases, 2, tmp_path, [[case, MAX_NORM, False] for case in CASES])
     # Of a pipeline every rank writes the tensors of its own stage.
-    together = [first | {"state": first["state"] | second["state"]} for first, second in zip(*(r["found"] for r in by_rank), strict=True)]
+    together = [
+        first | {"state": first["state"] | second["state"]}
+        for first, second in zip(*(r["found"] for r in by_rank), strict=True)
+    ]
     for case, found in [({"num_ranks": 1}, single), *zip(CASES, together, strict=True)]:
         assert found["counts"] == expected["counts"], case
         assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5), case

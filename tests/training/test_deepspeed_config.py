@@ -1,4 +1,5 @@
-"""DeepSpeed's JSON: every setting of the infrastructure guide's stage-3 file has a key, or a stated reason why it has none."""
+"""DeepSpeed's JSON: every setting of the infrastructure guide's stage-3 file has a key, or a stated reason why it has
+none."""
 
 import json
 
@@ -25,7 +26,7 @@ GUIDE = json.loads("""
   "synchronize_checkpoint_boundary": true},
  "aio": {"block_size": 1048576, "queue_depth": 8, "thread_count": 1, "single_submit": false, "overlap_events": true},
  "steps_per_print": 10, "tensorboard": {"enabled": true, "output_path": "logs/tensorboard", "job_name": "glm46_training"}}
-""")
+""")  # noqa: E501
 """deepspeed_stage3.json of the infrastructure guide (S2)."""
 RESOURCES = load_scale("micro").phases[0].resources
 
@@ -65,4 +66,7 @@ def test_clipping_is_written_down_as_zero():
     # Left out it is 1.0.
     config = deepspeed_config(RESOURCES, "float32")
     assert DeepSpeedConfig(config).gradient_clipping == 0.0
-    assert DeepSpeedConfig({key: value for key, value in config.items() if key != "gradient_clipping"}).gradient_clipping == 1.0
+    assert (
+        DeepSpeedConfig({key: value for key, value in config.items() if key != "gradient_clipping"}).gradient_clipping
+        == 1.0
+    )

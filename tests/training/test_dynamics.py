@@ -1,4 +1,5 @@
-"""Rollbacks after spikes and the choice of the best weights, in whole phases of six steps: against a plain loop over the same steps.
+"""Rollbacks after spikes and the choice of the best weights, in whole phases of six steps: against a plain loop over
+the same steps.
 
 The spikes are real: a token whose embedding is infinite stands in the rows of two steps."""
 
@@ -17,7 +18,12 @@ from tasks.data.shards.token_shard import append_tokens, token_dtype, write_inde
 from tasks.training.train_phase import describe_job
 from tests.support.model_recipes import GLM46, with_every_expert
 from tests.support.rank_processes import on_ranks
-from tests.support.training_dynamics import POISONED_STEP, SECOND_POISONED_STEP, keeping_the_best, spikes_and_measurements
+from tests.support.training_dynamics import (
+    POISONED_STEP,
+    SECOND_POISONED_STEP,
+    keeping_the_best,
+    spikes_and_measurements,
+)
 from tests.support.training_inputs import RESOURCES, TrainingInputs, small_recipe
 
 
@@ -52,16 +58,32 @@ def test_neither_checkpoints_nor_interruptions_change_the_result(rolled_back):
 
 def test_the_evidence_names_losses_rows_and_documents(rolled_back):
     evidence = rolled_back["evidence"]
-    assert (evidence["step"], evidence["first_row"], evidence["last_row"], evidence["loss"]) == (POISONED_STEP, 8, 11, "nan")
+    assert (evidence["step"], evidence["first_row"], evidence["last_row"], evidence["loss"]) == (
+        POISONED_STEP,
+        8,
+        11,
+        "nan",
+    )
     piece = evidence["pieces"][0]
-    assert {**piece, "num_tokens": 0} == {"row": 8, "document": "", "file": "toy.bin", "byte_offset": 2 * 8 * 16, "num_tokens": 0}
+    assert {**piece, "num_tokens": 0} == {
+        "row": 8,
+        "document": "",
+        "file": "toy.bin",
+        "byte_offset": 2 * 8 * 16,
+        "num_tokens": 0,
+    }
     assert sum(piece["num_tokens"] for piece in evidence["pieces"]) == 4 * 17
 
 
 def test_training_stops_where_no_rollback_is_left(rolled_back):
     assert rolled_back["limited_lines"] == [True, False]
     assert rolled_back["stopped_first"] == rolled_back["stopped_again"]
-    for part in (f"step {SECOND_POISONED_STEP}: loss nan", "rows 16 to 19", "after 1 rollbacks (spikes.max_rollbacks 1)", "spikes.jsonl"):
+    for part in (
+        f"step {SECOND_POISONED_STEP}: loss nan",
+        "rows 16 to 19",
+        "after 1 rollbacks (spikes.max_rollbacks 1)",
+        "spikes.jsonl",
+    ):
         assert part in rolled_back["stopped_first"]
 
 
@@ -70,7 +92,8 @@ def test_a_loss_just_above_the_ratio_is_a_spike_and_one_just_below_is_none(rolle
 
 
 def held_out(directory: Path) -> dict[str, list[list[int]]]:
-    """Shards of two domains that the toy's training makes worse, random and backwards; returns their tokens without end-of-text."""
+    """Shards of two domains that the toy's training makes worse, random and backwards; returns their tokens without
+    end-of-text."""
     draw = np.random.default_rng(3)
     documents = {"web": draw.integers(250, 256, (6, 20)).tolist(), "code": [[104, 101, 108], list(range(119, 96, -1))]}
     directory.mkdir()
@@ -87,11 +110,14 @@ def test_held_out_text_is_measured_and_the_best_weights_are_left(inputs, tmp_pat
     documents = held_out(tmp_path / "held_out")
     validation = ValidationRecipe(interval_tokens=128, num_tokens=50, keep="last")
     resources = RESOURCES.model_copy(update={"num_ranks": num_ranks, "micro_batch_sequences": 2})
-    job = job_of(inputs, tmp_path / "job", resources, validation=validation, model=with_every_expert(GLM46).model_dump()).model_copy(
+    job = job_of(
+        inputs, tmp_path / "job", resources, validation=validation, model=with_every_expert(GLM46).model_dump()
+    ).model_copy(
         update={
-            "validation_dirs": (str(tmp_path / "held_out"),), "validation_domains": {f"{domain}-00000": domain for domain in documents},
+            "validation_dirs": (str(tmp_path / "held_out"),),
+            "validation_domains": {f"{domain}-00000": domain for domain in documents},
         }
-    )  # fmt: skip
+    )
     results = on_ranks(keeping_the_best, num_ranks, tmp_path, job.model_dump(mode="json"), str(tmp_path))
     for result in results:
         assert result["measured_steps"] == [2, 4, 6]
@@ -104,13 +130,15 @@ def test_held_out_text_is_measured_and_the_best_weights_are_left(inputs, tmp_pat
         (line["validation_bits_per_byte_web"] + line["validation_bits_per_byte_code"]) / 2
     )
     for domain, (nats, num_bytes, num_tokens) in naive_scores(job, documents, tmp_path).items():
-        assert line[f"validation_bits_per_byte_{domain}"] == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-4), domain
+        assert line[f"validation_bits_per_byte_{domain}"] == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-4), (
+            domain
+        )
         assert line[f"validation_loss_{domain}"] == pytest.approx(nats / num_tokens, rel=1e-4), domain
 
 
 def naive_scores(job, documents, tmp_path) -> dict[str, tuple[float, int, int]]:
-    """Per domain (nats, bytes, tokens) of its first 50 tokens, from the weights of the best measurement: every row's part of a document
-    on its own, by plain logits."""
+    """Per domain (nats, bytes, tokens) of its first 50 tokens, from the weights of the best measurement: every row's
+    part of a document on its own, by plain logits."""
     from safetensors.torch import load_file
 
     from model.architecture.transformer import Glm4Moe
@@ -145,4 +173,8 @@ def test_held_out_text_of_another_tokenizer_is_refused(inputs, tmp_path):
         update={"validation_dirs": (str(tmp_path / "held_out"),), "validation_domains": {"web-00000": "web"}}
     )
     with pytest.raises(ValueError, match=r"held-out shards of domain web hold token id 25[0-9], .* the model 200 rows"):
-        HeldOut(job.model_copy(update={"recipe": job.recipe.model_copy(update={"model": GLM46.model_copy(update={"vocab_size": 200})})}))
+        HeldOut(
+            job.model_copy(
+                update={"recipe": job.recipe.model_copy(update={"model": GLM46.model_copy(update={"vocab_size": 200})})}
+            )
+        )

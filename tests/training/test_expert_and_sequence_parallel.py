@@ -1,6 +1,8 @@
-"""Experts and positions divided among ranks, against one process that holds them all: losses, counts, gradients, weights after steps.
+"""Experts and positions divided among ranks, against one process that holds them all: losses, counts, gradients,
+weights after steps.
 
-With SGD the weights are the gradients (tests/support/parallel_steps.py); the exchange is held to the plain model without DeepSpeed as well.
+With SGD the weights are the gradients (tests/support/parallel_steps.py); the exchange is held to the plain model
+without DeepSpeed as well.
 """
 
 from functools import partial
@@ -44,16 +46,25 @@ def compare_cases(rank, num_ranks, cases):
         resources = resources_of(num_ranks=num_ranks, **({"recompute_every_layers": 1} | changes))
         print(changes, optimizer, flush=True)
         compare(
-            connect_ranks(resources), resources, micro_batches(num_ranks, 16, is_segmented=number % 2 == 0, seed=SEED), own_positions,
-            partial(divide_model, resources=resources), optimizer=optimizer, num_steps=num_steps, starved=STARVED,
-        )  # fmt: skip
+            connect_ranks(resources),
+            resources,
+            micro_batches(num_ranks, 16, is_segmented=number % 2 == 0, seed=SEED),
+            own_positions,
+            partial(divide_model, resources=resources),
+            optimizer=optimizer,
+            num_steps=num_steps,
+            starved=STARVED,
+        )
     return {"num_held": len(cases)}
 
 
 def compute_with_divided_experts(rank, num_ranks, is_overlapped, dtype):
-    """One forward and backward pass over the same row on every rank, without DeepSpeed: an expert sees as many copies of it as ranks."""
+    """One forward and backward pass over the same row on every rank, without DeepSpeed: an expert sees as many copies
+    of it as ranks."""
     model = model_of(dtype)
-    divide_experts(model, connect_ranks(resources_of(num_ranks=num_ranks, expert_parallel=num_ranks)), is_overlapped=is_overlapped)
+    divide_experts(
+        model, connect_ranks(resources_of(num_ranks=num_ranks, expert_parallel=num_ranks)), is_overlapped=is_overlapped
+    )
     return compute(model, dtype)
 
 
@@ -90,7 +101,9 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
             assert torch.equal(found[f"overlapped {key}"], found[f"plain {key}"]), key
         torch.testing.assert_close(found["bfloat16 losses"], cast["losses"], rtol=1e-2, atol=1e-2)
         starved = next(key for key in plain if ".experts." in key)
-        assert found[f"plain {starved}"].any() == (rank == 0), "the second rank should have received nothing in this layer"
+        assert found[f"plain {starved}"].any() == (rank == 0), (
+            "the second rank should have received nothing in this layer"
+        )
 
 
 def test_four_ranks_compute_what_one_process_does(tmp_path):

@@ -1,5 +1,5 @@
-"""Memory by formula against what lives: weights, gradients, optimizer and buckets on ranks at every ZeRO stage and axis, activations by
-kind of recomputation and device, and the most that passes and updates take."""
+"""Memory by formula against what lives: weights, gradients, optimizer and buckets on ranks at every ZeRO stage and
+axis, activations by kind of recomputation and device, and the most that passes and updates take."""
 
 import gc
 import json
@@ -36,15 +36,21 @@ BUCKET = 2_006
 def live_storages() -> dict[int, int]:
     gc.collect()
     with torch.no_grad():
-        tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu"]
+        tensors = [
+            thing
+            for thing in gc.get_objects()
+            if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu"
+        ]
         # A gradient that Python never looked at is no object yet.
-        tensors += [tensor.grad for tensor in tensors if isinstance(tensor, torch.nn.Parameter) and tensor.grad is not None]
+        tensors += [
+            tensor.grad for tensor in tensors if isinstance(tensor, torch.nn.Parameter) and tensor.grad is not None
+        ]
         return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
 def most_bytes_between_passes(rank, num_ranks, cases):
-    """Bytes that live behind a backward pass, when activations are gone and gradients are there; moments are there from a step before. And
-    bytes of the buckets that DeepSpeed holds in a backward pass."""
+    """Bytes that live behind a backward pass, when activations are gone and gradients are there; moments are there from
+    a step before. And bytes of the buckets that DeepSpeed holds in a backward pass."""
     found, buckets, made, empty = [], [], [], torch.empty
 
     def noted_empty(*size, **options):
@@ -71,14 +77,28 @@ def most_bytes_between_passes(rank, num_ranks, cases):
         run_backward, sizes, lasting, passing = trainable.engine.backward, [], sum(made), []
         made.clear()
 
-        def backward(loss, trainable=trainable, run_backward=run_backward, model=model, before=before, sizes=sizes, passing=passing):
+        def backward(
+            loss,
+            trainable=trainable,
+            run_backward=run_backward,
+            model=model,
+            before=before,
+            sizes=sizes,
+            passing=passing,
+        ):
             run_backward(loss)
             passing.append(sum(made))
             made.clear()
             if trainable.engine.global_steps == 0:
                 return
-            gathered = {parameter.untyped_storage().data_ptr() for parameter in model.parameters() if hasattr(parameter, "ds_id")}
-            sizes.append(sum(size for place, size in live_storages().items() if place not in before and place not in gathered))
+            gathered = {
+                parameter.untyped_storage().data_ptr()
+                for parameter in model.parameters()
+                if hasattr(parameter, "ds_id")
+            }
+            sizes.append(
+                sum(size for place, size in live_storages().items() if place not in before and place not in gathered)
+            )
 
         trainable.engine.backward = backward
         for step in range(2):
@@ -92,10 +112,14 @@ def most_bytes_between_passes(rank, num_ranks, cases):
 
 
 CASES = [
-    {"zero_stage": 0, "tensor_parallel": 2}, {"zero_stage": 0, "expert_parallel": 2}, {"zero_stage": 1},
-    {"zero_stage": 1, "dtype": "bfloat16"}, {"zero_stage": 2, "dtype": "bfloat16"}, {"zero_stage": 3, "dtype": "bfloat16"},
+    {"zero_stage": 0, "tensor_parallel": 2},
+    {"zero_stage": 0, "expert_parallel": 2},
+    {"zero_stage": 1},
+    {"zero_stage": 1, "dtype": "bfloat16"},
+    {"zero_stage": 2, "dtype": "bfloat16"},
+    {"zero_stage": 3, "dtype": "bfloat16"},
     {"zero_stage": 1, "pipeline_parallel": 2},
-]  # fmt: skip
+]
 
 
 def test_weights_gradients_and_optimizer_by_formula_are_what_lives_on_every_rank(tmp_path):
@@ -108,11 +132,16 @@ def test_weights_gradients_and_optimizer_by_formula_are_what_lives_on_every_rank
             stage = rank if resources.pipeline_parallel == 2 else 0
             memory = stage_memory(stage, resources.pipeline_parallel, recipe, resources)
             expected, lives = memory.weights + memory.gradients + memory.optimizer, found[rank]["bytes"][number]
-            # On top come buckets, padding, the step's rows and, in a pipeline, the activations of micro-batches on their way.
+            # On top come buckets, padding, the step's rows and, in a pipeline, the activations of micro-batches on
+            # their way.
             assert 0.99 * expected < lives < 1.03 * expected + 4 * 4 * BUCKET, (case, rank, expected, lives)
             element = 2 if recipe.dtype == "bfloat16" else 4
             # Beside the buffers a bfloat16 bucket is sent as a float32 copy, and ZeRO 3 holds gathered weights.
-            beside = element * 10**6 if resources.zero_stage == 3 else 4 * BUCKET * (resources.zero_stage == 2 and element == 2)
+            beside = (
+                element * 10**6
+                if resources.zero_stage == 3
+                else 4 * BUCKET * (resources.zero_stage == 2 and element == 2)
+            )
             own = resources.model_copy(update={"bucket_elements": BUCKET})
             assert bucket_bytes(own, 10**6, element) - beside == found[rank]["buckets"][number], (case, rank)
 
@@ -133,7 +162,9 @@ def test_activations_by_formula_are_what_autograd_keeps(model, kind, every_layer
         built = Glm4Moe(recipe).to(dtype)
         recompute_activations(built, kind, every_layers)
         kept, _ = kept_bytes(built, tokens)
-        planned = activation_bytes(recipe, resources, 256, element, range(5), in_flight=1, is_last=True, between_only=True)
+        planned = activation_bytes(
+            recipe, resources, 256, element, range(5), in_flight=1, is_last=True, between_only=True
+        )
         assert planned == pytest.approx(kept, rel=0.04), dtype
 
 
@@ -160,9 +191,13 @@ LARGE = MODEL.model_copy(update={"vocab_size": 4096})
 
 
 def recipe_of(changes: dict):
-    optimizer = small_recipe().optimizer.model_copy(update={name: changes.pop(name) for name in ("kind", "state_dtype") if name in changes})
+    optimizer = small_recipe().optimizer.model_copy(
+        update={name: changes.pop(name) for name in ("kind", "state_dtype") if name in changes}
+    )
     dtype = changes.pop("dtype", "float32")
-    return small_recipe(model=LARGE.model_dump(), optimizer=optimizer.model_dump(), dtype=dtype, sequence_length=128, num_tokens=4 * 128)
+    return small_recipe(
+        model=LARGE.model_dump(), optimizer=optimizer.model_dump(), dtype=dtype, sequence_length=128, num_tokens=4 * 128
+    )
 
 
 def peaks(rank, num_ranks, cases, directory):
@@ -171,7 +206,9 @@ def peaks(rank, num_ranks, cases, directory):
     for case in cases:
         changes = dict(case)
         recipe = recipe_of(changes)
-        resources = resources_of(num_ranks=num_ranks, micro_batch_sequences=4, **({"bucket_elements": BUCKET} | changes))
+        resources = resources_of(
+            num_ranks=num_ranks, micro_batch_sequences=4, **({"bucket_elements": BUCKET} | changes)
+        )
         ranks = connect_ranks(resources)
         with torch.device("meta"):
             model = Glm4Moe(LARGE)
@@ -203,12 +240,17 @@ def peaks(rank, num_ranks, cases, directory):
 
 
 ALONE = [
-    {}, {"recompute": "selective", "state_dtype": "bfloat16"}, {"recompute": "full", "kind": "adamw"},
+    {},
+    {"recompute": "selective", "state_dtype": "bfloat16"},
+    {"recompute": "full", "kind": "adamw"},
     {"recompute": "full", "dtype": "bfloat16", "kind": "adamw", "state_dtype": "bfloat16"},
-]  # fmt: skip
+]
 DIVIDED = [
-    {"zero_stage": 1}, {"zero_stage": 1, "dtype": "bfloat16"}, {"zero_stage": 3, "dtype": "bfloat16"}, {"zero_stage": 1, "kind": "adamw"},
-]  # fmt: skip
+    {"zero_stage": 1},
+    {"zero_stage": 1, "dtype": "bfloat16"},
+    {"zero_stage": 3, "dtype": "bfloat16"},
+    {"zero_stage": 1, "kind": "adamw"},
+]
 
 
 def test_passes_and_updates_take_at_most_what_the_formula_says(tmp_path):
@@ -220,7 +262,8 @@ def test_passes_and_updates_take_at_most_what_the_formula_says(tmp_path):
             memory = rank_memory(recipe, resources_of(num_ranks=num_ranks, micro_batch_sequences=4, **changes))
             assert memory.update == pytest.approx(max(each["update"][number] for each in found), rel=0.1), case
             if num_ranks == 1:
-                # Weights in bfloat16 are made anew in each pass; formulas have no room for what a layer's backward pass holds beside.
+                # Weights in bfloat16 are made anew in each pass; formulas have no room for what a layer's backward pass
+                # holds beside.
                 passing = memory.activations + (memory.weights if "dtype" in case else 0)
                 assert passing == pytest.approx(found[0]["passes"][number], rel=0.12), case
 

@@ -1,4 +1,5 @@
-"""SFT and GRPO phases through launcher, supervisor and worker: repeatable, resumed like uninterrupted, stopped where nothing is learned."""
+"""SFT and GRPO phases through launcher, supervisor and worker: repeatable, resumed like uninterrupted, stopped where
+nothing is learned."""
 
 from __future__ import annotations
 
@@ -14,13 +15,28 @@ from model.formats.hf_checkpoint import read_config
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
 from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
 from tests.support.model_recipes import GLM46, with_every_expert
-from tests.support.training_inputs import RESOURCES, ROWS_PER_STEP, SEQUENCE_LENGTH, TrainingInputs, compute, metrics_of, small_recipe
+from tests.support.training_inputs import (
+    RESOURCES,
+    ROWS_PER_STEP,
+    SEQUENCE_LENGTH,
+    TrainingInputs,
+    compute,
+    metrics_of,
+    small_recipe,
+)
 from tests.training.test_phase import SAVE_EVERY_STEP, signal_after_saves
 
 GRPO = {
-    "kind": "grpo", "samples_per_prompt": 4, "max_new_tokens": 4, "temperature": 1.0, "enable_thinking": False, "clip_low": 0.2,
-    "clip_high": 0.28, "importance_cap": 2.0, "max_constant_steps": 3,
-}  # fmt: skip
+    "kind": "grpo",
+    "samples_per_prompt": 4,
+    "max_new_tokens": 4,
+    "temperature": 1.0,
+    "enable_thinking": False,
+    "clip_low": 0.2,
+    "clip_high": 0.28,
+    "importance_cap": 2.0,
+    "max_constant_steps": 3,
+}
 ANSWERS = tuple("01010101")
 SFT_STEPS, RL_STEPS, RL_ROWS = 24, 4, 16
 MODEL = with_every_expert(GLM46).model_dump()
@@ -44,13 +60,22 @@ def course(name: str, peak: float, num_rows: int) -> dict:
 def sft_recipe(**changes):
     num_tokens = SFT_STEPS * ROWS_PER_STEP * SEQUENCE_LENGTH
     values = {"phase": "sft", "objective": {"kind": "sft"}, "course": course("sft", 1e-2, ROWS_PER_STEP)}
-    return small_recipe(**{**values, "model": MODEL, "num_tokens": num_tokens, "course_num_tokens": num_tokens, **changes})
+    return small_recipe(
+        **{**values, "model": MODEL, "num_tokens": num_tokens, "course_num_tokens": num_tokens, **changes}
+    )
 
 
 def rl_recipe(num_steps: int = RL_STEPS, **changes):
     num_tokens = num_steps * RL_ROWS * SEQUENCE_LENGTH
-    values = {"phase": "rl_reasoning", "objective": GRPO, "course": course("rl_reasoning", 2e-3, RL_ROWS), "max_epochs": 10.0}
-    return small_recipe(**{**values, "model": MODEL, "num_tokens": num_tokens, "course_num_tokens": num_tokens, **changes})
+    values = {
+        "phase": "rl_reasoning",
+        "objective": GRPO,
+        "course": course("rl_reasoning", 2e-3, RL_ROWS),
+        "max_epochs": 10.0,
+    }
+    return small_recipe(
+        **{**values, "model": MODEL, "num_tokens": num_tokens, "course_num_tokens": num_tokens, **changes}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +91,9 @@ def tuned(inputs):
 @pytest.fixture(scope="module")
 def reinforced(inputs, tuned):
     logged = {}
-    return inputs.train(inputs.prompt_arguments(rl_recipe(), ANSWERS, start=tuned), log_metrics=logged.__setitem__), logged
+    return inputs.train(
+        inputs.prompt_arguments(rl_recipe(), ANSWERS, start=tuned), log_metrics=logged.__setitem__
+    ), logged
 
 
 def test_sft_learns_to_answer_and_marks_the_checkpoint(inputs, tuned):
@@ -84,9 +111,12 @@ def test_imported_weights_count_as_chat_trained_where_they_bring_a_template(inpu
     for start, is_chat_trained in ((tuned, True), (base, False)):
         directory = start.directory("hf")
         imported = compute(
-            inputs.store, import_checkpoint, source=describe_checkpoint_dir(directory), tokenizer=inputs.tokenizer,
+            inputs.store,
+            import_checkpoint,
+            source=describe_checkpoint_dir(directory),
+            tokenizer=inputs.tokenizer,
             recipe=read_config(directory),
-        )  # fmt: skip
+        )
         assert imported.record.is_chat_trained == is_chat_trained
         assert imported.record.chat_template_digest == start.record.chat_template_digest
 
@@ -95,12 +125,20 @@ def test_weights_that_transformers_saved_again_are_imported_as_ours_are_written(
     shutil.copytree(tuned.directory("hf"), tmp_path / "hf")
     path = tmp_path / "hf" / "config.json"
     config = json.loads(path.read_text())
-    inside = {"rope_type": "default", "rope_theta": config.pop("rope_theta"), "partial_rotary_factor": config.pop("partial_rotary_factor")}
+    inside = {
+        "rope_type": "default",
+        "rope_theta": config.pop("rope_theta"),
+        "partial_rotary_factor": config.pop("partial_rotary_factor"),
+    }
     path.write_text(json.dumps(config | {"rope_parameters": inside}))
     # The architecture of a scale may state another RoPE base than its phases train with.
     recipe = read_config(tmp_path / "hf").model_copy(update={"rope_theta": 123.0, "max_position_embeddings": 456})
     imported = compute(
-        inputs.store, import_checkpoint, source=describe_checkpoint_dir(tmp_path / "hf"), tokenizer=inputs.tokenizer, recipe=recipe
+        inputs.store,
+        import_checkpoint,
+        source=describe_checkpoint_dir(tmp_path / "hf"),
+        tokenizer=inputs.tokenizer,
+        recipe=recipe,
     )
     written = json.loads(imported.path("hf/config.json").read_text())
     assert written["rope_theta"] == inside["rope_theta"] and set(written) >= set(type(recipe).model_fields)
@@ -112,7 +150,12 @@ def test_grpo_samples_learns_and_keeps_its_evidence(tuned, reinforced):
     assert sorted(logged) == list(range(1, RL_STEPS + 1))
     assert all(isinstance(value, int | float) for values in logged.values() for value in values.values())
     first = logged[1]
-    assert 0 < first["reward_mean"] < 1 and first["informative_groups"] > 0 and first["rollout_kl"] < 1e-4 and first["clip_fraction"] == 0
+    assert (
+        0 < first["reward_mean"] < 1
+        and first["informative_groups"] > 0
+        and first["rollout_kl"] < 1e-4
+        and first["clip_fraction"] == 0
+    )
     assert first["mfu"] > 0 and first["memory_bytes"] > 10**7
     assert artifact.record.is_chat_trained  # its start was
     assert artifact.record.mean_reward == logged[RL_STEPS]["reward_mean"]  # a tenth of four steps is the last one
@@ -133,7 +176,10 @@ def test_a_killed_phase_continues_to_the_same_result(kind, inputs, tuned, reinfo
         expected, arguments = tuned, other.chat_arguments(sft_recipe(), SAVE_EVERY_STEP)
     else:
         expected, arguments = reinforced[0], other.prompt_arguments(rl_recipe(), ANSWERS, SAVE_EVERY_STEP, start=tuned)
-    with signal_after_saves(other.work_dir(arguments), signal.SIGKILL, lambda job: job.pid) as kills, pytest.raises(JobLostError):
+    with (
+        signal_after_saves(other.work_dir(arguments), signal.SIGKILL, lambda job: job.pid) as kills,
+        pytest.raises(JobLostError),
+    ):
         other.train(arguments)
     resumed = other.train(arguments)
     assert kills and "== start 2" in resumed.path("logs/rank-0.log").read_text()
@@ -170,14 +216,18 @@ def test_a_step_with_nothing_to_learn_moves_the_position_alone(inputs, tuned):
 
 def test_constant_rewards_stop_the_phase_with_what_to_do(inputs, tuned):
     with pytest.raises(
-        JobFailedError, match=r"step 3: in 3 steps in a row \(objective.max_constant_steps\) no group had two different rewards"
+        JobFailedError,
+        match=r"step 3: in 3 steps in a row \(objective.max_constant_steps\) no group had two different rewards",
     ):
         inputs.train(inputs.prompt_arguments(rl_recipe(num_steps=4), ("wrong",) * 8, start=tuned))
 
 
 def test_a_prompt_without_room_for_its_answer_is_refused(inputs, tuned):
     recipe = rl_recipe(objective={**GRPO, "max_new_tokens": 6})
-    with pytest.raises(JobFailedError, match=r"prompt prompt-\d has 11 tokens, sequence_length \(16\) less max_new_tokens \(6\) leaves 10"):
+    with pytest.raises(
+        JobFailedError,
+        match=r"prompt prompt-\d has 11 tokens, sequence_length \(16\) less max_new_tokens \(6\) leaves 10",
+    ):
         inputs.train(inputs.prompt_arguments(recipe, ANSWERS, start=tuned))
 
 
@@ -187,13 +237,25 @@ def test_a_prompt_without_room_for_its_answer_is_refused(inputs, tuned):
         ({"objective": {**GRPO, "kind": "gspo"}}, {}, "objective gspo cannot be trained, only pretrain, sft, grpo can"),
         ({"objective": {**GRPO, "kind": "ppo"}}, {}, "objective ppo cannot be trained"),
         ({"objective": {"kind": "reward"}}, {}, "objective reward cannot be trained"),
-        ({"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0}}, {}, "adapter.kind lora cannot be trained: set adapter.kind to none"),
+        (
+            {"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0}},
+            {},
+            "adapter.kind lora cannot be trained: set adapter.kind to none",
+        ),
         ({}, {"launcher": "slurm"}, "launcher slurm is not available: set launcher to local"),
         ({}, {"zero_stage": 1}, "zero_stage 1 cannot train grpo, .* set zero_stage to 0"),
         ({}, {"num_ranks": 2}, "num_ranks 2 cannot train grpo: set num_ranks to 1"),
         ({}, {"device": "cuda"}, "device cuda is not available, ranks compute on CPUs: set device to cpu"),
-        ({}, {"rollout_cache_bytes": 1000}, r"rollout_cache_bytes \(1000\) hold no answer .* take \d+ bytes of a rank; raise it"),
-        ({"objective": {**GRPO, "samples_per_prompt": 5}}, {}, r"does not divide into groups of samples_per_prompt \(5\)"),
+        (
+            {},
+            {"rollout_cache_bytes": 1000},
+            r"rollout_cache_bytes \(1000\) hold no answer .* take \d+ bytes of a rank; raise it",
+        ),
+        (
+            {"objective": {**GRPO, "samples_per_prompt": 5}},
+            {},
+            r"does not divide into groups of samples_per_prompt \(5\)",
+        ),
         ({"max_epochs": 1.0}, {}, r"16 groups of answers need 2.0 passes over 8 prompts, max_epochs is 1.0"),
     ],
 )

@@ -1,4 +1,5 @@
-"""A phase trained through launcher, supervisor and worker: resumed equals uninterrupted, two phases equal one, two ranks equal one."""
+"""A phase trained through launcher, supervisor and worker: resumed equals uninterrupted, two phases equal one, two
+ranks equal one."""
 
 from __future__ import annotations
 
@@ -35,7 +36,15 @@ from tasks.training.schedule.schedules import plan_step
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tasks.training.train_phase import TrainingStoppedError, describe_job, train_phase
 from tests.support.model_recipes import GLM46, with_every_expert
-from tests.support.training_inputs import NUM_STEPS, RESOURCES, Nothing, TrainingInputs, compute, metrics_of, small_recipe
+from tests.support.training_inputs import (
+    NUM_STEPS,
+    RESOURCES,
+    Nothing,
+    TrainingInputs,
+    compute,
+    metrics_of,
+    small_recipe,
+)
 
 SAVE_EVERY_STEP = RESOURCES.model_copy(update={"save_interval_steps": 1, "num_kept_checkpoints": 9})
 ACROSS_TOPOLOGIES = {"rtol": 2e-3, "atol": 2e-4}
@@ -58,13 +67,21 @@ def uninterrupted(inputs):
 def test_a_phase_leaves_a_loadable_checkpoint_a_hand_over_and_its_metrics(inputs, uninterrupted):
     artifact, logged, reported = uninterrupted
     record = artifact.record
-    assert (record.phase, record.num_steps, record.num_tokens) == ("pretrain_general", NUM_STEPS, small_recipe().num_tokens)
+    assert (record.phase, record.num_steps, record.num_tokens) == (
+        "pretrain_general",
+        NUM_STEPS,
+        small_recipe().num_tokens,
+    )
     model = load_model(artifact.directory("hf"))
     state = model.state_dict()
     assert record.num_parameters == sum(tensor.numel() for tensor in state.values())
-    assert (artifact.directory("hf") / "tokenizer.json").read_bytes() == inputs.tokenizer.path("tokenizer.json").read_bytes()
+    assert (artifact.directory("hf") / "tokenizer.json").read_bytes() == inputs.tokenizer.path(
+        "tokenizer.json"
+    ).read_bytes()
     config = json.loads(artifact.path("hf/config.json").read_text())
-    assert config["eos_token_id"] == [record.special_token_ids[name] for name in ("<|endoftext|>", "<|user|>", "<|observation|>")]
+    assert config["eos_token_id"] == [
+        record.special_token_ids[name] for name in ("<|endoftext|>", "<|user|>", "<|observation|>")
+    ]
     assert sorted(logged) == list(range(1, NUM_STEPS + 1))
     lines = metrics_of(artifact.path("metrics.jsonl"))
     assert lines[-1]["lm"] == record.lm_loss < lines[0]["lm"]
@@ -76,7 +93,8 @@ def test_a_phase_leaves_a_loadable_checkpoint_a_hand_over_and_its_metrics(inputs
 
 @contextmanager
 def signal_after_saves(work_dir: Path, number: int, *victims: Callable[[JobFile], int]) -> Iterator[list[str]]:
-    """Signal a process of the job each time it has saved something new; yields the names of the checkpoints it was done at."""
+    """Signal a process of the job each time it has saved something new; yields the names of the checkpoints it was done
+    at."""
     latest, done, closing = work_dir / "checkpoints" / "latest", [], threading.Event()
     before = latest.read_text() if latest.exists() else ""
 
@@ -107,18 +125,28 @@ def in_a_flow(run: Run, step: Step, **arguments) -> Artifact:
     return flow(name="toy", validate_parameters=False)(lambda: run_step(run, step, **arguments))()
 
 
-def test_a_job_that_is_lost_twice_is_submitted_again_by_the_flow_and_equals_the_uninterrupted_run(uninterrupted, prefect_server, tmp_path):
+def test_a_job_that_is_lost_twice_is_submitted_again_by_the_flow_and_equals_the_uninterrupted_run(
+    uninterrupted, prefect_server, tmp_path
+):
     artifact, logged, _ = uninterrupted
     inputs = TrainingInputs(tmp_path / "home")
     arguments = inputs.arguments(small_recipe(), SAVE_EVERY_STEP)
     seen, told = [], []
     run = Run(load_scale("micro"), inputs.home, inputs.store, "", "", StageLog(told.append))
-    with signal_after_saves(inputs.work_dir(arguments), signal.SIGKILL, lambda job: job.rank_pids[0], lambda job: job.pid) as kills:
-        resumed = in_a_flow(run, train_phase, log_metrics=lambda rows: seen.extend(step for step, _ in rows), **arguments)
+    with signal_after_saves(
+        inputs.work_dir(arguments), signal.SIGKILL, lambda job: job.rank_pids[0], lambda job: job.pid
+    ) as kills:
+        resumed = in_a_flow(
+            run, train_phase, log_metrics=lambda rows: seen.extend(step for step, _ in rows), **arguments
+        )
     assert len(kills) == 2 and kills[1] < "step-000000006", "the kills came too late to prove anything"
     lost = [line for line in told if "was lost" in line]
-    for line, who, name in zip(lost, (r"rank 0 was killed \(SIGKILL\)", "its supervisor was killed"), kills, strict=True):
-        assert re.search(rf"{who}.*; it continues from the checkpoint of step {int(name.split('-')[1])} \(retry \d\)", line), line
+    for line, who, name in zip(
+        lost, (r"rank 0 was killed \(SIGKILL\)", "its supervisor was killed"), kills, strict=True
+    ):
+        assert re.search(
+            rf"{who}.*; it continues from the checkpoint of step {int(name.split('-')[1])} \(retry \d\)", line
+        ), line
     assert "== start 3" in resumed.path("logs/rank-0.log").read_text()
     assert (resumed.key, resumed.digest) == (artifact.key, artifact.digest)
     assert metrics_of(resumed.path("metrics.jsonl")) == metrics_of(artifact.path("metrics.jsonl"))
@@ -166,12 +194,16 @@ def test_a_stopped_training_says_so_and_continues_also_before_a_corrupt_checkpoi
 def test_two_phases_of_a_course_equal_one_long_phase(inputs, uninterrupted):
     artifact, _, _ = uninterrupted
     first = inputs.train(inputs.arguments(small_recipe(num_steps=3)))
-    second = inputs.train(inputs.arguments(small_recipe(num_steps=3, first_step=3, phase="pretrain_code_reasoning"), start=first))
+    second = inputs.train(
+        inputs.arguments(small_recipe(num_steps=3, first_step=3, phase="pretrain_code_reasoning"), start=first)
+    )
     for name in artifact.manifest.content:
         if name.endswith(".safetensors"):
             assert second.manifest.content[name] == artifact.manifest.content[name], name
     assert second.record.course_tokens == artifact.record.course_tokens
-    with pytest.raises(ValueError, match="phase pretrain_general ended at 192: start from the phase that lies before it"):
+    with pytest.raises(
+        ValueError, match="phase pretrain_general ended at 192: start from the phase that lies before it"
+    ):
         inputs.train(inputs.arguments(small_recipe(num_steps=2, first_step=4), start=first))
 
 
@@ -182,7 +214,8 @@ def test_weights_that_are_no_numbers_stop_the_training_after_its_rollbacks_and_n
     arguments = inputs.arguments(recipe, start=compute(inputs.store, break_weights, checkpoint=first))
     with pytest.raises(
         JobFailedError,
-        match=r"step 2: loss nan and gradient norm nan are not both finite; rows 4 to 7 of the phase, course position 256 tokens. The "
+        match=r"step 2: loss nan and gradient norm nan are not both finite; rows 4 to 7 of the phase, course position "
+        r"256 tokens. The "
         r"optimizer step was not taken, and after 1 rollbacks \(spikes.max_rollbacks 1\) training stops",
     ) as failure:
         inputs.train(arguments)
@@ -216,7 +249,9 @@ def test_two_ranks_and_smaller_micro_batches_equal_one_rank(inputs):
     recipe = small_recipe(num_steps=3, model=with_every_expert(GLM46).model_dump())
     artifact = inputs.train(inputs.arguments(recipe))
     arguments = inputs.arguments(recipe, RESOURCES.model_copy(update={"num_ranks": 2, "micro_batch_sequences": 1}))
-    assert inputs.work_dir(arguments).name == artifact.key  # resources do not enter the key: a home of its own shows the numbers
+    assert (
+        inputs.work_dir(arguments).name == artifact.key
+    )  # resources do not enter the key: a home of its own shows the numbers
     other = TrainingInputs(inputs.home.root.parent / "two-ranks")
     given = other.arguments(arguments["recipe"], arguments["resources"])
     is_over, addresses = threading.Event(), set()
@@ -228,12 +263,16 @@ def test_two_ranks_and_smaller_micro_batches_equal_one_rank(inputs):
         is_over.set()
         watch.join()
     assert addresses == {"127.0.0.1"}
-    for ours, theirs in zip(metrics_of(shared.path("metrics.jsonl")), metrics_of(artifact.path("metrics.jsonl")), strict=True):
+    for ours, theirs in zip(
+        metrics_of(shared.path("metrics.jsonl")), metrics_of(artifact.path("metrics.jsonl")), strict=True
+    ):
         assert ours == pytest.approx(theirs, rel=1e-3)
     for name in ("handover/master-00001.safetensors", "handover/momentum-00001.safetensors"):
         expected = load_file(artifact.path(name))
         for tensor_name, tensor in load_file(shared.path(name)).items():
-            torch.testing.assert_close(tensor, expected[tensor_name], **ACROSS_TOPOLOGIES, msg=lambda text, at=tensor_name: f"{at}: {text}")
+            torch.testing.assert_close(
+                tensor, expected[tensor_name], **ACROSS_TOPOLOGIES, msg=lambda text, at=tensor_name: f"{at}: {text}"
+            )
 
 
 def test_what_cannot_be_trained_is_refused_before_anything_starts(inputs):
@@ -253,7 +292,11 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(inputs):
             RESOURCES.model_copy(update={"num_ranks": 5}),
             r"5 data-parallel copies \(5 ranks\) cannot share the step at 0 tokens, it has 4 sequences",
         ),
-        (small_recipe(model=GLM46.model_copy(update={"vocab_size": 290})), RESOURCES, "the tokenizer has 292 ids, the model 290 rows"),
+        (
+            small_recipe(model=GLM46.model_copy(update={"vocab_size": 290})),
+            RESOURCES,
+            "the tokenizer has 292 ids, the model 290 rows",
+        ),
         (
             small_recipe(model=GLM46.model_copy(update={"max_position_embeddings": 8})),
             RESOURCES,
@@ -269,18 +312,27 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(inputs):
 def test_inputs_of_another_architecture_or_tokenizer_are_refused(inputs, uninterrupted):
     artifact, _, _ = uninterrupted
     deeper = small_recipe(seed=1, model=GLM46.model_copy(update={"num_experts_per_tok": 4}), course_start_tokens=384)
-    with pytest.raises(ValueError, match=r"config.json of phase pretrain_general says num_experts_per_tok 2 \(the configuration has 4\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"config.json of phase pretrain_general says num_experts_per_tok 2 \(the configuration has 4\)",
+    ):
         refuse_foreign_inputs(deeper, inputs.tokenizer, artifact, {})
     theta = small_recipe().rope_theta
     refuse_foreign_inputs(small_recipe(course_start_tokens=384, rope_theta=2 * theta), inputs.tokenizer, artifact, {})
-    with pytest.raises(ValueError, match=r"rope_theta .* is below the .* that its start, phase pretrain_general, was trained with"):
-        refuse_foreign_inputs(small_recipe(course_start_tokens=384, rope_theta=theta / 2), inputs.tokenizer, artifact, {})
+    with pytest.raises(
+        ValueError, match=r"rope_theta .* is below the .* that its start, phase pretrain_general, was trained with"
+    ):
+        refuse_foreign_inputs(
+            small_recipe(course_start_tokens=384, rope_theta=theta / 2), inputs.tokenizer, artifact, {}
+        )
     other = replace(inputs.tokenizer, manifest=inputs.tokenizer.manifest.model_copy(update={"digest": "f" * 64}))
     chats = inputs.chat_arguments(small_recipe(objective={"kind": "sft"}))["chats"]
     refuse_foreign_inputs(small_recipe(), inputs.tokenizer, None, {"conversations": chats})
     with pytest.raises(ValueError, match=r"conversations were made with tokenizer .*, the phase is given ffffffffffff"):
         refuse_foreign_inputs(small_recipe(), other, None, {"conversations": chats})
-    with pytest.raises(ValueError, match=r"phase pretrain_general was trained with tokenizer .*, this one is given ffffffffffff"):
+    with pytest.raises(
+        ValueError, match=r"phase pretrain_general was trained with tokenizer .*, this one is given ffffffffffff"
+    ):
         refuse_foreign_inputs(small_recipe(course_start_tokens=384), other, artifact, {})
 
 
@@ -288,7 +340,9 @@ def test_packed_rows_that_are_longer_or_hold_foreign_tokens_are_refused(inputs):
     arguments = inputs.arguments(small_recipe())
     job = describe_job(work_dir=inputs.home.root / "none", **arguments)
     with pytest.raises(ValueError, match=r"trains on 8 tokens per row, .* holds rows of 16"):
-        open_phase_data(job.model_copy(update={"recipe": job.recipe.model_copy(update={"sequence_length": 8})}), NotTrained())
+        open_phase_data(
+            job.model_copy(update={"recipe": job.recipe.model_copy(update={"sequence_length": 8})}), NotTrained()
+        )
     narrow = job.recipe.model_copy(update={"model": GLM46.model_copy(update={"vocab_size": 40})})
     data = open_phase_data(job.model_copy(update={"recipe": narrow}), NotTrained())
     with pytest.raises(ValueError, match=r"the shards hold token id \d+, the model has 40 rows"):

@@ -1,4 +1,5 @@
-"""Layers divided into stages against one process that holds them all: losses, counts, gradients and weights after steps."""
+"""Layers divided into stages against one process that holds them all: losses, counts, gradients and weights after
+steps."""
 
 import torch
 
@@ -28,7 +29,7 @@ from tests.support.parallel_steps import (
     resources_of,
     step_alone,
     whole_weights,
-)  # fmt: skip
+)
 from tests.support.rank_processes import on_ranks
 from tests.support.router_margins import clear_routing
 
@@ -37,7 +38,8 @@ SEED = 26
 
 
 def compare_stages(rank, num_ranks, cases):
-    """Each case: [resources, optimizer, steps]. Rows differ in number of targets; there are more of them than stages."""
+    """Each case: [resources, optimizer, steps]. Rows differ in number of targets; there are more of them than
+    stages."""
     names = []
     for changes, optimizer, num_steps in cases:
         resources = resources_of(num_ranks=num_ranks, **changes)
@@ -76,7 +78,9 @@ def compare_stages(rank, num_ranks, cases):
         for name, found in weights.items():
             change = reference.get_parameter(name).detach() - initial[name]
             worst = float((found - initial[name] - change).abs().max() / change.abs().max())
-            assert worst < (1e-3 if optimizer == "muon" else 1e-4), f"{changes} {name}: {worst:.1e} of the largest change"
+            assert worst < (1e-3 if optimizer == "muon" else 1e-4), (
+                f"{changes} {name}: {worst:.1e} of the largest change"
+            )
         names.append("|".join(weights))
         print("passed", changes, optimizer, flush=True)
     return {"names": names}
@@ -99,37 +103,49 @@ def assert_every_parameter_lies_on_one_stage(found, num_stages):
 def test_three_stages_of_one_layer_each(tmp_path):
     stages = {"pipeline_parallel": 3}
     found = on_ranks(
-        compare_stages, 3, tmp_path,
+        compare_stages,
+        3,
+        tmp_path,
         [
-            [stages | {"zero_stage": 0}, "sgd", 1], [stages | {"zero_stage": 0, "recompute": "full"}, "muon", 3],
+            [stages | {"zero_stage": 0}, "sgd", 1],
+            [stages | {"zero_stage": 0, "recompute": "full"}, "muon", 3],
             [stages | {"zero_stage": 1}, "muon", 3],
         ],
-    )  # fmt: skip
+    )
     assert_every_parameter_lies_on_one_stage(found, 3)
 
 
 def test_two_stages_beside_other_axes(tmp_path):
     stages = {"pipeline_parallel": 2}
     found = on_ranks(
-        compare_stages, 4, tmp_path,
+        compare_stages,
+        4,
+        tmp_path,
         [
-            [stages | {"zero_stage": 0}, "sgd", 1], [stages | {"zero_stage": 1}, "sgd", 1], [stages | {"zero_stage": 1}, "muon", 3],
+            [stages | {"zero_stage": 0}, "sgd", 1],
+            [stages | {"zero_stage": 1}, "sgd", 1],
+            [stages | {"zero_stage": 1}, "muon", 3],
             [stages | {"zero_stage": 1, "recompute": "selective"}, "muon", 3],
         ],
-    )  # fmt: skip
+    )
     assert_every_parameter_lies_on_one_stage(found, 2)
 
 
 def test_two_stages_whose_ranks_divide_layers(tmp_path):
     stages = {"pipeline_parallel": 2}
     found = on_ranks(
-        compare_stages, 4, tmp_path,
+        compare_stages,
+        4,
+        tmp_path,
         [
-            [stages | {"tensor_parallel": 2, "zero_stage": 0}, "sgd", 1], [stages | {"tensor_parallel": 2, "zero_stage": 1}, "muon", 2],
-            [stages | {"context_parallel": 2, "zero_stage": 0}, "sgd", 1], [stages | {"context_parallel": 2, "zero_stage": 1}, "muon", 2],
-            [stages | {"expert_parallel": 2, "zero_stage": 0}, "sgd", 1], [stages | {"expert_parallel": 2, "zero_stage": 1}, "muon", 2],
+            [stages | {"tensor_parallel": 2, "zero_stage": 0}, "sgd", 1],
+            [stages | {"tensor_parallel": 2, "zero_stage": 1}, "muon", 2],
+            [stages | {"context_parallel": 2, "zero_stage": 0}, "sgd", 1],
+            [stages | {"context_parallel": 2, "zero_stage": 1}, "muon", 2],
+            [stages | {"expert_parallel": 2, "zero_stage": 0}, "sgd", 1],
+            [stages | {"expert_parallel": 2, "zero_stage": 1}, "muon", 2],
         ],
-    )  # fmt: skip
+    )
     assert_every_parameter_lies_on_one_stage(found, 2)
 
 
@@ -143,5 +159,7 @@ def test_stages_are_as_equal_as_whole_layers_allow():
         sums[0] += 1
         sums[-1] += 1 + 2 * recipe.num_nextn_predict_layers
         # No layer could move to another stage and make the fullest one less full.
-        assert max(sums) - min(sums) <= 1 or any(len(stage) == 1 and total == max(sums) for stage, total in zip(stages, sums, strict=True))
+        assert max(sums) - min(sums) <= 1 or any(
+            len(stage) == 1 and total == max(sums) for stage, total in zip(stages, sums, strict=True)
+        )
     assert describe_stages(recipe.model_copy(update={"num_hidden_layers": 92}), 8) == "11 + 6 x 12 + 9"

@@ -1,4 +1,5 @@
-"""The plan against brute force: steps walked one by one, parameters of built models, topologies on each side of every rule."""
+"""The plan against brute force: steps walked one by one, parameters of built models, topologies on each side of every
+rule."""
 
 from __future__ import annotations
 
@@ -49,8 +50,20 @@ def small(**changes) -> TrainingRecipe:
     "recipe",
     [
         *(recipe_of(load_scale(name), phase) for name in ("micro", "tiny", "nightly") for phase in range(4)),
-        small(num_tokens=128 * 100, course_num_tokens=128 * 100, start_batch_tokens=256, peak_batch_tokens=1280, batch_rampup_share=0.4),
-        small(num_tokens=128 * 37, course_num_tokens=128 * 400, start_batch_tokens=256, peak_batch_tokens=1280, batch_rampup_share=1.0),
+        small(
+            num_tokens=128 * 100,
+            course_num_tokens=128 * 100,
+            start_batch_tokens=256,
+            peak_batch_tokens=1280,
+            batch_rampup_share=0.4,
+        ),
+        small(
+            num_tokens=128 * 37,
+            course_num_tokens=128 * 400,
+            start_batch_tokens=256,
+            peak_batch_tokens=1280,
+            batch_rampup_share=1.0,
+        ),
         small(
             num_tokens=128 * 101,
             course_start_tokens=128 * 20,
@@ -68,7 +81,12 @@ def test_steps_are_those_of_the_walk(recipe):
     plans = walked(recipe)
     steps = summarize_steps(recipe)
     rows = [plan.num_rows for plan in plans]
-    assert (steps.num_steps, steps.first_rows, steps.min_rows, steps.max_rows) == (len(plans), rows[0], min(rows), max(rows))
+    assert (steps.num_steps, steps.first_rows, steps.min_rows, steps.max_rows) == (
+        len(plans),
+        rows[0],
+        min(rows),
+        max(rows),
+    )
     assert steps.first_end_tokens == plans[0].end_tokens
     assert steps.smallest_at_tokens == plans[rows.index(min(rows))].start_tokens
 
@@ -76,7 +94,8 @@ def test_steps_are_those_of_the_walk(recipe):
 def test_full_plans_the_reports_tokens_without_torch():
     code = (
         "import sys; from configs.load import load_scale; from tasks.training.plan.plan_training import plan_training;"
-        "print(plan_training(load_scale('full')).describe()); assert not {'torch', 'prefect', 'mlflow'} & set(sys.modules)"
+        "print(plan_training(load_scale('full')).describe()); assert not {'torch', 'prefect', 'mlflow'} & "
+        "set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -87,8 +106,16 @@ def test_full_plans_the_reports_tokens_without_torch():
     assert (plan.phases[0].first_batch_tokens, plan.phases[0].max_batch_tokens) == (16 * 2**20, 64 * 2**20)
     assert plan.phases[4].last_learning_rate == pytest.approx(2.5e-5)
     parameters = plan.parameters
-    assert (parameters.attention_per_layer, parameters.expert, parameters.moe_layer) == (136_329_472, 23_592_960, 3_935_625_632)
-    assert [round(n / 1e9, 3) for n in (parameters.body, parameters.body_and_mtp, parameters.total)] == [351.246, 355.234, 356.786]
+    assert (parameters.attention_per_layer, parameters.expert, parameters.moe_layer) == (
+        136_329_472,
+        23_592_960,
+        3_935_625_632,
+    )
+    assert [round(n / 1e9, 3) for n in (parameters.body, parameters.body_and_mtp, parameters.total)] == [
+        351.246,
+        355.234,
+        356.786,
+    ]
 
 
 @pytest.mark.parametrize("name", scale_names())
@@ -97,11 +124,20 @@ def test_every_scale_can_be_trained_and_fits_its_ranks(name):
     for phase in plan.phases:
         assert (phase.impossible, phase.warnings) == ((), ())
         assert phase.rank_memory.total <= phase.rank_memory.available
-        seconds = phase.training_flops / (phase.num_ranks * load_scale(name).phases[0].resources.peak_flops_per_second * ASSUMED_MFU)
+        seconds = phase.training_flops / (
+            phase.num_ranks * load_scale(name).phases[0].resources.peak_flops_per_second * ASSUMED_MFU
+        )
         assert phase.hours == pytest.approx(seconds / 3600)
 
 
-POSSIBLE = {"num_ranks": 128, "tensor_parallel": 2, "pipeline_parallel": 4, "context_parallel": 1, "expert_parallel": 32, "zero_stage": 1}
+POSSIBLE = {
+    "num_ranks": 128,
+    "tensor_parallel": 2,
+    "pipeline_parallel": 4,
+    "context_parallel": 1,
+    "expert_parallel": 32,
+    "zero_stage": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +167,8 @@ POSSIBLE = {"num_ranks": 128, "tensor_parallel": 2, "pipeline_parallel": 4, "con
         (
             {"tensor_parallel": 3, "num_ranks": 384},
             {"tensor_parallel": 4},
-            r"vocab_size \(151552\) does not divide by tensor_parallel \(3\).*sequence_length \(4096\) .* tensor x context parallel \(3\)",
+            r"vocab_size \(151552\) does not divide by tensor_parallel \(3\).*sequence_length \(4096\) .* tensor x "
+            r"context parallel \(3\)",
         ),
         (
             {"expert_parallel": 64, "num_ranks": 256},
@@ -154,7 +191,11 @@ POSSIBLE = {"num_ranks": 128, "tensor_parallel": 2, "pipeline_parallel": 4, "con
             {"zero_stage": 3, "pipeline_parallel": 1, "recompute": "full", "recompute_every_layers": 1},
             "zero_stage 3 with recompute full and recompute_every_layers 2",
         ),
-        ({"offload_optimizer": "cpu", "zero_stage": 0}, {"offload_optimizer": "cpu"}, "offload_optimizer cpu needs zero_stage >= 1"),
+        (
+            {"offload_optimizer": "cpu", "zero_stage": 0},
+            {"offload_optimizer": "cpu"},
+            "offload_optimizer cpu needs zero_stage >= 1",
+        ),
         ({"offload_optimizer": "nvme"}, {"offload_optimizer": "cpu"}, "offloading to nvme: .* Set cpu"),
         ({"offload_parameters": "cpu"}, {}, "offload_parameters cpu needs zero_stage 3, it is 1"),
         (
@@ -165,7 +206,8 @@ POSSIBLE = {"num_ranks": 128, "tensor_parallel": 2, "pipeline_parallel": 4, "con
         (
             {"context_parallel": 3, "num_ranks": 96 * 4},
             {"context_parallel": 4},
-            r"num_key_value_heads / tensor_parallel \(4\) can neither .* on 3 context.*sequence_length \(4096\) does not .* parallel \(6\)",
+            r"num_key_value_heads / tensor_parallel \(4\) can neither .* on 3 context.*sequence_length \(4096\) does "
+            r"not .* parallel \(6\)",
         ),
         (
             {"context_parallel": 32, "num_ranks": 1024},
@@ -192,7 +234,9 @@ def test_groups_of_answers_are_not_divided():
 
 def test_the_source_documents_topology_is_refused_for_each_of_its_reasons():
     """S0: TP 8, PP 16, EP 32, DP 2 as four axes of 8,192 GPUs, ZeRO 3."""
-    resources = FULL.phases[0].resources.model_copy(update={"pipeline_parallel": 16, "zero_stage": 3, "recompute": "selective"})
+    resources = FULL.phases[0].resources.model_copy(
+        update={"pipeline_parallel": 16, "zero_stage": 3, "recompute": "selective"}
+    )
     phases = (FULL.phases[0].model_copy(update={"resources": resources}), *FULL.phases[1:])
     plan = plan_training(FULL.model_copy(update={"phases": phases}))
     assert len(plan.phases[0].impossible) == 1 and data_parallel(resources) == 64
@@ -227,11 +271,21 @@ def test_memory_of_one_rank_is_the_whole_model_and_of_many_its_part():
         model = Glm4Moe(recipe.model)
     total = sum(parameter.numel() for parameter in model.parameters())
     # Under Muon these have two moments; router biases are float32 and not trained.
-    adam_updated = sum(parameter.numel() for name, parameter in model.named_parameters() if parameter.ndim < 2 or "embed_tokens" in name)
+    adam_updated = sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if parameter.ndim < 2 or "embed_tokens" in name
+    )
     biases = sum(buffer.numel() for buffer in model.buffers())
-    alone = scale.phases[0].resources.model_copy(update={"num_ranks": 1, "pipeline_parallel": 1, "expert_parallel": 1, "zero_stage": 0})
+    alone = scale.phases[0].resources.model_copy(
+        update={"num_ranks": 1, "pipeline_parallel": 1, "expert_parallel": 1, "zero_stage": 0}
+    )
     memory = rank_memory(recipe, alone)
-    assert (memory.weights, memory.gradients, memory.optimizer) == (2 * total + 4 * biases, 4 * total, 8 * total + 4 * adam_updated)
+    assert (memory.weights, memory.gradients, memory.optimizer) == (
+        2 * total + 4 * biases,
+        4 * total,
+        8 * total + 4 * adam_updated,
+    )
     adam = recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"kind": "adamw"})})
     assert rank_memory(adam, alone).optimizer == 12 * total
     eight = alone.model_copy(update={"num_ranks": 8, "zero_stage": 3})
@@ -241,23 +295,33 @@ def test_memory_of_one_rank_is_the_whole_model_and_of_many_its_part():
     # Summed in float32 beside the bfloat16 ones of the last micro-batch.
     assert rank_memory(recipe, eight.model_copy(update={"zero_stage": 1})).gradients == 6 * total
     offloaded = rank_memory(recipe, eight.model_copy(update={"offload_optimizer": "cpu"}))
-    assert offloaded.optimizer == 0 and offloaded.host_optimizer == divided.optimizer and offloaded.device < divided.device
+    assert (
+        offloaded.optimizer == 0 and offloaded.host_optimizer == divided.optimizer and offloaded.device < divided.device
+    )
     in_fp32 = rank_memory(recipe.model_copy(update={"dtype": "float32"}), alone)
     assert (in_fp32.weights, in_fp32.optimizer) == (4 * total + 4 * biases, 4 * total + 4 * adam_updated)
 
 
 def test_recomputation_shrinks_activations_and_more_stages_divide_the_weights():
     recipe, resources = recipe_of(PRETRAIN_355B), PRETRAIN_355B.phases[0].resources
-    kept = [rank_memory(recipe, resources.model_copy(update={"recompute": name})).activations for name in ("none", "selective", "full")]
+    kept = [
+        rank_memory(recipe, resources.model_copy(update={"recompute": name})).activations
+        for name in ("none", "selective", "full")
+    ]
     assert kept[0] > kept[1] > kept[2]
     wide = resources.model_copy(update={"pipeline_parallel": 2, "expert_parallel": 16})
-    assert rank_memory(recipe, wide).weights > 1.8 * rank_memory(recipe, resources.model_copy(update={"expert_parallel": 16})).weights
+    assert (
+        rank_memory(recipe, wide).weights
+        > 1.8 * rank_memory(recipe, resources.model_copy(update={"expert_parallel": 16})).weights
+    )
 
 
 def test_what_does_not_fit_is_a_warning_with_both_sizes():
     scale = load_scale("recipes/glm45_air_sft")
     resources = scale.phases[0].resources.model_copy(update={"offload_optimizer": "none"})
-    plan = plan_training(scale.model_copy(update={"phases": (scale.phases[0].model_copy(update={"resources": resources}),)}))
+    plan = plan_training(
+        scale.model_copy(update={"phases": (scale.phases[0].model_copy(update={"resources": resources}),)})
+    )
     (warning,) = plan.phases[0].warnings
     assert re.match(r"the fullest rank needs 10\d\.\d GB of 80\.0 GB", warning)
 
@@ -271,17 +335,25 @@ def test_frozen_weights_cost_two_thirds_and_kv_cache_is_planned_for_answers_alon
         per_token = training_flops_per_token(model, phase.attended_tokens, frozen, trains_mtp=phase.trains_mtp)
         assert phase.training_flops == per_token * phase.num_tokens
     assert 0.66 < training_flops_per_token(model, 1000, True) / training_flops_per_token(model, 1000) < 0.7
-    assert lora.rank_memory.kv_cache == 0 < plan_training(load_scale("recipes/glm45_air_grpo")).phases[0].rank_memory.kv_cache
+    assert (
+        lora.rank_memory.kv_cache
+        == 0
+        < plan_training(load_scale("recipes/glm45_air_grpo")).phases[0].rank_memory.kv_cache
+    )
 
 
 def test_attention_is_charged_inside_documents_where_rows_hold_whole_ones():
     for phase, section in zip(plan_training(FULL).phases, FULL.phases, strict=True):
         recipe, assumed = section.recipe, section.resources.assumed_document_tokens
         whole = recipe.packing == "best_fit" and not recipe.samples_answers
-        assert phase.attended_tokens == (min(assumed, recipe.sequence_length) if whole else recipe.sequence_length), phase.name
+        assert phase.attended_tokens == (min(assumed, recipe.sequence_length) if whole else recipe.sequence_length), (
+            phase.name
+        )
     sft, described = plan_training(FULL).phases[5], plan_training(FULL).describe()
     over_rows = training_flops_per_token(FULL.model.recipe, sft.sequence_length) * sft.num_tokens
-    assert over_rows / sft.training_flops == pytest.approx(4.76, abs=0.01), "documents of 4,000 tokens in rows of 131,072"
+    assert over_rows / sft.training_flops == pytest.approx(4.76, abs=0.01), (
+        "documents of 4,000 tokens in rows of 131,072"
+    )
     assert "131,072   4,000" in described and "assumed_document_tokens" in described
 
 
@@ -300,7 +372,9 @@ def test_a_phase_whose_mtp_loss_weighs_nothing_does_not_count_it():
     scale = load_scale("tiny")
     recipe, resources = recipe_of(scale), scale.phases[0].resources
     resting = recipe.model_copy(
-        update={"course": recipe.course.model_copy(update={"mtp_loss_weight": recipe_of(scale, 6).course.mtp_loss_weight})}
+        update={
+            "course": recipe.course.model_copy(update={"mtp_loss_weight": recipe_of(scale, 6).course.mtp_loss_weight})
+        }
     )
     mtp = count_parameters(recipe.model).mtp_layers
     with_mtp, without = rank_memory(recipe, resources), rank_memory(resting, resources)
@@ -316,13 +390,16 @@ def test_every_reason_is_given_and_memory_on_the_host_is_shown():
     plan = plan_training(load_scale("recipes/glm45_355b_gspo"))
     described = plan.describe()
     reasons = ("objective gspo", "launcher slurm", "device cuda", "num_ranks 64", "zero_stage 1")
-    assert len(plan.phases[0].not_available) == len(reasons) and all(f"does not run yet, {reason}" in described for reason in reasons)
+    assert len(plan.phases[0].not_available) == len(reasons) and all(
+        f"does not run yet, {reason}" in described for reason in reasons
+    )
     memory = plan.phases[0].rank_memory
     assert memory.optimizer == 0 < memory.host_optimizer and f"{memory.host_optimizer / 1e9:,.1f} GB" in described
 
 
 def test_answers_take_no_more_than_their_budget():
-    """A step of scaled_down's policy phase has 512 answers of 8,192 positions: 200 GB of keys and values, of which one batch is held."""
+    """A step of scaled_down's policy phase has 512 answers of 8,192 positions: 200 GB of keys and values, of which one
+    batch is held."""
     scale = load_scale("scaled_down")
     recipe = scale.training_recipe(scale.phases[-1])
     alone = scale.phases[-1].resources.model_copy(
@@ -332,24 +409,37 @@ def test_answers_take_no_more_than_their_budget():
     held = rank_memory(recipe, alone).kv_cache
     assert 0.9 * alone.rollout_cache_bytes < held <= alone.rollout_cache_bytes
     assert answers_at_once(recipe, alone, 512) == held // answer_cache_bytes(recipe, alone)
-    assert answers_at_once(recipe, alone, 4) == 4 and answers_at_once(recipe, alone.model_copy(update={"rollout_cache_bytes": 1}), 4) == 1
+    assert (
+        answers_at_once(recipe, alone, 4) == 4
+        and answers_at_once(recipe, alone.model_copy(update={"rollout_cache_bytes": 1}), 4) == 1
+    )
 
 
 PUBLISHED = {
     # S4, "Parallelism Configurations": TP, PP, EP, GPUs; context parallel is not named.
-    "glm45_355b_pretrain": (2, 8, 1, 16, 256), "glm45_355b_sft": (2, 8, 1, 16, 256),
-    "glm45_355b_lora": (2, 4, 1, 4, 32), "glm45_355b_dora": (2, 4, 1, 4, 32),
-    "glm45_air_pretrain": (1, 4, 1, 8, 32), "glm45_air_sft": (1, 4, 1, 8, 32),
-    "glm45_air_lora": (1, 2, 1, 4, 8), "glm45_air_dora": (1, 2, 1, 4, 8),
+    "glm45_355b_pretrain": (2, 8, 1, 16, 256),
+    "glm45_355b_sft": (2, 8, 1, 16, 256),
+    "glm45_355b_lora": (2, 4, 1, 4, 32),
+    "glm45_355b_dora": (2, 4, 1, 4, 32),
+    "glm45_air_pretrain": (1, 4, 1, 8, 32),
+    "glm45_air_sft": (1, 4, 1, 8, 32),
+    "glm45_air_lora": (1, 2, 1, 4, 8),
+    "glm45_air_dora": (1, 2, 1, 4, 8),
     # S3, 5.1: TP, PP, CP, EP, GPUs.
-    "glm45_355b_grpo": (4, 8, 2, 8, 64), "glm45_355b_gspo": (8, 4, 2, 16, 64),
-}  # fmt: skip
+    "glm45_355b_grpo": (4, 8, 2, 8, 64),
+    "glm45_355b_gspo": (8, 4, 2, 16, 64),
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_recipes_have_the_published_topologies(name):
     resources = load_scale(f"recipes/{name}").phases[0].resources
-    axes = (resources.tensor_parallel, resources.pipeline_parallel, resources.context_parallel, resources.expert_parallel)
+    axes = (
+        resources.tensor_parallel,
+        resources.pipeline_parallel,
+        resources.context_parallel,
+        resources.expert_parallel,
+    )
     assert (*axes, resources.num_ranks) == PUBLISHED[name]
 
 
@@ -362,7 +452,10 @@ def test_the_plan_says_what_changes_in_which_phase():
             recipe = scale.training_recipe(section)
             before = scale.phases[number - 1].recipe.rope_theta if number else recipe.rope_theta
             assert (" -> " in phase.schedule.split("RoPE base ")[1].split(";")[0]) == (before != recipe.rope_theta)
-            for label, waypoints in (("router bias rate", recipe.course.router_bias_rate), ("MTP weight", recipe.course.mtp_loss_weight)):
+            for label, waypoints in (
+                ("router bias rate", recipe.course.router_bias_rate),
+                ("MTP weight", recipe.course.mtp_loss_weight),
+            ):
                 values = [value_at(waypoints, recipe.course_num_tokens, step.start_tokens) for step in walked(recipe)]
                 told = phase.schedule.split(f"{label} ")[1].split(";")[0]
                 assert [float(part.split(" ")[0]) for part in told.split(", then ")] == list(dict.fromkeys(values))

@@ -29,26 +29,40 @@ from tests.support.model_recipes import GLM46, random_model, with_every_expert
 pytestmark = pytest.mark.usefixtures("clear_routing")
 CPU = torch.device("cpu")
 OBJECTIVE = PolicyObjective(
-    kind="grpo", samples_per_prompt=3, max_new_tokens=4, temperature=1.0, enable_thinking=False, clip_low=0.2, clip_high=0.28,
-    importance_cap=2.0, max_constant_steps=5,
-)  # fmt: skip
+    kind="grpo",
+    samples_per_prompt=3,
+    max_new_tokens=4,
+    temperature=1.0,
+    enable_thinking=False,
+    clip_low=0.2,
+    clip_high=0.28,
+    importance_cap=2.0,
+    max_constant_steps=5,
+)
 REWARDS = [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
 """Three groups of three; the second has nothing to learn from."""
 
 
 def rollouts_of(model, rewards=REWARDS, temperature: float = 1.0, shift: float = 0.0) -> list[Rollout]:
-    """Sampled answers of different lengths to prompts of different lengths; `shift` moves the log-probabilities up and down in turn."""
+    """Sampled answers of different lengths to prompts of different lengths; `shift` moves the log-probabilities up and
+    down in turn."""
     prompts = [[7 + number // 3] * (2 + number // 3) for number in range(len(rewards))]
     engine = InProcessEngine(model, weights_version="0", batch_sequences=16)
     generation = engine.generate(prompts, Sampling(4, temperature, stop_token_ids=tuple(range(200, 320)), seed=3), "0")
     return [
         Rollout(
-            Prompt(str(number), "", ""), prompts[number], generation.token_ids[number],
-            [value + shift * (-1) ** place for place, value in enumerate(generation.sampled_log_probabilities[number], start=number)],
-            "", reward,
+            Prompt(str(number), "", ""),
+            prompts[number],
+            generation.token_ids[number],
+            [
+                value + shift * (-1) ** place
+                for place, value in enumerate(generation.sampled_log_probabilities[number], start=number)
+            ],
+            "",
+            reward,
         )
         for number, reward in enumerate(rewards)
-    ]  # fmt: skip
+    ]
 
 
 def test_advantages_equal_a_loop_over_groups():
@@ -60,16 +74,24 @@ def test_advantages_equal_a_loop_over_groups():
     assert group_advantages(rewards)[2].tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize(("temperature", "shift"), [(1.0, 0.0), (1.0, 0.8), (1.6, 0.15)], ids=["on policy", "truncated", "tempered"])
+@pytest.mark.parametrize(
+    ("temperature", "shift"), [(1.0, 0.0), (1.0, 0.8), (1.6, 0.15)], ids=["on policy", "truncated", "tempered"]
+)
 def test_the_gradient_is_that_of_the_textbook_surrogate(temperature, shift):
-    """min(ratio A, clip(ratio) A) over the weights before the update, each token weighted by min(trainer / rollout, cap)."""
+    """min(ratio A, clip(ratio) A) over the weights before the update, each token weighted by min(trainer / rollout,
+    cap)."""
     model = random_model(GLM46)
     rollouts = rollouts_of(model, temperature=temperature, shift=shift)
     objective = OBJECTIVE.model_copy(update={"temperature": temperature})
     batches, metrics = policy_batches(model, rollouts, objective, num_sequences=4, device=CPU)
     num_targets = sum(batch.num_lm_targets for batch in batches)
     for batch in batches:
-        output = model(batch.token_ids_BT, target_ids_BT=batch.target_ids_BT, target_weights_BT=batch.weights_BT, temperature=temperature)
+        output = model(
+            batch.token_ids_BT,
+            target_ids_BT=batch.target_ids_BT,
+            target_weights_BT=batch.weights_BT,
+            temperature=temperature,
+        )
         (output.losses.lm * batch.num_lm_targets / num_targets).backward()
     ours = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
@@ -93,7 +115,9 @@ def test_the_gradient_is_that_of_the_textbook_surrogate(temperature, shift):
     assert (metrics["truncated_fraction"] > 0) == (shift > 0.7) and metrics["clip_fraction"] == 0.0
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-6, msg=lambda text, at=name: f"{at}: {text}")
+            torch.testing.assert_close(
+                ours[name], parameter.grad, rtol=1e-3, atol=1e-6, msg=lambda text, at=name: f"{at}: {text}"
+            )
 
 
 def test_weights_of_a_policy_that_has_moved_are_the_surrogates_gradient():
@@ -103,7 +127,9 @@ def test_weights_of_a_policy_that_has_moved_are_the_surrogates_gradient():
     advantages = torch.tensor([1.5, -0.5, 0.0, 2.0, -1.0])
     ratio = (now - trainer).exp()
     clipped = ratio.clamp(1 - OBJECTIVE.clip_low, 1 + OBJECTIVE.clip_high)
-    surrogate = (trainer - rollout).exp().clamp(max=2.0) * torch.minimum(ratio * advantages[:, None], clipped * advantages[:, None])
+    surrogate = (trainer - rollout).exp().clamp(max=2.0) * torch.minimum(
+        ratio * advantages[:, None], clipped * advantages[:, None]
+    )
     surrogate.sum().backward()
     found = surrogate_weights(now.detach(), trainer, rollout, advantages, OBJECTIVE)
     torch.testing.assert_close(found, now.grad)
@@ -136,7 +162,10 @@ def test_bounds_of_a_sequences_ratio_are_refused_for_a_tokens(kind):
     if kind == "gspo":
         assert PolicyObjective(**values).clip_low == 1e-4
         return
-    with pytest.raises(ValueError, match=rf"'clip_low': 0.0001, 'clip_high': 0.0002.* with kind {kind}: bounds below 0.01 .*Set kind gspo"):
+    with pytest.raises(
+        ValueError,
+        match=rf"'clip_low': 0.0001, 'clip_high': 0.0002.* with kind {kind}: bounds below 0.01 .*Set kind gspo",
+    ):
         PolicyObjective(**values)
     assert PolicyObjective(**values | {"clip_low": 0.01, "clip_high": 0.01}).kind == kind
 
@@ -144,12 +173,16 @@ def test_bounds_of_a_sequences_ratio_are_refused_for_a_tokens(kind):
 def test_a_clipped_ratio_has_no_gradient_on_its_own_side_only():
     ratios = torch.tensor([[0.7, 0.9, 1.2, 1.4]]).log()
     assert clipped_weights(ratios, torch.tensor([2.0]), 0.2, 0.28)[0].tolist() == pytest.approx([1.4, 1.8, 2.4, 0.0])
-    assert clipped_weights(ratios, torch.tensor([-2.0]), 0.2, 0.28)[0].tolist() == pytest.approx([0.0, -1.8, -2.4, -2.8])
+    assert clipped_weights(ratios, torch.tensor([-2.0]), 0.2, 0.28)[0].tolist() == pytest.approx(
+        [0.0, -1.8, -2.4, -2.8]
+    )
 
 
 def test_rows_hold_prompt_and_answer_and_train_the_stop_token():
     prompt = Prompt("p", "", "")
-    rows = lay_out([Rollout(prompt, [5, 6, 7], [8, 200], [-1.0, -2.0], "", 0.0), Rollout(prompt, [5], [9], [-3.0], "", 0.0)], CPU)
+    rows = lay_out(
+        [Rollout(prompt, [5, 6, 7], [8, 200], [-1.0, -2.0], "", 0.0), Rollout(prompt, [5], [9], [-3.0], "", 0.0)], CPU
+    )
     assert rows.token_ids_BT.tolist() == [[5, 6, 7, 8], [5, 0, 0, 0]]
     assert rows.target_ids_BT.tolist() == [[IGNORED, IGNORED, 8, 200], [9, IGNORED, IGNORED, IGNORED]]
     assert rows.rollout_log_probabilities_BT.tolist() == [[0, 0, -1, -2], [-3, 0, 0, 0]]
@@ -174,7 +207,10 @@ def test_groups_of_equal_rewards_cost_no_pass_and_change_nothing():
     batches, metrics = policy_batches(model, rollouts, OBJECTIVE, 4, CPU)
     alone, _ = policy_batches(model, rollouts[3:], OBJECTIVE, 4, CPU)
     assert (len(batches), metrics["informative_groups"], metrics["reward_mean"]) == (1, 1, pytest.approx(4 / 6))
-    assert all(torch.equal(getattr(batches[0], name), getattr(alone[0], name)) for name in ("token_ids_BT", "target_ids_BT", "weights_BT"))
+    assert all(
+        torch.equal(getattr(batches[0], name), getattr(alone[0], name))
+        for name in ("token_ids_BT", "target_ids_BT", "weights_BT")
+    )
 
 
 @pytest.mark.parametrize(

@@ -53,22 +53,30 @@ def losses_and_norms(rank, num_ranks, cases):
 
 
 def test_recomputation_beside_zero_experts_and_stages(tmp_path):
-    """Collectives run again with the layers: gathers of ZeRO 3, all-to-alls of experts; stages have several micro-batches on their way."""
+    """Collectives run again with the layers: gathers of ZeRO 3, all-to-alls of experts; stages have several
+    micro-batches on their way."""
     cases = [
-        {"zero_stage": 0}, {"zero_stage": 2, "recompute": "selective"}, {"zero_stage": 3, "recompute": "selective"},
-        {"zero_stage": 3, "recompute": "full"}, {"zero_stage": 1, "expert_parallel": 2, "recompute": "full"},
+        {"zero_stage": 0},
+        {"zero_stage": 2, "recompute": "selective"},
+        {"zero_stage": 3, "recompute": "selective"},
+        {"zero_stage": 3, "recompute": "full"},
+        {"zero_stage": 1, "expert_parallel": 2, "recompute": "full"},
         {"zero_stage": 3, "expert_parallel": 2, "recompute": "full"},
-    ]  # fmt: skip
+    ]
     in_bfloat16 = [
-        {"zero_stage": 0, "dtype": "bfloat16"}, {"zero_stage": 3, "dtype": "bfloat16", "recompute": "full"},
+        {"zero_stage": 0, "dtype": "bfloat16"},
+        {"zero_stage": 3, "dtype": "bfloat16", "recompute": "full"},
         {"zero_stage": 0, "dtype": "bfloat16", "pipeline_parallel": 2},
         {"zero_stage": 1, "dtype": "bfloat16", "pipeline_parallel": 2, "recompute": "full"},
-    ]  # fmt: skip
+    ]
     found = on_ranks(losses_and_norms, 2, tmp_path, [*cases, *in_bfloat16])[0]["found"]
     for case, numbers in zip(cases, found, strict=False):
         assert numbers == pytest.approx(found[0], rel=1e-5), case
     for case, numbers in zip(in_bfloat16, found[len(cases) :], strict=True):
-        for step, bound in ((0, 1e-3), (1, 4e-3)):  # the second computes with bfloat16 weights that another order of sums rounded
+        for step, bound in (
+            (0, 1e-3),
+            (1, 4e-3),
+        ):  # the second computes with bfloat16 weights that another order of sums rounded
             assert numbers[step::2] == pytest.approx(found[len(cases)][step::2], rel=bound), (case, step)
 
 

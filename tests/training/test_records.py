@@ -25,7 +25,9 @@ RECIPES = {"toy": (GLM46, 256), "micro": (load_scale("micro").model.recipe, 512)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize(("in_documents", "trains_mtp"), [(False, True), (True, True), (False, False)], ids=["rows", "documents", "no MTP"])
+@pytest.mark.parametrize(
+    ("in_documents", "trains_mtp"), [(False, True), (True, True), (False, False)], ids=["rows", "documents", "no MTP"]
+)
 def test_profiled_flops_agree_with_the_formula(name, in_documents, trains_mtp):
     recipe, num_positions = RECIPES[name]
     model = Glm4Moe(recipe)
@@ -33,20 +35,29 @@ def test_profiled_flops_agree_with_the_formula(name, in_documents, trains_mtp):
     token_ids = torch.arange(2 * (num_positions + 1)).view(2, -1) % recipe.vocab_size
     segments = torch.arange(num_positions).expand(2, -1) // (num_positions // 8)
     batch = MicroBatch(token_ids[:, :-1], token_ids[:, 1:], segments, is_segmented=in_documents)
-    with counted_attention(model) as attention, FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS) as products:
+    with (
+        counted_attention(model) as attention,
+        FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS) as products,
+    ):
         losses = model(batch.token_ids_BT, **batch.model_arguments).losses
         (losses.lm + losses.mtp + losses.balance).backward()
     counted = (products.get_total_flops() + attention[0]) / (2 * num_positions)
     positions, squares = batch.attended.tolist()
     assert squares / positions == (num_positions / 8 if in_documents else num_positions)
-    assert counted == pytest.approx(training_flops_per_token(recipe, squares / positions, trains_mtp=trains_mtp), rel=0.05)
+    assert counted == pytest.approx(
+        training_flops_per_token(recipe, squares / positions, trains_mtp=trains_mtp), rel=0.05
+    )
 
 
 def test_attention_inside_documents_counts_their_squares_alone():
     model = Glm4Moe(GLM46)
     segments = torch.tensor([[0] * 10 + [1] * 30 + [2] * 24])
     with counted_attention(model) as attention:
-        model(torch.ones(1, 64, dtype=torch.int64), target_ids_BT=torch.ones(1, 64, dtype=torch.int64), segment_ids_BT=segments)
+        model(
+            torch.ones(1, 64, dtype=torch.int64),
+            target_ids_BT=torch.ones(1, 64, dtype=torch.int64),
+            segment_ids_BT=segments,
+        )
     mtp = [10, 30, 23]
     squares = GLM46.num_hidden_layers * (10**2 + 30**2 + 24**2) + sum(length**2 for length in mtp)
     assert attention[0] == 6 * squares * GLM46.num_attention_heads * GLM46.head_dim
@@ -65,13 +76,16 @@ def recorded(tmp_path_factory):
     inputs = TrainingInputs(tmp_path_factory.mktemp("records") / "home")
     resources = RESOURCES.model_copy(
         update={
-            "tensorboard": True, "wandb": "offline",
+            "tensorboard": True,
+            "wandb": "offline",
             "profile": RESOURCES.profile.model_copy(update={"steps": 1, "flops": True, "trace": True}),
         }
-    )  # fmt: skip
+    )
     recipe = small_recipe(validation=ValidationRecipe(interval_tokens=256, num_tokens=100, keep="last").model_dump())
     logged: dict[int, dict[str, float]] = {}
-    artifact = inputs.train(inputs.arguments(recipe, resources) | {"validation": inputs.shards}, log_metrics=logged.__setitem__)
+    artifact = inputs.train(
+        inputs.arguments(recipe, resources) | {"validation": inputs.shards}, log_metrics=logged.__setitem__
+    )
     return artifact, logged
 
 
@@ -119,14 +133,18 @@ def test_table_and_trace_of_the_profiled_step_are_evidence(recorded):
     assert figures["ratio"] == pytest.approx(1.0, abs=0.05)
     table = artifact.path("profile/flops.txt").read_text()
     assert "FlopCounterMode" in table and "DeepSpeed Flops Profiler" in table
-    names = {event.get("name", "") for event in json.loads(artifact.path("profile/trace.json").read_text())["traceEvents"]}
+    names = {
+        event.get("name", "") for event in json.loads(artifact.path("profile/trace.json").read_text())["traceEvents"]
+    }
     assert any("mm" in name for name in names)
 
 
 def test_weights_and_biases_without_package_or_key_is_refused(monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     refuse_missing_tracker(RESOURCES.model_copy(update={"wandb": "offline"}))
-    with pytest.raises(ValueError, match=r"WANDB_API_KEY is not in the environment: set it, or set resources.wandb to offline"):
+    with pytest.raises(
+        ValueError, match=r"WANDB_API_KEY is not in the environment: set it, or set resources.wandb to offline"
+    ):
         refuse_missing_tracker(RESOURCES.model_copy(update={"wandb": "online"}))
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else find_spec(name))

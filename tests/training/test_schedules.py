@@ -25,7 +25,13 @@ REPORT = CourseRecipe(
 
 @pytest.mark.parametrize(
     ("tokens", "rate"),
-    [(0, 0.0), (16_000_000_000, 1.25e-4), (32_000_000_000, 2.5e-4), ((TOTAL + 32_000_000_000) // 2, 1.375e-4), (TOTAL, 2.5e-5)],
+    [
+        (0, 0.0),
+        (16_000_000_000, 1.25e-4),
+        (32_000_000_000, 2.5e-4),
+        ((TOTAL + 32_000_000_000) // 2, 1.375e-4),
+        (TOTAL, 2.5e-5),
+    ],
 )
 def test_the_rate_rises_to_its_peak_and_falls_by_cosine(tokens, rate):
     assert learning_rate_at(REPORT, TOTAL, tokens) == pytest.approx(rate, rel=1e-6)
@@ -38,14 +44,21 @@ def test_the_rate_never_rises_after_the_warm_up():
 
 @pytest.mark.parametrize(
     ("tokens", "batch"),
-    [(0, 16_000_000), (250_000_000_000, 40_000_000), (499_999_999_999, 63_999_999), (500_000_000_000, 64_000_000), (TOTAL, 64_000_000)],
+    [
+        (0, 16_000_000),
+        (250_000_000_000, 40_000_000),
+        (499_999_999_999, 63_999_999),
+        (500_000_000_000, 64_000_000),
+        (TOTAL, 64_000_000),
+    ],
 )
 def test_the_batch_grows_from_16m_to_64m_over_500b(tokens, batch):
     assert batch_tokens_at(REPORT, TOTAL, tokens) == batch
 
 
 @pytest.mark.parametrize(
-    ("tokens", "rate", "weight"), [(0, 0.001, 0.3), (15 * TRILLION - 1, 0.001, 0.3), (15 * TRILLION, 0.0, 0.1), (TOTAL - 1, 0.0, 0.1)]
+    ("tokens", "rate", "weight"),
+    [(0, 0.001, 0.3), (15 * TRILLION - 1, 0.001, 0.3), (15 * TRILLION, 0.0, 0.1), (TOTAL - 1, 0.0, 0.1)],
 )
 def test_bias_rate_and_mtp_weight_change_at_15t(tokens, rate, weight):
     assert value_at(REPORT.router_bias_rate, TOTAL, tokens) == rate
@@ -66,7 +79,11 @@ def test_the_steps_of_a_phase_cover_its_rows_once(scale_name):
     num_tokens = next_row = 0
     while num_tokens < recipe.num_tokens:
         plan = plan_step(recipe, num_tokens)
-        assert plan.first_row == next_row and plan.num_rows > 0 and plan.start_tokens == recipe.course_start_tokens + num_tokens
+        assert (
+            plan.first_row == next_row
+            and plan.num_rows > 0
+            and plan.start_tokens == recipe.course_start_tokens + num_tokens
+        )
         next_row += plan.num_rows
         num_tokens += plan.end_tokens - plan.start_tokens
     assert num_tokens == recipe.num_tokens and next_row * recipe.sequence_length == recipe.num_tokens
@@ -89,10 +106,14 @@ def test_a_longer_phase_has_other_keys_in_its_course_and_a_repeated_one_in_a_cou
         return {phase.name: changed.training_recipe(phase) for phase in changed.phases}
 
     def longer(phase):
-        return phase.model_copy(update={"recipe": phase.recipe.model_copy(update={"num_tokens": 2 * phase.recipe.num_tokens})})
+        return phase.model_copy(
+            update={"recipe": phase.recipe.model_copy(update={"num_tokens": 2 * phase.recipe.num_tokens})}
+        )
 
     names = scale.courses[0].recipe.phases
-    extended = scale.model_copy(update={"phases": tuple(longer(phase) if phase.name == names[0] else phase for phase in scale.phases)})
+    extended = scale.model_copy(
+        update={"phases": tuple(longer(phase) if phase.name == names[0] else phase for phase in scale.phases)}
+    )
     before, after = recipes(scale), recipes(extended)
     # The cosine ends with the course, so all of its phases change; those of other courses change by their start alone.
     assert [name for name in before if before[name] != after[name]] == list(names)

@@ -55,13 +55,15 @@ def test_targets_are_the_next_tokens_and_mtp_stays_inside_documents():
     assert batch.token_ids_BT.tolist() == [[100, 101, 102, 103, 104, 105, 106, 107]]
     assert batch.target_ids_BT.tolist() == [[101, 102, 103, 104, 105, 106, 107, 108]]
     assert batch.num_lm_targets == 8
-    # Position t predicts t + 2: inside one document only 0 -> 2 and 3 -> 5; 6 -> 8 lies behind the row, where no document is known.
+    # Position t predicts t + 2: inside one document only 0 -> 2 and 3 -> 5; 6 -> 8 lies behind the row, where no
+    # document is known.
     assert batch.num_mtp_targets == 2
 
 
 @pytest.mark.parametrize("is_segmented", [True, False])
 def test_attended_positions_and_squares_equal_a_count_of_pairs(is_segmented):
-    """Of rows of documents with gaps at their ends: pairs of positions of one document, or of one row where attention sees over ends."""
+    """Of rows of documents with gaps at their ends: pairs of positions of one document, or of one row where attention
+    sees over ends."""
     draw = np.random.default_rng(8)
     rows = []
     for first in range(0, 50, 10):
@@ -72,8 +74,10 @@ def test_attended_positions_and_squares_equal_a_count_of_pairs(is_segmented):
     batch = MicroBatch(torch.zeros_like(segments), torch.zeros_like(segments), segments, is_segmented)
     pairs = sum(
         (not is_segmented or row[one] == row[other]) and row[one] >= 0 and row[other] >= 0
-        for row in segments.tolist() for one in range(40) for other in range(40)
-    )  # fmt: skip
+        for row in segments.tolist()
+        for one in range(40)
+        for other in range(40)
+    )
     assert batch.attended.tolist() == [int((segments >= 0).sum()), pairs]
     assert is_segmented == (batch.attended[0] < segments.numel())
     assert replace(batch, is_filler=True).attended.tolist() == [0, 0]
@@ -83,7 +87,8 @@ def test_sft_trains_what_the_assistant_writes_and_the_next_role_token(tmp_path):
     inputs = TrainingInputs(tmp_path / "home")
     arguments = inputs.chat_arguments(small_recipe(objective={"kind": "sft"}))
     rows = PackedRows(
-        arguments["packed"].paths("*")[0].parent, (arguments["shards"].directory("shards"), arguments["chats"].directory("shards"))
+        arguments["packed"].paths("*")[0].parent,
+        (arguments["shards"].directory("shards"), arguments["chats"].directory("shards")),
     )
     specials = inputs.tokenizer.record.special_ids
     for batch in read_micro_batches(rows, StepPlan(0, 8, 0, 0), 0, 1, 4, CPU):
@@ -109,7 +114,9 @@ def test_losses_equal_a_naive_computation_on_trained_tokens_only(is_segmented):
         bounds = [0, 3, 6, 9] if is_segmented else [0, 9]
         for start, stop in itertools.pairwise(bounds):
             lm += _next_token_losses(model, tokens[start:stop], mask[start:stop])
-            mtp += _second_token_losses(model, tokens[start:stop], numbers[start:stop], mask[start:stop], is_last=stop == 9)
+            mtp += _second_token_losses(
+                model, tokens[start:stop], numbers[start:stop], mask[start:stop], is_last=stop == 9
+            )
     assert (batch.num_lm_targets, batch.num_mtp_targets) == (len(lm), len(mtp))
     torch.testing.assert_close(losses.lm, torch.stack(lm).mean(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(losses.mtp, torch.stack(mtp).mean(), rtol=1e-4, atol=1e-4)
@@ -141,7 +148,9 @@ def _second_token_losses(model, tokens, numbers, mask, is_last) -> list[torch.Te
     output = model.model.layers[-1](model.model.embed_tokens(ids[:, 1:-1]), hidden[:, :-1], rotary)
     logits = model.lm_head(output.hidden_BTD)[0].log_softmax(-1)
     places = range(2, ids.shape[1] - is_last)
-    return [-logits[place - 2, ids[0, place]] for place in places if mask[place] and numbers[place] == numbers[place - 2]]
+    return [
+        -logits[place - 2, ids[0, place]] for place in places if mask[place] and numbers[place] == numbers[place - 2]
+    ]
 
 
 def test_bfloat16_computes_what_a_bfloat16_model_computes_with_float32_gradients():
@@ -170,6 +179,9 @@ def test_a_resting_mtp_layer_has_no_loss_no_gradient_and_no_tokens():
     model.runs_mtp = False
     resting = model(token_ids, target_ids_BT=token_ids + 1)
     assert resting.losses.lm == running.losses.lm and resting.losses.mtp == 0
-    assert torch.equal(resting.expert_counts_LE[:-1], running.expert_counts_LE[:-1]) and not resting.expert_counts_LE[-1].any()
+    assert (
+        torch.equal(resting.expert_counts_LE[:-1], running.expert_counts_LE[:-1])
+        and not resting.expert_counts_LE[-1].any()
+    )
     (resting.losses.lm + resting.losses.balance).backward()
     assert all(parameter.grad is None for parameter in model.model.layers[-1].parameters())

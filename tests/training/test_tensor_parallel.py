@@ -24,7 +24,17 @@ CASES = [
     [{"zero_stage": 2, "expert_parallel": 2, "recompute": "selective"}, "muon", 2],
     [{"zero_stage": 3}, "muon", 2],
     [{"context_parallel": 2}, "sgd", 1],
-    [{"context_parallel": 2, "zero_stage": 1, "expert_parallel": 2, "recompute": "full", "recompute_every_layers": 1}, "muon", 2],
+    [
+        {
+            "context_parallel": 2,
+            "zero_stage": 1,
+            "expert_parallel": 2,
+            "recompute": "full",
+            "recompute_every_layers": 1,
+        },
+        "muon",
+        2,
+    ],
 ]
 
 
@@ -45,7 +55,10 @@ def rows(is_segmented: bool) -> dict[str, torch.Tensor]:
 def compute(model: torch.nn.Module, is_segmented: bool, dtype: str) -> dict[str, torch.Tensor]:
     output = (ComputeInBfloat16(model) if dtype == "bfloat16" else model)(**rows(is_segmented))
     (output.losses.lm + 0.3 * output.losses.mtp + 0.1 * output.losses.balance).backward()
-    return {**{name: loss.detach() for name, loss in output.losses._asdict().items()}, "counts": output.expert_counts_LE}
+    return {
+        **{name: loss.detach() for name, loss in output.losses._asdict().items()},
+        "counts": output.expert_counts_LE,
+    }
 
 
 def compute_divided(rank, num_ranks, cases):
@@ -82,7 +95,11 @@ def test_losses_counts_and_gradients_are_those_of_one_process(tmp_path):
             for name, value in expected.items():
                 worst = distance(found[f"{number} {name}"], value)
                 assert worst <= rounding[name], f"{family} {dtype} {name}: {worst:.1e}"
-            divided = [name for name, parameter in model.named_parameters() if 2 * found[f"{number} size {name}"] == parameter.numel()]
+            divided = [
+                name
+                for name, parameter in model.named_parameters()
+                if 2 * found[f"{number} size {name}"] == parameter.numel()
+            ]
             # Attention (four matrices, three biases) and MLP (three) of every layer, eh_proj, embedding, unembedding.
             assert len(divided) == 4 * 10 + 3
 
@@ -97,9 +114,14 @@ def compare_steps(rank, num_ranks, cases):
     for changes, optimizer, num_steps in cases:
         resources = resources_of(num_ranks=num_ranks, tensor_parallel=2, **changes)
         compare(
-            connect_ranks(resources), resources, micro_batches(4, 24, is_segmented=True, seed=10), own_positions,
-            partial(divide_model, resources=resources), optimizer=optimizer, num_steps=num_steps,
-        )  # fmt: skip
+            connect_ranks(resources),
+            resources,
+            micro_batches(4, 24, is_segmented=True, seed=10),
+            own_positions,
+            partial(divide_model, resources=resources),
+            optimizer=optimizer,
+            num_steps=num_steps,
+        )
         print("passed", changes, optimizer, flush=True)
     return {"num_held": len(cases)}
 

@@ -1,5 +1,6 @@
-"""ZeRO 0-3, offloading and bfloat16 on two ranks against one process without ZeRO: losses, gradient norms, what weights changed by and
-moments after several steps through the loop's own take_step; and the hand-over state, which goes from any topology to any other."""
+"""ZeRO 0-3, offloading and bfloat16 on two ranks against one process without ZeRO: losses, gradient norms, what weights
+changed by and moments after several steps through the loop's own take_step; and the hand-over state, which goes from
+any topology to any other."""
 
 from __future__ import annotations
 
@@ -50,14 +51,17 @@ CASES = {
     "bfloat16 state": [{"zero_stage": 2, "state_dtype": "bfloat16"}],
 }
 ADAM_EPS = 1e-3
-"""As large as a gradient is: with 1e-8 AdamW's first step is a sign, so an element that is nothing but rounding moves by a whole step one
-way or the other, as the processor rounds, and gradients of a wrong scale move the weights rightly."""
+"""As large as a gradient is: with 1e-8 AdamW's first step is a sign, so an element that is nothing but rounding moves
+by a whole step one way or the other, as the processor rounds, and gradients of a wrong scale move the weights
+rightly."""
 TOLERANCE = {"muon": 5e-5, "adamw": 5e-5, "bfloat16": 1e-2, "bfloat16 state": 1e-2}
 """Of the length of each momentum and moment, and of what each weight changed by."""
 LOSS_TOLERANCE = {"muon": 1e-5, "adamw": 1e-5, "bfloat16": 2e-3, "bfloat16 state": 1e-4}
 
 
-def build(num_ranks: int, *, kind: str = "muon", dtype: str = "float32", state_dtype: str = "float32", **changes) -> Trainable:
+def build(
+    num_ranks: int, *, kind: str = "muon", dtype: str = "float32", state_dtype: str = "float32", **changes
+) -> Trainable:
     resources = resources_of(num_ranks=num_ranks, micro_batch_sequences=1, bucket_elements=20_000, **changes)
     ranks = connect_ranks(resources)
     with torch.device("meta"):
@@ -65,7 +69,9 @@ def build(num_ranks: int, *, kind: str = "muon", dtype: str = "float32", state_d
     initial = InitialWeights(MODEL, model, seed=1)
     divide_model(model, ranks, resources)
     materialize(model, torch.device("cpu"))
-    optimizer = small_recipe().optimizer.model_copy(update={"kind": kind, "state_dtype": state_dtype, "adam_eps": ADAM_EPS})
+    optimizer = small_recipe().optimizer.model_copy(
+        update={"kind": kind, "state_dtype": state_dtype, "adam_eps": ADAM_EPS}
+    )
     trainable = build_trainable(model, optimizer, dtype, resources, ranks)
     load_master(trainable, initial, "the initial weights")
     return trainable
@@ -76,7 +82,9 @@ def train(trainable: Trainable, first_step: int, num_steps: int) -> dict[str, li
     recipe = small_recipe(model=MODEL.model_dump())
     found: dict[str, list[float]] = {"losses": [], "norms": []}
     for step in range(first_step, first_step + num_steps):
-        rows = micro_batches(ROWS, POSITIONS, is_segmented=True, seed=step)[trainable.ranks.data.rank :: trainable.ranks.data.size]
+        rows = micro_batches(ROWS, POSITIONS, is_segmented=True, seed=step)[
+            trainable.ranks.data.rank :: trainable.ranks.data.size
+        ]
         plan = StepPlan(step * ROWS, ROWS, step * STEP_TOKENS, (step + 1) * STEP_TOKENS)
         result = take_step(trainable, recipe, plan, rows, step)
         found["losses"].append(result.total_loss)
@@ -86,9 +94,16 @@ def train(trainable: Trainable, first_step: int, num_steps: int) -> dict[str, li
 
 def position_after(step: int) -> Position:
     return Position(
-        course="c", phase="p", step=step, num_tokens=0, course_tokens=0, optimizer_steps=step, torch_random_state=random_state_hex(),
-        losses=None, policy=None,
-    )  # fmt: skip
+        course="c",
+        phase="p",
+        step=step,
+        num_tokens=0,
+        course_tokens=0,
+        optimizer_steps=step,
+        torch_random_state=random_state_hex(),
+        losses=None,
+        policy=None,
+    )
 
 
 def state_of(trainable: Trainable) -> dict[str, torch.Tensor]:
@@ -110,7 +125,8 @@ def run_cases(rank, num_ranks, cases):
         initial = {key: value for key, value in state_of(trainable).items() if key.startswith("master")}
         for parameter in trainable.model.parameters():
             parameter.register_hook(lambda gradient, scale=gradient_scale: gradient * scale)
-        # Sums of another order round to other bfloat16 weights, and from the second step on that is all one sees in the state.
+        # Sums of another order round to other bfloat16 weights, and from the second step on that is all one sees in the
+        # state.
         first = 1 if case.get("dtype") == "bfloat16" else NUM_STEPS
         results = train(trainable, 0, first)
         state = state_of(trainable)
@@ -140,7 +156,9 @@ def test_every_stage_offloading_and_dtype_trains_like_one_process(references, tm
 
 def far_apart(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> dict[str, float]:
     """Distances above the tolerance, by tensor, as shares of the expected tensor's length."""
-    distances = {key: float((found[key] - value).norm() / value.norm().clamp_min(1e-12)) for key, value in expected.items()}
+    distances = {
+        key: float((found[key] - value).norm() / value.norm().clamp_min(1e-12)) for key, value in expected.items()
+    }
     return {key: distance for key, distance in distances.items() if not distance <= tolerance}
 
 
@@ -191,7 +209,9 @@ def test_a_course_that_changes_its_topology_at_every_step_has_the_curve_of_one_p
     expected = on_ranks(run_uninterrupted, 1, tmp_path, len(STEPS_OF))[0]
     found = {"losses": [], "norms": []}
     for first, last in ((0, 3), (3, 4), (4, len(STEPS_OF))):
-        results = on_ranks(run_steps, STEPS_OF[first]["num_ranks"], tmp_path, first, STEPS_OF[first:last], str(tmp_path))[0]
+        results = on_ranks(
+            run_steps, STEPS_OF[first]["num_ranks"], tmp_path, first, STEPS_OF[first:last], str(tmp_path)
+        )[0]
         found = {name: values + results[name] for name, values in found.items()}
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
     assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4)

@@ -32,15 +32,19 @@ SAID = "array<struct<reasoning: string, content: string>>"
 def chat_clusters(
     chats: DataFrame, num_bytes: int, recipe: DeduplicationRecipe, num_partitions: int, directory: Path
 ) -> Iterator[DataFrame]:
-    """(id, cluster) of every conversation of `chats` (id, origin, messages), inside the block; a cluster is called by the smallest id in
-    it. `directory` holds their texts meanwhile, where executors can read it."""
+    """(id, cluster) of every conversation of `chats` (id, origin, messages), inside the block; a cluster is called by
+    the smallest id in it. `directory` holds their texts meanwhile, where executors can read it."""
     from pyspark.sql import functions as F
 
-    turns = F.transform(F.from_json("messages", SAID), lambda turn: F.concat_ws("\n", turn["reasoning"], turn["content"]))
+    turns = F.transform(
+        F.from_json("messages", SAID), lambda turn: F.concat_ws("\n", turn["reasoning"], turn["content"])
+    )
     texts = chats.select("id", F.array_join(turns, "\n").alias("text"))
     try:
         paths = [str(path) for path in write_documents(texts, directory / "texts", num_bytes)]
-        near = near_duplicates(chats.select("id"), paths, None, [], signing_of(recipe, num_partitions, 1), recipe.threshold)
+        near = near_duplicates(
+            chats.select("id"), paths, None, [], signing_of(recipe, num_partitions, 1), recipe.threshold
+        )
         firsts = chats.groupBy("origin").agg(F.min("id").alias("first"))
         of_origin = chats.join(firsts, "origin").where("id <> first").select("id", "first").persist()
         edges = near.edges.where(f"kind = '{EDGES}'").unionByName(of_origin.mapInArrow(origin_edges, PARCEL_COLUMNS))

@@ -20,9 +20,16 @@ Conversation = tuple[list[Message], list[Record]]
 """(messages, tools)"""
 
 ROLES = {
-    "system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "function_call": "assistant",
-    "tool": "tool", "observation": "tool", "function_response": "tool",
-}  # fmt: skip
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
 FRAME = ("### Instruction:\n", "\n\n### Input:\n", "\n\n### Response:")
 """What Alpaca's prompts wrap around an instruction: said by the training code of another model, not by a user."""
 MAX_DETAIL_CHARS = 200
@@ -50,7 +57,9 @@ def _message_lists(record: Record) -> list[list[Message]]:
         if isinstance(record.get(key), list):
             turns = [_message(number, turn) for number, turn in enumerate(record[key])]
             system = record.get("system")
-            return [[*([_text_message("system", system)] if isinstance(system, str) and system.strip() else []), *turns]]
+            return [
+                [*([_text_message("system", system)] if isinstance(system, str) and system.strip() else []), *turns]
+            ]
     if isinstance(record.get("messages_display"), str):
         return [_displayed(record["messages_display"])]
     question = record.get("instruction")
@@ -101,14 +110,20 @@ def _message(number: int, given: object) -> Message:
     name = turn.get("role", turn.get("from"))
     content = turn.get("content", turn.get("value"))
     if not isinstance(name, str) or name not in ROLES:
-        raise MalformedChatError("unknown_role", f"turn {number} has role {reprlib.repr(name)}, known are {', '.join(ROLES)}")
+        raise MalformedChatError(
+            "unknown_role", f"turn {number} has role {reprlib.repr(name)}, known are {', '.join(ROLES)}"
+        )
     message = _text_message(ROLES[name], "")
     if name == "function_call":
         message["tool_calls"] = _calls(number, content)
         return message
     parts = content if isinstance(content, list) else [] if content is None else [{"type": "text", "text": content}]
-    texts = {kind: "\n".join(_text(number, part) for part in parts if _kind(part) == kind) for kind in ("text", "reasoning")}
-    reasoning = next((turn[key] for key in ("reasoning_content", "reasoning") if isinstance(turn.get(key), str)), texts["reasoning"])
+    texts = {
+        kind: "\n".join(_text(number, part) for part in parts if _kind(part) == kind) for kind in ("text", "reasoning")
+    }
+    reasoning = next(
+        (turn[key] for key in ("reasoning_content", "reasoning") if isinstance(turn.get(key), str)), texts["reasoning"]
+    )
     message["content"] = texts["text"]
     if ROLES[name] == "assistant":
         thought, closed, said = texts["text"].strip().rpartition("</think>")
@@ -148,9 +163,13 @@ def _calls(number: int, value: object) -> list[ToolCall]:
         given = call.get("function", call) if isinstance(call, dict) else {}
         arguments = _from_json(given.get("arguments") or {}) if isinstance(given, dict) else None
         if not isinstance(arguments, dict) or not isinstance(given.get("name"), str):
-            raise MalformedChatError("broken_tool_call", f"turn {number}: {reprlib.repr(value)} needs a name and an object of arguments")
+            raise MalformedChatError(
+                "broken_tool_call", f"turn {number}: {reprlib.repr(value)} needs a name and an object of arguments"
+            )
         if is_deep(arguments):
-            raise MalformedChatError("broken_tool_call", f"turn {number}: arguments nest more than {MAX_DEPTH} levels deep")
+            raise MalformedChatError(
+                "broken_tool_call", f"turn {number}: arguments nest more than {MAX_DEPTH} levels deep"
+            )
         calls.append({"name": given["name"], "arguments": arguments})
     return calls
 
@@ -176,7 +195,8 @@ def _from_json(value: object) -> Any:
 
 
 def _checked(messages: list[Message]) -> list[Message]:
-    """Neighbouring assistant turns joined, what follows the last answer cut. Raises MalformedChatError for calls or answers amiss."""
+    """Neighbouring assistant turns joined, what follows the last answer cut. Raises MalformedChatError for calls or
+    answers amiss."""
     joined: list[Message] = []
     for message in messages:
         if joined and joined[-1]["role"] == message["role"] == "assistant":
@@ -190,9 +210,13 @@ def _checked(messages: list[Message]) -> list[Message]:
     for number, (before, message) in enumerate(zip([None, *kept], kept, strict=False)):
         has_call = before is not None and bool(before.get("tool_calls"))
         if message["role"] == "tool" and not has_call and not (before and before["role"] == "tool"):
-            raise MalformedChatError("tool_result_without_call", f"turn {number}: no call before {message['content'][:60]!r}")
+            raise MalformedChatError(
+                "tool_result_without_call", f"turn {number}: no call before {message['content'][:60]!r}"
+            )
         if message["role"] != "tool" and has_call:
-            raise MalformedChatError("call_without_result", f"turn {number} is of the {message['role']}, before it stands a call")
+            raise MalformedChatError(
+                "call_without_result", f"turn {number} is of the {message['role']}, before it stands a call"
+            )
     for number, message in enumerate(kept):
         if message["role"] == "assistant" and not _says_or_calls(message):
             raise MalformedChatError("no_answer", f"turn {number}: the assistant neither says nor calls anything")

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from model.text.chat_template import Message
 
-ROW_COLUMNS = f"stream string, {CHAT_COLUMNS}, {COUNT_COLUMNS}, digest string, reason string, kept_id string, detail string"
+ROW_COLUMNS = (
+    f"stream string, {CHAT_COLUMNS}, {COUNT_COLUMNS}, digest string, reason string, kept_id string, detail string"
+)
 KEPT, DROPPED, REJECTED, CHANGED = "kept", "dropped", "rejected", "changed"
 BATCH_ROWS = 1000
 TOO_LONG = "too_long"
@@ -51,8 +53,13 @@ def read_chats(batches: Iterator[pa.RecordBatch], judging: Judging) -> Iterator[
 
 
 def judge_chats(batches: Iterator[pa.RecordBatch], judging: Judging) -> Iterator[pa.RecordBatch]:
-    """The same for rows that are conversations already (CHAT_COLUMNS without num_bytes): problems, which keep their numbers."""
-    rows = (_row(row, json.loads(row["messages"]), json.loads(row["tools"]), True) for batch in batches for row in batch.to_pylist())
+    """The same for rows that are conversations already (CHAT_COLUMNS without num_bytes): problems, which keep their
+    numbers."""
+    rows = (
+        _row(row, json.loads(row["messages"]), json.loads(row["tools"]), True)
+        for batch in batches
+        for row in batch.to_pylist()
+    )
     yield from _judged(rows, judging)
 
 
@@ -73,7 +80,9 @@ def _lines(source: Row, file: HashingReader) -> Iterator[JsonLine]:
     if source["format"] == "jsonl":
         yield from json_lines(source["name"], file)
     elif source["format"] == "parquet":
-        yield from parquet_lines(source["name"], source["path"], source["sha256"], MAX_LINE_BYTES, lambda names: (names, ""))
+        yield from parquet_lines(
+            source["name"], source["path"], source["sha256"], MAX_LINE_BYTES, lambda names: (names, "")
+        )
     else:
         yield JsonLine(0, None, "unsupported_format", source["format"] or "no format")
 
@@ -83,16 +92,25 @@ def _line_rows(source: Row, line: JsonLine) -> Iterator[Row]:
         yield _empty(source, line.offset, stream=REJECTED, reason=line.reason, detail=line.detail)
         return
     try:
-        yield from [_chat_row(source, line.offset, piece, *chat) for piece, chat in enumerate(conversations_of(line.record))]
+        yield from [
+            _chat_row(source, line.offset, piece, *chat) for piece, chat in enumerate(conversations_of(line.record))
+        ]
     except MalformedChatError as error:
         yield _empty(source, line.offset, stream=REJECTED, reason=error.reason, detail=error.detail)
     except UnicodeEncodeError as error:
-        yield _empty(source, line.offset, stream=REJECTED, reason="not_utf8", detail=f"character {error.start}: {error.reason}")
+        yield _empty(
+            source, line.offset, stream=REJECTED, reason="not_utf8", detail=f"character {error.start}: {error.reason}"
+        )
 
 
 def _chat_row(source: Row, offset: int, piece: int, messages: Sequence[Message], tools: Sequence[Row]) -> Row:
     """Raises MalformedChatError for a value of a Parquet file that JSON does not know."""
-    place = {"id": document_id(source["name"], offset, piece), "source": source["name"], "offset": offset, "piece": piece}
+    place = {
+        "id": document_id(source["name"], offset, piece),
+        "source": source["name"],
+        "offset": offset,
+        "piece": piece,
+    }
     place |= {key: source[key] for key in ("collection", "licence", "kind")}
     try:
         return _row(place, messages, tools, source["kind"] in NUMBER_KINDS)
@@ -152,8 +170,22 @@ def _strings(messages: list[Row]) -> Iterator[str]:
 
 
 def _empty(source: Row, offset: int, **values: str) -> Row:
-    place = {"id": document_id(source["name"], offset, 0), "source": source["name"], "offset": offset, "piece": 0, "num_bytes": 0}
-    texts = {"messages": "", "tools": "", "digest": "", "reason": "", "kept_id": "", "detail": "", **dict.fromkeys(KINDS, 0)}
+    place = {
+        "id": document_id(source["name"], offset, 0),
+        "source": source["name"],
+        "offset": offset,
+        "piece": 0,
+        "num_bytes": 0,
+    }
+    texts = {
+        "messages": "",
+        "tools": "",
+        "digest": "",
+        "reason": "",
+        "kept_id": "",
+        "detail": "",
+        **dict.fromkeys(KINDS, 0),
+    }
     return {**place, **{key: source[key] for key in ("collection", "licence", "kind")}, **texts, **values}
 
 

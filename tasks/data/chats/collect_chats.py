@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.chats.chat_clusters import chat_clusters
-from tasks.data.chats.chat_records import CHANGED, DROPPED, KEPT, REJECTED, ROW_COLUMNS, Judging, judge_chats, read_chats
+from tasks.data.chats.chat_records import (
+    CHANGED,
+    DROPPED,
+    KEPT,
+    REJECTED,
+    ROW_COLUMNS,
+    Judging,
+    judge_chats,
+    read_chats,
+)
 from tasks.data.decontamination.protected_items import protected_items
 from tasks.data.privacy.personal_data import KINDS
 from tasks.data.records.document_files import count_by, count_reasons, write_documents, write_table
@@ -55,7 +64,17 @@ class CollectedChats(Record):
 
 @step(
     content=("chats/*.parquet", "dropped.parquet", "masked.parquet", "rejected.parquet"),
-    distributions=("pyspark", "pyarrow", "numpy", "scipy", "datasketch", "phonenumbers", "python-stdnum", "detect-secrets", "tld"),
+    distributions=(
+        "pyspark",
+        "pyarrow",
+        "numpy",
+        "scipy",
+        "datasketch",
+        "phonenumbers",
+        "python-stdnum",
+        "detect-secrets",
+        "tld",
+    ),
 )
 def collect_chats(
     *,
@@ -79,12 +98,18 @@ def collect_chats(
     protected, index = protected_items(ingested, synthetic, recipe.decontaminate)
     items = spark.sparkContext.broadcast((index, protected))
     judging = Judging(recipe.chats.max_chat_chars, recipe.personal_data.kinds, items)
-    made = [artifact.path("chats.parquet").as_uri() for artifact in (synthetic, solutions, variations, traces) if artifact is not None]
+    made = [
+        artifact.path("chats.parquet").as_uri()
+        for artifact in (synthetic, solutions, variations, traces)
+        if artifact is not None
+    ]
     generated = spark.read.parquet(*made)
     frames = [generated.mapInArrow(partial(judge_chats, judging=judging), ROW_COLUMNS)]
     if files:
         frames.append(
-            source_frame(spark, files, resources.shuffle_partitions).mapInArrow(partial(read_chats, judging=judging), ROW_COLUMNS)
+            source_frame(spark, files, resources.shuffle_partitions).mapInArrow(
+                partial(read_chats, judging=judging), ROW_COLUMNS
+            )
         )
     rows = reduce(lambda left, right: left.unionByName(right), frames).persist()
     try:
@@ -96,19 +121,29 @@ def collect_chats(
     return record
 
 
-def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatCollectionRecipe, num_partitions: int, output: Output) -> CollectedChats:
+def _write_streams(
+    rows: DataFrame, num_sources: int, recipe: ChatCollectionRecipe, num_partitions: int, output: Output
+) -> CollectedChats:
     import pyarrow.parquet as pq
     from pyspark.sql import functions as F
 
     sums = rows.groupBy("stream").agg(F.count("id").alias("num_rows"), F.sum("num_bytes").alias("num_bytes")).collect()
     totals = {row["stream"]: (row["num_rows"], row["num_bytes"]) for row in sums}
-    left_out = rows.where(F.col("stream") != KEPT).select("stream", "id", "source", "offset", "reason", "kept_id", "detail").toArrow()
+    left_out = (
+        rows.where(F.col("stream") != KEPT)
+        .select("stream", "id", "source", "offset", "reason", "kept_id", "detail")
+        .toArrow()
+    )
     changed = sorted(row["source"] for row in left_out.to_pylist() if row["stream"] == CHANGED)
     if changed:
-        raise ValueError(f"source {changed[0]} changed while it was read ({len(changed)} in all): run again when nothing writes to it")
+        raise ValueError(
+            f"source {changed[0]} changed while it was read ({len(changed)} in all): run again when nothing writes to "
+            f"it"
+        )
     kept = rows.where(F.col("stream") == KEPT)
     marked = kept.join(kept.groupBy("digest").agg(F.min("id").alias("original")), "digest")
-    # a seed's solution, its variations with other numbers and a teacher's trace come of one record: all are held out or none
+    # a seed's solution, its variations with other numbers and a teacher's trace come of one record: all are held out or
+    # none
     origin = F.concat_ws(" ", F.substring_index("source", "#", 1), F.col("offset").cast("string"))
     fits = _hash_of("origin", 9) * F.col("collection_size") < recipe.chats.max_per_collection * NUM_HASHES
     originals = marked.where("id = original").withColumn("origin", origin)
@@ -119,11 +154,15 @@ def _write_streams(rows: DataFrame, num_sources: int, recipe: ChatCollectionReci
     with chat_clusters(compared, num_bytes, recipe.deduplicate, num_partitions, output.path("compared")) as clusters:
         heads = unique.select(F.col("id").alias("cluster"), "origin")
         sides = clusters.join(heads, "cluster").select("id", _side(recipe.chats).alias("split"))
-        paths = write_documents(unique.join(sides, "id").select(*names_of(CHAT_COLUMNS), "split"), output.path("chats"), num_bytes)
+        paths = write_documents(
+            unique.join(sides, "id").select(*names_of(CHAT_COLUMNS), "split"), output.path("chats"), num_bytes
+        )
     write_table(unique.where(F.greatest(*KINDS) > 0).select("id", *KINDS), output.path("masked.parquet"))
     masked = pq.read_table(output.path("masked.parquet"), columns=list(KINDS))
     output.report(Progress(num_sources, num_sources, "sources", "conversations written"))
-    duplicates = marked.where("id <> original").select("id", F.lit(DUPLICATE).alias("reason"), F.col("original").alias("kept_id"))
+    duplicates = marked.where("id <> original").select(
+        "id", F.lit(DUPLICATE).alias("reason"), F.col("original").alias("kept_id")
+    )
     beyond = sized.where(~fits).select("id", F.lit(FULL).alias("reason"), F.lit("").alias("kept_id"))
     _write_left_out(left_out, duplicates.unionByName(beyond).toArrow(), output)
     unique.unpersist()
@@ -181,14 +220,18 @@ def _check_rejected(record: CollectedChats, recipe: ChatRecipe, rejected_path: P
     num_read = record.num_chats + sum(record.dropped.values()) + num_rejected
     if num_rejected > recipe.max_rejected_share * num_read:
         rows = sorted(pq.read_table(rejected_path).to_pylist(), key=lambda row: (row["source"], row["offset"]))
-        examples = "; ".join(f"{row['source']} at byte {row['offset']}: {row['reason']} ({row['detail']})" for row in rows[:NUM_EXAMPLES])
+        examples = "; ".join(
+            f"{row['source']} at byte {row['offset']}: {row['reason']} ({row['detail']})" for row in rows[:NUM_EXAMPLES]
+        )
         counts = ", ".join(f"{reason} {count}" for reason, count in record.rejected.items())
         raise ValueError(
             f"{num_rejected} of {num_read} conversations are malformed ({counts}), more than chats.max_rejected_share "
-            f"({recipe.max_rejected_share}) allows: {examples}. Repair these records, or give their files the role ignore"
+            f"({recipe.max_rejected_share}) allows: {examples}. Repair these records, or give their files the role "
+            f"ignore"
         )
     if not record.training_chats:
         raise ValueError(
-            f"none of {num_read} conversations is left to train on (dropped: {record.dropped}, held out: {record.validation_chats}): "
+            f"none of {num_read} conversations is left to train on (dropped: {record.dropped}, held out: "
+            f"{record.validation_chats}): "
             "raise chats.max_chat_chars, lower chats.validation_share or raise synthesize.num_chats"
         )

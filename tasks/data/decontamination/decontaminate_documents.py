@@ -47,7 +47,13 @@ class DecontaminatedDocuments(Record):
 
 
 @step(
-    content=("documents/*.parquet", "dropped.parquet", "contaminated.parquet", "prompts.parquet", "dropped_prompts.parquet"),
+    content=(
+        "documents/*.parquet",
+        "dropped.parquet",
+        "contaminated.parquet",
+        "prompts.parquet",
+        "dropped_prompts.parquet",
+    ),
     distributions=("pyspark", "pyarrow", "numpy", "phonenumbers", "python-stdnum", "detect-secrets", "tld"),
 )
 def decontaminate_documents(
@@ -59,8 +65,8 @@ def decontaminate_documents(
     resources: SparkResources,
     output: Output,
 ) -> DecontaminatedDocuments:
-    """Drop what overlaps with an evaluation item, whether it is to be trained on or held out. `synthetic` is None where the documents of
-    a user are looked at alone. Raises ValueError if nothing is left."""
+    """Drop what overlaps with an evaluation item, whether it is to be trained on or held out. `synthetic` is None where
+    the documents of a user are looked at alone. Raises ValueError if nothing is left."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)
@@ -68,21 +74,28 @@ def decontaminate_documents(
     num_in = sum(artifact.record.num_documents for artifact in given)
     output.report(Progress(0, num_in, "documents", "indexing evaluation items"))
     items, overlaps = protected_items(ingested, synthetic, recipe)
-    num_prompts, num_dropped_prompts = _write_prompts(synthetic.path("prompts.parquet"), items, overlaps, output) if synthetic else (0, 0)
+    num_prompts, num_dropped_prompts = (
+        _write_prompts(synthetic.path("prompts.parquet"), items, overlaps, output) if synthetic else (0, 0)
+    )
     index = spark.sparkContext.broadcast(overlaps)
-    frame = read_documents(spark, [path for artifact in given for path in artifact.paths("documents/*.parquet")], resources)
+    frame = read_documents(
+        spark, [path for artifact in given for path in artifact.paths("documents/*.parquet")], resources
+    )
     hits = frame.select("id", "text").mapInArrow(partial(find_overlaps, index=index), HIT_COLUMNS).persist()
     contaminated, num_common = _contaminated(hits, items.num_records, recipe.max_documents_per_run)
     evidence = contaminated.toArrow()
     _write_evidence(evidence, items, output)
     kept = frame.join(F.broadcast(contaminated.select("id")), "id", "left_anti").select(*frame.columns)
     num_bytes = sum(artifact.record.num_bytes for artifact in given)
-    counts, reasons = count_kept(write_documents(kept, output.path("documents"), num_bytes), num_in, output, "split", "domain")
+    counts, reasons = count_kept(
+        write_documents(kept, output.path("documents"), num_bytes), num_in, output, "split", "domain"
+    )
     hits.unpersist()
     index.destroy()
     if not any(split == TRAIN for split, _ in counts):
         raise ValueError(
-            f"all {num_in} documents overlap with evaluation items ({reasons}): raise decontaminate.ngram_size or bring other text"
+            f"all {num_in} documents overlap with evaluation items ({reasons}): raise decontaminate.ngram_size or "
+            f"bring other text"
         )
     return DecontaminatedDocuments(
         num_documents=sum(count for count, _ in counts.values()),
@@ -98,7 +111,8 @@ def decontaminate_documents(
 
 
 def _contaminated(hits: DataFrame, num_records: int, max_documents: int) -> tuple[DataFrame, int]:
-    """(id, item, run, shared, num_runs) of each document that overlaps, with its first item; and how many runs are common phrases.
+    """(id, item, run, shared, num_runs) of each document that overlaps, with its first item; and how many runs are
+    common phrases.
 
     Runs of records alone can be common: an evaluated equation is dropped however often it is stated.
     """

@@ -24,14 +24,17 @@ CODE_FIELDS = ("test", "tests", "test_list", "test_patch", "patch", "canonical_s
 ANSWER_CUES = ("", "A: ", "Answer: ", "The answer is ")
 LONG_QUESTION_WORDS = 16
 """Such a question is found by its own words, whatever stands behind it."""
-PROGRAM_TEXT = re.compile(r"```|^[^\S\n]*(?:Traceback \(most|def \w+\(|class \w+[(:]|import \w+|from \w+ import)", re.MULTILINE)
+PROGRAM_TEXT = re.compile(
+    r"```|^[^\S\n]*(?:Traceback \(most|def \w+\(|class \w+[(:]|import \w+|from \w+ import)", re.MULTILINE
+)
 PATCH = re.compile(r"^(?:diff --git|--- |@@ )", re.MULTILINE)
 ADDED_LINES = re.compile(r"(?:^\+(?!\+\+).*\n?)+", re.MULTILINE)
 CUES = re.compile(r"^\s*(?:Question|Q)\s*:\s*|(?<!\s)\s*(?:Answer|A)\s*:\s*$")
 
 ASKED, CUED, TOLD, PROGRAM = "asked", "cued", "told", "program"
-"""What a text is to its record: the question or an answer, however short; the same joined in one of several ways; something else in it (a
-file's content, an argument), which quotes everyday phrases; or program text, of which honest programs share short runs."""
+"""What a text is to its record: the question or an answer, however short; the same joined in one of several ways;
+something else in it (a file's content, an argument), which quotes everyday phrases; or program text, of which honest
+programs share short runs."""
 View = tuple[str, str]
 """(text, what it is)"""
 
@@ -100,7 +103,15 @@ def _asked_with_choices(record: Mapping[str, Any]) -> Iterator[View]:
             yield from ((f"{question}\n{cue}{choice}", CUED) for choice in choices for cue in ANSWER_CUES)
         if question:
             yield "\n".join([question, *choices]), ASKED
-            yield "\n".join([question, *(f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))]), CUED
+            yield (
+                "\n".join(
+                    [
+                        question,
+                        *(f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False)),
+                    ]
+                ),
+                CUED,
+            )
 
 
 def _question(record: Mapping[str, Any]) -> str:

@@ -50,7 +50,8 @@ _LOW_BITS = np.uint64(32)
 
 
 class NearQuotes(NamedTuple):
-    """Where passages are quoted in a batch of texts: text, item, hash of the passage, first word, word after the last."""
+    """Where passages are quoted in a batch of texts: text, item, hash of the passage, first word, word after the
+    last."""
 
     texts: I64
     items: I64
@@ -103,18 +104,26 @@ class PassageIndex:
         lows, highs = np.searchsorted(self.shingles, hashes), np.searchsorted(self.shingles, hashes, side="right")
         counts = highs - lows
         entries = np.repeat(lows - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        passages, firsts = self._candidates(self.owners[entries].astype(np.int64), np.repeat(starts, counts), self.places[entries], runs)
-        parts = [self._quoted(passages[at : at + BATCH], firsts[at : at + BATCH], runs) for at in range(0, len(passages), BATCH)]
+        passages, firsts = self._candidates(
+            self.owners[entries].astype(np.int64), np.repeat(starts, counts), self.places[entries], runs
+        )
+        parts = [
+            self._quoted(passages[at : at + BATCH], firsts[at : at + BATCH], runs)
+            for at in range(0, len(passages), BATCH)
+        ]
         return NearQuotes(*(np.concatenate(columns) for columns in zip(*parts, strict=True))) if parts else NO_QUOTES
 
     def _candidates(self, passages: I64, at: I64, places: NDArray[np.int32], runs: Runs) -> tuple[I64, I64]:
-        """(passage, first word that it may begin with) where most of a passage's shingles are close together, one per passage and text."""
+        """(passage, first word that it may begin with) where most of a passage's shingles are close together, one per
+        passage and text."""
         rows = (passages.astype(np.uint64) << _LOW_BITS) | at.astype(np.uint64)
         order = np.argsort(rows, kind="stable")
         rows, passages, at, places = rows[order], passages[order], at[order], places[order]
         texts = runs.owners[at]
         ends = np.minimum(at + self.reaches[passages], runs.words.offsets[texts + 1])
-        counts = np.searchsorted(rows, (passages.astype(np.uint64) << _LOW_BITS) | ends.astype(np.uint64)) - np.arange(len(rows))
+        counts = np.searchsorted(rows, (passages.astype(np.uint64) << _LOW_BITS) | ends.astype(np.uint64)) - np.arange(
+            len(rows)
+        )
         enough = np.flatnonzero(counts >= self.needed[passages])
         enough = enough[np.lexsort((at[enough], -counts[enough], texts[enough], passages[enough]))]
         passages, at, places, texts = passages[enough], at[enough], places[enough], texts[enough]
@@ -130,7 +139,9 @@ class PassageIndex:
         lengths, reaches = np.diff(self.offsets)[passages], self.reaches[passages]
         columns = np.arange(reaches.max())
         inside = (columns < reaches[:, None]) & (firsts[:, None] + columns < words.offsets[texts + 1][:, None])
-        given = np.where(inside, words.hashes[np.minimum(firsts[:, None] + columns, len(words.hashes) - 1)], np.uint64(0))
+        given = np.where(
+            inside, words.hashes[np.minimum(firsts[:, None] + columns, len(words.hashes) - 1)], np.uint64(0)
+        )
         best, formulas = (np.zeros((len(passages), len(columns) + 1), dtype=np.float32) for _ in range(2))
         touched = np.zeros(given.shape, dtype=bool)
         for place in range(lengths.max()):
@@ -142,7 +153,13 @@ class PassageIndex:
         is_quoted = (best[:, -1] >= self.needed_weights[passages]) & (formulas[:, -1] >= self.needed_formulas[passages])
         kept = np.flatnonzero(is_quoted)
         begins, ends = touched[kept].argmax(axis=1), len(columns) - touched[kept][:, ::-1].argmax(axis=1)
-        return NearQuotes(texts[kept], self.items[passages[kept]], self.keys[passages[kept]], firsts[kept] + begins, firsts[kept] + ends)
+        return NearQuotes(
+            texts[kept],
+            self.items[passages[kept]],
+            self.keys[passages[kept]],
+            firsts[kept] + begins,
+            firsts[kept] + ends,
+        )
 
 
 def _align(best: NDArray[np.float32], equal: NDArray[np.bool_], weights: NDArray[np.float32]) -> None:
@@ -151,8 +168,8 @@ def _align(best: NDArray[np.float32], equal: NDArray[np.bool_], weights: NDArray
 
 
 def build_passages(words: Words, items: I64, chars_per_word: int, max_items: int) -> PassageIndex:
-    """The index over the words of protected texts; each text belongs to an item. Shingles and passages that more than max_items items
-    share protect nothing."""
+    """The index over the words of protected texts; each text belongs to an item. Shingles and passages that more than
+    max_items items share protect nothing."""
     runs = Runs(words)
     firsts, lengths, owners = _cut(words, items, chars_per_word)
     keys = runs.hashes(firsts, lengths)
@@ -174,16 +191,27 @@ def build_passages(words: Words, items: I64, chars_per_word: int, max_items: int
     weights = _weights(words, items)[own]
     is_formula = _formulas(words, own, offsets)
     return PassageIndex(
-        size=size, shingles=shingles, owners=holders.astype(np.int32), places=places.astype(np.int32), may_hold=may_hold,
-        needed=np.maximum(np.ceil(num_shingles * MIN_SHINGLE_SHARE).astype(np.int64), MIN_SHINGLES), offsets=offsets,
-        reaches=np.ceil(lengths * STRETCH).astype(np.int64), words=words.hashes[own], weights=weights, is_formula=is_formula,
-        needed_weights=_least(MIN_SHARE, weights, offsets), needed_formulas=_least(MIN_FORMULA_SHARE, is_formula, offsets),
-        items=owners, keys=keys,
-    )  # fmt: skip
+        size=size,
+        shingles=shingles,
+        owners=holders.astype(np.int32),
+        places=places.astype(np.int32),
+        may_hold=may_hold,
+        needed=np.maximum(np.ceil(num_shingles * MIN_SHINGLE_SHARE).astype(np.int64), MIN_SHINGLES),
+        offsets=offsets,
+        reaches=np.ceil(lengths * STRETCH).astype(np.int64),
+        words=words.hashes[own],
+        weights=weights,
+        is_formula=is_formula,
+        needed_weights=_least(MIN_SHARE, weights, offsets),
+        needed_formulas=_least(MIN_FORMULA_SHARE, is_formula, offsets),
+        items=owners,
+        keys=keys,
+    )
 
 
 def _formulas(words: Words, own: I64, offsets: I64) -> NDArray[np.float32]:
-    """1 for the words of passages that are numbers or single letters; letters of choices (quoted_words.py) count in mathematics only."""
+    """1 for the words of passages that are numbers or single letters; letters of choices (quoted_words.py) count in
+    mathematics only."""
     is_formula = (~words.has_letter | ((words.lengths == 1) & ~words.is_single))[own]
     lengths = np.diff(offsets)
     is_maths = np.diff(np.concatenate(([0], np.cumsum(is_formula)))[offsets]) >= MATHS_SHARE * lengths
@@ -197,7 +225,8 @@ def _least(share: float, values: NDArray[np.float32], offsets: I64) -> NDArray[n
 
 
 def _cut(words: Words, items: I64, chars_per_word: int) -> tuple[I64, I64, I64]:
-    """(first word, number of words, item) of the passages: texts in parts of equal length. Tables of numbers give none."""
+    """(first word, number of words, item) of the passages: texts in parts of equal length. Tables of numbers give
+    none."""
     long = np.flatnonzero(words.counts >= MIN_WORDS * chars_per_word)
     num_parts = -(-words.counts[long] // (PASSAGE_WORDS * chars_per_word))
     texts = np.repeat(long, num_parts)

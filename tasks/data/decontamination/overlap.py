@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     I64 = NDArray[np.int64]
 
 HIT_COLUMNS = "id string, item long, run long, shared string"
-"""item: number of the item that a document overlaps with; run: hash of the words that they share; shared: the words as the document
-writes them. A document has a row for every such run, and none where there is no overlap."""
+"""item: number of the item that a document overlaps with; run: hash of the words that they share; shared: the words as
+the document writes them. A document has a row for every such run, and none where there is no overlap."""
 CHUNK_CHARS = 2_000_000
 MIN_WORDS_OF_TEXT = 8
 """Shorter evaluation texts (a five-word sentence) occur in honest documents by chance."""
@@ -46,7 +46,8 @@ MIN_LETTER_WORDS = 2
 FILTER_SLOTS = 8
 """Of the first filter, per protected run."""
 CHARS_PER_WORD = 3
-"""Characters that tell as much as a word, in scripts without spaces: 13 of them are a phrase of three Thai or six Chinese words."""
+"""Characters that tell as much as a word, in scripts without spaces: 13 of them are a phrase of three Thai or six
+Chinese words."""
 SINGLES = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in SINGLE_RANGES) + "]")
 NO_MATCHES = (NO_PLACES, NO_PLACES, np.empty(0, dtype=np.uint64), NO_PLACES, NO_PLACES)
 
@@ -118,7 +119,9 @@ class OverlapIndex:
         text_starts = np.concatenate(([0], np.cumsum([len(text) for text in plain], dtype=np.int64)))
         begins, ends = starts[places] - text_starts[owners[places]], stops[places] - text_starts[owners[places]]
         spans = zip(owners[places].tolist(), begins.tolist(), ends.tolist(), strict=True)
-        return Hits(owners[places], items[places], runs[places], [plain[text][start:stop] for text, start, stop in spans])
+        return Hits(
+            owners[places], items[places], runs[places], [plain[text][start:stop] for text, start, stop in spans]
+        )
 
     def first_hits(self, texts: Sequence[str]) -> I64:
         """The smallest item number that each text overlaps with, or -1."""
@@ -156,7 +159,8 @@ def _near_matches(runs: Runs, passages: PassageIndex) -> tuple[I64, I64, U64, I6
 
 
 def build_index(groups: Sequence[ProtectedTexts], max_items: int) -> OverlapIndex:
-    """The index over texts of items; of a run that several items share the smallest one is named, a run of more than max_items none."""
+    """The index over texts of items; of a run that several items share the smallest one is named, a run of more than
+    max_items none."""
     found: dict[tuple[bool, int], list[tuple[U64, I64, U64, I64]]] = {}
     near: dict[int, list[tuple[Words, I64]]] = {}
     for texts, items, protection, chars_per_word in [part for group in groups for part in _by_script(group)]:
@@ -170,14 +174,17 @@ def build_index(groups: Sequence[ProtectedTexts], max_items: int) -> OverlapInde
                 found.setdefault((protection.with_operators, length), []).append((anchors, lengths, wholes, numbers))
     probes = (_probe(*key, parts, max_items) for key, parts in sorted(found.items(), reverse=True))
     passages = (
-        build_passages(joined_words([words for words, _ in parts]), np.concatenate([items for _, items in parts]), chars, max_items)
+        build_passages(
+            joined_words([words for words, _ in parts]), np.concatenate([items for _, items in parts]), chars, max_items
+        )
         for chars, parts in near.items()
     )
     return OverlapIndex(tuple(probe for probe in probes if len(probe.anchors)), tuple(passages))
 
 
 def _by_script(group: ProtectedTexts) -> Iterator[tuple[list[str], list[int], Protection, int]]:
-    """(texts, items, protection, characters per word): those of scripts without spaces, whose words are characters, need longer runs."""
+    """(texts, items, protection, characters per word): those of scripts without spaces, whose words are characters,
+    need longer runs."""
     single = [len(SINGLES.sub("", text)) * 2 < len(text) for text in group.texts]
     size = group.protection
     longer = size._replace(min_words=size.min_words * CHARS_PER_WORD, ngram_size=size.ngram_size * CHARS_PER_WORD)
@@ -187,7 +194,8 @@ def _by_script(group: ProtectedTexts) -> Iterator[tuple[list[str], list[int], Pr
 
 
 def _protected(runs: Runs, protection: Protection) -> Iterator[tuple[int, tuple[U64, I64, U64, I64]]]:
-    """(length of the anchor, (anchors, lengths, hashes of the whole, texts)) of n-grams, and of texts that are shorter than one."""
+    """(length of the anchor, (anchors, lengths, hashes of the whole, texts)) of n-grams, and of texts that are shorter
+    than one."""
     words, size, least = runs.words, protection.ngram_size, min(protection.min_words, protection.ngram_size)
     starts = runs.starts(size)
     starts = starts[_are_telling(words, starts, np.full(len(starts), size), protection)]
@@ -252,5 +260,10 @@ def find_overlaps(batches: Iterator[pa.RecordBatch], index: Any) -> Iterator[pa.
         for start, stop in chunk_bounds(map(len, texts), CHUNK_CHARS):
             hits = index.value.hits(texts[start:stop])
             ids = batch.column("id").take(pa.array(hits.texts + start))
-            columns = [ids, pa.array(hits.items), pa.array(hits.runs.view(np.int64)), pa.array(hits.shared, pa.string())]
+            columns = [
+                ids,
+                pa.array(hits.items),
+                pa.array(hits.runs.view(np.int64)),
+                pa.array(hits.shared, pa.string()),
+            ]
             yield pa.RecordBatch.from_arrays(columns, names=["id", "item", "run", "shared"])

@@ -34,7 +34,8 @@ PROBLEM = "problem"
 Problem = tuple[str, str, int, list[str]]
 """(id, source, number, texts)"""
 WHOLE = 1 << 30
-"""Words per n-gram of generated problems: they are protected as a whole, since their wording is that of all others of their kind."""
+"""Words per n-gram of generated problems: they are protected as a whole, since their wording is that of all others of
+their kind."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ class ProtectedItems:
 
 
 def protected_items(
-    ingested: Artifact[IngestedDocuments], synthetic: Artifact[SynthesizedProblems] | None, recipe: DecontaminationRecipe
+    ingested: Artifact[IngestedDocuments],
+    synthetic: Artifact[SynthesizedProblems] | None,
+    recipe: DecontaminationRecipe,
 ) -> tuple[ProtectedItems, OverlapIndex]:
     """The items and what texts are looked up in."""
     return index_items(_records(ingested), () if synthetic is None else _problems(synthetic), recipe)
@@ -104,10 +107,13 @@ def _protect(group: ProtectedTexts, text: str, item: int) -> None:
 
 
 def _protect_masked(group: ProtectedTexts) -> None:
-    """The texts that hold personal data, without it too: documents are masked before they are looked up. As prose and as code."""
+    """The texts that hold personal data, without it too: documents are masked before they are looked up. As prose and
+    as code."""
     for is_code in (False, True):
         spans = find_in_chunks(group.texts, [is_code] * len(group.texts), KINDS)
-        masked = [(mask_text(text, own), item) for text, item, own in zip(group.texts, group.items, spans, strict=True) if own]
+        masked = [
+            (mask_text(text, own), item) for text, item, own in zip(group.texts, group.items, spans, strict=True) if own
+        ]
         for text, item in masked:
             _protect(group, text, item)
 
@@ -123,7 +129,9 @@ def _records(ingested: Artifact[IngestedDocuments]) -> list[dict[str, Any]]:
     import pyarrow.dataset as dataset
 
     paths = [str(path) for path in ingested.paths("evaluation/*.parquet")]
-    return dataset.dataset(paths).to_table(columns=["id", "source", "offset", "text", "markup"]).sort_by("id").to_pylist()
+    return (
+        dataset.dataset(paths).to_table(columns=["id", "source", "offset", "text", "markup"]).sort_by("id").to_pylist()
+    )
 
 
 def _problems(synthetic: Artifact[SynthesizedProblems]) -> Iterator[Problem]:

@@ -39,12 +39,32 @@ PADDING = "\n\n"
 CHOICE_LETTER, CHOICE_NUMBER, SIGN, BLANK, LINE_START, OPENING = 1, 2, 3, 4, 5, 6
 """A code point's part in a marker of a choice."""
 NUMBER_WORDS = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",
-    "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
-)  # fmt: skip
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
+)
 ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,30});")
 BLOCK_TAG = re.compile(
-    r"</?(?:p|br|div|li|ul|ol|dl|dt|dd|td|th|tr|table|thead|tbody|h[1-6]|blockquote|pre|hr)\b[^<>]{0,500}>", re.IGNORECASE
+    r"</?(?:p|br|div|li|ul|ol|dl|dt|dd|td|th|tr|table|thead|tbody|h[1-6]|blockquote|pre|hr)\b[^<>]{0,500}>",
+    re.IGNORECASE,
 )
 INLINE_TAG = re.compile(
     r"</?(?:b|i|u|s|q|a|em|strong|span|font|code|tt|kbd|var|samp|sub|sup|small|big|mark|abbr|cite|del|ins|wbr|img)\b[^<>]{0,500}>",
@@ -94,7 +114,8 @@ def quoted_words(plain: Sequence[str]) -> Words:
 
 
 def _are_markers(points: NDArray[np.uint32], places: I64) -> NDArray[np.bool_]:
-    """Whether a word of one character marks a choice: A to H wherever they stand alone, (2) anywhere, 2) and 2. where a line begins."""
+    """Whether a word of one character marks a choice: A to H wherever they stand alone, (2) anywhere, 2) and 2. where a
+    line begins."""
     kinds = _marker_kinds()
     before, own, behind, last = (kinds[points[places + step]] for step in (-1, 0, 1, 2))
     is_bracketed = (before == OPENING) & (points[places + 1] == ord(")"))
@@ -106,8 +127,13 @@ def _are_markers(points: NDArray[np.uint32], places: I64) -> NDArray[np.bool_]:
 def _marker_kinds() -> NDArray[np.uint8]:
     kinds = np.zeros(NUM_CODE_POINTS, dtype=np.uint8)
     members = {
-        CHOICE_LETTER: "ABCDEFGHabcdefgh", CHOICE_NUMBER: "123456789", SIGN: ").:", BLANK: " \t\xa0", LINE_START: "\n", OPENING: "(",
-    }  # fmt: skip
+        CHOICE_LETTER: "ABCDEFGHabcdefgh",
+        CHOICE_NUMBER: "123456789",
+        SIGN: ").:",
+        BLANK: " \t\xa0",
+        LINE_START: "\n",
+        OPENING: "(",
+    }
     for kind, characters in members.items():
         kinds[[ord(character) for character in characters]] = kind
     return kinds
@@ -116,7 +142,10 @@ def _marker_kinds() -> NDArray[np.uint8]:
 @cache
 def _number_words() -> tuple[U64, U64, np.uint64]:
     """Hashes of NUMBER_WORDS, sorted, those of their digits, and that of 1."""
-    spelled, digits = split_words([" ".join(NUMBER_WORDS)]).hashes, split_words([" ".join(map(str, range(len(NUMBER_WORDS))))]).hashes
+    spelled, digits = (
+        split_words([" ".join(NUMBER_WORDS)]).hashes,
+        split_words([" ".join(map(str, range(len(NUMBER_WORDS))))]).hashes,
+    )
     order = np.argsort(spelled)
     return spelled[order], digits[order], digits[NUMBER_WORDS.index("one")]
 
@@ -128,7 +157,11 @@ def choice_hash() -> np.uint64:
 
 def without_operators(words: Words) -> Words:
     """The words that are no sign standing alone: `a+b` and `a b` are the same text."""
-    kept = words.has_letter | (words.lengths > 1) | ~np.isin(words.hashes, split_words([" ".join(OPERATORS)], with_operators=True).hashes)
+    kept = (
+        words.has_letter
+        | (words.lengths > 1)
+        | ~np.isin(words.hashes, split_words([" ".join(OPERATORS)], with_operators=True).hashes)
+    )
     before = np.concatenate(([0], np.cumsum(kept)))
     members = {name: getattr(words, name)[kept] for name in ("hashes", "lengths", "is_single", "has_letter", "starts")}
     return replace(words, offsets=before[words.offsets], **members)

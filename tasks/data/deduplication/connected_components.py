@@ -27,10 +27,12 @@ MAX_ROUNDS = 40
 def connected_components(
     edges: DataFrame, num_edges: int, directory: Path, max_single_task_edges: int = MAX_SINGLE_TASK_EDGES
 ) -> DataFrame:
-    """(id, root) of every node of EDGES parcels, roots included; a root is its component's smallest id. The driver holds no edge. What
-    rounds leave lies in `directory`, which all executors mount: no lost one takes a round with it. Remove it when the roots were read.
+    """(id, root) of every node of EDGES parcels, roots included; a root is its component's smallest id. The driver
+    holds no edge. What rounds leave lies in `directory`, which all executors mount: no lost one takes a round with it.
+    Remove it when the roots were read.
 
-    Raises RuntimeError if the components have not settled after the rounds that any graph needs, never a half-merged result."""
+    Raises RuntimeError if the components have not settled after the rounds that any graph needs, never a half-merged
+    result."""
     if num_edges <= max_single_task_edges:
         return edges.repartition(1).mapInArrow(component_roots, ROOT_COLUMNS)
     return _alternate_stars(edges.mapInArrow(star_rows, STAR_COLUMNS).distinct(), directory)
@@ -48,7 +50,9 @@ def _alternate_stars(edges: DataFrame, directory: Path) -> DataFrame:
         before, place = place, directory / f"round-{number:02d}"
         stars = _written(_small_star(_large_star(stars)), place)
         shutil.rmtree(before)
-    raise RuntimeError(f"connected components have not settled after {MAX_ROUNDS} rounds: the duplicate clusters would be wrong")
+    raise RuntimeError(
+        f"connected components have not settled after {MAX_ROUNDS} rounds: the duplicate clusters would be wrong"
+    )
 
 
 def _written(stars: DataFrame, path: Path) -> DataFrame:
@@ -72,7 +76,9 @@ def _large_star(stars: DataFrame) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    both = stars.select("node", "centre").unionByName(stars.select(F.col("centre").alias("node"), F.col("node").alias("centre")))
+    both = stars.select("node", "centre").unionByName(
+        stars.select(F.col("centre").alias("node"), F.col("node").alias("centre"))
+    )
     smallest = F.least("node", F.min("centre").over(Window.partitionBy("node")))
     tied = both.select("node", "centre", smallest.alias("smallest")).where("centre > node")
     return tied.select(F.col("centre").alias("node"), F.col("smallest").alias("centre")).distinct()

@@ -39,7 +39,18 @@ if TYPE_CHECKING:
     from tasks.data.deduplication.earlier_documents import EarlierDocuments
     from tasks.data.scoring.score_documents import ScoredDocuments
 
-META_COLUMNS = ("id", "source", "offset", "piece", "collection", "domain", "url", "content_digest", "quality", "num_chars")
+META_COLUMNS = (
+    "id",
+    "source",
+    "offset",
+    "piece",
+    "collection",
+    "domain",
+    "url",
+    "content_digest",
+    "quality",
+    "num_chars",
+)
 
 
 class DeduplicatedDocuments(Record):
@@ -51,7 +62,8 @@ class DeduplicatedDocuments(Record):
     num_rows: int
     dropped: dict[str, int]
     largest_clusters: tuple[DuplicateCluster, ...]
-    """Of near-duplicates, the largest first; none that removes less than some documents of a source (MIN_JUDGED_DOCUMENTS)."""
+    """Of near-duplicates, the largest first; none that removes less than some documents of a source
+    (MIN_JUDGED_DOCUMENTS)."""
 
 
 @step(
@@ -66,8 +78,8 @@ def deduplicate_documents(
     resources: SparkResources,
     output: Output,
 ) -> DeduplicatedDocuments:
-    """Keep one document per cluster. Raises ValueError where one source loses more than max_removed_share of its documents, or more than
-    max_cluster_share to one cluster of near-duplicates."""
+    """Keep one document per cluster. Raises ValueError where one source loses more than max_removed_share of its
+    documents, or more than max_cluster_share to one cluster of near-duplicates."""
     spark = spark_session(resources)
     previous.check_signatures(recipe)
     paths = [str(path) for path in documents.paths("documents/*.parquet")]
@@ -82,7 +94,9 @@ def deduplicate_documents(
     groups = exact_groups(others).persist()
     output.report(Progress(0, num_in, "documents", "signatures"))
     ids = groups.where("not is_earlier").select("id")
-    near = near_duplicates(ids, paths, previous.signature_rows(spark), previous.document_paths, signing, recipe.threshold)
+    near = near_duplicates(
+        ids, paths, previous.signature_rows(spark), previous.document_paths, signing, recipe.threshold
+    )
     output.report(Progress(num_in, num_in, "documents", f"{near.num_edges} verified pairs"))
     rounds = output.path("rounds")
     components = connected_components(near.edges, near.num_edges, rounds)
@@ -91,7 +105,11 @@ def deduplicate_documents(
     check_cluster_share(clusters, recipe)
     _check_removed_share(fates, recipe)
     _write_removed(fates, near.edges, output)
-    survivors = fates.where("reason = ''").select("id", "cluster").mapInArrow(partial(send_marks, num_files=files), PARCEL_COLUMNS)
+    survivors = (
+        fates.where("reason = ''")
+        .select("id", "cluster")
+        .mapInArrow(partial(send_marks, num_files=files), PARCEL_COLUMNS)
+    )
     to_write = near.signatures.unionByName(survivors).repartitionById(files, "target")
     counts, reasons = count_kept(_write_survivors(to_write, paths, files, recipe, output), num_in, output, "domain")
     for cached in (pages, groups, fates):
@@ -100,9 +118,14 @@ def deduplicate_documents(
     if rounds.exists():
         shutil.rmtree(rounds)
     return DeduplicatedDocuments(
-        num_documents=sum(count for count, _ in counts.values()), num_bytes=sum(size for _, size in counts.values()), dropped=reasons,
-        num_verified_pairs=near.num_edges, num_bands=signing.num_bands, num_rows=signing.num_rows, largest_clusters=clusters,
-    )  # fmt: skip
+        num_documents=sum(count for count, _ in counts.values()),
+        num_bytes=sum(size for _, size in counts.values()),
+        dropped=reasons,
+        num_verified_pairs=near.num_edges,
+        num_bands=signing.num_bands,
+        num_rows=signing.num_rows,
+        largest_clusters=clusters,
+    )
 
 
 def _meta(spark: SparkSession, paths: list[str], earlier_paths: list[str]) -> DataFrame:
@@ -117,7 +140,8 @@ def _meta(spark: SparkSession, paths: list[str], earlier_paths: list[str]) -> Da
 
 
 def _write_removed(fates: DataFrame, edges: DataFrame, output: Output) -> None:
-    """dropped.parquet, and neighbours.parquet: of every near-duplicate the verified neighbour that it is most similar to."""
+    """dropped.parquet, and neighbours.parquet: of every near-duplicate the verified neighbour that it is most similar
+    to."""
     from pyspark.sql import functions as F
 
     dropped = names_of(DROPPED_COLUMNS)
@@ -127,10 +151,14 @@ def _write_removed(fates: DataFrame, edges: DataFrame, output: Output) -> None:
     nearest = edges.mapInArrow(list_neighbours, NEIGHBOUR_COLUMNS).groupBy("id").agg(best)
     removed = fates.where(f"reason = '{NEAR}'").select("id", "kept_id").join(nearest, "id")
     columns = ("id", "kept_id", "best.neighbour_id", "best.num_shared", "best.num_union")
-    write_table(removed.select(*columns, (-F.col("best.unlike")).alias("similarity")), output.path("neighbours.parquet"))
+    write_table(
+        removed.select(*columns, (-F.col("best.unlike")).alias("similarity")), output.path("neighbours.parquet")
+    )
 
 
-def _write_survivors(parcels: DataFrame, paths: list[str], files: int, recipe: DeduplicationRecipe, output: Output) -> list[Path]:
+def _write_survivors(
+    parcels: DataFrame, paths: list[str], files: int, recipe: DeduplicationRecipe, output: Output
+) -> list[Path]:
     """The files of documents."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -138,7 +166,9 @@ def _write_survivors(parcels: DataFrame, paths: list[str], files: int, recipe: D
     metadata = signing_metadata(recipe)
     for name in ("documents", "signatures"):
         output.path(f"{name}/part").parent.mkdir(exist_ok=True)
-    writer = partial(write_survivors, paths=paths, directory=str(output.directory), num_files=files, signature_metadata=metadata)
+    writer = partial(
+        write_survivors, paths=paths, directory=str(output.directory), num_files=files, signature_metadata=metadata
+    )
     parcels.mapInArrow(writer, PART_COLUMNS).collect()
     no_cluster = pa.table({"cluster": pa.array([], pa.string())})
     empty = {
@@ -155,13 +185,18 @@ def _check_removed_share(fates: DataFrame, recipe: DeduplicationRecipe) -> None:
     from pyspark.sql import functions as F
 
     def shown(_: str, collection: str, __: str) -> list[str]:
-        lost = fates.where((F.col("collection") == collection) & (F.col("reason") != "")).orderBy("id").take(NUM_EXAMPLES)
+        lost = (
+            fates.where((F.col("collection") == collection) & (F.col("reason") != "")).orderBy("id").take(NUM_EXAMPLES)
+        )
         return [f"{row.source} ({row.reason}, {row.id} -> {row.kept_id})" for row in lost]
 
     ceiling = Ceiling(
-        "deduplicate.max_removed_share", recipe.max_removed_share, lambda _: "documents are duplicates",
-        "Look whether a template makes different pages look alike; then raise deduplicate.threshold or max_removed_share",
-    )  # fmt: skip
+        "deduplicate.max_removed_share",
+        recipe.max_removed_share,
+        lambda _: "documents are duplicates",
+        "Look whether a template makes different pages look alike; then raise deduplicate.threshold or "
+        "max_removed_share",
+    )
     gone = F.when(F.col("reason") != "", 1).otherwise(0).alias("removed")
     judged = fates.select("collection", F.lit("").alias("reason"), F.lit(1).alias("amount"), gone)
     check_removed_share(judged, (COLLECTION,), ceiling, shown)

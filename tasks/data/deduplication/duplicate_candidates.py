@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.data.deduplication.minhash import CHUNK_CHARS, band_keys, jaccard_counts, shingle_sets, shingles_of, signatures, sketches
+from tasks.data.deduplication.minhash import (
+    CHUNK_CHARS,
+    band_keys,
+    jaccard_counts,
+    shingle_sets,
+    shingles_of,
+    signatures,
+    sketches,
+)
 from tasks.data.records.documents_by_id import read_by_id
 from tasks.data.records.parcels import PARCEL_ROWS, addressed, id_numbers, id_range, id_strings, parcels, unpacked
 from tasks.data.text.text_chunks import chunk_bounds
@@ -29,11 +37,12 @@ KEYS, SIGNATURES, PAIRS, WANTED, SHINGLES, EDGES = "keys", "signatures", "pairs"
 BUCKET_WINDOW = 32
 """Buckets of up to 33 documents are paired completely."""
 LARGE_BUCKET_WINDOW = 12
-"""In larger buckets (templates) each document is paired with so many after it, in another order for every band: a document meets 24
-random others per band, so that what is connected stays connected, without a quadratic number of pairs."""
+"""In larger buckets (templates) each document is paired with so many after it, in another order for every band: a
+document meets 24 random others per band, so that what is connected stays connected, without a quadratic number of
+pairs."""
 LARGE_BUCKET_CENTRES = 4
-"""And with so many that are most like the bucket as a whole: of 3,000 edited copies that are each like their original alone, a window by
-itself pairs one in five with it."""
+"""And with so many that are most like the bucket as a whole: of 3,000 edited copies that are each like their original
+alone, a window by itself pairs one in five with it."""
 SKETCH_BITS = 64
 NEIGHBOUR_COLUMNS = "id string, neighbour_id string, num_shared long, num_union long"
 
@@ -61,7 +70,8 @@ class Signing:
 
 
 def sign_documents(batches: Iterator[pa.RecordBatch], paths: list[str], signing: Signing) -> Iterator[pa.RecordBatch]:
-    """KEYS and SIGNATURES parcels of the documents with the ids of these batches; those without any word have neither."""
+    """KEYS and SIGNATURES parcels of the documents with the ids of these batches; those without any word have
+    neither."""
     for ids, signed in _gathered(_signed(batches, paths, signing), PARCEL_ROWS // signing.num_bands):
         yield from signing.keys(ids, signed, is_new=True)
         yield from addressed(SIGNATURES, signature_table(ids, signed), id_range(ids, signing.num_files))
@@ -92,11 +102,15 @@ def read_signatures(path: str) -> Iterator[tuple[U64, NDArray[np.uint32]]]:
         for batch in file.iter_batches(PARCEL_ROWS // 16, use_threads=False):
             column = batch.column("signature")
             width = column.type.byte_width
-            data = np.frombuffer(column.buffers()[1], dtype=np.uint32)[column.offset * width // 4 :][: len(column) * width // 4]
+            data = np.frombuffer(column.buffers()[1], dtype=np.uint32)[column.offset * width // 4 :][
+                : len(column) * width // 4
+            ]
             yield id_numbers(batch.column("id")), data.reshape(len(column), width // 4)
 
 
-def _signed(batches: Iterator[pa.RecordBatch], paths: list[str], signing: Signing) -> Iterator[tuple[U64, NDArray[np.uint32]]]:
+def _signed(
+    batches: Iterator[pa.RecordBatch], paths: list[str], signing: Signing
+) -> Iterator[tuple[U64, NDArray[np.uint32]]]:
     for chunk in _chunks(read_by_id(paths, _sorted_ids(batches), ["id", "text"])):
         shingles, offsets = shingles_of(chunk.column("text").to_pylist(), signing.ngram_size)
         has_words = np.diff(offsets) > 0
@@ -107,7 +121,9 @@ def _sorted_ids(batches: Iterator[pa.RecordBatch]) -> U64:
     return np.sort(np.concatenate([np.empty(0, np.uint64), *(id_numbers(batch.column("id")) for batch in batches)]))
 
 
-def _gathered(parts: Iterator[tuple[U64, NDArray[np.uint32]]], num_documents: int) -> Iterator[tuple[U64, NDArray[np.uint32]]]:
+def _gathered(
+    parts: Iterator[tuple[U64, NDArray[np.uint32]]], num_documents: int
+) -> Iterator[tuple[U64, NDArray[np.uint32]]]:
     """The same in larger pieces."""
     waiting: list[tuple[U64, NDArray[np.uint32]]] = []
     for part in parts:
@@ -129,7 +145,8 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def pair_candidates(batches: Iterator[pa.RecordBatch], num_partitions: int) -> Iterator[pa.RecordBatch]:
-    """PAIRS parcels (left, right; left < right) of documents that share a key, at least one of them new, for KEYS parcels."""
+    """PAIRS parcels (left, right; left < right) of documents that share a key, at least one of them new, for KEYS
+    parcels."""
     import pyarrow as pa
 
     received = unpacked(batches).get(KEYS)
@@ -142,8 +159,8 @@ def pair_candidates(batches: Iterator[pa.RecordBatch], num_partitions: int) -> I
 
 
 def bucket_pairs(keys: U64, ids: U64, sketched: U64, is_new: NDArray[np.bool_]) -> tuple[U64, U64]:
-    """Distinct pairs of the documents with equal keys: all of a bucket, or in large ones those that stand near each other, and each with
-    the most central ones."""
+    """Distinct pairs of the documents with equal keys: all of a bucket, or in large ones those that stand near each
+    other, and each with the most central ones."""
     ordered = np.sort(keys)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(repeated):
@@ -172,13 +189,16 @@ def bucket_pairs(keys: U64, ids: U64, sketched: U64, is_new: NDArray[np.bool_]) 
 
 
 def _pairs_with_centres(sketched: U64, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places of every document and of LARGE_BUCKET_CENTRES of its bucket; buckets stand one after the other. An original agrees with most
-    of its copies wherever two of them differ: the centres are those whose sketches differ least from the bits that most have."""
+    """Places of every document and of LARGE_BUCKET_CENTRES of its bucket; buckets stand one after the other. An
+    original agrees with most of its copies wherever two of them differ: the centres are those whose sketches differ
+    least from the bits that most have."""
     starts = np.cumsum(sizes) - sizes
     usual = np.zeros(len(sizes), dtype=np.uint64)
     for place in range(SKETCH_BITS):
         bit = np.uint64(1 << place)
-        usual |= np.where(2 * np.add.reduceat((sketched & bit != 0).astype(np.int64), starts) > sizes, bit, np.uint64(0))
+        usual |= np.where(
+            2 * np.add.reduceat((sketched & bit != 0).astype(np.int64), starts) > sizes, bit, np.uint64(0)
+        )
     away = np.bitwise_count(sketched ^ np.repeat(usual, sizes))
     nearest_first = np.lexsort((away, np.repeat(starts, sizes)))
     centres = [np.repeat(nearest_first[starts + rank], sizes) for rank in range(LARGE_BUCKET_CENTRES)]
@@ -196,7 +216,8 @@ def distinct_pairs(left: U64, right: U64) -> tuple[U64, U64]:
 
 
 def want_shingles(batches: Iterator[pa.RecordBatch], num_partitions: int) -> Iterator[pa.RecordBatch]:
-    """For PAIRS parcels: the distinct pairs, to stay, and WANTED parcels (id, reader) to where the documents are read."""
+    """For PAIRS parcels: the distinct pairs, to stay, and WANTED parcels (id, reader) to where the documents are
+    read."""
     import pyarrow as pa
 
     received = unpacked(batches).get(PAIRS)
@@ -226,13 +247,15 @@ def send_shingles(batches: Iterator[pa.RecordBatch], paths: list[str], ngram_siz
         starts, stops = np.searchsorted(ids, numbers), np.searchsorted(ids, numbers, "right")
         copies = np.repeat(np.arange(len(numbers)), stops - starts)
         within = np.arange(len(copies)) - np.repeat(np.cumsum(stops - starts) - (stops - starts), stops - starts)
-        table = pa.table({"id": numbers, "shingles": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(shingles))})
+        table = pa.table(
+            {"id": numbers, "shingles": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(shingles))}
+        )
         yield from addressed(SHINGLES, table.take(pa.array(copies)), readers[starts[copies] + within])
 
 
 def verify_pairs(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterator[pa.RecordBatch]:
-    """An EDGES parcel (left, right, num_shared, num_union) of the pairs whose true Jaccard similarity reaches the threshold, for PAIRS
-    and SHINGLES parcels."""
+    """An EDGES parcel (left, right, num_shared, num_union) of the pairs whose true Jaccard similarity reaches the
+    threshold, for PAIRS and SHINGLES parcels."""
     import pyarrow as pa
 
     received = unpacked(batches)
@@ -248,12 +271,15 @@ def verify_pairs(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterato
     lost = np.concatenate([side[ids[place] != side] for side, place in zip(ends, places, strict=True)])
     if len(lost):
         raise ValueError(
-            f"document {id_strings(lost[:1])[0]} has a signature but no text: documents/ and signatures/ of a directory of "
+            f"document {id_strings(lost[:1])[0]} has a signature but no text: documents/ and signatures/ of a "
+            f"directory of "
             "deduplicate.previous do not belong together; name one that deduplicate_documents wrote"
         )
     shared, union = jaccard_counts(values, offsets, *places)
     is_edge = pa.array(shared / np.maximum(union, 1) >= threshold)
-    edges = pairs.append_column("num_shared", pa.array(shared)).append_column("num_union", pa.array(union)).filter(is_edge)
+    edges = (
+        pairs.append_column("num_shared", pa.array(shared)).append_column("num_union", pa.array(union)).filter(is_edge)
+    )
     if edges.num_rows:
         yield from parcels(EDGES, 0, edges)
 
@@ -266,7 +292,9 @@ def list_neighbours(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         sides = [id_strings(edges.column(name).to_numpy()) for name in ("left", "right")]
         counts = [edges.column(name).combine_chunks() for name in ("num_shared", "num_union")]
         for own, other in (sides, sides[::-1]):
-            yield from pa.table([own, other, *counts], names=["id", "neighbour_id", "num_shared", "num_union"]).to_batches()
+            yield from pa.table(
+                [own, other, *counts], names=["id", "neighbour_id", "num_shared", "num_union"]
+            ).to_batches()
 
 
 def _partition_of(ids: U64, num_partitions: int) -> NDArray[np.int64]:

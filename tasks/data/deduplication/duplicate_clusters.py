@@ -34,7 +34,8 @@ class DuplicateCluster(Record):
     def describe(self) -> str:
         """One line of a report."""
         return (
-            f"{self.num_removed:,} of {self.num_documents:,} documents of {self.collection} went as near-duplicates of {self.kept_id} "
+            f"{self.num_removed:,} of {self.num_documents:,} documents of {self.collection} went as near-duplicates "
+            f"of {self.kept_id} "
             f"({self.kept!r}), for example {self.removed_id} ({self.removed!r})"
         )
 
@@ -42,14 +43,21 @@ class DuplicateCluster(Record):
 def largest_clusters(fates: DataFrame, paths: list[str]) -> tuple[DuplicateCluster, ...]:
     """Those that remove MIN_JUDGED_DOCUMENTS documents of a source or more, the largest first, NUM_SHOWN of them.
 
-    fates: (id, collection, source, reason, kept_id, cluster); paths: files of documents, those of earlier runs among them."""
+    fates: (id, collection, source, reason, kept_id, cluster); paths: files of documents, those of earlier runs among
+    them."""
     from pyspark.sql import functions as F
 
     totals = fates.groupBy("collection").agg(F.count("id").alias("num_documents"))
     near = fates.where(F.col("reason") == NEAR).groupBy("cluster", "collection")
-    clusters = near.agg(F.count("id").alias("num_removed"), F.min("kept_id").alias("kept_id"), F.min("id").alias("removed_id"))
+    clusters = near.agg(
+        F.count("id").alias("num_removed"), F.min("kept_id").alias("kept_id"), F.min("id").alias("removed_id")
+    )
     large = clusters.where(F.col("num_removed") >= MIN_JUDGED_DOCUMENTS)
-    rows = large.join(F.broadcast(totals), "collection").orderBy(F.desc("num_removed"), "cluster", "collection").take(NUM_SHOWN)
+    rows = (
+        large.join(F.broadcast(totals), "collection")
+        .orderBy(F.desc("num_removed"), "cluster", "collection")
+        .take(NUM_SHOWN)
+    )
     wanted = [identity for row in rows for identity in (row.kept_id, row.removed_id)]
     texts = {}
     if wanted:
@@ -58,11 +66,16 @@ def largest_clusters(fates: DataFrame, paths: list[str]) -> tuple[DuplicateClust
         texts = {row.id: " ".join(row.text.split()) for row in read.collect()}
     found = [
         DuplicateCluster(
-            collection=row.collection, num_removed=row.num_removed, num_documents=row.num_documents, kept_id=row.kept_id,
-            kept=texts[row.kept_id], removed_id=row.removed_id, removed=texts[row.removed_id],
+            collection=row.collection,
+            num_removed=row.num_removed,
+            num_documents=row.num_documents,
+            kept_id=row.kept_id,
+            kept=texts[row.kept_id],
+            removed_id=row.removed_id,
+            removed=texts[row.removed_id],
         )
         for row in rows
-    ]  # fmt: skip
+    ]
     return tuple(sorted(found, key=lambda one: (-one.num_removed, one.collection, one.kept_id)))
 
 
@@ -71,6 +84,8 @@ def check_cluster_share(clusters: tuple[DuplicateCluster, ...], recipe: Deduplic
     for cluster in clusters:
         if cluster.num_removed > recipe.max_cluster_share * cluster.num_documents:
             raise ValueError(
-                f"{cluster.describe()}: more than deduplicate.max_cluster_share ({recipe.max_cluster_share}) allows one cluster of a "
-                "source. Look whether a template makes different pages look alike; then raise deduplicate.threshold or max_cluster_share"
+                f"{cluster.describe()}: more than deduplicate.max_cluster_share ({recipe.max_cluster_share}) allows "
+                f"one cluster of a "
+                "source. Look whether a template makes different pages look alike; then raise deduplicate.threshold "
+                "or max_cluster_share"
             )

@@ -17,7 +17,8 @@ URL, EXACT, NEAR = "duplicate_url", "exact_duplicate", "near_duplicate"
 UNPAGED_DOMAINS = (CODE, COMMIT)
 """Their URLs name repositories and commits, which many documents share."""
 MAX_RECORDS_PER_FILE = 3
-"""A URL that one source file gives to more records is that of a site, a book or a package, not of a page: it says nothing."""
+"""A URL that one source file gives to more records is that of a site, a book or a package, not of a page: it says
+nothing."""
 
 
 def survivor_order(quality: str = "quality", num_chars: str = "num_chars", identity: str = "id") -> Column:
@@ -25,30 +26,45 @@ def survivor_order(quality: str = "quality", num_chars: str = "num_chars", ident
     from pyspark.sql import functions as F
 
     return F.struct(
-        (~F.col("is_earlier")).alias("is_new"), F.col(quality).isNull().alias("is_unscored"), (-F.col(quality)).alias("flaws"),
-        (-F.col(num_chars)).alias("shortness"), F.col(identity).alias("id"),
-    )  # fmt: skip
+        (~F.col("is_earlier")).alias("is_new"),
+        F.col(quality).isNull().alias("is_unscored"),
+        (-F.col(quality)).alias("flaws"),
+        (-F.col(num_chars)).alias("shortness"),
+        F.col(identity).alias("id"),
+    )
 
 
 def page_duplicates(frame: DataFrame) -> DataFrame:
-    """(id, collection, source, kept_id) of the new documents whose record has the page URL of a better one. All pieces of a record
-    go or stay together; the record that stays is named by its first piece."""
+    """(id, collection, source, kept_id) of the new documents whose record has the page URL of a better one. All pieces
+    of a record go or stay together; the record that stays is named by its first piece."""
     from pyspark.sql import functions as F
 
     paged = frame.where((F.col("url") != "") & ~F.col("domain").isin(*UNPAGED_DOMAINS))
     paged = paged.select("id", "source", "offset", "piece", "is_earlier", "quality", "num_chars", "url")
     pieces = paged.mapInArrow(page_records, PAGE_RECORD_COLUMNS)
     records = pieces.groupBy("page", "file", "source", "offset", "is_earlier").agg(
-        F.max("quality").alias("quality"), F.sum("num_chars").alias("num_chars"), F.min(F.struct("piece", "id")).alias("head")
+        F.max("quality").alias("quality"),
+        F.sum("num_chars").alias("num_chars"),
+        F.min(F.struct("piece", "id")).alias("head"),
     )
     best = F.min(survivor_order(identity="head.id")).alias("best")
     in_file = records.groupBy("page", "file").agg(best, F.count("offset").alias("num_records"))
     pages = in_file.groupBy("page").agg(
-        F.min("best").alias("best"), F.sum("num_records").alias("num_records"), F.max("num_records").alias("most_in_file")
+        F.min("best").alias("best"),
+        F.sum("num_records").alias("num_records"),
+        F.max("num_records").alias("most_in_file"),
     )
-    shared = pages.where(f"num_records > 1 and most_in_file <= {MAX_RECORDS_PER_FILE}").select("page", F.col("best.id").alias("kept_id"))
-    lost = records.join(shared, "page").where("head.id <> kept_id and not is_earlier").select("source", "offset", "kept_id")
-    return frame.where("not is_earlier").join(lost, ["source", "offset"]).select("id", "collection", "source", "kept_id")
+    shared = pages.where(f"num_records > 1 and most_in_file <= {MAX_RECORDS_PER_FILE}").select(
+        "page", F.col("best.id").alias("kept_id")
+    )
+    lost = (
+        records.join(shared, "page")
+        .where("head.id <> kept_id and not is_earlier")
+        .select("source", "offset", "kept_id")
+    )
+    return (
+        frame.where("not is_earlier").join(lost, ["source", "offset"]).select("id", "collection", "source", "kept_id")
+    )
 
 
 def exact_groups(frame: DataFrame) -> DataFrame:
@@ -60,18 +76,23 @@ def exact_groups(frame: DataFrame) -> DataFrame:
 
 
 def fates_of(frame: DataFrame, groups: DataFrame, components: DataFrame, pages: DataFrame | None) -> DataFrame:
-    """(id, collection, source, reason, kept_id, cluster) of every new document; a survivor has no reason and is its own kept_id.
+    """(id, collection, source, reason, kept_id, cluster) of every new document; a survivor has no reason and is its own
+    kept_id.
 
-    pages: those that are not in `frame` any more, None for none; what stays in their place may be a duplicate of something else."""
+    pages: those that are not in `frame` any more, None for none; what stays in their place may be a duplicate of
+    something else."""
     from pyspark.sql import functions as F
 
     members = groups.join(components, "id").select("id", "root", "best", "smallest")
     clusters = members.groupBy("root").agg(F.min("best").alias("kept"), F.min("smallest").alias("cluster"))
     moved = members.join(clusters, "root").select("id", "kept", "cluster")
     resolved = groups.join(moved, "id", "left").select(
-        "content_digest", F.col("id").alias("same"), "is_earlier", F.coalesce("kept", "best").alias("kept"),
+        "content_digest",
+        F.col("id").alias("same"),
+        "is_earlier",
+        F.coalesce("kept", "best").alias("kept"),
         F.coalesce("cluster", "smallest").alias("cluster"),
-    )  # fmt: skip
+    )
     new = frame.where("not is_earlier").select("id", "collection", "source", "content_digest")
     same = new.join(resolved, "content_digest")
     stays = (F.col("id") == F.col("kept.id")) & F.col("kept.is_new")
@@ -83,5 +104,12 @@ def fates_of(frame: DataFrame, groups: DataFrame, components: DataFrame, pages: 
     final = compared.select(F.col("id").alias("page_id"), F.col("kept_id").alias("final_id"), "cluster")
     joined = pages.join(final, F.col("kept_id") == F.col("page_id"), "left")
     kept = F.coalesce("final_id", "kept_id").alias("kept_id")
-    gone = joined.select("id", "collection", "source", F.lit(URL).alias("reason"), kept, F.coalesce("cluster", "kept_id").alias("cluster"))
+    gone = joined.select(
+        "id",
+        "collection",
+        "source",
+        F.lit(URL).alias("reason"),
+        kept,
+        F.coalesce("cluster", "kept_id").alias("cluster"),
+    )
     return compared.unionByName(gone)

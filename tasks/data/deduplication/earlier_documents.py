@@ -49,7 +49,8 @@ class EarlierDocuments:
         return spark.createDataFrame([(path,) for path in self.signature_paths], "path string").repartition("path")
 
     def check_signatures(self, recipe: DeduplicationRecipe) -> None:
-        """Raises ValueError where signatures were made otherwise than `recipe` makes them: they could not be compared."""
+        """Raises ValueError where signatures were made otherwise than `recipe` makes them: they could not be
+        compared."""
         import pyarrow.parquet as pq
 
         wanted = signing_metadata(recipe)
@@ -60,12 +61,15 @@ class EarlierDocuments:
             found = json.loads((pq.read_schema(path).metadata or {}).get(SIGNATURE_METADATA, b"null"))
             if found != wanted:
                 raise ValueError(
-                    f"{path}: its signatures were made with {found}, deduplicate makes them with {wanted}: use the same values, or "
-                    "deduplicate both corpora together (another `probe` alone: words are cut otherwise than they were then)"
+                    f"{path}: its signatures were made with {found}, deduplicate makes them with {wanted}: use the "
+                    f"same values, or "
+                    "deduplicate both corpora together (another `probe` alone: words are cut otherwise than they were "
+                    "then)"
                 )
 
     def check_ids(self, frame: DataFrame) -> None:
-        """Raises ValueError where a new document has the id of an earlier one with another text: `frame` holds both (is_earlier)."""
+        """Raises ValueError where a new document has the id of an earlier one with another text: `frame` holds both
+        (is_earlier)."""
         from pyspark.sql import functions as F
 
         if not self.document_paths:
@@ -76,17 +80,21 @@ class EarlierDocuments:
         examples = changed.orderBy("id").take(1)
         if examples:
             raise ValueError(
-                f"document {examples[0].id} ({examples[0].source}) is in deduplicate.previous with another text: ids stand for a place in "
+                f"document {examples[0].id} ({examples[0].source}) is in deduplicate.previous with another text: ids "
+                f"stand for a place in "
                 "a file; give the files of a new crawl names of their own"
             )
 
 
 def list_earlier_documents(directories: tuple[str, ...]) -> EarlierDocuments:
-    """The files of these directories. Raises ValueError for one without documents, or where one of the files is lost."""
+    """The files of these directories. Raises ValueError for one without documents, or where one of the files is
+    lost."""
     found: dict[str, list[str]] = {"documents": [], "signatures": []}
     for directory in directories:
         if "://" in directory:
-            raise ValueError(f"deduplicate.previous: {directory} is no directory: copy it to a file system that executors see")
+            raise ValueError(
+                f"deduplicate.previous: {directory} is no directory: copy it to a file system that executors see"
+            )
         for name, paths in found.items():
             own = [str(path.absolute()) for path in sorted((Path(directory) / name).glob("*.parquet"))]
             if not own:
@@ -97,7 +105,8 @@ def list_earlier_documents(directories: tuple[str, ...]) -> EarlierDocuments:
         names = [{path.name for path in (Path(directory) / name).glob("*.parquet")} for name in found]
         if names[0] != names[1]:
             raise ValueError(
-                f"deduplicate.previous: {sorted(names[0] ^ names[1])[0]} is only in one of documents/ and signatures/ of {directory}, so a "
+                f"deduplicate.previous: {sorted(names[0] ^ names[1])[0]} is only in one of documents/ and signatures/ "
+                f"of {directory}, so a "
                 f"part of it is lost: {FIX}"
             )
     return EarlierDocuments(found["documents"], found["signatures"])

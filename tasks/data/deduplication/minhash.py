@@ -28,18 +28,23 @@ if TYPE_CHECKING:
 SHINGLE_BITS = 48
 OWNER_SHIFT = np.uint64(SHINGLE_BITS)
 MAX_OWNERS = 1 << (64 - SHINGLE_BITS)
-"""Sets sorted together: the number of its set stands above a shingle's bits, so that one sort of plain integers serves all."""
+"""Sets sorted together: the number of its set stands above a shingle's bits, so that one sort of plain integers serves
+all."""
 CHUNK_CHARS = 200_000
-"""Characters hashed at once: the arrays of a chunk stay in the caches (65 MB of text: 1.1 s instead of 7.5 s at twenty times as many)."""
+"""Characters hashed at once: the arrays of a chunk stay in the caches (65 MB of text: 1.1 s instead of 7.5 s at twenty
+times as many)."""
 BLOCK_SHINGLES = 1 << 16
 """Shingles permuted at once: 256 KiB, half of an L2 cache."""
 BLOCK_COMPARED = 1 << 20
 """Shingles compared at once."""
 FALSE_NEGATIVE_WEIGHT = 0.95
-"""A missed pair stays in the corpus, a wrong candidate costs one comparison: at 0.7 and 128 permutations 99.8 % of the pairs of
-similarity 0.8 become candidates."""
+"""A missed pair stays in the corpus, a wrong candidate costs one comparison: at 0.7 and 128 permutations 99.8 % of the
+pairs of similarity 0.8 become candidates."""
 
-PROBE_TEXT = "Ten words_of e\u0301t\u00e9, \u0421\u043b\u043e\u0432\u043e \u4e2d\u6587 \u0e44\u0e17\u0e22 \u0939\u093f\u0928\u094d 12 + 7!"
+PROBE_TEXT = (
+    "Ten words_of e\u0301t\u00e9, \u0421\u043b\u043e\u0432\u043e \u4e2d\u6587 \u0e44\u0e17\u0e22 "
+    "\u0939\u093f\u0928\u094d 12 + 7!"
+)
 
 
 def banding(threshold: float, num_permutations: int) -> tuple[int, int]:
@@ -51,14 +56,16 @@ def banding(threshold: float, num_permutations: int) -> tuple[int, int]:
         index = MinHashLSH(threshold=threshold, num_perm=num_permutations, weights=weights)
     except ValueError as error:
         raise ValueError(
-            f"deduplicate.num_permutations ({num_permutations}) are too few for deduplicate.threshold ({threshold}): {error}; take 64 or "
+            f"deduplicate.num_permutations ({num_permutations}) are too few for deduplicate.threshold ({threshold}): "
+            f"{error}; take 64 or "
             "more, or a lower threshold"
         ) from error
     return index.b, index.r
 
 
 def signing_metadata(recipe: DeduplicationRecipe) -> dict[str, object]:
-    """What must be equal for signatures to be compared: the recipe's values, and what this code makes of a text in several scripts."""
+    """What must be equal for signatures to be compared: the recipe's values, and what this code makes of a text in
+    several scripts."""
     probe = signatures(*shingles_of([PROBE_TEXT], recipe.ngram_size), permutations(recipe.num_permutations))
     return {**recipe.signing, "probe": hashlib.sha256(probe.tobytes()).hexdigest()[:16]}
 
@@ -71,7 +78,8 @@ def permutations(count: int) -> U32:
 
 
 def shingles_of(texts: list[str], ngram_size: int) -> tuple[U64, I64]:
-    """Shingles of each text, repeated ones included, in the order of the texts, and where each text's start (one entry more)."""
+    """Shingles of each text, repeated ones included, in the order of the texts, and where each text's start (one entry
+    more)."""
     hashes, owners = ngram_hashes(split_words(texts), ngram_size, whole_if_shorter=True)
     if len(owners) > 1 and (owners[1:] < owners[:-1]).any():
         order = np.argsort(owners, kind="stable")
@@ -93,7 +101,8 @@ def shingle_sets(texts: list[str], ngram_size: int) -> tuple[U64, I64]:
 
 
 def signatures(shingles: U64, offsets: I64, permuted_by: U32) -> U32:
-    """(texts, permutations): the smallest permuted shingle; texts without words have all ones. Repeated shingles change nothing."""
+    """(texts, permutations): the smallest permuted shingle; texts without words have all ones. Repeated shingles change
+    nothing."""
     found = np.full((len(offsets) - 1, permuted_by.shape[1]), 0xFFFFFFFF, dtype=np.uint32)
     filled = np.flatnonzero(np.diff(offsets))
     values = _premixed((shingles >> np.uint64(SHINGLE_BITS - 32)).astype(np.uint32))
@@ -134,7 +143,8 @@ def band_keys(signature: U32, num_bands: int, num_rows: int) -> U64:
 
 
 def sketches(signature: U32) -> U64:
-    """One bit of each of the last 64 values (of all, where there are fewer), of each text: as alike as the signatures are."""
+    """One bit of each of the last 64 values (of all, where there are fewer), of each text: as alike as the signatures
+    are."""
     bits = np.zeros((len(signature), 64), dtype=np.uint8)
     bits[:, : signature.shape[1]] = signature[:, -64:] & np.uint32(1)
     return np.packbits(bits, axis=1).view(np.uint64).reshape(-1)
@@ -149,7 +159,10 @@ def jaccard_counts(shingles: U64, offsets: I64, left: I64, right: I64) -> tuple[
         for low in range(start, stop, MAX_OWNERS):
             pairs = slice(low, min(stop, low + MAX_OWNERS))
             owners = np.arange(pairs.stop - pairs.start, dtype=np.uint64) << OWNER_SHIFT
-            parts = [_gathered(shingles, offsets, side[pairs]) | np.repeat(owners, sizes[side[pairs]]) for side in (left, right)]
+            parts = [
+                _gathered(shingles, offsets, side[pairs]) | np.repeat(owners, sizes[side[pairs]])
+                for side in (left, right)
+            ]
             owned = np.sort(np.concatenate(parts))
             twice = owned[1:][owned[1:] == owned[:-1]]
             shared[pairs] = np.bincount((twice >> OWNER_SHIFT).astype(np.int64), minlength=len(owners))

@@ -53,11 +53,18 @@ class NearDuplicates:
 def signing_of(recipe: DeduplicationRecipe, num_partitions: int, num_files: int) -> Signing:
     """How a recipe signs documents: with datasketch's permutations and its banding for the threshold."""
     num_bands, num_rows = banding(recipe.threshold, recipe.num_permutations)
-    return Signing(recipe.ngram_size, permutations(recipe.num_permutations), num_bands, num_rows, num_partitions, num_files)
+    return Signing(
+        recipe.ngram_size, permutations(recipe.num_permutations), num_bands, num_rows, num_partitions, num_files
+    )
 
 
 def near_duplicates(
-    ids: DataFrame, paths: list[str], stored: DataFrame | None, earlier_paths: list[str], signing: Signing, threshold: float
+    ids: DataFrame,
+    paths: list[str],
+    stored: DataFrame | None,
+    earlier_paths: list[str],
+    signing: Signing,
+    threshold: float,
 ) -> NearDuplicates:
     """Verified pairs among the documents `ids` (id) of the files `paths`, and between them and earlier ones.
 

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PAGE_RECORD_COLUMNS = (
-    "id string, source string, offset long, piece long, is_earlier boolean, quality double, num_chars long, page string, file string"
+    "id string, source string, offset long, piece long, is_earlier boolean, quality double, "
+    "num_chars long, page string, file string"
 )
 URL = r"^(?i:https?)://(?:[^/?#@]*@)?(?P<host>[^/?#:]+)(?P<port>:[0-9]*)?(?P<path>[^?#]*)(?P<query>\?[^#]*)?(?P<route>#[!/].*)?(?:#.*)?$"
-TRACKING = r"(?i)([?&])(?:utm_[^=&]*|gclid|dclid|fbclid|msclkid|yclid|igshid|mc_cid|mc_eid|_ga|ref_src|phpsessid|jsessionid)=[^&]*"
+TRACKING = r"(?i)([?&])(?:utm_[^=&]*|gclid|dclid|fbclid|msclkid|yclid|igshid|mc_cid|mc_eid|_ga|ref_src|phpsessid|jsessionid)=[^&]*"  # noqa: E501
 SESSION = r"(?i);(?:jsessionid|phpsessid)=[^/;]*"
 SPELLED = r"%|xn--|[^\x00-\x7f]"
 """What can be written in more than one way."""
@@ -47,8 +48,13 @@ def normalised_urls(urls: pa.Array) -> pa.Array:
     query = call("replace_substring_regex", query, pattern=r"&{2,}", replacement="&")
     query = call("replace_substring_regex", query, pattern=r"^\?&+", replacement="?")
     path = call("replace_substring_regex", path, pattern=SESSION, replacement="")
-    path, route = (call("replace_substring_regex", part, pattern=r"(?:#!?)?/*$", replacement="") for part in (path, route))
-    host, tail = _respelled(host, _in_unicode), _respelled(call("binary_join_element_wise", path, query, route, ""), _escaped)
+    path, route = (
+        call("replace_substring_regex", part, pattern=r"(?:#!?)?/*$", replacement="") for part in (path, route)
+    )
+    host, tail = (
+        _respelled(host, _in_unicode),
+        _respelled(call("binary_join_element_wise", path, query, route, ""), _escaped),
+    )
     return call("binary_join_element_wise", host, port, tail, "")
 
 
@@ -63,8 +69,11 @@ def _respelled(texts: pa.Array, spell: Callable[[str], str]) -> pa.Array:
 
 
 def _escaped(text: str) -> str:
-    """RFC 3986, 6.2.2: unreserved characters as they are, all others that are not ASCII or were escaped as %XX with capital digits."""
-    encoded = "".join(char if char.isascii() else "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "replace")) for char in text)
+    """RFC 3986, 6.2.2: unreserved characters as they are, all others that are not ASCII or were escaped as %XX with
+    capital digits."""
+    encoded = "".join(
+        char if char.isascii() else "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "replace")) for char in text
+    )
 
     def plain(escape: re.Match[str]) -> str:
         char = chr(int(escape[1], 16))

@@ -34,7 +34,7 @@ from tasks.data.embedding.semantic_vectors import (
     fit_centroids,
     project,
     vectors_of,
-)  # fmt: skip
+)
 from tasks.data.records.document_files import read_documents, write_kept, write_table
 from tasks.data.records.documents import CODE, COMMIT, NUM_EXAMPLES, NUM_HASHES
 from tasks.data.records.removed_share import COLLECTION, Ceiling, check_removed_share
@@ -71,8 +71,8 @@ class DistinctDocuments(Record):
 def remove_semantic_duplicates(
     *, documents: Artifact[DeduplicatedDocuments], recipe: SemanticRecipe, resources: SparkResources, output: Output
 ) -> DistinctDocuments:
-    """Keep one document of those that are nearly alike. Raises ValueError where one source loses more than max_removed_share, or the
-    recipe names a model that cannot be used."""
+    """Keep one document of those that are nearly alike. Raises ValueError where one source loses more than
+    max_removed_share, or the recipe names a model that cannot be used."""
     from pyspark.sql import functions as F
 
     model = named_model(recipe)
@@ -89,7 +89,9 @@ def remove_semantic_duplicates(
     centroids, num_sampled = _centroids(vectors, num_in, num_dimensions, recipe)
     clustered = vectors.mapInArrow(partial(assign_batches, centroids=centroids), ASSIGNED_COLUMNS).where("cluster >= 0")
     in_order = clustered.repartition("cluster").sortWithinPartitions("cluster", "position", "id")
-    pairs = in_order.mapInArrow(partial(similar_pairs, max_cosine=recipe.max_cosine, window=recipe.window), PAIR_COLUMNS).persist()
+    pairs = in_order.mapInArrow(
+        partial(similar_pairs, max_cosine=recipe.max_cosine, window=recipe.window), PAIR_COLUMNS
+    ).persist()
     num_pairs = pairs.count()
     output.report(Progress(num_in, num_in, "documents", f"{num_pairs} similar pairs"))
     order = ("cluster", "worse_quality", "worse_length", "worse", "better_quality", "better_length", "better")
@@ -97,14 +99,22 @@ def remove_semantic_duplicates(
     _check_removed_share(frame, decided, recipe)
     write_table(decided, output.path("similar.parquet"))
     reason = F.when(F.col("kept_id").isNull(), F.lit("")).otherwise(F.lit(SIMILAR)).alias("reason")
-    verdicts = frame.select("id").join(decided, "id", "left").select("id", reason, F.coalesce("kept_id", F.lit("")).alias("kept_id"))
+    verdicts = (
+        frame.select("id")
+        .join(decided, "id", "left")
+        .select("id", reason, F.coalesce("kept_id", F.lit("")).alias("kept_id"))
+    )
     counts, reasons = write_kept(verdicts, paths, num_in, documents.record.num_bytes, output, "domain")
     for cached in (vectors, pairs, decided):
         cached.unpersist()
     return DistinctDocuments(
-        num_documents=sum(count for count, _ in counts.values()), num_bytes=sum(size for _, size in counts.values()), dropped=reasons,
-        num_clusters=len(centroids), num_pairs=num_pairs, num_sampled=num_sampled,
-    )  # fmt: skip
+        num_documents=sum(count for count, _ in counts.values()),
+        num_bytes=sum(size for _, size in counts.values()),
+        dropped=reasons,
+        num_clusters=len(centroids),
+        num_pairs=num_pairs,
+        num_sampled=num_sampled,
+    )
 
 
 def _is_sampled(num_documents: int, recipe: SemanticRecipe) -> Column:
@@ -121,25 +131,38 @@ def _projection(prose: DataFrame, num_documents: int, recipe: SemanticRecipe) ->
     from pyspark.sql import functions as F
 
     sample = prose.where(_is_sampled(num_documents, recipe)).select("text")
-    counted = sample.mapInArrow(feature_buckets, BUCKET_COLUMNS).groupBy("bucket").agg(F.count("bucket").alias("count")).toArrow()
+    counted = (
+        sample.mapInArrow(feature_buckets, BUCKET_COLUMNS)
+        .groupBy("bucket")
+        .agg(F.count("bucket").alias("count"))
+        .toArrow()
+    )
     frequencies = np.zeros(1 << BUCKET_BITS, dtype=np.int64)
     frequencies[counted.column("bucket").to_numpy()] = counted.column("count").to_numpy()
     idf = np.log((sample.count() + 1) / (frequencies + 1)).astype(np.float32)
-    return partial(project, idf=idf, dimensions=recipe.dimensions, seed=recipe.seed, min_words=recipe.min_words), recipe.dimensions
+    return partial(
+        project, idf=idf, dimensions=recipe.dimensions, seed=recipe.seed, min_words=recipe.min_words
+    ), recipe.dimensions
 
 
 def _encoder(session: SparkSession, model: EmbeddingModel) -> tuple[Embed, int]:
-    """The vectors of a model, tried out in an executor, and its hidden size. Raises ValueError if it does not run there."""
-    (probe,) = session.range(1, numPartitions=1).mapInArrow(partial(probe_batches, model=model), PROBE_COLUMNS).collect()
+    """The vectors of a model, tried out in an executor, and its hidden size. Raises ValueError if it does not run
+    there."""
+    (probe,) = (
+        session.range(1, numPartitions=1).mapInArrow(partial(probe_batches, model=model), PROBE_COLUMNS).collect()
+    )
     if probe.problem:
         raise ValueError(
-            f"data.recipe.semantic.embedding_model {model.directory} gives no vectors: {probe.problem}. Name a text encoder that "
+            f"data.recipe.semantic.embedding_model {model.directory} gives no vectors: {probe.problem}. Name a text "
+            f"encoder that "
             "AutoModel.from_pretrained loads and that gives last_hidden_state for input_ids"
         )
     return partial(encode, model=model), probe.num_dimensions
 
 
-def _centroids(vectors: DataFrame, num_documents: int, num_dimensions: int, recipe: SemanticRecipe) -> tuple[NDArray[np.int8], int]:
+def _centroids(
+    vectors: DataFrame, num_documents: int, num_dimensions: int, recipe: SemanticRecipe
+) -> tuple[NDArray[np.int8], int]:
     """(centroids, sampled documents)"""
     import numpy as np
 
@@ -157,13 +180,19 @@ def _check_removed_share(frame: DataFrame, decided: DataFrame, recipe: SemanticR
     judged = frame.select("id", "collection", "source").join(decided, "id", "left")
 
     def shown(_: str, collection: str, __: str) -> list[str]:
-        lost = judged.where((F.col("collection") == collection) & F.col("kept_id").isNotNull()).orderBy("id").take(NUM_EXAMPLES)
+        lost = (
+            judged.where((F.col("collection") == collection) & F.col("kept_id").isNotNull())
+            .orderBy("id")
+            .take(NUM_EXAMPLES)
+        )
         return [f"{one.source} ({one.id} -> {one.kept_id}, cosine {one.cosine:.3f})" for one in lost]
 
     ceiling = Ceiling(
-        "semantic.max_removed_share", recipe.max_removed_share, lambda _: "documents are nearly alike",
+        "semantic.max_removed_share",
+        recipe.max_removed_share,
+        lambda _: "documents are nearly alike",
         "Look whether a template makes different texts look alike; then raise semantic.max_cosine or max_removed_share",
-    )  # fmt: skip
+    )
     gone = F.when(F.col("kept_id").isNotNull(), 1).otherwise(0).alias("removed")
     rows = judged.select("collection", F.lit("").alias("reason"), F.lit(1).alias("amount"), gone)
     check_removed_share(rows, (COLLECTION,), ceiling, shown)

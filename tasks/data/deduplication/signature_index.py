@@ -53,7 +53,8 @@ class SignatureIndex:
 
     @classmethod
     def open(cls, directories: list[Path], recipe: DeduplicationRecipe) -> Self:
-        """The documents that these outputs of deduplicate_documents kept. Raises ValueError for signatures of another recipe."""
+        """The documents that these outputs of deduplicate_documents kept. Raises ValueError for signatures of another
+        recipe."""
         from datasketch import MinHashLSH
 
         earlier = list_earlier_documents(tuple(str(directory) for directory in directories))
@@ -79,12 +80,16 @@ class SignatureIndex:
         import pyarrow as pa
 
         candidates, found = self.candidates(text), []
-        for batch in read_by_id(self.document_paths, np.sort(id_numbers(pa.array(candidates, pa.string()))), ["id", "text"]):
+        for batch in read_by_id(
+            self.document_paths, np.sort(id_numbers(pa.array(candidates, pa.string()))), ["id", "text"]
+        ):
             others = np.arange(1, batch.num_rows + 1)
             sets = shingle_sets([text, *batch.column("text").to_pylist()], self.recipe.ngram_size)
             counts = (column.tolist() for column in jaccard_counts(*sets, np.zeros_like(others), others))
             found += [Neighbour(*row) for row in zip(batch.column("id").to_pylist(), *counts, strict=True)]
-        assert sorted(one.id for one in found) == candidates, "signatures and documents of the directories belong together"
+        assert sorted(one.id for one in found) == candidates, (
+            "signatures and documents of the directories belong together"
+        )
         near = (neighbour for neighbour in found if neighbour.similarity >= self.recipe.threshold)
         return sorted(near, key=lambda neighbour: (-neighbour.similarity, neighbour.id))
 

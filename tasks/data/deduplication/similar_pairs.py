@@ -16,7 +16,8 @@ BLOCK_ROWS = 512
 
 
 def similar_pairs(batches: Iterator[pa.RecordBatch], max_cosine: float, window: int) -> Iterator[pa.RecordBatch]:
-    """PAIR_COLUMNS for rows ASSIGNED_COLUMNS sorted by cluster, position and id, each compared with the `window` rows before it.
+    """PAIR_COLUMNS for rows ASSIGNED_COLUMNS sorted by cluster, position and id, each compared with the `window` rows
+    before it.
 
     Clusters of up to `window` + 1 documents are compared completely; of larger ones the neighbours in position are.
     """
@@ -55,13 +56,17 @@ def _pairs(rows: pa.Table, first_new: int, max_cosine: float, window: int) -> pa
         [rows.column("id").take(pa.array(side)).combine_chunks(), pa.array(quality[side]), pa.array(length[side])]
         for side in (worse, better)
     ]
-    return pa.RecordBatch.from_arrays([pa.array(clusters[worse]), *sides[0], *sides[1], pa.array(cosine)], names=PAIR_NAMES)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(clusters[worse]), *sides[0], *sides[1], pa.array(cosine)], names=PAIR_NAMES
+    )
 
 
 def fates(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """FATE_COLUMNS of the documents that go, for PAIR_COLUMNS sorted by cluster, rank of the worse and rank of the better.
+    """FATE_COLUMNS of the documents that go, for PAIR_COLUMNS sorted by cluster, rank of the worse and rank of the
+    better.
 
-    A document goes if a better one that itself stays is nearly equal to it; so kept_id stays, and is the nearest in rank, not by a chain.
+    A document goes if a better one that itself stays is nearly equal to it; so kept_id stays, and is the nearest in
+    rank, not by a chain.
     """
     cluster: int | None = None
     gone: dict[str, tuple[str, float]] = {}
@@ -80,5 +85,6 @@ def fates(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = list(zip(*found, strict=True)) or [(), (), ()]
         kinds = (pa.string(), pa.string(), pa.float64())
         yield pa.RecordBatch.from_arrays(
-            [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)], names=["id", "kept_id", "cosine"]
+            [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)],
+            names=["id", "kept_id", "cosine"],
         )

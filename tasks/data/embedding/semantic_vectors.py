@@ -29,7 +29,8 @@ BUCKET_COLUMNS = "bucket int"
 VECTOR_COLUMNS = "id string, vector binary, rank_quality double, rank_length long"
 ASSIGNED_COLUMNS = f"{VECTOR_COLUMNS}, cluster int, position long"
 PAIR_COLUMNS = (
-    "cluster int, worse string, worse_quality double, worse_length long, better string, better_quality double, better_length long, "
+    "cluster int, worse string, worse_quality double, worse_length long, better string, better_quality double, "
+    "better_length long, "
     "cosine double"
 )
 FATE_COLUMNS = "id string, kept_id string, cosine double"
@@ -48,14 +49,21 @@ NO_CLUSTER = -1
 """Of documents with fewer words than are judged."""
 
 
-def weighted_features(texts: list[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """(hashes, texts they belong to, 1 + log of their counts) of the distinct features, sorted by text and hash; words per text."""
+def weighted_features(
+    texts: list[str],
+) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    """(hashes, texts they belong to, 1 + log of their counts) of the distinct features, sorted by text and hash; words
+    per text."""
     words = split_words(texts)
     runs = [ngram_hashes(words, size) for size in (1, 2)]
     hashes, owners = (np.concatenate(parts) for parts in zip(*runs, strict=True))
     order = np.lexsort((hashes, owners))
     hashes, owners = hashes[order], owners[order]
-    starts = np.flatnonzero(np.concatenate(([True], (hashes[1:] != hashes[:-1]) | (owners[1:] != owners[:-1])))) if len(hashes) else []
+    starts = (
+        np.flatnonzero(np.concatenate(([True], (hashes[1:] != hashes[:-1]) | (owners[1:] != owners[:-1]))))
+        if len(hashes)
+        else []
+    )
     counts = np.diff(starts, append=len(hashes))
     return hashes[starts], owners[starts], 1 + np.log(np.maximum(counts, 1)), words.counts
 
@@ -66,7 +74,8 @@ def buckets_of(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def project(texts: list[str], idf: F32, dimensions: int, seed: int, min_words: int) -> I8:
-    """(texts, dimensions): a text's vector depends on that text alone; texts with fewer than `min_words` words have all zeros."""
+    """(texts, dimensions): a text's vector depends on that text alone; texts with fewer than `min_words` words have all
+    zeros."""
     hashes, owners, weights, num_words = weighted_features(texts)
     weights = weights * idf[buckets_of(hashes)]
     sums = np.zeros(len(texts) * dimensions)
@@ -96,7 +105,8 @@ def squared_norms(vectors: I8) -> NDArray[np.float64]:
 
 
 def fit_centroids(vectors: I8, count: int, iterations: int, seed: int) -> I8:
-    """Spherical k-means on a sample, sums in whole numbers: (at most `count`, dimensions), from the sample's order alone."""
+    """Spherical k-means on a sample, sums in whole numbers: (at most `count`, dimensions), from the sample's order
+    alone."""
     filled = vectors[vectors.any(axis=1)]
     start = np.random.Generator(np.random.Philox(seed)).permutation(len(filled))[:count]
     centroids = filled[np.sort(start)]
@@ -137,7 +147,9 @@ def feature_buckets(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         for chunk in _chunks(batch):
             hashes, owners, _, _ = weighted_features(chunk.column("text").to_pylist())
             pairs = np.unique((owners << BUCKET_BITS) | buckets_of(hashes))
-            yield pa.RecordBatch.from_arrays([pa.array((pairs & ((1 << BUCKET_BITS) - 1)).astype(np.int32))], names=["bucket"])
+            yield pa.RecordBatch.from_arrays(
+                [pa.array((pairs & ((1 << BUCKET_BITS) - 1)).astype(np.int32))], names=["bucket"]
+            )
 
 
 def embed_batches(batches: Iterator[pa.RecordBatch], embed: Embed) -> Iterator[pa.RecordBatch]:
@@ -164,14 +176,16 @@ def assign_batches(batches: Iterator[pa.RecordBatch], centroids: I8) -> Iterator
         given = [batch.column(name) for name in VECTOR_NAMES]
         yield pa.RecordBatch.from_arrays(
             [*given, pa.array(clusters), pa.array(vectors.astype(np.int64) @ direction)], names=ASSIGNED_NAMES
-        )  # fmt: skip
+        )
 
 
 def _binary(vectors: I8) -> pa.Array:
     import pyarrow as pa
 
     offsets = np.arange(len(vectors) + 1, dtype=np.int32) * vectors.shape[1]
-    return pa.Array.from_buffers(pa.binary(), len(vectors), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(vectors))])
+    return pa.Array.from_buffers(
+        pa.binary(), len(vectors), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(vectors))]
+    )
 
 
 def vectors_of(column: pa.Array | pa.ChunkedArray) -> I8:

@@ -1,4 +1,5 @@
-"""Step: records -> documents: plain text, cut into pieces of bounded length; dropped.parquet names the records that gave none."""
+"""Step: records -> documents: plain text, cut into pieces of bounded length; dropped.parquet names the records that
+gave none."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from tasks.data.sources.ingest_documents import IngestedDocuments
 
 MIN_JUDGED_RECORDS = 20
-"""Collections with fewer records in markup are not held to max_failed_share: two empty pages among three are no broken extractor."""
+"""Collections with fewer records in markup are not held to max_failed_share: two empty pages among three are no broken
+extractor."""
 
 
 class ExtractedDocuments(Record):
@@ -38,7 +40,8 @@ class ExtractedDocuments(Record):
 def extract_documents(
     *, records: Artifact[IngestedDocuments], recipe: ExtractionRecipe, resources: SparkResources, output: Output
 ) -> ExtractedDocuments:
-    """Every record gives documents or a reason. Raises ValueError where more than max_failed_share of a collection's pages fail."""
+    """Every record gives documents or a reason. Raises ValueError where more than max_failed_share of a collection's
+    pages fail."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)
@@ -57,10 +60,13 @@ def extract_documents(
     reasons = count_reasons(output.path("dropped.parquet"))
     assert num_in == num_records + sum(reasons.values()), (num_in, num_records, reasons)
     return ExtractedDocuments(
-        num_documents=sum(count for count, _ in counts.values()), num_bytes=sum(size for _, size in counts.values()),
-        num_records=num_records, dropped=reasons, documents_by_domain={name: count for (name,), (count, _) in counts.items()},
+        num_documents=sum(count for count, _ in counts.values()),
+        num_bytes=sum(size for _, size in counts.values()),
+        num_records=num_records,
+        dropped=reasons,
+        documents_by_domain={name: count for (name,), (count, _) in counts.items()},
         bytes_by_domain={name: size for (name,), (_, size) in counts.items()},
-    )  # fmt: skip
+    )
 
 
 def _check_failed_share(rows: DataFrame, recipe: ExtractionRecipe) -> None:
@@ -69,13 +75,17 @@ def _check_failed_share(rows: DataFrame, recipe: ExtractionRecipe) -> None:
 
     has_failed = F.col("reason").isin(*FAILURES)
     judged = rows.where("markup <> '' and piece = 0").groupBy("collection")
-    counts = judged.agg(F.count("id").alias("num_records"), F.sum(F.when(has_failed, 1).otherwise(0)).alias("num_failed"))
+    counts = judged.agg(
+        F.count("id").alias("num_records"), F.sum(F.when(has_failed, 1).otherwise(0)).alias("num_failed")
+    )
     for row in sorted(counts.where(f"num_records >= {MIN_JUDGED_RECORDS}").collect()):
         if row.num_failed > recipe.max_failed_share * row.num_records:
             failed = rows.where((F.col("collection") == row.collection) & has_failed).orderBy("id").take(NUM_EXAMPLES)
             examples = ", ".join(f"{lost.source} at byte {lost.offset} ({lost.reason})" for lost in failed)
             raise ValueError(
-                f"source {row.collection}: {row.num_failed} of {row.num_records} pages gave no text, more than extract.max_failed_share "
-                f"({recipe.max_failed_share}) allows: {examples}. Look at these pages; then choose another extract.html_extractor, declare "
+                f"source {row.collection}: {row.num_failed} of {row.num_records} pages gave no text, more than "
+                f"extract.max_failed_share "
+                f"({recipe.max_failed_share}) allows: {examples}. Look at these pages; then choose another "
+                f"extract.html_extractor, declare "
                 "the files' true format in glm46-data.yaml, or raise the share"
             )

@@ -43,12 +43,15 @@ _REMOVED_LATER = frozenset({"figure", "form", "math"})
 
 
 def html_to_text(markup: str, extractor: str) -> tuple[str, str]:
-    """(main text, "") or ("", reason). Bounds are on the markup, not on time: the same page has the same fate on any machine."""
+    """(main text, "") or ("", reason). Bounds are on the markup, not on time: the same page has the same fate on any
+    machine."""
     if not is_bounded(markup):
         return "", TOO_LARGE
     try:
         text = EXTRACTORS[extractor](_without_controls(markup))
-    except Exception:  # whatever the libraries raise on hostile markup, the page is counted; the ceiling on failures bounds how many
+    except (
+        Exception
+    ):  # whatever the libraries raise on hostile markup, the page is counted; the ceiling on failures bounds how many
         return "", BROKEN
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in text.split("\n"))).strip("\n")
     return (text, "") if text.strip() else ("", NO_CONTENT)
@@ -89,7 +92,7 @@ def _plain(markup: str, main_content: bool) -> str:
 
     return extract_plain_text(
         markup, main_content=main_content, alt_texts=False, preserve_formatting=True, comments=False, post_meta=False
-    )  # fmt: skip
+    )
 
 
 def _combined(markup: str) -> str:
@@ -108,7 +111,8 @@ def _combined(markup: str) -> str:
 
 
 def _confirmed(markup: str, largest: str) -> str:
-    """The one of three texts that the others confirm; `largest`, resiliparse's, where they only do so for a small part of it."""
+    """The one of three texts that the others confirm; `largest`, resiliparse's, where they only do so for a small part
+    of it."""
     texts = (_by_trafilatura(markup), _by_readability(markup), largest)
     pieces = [Counter(_PIECES.findall(text)) for text in texts]
     agreement, *likeness = (_likeness(pieces[one], pieces[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
@@ -144,7 +148,9 @@ def _parser() -> HTMLParser:
     from lxml.etree import ElementDefaultClassLookup
     from lxml.html import HtmlElement, HTMLParser
 
-    parser = HTMLParser(collect_ids=False, default_doctype=False, encoding="utf-8", remove_comments=True, remove_pis=True)
+    parser = HTMLParser(
+        collect_ids=False, default_doctype=False, encoding="utf-8", remove_comments=True, remove_pis=True
+    )
     parser.set_element_class_lookup(ElementDefaultClassLookup(element=HtmlElement))
     return parser
 
@@ -155,5 +161,8 @@ def _num_letters(text: str) -> int:
 
 
 EXTRACTORS: dict[str, Callable[[str], str]] = {
-    "combined": _combined, "trafilatura": _by_trafilatura, "readability": _by_readability, "resiliparse": _by_resiliparse,
-}  # fmt: skip
+    "combined": _combined,
+    "trafilatura": _by_trafilatura,
+    "readability": _by_readability,
+    "resiliparse": _by_resiliparse,
+}

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from lxml.html import HtmlElement
 
 _LINE, _SPACE, _TAB = "\u2e4d", "\u2e4e", "\u2e4f"
-"""Stand for white space in code: marks of medieval manuscripts. A page that has one itself keeps its code as trafilatura leaves it."""
+"""Stand for white space in code: marks of medieval manuscripts. A page that has one itself keeps its code as
+trafilatura leaves it."""
 _PRE_TAG = re.compile(r"(</?pre\b[^<>]*>)", re.IGNORECASE)
 _BREAK = re.compile(r"<br\s*/?>\n?", re.IGNORECASE)
 _TAG = re.compile(r"(<[^<>]*>)")
@@ -25,7 +26,8 @@ _SPACES = str.maketrans({_SPACE: " ", _TAB: "\t"})
 _LINE_BACK = re.compile(rf"\n? ?{_LINE}(?: ?\n)?")
 _RENDERED = re.compile(r"(?:^|[\s_-])(?:math|katex)", re.IGNORECASE)
 _PICTURED = re.compile(r"(?:^|\s)(?:latex|tex|math[\w-]*|mwe-math[\w-]*)(?:\s|$)", re.IGNORECASE)
-"""Classes of what renderers put around a formula, and of pictures whose alternative text is TeX (WordPress, MediaWiki)."""
+"""Classes of what renderers put around a formula, and of pictures whose alternative text is TeX (WordPress,
+MediaWiki)."""
 _MAX_WRAPPERS = 8
 _IN_SENTENCE = frozenset({"p", "li", "td", "dd", "blockquote"})
 
@@ -40,7 +42,9 @@ def with_lettered_code(markup: str) -> str:
         if "".join(pieces[::2]).strip():
             first, *_, last = [at for at in range(0, len(pieces), 2) if pieces[at].strip("\n")] * 2
             pieces[first], pieces[last] = pieces[first].lstrip("\n"), pieces[last].rstrip("\n")
-            pieces[::2] = [piece.translate(_LETTERS) if first <= 2 * at <= last else "" for at, piece in enumerate(pieces[::2])]
+            pieces[::2] = [
+                piece.translate(_LETTERS) if first <= 2 * at <= last else "" for at, piece in enumerate(pieces[::2])
+            ]
             parts[place] = f"{_LINE}{''.join(pieces)}{_LINE}"
     return "".join(parts)
 
@@ -55,7 +59,8 @@ def _has_letters(markup: str) -> bool:
 
 
 def keep_content(tree: HtmlElement) -> None:
-    """Change a whole page so that trafilatura keeps its formulas, the code in its figures and the dates in its sentences."""
+    """Change a whole page so that trafilatura keeps its formulas, the code in its figures and the dates in its
+    sentences."""
     for figure in tree.iter("figure"):
         if figure.find(".//pre") is not None:
             figure.tag = "div"
@@ -69,7 +74,9 @@ def keep_content(tree: HtmlElement) -> None:
         if kind.startswith("math/tex") and script.text:
             _replace(script, script.text, is_block="display" in kind)
     formulas = [formula for formula in tree.iter("math") if next(formula.iterancestors("math"), None) is None]
-    for element, source, display in [(_outermost(formula), _source(formula), formula.get("display")) for formula in formulas]:
+    for element, source, display in [
+        (_outermost(formula), _source(formula), formula.get("display")) for formula in formulas
+    ]:
         if source:
             _replace(element, source, is_block=display == "block")
     for image in list(tree.iter("img")):
@@ -89,7 +96,9 @@ def _outermost(formula: HtmlElement) -> HtmlElement:
     """The element of the page's formula renderer that holds it, with the picture or the letters that show the same."""
     found = formula
     for parent in islice(formula.iterancestors(), _MAX_WRAPPERS):
-        is_renderer = str(parent.tag).startswith("mjx-") or (parent.tag == "span" and _RENDERED.search(parent.get("class", "")))
+        is_renderer = str(parent.tag).startswith("mjx-") or (
+            parent.tag == "span" and _RENDERED.search(parent.get("class", ""))
+        )
         if not is_renderer or len(list(islice(parent.iter("math"), 2))) > 1:
             break
         found = parent
@@ -97,7 +106,8 @@ def _outermost(formula: HtmlElement) -> HtmlElement:
 
 
 def _replace(element: HtmlElement, source: str, is_block: bool) -> None:
-    """Make the element a span of text; text that joins its surroundings would be copied with every formula of a paragraph."""
+    """Make the element a span of text; text that joins its surroundings would be copied with every formula of a
+    paragraph."""
     opening, closing = ("\\[", "\\]") if is_block else ("\\(", "\\)")
     tail = element.tail
     element.clear()

@@ -16,21 +16,25 @@ MAX_TAGS = 200_000
 """50,000 links or rows cost 2 s and the cost is linear; a page with more tags than this is a dump of a table."""
 MAX_DEPTH = 500
 MAX_SHALLOW_TAGS = 3_000
-"""The parsers cost depth x tags: 5,000 nested divisions 0.5 s, 100,000 more than 100 s. Below this many tags no depth is a problem, nor is
-what trafilatura does per tag and pair of tags."""
+"""The parsers cost depth x tags: 5,000 nested divisions 0.5 s, 100,000 more than 100 s. Below this many tags no depth
+is a problem, nor is what trafilatura does per tag and pair of tags."""
 LONG_TAG_CHARS = 20_000
 MAX_TAG_ATTRIBUTES = 2_000
 """50,000 attributes in one tag cost 13 s, and the cost is quadratic."""
 MAX_PARAGRAPH_PAIRS = 10_000_000
 """trafilatura's cost is quadratic in the tags of one paragraph: 4,000 cost 1 s."""
 MAX_CELLS = 500_000
-"""trafilatura fills tables up: 45,000 rows of one cell below one row of 100 become 4.5 million cells, 29 s and 13 MB of bars."""
+"""trafilatura fills tables up: 45,000 rows of one cell below one row of 100 become 4.5 million cells, 29 s and 13 MB of
+bars."""
 MAX_COPIED_CHARS = 500_000_000
-"""resiliparse copies a text once per element around it: 1,000 divisions around 500 KB cost 2 s, 2,900 more than 10 s."""
+"""resiliparse copies a text once per element around it: 1,000 divisions around 500 KB cost 2 s, 2,900 more than 10
+s."""
 _LARGEST_SPAN = 100
 """trafilatura's own bound on colspan and rowspan."""
 
-_NESTING = re.compile(r"<(/?)(?!(?:p|li|td|th|tr|dt|dd|option|br|img|hr|input|meta|link|area|col|wbr|source)\b)[a-z]", re.IGNORECASE)
+_NESTING = re.compile(
+    r"<(/?)(?!(?:p|li|td|th|tr|dt|dd|option|br|img|hr|input|meta|link|area|col|wbr|source)\b)[a-z]", re.IGNORECASE
+)
 _LONG_TAG = re.compile(rf"<[^<>]{{{LONG_TAG_CHARS},}}")
 
 
@@ -59,7 +63,8 @@ def is_costly(markup: str, tree: HtmlElement) -> bool:
 
 
 def _nesting(markup: str) -> tuple[int, int]:
-    """How deep tags are nested at most, and the sum over all characters of how deep each stands, in a page that closes what it opens."""
+    """How deep tags are nested at most, and the sum over all characters of how deep each stands, in a page that closes
+    what it opens."""
     depth = deepest = num_copied = last = 0
     for found in _NESTING.finditer(markup):
         num_copied += depth * (found.start() - last)

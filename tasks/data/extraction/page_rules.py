@@ -25,17 +25,25 @@ if TYPE_CHECKING:
 MARKS = "MARKS"
 """No page can bring it: a parser of HTML puts names in lower case."""
 LISTS = (
-    "BODY_XPATH", "RAW_TREE_PRUNE_XPATH", "REMOVE_COMMENTS_AND_LISTS_XPATH", "REMOVE_COMMENTS_XPATH", "OVERALL_DISCARD_XPATH",
-    "TEASER_DISCARD_XPATH", "PRECISION_DISCARD_XPATH", "DISCARD_IMAGE_ELEMENTS",
-)  # fmt: skip
+    "BODY_XPATH",
+    "RAW_TREE_PRUNE_XPATH",
+    "REMOVE_COMMENTS_AND_LISTS_XPATH",
+    "REMOVE_COMMENTS_XPATH",
+    "OVERALL_DISCARD_XPATH",
+    "TEASER_DISCARD_XPATH",
+    "PRECISION_DISCARD_XPATH",
+    "DISCARD_IMAGE_ELEMENTS",
+)
 """Of trafilatura.xpaths: what its precise mode asks."""
 _NAMES = r"(@[a-z-]+(?:\|@[a-z-]+)*)"
-_CONDITION = "|".join((
-    rf"re:test\({_NAMES}, '([^']*)'(?:, '(i)')?\)",
-    rf"(contains|starts-with)\((?:{_NAMES}|translate\({_NAMES}, '(\w+)', ?'(\w+)'\)), '([^']*)'\)",
-    rf"{_NAMES}='([^']*)'",
-    _NAMES,
-))  # fmt: skip
+_CONDITION = "|".join(
+    (
+        rf"re:test\({_NAMES}, '([^']*)'(?:, '(i)')?\)",
+        rf"(contains|starts-with)\((?:{_NAMES}|translate\({_NAMES}, '(\w+)', ?'(\w+)'\)), '([^']*)'\)",
+        rf"{_NAMES}='([^']*)'",
+        _NAMES,
+    )
+)
 _CONDITIONS = re.compile(rf"(?:{_CONDITION})(?:\s+or\s+(?:{_CONDITION}))*")
 _NO_LITERAL = re.compile(r"\((?:[^()]|\([^()]*\))*\)\??|\[[^]]*\]\??|.\?|\\.|[$^]")
 _FIRST_LETTER = 0x41
@@ -86,7 +94,8 @@ def mark(root: HtmlElement) -> None:
 
 
 def _matches(values: list[str], conditions: list[Condition]) -> Iterator[tuple[str, str]]:
-    """(value, letter) of every condition that a value meets. A condition's literal is looked for in all values at once."""
+    """(value, letter) of every condition that a value meets. A condition's literal is looked for in all values at
+    once."""
     ends = list(accumulate([len(value) + 1 for value in values]))
     together = "\n".join(values)
     for letter, literal, pattern in conditions if values else ():
@@ -100,7 +109,8 @@ def _matches(values: list[str], conditions: list[Condition]) -> Iterator[tuple[s
 
 @cache
 def _rules() -> tuple[dict[tuple[str, ...], list[Condition]], frozenset[str]]:
-    """Attributes -> the conditions on them, one per alternative; all attributes. Puts the marked expressions into trafilatura's lists."""
+    """Attributes -> the conditions on them, one per alternative; all attributes. Puts the marked expressions into
+    trafilatura's lists."""
     from lxml.etree import XPath
     from trafilatura import xpaths
 
@@ -125,16 +135,28 @@ def _rules() -> tuple[dict[tuple[str, ...], list[Condition]], frozenset[str]]:
 
 
 def _wanted(
-    matched: str, pattern: str, flags: str, function: str, names: str, translated: str, upper: str, lower: str, part: str,
-    equal: str, whole: str, present: str,
-) -> tuple[str, list[str]]:  # fmt: skip
+    matched: str,
+    pattern: str,
+    flags: str,
+    function: str,
+    names: str,
+    translated: str,
+    upper: str,
+    lower: str,
+    part: str,
+    equal: str,
+    whole: str,
+    present: str,
+) -> tuple[str, list[str]]:
     """(attributes, regular expressions of which one must match) of one condition, from the groups of _CONDITION."""
     if matched:
         return matched, [f"(?i:{pattern})"] if flags else _split(pattern)
     if function:
         start = "^" if function == "starts-with" else ""
         letters = dict(zip(lower, upper, strict=True))
-        return names or translated, [start + "".join(f"[{letter}{letters[letter]}]" if letter in letters else letter for letter in part)]
+        return names or translated, [
+            start + "".join(f"[{letter}{letters[letter]}]" if letter in letters else letter for letter in part)
+        ]
     return (equal, [rf"^{whole}\Z"]) if equal else (present, [""])
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KEY_COLUMNS = "key long, record long, id string"
-"""key: of a paragraph in its group; record: of the document's record, since the pieces of one record are one document here."""
+"""key: of a paragraph in its group; record: of the document's record, since the pieces of one record are one document
+here."""
 SAMPLE_COLUMNS = "key long, text string"
 MAX_WRAPPED_LINE = 120
 """Characters; text with a longer line was not wrapped by hand or by a mail program, so its lines are paragraphs."""
@@ -40,11 +41,15 @@ def paragraph_hashes(paragraphs: list[str]) -> tuple[NDArray[np.uint64], NDArray
     """(hash over the words in their order, number of words) of each paragraph."""
     words = split_words(paragraphs)
     place = np.arange(len(words.hashes)) - np.repeat(words.offsets[:-1], words.counts)
-    sums = np.concatenate(([np.uint64(0)], np.cumsum(mix(words.hashes + place.astype(np.uint64) * BASE), dtype=np.uint64)))
+    sums = np.concatenate(
+        ([np.uint64(0)], np.cumsum(mix(words.hashes + place.astype(np.uint64) * BASE), dtype=np.uint64))
+    )
     return mix(sums[words.offsets[1:]] - sums[words.offsets[:-1]] + words.counts.astype(np.uint64)), words.counts
 
 
-def _keyed(texts: list[str], groups: NDArray[np.int64], min_words: int) -> Iterator[tuple[list[str], str, NDArray[np.int64]]]:
+def _keyed(
+    texts: list[str], groups: NDArray[np.int64], min_words: int
+) -> Iterator[tuple[list[str], str, NDArray[np.int64]]]:
     """Per text its paragraphs, what joins them, and their keys; 0 for a paragraph that is too short to be judged."""
     cut = [split_paragraphs(text) for text in texts]
     hashes, num_words = paragraph_hashes([paragraph for paragraphs, _ in cut for paragraph in paragraphs])
@@ -69,15 +74,21 @@ def paragraph_keys(batches: Iterator[pa.RecordBatch], min_words: int) -> Iterato
             keyed = _keyed(chunk.column("text").to_pylist(), chunk.column("group").to_numpy(), min_words)
             found = [np.unique(keys[keys != 0]) for _, _, keys in keyed]
             owners = pa.array(np.repeat(np.arange(len(found)), [len(keys) for keys in found]))
-            columns = [pa.array(np.concatenate(found)), chunk.column("record").take(owners), chunk.column("id").take(owners)]
+            columns = [
+                pa.array(np.concatenate(found)),
+                chunk.column("record").take(owners),
+                chunk.column("id").take(owners),
+            ]
             yield pa.RecordBatch.from_arrays(columns, names=["key", "record", "id"])
 
 
 def frequent_keys(batches: Iterator[pa.RecordBatch], min_documents: int) -> Iterator[pa.RecordBatch]:
-    """Those of the rows KEY_COLUMNS, sorted by key and record, whose key is in at least `min_documents` records, but for the first record.
+    """Those of the rows KEY_COLUMNS, sorted by key and record, whose key is in at least `min_documents` records, but
+    for the first record.
 
-    That one keeps the paragraph: copies of one article share all of it, and without a keeper its text would be gone from the corpus. What
-    waits for the next batch is less than `min_documents` records: the rows of the last key, unless it has reached the bound already.
+    That one keeps the paragraph: copies of one article share all of it, and without a keeper its text would be gone
+    from the corpus. What waits for the next batch is less than `min_documents` records: the rows of the last key,
+    unless it has reached the bound already.
     """
     import pyarrow as pa
 
@@ -100,8 +111,11 @@ def frequent_keys(batches: Iterator[pa.RecordBatch], min_documents: int) -> Iter
         waiting = [] if is_frequent[-1] else table.slice(int(starts[-1])).combine_chunks().to_batches()
 
 
-def remove_paragraphs(batches: Iterator[pa.RecordBatch], min_words: int, min_remaining_chars: int) -> Iterator[pa.RecordBatch]:
-    """Documents without the paragraphs whose keys stand in `keys` (null: none), with the reason ONLY_BOILERPLATE where too little is left.
+def remove_paragraphs(
+    batches: Iterator[pa.RecordBatch], min_words: int, min_remaining_chars: int
+) -> Iterator[pa.RecordBatch]:
+    """Documents without the paragraphs whose keys stand in `keys` (null: none), with the reason ONLY_BOILERPLATE where
+    too little is left.
 
     Input: a document's columns, then group and keys; output: the document's columns, then bytes_before and reason.
     """

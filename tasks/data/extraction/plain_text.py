@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.data.extraction.html_text import BROKEN, NO_CONTENT, TOO_LARGE, html_to_text
 from tasks.data.extraction.wikitext import is_redirect, wikitext_to_text
-from tasks.data.records.documents import DOCUMENT_COLUMNS, HTML, WIKITEXT, arrow_schema, content_digest, cut_pieces, document_id
+from tasks.data.records.documents import (
+    DOCUMENT_COLUMNS,
+    HTML,
+    WIKITEXT,
+    arrow_schema,
+    content_digest,
+    cut_pieces,
+    document_id,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +31,11 @@ BATCH_CHARS = 8_000_000
 
 
 def extract_batches(
-    batches: Iterator[pa.RecordBatch], html_extractor: str, max_markup_chars: int, min_chars: int, max_document_chars: int
+    batches: Iterator[pa.RecordBatch],
+    html_extractor: str,
+    max_markup_chars: int,
+    min_chars: int,
+    max_document_chars: int,
 ) -> Iterator[pa.RecordBatch]:
     """EXTRACTED_COLUMNS for rows of RECORD_COLUMNS: one row per piece, or one without text and with a reason."""
     import pyarrow as pa

@@ -50,18 +50,24 @@ class BoilerplateFreeDocuments(Record):
     """Of documents that stay and of those that were dropped."""
 
 
-@step(content=("documents/*.parquet", "dropped.parquet", "boilerplate.parquet"), distributions=("pyspark", "pyarrow", "numpy"))
+@step(
+    content=("documents/*.parquet", "dropped.parquet", "boilerplate.parquet"),
+    distributions=("pyspark", "pyarrow", "numpy"),
+)
 def remove_boilerplate(
     *, documents: Artifact[ExtractedDocuments], recipe: BoilerplateRecipe, resources: SparkResources, output: Output
 ) -> BoilerplateFreeDocuments:
-    """Remove repeated paragraphs. Raises ValueError where a collection loses more than max_removed_share of its bytes."""
+    """Remove repeated paragraphs. Raises ValueError where a collection loses more than max_removed_share of its
+    bytes."""
     from pyspark.sql import functions as F
 
     num_in, bytes_in = documents.record.num_documents, documents.record.num_bytes
     output.report(Progress(0, num_in, "documents", "paragraphs"))
     frame = read_documents(spark_session(resources), documents.paths("documents/*.parquet"), resources)
     frame = frame.select(*names_of(DOCUMENT_COLUMNS), _group().alias("group"))
-    prose = frame.where(~F.col("domain").isin(CODE, COMMIT)).select("id", F.xxhash64("source", "offset").alias("record"), "group", "text")
+    prose = frame.where(~F.col("domain").isin(CODE, COMMIT)).select(
+        "id", F.xxhash64("source", "offset").alias("record"), "group", "text"
+    )
     keyed = prose.mapInArrow(partial(paragraph_keys, min_words=recipe.min_words), KEY_COLUMNS)
     by_key = keyed.repartition("key").sortWithinPartitions("key", "record", "id")
     found = by_key.mapInArrow(partial(frequent_keys, min_documents=recipe.min_documents), KEY_COLUMNS).persist()
@@ -71,7 +77,9 @@ def remove_boilerplate(
     rewritten = frame.join(per_document, "id", "left").mapInArrow(remover, columns).persist()
     num_paragraphs = _write_boilerplate(found, frame, recipe, output.path("boilerplate.parquet"))
     _check_removed_share(rewritten, recipe, output.path("boilerplate.parquet"))
-    totals = rewritten.where("num_bytes < bytes_before").select((F.col("bytes_before") - F.col("num_bytes")).alias("num_bytes"))
+    totals = rewritten.where("num_bytes < bytes_before").select(
+        (F.col("bytes_before") - F.col("num_bytes")).alias("num_bytes")
+    )
     (lost,) = totals.agg(F.count("num_bytes").alias("num_changed"), F.sum("num_bytes").alias("num_bytes")).collect()
     dropped = rewritten.where("reason <> ''").select("id", "reason", F.lit("").alias("kept_id"))
     write_table(dropped, output.path("dropped.parquet"))
@@ -80,9 +88,13 @@ def remove_boilerplate(
     for cached in (found, rewritten):
         cached.unpersist()
     return BoilerplateFreeDocuments(
-        num_documents=sum(count for count, _ in counts.values()), num_bytes=sum(size for _, size in counts.values()), dropped=reasons,
-        num_paragraphs=num_paragraphs, num_changed=lost.num_changed, num_bytes_removed=lost.num_bytes or 0,
-    )  # fmt: skip
+        num_documents=sum(count for count, _ in counts.values()),
+        num_bytes=sum(size for _, size in counts.values()),
+        dropped=reasons,
+        num_paragraphs=num_paragraphs,
+        num_changed=lost.num_changed,
+        num_bytes_removed=lost.num_bytes or 0,
+    )
 
 
 def _group():
@@ -99,26 +111,39 @@ def _write_boilerplate(found: DataFrame, frame: DataFrame, recipe: BoilerplateRe
     import pyarrow.parquet as pq
     from pyspark.sql import functions as F
 
-    counts = found.select("key", "record", "id").groupBy("key").agg(
-        (F.count_distinct("record") + 1).alias("num_documents"), F.min("id").alias("id")
-    ).persist()  # fmt: skip
+    counts = (
+        found.select("key", "record", "id")
+        .groupBy("key")
+        .agg((F.count_distinct("record") + 1).alias("num_documents"), F.min("id").alias("id"))
+        .persist()
+    )
     shown = counts.orderBy(F.desc("num_documents"), "key").take(MAX_SHOWN)
     wanted: dict[str, list[int]] = {}
     for row in shown:
         wanted.setdefault(row.id, []).append(row.key)
     schema = "id string, keys array<long>"
-    examples = found.sparkSession.createDataFrame([(identity, keys) for identity, keys in sorted(wanted.items())], schema)
+    examples = found.sparkSession.createDataFrame(
+        [(identity, keys) for identity, keys in sorted(wanted.items())], schema
+    )
     places = frame.join(examples, "id")
-    samples = places.select("text", "group", "keys").mapInArrow(partial(paragraph_samples, min_words=recipe.min_words), SAMPLE_COLUMNS)
+    samples = places.select("text", "group", "keys").mapInArrow(
+        partial(paragraph_samples, min_words=recipe.min_words), SAMPLE_COLUMNS
+    )
     texts = {row.key: row.text for row in samples.collect()}
-    collections = {row.id: (row.collection, row.source) for row in places.select("id", "collection", "source").collect()}
+    collections = {
+        row.id: (row.collection, row.source) for row in places.select("id", "collection", "source").collect()
+    }
     table = [
         {
-            "digest": f"{row.key % 2**64:016x}", "collection": collections[row.id][0], "num_documents": row.num_documents,
-            "text": texts[row.key], "id": row.id, "source": collections[row.id][1],
+            "digest": f"{row.key % 2**64:016x}",
+            "collection": collections[row.id][0],
+            "num_documents": row.num_documents,
+            "text": texts[row.key],
+            "id": row.id,
+            "source": collections[row.id][1],
         }
         for row in shown
-    ]  # fmt: skip
+    ]
     pq.write_table(pa.Table.from_pylist(table, arrow_schema(EVIDENCE_COLUMNS)), path, compression="zstd")
     num_paragraphs = counts.count()
     counts.unpersist()
@@ -130,13 +155,17 @@ def _check_removed_share(rewritten: DataFrame, recipe: BoilerplateRecipe, eviden
     from pyspark.sql import functions as F
 
     def shown(_: str, collection: str, __: str) -> list[str]:
-        lines = [line for line in pq.read_table(evidence_path).to_pylist() if line["collection"] == collection][:NUM_EXAMPLES]
+        lines = [line for line in pq.read_table(evidence_path).to_pylist() if line["collection"] == collection][
+            :NUM_EXAMPLES
+        ]
         return [f"{line['text'][:80]!r} in {line['num_documents']} documents ({line['source']})" for line in lines]
 
     ceiling = Ceiling(
-        "boilerplate.max_removed_share", recipe.max_removed_share, lambda _: "bytes are paragraphs that its documents share",
+        "boilerplate.max_removed_share",
+        recipe.max_removed_share,
+        lambda _: "bytes are paragraphs that its documents share",
         "Look whether these are copies of whole documents; then raise boilerplate.min_documents or max_removed_share",
-    )  # fmt: skip
+    )
     lost = (F.col("bytes_before") - F.col("num_bytes")).alias("removed")
     judged = rewritten.select("collection", F.lit("").alias("reason"), F.col("bytes_before").alias("amount"), lost)
     check_removed_share(judged, (COLLECTION,), ceiling, shown)

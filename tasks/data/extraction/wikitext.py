@@ -17,9 +17,24 @@ TEMPLATE, LINK, TABLE, REFERENCE, EXTERNAL = "}}", "]]", "|}", "</ref>", "]"
 MAX_DEPTH = 200
 """Brackets open at once; deeper ones are read as text, so that no page can make closing them costly."""
 KEPT_TEMPLATES = {
-    "lang": 2, "nowrap": 1, "nobold": 1, "nobr": 1, "small": 1, "big": 1, "abbr": 1, "quote": 1, "blockquote": 1, "cquote": 1,
-    "transl": -1, "lang-la": 1, "lang-fr": 1, "lang-de": 1, "lang-el": 1, "lang-grc": 1, "as of": 1,
-}  # fmt: skip
+    "lang": 2,
+    "nowrap": 1,
+    "nobold": 1,
+    "nobr": 1,
+    "small": 1,
+    "big": 1,
+    "abbr": 1,
+    "quote": 1,
+    "blockquote": 1,
+    "cquote": 1,
+    "transl": -1,
+    "lang-la": 1,
+    "lang-fr": 1,
+    "lang-de": 1,
+    "lang-el": 1,
+    "lang-grc": 1,
+    "as of": 1,
+}
 """Templates whose text belongs to the sentence, and which argument it is."""
 UNIT_TEMPLATES = ("convert", "cvt")
 VERBATIM = ("nowiki", "pre", "source", "syntaxhighlight", "code", "math", "chem")
@@ -189,7 +204,9 @@ def _template(content: str) -> str:
         return ""
     arguments = [part for part in rest.split("|") if "=" not in part]
     if name in UNIT_TEMPLATES:
-        return " ".join(part.strip() for part in arguments[: 4 if arguments[1:2] and arguments[1].strip() in RANGE_WORDS else 2])
+        return " ".join(
+            part.strip() for part in arguments[: 4 if arguments[1:2] and arguments[1].strip() in RANGE_WORDS else 2]
+        )
     place = KEPT_TEMPLATES[name]
     place = place - 1 if place > 0 else place
     return arguments[place].strip() if arguments and place < len(arguments) else ""

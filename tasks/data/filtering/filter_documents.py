@@ -62,8 +62,8 @@ class FilteredDocuments(Record):
 def filter_documents(
     *, documents: Artifact[SplitDocuments], recipe: FilterRecipe, resources: SparkResources, output: Output
 ) -> FilteredDocuments:
-    """Drop what breaks a bound. Raises ValueError where one bound removes more than max_removed_share of a source, a language or a domain,
-    or if nothing is left."""
+    """Drop what breaks a bound. Raises ValueError where one bound removes more than max_removed_share of a source, a
+    language or a domain, or if nothing is left."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)
@@ -90,10 +90,13 @@ def filter_documents(
         raise ValueError(f"the filter drops all {num_in} documents ({reasons}): widen the bounds of data.recipe.filter")
     by_bucket = count_by(sorted(output.path("documents").glob("*.parquet")), "quality_bucket")
     return FilteredDocuments(
-        num_documents=num_kept, num_bytes=sum(size for _, size in counts.values()), dropped=reasons, unscored=unscored,
+        num_documents=num_kept,
+        num_bytes=sum(size for _, size in counts.values()),
+        dropped=reasons,
+        unscored=unscored,
         documents_by_bucket={int(bucket): count for (bucket,), (count, _) in by_bucket.items()},
         bucket_floors=tuple(floor / QUALITY_STEPS for floor in floors),
-    )  # fmt: skip
+    )
 
 
 def _judge(frame: DataFrame, recipe: FilterRecipe) -> DataFrame:
@@ -119,7 +122,12 @@ def _check_removed_share(placed: DataFrame, frame: DataFrame, recipe: FilterReci
     from pyspark.sql import functions as F
 
     def shown(group: str, name: str, reason: str) -> list[str]:
-        chosen = placed.where((F.col(group) == name) & (F.col("reason") == reason)).select("id").orderBy("id").take(NUM_EXAMPLES)
+        chosen = (
+            placed.where((F.col(group) == name) & (F.col("reason") == reason))
+            .select("id")
+            .orderBy("id")
+            .take(NUM_EXAMPLES)
+        )
         start = F.substring("text", 1, SHOWN_CHARS).alias("text")
         texts = frame.where(F.col("id").isin([row.id for row in chosen])).select("source", "offset", start)
         return [f"{row.source}, offset {row.offset} ({row.text!r})" for row in sorted(texts.collect())]
@@ -128,9 +136,12 @@ def _check_removed_share(placed: DataFrame, frame: DataFrame, recipe: FilterReci
         return f"documents fall to {reason} ({_bounds_of(reason, recipe)})"
 
     ceiling = Ceiling(
-        "filter.max_removed_share", recipe.max_removed_share, what,
-        "Look whether these are what the bound means; then change that bound in data.recipe.filter, or raise filter.max_removed_share",
-    )  # fmt: skip
+        "filter.max_removed_share",
+        recipe.max_removed_share,
+        what,
+        "Look whether these are what the bound means; then change that bound in data.recipe.filter, or raise "
+        "filter.max_removed_share",
+    )
     gone = F.when(F.col("reason").isin("", WRONG_LANGUAGE), 0).otherwise(1).alias("removed")
     judged = placed.select("collection", "domain", "language", "reason", F.lit(1).alias("amount"), gone)
     check_removed_share(judged, (COLLECTION, DOMAIN), ceiling, shown)
@@ -155,9 +166,12 @@ def _write_examples(frame: DataFrame, verdicts: DataFrame, output: Output) -> No
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
 
-    ranked = verdicts.where("reason <> ''").withColumn("place", F.row_number().over(Window.partitionBy("reason").orderBy("id")))
+    ranked = verdicts.where("reason <> ''").withColumn(
+        "place", F.row_number().over(Window.partitionBy("reason").orderBy("id"))
+    )
     shown = ranked.where(F.col("place") <= EXAMPLES_PER_REASON).select("id", "reason")
     start = F.substring("text", 1, EXAMPLE_CHARS).alias("text")
     write_table(
-        frame.join(F.broadcast(shown), "id").select("id", "reason", "source", "offset", "domain", start), output.path("examples.parquet")
+        frame.join(F.broadcast(shown), "id").select("id", "reason", "source", "offset", "domain", start),
+        output.path("examples.parquet"),
     )

@@ -52,14 +52,21 @@ CHUNK_CHARS = 400_000
 SHORT_LINE_CHARS = 30
 """FineWeb, 3.6."""
 POLICY_PHRASES = (
-    "javascript", "terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies",
-)  # fmt: skip
+    "javascript",
+    "terms of use",
+    "privacy policy",
+    "cookie policy",
+    "uses cookies",
+    "use of cookies",
+    "use cookies",
+)
 """Lines with one of these are what C4 removes (the `javascript` and policy rules of its published code)."""
 WITHOUT_SENTENCE_MARKS = ("th", "lo")
 """Languages that end sentences with a space."""
 OTHER_WORD_LENGTHS = ("ko", "bo", "dz", "ml", "kl", "ak", "haw", "mi", "ty", "sm", "to", "fj")
-"""Languages whose words are not of 3 to 10 letters on average, in the Declaration of Human Rights: syllables are written as one character
-(Korean 2.9) or apart (Tibetan 2.9, Hawaiian 2.8), or words are whole clauses (Malayalam 10.1, Kalaallisut 14.6)."""
+"""Languages whose words are not of 3 to 10 letters on average, in the Declaration of Human Rights: syllables are
+written as one character (Korean 2.9) or apart (Tibetan 2.9, Hawaiian 2.8), or words are whole clauses (Malayalam 10.1,
+Kalaallisut 14.6)."""
 HASH, OPENING, CLOSING = ord("#"), ord("{"), ord("}")
 PROSE = "prose"
 KIND_OF_DOMAIN = {CODE: CODE, COMMIT: CODE, ISSUE: ISSUE, MATH: MATH}
@@ -75,13 +82,15 @@ class Rule(NamedTuple):
     is_upper: bool
     kinds: tuple[str, ...] = (PROSE, MATH)
     needs_words: bool = False
-    """Mathematics below prose's `min_words` is not held to it: in a problem of a line the question returns in the answer."""
+    """Mathematics below prose's `min_words` is not held to it: in a problem of a line the question returns in the
+    answer."""
     math_factor: float = 1.0
     """Times the bound in mathematics."""
 
 
 REPETITION_IN_MATH = 2.0
-"""A solution repeats its problem: the papers' bounds for n-grams drop 8 to 17 % of five collections, twice as much 0 to 1.7 %."""
+"""A solution repeats its problem: the papers' bounds for n-grams drop 8 to 17 % of five collections, twice as much 0 to
+1.7 %."""
 
 
 def _ngram_rule(reason: str, measure: str, bound: str) -> Rule:
@@ -106,7 +115,10 @@ RULES = (
     Rule("repeated_line_characters", "repeated_line_char_share", "max_repeated_line_char_share", True),
     Rule("repeated_paragraphs", "repeated_paragraph_share", "max_repeated_paragraph_share", True),
     Rule("repeated_paragraph_characters", "repeated_paragraph_char_share", "max_repeated_paragraph_char_share", True),
-    *(_ngram_rule(f"frequent_{size}gram", top_ngram_name(size), f"max_top_ngram_shares.{place}") for place, size in enumerate(TOP_SIZES)),
+    *(
+        _ngram_rule(f"frequent_{size}gram", top_ngram_name(size), f"max_top_ngram_shares.{place}")
+        for place, size in enumerate(TOP_SIZES)
+    ),
     *(
         _ngram_rule(f"repeated_{size}grams", repeated_ngrams_name(size), f"max_repeated_ngram_shares.{place}")
         for place, size in enumerate(COVERED_SIZES)
@@ -125,7 +137,9 @@ def flat_bounds(recipe: HeuristicRecipe) -> dict[str, float]:
     """Bounds by the names in `RULES`: those of a tuple are numbered."""
     bounds: dict[str, float] = {}
     for name, value in recipe.model_dump().items():
-        numbered = {f"{name}.{place}": part for place, part in enumerate(value)} if isinstance(value, tuple) else {name: value}
+        numbered = (
+            {f"{name}.{place}": part for place, part in enumerate(value)} if isinstance(value, tuple) else {name: value}
+        )
         bounds.update(numbered)
     return bounds
 
@@ -135,10 +149,15 @@ def bounds_of(reason: str, bounds: dict[str, float]) -> dict[str, float]:
     return {rule.bound: bounds[rule.bound] for rule in RULES if rule.reason == reason}
 
 
-def name_reasons(texts: Sequence[str], languages: Sequence[str], domains: Sequence[str], bounds: dict[str, float]) -> list[str]:
-    """The first broken rule of each text, empty where it passes all. A value on its bound passes, and so does one that is NaN."""
+def name_reasons(
+    texts: Sequence[str], languages: Sequence[str], domains: Sequence[str], bounds: dict[str, float]
+) -> list[str]:
+    """The first broken rule of each text, empty where it passes all. A value on its bound passes, and so does one that
+    is NaN."""
     kinds = np.array([KIND_OF_DOMAIN.get(domain, PROSE) for domain in domains], dtype=object)
-    proses = [prose_of(text) if kind in (PROSE, MATH) else Prose(text, 0) for text, kind in zip(texts, kinds, strict=True)]
+    proses = [
+        prose_of(text) if kind in (PROSE, MATH) else Prose(text, 0) for text, kind in zip(texts, kinds, strict=True)
+    ]
     measures = measure([prose.text for prose in proses], languages)
     num_formula_words = [prose.num_formula_words for prose in proses]
     kinds[(kinds == PROSE) & are_mathematics(num_formula_words, measures["num_words"])] = MATH
@@ -156,16 +175,19 @@ def name_reasons(texts: Sequence[str], languages: Sequence[str], domains: Sequen
 def measure(texts: Sequence[str], languages: Sequence[str]) -> dict[str, F64]:
     """All measures of some texts by name, one value per text.
 
-    mean_word_length is over words of scripts with spaces; NaN where these are less than half of the words. Shares of lines are over lines
-    with visible characters, shares of characters in lines over the characters of these lines, all other shares over the text's. Sentences
-    and terminated lines are NaN in WITHOUT_SENTENCE_MARKS, mean_word_length in OTHER_WORD_LENGTHS."""
+    mean_word_length is over words of scripts with spaces; NaN where these are less than half of the words. Shares of
+    lines are over lines with visible characters, shares of characters in lines over the characters of these lines, all
+    other shares over the text's. Sentences and terminated lines are NaN in WITHOUT_SENTENCE_MARKS, mean_word_length in
+    OTHER_WORD_LENGTHS."""
     points, starts = code_points(texts)
     num_chars = np.diff(starts)
     words = split_words(texts)
     num_words = words.counts.astype(np.float64)
     spaced = sums(~words.is_single, words.offsets)
     spaced_length = sums(np.where(words.is_single, 0, words.lengths), words.offsets)
-    mean_length = np.divide(spaced_length, spaced, out=np.full(len(texts), np.nan), where=(spaced > 0) & (2 * spaced >= num_words))
+    mean_length = np.divide(
+        spaced_length, spaced, out=np.full(len(texts), np.nan), where=(spaced > 0) & (2 * spaced >= num_words)
+    )
     is_unmarked, is_otherwise_long = np.isin(languages, WITHOUT_SENTENCE_MARKS), np.isin(languages, OTHER_WORD_LENGTHS)
     lines = Lines(points, starts)
     is_terminated = lines.is_terminated()
@@ -197,7 +219,8 @@ def measure(texts: Sequence[str], languages: Sequence[str]) -> dict[str, F64]:
 
 
 def filter_batches(batches: Iterator[pa.RecordBatch], bounds: dict[str, float]) -> Iterator[pa.RecordBatch]:
-    """REASON_COLUMNS for documents (id, collection, domain, language, text, score_reason, millionths): a score's reason comes first."""
+    """REASON_COLUMNS for documents (id, collection, domain, language, text, score_reason, millionths): a score's reason
+    comes first."""
     import pyarrow as pa
 
     for batch in batches:

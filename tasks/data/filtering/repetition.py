@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 TOP_SIZES = (2, 3, 4)
 COVERED_SIZES = (5, 6, 7, 8, 9, 10)
 CHARS_PER_WORD = {"kana": 2, "southeast_asian": 5}
-"""With these the Declaration of Human Rights repeats itself in Japanese, Thai, Lao, Khmer and Burmese about as much as in 22 languages with
-spaces (5-grams: 0.03 to 0.06, there 0.03, at most 0.10; by characters alone 0.21 to 0.69). Chinese does so as it is: 0.07."""
+"""With these the Declaration of Human Rights repeats itself in Japanese, Thai, Lao, Khmer and Burmese about as much as
+in 22 languages with spaces (5-grams: 0.03 to 0.06, there 0.03, at most 0.10; by characters alone 0.21 to 0.69). Chinese
+does so as it is: 0.07."""
 SOUTHEAST_ASIAN = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF))
 KANA = (0x3040, 0x30FF)
 KANA_SHARE = 0.1
@@ -56,22 +57,26 @@ def chars_per_word(words: Words, points: NDArray[np.uint32]) -> I64:
 
 
 def measure_repetition(words: Words, num_chars: I64, factors: I64) -> dict[str, F64]:
-    """Of 2 to 4 words: share of a text's characters in its most frequent n-gram (the longest of equally frequent ones, with its inner
-    spaces); 0 where none is repeated. Of 5 to 10: share of the characters in words of n-grams that stood before in the text, no word
-    counted twice. `factors` of chars_per_word lengthen the n-grams of their text."""
+    """Of 2 to 4 words: share of a text's characters in its most frequent n-gram (the longest of equally frequent ones,
+    with its inner spaces); 0 where none is repeated. Of 5 to 10: share of the characters in words of n-grams that stood
+    before in the text, no word counted twice. `factors` of chars_per_word lengthen the n-grams of their text."""
     num_words = len(words.hashes)
     owner = np.repeat(np.arange(len(words.counts)), words.counts)
     raw = words.hashes.copy()
     repeated = np.ones(num_words, dtype=bool)
     length_sums = np.concatenate(([0], np.cumsum(words.lengths)))
     spaced = np.concatenate(([0], np.cumsum(~words.is_single)))
-    names = {size: top_ngram_name(size) for size in TOP_SIZES} | {size: repeated_ngrams_name(size) for size in COVERED_SIZES}
+    names = {size: top_ngram_name(size) for size in TOP_SIZES} | {
+        size: repeated_ngrams_name(size) for size in COVERED_SIZES
+    }
     found = {name: np.zeros(len(words.counts)) for name in names.values()}
     present = np.unique(factors).tolist()
     for size in range(2, COVERED_SIZES[-1] * max(present, default=1) + 1):
         starts = np.flatnonzero(repeated[:-1] & repeated[1:])
         starts = starts[starts <= num_words - size]
-        starts = starts[(owner[starts] == owner[starts + size - 1]) & (size <= COVERED_SIZES[-1] * factors[owner[starts]])]
+        starts = starts[
+            (owner[starts] == owner[starts + size - 1]) & (size <= COVERED_SIZES[-1] * factors[owner[starts]])
+        ]
         raw[starts] = raw[starts] * BASE + words.hashes[starts + size - 1]
         order, firsts = _groups(mix(raw[starts]), owner[starts])
         counts = np.diff(np.append(firsts, len(order)))
@@ -97,7 +102,8 @@ def measure_repetition(words: Words, num_chars: I64, factors: I64) -> dict[str, 
 
 
 def _groups(hashes: NDArray[np.uint64], owners: I64) -> tuple[I64, I64]:
-    """An order in which equal n-grams of one text follow one another as they stand in it, and where each group begins in that order.
+    """An order in which equal n-grams of one text follow one another as they stand in it, and where each group begins
+    in that order.
 
     Owners ascend already, so a stable sort by hash alone leaves them ascending among equal hashes."""
     order = np.argsort(hashes, kind="stable")

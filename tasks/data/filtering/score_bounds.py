@@ -21,12 +21,16 @@ ANY_LANGUAGE = "*"
 LOW_QUALITY = "low_quality_bucket"
 WRONG_LANGUAGE, LANGUAGE_UNCERTAIN = "wrong_language", "language_uncertain"
 BOUND_OF = {
-    WRONG_LANGUAGE: "allowed_languages", LANGUAGE_UNCERTAIN: "min_language_score", "toxic": "max_toxicity",
-    "perplexing": "max_perplexity_percentile", "not_factual": "min_factuality",
-}  # fmt: skip
+    WRONG_LANGUAGE: "allowed_languages",
+    LANGUAGE_UNCERTAIN: "min_language_score",
+    "toxic": "max_toxicity",
+    "perplexing": "max_perplexity_percentile",
+    "not_factual": "min_factuality",
+}
 """In ScoreRecipe, by reason."""
 QUALITY_STEPS = 1_000_000
-"""Quality is compared in whole millionths: their histogram is exact whatever the partitions, and holds a million lines at most."""
+"""Quality is compared in whole millionths: their histogram is exact whatever the partitions, and holds a million lines
+at most."""
 
 
 def is_prose() -> Column:
@@ -63,8 +67,8 @@ def quality_millionths() -> Column:
 def bucket_floors(histogram: list[tuple[int, int]], num_buckets: int) -> list[int]:
     """The lowest quality of every bucket but the first, from (quality, documents) in any order.
 
-    Documents of one quality stay together; the middle one of them decides where: document r of n (from 0) belongs into bucket
-    floor((2 r + 1) num_buckets / 2 n)."""
+    Documents of one quality stay together; the middle one of them decides where: document r of n (from 0) belongs into
+    bucket floor((2 r + 1) num_buckets / 2 n)."""
     total = sum(count for _, count in histogram)
     floors: list[int] = []
     below = 0
@@ -88,5 +92,7 @@ def count_unscored(frame: DataFrame) -> dict[str, int]:
     """Documents of prose without each score."""
     from pyspark.sql import functions as F
 
-    row = frame.where(is_prose()).select(*(F.count_if(F.col(name).isNull()).alias(name) for name in SCORES)).collect()[0]
+    row = (
+        frame.where(is_prose()).select(*(F.count_if(F.col(name).isNull()).alias(name) for name in SCORES)).collect()[0]
+    )
     return {name: row[name] for name in SCORES}

@@ -56,7 +56,8 @@ def num_rows(shapes: list[RowShape]) -> int:
 
 
 def place_pieces(lengths: np.ndarray, shapes: list[RowShape], capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """(piece, slot) in the order of slots: which piece begins where, in rows of `capacity` slots in the order of the shapes."""
+    """(piece, slot) in the order of slots: which piece begins where, in rows of `capacity` slots in the order of the
+    shapes."""
     by_length = np.argsort(lengths, kind="stable")
     taken = np.searchsorted(lengths[by_length], np.arange(capacity + 2))
     pieces, slots = [], []

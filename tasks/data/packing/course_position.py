@@ -32,7 +32,8 @@ class DomainPosition(Frozen):
 
     num_documents: int
     next_visits: tuple[int, ...]
-    """By quality bucket, the last one for documents without a bucket; one entry where no phase has told buckets apart."""
+    """By quality bucket, the last one for documents without a bucket; one entry where no phase has told buckets
+    apart."""
     waiting: tuple[int, ...]
     """Earlier visits that were not read, ascending: what best fit found no room for in the last row."""
     epochs: float
@@ -46,15 +47,20 @@ class DomainPosition(Frozen):
         return self.model_copy(update={"next_visits": self.next_visits * num_buckets})
 
     def after(self, visits: I64, buckets: I64, read: I64, epochs: float) -> DomainPosition:
-        """The position after a phase that had `visits` in its order, of documents in `buckets`, and read those in `read`."""
+        """The position after a phase that had `visits` in its order, of documents in `buckets`, and read those in
+        `read`."""
         is_read = np.isin(visits, read)
         next_visits = [
-            max(first, int(visits[is_read & (buckets == bucket)].max(initial=-1)) + 1) for bucket, first in enumerate(self.next_visits)
+            max(first, int(visits[is_read & (buckets == bucket)].max(initial=-1)) + 1)
+            for bucket, first in enumerate(self.next_visits)
         ]
         passed = visits[visits < np.array(next_visits)[buckets]]
         waiting = np.setdiff1d(np.append(np.array(self.waiting, dtype=np.int64), passed), read)
         return DomainPosition(
-            num_documents=self.num_documents, next_visits=tuple(next_visits), waiting=tuple(waiting.tolist()), epochs=self.epochs + epochs
+            num_documents=self.num_documents,
+            next_visits=tuple(next_visits),
+            waiting=tuple(waiting.tolist()),
+            epochs=self.epochs + epochs,
         )
 
 
@@ -77,7 +83,8 @@ class CoursePosition:
             return DomainPosition(num_documents=num_documents, next_visits=(0,) * num_buckets, waiting=(), epochs=0.0)
         if found.num_documents != num_documents:
             raise ValueError(
-                f"domain {domain} has {num_documents} documents, the phases before on the course read {found.num_documents}: pack all "
+                f"domain {domain} has {num_documents} documents, the phases before on the course read "
+                f"{found.num_documents}: pack all "
                 "phases of a course from the same shards"
             )
         return found.by_bucket(num_buckets)
@@ -91,14 +98,17 @@ class CoursePosition:
 
 
 def read_position(path: Path | None, seed: int) -> CoursePosition:
-    """Where the phase before on the course stopped (its position.json); the course's start for None. Raises ValueError for another seed:
-    its orders are others."""
+    """Where the phase before on the course stopped (its position.json); the course's start for None. Raises ValueError
+    for another seed: its orders are others."""
     if path is None:
         return CoursePosition(seed, {})
     stored = json.loads(path.read_text())
     if stored["seed"] != seed:
         raise ValueError(
-            f"the phase has seed {seed}, the phase before it on the course {stored['seed']}: one seed orders the documents of a whole "
+            f"the phase has seed {seed}, the phase before it on the course {stored['seed']}: one seed orders the "
+            f"documents of a whole "
             "course, give its phases the same"
         )
-    return CoursePosition(seed, {name: DomainPosition.model_validate(values) for name, values in stored["domains"].items()})
+    return CoursePosition(
+        seed, {name: DomainPosition.model_validate(values) for name, values in stored["domains"].items()}
+    )

@@ -35,8 +35,8 @@ ALIKE = (1.0,)
 
 @dataclass(frozen=True)
 class QualityBuckets:
-    """Weights of the buckets, the last one of documents without a bucket, and the bucket of every sequence by number of the shard (-1: it
-    has none); no shard is listed where the weights are ALIKE."""
+    """Weights of the buckets, the last one of documents without a bucket, and the bucket of every sequence by number of
+    the shard (-1: it has none); no shard is listed where the weights are ALIKE."""
 
     weights: tuple[float, ...]
     by_shard: dict[int, I64]
@@ -48,20 +48,22 @@ class QualityBuckets:
         buckets, num_weights = self.by_shard[shard], len(self.weights) - 1
         if buckets.size and buckets.max() >= num_weights:
             raise ValueError(
-                f"bucket_weights has {num_weights} weights, but documents are in bucket {buckets.max()}: give one for each bucket"
+                f"bucket_weights has {num_weights} weights, but documents are in bucket {buckets.max()}: give one for "
+                f"each bucket"
             )
         return np.where(buckets < 0, num_weights, buckets)
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a domain can give: one unit (shard, sequence, offset, length, whether it is rearranged) per piece of a document. The length of
-    a rearranged one counts its special tokens."""
+    """What a domain can give: one unit (shard, sequence, offset, length, whether it is rearranged) per piece of a
+    document. The length of a rearranged one counts its special tokens."""
 
     units: I64
     """Those of one document together, documents in the order of the shards."""
     firsts: I64
-    """Of every document the first of its units, and the end of the last one's: a document that no row holds has none."""
+    """Of every document the first of its units, and the end of the last one's: a document that no row holds has
+    none."""
     buckets: I64
     """Of every document the place in `weights`."""
     weights: tuple[float, ...]
@@ -75,10 +77,18 @@ class Pieces:
 
 
 def pieces_of(
-    own: list[int], lengths: list[I64], row_slots: int | None, may_cut: bool, chosen: Rearrangement, buckets: QualityBuckets
+    own: list[int],
+    lengths: list[I64],
+    row_slots: int | None,
+    may_cut: bool,
+    chosen: Rearrangement,
+    buckets: QualityBuckets,
 ) -> Pieces:
-    """The documents of a domain's shards; with `row_slots` none longer than a row: cut, or left out where they may not be."""
-    documents = np.concatenate([np.zeros((0, 6), dtype=np.int64), *(_documents(n, lengths[n], chosen, buckets) for n in own)])
+    """The documents of a domain's shards; with `row_slots` none longer than a row: cut, or left out where they may not
+    be."""
+    documents = np.concatenate(
+        [np.zeros((0, 6), dtype=np.int64), *(_documents(n, lengths[n], chosen, buckets) for n in own)]
+    )
     documents = documents[documents[:, 3] > 0]
     units, bucket = documents[:, :5], documents[:, 5]
     counts = np.ones(len(units), dtype=np.int64)
@@ -96,16 +106,20 @@ def pieces_of(
     units[:, 3] += NUM_EXTRA * units[:, 4]
     tokens = np.bincount(np.repeat(bucket, counts), weights=units[:, 3], minlength=len(buckets.weights))
     firsts = np.append(0, np.cumsum(counts))
-    return Pieces(units, firsts, bucket, buckets.weights, int(tokens @ buckets.weights), int(np.count_nonzero(counts == 0)))
+    return Pieces(
+        units, firsts, bucket, buckets.weights, int(tokens @ buckets.weights), int(np.count_nonzero(counts == 0))
+    )
 
 
 def ordered_units(domain: str, pieces: Pieces, position: DomainPosition, num_tokens: int, seed: int) -> I64:
-    """Units (UNIT_COLUMNS) from a position on, in the order in which they are read, for as many epochs as the tokens take: first the
-    documents that wait, then the buckets side by side, each at its pace."""
+    """Units (UNIT_COLUMNS) from a position on, in the order in which they are read, for as many epochs as the tokens
+    take: first the documents that wait, then the buckets side by side, each at its pace."""
     size = pieces.num_documents
     order_of = _orders(domain, size, seed)
     visits = np.array(position.waiting, dtype=np.int64)
-    documents = np.array([order_of(epoch)[place] for epoch, place in (divmod(visit, size) for visit in position.waiting)], dtype=np.int64)
+    documents = np.array(
+        [order_of(epoch)[place] for epoch, place in (divmod(visit, size) for visit in position.waiting)], dtype=np.int64
+    )
     is_wanted = np.array(pieces.weights)[pieces.buckets[documents]] > 0
     parts = [_units_of(pieces, documents[is_wanted], visits[is_wanted])]
     held = int(parts[0][:, 3].sum())

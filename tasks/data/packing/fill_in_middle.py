@@ -31,7 +31,8 @@ MIN_TOKENS = 16
 
 @dataclass(frozen=True)
 class Rearrangement:
-    """Which documents are rearranged: `ids` holds the 64 bits of every sequence's document id, by number of the shard."""
+    """Which documents are rearranged: `ids` holds the 64 bits of every sequence's document id, by number of the
+    shard."""
 
     rate: float
     seed: int
@@ -55,7 +56,9 @@ class Rearrangement:
             ids[own] = self.ids[shard][units[own, 1]]
         offsets = mix_bits(units[:, 2].astype(np.uint64))
         places = [self._bits(ids ^ offsets, name) % (num_tokens + 1).astype(np.uint64) for name in ("first", "second")]
-        return np.column_stack([self._whole(units, place.astype(np.int64), num_tokens) for place in np.sort(places, axis=0)])
+        return np.column_stack(
+            [self._whole(units, place.astype(np.int64), num_tokens) for place in np.sort(places, axis=0)]
+        )
 
     def _whole(self, units: np.ndarray, places: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """The places, those inside a character moved to its first token."""
@@ -83,15 +86,22 @@ def read_ids(sidecar_path: Path) -> np.ndarray:
 
 
 def read_inside(tokenizer_path: Path, num_tokens: int) -> np.ndarray:
-    """Per id of a tokenizer.json whether the token begins inside a character of UTF-8: byte-level, or with SentencePiece's bytes."""
+    """Per id of a tokenizer.json whether the token begins inside a character of UTF-8: byte-level, or with
+    SentencePiece's bytes."""
     tokenizer = json.loads(tokenizer_path.read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
-    entries = vocabulary.items() if isinstance(vocabulary, dict) else ((token, number) for number, (token, _) in enumerate(vocabulary))
+    entries = (
+        vocabulary.items()
+        if isinstance(vocabulary, dict)
+        else ((token, number) for number, (token, _) in enumerate(vocabulary))
+    )
     firsts = tuple(byte_characters()[0x80:0xC0])
     is_byte_level = tokenizer["decoder"]["type"] == "ByteLevel"
     is_inside = np.zeros(num_tokens, dtype=bool)
     for token, number in entries:
-        is_inside[number] = token.startswith(firsts) if is_byte_level else re.fullmatch("<0x[89AB].>", token) is not None
+        is_inside[number] = (
+            token.startswith(firsts) if is_byte_level else re.fullmatch("<0x[89AB].>", token) is not None
+        )
     return is_inside
 
 
@@ -104,19 +114,24 @@ def write_glue(directory: Path, special_ids: dict[str, int], vocab_size: int) ->
 
 
 def rearranged_lines(units: np.ndarray, ends: np.ndarray, splits: np.ndarray, glue: int) -> np.ndarray:
-    """Lines (unit, shard, sequence, offset, length) of units (shard, sequence, offset, length with the special tokens), empty ones too.
+    """Lines (unit, shard, sequence, offset, length) of units (shard, sequence, offset, length with the special tokens),
+    empty ones too.
 
-    `ends` says whether a unit ends with its document's end-of-text, which is read last; `splits` are places before it."""
+    `ends` says whether a unit ends with its document's end-of-text, which is read last; `splits` are places before
+    it."""
     shard, sequence, offset, length = units[:, :4].T
     ends = ends.astype(np.int64)
     body = length - NUM_EXTRA - ends
     first, second = splits.T
     zeros, ones, number = np.zeros_like(shard), np.ones_like(shard), np.arange(len(units))
     parts = [
-        (glue, 0 * ones, zeros, ones), (shard, sequence, offset, first),
-        (glue, 1 * ones, zeros, ones), (shard, sequence, offset + second, body - second),
-        (glue, 2 * ones, zeros, ones), (shard, sequence, offset + first, second - first),
+        (glue, 0 * ones, zeros, ones),
+        (shard, sequence, offset, first),
+        (glue, 1 * ones, zeros, ones),
+        (shard, sequence, offset + second, body - second),
+        (glue, 2 * ones, zeros, ones),
+        (shard, sequence, offset + first, second - first),
         (shard, sequence, offset + body, ends),
-    ]  # fmt: skip
+    ]
     lines = np.stack([np.column_stack([number, origin * ones, *rest]) for origin, *rest in parts], axis=1)
     return lines.reshape(-1, 5)

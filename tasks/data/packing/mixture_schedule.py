@@ -74,7 +74,9 @@ def schedule_mixture(recipe: PackingRecipe, available: dict[str, int]) -> Mixtur
         row = np.array([float(weights.get(domain, 0.0)) for domain in present])
         if not row.sum():
             where = "" if constant else f" at_share {point.at_share}"
-            raise ValueError(f"none of the mixture's domains {', '.join(weights)}{where} has text: name domains that the data has")
+            raise ValueError(
+                f"none of the mixture's domains {', '.join(weights)}{where} has text: name domains that the data has"
+            )
         rows.append(row if constant else row / row.sum())
     return MixtureSchedule(tuple(present), np.array([point.at_share for point in recipe.waypoints]), np.array(rows))
 
@@ -82,10 +84,17 @@ def schedule_mixture(recipe: PackingRecipe, available: dict[str, int]) -> Mixtur
 def allot_tokens(
     recipe: PackingRecipe, available: dict[str, int], num_tokens: int, epochs_before: Mapping[str, float] = NOTHING_READ
 ) -> dict[str, int]:
-    """Tokens of the whole phase per domain that has text, exact in sum. `available` is what one epoch of a domain holds, `epochs_before`
-    what earlier phases of the course read of it; raises ValueError where it would be read more often than max_epochs."""
+    """Tokens of the whole phase per domain that has text, exact in sum. `available` is what one epoch of a domain
+    holds, `epochs_before` what earlier phases of the course read of it; raises ValueError where it would be read more
+    often than max_epochs."""
     schedule = schedule_mixture(recipe, available)
-    weights = dict(zip(schedule.domains, (schedule.weights[0] if schedule.is_constant else schedule.until(1.0)).tolist(), strict=True))
+    weights = dict(
+        zip(
+            schedule.domains,
+            (schedule.weights[0] if schedule.is_constant else schedule.until(1.0)).tolist(),
+            strict=True,
+        )
+    )
     shares = split_tokens(weights, num_tokens)
     held = {domain: (recipe.max_epochs - epochs_before.get(domain, 0.0)) * available[domain] for domain in weights}
     over = {domain: amount for domain, amount in shares.items() if amount > held[domain]}
@@ -96,20 +105,32 @@ def allot_tokens(
             + (f" after {epochs_before[domain]:.2f} passes in earlier phases" if epochs_before.get(domain) else "")
             for domain, amount in over.items()
         )
-        fix = f"lower num_tokens to at most {fits:,}, raise max_epochs, or add text" if fits else "raise max_epochs, or add text"
-        raise ValueError(f"the mixture needs more than max_epochs ({recipe.max_epochs}) passes over the course: {worst}; {fix}")
+        fix = (
+            f"lower num_tokens to at most {fits:,}, raise max_epochs, or add text"
+            if fits
+            else "raise max_epochs, or add text"
+        )
+        raise ValueError(
+            f"the mixture needs more than max_epochs ({recipe.max_epochs}) passes over the course: {worst}; {fix}"
+        )
     return shares
 
 
 def slots_of(recipe: PackingRecipe, num_rows: int) -> int:
-    """Tokens that rows take: a stream's share their last target with the next row, those of best fit have one of their own."""
-    return num_rows * recipe.sequence_length + 1 if recipe.packing == "stream" else num_rows * (recipe.sequence_length + 1)
+    """Tokens that rows take: a stream's share their last target with the next row, those of best fit have one of their
+    own."""
+    return (
+        num_rows * recipe.sequence_length + 1 if recipe.packing == "stream" else num_rows * (recipe.sequence_length + 1)
+    )
 
 
 def _fitting_tokens(recipe: PackingRecipe, held: dict[str, float], weights: dict[str, float]) -> int:
     """The largest budget of whole rows for which no domain gives more than it holds up to max_epochs."""
     total = sum(weights.values())
-    num_rows = int(min(held[domain] * total / weight for domain, weight in weights.items() if weight)) // recipe.sequence_length
+    num_rows = (
+        int(min(held[domain] * total / weight for domain, weight in weights.items() if weight))
+        // recipe.sequence_length
+    )
     low, high = 0, num_rows + 2  # rounding to whole tokens may spare one
     while high - low > 1:
         middle = (low + high) // 2
@@ -123,6 +144,8 @@ def split_tokens(weights: dict[str, float], num_tokens: int) -> dict[str, int]:
     total = sum(weights.values())
     exact = {domain: num_tokens * weight / total for domain, weight in weights.items()}
     shares = {domain: math.floor(amount) for domain, amount in exact.items()}
-    for domain in sorted(weights, key=lambda name: (shares[name] - exact[name], name))[: num_tokens - sum(shares.values())]:
+    for domain in sorted(weights, key=lambda name: (shares[name] - exact[name], name))[
+        : num_tokens - sum(shares.values())
+    ]:
         shares[domain] += 1
     return shares

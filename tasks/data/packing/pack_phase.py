@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.packing.course_position import POSITION_FILE, DomainPosition, read_position
 from tasks.data.packing.domain_pieces import ALIKE, DOCUMENT, VISIT, Pieces, QualityBuckets, pieces_of, read_buckets
-from tasks.data.packing.fill_in_middle import NUM_EXTRA, Rearrangement, read_ids, read_inside, rearranged_lines, write_glue
+from tasks.data.packing.fill_in_middle import (
+    NUM_EXTRA,
+    Rearrangement,
+    read_ids,
+    read_inside,
+    rearranged_lines,
+    write_glue,
+)
 from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE
 from tasks.data.packing.placed_units import PlacedUnits, place_best_fit, place_stream, slice_rows
 from tasks.data.records.documents import CHAT, CODE, REPOSITORY
@@ -39,7 +46,8 @@ if TYPE_CHECKING:
 class PackedPhase(Record):
     num_rows: int
     num_tokens: int
-    """Tokens that the rows hold: in a stream rows x sequence length, and the last target; in best_fit without the gaps."""
+    """Tokens that the rows hold: in a stream rows x sequence length, and the last target; in best_fit without the
+    gaps."""
     sequence_length: int
     packing: str
     num_pieces: int
@@ -69,9 +77,9 @@ def pack_phase(
     tokenizer: Artifact[TrainedTokenizer] | None = None,
     previous: Artifact[PackedPhase] | None = None,
 ) -> PackedPhase:
-    """`tokenizer` names the special tokens of fill-in-the-middle, None where fim_rate is 0; `previous` are the rows of the phase before on
-    the course, None for its first. Raises ValueError where a domain would be read more often than max_epochs, no domain of the mixture has
-    text, or `previous` read other documents."""
+    """`tokenizer` names the special tokens of fill-in-the-middle, None where fim_rate is 0; `previous` are the rows of
+    the phase before on the course, None for its first. Raises ValueError where a domain would be read more often than
+    max_epochs, no domain of the mixture has text, or `previous` read other documents."""
     import numpy as np
 
     sources = [shards] if chats is None else [shards, chats]
@@ -84,14 +92,20 @@ def pack_phase(
     begin = read_position(None if previous is None else previous.path(POSITION_FILE), recipe.seed)
     buckets = _quality_buckets(sources, domain_of, recipe, begin.num_buckets)
     pieces = {
-        domain: pieces_of([n for n, own in enumerate(domains) if own == domain], lengths, row_slots, domain != CHAT, chosen, buckets)
+        domain: pieces_of(
+            [n for n, own in enumerate(domains) if own == domain], lengths, row_slots, domain != CHAT, chosen, buckets
+        )
         for domain in recipe.domains
     }
     positions = {domain: begin.of(domain, own.num_documents, len(own.weights)) for domain, own in pieces.items()}
     absent = tuple(sorted(domain for domain in recipe.domains if not pieces[domain].num_tokens))
     if absent:
         output.report(Progress(0, 0, "pieces", f"no text of {', '.join(absent)}: its share goes to the other domains"))
-    placed = place_stream(pieces, recipe, positions) if row_slots is None else place_best_fit(pieces, recipe, positions, row_slots)
+    placed = (
+        place_stream(pieces, recipe, positions)
+        if row_slots is None
+        else place_best_fit(pieces, recipe, positions, row_slots)
+    )
     units = placed.units
     order = _expand(units, placed.kept, placed.slots, lengths, chosen)
     np.save(output.path(ORDER_FILE), order)
@@ -104,22 +118,36 @@ def pack_phase(
     num_rows, num_tokens = recipe.num_tokens // recipe.sequence_length, sum(shares.values())
     before = {} if previous is None else previous.record.course_tokens_by_domain
     return PackedPhase(
-        num_rows=num_rows, num_tokens=num_tokens, sequence_length=recipe.sequence_length, packing=recipe.packing, num_pieces=len(units),
+        num_rows=num_rows,
+        num_tokens=num_tokens,
+        sequence_length=recipe.sequence_length,
+        packing=recipe.packing,
+        num_pieces=len(units),
         fill_share=1.0 if row_slots is None else round(num_tokens / (num_rows * row_slots), 6),
-        num_rearranged=int(np.count_nonzero(units[:, 4])), num_too_long=sum(domain.num_too_long for domain in pieces.values()),
-        tokens_by_domain=shares, epochs_by_domain={domain: round(shares[domain] / pieces[domain].num_tokens, 6) for domain in shares},
-        course_tokens_by_domain={domain: shares.get(domain, 0) + before.get(domain, 0) for domain in sorted({*shares, *before})},
+        num_rearranged=int(np.count_nonzero(units[:, 4])),
+        num_too_long=sum(domain.num_too_long for domain in pieces.values()),
+        tokens_by_domain=shares,
+        epochs_by_domain={domain: round(shares[domain] / pieces[domain].num_tokens, 6) for domain in shares},
+        course_tokens_by_domain={
+            domain: shares.get(domain, 0) + before.get(domain, 0) for domain in sorted({*shares, *before})
+        },
         course_epochs_by_domain={domain: round(own.epochs, 6) for domain, own in sorted(reached.domains.items())},
         absent_domains=absent,
-    )  # fmt: skip
+    )
 
 
-def _write_packing(output: Output, recipe: PackingRecipe, shards: list[str], shares: dict[str, int], *, has_glue: bool) -> None:
+def _write_packing(
+    output: Output, recipe: PackingRecipe, shards: list[str], shares: dict[str, int], *, has_glue: bool
+) -> None:
     """What a reader of the order needs beside it."""
     packing: dict[str, Any] = {
-        "packing": recipe.packing, "sequence_length": recipe.sequence_length, "seed": recipe.seed, "shards": shards, "has_glue": has_glue,
+        "packing": recipe.packing,
+        "sequence_length": recipe.sequence_length,
+        "seed": recipe.seed,
+        "shards": shards,
+        "has_glue": has_glue,
         "tokens_by_domain": shares,
-    }  # fmt: skip
+    }
     if (step_rows := slice_rows(recipe)) is not None:
         packing["slice_rows"] = step_rows
     output.path(PACKING_FILE).write_text(json.dumps(packing, indent=1, sort_keys=True) + "\n")
@@ -129,11 +157,18 @@ def _shard_lengths(sources: list[Artifact]) -> list[np.ndarray]:
     """Sequence lengths of every shard, in the order of the names."""
     from tasks.data.shards.token_shard import open_shard
 
-    return [open_shard(source.directory("shards") / f"{name}.bin").lengths for source in sources for name in source.record.shards]
+    return [
+        open_shard(source.directory("shards") / f"{name}.bin").lengths
+        for source in sources
+        for name in source.record.shards
+    ]
 
 
 def _rearrangement(
-    shards: Artifact[TokenShards], tokenizer: Artifact[TrainedTokenizer] | None, domain_of: dict[str, str], recipe: PackingRecipe
+    shards: Artifact[TokenShards],
+    tokenizer: Artifact[TrainedTokenizer] | None,
+    domain_of: dict[str, str],
+    recipe: PackingRecipe,
 ) -> Rearrangement:
     """Reads the ids of source code alone, and only where some of it is rearranged."""
     from tasks.data.shards.token_shard import open_shard
@@ -149,16 +184,30 @@ def _rearrangement(
     return Rearrangement(recipe.fim_rate, recipe.seed, ids, opened, is_inside)
 
 
-def _quality_buckets(sources: list[Artifact], domain_of: dict[str, str], recipe: PackingRecipe, num_buckets: int) -> QualityBuckets:
-    """Reads the buckets of what the mixture reads, and only where this phase weighs them or one before it on the course did."""
+def _quality_buckets(
+    sources: list[Artifact], domain_of: dict[str, str], recipe: PackingRecipe, num_buckets: int
+) -> QualityBuckets:
+    """Reads the buckets of what the mixture reads, and only where this phase weighs them or one before it on the course
+    did."""
     weights = (*recipe.bucket_weights, 1.0) if recipe.bucket_weights else ALIKE * num_buckets
     read = {*recipe.domains} if weights != ALIKE else set()
-    paths = {name: source.path(f"shards/{name}.parquet") for source in sources for name in source.record.domains if domain_of[name] in read}
-    return QualityBuckets(weights, {number: read_buckets(paths[name]) for number, name in enumerate(domain_of) if name in paths})
+    paths = {
+        name: source.path(f"shards/{name}.parquet")
+        for source in sources
+        for name in source.record.domains
+        if domain_of[name] in read
+    }
+    return QualityBuckets(
+        weights, {number: read_buckets(paths[name]) for number, name in enumerate(domain_of) if name in paths}
+    )
 
 
 def _positions_after(
-    placed: PlacedUnits, pieces: dict[str, Pieces], positions: dict[str, DomainPosition], shares: dict[str, int], domains: list[str]
+    placed: PlacedUnits,
+    pieces: dict[str, Pieces],
+    positions: dict[str, DomainPosition],
+    shares: dict[str, int],
+    domains: list[str],
 ) -> dict[str, DomainPosition]:
     """Where the phase stopped in every domain that it read."""
     import numpy as np
@@ -166,14 +215,18 @@ def _positions_after(
     domain_of_unit = np.array(domains)[placed.units[:, 0]]
     return {
         domain: positions[domain].after(
-            queue[:, VISIT], pieces[domain].buckets[queue[:, DOCUMENT]], placed.units[domain_of_unit == domain, VISIT],
+            queue[:, VISIT],
+            pieces[domain].buckets[queue[:, DOCUMENT]],
+            placed.units[domain_of_unit == domain, VISIT],
             shares.get(domain, 0) / pieces[domain].num_tokens,
         )
         for domain, queue in placed.queues.items()
-    }  # fmt: skip
+    }
 
 
-def _expand(units: np.ndarray, kept: np.ndarray, slots: np.ndarray, lengths: list[np.ndarray], chosen: Rearrangement) -> np.ndarray:
+def _expand(
+    units: np.ndarray, kept: np.ndarray, slots: np.ndarray, lengths: list[np.ndarray], chosen: Rearrangement
+) -> np.ndarray:
     """Lines of order.npy: one per unit, or those of its fill-in-the-middle, of each unit as many tokens as are kept."""
     import numpy as np
 

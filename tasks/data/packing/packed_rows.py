@@ -41,7 +41,10 @@ class PackedRows:
         self._masks = [open_mask(path, len(shard.tokens)) for path, shard in zip(paths, self._shards, strict=True)]
         order = _open_order(packed_dir / ORDER_FILE)
         if order.ndim != 2 or order.shape[1] != len(ORDER_COLUMNS):
-            raise ValueError(f"{packed_dir / ORDER_FILE} has shape {order.shape}, expected (pieces, {len(ORDER_COLUMNS)}): pack again")
+            raise ValueError(
+                f"{packed_dir / ORDER_FILE} has shape {order.shape}, expected (pieces, {len(ORDER_COLUMNS)}): pack "
+                f"again"
+            )
         self._order = order
         self._slots = np.ascontiguousarray(order[:, 4])
         self._row_stride = self.sequence_length + 1 if self.is_segmented else self.sequence_length
@@ -55,10 +58,12 @@ class PackedRows:
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens, segment numbers (int32) and trained mask (bool) of rows start..stop-1, each of shape (rows, T + 1).
 
-        A segment is a piece of one document; a gap has token 0 and segment -1. The mask is over tokens as targets: in best_fit the first
-        of a piece is none, for nothing of its document stands before it."""
+        A segment is a piece of one document; a gap has token 0 and segment -1. The mask is over tokens as targets: in
+        best_fit the first of a piece is none, for nothing of its document stands before it."""
         if not 0 <= start < stop <= self._num_rows:
-            raise ValueError(f"rows {start}..{stop} of {self._num_rows} packed rows: the phase asks for more tokens than were packed")
+            raise ValueError(
+                f"rows {start}..{stop} of {self._num_rows} packed rows: the phase asks for more tokens than were packed"
+            )
         first_slots = self._places(start, stop) * self._row_stride
         slots = (first_slots[:, None] + np.arange(self.sequence_length + 1)).ravel()
         tokens, segments, trained = self._gather(slots, np.searchsorted(self._slots, slots, side="right") - 1)
@@ -66,7 +71,8 @@ class PackedRows:
         return tokens.reshape(shape), segments.astype(np.int32).reshape(shape), trained.reshape(shape)
 
     def describe(self, start: int, stop: int) -> list[dict[str, object]]:
-        """Of every piece in rows start..stop-1: row, document id (where the shard's sidecar lies beside it), file, byte offset, tokens."""
+        """Of every piece in rows start..stop-1: row, document id (where the shard's sidecar lies beside it), file, byte
+        offset, tokens."""
         pieces: list[dict[str, object]] = []
         identities: dict[Path, dict[int, str]] = {}
         firsts = self._places(start, stop) * self._row_stride
@@ -85,14 +91,18 @@ class PackedRows:
                 place = int(shard.starts[sequence]) + offset + skipped
                 pieces.append(
                     {
-                        "row": row, "document": identities[path].get(sequence, ""), "file": path.name,
-                        "byte_offset": place * shard.tokens.dtype.itemsize, "num_tokens": num_tokens,
+                        "row": row,
+                        "document": identities[path].get(sequence, ""),
+                        "file": path.name,
+                        "byte_offset": place * shard.tokens.dtype.itemsize,
+                        "num_tokens": num_tokens,
                     }
-                )  # fmt: skip
+                )
         return pieces
 
     def _places(self, start: int, stop: int) -> np.ndarray:
-        """Where rows start..stop-1 lie in the order: shuffled over the whole phase, or inside each slice of one with waypoints."""
+        """Where rows start..stop-1 lie in the order: shuffled over the whole phase, or inside each slice of one with
+        waypoints."""
         rows = np.arange(start, stop)
         slices = rows // self._slice_rows
         for number in np.unique(slices).tolist():

@@ -50,14 +50,18 @@ def slice_rows(recipe: PackingRecipe) -> int | None:
 
 
 def place_stream(pieces: dict[str, Pieces], recipe: PackingRecipe, positions: dict[str, DomainPosition]) -> PlacedUnits:
-    """The domains' pieces from their positions on, interleaved as the schedule has it, the last of each cut where its tokens end."""
+    """The domains' pieces from their positions on, interleaved as the schedule has it, the last of each cut where its
+    tokens end."""
     available = {domain: given.num_tokens for domain, given in pieces.items()}
-    shares = allot_tokens(recipe, available, slots_of(recipe, recipe.num_tokens // recipe.sequence_length), epochs_read(positions))
+    shares = allot_tokens(
+        recipe, available, slots_of(recipe, recipe.num_tokens // recipe.sequence_length), epochs_read(positions)
+    )
     schedule = schedule_mixture(recipe, available)
     queues = {
         domain: ordered_units(domain, pieces[domain], positions[domain], num_tokens, recipe.seed)
-        for domain, num_tokens in shares.items() if num_tokens
-    }  # fmt: skip
+        for domain, num_tokens in shares.items()
+        if num_tokens
+    }
     parts = []
     for number, (domain, part) in enumerate(queues.items()):
         num_tokens = shares[domain]
@@ -65,25 +69,32 @@ def place_stream(pieces: dict[str, Pieces], recipe: PackingRecipe, positions: di
         part = part[: int(np.searchsorted(ends, num_tokens)) + 1]
         kept = part[:, 3].copy()
         kept[-1] -= ends[len(part) - 1] - num_tokens
-        parts.append((part, kept, schedule.place_of(domain, (np.cumsum(kept) - kept) / num_tokens), np.full(len(part), number)))
+        parts.append(
+            (part, kept, schedule.place_of(domain, (np.cumsum(kept) - kept) / num_tokens), np.full(len(part), number))
+        )
     units, kept, position, domain_number = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((domain_number, position))
     units, kept = units[order], kept[order]
     return PlacedUnits(units, kept, np.cumsum(kept) - kept, queues)
 
 
-def place_best_fit(pieces: dict[str, Pieces], recipe: PackingRecipe, positions: dict[str, DomainPosition], row_slots: int) -> PlacedUnits:
-    """As many pieces per domain as fill the rows, slice by slice; what overflows a slice waits for the next, what overflows the last by a
-    row at most for the next phase of the course."""
+def place_best_fit(
+    pieces: dict[str, Pieces], recipe: PackingRecipe, positions: dict[str, DomainPosition], row_slots: int
+) -> PlacedUnits:
+    """As many pieces per domain as fill the rows, slice by slice; what overflows a slice waits for the next, what
+    overflows the last by a row at most for the next phase of the course."""
     available = {domain: given.num_tokens for domain, given in pieces.items()}
     wanted = recipe.num_tokens // recipe.sequence_length
     most = allot_tokens(recipe, available, slots_of(recipe, wanted), epochs_read(positions))
     step = slice_rows(recipe)
-    spare = 0 if step is None else row_slots * (MAX_SLICES + 1)  # a slice takes each domain past its share by less than a row
+    spare = (
+        0 if step is None else row_slots * (MAX_SLICES + 1)
+    )  # a slice takes each domain past its share by less than a row
     queues = {
         domain: ordered_units(domain, pieces[domain], positions[domain], amount + spare, recipe.seed)
-        for domain, amount in most.items() if amount
-    }  # fmt: skip
+        for domain, amount in most.items()
+        if amount
+    }
     left = queues
     schedule = schedule_mixture(recipe, available)
     read = dict.fromkeys(queues, 0)
@@ -104,7 +115,8 @@ def epochs_read(positions: dict[str, DomainPosition]) -> dict[str, float]:
 def _fill_slice(
     queues: dict[str, I64], read: dict[str, int], schedule: MixtureSchedule, place: float, rows: int, row_slots: int
 ) -> tuple[I64, I64, dict[str, I64]]:
-    """Units and slots of a slice that ends at a place of the phase, and what is left of the queues; adds to what was read per domain."""
+    """Units and slots of a slice that ends at a place of the phase, and what is left of the queues; adds to what was
+    read per domain."""
     ends = {domain: np.cumsum(queue[:, 3]) for domain, queue in queues.items()}
     areas = schedule.weights[0] if schedule.is_constant else schedule.until(place)
     weights = {domain: area for domain, area in zip(schedule.domains, areas.tolist(), strict=True) if domain in queues}
@@ -112,7 +124,9 @@ def _fill_slice(
     def taken(num_tokens: int) -> dict[str, int]:
         wanted = split_tokens(weights, num_tokens + sum(read.values()))
         return {
-            domain: 1 + int(np.searchsorted(ends[domain], wanted[domain] - read[domain])) if wanted[domain] > read[domain] else 0
+            domain: 1 + int(np.searchsorted(ends[domain], wanted[domain] - read[domain]))
+            if wanted[domain] > read[domain]
+            else 0
             for domain in queues
         }
 

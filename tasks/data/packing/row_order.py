@@ -16,7 +16,10 @@ NUM_ROUNDS = 6
 def shuffled_rows(rows: np.ndarray, num_rows: int, seed: int) -> np.ndarray:
     """Where each row of 0..num_rows-1 lies in the unshuffled order, int64; a function of (seed, row) alone."""
     half_bits = max(1, (max(num_rows - 1, 1).bit_length() + 1) // 2)
-    keys = [np.uint64(int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:8], "big")) for number in range(NUM_ROUNDS)]
+    keys = [
+        np.uint64(int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:8], "big"))
+        for number in range(NUM_ROUNDS)
+    ]
     values = _permute(rows.astype(np.uint64), half_bits, keys)
     while (outside := values >= np.uint64(num_rows)).any():
         values[outside] = _permute(values[outside], half_bits, keys)

@@ -44,10 +44,16 @@ def mask_personal_data(
 
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents"))
-    frame = read_documents(spark_session(resources), documents.paths("documents/*.parquet"), resources).select(*names_of(PREPARED_COLUMNS))
+    frame = read_documents(spark_session(resources), documents.paths("documents/*.parquet"), resources).select(
+        *names_of(PREPARED_COLUMNS)
+    )
     mask = partial(mask_batches, kinds=recipe.kinds)
-    found = frame.mapInArrow(mask, f"{PREPARED_COLUMNS}, {COUNT_COLUMNS}").persist(StorageLevel.DISK_ONLY)  # read for two tables
-    written = write_documents(found.select(*names_of(PREPARED_COLUMNS)), output.path("documents"), documents.record.num_bytes)
+    found = frame.mapInArrow(mask, f"{PREPARED_COLUMNS}, {COUNT_COLUMNS}").persist(
+        StorageLevel.DISK_ONLY
+    )  # read for two tables
+    written = write_documents(
+        found.select(*names_of(PREPARED_COLUMNS)), output.path("documents"), documents.record.num_bytes
+    )
     is_changed = F.greatest(*KINDS) > 0
     write_table(found.where(is_changed).select("id", *KINDS), output.path("masked.parquet"))
     found.unpersist()

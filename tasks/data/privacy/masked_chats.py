@@ -25,7 +25,8 @@ NUMBER_KINDS = ("math", "code", "code_with_tests")
 def mask_chats(
     chats: Sequence[list[Message]], keeps_numbers: Sequence[bool], kinds: Sequence[str]
 ) -> Iterator[tuple[list[Message], Counter[str]]]:
-    """Each conversation's messages and the places that were replaced in them, by kind. One without any is given back as it is."""
+    """Each conversation's messages and the places that were replaced in them, by kind. One without any is given back as
+    it is."""
     texts = [list(_texts([_parts(message) for message in messages])) for messages in chats]
     is_code = [keeps for own, keeps in zip(texts, keeps_numbers, strict=True) for _ in own]
     spans = iter(find_in_chunks([text for own in texts for text in own], is_code, kinds))
@@ -45,7 +46,10 @@ def _parts(message: Message) -> dict[str, Any]:
 
 
 def _with_parts(message: Message, parts: dict[str, Any]) -> Message:
-    calls = [{**call, "arguments": given} for call, given in zip(message.get("tool_calls", ()), parts["arguments"], strict=True)]
+    calls = [
+        {**call, "arguments": given}
+        for call, given in zip(message.get("tool_calls", ()), parts["arguments"], strict=True)
+    ]
     changed = {"reasoning": parts["reasoning"], "content": parts["content"], "tool_calls": calls}
     return {**message, **{key: value for key, value in changed.items() if key in message}}  # pyright: ignore[reportReturnType]
 

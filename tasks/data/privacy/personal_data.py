@@ -42,7 +42,9 @@ Span = tuple[str, int, int]
 LOCAL_PART = re.compile(r"[\w.%+'-]{1,64}\Z")
 HOST = re.compile(r"(?:[^\W_](?:[^\W_]|-){0,62}(?<!-)\.){1,8}(?:[^\W\d_]{2,24}|xn--[a-z0-9-]{2,40})(?![\w-])")
 """Names in all scripts (RFC 6531)."""
-RESERVED_HOSTS = re.compile(r"(?:^|\.)(?:example\.(?:com|org|net)|[\w.-]*\.?(?:example|test|invalid|localhost|local))$", re.IGNORECASE)
+RESERVED_HOSTS = re.compile(
+    r"(?:^|\.)(?:example\.(?:com|org|net)|[\w.-]*\.?(?:example|test|invalid|localhost|local))$", re.IGNORECASE
+)
 """RFC 2606: nobody's addresses, and what FineWeb puts in the place of real ones."""
 IMAGE = re.compile(r"[\d.]+x\.(?:png|jpe?g|gif|webp|svg|pdf)\Z", re.IGNORECASE)
 """Images for screens of so many pixels per point: icon@2x.png."""
@@ -51,12 +53,15 @@ IN_URL = re.compile(r"://[^\s/@]*:$")
 NO_PERSON = {"git", "hg", "svn"}
 """Local parts of repository URLs: git@github.com."""
 HIDDEN_AT = re.compile(
-    r"[(\[{<＠&%](?:(?<=＠)|(?<=&)(?:#64|#x40|commat);|(?<=%)40|(?<![＠&%]) ?(?:at|ät|arroba|@) ?[)\]}>])", re.IGNORECASE
+    r"[(\[{<＠&%](?:(?<=＠)|(?<=&)(?:#64|#x40|commat);|(?<=%)40|(?<![＠&%]) ?(?:at|ät|arroba|@) ?[)\]}>])",
+    re.IGNORECASE,
 )
 _DOT = r" ?[(\[{<] ?(?:dot|punkt|punto|point|\.) ?[)\]}>] ?| (?:dot|punkt|punto) "
 HIDDEN_DOT = re.compile(_DOT, re.IGNORECASE)
 HIDDEN_HOST = re.compile(rf"(?:[^\W_](?:[^\W_]|-){{0,62}}(?:\.|{_DOT})){{1,4}}[^\W\d_]{{2,24}}(?![\w-])", re.IGNORECASE)
-SPOKEN_AT = re.compile(r"(?<![\w.%+'-])([\w.%+'-]{2,64}) at ((?:[\w-]{2,40} dot ){1,3}[a-z]{2,10})(?![\w-])", re.IGNORECASE)
+SPOKEN_AT = re.compile(
+    r"(?<![\w.%+'-])([\w.%+'-]{2,64}) at ((?:[\w-]{2,40} dot ){1,3}[a-z]{2,10})(?![\w-])", re.IGNORECASE
+)
 SPOKEN_DOTS = (" dot ", " DOT ")
 SPOKEN_CHARS = 120
 NO_HOST = {"the", "this", "that", "a", "an", "each", "every", "one"}
@@ -67,24 +72,28 @@ SIGNS = r" ().\u00a0\u2009\u202f\u2010-\u2013\uff0d-"
 _IN_WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 """Scripts without spaces do not count: a number stands right beside its name."""
 NUMBER = re.compile(
-    rf"[+(0-9０-９＋](?<!{_IN_WORD}.)(?<![.@#/+-].)(?<!\d[,:].)(?:(?<=\d)|(?<=[+＋])\d|(?<=\()(?=\+?[\d ]{{1,6}}\))\+?\d)"
+    rf"[+(0-9０-９＋](?<!{_IN_WORD}.)(?<![.@#/+-].)(?<!\d[,:].)(?:(?<=\d)|(?<=[+＋])\d|(?<=\()(?=\+?[\d ]{{1,6}}\))\+?\d)"  # noqa: E501
     rf"(?:(?<=0)\d{{1,4}} ?/ ?(?=\d))?(?:[{SIGNS}]{{0,3}}\d){{6,24}}(?:\s?(?:x|ext\.?)\s?\d{{1,5}}\b)?(?!{_IN_WORD}|@)"
 )
-"""Begins with a set of characters: what stands before them is asked behind the first, so that `re` skips to it quickly. So the others."""
+"""Begins with a set of characters: what stands before them is asked behind the first, so that `re` skips to it quickly.
+So the others."""
 PARAMETER = re.compile(r"(?:card|cc|pan|number|credit|visa|acct)[\w-]*=$", re.IGNORECASE)
 CARD = re.compile(
     r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}|3[47]\d{13}|3(?:0[0-5]|[689]\d)\d{11}|"
     r"(?:2131|1800)\d{11}|35\d{14}|(?:5[06-8]|6\d)\d{10,17}"
 )
 """Visa, Mastercard, American Express, Diners, JCB, Maestro and Discover, each with its lengths."""
-PRINTED = re.compile(rf"\d+|\d{{4}}([{SIGNS}]{{1,3}})\d{{4}}\1\d{{4}}\1\d{{1,7}}|\d{{4}}([{SIGNS}]{{1,3}})\d{{6}}\2\d{{4,5}}")
+PRINTED = re.compile(
+    rf"\d+|\d{{4}}([{SIGNS}]{{1,3}})\d{{4}}\1\d{{4}}\1\d{{1,7}}|\d{{4}}([{SIGNS}]{{1,3}})\d{{6}}\2\d{{4,5}}"
+)
 """Digits alone, or the groups that are printed on cards."""
 SOCIAL_SECURITY = re.compile(r"(?!000|666|9)\d{3}-(?!00)\d{2}-(?!0000)\d{4}")
 SOCIAL_SECURITY_LABEL = re.compile(r"\b(?:SSN|social security)\b[^\d\n]{0,16}$", re.IGNORECASE)
 """Behind it the hyphens may be blanks or missing."""
 
 IBAN = re.compile(
-    r"[0-9](?<=[A-Za-z]{2}.)(?<![^\W_][A-Za-z]{2}.)[0-9](?:[ \u00a0-]?[A-Za-z0-9]{4}){2,7}(?:[ \u00a0-]?[A-Za-z0-9]{1,3})?(?![^\W_])"
+    r"[0-9](?<=[A-Za-z]{2}.)(?<![^\W_][A-Za-z]{2}.)[0-9](?:[ \u00a0-]?[A-Za-z0-9]{4}){2,7}(?:[ "
+    r"\u00a0-]?[A-Za-z0-9]{1,3})?(?![^\W_])"
 )
 """From the check digits on: two letters stand before."""
 MIN_IBAN_CHARS = 15
@@ -96,7 +105,9 @@ IP_V4 = re.compile(rf"[0-9](?<![\w.-].)[0-9]{{0,2}}(?:\.[0-9]{{1,3}}){{3}}(?![\w
 LARGEST_VERSE = 176
 NAME_BEFORE = re.compile(r"(?<![^\W_])[A-Z][^\W\d_]+\.? $")
 """Luke 12.34.5.67: verses and paragraphs are cited behind a name."""
-IP_LABEL = re.compile(r"\b(?:ip|ipv4|addr\w*|host|server|ping|ssh|client|login|from|to|dns|proxy)\b[^\w\n]{0,4}$", re.IGNORECASE)
+IP_LABEL = re.compile(
+    r"\b(?:ip|ipv4|addr\w*|host|server|ping|ssh|client|login|from|to|dns|proxy)\b[^\w\n]{0,4}$", re.IGNORECASE
+)
 VERSION_LABEL = re.compile(
     r"\b(?:version|ver|release|build|revision|rev|firmware|update|patch|section|sec|chapter|clause|article|paragraph|figure|table|python|openssl|"
     r"chrome|chromium|firefox|safari|opera|edge|java|kernel|windows|macos|ios|android|sdk|driver)[ .:#/-]{1,2}$",
@@ -107,12 +118,19 @@ IP_V6 = re.compile(rf"[23](?<![\w:.].)[0-9A-Fa-f]{{3}}:[0-9A-Fa-f:]{{4,34}}(?![\
 
 
 def find_spans(texts: Sequence[str], kinds: Sequence[str] = KINDS, languages: Sequence[str] = ()) -> list[list[Span]]:
-    """(kind, start, end) of what is found in each text, in order and without overlaps. The languages of the texts (ISO 639-1, "" where
-    unknown) say whose national phone numbers are looked for first."""
+    """(kind, start, end) of what is found in each text, in order and without overlaps. The languages of the texts (ISO
+    639-1, "" where unknown) say whose national phone numbers are looked for first."""
     joined = BETWEEN.join(texts)
     numbers = list(NUMBER.finditer(joined)) if set(kinds) & {*NUMBER_FINDERS, "phone"} else []
-    found = [(start, KINDS.index(kind), end) for kind in kinds if kind in FINDERS for start, end in FINDERS[kind](joined)]
-    found += [(start, KINDS.index(kind), end) for kind in kinds if kind in NUMBER_FINDERS for start, end in NUMBER_FINDERS[kind](numbers)]
+    found = [
+        (start, KINDS.index(kind), end) for kind in kinds if kind in FINDERS for start, end in FINDERS[kind](joined)
+    ]
+    found += [
+        (start, KINDS.index(kind), end)
+        for kind in kinds
+        if kind in NUMBER_FINDERS
+        for start, end in NUMBER_FINDERS[kind](numbers)
+    ]
     if "phone" in kinds:
         ends = np.cumsum([len(text) + 1 for text in texts])
         owners = np.searchsorted(ends, [match.start() for match in numbers], side="right").tolist()
@@ -121,7 +139,9 @@ def find_spans(texts: Sequence[str], kinds: Sequence[str] = KINDS, languages: Se
     starts = np.cumsum([0, *(len(text) + 1 for text in texts)])
     owners = (np.searchsorted(starts, [start for start, _, _ in found], side="right") - 1).tolist()
     spans: list[list[Span]] = [[] for _ in texts]
-    for (start, kind, end), number in sorted(zip(found, owners, strict=True), key=lambda each: (each[0][1], each[0][0], -each[0][2])):
+    for (start, kind, end), number in sorted(
+        zip(found, owners, strict=True), key=lambda each: (each[0][1], each[0][0], -each[0][2])
+    ):
         first, last = start - int(starts[number]), end - int(starts[number])
         place = bisect_left(spans[number], first, key=lambda span: span[1])
         is_free_before = place == 0 or spans[number][place - 1][2] <= first
@@ -153,17 +173,24 @@ def mask_batches(batches: Iterator[pa.RecordBatch], kinds: Sequence[str]) -> Ite
             if own:
                 texts[number] = mask_text(texts[number], own)
                 columns["content_digest"][number] = content_digest(texts[number])
-                columns["num_chars"][number], columns["num_bytes"][number] = len(texts[number]), len(texts[number].encode())
+                columns["num_chars"][number], columns["num_bytes"][number] = (
+                    len(texts[number]),
+                    len(texts[number].encode()),
+                )
         counts = {kind: [sum(found == kind for found, _, _ in own) for own in spans] for kind in KINDS}
         replaced = {"text": texts, **columns, **counts}
         arrays = [
-            pa.array(replaced[field.name], field.type) if field.name in replaced else batch.column(field.name).cast(field.type)
+            pa.array(replaced[field.name], field.type)
+            if field.name in replaced
+            else batch.column(field.name).cast(field.type)
             for field in schema
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def find_in_chunks(texts: Sequence[str], is_code: Sequence[bool], kinds: Sequence[str], languages: Sequence[str] = ()) -> list[list[Span]]:
+def find_in_chunks(
+    texts: Sequence[str], is_code: Sequence[bool], kinds: Sequence[str], languages: Sequence[str] = ()
+) -> list[list[Span]]:
     """Spans of texts, code apart from prose, about CHUNK_CHARS at a time."""
     spans: list[list[Span]] = [[] for _ in texts]
     for wanted, code in ((kinds, False), ([kind for kind in kinds if kind in CODE_KINDS], True)):
@@ -248,7 +275,8 @@ def _ibans(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _addresses(text: str) -> Iterator[tuple[int, int]]:
-    """Public addresses; short numbers are a version or a section, and so are those that are called or cited like one."""
+    """Public addresses; short numbers are a version or a section, and so are those that are called or cited like
+    one."""
     for match in IP_V4.finditer(text):
         if _is_public(match[0]):
             before, octets = _before(match), match[0].split(".")
@@ -276,8 +304,12 @@ def _digits(number: str) -> str:
 
 
 FINDERS: dict[str, Callable[[str], Iterator[tuple[int, int]]]] = {
-    "secret": secret_places, "email": _emails, "iban": _ibans, "ip_address": _addresses,
-}  # fmt: skip
+    "secret": secret_places,
+    "email": _emails,
+    "iban": _ibans,
+    "ip_address": _addresses,
+}
 NUMBER_FINDERS: dict[str, Callable[[list[re.Match[str]]], Iterator[tuple[int, int]]]] = {
-    "credit_card": _cards, "us_ssn": _social_security,
-}  # fmt: skip
+    "credit_card": _cards,
+    "us_ssn": _social_security,
+}

@@ -13,17 +13,71 @@ from functools import cache
 from itertools import pairwise
 
 REGIONS = {
-    "en": ("US", "GB", "AU", "IN", "CA", "NZ", "IE", "ZA", "SG"), "de": ("DE", "AT", "CH"), "fr": ("FR", "BE", "CH", "CA"),
-    "es": ("ES", "MX", "AR", "CO", "CL", "PE"), "pt": ("BR", "PT"), "it": ("IT", "CH"), "nl": ("NL", "BE"), "zh": ("CN", "TW", "HK"),
-    "ja": ("JP",), "ko": ("KR",), "ru": ("RU", "UA", "KZ"), "uk": ("UA",), "pl": ("PL",), "cs": ("CZ",), "sk": ("SK",), "sv": ("SE", "FI"),
-    "da": ("DK",), "no": ("NO",), "fi": ("FI",), "tr": ("TR",), "el": ("GR",), "hu": ("HU",), "ro": ("RO",), "bg": ("BG",), "hr": ("HR",),
-    "he": ("IL",), "ar": ("EG", "SA", "AE", "MA"), "fa": ("IR",), "hi": ("IN",), "bn": ("BD", "IN"), "ta": ("IN",), "te": ("IN",),
-    "ur": ("PK", "IN"), "th": ("TH",), "vi": ("VN",), "id": ("ID",), "ms": ("MY",), "tl": ("PH",), "sw": ("KE", "TZ"), "af": ("ZA",),
-}  # fmt: skip
+    "en": ("US", "GB", "AU", "IN", "CA", "NZ", "IE", "ZA", "SG"),
+    "de": ("DE", "AT", "CH"),
+    "fr": ("FR", "BE", "CH", "CA"),
+    "es": ("ES", "MX", "AR", "CO", "CL", "PE"),
+    "pt": ("BR", "PT"),
+    "it": ("IT", "CH"),
+    "nl": ("NL", "BE"),
+    "zh": ("CN", "TW", "HK"),
+    "ja": ("JP",),
+    "ko": ("KR",),
+    "ru": ("RU", "UA", "KZ"),
+    "uk": ("UA",),
+    "pl": ("PL",),
+    "cs": ("CZ",),
+    "sk": ("SK",),
+    "sv": ("SE", "FI"),
+    "da": ("DK",),
+    "no": ("NO",),
+    "fi": ("FI",),
+    "tr": ("TR",),
+    "el": ("GR",),
+    "hu": ("HU",),
+    "ro": ("RO",),
+    "bg": ("BG",),
+    "hr": ("HR",),
+    "he": ("IL",),
+    "ar": ("EG", "SA", "AE", "MA"),
+    "fa": ("IR",),
+    "hi": ("IN",),
+    "bn": ("BD", "IN"),
+    "ta": ("IN",),
+    "te": ("IN",),
+    "ur": ("PK", "IN"),
+    "th": ("TH",),
+    "vi": ("VN",),
+    "id": ("ID",),
+    "ms": ("MY",),
+    "tl": ("PH",),
+    "sw": ("KE", "TZ"),
+    "af": ("ZA",),
+}
 """Where each language is spoken most, by ISO 639-1."""
 COMMON_REGIONS = (
-    "US", "GB", "DE", "FR", "IN", "CN", "JP", "BR", "ES", "IT", "RU", "AU", "NL", "KR", "PL", "MX", "TR", "CH", "AT", "BE", "SE",
-)  # fmt: skip
+    "US",
+    "GB",
+    "DE",
+    "FR",
+    "IN",
+    "CN",
+    "JP",
+    "BR",
+    "ES",
+    "IT",
+    "RU",
+    "AU",
+    "NL",
+    "KR",
+    "PL",
+    "MX",
+    "TR",
+    "CH",
+    "AT",
+    "BE",
+    "SE",
+)
 """Asked where the language is unknown, or has none of the number's form."""
 
 DATE = re.compile(r"(?:19|20)\d\d[-./ ]\d{1,2}[-./ ]\d|\d{1,2}[-./ ]\d{1,2}[-./ ](?:19|20)\d\d")
@@ -33,7 +87,8 @@ TRUNK = re.compile(r"\(0\d{0,4}\)[ -]?\d[\d -]{5,}\d")
 """An area code in brackets with the trunk prefix 0."""
 EXTENSION = re.compile(r"\s?(?:x|ext\.?)\s?\d{1,5}\Z", re.IGNORECASE)
 NAMED = re.compile(
-    r"(?<![^\W_])(?:tele)?(?:phone|fon|foon|fono|fone|fón|fax)s?(?: ?(?:no|number|nr|num)\b\.?)?[^\d\n]{0,16}\n?[^\d\n]{0,4}$"
+    r"(?<![^\W_])(?:tele)?(?:phone|fon|foon|fono|fone|fón|fax)s?(?: "
+    r"?(?:no|number|nr|num)\b\.?)?[^\d\n]{0,16}\n?[^\d\n]{0,4}$"
     r"|(?<![^\W_])(?:tel|tél|tlf|tfno|mob|mobile|cell|desk(?=:)|office(?=:)|whatsapp|wechat|viber|hotline|sms|handy|mobil|telefonnummer|telefonischer"
     r"|mobiltelefon|portable|téléphone|teléfono|celular|móvil|movil|cellulare|telemóvel|komórk\w*|kom|puh|puhelin|gsm|telefoon\w*|тел|телефон\w*"
     r"|моб\w*|phonenumber|numéro|numero|número|rufnummer|durchwahl|nummer)\b[^\d\n]{0,16}\n?[^\d\n]{0,4}$"
@@ -52,12 +107,18 @@ MIN_DIGITS, MAX_DIGITS = 7, 15
 
 
 def is_phone(match: re.Match[str], before: str, language: str) -> bool:
-    """Whether the number that `match` is, with `before` in front of it, is a phone number in a text of this language ("" if unknown)."""
+    """Whether the number that `match` is, with `before` in front of it, is a phone number in a text of this language
+    ("" if unknown)."""
     number = match[0]
     plain = EXTENSION.sub("", number)
     groups = re.findall(r"\d+", plain)
     digits = "".join(groups)
-    if not MIN_DIGITS <= len(digits) <= MAX_DIGITS or DATE.match(plain) or plain.count("(") != plain.count(")") or _is_counting(groups):
+    if (
+        not MIN_DIGITS <= len(digits) <= MAX_DIGITS
+        or DATE.match(plain)
+        or plain.count("(") != plain.count(")")
+        or _is_counting(groups)
+    ):
         return False
     is_named = NAMED.search(before) is not None or NAMED_BEHIND.match(match.string, match.end()) is not None
     if plain.startswith(("+", "(+", "＋")):
@@ -67,7 +128,9 @@ def is_phone(match: re.Match[str], before: str, language: str) -> bool:
     if digits.startswith("00") and len(digits) > 9:
         return _is_international(digits[2:], is_named)
     if is_named:
-        return not re.fullmatch(r"0+|(\d)\1+", digits) and (len(groups) > 1 or len(digits) < 10 or _is_in_plan(plain, _regions(language)))
+        return not re.fullmatch(r"0+|(\d)\1+", digits) and (
+            len(groups) > 1 or len(digits) < 10 or _is_in_plan(plain, _regions(language))
+        )
     if ASKED_TO_CALL.search(before):
         return _is_in_plan(plain, _regions(language))
     return _is_written_as_phone(match, plain, groups, language)
@@ -78,7 +141,11 @@ def _is_written_as_phone(match: re.Match[str], plain: str, groups: list[str], la
     digits = "".join(groups)
     has_trunk = digits[0] == "0" or re.match(r"8 ?\(", plain) is not None
     if len(groups) == 1:
-        return (has_trunk or len(digits) == 11) and len(digits) >= 10 and _is_in_plan(plain, REGIONS.get(language, ()), only_mobile=True)
+        return (
+            (has_trunk or len(digits) == 11)
+            and len(digits) >= 10
+            and _is_in_plan(plain, REGIONS.get(language, ()), only_mobile=True)
+        )
     is_decimal_or_range = (
         len(groups) == 2
         and plain[len(groups[0])] in ".-\u2010\u2011\u2013"
@@ -88,7 +155,10 @@ def _is_written_as_phone(match: re.Match[str], plain: str, groups: list[str], la
         return False
     if has_trunk:
         return len(digits) >= 9 and _is_in_plan(plain, _regions(language))
-    could_be_any = all(len(group) == len(groups[1]) for group in groups[1:]) and re.search(r"[^\d .\u00a0\u2009\u202f]", plain) is None
+    could_be_any = (
+        all(len(group) == len(groups[1]) for group in groups[1:])
+        and re.search(r"[^\d .\u00a0\u2009\u202f]", plain) is None
+    )
     if could_be_any and re.match(r"[ \u00a0]?[^\W_]", match.string[match.end() : match.end() + 2]):
         return False
     return _is_in_plan(plain, REGIONS.get(language, ()))
@@ -102,7 +172,8 @@ def _is_counting(groups: list[str]) -> bool:
 
 
 def _is_international(digits: str, is_evident: bool) -> bool:
-    """Whether a number after + is as long as its country's are; in its plan, where it has no groups and nobody calls it a number."""
+    """Whether a number after + is as long as its country's are; in its plan, where it has no groups and nobody calls it
+    a number."""
     import phonenumbers
 
     try:
@@ -117,7 +188,9 @@ def _is_in_plan(plain: str, regions: tuple[str, ...], only_mobile: bool = False)
     import phonenumbers
 
     for region in regions:
-        for found in phonenumbers.PhoneNumberMatcher(plain, region, leniency=phonenumbers.Leniency.STRICT_GROUPING, max_tries=3):
+        for found in phonenumbers.PhoneNumberMatcher(
+            plain, region, leniency=phonenumbers.Leniency.STRICT_GROUPING, max_tries=3
+        ):
             is_mobile = phonenumbers.number_type(found.number) == phonenumbers.PhoneNumberType.MOBILE
             if found.raw_string == plain and (is_mobile or not only_mobile):
                 return True

@@ -22,45 +22,131 @@ Place = tuple[int, int]
 """Start and end."""
 
 FORMS = (
-    "(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[A-Z0-9]{16}", "gh[pousr]_[A-Za-z0-9]{36,255}", r"github_pat_\w{22,255}",
-    r"gl(?:pat|dt|ft|soat|rt|cbt|ptt|agent|imt)-[\w-]{20,}", r"xox[abeprs]-[\w-]{10,}", r"xapp-\d-[\w-]{20,}", r"AIza[\w-]{35}",
-    r"GOCSPX-[\w-]{28}", r"ya29\.[\w-]{20,}", r"sk-(?=[\w-]{0,200}\d)[\w-]{32,}", r"[rs]k_(?:live|prod)_\w{20,}", "rubygems_[0-9a-f]{48}",
-    "whsec_[A-Za-z0-9+/=]{24,}", "hf_[A-Za-z]{34}", "hf_[A-Za-z0-9]{34}", "npm_[A-Za-z0-9]{36}", r"pypi-AgE[\w-]{50,}",
-    r"dckr_(?:pat|oat)_[\w-]{20,}", r"SG\.[\w-]{16,24}\.[\w-]{40,48}", "key-[0-9a-f]{32}", r"(?:xkeysib|xsmtpsib)-[0-9a-f]{64}-\w{16}",
-    "re_[A-Za-z0-9]{8}_[A-Za-z0-9]{20,}", "do[opr]_v1_[0-9a-f]{64}", "shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}", r"dapi[0-9a-f]{32}(?:-\d)?",
-    r"hv[sbr]\.[\w-]{20,}", r"sq0(?:atp|csp|idp)-[\w-]{22,}", r"EAAA[\w-]{40,}", "EAA[A-Z][A-Za-z0-9]{80,}",
-    "AGE-SECRET-KEY-1[A-Z0-9]{58}", r"gl(?:sa|c)_[\w+/=]{32,}", "lin_(?:api|oauth)_[A-Za-z0-9]{32,}", r"ATATT3[\w=-]{80,}",
-    r"ATCTT3[\w=-]{80,}", "ATBB[A-Za-z0-9]{28,}", "NRAK-[A-Z0-9]{27}", r"NRII-[\w-]{32}", r"sntrys_[\w+/=]{40,}",
-    r"dp\.(?:pt|st|ct|sa)\.[\w.-]{40,}", r"pscale_(?:tkn|pw|oauth)_[\w.-]{32,}", "PMAK-[0-9a-f]{24}-[0-9a-f]{34}",
-    "nfp_[A-Za-z0-9]{36,}", "sbp_[0-9a-f]{40}", r"sb_secret_[\w-]{20,}", "gsk_[A-Za-z0-9]{40,}", "r8_[A-Za-z0-9]{37}",
-    "(?:pplx|xai)-[A-Za-z0-9]{40,}", "(?:ntn|secret)_[A-Za-z0-9]{43,}", r"figd_[\w-]{40,}", r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}",
-    "pul-[0-9a-f]{40}", r"sgp_\w{40,}", r"tfp_[\w-]{40,}", r"[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,}", r"tskey-[a-z]+-[\w-]{20,}",
-    r"CFPAT-[\w-]{43}", r"HRKU-[\w-]{30,}", r"sl\.[\w-]{100,}", "EZ[AT]K[A-Za-z0-9]{54}", r"FLWSECK(?:_TEST)?-[\w-]{20,}",
-    "oy2[a-z0-9]{43}", r"v2\.local\.[\w-]{60,}", r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
+    "(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[A-Z0-9]{16}",
+    "gh[pousr]_[A-Za-z0-9]{36,255}",
+    r"github_pat_\w{22,255}",
+    r"gl(?:pat|dt|ft|soat|rt|cbt|ptt|agent|imt)-[\w-]{20,}",
+    r"xox[abeprs]-[\w-]{10,}",
+    r"xapp-\d-[\w-]{20,}",
+    r"AIza[\w-]{35}",
+    r"GOCSPX-[\w-]{28}",
+    r"ya29\.[\w-]{20,}",
+    r"sk-(?=[\w-]{0,200}\d)[\w-]{32,}",
+    r"[rs]k_(?:live|prod)_\w{20,}",
+    "rubygems_[0-9a-f]{48}",
+    "whsec_[A-Za-z0-9+/=]{24,}",
+    "hf_[A-Za-z]{34}",
+    "hf_[A-Za-z0-9]{34}",
+    "npm_[A-Za-z0-9]{36}",
+    r"pypi-AgE[\w-]{50,}",
+    r"dckr_(?:pat|oat)_[\w-]{20,}",
+    r"SG\.[\w-]{16,24}\.[\w-]{40,48}",
+    "key-[0-9a-f]{32}",
+    r"(?:xkeysib|xsmtpsib)-[0-9a-f]{64}-\w{16}",
+    "re_[A-Za-z0-9]{8}_[A-Za-z0-9]{20,}",
+    "do[opr]_v1_[0-9a-f]{64}",
+    "shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}",
+    r"dapi[0-9a-f]{32}(?:-\d)?",
+    r"hv[sbr]\.[\w-]{20,}",
+    r"sq0(?:atp|csp|idp)-[\w-]{22,}",
+    r"EAAA[\w-]{40,}",
+    "EAA[A-Z][A-Za-z0-9]{80,}",
+    "AGE-SECRET-KEY-1[A-Z0-9]{58}",
+    r"gl(?:sa|c)_[\w+/=]{32,}",
+    "lin_(?:api|oauth)_[A-Za-z0-9]{32,}",
+    r"ATATT3[\w=-]{80,}",
+    r"ATCTT3[\w=-]{80,}",
+    "ATBB[A-Za-z0-9]{28,}",
+    "NRAK-[A-Z0-9]{27}",
+    r"NRII-[\w-]{32}",
+    r"sntrys_[\w+/=]{40,}",
+    r"dp\.(?:pt|st|ct|sa)\.[\w.-]{40,}",
+    r"pscale_(?:tkn|pw|oauth)_[\w.-]{32,}",
+    "PMAK-[0-9a-f]{24}-[0-9a-f]{34}",
+    "nfp_[A-Za-z0-9]{36,}",
+    "sbp_[0-9a-f]{40}",
+    r"sb_secret_[\w-]{20,}",
+    "gsk_[A-Za-z0-9]{40,}",
+    "r8_[A-Za-z0-9]{37}",
+    "(?:pplx|xai)-[A-Za-z0-9]{40,}",
+    "(?:ntn|secret)_[A-Za-z0-9]{43,}",
+    r"figd_[\w-]{40,}",
+    r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}",
+    "pul-[0-9a-f]{40}",
+    r"sgp_\w{40,}",
+    r"tfp_[\w-]{40,}",
+    r"[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,}",
+    r"tskey-[a-z]+-[\w-]{20,}",
+    r"CFPAT-[\w-]{43}",
+    r"HRKU-[\w-]{30,}",
+    r"sl\.[\w-]{100,}",
+    "EZ[AT]K[A-Za-z0-9]{54}",
+    r"FLWSECK(?:_TEST)?-[\w-]{20,}",
+    "oy2[a-z0-9]{43}",
+    r"v2\.local\.[\w-]{60,}",
+    r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
     r"https://hooks\.slack\.com/(?:services|workflows|triggers)/[A-Za-z0-9+/]{20,}",
-    r"https://discord(?:app)?\.com/api/webhooks/\d{15,}/[\w-]{50,}", r"https://[\w.-]+\.webhook\.office\.com/webhookb2/[\w@/-]{60,}",
-)  # fmt: skip
+    r"https://discord(?:app)?\.com/api/webhooks/\d{15,}/[\w-]{50,}",
+    r"https://[\w.-]+\.webhook\.office\.com/webhookb2/[\w@/-]{60,}",
+)
 """Documented by the services; a letter or digit stands neither before nor behind."""
 RULE_SETS = (
-    "artifactory.ArtifactoryDetector", "aws.AWSKeyDetector", "azure_storage_key.AzureStorageKeyDetector", "cloudant.CloudantDetector",
-    "discord.DiscordBotTokenDetector", "ibm_cos_hmac.IbmCosHmacDetector", "mailchimp.MailchimpDetector", "npm.NpmDetector",
-    "openai.OpenAIDetector", "softlayer.SoftlayerDetector", "stripe.StripeDetector", "telegram_token.TelegramBotTokenDetector",
+    "artifactory.ArtifactoryDetector",
+    "aws.AWSKeyDetector",
+    "azure_storage_key.AzureStorageKeyDetector",
+    "cloudant.CloudantDetector",
+    "discord.DiscordBotTokenDetector",
+    "ibm_cos_hmac.IbmCosHmacDetector",
+    "mailchimp.MailchimpDetector",
+    "npm.NpmDetector",
+    "openai.OpenAIDetector",
+    "softlayer.SoftlayerDetector",
+    "stripe.StripeDetector",
+    "telegram_token.TelegramBotTokenDetector",
     "twilio.TwilioKeyDetector",
-)  # fmt: skip
-"""Of detect_secrets.plugins: those for what FORMS does not hold. IBM's IAM rule takes any `key = ` with 44 characters: left out."""
+)
+"""Of detect_secrets.plugins: those for what FORMS does not hold. IBM's IAM rule takes any `key = ` with 44 characters:
+left out."""
 OTHER_NAMES = (
-    "(?:auth|access|api|bot|refresh|session|bearer|private|deploy|personal)[_-]?token", "secret[_-]?(?:access[_-]?)?key", "passphrase",
-    "access[_-]?key", "(?:encryption|signing|master|storage)[_-]?key", "passwort", "mot de passe", "senha", "пароль", "密码", "パスワード",
-    "비밀번호", "api-key", "x-api-key", "auth_?pass", "credential",
-)  # fmt: skip
+    "(?:auth|access|api|bot|refresh|session|bearer|private|deploy|personal)[_-]?token",
+    "secret[_-]?(?:access[_-]?)?key",
+    "passphrase",
+    "access[_-]?key",
+    "(?:encryption|signing|master|storage)[_-]?key",
+    "passwort",
+    "mot de passe",
+    "senha",
+    "пароль",
+    "密码",
+    "パスワード",
+    "비밀번호",
+    "api-key",
+    "x-api-key",
+    "auth_?pass",
+    "credential",
+)
 """Besides detect-secrets' own."""
 NAME_LITERALS = (
-    "pass", "pwd", "secret", "token", "api", "key", "credential", "contrase", "senha", "пароль", "密码", "パスワード", "비밀번호",
-)  # fmt: skip
+    "pass",
+    "pwd",
+    "secret",
+    "token",
+    "api",
+    "key",
+    "credential",
+    "contrase",
+    "senha",
+    "пароль",
+    "密码",
+    "パスワード",
+    "비밀번호",
+)
 NAME_CHARS = 48
 SIGNS_BEHIND_NAME = r"\w{0,20}[\"'\]]{0,2}\s{0,3}:?$"
 SIGN = re.compile(r"[:=：](?=[=>]?\s{0,3}[\"'`]?[^\s\0\"'`,;()\[\]]{8})")
-ASSIGNED = re.compile(r"[=>]?\s{0,3}(?:\"([^\"\s\0]{8,200})\"|'([^'\s\0]{8,200})'|`([^`\s\0]{8,200})`|([^\s\0\"'`,;()\[\]]{8,200}))")
+ASSIGNED = re.compile(
+    r"[=>]?\s{0,3}(?:\"([^\"\s\0]{8,200})\"|'([^'\s\0]{8,200})'|`([^`\s\0]{8,200})`|([^\s\0\"'`,;()\[\]]{8,200}))"
+)
 """A value behind a colon or an equals sign."""
 IN_URL = re.compile(r"://[^\s\0/:@\"'<>]{0,64}:([^\s\0/@\"'<>\[\]]{4,200})@(?![\w.-]{0,64}\bexample\b)(?=[\w.\[-])")
 AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+=_-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=_-])")
@@ -71,7 +157,8 @@ BLOCK_LINE = re.compile(r"[\"'+\s]*(?:[A-Za-z0-9+/=]{4,}|[A-Z][\w-]+: .*)?[\\\"'
 BLOCK_CHARS = 20_000
 MIN_BLOCK_BODY = 16
 PLACEHOLDER = re.compile(
-    r"your|example|change|replace|insert|placeholder|dummy|redacted|todo|enter|xxx|\*\*\*|\.\.\.|…|[<>{}]|\$\(|%[sd(]", re.IGNORECASE
+    r"your|example|change|replace|insert|placeholder|dummy|redacted|todo|enter|xxx|\*\*\*|\.\.\.|…|[<>{}]|\$\(|%[sd(]",
+    re.IGNORECASE,
 )
 """What documentation writes for a secret."""
 MIN_CHARACTERS = 5
@@ -86,7 +173,8 @@ MIN_WORD = 16
 BEFORE, BEHIND = 64, 4
 """Characters around such a word that patterns see."""
 PIECE_CHARS, OVERLAP_CHARS = 2048, 512
-"""Runs are searched in pieces: some rules of the package look ahead from every place of a run, which takes its length squared."""
+"""Runs are searched in pieces: some rules of the package look ahead from every place of a run, which takes its length
+squared."""
 
 
 def secret_places(text: str) -> Iterator[Place]:
@@ -101,12 +189,17 @@ def secret_places(text: str) -> Iterator[Place]:
 
 
 def looks_random(value: str, is_quoted: bool) -> bool:
-    """Whether a value called a secret may be one: no placeholder, no name or expression of a program, no everyday word."""
+    """Whether a value called a secret may be one: no placeholder, no name or expression of a program, no everyday
+    word."""
     from detect_secrets.filters import heuristic
 
     if PLACEHOLDER.search(value) or heuristic.is_sequential_string(value) or heuristic.is_potential_uuid(value):
         return False
-    if len(set(value)) < MIN_CHARACTERS or value.startswith(("$", "/", "http", "./", "~/")) or heuristic.is_templated_secret(value):
+    if (
+        len(set(value)) < MIN_CHARACTERS
+        or value.startswith(("$", "/", "http", "./", "~/"))
+        or heuristic.is_templated_secret(value)
+    ):
         return False
     signs = re.sub(r"[\w.:/-]" if is_quoted else r"[\w.:/=+-]", "", value)
     kinds = [any(map(test, value)) for test in (str.islower, str.isupper, str.isdecimal)] + [bool(signs)]
@@ -174,8 +267,15 @@ def _formed(window: str) -> Iterator[Place]:
         for match in rule.finditer(window):
             start, end = match.span(match.lastindex or 0)
             before = window[start - 1 : start]
-            is_whole = not (before.isdecimal() or (before.isalpha() and window[start].isalpha()) or window[end : end + 1].isalnum())
-            if is_whole and any(map(str.isdecimal, match[0])) and entropy(window[start:end]) >= 3.0 and not PLACEHOLDER.search(match[0]):
+            is_whole = not (
+                before.isdecimal() or (before.isalpha() and window[start].isalpha()) or window[end : end + 1].isalnum()
+            )
+            if (
+                is_whole
+                and any(map(str.isdecimal, match[0]))
+                and entropy(window[start:end]) >= 3.0
+                and not PLACEHOLDER.search(match[0])
+            ):
                 yield start, end
     for pattern in (AWS_SECRET, AZURE_KEY):
         for match in pattern.finditer(window):
@@ -212,7 +312,11 @@ def _assigned(text: str) -> Iterator[Place]:
     last = 0
     for sign in SIGN.finditer(text):
         before = text[max(sign.start() - NAME_CHARS, last) : sign.start()].lower()
-        if sign.start() < last or not any(literal in before for literal in NAME_LITERALS) or not _names().search(before):
+        if (
+            sign.start() < last
+            or not any(literal in before for literal in NAME_LITERALS)
+            or not _names().search(before)
+        ):
             continue
         match = ASSIGNED.match(text, sign.end())
         if match and match.lastindex and looks_random(match[match.lastindex], match.lastindex < 4):
@@ -243,7 +347,9 @@ def _blocks(text: str) -> Iterator[Place]:
             at = text.find("PRIVATE KEY", at + 1)
             continue
         end, num_chars = match.end(), 0
-        for line in re.finditer(r"(?:(?!\\n)[^\n\0])*(?:\\n|\n|$|(?=\0))", text[match.end() : match.end() + BLOCK_CHARS]):
+        for line in re.finditer(
+            r"(?:(?!\\n)[^\n\0])*(?:\\n|\n|$|(?=\0))", text[match.end() : match.end() + BLOCK_CHARS]
+        ):
             if closing := BLOCK_END.search(line[0]):
                 end = match.end() + line.start() + closing.end()
                 break

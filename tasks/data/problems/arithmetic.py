@@ -32,8 +32,11 @@ def is_evaluation_pair(a: I64, b: I64) -> NDArray[np.bool_]:
     return mix(mix(low + SALT) + high) % np.uint64(EVALUATION_SHARE) == 0
 
 
-def choose_problems(count: int, max_operand: int, operations: Sequence[str], for_evaluation: bool) -> tuple[I64, I64, I64]:
-    """(place in OPERATIONS, a, b) of `count` different problems of one side, in hashed order. Raises ValueError if there are fewer."""
+def choose_problems(
+    count: int, max_operand: int, operations: Sequence[str], for_evaluation: bool
+) -> tuple[I64, I64, I64]:
+    """(place in OPERATIONS, a, b) of `count` different problems of one side, in hashed order. Raises ValueError if
+    there are fewer."""
     base = max_operand + 1
     space = len(operations) * base * base
     stride = _coprime_near(int(space * 0.6180339887498949), space)
@@ -50,8 +53,10 @@ def choose_problems(count: int, max_operand: int, operations: Sequence[str], for
     else:
         side = "evaluation" if for_evaluation else "training"
         raise ValueError(
-            f"synthesize: {count} {side} problems are asked for, but {' '.join(operations)} on operands up to {max_operand} give only "
-            f"{num_chosen}: raise synthesize.max_operand, or lower the number of problems (training: and of prompts) to {num_chosen}"
+            f"synthesize: {count} {side} problems are asked for, but {' '.join(operations)} on operands up to "
+            f"{max_operand} give only "
+            f"{num_chosen}: raise synthesize.max_operand, or lower the number of problems (training: and of prompts) "
+            f"to {num_chosen}"
         )
     numbers = np.concatenate(chosen)
     numbers = numbers[np.lexsort((numbers, mix(numbers.astype(np.uint64) + SALT)))]
@@ -71,16 +76,21 @@ def terms(operation: I64, a: I64, b: I64) -> NDArray[np.str_]:
 
 
 def verify_lines(lines: NDArray[np.str_]) -> NDArray[np.bool_]:
-    """Whether each text `a op b = c` states a true equation: read back from the text, checked by the inverse operation."""
+    """Whether each text `a op b = c` states a true equation: read back from the text, checked by the inverse
+    operation."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     parts = pc.split_pattern(pa.array(lines.tolist()), " ")  # pyright: ignore[reportAttributeAccessIssue]
-    left, sign, right, equals, result = (parts.flatten().to_numpy(zero_copy_only=False).reshape(-1, 5)[:, place] for place in range(5))
+    left, sign, right, equals, result = (
+        parts.flatten().to_numpy(zero_copy_only=False).reshape(-1, 5)[:, place] for place in range(5)
+    )
     a, b, c = (np.asarray(values).astype(np.int64) for values in (left, right, result))
     divisor = np.where(b == 0, 1, b)
     product = (c // divisor == a) & (c % divisor == 0)
-    holds = np.select([sign == "+", sign == "-", sign == "*"], [c - b == a, c + b == a, np.where(b == 0, c == 0, product)])
+    holds = np.select(
+        [sign == "+", sign == "-", sign == "*"], [c - b == a, c + b == a, np.where(b == 0, c == 0, product)]
+    )
     return (equals == "=") & holds.astype(bool)
 
 

@@ -1,4 +1,5 @@
-"""Arithmetic with brackets: two to six operations, one line of reasoning for each. Read back with Python's parser and evaluated there."""
+"""Arithmetic with brackets: two to six operations, one line of reasoning for each. Read back with Python's parser and
+evaluated there."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class Stage(NamedTuple):
-    """One thing done to a list: in words, as a line of code, and as it is computed for the tests. {k} is a number from 2 to 9."""
+    """One thing done to a list: in words, as a line of code, and as it is computed for the tests. {k} is a number from
+    2 to 9."""
 
     words: str
     line: str
@@ -30,33 +31,66 @@ class Stage(NamedTuple):
 
 
 STAGES = (
-    Stage("keep the numbers greater than {k}", "numbers = [number for number in numbers if number > {k}]",
-          lambda v, k: list(filter(k.__lt__, v))),
-    Stage("keep the numbers less than {k}", "numbers = [number for number in numbers if number < {k}]",
-          lambda v, k: list(filter(k.__gt__, v))),
-    Stage("keep the multiples of {k}", "numbers = [number for number in numbers if number % {k} == 0]",
-          lambda v, k: [n for n in v if not abs(n) % k]),
-    Stage("drop the multiples of {k}", "numbers = [number for number in numbers if number % {k} != 0]",
-          lambda v, k: [n for n in v if abs(n) % k]),
-    Stage("add {k} to each number", "numbers = [number + {k} for number in numbers]", lambda v, k: list(map(k.__add__, v))),
-    Stage("multiply each number by {k}", "numbers = [number * {k} for number in numbers]", lambda v, k: list(map(k.__mul__, v))),
-    Stage("replace each number by its absolute value", "numbers = [abs(number) for number in numbers]",
-          lambda v, k: [max(n, -n) for n in v]),
+    Stage(
+        "keep the numbers greater than {k}",
+        "numbers = [number for number in numbers if number > {k}]",
+        lambda v, k: list(filter(k.__lt__, v)),
+    ),
+    Stage(
+        "keep the numbers less than {k}",
+        "numbers = [number for number in numbers if number < {k}]",
+        lambda v, k: list(filter(k.__gt__, v)),
+    ),
+    Stage(
+        "keep the multiples of {k}",
+        "numbers = [number for number in numbers if number % {k} == 0]",
+        lambda v, k: [n for n in v if not abs(n) % k],
+    ),
+    Stage(
+        "drop the multiples of {k}",
+        "numbers = [number for number in numbers if number % {k} != 0]",
+        lambda v, k: [n for n in v if abs(n) % k],
+    ),
+    Stage(
+        "add {k} to each number", "numbers = [number + {k} for number in numbers]", lambda v, k: list(map(k.__add__, v))
+    ),
+    Stage(
+        "multiply each number by {k}",
+        "numbers = [number * {k} for number in numbers]",
+        lambda v, k: list(map(k.__mul__, v)),
+    ),
+    Stage(
+        "replace each number by its absolute value",
+        "numbers = [abs(number) for number in numbers]",
+        lambda v, k: [max(n, -n) for n in v],
+    ),
     Stage("reverse the order", "numbers = numbers[::-1]", lambda v, k: list(reversed(v))),
     Stage("sort in ascending order", "numbers = sorted(numbers)", lambda v, k: np.sort(v).tolist()),
-    Stage("take every number once, where it first occurs", "numbers = list(dict.fromkeys(numbers))",
-          lambda v, k: [n for place, n in enumerate(v) if n not in v[:place]]),
-    Stage("take the first {k} numbers", "numbers = numbers[:{k}]", lambda v, k: [n for _, n in zip(range(k), v, strict=False)]),
-)  # fmt: skip
+    Stage(
+        "take every number once, where it first occurs",
+        "numbers = list(dict.fromkeys(numbers))",
+        lambda v, k: [n for place, n in enumerate(v) if n not in v[:place]],
+    ),
+    Stage(
+        "take the first {k} numbers",
+        "numbers = numbers[:{k}]",
+        lambda v, k: [n for _, n in zip(range(k), v, strict=False)],
+    ),
+)
 RESULTS = (
     Stage("return the list", "return numbers", lambda v, k: v),
     Stage("return the sum", "return sum(numbers)", lambda v, k: int(np.sum(v, dtype=np.int64))),
     Stage("return how many are left", "return len(numbers)", lambda v, k: int(np.size(v))),
-    Stage("return the largest number, or {k} if there is none", "return max(numbers, default={k})",
-          lambda v, k: int(np.sort(v)[-1]) if v else k),
-)  # fmt: skip
+    Stage(
+        "return the largest number, or {k} if there is none",
+        "return max(numbers, default={k})",
+        lambda v, k: int(np.sort(v)[-1]) if v else k,
+    ),
+)
 INPUTS = ([3, -4, 12, 7, 7, 0, 18], [5, 9, 2, 9, -6, 15, 4, 10], [], [24, 6, 6, -9, 1, 8])
-QUESTION = re.compile(r"Write a Python function `transform\(numbers\)` for a list of integers: .*\n(assert .+)$", re.DOTALL)
+QUESTION = re.compile(
+    r"Write a Python function `transform\(numbers\)` for a list of integers: .*\n(assert .+)$", re.DOTALL
+)
 MAX_STAGES = 6
 
 
@@ -73,15 +107,21 @@ def draw(numbers: I64, difficulty: int) -> I64:
 def write(row: list[int]) -> ReasonedProblem:
     """No stage twice in succession; the tests show a list, the empty one and others."""
     count, result, default = row[:3]
-    chosen = [(STAGES[place], size) for place, size in zip(row[3 : 3 + count], row[3 + MAX_STAGES : 3 + MAX_STAGES + count], strict=True)]
+    chosen = [
+        (STAGES[place], size)
+        for place, size in zip(row[3 : 3 + count], row[3 + MAX_STAGES : 3 + MAX_STAGES + count], strict=True)
+    ]
     chosen.append((RESULTS[result], default))
     words = [stage.words.format(k=size) for stage, size in chosen]
     body = "".join(f"    {stage.line.format(k=size)}\n" for stage, size in chosen)
     tests = "\n".join(f"assert transform({given!r}) == {_expected(given, chosen)!r}" for given in INPUTS)
     task = f"{', then '.join(words[:-1])}; {words[-1]}"
-    question = f"Write a Python function `transform(numbers)` for a list of integers: {task}. It passes these tests:\n{tests}"
+    question = (
+        f"Write a Python function `transform(numbers)` for a list of integers: {task}. It passes these tests:\n{tests}"
+    )
     steps = "\n".join(
-        f"{number}. To {text}: `{line.strip()}`" for number, (text, line) in enumerate(zip(words, body.splitlines(), strict=True), 1)
+        f"{number}. To {text}: `{line.strip()}`"
+        for number, (text, line) in enumerate(zip(words, body.splitlines(), strict=True), 1)
     )
     return ReasonedProblem(question, steps, f"```python\ndef transform(numbers):\n{body}```", f"code {task}")
 
@@ -99,6 +139,7 @@ def verify(problems: Sequence[ReasonedProblem]) -> list[bool]:
 
 
 def program(question: str, answer: str) -> str:
-    """What runs: the code of the answer, then the tests of the question; a failing one where there is none of either."""
+    """What runs: the code of the answer, then the tests of the question; a failing one where there is none of
+    either."""
     tests, code = QUESTION.fullmatch(question), re.search(r"```(?:python)?\n(.*?)```", answer, re.DOTALL)
     return f"{code[1]}\n{tests[1]}\n" if tests and code else "raise ValueError"

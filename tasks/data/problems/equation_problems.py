@@ -1,4 +1,5 @@
-"""Linear equations ax + b = cx + d with an integer solution. Read back from the text and checked by putting the solution in."""
+"""Linear equations ax + b = cx + d with an integer solution. Read back from the text and checked by putting the
+solution in."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def write(row: list[int]) -> ReasonedProblem:
 
 
 def verify(problems: Sequence[ReasonedProblem]) -> list[bool]:
-    """Both sides are equal at the answer, there is one solution only, and so are both sides of every equation of the reasoning."""
+    """Both sides are equal at the answer, there is one solution only, and so are both sides of every equation of the
+    reasoning."""
     return [_is_right(problem) for problem in problems]
 
 
@@ -61,7 +63,12 @@ def _is_right(problem: ReasonedProblem) -> bool:
     checked = re.search(r"left side is (-?\d+), the right side is (-?\d+)\.$", problem.reasoning)
     sides = [(_at(coefficients(one), x), _at(coefficients(other), x)) for one, other in [(asked[1], asked[2]), *steps]]
     is_unique = left.get("x", 0) != right.get("x", 0)
-    return is_unique and checked is not None and all(a == b for a, b in sides) and sides[0] == (int(checked[1]), int(checked[2]))
+    return (
+        is_unique
+        and checked is not None
+        and all(a == b for a, b in sides)
+        and sides[0] == (int(checked[1]), int(checked[2]))
+    )
 
 
 def _at(side: dict[str, int], x: int) -> int:

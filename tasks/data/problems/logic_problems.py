@@ -1,4 +1,5 @@
-"""Knights, who tell the truth, and knaves, who lie: puzzles with exactly one solution. Read back from the text, checked by enumeration."""
+"""Knights, who tell the truth, and knaves, who lie: puzzles with exactly one solution. Read back from the text, checked
+by enumeration."""
 
 from __future__ import annotations
 
@@ -19,12 +20,21 @@ if TYPE_CHECKING:
 
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "June", "Kofi", "Lena")
 CLAIMS = (
-    "{0} is a knight", "{0} is a knave", "{0} and {1} are of the same kind", "{0} and {1} are of different kinds",
-    "{0} and {1} are both knights", "at least one of {0} and {1} is a knave",
-)  # fmt: skip
+    "{0} is a knight",
+    "{0} is a knave",
+    "{0} and {1} are of the same kind",
+    "{0} and {1} are of different kinds",
+    "{0} and {1} are both knights",
+    "at least one of {0} and {1} is a knave",
+)
 TRUTHS: tuple[Callable[..., bool], ...] = (
-    lambda b, c: b, lambda b, c: not b, lambda b, c: b == c, lambda b, c: b != c, lambda b, c: b and c, lambda b, c: not (b and c),
-)  # fmt: skip
+    lambda b, c: b,
+    lambda b, c: not b,
+    lambda b, c: b == c,
+    lambda b, c: b != c,
+    lambda b, c: b and c,
+    lambda b, c: not (b and c),
+)
 RULES = "Everyone here is a knight, whose every sentence is true, or a knave, whose every sentence is false."
 SAID = re.compile(r'(\w+) says: "([^"]+)"\.')
 MAX_PEOPLE = 6
@@ -43,9 +53,13 @@ def draw(numbers: I64, difficulty: int) -> I64:
     other = (one + 1 + numbers[:, 12 : 12 + count] % (count - 1)) % count
     kinds = np.arange(1 << count)[:, None] >> speakers & 1 == 1
     b, c = kinds.T[one], kinds.T[other]
-    is_true = np.select([(claims == number)[:, :, None] for number in range(6)], [b, ~b, b == c, b != c, b & c, ~(b & c)])
+    is_true = np.select(
+        [(claims == number)[:, :, None] for number in range(6)], [b, ~b, b == c, b != c, b & c, ~(b & c)]
+    )
     num_solutions = (is_true == kinds.T[None]).all(axis=1).sum(axis=1)
-    rows = np.concatenate((np.full((len(numbers), 1), count), numbers[:, 18:19] % len(NAMES), claims, one, other), axis=1)
+    rows = np.concatenate(
+        (np.full((len(numbers), 1), count), numbers[:, 18:19] % len(NAMES), claims, one, other), axis=1
+    )
     return rows[num_solutions == 1]
 
 
@@ -59,29 +73,42 @@ def write(row: list[int]) -> ReasonedProblem:
     statements = " ".join(f'{name} says: "{text}".' for name, text in zip(names, texts, strict=True))
     answer = ", ".join(f"{name}: {_kind(is_knight)}" for name, is_knight in zip(names, solution, strict=True))
     spoken_of = [(one,) if claim < 2 else (min(one, other), max(one, other)) for claim, one, other in said]
-    key = " ".join(f"{claim} {' '.join(map(str, people))};" for (claim, *_), people in zip(said, spoken_of, strict=True))
+    key = " ".join(
+        f"{claim} {' '.join(map(str, people))};" for (claim, *_), people in zip(said, spoken_of, strict=True)
+    )
     kin = _kin([claim for claim, *_ in said], spoken_of)
-    return ReasonedProblem(f"{RULES} {statements} Who is what?", "\n".join(lines), answer, f"logic {key}", f"logic {kin}")
+    return ReasonedProblem(
+        f"{RULES} {statements} Who is what?", "\n".join(lines), answer, f"logic {key}", f"logic {kin}"
+    )
 
 
 def _kin(claims: list[int], spoken_of: list[tuple[int, ...]]) -> str:
-    """The same for every order in which people may stand: who claims what of whom, by claims instead of places, three steps deep."""
+    """The same for every order in which people may stand: who claims what of whom, by claims instead of places, three
+    steps deep."""
     colours = list(map(str, claims))
     for _ in range(3):
         about = [",".join(sorted(colours[other] for other in people)) for people in spoken_of]
-        by = [",".join(sorted(colours[at] for at, people in enumerate(spoken_of) if own in people)) for own in range(len(claims))]
-        told = (f"{colour} of {others} by {speakers}" for colour, others, speakers in zip(colours, about, by, strict=True))
+        by = [
+            ",".join(sorted(colours[at] for at, people in enumerate(spoken_of) if own in people))
+            for own in range(len(claims))
+        ]
+        told = (
+            f"{colour} of {others} by {speakers}" for colour, others, speakers in zip(colours, about, by, strict=True)
+        )
         colours = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in told]
     return " ".join(sorted(colours))
 
 
-def _search(known: list[bool], said: list[tuple[int, int, int]], names: list[str], texts: list[str], lines: list[str]) -> list[list[bool]]:
+def _search(
+    known: list[bool], said: list[tuple[int, int, int]], names: list[str], texts: list[str], lines: list[str]
+) -> list[list[bool]]:
     """All solutions that begin with the `known` kinds; what is tried and why it fails goes to `lines`."""
     for speaker, (claim, one, other) in enumerate(said[: len(known)]):
         needed = max(one, other) if claim > 1 else one
         if needed < len(known) and TRUTHS[claim](known[one], known[other % len(known)]) != known[speaker]:
             lines[-1] += (
-                f' But then "{texts[speaker]}" is {"false" if known[speaker] else "true"}, and {names[speaker]} says it: impossible.'
+                f' But then "{texts[speaker]}" is {"false" if known[speaker] else "true"}, and {names[speaker]} says '
+                f"it: impossible."
             )
             return []
     if len(known) == len(said):
@@ -107,7 +134,11 @@ def _is_right(problem: ReasonedProblem) -> bool:
     said = [(name, *_claim(text)) for name, text in SAID.findall(problem.question)]
     names = [name for name, *_ in said]
     kinds = (dict(zip(names, kinds, strict=True)) for kinds in itertools.product((True, False), repeat=len(names)))
-    fits = [kind for kind in kinds if all(truth(*(kind[other] for other in others)) == kind[name] for name, truth, others in said)]
+    fits = [
+        kind
+        for kind in kinds
+        if all(truth(*(kind[other] for other in others)) == kind[name] for name, truth, others in said)
+    ]
     stated = ", ".join(f"{name}: {_kind(is_knight)}" for name, is_knight in fits[0].items()) if fits else ""
     return problem.question.startswith(RULES) and len(fits) == 1 and stated == problem.answer
 

@@ -1,4 +1,5 @@
-"""Quadratic equations with integer solutions, factored. Checked by putting the solutions in, their number by the discriminant."""
+"""Quadratic equations with integer solutions, factored. Checked by putting the solutions in, their number by the
+discriminant."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def write(row: list[int]) -> ReasonedProblem:
 
 
 def verify(problems: Sequence[ReasonedProblem]) -> list[bool]:
-    """Every answer makes the left side 0, there are as many as the discriminant says, and the reasoning multiplies out to it."""
+    """Every answer makes the left side 0, there are as many as the discriminant says, and the reasoning multiplies out
+    to it."""
     return [_is_right(problem) for problem in problems]
 
 

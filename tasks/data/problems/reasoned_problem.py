@@ -13,7 +13,8 @@ class ReasonedProblem(NamedTuple):
     key: str
     """Equal for problems that differ in words alone."""
     kin: str = ""
-    """Equal for problems that are one but for names and order, which are many: trained on or held out together. Empty: the key is."""
+    """Equal for problems that are one but for names and order, which are many: trained on or held out together. Empty:
+    the key is."""
 
     @property
     def text(self) -> str:
@@ -33,7 +34,8 @@ def formula(*terms: tuple[int, str]) -> str:
 
 
 def coefficients(text: str) -> dict[str, int]:
-    """What stands before each variable, and the number without one under "": a formula read back. Raises ValueError for anything else."""
+    """What stands before each variable, and the number without one under "": a formula read back. Raises ValueError for
+    anything else."""
     squeezed = text.replace(" ", "")
     terms = re.findall(r"([+-]?)(\d*)([a-z](?:\^2)?)?", squeezed)
     if "".join("".join(term) for term in terms) != squeezed or not squeezed:

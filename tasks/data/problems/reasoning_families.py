@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.data.problems import bracket_problems, code_problems, equation_problems, logic_problems, quadratic_problems, system_problems
+from tasks.data.problems import (
+    bracket_problems,
+    code_problems,
+    equation_problems,
+    logic_problems,
+    quadratic_problems,
+    system_problems,
+)
 from tasks.data.problems.arithmetic import EVALUATION_SHARE, SALT
 from tasks.data.text.words import mix
 
@@ -37,7 +44,8 @@ class Family:
     """One kind of problem."""
 
     draw: Callable[[I64, int], I64]
-    """(rows x NUM_DRAWS of hashed numbers from 0, difficulty 1 to 5) -> rows of parameters; those without a good problem are left out."""
+    """(rows x NUM_DRAWS of hashed numbers from 0, difficulty 1 to 5) -> rows of parameters; those without a good
+    problem are left out."""
     write: Callable[[list[int]], ReasonedProblem]
     verify: Callable[[Sequence[ReasonedProblem]], list[bool]]
     """Whether question, reasoning and answer, read from the text, are right."""
@@ -58,8 +66,11 @@ def is_evaluation_key(key: str) -> bool:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % EVALUATION_SHARE == 0
 
 
-def choose_reasoned(name: str, family: Family, count: int, difficulty: int, for_evaluation: bool) -> tuple[list[ReasonedProblem], int]:
-    """(`count` different verified problems of one side, how many the verifier refused). Raises ValueError if the family has fewer."""
+def choose_reasoned(
+    name: str, family: Family, count: int, difficulty: int, for_evaluation: bool
+) -> tuple[list[ReasonedProblem], int]:
+    """(`count` different verified problems of one side, how many the verifier refused). Raises ValueError if the family
+    has fewer."""
     chosen: list[ReasonedProblem] = []
     num_rejected = 0
     waiting = _new_problems(name, family, difficulty, for_evaluation)
@@ -68,7 +79,8 @@ def choose_reasoned(name: str, family: Family, count: int, difficulty: int, for_
         if not problems:
             side = "evaluation" if for_evaluation else "training"
             raise ValueError(
-                f"synthesize: {count} {side} problems of family {name} are asked for, difficulty {difficulty} gives only "
+                f"synthesize: {count} {side} problems of family {name} are asked for, difficulty {difficulty} gives "
+                f"only "
                 f"{len(chosen)}: raise synthesize.difficulty or lower synthesize.families.{name}"
             )
         verdicts = family.verify(problems)

@@ -91,7 +91,8 @@ class FamilyProblems:
     distributions=("pyarrow", "numpy"),
 )
 def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> SynthesizedProblems:
-    """Write problems whose answers were read back from the text and checked. Raises ValueError where there are too few of a kind."""
+    """Write problems whose answers were read back from the text and checked. Raises ValueError where there are too few
+    of a kind."""
     total = recipe.num_training_problems + sum(recipe.families.values())
     output.report(Progress(0, total, "problems"))
     known = _problems(recipe.num_training_problems + recipe.num_prompts, recipe, for_evaluation=False)
@@ -99,7 +100,10 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
     evaluation = _problems(recipe.num_evaluation_problems, recipe, for_evaluation=True)
     families = [_family_problems(name, count, recipe) for name, count in sorted(recipe.families.items())]
     size = recipe.problems_per_document
-    documents = [(SOURCE, number, text) for number, text in enumerate(_joined([f"{problem.line}\n" for problem in training], size))]
+    documents = [
+        (SOURCE, number, text)
+        for number, text in enumerate(_joined([f"{problem.line}\n" for problem in training], size))
+    ]
     for family in families:
         texts = _joined([f"{problem.text}\n" for problem in family.training], size)
         documents += [(f"synthetic/{family.name}", number, text) for number, text in enumerate(texts)]
@@ -119,14 +123,22 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
     }
     for name, rows in tables.items():
         _write_table(
-            output.path(name), rows, {"documents/part-00000.parquet": PREPARED_COLUMNS, "held_out.parquet": ASKED_COLUMNS}.get(name)
+            output.path(name),
+            rows,
+            {"documents/part-00000.parquet": PREPARED_COLUMNS, "held_out.parquet": ASKED_COLUMNS}.get(name),
         )
     return SynthesizedProblems(
-        num_documents=len(documents), num_bytes=sum(len(text.encode()) for *_, text in documents), num_training_problems=total,
-        num_evaluation_problems=len(evaluation), num_chats=len(chats), num_prompts=len(prompts), num_held_out_problems=len(held_out),
-        training_problems_by_family={"arithmetic": len(training)} | {family.name: len(family.training) for family in families},
+        num_documents=len(documents),
+        num_bytes=sum(len(text.encode()) for *_, text in documents),
+        num_training_problems=total,
+        num_evaluation_problems=len(evaluation),
+        num_chats=len(chats),
+        num_prompts=len(prompts),
+        num_held_out_problems=len(held_out),
+        training_problems_by_family={"arithmetic": len(training)}
+        | {family.name: len(family.training) for family in families},
         rejected={family.name: family.num_rejected for family in families if family.num_rejected},
-    )  # fmt: skip
+    )
 
 
 def _write_table(path: Path, rows: list[dict[str, object]], columns: str | None) -> None:
@@ -144,8 +156,12 @@ def _joined(texts: list[str], size: int) -> list[str]:
 
 def _family_problems(name: str, count: int, recipe: SynthesisRecipe) -> FamilyProblems:
     num_prompts = recipe.num_prompts if name in recipe.prompt_families else 0
-    known, num_rejected = choose_reasoned(name, FAMILIES[name], count + num_prompts, recipe.difficulty, for_evaluation=False)
-    held_out, num_more = choose_reasoned(name, FAMILIES[name], recipe.num_held_out_problems, recipe.difficulty, for_evaluation=True)
+    known, num_rejected = choose_reasoned(
+        name, FAMILIES[name], count + num_prompts, recipe.difficulty, for_evaluation=False
+    )
+    held_out, num_more = choose_reasoned(
+        name, FAMILIES[name], recipe.num_held_out_problems, recipe.difficulty, for_evaluation=True
+    )
     return FamilyProblems(name, known[:count], known[count:], held_out, num_rejected + num_more)
 
 
@@ -165,10 +181,27 @@ def _problems(count: int, recipe: SynthesisRecipe, for_evaluation: bool) -> list
 
 def _document(source: str, number: int, text: str) -> dict[str, object]:
     identity = document_id(source, number, 0)
-    place = {"id": identity, "source": source, "offset": number, "piece": 0, "collection": source, "url": "", "licence": ""}
+    place = {
+        "id": identity,
+        "source": source,
+        "offset": number,
+        "piece": 0,
+        "collection": source,
+        "url": "",
+        "licence": "",
+    }
     place |= {"repository": "", "path": ""}
     sizes = {"content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode())}
-    return {**place, "domain": SYNTHETIC, "lang": "", "text": text, **sizes, "cluster": identity, "split": TRAIN, **UNSCORED}
+    return {
+        **place,
+        "domain": SYNTHETIC,
+        "lang": "",
+        "text": text,
+        **sizes,
+        "cluster": identity,
+        "split": TRAIN,
+        **UNSCORED,
+    }
 
 
 def _chat(number: int, problem: Problem, recipe: SynthesisRecipe) -> dict[str, object]:
@@ -176,7 +209,9 @@ def _chat(number: int, problem: Problem, recipe: SynthesisRecipe) -> dict[str, o
 
 
 def _reasoned_chat(family: str, number: int, problem: ReasonedProblem, recipe: SynthesisRecipe) -> dict[str, object]:
-    return _conversation(f"synthetic/{family}-chats", number, problem.question, problem.reasoning, problem.answer, family, recipe)
+    return _conversation(
+        f"synthetic/{family}-chats", number, problem.question, problem.reasoning, problem.answer, family, recipe
+    )
 
 
 def _conversation(
@@ -187,13 +222,27 @@ def _conversation(
     thought = reasoning if sampling_hash(identity) < recipe.thinking_share * NUM_HASHES else ""
     answered = {"role": "assistant", "content": answer, "reasoning": thought, "tool_calls": []}
     messages = canonical_json([{"role": "user", "content": question, "reasoning": "", "tool_calls": []}, answered])
-    place = {"id": identity, "source": source, "offset": number, "piece": 0, "collection": source, "licence": "", "kind": kind}
+    place = {
+        "id": identity,
+        "source": source,
+        "offset": number,
+        "piece": 0,
+        "collection": source,
+        "licence": "",
+        "kind": kind,
+    }
     return {**place, "messages": messages, "tools": "[]"}
 
 
 def _asked(source: str, number: int, question: str, answer: str, family: str) -> dict[str, object]:
     """A prompt, or a problem that is held out."""
-    return {"id": document_id(source, number, 0), "domain": SYNTHETIC, "prompt": question, "answer": answer, "family": family}
+    return {
+        "id": document_id(source, number, 0),
+        "domain": SYNTHETIC,
+        "prompt": question,
+        "answer": answer,
+        "family": family,
+    }
 
 
 def _evaluation_problem(number: int, problem: Problem) -> dict[str, object]:

@@ -1,4 +1,5 @@
-"""Systems of two linear equations with one integer solution, solved by elimination. Checked by putting the solution into the text."""
+"""Systems of two linear equations with one integer solution, solved by elimination. Checked by putting the solution
+into the text."""
 
 from __future__ import annotations
 
@@ -54,7 +55,13 @@ def _is_right(problem: ReasonedProblem) -> bool:
         return False
     values = {"x": int(answer[1]), "y": int(answer[2]), "": 1}
     first, second = coefficients(asked[1]), coefficients(asked[3])
-    stated = [(asked[1], asked[2]), (asked[3], asked[4]), *re.findall(r": ([-+xy0-9 ]+) = (-?\d+)$", problem.reasoning, re.MULTILINE)]
-    holds = all(sum(size * values[name] for name, size in coefficients(left).items()) == int(right) for left, right in stated)
+    stated = [
+        (asked[1], asked[2]),
+        (asked[3], asked[4]),
+        *re.findall(r": ([-+xy0-9 ]+) = (-?\d+)$", problem.reasoning, re.MULTILINE),
+    ]
+    holds = all(
+        sum(size * values[name] for name, size in coefficients(left).items()) == int(right) for left, right in stated
+    )
     determinant = first.get("x", 0) * second.get("y", 0) - first.get("y", 0) * second.get("x", 0)
     return holds and determinant != 0 and len(stated) == 8

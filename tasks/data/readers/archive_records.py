@@ -52,7 +52,9 @@ class ArchiveBytes:
         self._stream = decompressed(name, file) if codec_of(name) in ("bz2", "zstd") else file
         self._file, self._damage = file, ""
         self._raw = self._read()
-        self._members = MemberReader(file, "gzip", self._raw) if self._raw.startswith(GZIP_MAGIC) and self._stream is file else None
+        self._members = (
+            MemberReader(file, "gzip", self._raw) if self._raw.startswith(GZIP_MAGIC) and self._stream is file else None
+        )
         self.codec = "gzip" if self._members else codec_of(name)
         self._starts: list[tuple[int, int]] = []
         self._end = 0
@@ -81,7 +83,8 @@ class ArchiveBytes:
         self.position += size
 
     def skip(self, size: int, end: re.Pattern[bytes]) -> tuple[int, bool]:
-        """Go on behind so many bytes without holding them, or to where `end` is found before; gives their number and whether it was."""
+        """Go on behind so many bytes without holding them, or to where `end` is found before; gives their number and
+        whether it was."""
         left = size
         while left and self.fill(1):
             has_more = self.fill(INFLATED_BYTES)

@@ -17,21 +17,28 @@ ALTERNATES = Path("info") / "alternates"
 def refuse_outside(directory: Path, place: Path, git_dir: Path, common_dir: Path) -> None:
     """Raises ValueError where the git directory of the tree `place` leads out of the data directory.
 
-    Outside, a worktree's and a submodule's are allowed: the repository there says where its worktree is, so its owner put it there.
+    Outside, a worktree's and a submodule's are allowed: the repository there says where its worktree is, so its owner
+    put it there.
     """
     top = directory.resolve()
     if not git_dir.resolve().is_relative_to(top):
         if _named_worktree(git_dir) != place.resolve():
             raise ValueError(
-                f"the working tree {place} has its git directory outside of {directory} ({git_dir}): clone it into {directory}, or remove "
+                f"the working tree {place} has its git directory outside of {directory} ({git_dir}): clone it into "
+                f"{directory}, or remove "
                 f"its .git"
             )
         return
-    foreign = [path for path in (common_dir, *_borrowed(common_dir / "objects", set())) if not path.resolve().is_relative_to(top)]
+    foreign = [
+        path
+        for path in (common_dir, *_borrowed(common_dir / "objects", set()))
+        if not path.resolve().is_relative_to(top)
+    ]
     foreign += [path for path in _links(git_dir) + _links(common_dir) if not path.resolve().is_relative_to(top)]
     if foreign:
         raise ValueError(
-            f"the git directory of the working tree {place} leads out of {directory} ({foreign[0]}): make it whole with `git repack -a -d` "
+            f"the git directory of the working tree {place} leads out of {directory} ({foreign[0]}): make it whole "
+            f"with `git repack -a -d` "
             "and remove objects/info/alternates, clone it anew, or remove its .git"
         )
 
@@ -41,17 +48,26 @@ def _named_worktree(git_dir: Path) -> Path | None:
     if (git_dir / "gitdir").is_file():
         return (git_dir / (git_dir / "gitdir").read_text(errors="surrogateescape").strip()).resolve().parent
     command = ["git", "config", "--file", str(git_dir / "config"), "--no-includes", "--get", "core.worktree"]
-    named = subprocess.run(command, capture_output=True, check=False).stdout.decode("utf-8", "surrogateescape").removesuffix("\n")
+    named = (
+        subprocess.run(command, capture_output=True, check=False)
+        .stdout.decode("utf-8", "surrogateescape")
+        .removesuffix("\n")
+    )
     return (git_dir / named).resolve() if named else None
 
 
 def _borrowed(objects: Path, seen: set[Path]) -> list[Path]:
-    """Directories of objects that a repository reads besides its own, and those that these read; one in quotes counts as outside."""
+    """Directories of objects that a repository reads besides its own, and those that these read; one in quotes counts
+    as outside."""
     seen.add(objects.resolve())
     if not (objects / ALTERNATES).is_file():
         return []
     named = (objects / ALTERNATES).read_text(errors="surrogateescape").splitlines()
-    found = [Path(os.sep, line) if line.startswith('"') else objects / line for line in named if line and not line.startswith("#")]
+    found = [
+        Path(os.sep, line) if line.startswith('"') else objects / line
+        for line in named
+        if line and not line.startswith("#")
+    ]
     return found + [further for path in found if path.resolve() not in seen for further in _borrowed(path, seen)]
 
 

@@ -25,17 +25,53 @@ from tasks.data.readers.text_records import text_record
 
 GIT_DIRECTORY, GIT_COMMITS = ".git", "git_commits"
 SAFE = (
-    "git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false",
-    "-c", "log.showSignature=false", "-c", "protocol.allow=never", "-c", "core.excludesFile=/dev/null",
-    "-c", "core.attributesFile=/dev/null", "-c", "core.abbrev=7", "-c", "diff.suppressBlankEmpty=false", "-c", "submodule.recurse=false",
-    "-c", "log.showRoot=true",
-    "--no-replace-objects", "--no-pager",
-)  # fmt: skip
+    "git",
+    "-c",
+    "safe.directory=*",
+    "-c",
+    "core.fsmonitor=false",
+    "-c",
+    "core.hooksPath=/dev/null",
+    "-c",
+    "core.quotePath=false",
+    "-c",
+    "log.showSignature=false",
+    "-c",
+    "protocol.allow=never",
+    "-c",
+    "core.excludesFile=/dev/null",
+    "-c",
+    "core.attributesFile=/dev/null",
+    "-c",
+    "core.abbrev=7",
+    "-c",
+    "diff.suppressBlankEmpty=false",
+    "-c",
+    "submodule.recurse=false",
+    "-c",
+    "log.showRoot=true",
+    "--no-replace-objects",
+    "--no-pager",
+)
 LOG = (
-    "log", "--patch", "--no-merges", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--no-relative", "--encoding=UTF-8",
-    "--unified=3", "--inter-hunk-context=0", "--diff-algorithm=default", "--indent-heuristic", "--submodule=short", "--src-prefix=a/",
-    "--dst-prefix=b/", "-O/dev/null",
-)  # fmt: skip
+    "log",
+    "--patch",
+    "--no-merges",
+    "--no-color",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-renames",
+    "--no-relative",
+    "--encoding=UTF-8",
+    "--unified=3",
+    "--inter-hunk-context=0",
+    "--diff-algorithm=default",
+    "--indent-heuristic",
+    "--submodule=short",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+    "-O/dev/null",
+)
 """A repository's own settings would give its patches another form."""
 GIT_SECONDS = 600
 """For one question about a tree; a pipe where git reads a file would keep it for ever."""
@@ -44,18 +80,27 @@ LEFT_OUT_ATTRIBUTES = ("linguist-generated", "linguist-vendored")
 """By which .gitattributes marks what nobody wrote here."""
 LICENCE_NAMES = ("LICENSE", "LICENCE", "COPYING", "UNLICENSE")
 LICENCE_HEADERS = (
-    ("AGPL-3.0", r"GNU AFFERO GENERAL PUBLIC LICENSE\s+Version 3"), ("LGPL-3.0", r"GNU LESSER GENERAL PUBLIC LICENSE\s+Version 3"),
-    ("LGPL-2.1", r"GNU LESSER GENERAL PUBLIC LICENSE\s+Version 2\.1"), ("GPL-3.0", r"GNU GENERAL PUBLIC LICENSE\s+Version 3"),
-    ("GPL-2.0", r"GNU GENERAL PUBLIC LICENSE\s+Version 2"), ("Apache-2.0", r"Apache License\s+Version 2\.0"),
-    ("MPL-2.0", r"Mozilla Public License\s+Version 2\.0"), ("EPL-2.0", r"Eclipse Public License - v 2\.0"),
-    ("BSL-1.0", r"Boost Software License - Version 1\.0"), ("CC0-1.0", r"CC0 1\.0 Universal"),
+    ("AGPL-3.0", r"GNU AFFERO GENERAL PUBLIC LICENSE\s+Version 3"),
+    ("LGPL-3.0", r"GNU LESSER GENERAL PUBLIC LICENSE\s+Version 3"),
+    ("LGPL-2.1", r"GNU LESSER GENERAL PUBLIC LICENSE\s+Version 2\.1"),
+    ("GPL-3.0", r"GNU GENERAL PUBLIC LICENSE\s+Version 3"),
+    ("GPL-2.0", r"GNU GENERAL PUBLIC LICENSE\s+Version 2"),
+    ("Apache-2.0", r"Apache License\s+Version 2\.0"),
+    ("MPL-2.0", r"Mozilla Public License\s+Version 2\.0"),
+    ("EPL-2.0", r"Eclipse Public License - v 2\.0"),
+    ("BSL-1.0", r"Boost Software License - Version 1\.0"),
+    ("CC0-1.0", r"CC0 1\.0 Universal"),
     ("Unlicense", r"This is free and unencumbered software released into the public domain"),
-    ("CC-BY-SA-4.0", r"Attribution-ShareAlike 4\.0 International"), ("CC-BY-4.0", r"Attribution 4\.0 International"),
+    ("CC-BY-SA-4.0", r"Attribution-ShareAlike 4\.0 International"),
+    ("CC-BY-4.0", r"Attribution 4\.0 International"),
     ("MIT", r"Permission is hereby granted, free of charge, to any person obtaining a copy\s+of this software"),
-    ("ISC", r"Permission to use, copy, modify, and(?:/or)? distribute this software for any\s+purpose with or without fee"),
+    (
+        "ISC",
+        r"Permission to use, copy, modify, and(?:/or)? distribute this software for any\s+purpose with or without fee",
+    ),
     ("BSD-3-Clause", r"Redistribution and use in source and binary forms[\s\S]*Neither the name"),
     ("BSD-2-Clause", r"Redistribution and use in source and binary forms"),
-)  # fmt: skip
+)
 """SPDX identifiers by what their texts say, the more specific ones first."""
 
 GITHUB = re.compile(r"(?:^|[/@])(?:www\.)?github\.com[:/]")
@@ -82,32 +127,46 @@ class GitTree:
 
 
 def read_tree(directory: Path, root: str) -> GitTree:
-    """Raises ValueError where git is missing or cannot read the tree, and where its git directory leads out of `directory`."""
+    """Raises ValueError where git is missing or cannot read the tree, and where its git directory leads out of
+    `directory`."""
     place = directory / root
     git_dir, common_dir = (Path(_path_of(place, name)) for name in ("--absolute-git-dir", "--git-common-dir"))
     refuse_outside(directory, place, git_dir, place / common_dir)
-    listed = _git(place, "ls-files", "--cached", "--others", "--exclude-standard", "-z").decode("utf-8", "surrogateescape").split("\0")
+    listed = (
+        _git(place, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+        .decode("utf-8", "surrogateescape")
+        .split("\0")
+    )
     left_out = {name for name in listed if name and _is_foreign_link(place, name)} | _marked_files(place, listed)
     prefix = f"{root}/" if root else ""
     origin = _origin_of(place)
     named = re.search(r"([^/:]+/[^/:]+?)(?:\.git)?/?$", origin) if "/" in origin or ":" in origin else None
     return GitTree(
-        root=root, place=str(place.absolute()), name=named[1] if named else root or "repository", licence=_licence_of(place),
+        root=root,
+        place=str(place.absolute()),
+        name=named[1] if named else root or "repository",
+        licence=_licence_of(place),
         head=_git(place, "rev-parse", "--verify", "HEAD", may_fail=True).decode().strip(),
         files=frozenset(f"{prefix}{name}" for name in listed if name and name not in left_out),
         left_out=frozenset(prefix + name for name in left_out),
-    )  # fmt: skip
+    )
 
 
 def _is_foreign_link(place: Path, name: str) -> bool:
     """A link that leads into .git/annex is a file that git-annex keeps there."""
     path = place / name
-    return path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to((place / GIT_DIRECTORY / "annex").resolve()))
+    return path.is_symlink() and not (
+        path.is_file() and path.resolve().is_relative_to((place / GIT_DIRECTORY / "annex").resolve())
+    )
 
 
 def _marked_files(place: Path, names: list[str]) -> set[str]:
     asked = "\0".join(names).encode("utf-8", "surrogateescape")
-    found = _git(place, "check-attr", "--stdin", "-z", *LEFT_OUT_ATTRIBUTES, given=asked).decode("utf-8", "surrogateescape").split("\0")
+    found = (
+        _git(place, "check-attr", "--stdin", "-z", *LEFT_OUT_ATTRIBUTES, given=asked)
+        .decode("utf-8", "surrogateescape")
+        .split("\0")
+    )
     return {name for name, value in zip(found[0::3], found[2::3], strict=False) if value in ("set", "true")}
 
 
@@ -125,8 +184,11 @@ def head_of(place: str) -> str:
     return _git(Path(place), "rev-parse", "--verify", "HEAD", may_fail=True).decode().strip()
 
 
-def commit_records(name: str, place: str, repository: str, licence: str, limit: int, max_record_bytes: int) -> Iterator[Parsed]:
-    """The newest commits without merges, one per record: message, then patch. Named by their commit in the source, at offset 0."""
+def commit_records(
+    name: str, place: str, repository: str, licence: str, limit: int, max_record_bytes: int
+) -> Iterator[Parsed]:
+    """The newest commits without merges, one per record: message, then patch. Named by their commit in the source, at
+    offset 0."""
     head, shallow = head_of(place), _shallow_commits(Path(place))
     command = [*SAFE, "-C", place, *LOG, f"--max-count={limit}", f"--format=%x00{head} %H%n%B", head]
     is_on_github = GITHUB.search(_origin_of(Path(place))) is not None
@@ -138,7 +200,10 @@ def commit_records(name: str, place: str, repository: str, licence: str, limit: 
                 source = f"{name}!{commit}"
                 if commit in shallow:
                     yield rejection(
-                        source, 0, "shallow_commit", "this clone ends here, so its patch is the whole tree: git fetch --unshallow"
+                        source,
+                        0,
+                        "shallow_commit",
+                        "this clone ends here, so its patch is the whole tree: git fetch --unshallow",
                     )
                 elif size > max_record_bytes:
                     yield too_long(source, 0, size, max_record_bytes)
@@ -147,7 +212,9 @@ def commit_records(name: str, place: str, repository: str, licence: str, limit: 
                     yield replace(text_record(source, 0, data), url=url, licence=licence, repository=repository)
             if process.wait() != 0:
                 problems.seek(0)
-                yield rejection(name, 0, "broken_repository", problems.read(BLOCK_BYTES).decode(errors="replace").strip())
+                yield rejection(
+                    name, 0, "broken_repository", problems.read(BLOCK_BYTES).decode(errors="replace").strip()
+                )
         finally:
             process.kill()
             process.wait()
@@ -181,7 +248,11 @@ def _commits(stream: object, mark: bytes, max_record_bytes: int) -> Iterator[tup
             head = bytes(buffer[len(mark) : end])
             commit, _, text = head.partition(b"\n")
             message, between, patch = text.partition(b"\ndiff --git ")
-            yield commit.decode(), message.strip() + b"\n" + between + patch.rstrip(b"\n") + (b"\n" if patch else b""), len(text) + skipped
+            yield (
+                commit.decode(),
+                message.strip() + b"\n" + between + patch.rstrip(b"\n") + (b"\n" if patch else b""),
+                len(text) + skipped,
+            )
             del buffer[:end]
             skipped = 0
         if len(buffer) > max_record_bytes + BLOCK_BYTES:
@@ -192,42 +263,64 @@ def _commits(stream: object, mark: bytes, max_record_bytes: int) -> Iterator[tup
 
 def _licence_of(place: Path) -> str:
     """The SPDX identifier of the tree's licence file, by its header; empty where there is none or it is another one."""
-    names = sorted(entry.name for entry in place.iterdir() if entry.name.upper().split(".")[0] in LICENCE_NAMES and entry.is_file())
+    names = sorted(
+        entry.name for entry in place.iterdir() if entry.name.upper().split(".")[0] in LICENCE_NAMES and entry.is_file()
+    )
     for name in names:
         with open(place / name, encoding="utf-8", errors="replace") as file:
             text = file.read(LICENCE_CHARACTERS)
         stated = re.search(r"SPDX-License-Identifier:\s*([\w.+-]+)", text)
-        found = stated[1] if stated else next((spdx for spdx, header in LICENCE_HEADERS if re.search(header, text, re.I)), "")
+        found = (
+            stated[1]
+            if stated
+            else next((spdx for spdx, header in LICENCE_HEADERS if re.search(header, text, re.I)), "")
+        )
         if found:
             return found
     return ""
 
 
 def _environment(place: Path) -> dict[str, str]:
-    """A hook's GIT_DIR would name another repository, above a tree whose .git is broken there may be one, and the tree's own settings may
-    name another directory. A protocol list in the environment beats the tree's own protocol.NAME.allow."""
+    """A hook's GIT_DIR would name another repository, above a tree whose .git is broken there may be one, and the
+    tree's own settings may name another directory. A protocol list in the environment beats the tree's own
+    protocol.NAME.allow."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     place = place.absolute()
     return kept | {
-        "GIT_DIR": str(place / GIT_DIRECTORY), "GIT_WORK_TREE": str(place), "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_SYSTEM": os.devnull, "GIT_ATTR_NOSYSTEM": "1", "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C",
-    }  # fmt: skip
+        "GIT_DIR": str(place / GIT_DIRECTORY),
+        "GIT_WORK_TREE": str(place),
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_SYSTEM": os.devnull,
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_ALLOW_PROTOCOL": "none",
+        "GIT_NO_LAZY_FETCH": "1",
+        "LC_ALL": "C",
+    }
 
 
 def _git(place: Path, *arguments: str, given: bytes = b"", may_fail: bool = False) -> bytes:
     try:
         found = subprocess.run(
-            [*SAFE, "-C", str(place), *arguments], input=given, capture_output=True, check=False, env=_environment(place),
+            [*SAFE, "-C", str(place), *arguments],
+            input=given,
+            capture_output=True,
+            check=False,
+            env=_environment(place),
             timeout=GIT_SECONDS,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired as error:
         raise ValueError(
-            f"git did not answer within {GIT_SECONDS} s about the working tree {place}: look for a pipe among its hidden files, or remove "
+            f"git did not answer within {GIT_SECONDS} s about the working tree {place}: look for a pipe among its "
+            f"hidden files, or remove "
             f"its {GIT_DIRECTORY}"
         ) from error
     except FileNotFoundError as error:
-        raise ValueError(f"{place} is a git working tree, but there is no program `git`: install git, or remove {place}/.git") from error
+        raise ValueError(
+            f"{place} is a git working tree, but there is no program `git`: install git, or remove {place}/.git"
+        ) from error
     if found.returncode and not may_fail:
         problem = found.stderr.decode(errors="replace").strip()
-        raise ValueError(f"git cannot read the working tree {place}: {problem}: repair it, or remove its {GIT_DIRECTORY}")
+        raise ValueError(
+            f"git cannot read the working tree {place}: {problem}: repair it, or remove its {GIT_DIRECTORY}"
+        )
     return b"" if found.returncode else found.stdout

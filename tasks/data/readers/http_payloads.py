@@ -85,7 +85,9 @@ def _joined_chunks(body: bytes, *, is_cut: bool) -> bytes:
         return body
     if is_cut:
         return b"".join(chunks)
-    raise PayloadError("broken_chunks", f"chunk {len(chunks)} of the body, at its byte {position}, is not whole or not the last")
+    raise PayloadError(
+        "broken_chunks", f"chunk {len(chunks)} of the body, at its byte {position}, is not whole or not the last"
+    )
 
 
 def _decoded(body: bytes, coding: str, max_bytes: int, *, is_cut: bool) -> bytes:
@@ -95,9 +97,17 @@ def _decoded(body: bytes, coding: str, max_bytes: int, *, is_cut: bool) -> bytes
         return _inflated(body, 31, coding, max_bytes, is_cut=is_cut) if body.startswith(b"\x1f\x8b") else body
     if coding == "deflate":
         is_zlib = body[0] & 15 == 8 and len(body) > 1 and int.from_bytes(body[:2], "big") % 31 == 0
-        return body if body[:1] in b"<\r\n\t " else _inflated(body, 15 if is_zlib else -15, coding, max_bytes, is_cut=is_cut)
+        return (
+            body
+            if body[:1] in b"<\r\n\t "
+            else _inflated(body, 15 if is_zlib else -15, coding, max_bytes, is_cut=is_cut)
+        )
     if coding in ("br", "zstd"):
-        return body if body.lstrip()[:1] == b"<" else _arrow_decoded(body, {"br": "brotli"}.get(coding, coding), max_bytes, is_cut=is_cut)
+        return (
+            body
+            if body.lstrip()[:1] == b"<"
+            else _arrow_decoded(body, {"br": "brotli"}.get(coding, coding), max_bytes, is_cut=is_cut)
+        )
     raise PayloadError("unknown_encoding", coding)
 
 
@@ -134,11 +144,13 @@ def _check_size(size: int, max_bytes: int) -> None:
 
 
 def decode_text(body: bytes, content_type: str) -> str:
-    """By byte order mark, UTF-8, declared character set, the page's own declaration, then detection: the first that decodes all of it.
+    """By byte order mark, UTF-8, declared character set, the page's own declaration, then detection: the first that
+    decodes all of it.
 
-    UTF-8 goes before what is declared, since no other text decodes as it and single-byte sets decode anything; a header's latin-1 goes
-    after the page's declaration, since servers say it of every file. Where none decodes all of it, the one that fails least, with U+FFFD
-    for what it cannot read, as browsers do; PayloadError `unknown_charset` above MAX_REPLACED_SHARE.
+    UTF-8 goes before what is declared, since no other text decodes as it and single-byte sets decode anything; a
+    header's latin-1 goes after the page's declaration, since servers say it of every file. Where none decodes all of
+    it, the one that fails least, with U+FFFD for what it cannot read, as browsers do; PayloadError `unknown_charset`
+    above MAX_REPLACED_SHARE.
     """
     for mark, encoding in BOMS:
         if body.startswith(mark):
@@ -156,7 +168,8 @@ def decode_text(body: bytes, content_type: str) -> str:
 
 
 def _declared(body: bytes, content_type: str) -> list[str]:
-    """Python's names of what header and page declare, as the WHATWG's table of labels means them (latin-1 is windows-1252), it last."""
+    """Python's names of what header and page declare, as the WHATWG's table of labels means them (latin-1 is
+    windows-1252), it last."""
     from resiliparse.parse.encoding import map_encoding_to_html5
 
     header, page = CHARSET.search(content_type), META_CHARSET.search(body[:META_BYTES])

@@ -27,15 +27,57 @@ ISSUES = "issues"
 TURN_LISTS = ("comments", "reviews", "review_comments")
 TIMES = ("createdAt", "created_at", "submittedAt", "submitted_at", "datetime")
 COLUMNS = (
-    "title", "body", "state", "stateReason", "state_reason", "labels", "author", "user", "url", "html_url", "id", "issue_id", "number",
-    "issue_number", "repo", "pull_request", "merged_at", "mergedAt", "events", "license", "licence", *TURN_LISTS, *TIMES,
-)  # fmt: skip
+    "title",
+    "body",
+    "state",
+    "stateReason",
+    "state_reason",
+    "labels",
+    "author",
+    "user",
+    "url",
+    "html_url",
+    "id",
+    "issue_id",
+    "number",
+    "issue_number",
+    "repo",
+    "pull_request",
+    "merged_at",
+    "mergedAt",
+    "events",
+    "license",
+    "licence",
+    *TURN_LISTS,
+    *TIMES,
+)
 BOT_TURN, HIDDEN_TURN, NO_TURNS, NO_THREAD = "bot_turn", "hidden_turn", "no_turns", "no_thread"
-APPS = frozenset((
-    "allcontributors", "cla-assistant", "claassistant", "codecov", "codecov-commenter", "codecov-io", "copilot-pull-request-reviewer",
-    "copilot-swe-agent", "coveralls", "dependabot", "dependabot-preview", "github-actions", "greenkeeper", "linux-foundation-easycla",
-    "mergify", "netlify", "pre-commit-ci", "renovate", "sonarcloud", "sonarqubecloud", "stale", "vercel",
-))  # fmt: skip
+APPS = frozenset(
+    (
+        "allcontributors",
+        "cla-assistant",
+        "claassistant",
+        "codecov",
+        "codecov-commenter",
+        "codecov-io",
+        "copilot-pull-request-reviewer",
+        "copilot-swe-agent",
+        "coveralls",
+        "dependabot",
+        "dependabot-preview",
+        "github-actions",
+        "greenkeeper",
+        "linux-foundation-easycla",
+        "mergify",
+        "netlify",
+        "pre-commit-ci",
+        "renovate",
+        "sonarcloud",
+        "sonarqubecloud",
+        "stale",
+        "vercel",
+    )
+)
 """gh marks the author of a thread as a program, but not that of a comment."""
 STATES = {"opened": "open", "reopened": "open", "closed": "closed", "merged": "merged"}
 """Of a thread, by the action of an event."""
@@ -67,7 +109,9 @@ def thread_records(source: Record, file: HashingReader, max_record_bytes: int) -
     """A file's threads: the lines of .jsonl, the rows of .parquet, else the objects in its JSON; `offset` is theirs."""
     name, stem = source["name"], stem_of(source["name"])
     if stem.endswith(".parquet"):
-        lines = parquet_lines(name, source["path"], source["sha256"], max_record_bytes, lambda names: _columns(source, names))
+        lines = parquet_lines(
+            name, source["path"], source["sha256"], max_record_bytes, lambda names: _columns(source, names)
+        )
     elif stem.endswith((".jsonl", ".ndjson")):
         lines = json_lines(name, file, max_record_bytes)
     else:
@@ -79,7 +123,11 @@ def thread_records(source: Record, file: HashingReader, max_record_bytes: int) -
 def _columns(source: Record, names: list[str]) -> tuple[list[str], str]:
     if source["role"] == "evaluation" or {"title", "events"} & {*names}:
         return (names if source["role"] == "evaluation" else [name for name in names if name in COLUMNS]), ""
-    return [], f"{source['name']} has neither a column title nor events, but {', '.join(names)}: threads cannot be read from it"
+    return (
+        [],
+        f"{source['name']} has neither a column title nor events, but {', '.join(names)}: threads cannot be read from "
+        f"it",
+    )
 
 
 def _thread_of(source: Record, line: JsonLine) -> Iterator[Parsed]:
@@ -97,7 +145,9 @@ def _thread_of(source: Record, line: JsonLine) -> Iterator[Parsed]:
             yield rejection(name, line.offset, NO_THREAD, f"{error}; fields are {', '.join(sorted(record))}")
             return
         left_out = [(number, turn) for number, turn in enumerate(turns) if turn.text and turn.reason]
-        yield from (rejection(name, line.offset, turn.reason, f"turn {number} of the thread") for number, turn in left_out)
+        yield from (
+            rejection(name, line.offset, turn.reason, f"turn {number} of the thread") for number, turn in left_out
+        )
 
 
 def _document(name: str, offset: int, record: Record, turns: list[_Turn]) -> Parsed:
@@ -128,10 +178,15 @@ def _turns_of(record: Record) -> list[_Turn]:
     elif isinstance(record.get("title"), str):
         opening = [_turn(record, "the record", "body")]
         answers = [
-            _turn(turn, name, "body") for name in TURN_LISTS if not isinstance(record.get(name), int) for turn in _objects(record, name)
+            _turn(turn, name, "body")
+            for name in TURN_LISTS
+            if not isinstance(record.get(name), int)
+            for turn in _objects(record, name)
         ]
     else:
-        raise _MalformedThreadError("neither title, a string, nor events: comments must lie in the record of their thread")
+        raise _MalformedThreadError(
+            "neither title, a string, nor events: comments must lie in the record of their thread"
+        )
     times: list[float] = []
     for turn in answers:
         times.append(turn.time if turn.time is not None else times[-1] if times else float("-inf"))
@@ -180,7 +235,8 @@ def _seconds(time: object) -> float | None:
 
 
 def _speakers(turns: list[_Turn]) -> dict[str, str]:
-    """username_N by the login in lower case, in the order of speaking; such names of the source stay: texts hold them."""
+    """username_N by the login in lower case, in the order of speaking; such names of the source stay: texts hold
+    them."""
     speakers = {turn.masked or turn.login.lower(): turn.masked for turn in turns}
     taken = {*speakers.values()}
     free = (name for number in range(2 * len(speakers)) if (name := f"username_{number}") not in taken)
@@ -209,6 +265,8 @@ def _state_lines(record: Record) -> list[str]:
     if state == "closed" and isinstance(reason, str) and reason.lower() not in ("completed", ""):
         state += f" ({reason.lower().replace('_', ' ')})"
     found = record.get("labels")
-    labels = [label.get("name") if isinstance(label, dict) else label for label in found] if isinstance(found, list) else []
+    labels = (
+        [label.get("name") if isinstance(label, dict) else label for label in found] if isinstance(found, list) else []
+    )
     named = ", ".join(label for label in labels if isinstance(label, str))
     return [f"State: {state}"] * bool(state) + [f"Labels: {named}"] * bool(named)

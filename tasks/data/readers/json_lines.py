@@ -12,7 +12,8 @@ from tasks.data.readers.source_bytes import BLOCK_BYTES, GARBLED, HashingReader,
 
 MAX_LINE_BYTES = 256 * 2**20
 MAX_DEPTH = 100
-"""Of lists and objects in each other. Python's own bound depends on who calls: what one stage can read, the next one could not."""
+"""Of lists and objects in each other. Python's own bound depends on who calls: what one stage can read, the next one
+could not."""
 
 
 @dataclass(frozen=True)
@@ -78,4 +79,6 @@ def is_deep(value: object, levels: int = MAX_DEPTH) -> bool:
     """Whether lists and objects nest deeper."""
     if not isinstance(value, dict | list):
         return False
-    return not levels or any(is_deep(part, levels - 1) for part in (value.values() if isinstance(value, dict) else value))
+    return not levels or any(
+        is_deep(part, levels - 1) for part in (value.values() if isinstance(value, dict) else value)
+    )

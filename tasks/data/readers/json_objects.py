@@ -27,7 +27,8 @@ class _NoObjectError(Exception):
 
 
 def json_objects(name: str, file: HashingReader, max_object_bytes: int) -> Iterator[JsonLine]:
-    """Every object; what is no JSON ends the file with broken_json, since nothing tells where the next object begins."""
+    """Every object; what is no JSON ends the file with broken_json, since nothing tells where the next object
+    begins."""
     scanner = _Scanner(max_object_bytes)
     try:
         for offset, data, size in scanner.objects(decompressed(name, file)):
@@ -40,7 +41,9 @@ def json_objects(name: str, file: HashingReader, max_object_bytes: int) -> Itera
         offset, what = error.args
         yield JsonLine(offset, None, "broken_json", f"{what}: nothing behind it is read from this file")
     except GARBLED as error:
-        yield JsonLine(scanner.start if scanner.depth else scanner.offset, None, f"truncated_{codec_of(name)}", str(error))
+        yield JsonLine(
+            scanner.start if scanner.depth else scanner.offset, None, f"truncated_{codec_of(name)}", str(error)
+        )
 
 
 class _Scanner:
@@ -89,7 +92,8 @@ class _Scanner:
             self._hold(block[begun:])
 
     def _end_string(self, block: bytes, place: int) -> int:
-        """The place behind a string that began in an earlier block, or with an escape at this block's end; else the block's end."""
+        """The place behind a string that began in an earlier block, or with an escape at this block's end; else the
+        block's end."""
         rest = STRING_REST.match(block, place + self._is_escaped)
         assert rest is not None
         end, self._is_escaped = rest.end(), False
@@ -100,7 +104,9 @@ class _Scanner:
             self._is_escaped = True
             return len(block)
         if following != QUOTE:
-            raise _NoObjectError(self.start, f"a string of this object has no end, or a control character at byte {self.offset + end}")
+            raise _NoObjectError(
+                self.start, f"a string of this object has no end, or a control character at byte {self.offset + end}"
+            )
         self._is_in_string = False
         return end + 1
 

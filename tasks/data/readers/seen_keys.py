@@ -10,7 +10,8 @@ NUM_LOOSE = 1 << 18
 
 
 class SeenKeys:
-    """The keys so far, as 64 bits of their hash: of ten million different ones, two are taken for one with a chance of 3 in a million."""
+    """The keys so far, as 64 bits of their hash: of ten million different ones, two are taken for one with a chance of
+    3 in a million."""
 
     def __init__(self) -> None:
         self._loose: set[int] = set()
@@ -24,6 +25,8 @@ class SeenKeys:
             return False
         self._loose.add(value)
         if len(self._loose) >= NUM_LOOSE:
-            self._sorted = np.sort(np.concatenate([self._sorted, np.fromiter(self._loose, np.uint64, len(self._loose))]))
+            self._sorted = np.sort(
+                np.concatenate([self._sorted, np.fromiter(self._loose, np.uint64, len(self._loose))])
+            )
             self._loose.clear()
         return True

@@ -26,7 +26,8 @@ CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 GARBLED: tuple[type[Exception], ...] = (DamagedStreamError,)
 """What a damaged stream raises, behind its last good byte; the reason `truncated_*` names the codec."""
 MAX_ATTEMPTS = 6
-"""Of a request whose answer breaks off; botocore itself repeats those that get none, and those that are told to slow down."""
+"""Of a request whose answer breaks off; botocore itself repeats those that get none, and those that are told to slow
+down."""
 FIRST_WAIT_SECONDS = 0.2
 CHANGED_STATUS, RANGE_NOT_SATISFIABLE = (404, 412), 416
 
@@ -51,7 +52,8 @@ def stem_of(name: str) -> str:
 
 
 def open_source(place: str, digest: str = "", buffer_bytes: int = OBJECT_BLOCK_BYTES) -> BinaryIO:
-    """The bytes as stored, seekable. `digest` as listed: an object in S3 that has another one by now raises ChangedSourceError.
+    """The bytes as stored, seekable. `digest` as listed: an object in S3 that has another one by now raises
+    ChangedSourceError.
 
     What else keeps them from being read raises UnreadableSourceError, here or later.
     """
@@ -135,7 +137,9 @@ class ObjectReader(io.RawIOBase):
                 return response["Body"].read() if response else b""
             except (BotoCoreError, OSError) as error:
                 if attempt == MAX_ATTEMPTS - 1:
-                    raise UnreadableSourceError(f"{self._place}: bytes {begin} to {end} broke off {MAX_ATTEMPTS} times: {error}") from error
+                    raise UnreadableSourceError(
+                        f"{self._place}: bytes {begin} to {end} broke off {MAX_ATTEMPTS} times: {error}"
+                    ) from error
                 time.sleep(FIRST_WAIT_SECONDS * 2**attempt)
         raise AssertionError(self._place)
 
@@ -158,7 +162,8 @@ class ObjectReader(io.RawIOBase):
 
 
 def is_listed(file: HashingReader, digest: str) -> bool:
-    """Whether a file, of which the rest is read for it, is the listed one. Every request for an object was tied to its tag already."""
+    """Whether a file, of which the rest is read for it, is the listed one. Every request for an object was tied to its
+    tag already."""
     if digest.startswith(ETAG):
         return True
     file.drain()

@@ -15,7 +15,13 @@ from tasks.data.readers.git_trees import GIT_COMMITS, commit_records, commits_di
 from tasks.data.readers.issue_threads import ISSUES, thread_records
 from tasks.data.readers.parsed_records import Parsed, rejection
 from tasks.data.readers.seen_keys import SeenKeys
-from tasks.data.readers.source_bytes import ChangedSourceError, HashingReader, UnreadableSourceError, is_listed, open_source
+from tasks.data.readers.source_bytes import (
+    ChangedSourceError,
+    HashingReader,
+    UnreadableSourceError,
+    is_listed,
+    open_source,
+)
 from tasks.data.readers.table_records import HTML_LINES, json_records, parquet_records
 from tasks.data.readers.text_records import html_file, package_record, text_records, topic_records, zip_records
 from tasks.data.readers.web_archives import archive_pages
@@ -36,8 +42,11 @@ RECORD_FORMATS = ("jsonl", "repository_files", "commits", HTML_LINES)
 Row = dict[str, Any]
 
 
-def read_sources(batches: Iterator[pa.RecordBatch], keep_below: dict[str, int], max_record_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Rows of ROW_COLUMNS for source rows. `keep_below` holds per domain the sampling hash below which a document is kept."""
+def read_sources(
+    batches: Iterator[pa.RecordBatch], keep_below: dict[str, int], max_record_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """Rows of ROW_COLUMNS for source rows. `keep_below` holds per domain the sampling hash below which a document is
+    kept."""
     rows: list[Row] = []
     num_chars = 0
     for batch in batches:
@@ -64,7 +73,13 @@ def _source_rows(source: Row, keep_below: int, max_record_bytes: int) -> Iterato
                 yield _row(source, stream=kind, **place, reason=parsed.reason, detail=parsed.detail)
             elif stream == DOCUMENT and parsed.key and not seen.add(parsed.key):
                 place = {"source": parsed.source, "offset": parsed.offset}
-                yield _row(source, stream=REJECTED, **place, reason="duplicate_id", detail=f"an earlier record has id {parsed.key}"[:500])
+                yield _row(
+                    source,
+                    stream=REJECTED,
+                    **place,
+                    reason="duplicate_id",
+                    detail=f"an earlier record has id {parsed.key}"[:500],
+                )
             elif stream == DOCUMENT and sampling_hash(document_id(parsed.source, parsed.offset, 0)) >= keep_below:
                 num_unsampled += 1
             else:
@@ -79,10 +94,15 @@ def _source_rows(source: Row, keep_below: int, max_record_bytes: int) -> Iterato
 
 def _record(source: Row, stream: str, parsed: Parsed, text: str) -> Row:
     place = {
-        "source": parsed.source, "offset": parsed.offset, "url": parsed.url, "licence": parsed.licence or source["licence"],
-        "lang": source["lang"] if parsed.lang is None else parsed.lang, "repository": parsed.repository, "path": parsed.path,
+        "source": parsed.source,
+        "offset": parsed.offset,
+        "url": parsed.url,
+        "licence": parsed.licence or source["licence"],
+        "lang": source["lang"] if parsed.lang is None else parsed.lang,
+        "repository": parsed.repository,
+        "path": parsed.path,
         "markup": parsed.markup,
-    }  # fmt: skip
+    }
     identity = document_id(parsed.source, parsed.offset, 0)
     sizes = {"num_chars": len(text), "num_bytes": len(text.encode())}
     return _row(source, stream=stream, **place, id=identity, text=text, content_digest=content_digest(text), **sizes)
@@ -138,7 +158,14 @@ def _records(source: Row, file: HashingReader, max_record_bytes: int) -> Iterato
 def _row(origin: Row, /, **values: Any) -> Row:
     empty = {"id": "", "offset": 0, "piece": 0, "url": "", "licence": "", "lang": "", "text": "", "content_digest": ""}
     empty |= {"repository": "", "path": "", "markup": PLAIN}
-    given = {"collection": origin["collection"], "domain": origin["domain"], "num_chars": 0, "num_bytes": 0, "reason": "", "detail": ""}
+    given = {
+        "collection": origin["collection"],
+        "domain": origin["domain"],
+        "num_chars": 0,
+        "num_bytes": 0,
+        "reason": "",
+        "detail": "",
+    }
     return {**empty, **given, **values}
 
 

@@ -81,7 +81,8 @@ class HashingReader(io.BufferedIOBase):
 
 
 class MemberReader(io.RawIOBase):
-    """The members of a gzip file, or the streams of a bz2 file, one behind the other. `ahead` was read from `file` before."""
+    """The members of a gzip file, or the streams of a bz2 file, one behind the other. `ahead` was read from `file`
+    before."""
 
     def __init__(self, file: HashingReader, codec: str, ahead: bytes = b"") -> None:
         self._file, self._codec, self._input = file, codec, ahead
@@ -170,7 +171,8 @@ class MemberReader(io.RawIOBase):
 
 
 class ZstdReader(io.RawIOBase):
-    """The frames of a zstd file: Arrow goes on from one to the next, bounds what one read inflates, and raises where the last is cut."""
+    """The frames of a zstd file: Arrow goes on from one to the next, bounds what one read inflates, and raises where
+    the last is cut."""
 
     def __init__(self, file: HashingReader) -> None:
         self._file, self._num_given = file, 0
@@ -229,7 +231,8 @@ class _BlockFile(io.RawIOBase):
 
 
 def _trickled(blocks: Iterator[bytes], near: int) -> Iterator[bytes]:
-    """Whole blocks up to `near`, then single bytes: a decompressor gives what it has before it is given the byte that it refuses."""
+    """Whole blocks up to `near`, then single bytes: a decompressor gives what it has before it is given the byte that
+    it refuses."""
     position = 0
     for block in blocks:
         step = len(block) if position + len(block) <= near else 1

@@ -46,8 +46,9 @@ def parquet_records(source: Row, max_record_bytes: int) -> Iterator[Parsed]:
 
 def parquet_lines(
     name: str, place: str, digest: str, max_record_bytes: int, choose: Callable[[list[str]], tuple[list[str], str]]
-) -> Iterator[JsonLine]:  # fmt: skip
-    """The rows of a file, read group by group. `choose` gives the columns to read and, where one is missing, a message."""
+) -> Iterator[JsonLine]:
+    """The rows of a file, read group by group. `choose` gives the columns to read and, where one is missing, a
+    message."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -84,13 +85,18 @@ def _columns(source: Row, names: list[str]) -> tuple[list[str], str]:
     wanted = list(source["text"]) or [field for field in _default_fields(source) if field in names][:1]
     absent = [field for field in wanted if field not in names] if source["text"] else []
     if absent or not wanted:
-        sought = f"column {absent[0]!r} (the entry's `text`)" if absent else f"none of the columns {', '.join(_default_fields(source))}"
+        sought = (
+            f"column {absent[0]!r} (the entry's `text`)"
+            if absent
+            else f"none of the columns {', '.join(_default_fields(source))}"
+        )
         return [], f"{sought} is in {source['name']}, which has {', '.join(names)}: name its text in the entry's `text`"
     return [field for field in names if field in wanted or field in PLACE_FIELDS], ""
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[Row | tuple[str, str]]:
-    """Each row, or (reason, detail) where Python has no value for one of its columns: bytes that are not UTF-8, a date beyond year 9999."""
+    """Each row, or (reason, detail) where Python has no value for one of its columns: bytes that are not UTF-8, a date
+    beyond year 9999."""
     try:
         yield from batch.to_pylist()
     except (ValueError, OverflowError):
@@ -121,7 +127,11 @@ def _bounded(number: int, row: Row | tuple[str, str], max_record_bytes: int) -> 
 def record_of(source: Row, offset: int, record: Row) -> Parsed:
     """A record by the fields that its source's entry names."""
     name = source["name"]
-    text = json.dumps(record, ensure_ascii=False, default=str) if source["role"] == "evaluation" else _text_of(source, record)
+    text = (
+        json.dumps(record, ensure_ascii=False, default=str)
+        if source["role"] == "evaluation"
+        else _text_of(source, record)
+    )
     if text is None:
         return rejection(name, offset, "no_text", _why_no_text(source, record))
     if not text.strip():
@@ -130,14 +140,24 @@ def record_of(source: Row, offset: int, record: Row) -> Parsed:
     repository = _first_string(record, ("repo", "repository")) if source["domain"] in (CODE, COMMIT) else ""
     markup = JSON_RECORD if source["role"] == "evaluation" else HTML if source["format"] == HTML_LINES else PLAIN
     return Parsed(
-        name, offset, text, _url(record), _first_string(record, ("licence", "license")), lang if isinstance(lang, str) else None,
-        repository, _first_string(record, ("path",)) if repository else "", markup, str(key) if isinstance(key, str | int) else "",
-    )  # fmt: skip
+        name,
+        offset,
+        text,
+        _url(record),
+        _first_string(record, ("licence", "license")),
+        lang if isinstance(lang, str) else None,
+        repository,
+        _first_string(record, ("path",)) if repository else "",
+        markup,
+        str(key) if isinstance(key, str | int) else "",
+    )
 
 
 def _why_no_text(source: Row, record: Row) -> str:
     wanted = source["text"] or _default_fields(source)
-    others = [f"{name} is {type(record[name]).__name__}, not a string" for name in wanted if record.get(name) is not None]
+    others = [
+        f"{name} is {type(record[name]).__name__}, not a string" for name in wanted if record.get(name) is not None
+    ]
     absent = "null" if any(name in record for name in wanted) else "not there"
     return "; ".join(others) or f"{' and '.join(wanted)} {absent}; fields are {', '.join(sorted(record))}"
 

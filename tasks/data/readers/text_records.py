@@ -12,7 +12,15 @@ from collections.abc import Iterator
 
 from tasks.data.readers.http_payloads import PayloadError, decode_text
 from tasks.data.readers.parsed_records import Parsed, rejection, too_long
-from tasks.data.readers.source_bytes import BLOCK_BYTES, GARBLED, HashingReader, blocks, codec_of, decompressed, open_source
+from tasks.data.readers.source_bytes import (
+    BLOCK_BYTES,
+    GARBLED,
+    HashingReader,
+    blocks,
+    codec_of,
+    decompressed,
+    open_source,
+)
 from tasks.data.records.documents import HTML
 
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

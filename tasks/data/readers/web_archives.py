@@ -36,7 +36,9 @@ def archive_pages(name: str, file: HashingReader, max_record_bytes: int) -> Iter
             if not headers or kind in DOCUMENT_TYPES:
                 yield rejection(source, offset, record.reason, f"{_url(headers)} {record.detail}".strip())
         elif kind == b"metadata" and content_type == JSON:
-            yield rejection(source, offset, "no_text", "a WAT record holds metadata about a page: read the WARC or the WET file")
+            yield rejection(
+                source, offset, "no_text", "a WAT record holds metadata about a page: read the WARC or the WET file"
+            )
         elif kind in DOCUMENT_TYPES and content_type != NAME_LOOKUP and not _url(headers).startswith(NOT_PAGES):
             yield _page(source, offset, record, content_type, max_record_bytes)
 
@@ -51,7 +53,9 @@ def _page(source: str, offset: int, record: ArchiveRecord, content_type: str, ma
             if response.status != OK:
                 raise PayloadError("http_status", str(response.status))
         else:
-            response = HttpResponse(OK, {"content-type": headers.get(b"content-type", b"").decode("latin-1")}, record.block)
+            response = HttpResponse(
+                OK, {"content-type": headers.get(b"content-type", b"").decode("latin-1")}, record.block
+            )
         markup = _markup(response)
         body = decode_body(response, max_record_bytes, is_cut=b"warc-truncated" in headers)
         text = decode_text(body, response.headers.get("content-type", ""))

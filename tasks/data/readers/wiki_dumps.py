@@ -20,9 +20,16 @@ FIELDS = ("title", "ns", "id", "text", "timestamp", "model", "base")
 MAIN = "0"
 PAGE, ROOT = b"<page>", b"<mediawiki>"
 WIKIMEDIA = (
-    "wikipedia.org", "wiktionary.org", "wikibooks.org", "wikiquote.org", "wikisource.org", "wikiversity.org", "wikivoyage.org",
-    "wikinews.org", "wikimedia.org",
-)  # fmt: skip
+    "wikipedia.org",
+    "wiktionary.org",
+    "wikibooks.org",
+    "wikiquote.org",
+    "wikisource.org",
+    "wikiversity.org",
+    "wikivoyage.org",
+    "wikinews.org",
+    "wikimedia.org",
+)
 NEW_LICENCE_SINCE = "2023-06-07"
 """The day on which Wikimedia's terms of use went from CC BY-SA 3.0 to 4.0."""
 
@@ -128,7 +135,11 @@ class _DumpReader:
     def _characters(self, text: str) -> None:
         if self._open[-1] not in FIELDS:
             return
-        if self._open[-1] == "text" and self._page and self._parser.CurrentByteIndex - self._text_start > self._max_bytes:
+        if (
+            self._open[-1] == "text"
+            and self._page
+            and self._parser.CurrentByteIndex - self._text_start > self._max_bytes
+        ):
             self._parts.clear()
             self._page.num_skipped = self._parser.CurrentByteIndex - self._text_start
         else:
@@ -142,7 +153,11 @@ class _DumpReader:
             self._page = None
         elif name == "base":
             self.base = "".join(self._parts)
-        elif self._page and name in FIELDS and (parent == "revision" or (parent == "page" and name in ("title", "ns", "id"))):
+        elif (
+            self._page
+            and name in FIELDS
+            and (parent == "revision" or (parent == "page" and name in ("title", "ns", "id")))
+        ):
             key = "revision" if (name, parent) == ("id", "revision") else name
             self._page.values[key] = "".join(self._parts)
         self._parts.clear()
@@ -189,14 +204,22 @@ def _article(name: str, page: _Page, dump: _DumpReader, lang: str, max_record_by
     if not text.strip():
         return rejection(name, page.offset, "empty", title)
     return Parsed(
-        name, page.offset, text, _url(dump.base, title), _licence(dump.base, values.get("timestamp", "")), lang or dump.lang,
-        markup=WIKITEXT, key=values.get("id", ""),
-    )  # fmt: skip
+        name,
+        page.offset,
+        text,
+        _url(dump.base, title),
+        _licence(dump.base, values.get("timestamp", "")),
+        lang or dump.lang,
+        markup=WIKITEXT,
+        key=values.get("id", ""),
+    )
 
 
 def _url(base: str, title: str) -> str:
     """`base` is the address of the main page."""
-    return f"{base.rpartition('/')[0]}/{quote(title.replace(' ', '_'), safe=':/,()!*;@$-._~')}" if base and title else ""
+    return (
+        f"{base.rpartition('/')[0]}/{quote(title.replace(' ', '_'), safe=':/,()!*;@$-._~')}" if base and title else ""
+    )
 
 
 def _licence(base: str, timestamp: str) -> str:

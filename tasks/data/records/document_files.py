@@ -31,7 +31,8 @@ def num_files(num_bytes: int) -> int:
 
 
 def read_documents(spark: SparkSession, paths: list[Path], resources: SparkResources) -> DataFrame:
-    """The documents of Parquet files, spread over the cores where they have fewer row groups than there are partitions."""
+    """The documents of Parquet files, spread over the cores where they have fewer row groups than there are
+    partitions."""
     frame = spark.read.parquet(*(path.as_uri() for path in paths))
     count = resources.shuffle_partitions
     return frame if len(paths) >= count or _num_row_groups(paths) >= count else frame.repartition(count, "id")
@@ -57,8 +58,8 @@ def write_table(frame: DataFrame, path: Path) -> None:
 
 
 def write_marked_documents(marks: DataFrame, paths: list[Path], directory: Path, num_bytes: int) -> list[Path]:
-    """Write the documents that `marks` (id and other columns) names, with the other columns as their last ones. They are copied from the
-    files `paths` of one step's documents/: texts go through no shuffle."""
+    """Write the documents that `marks` (id and other columns) names, with the other columns as their last ones. They
+    are copied from the files `paths` of one step's documents/: texts go through no shuffle."""
     count = num_files(num_bytes)
     directory.mkdir(parents=True)
     sent = marks.mapInArrow(partial(send_marks, num_files=count), PARCEL_COLUMNS).repartitionById(count, "target")
@@ -79,17 +80,22 @@ def _write_empty_marked(marks: DataFrame, like: Path, path: Path) -> None:
 def write_kept(
     verdicts: DataFrame, documents: list[Path], num_in: int, num_bytes: int, output: Output, *keys: str
 ) -> tuple[dict[tuple[str, ...], tuple[int, int]], dict[str, int]]:
-    """Write documents/ and dropped.parquet by `verdicts` (id, reason, kept_id; reason empty for what stays; other columns become those of
-    the documents): every document of the files `documents` has one. Gives what count_kept gives.
+    """Write documents/ and dropped.parquet by `verdicts` (id, reason, kept_id; reason empty for what stays; other
+    columns become those of the documents): every document of the files `documents` has one. Gives what count_kept
+    gives.
     """
     write_table(verdicts.where("reason <> ''").select("id", "reason", "kept_id"), output.path("dropped.parquet"))
     marks = verdicts.where("reason = ''").drop("reason", "kept_id")
-    return count_kept(write_marked_documents(marks, documents, output.path("documents"), num_bytes), num_in, output, *keys)
+    return count_kept(
+        write_marked_documents(marks, documents, output.path("documents"), num_bytes), num_in, output, *keys
+    )
 
 
-def count_kept(paths: list[Path], num_in: int, output: Output, *keys: str) -> tuple[dict[tuple[str, ...], tuple[int, int]], dict[str, int]]:
-    """(documents, bytes) per value of `keys` of the written files, and the documents in dropped.parquet per reason: they add up to
-    `num_in`, else AssertionError."""
+def count_kept(
+    paths: list[Path], num_in: int, output: Output, *keys: str
+) -> tuple[dict[tuple[str, ...], tuple[int, int]], dict[str, int]]:
+    """(documents, bytes) per value of `keys` of the written files, and the documents in dropped.parquet per reason:
+    they add up to `num_in`, else AssertionError."""
     counts, reasons = count_by(paths, *keys), count_reasons(output.path("dropped.parquet"))
     num_kept = sum(count for count, _ in counts.values())
     assert num_in == num_kept + sum(reasons.values()), (num_in, num_kept, reasons)
@@ -125,7 +131,11 @@ def count_by(paths: list[Path], *keys: str, total: str = "num_bytes") -> dict[tu
     import pyarrow.dataset as dataset
 
     table = dataset.dataset([str(path) for path in paths]).to_table(columns=[*keys, total])
-    grouped = table.group_by(list(keys)).aggregate([(total, "count"), (total, "sum")]).sort_by([(key, "ascending") for key in keys])
+    grouped = (
+        table.group_by(list(keys))
+        .aggregate([(total, "count"), (total, "sum")])
+        .sort_by([(key, "ascending") for key in keys])
+    )
     rows = grouped.to_pylist()
     return {tuple(row[key] for key in keys): (row[f"{total}_count"], row[f"{total}_sum"]) for row in rows}
 

@@ -11,46 +11,56 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DOCUMENT_COLUMNS = (
-    "id string, source string, offset long, piece long, collection string, url string, licence string, domain string, lang string, "
+    "id string, source string, offset long, piece long, collection string, url string, licence string, domain string, "
+    "lang string, "
     "repository string, path string, text string, content_digest string, num_chars long, num_bytes long"
 )
-"""offset: place of the record in its source: its byte, decompressed; of a web archive the byte as stored, as CDX indexes name it
-(tasks/data/readers/archive_records.py); of Parquet the row's number; piece: character offset of this document in its record's text;
-collection: the group that ceilings per source look at; repository, path: of a file, commit or thread whose repository is known, else empty;
-num_bytes: UTF-8 bytes of the text."""
+"""offset: place of the record in its source: its byte, decompressed; of a web archive the byte as stored, as CDX
+indexes name it (tasks/data/readers/archive_records.py); of Parquet the row's number; piece: character offset of this
+document in its record's text; collection: the group that ceilings per source look at; repository, path: of a file,
+commit or thread whose repository is known, else empty; num_bytes: UTF-8 bytes of the text."""
 
 RECORD_COLUMNS = f"{DOCUMENT_COLUMNS}, markup string"
 """What ingestion leaves: one row per record, whole, its text still in the source's markup."""
 PLAIN, HTML, WIKITEXT, JSON_RECORD = "", "html", "wikitext", "json"
-"""Markups of a record's text. JSON_RECORD: all fields of an evaluation record, since decontamination has to know question from choice."""
+"""Markups of a record's text. JSON_RECORD: all fields of an evaluation record, since decontamination has to know
+question from choice."""
 
 SCORE_COLUMNS = (
-    "language string, language_score double, quality double, toxicity double, perplexity double, perplexity_percentile double, "
+    "language string, language_score double, quality double, toxicity double, perplexity double, "
+    "perplexity_percentile double, "
     "factuality double"
 )
-"""language: ISO 639 code found in the text, empty where there is none to find; language_score: share of its letters in that language, or
-the probability of the user's model; quality, toxicity, factuality: probabilities of the trained classifiers; perplexity: per word, of the
-n-gram model of the language; perplexity_percentile: share of the held-out reference documents of that language with a lower one. NULL where
-nothing could score it."""
+"""language: ISO 639 code found in the text, empty where there is none to find; language_score: share of its letters in
+that language, or the probability of the user's model; quality, toxicity, factuality: probabilities of the trained
+classifiers; perplexity: per word, of the n-gram model of the language; perplexity_percentile: share of the held-out
+reference documents of that language with a lower one. NULL where nothing could score it."""
 
-PREPARED_COLUMNS = f"{DOCUMENT_COLUMNS}, cluster string, split string, language string, quality double, quality_bucket int"
-"""What the cleaning steps leave, and what generated documents have as well. quality_bucket: 0 for the lowest; -1 where no score exists."""
+PREPARED_COLUMNS = (
+    f"{DOCUMENT_COLUMNS}, cluster string, split string, language string, quality double, quality_bucket int"
+)
+"""What the cleaning steps leave, and what generated documents have as well. quality_bucket: 0 for the lowest; -1 where
+no score exists."""
 UNBUCKETED = -1
 
 CHAT_COLUMNS = (
-    "id string, source string, offset long, piece long, collection string, licence string, kind string, messages string, tools string, "
+    "id string, source string, offset long, piece long, collection string, licence string, kind string, messages "
+    "string, tools string, "
     "num_bytes long"
 )
-"""messages, tools: JSON lists; piece: number of the conversation in its record; num_bytes: UTF-8 bytes of both lists."""
+"""messages, tools: JSON lists; piece: number of the conversation in its record; num_bytes: UTF-8 bytes of both
+lists."""
 
 DROPPED_COLUMNS = "id string, reason string, kept_id string"
 """kept_id: the document that stays in its place, or the evaluation item it overlaps with; empty where there is none."""
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
-"""Sides of the split: VALIDATION is measured while a phase trains and may choose among its weights, TEST is what gates judge by."""
+"""Sides of the split: VALIDATION is measured while a phase trains and may choose among its weights, TEST is what gates
+judge by."""
 CODE, COMMIT, ISSUE, MATH = "code", "commit", "issue", "math"
 SYNTHETIC, CHAT, REPOSITORY = "synthetic", "chat", "repository"
-"""Domains that no source file is given: generated problems, conversations, and the files of a repository one after the other."""
+"""Domains that no source file is given: generated problems, conversations, and the files of a repository one after the
+other."""
 
 NUM_EXAMPLES = 3
 """Of what a step left out, in messages and in the report."""
@@ -99,7 +109,8 @@ def content_digest(text: str) -> str:
 
 
 def cut_pieces(text: str, max_chars: int) -> list[tuple[int, str]]:
-    """(character offset, piece) of a text, cut behind the last paragraph end, line end or space that fits; joined they are the text."""
+    """(character offset, piece) of a text, cut behind the last paragraph end, line end or space that fits; joined they
+    are the text."""
     pieces = []
     start = 0
     while len(text) - start > max_chars:

@@ -27,7 +27,8 @@ MARKS = "marks"
 
 
 def read_by_id(paths: list[str], ids: NDArray[np.uint64], columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows with these ids (sorted), in the order of the files; `columns` must name the id. None reads all columns."""
+    """The rows with these ids (sorted), in the order of the files; `columns` must name the id. None reads all
+    columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -46,7 +47,8 @@ def read_by_id(paths: list[str], ids: NDArray[np.uint64], columns: list[str] | N
 
 
 def send_marks(batches: Iterator[pa.RecordBatch], num_files: int) -> Iterator[pa.RecordBatch]:
-    """MARKS parcels (id as a number, and the other columns) to the file that each document is written to, for rows with an id."""
+    """MARKS parcels (id as a number, and the other columns) to the file that each document is written to, for rows with
+    an id."""
     import pyarrow as pa
 
     rows = [batch for batch in batches if batch.num_rows]
@@ -58,9 +60,11 @@ def send_marks(batches: Iterator[pa.RecordBatch], num_files: int) -> Iterator[pa
     yield from addressed(MARKS, table, id_range(numbers, num_files))
 
 
-def write_marked(batches: Iterator[pa.RecordBatch], paths: list[str], directory: str, num_files: int) -> Iterator[pa.RecordBatch]:
-    """Write the rows that MARKS parcels name as directory/part-N.parquet, copied from the files `paths` of one directory, with the marks
-    as their last columns. PART_COLUMNS for the file."""
+def write_marked(
+    batches: Iterator[pa.RecordBatch], paths: list[str], directory: str, num_files: int
+) -> Iterator[pa.RecordBatch]:
+    """Write the rows that MARKS parcels name as directory/part-N.parquet, copied from the files `paths` of one
+    directory, with the marks as their last columns. PART_COLUMNS for the file."""
     import pyarrow as pa
 
     received = unpacked(batches)
@@ -98,7 +102,8 @@ def _marked(batches: Iterator[pa.RecordBatch], ids: NDArray[np.uint64], marks: p
 
 
 def _files_around(paths: list[str], ids: NDArray[np.uint64]) -> Iterator[str]:
-    """Those that can hold one of the ids. The files of a directory are in order of theirs: few footers of many files are read."""
+    """Those that can hold one of the ids. The files of a directory are in order of theirs: few footers of many files
+    are read."""
     low, high = int(ids[0]), int(ids[-1])
     for _, group in groupby(paths, key=os.path.dirname):
         files = list(group)
@@ -123,7 +128,10 @@ def _row_groups(file: object, ids: NDArray[np.uint64]) -> list[int]:
     for group in range(metadata.num_row_groups):
         statistics = metadata.row_group(group).column(column).statistics
         low, high = (int(value, 16) for value in (statistics.min, statistics.max))
-        start, stop = np.searchsorted(ids, np.array([low], np.uint64))[0], np.searchsorted(ids, np.array([high], np.uint64), "right")[0]
+        start, stop = (
+            np.searchsorted(ids, np.array([low], np.uint64))[0],
+            np.searchsorted(ids, np.array([high], np.uint64), "right")[0],
+        )
         if stop > start:
             found.append(group)
     return found

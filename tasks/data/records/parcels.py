@@ -97,6 +97,9 @@ def _parcel(kind: str, target: int, table: pa.Table) -> pa.RecordBatch:
     import pyarrow as pa
 
     columns = [
-        pa.array([kind]), pa.array([target], pa.int32()), pa.array([table.num_rows], pa.int64()), pa.array([packed(table)], pa.binary()),
-    ]  # fmt: skip
+        pa.array([kind]),
+        pa.array([target], pa.int32()),
+        pa.array([table.num_rows], pa.int64()),
+        pa.array([packed(table)], pa.binary()),
+    ]
     return pa.RecordBatch.from_arrays(columns, names=["kind", "target", "num_rows", "payload"])

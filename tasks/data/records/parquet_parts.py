@@ -31,7 +31,8 @@ def part_name(bucket: int) -> str:
 
 
 def write_part(batches: Iterator[pa.RecordBatch], directory: str, count: int) -> Iterator[pa.RecordBatch]:
-    """Write the rows of one partition, sorted by id, as directory/part-<bucket>.parquet; no rows, no file. PART_COLUMNS for each file."""
+    """Write the rows of one partition, sorted by id, as directory/part-<bucket>.parquet; no rows, no file. PART_COLUMNS
+    for each file."""
     import pyarrow as pa
 
     rows = (batch for batch in batches if batch.num_rows)
@@ -44,7 +45,8 @@ def write_part(batches: Iterator[pa.RecordBatch], directory: str, count: int) ->
 
 
 def write_rows(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch], path: str) -> int:
-    """Write batches as one file of equal row groups, whatever their sizes; a task that runs twice replaces the file as a whole."""
+    """Write batches as one file of equal row groups, whatever their sizes; a task that runs twice replaces the file as
+    a whole."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

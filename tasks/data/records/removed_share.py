@@ -31,8 +31,8 @@ def check_removed_share(
 ) -> None:
     """Raises ValueError where one reason removes a larger share of a group than the ceiling allows.
 
-    judged: rows (groups, reason, amount, removed), one per document: what it has, and what of that is removed, for that reason.
-    examples: up to NUM_EXAMPLES of them for a group's column and value and a reason."""
+    judged: rows (groups, reason, amount, removed), one per document: what it has, and what of that is removed, for that
+    reason. examples: up to NUM_EXAMPLES of them for a group's column and value and a reason."""
     from pyspark.sql import functions as F
 
     num_documents = judged.count()
@@ -42,12 +42,18 @@ def check_removed_share(
         least = max(MIN_JUDGED_DOCUMENTS, MIN_JUDGED_SHARE * num_documents if group == LANGUAGE else 0)
         is_above = (F.col("num_documents") >= least) & (F.col("removed") > ceiling.limit * F.col("amount"))
         above = sorted(
-            tuple(row) for row in removed.join(totals, group).where(is_above).select(group, "reason", "removed", "amount").collect()
+            tuple(row)
+            for row in removed.join(totals, group)
+            .where(is_above)
+            .select(group, "reason", "removed", "amount")
+            .collect()
         )
         if above:
             name, reason, num_removed, amount = above[0]
             more = f" (and {len(above) - 1} more)" if len(above) > 1 else ""
             raise ValueError(
-                f"{WORDS[group]} {name or 'unknown'}: {num_removed} of {amount} {ceiling.what(reason)}, more than {ceiling.key} "
-                f"({ceiling.limit}) allows{more}, for example {'; '.join(examples(group, name, reason))}. {ceiling.advice}"
+                f"{WORDS[group]} {name or 'unknown'}: {num_removed} of {amount} {ceiling.what(reason)}, more than "
+                f"{ceiling.key} "
+                f"({ceiling.limit}) allows{more}, for example {'; '.join(examples(group, name, reason))}. "
+                f"{ceiling.advice}"
             )

@@ -61,23 +61,34 @@ def concatenate_repositories(
     frame = read_documents(spark, documents.paths("documents/*.parquet"), resources)
     files = frame.where((F.col("repository") != "") & (F.col("domain") == CODE)).select(*READ_COLUMNS)
     grouped = files.repartition("repository", "split").sortWithinPartitions("repository", "split", "id")
-    joined = grouped.mapInArrow(partial(join_files, max_chars=recipe.max_document_chars), CONCATENATED_COLUMNS).persist()
-    paths = write_documents(joined.select(*names_of(PREPARED_COLUMNS)), output.path("documents"), documents.record.num_bytes)
+    joined = grouped.mapInArrow(
+        partial(join_files, max_chars=recipe.max_document_chars), CONCATENATED_COLUMNS
+    ).persist()
+    paths = write_documents(
+        joined.select(*names_of(PREPARED_COLUMNS)), output.path("documents"), documents.record.num_bytes
+    )
     members = joined.select(F.col("id").alias("repository_id"), F.posexplode("members").alias("number", "member"))
-    table = members.select(F.col("member.id").alias("id"), "repository_id", "number", F.col("member.num_chars").alias("num_chars"))
+    table = members.select(
+        F.col("member.id").alias("id"), "repository_id", "number", F.col("member.num_chars").alias("num_chars")
+    )
     write_table(table, output.path("files.parquet"))
     num_files, num_repositories = members.count(), joined.select("repository").distinct().count()
     joined.unpersist()
     sizes = {split: size for (split,), (_, size) in count_by(paths, "split").items()}
     num_documents = sum(count for count, _ in count_by(paths, "split").values())
     return ConcatenatedRepositories(
-        num_documents=num_documents, num_bytes=sum(sizes.values()), num_repositories=num_repositories, num_files=num_files,
-        train_bytes=sizes.get(TRAIN, 0), held_out_bytes=sum(size for split, size in sizes.items() if split != TRAIN),
-    )  # fmt: skip
+        num_documents=num_documents,
+        num_bytes=sum(sizes.values()),
+        num_repositories=num_repositories,
+        num_files=num_files,
+        train_bytes=sizes.get(TRAIN, 0),
+        held_out_bytes=sum(size for split, size in sizes.items() if split != TRAIN),
+    )
 
 
 def join_files(batches: Iterator[pa.RecordBatch], max_chars: int) -> Iterator[pa.RecordBatch]:
-    """CONCATENATED_COLUMNS of a partition that holds whole repositories, sorted by repository and split; one at a time in memory."""
+    """CONCATENATED_COLUMNS of a partition that holds whole repositories, sorted by repository and split; one at a time
+    in memory."""
     rows = (row for batch in batches for row in batch.to_pylist())
     for (repository, split), group in groupby(rows, key=lambda row: (row["repository"], row["split"])):
         files = list(group)
@@ -93,16 +104,34 @@ def _documents(repository: str, split: str, files: list[dict[str, Any]], max_cha
         identity = document_id(source, number, 0)
         named = sorted({licences[piece.id] for piece, _ in members} - {""})
         yield {
-            "id": identity, "source": source, "offset": number, "piece": 0, "collection": REPOSITORY, "url": "",
-            "licence": " AND ".join(named), "domain": REPOSITORY, "lang": "", "repository": repository, "path": "", "text": text,
-            "content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode()), "cluster": identity,
-            "split": split, "language": "", "quality": None, "quality_bucket": UNBUCKETED,
+            "id": identity,
+            "source": source,
+            "offset": number,
+            "piece": 0,
+            "collection": REPOSITORY,
+            "url": "",
+            "licence": " AND ".join(named),
+            "domain": REPOSITORY,
+            "lang": "",
+            "repository": repository,
+            "path": "",
+            "text": text,
+            "content_digest": content_digest(text),
+            "num_chars": len(text),
+            "num_bytes": len(text.encode()),
+            "cluster": identity,
+            "split": split,
+            "language": "",
+            "quality": None,
+            "quality_bucket": UNBUCKETED,
             "members": [{"id": piece.id, "num_chars": size} for piece, size in members],
-        }  # fmt: skip
+        }
 
 
 def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     import pyarrow as pa
 
     member = pa.struct([("id", pa.string()), ("num_chars", pa.int64())])
-    return pa.RecordBatch.from_pylist(rows, schema=arrow_schema(PREPARED_COLUMNS).append(pa.field("members", pa.list_(member))))
+    return pa.RecordBatch.from_pylist(
+        rows, schema=arrow_schema(PREPARED_COLUMNS).append(pa.field("members", pa.list_(member)))
+    )

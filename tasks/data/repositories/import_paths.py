@@ -13,13 +13,15 @@ import re
 from collections.abc import Collection, Iterator
 
 PYTHON_IMPORT = re.compile(
-    r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\([^)]{0,3000}\)|(?:[^\n#\\]|\\\n)*)|import[ \t]+([\w., \t]+))", re.M
+    r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\([^)]{0,3000}\)|(?:[^\n#\\]|\\\n)*)|import[ \t]+([\w., \t]+))",
+    re.M,
 )
 SCRIPT_IMPORT = re.compile(
-    r"""(?:^[ \t]*(?:import[ \t]*|(?:import|export)\b[^'"`;()={\n]*(?:\{[^}'"`;()=]{0,2000}\}[^'"`;()={\n]*)?\bfrom\s*)"""
+    r"""(?:^[ \t]*(?:import[ \t]*|(?:import|export)\b[^'"`;()={\n]*(?:\{[^}'"`;()=]{0,2000}\}[^'"`;()={\n]*)?\bfrom\s*)"""  # noqa: E501
     r"""|\b(?:require|import)\s*\(\s*)"""
-    r"""(?P<quote>['"`])(\.{1,2}(?:/[^'"`\n]*)?)(?P=quote)""", re.M
-)  # fmt: skip
+    r"""(?P<quote>['"`])(\.{1,2}(?:/[^'"`\n]*)?)(?P=quote)""",
+    re.M,
+)
 C_INCLUDE = re.compile(r'^[ \t]*#[ \t]*(?:include|import)[ \t]*(?:"([^"\n]+)"|<([^>\n]+/[^>\n]+)>)', re.M)
 GO_IMPORT = re.compile(r"^import[ \t]*(?:\(([^)]{0,3000})\)|(?:[\w.]+[ \t]+)?(\"[^\"\n]+\"))", re.M)
 RUST_IMPORT = re.compile(
@@ -55,10 +57,15 @@ class KnownPaths:
         return next(({path} for path in candidates if path in self.paths), set())
 
     def ending(self, tail: str, path: str) -> set[str]:
-        """Of the paths that end with `tail`, the one that shares most folders with `path`, of equals the first by name."""
+        """Of the paths that end with `tail`, the one that shares most folders with `path`, of equals the first by
+        name."""
         name = tail.rpartition("/")[2]
         found = [other for other in self._by_name.get(name, ()) if other == tail or other.endswith(f"/{tail}")]
-        return {min(found, key=lambda other: (-len(posixpath.commonpath(["/" + other, "/" + path])), other))} if found else set()
+        return (
+            {min(found, key=lambda other: (-len(posixpath.commonpath(["/" + other, "/" + path])), other))}
+            if found
+            else set()
+        )
 
     def within(self, tail: str, suffixes: tuple[str, ...]) -> set[str]:
         """The files of every folder whose path ends with `tail`."""
@@ -98,8 +105,8 @@ def _python_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str
 
 
 def _python_module(path: str, stem: str, known: KnownPaths) -> set[str]:
-    """A stem that begins with `/` counts from the root; another one may lie in any folder above the file that is no package itself, the
-    nearest first."""
+    """A stem that begins with `/` counts from the root; another one may lie in any folder above the file that is no
+    package itself, the nearest first."""
     endings = (*PYTHON_SUFFIXES, "/__init__.py", "/__init__.pyi")
     if stem.startswith("/"):
         return {stem[1:] + ending for ending in endings} & known.paths
@@ -125,16 +132,19 @@ def _script_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str
 
 
 def _c_includes(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]:
-    """Beside the file, else where an include directory could lead; in angle brackets only with a folder, since others are the system's."""
+    """Beside the file, else where an include directory could lead; in angle brackets only with a folder, since others
+    are the system's."""
     for quoted, bracketed in C_INCLUDE.findall(text):
         name = quoted or bracketed
-        beside = known.first(iter([posixpath.normpath(posixpath.join(posixpath.dirname(path), name))])) if quoted else set()
+        beside = (
+            known.first(iter([posixpath.normpath(posixpath.join(posixpath.dirname(path), name))])) if quoted else set()
+        )
         yield beside or known.ending(posixpath.normpath(name), path)
 
 
 def _go_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]:
-    """A package is a folder: the longest end of its path that is one here, behind host, owner and name. The standard library's paths have
-    no dot in their first part."""
+    """A package is a folder: the longest end of its path that is one here, behind host, owner and name. The standard
+    library's paths have no dot in their first part."""
     for block, single in GO_IMPORT.findall(text):
         for name in re.findall(r'"([^"\n]+)"', block or single):
             parts = name.split("/")
@@ -147,7 +157,11 @@ def _go_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]:
 def _rust_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]:
     folder, name = posixpath.split(path)
     own = folder if name in ("mod.rs", "lib.rs", "main.rs") else posixpath.join(folder, name.removesuffix(".rs"))
-    roots = (above for above in _folders_above(path) if {posixpath.join(above, root) for root in ("lib.rs", "main.rs")} & known.paths)
+    roots = (
+        above
+        for above in _folders_above(path)
+        if {posixpath.join(above, root) for root in ("lib.rs", "main.rs")} & known.paths
+    )
     source = next(roots, folder)
     for module, used in RUST_IMPORT.findall(text):
         if module:
@@ -197,10 +211,18 @@ def _java_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]
 
 
 def _java_class(stem: str, path: str, known: KnownPaths) -> set[str]:
-    return next((found for ending in JAVA_SUFFIXES if (found := known.ending(stem + ending, path))), set()) if "/" in stem else set()
+    return (
+        next((found for ending in JAVA_SUFFIXES if (found := known.ending(stem + ending, path))), set())
+        if "/" in stem
+        else set()
+    )
 
 
 FINDERS = (
-    (PYTHON_SUFFIXES, _python_imports), (SCRIPT_SUFFIXES, _script_imports), (C_SUFFIXES, _c_includes), ((".go",), _go_imports),
-    ((".rs",), _rust_imports), (JAVA_SUFFIXES, _java_imports),
-)  # fmt: skip
+    (PYTHON_SUFFIXES, _python_imports),
+    (SCRIPT_SUFFIXES, _script_imports),
+    (C_SUFFIXES, _c_includes),
+    ((".go",), _go_imports),
+    ((".rs",), _rust_imports),
+    (JAVA_SUFFIXES, _java_imports),
+)

@@ -15,8 +15,10 @@ from tasks.data.repositories.import_paths import KnownPaths, imported_paths
 
 HEADER_OF = {
     **dict.fromkeys((".py", ".pyi", ".sh", ".rb", ".r", ".jl", ".pl", ".ex", ".toml", ".yaml", ".yml", ".cfg"), "# "),
-    **dict.fromkeys((".sql", ".lua", ".hs"), "-- "), ".erl": "% ", ".clj": ";; ",
-}  # fmt: skip
+    **dict.fromkeys((".sql", ".lua", ".hs"), "-- "),
+    ".erl": "% ",
+    ".clj": ";; ",
+}
 OTHER_HEADER = "// "
 
 
@@ -53,8 +55,8 @@ def order_files(texts: dict[str, str]) -> list[str]:
 
 
 def repository_texts(pieces: Sequence[Piece], max_chars: int) -> Iterator[tuple[str, list[tuple[Piece, int]]]]:
-    """(text, [(piece, characters that it takes with its header)]): all files, cut between files where the text would be longer than
-    `max_chars`; a file that is longer alone stays whole.
+    """(text, [(piece, characters that it takes with its header)]): all files, cut between files where the text would be
+    longer than `max_chars`; a file that is longer alone stays whole.
 
     Each file begins with a line that names its path; so does a part whose predecessor is missing.
     """

@@ -24,7 +24,15 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from tasks.data.sandbox import judge_process, remote_objects, sandbox_process, sandbox_walls, solution_process, value_exchange, value_writer
+from tasks.data.sandbox import (
+    judge_process,
+    remote_objects,
+    sandbox_process,
+    sandbox_walls,
+    solution_process,
+    value_exchange,
+    value_writer,
+)
 from tasks.data.sandbox.judge_process import FAILED, PASSED, UNVERIFIABLE
 from tasks.data.sandbox.sandbox_walls import NOBODY
 
@@ -37,7 +45,8 @@ MEMORY_BYTES = 1 << 30
 MAX_ANSWER_BYTES = 4096
 BATCH = 2000
 PYTHON = ("-s", "-S", "-P", "-B", "-c")
-"""Without site packages and paths of the user; -I would also ignore PYTHONHASHSEED, and the order of sets decides some verdicts."""
+"""Without site packages and paths of the user; -I would also ignore PYTHONHASHSEED, and the order of sets decides some
+verdicts."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
 INSIDE = (sandbox_walls, remote_objects, value_writer, value_exchange, solution_process, judge_process, sandbox_process)
@@ -76,22 +85,28 @@ LOCAL = threading.local()
 def judge_solution(code: str, tests: str, module: str, seconds: int = CPU_SECONDS) -> str:
     """PASSED, FAILED, or UNVERIFIABLE where the tests need more than two processes can do.
 
-    Tests import the solution as `module`, or use its names where that is empty. `seconds` of processor time for each process. Raises
-    ValueError where this machine has no sandbox.
+    Tests import the solution as `module`, or use its names where that is empty. `seconds` of processor time for each
+    process. Raises ValueError where this machine has no sandbox.
     """
     verdict, _ = _run(isolation(), code, tests, module, seconds)
     return verdict if verdict in (PASSED, UNVERIFIABLE) else FAILED
 
 
 def run_trusted(programs: Sequence[str]) -> list[bool]:
-    """Whether each of our own programs runs to its end without an exception; many share a process, with limits on time and memory only."""
+    """Whether each of our own programs runs to its end without an exception; many share a process, with limits on time
+    and memory only."""
     found: list[bool] = []
     for start in range(0, len(programs), BATCH):
         batch = list(programs[start : start + BATCH])
         run = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", TRUSTED], input=json.dumps(batch), capture_output=True, text=True, check=False, env={},
+            [sys.executable, "-I", "-S", "-c", TRUSTED],
+            input=json.dumps(batch),
+            capture_output=True,
+            text=True,
+            check=False,
+            env={},
             preexec_fn=_limit,
-        )  # fmt: skip
+        )
         found += json.loads(run.stdout) if run.returncode == 0 else [False] * len(batch)
     return found
 
@@ -101,8 +116,10 @@ def isolation() -> str:
     name, problem = find_isolation()
     if not name:
         raise ValueError(
-            f"code that others wrote is only run in a sandbox, and this machine makes none ({problem}): install bubblewrap (Debian: "
-            "apt-get install bubblewrap), allow user namespaces, or give the files of kind code_with_tests the role ignore"
+            f"code that others wrote is only run in a sandbox, and this machine makes none ({problem}): install "
+            f"bubblewrap (Debian: "
+            "apt-get install bubblewrap), allow user namespaces, or give the files of kind code_with_tests the role "
+            "ignore"
         )
     return name
 
@@ -144,9 +161,14 @@ class Sandbox:
         """What goes before the first job."""
         self.is_expired = False
         self.process = subprocess.Popen(
-            [*_outside(isolation), _interpreter(), *PYTHON, LOADER], cwd="/", env=ENVIRONMENT, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [*_outside(isolation), _interpreter(), *PYTHON, LOADER],
+            cwd="/",
+            env=ENVIRONMENT,
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def _expire(self) -> None:
         self.is_expired = True
@@ -220,16 +242,25 @@ def _interpreter() -> str:
 
 @cache
 def _walls() -> dict[str, list[Any]]:
-    """What the sandbox shows of this machine: the interpreter, its standard library, shared libraries; not the packages beside them."""
+    """What the sandbox shows of this machine: the interpreter, its standard library, shared libraries; not the packages
+    beside them."""
     prefix = os.path.realpath(sys.base_prefix)
-    wanted = [*LIBRARIES, f"{prefix}/lib", f"{prefix}/lib64", os.path.realpath(sysconfig.get_path("stdlib")), _interpreter()]
+    wanted = [
+        *LIBRARIES,
+        f"{prefix}/lib",
+        f"{prefix}/lib64",
+        os.path.realpath(sysconfig.get_path("stdlib")),
+        _interpreter(),
+    ]
     links = sorted({(path, os.readlink(path)) for path in wanted if os.path.islink(path)})
     visible: list[str] = []
     for path in sorted({path for path in wanted if os.path.exists(path) and not os.path.islink(path)}):
         if not any(path.startswith(f"{known}/") for known in visible):
             visible.append(path)
     installed = {sysconfig.get_path(name, vars={"base": prefix, "platbase": prefix}) for name in ("purelib", "platlib")}
-    hidden = sorted(path for path in installed if os.path.isdir(path) and any(path.startswith(f"{known}/") for known in visible))
+    hidden = sorted(
+        path for path in installed if os.path.isdir(path) and any(path.startswith(f"{known}/") for known in visible)
+    )
     return {"visible": visible, "links": links, "hidden": hidden}
 
 

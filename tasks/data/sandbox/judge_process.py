@@ -37,11 +37,16 @@ class Judge(Peer):
         raise TypeError(what)
 
     def operate(self, remote: Any, name: str, *arguments: Any) -> Any:
-        """As the module's docstring says; an object that derives from a plain type is compared and calculated with as that."""
+        """As the module's docstring says; an object that derives from a plain type is compared and calculated with as
+        that."""
         with_plain = name in (*BINARY, *ORDER, "__contains__") and not is_remote(arguments[0])
         if with_plain and type(remote)._is_plain:
             value = self.request("plain", remote)
-            return NotImplemented if is_remote(value) else getattr(type(value), name, lambda *_: NotImplemented)(value, *arguments)
+            return (
+                NotImplemented
+                if is_remote(value)
+                else getattr(type(value), name, lambda *_: NotImplemented)(value, *arguments)
+            )
         if with_plain and name == "__contains__" and hasattr(type(remote), "__iter__"):
             return any(item is arguments[0] or item == arguments[0] for item in remote)
         if with_plain and name in (*ORDER, "__contains__"):
@@ -63,7 +68,11 @@ class Judge(Peer):
         allowed |= verb == "operate" and arguments[0] in OPERATORS and arguments[0] != "__call__"
         allowed |= verb == "text" and arguments[0] in ("__str__", "__repr__")
         allowed |= verb == "get" and _is_open(target, arguments[0])
-        return super().answer(verb, target, *arguments) if allowed else self.refuse(f"{verb} {arguments[:1]} of {type(target).__name__}")
+        return (
+            super().answer(verb, target, *arguments)
+            if allowed
+            else self.refuse(f"{verb} {arguments[:1]} of {type(target).__name__}")
+        )
 
     def serve(self, message: dict[str, Any]) -> None:
         target = message["body"][1]
@@ -129,10 +138,14 @@ def _passes_script(peer: Judge, tests: str) -> bool:
 
 
 def _solution_names(peer: Judge, tests: ast.Module) -> dict[str, Any]:
-    """What the tests use without defining it. Built-ins and modules stay Python's own, else a solution could replace what it is judged by;
-    only where the tests use no other name of the solution may that one name be a built-in's."""
+    """What the tests use without defining it. Built-ins and modules stay Python's own, else a solution could replace
+    what it is judged by; only where the tests use no other name of the solution may that one name be a built-in's."""
     used = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name) and not node.id.startswith("__")}
-    bases = {node.value.id for node in ast.walk(tests) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    bases = {
+        node.value.id
+        for node in ast.walk(tests)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
     defined = set(peer.request("names", None))
     modules = {name: importlib.import_module(name) for name in used & bases & defined & sys.stdlib_module_names}
     names = used & defined - set(modules) - set(dir(builtins))

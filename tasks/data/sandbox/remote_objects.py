@@ -7,15 +7,59 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-UNARY = ("__abs__", "__neg__", "__pos__", "__invert__", "__round__", "__floor__", "__ceil__", "__trunc__", "__int__", "__float__",
-         "__complex__", "__index__")  # fmt: skip
-ARITHMETIC = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift", "and", "or", "xor")
+UNARY = (
+    "__abs__",
+    "__neg__",
+    "__pos__",
+    "__invert__",
+    "__round__",
+    "__floor__",
+    "__ceil__",
+    "__trunc__",
+    "__int__",
+    "__float__",
+    "__complex__",
+    "__index__",
+)
+ARITHMETIC = (
+    "add",
+    "sub",
+    "mul",
+    "matmul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "divmod",
+    "pow",
+    "lshift",
+    "rshift",
+    "and",
+    "or",
+    "xor",
+)
 BINARY = tuple(f"__{mark}{name}__" for mark in ("", "r", "i") for name in ARITHMETIC)
 ORDER = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 OPERATORS = (
-    *UNARY, *BINARY, *ORDER, "__hash__", "__bool__", "__len__", "__length_hint__", "__getitem__", "__setitem__", "__delitem__",
-    "__contains__", "__iter__", "__next__", "__reversed__", "__enter__", "__exit__", "__format__", "__bytes__", "__call__",
-)  # fmt: skip
+    *UNARY,
+    *BINARY,
+    *ORDER,
+    "__hash__",
+    "__bool__",
+    "__len__",
+    "__length_hint__",
+    "__getitem__",
+    "__setitem__",
+    "__delitem__",
+    "__contains__",
+    "__iter__",
+    "__next__",
+    "__reversed__",
+    "__enter__",
+    "__exit__",
+    "__format__",
+    "__bytes__",
+    "__call__",
+)
 """What a Remote has where the class of its object defines it."""
 
 

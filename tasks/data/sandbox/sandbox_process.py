@@ -22,9 +22,11 @@ MAX_VERDICT_BYTES = 64
 
 
 def start(walls: dict[str, Any] | None, limits: tuple[int, int]) -> None:
-    """Answer each job, a line of JSON on standard input, with a line; end with the first job that gets no verdict, as at the end of input.
+    """Answer each job, a line of JSON on standard input, with a line; end with the first job that gets no verdict, as
+    at the end of input.
 
-    `walls` are enter_namespaces' arguments, None where bubblewrap made them; `limits` are seconds and bytes of each process.
+    `walls` are enter_namespaces' arguments, None where bubblewrap made them; `limits` are seconds and bytes of each
+    process.
     """
     if walls is not None:
         enter_namespaces(**walls)

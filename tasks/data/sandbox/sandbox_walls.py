@@ -27,36 +27,92 @@ MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """AUDIT_ARCH and the column of SYSTEM_CALLS."""
 SYSTEM_CALLS = {
     # other processes
-    "fork": (57, None), "vfork": (58, None), "clone": (56, 220), "clone3": (435, 435), "execve": (59, 221), "execveat": (322, 281),
-    "kill": (62, 129), "tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_open": (434, 434),
-    "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "ptrace": (101, 117), "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271), "process_madvise": (440, 440), "kcmp": (312, 272), "prlimit64": (302, 261),
-    "setpriority": (141, 140), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274), "ioprio_set": (251, 30), "migrate_pages": (256, 238), "move_pages": (279, 239),
+    "fork": (57, None),
+    "vfork": (58, None),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "kcmp": (312, 272),
+    "prlimit64": (302, 261),
+    "setpriority": (141, 140),
+    "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+    "ioprio_set": (251, 30),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
     # namespaces and mounts
-    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
-    "open_tree": (428, 428), "move_mount": (429, 429), "mount_setattr": (442, 442), "fsopen": (430, 430), "fsconfig": (431, 431),
-    "fsmount": (432, 432), "fspick": (433, 433), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "mount_setattr": (442, 442),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
     # sockets (those of virtual machines know no network namespace), keyrings, memory beyond RLIMIT_AS
-    "socket": (41, 198), "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218), "shmget": (29, 194), "shmat": (30, 196),
-    "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "socket": (41, 198),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
     # the kernel itself
-    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "personality": (135, 92), "seccomp": (317, 277),
-    "syslog": (103, 116), "fanotify_init": (300, 262), "inotify_init1": (294, 26),
-}  # fmt: skip
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "personality": (135, 92),
+    "seccomp": (317, 277),
+    "syslog": (103, 116),
+    "fanotify_init": (300, 262),
+    "inotify_init1": (294, 26),
+}
 """What is refused with EPERM, with its numbers on the machines; fork and vfork do not exist on ARM."""
 
 
 def enter_namespaces(visible: list[str], links: list[tuple[str, str]], hidden: list[str]) -> None:
-    """Return in a process that sees `visible` (files and directories, read-only), links to them, and nothing in `hidden`.
+    """Return in a process that sees `visible` (files and directories, read-only), links to them, and nothing in
+    `hidden`.
 
-    The calling process waits for it and leaves with its exit code. Raises OSError where the kernel does not allow a namespace.
+    The calling process waits for it and leaves with its exit code. Raises OSError where the kernel does not allow a
+    namespace.
     """
     user, group = os.geteuid(), os.getegid()
     if user != 0 or not _is_mapped(NOBODY) or LIBC.unshare(SPACES) != 0:
         _call("unshare", SPACES | NEW_USER)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{NOBODY} {user} 1"), ("gid_map", f"{NOBODY} {group} 1")):
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{NOBODY} {user} 1"),
+            ("gid_map", f"{NOBODY} {group} 1"),
+        ):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
     _call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
@@ -91,7 +147,14 @@ def hide_memory() -> None:
 
 def confine(seconds: int, memory_bytes: int) -> None:
     """Limit this process; nothing takes it back."""
-    for name, limit in (("CPU", seconds), ("AS", memory_bytes), ("FSIZE", 0), ("NOFILE", 16), ("CORE", 0), ("NPROC", 0)):
+    for name, limit in (
+        ("CPU", seconds),
+        ("AS", memory_bytes),
+        ("FSIZE", 0),
+        ("NOFILE", 16),
+        ("CORE", 0),
+        ("NPROC", 0),
+    ):
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     program = _filter()

@@ -27,7 +27,8 @@ NEW = {name: kind for kind, name in CONTAINERS.items()}
 
 
 class EndedError(BaseException):
-    """The other process is gone or said what cannot be read. No Exception: tests must not take it for what they expect."""
+    """The other process is gone or said what cannot be read. No Exception: tests must not take it for what they
+    expect."""
 
 
 class Peer:
@@ -74,7 +75,9 @@ class Peer:
             writer = Writer(self, containers)
             body = ["raise", writer.atom(error)]
             after = writer.nodes()
-        changed = [None if number < len(before) and before[number] == node else node for number, node in enumerate(after)]
+        changed = [
+            None if number < len(before) and before[number] == node else node for number, node in enumerate(after)
+        ]
         self._send(body, changed)
 
     def serve_all(self) -> None:
@@ -149,7 +152,8 @@ class Peer:
         return bytes(data)
 
     def _read(self, message: dict[str, Any], containers: list[Any]) -> list[Any]:
-        """The values of a message; `containers` are those that both sides know by number, and get the message's own added."""
+        """The values of a message; `containers` are those that both sides know by number, and get the message's own
+        added."""
         try:
             nodes = message["nodes"]
             containers += [NEW[kind]() for kind, _ in nodes[len(containers) :]]
@@ -232,7 +236,9 @@ class Peer:
             self._theirs[number] = type(name, bases, members)
         return self._theirs[number]
 
-    def _remote(self, number: int, class_number: int, name: str = "", operators: Sequence[str] = (), is_plain: bool = False) -> object:
+    def _remote(
+        self, number: int, class_number: int, name: str = "", operators: Sequence[str] = (), is_plain: bool = False
+    ) -> object:
         """An object of the other side; name and operators of its class come with the first one."""
         if class_number not in self._types:
             members: dict[str, Any] = {operator: FORWARDING[operator] for operator in operators}

@@ -24,7 +24,8 @@ STANDARD = {
     "datetime.datetime": lambda value: [*value.timetuple()[:6], value.microsecond],
     "datetime.timedelta": lambda value: [value.days, value.seconds, value.microseconds],
 }
-"""Types of the standard library that go by value, with the arguments that make an equal one; with a time zone they stay objects."""
+"""Types of the standard library that go by value, with the arguments that make an equal one; with a time zone they stay
+objects."""
 
 
 class Numbers(Protocol):
@@ -92,7 +93,12 @@ class Writer:
             return ["standard", standard, self.atom(tuple(STANDARD[standard](value)))]
         if issubclass(kind, BaseException):
             is_python_s = self._library_name(kind) is not None
-            return ["error", None if is_python_s else self.peer.number(value), self.atom(kind), self.atom(tuple(value.args))]
+            return [
+                "error",
+                None if is_python_s else self.peer.number(value),
+                self.atom(kind),
+                self.atom(tuple(value.args)),
+            ]
         if isinstance(value, type):
             bases = [self.atom(base) for base in value.__bases__ if issubclass(base, BaseException)]
             return ["class", self.peer.number(value), self.peer.class_atom(kind), value.__name__, bases]
@@ -105,7 +111,9 @@ class Writer:
             return None
         if isinstance(value, types.ModuleType):
             return (
-                (value.__name__, None) if sys.modules.get(value.__name__) is value and value.__name__ in sys.stdlib_module_names else None
+                (value.__name__, None)
+                if sys.modules.get(value.__name__) is value and value.__name__ in sys.stdlib_module_names
+                else None
             )
         module, name = value.__module__, value.__name__
         has_it = module in sys.stdlib_module_names and getattr(sys.modules.get(module), name, None) is value

@@ -58,9 +58,10 @@ class Labels:
     @classmethod
     def of(cls, records: Sequence[LabelledText], num_folds: int) -> Labels:
         return cls(
-            np.array([record.is_positive for record in records]), np.array([record.file for record in records]),
+            np.array([record.is_positive for record in records]),
+            np.array([record.file for record in records]),
             np.array([record.fold_hash % num_folds for record in records]),
-        )  # fmt: skip
+        )
 
     def among(self, chosen: Mask) -> Labels:
         return Labels(self.is_positive[chosen], self.files[chosen], self.folds[chosen])
@@ -68,7 +69,8 @@ class Labels:
     def weights(self, power: float) -> F64:
         """Per record, 1 on average: each side of each file weighs its number of records to the power of `1 - power`.
 
-        At 1 all sides weigh alike; at 0.5 twenty thousand tweets do not drown a thousand comments, nor do those weigh as much."""
+        At 1 all sides weigh alike; at 0.5 twenty thousand tweets do not drown a thousand comments, nor do those weigh
+        as much."""
         weights = np.ones(len(self.is_positive))
         for file in np.unique(self.files):
             for side in (False, True):
@@ -86,7 +88,9 @@ def words_fit(texts: Sequence[str], labels: Labels, recipe: ClassifierRecipe) ->
 
     def fit(trained: Mask) -> Callable[[Mask], F64]:
         model = train_on_words(texts, labels, trained, recipe)
-        return lambda judged: np.nan_to_num(model.logits([texts[place] for place in np.flatnonzero(judged).tolist()], 0.0), nan=NO_WORDS)
+        return lambda judged: np.nan_to_num(
+            model.logits([texts[place] for place in np.flatnonzero(judged).tolist()], 0.0), nan=NO_WORDS
+        )
 
     return fit
 
@@ -102,12 +106,15 @@ def train_on_words(texts: Sequence[str], labels: Labels, trained: Mask, recipe: 
 
 
 def held_out(fit: Fit, is_positive: Mask, groups: NDArray) -> F64:
-    """The log odds of every record from what was trained on the other groups. Raises ValueError if a group leaves one side only."""
+    """The log odds of every record from what was trained on the other groups. Raises ValueError if a group leaves one
+    side only."""
     result = np.zeros(len(is_positive))
     for group in np.unique(groups).tolist():
         others = groups != group
         if len(np.unique(is_positive[others])) < 2:
-            raise ValueError(f"without fold {group} all {others.sum()} records have the same side: label more, or evenly")
+            raise ValueError(
+                f"without fold {group} all {others.sum()} records have the same side: label more, or evenly"
+            )
         result[~others] = fit(others)(~others)
     return result
 
@@ -123,8 +130,8 @@ def area_under_curve(scores: F64, is_positive: Mask) -> float:
 
 
 def fit_calibration(logits: F64, is_positive: Mask, weights: F64) -> tuple[float, float]:
-    """(slope, intercept) over the log odds of held-out records (Platt 1999), both sides of equal weight: of 20 thousand labelled tweets
-    83 % are toxic, of the crawl hardly any, so the records' share says nothing."""
+    """(slope, intercept) over the log odds of held-out records (Platt 1999), both sides of equal weight: of 20 thousand
+    labelled tweets 83 % are toxic, of the crawl hardly any, so the records' share says nothing."""
     sides = np.where(is_positive, weights[is_positive].sum(), weights[~is_positive].sum())
     weights = weights * len(weights) / 2 / sides
     inputs = np.stack([logits, np.ones_like(logits)], axis=1)

@@ -81,7 +81,10 @@ def _scores(texts: list[str], scorers: Scorers) -> dict[str, list]:
 
 def _perplexities(texts: list[str], languages: list[str], files: LanguageModelFiles) -> dict[str, list[float | None]]:
     """Of the prose of each text, and the share of the held-out reference documents below it; mathematics has none."""
-    found: dict[str, list[float | None]] = {"perplexity": [None] * len(texts), "perplexity_percentile": [None] * len(texts)}
+    found: dict[str, list[float | None]] = {
+        "perplexity": [None] * len(texts),
+        "perplexity_percentile": [None] * len(texts),
+    }
     for language in sorted(set(languages) & set(files.by_language)):
         file = files.by_language[language]
         places = [place for place, own in enumerate(languages) if own == language]

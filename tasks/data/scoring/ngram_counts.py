@@ -57,24 +57,31 @@ def sample_texts(batches: Iterator[pa.RecordBatch], sampling: Sampling) -> Itera
     for batch in batches:
         ids, domains, sources = (batch.column(name).to_pylist() for name in ("id", "domain", "source"))
         places = [
-            place for place, identity in enumerate(ids)
+            place
+            for place, identity in enumerate(ids)
             if sampling_hash(identity) < sampling.keep_below and has_language(domains[place], sources[place])
-        ]  # fmt: skip
+        ]
         chosen = pa.array(places, pa.int64())
         texts = [prose_of(text).natural for text in batch.column("text").take(chosen).to_pylist()]
         languages, _ = identify_languages(texts, sampling.max_chars, sampling.model_path)
         sizes = [len(text.encode()) for text in texts]
         found = pa.RecordBatch.from_arrays(
             [
-                pa.array([ids[place] for place in places], pa.string()), pa.array(languages, pa.string()), pa.array(sizes, pa.int64()),
-                batch.column("content_digest").take(chosen), pa.array(texts, pa.string()), pa.array([""] * len(places), pa.string()),
+                pa.array([ids[place] for place in places], pa.string()),
+                pa.array(languages, pa.string()),
+                pa.array(sizes, pa.int64()),
+                batch.column("content_digest").take(chosen),
+                pa.array(texts, pa.string()),
+                pa.array([""] * len(places), pa.string()),
             ],
             names=names_of(SAMPLE_COLUMNS),
-        )  # fmt: skip
+        )
         yield found.filter(pa.array([language != NO_LANGUAGE for language in languages], pa.bool_()))
 
 
-def count_batches(batches: Iterator[pa.RecordBatch], order: int, trainings: Mapping[str, Training]) -> Iterator[pa.RecordBatch]:
+def count_batches(
+    batches: Iterator[pa.RecordBatch], order: int, trainings: Mapping[str, Training]
+) -> Iterator[pa.RecordBatch]:
     """COUNT_COLUMNS of the texts that their language's model learns from."""
     import pyarrow as pa
 

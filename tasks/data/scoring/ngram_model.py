@@ -134,7 +134,8 @@ def _token_hashes(words: Words) -> U64:
 
 
 def count_ngrams(texts: Sequence[str], order: int) -> dict[str, NDArray]:
-    """The different n-grams of texts: `size`, `hash`, `context` (without its last word), `suffix` (without its first) and how often."""
+    """The different n-grams of texts: `size`, `hash`, `context` (without its last word), `suffix` (without its first)
+    and how often."""
     ngrams = ngrams_of(texts, order)
     parts = []
     for size, (hashes, is_whole) in enumerate(zip(ngrams.hashes, ngrams.is_whole, strict=True), 1):
@@ -142,7 +143,9 @@ def count_ngrams(texts: Sequence[str], order: int) -> dict[str, NDArray]:
         unique, first, counts = np.unique(hashes[starts], return_index=True, return_counts=True)
         shorter = ngrams.hashes[size - 2] if size > 1 else np.zeros(len(hashes) + 1, dtype=np.uint64)
         places = starts[first]
-        parts.append((np.full(len(unique), size), unique, shorter[places], shorter[places + 1 if size > 1 else places], counts))
+        parts.append(
+            (np.full(len(unique), size), unique, shorter[places], shorter[places + 1 if size > 1 else places], counts)
+        )
     names = ("size", "hash", "context", "suffix", "num_occurrences")
     return {name: np.concatenate(columns) for name, columns in zip(names, zip(*parts, strict=True), strict=True)}
 

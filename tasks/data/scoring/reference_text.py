@@ -33,7 +33,9 @@ class Reading:
     """Of extract_batches."""
 
 
-def sample_reference(batches: Iterator[pa.RecordBatch], reading: Reading, sampling: Sampling) -> Iterator[pa.RecordBatch]:
+def sample_reference(
+    batches: Iterator[pa.RecordBatch], reading: Reading, sampling: Sampling
+) -> Iterator[pa.RecordBatch]:
     """SAMPLE_COLUMNS for source rows; what is no text has a reason, and its place and what is wrong with it as text."""
     names = arrow_schema(RECORD_COLUMNS).names
     for batch in read_sources(batches, dict.fromkeys(reading.domains, NUM_HASHES), reading.max_record_bytes):
@@ -55,9 +57,15 @@ def _divided(batch: pa.RecordBatch, column: str, value: str) -> tuple[pa.RecordB
 
 def _failures(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     details = batch.column("detail").to_pylist() if "detail" in batch.schema.names else [""] * batch.num_rows
-    places = zip(*(batch.column(name).to_pylist() for name in ("id", "source", "offset", "reason")), details, strict=True)
+    places = zip(
+        *(batch.column(name).to_pylist() for name in ("id", "source", "offset", "reason")), details, strict=True
+    )
     return [
-        {"id": identity, "reason": reason, "text": f"{source} at byte {offset}: {reason}" + (f" ({detail})" if detail else "")}
+        {
+            "id": identity,
+            "reason": reason,
+            "text": f"{source} at byte {offset}: {reason}" + (f" ({detail})" if detail else ""),
+        }
         for identity, source, offset, reason, detail in places
     ]
 

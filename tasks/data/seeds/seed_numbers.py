@@ -18,26 +18,73 @@ TOO_LONG = re.compile(rf"(?:\d,?){{16}}|\.\d{{{MAX_DECIMALS + 1}}}")
 
 MEANINGS = {
     1: "one once single",
-    2: "two twice double doubles doubled doubling half halves halved pair pairs couple both twin twins second weekend weekends",
+    2: "two twice double doubles doubled doubling half halves halved pair pairs couple both twin twins second weekend "
+    "weekends",
     3: "three thrice triple triples tripled tripling triplets third thirds trio",
     4: "four quadruple quadrupled quarter quarters fourth fourths quartet",
-    5: "five fifth fifths weekday weekdays", 6: "six sixth sixths", 7: "seven seventh", 8: "eight eighth eighths", 9: "nine ninth",
-    10: "ten tenth tenths decade decades", 11: "eleven", 12: "twelve dozen dozens", 13: "thirteen", 14: "fourteen fortnight", 15: "fifteen",
-    16: "sixteen", 17: "seventeen", 18: "eighteen", 19: "nineteen", 20: "twenty", 30: "thirty", 40: "forty", 50: "fifty", 60: "sixty",
-    70: "seventy", 80: "eighty", 90: "ninety", 100: "hundred century", 1000: "thousand", 10**6: "million",
-}  # fmt: skip
+    5: "five fifth fifths weekday weekdays",
+    6: "six sixth sixths",
+    7: "seven seventh",
+    8: "eight eighth eighths",
+    9: "nine ninth",
+    10: "ten tenth tenths decade decades",
+    11: "eleven",
+    12: "twelve dozen dozens",
+    13: "thirteen",
+    14: "fourteen fortnight",
+    15: "fifteen",
+    16: "sixteen",
+    17: "seventeen",
+    18: "eighteen",
+    19: "nineteen",
+    20: "twenty",
+    30: "thirty",
+    40: "forty",
+    50: "fifty",
+    60: "sixty",
+    70: "seventy",
+    80: "eighty",
+    90: "ninety",
+    100: "hundred century",
+    1000: "thousand",
+    10**6: "million",
+}
 WORDS = {word: number for number, words in MEANINGS.items() for word in words.split()}
 """What a word stands for: a number that is equal to one of a text's words may be meant by it, so it stays."""
 CONSTANTS = {
-    "half|halves|halved": "0.5 50 1.5", "quarters?": "0.25 0.75 25", "thirds?": "2", "fourths?": "0.25 0.75 3", "tenths?": "0.1",
-    "fifths?": "0.2 0.4 0.6 0.8 2 3 4", "days?|daily": "7 24 30 31 365", "weeks?|weekly": "7 52 4", "months?|monthly": "12 30 4",
-    "years?|yearly|annual|annually": "12 52 365", "hours?|hourly": "24 60", "minutes?|seconds?": "60", "feet|foot": "12 3",
-    "inch|inches": "12", "yards?": "3", "pounds?|ounces?|cups?": "16", "gallons?": "4 16", "quarts?": "2 4", "pints?": "2",
-    "nickels?": "0.05 5", "dimes?": "0.1 10", "penny|pennies": "0.01", "cents?|¢": "100", "%|percent|percentage": "100", "average": "2",
-    "km|kilometers?|kg|kilograms?|kilos?|liters?|ml|milliliters?|grams?|meters?": "1000", "cm|centimeters?|m|meters?": "100",
-    "morning|afternoon|evening|night": "24", "round ?trip|there and back|and back|return": "2", "squares?": "4", "rectang(?:le|ular)": "2",
+    "half|halves|halved": "0.5 50 1.5",
+    "quarters?": "0.25 0.75 25",
+    "thirds?": "2",
+    "fourths?": "0.25 0.75 3",
+    "tenths?": "0.1",
+    "fifths?": "0.2 0.4 0.6 0.8 2 3 4",
+    "days?|daily": "7 24 30 31 365",
+    "weeks?|weekly": "7 52 4",
+    "months?|monthly": "12 30 4",
+    "years?|yearly|annual|annually": "12 52 365",
+    "hours?|hourly": "24 60",
+    "minutes?|seconds?": "60",
+    "feet|foot": "12 3",
+    "inch|inches": "12",
+    "yards?": "3",
+    "pounds?|ounces?|cups?": "16",
+    "gallons?": "4 16",
+    "quarts?": "2 4",
+    "pints?": "2",
+    "nickels?": "0.05 5",
+    "dimes?": "0.1 10",
+    "penny|pennies": "0.01",
+    "cents?|¢": "100",
+    "%|percent|percentage": "100",
+    "average": "2",
+    "km|kilometers?|kg|kilograms?|kilos?|liters?|ml|milliliters?|grams?|meters?": "1000",
+    "cm|centimeters?|m|meters?": "100",
+    "morning|afternoon|evening|night": "24",
+    "round ?trip|there and back|and back|return": "2",
+    "squares?": "4",
+    "rectang(?:le|ular)": "2",
     "triang(?:le|ular)": "2 3",
-}  # fmt: skip
+}
 """What may stand in a calculation without standing in the question, by the words that bring it in."""
 CLOCK = r"\s?(?:[ap]\.?\s?m\b|o[’']?\s?clock\b|noon\b)"
 FACTS = (
@@ -66,11 +113,28 @@ DATES = (
 CALENDAR = re.compile(rf"\b(?:{DATES})\b")
 ORDINAL = re.compile(r"\b(\d+)(?:st|nd|rd|th)\b")
 ORDINAL_WORDS = {
-    "first": 1, "second": 2, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10,
-}  # fmt: skip
+    "first": 1,
+    "second": 2,
+    "third": 3,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "seventh": 7,
+    "eighth": 8,
+    "ninth": 9,
+    "tenth": 10,
+}
 
 
-LIMITS = {"minute": (60,), "second": (60,), "hour": (24,), "day": (7, 31, 365), "week": (4, 52), "month": (12,), "year": (100,)}
+LIMITS = {
+    "minute": (60,),
+    "second": (60,),
+    "hour": (24,),
+    "day": (7, 31, 365),
+    "week": (4, 52),
+    "month": (12,),
+    "year": (100,),
+}
 """A quantity of a unit stays below what the next unit holds, and an age below 100, if it was."""
 
 
@@ -122,14 +186,17 @@ def write_number(value: Fraction, style: Style) -> str:
 
 
 def words_of(text: str) -> set[Fraction]:
-    """The numbers that a text's words stand for, ordinals with their neighbours: who names the third of 3 days has counted them."""
+    """The numbers that a text's words stand for, ordinals with their neighbours: who names the third of 3 days has
+    counted them."""
     words = re.findall(r"[a-z]+", text.lower())
     found = {WORDS[word] for word in words if word in WORDS}
     for one, other in pairwise(words):
         first, second = WORDS.get(one, 0), WORDS.get(other, 0)
         if (first in range(20, 100, 10) and second in range(1, 10)) or (first and other == "hundred"):
             found.add(first * 100 if other == "hundred" else first + second)
-    ordinals = [int(number) for number in ORDINAL.findall(text)] + [ORDINAL_WORDS[word] for word in words if word in ORDINAL_WORDS]
+    ordinals = [int(number) for number in ORDINAL.findall(text)] + [
+        ORDINAL_WORDS[word] for word in words if word in ORDINAL_WORDS
+    ]
     return {Fraction(number) for number in found | {number + step for number in ordinals for step in (-1, 0, 1)}}
 
 
@@ -142,12 +209,20 @@ def constants_of(question: str) -> set[Fraction]:
     for top, bottom in FRACTION.findall(question):
         if int(bottom):
             share = Fraction(int(top), int(bottom))
-            found |= {Fraction(int(top)), Fraction(int(bottom)), abs(Fraction(int(bottom) - int(top))), share, 1 + share, abs(1 - share)}
+            found |= {
+                Fraction(int(top)),
+                Fraction(int(bottom)),
+                abs(Fraction(int(bottom) - int(top))),
+                share,
+                1 + share,
+                abs(1 - share),
+            }
     return found
 
 
 def must_stay(question: str, number: Written) -> bool:
-    """Whether a number is no quantity that could be another: a year, time, name, fact (4 legs), unit (60 minutes in an hour), 0 or 1."""
+    """Whether a number is no quantity that could be another: a year, time, name, fact (4 legs), unit (60 minutes in an
+    hour), 0 or 1."""
     before, after = question[: number.start], question[number.end :]
     if number.value <= 1 and not number.num_decimals:
         return True

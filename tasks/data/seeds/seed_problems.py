@@ -52,8 +52,11 @@ def require_sandbox(files: Sequence[SourceFile]) -> None:
 
 
 def read_seeds(files: Sequence[SourceFile]) -> list[Seed]:
-    """The seeds of all files, sorted by id. Records without a question and an answer are no seeds. Raises ValueError for a changed file."""
-    seeds = [seed for file in files if file.role == "prompts" and file.kind in (MATH, CODE) for seed in _file_seeds(file)]
+    """The seeds of all files, sorted by id. Records without a question and an answer are no seeds. Raises ValueError
+    for a changed file."""
+    seeds = [
+        seed for file in files if file.role == "prompts" and file.kind in (MATH, CODE) for seed in _file_seeds(file)
+    ]
     return sorted(seeds, key=lambda seed: seed.id)
 
 
@@ -65,7 +68,9 @@ def _file_seeds(file: SourceFile) -> Iterator[Seed]:
             if seed is not None:
                 yield seed
         if not is_listed(hashing, file.sha256):
-            raise ValueError(f"source {file.name} changed while it was read: run again when nothing writes to the directory")
+            raise ValueError(
+                f"source {file.name} changed while it was read: run again when nothing writes to the directory"
+            )
 
 
 def _seed(file: SourceFile, offset: int, record: dict[str, Any]) -> Seed | None:
@@ -79,9 +84,17 @@ def _seed(file: SourceFile, offset: int, record: dict[str, Any]) -> Seed | None:
     if file.kind == CODE and not module:
         question = f"{question}\nIt passes these tests:\n{answer}"
     return Seed(
-        document_id(file.name, offset, 0), file.name, offset, file.collection, file.licence, file.kind, question.strip(), answer, solution,
+        document_id(file.name, offset, 0),
+        file.name,
+        offset,
+        file.collection,
+        file.licence,
+        file.kind,
+        question.strip(),
+        answer,
+        solution,
         module,
-    )  # fmt: skip
+    )
 
 
 def _math_parts(record: dict[str, Any]) -> tuple[str, str, str]:
@@ -104,7 +117,8 @@ def _code_parts(record: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def check_solution(seed: Seed, text: str) -> str:
-    """Why a worked solution of a seed is not kept; empty where it is right. Raises ValueError for code on a machine without a sandbox."""
+    """Why a worked solution of a seed is not kept; empty where it is right. Raises ValueError for code on a machine
+    without a sandbox."""
     if seed.kind == CODE:
         blocks = re.findall(r"```(?:python)?[^\n]*\n(.*?)```", text, re.DOTALL)
         verdict = judge_solution("\n".join(blocks) if blocks else text, seed.answer, seed.module)

@@ -26,7 +26,7 @@ from tasks.data.seeds.seed_numbers import (
     words_of,
     write_number,
     written_numbers,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from tasks.data.seeds.seed_problems import Seed
@@ -90,7 +90,9 @@ class Program:
 
 
 def write(part: Sequence[str | Slot], values: Sequence[Fraction]) -> str:
-    return "".join(piece if isinstance(piece, str) else write_number(values[piece.source], piece.style) for piece in part)
+    return "".join(
+        piece if isinstance(piece, str) else write_number(values[piece.source], piece.style) for piece in part
+    )
 
 
 def _value(tree: Tree, values: Sequence[Fraction]) -> Fraction:
@@ -100,7 +102,8 @@ def _value(tree: Tree, values: Sequence[Fraction]) -> Fraction:
 
 
 def read_program(seed: Seed) -> Program:
-    """Raises NoProgramError where a number's origin is unknown, nothing may be varied, or the program does not give the seed back."""
+    """Raises NoProgramError where a number's origin is unknown, nothing may be varied, or the program does not give the
+    seed back."""
     if not ANNOTATION.search(seed.solution):
         raise NoProgramError("no_calculation")
     if any(TOO_LONG.search(text) for text in (seed.question, seed.solution, seed.answer)):
@@ -140,7 +143,9 @@ class _Reader:
     def read_question(self) -> None:
         question = self.seed.question
         end = 0
-        constants = constants_of(question) | {number.value for number in written_numbers(question) if must_stay(question, number)}
+        constants = constants_of(question) | {
+            number.value for number in written_numbers(question) if must_stay(question, number)
+        }
         for value in sorted(constants):
             self.add(value, None)
         for number in written_numbers(question):
@@ -158,8 +163,13 @@ class _Reader:
         value, share = self.program.sources[place].value, (ast.Div, place, Fraction(100))
         if PERCENT.match(after):
             self.program.sources[place].limit = Fraction(100) if value <= 100 else None
-            trees: list[Tree] = [share, (ast.Add, Fraction(1), share), (ast.Sub, Fraction(1), share), (ast.Add, Fraction(100), place),
-                                 (ast.Sub, Fraction(100), place)]  # fmt: skip
+            trees: list[Tree] = [
+                share,
+                (ast.Add, Fraction(1), share),
+                (ast.Sub, Fraction(1), share),
+                (ast.Add, Fraction(100), place),
+                (ast.Sub, Fraction(100), place),
+            ]
         elif CENTS.match(after):
             trees = [share]
         else:
@@ -249,10 +259,15 @@ class _Reader:
         number = numbers[0]
         place = self._bind(number, calculated)
         self.used.add(place)
-        self.program.answer = [self.seed.answer[: number.start], Slot(place, number.style), self.seed.answer[number.end :]]
+        self.program.answer = [
+            self.seed.answer[: number.start],
+            Slot(place, number.style),
+            self.seed.answer[number.end :],
+        ]
 
     def finished(self) -> Program:
-        """The program, with what may be varied: not what could mean two things, what words say too, what follows from other quantities."""
+        """The program, with what may be varied: not what could mean two things, what words say too, what follows from
+        other quantities."""
         program = self.program
         support = _supports(program)
         if set(self.asked) - {given for place in self.possible for given in support[place]}:
@@ -314,7 +329,9 @@ def _supports(program: Program) -> list[set[int]]:
     """The given numbers on which each source depends."""
     found: list[set[int]] = []
     for place, source in enumerate(program.sources):
-        found.append({place} if source.tree is None else {given for leaf in _leaves(source.tree) for given in found[leaf]})
+        found.append(
+            {place} if source.tree is None else {given for leaf in _leaves(source.tree) for given in found[leaf]}
+        )
     return found
 
 

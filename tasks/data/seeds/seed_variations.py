@@ -36,8 +36,8 @@ AN = re.compile(r"(?:8|11(?!\d)|18(?!\d))")
 def seed_variations(seed: Seed, program: Program) -> Iterator[Seed]:
     """The seed with other numbers, all different, in an order that depends on the seed's id alone.
 
-    Every pair of numbers of a variation, and each with 0 and 1, compares as in the seed, and none needs more decimals: what was whole,
-    positive, smaller, a part or a plural still is.
+    Every pair of numbers of a variation, and each with 0 and 1, compares as in the seed, and none needs more decimals:
+    what was whole, positive, smaller, a part or a plural still is.
     """
     known = {seed.question}
     for given in _draws(seed, program):
@@ -47,7 +47,9 @@ def seed_variations(seed: Seed, program: Program) -> Iterator[Seed]:
         question = write(program.question, values)
         if question not in known:
             known.add(question)
-            yield replace(seed, question=question, solution=write(program.solution, values), answer=write(program.answer, values))
+            yield replace(
+                seed, question=question, solution=write(program.solution, values), answer=write(program.answer, values)
+            )
 
 
 def _draws(seed: Seed, program: Program) -> Iterator[dict[int, Fraction]]:
@@ -68,7 +70,9 @@ def _may_be_sensible(program: Program, columns: dict[int, NDArray[np.float64]]) 
     values: list[Any] = []
     with np.errstate(divide="ignore", invalid="ignore"):
         for place, source in enumerate(program.sources):
-            values.append(columns.get(place, float(source.value)) if source.tree is None else _float_value(source.tree, values))
+            values.append(
+                columns.get(place, float(source.value)) if source.tree is None else _float_value(source.tree, values)
+            )
         good = np.ones(NUM_DRAWS, dtype=np.bool_)
         last, last_old = -np.inf, None
         for place in program.ordered:
@@ -87,7 +91,8 @@ def _float_value(tree: Tree, values: Sequence[Any]) -> Any:
 
 
 def _sensible_values(program: Program, given: dict[int, Fraction]) -> list[Fraction] | None:
-    """All numbers of a variation; None where they compare otherwise, coincide otherwise, or need more decimals than the seed's."""
+    """All numbers of a variation; None where they compare otherwise, coincide otherwise, or need more decimals than the
+    seed's."""
     try:
         values = program.values(given)
     except ZeroDivisionError:
@@ -107,14 +112,19 @@ def _sensible_values(program: Program, given: dict[int, Fraction]) -> list[Fract
 
 
 def _choices(program: Program, place: int) -> Sequence[int]:
-    """What could stand in a quantity's place, in units of its last decimal: of its size, as round, with its article, within its unit."""
+    """What could stand in a quantity's place, in units of its last decimal: of its size, as round, with its article,
+    within its unit."""
     source = program.sources[place]
     scale = 10 ** num_decimals(source.value)
     units = int(source.value * scale)
     step = next(step for step in STEPS if units % step == 0 and (units // step >= 4 or step == 1))
     low, high = max(step, min(units * 6 // 10, units - 2 * step)), max(units * 15 // 10, units + 2 * step)
     before, after = _around(program, place)
-    limits = [Fraction(limit) for word in re.findall(r"[a-z]+", after[:25].lower())[:2] for limit in LIMITS.get(word.removesuffix("s"), ())]
+    limits = [
+        Fraction(limit)
+        for word in re.findall(r"[a-z]+", after[:25].lower())[:2]
+        for limit in LIMITS.get(word.removesuffix("s"), ())
+    ]
     known = [limit for limit in (*limits, source.limit) if limit is not None and source.value <= limit]
     top = min([high, *(int(limit * scale) for limit in known)])
     near = range(-(-low // step) * step, top + 1, step)
@@ -127,15 +137,18 @@ def _choices(program: Program, place: int) -> Sequence[int]:
 
 def _around(program: Program, place: int) -> tuple[str, str]:
     """The text on both sides of a quantity in the question."""
-    at = next(index for index, piece in enumerate(program.question) if isinstance(piece, Slot) and piece.source == place)
+    at = next(
+        index for index, piece in enumerate(program.question) if isinstance(piece, Slot) and piece.source == place
+    )
     before, after = program.question[at - 1], program.question[at + 1]
     assert isinstance(before, str) and isinstance(after, str)
     return before, after
 
 
 def check_variation(seed: Seed, program: Program, made: Seed) -> str:
-    """Why a variation is not kept; empty where it is right. By another route than the one that made it: calculations and answer are checked
-    in the text, every number is traced, and the text is read as a program anew, which must be the seed's and with its numbers give it back.
+    """Why a variation is not kept; empty where it is right. By another route than the one that made it: calculations
+    and answer are checked in the text, every number is traced, and the text is read as a program anew, which must be
+    the seed's and with its numbers give it back.
     """
     refused = check_solution(made, f"{made.solution}\n#### {made.answer}")
     if refused:
@@ -154,8 +167,13 @@ def check_variation(seed: Seed, program: Program, made: Seed) -> str:
 
 
 def _untraced(seed: Seed, program: Program, made: Seed) -> set[Fraction]:
-    """Numbers of a solution that stand neither in its question, nor as the result of a calculation, nor unchanged in the seed."""
-    known = {source.value for place, source in enumerate(program.sources) if source.tree is None and place not in program.free}
+    """Numbers of a solution that stand neither in its question, nor as the result of a calculation, nor unchanged in
+    the seed."""
+    known = {
+        source.value
+        for place, source in enumerate(program.sources)
+        if source.tree is None and place not in program.free
+    }
     known |= {Fraction(number) for number in ORDINAL.findall(seed.solution)}
     for number in written_numbers(made.question):
         known.add(number.value)

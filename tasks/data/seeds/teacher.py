@@ -90,7 +90,9 @@ class ResponseLog:
     def cost(self, limits: TeacherLimits) -> float:
         """Of all that was asked, in the currency of the prices."""
         prompt, completion = self.num_tokens
-        return (prompt * limits.price_per_million_prompt_tokens + completion * limits.price_per_million_completion_tokens) / 1e6
+        return (
+            prompt * limits.price_per_million_prompt_tokens + completion * limits.price_per_million_completion_tokens
+        ) / 1e6
 
     def _count(self, response: Response) -> None:
         self.responses[response.id] = response
@@ -98,11 +100,16 @@ class ResponseLog:
 
 
 def ask_all(
-    client: OpenAI, seeds: Sequence[Seed], request: TeacherRequest, limits: TeacherLimits, log: ResponseLog,
-    report: Callable[[int], None], sleep: Callable[[float], None] = time.sleep,
-) -> None:  # fmt: skip
-    """Ask what the log does not answer yet, so many at a time as allowed. Raises CostExceededError, or the client's error for a wrong
-    key, address or model; what was answered until then stays in the log."""
+    client: OpenAI,
+    seeds: Sequence[Seed],
+    request: TeacherRequest,
+    limits: TeacherLimits,
+    log: ResponseLog,
+    report: Callable[[int], None],
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Ask what the log does not answer yet, so many at a time as allowed. Raises CostExceededError, or the client's
+    error for a wrong key, address or model; what was answered until then stays in the log."""
     rate = RateLimit(limits.requests_per_minute, limits.tokens_per_minute, sleep=sleep)
     waiting = [seed for seed in seeds if not log.is_settled(seed.id)]
 
@@ -110,7 +117,8 @@ def ask_all(
         spent = log.cost(limits)
         if spent >= limits.max_cost:
             raise CostExceededError(
-                f"the teacher has cost {spent:.2f}, teacher.limits.max_cost is {limits.max_cost}: {len(log.responses)} of {len(seeds)} "
+                f"the teacher has cost {spent:.2f}, teacher.limits.max_cost is {limits.max_cost}: "
+                f"{len(log.responses)} of {len(seeds)} "
                 "seeds are answered and kept. Raise it and run again, or lower teacher.request.num_seeds"
             )
         log.append(_ask(client, seed, request, limits, rate, sleep))
@@ -126,7 +134,12 @@ def ask_all(
 
 
 def _ask(
-    client: OpenAI, seed: Seed, request: TeacherRequest, limits: TeacherLimits, rate: RateLimit, sleep: Callable[[float], None]
+    client: OpenAI,
+    seed: Seed,
+    request: TeacherRequest,
+    limits: TeacherLimits,
+    rate: RateLimit,
+    sleep: Callable[[float], None],
 ) -> Response:
     import openai
 
@@ -146,7 +159,8 @@ def _ask(
             if error.status_code in REFUSED_STATUSES:
                 return _unanswered(seed, paid, attempt, BAD_REQUEST, detail)
             if error.status_code in FATAL_STATUSES:
-                # The server may repeat the key, and the error ends in logs: it is raised anew without what it came from.
+                # The server may repeat the key, and the error ends in logs: it is raised anew without what it came
+                # from.
                 raise type(error)(detail, response=error.response, body=None) from None
             delay = _retry_after(error)
             if delay is not None:
@@ -160,7 +174,11 @@ def _ask(
             paid = (paid[0] + prompt_tokens, paid[1] + completion_tokens)
         else:
             rate.correct(response.prompt_tokens + response.completion_tokens - estimate)
-            return replace(response, prompt_tokens=response.prompt_tokens + paid[0], completion_tokens=response.completion_tokens + paid[1])
+            return replace(
+                response,
+                prompt_tokens=response.prompt_tokens + paid[0],
+                completion_tokens=response.completion_tokens + paid[1],
+            )
         if attempt < limits.max_attempts:
             sleep(min(limits.first_delay_seconds * 2 ** (attempt - 1), MAX_DELAY_SECONDS) * random.uniform(0.5, 1.0))
     return _unanswered(seed, paid, limits.max_attempts, failure, detail)
@@ -183,7 +201,8 @@ def _usage(completion: Any) -> tuple[int, int]:
 
 
 def _read(seed: Seed, completion: Any, attempt: int) -> Response:
-    """Raises AttributeError, IndexError or TypeError for what is no chat completion. A server that counts no tokens has them estimated."""
+    """Raises AttributeError, IndexError or TypeError for what is no chat completion. A server that counts no tokens has
+    them estimated."""
     message = completion.choices[0].message
     content = message.content
     if not isinstance(content, str):
@@ -192,7 +211,9 @@ def _read(seed: Seed, completion: Any, attempt: int) -> Response:
     reasoning = reasoning if isinstance(reasoning, str) else ""
     prompt_tokens, completion_tokens = _usage(completion)
     if not prompt_tokens + completion_tokens:
-        prompt_tokens, completion_tokens = (-(-len(text) // CHARS_PER_TOKEN) for text in (seed.question, content + reasoning))
+        prompt_tokens, completion_tokens = (
+            -(-len(text) // CHARS_PER_TOKEN) for text in (seed.question, content + reasoning)
+        )
     finish_reason, model = str(completion.choices[0].finish_reason), str(getattr(completion, "model", None) or "")
     return Response(seed.id, content, reasoning, finish_reason, prompt_tokens, completion_tokens, attempt, model=model)
 

@@ -49,7 +49,9 @@ class _Made:
 @step(content=("chats.parquet", "rejected.parquet"), distributions=("pyarrow", "numpy"))
 def vary_problems(*, sources: SourceListing, recipe: SeedVariationRecipe, output: Output) -> VariedProblems:
     """Up to `per_seed` variations of each seed. Without seeds, or asked for none, both tables are empty."""
-    seeds = [seed for seed in read_seeds(sources.files) if seed.kind == MATH and seed.solution] if recipe.per_seed else []
+    seeds = (
+        [seed for seed in read_seeds(sources.files) if seed.kind == MATH and seed.solution] if recipe.per_seed else []
+    )
     made = _Made({seed.question for seed in seeds})
     num_varied = 0
     for number, seed in enumerate(seeds):
@@ -62,9 +64,12 @@ def vary_problems(*, sources: SourceListing, recipe: SeedVariationRecipe, output
     write_rows(output.path("chats.parquet"), made.chats, CHATS)
     write_rows(output.path("rejected.parquet"), made.rejected, REJECTED)
     return VariedProblems(
-        num_seeds=len(seeds), num_varied_seeds=num_varied, num_chats=len(made.chats),
-        chats_by_collection=counts(made.chats, "collection"), rejected=counts(made.rejected, "reason"),
-    )  # fmt: skip
+        num_seeds=len(seeds),
+        num_varied_seeds=num_varied,
+        num_chats=len(made.chats),
+        chats_by_collection=counts(made.chats, "collection"),
+        rejected=counts(made.rejected, "reason"),
+    )
 
 
 def _vary(seed: Seed, count: int, made: _Made) -> str:
@@ -82,7 +87,11 @@ def _vary(seed: Seed, count: int, made: _Made) -> str:
             break
         refused = DUPLICATE if variation.question in made.questions else check_variation(seed, program, variation)
         if refused:
-            place = {"id": document_id(f"{seed.source}{SUFFIX}", seed.offset, piece), "source": seed.source, "offset": seed.offset}
+            place = {
+                "id": document_id(f"{seed.source}{SUFFIX}", seed.offset, piece),
+                "source": seed.source,
+                "offset": seed.offset,
+            }
             made.rejected.append({**place, "reason": f"variation_{refused}"})
         else:
             made.questions.add(variation.question)

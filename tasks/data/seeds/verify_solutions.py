@@ -53,9 +53,12 @@ def verify_solutions(*, sources: SourceListing, output: Output) -> VerifiedSolut
     write_rows(output.path("chats.parquet"), chats, CHATS)
     write_rows(output.path("rejected.parquet"), rejected, REJECTED)
     return VerifiedSolutions(
-        num_seeds=len(seeds), num_without_solution=len(seeds) - len(solved), num_chats=len(chats),
-        chats_by_collection=counts(chats, "collection"), rejected=counts(rejected, "reason"),
-    )  # fmt: skip
+        num_seeds=len(seeds),
+        num_without_solution=len(seeds) - len(solved),
+        num_chats=len(chats),
+        chats_by_collection=counts(chats, "collection"),
+        rejected=counts(rejected, "reason"),
+    )
 
 
 def stated_solution(seed: Seed) -> str:

@@ -52,9 +52,11 @@ def shard_chats(
     columns = ("id", "source", "offset", "piece", bucket, "messages", "tools", F.lit(CHAT).alias("domain"))
     frame = assign_shards(training.select(*columns), count_shards({CHAT: num_bytes}, recipe.multiple_of))
     write = partial(
-        write_chat_shard, directory=str(directory), tokenizer_path=str(tokenizer.path("tokenizer.json")),
+        write_chat_shard,
+        directory=str(directory),
+        tokenizer_path=str(tokenizer.path("tokenizer.json")),
         vocab_size=tokenizer.record.num_tokens,
-    )  # fmt: skip
+    )
     members = frame.mapInArrow(write, SHARD_COLUMNS).toArrow()
     num_trained = sum(members.column("num_trained_tokens").to_pylist())
     made = write_tables(members, output)

@@ -52,16 +52,23 @@ def shard_documents(
     output: Output,
     repositories: Artifact[ConcatenatedRepositories] | None = None,
 ) -> TokenShards:
-    """Tokenize in executors; the same bytes for any number of partitions and cores. None for `repositories` shards documents alone."""
+    """Tokenize in executors; the same bytes for any number of partitions and cores. None for `repositories` shards
+    documents alone."""
     sources = [documents] if repositories is None else [documents, repositories]
     paths = [path for source in sources for path in source.paths("documents/*.parquet")]
     return shard_split(paths, TRAIN, tokenizer, resources, output, recipe.multiple_of)
 
 
 def shard_split(
-    paths: list[Path], side: str, tokenizer: Artifact[TrainedTokenizer], resources: SparkResources, output: Output, multiple_of: int
+    paths: list[Path],
+    side: str,
+    tokenizer: Artifact[TrainedTokenizer],
+    resources: SparkResources,
+    output: Output,
+    multiple_of: int,
 ) -> TokenShards:
-    """Shards, sidecars and members of the documents on one side of the split; a domain has a multiple of `multiple_of` shards.
+    """Shards, sidecars and members of the documents on one side of the split; a domain has a multiple of `multiple_of`
+    shards.
 
     Raises ValueError where a domain has too few documents for that."""
     counts = count_by(paths, "split", "domain")
@@ -70,11 +77,16 @@ def shard_split(
     directory = output.path("shards/x").parent
     training = read_documents(spark_session(resources), paths, resources).where(f"split = '{side}'")
     counts = count_shards(sizes, multiple_of)
-    frame = assign_shards(training.select("id", "source", "offset", "piece", "quality_bucket", "text", "domain"), counts)
+    frame = assign_shards(
+        training.select("id", "source", "offset", "piece", "quality_bucket", "text", "domain"), counts
+    )
     write = partial(
-        write_shard, directory=str(directory), tokenizer_path=str(tokenizer.path("tokenizer.json")),
-        end_of_text_id=tokenizer.record.special_ids[END_OF_TEXT], vocab_size=tokenizer.record.num_tokens,
-    )  # fmt: skip
+        write_shard,
+        directory=str(directory),
+        tokenizer_path=str(tokenizer.path("tokenizer.json")),
+        end_of_text_id=tokenizer.record.special_ids[END_OF_TEXT],
+        vocab_size=tokenizer.record.num_tokens,
+    )
     made = write_tables(frame.mapInArrow(write, SHARD_COLUMNS).toArrow(), output)
     check_shards(made, multiple_of)
     return made
@@ -91,7 +103,8 @@ def check_shards(made: TokenShards, multiple_of: int) -> None:
         found = sum(1 for other in made.domains.values() if other == domain)
         if found % multiple_of:
             raise ValueError(
-                f"domain {domain} fills {found} shards, not a multiple of shards.multiple_of ({multiple_of}): it has too few documents; "
+                f"domain {domain} fills {found} shards, not a multiple of shards.multiple_of ({multiple_of}): it has "
+                f"too few documents; "
                 "lower shards.multiple_of or bring more text"
             )
 
@@ -136,6 +149,7 @@ def write_tables(members: pa.Table, output: Output) -> TokenShards:
         shards=tuple(shards),
         domains=domains,
         tokens_by_domain={
-            domain: sum(totals[shard] for shard in shards if domains[shard] == domain) for domain in sorted({*domains.values()})
+            domain: sum(totals[shard] for shard in shards if domains[shard] == domain)
+            for domain in sorted({*domains.values()})
         },
     )

@@ -28,9 +28,12 @@ def shard_validation(
     resources: SparkResources,
     output: Output,
 ) -> TokenShards:
-    """No phase is trained on these and no gate judges by them; every domain that lost its documents to a filter is absent. Raises
-    ValueError where all did."""
+    """No phase is trained on these and no gate judges by them; every domain that lost its documents to a filter is
+    absent. Raises ValueError where all did."""
     paths = [*documents.paths("documents/*.parquet"), *repositories.paths("documents/*.parquet")]
     if (VALIDATION,) not in count_by(paths, "split"):
-        raise ValueError("the filters left no document to validate with: raise data.recipe.split.validation_share or bring more documents")
+        raise ValueError(
+            "the filters left no document to validate with: raise data.recipe.split.validation_share or bring more "
+            "documents"
+        )
     return shard_split(paths, VALIDATION, tokenizer, resources, output, multiple_of=1)

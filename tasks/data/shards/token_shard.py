@@ -35,13 +35,19 @@ def write_index(path: Path, lengths: np.ndarray, dtype: np.dtype) -> None:
     np.cumsum(lengths[:-1] * dtype.itemsize, out=pointers[1:])
     with open(path, "wb") as file:
         file.write(MAGIC + struct.pack("<QB", VERSION, code) + struct.pack("<QQ", len(lengths), len(lengths) + 1))
-        file.write(lengths.astype("<i4").tobytes() + pointers.tobytes() + np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+        file.write(
+            lengths.astype("<i4").tobytes() + pointers.tobytes() + np.arange(len(lengths) + 1, dtype="<i8").tobytes()
+        )
 
 
 def append_tokens(file: IO[bytes], sequences: list[list[int]], dtype: np.dtype) -> np.ndarray:
     """Append sequences to an open .bin; returns their lengths, int64."""
     lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
-    flat = np.concatenate([np.asarray(sequence, dtype=dtype) for sequence in sequences]) if sequences else np.zeros(0, dtype)
+    flat = (
+        np.concatenate([np.asarray(sequence, dtype=dtype) for sequence in sequences])
+        if sequences
+        else np.zeros(0, dtype)
+    )
     file.write(flat.tobytes())
     return lengths
 
@@ -66,27 +72,35 @@ def open_shard(bin_path: Path) -> TokenShard:
     version, code = struct.unpack_from("<QB", data, len(MAGIC))
     count, num_bounds = struct.unpack_from("<QQ", data, len(MAGIC) + 9)
     if version != VERSION or code not in DTYPE_CODES or len(data) != header + 12 * count + 8 * num_bounds:
-        raise ValueError(f"{index_path} is cut short or damaged ({len(data)} bytes for {count} sequences): shard the documents again")
+        raise ValueError(
+            f"{index_path} is cut short or damaged ({len(data)} bytes for {count} sequences): shard the documents again"
+        )
     dtype = DTYPE_CODES[code]
     lengths = np.frombuffer(data, "<i4", count, header).astype(np.int64)
     pointers = np.frombuffer(data, "<i8", count, header + 4 * count)
     starts = np.cumsum(lengths) - lengths
     if (lengths < 0).any() or not np.array_equal(pointers, starts * dtype.itemsize):
-        raise ValueError(f"{index_path} is damaged (its sequences do not stand one after the other): shard the documents again")
+        raise ValueError(
+            f"{index_path} is damaged (its sequences do not stand one after the other): shard the documents again"
+        )
     size = _size_of(bin_path)
     if size != lengths.sum() * dtype.itemsize:
-        raise ValueError(f"{bin_path} has {size} bytes, its index says {lengths.sum()} tokens: shard the documents again")
+        raise ValueError(
+            f"{bin_path} has {size} bytes, its index says {lengths.sum()} tokens: shard the documents again"
+        )
     return TokenShard(np.memmap(bin_path, dtype=dtype, mode="r") if size else np.zeros(0, dtype), lengths, starts)
 
 
 def open_mask(bin_path: Path, num_tokens: int) -> np.ndarray | None:
-    """Map the mask of a shard's tokens as booleans; None for a shard of documents, where every token is trained. Raises ValueError naming
-    the file where it does not hold one value per token."""
+    """Map the mask of a shard's tokens as booleans; None for a shard of documents, where every token is trained. Raises
+    ValueError naming the file where it does not hold one value per token."""
     path = bin_path.with_suffix(".mask")
     if not path.exists():
         return None
     if path.stat().st_size != num_tokens:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes for {num_tokens} tokens: shard the conversations again")
+        raise ValueError(
+            f"{path} has {path.stat().st_size} bytes for {num_tokens} tokens: shard the conversations again"
+        )
     return np.memmap(path, dtype=np.bool_, mode="r") if num_tokens else np.zeros(0, np.bool_)
 
 

@@ -1,4 +1,5 @@
-"""Tokenizes the conversations of one Spark partition into one shard with a mask. Runs in executors: imports neither Spark nor infra."""
+"""Tokenizes the conversations of one Spark partition into one shard with a mask. Runs in executors: imports neither
+Spark nor infra."""
 
 from __future__ import annotations
 
@@ -19,13 +20,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def write_chat_shard(batches: Iterator[pa.RecordBatch], directory: str, tokenizer_path: str, vocab_size: int) -> Iterator[pa.RecordBatch]:
+def write_chat_shard(
+    batches: Iterator[pa.RecordBatch], directory: str, tokenizer_path: str, vocab_size: int
+) -> Iterator[pa.RecordBatch]:
     """Write conversations, sorted by id and all of one shard, as <shard>.bin, .idx and .mask; yields SHARD_COLUMNS."""
     tokenizer = open_tokenizer(tokenizer_path)
 
     def encode_chats(batch: pa.RecordBatch) -> Sequences:
         rows = zip(batch["messages"].to_pylist(), batch["tools"].to_pylist(), strict=True)
-        encoded = [encode(tokenizer, render_to_train(json.loads(messages), json.loads(tools))) for messages, tools in rows]
+        encoded = [
+            encode(tokenizer, render_to_train(json.loads(messages), json.loads(tools))) for messages, tools in rows
+        ]
         lengths = np.fromiter((len(ids) for ids, _ in encoded), np.int64, len(encoded))
         ids = np.fromiter(chain.from_iterable(ids for ids, _ in encoded), np.int32, int(lengths.sum()))
         return ids, lengths, np.fromiter(chain.from_iterable(trained for _, trained in encoded), np.bool_, len(ids))

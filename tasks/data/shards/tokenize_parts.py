@@ -1,4 +1,5 @@
-"""Tokenizes the documents of one Spark partition into one Megatron shard. Runs in executors: imports neither Spark nor infra."""
+"""Tokenizes the documents of one Spark partition into one Megatron shard. Runs in executors: imports neither Spark nor
+infra."""
 
 from __future__ import annotations
 
@@ -18,19 +19,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SHARD_COLUMNS = (
-    "shard string, sequence long, id string, source string, offset long, piece long, quality_bucket int, num_tokens long, "
+    "shard string, sequence long, id string, source string, offset long, piece long, quality_bucket int, num_tokens "
+    "long, "
     "num_trained_tokens long"
 )
 """One row per sequence: which document it is, where that came from, and how good it was found to be."""
 
 Sequences = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
-"""Token ids of all sequences one after the other, the length of each, and whether each token is trained: None where every one is."""
+"""Token ids of all sequences one after the other, the length of each, and whether each token is trained: None where
+every one is."""
 
 
 def write_shard(
     batches: Iterator[pa.RecordBatch], directory: str, tokenizer_path: str, end_of_text_id: int, vocab_size: int
 ) -> Iterator[pa.RecordBatch]:
-    """Write the documents of a partition, sorted by id and all of one shard, as <shard>.bin and .idx; yields SHARD_COLUMNS."""
+    """Write the documents of a partition, sorted by id and all of one shard, as <shard>.bin and .idx; yields
+    SHARD_COLUMNS."""
     encoder = TextEncoder(tokenizer_path)
 
     def encode_texts(batch: pa.RecordBatch) -> Sequences:
@@ -40,9 +44,13 @@ def write_shard(
 
 
 def write_sequences(
-    batches: Iterator[pa.RecordBatch], directory: Path, dtype: np.dtype, encode_batch: Callable[[pa.RecordBatch], Sequences]
+    batches: Iterator[pa.RecordBatch],
+    directory: Path,
+    dtype: np.dtype,
+    encode_batch: Callable[[pa.RecordBatch], Sequences],
 ) -> Iterator[pa.RecordBatch]:
-    """Write what `encode_batch` makes of each batch as one shard; a task that runs twice replaces the files as a whole."""
+    """Write what `encode_batch` makes of each batch as one shard; a task that runs twice replaces the files as a
+    whole."""
     import pyarrow as pa
 
     temporary = directory / f".{uuid.uuid4().hex}"

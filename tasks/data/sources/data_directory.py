@@ -32,20 +32,63 @@ TEXT_ROLES = ("pretrain", "evaluation", "reference")
 """Roles whose files are read record by record, in any format."""
 GIT = "git"
 FORMATS = (
-    "text", "jsonl", "parquet", "html", "html_jsonl", "web_archive", "mediawiki", "zip_text", "repository_files", "commits", ISSUES, GIT,
-)  # fmt: skip
+    "text",
+    "jsonl",
+    "parquet",
+    "html",
+    "html_jsonl",
+    "web_archive",
+    "mediawiki",
+    "zip_text",
+    "repository_files",
+    "commits",
+    ISSUES,
+    GIT,
+)
 DOMAINS = ("web", "multilingual", "code", "commit", "issue", "math", "medical", "financial", "synthetic")
 PATCH_SUFFIXES = (".patch", ".diff")
 ENTRY_KEYS = ("files", "role", "format", "domain", "lang", "text", "kind", "label", "licence", "commits")
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 CODE_SUFFIXES = (
-    ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".java", ".js", ".jsx", ".ts", ".tsx", ".go", ".rs", ".rb", ".php", ".cs",
-    ".swift", ".kt", ".scala", ".sh", ".sql", ".r", ".jl", ".lua", ".pl", ".hs", ".ml", ".ex", ".erl", ".clj",
-)  # fmt: skip
+    ".py",
+    ".pyi",
+    ".c",
+    ".h",
+    ".cc",
+    ".cpp",
+    ".hpp",
+    ".java",
+    ".js",
+    ".jsx",
+    ".ts",
+    ".tsx",
+    ".go",
+    ".rs",
+    ".rb",
+    ".php",
+    ".cs",
+    ".swift",
+    ".kt",
+    ".scala",
+    ".sh",
+    ".sql",
+    ".r",
+    ".jl",
+    ".lua",
+    ".pl",
+    ".hs",
+    ".ml",
+    ".ex",
+    ".erl",
+    ".clj",
+)
 PATTERN_FORMATS = (
-    (r".*\.jsonl", "jsonl"), (r".*\.parquet", "parquet"), (r".*\.html?", "html"), (r".*\.(?:warc|arc|wet|warc\.wet)", "web_archive"),
+    (r".*\.jsonl", "jsonl"),
+    (r".*\.parquet", "parquet"),
+    (r".*\.html?", "html"),
+    (r".*\.(?:warc|arc|wet|warc\.wet)", "web_archive"),
     (r".*pages-(?:articles|meta).*\.xml(?:-[\dp]+)?", "mediawiki"),
-)  # fmt: skip
+)
 """Formats by the name without the ending of a compression."""
 BENCHMARK_SHAPES = ({"question", "choices", "answer"}, {"question", "answer"}, {"prompt", "canonical_solution", "test"})
 
@@ -87,7 +130,10 @@ def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
     winners = {name: next((entry for pattern, entry in patterns if pattern.fullmatch(name)), None) for name in names}
     _refuse_idle_entries(manifest, patterns, winners, root.note)
     heads = {name: winners.get(f"{name}/HEAD".lstrip("/")) for name in root.bare}
-    _refuse_bare(root, [name for name, entry in heads.items() if entry is not None and entry.format == GIT and entry.role != "ignore"])
+    _refuse_bare(
+        root,
+        [name for name, entry in heads.items() if entry is not None and entry.format == GIT and entry.role != "ignore"],
+    )
     found = []
     for name, entry in winners.items():
         if entry is None or entry.role == "ignore":
@@ -104,14 +150,15 @@ def _refuse_bare(root: SourceRoot, names: Sequence[str]) -> None:
     if names:
         place = f"{root.where.rstrip('/')}/{names[0]}".rstrip("/")
         raise ValueError(
-            f"{place} is a bare git repository, which has no files laid out: `git clone {place} NEW` makes a working tree of it; put that "
+            f"{place} is a bare git repository, which has no files laid out: `git clone {place} NEW` makes a working "
+            f"tree of it; put that "
             f"here in its place, or give its files the role ignore in {MANIFEST_NAME}"
         )
 
 
 def _refuse_idle_entries(
     manifest: str, patterns: list[tuple[Glob, RoleEntry]], winners: Mapping[str, RoleEntry | None], note: str
-) -> None:  # fmt: skip
+) -> None:
     """A glob with a slip of the pen would train on a benchmark, or leave a part of the corpus out, without a word."""
     used = {id(entry) for entry in winners.values()}
     for number, (pattern, entry) in enumerate(patterns, 1):
@@ -120,10 +167,14 @@ def _refuse_idle_entries(
         taken = next((name for name in winners if pattern.fullmatch(name)), None)
         winner = winners[taken] if taken is not None else None
         why = (
-            f"no file matches it{note}: names are relative to the directory of this file, and `**/` stands for any depth; correct the glob"
+            f"no file matches it{note}: names are relative to the directory of this file, and `**/` stands for any "
+            f"depth; correct the glob"
         )
         if winner is not None:
-            why = f"every file that it matches (such as {taken}) belongs to the earlier entry {winner.files}: put this one in front of it"
+            why = (
+                f"every file that it matches (such as {taken}) belongs to the earlier entry {winner.files}: put "
+                f"this one in front of it"
+            )
         raise ValueError(f"{manifest}, entry {number} ({entry.files}, role {entry.role}): {why}, or remove the entry")
 
 
@@ -138,15 +189,24 @@ def _tree_file(root: SourceRoot, name: str, entry: RoleEntry) -> list[tuple[str,
 
 def _tree_commits(
     root: SourceRoot, found: list[tuple[str, RoleEntry]], manifest: str, entries: list[RoleEntry]
-) -> list[tuple[str, RoleEntry]]:  # fmt: skip
+) -> list[tuple[str, RoleEntry]]:
     commits = []
     for entry in entries:
-        trees = {tree.root: tree for name, given in found if given.files == entry.files and (tree := root.tree_of(name)) is not None}
+        trees = {
+            tree.root: tree
+            for name, given in found
+            if given.files == entry.files and (tree := root.tree_of(name)) is not None
+        }
         if not trees:
-            raise ValueError(f"{manifest}: the entry {entry.files} has format git, but no git working tree holds files that it matches")
+            raise ValueError(
+                f"{manifest}: the entry {entry.files} has format git, but no git working tree holds files that it "
+                f"matches"
+            )
         for tree in trees.values():
             if entry.commits and tree.head:
-                commits.append((f"{tree.root}/{GIT_DIRECTORY}".lstrip("/"), replace(entry, format=GIT_COMMITS, domain=COMMIT)))
+                commits.append(
+                    (f"{tree.root}/{GIT_DIRECTORY}".lstrip("/"), replace(entry, format=GIT_COMMITS, domain=COMMIT))
+                )
     return commits
 
 
@@ -167,24 +227,42 @@ def _parse_entry(path: str, number: int, entry: object) -> RoleEntry:
     values: Mapping[str, object] = entry
     unknown = sorted(set(values) - set(ENTRY_KEYS))
     if unknown:
-        raise ValueError(f"{where} ({values['files']}): unknown key {unknown[0]!r}; allowed are {', '.join(ENTRY_KEYS)}")
+        raise ValueError(
+            f"{where} ({values['files']}): unknown key {unknown[0]!r}; allowed are {', '.join(ENTRY_KEYS)}"
+        )
     for key, allowed in (("role", ROLES), ("format", FORMATS), ("domain", DOMAINS)):
         if key in values and values[key] not in allowed:
-            raise ValueError(f"{where} ({values['files']}): unknown {key} {values[key]!r}; allowed are {', '.join(allowed)}")
+            raise ValueError(
+                f"{where} ({values['files']}): unknown {key} {values[key]!r}; allowed are {', '.join(allowed)}"
+            )
     for key in ("files", "lang", "kind", "label", "licence"):
-        if key in values and (not isinstance(values[key], str | int) or isinstance(values[key], bool) or values[key] == ""):
+        if key in values and (
+            not isinstance(values[key], str | int) or isinstance(values[key], bool) or values[key] == ""
+        ):
             fix = (
-                "give each glob an entry" if key == "files" else f"write it in quotes where YAML reads something else into it ({key}: 'no')"
+                "give each glob an entry"
+                if key == "files"
+                else f"write it in quotes where YAML reads something else into it ({key}: 'no')"
             )
             raise ValueError(f"{where} ({values['files']}): {key} is {values[key]!r}; allowed is one string: {fix}")
     commits = values.get("commits", 0)
-    if not isinstance(commits, int) or isinstance(commits, bool) or commits < 0 or (commits and values.get("format") != GIT):
-        raise ValueError(f"{where} ({values['files']}): commits is {commits!r}; allowed is a number, where the entry says `format: git`")
+    if (
+        not isinstance(commits, int)
+        or isinstance(commits, bool)
+        or commits < 0
+        or (commits and values.get("format") != GIT)
+    ):
+        raise ValueError(
+            f"{where} ({values['files']}): commits is {commits!r}; allowed is a number, where the entry says `format: "
+            f"git`"
+        )
     text = values.get("text")
     if text is not None and not (
         isinstance(text, str) or (isinstance(text, list) and text and all(isinstance(name, str) for name in text))
     ):
-        raise ValueError(f"{where} ({values['files']}): text is {text!r}; allowed is the name of a field or a list of names")
+        raise ValueError(
+            f"{where} ({values['files']}): text is {text!r}; allowed is the name of a field or a list of names"
+        )
     named = () if text is None else tuple(map(str, text)) if isinstance(text, list) else (str(text),)
     strings = {key: str(value) for key, value in values.items() if key not in ("text", "commits")}
     return replace(RoleEntry(**strings), text=named, commits=commits)  # pyright: ignore[reportArgumentType]
@@ -193,7 +271,10 @@ def _parse_entry(path: str, number: int, entry: object) -> RoleEntry:
 def _with_format(entry: RoleEntry, name: str, manifest: str) -> RoleEntry:
     found = entry.format or _format_of(name)
     if not found and entry.role in TEXT_ROLES:
-        raise ValueError(f"{manifest}: {name} has role {entry.role}, but its ending names no format: add `format: {' | '.join(FORMATS)}`")
+        raise ValueError(
+            f"{manifest}: {name} has role {entry.role}, but its ending names no format: add `format: "
+            f"{' | '.join(FORMATS)}`"
+        )
     return replace(entry, format=found, domain=_domain_of(entry, name, found))
 
 
@@ -226,7 +307,11 @@ def _roles_by_suffix(root: SourceRoot, names: list[str]) -> list[tuple[str, Role
         if form and (tree is None or name in tree.files or (form != "text" and name not in tree.left_out)):
             group = name.split("/")[0] if "/" in name else "*"
             found.append((name, RoleEntry(files=group, role="pretrain", format=form, domain=_domain_by_suffix(name))))
-    peeked = [name for name in names if _format_of(name) == "jsonl" and (name in root.digests or os.path.isfile(root.places[name]))]
+    peeked = [
+        name
+        for name in names
+        if _format_of(name) == "jsonl" and (name in root.digests or os.path.isfile(root.places[name]))
+    ]
     with ThreadPoolExecutor(PEEKS_AT_ONCE) as pool:
         for _ in pool.map(partial(_refuse_benchmark, root), peeked):
             pass
@@ -243,7 +328,8 @@ def _refuse_benchmark(root: SourceRoot, name: str) -> None:
     shape = next((shape for shape in BENCHMARK_SHAPES if isinstance(record, dict) and shape <= set(record)), None)
     if shape is not None:
         raise ValueError(
-            f"{root.where.rstrip('/')}/{name}: has the fields of a benchmark ({', '.join(sorted(shape))}) and there is no {MANIFEST_NAME}: "
+            f"{root.where.rstrip('/')}/{name}: has the fields of a benchmark ({', '.join(sorted(shape))}) and there "
+            f"is no {MANIFEST_NAME}: "
             f"write one that gives this file a role, for example `{{files: {name!r}, role: evaluation}}`"
         )
 

@@ -23,7 +23,9 @@ def standard_library() -> list[tuple[str, Path]]:
     root = sysconfig.get_paths()["stdlib"]
     found = []
     for parent, directories, files in os.walk(root):
-        directories[:] = [name for name in directories if name not in SKIPPED_DIRECTORIES and not name.startswith(GENERATED_PREFIXES)]
+        directories[:] = [
+            name for name in directories if name not in SKIPPED_DIRECTORIES and not name.startswith(GENERATED_PREFIXES)
+        ]
         wanted = [name for name in files if name.endswith(".py") and not name.startswith(GENERATED_PREFIXES)]
         found.extend(Path(parent, name) for name in wanted)
     return sorted((f"python/{path.relative_to(root).as_posix()}", path) for path in found)
@@ -64,13 +66,19 @@ def _read_header(path: Path) -> tuple[str, Path, list[str]]:
     """(version, path, requirement lines) of a METADATA file."""
     header = path.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
     version = next(line.removeprefix("Version: ") for line in header if line.startswith("Version: "))
-    return version, path, [line.removeprefix("Requires-Dist: ") for line in header if line.startswith("Requires-Dist: ")]
+    return (
+        version,
+        path,
+        [line.removeprefix("Requires-Dist: ") for line in header if line.startswith("Requires-Dist: ")],
+    )
 
 
 def _required(lines: list[str]) -> list[str]:
     """Normalised names of the requirements that hold here without extras."""
     requirements = [Requirement(line) for line in lines]
-    return [_normalise(item.name) for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})]
+    return [
+        _normalise(item.name) for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})
+    ]
 
 
 def _normalise(name: str) -> str:

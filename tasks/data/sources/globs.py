@@ -20,7 +20,9 @@ class Glob:
     def __init__(self, glob: str) -> None:
         alternatives = _alternatives(glob)
         if len(alternatives) > MAX_ALTERNATIVES:
-            raise ValueError(f"glob {glob!r} has {len(alternatives)} alternatives, at most {MAX_ALTERNATIVES} are allowed: use `*`")
+            raise ValueError(
+                f"glob {glob!r} has {len(alternatives)} alternatives, at most {MAX_ALTERNATIVES} are allowed: use `*`"
+            )
         self._tokens: list[str] = []
         self._start = self._ends = 0
         """Sets of places in the tokens, as bits: where a name begins, and behind which a name may end."""

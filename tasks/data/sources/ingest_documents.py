@@ -34,9 +34,18 @@ if TYPE_CHECKING:
     from tasks.data.sources.list_sources import SourceFile, SourceListing
 
 HARMLESS_REASONS = (
-    "empty_file", "http_status", "not_text", "redirect", "other_namespace", "not_wikitext", "bot_turn", "hidden_turn", "no_turns",
-)  # fmt: skip
-"""What is no text by its nature, from a package's empty __init__.py to a crawl's pictures: counted, but no sign of damage."""
+    "empty_file",
+    "http_status",
+    "not_text",
+    "redirect",
+    "other_namespace",
+    "not_wikitext",
+    "bot_turn",
+    "hidden_turn",
+    "no_turns",
+)
+"""What is no text by its nature, from a package's empty __init__.py to a crawl's pictures: counted, but no sign of
+damage."""
 STOPPING_REASONS = ("missing_column",)
 """What costs a whole file by a mistake in the manifest, however small the file is."""
 
@@ -57,9 +66,15 @@ class IngestedDocuments(Record):
     bytes_by_domain: dict[str, int]
 
 
-@step(content=("documents/*.parquet", "evaluation/*.parquet", "rejected.parquet", "sources.parquet"), distributions=("pyspark", "pyarrow"))
-def ingest_documents(*, sources: SourceListing, recipe: IngestRecipe, resources: SparkResources, output: Output) -> IngestedDocuments:
-    """Read the listed files. Raises ValueError if a file changed since the listing, too many records are unreadable or none is left."""
+@step(
+    content=("documents/*.parquet", "evaluation/*.parquet", "rejected.parquet", "sources.parquet"),
+    distributions=("pyspark", "pyarrow"),
+)
+def ingest_documents(
+    *, sources: SourceListing, recipe: IngestRecipe, resources: SparkResources, output: Output
+) -> IngestedDocuments:
+    """Read the listed files. Raises ValueError if a file changed since the listing, too many records are unreadable or
+    none is left."""
     spark = spark_session(resources)
     _write_sources(sources.files, output.path("sources.parquet"))
     files = [file for file in sources.files if file.role in ("pretrain", "evaluation")]
@@ -79,7 +94,8 @@ def ingest_documents(*, sources: SourceListing, recipe: IngestRecipe, resources:
 
 
 def sampling_bounds(files: list[SourceFile], max_bytes: int) -> dict[str, int]:
-    """Per domain the sampling hash below which documents are kept: `max_bytes` shared out evenly, small domains first."""
+    """Per domain the sampling hash below which documents are kept: `max_bytes` shared out evenly, small domains
+    first."""
     sizes: dict[str, int] = {}
     for file in files:
         sizes[file.domain] = sizes.get(file.domain, 0) + (file.num_text_bytes if file.role == "pretrain" else 0)
@@ -105,12 +121,18 @@ def _write_sources(files: tuple[SourceFile, ...], path: Path) -> None:
 def _write_streams(rows: DataFrame, files: list[SourceFile], output: Output) -> IngestedDocuments:
     from pyspark.sql import functions as F
 
-    sizes = {role: sum(file.num_text_bytes for file in files if file.role == role) for role in ("pretrain", "evaluation")}
+    sizes = {
+        role: sum(file.num_text_bytes for file in files if file.role == role) for role in ("pretrain", "evaluation")
+    }
     columns = names_of(RECORD_COLUMNS)
     stream = F.col("stream")
-    documents = write_documents(rows.where(stream == DOCUMENT).select(*columns), output.path("documents"), sizes["pretrain"])
+    documents = write_documents(
+        rows.where(stream == DOCUMENT).select(*columns), output.path("documents"), sizes["pretrain"]
+    )
     output.report(Progress(len(files), len(files), "sources", "documents written"))
-    evaluation = write_documents(rows.where(stream == EVALUATION).select(*columns), output.path("evaluation"), sizes["evaluation"])
+    evaluation = write_documents(
+        rows.where(stream == EVALUATION).select(*columns), output.path("evaluation"), sizes["evaluation"]
+    )
     identity = F.substring(F.sha2(F.concat_ws("\n", "source", "offset"), 256), 1, 16).alias("id")
     rejected = rows.where(stream == REJECTED).select(identity, "source", "offset", "reason", "detail")
     write_table(rejected, output.path("rejected.parquet"))
@@ -132,10 +154,15 @@ def _write_streams(rows: DataFrame, files: list[SourceFile], output: Output) -> 
 
 
 def _refuse_unread(others: list[dict[str, Any]]) -> None:
-    """Raises ValueError for files that changed or could not be read: what they hold is not known, so nothing is said about it."""
+    """Raises ValueError for files that changed or could not be read: what they hold is not known, so nothing is said
+    about it."""
     for stream, told, fix in (
         (CHANGED, "changed while it was read", "run again when nothing writes to the directory"),
-        (UNREADABLE, "cannot be read", "mend the disk, the network or the permissions (of the executors too) and run again"),
+        (
+            UNREADABLE,
+            "cannot be read",
+            "mend the disk, the network or the permissions (of the executors too) and run again",
+        ),
     ):
         found = sorted((row["source"], row["detail"]) for row in others if row["stream"] == stream)
         if found:
@@ -148,8 +175,10 @@ def _check_lost(record: IngestedDocuments, recipe: IngestRecipe, files: list[Sou
     total = sum(file.size for file in files)
     if record.num_lost_bytes > recipe.max_rejected_share * total:
         raise ValueError(
-            f"{record.num_lost_bytes} of {total} bytes stand behind a damage in compressed files, where nothing can be read: more than "
-            f"ingest.max_rejected_share ({recipe.max_rejected_share}) allows (rejected: {record.rejected}). Fetch or pack these files again"
+            f"{record.num_lost_bytes} of {total} bytes stand behind a damage in compressed files, where nothing can "
+            f"be read: more than "
+            f"ingest.max_rejected_share ({recipe.max_rejected_share}) allows (rejected: {record.rejected}). Fetch or "
+            f"pack these files again"
         )
 
 
@@ -172,11 +201,16 @@ def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rejected_pa
     examples = "; ".join(f"{_place_of(row)}: {row['reason']} ({row['detail']})" for row in rows[:NUM_EXAMPLES])
     if too_many:
         raise ValueError(
-            f"{num_damaged} of {num_read} records are unreadable ({', '.join(f'{reason} {count}' for reason, count in damaged.items())}), "
-            f"more than ingest.max_rejected_share ({recipe.max_rejected_share}) allows: {examples}. Repair or remove these files"
+            f"{num_damaged} of {num_read} records are unreadable "
+            f"({', '.join(f'{reason} {count}' for reason, count in damaged.items())}), "
+            f"more than ingest.max_rejected_share ({recipe.max_rejected_share}) allows: {examples}. Repair or remove "
+            f"these files"
         )
     fix = examples or "add text, or raise ingest.max_source_bytes"
-    raise ValueError(f"the corpus is empty: no document in {record.num_sources} sources (rejected: {record.rejected or 'none'}): {fix}")
+    raise ValueError(
+        f"the corpus is empty: no document in {record.num_sources} sources (rejected: {record.rejected or 'none'}): "
+        f"{fix}"
+    )
 
 
 def _place_of(row: dict[str, Any]) -> str:

@@ -62,7 +62,8 @@ class SourceFile:
     collection: str
     """The group that ceilings per source look at: the role entry's glob, or the top directory."""
     repository: str = ""
-    """Of a file of source code: the package or top directory that it belongs to; empty where it stands alone or holds many records."""
+    """Of a file of source code: the package or top directory that it belongs to; empty where it stands alone or holds
+    many records."""
     repository_path: str = ""
     """Its place as imports name it."""
     max_commits: int = 0
@@ -87,7 +88,8 @@ class SourceListing:
 def list_sources(data: str | Path | None, report: Report | None = None, needed: str = "pretrain") -> SourceListing:
     """The sources of a directory, `s3://bucket/prefix` or `hf://owner/name`, or the embedded default for None.
 
-    `report` is told which files are not read, and about every gigabyte how far it is. Raises ValueError if no file has the role `needed`.
+    `report` is told which files are not read, and about every gigabyte how far it is. Raises ValueError if no file has
+    the role `needed`.
     """
     if data is None:
         return _embedded_listing()
@@ -100,12 +102,14 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
     files = _hashed_files(root, roles, report)
     if needed == "prompts" and not any(file.role == needed for file in files):
         raise ValueError(
-            f"{root.where} holds no seed problems{root.note}: give their files the role prompts and the kind math in its glm46-data.yaml, "
+            f"{root.where} holds no seed problems{root.note}: give their files the role prompts and the kind math in "
+            f"its glm46-data.yaml, "
             "as in `- {files: problems.jsonl, role: prompts, kind: math}`"
         )
     if needed == "pretrain" and not any(file.role == needed for file in files):
         raise ValueError(
-            f"{root.where} holds no text to train on{root.note}: put .txt, .md, .html, .jsonl, .parquet, .warc or source files there "
+            f"{root.where} holds no text to train on{root.note}: put .txt, .md, .html, .jsonl, .parquet, .warc or "
+            f"source files there "
             "(.gz, .bz2 and .zst are read as well), or give files the role pretrain in its glm46-data.yaml"
         )
     return SourceListing(files)
@@ -118,7 +122,8 @@ def _tell_unread(root: SourceRoot, read: set[str], report: Report) -> None:
         endings = Counter("".join(Path(name).suffixes[-2:]) or "no ending" for name in unread).most_common(NUM_ENDINGS)
         told = ", ".join(f"{ending} {count}" for ending, count in endings)
         report(
-            f"sources: {len(unread)} of {len(root.names)} files are not read ({told}; for example {unread[0]}): {MANIFEST_NAME} gives roles"
+            f"sources: {len(unread)} of {len(root.names)} files are not read ({told}; for example {unread[0]}): "
+            f"{MANIFEST_NAME} gives roles"
         )
 
 
@@ -126,28 +131,41 @@ def _root_of(data: str | Path) -> SourceRoot:
     if is_remote(str(data)):
         found = remote_files(str(data))
         return SourceRoot(
-            str(data), tuple(file.name for file in found), {file.name: file.place for file in found}, (),
-            {file.name: file.digest for file in found}, {file.name: file.size for file in found},
+            str(data),
+            tuple(file.name for file in found),
+            {file.name: file.place for file in found},
+            (),
+            {file.name: file.digest for file in found},
+            {file.name: file.size for file in found},
             {file.name: file.licence for file in found},
-        )  # fmt: skip
+        )
     if not Path(data).is_dir():
-        raise ValueError(f"data directory {data} does not exist or is no directory: name an existing one with --data, or s3:// or hf://")
+        raise ValueError(
+            f"data directory {data} does not exist or is no directory: name an existing one with --data, or s3:// or "
+            f"hf://"
+        )
     return local_root(Path(data))
 
 
 def _embedded_listing() -> SourceListing:
     code = RoleEntry(files=EMBEDDED_CODE, role="pretrain", format="text", domain=CODE, licence="PSF-2.0")
-    topics = RoleEntry(files="pydoc", role="pretrain", format="pydoc_topics", domain="web", lang="en", licence="PSF-2.0")
+    topics = RoleEntry(
+        files="pydoc", role="pretrain", format="pydoc_topics", domain="web", lang="en", licence="PSF-2.0"
+    )
     packages = RoleEntry(files="packages", role="pretrain", format="package_metadata", domain="web", lang="en")
     listed = [(name, path, code) for name, path in standard_library()]
     listed += [(*pydoc_topics(), topics)]
     listed += [(name, path, packages) for name, path in package_descriptions()]
     listed.sort(key=lambda item: item[0])
-    root = SourceRoot("Python", tuple(name for name, _, _ in listed), {name: str(path.absolute()) for name, path, _ in listed})
+    root = SourceRoot(
+        "Python", tuple(name for name, _, _ in listed), {name: str(path.absolute()) for name, path, _ in listed}
+    )
     return SourceListing(_hashed_files(root, [(name, entry) for name, _, entry in listed], None))
 
 
-def _hashed_files(root: SourceRoot, roles: list[tuple[str, RoleEntry]], report: Report | None) -> tuple[SourceFile, ...]:
+def _hashed_files(
+    root: SourceRoot, roles: list[tuple[str, RoleEntry]], report: Report | None
+) -> tuple[SourceFile, ...]:
     """Hashing and decompressing let go of Python's lock: one thread per core."""
     sizes = {name: _size_of(root.places[name]) for name, _ in roles if name in root.places and name not in root.sizes}
     total, done, reported, files = sum(sizes.values()), 0, 0, []
@@ -162,8 +180,8 @@ def _hashed_files(root: SourceRoot, roles: list[tuple[str, RoleEntry]], report: 
 
 
 def _size_of(place: str) -> int:
-    """Raises ValueError for a link that leads nowhere, a pipe, which would be waited for without end, and a name that is not UTF-8: Python
-    reads its bytes as lone surrogates, which neither ids nor tables can hold."""
+    """Raises ValueError for a link that leads nowhere, a pipe, which would be waited for without end, and a name that
+    is not UTF-8: Python reads its bytes as lone surrogates, which neither ids nor tables can hold."""
     path = Path(place)
     if any("\ud800" <= character <= "\udfff" for character in place):
         raise ValueError(f"source {os.fsencode(place)!r}: the name is not UTF-8: rename it")
@@ -182,11 +200,24 @@ def _source_file(root: SourceRoot, name: str, entry: RoleEntry) -> SourceFile:
         repository_path = name.removeprefix(f"{tree.root}/") if is_code else ""
     path, digest, size, num_text_bytes = _measure(root, name, entry)
     return SourceFile(
-        name=name, path=path, sha256=digest, size=size, num_text_bytes=num_text_bytes, role=entry.role, format=entry.format,
-        domain=entry.domain, lang=entry.lang, text=entry.text, kind=entry.kind, label=entry.label,
-        licence=entry.licence or root.licences.get(name, "") or (tree.licence if tree is not None else ""), collection=entry.files,
-        repository=repository, repository_path=repository_path, max_commits=entry.commits if entry.format == GIT_COMMITS else 0,
-    )  # fmt: skip
+        name=name,
+        path=path,
+        sha256=digest,
+        size=size,
+        num_text_bytes=num_text_bytes,
+        role=entry.role,
+        format=entry.format,
+        domain=entry.domain,
+        lang=entry.lang,
+        text=entry.text,
+        kind=entry.kind,
+        label=entry.label,
+        licence=entry.licence or root.licences.get(name, "") or (tree.licence if tree is not None else ""),
+        collection=entry.files,
+        repository=repository,
+        repository_path=repository_path,
+        max_commits=entry.commits if entry.format == GIT_COMMITS else 0,
+    )
 
 
 def _measure(root: SourceRoot, name: str, entry: RoleEntry) -> tuple[str, str, int, int]:

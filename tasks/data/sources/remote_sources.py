@@ -91,24 +91,41 @@ def _dataset_files(data: str) -> list[RemoteFile]:
 
     parsed = DATASET.fullmatch(data.removeprefix(HUGGING_FACE))
     if parsed is None:
-        raise ValueError(f"--data {data} names no dataset: write hf://owner/name, hf://owner/name@revision or hf://owner/name/config")
+        raise ValueError(
+            f"--data {data} names no dataset: write hf://owner/name, hf://owner/name@revision or hf://owner/name/config"
+        )
     dataset, revision, config = parsed[1], parsed[2], (parsed[3] or "").strip("/")
     try:
         info = HfApi().dataset_info(dataset, revision=revision, files_metadata=True)
     except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
         fix = "check the name, the network, HF_ENDPOINT and HF_TOKEN, or download it and name the directory"
-        raise ValueError(f"dataset {data} cannot be listed ({type(error).__name__}: {str(error).splitlines()[0]}): {fix}") from error
+        raise ValueError(
+            f"dataset {data} cannot be listed ({type(error).__name__}: {str(error).splitlines()[0]}): {fix}"
+        ) from error
     licence = _licence(info)
-    files = [file for file in info.siblings or () if not HELD_OUT.search(file.rfilename) and not file.rfilename.lower().endswith(".md")]
+    files = [
+        file
+        for file in info.siblings or ()
+        if not HELD_OUT.search(file.rfilename) and not file.rfilename.lower().endswith(".md")
+    ]
     kept = [file for file in files if not config or file.rfilename.startswith(f"{config}/")]
     if not kept:
         known = sorted({file.rfilename.split("/")[0] for file in files if "/" in file.rfilename})
-        raise ValueError(f"dataset {dataset} has no files under {config!r}: name one of its directories ({', '.join(known) or 'none'})")
+        raise ValueError(
+            f"dataset {dataset} has no files under {config!r}: name one of its directories "
+            f"({', '.join(known) or 'none'})"
+        )
     return [
         RemoteFile(
-            file.rfilename, f"{HUGGING_FACE}{dataset}@{info.sha}/{file.rfilename}", _digest(file), file.size or 0, licence
-        ) for file in kept if not any(part.startswith(".") for part in file.rfilename.split("/"))
-    ]  # fmt: skip
+            file.rfilename,
+            f"{HUGGING_FACE}{dataset}@{info.sha}/{file.rfilename}",
+            _digest(file),
+            file.size or 0,
+            licence,
+        )
+        for file in kept
+        if not any(part.startswith(".") for part in file.rfilename.split("/"))
+    ]
 
 
 def _digest(file: Any) -> str:

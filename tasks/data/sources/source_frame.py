@@ -43,6 +43,8 @@ def source_frame(spark: SparkSession, files: list[SourceFile], num_partitions: i
             }
         )
     fields = [(name, pa.string()) for name in SOURCE_COLUMNS]
-    schema = pa.schema([*fields, ("text", pa.list_(pa.string())), ("max_commits", pa.int64()), ("partition", pa.int32())])
+    schema = pa.schema(
+        [*fields, ("text", pa.list_(pa.string())), ("max_commits", pa.int64()), ("partition", pa.int32())]
+    )
     frame = spark.createDataFrame(pa.Table.from_pylist(rows, schema=schema))
     return frame.repartitionById(num_partitions, "partition")

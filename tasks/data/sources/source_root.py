@@ -29,7 +29,8 @@ class SourceRoot:
     bare: tuple[str, ...] = ()
     """Directories that are git repositories without a working tree."""
     links_out: tuple[str, ...] = ()
-    """`name -> target` of links that lead out of the directory: not followed, so that nothing else of this machine becomes text."""
+    """`name -> target` of links that lead out of the directory: not followed, so that nothing else of this machine
+    becomes text."""
 
     @property
     def note(self) -> str:
@@ -51,14 +52,17 @@ class SourceRoot:
 
 
 def local_root(directory: Path) -> SourceRoot:
-    """The files of a directory without hidden ones, and its git working trees. Raises ValueError where a directory cannot be read."""
+    """The files of a directory without hidden ones, and its git working trees. Raises ValueError where a directory
+    cannot be read."""
     names, roots, bare, links_out = [], [], [], []
     for parent, directories, files in _directories(directory, links_out):
         if GIT_DIRECTORY in directories or GIT_DIRECTORY in files:
             roots.append(Path(parent).relative_to(directory).as_posix().removeprefix("."))
         if "HEAD" in files and {*directories} >= BARE_DIRECTORIES:
             bare.append(Path(parent).relative_to(directory).as_posix().removeprefix("."))
-        names.extend((Path(parent) / name).relative_to(directory).as_posix() for name in files if not name.startswith("."))
+        names.extend(
+            (Path(parent) / name).relative_to(directory).as_posix() for name in files if not name.startswith(".")
+        )
     names.sort()
     _refuse_irregular_manifest(directory)
     trees = tuple(read_tree(directory, root) for root in sorted(roots))
@@ -76,7 +80,8 @@ def _refuse_irregular_manifest(directory: Path) -> None:
 
 
 def _directories(top: Path, links_out: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """os.walk without hidden directories, each directory once: under its own name where it has one, else under that of a link to it.
+    """os.walk without hidden directories, each directory once: under its own name where it has one, else under that of
+    a link to it.
 
     Links to files and directories outside of `top` are left out and added to `links_out`.
     """
@@ -101,7 +106,9 @@ def _directories(top: Path, links_out: list[str]) -> Iterator[tuple[str, list[st
                     continue
                 seen.add(identity)
                 yield parent, directories, [name for name in files if not leads_out(parent, name)]
-                directories[:] = [name for name in directories if not name.startswith(".") and not leads_out(parent, name)]
+                directories[:] = [
+                    name for name in directories if not name.startswith(".") and not leads_out(parent, name)
+                ]
                 links += [path for name in directories if os.path.islink(path := os.path.join(parent, name))]
         waiting = links
 
@@ -112,4 +119,6 @@ def _identity_of(directory: Path | str) -> tuple[int, int]:
 
 
 def _refuse_directory(error: OSError) -> None:
-    raise ValueError(f"directory {error.filename} cannot be read ({error.strerror}): make it readable or move it away") from error
+    raise ValueError(
+        f"directory {error.filename} cannot be read ({error.strerror}): make it readable or move it away"
+    ) from error

@@ -22,7 +22,7 @@ STATEMENT_STARTS = ("import ", "from ", "using ", "package ", "#include", "requi
 
 _FENCE = re.compile(r"[ \t>]*(`{3,}|~{3,})([^`]*)")
 _DIRECTIVE = re.compile(
-    r"\.\. (?:[\w-]+:)?(?:code|code-block|sourcecode|math|doctest|testcode|testoutput|parsed-literal|literalinclude|productionlist)::"
+    r"\.\. (?:[\w-]+:)?(?:code|code-block|sourcecode|math|doctest|testcode|testoutput|parsed-literal|literalinclude|productionlist)::"  # noqa: E501
 )
 _STATEMENT = re.compile(
     r"[ \t]*(?:"
@@ -90,7 +90,8 @@ def _closing_fence(lines: list[str], start: int, mark: str) -> int:
 
 
 def _indented_end(lines: list[str], start: int) -> int:
-    """The line after the block that is indented more than the line `start`; `start` where a less indented line follows."""
+    """The line after the block that is indented more than the line `start`; `start` where a less indented line
+    follows."""
     indent = len(lines[start]) - len(lines[start].lstrip())
     stop = start
     for place in range(start + 1, len(lines)):
@@ -103,7 +104,8 @@ def _indented_end(lines: list[str], start: int) -> int:
 
 
 def _clear_statements(lines: list[str]) -> None:
-    """Empty runs of lines of which the first, the last and half of all look like statements of a program, and none like prose."""
+    """Empty runs of lines of which the first, the last and half of all look like statements of a program, and none like
+    prose."""
     looks = [_is_statement(line) for line in lines]
     place = 0
     while place < len(lines):
@@ -135,8 +137,12 @@ def _without_markup(text: str) -> str:
         closing, start = _closing_of(opening), opening.end()
         if closing not in last:
             last[closing] = text.rfind(closing)
-        found = text.find(closing, start, start + MAX_SPAN) if opening.start() >= place and last[closing] >= start else -1
-        is_quotation = opening["ticks"] and (found - start > MAX_INLINE or _ASCII_WORD.match(text, found + len(closing)))  # `word'
+        found = (
+            text.find(closing, start, start + MAX_SPAN) if opening.start() >= place and last[closing] >= start else -1
+        )
+        is_quotation = opening["ticks"] and (
+            found - start > MAX_INLINE or _ASCII_WORD.match(text, found + len(closing))
+        )  # `word'
         if found >= 0 and not is_quotation:
             kept += [text[place : opening.start()], " "]
             place = found + len(closing)

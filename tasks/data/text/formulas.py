@@ -39,7 +39,8 @@ def without_formulas(text: str) -> tuple[str, int]:
 
 
 def _without_tex(text: str, formulas: list[str]) -> str:
-    """Without TeX; `formulas` takes what it was. White space around a displayed formula goes: it is part of a sentence."""
+    """Without TeX; `formulas` takes what it was. White space around a displayed formula goes: it is part of a
+    sentence."""
     if "$" not in text and "\\" not in text and "_{" not in text and "^{" not in text:
         return text
     kept, place, pairs = [], 0, _brace_pairs(text)
@@ -47,7 +48,9 @@ def _without_tex(text: str, formulas: list[str]) -> str:
         start, stop = mark.start(), _tex_end(text, mark, pairs) if mark.start() >= place else 0
         if stop <= start:
             continue
-        while mark["command"] in ("_", "^") and start > place and (text[start - 1].isalnum() or text[start - 1] in ")]"):
+        while (
+            mark["command"] in ("_", "^") and start > place and (text[start - 1].isalnum() or text[start - 1] in ")]")
+        ):
             start -= 1
         before = text[place:start]
         kept += [f"{before.rstrip()} " if mark["display"] else before, _stand_in(text[start:stop])]
@@ -75,7 +78,15 @@ def _tex_end(text: str, mark: re.Match[str], pairs: dict[int, int]) -> int:
         return found.end() if is_tight or _TEX_SIGN.search(found[1]) else 0
     if mark["command"] is not None:
         return _groups_end(text, mark.end(), pairs)
-    closing = f"\\end{{{mark['name']}}}" if mark["name"] else "\\)" if mark["round"] else "$$" if mark["display"] == "$$" else "\\]"
+    closing = (
+        f"\\end{{{mark['name']}}}"
+        if mark["name"]
+        else "\\)"
+        if mark["round"]
+        else "$$"
+        if mark["display"] == "$$"
+        else "\\]"
+    )
     found = text.find(closing, mark.end(), mark.end() + MAX_SPAN)
     return found + len(closing) if found >= 0 else 0
 

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CHUNK_BYTES = 2**20
-"""Text worked on at once: the arrays of a chunk stay near the processor, and memory stays a small multiple of the longest document."""
+"""Text worked on at once: the arrays of a chunk stay near the processor, and memory stays a small multiple of the
+longest document."""
 
 LETTER, DIGIT, OTHER, SPACE, NEWLINE = range(5)
-"""Classes of characters: \\p{L}, \\p{N}, none of these, \\s without line breaks, [\\r\\n]. In runs NEWLINE counts as SPACE."""
+"""Classes of characters: \\p{L}, \\p{N}, none of these, \\s without line breaks, [\\r\\n]. In runs NEWLINE counts as
+SPACE."""
 LAST_LETTER = 0x33800
 """Unicode has neither letters nor digits nor white space from here on: tags, private use, nothing assigned."""
 TEXT_END = 9
@@ -94,7 +96,8 @@ def pretoken_starts(data: np.ndarray, document_starts: np.ndarray) -> np.ndarray
 
 @cache
 def character_classes() -> np.ndarray:
-    """The class of every code point, as the library's own regular expressions see it: whichever version of Unicode that is."""
+    """The class of every code point, as the library's own regular expressions see it: whichever version of Unicode that
+    is."""
     from tokenizers import Regex, pre_tokenizers
 
     points = np.concatenate([np.arange(0xD800), np.arange(0xE000, LAST_LETTER)])
@@ -146,8 +149,9 @@ def _cut_digits(runs: _Runs, begins: np.ndarray) -> None:
 
 
 def _cut_space(runs: _Runs, classes: np.ndarray, characters: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """White space: line breaks behind a sign belong to it, `\\s*[\\r\\n]+` goes to the last line break, of what is left the last character
-    stands alone, or before letters, or as a blank before signs. Gives the runs of signs that have a blank."""
+    """White space: line breaks behind a sign belong to it, `\\s*[\\r\\n]+` goes to the last line break, of what is left
+    the last character stands alone, or before letters, or as a blank before signs. Gives the runs of signs that have a
+    blank."""
     space = np.flatnonzero(runs.kind == SPACE)
     start, end, behind = runs.start[space], runs.end[space], runs.kind_behind[space]
     breaks = np.flatnonzero(classes == NEWLINE)
@@ -176,12 +180,16 @@ def _cut_space(runs: _Runs, classes: np.ndarray, characters: np.ndarray, begins:
 
 def _attach_sign(runs: _Runs, characters: np.ndarray, attached: np.ndarray, begins: np.ndarray) -> None:
     """A single sign goes with the letters behind it, an apostrophe with an English ending alone."""
-    single = np.flatnonzero((runs.kind == OTHER) & (runs.kind_behind == LETTER) & (runs.end - runs.start == 1) & ~attached[:-1])
+    single = np.flatnonzero(
+        (runs.kind == OTHER) & (runs.kind_behind == LETTER) & (runs.end - runs.start == 1) & ~attached[:-1]
+    )
     begins[runs.end[single]] = False
     apostrophe = single[characters[runs.start[single]] == ord("'")]
     place, end = runs.end[apostrophe], runs.end[apostrophe + 1]
     first = characters[place] | 0x20
     second = np.where(place + 1 < end, characters[np.minimum(place + 1, len(characters) - 1)] | 0x20, 0)
     begins[place[np.isin(first, [*b"stmd"])] + 1] = True
-    two = ((first == ord("r")) | (first == ord("v"))) & (second == ord("e")) | (first == ord("l")) & (second == ord("l"))
+    two = ((first == ord("r")) | (first == ord("v"))) & (second == ord("e")) | (first == ord("l")) & (
+        second == ord("l")
+    )
     begins[place[two] + 2] = True

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 MAX_WRAPPED_LINE = 120
 """Characters; a longer line was not wrapped by hand or by a mail program."""
 MIN_WRAPPED_LINE, MIN_WRAPPED_LINE_UNSPACED = 40, 15
-"""The longest line of a narrower block is no line of a page: it is a list, a table or verse. Scripts without spaces hold more in a line."""
+"""The longest line of a narrower block is no line of a page: it is a list, a table or verse. Scripts without spaces
+hold more in a line."""
 MIN_FILLED_SHARE = 0.75
-"""Of the lines of a wrapped block: so many end where the next word would not have fitted. Verse and lists break earlier."""
+"""Of the lines of a wrapped block: so many end where the next word would not have fitted. Verse and lists break
+earlier."""
 _WORDLESS = re.compile(r"^(?:(?!.*(?:\.\.\.|…))[^\w\n]+$|[ \t]*#{1,6}[ \t])", re.MULTILINE)
 _LISTED = re.compile(r"(?:[•‣⁃◦▪●○*+-]\s|\(?\w{1,3}[.)]\s|[#|>])")
 _UNSPACED_START = re.compile("[" + "".join(f"{chr(start)}-{chr(stop)}" for start, stop in SINGLE_RANGES) + "]")

@@ -1,4 +1,5 @@
-"""Runs of texts of about so many characters: they bound the memory of arrays over characters. Runs in executors: imports no Spark."""
+"""Runs of texts of about so many characters: they bound the memory of arrays over characters. Runs in executors:
+imports no Spark."""
 
 from __future__ import annotations
 

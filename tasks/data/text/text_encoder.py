@@ -83,7 +83,8 @@ class TextEncoder:
         return np.fromiter(map(self._known.__getitem__, words), np.int64, len(words))
 
     def _encode_words(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(ids of all words, length of each). As the pipeline does: no special token is sought, a pre-token is not cut again."""
+        """(ids of all words, length of each). As the pipeline does: no special token is sought, a pre-token is not cut
+        again."""
         encoded = [self._tokenize(word.encode().decode("latin-1").translate(self._stand_ins)) for word in words]
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         return np.fromiter((token.id for tokens in encoded for token in tokens), np.int32, int(lengths.sum())), lengths
@@ -99,5 +100,10 @@ def has_glm_words(tokenizer: Tokenizer) -> bool:
     split = {"type": "Split", "pattern": {"Regex": PRETOKENIZER_PATTERN}, "behavior": "Isolated", "invert": False}
     parts = (layout["pre_tokenizer"] or {}).get("pretokenizers", [])
     is_plain = layout["normalizer"] is None and all(token["special"] for token in layout["added_tokens"])
-    byte_level = len(parts) == 2 and parts[1]["type"] == "ByteLevel" and not parts[1]["add_prefix_space"] and not parts[1]["use_regex"]
+    byte_level = (
+        len(parts) == 2
+        and parts[1]["type"] == "ByteLevel"
+        and not parts[1]["add_prefix_space"]
+        and not parts[1]["use_regex"]
+    )
     return is_plain and byte_level and parts[0] == split

@@ -1,4 +1,5 @@
-"""Lines, paragraphs and sentences of many texts at once, over their code points. Runs in executors: imports no Spark."""
+"""Lines, paragraphs and sentences of many texts at once, over their code points. Runs in executors: imports no
+Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ WIDE_TERMINATORS = "。！？"
 """These need no space behind them."""
 CLOSERS = "\"'”’»)]」』"
 LINE_ENDS = TERMINATORS + "\"'”’»」』"
-"""What a line of prose ends with: C4's full stop, exclamation mark, question mark and closing quotation marks, in all scripts."""
+"""What a line of prose ends with: C4's full stop, exclamation mark, question mark and closing quotation marks, in all
+scripts."""
 PROSE_SENTENCES = 10
 """A line that holds so many is a paragraph, also where a cut text ends in the middle of one."""
 NEWLINE, DOT, ELLIPSIS = ord("\n"), ord("."), ord("…")
@@ -34,12 +36,15 @@ SPACE, BULLET, TERMINATOR, WIDE, CLOSER, LINE_END = 1, 2, 4, 8, 16, 32
 
 
 class Lines:
-    """The lines with visible characters of all texts, without the white space around them; `text_starts` has one entry more than texts."""
+    """The lines with visible characters of all texts, without the white space around them; `text_starts` has one entry
+    more than texts."""
 
     def __init__(self, points: Points, text_starts: I64) -> None:
         self.points = points
         self.kinds = kinds_of(points)
-        self.line_of_point = np.cumsum(points == NEWLINE) + np.repeat(np.arange(len(text_starts) - 1), np.diff(text_starts))
+        self.line_of_point = np.cumsum(points == NEWLINE) + np.repeat(
+            np.arange(len(text_starts) - 1), np.diff(text_starts)
+        )
         places = np.flatnonzero((self.kinds & SPACE) == 0)
         numbers = self.line_of_point[places]
         is_first = np.ones(len(places), dtype=bool)
@@ -72,11 +77,16 @@ class Lines:
         return (last == ELLIPSIS) | dots
 
     def is_terminated(self) -> Bools:
-        """Ends as a line of prose does, or with a full stop in brackets, or holds so many sentences that it is prose whatever its end."""
+        """Ends as a line of prose does, or with a full stop in brackets, or holds so many sentences that it is prose
+        whatever its end."""
         ends = (self.kinds[self.stops - 1] & LINE_END) > 0
         before, third = (self.kinds[np.maximum(self.stops - back, 0)] & TERMINATOR > 0 for back in (2, 3))
-        ends |= (self.kinds[self.stops - 1] & CLOSER > 0) & before & ~third & (self.stops - self.starts > 2)  # not "[...]"
-        num_sentences = np.searchsorted(self.sentence_ends, self.stops) - np.searchsorted(self.sentence_ends, self.starts)
+        ends |= (
+            (self.kinds[self.stops - 1] & CLOSER > 0) & before & ~third & (self.stops - self.starts > 2)
+        )  # not "[...]"
+        num_sentences = np.searchsorted(self.sentence_ends, self.stops) - np.searchsorted(
+            self.sentence_ends, self.starts
+        )
         return ends | (num_sentences >= PROSE_SENTENCES)
 
     def is_shorter_than(self, num_chars: int) -> Bools:
@@ -121,7 +131,8 @@ def count_sentences(kinds: NDArray[np.uint8], text_starts: I64, ends: I64) -> I6
 
 
 def find_phrases(points: Points, text_starts: I64, phrases: tuple[str, ...]) -> I64:
-    """Where a phrase (ASCII, in lower case) begins in the joined texts, whatever its case there; none reaches over the end of a text."""
+    """Where a phrase (ASCII, in lower case) begins in the joined texts, whatever its case there; none reaches over the
+    end of a text."""
     lower = np.where((points >= ord("A")) & (points <= ord("Z")), points + np.uint32(32), points)
     joined = lower.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
     found = []

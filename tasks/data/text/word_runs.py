@@ -18,7 +18,8 @@ NO_PLACES = np.empty(0, dtype=np.int64)
 
 
 class Runs:
-    """Hashes of runs of words of a batch, equal for equal runs wherever they stand: differences of one running sum of powers."""
+    """Hashes of runs of words of a batch, equal for equal runs wherever they stand: differences of one running sum of
+    powers."""
 
     def __init__(self, words: Words) -> None:
         self.words = words
@@ -30,7 +31,9 @@ class Runs:
     def starts(self, size: int) -> I64:
         """First words of every run of `size` words of one text."""
         return (
-            np.flatnonzero(self.owners[size - 1 :] == self.owners[: len(self.owners) - size + 1]) if len(self.owners) >= size else NO_PLACES
+            np.flatnonzero(self.owners[size - 1 :] == self.owners[: len(self.owners) - size + 1])
+            if len(self.owners) >= size
+            else NO_PLACES
         )
 
     def hashes(self, starts: I64, lengths: I64 | int) -> U64:

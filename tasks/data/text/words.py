@@ -1,7 +1,9 @@
-"""Words of many texts at once, as NumPy arrays over code points: hashes, lengths, n-grams. Runs in executors: imports no Spark.
+"""Words of many texts at once, as NumPy arrays over code points: hashes, lengths, n-grams. Runs in executors: imports
+no Spark.
 
-A word is a maximal run of letters, digits, marks and underscores, in lower case; a character of a script that is written without
-spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) is a word of its own. A word's hash is that of its code points, whatever the batch.
+A word is a maximal run of letters, digits, marks and underscores, in lower case; a character of a script that is
+written without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) is a word of its own. A word's hash is that of its
+code points, whatever the batch.
 """
 
 from __future__ import annotations
@@ -24,12 +26,19 @@ if TYPE_CHECKING:
 SEPARATOR, LETTER, NUMBER, SINGLE, OPERATOR = 0, 1, 2, 3, 4
 """Classes of code points; NUMBER stands for what continues a word without being a letter: digits, marks, underscore."""
 OPERATORS = "+-*/=<>^%"
-"""Words of their own, where they stand alone and `with_operators` is asked for: else `12 + 7 = 19` would be found in `... = 12`,
-`7 + 19 = 26`. Runs such as `==` or an underline stay separators."""
+"""Words of their own, where they stand alone and `with_operators` is asked for: else `12 + 7 = 19` would be found in
+`... = 12`, `7 + 19 = 26`. Runs such as `==` or an underline stay separators."""
 SINGLE_RANGES = (
-    (0x0E00, 0x0E7F), (0x0E80, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF), (0x20000, 0x323AF),
-)  # fmt: skip
+    (0x0E00, 0x0E7F),
+    (0x0E80, 0x0EFF),
+    (0x1000, 0x109F),
+    (0x1780, 0x17FF),
+    (0x3040, 0x30FF),
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0x20000, 0x323AF),
+)
 NUM_CODE_POINTS = 0x110000
 BASE = np.uint64(0x9E3779B97F4A7C15)
 """Odd, so that it has an inverse modulo 2^64."""
@@ -84,7 +93,9 @@ def split_words(texts: Sequence[str], with_operators: bool = False, with_signs: 
     letters = np.zeros(len(kinds) + 1, dtype=np.int32)
     np.cumsum((kinds == LETTER) | (kinds == SINGLE), out=letters[1:], dtype=np.int32)
     has_letter = letters[stops] > letters[starts]
-    return Words(hashes, stops - starts, np.searchsorted(starts, text_starts), kinds[starts] == SINGLE, has_letter, starts)
+    return Words(
+        hashes, stops - starts, np.searchsorted(starts, text_starts), kinds[starts] == SINGLE, has_letter, starts
+    )
 
 
 def joined_words(parts: Sequence[Words]) -> Words:
@@ -101,7 +112,8 @@ def _text_ends(text_starts: I64) -> tuple[I64, I64]:
 
 
 def _shifted(values: NDArray[np.bool_], by: int, outside: I64) -> NDArray[np.bool_]:
-    """The value of the code point before (by 1) or behind (by -1) each one; False at the `outside` places, where another text is."""
+    """The value of the code point before (by 1) or behind (by -1) each one; False at the `outside` places, where
+    another text is."""
     moved = np.roll(values, by)
     moved[outside] = False
     return moved
@@ -123,7 +135,8 @@ def mix(values: U64) -> U64:
 
 
 def ngram_hashes(words: Words, size: int, whole_if_shorter: bool = False) -> tuple[U64, I64]:
-    """Hashes of every run of `size` words, and the text each belongs to; texts with fewer words give none, or one for all of them."""
+    """Hashes of every run of `size` words, and the text each belongs to; texts with fewer words give none, or one for
+    all of them."""
     text_of_word = np.repeat(np.arange(len(words.counts)), words.counts)
     num_runs = max(len(words.hashes) - size + 1, 0)
     hashes = np.zeros(num_runs, dtype=np.uint64)
@@ -175,7 +188,8 @@ def _visible() -> NDArray[np.bool_]:
 
 @cache
 def _tables() -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Class and simple lower case of every code point; beyond the planes with scripts in use (0 to 3) all are letters of themselves."""
+    """Class and simple lower case of every code point; beyond the planes with scripts in use (0 to 3) all are letters
+    of themselves."""
     classes = np.full(NUM_CODE_POINTS, LETTER, dtype=np.uint8)
     lower = np.arange(NUM_CODE_POINTS, dtype=np.uint32)
     for point in range(0x20000):

@@ -35,7 +35,8 @@ class WordTable(NamedTuple):
 
 @dataclass(frozen=True)
 class Room:
-    """Where the learner's arrays lie: in memory up to `memory_bytes`, beyond in nameless files, which the system evicts as it needs."""
+    """Where the learner's arrays lie: in memory up to `memory_bytes`, beyond in nameless files, which the system evicts
+    as it needs."""
 
     memory_bytes: int
     directory: Path | None
@@ -49,8 +50,11 @@ class NoRoomError(Exception):
     """Neither memory nor the disk has room for the learner's arrays."""
 
 
-def learn_merges(words: Iterable[WordTable], num_tokens: int, min_count: int, room: Room = IN_MEMORY) -> list[tuple[str, str, str]]:
-    """(left, right, merged) tokens of a vocabulary of at most `num_tokens`, the 256 bytes included, in the order learned.
+def learn_merges(
+    words: Iterable[WordTable], num_tokens: int, min_count: int, room: Room = IN_MEMORY
+) -> list[tuple[str, str, str]]:
+    """(left, right, merged) tokens of a vocabulary of at most `num_tokens`, the 256 bytes included, in the order
+    learned.
 
     A word stands in one table only, once. Raises NoRoomError."""
     characters = byte_characters()
@@ -111,7 +115,8 @@ def _no_room(room: Room, in_files: int) -> str:
     if room.directory is None:
         return "the memory of this process does not hold the arrays of the merge learner"
     return (
-        f"{room.memory_bytes / 2**20:,.0f} MiB of memory and the disk of {room.directory}, which took {in_files / 2**20:,.0f} MiB, "
+        f"{room.memory_bytes / 2**20:,.0f} MiB of memory and the disk of {room.directory}, which took "
+        f"{in_files / 2**20:,.0f} MiB, "
         "do not hold the arrays of the merge learner"
     )
 

@@ -29,7 +29,8 @@ def bpe_of_words(
 ) -> Tokenizer:
     """Learn the merges from counted words: those that the trainer of `tokenizers` learns from the same text.
 
-    Raises ValueError if the words do not hold enough different pairs: the ids of the special tokens would move. Raises NoRoomError."""
+    Raises ValueError if the words do not hold enough different pairs: the ids of the special tokens would move. Raises
+    NoRoomError."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     learned = learn_merges(words, num_ordinary_tokens, MIN_PAIR_COUNT, room)
@@ -37,7 +38,8 @@ def bpe_of_words(
     num_found = len(tokens)
     if num_found != num_ordinary_tokens:
         raise ValueError(
-            f"the tokenizer sample holds only {num_found} ordinary tokens (256 bytes, {num_found - 256} pairs that occur twice or more), "
+            f"the tokenizer sample holds only {num_found} ordinary tokens (256 bytes, {num_found - 256} pairs that "
+            f"occur twice or more), "
             f"tokenizer.num_ordinary_tokens asks for {num_ordinary_tokens}: lower it to at most {num_found}, "
             "raise tokenizer.sample_chars or bring more text"
         )
@@ -58,8 +60,12 @@ def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
     added = sorted(tokenizer.get_added_tokens_decoder().items())
     shape = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
     return {
-        "added_tokens_decoder": {str(identity): {"content": token.content, "special": token.special, **shape} for identity, token in added},
-        "additional_special_tokens": [token.content for _, token in added if token.special and token.content != END_OF_TEXT],
+        "added_tokens_decoder": {
+            str(identity): {"content": token.content, "special": token.special, **shape} for identity, token in added
+        },
+        "additional_special_tokens": [
+            token.content for _, token in added if token.special and token.content != END_OF_TEXT
+        ],
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "eos_token": END_OF_TEXT,

@@ -37,14 +37,27 @@ def train_sentencepiece(
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=chain.from_iterable(text.split("\n") for text in texts), model_writer=model, model_type=MODEL_TYPES[kind],
-            vocab_size=num_ordinary_tokens, byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False,
-            remove_extra_whitespaces=False, character_coverage=0.9995, unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, num_threads=1,
-            max_sentence_length=2**30, minloglevel=2,
-        )  # fmt: skip
+            sentence_iterator=chain.from_iterable(text.split("\n") for text in texts),
+            model_writer=model,
+            model_type=MODEL_TYPES[kind],
+            vocab_size=num_ordinary_tokens,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            character_coverage=0.9995,
+            unk_id=0,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            num_threads=1,
+            max_sentence_length=2**30,
+            minloglevel=2,
+        )
     except RuntimeError as error:
         raise ValueError(
-            f"SentencePiece cannot learn tokenizer.num_ordinary_tokens {num_ordinary_tokens} from this sample ({error}): "
+            f"SentencePiece cannot learn tokenizer.num_ordinary_tokens {num_ordinary_tokens} from this sample "
+            f"({error}): "
             "lower it, raise tokenizer.sample_chars or bring more text"
         ) from error
     model_path.write_bytes(_with_exact_scores(model.getvalue()))
@@ -54,8 +67,9 @@ def train_sentencepiece(
 
 
 def _with_exact_scores(model: bytes) -> bytes:
-    """The model with scores in steps of 1/256: sums of some thousands have no rounding errors in 32 bits, so the processor and the
-    `tokenizers` library, which adds 64-bit numbers, choose the same of several ways that are equally good."""
+    """The model with scores in steps of 1/256: sums of some thousands have no rounding errors in 32 bits, so the
+    processor and the `tokenizers` library, which adds 64-bit numbers, choose the same of several ways that are equally
+    good."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
@@ -74,12 +88,17 @@ def as_tokenizer(processor: SentencePieceProcessor, kind: str) -> Tokenizer:
     if kind == "sentencepiece_unigram":
         model = models.Unigram(pieces, unk_id=processor.unk_id(), byte_fallback=True)
     else:
-        ordinary = {piece: score for number, (piece, score) in enumerate(pieces) if not processor.is_byte(number) and piece != UNKNOWN}
+        ordinary = {
+            piece: score
+            for number, (piece, score) in enumerate(pieces)
+            if not processor.is_byte(number) and piece != UNKNOWN
+        }
         vocabulary = {piece: number for number, (piece, _) in enumerate(pieces)}
         model = models.BPE(vocabulary, merges_of(ordinary), unk_token=UNKNOWN, fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Replace(" ", BLANK)  # pyright: ignore[reportAttributeAccessIssue]
-    # A piece has a blank at its front only, so words are encoded one by one: faster, and scores of long texts lose no digits.
+    # A piece has a blank at its front only, so words are encoded one by one: faster, and scores of long texts lose no
+    # digits.
     words = pre_tokenizers.Split(BLANK, "merged_with_next")
     # Characters that spell the name of a byte are characters: the library's unigram model would take the byte.
     names = pre_tokenizers.Split(Regex(r"<(?=0x[0-9A-F]{2}>|unk>)"), "isolated")

@@ -34,6 +34,8 @@ def count_token_use(batches: Iterator[pa.RecordBatch], tokenizer_paths: Mapping[
             for name, encoder in encoders.items():
                 ids, _ = encoder.encode(texts, None)
                 used, counts = np.unique(ids.astype(np.int64), return_counts=True)
-                same = [pa.array([value] * len(used), pa.string()) for value in (name, cell["domain"], cell["language"])]
+                same = [
+                    pa.array([value] * len(used), pa.string()) for value in (name, cell["domain"], cell["language"])
+                ]
                 columns = [*same, pa.array(used), pa.array(counts.astype(np.int64))]
                 yield pa.RecordBatch.from_arrays(columns, names=names_of(USE_COLUMNS))

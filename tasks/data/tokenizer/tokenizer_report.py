@@ -22,26 +22,39 @@ ALL = "*"
 
 
 def write_report(frame: DataFrame, tokenizer_path: Path, compare_with: str, path: Path) -> None:
-    """Write one row per tokenizer, domain and language, with sums over all of either. Words are what white space divides.
+    """Write one row per tokenizer, domain and language, with sums over all of either. Words are what white space
+    divides.
 
     Raises ValueError where `compare_with` is no readable tokenizer.json."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from pyspark.sql import functions as F
 
-    sizes = {OURS: vocabulary_size(tokenizer_path)} | ({PEER: vocabulary_size(Path(compare_with))} if compare_with else {})
+    sizes = {OURS: vocabulary_size(tokenizer_path)} | (
+        {PEER: vocabulary_size(Path(compare_with))} if compare_with else {}
+    )
     paths = {OURS: str(tokenizer_path)} | ({PEER: compare_with} if compare_with else {})
     texts = frame.withColumn("language", language_of()).select("domain", "language", "text", "num_chars", "num_bytes")
     words = F.regexp_count("text", F.lit(r"(?U)\S+")).cast("long")
-    totals = texts.withColumn("num_words", words).groupBy("domain", "language").agg(
-        F.count("*").alias("num_documents"), F.sum("num_chars").alias("num_chars"), F.sum("num_bytes").alias("num_bytes"),
-        F.sum("num_words").alias("num_words"),
-    )  # fmt: skip
+    totals = (
+        texts.withColumn("num_words", words)
+        .groupBy("domain", "language")
+        .agg(
+            F.count("*").alias("num_documents"),
+            F.sum("num_chars").alias("num_chars"),
+            F.sum("num_bytes").alias("num_bytes"),
+            F.sum("num_words").alias("num_words"),
+        )
+    )
     count = partial(count_token_use, tokenizer_paths=paths)
     keys = ("tokenizer", "domain", "language", "token_id")
     used = texts.select("domain", "language", "text").mapInArrow(count, USE_COLUMNS)
     use = used.groupBy(*keys).agg(F.sum("num_tokens").alias("num_tokens")).toArrow()
-    pq.write_table(pa.Table.from_pylist(figures(totals.toArrow().to_pylist(), use, sizes), schema=_schema()), path, compression="zstd")
+    pq.write_table(
+        pa.Table.from_pylist(figures(totals.toArrow().to_pylist(), use, sizes), schema=_schema()),
+        path,
+        compression="zstd",
+    )
 
 
 def figures(totals: list[dict[str, Any]], use: pa.Table, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -50,15 +63,29 @@ def figures(totals: list[dict[str, Any]], use: pa.Table, sizes: Mapping[str, int
     domains, languages = (sorted({row[key] for row in totals}) for key in ("domain", "language"))
     pairs = sorted((row["domain"], row["language"]) for row in totals)
     for name, size in sizes.items():
-        for domain, language in [(ALL, ALL), *((one, ALL) for one in domains), *((ALL, one) for one in languages), *pairs]:
+        for domain, language in [
+            (ALL, ALL),
+            *((one, ALL) for one in domains),
+            *((ALL, one) for one in languages),
+            *pairs,
+        ]:
             part = [row for row in totals if domain in (ALL, row["domain"]) and language in (ALL, row["language"])]
-            amounts = {key: sum(row[key] for row in part) for key in ("num_documents", "num_chars", "num_bytes", "num_words")}
+            amounts = {
+                key: sum(row[key] for row in part) for key in ("num_documents", "num_chars", "num_bytes", "num_words")
+            }
             num_tokens, num_used = _tokens(use, {"tokenizer": name, "domain": domain, "language": language})
             found.append(
-                {"tokenizer": name, "domain": domain, "language": language, **amounts, "num_tokens": num_tokens,
-                 "tokens_per_word": round(num_tokens / max(amounts["num_words"], 1), 6),
-                 "bytes_per_token": round(amounts["num_bytes"] / max(num_tokens, 1), 6), "vocabulary_share": round(num_used / size, 6)}
-            )  # fmt: skip
+                {
+                    "tokenizer": name,
+                    "domain": domain,
+                    "language": language,
+                    **amounts,
+                    "num_tokens": num_tokens,
+                    "tokens_per_word": round(num_tokens / max(amounts["num_words"], 1), 6),
+                    "bytes_per_token": round(amounts["num_bytes"] / max(num_tokens, 1), 6),
+                    "vocabulary_share": round(num_used / size, 6),
+                }
+            )
     return found
 
 
@@ -69,7 +96,9 @@ def vocabulary_size(path: Path) -> int:
     try:
         return Tokenizer.from_file(str(path)).get_vocab_size(with_added_tokens=False)
     except Exception as error:  # the library raises Exception itself
-        raise ValueError(f'tokenizer.compare_with: {path} is no readable tokenizer.json ({error}): name one, or "" for none') from error
+        raise ValueError(
+            f'tokenizer.compare_with: {path} is no readable tokenizer.json ({error}): name one, or "" for none'
+        ) from error
 
 
 def _tokens(use: pa.Table, wanted: Mapping[str, str]) -> tuple[int, int]:

@@ -1,4 +1,5 @@
-"""Chooses the documents that a tokenizer learns from: the lowest hashes of each domain and language, up to its share."""
+"""Chooses the documents that a tokenizer learns from: the lowest hashes of each domain and language, up to its
+share."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 UNKNOWN_LANGUAGE = "und"
 NUM_FITTING_ROUNDS = 50
 SLICE_BITS = 10
-"""Leading bits of a hash that name its slice: a slice is a five-hundredth of the hashes up to it at most, whatever rate is asked for."""
+"""Leading bits of a hash that name its slice: a slice is a five-hundredth of the hashes up to it at most, whatever rate
+is asked for."""
 SHORT_SHARE = 0.02
 """Text that lacks less of what its share asks for is not called short: a sample ends with a whole document."""
 Cell = tuple[str, str]
@@ -44,7 +46,11 @@ def count_chars(frame: DataFrame) -> dict[Cell, Slices]:
     placed = frame.select("domain", language_of().alias("language"), "num_chars", _place().alias("place"))
     zeros = F.expr(f"greatest(length(bin(place)) - {SLICE_BITS}, 0)")
     start = F.expr("shiftleft(shiftright(place, zeros), zeros)").alias("start")
-    sliced = placed.withColumn("zeros", zeros).groupBy("domain", "language", start).agg(F.sum("num_chars").alias("num_chars"))
+    sliced = (
+        placed.withColumn("zeros", zeros)
+        .groupBy("domain", "language", start)
+        .agg(F.sum("num_chars").alias("num_chars"))
+    )
     counted = sliced.toArrow().sort_by([(name, "ascending") for name in ("domain", "language", "start")])
     starts, num_chars = (counted[name].to_numpy() for name in ("start", "num_chars"))
     domains, languages = (counted[name].combine_chunks() for name in ("domain", "language"))
@@ -57,17 +63,21 @@ def count_chars(frame: DataFrame) -> dict[Cell, Slices]:
 
 
 def wanted_chars(sizes: Mapping[Cell, int], recipe: TokenizerRecipe) -> dict[Cell, float]:
-    """Characters that the sample should have of each cell, maybe more than there are. Raises ValueError where the shares name nothing that
-    the corpus has."""
+    """Characters that the sample should have of each cell, maybe more than there are. Raises ValueError where the
+    shares name nothing that the corpus has."""
     amounts = _fit_shares(sizes, recipe)
     total = sum(amounts.values())
     if not sum(sizes.values()):
-        raise ValueError("there is no text to learn a tokenizer from: bring documents, or look at what the filter dropped")
+        raise ValueError(
+            "there is no text to learn a tokenizer from: bring documents, or look at what the filter dropped"
+        )
     if not total:
         have = sorted({domain for domain, _ in sizes}), sorted({language for _, language in sizes})
         raise ValueError(
-            f"tokenizer.domain_shares {recipe.domain_shares} and language_shares {recipe.language_shares} name none of the corpus's "
-            f"documents (domains {have[0]}, languages {have[1]}): name some of these, or {{}} for shares as in the corpus"
+            f"tokenizer.domain_shares {recipe.domain_shares} and language_shares {recipe.language_shares} name none "
+            f"of the corpus's "
+            f"documents (domains {have[0]}, languages {have[1]}): name some of these, or {{}} for shares as in the "
+            f"corpus"
         )
     return {cell: recipe.sample_chars * amount / total for cell, amount in amounts.items()}
 
@@ -95,7 +105,8 @@ def missing_chars(sizes: Mapping[Cell, int], wanted: Mapping[Cell, float], recip
 
 
 def _fit_shares(sizes: Mapping[Cell, int], recipe: TokenizerRecipe) -> dict[Cell, float]:
-    """The corpus's amounts, scaled by domains and by languages in turn until both have their weights (iterative proportional fitting)."""
+    """The corpus's amounts, scaled by domains and by languages in turn until both have their weights (iterative
+    proportional fitting)."""
     amounts = {cell: float(size) for cell, size in sizes.items()}
     axes = [(axis, shares) for axis, shares in enumerate((recipe.domain_shares, recipe.language_shares)) if shares]
     for _ in range(NUM_FITTING_ROUNDS if len(axes) > 1 else 1):

@@ -60,22 +60,28 @@ class TrainedTokenizer(Record):
     sample_chars_by_domain: dict[str, int] = Field(default_factory=dict)
     sample_chars_by_language: dict[str, int] = Field(default_factory=dict)
     missing_chars: dict[str, int] = Field(default_factory=dict)
-    """Of `domain X` or `language X`: what its share of the sample asks for and the corpus lacks. Other text does not make up for it."""
+    """Of `domain X` or `language X`: what its share of the sample asks for and the corpus lacks. Other text does not
+    make up for it."""
     compared_with: str = ""
     """sha256 of the tokenizer.json that the report compares with."""
 
 
 @step(
     content=(
-        "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocabulary.parquet", "tokenizer_report.parquet", MODEL_FILE,
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "vocabulary.parquet",
+        "tokenizer_report.parquet",
+        MODEL_FILE,
     ),
     distributions=("pyspark", "pyarrow", "tokenizers", "numpy", "sentencepiece"),
-)  # fmt: skip
+)
 def train_tokenizer(
     *, documents: Artifact[DecontaminatedDocuments], recipe: TokenizerRecipe, resources: SparkResources, output: Output
 ) -> TrainedTokenizer:
-    """Learn from a sample drawn by document hash. Raises ValueError if the sample is too small for the vocabulary, if the shares name
-    nothing that the corpus has, or if the distinct words fit neither into memory nor onto the disk."""
+    """Learn from a sample drawn by document hash. Raises ValueError if the sample is too small for the vocabulary, if
+    the shares name nothing that the corpus has, or if the distinct words fit neither into memory nor onto the disk."""
     paths = documents.paths("documents/*.parquet")
     frame = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
     slices = count_chars(frame)
@@ -97,7 +103,9 @@ def train_tokenizer(
         shutil.rmtree(directory)
     else:
         texts = sample.select("id", "text").toArrow().sort_by("id").column("text").to_pylist()
-        tokenizer = train_sentencepiece(texts, recipe.kind, recipe.num_ordinary_tokens, specials, output.path(MODEL_FILE))
+        tokenizer = train_sentencepiece(
+            texts, recipe.kind, recipe.num_ordinary_tokens, specials, output.path(MODEL_FILE)
+        )
     _write_files(tokenizer, specials, output)
     # Drawn from the other end of the hashes: text that was not learned from, unless the sample is the whole corpus.
     few = min(REPORT_CHARS * NUM_HASHES // max(sum(sizes.values()), 1), NUM_HASHES)
@@ -122,7 +130,9 @@ def _count_sample(sample: DataFrame) -> dict[Cell, tuple[int, int]]:
     """(documents, characters) per domain and language."""
     from pyspark.sql import functions as F
 
-    counted = sample.groupBy("domain", language_of().alias("of")).agg(F.count("*").alias("documents"), F.sum("num_chars").alias("chars"))
+    counted = sample.groupBy("domain", language_of().alias("of")).agg(
+        F.count("*").alias("documents"), F.sum("num_chars").alias("chars")
+    )
     return {(row["domain"], row["of"]): (row["documents"], row["chars"]) for row in counted.collect()}
 
 
@@ -132,7 +142,8 @@ def _chars_by(counted: dict[Cell, tuple[int, int]], axis: int) -> dict[str, int]
 
 
 def _count_words(sample: DataFrame, min_count: int, directory: Path) -> int:
-    """Distinct words and their counts into a directory. The order of the rows is Spark's; merges do not depend on it."""
+    """Distinct words and their counts into a directory. The order of the rows is Spark's; merges do not depend on
+    it."""
     from pyspark.sql import functions as F
 
     counted = sample.select("text").mapInArrow(partial(count_words), WORD_COLUMNS)
@@ -146,7 +157,8 @@ def _learn(directory: Path, num_ordinary_tokens: int, specials: tuple[str, ...],
         return bpe_of_words(read_words(directory), num_ordinary_tokens, specials, Room(memory_bytes, directory))
     except NoRoomError as error:
         raise ValueError(
-            f"no room to learn merges from {num_rows(directory):,} distinct words: {error}: raise tokenizer.min_word_count, "
+            f"no room to learn merges from {num_rows(directory):,} distinct words: {error}: raise "
+            f"tokenizer.min_word_count, "
             "lower tokenizer.sample_chars, or free space on that disk"
         ) from error
 
@@ -166,5 +178,9 @@ def _write_files(tokenizer: Tokenizer, specials: tuple[str, ...], output: Output
     output.path("chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     entries = sorted((identity, token) for token, identity in tokenizer.get_vocab(with_added_tokens=True).items())
     kinds = ["special" if token in set(specials) else "ordinary" for _, token in entries]
-    columns = {"token_id": [identity for identity, _ in entries], "token": [token for _, token in entries], "kind": kinds}
+    columns = {
+        "token_id": [identity for identity, _ in entries],
+        "token": [token for _, token in entries],
+        "kind": kinds,
+    }
     pq.write_table(pa.table(columns), output.path("vocabulary.parquet"), compression="zstd")

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 WORD_COLUMNS = "word string, num_words long"
 MAX_WORDS = 2**19
-"""Words that a partition keeps before it hands its counts on: what bounds its memory, to some 100 MiB, whatever the text's size."""
+"""Words that a partition keeps before it hands its counts on: what bounds its memory, to some 100 MiB, whatever the
+text's size."""
 BATCH_WORDS = 2**16
 """Words that are read at once from the table that Spark wrote."""
 

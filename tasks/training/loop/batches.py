@@ -27,11 +27,13 @@ class Rows(Protocol):
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
 
 
-def read_micro_batches(rows: Rows, plan: StepPlan, rank: int, num_ranks: int, num_sequences: int, device: torch.device) -> list[MicroBatch]:
+def read_micro_batches(
+    rows: Rows, plan: StepPlan, rank: int, num_ranks: int, num_sequences: int, device: torch.device
+) -> list[MicroBatch]:
     """This rank's share of a step, in micro-batches of at most `num_sequences` rows; every rank gets as many.
 
-    Forward and backward passes gather and exchange among ranks, so where rows do not divide evenly the last micro-batch of some ranks is
-    a filler: one of their rows again, without a target."""
+    Forward and backward passes gather and exchange among ranks, so where rows do not divide evenly the last micro-batch
+    of some ranks is a filler: one of their rows again, without a target."""
     start, stop = (plan.first_row + plan.num_rows * place // num_ranks for place in (rank, rank + 1))
     fullest = -(-plan.num_rows // num_ranks)
     batches = list(_micro_batches(rows, start, stop, num_sequences, device))
@@ -42,11 +44,13 @@ def read_micro_batches(rows: Rows, plan: StepPlan, rank: int, num_ranks: int, nu
 
 
 def refuse_foreign_tokens(batches: Iterable[MicroBatch], vocab_size: int) -> None:
-    """Raises ValueError for ids that the model has no row for: on an accelerator they would end in an assertion of some kernel."""
+    """Raises ValueError for ids that the model has no row for: on an accelerator they would end in an assertion of some
+    kernel."""
     highest = max((int(ids.max()) for batch in batches for ids in (batch.token_ids_BT, batch.target_ids_BT)), default=0)
     if highest >= vocab_size:
         raise ValueError(
-            f"the shards hold token id {highest}, the model has {vocab_size} rows: they come from another tokenizer; shard the documents "
+            f"the shards hold token id {highest}, the model has {vocab_size} rows: they come from another tokenizer; "
+            f"shard the documents "
             "again or raise model.vocab_size"
         )
 

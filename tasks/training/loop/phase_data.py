@@ -68,7 +68,13 @@ class PackedData:
         device: torch.device,
         following: Callable[[StepPlan], StepPlan | None],
     ) -> None:
-        self.rows, self.num_sequences, self.vocab_size, self.ranks, self.device = rows, num_sequences, vocab_size, ranks, device
+        self.rows, self.num_sequences, self.vocab_size, self.ranks, self.device = (
+            rows,
+            num_sequences,
+            vocab_size,
+            ranks,
+            device,
+        )
         self._ahead = Prefetcher(self._load, following)
 
     def read(self, plan: StepPlan, step: int) -> StepData:
@@ -103,10 +109,14 @@ class PolicyData:
         model = policy_model(self.model, self.job.recipe.dtype)
         started = time.perf_counter()
         at_once = answers_at_once(self.job.recipe, self.job.resources, plan.num_rows)
-        rollouts = sample_answers(model, self.tokenizer, prompts, self.job.recipe, self.job.eos_token_ids, step, at_once)
+        rollouts = sample_answers(
+            model, self.tokenizer, prompts, self.job.recipe, self.job.eos_token_ids, step, at_once
+        )
         seconds = time.perf_counter() - started
         num_sequences = self.job.resources.micro_batch_sequences
-        batches, metrics = policy_batches(model, rollouts, self.objective, num_sequences, self.model.lm_head.weight.device)
+        batches, metrics = policy_batches(
+            model, rollouts, self.objective, num_sequences, self.model.lm_head.weight.device
+        )
         described = describe_groups(rollouts, self.objective.samples_per_prompt, LOGGED_GROUPS, step)
         return StepData(batches, {**metrics, "rollout_seconds": seconds}, described)
 
@@ -139,9 +149,13 @@ def open_phase_data(job: TrainingJob, trainable: Trainable) -> PhaseData:
             f"{recipe.sequence_length}: pack the phase with the same budget"
         )
     return PackedData(
-        rows, job.resources.micro_batch_sequences, recipe.model.vocab_size, trainable.ranks, trainable.device,
+        rows,
+        job.resources.micro_batch_sequences,
+        recipe.model.vocab_size,
+        trainable.ranks,
+        trainable.device,
         following=lambda plan: next_plan(recipe, plan),
-    )  # fmt: skip
+    )
 
 
 def next_plan(recipe: TrainingRecipe, plan: StepPlan) -> StepPlan | None:

@@ -73,7 +73,11 @@ def materialize(model: nn.Module, device: torch.device) -> None:
 
 
 def build_trainable(
-    model: Glm4Moe, optimizer_recipe: OptimizerRecipe, dtype: Literal["float32", "bfloat16"], resources: TrainingResources, ranks: Ranks
+    model: Glm4Moe,
+    optimizer_recipe: OptimizerRecipe,
+    dtype: Literal["float32", "bfloat16"],
+    resources: TrainingResources,
+    ranks: Ranks,
 ) -> Trainable:
     """Optimizer and engine around a divided model. Masters are float32 whatever the model computes in."""
     import deepspeed
@@ -82,9 +86,11 @@ def build_trainable(
     module = PipelineStage(model, ranks) if ranks.pipeline.size > 1 else model
     module = ComputeInBfloat16(module) if dtype == "bfloat16" and resources.zero_stage == 0 else module
     engine, *_ = deepspeed.initialize(
-        model=module, optimizer=optimizer, config=deepspeed_config(resources, dtype),
+        model=module,
+        optimizer=optimizer,
+        config=deepspeed_config(resources, dtype),
         mpu=DeepSpeedRanks(ranks) if dist.get_world_size() > 1 else None,
-    )  # fmt: skip
+    )
     if resources.zero_stage == 0:  # alone, a rank would only copy its gradients to and fro
         engine.enable_backward_allreduce = ranks.replicas.size > 1 or ranks.expert_data.size > 1
     assert engine.device is not None
@@ -110,10 +116,18 @@ def restore_state(job: TrainingJob, trainable: Trainable, initial: InitialWeight
     if checkpoint_dir is not None:
         return load_checkpoint(trainable, checkpoint_dir)
     fresh = Position(
-        course=recipe.course.name, phase=recipe.phase, step=0, num_tokens=0, course_tokens=recipe.course_start_tokens,
-        optimizer_steps=0, torch_random_state=random_state_hex(), losses=None,
-        policy=PolicyProgress(mean_rewards=(), num_constant_steps=0) if isinstance(recipe.objective, PolicyObjective) else None,
-    )  # fmt: skip
+        course=recipe.course.name,
+        phase=recipe.phase,
+        step=0,
+        num_tokens=0,
+        course_tokens=recipe.course_start_tokens,
+        optimizer_steps=0,
+        torch_random_state=random_state_hex(),
+        losses=None,
+        policy=PolicyProgress(mean_rewards=(), num_constant_steps=0)
+        if isinstance(recipe.objective, PolicyObjective)
+        else None,
+    )
     if not job.start_dir:
         load_master(trainable, initial, "the initial weights")
         return fresh
@@ -121,9 +135,14 @@ def restore_state(job: TrainingJob, trainable: Trainable, initial: InitialWeight
     if before.course != recipe.course.name:
         load_master(trainable, StateFiles(Path(job.start_dir), "master"), f"the state in {job.start_dir}")
         return fresh
-    assert before.course_tokens == recipe.course_start_tokens, (before, recipe.course_start_tokens)  # train_phase refused anything else
+    assert before.course_tokens == recipe.course_start_tokens, (
+        before,
+        recipe.course_start_tokens,
+    )  # train_phase refused anything else
     load_state(trainable, Path(job.start_dir), before)
-    return fresh.model_copy(update={"optimizer_steps": before.optimizer_steps, "torch_random_state": before.torch_random_state})
+    return fresh.model_copy(
+        update={"optimizer_steps": before.optimizer_steps, "torch_random_state": before.torch_random_state}
+    )
 
 
 def load_checkpoint(trainable: Trainable, checkpoint_dir: Path) -> Position:
@@ -133,9 +152,11 @@ def load_checkpoint(trainable: Trainable, checkpoint_dir: Path) -> Position:
     return position
 
 
-def save_state(job: TrainingJob, trainable: Trainable, position: Position, protected_steps: Collection[int] = ()) -> None:
-    """Commit a checkpoint; all ranks call it. Retention leaves those of the protected steps. Raises OSError, on all ranks, where one
-    could not write: the checkpoint before still stands."""
+def save_state(
+    job: TrainingJob, trainable: Trainable, position: Position, protected_steps: Collection[int] = ()
+) -> None:
+    """Commit a checkpoint; all ranks call it. Retention leaves those of the protected steps. Raises OSError, on all
+    ranks, where one could not write: the checkpoint before still stands."""
     work_dir = Path(job.work_dir)
     temporary = on_first_rank(lambda: start_checkpoint(work_dir, position.step))
     try:
@@ -147,9 +168,16 @@ def save_state(job: TrainingJob, trainable: Trainable, position: Position, prote
     checksums: dict[str, str] = {}
     for rank, files in enumerate(by_rank):
         if isinstance(files, str):
-            raise OSError(f"checkpoint of step {position.step}: rank {rank} could not write it ({files}); the one before it still stands")
+            raise OSError(
+                f"checkpoint of step {position.step}: rank {rank} could not write it ({files}); the one before it "
+                f"still stands"
+            )
         checksums |= files
-    on_first_rank(lambda: finish_checkpoint(work_dir, position.step, checksums, job.resources.num_kept_checkpoints, protected_steps))
+    on_first_rank(
+        lambda: finish_checkpoint(
+            work_dir, position.step, checksums, job.resources.num_kept_checkpoints, protected_steps
+        )
+    )
 
 
 def on_first_rank(function: Callable[[], Result]) -> Result:

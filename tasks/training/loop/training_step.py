@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExpertUse:
-    """How evenly a step's tokens used the experts, per MoE layer, the MTP layer's last. Empty where no step was taken."""
+    """How evenly a step's tokens used the experts, per MoE layer, the MTP layer's last. Empty where no step was
+    taken."""
 
     load: tuple[float, ...]
     """Most used expert over the mean; 1.0 is perfect balance."""
@@ -42,7 +43,8 @@ class ExpertUse:
 
 
 def expert_use(counts_LE: Tensor) -> ExpertUse:
-    """From the routed copies per layer and expert. A layer without any did not run, as the MTP layer where its loss weighs nothing."""
+    """From the routed copies per layer and expert. A layer without any did not run, as the MTP layer where its loss
+    weighs nothing."""
     counts_LE = counts_LE[counts_LE.sum(-1) > 0].double()
     mean_L = counts_LE.mean(-1)
     load_L, variation_L = counts_LE.amax(-1) / mean_L, counts_LE.std(-1, correction=0) / mean_L
@@ -67,7 +69,8 @@ class StepResult:
 
 
 def pass_over(recipe: TrainingRecipe, plan: StepPlan, losses: StepLosses) -> StepResult:
-    """The result of a step that is not taken, with these losses: weights and moments stay, its tokens count as consumed."""
+    """The result of a step that is not taken, with these losses: weights and moments stay, its tokens count as
+    consumed."""
     learning_rate = learning_rate_at(recipe.course, recipe.course_num_tokens, plan.end_tokens)
     return StepResult(losses, 0.0, 0.0, learning_rate, 0.0, 0.0, ExpertUse((), (), ()), 0.0, 0, 0)
 
@@ -84,10 +87,11 @@ def take_step(
     recent: tuple[TakenStep, ...] = (),
     observed: AbstractContextManager[object] | None = None,
 ) -> StepResult:
-    """Every mean is over the whole step: a micro-batch weighs as much as its targets, so accumulation and ranks change only rounding.
+    """Every mean is over the whole step: a micro-batch weighs as much as its targets, so accumulation and ranks change
+    only rounding.
 
-    `observed` is entered around the forward and backward passes, for a profiler. Raises SpikeError, on all ranks and before the
-    optimizer, where loss or gradient norm stand out from the `recent` steps."""
+    `observed` is entered around the forward and backward passes, for a profiler. Raises SpikeError, on all ranks and
+    before the optimizer, where loss or gradient norm stand out from the `recent` steps."""
     engine, ranks, device = trainable.engine, trainable.ranks, trainable.device
     mtp_weight = value_at(recipe.course.mtp_loss_weight, recipe.course_num_tokens, plan.start_tokens)
     balance_weight = recipe.course.balance_loss_weight
@@ -117,17 +121,27 @@ def take_step(
     # Context ranks hold parts of the same rows, and each counted whole rows.
     num_positions, squared_lengths = (totals[3:] // ranks.context.size).tolist()
     return StepResult(
-        losses, total_loss, grad_norm, learning_rate, mtp_weight, bias_rate, expert_use(counts_LE), optimizer_seconds,
-        num_positions, squared_lengths,
-    )  # fmt: skip
+        losses,
+        total_loss,
+        grad_norm,
+        learning_rate,
+        mtp_weight,
+        bias_rate,
+        expert_use(counts_LE),
+        optimizer_seconds,
+        num_positions,
+        squared_lengths,
+    )
 
 
 def accumulate_gradients(
     trainable: Trainable, micro_batches: list[MicroBatch], shares: list[Tensor], loss_weights: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
-    """Forward and backward passes of a step: this rank's part of the three losses (float64) and of the routed copies per layer and expert.
+    """Forward and backward passes of a step: this rank's part of the three losses (float64) and of the routed copies
+    per layer and expert.
 
-    `shares` are what each micro-batch's means weigh in those of the whole step, `loss_weights` those of MTP and balance loss."""
+    `shares` are what each micro-batch's means weigh in those of the whole step, `loss_weights` those of MTP and balance
+    loss."""
     engine, device = trainable.engine, trainable.device
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     counts_LE: Tensor | None = None
@@ -147,10 +161,15 @@ def accumulate_gradients(
 
 @torch.no_grad()
 def sum_next_token_losses(trainable: Trainable, groups: Sequence[Sequence[MicroBatch]]) -> list[float]:
-    """Per group of micro-batches the summed cross-entropy of its targets in nats, over all ranks; every rank gives as many batches."""
+    """Per group of micro-batches the summed cross-entropy of its targets in nats, over all ranks; every rank gives as
+    many batches."""
     is_divided, model = trainable.ranks.pipeline.size > 1, trainable.model
-    # Whoever gathers parameters in the order of the last pass (ZeRO 3), or passes between stages, wants every pass alike.
-    ran_mtp, model.runs_mtp = model.runs_mtp, model.runs_mtp and (is_divided or trainable.engine.zero_optimization_stage() == 3)
+    # Whoever gathers parameters in the order of the last pass (ZeRO 3), or passes between stages, wants every pass
+    # alike.
+    ran_mtp, model.runs_mtp = (
+        model.runs_mtp,
+        model.runs_mtp and (is_divided or trainable.engine.zero_optimization_stage() == 3),
+    )
     sums = torch.zeros(len(groups), dtype=torch.float64, device=trainable.device)
     trainable.engine.eval()
     for number, batches in enumerate(groups):
@@ -185,11 +204,21 @@ def _sum_over(values: Tensor, axis: Axis) -> Tensor:
 
 
 def _refuse_spike(
-    recipe: TrainingRecipe, recent: tuple[TakenStep, ...], step: int, total_loss: float, grad_norm: float, device: torch.device
+    recipe: TrainingRecipe,
+    recent: tuple[TakenStep, ...],
+    step: int,
+    total_loss: float,
+    grad_norm: float,
+    device: torch.device,
 ) -> None:
     """Raises SpikeError on all ranks where one sees a spike: rounding may differ among them."""
     spike = find_spike(
-        recipe.spikes, recent, step, total_loss, grad_norm, loss_is_a_measure=not isinstance(recipe.objective, PolicyObjective)
+        recipe.spikes,
+        recent,
+        step,
+        total_loss,
+        grad_norm,
+        loss_is_a_measure=not isinstance(recipe.objective, PolicyObjective),
     )
     if dist.get_world_size() > 1:
         flag = torch.tensor(int(spike is not None), device=device)

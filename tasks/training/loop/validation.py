@@ -34,7 +34,8 @@ NO_SEGMENT = -1
 
 @dataclass(frozen=True)
 class HeldOutRows:
-    """The documents of one domain in rows of T positions; the last row is filled up with positions that are not scored."""
+    """The documents of one domain in rows of T positions; the last row is filled up with positions that are not
+    scored."""
 
     tokens_BT: np.ndarray
     targets_BT: np.ndarray
@@ -60,12 +61,15 @@ class HeldOut:
             highest = max((int(document.max()) for document in documents), default=0)
             if highest >= min(recipe.model.vocab_size, len(num_bytes)):
                 raise ValueError(
-                    f"the held-out shards of domain {domain} hold token id {highest}, the tokenizer has {len(num_bytes)} ids and the model "
+                    f"the held-out shards of domain {domain} hold token id {highest}, the tokenizer has "
+                    f"{len(num_bytes)} ids and the model "
                     f"{recipe.model.vocab_size} rows: they come from another tokenizer; shard the documents again"
                 )
             rows = pack_held_out(documents, recipe.sequence_length, num_bytes)
             if not rows.num_bytes:
-                raise ValueError(f"phase {recipe.phase}: no held-out text of domain {domain} in {', '.join(map(str, paths))}")
+                raise ValueError(
+                    f"phase {recipe.phase}: no held-out text of domain {domain} in {', '.join(map(str, paths))}"
+                )
             self.domains[domain] = rows
 
     def measure(self, trainable: Trainable, step: int) -> Measurement:
@@ -73,12 +77,17 @@ class HeldOut:
         axis = trainable.ranks.data
         sums = sum_next_token_losses(
             trainable,
-            [own_parts(self._batches(rows, axis.rank, axis.size, trainable.device), trainable.ranks) for rows in self.domains.values()],
+            [
+                own_parts(self._batches(rows, axis.rank, axis.size, trainable.device), trainable.ranks)
+                for rows in self.domains.values()
+            ],
         )
         nats = dict(zip(self.domains, sums, strict=True))
         return Measurement(
             step=step,
-            bits_per_byte={domain: nats[domain] / math.log(2) / rows.num_bytes for domain, rows in self.domains.items()},
+            bits_per_byte={
+                domain: nats[domain] / math.log(2) / rows.num_bytes for domain, rows in self.domains.items()
+            },
             nats_per_token={domain: nats[domain] / rows.num_tokens for domain, rows in self.domains.items()},
         )
 
@@ -97,7 +106,8 @@ class HeldOut:
 
 
 def pack_held_out(documents: Sequence[np.ndarray], sequence_length: int, num_bytes: np.ndarray) -> HeldOutRows:
-    """Documents, each with the end-of-text token before it, one after the other in rows; every token but that first one is scored."""
+    """Documents, each with the end-of-text token before it, one after the other in rows; every token but that first one
+    is scored."""
     tokens = np.concatenate([document[:-1] for document in documents]) if documents else np.zeros(0, np.int64)
     targets = np.concatenate([document[1:] for document in documents]) if documents else np.zeros(0, np.int64)
     segments = np.repeat(np.arange(len(documents)), [len(document) - 1 for document in documents])
@@ -114,7 +124,8 @@ def pack_held_out(documents: Sequence[np.ndarray], sequence_length: int, num_byt
 
 
 def bytes_per_token(tokenizer_path: Path) -> np.ndarray:
-    """UTF-8 bytes that each id stands for, 0 for special tokens: a character of a byte-level vocabulary is one byte of the text."""
+    """UTF-8 bytes that each id stands for, 0 for special tokens: a character of a byte-level vocabulary is one byte of
+    the text."""
     description = json.loads(tokenizer_path.read_text())
     vocabulary: Mapping[str, int] = description["model"]["vocab"]
     added = {entry["id"] for entry in description["added_tokens"]}
@@ -125,8 +136,8 @@ def bytes_per_token(tokenizer_path: Path) -> np.ndarray:
 
 
 def _documents(bin_paths: Sequence[Path], max_tokens: int, end_of_text_id: int) -> list[np.ndarray]:
-    """The first documents of these shards until so many tokens are scored, the last one cut there. The end-of-text token that closes a
-    document in its shard is put before it instead."""
+    """The first documents of these shards until so many tokens are scored, the last one cut there. The end-of-text
+    token that closes a document in its shard is put before it instead."""
     documents: list[np.ndarray] = []
     left = max_tokens
     for path in bin_paths:

@@ -16,7 +16,8 @@ from torch.distributed import ProcessGroup
 
 
 class Exchange:
-    """One exchange of rows: `sent[r]` go to rank r of the group, `received[r]` come from it; rows lie in the order of the ranks.
+    """One exchange of rows: `sent[r]` go to rank r of the group, `received[r]` come from it; rows lie in the order of
+    the ranks.
 
     Every rank of the group makes the same exchanges in the same order, also those of it that send or receive nothing.
     """

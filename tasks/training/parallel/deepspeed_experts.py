@@ -17,7 +17,8 @@ from tasks.training.parallel.ranks import Ranks
 
 
 class ExpertGroups(AutoEPMoELayer):
-    """A marker without parameters or arithmetic. It makes the groups known under one name, which expert parameters carry."""
+    """A marker without parameters or arithmetic. It makes the groups known under one name, which expert parameters
+    carry."""
 
     def __init__(self, ranks: Ranks) -> None:
         nn.Module.__init__(self)  # AutoEP's own would build a router and experts
@@ -32,9 +33,11 @@ class ExpertGroups(AutoEPMoELayer):
     def mark_expert(self, parameter: nn.Parameter) -> None:
         """The marks are read by the engine (allreduce, group_name) and by ZeRO 3 (the ds_zero_ ones)."""
         for mark, value in {
-            "allreduce": False, "group_name": self.group_name, "ds_zero_placement_family": "autoep_expert",
+            "allreduce": False,
+            "group_name": self.group_name,
+            "ds_zero_placement_family": "autoep_expert",
             "ds_zero_partition_group_name": self.group_name,
-        }.items():  # fmt: skip
+        }.items():
             setattr(parameter, mark, value)
 
     def set_deepspeed_parallelism(self, *arguments: Any, **named: Any) -> None:

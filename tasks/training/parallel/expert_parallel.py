@@ -26,8 +26,8 @@ EXPERTS = Shard(axis="expert", dim=0)
 def divide_experts(model: nn.Module, ranks: Ranks, *, is_overlapped: bool) -> None:
     """Keep this rank's experts of every layer and send tokens to where theirs are; before the optimizer is built.
 
-    DeepSpeed is told to sum their gradients over `ranks.expert_data` only. `is_overlapped`: the shared expert is computed while tokens
-    travel.
+    DeepSpeed is told to sum their gradients over `ranks.expert_data` only. `is_overlapped`: the shared expert is
+    computed while tokens travel.
     """
     if ranks.expert.size == 1:
         return
@@ -46,7 +46,8 @@ def divide_experts(model: nn.Module, ranks: Ranks, *, is_overlapped: bool) -> No
 
 
 class JourneyToRanks:
-    """Copies sorted by expert go to the ranks that hold their experts, which are neighbours in that order, and come back."""
+    """Copies sorted by expert go to the ranks that hold their experts, which are neighbours in that order, and come
+    back."""
 
     def __init__(self, tokens_RD: Tensor, counts_E: Tensor, *, axis: Axis, is_overlapped: bool) -> None:
         assert axis.group is not None, axis
@@ -74,7 +75,9 @@ class JourneyToRanks:
         return _reorder(rows_RD, self._by_expert_R, self._by_rank_R), self._received_PE.sum(0)
 
     def come_home(self, rows_RD: Tensor) -> Tensor:
-        return exchange_rows(_reorder(rows_RD, self._by_rank_R, self._by_expert_R), self._received, self._sent, self._group)
+        return exchange_rows(
+            _reorder(rows_RD, self._by_rank_R, self._by_expert_R), self._received, self._sent, self._group
+        )
 
 
 class _Reorder(torch.autograd.Function):

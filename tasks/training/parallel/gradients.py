@@ -21,7 +21,8 @@ CLIP_EPS = 1e-6
 
 @torch.no_grad()
 def reduce_partial(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> None:
-    """Sum gradients of parameters that saw only a slice of the sequence (`parameter.is_partial_over_tensor`) over the tensor axis."""
+    """Sum gradients of parameters that saw only a slice of the sequence (`parameter.is_partial_over_tensor`) over the
+    tensor axis."""
     if ranks.tensor.size == 1:
         return
     for piece, gradient in gradient_pieces(engine, pieces_of(engine, model, ranks)):
@@ -52,8 +53,9 @@ def gradient_norm(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> fl
 
 @torch.no_grad()
 def clip_gradients(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks, norm: float, max_norm: float) -> None:
-    """Scale the gradients whose norm this is down to `max_norm`, 0 for none, as torch.nn.utils.clip_grad_norm_ does. One way for every
-    topology, by the norm of the whole model: DeepSpeed's own clipping stays off, whose norm knows one stage of a pipeline."""
+    """Scale the gradients whose norm this is down to `max_norm`, 0 for none, as torch.nn.utils.clip_grad_norm_ does.
+    One way for every topology, by the norm of the whole model: DeepSpeed's own clipping stays off, whose norm knows one
+    stage of a pipeline."""
     factor = max_norm / (norm + CLIP_EPS)
     if max_norm == 0 or factor >= 1:
         return

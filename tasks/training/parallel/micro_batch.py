@@ -19,7 +19,8 @@ class MicroBatch:
     target_ids_BT: Tensor
     """The next token, or IGNORED where it is not trained."""
     segment_ids_BT: Tensor
-    """Of the whole row, also where the other tensors hold a part of its positions (tasks/training/parallel/sequence_parallel.py)."""
+    """Of the whole row, also where the other tensors hold a part of its positions
+    (tasks/training/parallel/sequence_parallel.py)."""
     is_segmented: bool
     """Whether attention stays inside segments; MTP targets do in any case."""
     weights_BT: Tensor | None = None
@@ -37,9 +38,11 @@ class MicroBatch:
         """What the model takes beside the tokens."""
         segments = {"segment_ids_BT" if self.is_segmented else "mtp_segment_ids_BT": self.segment_ids_BT}
         return segments | {
-            "target_ids_BT": self.target_ids_BT, "target_weights_BT": self.weights_BT, "temperature": self.temperature,
+            "target_ids_BT": self.target_ids_BT,
+            "target_weights_BT": self.weights_BT,
+            "temperature": self.temperature,
             "mtp_target_ids_BT": self.mtp_target_ids_BT,
-        }  # fmt: skip
+        }
 
     @property
     def num_rows(self) -> int:
@@ -51,8 +54,9 @@ class MicroBatch:
 
     @property
     def attended(self) -> Tensor:
-        """(2,), int64: positions that hold a document's token, and the sum of their documents' squared lengths, or of the rows' where
-        attention sees over document ends. Of the whole rows that the segments are of; nothing is read on the host."""
+        """(2,), int64: positions that hold a document's token, and the sum of their documents' squared lengths, or of
+        the rows' where attention sees over document ends. Of the whole rows that the segments are of; nothing is read
+        on the host."""
         is_filled_BT = self.segment_ids_BT != NO_SEGMENT
         runs_BT = self.segment_ids_BT if self.is_segmented else torch.zeros_like(self.segment_ids_BT)
         return torch.stack([is_filled_BT.sum(), (squares_up_to(runs_BT) * is_filled_BT).sum()]) * (not self.is_filler)
@@ -64,11 +68,14 @@ class MicroBatch:
     @property
     def num_mtp_targets(self) -> int:
         targets = self.mtp_target_ids_BT
-        return int(((mtp_targets(self.target_ids_BT, self.segment_ids_BT) if targets is None else targets) != IGNORED).sum())
+        return int(
+            ((mtp_targets(self.target_ids_BT, self.segment_ids_BT) if targets is None else targets) != IGNORED).sum()
+        )
 
 
 def squares_up_to(segment_ids_BT: Tensor) -> Tensor:
-    """By how much each position makes the squared length of its run of equal ids larger, int64: 1, 3, 5 ... along a run."""
+    """By how much each position makes the squared length of its run of equal ids larger, int64: 1, 3, 5 ... along a
+    run."""
     positions_T = torch.arange(segment_ids_BT.shape[1], device=segment_ids_BT.device)
     is_first_BT = torch.ones_like(segment_ids_BT, dtype=torch.bool)
     is_first_BT[:, 1:] = segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1]

@@ -12,8 +12,8 @@ from torch.func import functional_call
 class ComputeInBfloat16(nn.Module):
     """Runs a model on bfloat16 copies of its parameters, the same as `model.to(bfloat16)` computes.
 
-    The copy is differentiable: gradients arrive in float32 and accumulate there over micro-batches. Buffers stay as they are: a router
-    bias in bfloat16 would select other experts.
+    The copy is differentiable: gradients arrive in float32 and accumulate there over micro-batches. Buffers stay as
+    they are: a router bias in bfloat16 would select other experts.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -57,14 +57,25 @@ def pieces_of(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> dict[n
     zero: Any = engine.optimizer
     stage = engine.zero_optimization_stage()
     if stage == 0:
-        pieces = (_piece(parameter, parameter.shape, parameter, 0, 0, parameter.numel()) for parameter in model.parameters())
+        pieces = (
+            _piece(parameter, parameter.shape, parameter, 0, 0, parameter.numel()) for parameter in model.parameters()
+        )
     else:
         pieces = _pieces_of_stage_3(zero) if stage == 3 else _pieces_of_stage_2(zero, ranks)
     by_id = {id(piece.parameter): piece for piece in pieces}
     return {parameter: by_id[id(parameter)] for parameter in model.parameters() if parameter.requires_grad}
 
 
-def _piece(parameter: nn.Parameter, shape: torch.Size, master: Tensor, place: int, start: int, length: int, *, is_shared: bool = False):
+def _piece(
+    parameter: nn.Parameter,
+    shape: torch.Size,
+    master: Tensor,
+    place: int,
+    start: int,
+    length: int,
+    *,
+    is_shared: bool = False,
+):
     return Piece(parameter, shape, master, place, start, length, is_shared)
 
 
@@ -77,7 +88,9 @@ def _pieces_of_stage_2(zero: Any, ranks: Ranks) -> Iterator[Piece]:
         if axis.group is not None:
             dist.all_reduce(lengths, op=dist.ReduceOp.MAX, group=axis.group)
         for parameter, (place, start, length), longest in zip(parameters, addresses, lengths.tolist(), strict=True):
-            yield _piece(parameter, parameter.shape, master, place, start, length, is_shared=longest < parameter.numel())
+            yield _piece(
+                parameter, parameter.shape, master, place, start, length, is_shared=longest < parameter.numel()
+            )
 
 
 def _keeps_bfloat16(zero: Any) -> bool:
@@ -120,15 +133,20 @@ def _pieces_of_stage_3(zero: Any) -> Iterator[Piece]:
             rank, size = dist.get_rank(parameter.ds_process_group), int(parameter.ds_tensor.ds_numel)
             length = max(0, min(size, parameter.ds_numel - rank * size))
             yield _piece(
-                parameter, parameter.ds_shape, zero.fp32_partitioned_groups_flat[group], place, rank * size, length,
+                parameter,
+                parameter.ds_shape,
+                zero.fp32_partitioned_groups_flat[group],
+                place,
+                rank * size,
+                length,
                 is_shared=dist.get_world_size(parameter.ds_process_group) > 1,
-            )  # fmt: skip
+            )
             place += size
 
 
 def assemble(part: Tensor, piece: Piece, axis: Axis, device: torch.device, *, to: int) -> Tensor:
-    """The whole parameter from everyone's elements, on rank `to` of the axis. All sharers call it in one order, with the accelerator as
-    the device: masters may lie in host memory, and groups send from accelerators only."""
+    """The whole parameter from everyone's elements, on rank `to` of the axis. All sharers call it in one order, with
+    the accelerator as the device: masters may lie in host memory, and groups send from accelerators only."""
     if axis.size == 1 or piece.master is piece.parameter:
         return part.to(device).view(piece.shape)
     whole = torch.zeros(piece.shape, device=device)
@@ -142,9 +160,13 @@ def gradient_pieces(engine: DeepSpeedEngine, pieces: dict[nn.Parameter, Piece]) 
     zero: Any = engine.optimizer
     stage = engine.zero_optimization_stage()
     if stage == 0:
-        yield from ((piece, piece.parameter.grad.view(-1)) for piece in pieces.values() if piece.parameter.grad is not None)
+        yield from (
+            (piece, piece.parameter.grad.view(-1)) for piece in pieces.values() if piece.parameter.grad is not None
+        )
         return
-    gradients = {id(master): _gradients(zero, stage, group, master) for group, master in enumerate(_masters(zero, stage))}
+    gradients = {
+        id(master): _gradients(zero, stage, group, master) for group, master in enumerate(_masters(zero, stage))
+    }
     for piece in pieces.values():
         place = 0
         # A piece is within one of them.

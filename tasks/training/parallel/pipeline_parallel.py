@@ -52,7 +52,8 @@ class StageOutput(NamedTuple):
 
 
 def divide_stages(model: Glm4Moe, ranks: Ranks) -> None:
-    """Take out of a built model what other stages hold; what stays keeps its names. Reads no value: weights may lie on the meta device."""
+    """Take out of a built model what other stages hold; what stays keeps its names. Reads no value: weights may lie on
+    the meta device."""
     pipeline, layers = ranks.pipeline, model.model.layers
     if pipeline.size == 1:
         return
@@ -68,9 +69,14 @@ def divide_stages(model: Glm4Moe, ranks: Ranks) -> None:
 
 
 def router_rows(model: Glm4Moe) -> list[int]:
-    """Rows of the whole model's (layers with experts, experts) counts that belong to this stage's routers, in the model's order."""
+    """Rows of the whole model's (layers with experts, experts) counts that belong to this stage's routers, in the
+    model's order."""
     first = model.recipe.first_k_dense_replace
-    return [number - first for number, layer in enumerate(model.model.layers) if isinstance(getattr(layer, "mlp", None), MixtureOfExperts)]
+    return [
+        number - first
+        for number, layer in enumerate(model.model.layers)
+        if isinstance(getattr(layer, "mlp", None), MixtureOfExperts)
+    ]
 
 
 class PipelineStage(nn.Module):
@@ -91,7 +97,11 @@ class PipelineStage(nn.Module):
             output = self.model.losses(trunk, hidden_BTD if embedded_BTD is None else embedded_BTD, **arguments)
             assert output.losses is not None
             return StageOutput(None, None, *output.losses, output.expert_counts_LE)
-        balance = torch.stack(trunk.balance).sum() * self.model.num_parts if trunk.balance else torch.zeros((), device=hidden_BTD.device)
+        balance = (
+            torch.stack(trunk.balance).sum() * self.model.num_parts
+            if trunk.balance
+            else torch.zeros((), device=hidden_BTD.device)
+        )
         sent_BTD = embedded_BTD if self.is_first and has_mtp(self.model) else None
         return StageOutput(trunk.hidden_BTD, sent_BTD, None, None, balance, self.model.stack_counts(trunk.counts))
 
@@ -127,7 +137,8 @@ class _Passing(NamedTuple):
 
 
 class _Pipeline:
-    """The passes of one step on one stage. Activations and gradients travel in a group each, in the order of the micro-batches."""
+    """The passes of one step on one stage. Activations and gradients travel in a group each, in the order of the
+    micro-batches."""
 
     def __init__(self, trainable: Trainable) -> None:
         self.trainable = trainable
@@ -197,8 +208,8 @@ def _gradient(received: Tensor) -> Tensor:
 def accumulate_in_stages(
     trainable: Trainable, micro_batches: list[MicroBatch], shares: list[Tensor], loss_weights: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
-    """`training_step.accumulate_gradients` in a pipeline: this stage's part of the losses, and the routed copies of its own layers in
-    the rows of the whole model. Sums over the pipeline give those of the step."""
+    """`training_step.accumulate_gradients` in a pipeline: this stage's part of the losses, and the routed copies of its
+    own layers in the rows of the whole model. Sums over the pipeline give those of the step."""
     engine, model, ranks = trainable.engine, trainable.model, trainable.ranks
     recipe, device = model.recipe, trainable.device
     num_routed = recipe.num_hidden_layers - recipe.first_k_dense_replace + recipe.num_nextn_predict_layers
@@ -216,7 +227,8 @@ def accumulate_in_stages(
         sums.add_(torch.stack([lm, mtp, balance]).detach().double())
         if not micro_batches[number].is_filler:
             counts_LE[rows] += output.counts_LE
-        # Upstream gradients follow from the last stage's loss, so they carry the factor that DeepSpeed's mean over replicas takes away.
+        # Upstream gradients follow from the last stage's loss, so they carry the factor that DeepSpeed's mean over
+        # replicas takes away.
         loss = (lm + loss_weights[0] * mtp + loss_weights[1] * balance) * ranks.replicas.size
         passing[number] = _Passing(hidden_BTD, embedded_BTD, output, loss if loss.requires_grad else None)
 

@@ -38,13 +38,14 @@ class Ranks:
     pipeline: Axis
     """By stage, the first stage first."""
     pipeline_back: Axis
-    """The same ranks in a group of their own: gradients travel apart from activations, on one NCCL communicator they would wait for each
-    other."""
+    """The same ranks in a group of their own: gradients travel apart from activations, on one NCCL communicator they
+    would wait for each other."""
     expert: Axis
     expert_data: Axis
     """Ranks that hold the same experts: over which their gradients are summed."""
     replicas: Axis
-    """data x context: the ranks that hold the same dense weights and see different positions; what DeepSpeed calls data parallel."""
+    """data x context: the ranks that hold the same dense weights and see different positions; what DeepSpeed calls data
+    parallel."""
     stage: Axis
     """tensor x context x data: all ranks of this pipeline stage."""
 
@@ -63,30 +64,39 @@ def connect_ranks(resources: TrainingResources) -> Ranks:
     every = [(p, d, c, t) for p in range(pipeline) for d in range(data) for c in range(context) for t in range(tensor)]
     stages = [[p * stage + place for place in range(stage)] for p in range(pipeline)]
     return Ranks(
-        tensor=_axis({tuple(rank_of(p, d, c, t) for t in range(tensor)) for p, d, c, _ in every}, is_for_deepspeed=True),
+        tensor=_axis(
+            {tuple(rank_of(p, d, c, t) for t in range(tensor)) for p, d, c, _ in every}, is_for_deepspeed=True
+        ),
         context=_axis({tuple(rank_of(p, d, c, t) for c in range(context)) for p, d, _, t in every}),
         data=_axis({tuple(rank_of(p, d, c, t) for d in range(data)) for p, _, c, t in every}),
         pipeline=_axis(lines := {tuple(rank_of(p, d, c, t) for p in range(pipeline)) for _, d, c, t in every}),
         pipeline_back=_axis(lines),
         expert=_axis(
-            {tuple(ranks[first : first + experts]) for ranks in stages for first in range(0, stage, experts)}, is_for_deepspeed=True
+            {tuple(ranks[first : first + experts]) for ranks in stages for first in range(0, stage, experts)},
+            is_for_deepspeed=True,
         ),
-        expert_data=_axis({tuple(ranks[place::experts]) for ranks in stages for place in range(experts)}, is_for_deepspeed=True),
+        expert_data=_axis(
+            {tuple(ranks[place::experts]) for ranks in stages for place in range(experts)}, is_for_deepspeed=True
+        ),
         replicas=_axis(
-            {tuple(rank_of(p, d, c, t) for d in range(data) for c in range(context)) for p, _, _, t in every}, is_for_deepspeed=True
+            {tuple(rank_of(p, d, c, t) for d in range(data) for c in range(context)) for p, _, _, t in every},
+            is_for_deepspeed=True,
         ),
         stage=_axis({tuple(ranks) for ranks in stages}),
-    )  # fmt: skip
+    )
 
 
 def _axis(lines: set[tuple[int, ...]], *, is_for_deepspeed: bool = False) -> Axis:
     """All ranks make all groups in one order, as torch demands, and keep their own.
 
-    DeepSpeed takes None for the whole world, so it gets a group even of one rank; where there is but one rank, the two are the same.
+    DeepSpeed takes None for the whole world, so it gets a group even of one rank; where there is but one rank, the two
+    are the same.
     """
     own: Axis | None = None
     for ranks in sorted(lines):
-        group = dist.new_group(list(ranks)) if len(ranks) > 1 or (is_for_deepspeed and dist.get_world_size() > 1) else None
+        group = (
+            dist.new_group(list(ranks)) if len(ranks) > 1 or (is_for_deepspeed and dist.get_world_size() > 1) else None
+        )
         if dist.get_rank() in ranks:
             assert not isinstance(group, int), group  # NON_GROUP_MEMBER is for ranks outside
             own = Axis(len(ranks), ranks.index(dist.get_rank()), ranks, group)
@@ -96,7 +106,8 @@ def _axis(lines: set[tuple[int, ...]], *, is_for_deepspeed: bool = False) -> Axi
 
 @dataclass(frozen=True)
 class DeepSpeedRanks:
-    """`mpu` of `deepspeed.initialize`: DeepSpeed averages gradients over, and divides its shards among, the replicas."""
+    """`mpu` of `deepspeed.initialize`: DeepSpeed averages gradients over, and divides its shards among, the
+    replicas."""
 
     ranks: Ranks
 

@@ -23,8 +23,9 @@ from model.architecture.transformer import Glm4Moe, LayersOutput, run_layers
 
 
 def recompute_activations(model: Glm4Moe, kind: Literal["none", "selective", "full"], every_layers: int) -> None:
-    """`every_layers` is how many trunk layers `full` computes again as one block. Comes after whatever else changes the forward pass
-    (tensor, expert and context parallelism), so that it is repeated too: collectives run again in the same order on all ranks."""
+    """`every_layers` is how many trunk layers `full` computes again as one block. Comes after whatever else changes the
+    forward pass (tensor, expert and context parallelism), so that it is repeated too: collectives run again in the same
+    order on all ranks."""
     layers = [layer for layer in model.model.layers if isinstance(layer, DecoderLayer)]
     if kind == "selective":
         for layer in layers:
@@ -32,8 +33,8 @@ def recompute_activations(model: Glm4Moe, kind: Literal["none", "selective", "fu
             if isinstance(layer.mlp, MixtureOfExperts):
                 _recompute_module(layer.mlp)
     elif kind == "full":
-        # A layer alone is recomputed inside its own call: ZeRO 3 holds its weights from the hook before the backward pass to the one behind
-        # it, while a call from outside would let go of them in between.
+        # A layer alone is recomputed inside its own call: ZeRO 3 holds its weights from the hook before the backward
+        # pass to the one behind it, while a call from outside would let go of them in between.
         if every_layers > 1:
             model.model.run_layers = partial(_run_blocks, every_layers)
         for layer in layers:
@@ -74,16 +75,20 @@ def _run_again(modules: Sequence[nn.Module], forward: Callable[..., Any], *argum
         with _weights_of_first_pass(stand_ins):
             return forward(*arguments, **named)
 
-    # No dropout, no random state. ZeRO 3 lets go of a module's weights behind its forward pass: it must run to its end the second time.
+    # No dropout, no random state. ZeRO 3 lets go of a module's weights behind its forward pass: it must run to its end
+    # the second time.
     return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False, early_stop=False, **named)
 
 
 def _stand_ins(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, dict[str, Tensor]]]:
-    """Tensors that stand in for parameters during this pass only (bfloat16 copies of float32 weights): gone when the backward pass runs."""
+    """Tensors that stand in for parameters during this pass only (bfloat16 copies of float32 weights): gone when the
+    backward pass runs."""
     found = []
     for owner in (owner for module in modules for owner in module.modules()):
         tensors = {
-            name: tensor for name, tensor in owner._parameters.items() if tensor is not None and not isinstance(tensor, nn.Parameter)
+            name: tensor
+            for name, tensor in owner._parameters.items()
+            if tensor is not None and not isinstance(tensor, nn.Parameter)
         }
         if tensors:
             found.append((owner, tensors))

@@ -29,9 +29,11 @@ Attend = Callable[[Tensor, Tensor, Tensor, Visible], Tensor]
 
 
 def spread_sequence(model: Glm4Moe, ranks: Ranks) -> None:
-    """Make the model take the parts that `own_positions` gives; before tensor parallelism, which wraps what is set here.
+    """Make the model take the parts that `own_positions` gives; before tensor parallelism, which wraps what is set
+    here.
 
-    The lm and mtp losses are means over the part's targets; the balance loss is such that its mean over the parts is the sequence's.
+    The lm and mtp losses are means over the part's targets; the balance loss is such that its mean over the parts is
+    the sequence's.
     """
     axis = ranks.context
     if axis.size == 1:
@@ -48,7 +50,8 @@ def spread_sequence(model: Glm4Moe, ranks: Ranks) -> None:
 
 
 def own_parts(batches: Iterable[MicroBatch], ranks: Ranks) -> list[MicroBatch]:
-    """The micro-batches with the positions that this rank computes: all of them, unless a sequence is divided among ranks."""
+    """The micro-batches with the positions that this rank computes: all of them, unless a sequence is divided among
+    ranks."""
     return [own_positions(batch, ranks) for batch in batches]
 
 
@@ -62,14 +65,17 @@ def own_positions(batch: MicroBatch, ranks: Ranks) -> MicroBatch:
     length = num_positions // axis.size
     part = slice(axis.rank * length, (axis.rank + 1) * length)
     return replace(
-        batch, token_ids_BT=batch.token_ids_BT[:, part], target_ids_BT=batch.target_ids_BT[:, part],
+        batch,
+        token_ids_BT=batch.token_ids_BT[:, part],
+        target_ids_BT=batch.target_ids_BT[:, part],
         weights_BT=None if batch.weights_BT is None else batch.weights_BT[:, part],
         mtp_target_ids_BT=mtp_targets(batch.target_ids_BT, batch.segment_ids_BT)[:, part],
-    )  # fmt: skip
+    )
 
 
 class AttendByHeads:
-    """Attention over all positions by a share of the heads. `num_missing`: by how many positions the last part is shorter."""
+    """Attention over all positions by a share of the heads. `num_missing`: by how many positions the last part is
+    shorter."""
 
     def __init__(self, attend: Attend, axis: Axis, num_missing: int) -> None:
         assert axis.group is not None, axis
@@ -92,7 +98,8 @@ class AttendByHeads:
 
 
 def _shares_of_heads(heads_BTNH: Tensor, num_parts: int) -> Tensor:
-    """(B, T, parts, heads of a part, H); fewer heads than parts are repeated, so that each part has the one its queries look at."""
+    """(B, T, parts, heads of a part, H); fewer heads than parts are repeated, so that each part has the one its queries
+    look at."""
     num_heads = heads_BTNH.shape[2]
     if num_heads < num_parts:
         heads_BTNH = heads_BTNH.repeat_interleave(num_parts // num_heads, dim=2)
@@ -100,8 +107,8 @@ def _shares_of_heads(heads_BTNH: Tensor, num_parts: int) -> Tensor:
 
 
 def pair_across_parts(embedded_BTD: Tensor, hidden_BTD: Tensor, *, axis: Axis) -> tuple[Tensor, Tensor]:
-    """What the MTP layer takes: the embedding of the token behind each position, the last one's from the next part. A row's last position
-    has none and is left out."""
+    """What the MTP layer takes: the embedding of the token behind each position, the last one's from the next part. A
+    row's last position has none and is left out."""
     assert axis.group is not None, axis
     num_rows, sent, received = embedded_BTD.shape[0], [0] * axis.size, [0] * axis.size
     is_first, is_last = axis.rank == 0, axis.rank == axis.size - 1

@@ -54,7 +54,8 @@ def own_part(whole: Tensor, shard: Shard | None, ranks: Ranks) -> Tensor:
 
 
 def gather_whole(part: Tensor, shard: Shard | None, ranks: Ranks) -> Tensor:
-    """The whole tensor from every rank's part; all ranks of the axis call it, for the same parameters in the same order."""
+    """The whole tensor from every rank's part; all ranks of the axis call it, for the same parameters in the same
+    order."""
     if shard is None:
         return part
     axis = axis_of(shard, ranks)

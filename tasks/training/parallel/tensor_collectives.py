@@ -31,7 +31,8 @@ def features_to_positions(features_BTD: Tensor, axis: Axis) -> Tensor:
 
 
 def sum_values(values: Tensor, axis: Axis) -> Tensor:
-    """Sum over ranks of what each computed from its own positions. The gradient passes through: each rank's share of the sum is its own."""
+    """Sum over ranks of what each computed from its own positions. The gradient passes through: each rank's share of
+    the sum is its own."""
     return _SumValues.apply(values, axis)
 
 

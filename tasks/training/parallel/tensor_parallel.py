@@ -24,7 +24,13 @@ from model.architecture.mtp import MtpLayer
 from model.architecture.transformer import Glm4Moe
 from tasks.training.parallel.ranks import Axis, Ranks
 from tasks.training.parallel.shards import Shard, own_part, shard_of
-from tasks.training.parallel.tensor_collectives import cut_slice, features_to_positions, gather_positions, sum_to_slices, sum_values
+from tasks.training.parallel.tensor_collectives import (
+    cut_slice,
+    features_to_positions,
+    gather_positions,
+    sum_to_slices,
+    sum_values,
+)
 from tasks.training.parallel.tensor_vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
 
 BY_OUTPUT, BY_INPUT = Shard("tensor", 0), Shard("tensor", 1)
@@ -33,8 +39,8 @@ BY_OUTPUT, BY_INPUT = Shard("tensor", 0), Shard("tensor", 1)
 def divide_matrices(model: Glm4Moe, ranks: Ranks) -> None:
     """Keep this rank's part of every matrix and mark it with its `Shard`; nothing where the tensor axis has one rank.
 
-    What stays whole saw only a slice of the positions or of the heads: `is_partial_over_tensor` says that its gradient is to be summed.
-    Reads shapes only, so that a model on the meta device can be divided and filled later.
+    What stays whole saw only a slice of the positions or of the heads: `is_partial_over_tensor` says that its gradient
+    is to be summed. Reads shapes only, so that a model on the meta device can be divided and filled later.
     """
     axis = ranks.tensor
     if axis.size == 1:
@@ -43,7 +49,9 @@ def divide_matrices(model: Glm4Moe, ranks: Ranks) -> None:
     for layer in decoder.layers:
         assert isinstance(layer, DecoderLayer), layer
         _divide_layer(layer, ranks)
-    decoder.embed_tokens = VocabularyParallelEmbedding(_own_parameter(decoder.embed_tokens.weight, BY_OUTPUT, ranks), axis)
+    decoder.embed_tokens = VocabularyParallelEmbedding(
+        _own_parameter(decoder.embed_tokens.weight, BY_OUTPUT, ranks), axis
+    )
     model.lm_head = VocabularyParallelHead(_own_parameter(model.lm_head.weight, BY_OUTPUT, ranks), axis)
     model.num_slices = axis.size
     model.pair_for_mtp = partial(_pair_slices, model.pair_for_mtp, axis)
@@ -52,11 +60,19 @@ def divide_matrices(model: Glm4Moe, ranks: Ranks) -> None:
 
 
 def _undivided(model: nn.Module, ranks: Ranks) -> list[nn.Parameter]:
-    """Experts that are divided among ranks get tokens from all of these, so their gradients are no sums over the tensor axis."""
+    """Experts that are divided among ranks get tokens from all of these, so their gradients are no sums over the tensor
+    axis."""
     elsewhere = set()
     if ranks.expert.size > 1:
-        elsewhere = {id(parameter) for module in model.modules() if isinstance(module, Experts) for parameter in module.parameters()}
-    return [parameter for parameter in model.parameters() if shard_of(parameter) is None and id(parameter) not in elsewhere]
+        elsewhere = {
+            id(parameter)
+            for module in model.modules()
+            if isinstance(module, Experts)
+            for parameter in module.parameters()
+        }
+    return [
+        parameter for parameter in model.parameters() if shard_of(parameter) is None and id(parameter) not in elsewhere
+    ]
 
 
 def _divide_layer(layer: DecoderLayer, ranks: Ranks) -> None:
@@ -101,7 +117,8 @@ def _own_parameter(whole: Tensor, shard: Shard, ranks: Ranks) -> nn.Parameter:
 def _pair_slices(
     pair_all: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], axis: Axis, embedded_BTD: Tensor, hidden_BTD: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The next token's embedding may lie in the next rank's slice; a last position that has none is the last of the last slice."""
+    """The next token's embedding may lie in the next rank's slice; a last position that has none is the last of the
+    last slice."""
     whole_BTD = gather_positions(embedded_BTD, embedded_BTD.shape[1] * axis.size, axis)
     next_BTD, _ = pair_all(whole_BTD, whole_BTD)
     next_BTD = cut_slice(next_BTD, axis)
@@ -109,8 +126,8 @@ def _pair_slices(
 
 
 class _LayerCollectives:
-    """What is done around the divided matrices of one layer. The number of positions is that of the layer's RoPE table, noted before each
-    forward pass and there still when its activations are computed again."""
+    """What is done around the divided matrices of one layer. The number of positions is that of the layer's RoPE table,
+    noted before each forward pass and there still when its activations are computed again."""
 
     def __init__(self, axis: Axis, rotary_place: int) -> None:
         self.axis, self.rotary_place = axis, rotary_place
@@ -120,14 +137,21 @@ class _LayerCollectives:
         self.num_positions = arguments[self.rotary_place][0].shape[-2]
 
     def wrap(self, module: nn.Module, hand_back: Callable[[Tensor, Axis], Tensor]) -> None:
-        """A slice of the positions in and out, all of them in between. No hook: recomputation, which wraps `forward` again, keeps the slice
-        and gathers once more."""
+        """A slice of the positions in and out, all of them in between. No hook: recomputation, which wraps `forward`
+        again, keeps the slice and gathers once more."""
         module.forward = partial(self._run_on_all, module.forward, hand_back)
 
     def _run_on_all(
-        self, forward: Callable[..., Tensor], hand_back: Callable[[Tensor, Axis], Tensor], slice_BTD: Tensor, *arguments: Any, **named: Any
+        self,
+        forward: Callable[..., Tensor],
+        hand_back: Callable[[Tensor, Axis], Tensor],
+        slice_BTD: Tensor,
+        *arguments: Any,
+        **named: Any,
     ) -> Tensor:
-        return hand_back(forward(gather_positions(slice_BTD, self.num_positions, self.axis), *arguments, **named), self.axis)
+        return hand_back(
+            forward(gather_positions(slice_BTD, self.num_positions, self.axis), *arguments, **named), self.axis
+        )
 
     def sum_over_slices(self, sum_over_parts: Callable[[Tensor], Tensor] | None, counts: Tensor) -> Tensor:
         """Slices are parts of what a context rank holds, if sequences are divided among those."""
@@ -140,4 +164,6 @@ class _LayerCollectives:
         return total
 
     def sum_statistics(self, module: nn.Module, arguments: tuple[Any, ...], output: MoeOutput) -> MoeOutput:
-        return output._replace(balance_loss=sum_values(output.balance_loss, self.axis), counts_E=self.sum_counts(output.counts_E))
+        return output._replace(
+            balance_loss=sum_values(output.balance_loss, self.axis), counts_E=self.sum_counts(output.counts_E)
+        )

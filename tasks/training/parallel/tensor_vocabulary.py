@@ -1,4 +1,5 @@
-"""Embedding and unembedding with their rows divided over the tensor ranks: rank r holds the r-th slice of the vocabulary."""
+"""Embedding and unembedding with their rows divided over the tensor ranks: rank r holds the r-th slice of the
+vocabulary."""
 
 from __future__ import annotations
 
@@ -28,14 +29,17 @@ class VocabularyParallelEmbedding(nn.Embedding):
 
 
 class VocabularyParallelHead(LanguageHead):
-    """Hidden states of this rank's slice in, the loss over all positions out, the same on every rank; no rank sees another's logits."""
+    """Hidden states of this rank's slice in, the loss over all positions out, the same on every rank; no rank sees
+    another's logits."""
 
     def __init__(self, weight_VD: nn.Parameter, axis: Axis) -> None:
         super().__init__(weight_VD.shape[1], 0)
         self.weight = weight_VD
         self.axis = axis
 
-    def forward(self, hidden_BTD: Tensor, target_ids_BT: Tensor | None = None, target_weights_BT: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden_BTD: Tensor, target_ids_BT: Tensor | None = None, target_weights_BT: Tensor | None = None
+    ) -> Tensor:
         assert target_ids_BT is not None, "logits are never put together under tensor parallelism: give targets"
         targets_T = target_ids_BT.flatten()
         is_kept_T = targets_T != IGNORED
@@ -49,8 +53,9 @@ class VocabularyParallelHead(LanguageHead):
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
-    """model/architecture/losses.py's fused loss on a slice of the vocabulary: a chunk's maximum, sum and target logit are reduced over the
-    ranks, two numbers per position and one more. The gradient of the hidden states is this rank's partial one."""
+    """model/architecture/losses.py's fused loss on a slice of the vocabulary: a chunk's maximum, sum and target logit
+    are reduced over the ranks, two numbers per position and one more. The gradient of the hidden states is this rank's
+    partial one."""
 
     @staticmethod
     def forward(ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, factors_T: Tensor, axis: Axis) -> Tensor:
@@ -87,4 +92,10 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_hidden_TD, grad_weight_VD = ctx.saved_tensors
         scale = grads[0]
-        return grad_hidden_TD * scale.to(grad_hidden_TD.dtype), (grad_weight_VD * scale).to(grad_hidden_TD.dtype), None, None, None
+        return (
+            grad_hidden_TD * scale.to(grad_hidden_TD.dtype),
+            (grad_weight_VD * scale).to(grad_hidden_TD.dtype),
+            None,
+            None,
+            None,
+        )

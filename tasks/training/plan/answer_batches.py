@@ -13,8 +13,8 @@ BLOCK_POSITIONS = 16
 
 
 def answer_cache_bytes(recipe: TrainingRecipe, resources: TrainingResources) -> int:
-    """Keys and values of one answer of full length behind its prompt, of a rank's share of the heads and layers. The MTP layer has a cache
-    too."""
+    """Keys and values of one answer of full length behind its prompt, of a rank's share of the heads and layers. The
+    MTP layer has a cache too."""
     positions = -(-(recipe.sequence_length + 1) // BLOCK_POSITIONS) * BLOCK_POSITIONS
     element = 2 if recipe.dtype == "bfloat16" else 4
     num_layers = recipe.model.num_hidden_layers
@@ -24,5 +24,6 @@ def answer_cache_bytes(recipe: TrainingRecipe, resources: TrainingResources) -> 
 
 
 def answers_at_once(recipe: TrainingRecipe, resources: TrainingResources, num_answers: int) -> int:
-    """At least one, whatever rollout_cache_bytes is: tasks/training/plan/topology.py refuses a budget that holds none."""
+    """At least one, whatever rollout_cache_bytes is: tasks/training/plan/topology.py refuses a budget that holds
+    none."""
     return max(1, min(num_answers, resources.rollout_cache_bytes // answer_cache_bytes(recipe, resources)))

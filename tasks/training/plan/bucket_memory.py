@@ -15,10 +15,10 @@ FLOAT32_BYTES = 4
 
 
 def bucket_bytes(resources: TrainingResources, num_elements: int, element: int) -> int:
-    """Of a rank whose stage has so many elements before ZeRO divides them. Stages 1 and 2 reduce in two buffers in turn, of the gradients'
-    dtype; a bfloat16 one is sent as a float32 copy. Stage 1 in bfloat16 reduces its flat gradients as they are. Stage 3 reduces in one
-    buffer, and keeps weights gathered up to a number of elements. Without ZeRO there is no buffer: gradients are flattened when the passes
-    are over."""
+    """Of a rank whose stage has so many elements before ZeRO divides them. Stages 1 and 2 reduce in two buffers in
+    turn, of the gradients' dtype; a bfloat16 one is sent as a float32 copy. Stage 1 in bfloat16 reduces its flat
+    gradients as they are. Stage 3 reduces in one buffer, and keeps weights gathered up to a number of elements. Without
+    ZeRO there is no buffer: gradients are flattened when the passes are over."""
     bucket = resources.bucket_elements
     if resources.zero_stage == 0 or (resources.zero_stage == 1 and element < FLOAT32_BYTES):
         return 0

@@ -35,7 +35,8 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
         reasons.append(f"num_ranks {resources.num_ranks} cannot train {kind}: set num_ranks to 1")
     if isinstance(recipe.objective, PolicyObjective) and resources.zero_stage > 0:
         reasons.append(
-            f"zero_stage {resources.zero_stage} cannot train {kind}, whose answers are sampled from undivided weights: set zero_stage to 0"
+            f"zero_stage {resources.zero_stage} cannot train {kind}, whose answers are sampled from undivided "
+            f"weights: set zero_stage to 0"
         )
     return reasons
 
@@ -46,6 +47,7 @@ def refuse_too_few_prompts(recipe: TrainingRecipe, num_prompts: int) -> None:
     num_groups = recipe.num_tokens // recipe.sequence_length // recipe.objective.samples_per_prompt
     if num_groups > recipe.max_epochs * num_prompts:
         raise ValueError(
-            f"phase {recipe.phase}: {num_groups} groups of answers need {num_groups / num_prompts:.1f} passes over {num_prompts} prompts, "
+            f"phase {recipe.phase}: {num_groups} groups of answers need {num_groups / num_prompts:.1f} passes over "
+            f"{num_prompts} prompts, "
             f"max_epochs is {recipe.max_epochs}: raise it or synthesize.num_prompts, or lower num_tokens"
         )

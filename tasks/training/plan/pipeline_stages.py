@@ -13,7 +13,10 @@ from configs.schema import ModelRecipe
 
 def stage_layers(recipe: ModelRecipe, num_stages: int) -> tuple[range, ...]:
     """Trunk layers by stage, at least one each."""
-    assert num_stages <= recipe.num_hidden_layers, (num_stages, recipe.num_hidden_layers)  # tasks/training/plan/topology.py refused it
+    assert num_stages <= recipe.num_hidden_layers, (
+        num_stages,
+        recipe.num_hidden_layers,
+    )  # tasks/training/plan/topology.py refused it
     beside = [0] * num_stages
     beside[0] += 1
     beside[-1] += 1 + 2 * recipe.num_nextn_predict_layers

@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from model.architecture.counts import count_parameters, count_trained, kv_cache_bytes_per_token, training_flops_per_token
+from model.architecture.counts import (
+    count_parameters,
+    count_trained,
+    kv_cache_bytes_per_token,
+    training_flops_per_token,
+)
 from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.pipeline_stages import describe_stages
 from tasks.training.plan.planned import Plan, PlannedMemory, PlannedParameters, PlannedPhase, _bytes
@@ -28,10 +33,18 @@ def plan_training(scale: Scale) -> Plan:
     return Plan(
         scale=scale.scale,
         parameters=PlannedParameters(
-            attention_per_layer=counts.attention_per_layer, expert=counts.expert, moe_layer=counts.moe_layer,
-            dense_layer=counts.dense_layer, body=counts.body, mtp=counts.mtp_layers, embeddings=counts.embeddings,
-            body_and_mtp=counts.body_and_mtp, total=counts.total, active_body=counts.active_body,
-            active_body_and_mtp=counts.active_body + counts.active_mtp, active=counts.active,
+            attention_per_layer=counts.attention_per_layer,
+            expert=counts.expert,
+            moe_layer=counts.moe_layer,
+            dense_layer=counts.dense_layer,
+            body=counts.body,
+            mtp=counts.mtp_layers,
+            embeddings=counts.embeddings,
+            body_and_mtp=counts.body_and_mtp,
+            total=counts.total,
+            active_body=counts.active_body,
+            active_body_and_mtp=counts.active_body + counts.active_mtp,
+            active=counts.active,
         ),
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(scale.model.recipe),
         assumed_mfu=ASSUMED_MFU,
@@ -39,7 +52,7 @@ def plan_training(scale: Scale) -> Plan:
             _plan_phase(scale, phase, scale.phases[number - 1].recipe.rope_theta if number else None)
             for number, phase in enumerate(scale.phases)
         ),
-    )  # fmt: skip
+    )
 
 
 def _plan_phase(scale: Scale, phase: PhaseSection, theta_before: float | None) -> PlannedPhase:
@@ -50,23 +63,38 @@ def _plan_phase(scale: Scale, phase: PhaseSection, theta_before: float | None) -
     memory = _memory(recipe, resources)
     first_rate, peak_rate, last_rate = _learning_rates(recipe, steps)
     return PlannedPhase(
-        name=recipe.phase, objective=recipe.objective.kind, adapter=recipe.adapter.kind,
+        name=recipe.phase,
+        objective=recipe.objective.kind,
+        adapter=recipe.adapter.kind,
         trained_parameters=count_trained(recipe.model, recipe.adapter).total(recipe.model),
-        num_tokens=recipe.num_tokens, num_steps=steps.num_steps, sequence_length=recipe.sequence_length,
-        first_batch_tokens=steps.first_rows * recipe.sequence_length, max_batch_tokens=steps.max_rows * recipe.sequence_length,
-        first_learning_rate=first_rate, peak_learning_rate=peak_rate, last_learning_rate=last_rate,
-        rope_theta=recipe.rope_theta, schedule=describe_schedule(recipe, theta_before),
+        num_tokens=recipe.num_tokens,
+        num_steps=steps.num_steps,
+        sequence_length=recipe.sequence_length,
+        first_batch_tokens=steps.first_rows * recipe.sequence_length,
+        max_batch_tokens=steps.max_rows * recipe.sequence_length,
+        first_learning_rate=first_rate,
+        peak_learning_rate=peak_rate,
+        last_learning_rate=last_rate,
+        rope_theta=recipe.rope_theta,
+        schedule=describe_schedule(recipe, theta_before),
         mixture=_describe_mixture(phase.recipe.packing_recipe),
-        attended_tokens=attended, trains_mtp=trains_mtp(recipe), training_flops=flops,
-        num_ranks=resources.num_ranks, data_parallel=data_parallel(resources),
-        tensor_parallel=resources.tensor_parallel, pipeline_parallel=resources.pipeline_parallel,
-        stage_layers=_stage_layers(recipe, resources), context_parallel=resources.context_parallel,
-        expert_parallel=resources.expert_parallel, zero_stage=resources.zero_stage,
+        attended_tokens=attended,
+        trains_mtp=trains_mtp(recipe),
+        training_flops=flops,
+        num_ranks=resources.num_ranks,
+        data_parallel=data_parallel(resources),
+        tensor_parallel=resources.tensor_parallel,
+        pipeline_parallel=resources.pipeline_parallel,
+        stage_layers=_stage_layers(recipe, resources),
+        context_parallel=resources.context_parallel,
+        expert_parallel=resources.expert_parallel,
+        zero_stage=resources.zero_stage,
         hours=flops / (resources.num_ranks * resources.peak_flops_per_second * ASSUMED_MFU) / 3600,
-        rank_memory=memory, impossible=tuple(impossible_topology(recipe, resources)),
+        rank_memory=memory,
+        impossible=tuple(impossible_topology(recipe, resources)),
         not_available=tuple(unavailable_training(recipe, resources)),
         warnings=(*_warnings(memory), *_shard_warnings(scale.data.recipe.shards.multiple_of, resources)),
-    )  # fmt: skip
+    )
 
 
 def _attended_tokens(phase: PhaseSection) -> int:
@@ -80,7 +108,9 @@ def _learning_rates(recipe: TrainingRecipe, steps: PhaseSteps) -> tuple[float, f
     """Of the first step, the highest, of the last: they rise to the warm-up's end and fall behind it."""
     first, last = steps.first_end_tokens, recipe.course_start_tokens + recipe.num_tokens
     top = min(max(round(recipe.course.warmup_share * recipe.course_num_tokens), first), last)
-    first_rate, peak, last_rate = (learning_rate_at(recipe.course, recipe.course_num_tokens, tokens) for tokens in (first, top, last))
+    first_rate, peak, last_rate = (
+        learning_rate_at(recipe.course, recipe.course_num_tokens, tokens) for tokens in (first, top, last)
+    )
     return first_rate, peak, last_rate
 
 
@@ -88,11 +118,20 @@ def _describe_mixture(recipe: PackingRecipe) -> str:
     """Shares as they are configured; a domain without text leaves its share to the others."""
     total = [sum(point.mixture.values()) for point in recipe.waypoints]
     courses = {
-        domain: [f"{point.mixture.get(domain, 0.0) / whole:.0%}" for point, whole in zip(recipe.waypoints, total, strict=True)]
+        domain: [
+            f"{point.mixture.get(domain, 0.0) / whole:.0%}"
+            for point, whole in zip(recipe.waypoints, total, strict=True)
+        ]
         for domain in recipe.domains
     }
-    shares = [f"{domain} {' -> '.join(course if len(set(course)) > 1 else course[:1])}" for domain, course in courses.items()]
-    weights = [f"quality buckets x {', '.join(f'{weight:g}' for weight in recipe.bucket_weights)}"] if recipe.bucket_weights else []
+    shares = [
+        f"{domain} {' -> '.join(course if len(set(course)) > 1 else course[:1])}" for domain, course in courses.items()
+    ]
+    weights = (
+        [f"quality buckets x {', '.join(f'{weight:g}' for weight in recipe.bucket_weights)}"]
+        if recipe.bucket_weights
+        else []
+    )
     return "; ".join([", ".join(shares), *weights])
 
 
@@ -105,11 +144,19 @@ def _stage_layers(recipe: TrainingRecipe, resources: TrainingResources) -> str:
 def _memory(recipe: TrainingRecipe, resources: TrainingResources) -> PlannedMemory:
     memory = rank_memory(recipe, resources)
     return PlannedMemory(
-        weights=memory.weights, gradients=memory.gradients, optimizer=memory.optimizer, activations=memory.activations,
-        buckets=memory.buckets, update=memory.update, kv_cache=memory.kv_cache, sampling_weights=memory.sampling_weights,
-        total=memory.device, host_optimizer=memory.host_optimizer, host_weights=memory.host_weights,
+        weights=memory.weights,
+        gradients=memory.gradients,
+        optimizer=memory.optimizer,
+        activations=memory.activations,
+        buckets=memory.buckets,
+        update=memory.update,
+        kv_cache=memory.kv_cache,
+        sampling_weights=memory.sampling_weights,
+        total=memory.device,
+        host_optimizer=memory.host_optimizer,
+        host_weights=memory.host_weights,
         available=resources.device_memory_bytes,
-    )  # fmt: skip
+    )
 
 
 def _shard_warnings(multiple_of: int, resources: TrainingResources) -> list[str]:
@@ -118,7 +165,8 @@ def _shard_warnings(multiple_of: int, resources: TrainingResources) -> list[str]
     if multiple_of % (copies * stages) == 0:
         return []
     return [
-        f"shards.multiple_of ({multiple_of}) is no multiple of data-parallel copies x pipeline stages ({copies} x {stages} = "
+        f"shards.multiple_of ({multiple_of}) is no multiple of data-parallel copies x pipeline stages ({copies} x "
+        f"{stages} = "
         f"{copies * stages}): readers get unequal numbers of shards; set it to {math.lcm(multiple_of, copies * stages)}"
     ]
 
@@ -127,6 +175,8 @@ def _warnings(memory: PlannedMemory) -> list[str]:
     if memory.total <= memory.available:
         return []
     return [
-        f"the fullest rank needs {_bytes(memory.total)} of {_bytes(memory.available)}: widen tensor, pipeline or expert parallelism, raise "
-        "zero_stage or recompute, offload the optimizer, or lower micro_batch_sequences, bucket_elements or rollout_cache_bytes"
+        f"the fullest rank needs {_bytes(memory.total)} of {_bytes(memory.available)}: widen tensor, pipeline or "
+        f"expert parallelism, raise "
+        "zero_stage or recompute, offload the optimizer, or lower micro_batch_sequences, bucket_elements or "
+        "rollout_cache_bytes"
     ]

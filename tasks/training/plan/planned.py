@@ -5,12 +5,37 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 _ROW_TITLES = (
-    "phase", "objective", "trained", "tokens", "steps", "sequence", "attends", "batch tokens", "learning rate", "FLOPs", "ranks", "hours",
-)  # fmt: skip
+    "phase",
+    "objective",
+    "trained",
+    "tokens",
+    "steps",
+    "sequence",
+    "attends",
+    "batch tokens",
+    "learning rate",
+    "FLOPs",
+    "ranks",
+    "hours",
+)
 _MEMORY_TITLES = (
-    "phase", "data x tensor x pipeline x context", "expert", "ZeRO", "layers by stage",
-    "weights", "gradients", "optimizer", "activations", "buckets", "update", "KV cache", "sampling weights", "most at once", "of", "host",
-)  # fmt: skip
+    "phase",
+    "data x tensor x pipeline x context",
+    "expert",
+    "ZeRO",
+    "layers by stage",
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "buckets",
+    "update",
+    "KV cache",
+    "sampling weights",
+    "most at once",
+    "of",
+    "host",
+)
 
 
 class PlannedParameters(BaseModel):
@@ -74,10 +99,12 @@ class PlannedPhase(BaseModel):
     mixture: str
     """Share of tokens per domain, at every waypoint where there are several, and the weights of quality buckets."""
     attended_tokens: int
-    """Length inside which attention stays: a row, or documents as long as assumed_document_tokens where packing is best_fit."""
+    """Length inside which attention stays: a row, or documents as long as assumed_document_tokens where packing is
+    best_fit."""
     trains_mtp: bool
     training_flops: float
-    """Floating-point operations of the whole phase, forward and backward; sampling of answers and recomputation come on top."""
+    """Floating-point operations of the whole phase, forward and backward; sampling of answers and recomputation come on
+    top."""
     num_ranks: int
     data_parallel: int
     tensor_parallel: int
@@ -120,17 +147,22 @@ class Plan(BaseModel):
         counts = self.parameters
         lines = [
             f"scale {self.scale}",
-            f"  parameters   {counts.total:,} in all: body {counts.body:,}, MTP {counts.mtp:,}, embeddings {counts.embeddings:,}",
-            f"  one layer    attention {counts.attention_per_layer:,}, expert {counts.expert:,}, with experts {counts.moe_layer:,}",
-            f"  active       {counts.active:,} per predicted token (body {counts.active_body:,}; with MTP {counts.active_body_and_mtp:,})",
+            f"  parameters   {counts.total:,} in all: body {counts.body:,}, MTP {counts.mtp:,}, embeddings "
+            f"{counts.embeddings:,}",
+            f"  one layer    attention {counts.attention_per_layer:,}, expert {counts.expert:,}, with experts "
+            f"{counts.moe_layer:,}",
+            f"  active       {counts.active:,} per predicted token (body {counts.active_body:,}; with MTP "
+            f"{counts.active_body_and_mtp:,})",
             f"  KV cache     {self.kv_cache_bytes_per_token:,} bytes per token in bf16",
             "",
             *_table([_ROW_TITLES, *(_row(phase) for phase in self.phases)]),
             "",
             *_table([_MEMORY_TITLES, *(_memory_row(phase) for phase in self.phases)]),
             "",
-            f"  hours at {self.assumed_mfu:.0%} of the ranks' peak, without the sampling of answers; attention sees `attends` tokens:",
-            "  a row, or assumed_document_tokens where rows hold whole documents; memory of the fullest rank, its experts evenly used",
+            f"  hours at {self.assumed_mfu:.0%} of the ranks' peak, without the sampling of answers; attention sees "
+            f"`attends` tokens:",
+            "  a row, or assumed_document_tokens where rows hold whole documents; memory of the fullest rank, its "
+            "experts evenly used",
             "",
             *_table([(phase.name, phase.schedule) for phase in self.phases]),
             "",
@@ -149,19 +181,37 @@ def _row(phase: PlannedPhase) -> tuple[str, ...]:
     rates = [f"{rate:.2g}" for rate in (phase.first_learning_rate, phase.peak_learning_rate, phase.last_learning_rate)]
     objective = phase.objective if phase.adapter == "none" else f"{phase.objective} ({phase.adapter})"
     return (
-        phase.name, objective, f"{phase.trained_parameters:,}", f"{phase.num_tokens:,}", f"{phase.num_steps:,}",
-        f"{phase.sequence_length:,}", f"{phase.attended_tokens:,}", " .. ".join(dict.fromkeys(batches)), " .. ".join(dict.fromkeys(rates)),
-        f"{phase.training_flops:.3g}", f"{phase.num_ranks:,}", f"{phase.hours:,.1f}" if phase.hours >= 1 else f"{phase.hours:.3f}",
-    )  # fmt: skip
+        phase.name,
+        objective,
+        f"{phase.trained_parameters:,}",
+        f"{phase.num_tokens:,}",
+        f"{phase.num_steps:,}",
+        f"{phase.sequence_length:,}",
+        f"{phase.attended_tokens:,}",
+        " .. ".join(dict.fromkeys(batches)),
+        " .. ".join(dict.fromkeys(rates)),
+        f"{phase.training_flops:.3g}",
+        f"{phase.num_ranks:,}",
+        f"{phase.hours:,.1f}" if phase.hours >= 1 else f"{phase.hours:.3f}",
+    )
 
 
 def _memory_row(phase: PlannedPhase) -> tuple[str, ...]:
     memory = phase.rank_memory
     axes = (phase.data_parallel, phase.tensor_parallel, phase.pipeline_parallel, phase.context_parallel)
     parts = (
-        memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.buckets, memory.update, memory.kv_cache,
-        memory.sampling_weights, memory.total, memory.available, memory.host_optimizer + memory.host_weights,
-    )  # fmt: skip
+        memory.weights,
+        memory.gradients,
+        memory.optimizer,
+        memory.activations,
+        memory.buckets,
+        memory.update,
+        memory.kv_cache,
+        memory.sampling_weights,
+        memory.total,
+        memory.available,
+        memory.host_optimizer + memory.host_weights,
+    )
     return (
         phase.name,
         " x ".join(map(str, axes)),
@@ -178,4 +228,6 @@ def _bytes(number: int) -> str:
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

@@ -48,7 +48,8 @@ class RankMemory:
 
     @property
     def device(self) -> int:
-        """The most that is on the accelerator at once: answers are sampled before the passes, and updates follow them."""
+        """The most that is on the accelerator at once: answers are sampled before the passes, and updates follow
+        them."""
         state = self.weights + self.gradients + self.optimizer
         return state + max(self.activations + self.buckets, self.update, self.kv_cache + self.sampling_weights)
 
@@ -69,26 +70,35 @@ class Part:
 def rank_memory(recipe: TrainingRecipe, resources: TrainingResources) -> RankMemory:
     """Of the pipeline stage that holds most."""
     num_stages = min(resources.pipeline_parallel, recipe.model.num_hidden_layers)
-    return max((stage_memory(stage, num_stages, recipe, resources) for stage in range(num_stages)), key=lambda memory: memory.device)
+    return max(
+        (stage_memory(stage, num_stages, recipe, resources) for stage in range(num_stages)),
+        key=lambda memory: memory.device,
+    )
 
 
 def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources: TrainingResources) -> RankMemory:
     """Of every rank of one pipeline stage."""
     zero, element = resources.zero_stage, 2 if recipe.dtype == "bfloat16" else FLOAT32_BYTES
     layers, is_first, is_last = stage_layers(recipe.model, num_stages)[stage], stage == 0, stage == num_stages - 1
-    # Without a pass through it the MTP layer keeps nothing, and without ZeRO, whose partitions hold all, it has no gradient.
+    # Without a pass through it the MTP layer keeps nothing, and without ZeRO, whose partitions hold all, it has no
+    # gradient.
     running = recipe.model if trains_mtp(recipe) else recipe.model.model_copy(update={"num_nextn_predict_layers": 0})
     held = stage_parts(recipe, recipe.model, layers, is_first=is_first, is_last=is_last)
     trained = held if zero else stage_parts(recipe, running, layers, is_first=is_first, is_last=is_last)
     weights = gradients = optimizer = moving = 0.0
     for part, moved in zip(held, trained, strict=True):
-        over = {"tensor": resources.tensor_parallel, "expert": resources.expert_parallel, "nothing": 1}[part.divided_over]
+        over = {"tensor": resources.tensor_parallel, "expert": resources.expert_parallel, "nothing": 1}[
+            part.divided_over
+        ]
         copies = _copies(part, resources)
         weights += element * part.weights / over / (copies if zero == 3 else 1) + FLOAT32_BYTES * part.buffers
         gradients += _gradient_bytes(zero, element) * moved.trained / over / (copies if zero >= 2 else 1)
         optimizer += _optimizer_bytes(moved, recipe, zero, element) / over / (copies if zero >= 1 else 1)
         moving += part.weights / over
-    is_offloaded, parameters_are = resources.offload_optimizer != "none", resources.offload_parameters != "none" and zero == 3
+    is_offloaded, parameters_are = (
+        resources.offload_optimizer != "none",
+        resources.offload_parameters != "none" and zero == 3,
+    )
     rows_per_copy = max(1, summarize_steps(recipe).max_rows // data_parallel(resources))
     num_tokens = resources.micro_batch_sequences * recipe.sequence_length // resources.context_parallel
     num_batches = -(-rows_per_copy // resources.micro_batch_sequences)
@@ -98,7 +108,13 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
         gradients=int(gradients),
         optimizer=0 if is_offloaded else int(optimizer),
         activations=activation_bytes(
-            running, resources, num_tokens, element, layers, in_flight=min(num_stages - stage, num_batches), is_last=is_last,
+            running,
+            resources,
+            num_tokens,
+            element,
+            layers,
+            in_flight=min(num_stages - stage, num_batches),
+            is_last=is_last,
         ),
         buckets=bucket_bytes(resources, int(moving), element),
         update=_update_bytes(recipe, resources, trained, is_last=is_last, is_first=is_first),
@@ -106,7 +122,7 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
         sampling_weights=sampling_weights,
         host_optimizer=int(optimizer) if is_offloaded else 0,
         host_weights=int(weights) if parameters_are else 0,
-    )  # fmt: skip
+    )
 
 
 def _copies(part: Part, resources: TrainingResources) -> int:
@@ -123,19 +139,26 @@ def _gradient_bytes(zero: int, element: int) -> int:
 
 
 def _optimizer_bytes(part: Part, recipe: TrainingRecipe, zero: int, element: int) -> float:
-    """A master copy where the weights are bfloat16, and under ZeRO, whose flat partitions are copies in any case; one moment or two."""
+    """A master copy where the weights are bfloat16, and under ZeRO, whose flat partitions are copies in any case; one
+    moment or two."""
     has_master = element < FLOAT32_BYTES or zero >= 1
     moment = 2 if recipe.optimizer.state_dtype == "bfloat16" else FLOAT32_BYTES
     num_moments = part.trained + (part.two_moments if recipe.optimizer.kind == "muon" else part.trained)
     return FLOAT32_BYTES * part.trained * has_master + moment * num_moments
 
 
-def _update_bytes(recipe: TrainingRecipe, resources: TrainingResources, parts: list[Part], *, is_first: bool, is_last: bool) -> int:
-    """Muon: three float32 tensors of the largest matrix, whatever divides it (brought together, orthogonalised, scaled). AdamW: one of what
-    is stepped at once, which under ZeRO is all of a partition; float32 copies of bfloat16 state, and DeepSpeed's of the gradients."""
+def _update_bytes(
+    recipe: TrainingRecipe, resources: TrainingResources, parts: list[Part], *, is_first: bool, is_last: bool
+) -> int:
+    """Muon: three float32 tensors of the largest matrix, whatever divides it (brought together, orthogonalised,
+    scaled). AdamW: one of what is stepped at once, which under ZeRO is all of a partition; float32 copies of bfloat16
+    state, and DeepSpeed's of the gradients."""
     model, zero, is_muon = recipe.model, resources.zero_stage, recipe.optimizer.kind == "muon"
     over = {"tensor": resources.tensor_parallel, "expert": resources.expert_parallel, "nothing": 1}
-    vocabulary, stack = model.vocab_size * model.hidden_size, model.n_routed_experts * model.moe_intermediate_size * model.hidden_size
+    vocabulary, stack = (
+        model.vocab_size * model.hidden_size,
+        model.n_routed_experts * model.moe_intermediate_size * model.hidden_size,
+    )
     matrices = [vocabulary * is_last, stack // resources.expert_parallel, model.intermediate_size * model.hidden_size]
     at_once = [max(vocabulary * (is_first or is_last) // resources.tensor_parallel, *matrices[1:])]
     if zero:
@@ -146,15 +169,22 @@ def _update_bytes(recipe: TrainingRecipe, resources: TrainingResources, parts: l
     return FLOAT32_BYTES * (num_copies * max(at_once) * on_device + 3 * max(matrices) * is_muon)
 
 
-def _sampling(recipe: TrainingRecipe, resources: TrainingResources, num_answers: int, weights: float) -> tuple[int, int]:
-    """Caches of the answers sampled at once, and the weights they are sampled with: a bfloat16 copy, or packed ones on a CPU."""
+def _sampling(
+    recipe: TrainingRecipe, resources: TrainingResources, num_answers: int, weights: float
+) -> tuple[int, int]:
+    """Caches of the answers sampled at once, and the weights they are sampled with: a bfloat16 copy, or packed ones on
+    a CPU."""
     if not isinstance(recipe.objective, PolicyObjective):
         return 0, 0
     is_copied = recipe.dtype == "bfloat16" or resources.device == "cpu"
-    return answers_at_once(recipe, resources, num_answers) * answer_cache_bytes(recipe, resources), int(weights) if is_copied else 0
+    return answers_at_once(recipe, resources, num_answers) * answer_cache_bytes(recipe, resources), int(
+        weights
+    ) if is_copied else 0
 
 
-def stage_parts(recipe: TrainingRecipe, model: ModelRecipe, layers: range, *, is_first: bool, is_last: bool) -> list[Part]:
+def stage_parts(
+    recipe: TrainingRecipe, model: ModelRecipe, layers: range, *, is_first: bool, is_last: bool
+) -> list[Part]:
     """What one stage of the model holds, by how it is divided."""
     trained = count_trained(model, recipe.adapter)
     is_full = recipe.adapter.kind == "none"
@@ -165,9 +195,18 @@ def stage_parts(recipe: TrainingRecipe, model: ModelRecipe, layers: range, *, is
     biases = (num_dense + num_moe) * (num_query + 2 * num_kv) * model.attention_bias
     embedding = model.vocab_size * hidden
     mtp = model.num_nextn_predict_layers * is_last
-    divided = num_dense * (matrix + 3 * hidden * model.intermediate_size) + biases + embedding * (is_first + is_last) + mtp * 2 * hidden**2
+    divided = (
+        num_dense * (matrix + 3 * hidden * model.intermediate_size)
+        + biases
+        + embedding * (is_first + is_last)
+        + mtp * 2 * hidden**2
+    )
     divided += num_moe * (matrix + 3 * hidden * model.moe_intermediate_size * model.n_shared_experts)
-    norms = (num_dense + num_moe) * (2 * hidden + 2 * model.head_dim * model.use_qk_norm) + is_last * hidden + mtp * 3 * hidden
+    norms = (
+        (num_dense + num_moe) * (2 * hidden + 2 * model.head_dim * model.use_qk_norm)
+        + is_last * hidden
+        + mtp * 3 * hidden
+    )
     routers, experts = num_moe * model.n_routed_experts * hidden, num_moe * model.n_routed_experts * expert
     buffers = num_moe * model.n_routed_experts
     if is_full:

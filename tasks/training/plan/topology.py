@@ -14,22 +14,28 @@ from tasks.training.schedule.phase_steps import PhaseSteps, summarize_steps
 
 def data_parallel(resources: TrainingResources) -> int:
     """Copies of the model that share a step's rows: ranks / (tensor x pipeline x context parallel)."""
-    return max(1, resources.num_ranks // (resources.tensor_parallel * resources.pipeline_parallel * resources.context_parallel))
+    return max(
+        1, resources.num_ranks // (resources.tensor_parallel * resources.pipeline_parallel * resources.context_parallel)
+    )
 
 
 def impossible_topology(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
     """Every reason why the phase cannot be trained on these ranks, with the values and the fix; empty where it can."""
     return [
-        *_world(resources), *_model(recipe.model, resources), *_experts(recipe.model, resources), *_engine(resources),
+        *_world(resources),
+        *_model(recipe.model, resources),
+        *_experts(recipe.model, resources),
+        *_engine(resources),
         *_rows(recipe, resources, summarize_steps(recipe)),
-    ]  # fmt: skip
+    ]
 
 
 def _world(resources: TrainingResources) -> Iterator[str]:
     one_copy = resources.tensor_parallel * resources.pipeline_parallel * resources.context_parallel
     if resources.num_ranks % one_copy:
         yield (
-            f"num_ranks ({resources.num_ranks}) is no multiple of tensor x pipeline x context parallel ({one_copy}), the ranks of one "
+            f"num_ranks ({resources.num_ranks}) is no multiple of tensor x pipeline x context parallel ({one_copy}), "
+            f"the ranks of one "
             f"copy: set it to {max(1, resources.num_ranks // one_copy) * one_copy}"
         )
 
@@ -37,7 +43,10 @@ def _world(resources: TrainingResources) -> Iterator[str]:
 def _model(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
     stages, tensor = resources.pipeline_parallel, resources.tensor_parallel
     if stages > model.num_hidden_layers:
-        yield (f"pipeline_parallel ({stages}) exceeds num_hidden_layers ({model.num_hidden_layers}): a stage holds at least one, lower it")
+        yield (
+            f"pipeline_parallel ({stages}) exceeds num_hidden_layers ({model.num_hidden_layers}): a stage holds at "
+            f"least one, lower it"
+        )
     sizes = {
         "num_attention_heads": model.num_attention_heads,
         "num_key_value_heads": model.num_key_value_heads,
@@ -56,12 +65,14 @@ def _heads(model: ModelRecipe, tensor: int, context: int) -> Iterator[str]:
     query, key = model.num_attention_heads // tensor, model.num_key_value_heads // tensor
     if query % context:
         yield (
-            f"num_attention_heads / tensor_parallel ({query}) does not divide by context_parallel ({context}): in attention each context "
+            f"num_attention_heads / tensor_parallel ({query}) does not divide by context_parallel ({context}): in "
+            f"attention each context "
             "rank takes a share of the heads over all positions; lower context_parallel"
         )
     if key and key % context and context % key:
         yield (
-            f"num_key_value_heads / tensor_parallel ({key}) can neither be divided among nor repeated on {context} context-parallel ranks: "
+            f"num_key_value_heads / tensor_parallel ({key}) can neither be divided among nor repeated on {context} "
+            f"context-parallel ranks: "
             f"set context_parallel to a divisor or a multiple of {key}"
         )
 
@@ -75,33 +86,44 @@ def _experts(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
         )
     if stage_ranks % experts:
         yield (
-            f"expert_parallel ({experts}) is carved out of the {stage_ranks} ranks of a pipeline stage (data x tensor x context parallel), "
-            f"no axis of its own, and must divide them: num_ranks must be a multiple of {experts * resources.pipeline_parallel}"
+            f"expert_parallel ({experts}) is carved out of the {stage_ranks} ranks of a pipeline stage (data x tensor "
+            f"x context parallel), "
+            f"no axis of its own, and must divide them: num_ranks must be a multiple of "
+            f"{experts * resources.pipeline_parallel}"
         )
 
 
 def _engine(resources: TrainingResources) -> Iterator[str]:
     if resources.zero_stage >= 2 and resources.pipeline_parallel > 1:
         yield (
-            f"zero_stage {resources.zero_stage} with pipeline_parallel {resources.pipeline_parallel}: a pipeline keeps the gradients of "
-            "many micro-batches, which ZeRO >= 2 would have to gather for each: DeepSpeed refuses it. Set zero_stage 1, or "
+            f"zero_stage {resources.zero_stage} with pipeline_parallel {resources.pipeline_parallel}: a pipeline "
+            f"keeps the gradients of "
+            "many micro-batches, which ZeRO >= 2 would have to gather for each: DeepSpeed refuses it. Set zero_stage "
+            "1, or "
             "pipeline_parallel 1"
         )
     if resources.zero_stage == 3 and resources.recompute == "full" and resources.recompute_every_layers > 1:
         yield (
-            f"zero_stage 3 with recompute full and recompute_every_layers {resources.recompute_every_layers}: ZeRO 3 gathers the weights "
-            "of one layer and lets go of them when it was computed again, before its gradients are there. Set recompute_every_layers 1"
+            f"zero_stage 3 with recompute full and recompute_every_layers {resources.recompute_every_layers}: ZeRO 3 "
+            f"gathers the weights "
+            "of one layer and lets go of them when it was computed again, before its gradients are there. Set "
+            "recompute_every_layers 1"
         )
     if resources.offload_optimizer != "none" and resources.zero_stage == 0:
-        yield f"offload_optimizer {resources.offload_optimizer} needs zero_stage >= 1: DeepSpeed offloads the shards that ZeRO makes"
+        yield (
+            f"offload_optimizer {resources.offload_optimizer} needs zero_stage >= 1: DeepSpeed offloads the shards "
+            f"that ZeRO makes"
+        )
     if resources.offload_parameters != "none" and resources.zero_stage != 3:
         yield (
-            f"offload_parameters {resources.offload_parameters} needs zero_stage 3, it is {resources.zero_stage}: only there are weights "
+            f"offload_parameters {resources.offload_parameters} needs zero_stage 3, it is {resources.zero_stage}: "
+            f"only there are weights "
             "divided. Set 3, or offload_parameters none"
         )
     if "nvme" in (resources.offload_optimizer, resources.offload_parameters):
         yield (
-            "offloading to nvme: DeepSpeed swaps partitions out between steps, where the hand-over state cannot be written from them nor "
+            "offloading to nvme: DeepSpeed swaps partitions out between steps, where the hand-over state cannot be "
+            "written from them nor "
             "read into them. Set cpu"
         )
 
@@ -110,26 +132,31 @@ def _rows(recipe: TrainingRecipe, resources: TrainingResources, steps: PhaseStep
     copies = data_parallel(resources)
     if steps.min_rows < copies:
         yield (
-            f"{copies} data-parallel copies ({resources.num_ranks} ranks) cannot share the step at {steps.smallest_at_tokens} tokens, it "
+            f"{copies} data-parallel copies ({resources.num_ranks} ranks) cannot share the step at "
+            f"{steps.smallest_at_tokens} tokens, it "
             f"has {steps.min_rows} sequences: lower num_ranks, widen another axis, or change num_tokens or the batch"
         )
     slices = resources.tensor_parallel * resources.context_parallel
     if slices > 1 and (recipe.sequence_length % slices or recipe.sequence_length < 2 * slices):
         yield (
-            f"sequence_length ({recipe.sequence_length}) does not divide by tensor x context parallel ({slices}) into slices of two or "
-            "more positions: between attention and MLPs ranks hold slices of one size, and the MTP layer leaves out a row's last one"
+            f"sequence_length ({recipe.sequence_length}) does not divide by tensor x context parallel ({slices}) into "
+            f"slices of two or "
+            "more positions: between attention and MLPs ranks hold slices of one size, and the MTP layer leaves out a "
+            "row's last one"
         )
     if isinstance(recipe.objective, PolicyObjective):
         one_answer = answer_cache_bytes(recipe, resources)
         if resources.rollout_cache_bytes < one_answer:
             yield (
-                f"rollout_cache_bytes ({resources.rollout_cache_bytes}) hold no answer of sequence_length ({recipe.sequence_length}): "
+                f"rollout_cache_bytes ({resources.rollout_cache_bytes}) hold no answer of sequence_length "
+                f"({recipe.sequence_length}): "
                 f"its keys and values take {one_answer} bytes of a rank; raise it to that"
             )
         group = recipe.objective.samples_per_prompt
         if any(rows % group for rows in (steps.first_rows, steps.min_rows, steps.max_rows)):
             yield (
-                f"a step of {steps.min_rows} to {steps.max_rows} answers does not divide into groups of samples_per_prompt ({group}): make "
+                f"a step of {steps.min_rows} to {steps.max_rows} answers does not divide into groups of "
+                f"samples_per_prompt ({group}): make "
                 "batch tokens and num_tokens multiples of samples_per_prompt x sequence_length"
             )
 

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 ADVANTAGE_EPS = 1e-6
 """Keeps the quotient finite; groups of equal rewards have the advantage 0 whatever it is."""
 MISMATCH_METRICS = ("rollout_log_ratio", "rollout_kl", "truncated_fraction", "clip_fraction")
-"""Over the trained answers' tokens: mean |log(trainer / rollout)|, the estimate of KL(rollout | trainer) by expm1(x) - x, the shares whose
-importance weight is truncated and whose weight is 0 by the clip."""
+"""Over the trained answers' tokens: mean |log(trainer / rollout)|, the estimate of KL(rollout | trainer) by expm1(x) -
+x, the shares whose importance weight is truncated and whose weight is 0 by the clip."""
 
 
 @dataclass(frozen=True)
 class AnswerRows:
-    """Rollouts as rows, padded behind to the longest: what lies behind an answer is invisible to it and carries no loss."""
+    """Rollouts as rows, padded behind to the longest: what lies behind an answer is invisible to it and carries no
+    loss."""
 
     token_ids_BT: Tensor
     target_ids_BT: Tensor
@@ -50,7 +51,8 @@ class AnswerRows:
 
 
 def group_advantages(rewards_GS: Tensor) -> Tensor:
-    """(r - mean) / (std + eps) within each group of S answers to one prompt; the std is that of the group itself, not an estimate."""
+    """(r - mean) / (std + eps) within each group of S answers to one prompt; the std is that of the group itself, not
+    an estimate."""
     centred_GS = rewards_GS - rewards_GS.mean(1, keepdim=True)
     return centred_GS / (rewards_GS.std(1, keepdim=True, correction=0) + ADVANTAGE_EPS)
 
@@ -61,15 +63,18 @@ def importance_weights(trainer_BT: Tensor, rollout_BT: Tensor, cap: float) -> Te
 
 
 def clipped_weights(log_ratio_BT: Tensor, advantages_B: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Factor of each token's cross-entropy: advantage x ratio, 0 where the surrogate is clipped and so has no gradient."""
+    """Factor of each token's cross-entropy: advantage x ratio, 0 where the surrogate is clipped and so has no
+    gradient."""
     ratio_BT, advantages_BT = log_ratio_BT.exp(), advantages_B[:, None].expand_as(log_ratio_BT)
     is_clipped_BT = torch.where(advantages_BT > 0, ratio_BT > 1 + clip_high, ratio_BT < 1 - clip_low)
     return (ratio_BT * advantages_BT).masked_fill(is_clipped_BT, 0.0)
 
 
-def surrogate_weights(now_BT: Tensor, trainer_BT: Tensor, rollout_BT: Tensor, advantages_B: Tensor, objective: PolicyObjective) -> Tensor:
-    """Factor of each token's cross-entropy from its log-probability under the weights being trained, under those before the update by the
-    trainer, and when it was sampled."""
+def surrogate_weights(
+    now_BT: Tensor, trainer_BT: Tensor, rollout_BT: Tensor, advantages_B: Tensor, objective: PolicyObjective
+) -> Tensor:
+    """Factor of each token's cross-entropy from its log-probability under the weights being trained, under those before
+    the update by the trainer, and when it was sampled."""
     clipped_BT = clipped_weights(now_BT - trainer_BT, advantages_B, objective.clip_low, objective.clip_high)
     return importance_weights(trainer_BT, rollout_BT, objective.importance_cap) * clipped_BT
 
@@ -93,7 +98,9 @@ def lay_out(rollouts: Sequence[Rollout], device: torch.device) -> AnswerRows:
 def target_log_probabilities(model: Glm4Moe, rows: AnswerRows, temperature: float, num_sequences: int) -> Tensor:
     """log p(target) under the weights about to be trained, (B, T), at the temperature of the sampling."""
     pieces = []
-    for tokens, targets in zip(rows.token_ids_BT.split(num_sequences), rows.target_ids_BT.split(num_sequences), strict=True):
+    for tokens, targets in zip(
+        rows.token_ids_BT.split(num_sequences), rows.target_ids_BT.split(num_sequences), strict=True
+    ):
         pieces.append(model.lm_head.log_probabilities(model.hidden_states(tokens) / temperature, targets))
     return torch.cat(pieces)
 
@@ -103,15 +110,19 @@ def policy_batches(
 ) -> tuple[list[MicroBatch], dict[str, float]]:
     """Micro-batches of a step, none where no group has two different rewards, and the step's metrics.
 
-    A group of equal rewards has no gradient: its answers are left out, so they cost no pass and count in no mean. There is one update per
-    rollout, so the weights being trained are those before it, and no ratio is clipped."""
-    rewards_GS = torch.tensor([rollout.reward for rollout in rollouts], device=device).view(-1, objective.samples_per_prompt)
+    A group of equal rewards has no gradient: its answers are left out, so they cost no pass and count in no mean. There
+    is one update per rollout, so the weights being trained are those before it, and no ratio is clipped."""
+    rewards_GS = torch.tensor([rollout.reward for rollout in rollouts], device=device).view(
+        -1, objective.samples_per_prompt
+    )
     is_informative_G = (rewards_GS != rewards_GS[:, :1]).any(1)
     metrics = {
-        "reward_mean": float(rewards_GS.mean()), "reward_std": float(rewards_GS.std(correction=0)),
-        "pass_rate": float((rewards_GS == 1.0).float().mean()), "informative_groups": float(is_informative_G.sum()),
+        "reward_mean": float(rewards_GS.mean()),
+        "reward_std": float(rewards_GS.std(correction=0)),
+        "pass_rate": float((rewards_GS == 1.0).float().mean()),
+        "informative_groups": float(is_informative_G.sum()),
         "answer_tokens": sum(len(rollout.answer_ids) for rollout in rollouts) / len(rollouts),
-    }  # fmt: skip
+    }
     is_trained = is_informative_G.repeat_interleave(objective.samples_per_prompt).tolist()
     trained = [rollout for rollout, is_in in zip(rollouts, is_trained, strict=True) if is_in]
     if not trained:
@@ -121,9 +132,18 @@ def policy_batches(
     advantages_B = group_advantages(rewards_GS[is_informative_G]).flatten()
     weights_BT = surrogate_weights(trainer_BT, trainer_BT, rows.rollout_log_probabilities_BT, advantages_B, objective)
     metrics |= _mismatch(trainer_BT, rows, weights_BT, advantages_B, objective)
-    columns = zip(*(column.split(num_sequences) for column in (rows.token_ids_BT, rows.target_ids_BT, weights_BT)), strict=True)
+    columns = zip(
+        *(column.split(num_sequences) for column in (rows.token_ids_BT, rows.target_ids_BT, weights_BT)), strict=True
+    )
     batches = [
-        MicroBatch(tokens, targets, torch.zeros_like(tokens), is_segmented=False, weights_BT=weights, temperature=objective.temperature)
+        MicroBatch(
+            tokens,
+            targets,
+            torch.zeros_like(tokens),
+            is_segmented=False,
+            weights_BT=weights,
+            temperature=objective.temperature,
+        )
         for tokens, targets, weights in columns
     ]
     return batches, metrics

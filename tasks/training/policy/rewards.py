@@ -25,6 +25,7 @@ def refuse_broken_rewards(rewards: Sequence[float], prompt_id: str, step: int) -
     for number, reward in enumerate(rewards):
         if not math.isfinite(reward):
             raise RewardError(
-                f"step {step}: the reward of answer {number} to prompt {prompt_id} is {reward}. The optimizer step was not taken: mend the "
+                f"step {step}: the reward of answer {number} to prompt {prompt_id} is {reward}. The optimizer step "
+                f"was not taken: mend the "
                 "reward function, or take the prompt out"
             )

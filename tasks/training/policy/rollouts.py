@@ -68,20 +68,30 @@ class PromptOrder:
 
 
 def policy_model(model: Glm4Moe, dtype: str) -> Glm4Moe:
-    """The model as the training pass computes it: itself, or a bfloat16 copy. Sampling with other arithmetic is another policy."""
+    """The model as the training pass computes it: itself, or a bfloat16 copy. Sampling with other arithmetic is another
+    policy."""
     if dtype == "float32":
         return model
     # The copies stand in for the parameters while the rest is copied: no second set in float32 is ever made.
-    copies = {id(parameter): torch.nn.Parameter(parameter.detach().to(getattr(torch, dtype))) for parameter in model.parameters()}
+    copies = {
+        id(parameter): torch.nn.Parameter(parameter.detach().to(getattr(torch, dtype)))
+        for parameter in model.parameters()
+    }
     return copy.deepcopy(model, copies)
 
 
 def sample_answers(
-    model: Glm4Moe, tokenizer: Tokenizer, prompts: Sequence[Prompt], recipe: TrainingRecipe, stop_token_ids: tuple[int, ...], step: int,
+    model: Glm4Moe,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    recipe: TrainingRecipe,
+    stop_token_ids: tuple[int, ...],
+    step: int,
     batch_sequences: int,
-) -> list[Rollout]:  # fmt: skip
-    """A group of answers per prompt, group by group, so many at once. Each answer has draws of its own, decided by seed, step and its
-    place in the step: the batches decide nothing but, where decoding rounds by their size (bfloat16), the last bits.
+) -> list[Rollout]:
+    """A group of answers per prompt, group by group, so many at once. Each answer has draws of its own, decided by
+    seed, step and its place in the step: the batches decide nothing but, where decoding rounds by their size
+    (bfloat16), the last bits.
 
     Raises ValueError for a prompt that leaves no room for its answer, RewardError for a reward that is no number.
     """
@@ -91,7 +101,9 @@ def sample_answers(
     prompt_ids = [_prompt_ids(tokenizer, prompt, objective, recipe.sequence_length) for prompt in prompts]
     asked_ids = [token_ids for token_ids in prompt_ids for _ in range(objective.samples_per_prompt)]
     engine = InProcessEngine(model, weights_version=str(step), batch_sequences=batch_sequences)
-    sampling = Sampling(objective.max_new_tokens, objective.temperature, stop_token_ids=stop_token_ids, seed=_seed(recipe.seed, step))
+    sampling = Sampling(
+        objective.max_new_tokens, objective.temperature, stop_token_ids=stop_token_ids, seed=_seed(recipe.seed, step)
+    )
     generation = engine.generate(asked_ids, sampling, str(step))
     rollouts = []
     for prompt, token_ids, answer_ids, log_probabilities in zip(
@@ -106,16 +118,23 @@ def sample_answers(
     return rollouts
 
 
-def describe_groups(rollouts: Sequence[Rollout], group_size: int, num_groups: int, step: int) -> list[dict[str, object]]:
+def describe_groups(
+    rollouts: Sequence[Rollout], group_size: int, num_groups: int, step: int
+) -> list[dict[str, object]]:
     """Lines of rollouts.jsonl: the first groups of a step with what was answered and what it was worth."""
     groups = [rollouts[start : start + group_size] for start in range(0, group_size * num_groups, group_size)]
     return [
         {
-            "step": step, "prompt_id": group[0].prompt.id, "question": group[0].prompt.question, "answer": group[0].prompt.answer,
-            "samples": [rollout.text for rollout in group], "rewards": [rollout.reward for rollout in group],
+            "step": step,
+            "prompt_id": group[0].prompt.id,
+            "question": group[0].prompt.question,
+            "answer": group[0].prompt.answer,
+            "samples": [rollout.text for rollout in group],
+            "rewards": [rollout.reward for rollout in group],
         }
-        for group in groups if group
-    ]  # fmt: skip
+        for group in groups
+        if group
+    ]
 
 
 def _prompt_ids(tokenizer: Tokenizer, prompt: Prompt, objective: PolicyObjective, sequence_length: int) -> list[int]:
@@ -124,7 +143,8 @@ def _prompt_ids(tokenizer: Tokenizer, prompt: Prompt, objective: PolicyObjective
     if len(token_ids) > room:
         raise ValueError(
             f"prompt {prompt.id} has {len(token_ids)} tokens, sequence_length ({sequence_length}) less max_new_tokens "
-            f"({objective.max_new_tokens}) leaves {room}: raise the phase's sequence_length or lower objective.max_new_tokens"
+            f"({objective.max_new_tokens}) leaves {room}: raise the phase's sequence_length or lower "
+            f"objective.max_new_tokens"
         )
     return token_ids
 

@@ -12,18 +12,28 @@ if TYPE_CHECKING:
 
 
 def describe_schedule(recipe: TrainingRecipe, theta_before: float | None) -> str:
-    """`theta_before` is the RoPE base of the phase before it; None for the first. Positions are tokens of the course."""
-    start, stop, total = recipe.course_start_tokens, recipe.course_start_tokens + recipe.num_tokens, recipe.course_num_tokens
+    """`theta_before` is the RoPE base of the phase before it; None for the first. Positions are tokens of the
+    course."""
+    start, stop, total = (
+        recipe.course_start_tokens,
+        recipe.course_start_tokens + recipe.num_tokens,
+        recipe.course_num_tokens,
+    )
     course = recipe.course
     parts = [f"tokens {start:,} .. {stop:,} of course {course.name} ({start / total:.1%} .. {stop / total:.1%})"]
     changes = theta_before is not None and theta_before != recipe.rope_theta
-    parts.append(f"RoPE base {f'{theta_before:,.0f} -> ' if changes else ''}{recipe.rope_theta:,.0f}{' from its start' if changes else ''}")
+    parts.append(
+        f"RoPE base "
+        f"{f'{theta_before:,.0f} -> ' if changes else ''}{recipe.rope_theta:,.0f}{' from its start' if changes else ''}"
+    )
     warmup = round(course.warmup_share * total)
     if start < warmup:
         parts.append(f"learning rate warms up until {warmup:,}")
     rampup = batch_rampup_tokens(course, total)
     if start < rampup:
-        parts.append(f"batch grows {course.start_batch_tokens:,} -> {course.peak_batch_tokens:,} tokens until {rampup:,}")
+        parts.append(
+            f"batch grows {course.start_batch_tokens:,} -> {course.peak_batch_tokens:,} tokens until {rampup:,}"
+        )
     parts.append(f"router bias rate {_values(course.router_bias_rate, start, stop, total)}")
     parts.append(f"MTP weight {_values(course.mtp_loss_weight, start, stop, total)}")
     return "; ".join(parts)

@@ -24,7 +24,8 @@ class PhaseSteps:
 
 
 def summarize_steps(recipe: TrainingRecipe) -> PhaseSteps:
-    """The steps while the batch grows are walked; behind that all are alike but the last, which takes what the budget leaves."""
+    """The steps while the batch grows are walked; behind that all are alike but the last, which takes what the budget
+    leaves."""
     total_rows = recipe.num_tokens // recipe.sequence_length
     sizes: list[tuple[int, int]] = []
     row = 0

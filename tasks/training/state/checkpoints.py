@@ -31,8 +31,8 @@ class FencedError(RuntimeError):
 def commit_checkpoint(
     work_dir: Path, step: int, files: Iterable[tuple[str, bytes]], num_kept: int, protected_steps: Collection[int] = ()
 ) -> Path:
-    """Make the files of one step durable, move `latest` to them, and keep the `num_kept` newest and the protected ones. Raises
-    FencedError."""
+    """Make the files of one step durable, move `latest` to them, and keep the `num_kept` newest and the protected ones.
+    Raises FencedError."""
     temporary = start_checkpoint(work_dir, step)
     return finish_checkpoint(work_dir, step, write_files(temporary, files), num_kept, protected_steps)
 
@@ -46,7 +46,8 @@ def start_checkpoint(work_dir: Path, step: int) -> Path:
 
 
 def write_files(temporary: Path, files: Iterable[tuple[str, bytes]]) -> dict[str, str]:
-    """Checksums by name; OSError, of a full disk for example, is raised when all files were asked for: making them may take all ranks."""
+    """Checksums by name; OSError, of a full disk for example, is raised when all files were asked for: making them may
+    take all ranks."""
     checksums: dict[str, str] = {}
     failed: OSError | None = None
     for name, data in files:
@@ -82,7 +83,10 @@ def finish_checkpoint(
         sync_directory(checkpoints_dir)
     saved = sorted(checkpoints_dir.glob("step-*"))
     position = saved.index(target)
-    for other in [*saved[: max(0, position + 1 - num_kept)], *saved[position + 1 :]]:  # newer ones were corrupt, else we had resumed there
+    for other in [
+        *saved[: max(0, position + 1 - num_kept)],
+        *saved[position + 1 :],
+    ]:  # newer ones were corrupt, else we had resumed there
         if other > target or _step_of(other) not in protected_steps:
             shutil.rmtree(other)
     return target
@@ -104,7 +108,8 @@ def checkpoint_dir_of(work_dir: Path, step: int) -> Path:
 
 
 def discard_checkpoints(work_dir: Path, last_step: int) -> None:
-    """Go back to the newest checkpoint at or before a step: later ones are removed, `latest` first. Raises FencedError."""
+    """Go back to the newest checkpoint at or before a step: later ones are removed, `latest` first. Raises
+    FencedError."""
     checkpoints_dir = work_dir / "checkpoints"
     steps = saved_steps(work_dir)
     kept = [step for step in steps if step <= last_step]
@@ -121,12 +126,15 @@ def discard_checkpoints(work_dir: Path, last_step: int) -> None:
 
 
 def find_checkpoint(work_dir: Path) -> tuple[Path | None, list[str]]:
-    """The newest verified checkpoint, starting from `latest`, and what is wrong with the newer ones that were passed over."""
+    """The newest verified checkpoint, starting from `latest`, and what is wrong with the newer ones that were passed
+    over."""
     checkpoints_dir = work_dir / "checkpoints"
     latest = checkpoints_dir / LATEST
     if not latest.exists():
         return None, []
-    committed = [path for path in sorted(checkpoints_dir.glob("step-*"), reverse=True) if path.name <= latest.read_text()]
+    committed = [
+        path for path in sorted(checkpoints_dir.glob("step-*"), reverse=True) if path.name <= latest.read_text()
+    ]
     problems = []
     for path in committed:
         problem = find_damage(path)
@@ -154,14 +162,19 @@ def find_damage(checkpoint_dir: Path) -> str:
 
 @contextmanager
 def _fenced(work_dir: Path) -> Iterator[None]:
-    """Hold the fencing file while the commit becomes visible: a new supervisor waits for that before it takes its number."""
+    """Hold the fencing file while the commit becomes visible: a new supervisor waits for that before it takes its
+    number."""
     own = int(os.environ.get(FENCING_VARIABLE, "0"))  # 0: started by hand, without a supervisor
-    descriptor = os.open(work_dir / "fencing", os.O_RDWR | os.O_CREAT)  # by flock, not filelock: the locked file holds the number
+    descriptor = os.open(
+        work_dir / "fencing", os.O_RDWR | os.O_CREAT
+    )  # by flock, not filelock: the locked file holds the number
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         current = int(os.pread(descriptor, 32, 0) or 0)
         if own < current:
-            raise FencedError(f"this process was started with fencing number {own}, {work_dir} belongs to {current}: it may not save")
+            raise FencedError(
+                f"this process was started with fencing number {own}, {work_dir} belongs to {current}: it may not save"
+            )
         yield
     finally:
         os.close(descriptor)

@@ -48,7 +48,9 @@ def export_checkpoint(job: TrainingJob) -> None:
     dtype = getattr(torch, recipe.dtype)
     model = recipe.model.model_copy(update={"rope_theta": recipe.rope_theta})
     config = config_dict(model, dtype=dtype, eos_token_ids=job.eos_token_ids, pad_token_id=job.pad_token_id)
-    write_checkpoint(MasterTensors(checkpoint_dir), config, temporary / "hf", dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES)
+    write_checkpoint(
+        MasterTensors(checkpoint_dir), config, temporary / "hf", dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES
+    )
     (temporary / "handover").mkdir()
     for path in sorted(checkpoint_dir.iterdir()):
         if path.name != CHECKSUMS:

@@ -17,12 +17,15 @@ from model.formats.hf_checkpoint import ROUTER_BIAS
 
 
 class InitialWeights:
-    """Matrices and embeddings from N(0, initializer_range), norms 1, biases and router biases 0: as `Glm4Moe.init_weights`."""
+    """Matrices and embeddings from N(0, initializer_range), norms 1, biases and router biases 0: as
+    `Glm4Moe.init_weights`."""
 
     def __init__(self, recipe: ModelRecipe, model_of_all: nn.Module, seed: int) -> None:
         """`model_of_all` is an undivided model, on the meta device: its names are those of the checkpoint."""
         self.recipe, self.seed = recipe, seed
-        self.all_names = {each for name in model_of_all.state_dict() for each in checkpoint_names(name, recipe.n_routed_experts)}
+        self.all_names = {
+            each for name in model_of_all.state_dict() for each in checkpoint_names(name, recipe.n_routed_experts)
+        }
 
     def names(self) -> set[str]:
         return self.all_names

@@ -26,7 +26,8 @@ class Measurement(Frozen):
 
 
 def is_due(recipe: TrainingRecipe, plan: StepPlan) -> bool:
-    """Whether the weights after this step are measured: where it reaches another multiple of the interval, and at the phase's end."""
+    """Whether the weights after this step are measured: where it reaches another multiple of the interval, and at the
+    phase's end."""
     interval = recipe.validation.interval_tokens
     before, after = plan.start_tokens - recipe.course_start_tokens, plan.end_tokens - recipe.course_start_tokens
     return after // interval > before // interval or after >= recipe.num_tokens

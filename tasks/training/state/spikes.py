@@ -62,7 +62,8 @@ class Spike:
 def find_spike(
     recipe: SpikeRecipe, recent: Sequence[TakenStep], step: int, loss: float, grad_norm: float, loss_is_a_measure: bool
 ) -> Spike | None:
-    """The step as a spike, None where it is sound. A surrogate loss, which is no measure of the model, only has to be finite."""
+    """The step as a spike, None where it is sound. A surrogate loss, which is no measure of the model, only has to be
+    finite."""
     is_full = len(recent) >= recipe.window_steps
     median_loss = statistics.median(taken.loss for taken in recent) if is_full else None
     median_norm = statistics.median(taken.grad_norm for taken in recent) if is_full else None
@@ -73,7 +74,9 @@ def find_spike(
         if loss_is_a_measure and loss > recipe.max_loss_ratio * median_loss:
             reasons.append(f"loss {loss:g} is above {recipe.max_loss_ratio:g} x the median {median_loss:g}")
         if grad_norm > recipe.max_grad_norm_ratio * median_norm:
-            reasons.append(f"gradient norm {grad_norm:g} is above {recipe.max_grad_norm_ratio:g} x the median {median_norm:g}")
+            reasons.append(
+                f"gradient norm {grad_norm:g} is above {recipe.max_grad_norm_ratio:g} x the median {median_norm:g}"
+            )
     if not reasons:
         return None
     return Spike(
@@ -86,7 +89,9 @@ def find_spike(
     )
 
 
-def extend_window(recipe: SpikeRecipe, recent: tuple[TakenStep, ...], loss: float, grad_norm: float) -> tuple[TakenStep, ...]:
+def extend_window(
+    recipe: SpikeRecipe, recent: tuple[TakenStep, ...], loss: float, grad_norm: float
+) -> tuple[TakenStep, ...]:
     """The window after one more sound step."""
     return (*recent, TakenStep(loss=loss, grad_norm=grad_norm))[-recipe.window_steps :]
 
@@ -106,13 +111,21 @@ def read_skipped(work_dir: Path) -> tuple[SkippedSteps, ...]:
     return tuple(SkippedSteps(first_step=line["first_skipped_step"], last_step=line["step"]) for line in lines)
 
 
-def record_spike(work_dir: Path, spike: Spike, skipped: SkippedSteps, rolled_back: bool, evidence: dict[str, object]) -> None:
+def record_spike(
+    work_dir: Path, spike: Spike, skipped: SkippedSteps, rolled_back: bool, evidence: dict[str, object]
+) -> None:
     """Append a spike durably, unless it stands there from a start that was killed while it rolled back."""
     line = {
-        "step": spike.step, "first_skipped_step": skipped.first_step, "rolled_back": rolled_back, "reason": spike.reason,
-        "loss": _json_number(spike.loss), "grad_norm": _json_number(spike.grad_norm), "median_loss": spike.median_loss,
-        "median_grad_norm": spike.median_grad_norm, **evidence,
-    }  # fmt: skip
+        "step": spike.step,
+        "first_skipped_step": skipped.first_step,
+        "rolled_back": rolled_back,
+        "reason": spike.reason,
+        "loss": _json_number(spike.loss),
+        "grad_norm": _json_number(spike.grad_norm),
+        "median_loss": spike.median_loss,
+        "median_grad_norm": spike.median_grad_norm,
+        **evidence,
+    }
     lines = _lines(work_dir)
     if any(known["step"] == spike.step and known["rolled_back"] == rolled_back for known in lines):
         return
@@ -120,11 +133,15 @@ def record_spike(work_dir: Path, spike: Spike, skipped: SkippedSteps, rolled_bac
     replace_durably(work_dir / SPIKES_FILE, text.encode())
 
 
-def too_many_spikes(recipe: SpikeRecipe, spike: Spike, num_rollbacks: int, place: str, work_dir: Path) -> TooManySpikesError:
+def too_many_spikes(
+    recipe: SpikeRecipe, spike: Spike, num_rollbacks: int, place: str, work_dir: Path
+) -> TooManySpikesError:
     """What the user reads when training stops."""
     return TooManySpikesError(
-        f"step {spike.step}: {spike.reason}; {place}. The optimizer step was not taken, and after {num_rollbacks} rollbacks "
-        f"(spikes.max_rollbacks {recipe.max_rollbacks}) training stops. Losses, norms and the documents of every spike are in "
+        f"step {spike.step}: {spike.reason}; {place}. The optimizer step was not taken, and after {num_rollbacks} "
+        f"rollbacks "
+        f"(spikes.max_rollbacks {recipe.max_rollbacks}) training stops. Losses, norms and the documents of every "
+        f"spike are in "
         f"{work_dir / SPIKES_FILE}: look at these documents, lower the learning rate, or raise spikes.max_rollbacks"
     )
 

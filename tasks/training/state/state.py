@@ -68,15 +68,19 @@ class StateFiles:
     def read(self, name: str, shape: torch.Size) -> Tensor:
         tensor = self.tensor(name)
         if tensor.shape != shape:
-            raise ValueError(f"{name} is {tuple(tensor.shape)} in {self.state_dir}, {tuple(shape)} in the model: use one architecture")
+            raise ValueError(
+                f"{name} is {tuple(tensor.shape)} in {self.state_dir}, {tuple(shape)} in the model: use one "
+                f"architecture"
+            )
         return tensor
 
 
 def dump_state(trainable: Trainable, position: Position) -> Iterator[tuple[str, bytes]]:
-    """File names and bytes of this rank's files of the hand-over state, one file in memory at a time. Equal state, equal tensors.
+    """File names and bytes of this rank's files of the hand-over state, one file in memory at a time. Equal state,
+    equal tensors.
 
-    All ranks exhaust it together, as parts are brought together on the way; the first rank of each pipeline stage gets its files, the
-    others none.
+    All ranks exhaust it together, as parts are brought together on the way; the first rank of each pipeline stage gets
+    its files, the others none.
     """
     ranks = trainable.ranks
     first_number = ranks.pipeline.rank * _NUMBERS_PER_STAGE + 1
@@ -122,8 +126,8 @@ def read_position(state_dir: Path) -> Position:
 
 @torch.no_grad()
 def load_state(trainable: Trainable, state_dir: Path, position: Position) -> None:
-    """Put weights, router biases, momentum and moments in place, and the random state. Raises ValueError for another architecture or
-    kind of optimizer."""
+    """Put weights, router biases, momentum and moments in place, and the random state. Raises ValueError for another
+    architecture or kind of optimizer."""
     load_master(trainable, StateFiles(state_dir, "master"), str(state_dir))
     names = {parameter: name for name, parameter in trainable.model.named_parameters()}
     pieces = pieces_of(trainable.engine, trainable.model, trainable.ranks)
@@ -135,14 +139,17 @@ def load_state(trainable: Trainable, state_dir: Path, position: Position) -> Non
             is_there = checkpoint_names(names[parameter], _num_experts(parameter, piece, trainable))[0] in held
             if is_there and not ours:
                 raise ValueError(
-                    f"{state_dir} holds the {kind} of {names[parameter]}, which another optimizer.kind updated: phases of one course "
+                    f"{state_dir} holds the {kind} of {names[parameter]}, which another optimizer.kind updated: "
+                    f"phases of one course "
                     "share the kind"
                 )
             if not ours:
                 continue
             state = trainable.optimizer.ensure_state(piece.master, use_muon=kind == "momentum")
             if is_there:
-                _fill([(piece.of(state[_OPTIMIZER_KINDS[kind]]), piece.start)], source, names[parameter], piece, trainable)
+                _fill(
+                    [(piece.of(state[_OPTIMIZER_KINDS[kind]]), piece.start)], source, names[parameter], piece, trainable
+                )
             else:  # no step was taken yet
                 piece.of(state[_OPTIMIZER_KINDS[kind]]).zero_()
             if kind == "first_moment":
@@ -157,7 +164,11 @@ def load_master(trainable: Trainable, source: TensorSource, described: str) -> N
     pieces = pieces_of(trainable.engine, model, ranks)
     names = {parameter: name for name, parameter in model.named_parameters()}
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
-    wanted = {each for parameter, piece in pieces.items() for each in _whole_names(names[parameter], parameter, piece, trainable)}
+    wanted = {
+        each
+        for parameter, piece in pieces.items()
+        for each in _whole_names(names[parameter], parameter, piece, trainable)
+    }
     wanted = _over_stages(wanted | set(buffers), ranks)
     for name in sorted(wanted ^ source.names()):
         owner = "the model" if name in wanted else described
@@ -171,7 +182,8 @@ def load_master(trainable: Trainable, source: TensorSource, described: str) -> N
 
 
 def _computed_with(parameter: nn.Parameter, piece: Piece, stage: int) -> list[tuple[Tensor, int]]:
-    """What the model computes with, where that is not the master itself: flat tensors and the element that each begins with."""
+    """What the model computes with, where that is not the master itself: flat tensors and the element that each begins
+    with."""
     if piece.master is parameter:
         return []
     whole = [(parameter.data.view(-1), 0)]
@@ -182,7 +194,9 @@ def _computed_with(parameter: nn.Parameter, piece: Piece, stage: int) -> list[tu
     return [(shared.view(-1)[: piece.length], piece.start), *(whole if parameter.numel() else [])]
 
 
-def _fill(targets: list[tuple[Tensor, int]], source: TensorSource, name: str, piece: Piece, trainable: Trainable) -> None:
+def _fill(
+    targets: list[tuple[Tensor, int]], source: TensorSource, name: str, piece: Piece, trainable: Trainable
+) -> None:
     """Copy into each target the elements that it holds of a tensor as this rank held it before ZeRO divided it."""
     first, stop = min(start for _, start in targets), max(start + target.numel() for target, start in targets)
     for place, run in _read_runs(source, name, piece, trainable, first, stop):
@@ -192,9 +206,11 @@ def _fill(targets: list[tuple[Tensor, int]], source: TensorSource, name: str, pi
                 target[low - start : high - start].copy_(run[low - place : high - place])
 
 
-def _read_runs(source: TensorSource, name: str, piece: Piece, trainable: Trainable, first: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-    """Elements `first` to `stop` and more, flat, with the place where each run begins. Of stacked experts one at a time is in memory, and
-    those of other ranks are not read."""
+def _read_runs(
+    source: TensorSource, name: str, piece: Piece, trainable: Trainable, first: int, stop: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Elements `first` to `stop` and more, flat, with the place where each run begins. Of stacked experts one at a time
+    is in memory, and those of other ranks are not read."""
     ranks, shard = trainable.ranks, shard_of(piece.parameter)
     names = _whole_names(name, piece.parameter, piece, trainable)
     whole = whole_shape(piece.parameter, piece.shape, ranks)
@@ -207,7 +223,10 @@ def _read_runs(source: TensorSource, name: str, piece: Piece, trainable: Trainab
     num_elements = piece.shape[1:].numel()
     for place, each in zip(range(0, piece.shape.numel(), num_elements), names, strict=True):
         if place < stop and place + num_elements > first:
-            yield place, own_part(source.read(each, whole[1:]), shard and replace(shard, dim=shard.dim - 1), ranks).reshape(-1)
+            yield (
+                place,
+                own_part(source.read(each, whole[1:]), shard and replace(shard, dim=shard.dim - 1), ranks).reshape(-1),
+            )
 
 
 def _whole_names(name: str, parameter: nn.Parameter, piece: Piece, trainable: Trainable) -> list[str]:

@@ -22,8 +22,8 @@ class TrainedCheckpoint(Record):
     course_tokens: int
     """Position on the course where it ended."""
     lm_loss: float | None
-    """Of the last step's batch; None, as the two below, for imported weights. Of a policy objective the surrogate's gradient as a
-    weighted cross-entropy: no measure of the model."""
+    """Of the last step's batch; None, as the two below, for imported weights. Of a policy objective the surrogate's
+    gradient as a weighted cross-entropy: no measure of the model."""
     mtp_loss: float | None
     balance_loss: float | None
     num_parameters: int

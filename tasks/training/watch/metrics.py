@@ -15,7 +15,8 @@ PROGRESS_INTERVAL_SECONDS = 0.2
 
 
 class StepLog:
-    """Appends JSON lines that name their step; lines behind `last_step`, from a run that was killed after its checkpoint, are dropped."""
+    """Appends JSON lines that name their step; lines behind `last_step`, from a run that was killed after its
+    checkpoint, are dropped."""
 
     def __init__(self, path: Path, last_step: int) -> None:
         self.path = path
@@ -41,7 +42,9 @@ class ProgressFile:
             return
         self.written_at = time.monotonic()
         with replacing(self.path) as temporary:
-            temporary.write_text(json.dumps({"done": num_tokens, "total": self.total_tokens, "unit": "tokens", "message": message}))
+            temporary.write_text(
+                json.dumps({"done": num_tokens, "total": self.total_tokens, "unit": "tokens", "message": message})
+            )
 
 
 def peak_memory_bytes() -> int:

@@ -36,7 +36,8 @@ PASSES = 3
 
 
 class StepProfiler:
-    """`with profiler.step(): ...` around each step that is taken; `observed` is what take_step enters around its passes."""
+    """`with profiler.step(): ...` around each step that is taken; `observed` is what take_step enters around its
+    passes."""
 
     def __init__(self, job: TrainingJob, trainable: Trainable) -> None:
         self._job, self._trainable, self._profile = job, trainable, job.resources.profile
@@ -45,10 +46,14 @@ class StepProfiler:
         self._flops = FlopCounterMode(display=False, depth=TABLE_DEPTH, custom_mapping=FLOP_FORMULAS)
         self._num_flops = 0
         self._forward = io.StringIO()
-        self._tracer = torch.profiler.profile(
-            schedule=torch.profiler.schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self._profile.steps, repeat=1),
-            on_trace_ready=self._write_trace,
-        ) if self._profile.trace else None  # fmt: skip
+        self._tracer = (
+            torch.profiler.profile(
+                schedule=torch.profiler.schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self._profile.steps, repeat=1),
+                on_trace_ready=self._write_trace,
+            )
+            if self._profile.trace
+            else None
+        )
 
     @property
     def _is_profiled(self) -> bool:
@@ -90,7 +95,9 @@ class StepProfiler:
 
     def _write_flops(self) -> None:
         num_positions, recipe = max(1, self._num_positions), self._job.recipe
-        formula = training_flops_per_token(recipe.model, self._squared_lengths / num_positions, trains_mtp=trains_mtp(recipe))
+        formula = training_flops_per_token(
+            recipe.model, self._squared_lengths / num_positions, trains_mtp=trains_mtp(recipe)
+        )
         counted = self._num_flops / num_positions
         figures = {"counted_flops_per_token": counted, "formula_flops_per_token": formula, "ratio": counted / formula}
         self._directory.mkdir(exist_ok=True)
@@ -111,8 +118,8 @@ class StepProfiler:
 
 @contextmanager
 def counted_attention(model: nn.Module) -> Iterator[list[float]]:
-    """Products of attention, forward and backward, by the shapes it is called with: half the square of each row or document, as all of it
-    is causal. Kernels of our own and flash kernels alike are one call to torch."""
+    """Products of attention, forward and backward, by the shapes it is called with: half the square of each row or
+    document, as all of it is causal. Kernels of our own and flash kernels alike are one call to torch."""
     counted = [0.0]
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     plain = [module.attend for module in attentions]
@@ -137,12 +144,17 @@ def counted_attention(model: nn.Module) -> Iterator[list[float]]:
             module.attend = attend
 
 
-def _grouped_product(rows: torch.Size, matrices: torch.Size, *others: Any, out_shape: Any = None, **options: Any) -> int:
-    """rows (R, K) by expert matrices (E, K, N), or the gradient of such matrices, (M, R) by (R, N): the shared R counts once."""
+def _grouped_product(
+    rows: torch.Size, matrices: torch.Size, *others: Any, out_shape: Any = None, **options: Any
+) -> int:
+    """rows (R, K) by expert matrices (E, K, N), or the gradient of such matrices, (M, R) by (R, N): the shared R counts
+    once."""
     return 2 * rows[0] * rows[1] * matrices[-1]
 
 
-def _added_product(into: torch.Size, left: torch.Size, right: torch.Size, *others: Any, out_shape: Any = None, **options: Any) -> int:
+def _added_product(
+    into: torch.Size, left: torch.Size, right: torch.Size, *others: Any, out_shape: Any = None, **options: Any
+) -> int:
     return 2 * left[0] * left[1] * right[1]
 
 

@@ -1,4 +1,5 @@
-"""Records steps on rank 0: metrics.jsonl, rollouts.jsonl, progress.json, and the trackers that show the same metrics."""
+"""Records steps on rank 0: metrics.jsonl, rollouts.jsonl, progress.json, and the trackers that show the same
+metrics."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class StepRecord:
         self._interval.num_skipped += 1
         self._progress.write(position.num_tokens, "passed over after a spike")
 
-    def taken(self, position: Position, plan: StepPlan, data: StepData, result: StepResult, measured: Measurement | None) -> None:
+    def taken(
+        self, position: Position, plan: StepPlan, data: StepData, result: StepResult, measured: Measurement | None
+    ) -> None:
         """The line of a step, where one is due: at the interval, at the phase's end, and of every measured step."""
         self._interval.add(plan, result)
         self._progress.write(position.num_tokens, _message(result, data))
@@ -66,21 +69,34 @@ class StepRecord:
         job, interval = self._job, self._interval
         seconds = time.perf_counter() - interval.started - interval.paused_seconds
         attended_tokens = interval.squared_lengths / max(1, interval.num_positions)
-        flops = training_flops_per_token(job.recipe.model, attended_tokens, trains_mtp=trains_mtp(job.recipe)) * interval.num_positions
+        flops = (
+            training_flops_per_token(job.recipe.model, attended_tokens, trains_mtp=trains_mtp(job.recipe))
+            * interval.num_positions
+        )
         use = result.expert_use
         return {
-            "tokens": position.course_tokens, "loss": result.total_loss, **result.losses.model_dump(),
-            "grad_norm": result.grad_norm, "learning_rate": result.learning_rate, "batch_tokens": plan.end_tokens - plan.start_tokens,
-            "mtp_weight": result.mtp_weight, "router_bias_rate": result.router_bias_rate,
+            "tokens": position.course_tokens,
+            "loss": result.total_loss,
+            **result.losses.model_dump(),
+            "grad_norm": result.grad_norm,
+            "learning_rate": result.learning_rate,
+            "batch_tokens": plan.end_tokens - plan.start_tokens,
+            "mtp_weight": result.mtp_weight,
+            "router_bias_rate": result.router_bias_rate,
             **{f"expert_load_{layer}": load for layer, load in enumerate(use.load)},
             **{f"expert_cv_{layer}": variation for layer, variation in enumerate(use.variation)},
             **{f"dead_experts_{layer}": number for layer, number in enumerate(use.num_dead)},
-            "tokens_per_second": interval.num_tokens / seconds, "data_wait_seconds": interval.wait_seconds,
-            "optimizer_seconds": interval.optimizer_seconds, "pause_seconds": interval.paused_seconds,
-            "mfu": flops / seconds / job.resources.num_ranks / job.resources.peak_flops_per_second, "memory_bytes": peak_memory_bytes(),
+            "tokens_per_second": interval.num_tokens / seconds,
+            "data_wait_seconds": interval.wait_seconds,
+            "optimizer_seconds": interval.optimizer_seconds,
+            "pause_seconds": interval.paused_seconds,
+            "mfu": flops / seconds / job.resources.num_ranks / job.resources.peak_flops_per_second,
+            "memory_bytes": peak_memory_bytes(),
             "attended_tokens": attended_tokens,
-            "skipped_steps": interval.num_skipped, "rollbacks": len(position.skipped), **data.metrics,
-        }  # fmt: skip
+            "skipped_steps": interval.num_skipped,
+            "rollbacks": len(position.skipped),
+            **data.metrics,
+        }
 
 
 class _Interval:
@@ -99,4 +115,8 @@ class _Interval:
 
 
 def _message(result: StepResult, data: StepData) -> str:
-    return f"loss {result.losses.lm:.3f}" if "reward_mean" not in data.metrics else f"reward {data.metrics['reward_mean']:.3f}"
+    return (
+        f"loss {result.losses.lm:.3f}"
+        if "reward_mean" not in data.metrics
+        else f"reward {data.metrics['reward_mean']:.3f}"
+    )

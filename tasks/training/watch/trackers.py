@@ -29,13 +29,20 @@ def refuse_missing_tracker(resources: TrainingResources) -> None:
     if resources.wandb == "off":
         return
     if importlib.util.find_spec("wandb") is None:
-        raise ValueError(f"resources.wandb is {resources.wandb}, but wandb is not installed: pip install 'glm46[wandb]', or set it to off")
+        raise ValueError(
+            f"resources.wandb is {resources.wandb}, but wandb is not installed: pip install 'glm46[wandb]', or set it "
+            f"to off"
+        )
     if resources.wandb == "online" and not os.environ.get(WANDB_KEY):
-        raise ValueError(f"resources.wandb is online, but {WANDB_KEY} is not in the environment: set it, or set resources.wandb to offline")
+        raise ValueError(
+            f"resources.wandb is online, but {WANDB_KEY} is not in the environment: set it, or set resources.wandb to "
+            f"offline"
+        )
 
 
 def open_trackers(job: TrainingJob, last_step: int) -> list[Tracker]:
-    """What the resources name; points behind `last_step`, from before a kill or a rollback, are hidden where the tracker can."""
+    """What the resources name; points behind `last_step`, from before a kill or a rollback, are hidden where the
+    tracker can."""
     trackers: list[Tracker] = []
     if job.resources.tensorboard:
         trackers.append(TensorBoard(Path(job.work_dir) / TENSORBOARD_DIR, last_step))
@@ -61,7 +68,8 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One run per phase, named by the job's key, so that a resumed worker continues it. The key comes from the environment alone."""
+    """One run per phase, named by the job's key, so that a resumed worker continues it. The key comes from the
+    environment alone."""
 
     def __init__(self, job: TrainingJob) -> None:
         import wandb
@@ -70,10 +78,18 @@ class WeightsAndBiases:
         (work_dir / WANDB_DIR).mkdir(exist_ok=True)
         is_online = job.resources.wandb == "online"
         self._run: Any = wandb.init(
-            project="glm46", name=job.recipe.phase, id=work_dir.name, dir=str(work_dir), mode="online" if is_online else "offline",
-            resume="allow" if is_online else None, config=job.recipe.model_dump(mode="json"), save_code=False,
-            settings=wandb.Settings(silent=True, console="off", disable_git=True, x_disable_meta=True, x_disable_stats=True),
-        )  # fmt: skip
+            project="glm46",
+            name=job.recipe.phase,
+            id=work_dir.name,
+            dir=str(work_dir),
+            mode="online" if is_online else "offline",
+            resume="allow" if is_online else None,
+            config=job.recipe.model_dump(mode="json"),
+            save_code=False,
+            settings=wandb.Settings(
+                silent=True, console="off", disable_git=True, x_disable_meta=True, x_disable_stats=True
+            ),
+        )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)

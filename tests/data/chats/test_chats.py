@@ -33,10 +33,19 @@ from tasks.data.validate_contract import validate_contract
 from tests.support.data_inputs import RECIPE, RESOURCES, SHARED_DATA, compute, in_partitions, prose, rows, write_jsonl
 
 SYNTHESIS = SynthesisRecipe(
-    operations=("+", "-"), num_training_problems=400, num_evaluation_problems=30, max_operand=20, problems_per_document=20, num_chats=60,
-    thinking_share=0.5, num_prompts=20, families={}, difficulty=1,
-    num_held_out_problems=0, prompt_families=(),
-)  # fmt: skip
+    operations=("+", "-"),
+    num_training_problems=400,
+    num_evaluation_problems=30,
+    max_operand=20,
+    problems_per_document=20,
+    num_chats=60,
+    thinking_share=0.5,
+    num_prompts=20,
+    families={},
+    difficulty=1,
+    num_held_out_problems=0,
+    prompt_families=(),
+)
 CALL = {"name": "f", "arguments": {"x": 1}}
 OBJECT = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
@@ -47,7 +56,10 @@ def turns(*pairs: tuple[str, str]) -> list[dict]:
 
 def summary(record) -> list[tuple]:
     """(role, content, reasoning, calls) of each message of each conversation."""
-    return [[(m["role"], m["content"], m["reasoning"], m["tool_calls"]) for m in messages] for messages, _ in conversations_of(record)]
+    return [
+        [(m["role"], m["content"], m["reasoning"], m["tool_calls"]) for m in messages]
+        for messages, _ in conversations_of(record)
+    ]
 
 
 def plain(*pairs: tuple[str, str]) -> list[tuple]:
@@ -60,34 +72,85 @@ FORMATS = {
     "messages": ({"messages": turns(("user", "q"), ("assistant", "a"))}, ASKED),
     "history": ({"history": turns(("user", "q"), ("assistant", "a"))}, ASKED),
     "conversations": ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, ASKED),
-    "system beside": ({"system": "s", "messages": turns(("user", "q"), ("assistant", "a"))}, [*plain(("system", "s")), *ASKED]),
-    "displayed": ({"messages_display": "user: q\nNote: x\nassistant: a"}, plain(("user", "q\nNote: x"), ("assistant", "a"))),
+    "system beside": (
+        {"system": "s", "messages": turns(("user", "q"), ("assistant", "a"))},
+        [*plain(("system", "s")), *ASKED],
+    ),
+    "displayed": (
+        {"messages_display": "user: q\nNote: x\nassistant: a"},
+        plain(("user", "q\nNote: x"), ("assistant", "a")),
+    ),
     "instruction": ({"instruction": "q", "input": "", "output": "a"}, ASKED),
-    "instruction with input": ({"instruction": "q", "input": "i", "output": "a"}, plain(("user", "q\n\ni"), ("assistant", "a"))),
+    "instruction with input": (
+        {"instruction": "q", "input": "i", "output": "a"},
+        plain(("user", "q\n\ni"), ("assistant", "a")),
+    ),
     "prompt": ({"prompt": "q", "answer": "a"}, ASKED),
     "framed prompt": ({"prompt": f"{FRAME}q\n\n### Response:", "answer": "a"}, ASKED),
-    "framed prompt with input": ({"prompt": f"{FRAME}q\n\n### Input:\ni\n\n### Response:", "answer": "a"},
-                                 plain(("user", "q\n\ni"), ("assistant", "a"))),
-    "parts": ({"messages": [{"role": "user", "content": [{"type": "text", "value": "q"}]},
-                            {"role": "assistant", "content": [{"type": "reasoning", "value": "r"}, {"type": "text", "text": "a"}]}]},
-              [("user", "q", "", []), ("assistant", "a", "r", [])]),
-    "thinking inside": ({"messages": turns(("user", "q"), ("assistant", "<think>\nr</think>\n\na"))},
-                        [("user", "q", "", []), ("assistant", "a", "r", [])]),
-    "thinking beside": ({"messages": [*turns(("user", "q")), {"role": "assistant", "content": "a", "reasoning_content": "r"}]},
-                        [("user", "q", "", []), ("assistant", "a", "r", [])]),
-    "call as text": ({"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": json.dumps(CALL)},
-                                        {"from": "observation", "value": "o"}, {"from": "gpt", "value": "a"}]},
-                     [("user", "q", "", []), ("assistant", "", "", [CALL]), ("tool", "o", "", []), ("assistant", "a", "", [])]),
-    "call with arguments as text": ({"messages": [*turns(("user", "q")), {"role": "assistant", "content": None, "tool_calls": [
-                                     {"type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
-                                     *turns(("tool", "o"), ("tool", "p"), ("assistant", "a"))]},
-                                    [("user", "q", "", []), ("assistant", "", "", [CALL]), ("tool", "o", "", []), ("tool", "p", "", []),
-                                     ("assistant", "a", "", [])]),
-    "a text and its call in two turns": ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"},
-                                          {"from": "function_call", "value": json.dumps([CALL, CALL])}]},
-                                         [("user", "q", "", []), ("assistant", "a", "", [CALL, CALL])]),
+    "framed prompt with input": (
+        {"prompt": f"{FRAME}q\n\n### Input:\ni\n\n### Response:", "answer": "a"},
+        plain(("user", "q\n\ni"), ("assistant", "a")),
+    ),
+    "parts": (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "value": "q"}]},
+                {"role": "assistant", "content": [{"type": "reasoning", "value": "r"}, {"type": "text", "text": "a"}]},
+            ]
+        },
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
+    "thinking inside": (
+        {"messages": turns(("user", "q"), ("assistant", "<think>\nr</think>\n\na"))},
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
+    "thinking beside": (
+        {"messages": [*turns(("user", "q")), {"role": "assistant", "content": "a", "reasoning_content": "r"}]},
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
+    "call as text": (
+        {
+            "conversations": [
+                {"from": "human", "value": "q"},
+                {"from": "function_call", "value": json.dumps(CALL)},
+                {"from": "observation", "value": "o"},
+                {"from": "gpt", "value": "a"},
+            ]
+        },
+        [("user", "q", "", []), ("assistant", "", "", [CALL]), ("tool", "o", "", []), ("assistant", "a", "", [])],
+    ),
+    "call with arguments as text": (
+        {
+            "messages": [
+                *turns(("user", "q")),
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}],
+                },
+                *turns(("tool", "o"), ("tool", "p"), ("assistant", "a")),
+            ]
+        },
+        [
+            ("user", "q", "", []),
+            ("assistant", "", "", [CALL]),
+            ("tool", "o", "", []),
+            ("tool", "p", "", []),
+            ("assistant", "a", "", []),
+        ],
+    ),
+    "a text and its call in two turns": (
+        {
+            "conversations": [
+                {"from": "human", "value": "q"},
+                {"from": "gpt", "value": "a"},
+                {"from": "function_call", "value": json.dumps([CALL, CALL])},
+            ]
+        },
+        [("user", "q", "", []), ("assistant", "a", "", [CALL, CALL])],
+    ),
     "cut behind the last answer": ({"messages": turns(("user", "q"), ("assistant", "a"), ("user", "b"))}, ASKED),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -111,7 +174,9 @@ def test_tools_are_described_in_one_way():
 CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 MALFORMED = {
     "unknown_role": {"messages": turns(("user", "q"), ("oracle", "a"))},
-    "tool_result_without_call": {"messages": turns(("user", "q"), ("assistant", "a"), ("tool", "o"), ("assistant", "b"))},
+    "tool_result_without_call": {
+        "messages": turns(("user", "q"), ("assistant", "a"), ("tool", "o"), ("assistant", "b"))
+    },
     "call_without_result": {"messages": [*turns(("user", "q")), CALLS, *turns(("user", "b"), ("assistant", "a"))]},
     "no_answer": {"messages": turns(("user", "q"))},
     "broken_tool_call": {"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": "{f"}]},
@@ -119,7 +184,7 @@ MALFORMED = {
     "broken_reasoning": {"messages": turns(("user", "q"), ("assistant", "r</think>a"))},
     "broken_turn": {"messages": ["q", "a"]},
     "no_conversation": {"text": "q"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("reason", MALFORMED)
@@ -132,11 +197,12 @@ def test_every_malformed_record_has_its_reason(reason):
 @pytest.mark.parametrize(
     "record",
     [
-        {"messages": turns(("assistant", "a"))}, {"messages": turns(("user", "q"), ("assistant", ""))},
+        {"messages": turns(("assistant", "a"))},
+        {"messages": turns(("user", "q"), ("assistant", ""))},
         {"instruction": "q", "output": None},
         {"messages_display": "user: q\nassistant: None\nuser: r\nassistant: a"},
     ],
-)  # fmt: skip
+)
 def test_an_answer_is_something_that_is_said_to_a_user(record):
     with pytest.raises(MalformedChatError, match="no_answer"):
         conversations_of(record)
@@ -171,16 +237,21 @@ def directory(tmp_path_factory):
     chats += [record_of(QUESTION, "a"), record_of(" ".join(QUESTION.split()[:12]), "a"), MALFORMED["unknown_role"]]
     write_jsonl(directory / "chats.jsonl.gz", [*chats, MALFORMED["tool_result_without_call"]])
     with open(directory / "other.jsonl", "w") as file:
-        file.write('{"instruction": "q", "output": "Other."}\n{"instruction"\n{"instruction": "\\ud800", "output": "a"}\n')
+        file.write(
+            '{"instruction": "q", "output": "Other."}\n{"instruction"\n{"instruction": "\\ud800", "output": "a"}\n'
+        )
     (directory / "glm46-data.yaml").write_text(
-        "version: 1\nentries:\n  - {files: bench.jsonl, role: evaluation}\n  - {files: web.jsonl, role: pretrain, domain: web}\n"
+        "version: 1\nentries:\n  - {files: bench.jsonl, role: evaluation}\n  - {files: web.jsonl, role: pretrain, "
+        "domain: web}\n"
         "  - {files: '*.jsonl*', role: sft, licence: CC0, kind: made}\n"
     )
     return directory
 
 
 def collection(max_rejected_share: float = 0.2, **changes) -> ChatCollectionRecipe:
-    chats = RECIPE.chats.model_copy(update={"max_chat_chars": LIMIT, "max_rejected_share": max_rejected_share, **changes})
+    chats = RECIPE.chats.model_copy(
+        update={"max_chat_chars": LIMIT, "max_rejected_share": max_rejected_share, **changes}
+    )
     return RECIPE.chat_collection.model_copy(update={"chats": chats})
 
 
@@ -188,8 +259,17 @@ def collect(sources, root, count: int = 2, recipe=None) -> dict:
     ingest = IngestRecipe(max_record_bytes=10**6, max_source_bytes=10**6, max_rejected_share=0.1)
     ingested = compute(ingest_documents, root, sources=sources, recipe=ingest, resources=RESOURCES)
     synthetic = compute(synthesize_problems, root, recipe=SYNTHESIS)
-    given = {"synthetic": synthetic, "ingested": ingested, "recipe": recipe or collection(), "resources": in_partitions(count)}
-    return {"synthetic": synthetic, "ingested": ingested, "chats": compute(collect_chats, root, sources=sources, **given)}
+    given = {
+        "synthetic": synthetic,
+        "ingested": ingested,
+        "recipe": recipe or collection(),
+        "resources": in_partitions(count),
+    }
+    return {
+        "synthetic": synthetic,
+        "ingested": ingested,
+        "chats": compute(collect_chats, root, sources=sources, **given),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +291,9 @@ def test_a_large_collection_leaves_the_small_ones_their_share(directory, collect
     capped = collect(list_sources(directory), tmp_path, recipe=collection(max_per_collection=53))["chats"].record
     assert capped.chats_by_collection["*.jsonl*"] == 53
     num_made = capped.chats_by_collection["synthetic/arithmetic-chats"]
-    assert 40 < num_made < 60 and capped.dropped == collected["chats"].record.dropped | {"collection_full": 60 - num_made}
+    assert 40 < num_made < 60 and capped.dropped == collected["chats"].record.dropped | {
+        "collection_full": 60 - num_made
+    }
 
 
 def test_conversations_that_are_nearly_alike_are_held_out_together(tmp_path):
@@ -219,11 +301,16 @@ def test_conversations_that_are_nearly_alike_are_held_out_together(tmp_path):
     texts = [prose(seed) for seed in range(60)]
     changed = [text.replace(text.split()[30], "otherwise", 1) for text in texts]
     for name, answers in (("one.jsonl", texts), ("two.jsonl", changed)):
-        write_jsonl(tmp_path / "data" / name, [{"prompt": f"Tell me {n}.", "answer": answer} for n, answer in enumerate(answers)])
+        write_jsonl(
+            tmp_path / "data" / name,
+            [{"prompt": f"Tell me {n}.", "answer": answer} for n, answer in enumerate(answers)],
+        )
     write_jsonl(tmp_path / "data" / "text.jsonl", [{"text": prose(99)}])
     roles = "  - {files: '{one,two}.jsonl', role: sft}\n  - {files: text.jsonl, role: pretrain}\n"
     (tmp_path / "data" / "glm46-data.yaml").write_text(f"version: 1\nentries:\n{roles}")
-    made = collect(list_sources(tmp_path / "data"), tmp_path, recipe=collection(max_chat_chars=10**5, validation_share=0.3))["chats"]
+    made = collect(
+        list_sources(tmp_path / "data"), tmp_path, recipe=collection(max_chat_chars=10**5, validation_share=0.3)
+    )["chats"]
     sides: dict[str, list[str]] = {}
     for row in rows(made, "chats/*.parquet"):
         if row["source"] in ("one.jsonl", "two.jsonl"):
@@ -253,14 +340,19 @@ def test_ids_offsets_and_origin_lead_back_to_the_record(collected, directory):
 
 
 def test_too_many_malformed_records_stop_with_file_offset_reason_and_fix(directory, tmp_path):
-    expected = r"4 of 120 conversations are malformed .*chats\.jsonl\.gz at byte \d+: unknown_role \(turn 1 has role 'oracle'.*role ignore"
+    expected = (
+        r"4 of 120 conversations are malformed .*chats\.jsonl\.gz at byte \d+: unknown_role \(turn 1 has role "
+        r"'oracle'.*role ignore"
+    )
     with pytest.raises(ValueError, match=expected):
         collect(list_sources(directory), tmp_path, recipe=collection(max_rejected_share=0.03))
 
 
 def test_a_source_that_changes_is_named(directory, tmp_path):
     listed = list_sources(directory)
-    changed = replace(listed, files=tuple(replace(f, sha256="0" * 64) if f.name == "other.jsonl" else f for f in listed.files))
+    changed = replace(
+        listed, files=tuple(replace(f, sha256="0" * 64) if f.name == "other.jsonl" else f for f in listed.files)
+    )
     with pytest.raises(ValueError, match=r"other\.jsonl changed while it was read"):
         collect(changed, tmp_path)
 
@@ -278,7 +370,9 @@ def test_without_conversations_in_the_sources_those_of_the_problems_are_enough(d
 
 
 def test_nothing_left_to_train_on_is_refused(directory, tmp_path):
-    with pytest.raises(ValueError, match=r"none of 120 conversations is left to train on .*raise chats\.max_chat_chars"):
+    with pytest.raises(
+        ValueError, match=r"none of 120 conversations is left to train on .*raise chats\.max_chat_chars"
+    ):
         collect(list_sources(directory), tmp_path, recipe=collection(max_chat_chars=1))
 
 
@@ -293,10 +387,16 @@ def masked(*messages: dict, keeps_numbers: bool = False) -> tuple[list, dict[str
 
 
 def test_what_a_message_says_thinks_and_calls_with_is_masked_and_nothing_else():
-    call = {"name": f"mail_{MAIL}", "arguments": {MAIL: [{"to": MAIL}, 4155552671, None, True, 1.5], "text": f"Call {PHONE}"}}
+    call = {
+        "name": f"mail_{MAIL}",
+        "arguments": {MAIL: [{"to": MAIL}, 4155552671, None, True, 1.5], "text": f"Call {PHONE}"},
+    }
     said = {"role": "assistant", "content": f"{MAIL} and {PHONE}.", "reasoning": f"To {MAIL}", "tool_calls": [call]}
     found, counts = masked({"role": "user", "content": f"I am {MAIL}"}, said, *turns(("tool", "done")))
-    kept = {"name": call["name"], "arguments": {MAIL: [{"to": "<EMAIL>"}, 4155552671, None, True, 1.5], "text": "Call <PHONE>"}}
+    kept = {
+        "name": call["name"],
+        "arguments": {MAIL: [{"to": "<EMAIL>"}, 4155552671, None, True, 1.5], "text": "Call <PHONE>"},
+    }
     assert found == [
         {"role": "user", "content": "I am <EMAIL>"},
         {"role": "assistant", "content": "<EMAIL> and <PHONE>.", "reasoning": "To <EMAIL>", "tool_calls": [kept]},
@@ -327,21 +427,27 @@ def test_each_text_is_masked_as_if_it_stood_alone():
     alone = [mask_text(text, find_spans([text])[0]) for text in texts]
     chats = [turns(("user", text), ("assistant", other)) for text, other in pairwise(texts)]
     together = mask_chats(chats, [False] * len(chats), KINDS)
-    assert [[message["content"] for message in messages] for messages, _ in together] == [list(pair) for pair in pairwise(alone)]
+    assert [[message["content"] for message in messages] for messages, _ in together] == [
+        list(pair) for pair in pairwise(alone)
+    ]
 
 
 @pytest.fixture(scope="module")
 def personal(tmp_path_factory):
-    """Three conversations that differ in a number alone, as talk and as mathematics, and one that a benchmark with an address asks."""
+    """Three conversations that differ in a number alone, as talk and as mathematics, and one that a benchmark with an
+    address asks."""
     directory = tmp_path_factory.mktemp("personal")
     write_jsonl(directory / "web.jsonl", [{"text": prose(seed)} for seed in range(40)])
     asked = f"{' '.join(QUESTION.split()[:11])} {MAIL} {' '.join(QUESTION.split()[11:16])}"
     write_jsonl(directory / "bench.jsonl", [{"question": asked, "answer": "none"}])
     called = [record_of(f"My number is 415-555-267{digit}.", "Noted.") for digit in range(3)]
-    write_jsonl(directory / "talk.jsonl", [*called, record_of("Who is it?", f"It is {MAIL}, or {MAIL}."), record_of(asked, "a")])
+    write_jsonl(
+        directory / "talk.jsonl", [*called, record_of("Who is it?", f"It is {MAIL}, or {MAIL}."), record_of(asked, "a")]
+    )
     write_jsonl(directory / "problems.jsonl", called)
     (directory / "glm46-data.yaml").write_text(
-        "version: 1\nentries:\n  - {files: bench.jsonl, role: evaluation}\n  - {files: web.jsonl, role: pretrain, domain: web}\n"
+        "version: 1\nentries:\n  - {files: bench.jsonl, role: evaluation}\n  - {files: web.jsonl, role: pretrain, "
+        "domain: web}\n"
         "  - {files: talk.jsonl, role: sft}\n  - {files: problems.jsonl, role: sft, kind: math}\n"
     )
     return collect(list_sources(directory), tmp_path_factory.mktemp("masked"))
@@ -355,7 +461,9 @@ def test_conversations_that_differ_in_personal_data_alone_are_duplicates_unless_
     for row in sorted(found, key=lambda row: row["offset"]):
         texts[row["source"]].append([message["content"] for message in json.loads(row["messages"])])
     assert texts["talk.jsonl"] == [["My number is <PHONE>.", "Noted."], ["Who is it?", "It is <EMAIL>, or <EMAIL>."]]
-    assert [first for first, _ in texts["problems.jsonl"]] == [f"My number is 415-555-267{digit}." for digit in range(3)]
+    assert [first for first, _ in texts["problems.jsonl"]] == [
+        f"My number is 415-555-267{digit}." for digit in range(3)
+    ]
 
 
 def test_what_was_masked_is_counted_per_conversation_that_stays(personal):
@@ -379,7 +487,13 @@ def write_texts(*, output: Output) -> ToyTexts:
     texts = [prose(seed) for seed in range(60)]
     same = {"split": "train", "domain": "web", "language": "en", "lang": ""}
     made = [
-        {"id": document_id("texts", number, 0), "text": text, "num_chars": len(text), "num_bytes": len(text.encode()), **same}
+        {
+            "id": document_id("texts", number, 0),
+            "text": text,
+            "num_chars": len(text),
+            "num_bytes": len(text.encode()),
+            **same,
+        }
         for number, text in enumerate(texts)
     ]
     pq.write_table(pa.Table.from_pylist(made), output.path("documents/part-00000.parquet"))
@@ -392,7 +506,9 @@ def sharded(collected, tmp_path_factory):
     documents = compute(write_texts, root)
     recipe = RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 300, "sample_chars": 10**6})
     tokenizer = compute(train_tokenizer, root, documents=documents, recipe=recipe, resources=RESOURCES)
-    shards = compute(shard_chats, root, chats=collected["chats"], tokenizer=tokenizer, recipe=RECIPE.shards, resources=RESOURCES)
+    shards = compute(
+        shard_chats, root, chats=collected["chats"], tokenizer=tokenizer, recipe=RECIPE.shards, resources=RESOURCES
+    )
     return {**collected, "tokenizer": tokenizer, "chat_shards": shards}
 
 
@@ -411,7 +527,9 @@ def test_shards_hold_the_rendered_conversations_and_what_is_trained(sharded):
     for row in sidecar:
         place = slice(shard.starts[row["sequence"]], shard.starts[row["sequence"]] + row["num_tokens"])
         segments = render_to_train(json.loads(chats[row["id"]]["messages"]), json.loads(chats[row["id"]]["tools"]))
-        assert tokenizer.decode(shard.tokens[place].tolist(), skip_special_tokens=False) == "".join(segment.text for segment in segments)
+        assert tokenizer.decode(shard.tokens[place].tolist(), skip_special_tokens=False) == "".join(
+            segment.text for segment in segments
+        )
         trained = tokenizer.decode(shard.tokens[place][mask[place]].tolist(), skip_special_tokens=False)
         assert trained == "".join(segment.text for segment in segments if segment.is_trained)
 
@@ -419,7 +537,12 @@ def test_shards_hold_the_rendered_conversations_and_what_is_trained(sharded):
 def test_every_digest_is_the_same_for_another_partition_count(sharded, directory, tmp_path):
     other = collect(list_sources(directory), tmp_path, count=5)
     shards = compute(
-        shard_chats, tmp_path, chats=other["chats"], tokenizer=sharded["tokenizer"], recipe=RECIPE.shards, resources=in_partitions(3)
+        shard_chats,
+        tmp_path,
+        chats=other["chats"],
+        tokenizer=sharded["tokenizer"],
+        recipe=RECIPE.shards,
+        resources=in_partitions(3),
     )
     assert (other["chats"].digest, shards.digest) == (sharded["chats"].digest, sharded["chat_shards"].digest)
 
@@ -431,15 +554,20 @@ HAND_OVERS = [("chats", "chats"), ("chat_shards", "chat_shards"), ("synthetic", 
 def test_every_hand_over_holds_its_contract(sharded, name, contract, tmp_path):
     files = (f"data_contracts/{contract}.yaml",)
     result = compute(
-        validate_contract, tmp_path, subject=sharded[name], recipe=ContractRecipe(name=contract), resources=RESOURCES, data_files=files
+        validate_contract,
+        tmp_path,
+        subject=sharded[name],
+        recipe=ContractRecipe(name=contract),
+        resources=RESOURCES,
+        data_files=files,
     )
     assert result.record.num_rows > 0
 
 
 @pytest.mark.skipif(not SHARED_DATA.exists(), reason="the shared data is not on this machine")
 def test_the_shared_files_give_the_conversations_that_were_counted_by_hand():
-    """tau-bench leaves calls out (`assistant: None` before a tool's line; three dialogues have none before their last answer), one
-    Chinese example observes without a call, two texts end their reasoning without having begun it."""
+    """tau-bench leaves calls out (`assistant: None` before a tool's line; three dialogues have none before their last
+    answer), one Chinese example observes without a call, two texts end their reasoning without having begun it."""
     reasons, kept = Counter(), Counter()
     for file in list_sources(SHARED_DATA).files:
         if file.role == "sft":
@@ -449,27 +577,40 @@ def test_the_shared_files_give_the_conversations_that_were_counted_by_hand():
                 except MalformedChatError as error:
                     reasons[file.name, error.reason] += 1
     assert kept == {
-        "sft/alpaca_zh.jsonl.gz": 1000, "sft/dolly_sample.jsonl.gz": 151, "sft/glaive_toolcall_en.jsonl.gz": 240,
-        "sft/glaive_toolcall_zh.jsonl.gz": 239, "sft/instruction_pairs.jsonl.gz": 1100, "sft/reason_tool_use.jsonl.gz": 48,
-        "sft/self_instruct_seed_tasks.jsonl.gz": 175, "agent/swe_agent_demonstrations.jsonl.gz": 19,
-        "agent/tau_bench_airline_dialogues.jsonl.gz": 2, "agent/tau_bench_retail_dialogues.jsonl.gz": 1,
-    }  # fmt: skip
+        "sft/alpaca_zh.jsonl.gz": 1000,
+        "sft/dolly_sample.jsonl.gz": 151,
+        "sft/glaive_toolcall_en.jsonl.gz": 240,
+        "sft/glaive_toolcall_zh.jsonl.gz": 239,
+        "sft/instruction_pairs.jsonl.gz": 1100,
+        "sft/reason_tool_use.jsonl.gz": 48,
+        "sft/self_instruct_seed_tasks.jsonl.gz": 175,
+        "agent/swe_agent_demonstrations.jsonl.gz": 19,
+        "agent/tau_bench_airline_dialogues.jsonl.gz": 2,
+        "agent/tau_bench_retail_dialogues.jsonl.gz": 1,
+    }
     assert reasons == {
-        ("sft/glaive_toolcall_zh.jsonl.gz", "tool_result_without_call"): 1, ("sft/reason_tool_use.jsonl.gz", "broken_reasoning"): 2,
+        ("sft/glaive_toolcall_zh.jsonl.gz", "tool_result_without_call"): 1,
+        ("sft/reason_tool_use.jsonl.gz", "broken_reasoning"): 2,
         ("agent/tau_bench_airline_dialogues.jsonl.gz", "tool_result_without_call"): 17,
         ("agent/tau_bench_retail_dialogues.jsonl.gz", "tool_result_without_call"): 68,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        {"instruction": "x", "instances": [1]}, {"instruction": "x", "instances": [None]},
+        {"instruction": "x", "instances": [1]},
+        {"instruction": "x", "instances": [None]},
         {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "tools": "[" * 100_000},
-        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{" * 100_000}]}]},
+        {
+            "messages": [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{" * 100_000}]},
+            ]
+        },
         {"prompt": "### Instruction:\n" * 100_000},
     ],
-)  # fmt: skip
+)
 def test_a_conversation_of_any_shape_is_refused_by_its_reason_and_at_once(record):
     began = time.process_time()
     with pytest.raises(MalformedChatError, match=r"^(broken_t|no_)"):

@@ -13,7 +13,13 @@ from configs.schema import DecontaminationRecipe
 from tasks.data.decontamination import item_views
 from tasks.data.decontamination.decontaminate_documents import decontaminate_documents
 from tasks.data.decontamination.item_views import ASKED, CUED, PROGRAM, TOLD, views
-from tasks.data.decontamination.overlap import MIN_WORDS_OF_PROBLEM, MIN_WORDS_OF_TEXT, ProtectedTexts, Protection, build_index
+from tasks.data.decontamination.overlap import (
+    MIN_WORDS_OF_PROBLEM,
+    MIN_WORDS_OF_TEXT,
+    ProtectedTexts,
+    Protection,
+    build_index,
+)
 from tasks.data.privacy.mask_personal_data import MaskedDocuments
 from tasks.data.problems.synthesize_problems import synthesize_problems
 from tasks.data.records.documents import JSON_RECORD, PREPARED_COLUMNS, arrow_schema, document_id
@@ -41,7 +47,8 @@ def words(count: int, seed: int = 1) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "text", ["\n" * 200_000, " " * 200_000 + "x", " \n" * 100_000 + "x", "A " * 100_000 + "x", "A:" + " " * 200_000 + "x"]
+    "text",
+    ["\n" * 200_000, " " * 200_000 + "x", " \n" * 100_000 + "x", "A " * 100_000 + "x", "A:" + " " * 200_000 + "x"],
 )
 def test_the_cues_of_an_item_are_looked_for_in_one_pass(text):
     began = time.process_time()
@@ -59,9 +66,17 @@ def test_one_shared_run_of_n_words_is_found_and_n_minus_one_are_not():
 
 def test_runs_agree_with_a_search_word_by_word():
     items = [" ".join(words(30, seed)) for seed in range(8)] + [" ".join(words(10, seed)) for seed in range(20, 24)]
-    pool = [items[seed].split()[start : start + size] for seed in range(12) for start in (0, 5) for size in (7, 9, 10, 12, 13, 16)]
+    pool = [
+        items[seed].split()[start : start + size]
+        for seed in range(12)
+        for start in (0, 5)
+        for size in (7, 9, 10, 12, 13, 16)
+    ]
     generator = random.Random(46)
-    texts = [" ".join([*generator.choice(pool), *words(3, 90 + n), *generator.choice(pool), *words(3, 91 + n)]) for n in range(80)]
+    texts = [
+        " ".join([*generator.choice(pool), *words(3, 90 + n), *generator.choice(pool), *words(3, 91 + n)])
+        for n in range(80)
+    ]
 
     def holds(text: str, item: str) -> bool:
         runs = item.split()
@@ -86,7 +101,10 @@ def test_case_punctuation_and_line_breaks_do_not_hide_an_item():
 
 
 def test_mathematics_is_found_however_it_is_set():
-    item = r"What is the value of $\frac{3}{4} + \left( 1,250 \cdot x \right)$ if $x$ is the number of balls in \textbf{each} box?"
+    item = (
+        r"What is the value of $\frac{3}{4} + \left( 1,250 \cdot x \right)$ if $x$ is the number of balls in "
+        r"\textbf{each} box?"
+    )
     plain = "what is the value of 3/4 + (1250 x) if x is the number of balls in each box"
     other = "what is the value of 3/5 + (1250 x) if x is the number of bolls in each box"
     assert hits([plain, other, item], [item]) == [0, -1, 0] and hits([item], [plain]) == [0]
@@ -146,7 +164,10 @@ def test_rows_that_repeat_themselves_and_tables_of_numbers_protect_nothing():
     texts = ["0 " * 50, "- - " * 20, "=" * 80, f"table {numbers}"]
     assert hits(texts, ["0 " * 30, "= " * 30, "=" * 80, f"assert {numbers}"]) == [-1, -1, -1, -1]
     assert (
-        hits(["(a) A (b) B (c) C (d) D (e) E", "9 8 7 6 5 4 3 2", "yes no " * 6], ["A B C D E F G H", "9 8 7 6 5 4 3 2", "yes no " * 4])
+        hits(
+            ["(a) A (b) B (c) C (d) D (e) E", "9 8 7 6 5 4 3 2", "yes no " * 6],
+            ["A B C D E F G H", "9 8 7 6 5 4 3 2", "yes no " * 4],
+        )
         == [-1] * 3
     )
 
@@ -178,8 +199,14 @@ def test_a_record_is_protected_as_it_would_be_quoted():
     kind, found = views(json.dumps(choice), JSON_RECORD)
     texts = {text for text, role in found if role == ASKED}
     assert kind == "choice_question" and "What is red?\nthe rose of my garden\ngrass" in texts
-    assert {("What is red?\nA. the rose of my garden\nB. grass", CUED), ("What is red?\nthe rose of my garden", CUED)} <= set(found)
-    patch = "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1,2 +1,3 @@\n import os\n-old = 1\n+new = 2\n+more = 3\n unchanged = 4\n"
+    assert {
+        ("What is red?\nA. the rose of my garden\nB. grass", CUED),
+        ("What is red?\nthe rose of my garden", CUED),
+    } <= set(found)
+    patch = (
+        "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1,2 +1,3 @@\n import os\n-old = 1\n+new = 2\n+more "
+        "= 3\n unchanged = 4\n"
+    )
     kind, found = views(json.dumps({"problem_statement": "It breaks", "patch": patch}), JSON_RECORD)
     assert kind == "code_task" and set(found) == {("It breaks", PROGRAM), ("new = 2\nmore = 3\n", PROGRAM)}
     assert views("A plain text.", "") == ("evaluation_text", [("A plain text.", ASKED)])
@@ -188,29 +215,39 @@ def test_a_record_is_protected_as_it_would_be_quoted():
     assert ("quoted", TOLD) in views(json.dumps({"question": "Q?", "files": {"a.txt": "quoted"}}), JSON_RECORD)[1]
 
 
-CHOICE = {"question": "Which planet that we know has rings?", "choices": ["the planet Saturn", "the Moon", "Mercury"], "answer": "A"}
+CHOICE = {
+    "question": "Which planet that we know has rings?",
+    "choices": ["the planet Saturn", "the Moon", "Mercury"],
+    "answer": "A",
+}
 TASK = {
-    "task_id": "T/1", "entry_point": "sum_of_odd_squares", "prompt": "def sum_of_odd_squares(values: list) -> int:\n"
-    "    \"\"\"Add the squares of the odd values, and take those that are negative as zero.\"\"\"\n",
+    "task_id": "T/1",
+    "entry_point": "sum_of_odd_squares",
+    "prompt": "def sum_of_odd_squares(values: list) -> int:\n"
+    '    """Add the squares of the odd values, and take those that are negative as zero."""\n',
     "canonical_solution": "    return sum(v * v for v in values if v % 2 and v > 0)\n",
     "test": "assert sum_of_odd_squares([1, 2, 3]) == 10\nassert sum_of_odd_squares([5, -1, 4, 7]) == 74\n",
-}  # fmt: skip
+}
 MATHS = {
-    "problem": r"A train of length $\frac{1}{2}$ km passes a tunnel of 1,500 m at 60 km per hour; how long does it take?",
+    "problem": r"A train of length $\frac{1}{2}$ km passes a tunnel of 1,500 m at 60 km per hour; how long does it "
+    r"take?",
     "answer": "2",
 }
 PLAIN = {"text": prose(77, 40)}
 PHRASE = " ".join(words(16, seed=78))
 QUOTING = {"text": f"{PHRASE}. {prose(79, 40)}"}
 LICENCE = (
-    "# Licensed under the Apache License, Version 2.0 (the 'License'); you may not use this file except in compliance with the License.\n"
-    "import os\nimport sys\nimport json\nfrom collections import defaultdict\nfrom typing import Any, Dict, List, Optional, Tuple\n"
+    "# Licensed under the Apache License, Version 2.0 (the 'License'); you may not use this file except in compliance "
+    "with the License.\n"
+    "import os\nimport sys\nimport json\nfrom collections import defaultdict\nfrom typing import Any, Dict, List, "
+    "Optional, Tuple\n"
 )
 CHANGE = {
-    "problem_statement": "Wrong result", "instance_id": "x-1",
+    "problem_statement": "Wrong result",
+    "instance_id": "x-1",
     "patch": f"--- a/m.py\n+++ b/m.py\n@@ -1,9 +1,10 @@\n {LICENCE.replace(chr(10), chr(10) + ' ')}\n"
     "+def mended(value):\n+    return value + 1\n",
-}  # fmt: skip
+}
 CONTACT = {"question": "Ask jane.doe@posteo.de or 0151 for the red keys, she is in", "answer": "no"}
 RECORDS = (CHOICE, TASK, MATHS, PLAIN, QUOTING, CHANGE, CONTACT)
 PLANTED = {
@@ -218,11 +255,13 @@ PLANTED = {
     "reordered": f"{prose(15)}\nWhich planet that we know has rings?\n1) Mercury\n2) the planet Saturn\n3) the Moon\n",
     "told": f"{prose(16)}\nWhich planet that we know has rings? The answer is the planet Saturn.",
     "as_json": json.dumps({"text": MATHS["problem"].replace(" of ", "\nof ")}),
-    "choice": f"{prose(1)} Quiz. Which planet that we know has rings? (A) the planet Saturn (B) the Moon (C) Mercury {prose(2)}",
+    "choice": f"{prose(1)} Quiz. Which planet that we know has rings? (A) the planet Saturn (B) the Moon (C) Mercury "
+    f"{prose(2)}",
     "choice_pair": f"{prose(3)} Q: Which planet that we know has rings? A: the planet Saturn. {prose(4)}",
     "code": f"# a copy\n{TASK['prompt']}    total = 0\n    return total\n",
     "tests": f"{prose(5)}\nassert sum_of_odd_squares( [1,2,3] )==10\nassert sum_of_odd_squares([5,-1,4,7])==74\n",
-    "maths": f"{prose(6)} A train of length 1/2 km passes a tunnel of 1500 m at 60 km per hour; how long does it take? {prose(7)}",
+    "maths": f"{prose(6)} A train of length 1/2 km passes a tunnel of 1500 m at 60 km per hour; how long does it "
+    f"take? {prose(7)}",
     "plain": f"{prose(8)} {' '.join(prose(77, 40).split()[5:25])} {prose(9)}",
 }
 HONEST = {
@@ -232,11 +271,17 @@ HONEST = {
     **{f"phrase {number}": f"{PHRASE}. {prose(200 + number)}" for number in range(4)},
 }
 WANTED = {
-    "choice": (CHOICE, "choice_question"), "choice_pair": (CHOICE, "choice_question"), "code": (TASK, "code_task"),
-    "tests": (TASK, "code_task"), "maths": (MATHS, "maths_problem"), "plain": (PLAIN, "evaluation_text"),
+    "choice": (CHOICE, "choice_question"),
+    "choice_pair": (CHOICE, "choice_question"),
+    "code": (TASK, "code_task"),
+    "tests": (TASK, "code_task"),
+    "maths": (MATHS, "maths_problem"),
+    "plain": (PLAIN, "evaluation_text"),
     "masked": (CONTACT, "evaluation_text"),
-    "reordered": (CHOICE, "choice_question"), "told": (CHOICE, "choice_question"), "as_json": (MATHS, "maths_problem"),
-}  # fmt: skip
+    "reordered": (CHOICE, "choice_question"),
+    "told": (CHOICE, "choice_question"),
+    "as_json": (MATHS, "maths_problem"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -246,14 +291,19 @@ def decontaminated(tmp_path_factory):
     problems = compute(synthesize_problems, root, recipe=RECIPE.synthesize.model_copy(update=families))
     for number, record in enumerate(RECORDS):
         write_jsonl(data / "bench" / f"{number}.jsonl", [{"note": "first"}, record])
-    write_jsonl(data / "bench" / "prompt.jsonl", [{"text": max((row["prompt"] for row in rows(problems, "prompts.parquet")), key=len)}])
+    write_jsonl(
+        data / "bench" / "prompt.jsonl",
+        [{"text": max((row["prompt"] for row in rows(problems, "prompts.parquet")), key=len)}],
+    )
     write_jsonl(data / "train.jsonl", [{"text": "unused"}])
     (data / "glm46-data.yaml").write_text(
         "version: 1\nentries:\n  - {files: 'bench/**', role: evaluation}\n  - {files: train.jsonl, role: pretrain}\n"
     )
     ingested = compute(ingest_documents, root, sources=list_sources(data), recipe=RECIPE.ingest, resources=RESOURCES)
     recipe = DecontaminationRecipe(ngram_size=SIZE, code_ngram_size=20, max_items_per_run=20, max_documents_per_run=3)
-    texts = {f"planted/{name}": text for name, text in PLANTED.items()} | {f"honest/{name}": text for name, text in HONEST.items()}
+    texts = {f"planted/{name}": text for name, text in PLANTED.items()} | {
+        f"honest/{name}": text for name, text in HONEST.items()
+    }
     documents = prepared(root, texts)
     given = {"documents": documents, "synthetic": problems, "ingested": ingested}
     return compute(decontaminate_documents, root, **given, recipe=recipe, resources=RESOURCES), problems
@@ -267,7 +317,15 @@ def prepared(root, texts: dict[str, str]):
     schema = arrow_schema(PREPARED_COLUMNS)
     blank = {field.name: "" if pa.types.is_string(field.type) else 0 for field in schema}
     table = [
-        {**blank, "id": document_id(name, 0, 0), "source": name, "text": text, "num_bytes": len(text), "split": "train", "domain": "web"}
+        {
+            **blank,
+            "id": document_id(name, 0, 0),
+            "source": name,
+            "text": text,
+            "num_bytes": len(text),
+            "split": "train",
+            "domain": "web",
+        }
         for name, text in texts.items()
     ]
     path = root / "given.parquet"
@@ -294,7 +352,12 @@ def test_a_planted_item_of_each_kind_is_dropped_and_named_by_file_and_record(dec
         assert (row["reason"], row["item"]) == (f"overlaps_{kind}", f"{source} at {offset}"), name
         assert row["kept_id"] == document_id(source, offset, 0)
         shown = evidence[row["id"]]
-        assert (shown["item_source"], shown["item_offset"], shown["item_kind"], shown["item_id"]) == (source, offset, kind, row["kept_id"])
+        assert (shown["item_source"], shown["item_offset"], shown["item_kind"], shown["item_id"]) == (
+            source,
+            offset,
+            kind,
+            row["kept_id"],
+        )
         assert re.findall(r"\w+", shown["shared"].lower())[0] in PLANTED[name].lower() and shown["num_runs"] >= 1
     assert set(dropped) == {document_id(f"planted/{name}", 0, 0) for name in PLANTED}
 
@@ -315,4 +378,7 @@ def test_licences_imports_context_lines_and_common_phrases_drop_nothing(decontam
     assert {f"honest/{name}" for name in HONEST} <= set(kept)
     assert made.record.num_common_runs > 0
     assert problems.record.num_documents == sum(source.startswith("synthetic/") for source in kept)
-    assert made.record.num_documents + sum(made.record.dropped.values()) == len(PLANTED) + len(HONEST) + problems.record.num_documents
+    assert (
+        made.record.num_documents + sum(made.record.dropped.values())
+        == len(PLANTED) + len(HONEST) + problems.record.num_documents
+    )

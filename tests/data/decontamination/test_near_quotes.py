@@ -16,10 +16,15 @@ from tests.support.data_inputs import SHARED_DATA
 
 SIZE = 13
 ITEM = (
-    "A farmer sells 48 baskets of apples in spring, and in summer he sells half as many; every basket holds 20 apples, of which the "
-    "merchant returns those that rotted on the road. How many apples did the farmer sell in both seasons, if nothing was returned?"
+    "A farmer sells 48 baskets of apples in spring, and in summer he sells half as many; every basket holds 20 "
+    "apples, of which the "
+    "merchant returns those that rotted on the road. How many apples did the farmer sell in both seasons, if nothing "
+    "was returned?"
 )
-AROUND = "The weather report for the coast mentioned strong wind and little rain, so ships stayed in port until the evening of that day. "
+AROUND = (
+    "The weather report for the coast mentioned strong wind and little rain, so ships stayed in port until the "
+    "evening of that day. "
+)
 
 
 def index_of(items: list[str], max_items: int = 20) -> OverlapIndex:
@@ -93,13 +98,15 @@ def test_what_many_items_share_is_no_evidence():
 
 
 def test_scripts_without_spaces_are_compared_by_character():
-    item = (
-        "小明有三十六个苹果，他把其中的四分之一给了妹妹，又买了十五个，然后把剩下的苹果平均放进九个篮子里，请问每个篮子里有多少个苹果呢？"
-    )
+    item = "小明有三十六个苹果，他把其中的四分之一给了妹妹，又买了十五个，然后把剩下的苹果平均放进九个篮子里，请问每个篮子里有多少个苹果呢？"  # noqa: E501
     changed = (
-        item.replace("妹妹", "弟弟").replace("平均", "全部").replace("请问", "那么").replace("然后", "接着").replace("又买了", "再买了")
+        item.replace("妹妹", "弟弟")
+        .replace("平均", "全部")
+        .replace("请问", "那么")
+        .replace("然后", "接着")
+        .replace("又买了", "再买了")
     )
-    other = "小红有四十八块糖，她把其中的三分之一给了同学，又吃了六块，接着把剩下的糖平均分给四个朋友，那么每个朋友得到了多少块糖呢？"
+    other = "小红有四十八块糖，她把其中的三分之一给了同学，又吃了六块，接着把剩下的糖平均分给四个朋友，那么每个朋友得到了多少块糖呢？"  # noqa: E501
     assert [hit(changed, [item]), hit(other, [item])] == [0, -1]
 
 

@@ -1,4 +1,5 @@
-"""Deduplication as a step: against brute force, on both sides of every rule, the same for any partitions, and against earlier crawls."""
+"""Deduplication as a step: against brute force, on both sides of every rule, the same for any partitions, and against
+earlier crawls."""
 
 from __future__ import annotations
 
@@ -48,7 +49,13 @@ def kept_and_dropped(result):
 @pytest.fixture(scope="module")
 def corpus():
     """Near copies, exact copies, a chain A ~ B ~ C, and one document without any word."""
-    texts = [*near_copies(), *(prose(seed, 150) for seed in range(100, 130)), prose(100, 150), prose(101, 150), "... !!! ..."]
+    texts = [
+        *near_copies(),
+        *(prose(seed, 150) for seed in range(100, 130)),
+        prose(100, 150),
+        prose(101, 150),
+        "... !!! ...",
+    ]
     return [given_document(text, number) for number, text in enumerate(texts)]
 
 
@@ -63,9 +70,12 @@ def test_one_document_is_kept_per_brute_force_cluster(corpus, crawl):
     assert set(kept) | set(dropped) == set(documents)
     ids = sorted(documents)
     similar = {
-        (left, right) for left in ids for right in ids
-        if left < right and plain_similarity(documents[left], documents[right], DEDUPLICATE.ngram_size) >= DEDUPLICATE.threshold
-    }  # fmt: skip
+        (left, right)
+        for left in ids
+        for right in ids
+        if left < right
+        and plain_similarity(documents[left], documents[right], DEDUPLICATE.ngram_size) >= DEDUPLICATE.threshold
+    }
     cluster = {identity: identity for identity in ids}
     for _ in ids:
         for left, right in similar:
@@ -75,18 +85,28 @@ def test_one_document_is_kept_per_brute_force_cluster(corpus, crawl):
         assert cluster[identity] == cluster[row["kept_id"]] and row["kept_id"] in kept
     for identity, row in kept.items():
         members = [other for other in ids if cluster[other] == cluster[identity]]
-        assert identity == min(members, key=lambda other: (-len(documents[other]), other)) and row["cluster"] == min(members)
+        assert identity == min(members, key=lambda other: (-len(documents[other]), other)) and row["cluster"] == min(
+            members
+        )
     assert crawl.record.dropped["exact_duplicate"] == 2 and crawl.record.dropped["near_duplicate"] > 20
 
 
 def odd_texts() -> list[str]:
-    """Fewer words than a shingle, none, one word over and over, scripts without spaces, and a long drift of small steps."""
+    """Fewer words than a shingle, none, one word over and over, scripts without spaces, and a long drift of small
+    steps."""
     draw = random.Random(4)
-    texts = ["", "   ", "... ???", "a", "a b", *("a " * count for count in (3, 5, 50, 5000)), "the the the the b", "One, two!", "one two"]
-    for script in (
-        "人工智能是计算机科学的一个分支它企图了解智能的实质并生产",
-        "ปัญญาประดิษฐ์คือความฉลาดที่ถูกสร้างขึ้น",
-    ):
+    texts = [
+        "",
+        "   ",
+        "... ???",
+        "a",
+        "a b",
+        *("a " * count for count in (3, 5, 50, 5000)),
+        "the the the the b",
+        "One, two!",
+        "one two",
+    ]
+    for script in ("人工智能是计算机科学的一个分支它企图了解智能的实质并生产", "ปัญญาประดิษฐ์คือความฉลาดที่ถูกสร้างขึ้น"):
         texts += [script, f"{script[:20]}, {script[20:]}", script[::-1], script[3:], script[:12], f"{script[:12]}!"]
     for _ in range(60):
         words = [draw.choice("abcdefgh") for _ in range(draw.choice([1, 2, 4, 5, 6, 12, 40]))]
@@ -105,7 +125,9 @@ def test_short_empty_repetitive_and_unspaced_texts_and_a_long_chain_are_judged_a
     left, right = np.nonzero(np.triu(similar | (blank[:, None] == blank), 1))
     roots = smallest_members(len(texts), left, right)
     documents = [given_document(text, number) for number, text in enumerate(texts)]
-    kept, dropped = kept_and_dropped(deduplicated(tmp_path, documents, DEDUPLICATE.model_copy(update={"max_removed_share": 1.0})))
+    kept, dropped = kept_and_dropped(
+        deduplicated(tmp_path, documents, DEDUPLICATE.model_copy(update={"max_removed_share": 1.0}))
+    )
     root_of = {row["id"]: roots[number] for number, row in enumerate(documents)}
     assert sorted(root_of[identity] for identity in kept) == np.unique(roots).tolist()
     assert all(root_of[identity] == root_of[row["kept_id"]] for identity, row in dropped.items())
@@ -115,14 +137,18 @@ def test_every_near_duplicate_has_a_verified_neighbour_in_evidence(corpus, crawl
     documents = {row["id"]: row["text"] for row in corpus}
     _, dropped = kept_and_dropped(crawl)
     evidence = rows(crawl, "neighbours.parquet")
-    assert [row["id"] for row in evidence] == sorted(identity for identity, row in dropped.items() if row["reason"] == "near_duplicate")
+    assert [row["id"] for row in evidence] == sorted(
+        identity for identity, row in dropped.items() if row["reason"] == "near_duplicate"
+    )
     for row in evidence:
         assert row["kept_id"] == dropped[row["id"]]["kept_id"]
         assert row["similarity"] == row["num_shared"] / row["num_union"] >= DEDUPLICATE.threshold
         others = (other for other in documents if other != row["id"])
         best = max(plain_similarity(documents[row["id"]], documents[other], DEDUPLICATE.ngram_size) for other in others)
         assert row["similarity"] == pytest.approx(best)
-        assert plain_similarity(documents[row["id"]], documents[row["neighbour_id"]], DEDUPLICATE.ngram_size) == pytest.approx(best)
+        assert plain_similarity(
+            documents[row["id"]], documents[row["neighbour_id"]], DEDUPLICATE.ngram_size
+        ) == pytest.approx(best)
 
 
 def test_the_result_is_the_same_for_any_partition_count(corpus, crawl, tmp_path):
@@ -133,16 +159,23 @@ def test_the_best_quality_survives_then_the_longest_and_what_has_no_score_comes_
     base = prose(1, 200)
     longer = base + "and more words."
     documents = [
-        given_document(base, 0, quality=0.9), given_document(longer, 1, quality=0.2), given_document(edited(base, 1, 1), 2),
-        given_document(prose(2, 200), 3), given_document(prose(2, 200) + "and more words.", 4),
-        given_document(prose(3, 200), 5, quality=0.4), given_document(prose(3, 200), 6, quality=0.5),
-    ]  # fmt: skip
+        given_document(base, 0, quality=0.9),
+        given_document(longer, 1, quality=0.2),
+        given_document(edited(base, 1, 1), 2),
+        given_document(prose(2, 200), 3),
+        given_document(prose(2, 200) + "and more words.", 4),
+        given_document(prose(3, 200), 5, quality=0.4),
+        given_document(prose(3, 200), 6, quality=0.5),
+    ]
     kept, dropped = kept_and_dropped(deduplicated(tmp_path, documents))
     ids = [document_id("web.jsonl", number, 0) for number in range(7)]
     assert set(kept) == {ids[0], ids[4], ids[6]}
     assert {identity: row["reason"] for identity, row in dropped.items()} == {
-        ids[1]: "near_duplicate", ids[2]: "near_duplicate", ids[3]: "near_duplicate", ids[5]: "exact_duplicate",
-    }  # fmt: skip
+        ids[1]: "near_duplicate",
+        ids[2]: "near_duplicate",
+        ids[3]: "near_duplicate",
+        ids[5]: "exact_duplicate",
+    }
 
 
 def template_pages(count: int) -> list[str]:
@@ -157,11 +190,14 @@ def template_pages(count: int) -> list[str]:
 
 
 def test_template_pages_are_joined_only_where_their_similarity_says_so(tmp_path):
-    """Hundreds of documents share most of their keys: few of their pairs are compared, yet no two similar ones stay, and no cluster is
-    larger than that of all pairs."""
+    """Hundreds of documents share most of their keys: few of their pairs are compared, yet no two similar ones stay,
+    and no cluster is larger than that of all pairs."""
     texts = template_pages(600)
-    result = deduplicated(tmp_path, [given_document(text, number) for number, text in enumerate(texts)],
-                          recipe=DEDUPLICATE.model_copy(update={"max_removed_share": 1.0}))  # fmt: skip
+    result = deduplicated(
+        tmp_path,
+        [given_document(text, number) for number, text in enumerate(texts)],
+        recipe=DEDUPLICATE.model_copy(update={"max_removed_share": 1.0}),
+    )
     kept, dropped = kept_and_dropped(result)
     left, right = np.triu_indices(len(texts), 1)
     shared, union = jaccard_counts(*shingle_sets(texts, DEDUPLICATE.ngram_size), left, right)
@@ -169,7 +205,9 @@ def test_template_pages_are_joined_only_where_their_similarity_says_so(tmp_path)
     roots = smallest_members(len(texts), left[similar], right[similar])
     numbers = {document_id("web.jsonl", number, 0): number for number in range(len(texts))}
     assert all(roots[numbers[identity]] == roots[numbers[row["kept_id"]]] for identity, row in dropped.items())
-    survivor = np.array([numbers[dropped[identity]["kept_id"] if identity in dropped else identity] for identity in numbers])
+    survivor = np.array(
+        [numbers[dropped[identity]["kept_id"] if identity in dropped else identity] for identity in numbers]
+    )
     plainly = shared / union >= DEDUPLICATE.threshold + 0.1
     assert (survivor[left[plainly]] == survivor[right[plainly]]).all() and plainly.sum() > 1000
     assert len(np.unique(roots)) <= len(kept) <= 1.02 * len(np.unique(roots)) and len(dropped) > 100
@@ -181,7 +219,10 @@ def test_a_source_that_is_nearly_all_duplicates_stops_the_run(tmp_path):
     documents = [given_document(edited(page, 1, seed), seed, "pages.jsonl") for seed in range(MIN_JUDGED_DOCUMENTS)]
     documents += [given_document(prose(seed + 50), seed, "prose.jsonl") for seed in range(5)]
     strict = DEDUPLICATE.model_copy(update={"max_removed_share": 0.9})
-    told = r"source pages.jsonl: 19 of 20 documents are duplicates, more than deduplicate.max_removed_share.*\(near_duplicate, \w+ -> \w+\)"
+    told = (
+        r"source pages.jsonl: 19 of 20 documents are duplicates, more than "
+        r"deduplicate.max_removed_share.*\(near_duplicate, \w+ -> \w+\)"
+    )
     with pytest.raises(ValueError, match=told):
         deduplicated(tmp_path / "strict", documents, strict)
     loose = DEDUPLICATE.model_copy(update={"max_removed_share": 0.95})
@@ -191,7 +232,10 @@ def test_a_source_that_is_nearly_all_duplicates_stops_the_run(tmp_path):
 def shop(num_pages: int, num_others: int) -> list:
     """Pages of one template that differ in a price and a number, among other documents of their source."""
     frame = prose(1, 120).split()
-    pages = [" ".join([*frame[:60], f"costs {7 * number} and has number {number}", *frame[60:]]) for number in range(num_pages)]
+    pages = [
+        " ".join([*frame[:60], f"costs {7 * number} and has number {number}", *frame[60:]])
+        for number in range(num_pages)
+    ]
     texts = [*pages, *(prose(50 + number) for number in range(num_others))]
     return [given_document(text, number, "shop.jsonl") for number, text in enumerate(texts)]
 
@@ -203,7 +247,11 @@ def test_a_template_inside_a_larger_source_is_named_and_has_a_ceiling(tmp_path):
     (cluster,) = result.record.largest_clusters
     assert (cluster.collection, cluster.num_removed, cluster.num_documents) == ("shop.jsonl", 39, 200)
     _, dropped = kept_and_dropped(result)
-    assert dropped[cluster.removed_id]["kept_id"] == cluster.kept_id and prose(1, 120)[:40] in cluster.kept and cluster.removed
+    assert (
+        dropped[cluster.removed_id]["kept_id"] == cluster.kept_id
+        and prose(1, 120)[:40] in cluster.kept
+        and cluster.removed
+    )
     again = deduplicated(tmp_path / "again", documents, loose, resources=in_partitions(5))
     assert again.digest == result.digest
     told = r"39 of 200 documents of shop.jsonl went as near-duplicates of \w+ .*max_cluster_share \(0.19\)"
@@ -258,23 +306,29 @@ def test_one_record_per_page_stays_with_all_its_pieces(tmp_path):
         return given_document(prose(seed), offset, url=url, **chosen)
 
     documents = [
-        page(0, 0, "https://example.org/page?utm_source=mail", quality=0.3), page(1, 1, "http://www.example.org/page/", quality=0.8),
+        page(0, 0, "https://example.org/page?utm_source=mail", quality=0.3),
+        page(1, 1, "http://www.example.org/page/", quality=0.8),
         # A record in two pieces beside a shorter one: compared as a whole.
-        page(2, 2, "https://example.org/long"), page(2, 3, "https://example.org/long", piece=500),
+        page(2, 2, "https://example.org/long"),
+        page(2, 3, "https://example.org/long", piece=500),
         given_document(prose(4, 130), 3, url="https://example.org/long"),
         # Documents of one repository, and a URL that one file gives to many records, are no pages.
-        page(4, 5, "https://example.org/repository", domain="code"), page(5, 6, "https://example.org/repository", domain="code"),
+        page(4, 5, "https://example.org/repository", domain="code"),
+        page(5, 6, "https://example.org/repository", domain="code"),
         *(page(10 + number, 20 + number, "https://example.org/book") for number in range(4)),
         # What stays for a page may be a copy of something better: its own survivor is named.
-        page(30, 40, "https://example.org/copy", quality=0.5), page(31, 41, "https://example.org/copy", quality=0.4),
+        page(30, 40, "https://example.org/copy", quality=0.5),
+        page(31, 41, "https://example.org/copy", quality=0.4),
         given_document(prose(40), 32, quality=0.9),
-    ]  # fmt: skip
+    ]
     ids = {(row["offset"], row["piece"]): row["id"] for row in documents}
     _, dropped = kept_and_dropped(deduplicated(tmp_path, documents))
     assert {identity: (row["reason"], row["kept_id"]) for identity, row in dropped.items()} == {
-        ids[0, 0]: ("duplicate_url", ids[1, 0]), ids[3, 0]: ("duplicate_url", ids[2, 0]),
-        ids[30, 0]: ("exact_duplicate", ids[32, 0]), ids[31, 0]: ("duplicate_url", ids[32, 0]),
-    }  # fmt: skip
+        ids[0, 0]: ("duplicate_url", ids[1, 0]),
+        ids[3, 0]: ("duplicate_url", ids[2, 0]),
+        ids[30, 0]: ("exact_duplicate", ids[32, 0]),
+        ids[31, 0]: ("duplicate_url", ids[32, 0]),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +353,11 @@ def test_a_new_crawl_is_deduplicated_against_stored_signatures(corpus, crawl, se
         assert bool(found) == bool(gone and gone["kept_id"] in first)
         if found:
             assert gone is not None
-            assert gone["kept_id"] == min(found, key=lambda one: one.id).id if len(found) == 1 else gone["kept_id"] in first
+            assert (
+                gone["kept_id"] == min(found, key=lambda one: one.id).id
+                if len(found) == 1
+                else gone["kept_id"] in first
+            )
     recipe = DEDUPLICATE.model_copy(update={"max_removed_share": 1.0})
     both = list_earlier_documents((str(directory_of(crawl)), str(directory_of(result))))
     repeated = [given_document(row["text"], row["offset"], "third.jsonl") for row in second_crawl]
@@ -314,9 +372,11 @@ def test_look_ups_agree_with_the_spark_job(corpus, crawl):
     stored = {row["id"]: row["text"] for row in rows(crawl, "documents/*.parquet")}
     for row in corpus[::4]:
         similar = {
-            identity: value for identity, text in stored.items()
-            if (value := plain_similarity(row["text"], text, DEDUPLICATE.ngram_size)) >= DEDUPLICATE.threshold and text.strip(". !\n")
-        }  # fmt: skip
+            identity: value
+            for identity, text in stored.items()
+            if (value := plain_similarity(row["text"], text, DEDUPLICATE.ngram_size)) >= DEDUPLICATE.threshold
+            and text.strip(". !\n")
+        }
         assert {one.id: pytest.approx(one.similarity) for one in index.lookup(row["text"])} == similar
     assert index.lookup("...") == [] and index.lookup("nothing like it") == []
 
@@ -333,7 +393,9 @@ def test_a_look_up_with_more_candidates_than_are_held_at_once_reads_them_in_part
 
 
 def test_earlier_documents_that_cannot_be_compared_are_refused(corpus, crawl, tmp_path):
-    with pytest.raises(ValueError, match=r"documents holds no Parquet file: name directories that deduplicate_documents wrote"):
+    with pytest.raises(
+        ValueError, match=r"documents holds no Parquet file: name directories that deduplicate_documents wrote"
+    ):
         list_earlier_documents((str(tmp_path),))
     earlier = list_earlier_documents((str(directory_of(crawl)),))
     assert earlier.digest != NONE.digest == list_earlier_documents(()).digest
@@ -342,21 +404,28 @@ def test_earlier_documents_that_cannot_be_compared_are_refused(corpus, crawl, tm
         deduplicated(tmp_path / "other", corpus[:3], recipe=other, previous=earlier)
     kept = next(row for row in corpus if row["id"] in {one["id"] for one in rows(crawl, "documents/*.parquet")})
     changed = given_document("another text " + kept["text"], kept["offset"])
-    with pytest.raises(ValueError, match=rf"document {kept['id']} \(web.jsonl\) is in deduplicate.previous with another text"):
+    with pytest.raises(
+        ValueError, match=rf"document {kept['id']} \(web.jsonl\) is in deduplicate.previous with another text"
+    ):
         deduplicated(tmp_path / "changed", [changed], previous=earlier)
 
 
 def test_a_damaged_or_mixed_directory_of_earlier_documents_is_refused(corpus, crawl, tmp_path, monkeypatch):
-    """A pair without its text was compared with another document's, and near-duplicates of lost signatures went unnoticed."""
+    """A pair without its text was compared with another document's, and near-duplicates of lost signatures went
+    unnoticed."""
     whole = directory_of(crawl)
-    with pytest.raises(ValueError, match=r"s3://bucket/crawl is no directory: copy it to a file system that executors see"):
+    with pytest.raises(
+        ValueError, match=r"s3://bucket/crawl is no directory: copy it to a file system that executors see"
+    ):
         list_earlier_documents(("s3://bucket/crawl",))
     with pytest.raises(ValueError, match=r"deduplicate.previous names .* twice"):
         list_earlier_documents((str(whole), f"{whole}/"))
     for name in ("documents", "signatures"):
         directory = shutil.copytree(whole, tmp_path / name)
         shutil.copy(directory / name / "part-00000.parquet", directory / name / "part-00001.parquet")
-        with pytest.raises(ValueError, match=r"part-00001.parquet is only in one of documents/ and signatures/ of .* is lost"):
+        with pytest.raises(
+            ValueError, match=r"part-00001.parquet is only in one of documents/ and signatures/ of .* is lost"
+        ):
             list_earlier_documents((str(directory),))
     mixed = shutil.copytree(whole, tmp_path / "mixed")
     table = pq.read_table(mixed / "documents" / "part-00000.parquet")

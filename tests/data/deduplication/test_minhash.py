@@ -1,4 +1,5 @@
-"""Near-duplicate detection against brute force; components against union-find; survivors independent of order and partitions."""
+"""Near-duplicate detection against brute force; components against union-find; survivors independent of order and
+partitions."""
 
 from __future__ import annotations
 
@@ -108,8 +109,10 @@ def test_ids_are_numbers_and_back_and_lie_in_the_ranges_of_their_files():
 def every_pair(keys, ids, is_new):
     return {
         (min(ids[i], ids[j]), max(ids[i], ids[j]))
-        for i in range(len(keys)) for j in range(i + 1, len(keys)) if keys[i] == keys[j] and ids[i] != ids[j] and (is_new[i] or is_new[j])
-    }  # fmt: skip
+        for i in range(len(keys))
+        for j in range(i + 1, len(keys))
+        if keys[i] == keys[j] and ids[i] != ids[j] and (is_new[i] or is_new[j])
+    }
 
 
 def test_small_buckets_are_paired_completely_and_no_pair_is_of_two_earlier_documents():
@@ -123,7 +126,8 @@ def test_small_buckets_are_paired_completely_and_no_pair_is_of_two_earlier_docum
 
 
 def test_a_large_bucket_is_one_component_of_few_pairs():
-    """Buckets of up to BUCKET_WINDOW + 1 documents are complete; of more each document meets a bounded number, and none is cut off."""
+    """Buckets of up to BUCKET_WINDOW + 1 documents are complete; of more each document meets a bounded number, and none
+    is cut off."""
     for size in (BUCKET_WINDOW + 1, BUCKET_WINDOW + 2, 5000):
         ids = np.arange(size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         left, right = bucket_pairs(np.full(size, 5, np.uint64), ids, ids, np.ones(size, bool))
@@ -135,8 +139,8 @@ def test_a_large_bucket_is_one_component_of_few_pairs():
 
 @pytest.mark.parametrize("is_new_crawl", [False, True])
 def test_an_original_meets_its_copies_where_they_are_unlike_each_other(is_new_crawl):
-    """3,000 copies of similarity 0.82 to their original and 0.68 to one another fill large buckets: nearly every one is compared with the
-    original, without more pairs; also where copies and original are of two crawls."""
+    """3,000 copies of similarity 0.82 to their original and 0.68 to one another fill large buckets: nearly every one is
+    compared with the original, without more pairs; also where copies and original are of two crawls."""
     draw, count = np.random.default_rng(6), 3000
     values = draw.integers(0, 1 << 32, (count + 1, 128), dtype=np.uint32)
     values[1:] = np.where(draw.random((count, 128)) < 0.82, values[0], values[1:])
@@ -154,7 +158,9 @@ def test_bands_catch_what_the_threshold_promises_and_too_few_permutations_are_to
         missed = (1 - min(threshold + 0.1, 1) ** num_rows) ** num_bands
         assert num_bands * num_rows <= count and missed < 0.01
     for threshold, count in ((0.7, 1), (0.99, 16)):
-        with pytest.raises(ValueError, match=rf"deduplicate.num_permutations \({count}\) are too few for deduplicate.threshold"):
+        with pytest.raises(
+            ValueError, match=rf"deduplicate.num_permutations \({count}\) are too few for deduplicate.threshold"
+        ):
             banding(threshold, count)
 
 
@@ -176,7 +182,8 @@ def shapes_of_graphs() -> dict[str, list[tuple[int, int]]]:
         "chain": [(names[number], names[number + 1]) for number in range(30)],
         "random": [(one, other) for one, other in (generator.sample(names, 2) for _ in range(40))],
         "star": [(names[0], name) for name in names[1:20]],
-        "combs": [(number, number + 1) for number in range(0, 40, 2)] + [(number, number + 4) for number in range(1, 30, 4)],
+        "combs": [(number, number + 1) for number in range(0, 40, 2)]
+        + [(number, number + 4) for number in range(1, 30, 4)],
         "none": [],
     }
 
@@ -198,7 +205,9 @@ def union_find(edges) -> dict[int, int]:
 def test_parcels_are_bounded_and_lose_no_row():
     offsets = np.cumsum([0, *range(15_000, 21_000, 100)])
     values = np.random.default_rng(0).integers(0, 2**63, offsets[-1], dtype=np.int64)
-    table = pa.table({"id": np.arange(60), "shingles": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))})
+    table = pa.table(
+        {"id": np.arange(60), "shingles": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))}
+    )
     sent = list(parcels(EDGES, 7, table))
     payloads = pa.Table.from_batches(sent)
     assert len(sent) > 1 and max(map(len, payloads["payload"].to_pylist())) < 1.2 * PARCEL_BYTES
@@ -213,17 +222,29 @@ def test_components_are_those_of_union_find(shape, way, tmp_path):
     edges = shapes_of_graphs()[shape]
     ends = np.array(edges, dtype=np.uint64).reshape(-1, 2)
     halves = [part for part in (ends[::2], ends[1::2]) if len(part)]
-    sent = [batch for part in halves for batch in parcels(EDGES, 0, pa.table({"left": part.min(axis=1), "right": part.max(axis=1)}))]
+    sent = [
+        batch
+        for part in halves
+        for batch in parcels(EDGES, 0, pa.table({"left": part.min(axis=1), "right": part.max(axis=1)}))
+    ]
     spark = spark_session(RESOURCES)
     frame = spark.createDataFrame(pa.Table.from_batches(sent)) if sent else spark.createDataFrame([], PARCEL_COLUMNS)
-    found = connected_components(frame, len(edges), tmp_path / "rounds", len(edges) if way == "one task" else -1).collect()
-    assert {int(row.id, 16): int(row.root, 16) for row in found} == union_find(edges) and len(found) == len(union_find(edges))
+    found = connected_components(
+        frame, len(edges), tmp_path / "rounds", len(edges) if way == "one task" else -1
+    ).collect()
+    assert {int(row.id, 16): int(row.root, 16) for row in found} == union_find(edges) and len(found) == len(
+        union_find(edges)
+    )
 
 
 def test_components_in_memory_are_those_of_a_union_find():
     draw = np.random.default_rng(5)
     for count in (1, 2, 3, 1000):
         line = np.arange(count - 1)
-        for left, right in ((line, line + 1), (draw.permutation(count)[:-1], draw.permutation(count)[1:]), (line[:0], line[:0])):
+        for left, right in (
+            (line, line + 1),
+            (draw.permutation(count)[:-1], draw.permutation(count)[1:]),
+            (line[:0], line[:0]),
+        ):
             expected = union_find(list(zip(left.tolist(), right.tolist(), strict=True)))
             assert smallest_members(count, left, right).tolist() == [expected.get(node, node) for node in range(count)]

@@ -1,4 +1,5 @@
-"""What semantic deduplication takes and leaves: against brute force, on judged collections, on each side of every bound."""
+"""What semantic deduplication takes and leaves: against brute force, on judged collections, on each side of every
+bound."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tasks.data.embedding.semantic_vectors import (
     project,
     squared_norms,
     weighted_features,
-)  # fmt: skip
+)
 from tasks.data.records.documents import names_of
 from tests.support.data_inputs import RECIPE, RESOURCES, SHARED_DATA, compute, in_partitions, prose, rows
 from tests.support.document_tables import document_row, documents_artifact
@@ -58,7 +59,9 @@ def test_a_vector_depends_on_its_text_alone_and_dot_products_are_exact():
     assert np.array_equal(together, alone) and not together[-2:].any()
     extreme = np.full((2, MAX_DIMENSIONS), 127, dtype=np.int8)
     assert squared_norms(extreme).tolist() == [MAX_DIMENSIONS * 127**2] * 2
-    assert np.array_equal((together.astype(np.float32) @ together.astype(np.float32).T), together.astype(int) @ together.astype(int).T)
+    assert np.array_equal(
+        (together.astype(np.float32) @ together.astype(np.float32).T), together.astype(int) @ together.astype(int).T
+    )
 
 
 def test_cosine_follows_that_of_the_exact_weights():
@@ -75,10 +78,14 @@ def test_cosine_follows_that_of_the_exact_weights():
 def test_centroids_separate_topics_and_do_not_depend_on_blocks():
     generator = np.random.Generator(np.random.Philox(5))
     topics = generator.integers(-100, 100, (3, 64))
-    vectors = np.clip(np.repeat(topics, 2000, axis=0) + generator.integers(-20, 20, (6000, 64)), -127, 127).astype(np.int8)
+    vectors = np.clip(np.repeat(topics, 2000, axis=0) + generator.integers(-20, 20, (6000, 64)), -127, 127).astype(
+        np.int8
+    )
     centroids = fit_centroids(vectors, 3, 10, 1)
     nearest = assign(vectors, centroids)
-    assert np.array_equal(nearest, np.concatenate([assign(vectors[start : start + 17], centroids) for start in range(0, 6000, 17)]))
+    assert np.array_equal(
+        nearest, np.concatenate([assign(vectors[start : start + 17], centroids) for start in range(0, 6000, 17)])
+    )
     assert len(fit_centroids(vectors[:2], 5, 3, 1)) == 2 and len(fit_centroids(np.zeros((4, 8), np.int8), 2, 3, 1)) == 0
 
 
@@ -87,22 +94,33 @@ def test_centroids_separate_topics_and_do_not_depend_on_blocks():
 def test_pairs_are_those_of_brute_force_inside_the_window(batch_rows, window):
     generator = np.random.Generator(np.random.Philox(7))
     base = generator.integers(-100, 100, (60, 32))
-    vectors = np.clip(base[generator.integers(0, 60, 600)] + generator.integers(-4, 5, (600, 32)), -127, 127).astype(np.int8)
+    vectors = np.clip(base[generator.integers(0, 60, 600)] + generator.integers(-4, 5, (600, 32)), -127, 127).astype(
+        np.int8
+    )
     clusters, positions = generator.integers(0, 4, 600).astype(np.int32), vectors.astype(int).sum(axis=1)
     order = np.lexsort((np.arange(600), positions, clusters))
     ids = [f"{place:04d}" for place in range(600)]
     quality = generator.integers(0, 3, 600) / 3
     names = names_of(ASSIGNED_COLUMNS)
     columns = [
-        ids, [vector.tobytes() for vector in vectors[order]], quality, np.arange(600) % 5, clusters[order], positions[order],
-    ]  # fmt: skip
+        ids,
+        [vector.tobytes() for vector in vectors[order]],
+        quality,
+        np.arange(600) % 5,
+        clusters[order],
+        positions[order],
+    ]
     table = pa.table(dict(zip(names, columns, strict=True)))
-    found = [row for batch in similar_pairs(iter(table.to_batches(batch_rows)), 0.98, window) for row in batch.to_pylist()]
+    found = [
+        row for batch in similar_pairs(iter(table.to_batches(batch_rows)), 0.98, window) for row in batch.to_pylist()
+    ]
     wide = vectors[order].astype(float)
     wide /= np.linalg.norm(wide, axis=1, keepdims=True)
     alike = (wide @ wide.T > 0.98) & (clusters[order][:, None] == clusters[order])
     wanted = {(a, b) for a, b in zip(*np.nonzero(alike), strict=True) if 0 < b - a <= window}
-    assert {tuple(sorted((int(row["worse"]), int(row["better"])))) for row in found} == wanted and len(found) == len(wanted)
+    assert {tuple(sorted((int(row["worse"]), int(row["better"])))) for row in found} == wanted and len(found) == len(
+        wanted
+    )
     for row in found:
         rank = [(row[f"{side}_quality"], row[f"{side}_length"], row[side]) for side in ("better", "worse")]
         assert rank[0] < rank[1]
@@ -121,7 +139,10 @@ def test_a_document_goes_only_for_one_that_stays():
 @pytest.fixture(scope="module")
 def corpus():
     originals = [document_row(prose(seed, 300), seed, quality=0.5) for seed in range(30)]
-    copies = [document_row(shuffled(prose(seed, 300), seed + 40), 100 + seed, quality=0.9 if seed % 2 else 0.1) for seed in range(4)]
+    copies = [
+        document_row(shuffled(prose(seed, 300), seed + 40), 100 + seed, quality=0.9 if seed % 2 else 0.1)
+        for seed in range(4)
+    ]
     short = [document_row("few words here", 200 + place) for place in range(3)]
     code = [document_row(prose(50, 300), 300 + place, domain="code", collection="code") for place in range(3)]
     return [*originals, *copies, *short, *code]
@@ -132,7 +153,9 @@ RECIPE_10 = RECIPE.semantic.model_copy(update={"max_cosine": 0.85, "cluster_docu
 
 def test_the_better_of_two_stays_and_evidence_names_it(corpus, tmp_path):
     artifact = documents_artifact(corpus, tmp_path / "documents.parquet")
-    result = compute(remove_semantic_duplicates, tmp_path / "home", documents=artifact, recipe=RECIPE_10, resources=RESOURCES)
+    result = compute(
+        remove_semantic_duplicates, tmp_path / "home", documents=artifact, recipe=RECIPE_10, resources=RESOURCES
+    )
     shown = {row["id"]: row for row in rows(result, "similar.parquet")}
     expected = {}
     for seed in range(4):
@@ -141,23 +164,33 @@ def test_the_better_of_two_stays_and_evidence_names_it(corpus, tmp_path):
     assert {identity: row["kept_id"] for identity, row in shown.items()} == expected
     assert all(0.85 < row["cosine"] < 1 for row in shown.values())
     assert result.record.dropped == {SIMILAR: 4} and result.record.num_documents == len(corpus) - 4
-    again = compute(remove_semantic_duplicates, tmp_path / "again", documents=artifact, recipe=RECIPE_10, resources=in_partitions(5))
+    again = compute(
+        remove_semantic_duplicates, tmp_path / "again", documents=artifact, recipe=RECIPE_10, resources=in_partitions(5)
+    )
     assert again.digest == result.digest
 
 
 def test_threshold_and_ceiling_have_both_sides(corpus, tmp_path):
     artifact = documents_artifact(corpus[:34], tmp_path / "documents.parquet")
     none = RECIPE_10.model_copy(update={"max_cosine": 1.0})
-    result = compute(remove_semantic_duplicates, tmp_path / "home", documents=artifact, recipe=none, resources=RESOURCES)
+    result = compute(
+        remove_semantic_duplicates, tmp_path / "home", documents=artifact, recipe=none, resources=RESOURCES
+    )
     assert result.record.dropped == {} and rows(result, "similar.parquet") == []
     strict = RECIPE_10.model_copy(update={"max_removed_share": 0.1})
-    with pytest.raises(ValueError, match=r"source pages: 4 of 34 documents are nearly alike.*max_removed_share \(0.1\).*cosine 0\.\d+"):
+    with pytest.raises(
+        ValueError, match=r"source pages: 4 of 34 documents are nearly alike.*max_removed_share \(0.1\).*cosine 0\.\d+"
+    ):
         compute(remove_semantic_duplicates, tmp_path / "strict", documents=artifact, recipe=strict, resources=RESOURCES)
 
 
 def test_a_corpus_of_code_alone_passes(tmp_path):
-    artifact = documents_artifact([document_row(prose(1), place, domain="code") for place in range(3)], tmp_path / "documents.parquet")
-    result = compute(remove_semantic_duplicates, tmp_path / "home", documents=artifact, recipe=RECIPE_10, resources=RESOURCES)
+    artifact = documents_artifact(
+        [document_row(prose(1), place, domain="code") for place in range(3)], tmp_path / "documents.parquet"
+    )
+    result = compute(
+        remove_semantic_duplicates, tmp_path / "home", documents=artifact, recipe=RECIPE_10, resources=RESOURCES
+    )
     assert result.record.num_documents == 3 and result.record.num_sampled == 0
 
 

@@ -1,4 +1,5 @@
-"""Vectors by a named model: against transformers' own mean pooling, whatever stands beside a text; what it finds, and what it refuses."""
+"""Vectors by a named model: against transformers' own mean pooling, whatever stands beside a text; what it finds, and
+what it refuses."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ from configs.schema import SemanticRecipe
 from infra.machine.spark import _zip_packages
 from model.formats.hf_checkpoint import save_checkpoint
 from tasks.data.deduplication.remove_semantic_duplicates import SIMILAR, remove_semantic_duplicates
-from tasks.data.embedding.embedding_model import EmbeddingModel, _opened, check_files, directory_digest, encode, named_model, probe_batches
+from tasks.data.embedding.embedding_model import (
+    EmbeddingModel,
+    _opened,
+    check_files,
+    directory_digest,
+    encode,
+    named_model,
+    probe_batches,
+)
 from tasks.data.embedding.semantic_vectors import BUCKET_BITS, project, squared_norms, widened
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
 from tests.conftest import ROOT
@@ -29,12 +38,19 @@ from tests.support.document_tables import document_row, documents_artifact
 from tests.support.model_recipes import GLM46, random_model
 
 NUM_CONCEPTS, WORDS_PER_TEXT, CONCEPTS_PER_TEXT = 60, 60, 12
-WORDS = [f"{prefix}{''.join(letters)}" for prefix in "xy" for letters in itertools.islice(itertools.product("abcd", "klmn", "opqr"), 60)]
+WORDS = [
+    f"{prefix}{''.join(letters)}"
+    for prefix in "xy"
+    for letters in itertools.islice(itertools.product("abcd", "klmn", "opqr"), 60)
+]
 """Two for each concept: the second is NUM_CONCEPTS places behind the first."""
 PARAPHRASED = (
-    "The council voted on Monday to close the swimming pool at the end of the summer, since repairs would cost two million pounds.",
-    "Councillors decided at the start of the week that the public baths will shut after the summer; fixing them was priced at two million.",
-    "Bees tell each other where the flowers are by a dance in the shape of an eight, whose angle shows the direction of the sun.",
+    "The council voted on Monday to close the swimming pool at the end of the summer, since repairs would cost two "
+    "million pounds.",
+    "Councillors decided at the start of the week that the public baths will shut after the summer; fixing them was "
+    "priced at two million.",
+    "Bees tell each other where the flowers are by a dance in the shape of an eight, whose angle shows the direction "
+    "of the sun.",
 )
 """The first two say the same."""
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -46,7 +62,9 @@ def bert_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
     return tokenizer
 
 
@@ -55,7 +73,9 @@ def save_bert(directory: Path, encoder: BertModel) -> Path:
     encoder.save_pretrained(directory)
     tokenizer = bert_tokenizer()
     tokenizer.enable_padding(length=128)
-    special = {f"{name}_token": token for name, token in zip(("pad", "unk", "cls", "sep", "mask"), SPECIALS, strict=True)}
+    special = {
+        f"{name}_token": token for name, token in zip(("pad", "unk", "cls", "sep", "mask"), SPECIALS, strict=True)
+    }
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(directory)
     return directory
 
@@ -63,9 +83,15 @@ def save_bert(directory: Path, encoder: BertModel) -> Path:
 def new_bert(seed: int, vocab_size: int = 5 + 2 * NUM_CONCEPTS + 28) -> BertModel:
     torch.manual_seed(seed)
     config = BertConfig(
-        vocab_size=vocab_size, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
-        max_position_embeddings=128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=vocab_size,
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=96,
+        max_position_embeddings=128,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     return BertModel(config).eval()
 
 
@@ -113,8 +139,13 @@ def exported(tmp_path_factory) -> Path:
     """A checkpoint as this pipeline exports and registers it: mixture of experts, MTP layer, GLM's tokenizer."""
     directory = tmp_path_factory.mktemp("models") / "exported"
     save_checkpoint(
-        random_model(GLM46), directory, eos_token_ids=[300], pad_token_id=300, dtype=torch.float32, max_shard_bytes=100_000
-    )  # fmt: skip
+        random_model(GLM46),
+        directory,
+        eos_token_ids=[300],
+        pad_token_id=300,
+        dtype=torch.float32,
+        max_shard_bytes=100_000,
+    )
     train_bpe(iter([prose(seed) for seed in range(20)]), 284).save(str(directory / "tokenizer.json"))
     return directory
 
@@ -149,7 +180,11 @@ def test_of_a_long_text_passages_from_its_first_to_its_last_are_read(trained):
     passages = [[2, *ids[start : start + 62], 3] for start in range(0, len(ids), 62)]
     assert len(passages) > 6
     encoder = AutoModel.from_pretrained(trained)
-    for max_passages, chosen in ((1, [0]), (3, [0, (len(passages) - 1) // 2, len(passages) - 1]), (99, range(len(passages)))):
+    for max_passages, chosen in (
+        (1, [0]),
+        (3, [0, (len(passages) - 1) // 2, len(passages) - 1]),
+        (99, range(len(passages))),
+    ):
         with torch.no_grad():
             states = torch.cat([encoder(torch.tensor([passages[number]])).last_hidden_state[0] for number in chosen])
         mean = states.mean(dim=0).numpy()
@@ -181,13 +216,22 @@ def test_a_checkpoint_of_this_pipeline_gives_its_trunks_hidden_states(exported):
 def test_more_dimensions_than_float32_can_sum_stay_exact():
     vectors = np.random.Generator(np.random.Philox(1)).integers(100, 128, (8, 5000)).astype(np.int8)
     exact = vectors.astype(np.int64) @ vectors.astype(np.int64).T
-    assert np.array_equal(widened(vectors) @ widened(vectors).T, exact) and np.array_equal(squared_norms(vectors), np.diag(exact))
+    assert np.array_equal(widened(vectors) @ widened(vectors).T, exact) and np.array_equal(
+        squared_norms(vectors), np.diag(exact)
+    )
     assert not np.array_equal(vectors.astype(np.float32) @ vectors.astype(np.float32).T, exact)
 
 
 def semantic_recipe(directory: Path, **changed) -> SemanticRecipe:
-    model = {"embedding_model": str(directory), "embedding_sha256": directory_digest(directory), "passage_tokens": 64, "max_passages": 3}
-    return RECIPE.semantic.model_copy(update={**model, "max_cosine": 0.82, "cluster_documents": 1000, "min_words": 10, **changed})
+    model = {
+        "embedding_model": str(directory),
+        "embedding_sha256": directory_digest(directory),
+        "passage_tokens": 64,
+        "max_passages": 3,
+    }
+    return RECIPE.semantic.model_copy(
+        update={**model, "max_cosine": 0.82, "cluster_documents": 1000, "min_words": 10, **changed}
+    )
 
 
 def paraphrased_corpus() -> list[dict]:
@@ -206,25 +250,33 @@ def test_a_trained_model_finds_paraphrases_that_share_no_word(trained, tmp_path)
     flat = np.ones(1 << BUCKET_BITS, dtype=np.float32)
     assert np.triu(cosines(project(texts, flat, 256, 46, 10)), 16).max() < 0.5
     recipe, artifact = semantic_recipe(trained), documents_artifact(corpus, tmp_path / "documents.parquet")
-    result = compute(remove_semantic_duplicates, tmp_path / "home", documents=artifact, recipe=recipe, resources=RESOURCES)
+    result = compute(
+        remove_semantic_duplicates, tmp_path / "home", documents=artifact, recipe=recipe, resources=RESOURCES
+    )
     shown = {row["id"]: row["kept_id"] for row in rows(result, "similar.parquet")}
     assert shown == {corpus[16 + place]["id"]: corpus[place]["id"] for place in range(5)}
     assert result.record.dropped == {SIMILAR: 5} and result.record.num_sampled == len(corpus)
-    again = compute(remove_semantic_duplicates, tmp_path / "again", documents=artifact, recipe=recipe, resources=in_partitions(5))
+    again = compute(
+        remove_semantic_duplicates, tmp_path / "again", documents=artifact, recipe=recipe, resources=in_partitions(5)
+    )
     assert again.digest == result.digest
 
 
 def test_a_model_that_does_not_run_stops_the_step_in_one_sentence(trained, tmp_path):
     artifact = documents_artifact(paraphrased_corpus(), tmp_path / "documents.parquet")
     too_long = semantic_recipe(trained, passage_tokens=129)
-    with pytest.raises(ValueError, match=r"gives no vectors: ValueError: semantic.passage_tokens \(129\) is more than the 128 positions"):
+    with pytest.raises(
+        ValueError,
+        match=r"gives no vectors: ValueError: semantic.passage_tokens \(129\) is more than the 128 positions",
+    ):
         compute(remove_semantic_duplicates, tmp_path / "long", documents=artifact, recipe=too_long, resources=RESOURCES)
 
 
 def test_what_executors_elsewhere_get_as_a_zip_encodes_the_same(trained, tmp_path):
     model = named(trained)
     code = (
-        f"import sys; sys.path[:0] = [{str(_zip_packages(tmp_path))!r}]; import tasks.data.embedding.embedding_model as shipped\n"
+        f"import sys; sys.path[:0] = [{str(_zip_packages(tmp_path))!r}]; import tasks.data.embedding.embedding_model "
+        f"as shipped\n"
         f"import numpy as np\n"
         f"assert '.zip' in shipped.__file__\n"
         f"vectors = shipped.encode({TEXTS!r}, shipped.EmbeddingModel(*{(model.directory, model.sha256, 64, 3, 4)!r}))\n"
@@ -258,15 +310,21 @@ def pickled(directory: Path) -> None:
         (without("model.safetensors"), r"holds no \*\.safetensors: pickled"),
         (pickled, r"holds no \*\.safetensors, only \['pytorch_model.bin'\]: pickled weights can run code"),
         (lambda directory: (directory / "adapter_config.json").write_text("{}"), "is an adapter"),
-        (lambda directory: (directory / "README.md").write_text("x"), r"has digest [0-9a-f]{64}, embedding_sha256 is [0-9a-f]{64}"),
+        (
+            lambda directory: (directory / "README.md").write_text("x"),
+            r"has digest [0-9a-f]{64}, embedding_sha256 is [0-9a-f]{64}",
+        ),
     ],
 )
-def test_a_directory_that_is_not_the_one_meant_is_refused_before_any_work(damage, message, trained, tmp_path, monkeypatch):
+def test_a_directory_that_is_not_the_one_meant_is_refused_before_any_work(
+    damage, message, trained, tmp_path, monkeypatch
+):
     directory = copied(trained, tmp_path / "model")
     recipe = semantic_recipe(directory)
     damage(directory)
     monkeypatch.setattr(
-        "tasks.data.deduplication.remove_semantic_duplicates.spark_session", lambda resources: pytest.fail("Spark was started")
+        "tasks.data.deduplication.remove_semantic_duplicates.spark_session",
+        lambda resources: pytest.fail("Spark was started"),
     )
     artifact = documents_artifact([document_row(prose(1), 0)], tmp_path / "documents.parquet")
     with pytest.raises(ValueError, match=rf"data.recipe.semantic.embedding_model {directory} {message}"):
@@ -275,12 +333,18 @@ def test_a_directory_that_is_not_the_one_meant_is_refused_before_any_work(damage
 
 def missing_weight(directory: Path) -> None:
     tensors = load_file(directory / "model.safetensors")
-    save_file({name: value for name, value in tensors.items() if "layer.1.output.dense" not in name}, directory / "model.safetensors")
+    save_file(
+        {name: value for name, value in tensors.items() if "layer.1.output.dense" not in name},
+        directory / "model.safetensors",
+    )
 
 
 def no_pooler(directory: Path) -> None:
     tensors = load_file(directory / "model.safetensors")
-    save_file({name: value for name, value in tensors.items() if not name.startswith("pooler.")}, directory / "model.safetensors")
+    save_file(
+        {name: value for name, value in tensors.items() if not name.startswith("pooler.")},
+        directory / "model.safetensors",
+    )
 
 
 def edited_config(**values):
@@ -348,15 +412,23 @@ def test_the_digest_is_what_the_shell_prints(trained, tmp_path):
 def test_model_and_digest_go_together():
     given = RECIPE.semantic.model_dump()
     packaged = {"embedding_model": "all-MiniLM-L6-v2"}
-    for changed in ({"embedding_model": "/models/minilm"}, {"embedding_sha256": "0" * 64}, packaged | {"embedding_sha256": "0" * 64}):
-        with pytest.raises(ValueError, match=r"embedding_model .* and embedding_sha256 .*: a directory needs its digest, .*; `cd DIR"):
+    for changed in (
+        {"embedding_model": "/models/minilm"},
+        {"embedding_sha256": "0" * 64},
+        packaged | {"embedding_sha256": "0" * 64},
+    ):
+        with pytest.raises(
+            ValueError, match=r"embedding_model .* and embedding_sha256 .*: a directory needs its digest, .*; `cd DIR"
+        ):
             SemanticRecipe.model_validate(given | changed)
     SemanticRecipe.model_validate(given | {"embedding_model": "/models/minilm", "embedding_sha256": "0" * 64})
     SemanticRecipe.model_validate(given | packaged)
 
 
 def test_the_packaged_encoder_is_found_by_its_name_and_knows_a_paraphrase():
-    recipe = SemanticRecipe.model_validate(RECIPE.semantic.model_dump() | {"embedding_model": "all-MiniLM-L6-v2", "min_words": 4})
+    recipe = SemanticRecipe.model_validate(
+        RECIPE.semantic.model_dump() | {"embedding_model": "all-MiniLM-L6-v2", "min_words": 4}
+    )
     model = named_model(recipe)
     assert model is not None
     likeness = cosines(encode(list(PARAPHRASED), model))

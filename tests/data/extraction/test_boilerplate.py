@@ -14,7 +14,9 @@ from tests.support.data_inputs import RECIPE, RESOURCES, compute, in_partitions,
 from tests.support.document_tables import document_row, documents_artifact
 
 NOTICE = "All rights reserved by the publisher of this site, see the terms."
-RECIPE_4 = RECIPE.boilerplate.model_copy(update={"min_documents": 4, "min_words": 6, "min_remaining_chars": 40, "max_removed_share": 0.9})
+RECIPE_4 = RECIPE.boilerplate.model_copy(
+    update={"min_documents": 4, "min_words": 6, "min_remaining_chars": 40, "max_removed_share": 0.9}
+)
 
 
 def page(place: int, *lines: str, **given):
@@ -27,7 +29,10 @@ def removed(documents, tmp_path, recipe=RECIPE_4, resources=RESOURCES):
 
 
 def test_removed_paragraphs_are_those_that_counting_finds(tmp_path):
-    documents = [page(place, NOTICE if place % 2 else NOTICE.upper(), "Read more here now please, dear reader.") for place in range(8)]
+    documents = [
+        page(place, NOTICE if place % 2 else NOTICE.upper(), "Read more here now please, dear reader.")
+        for place in range(8)
+    ]
     documents += [page(place, "A line that only three of the documents have.") for place in range(8, 11)]
     documents += [page(11, *["Repeated inside one document, five times over."] * 5)]
     documents += [page(place, NOTICE, domain="code", collection="code") for place in range(12, 20)]
@@ -45,7 +50,9 @@ def test_removed_paragraphs_are_those_that_counting_finds(tmp_path):
         expected[row["id"]] = {line for (_, line), ids in common.items() if row["id"] in ids}
     kept_by = dict.fromkeys(common, 0)
     for row in documents:
-        lost = set(words[row["id"]]) - {re.sub(r"\W+", " ", line.lower()) for line in found[row["id"]]["text"].split("\n")}
+        lost = set(words[row["id"]]) - {
+            re.sub(r"\W+", " ", line.lower()) for line in found[row["id"]]["text"].split("\n")
+        }
         assert lost <= expected[row["id"]]
         for line in expected[row["id"]] - lost:
             kept_by[row["url"].split("/")[2], line] += 1
@@ -66,7 +73,9 @@ def test_wrapped_texts_are_cut_at_blank_lines_and_others_at_lines():
 
 
 def test_paragraph_hashes_tell_order_and_length_and_nothing_else():
-    hashes, counts = paragraph_hashes(["One two, three!", "one  TWO three", "one three two", "one two", "", "one two three three", "..."])
+    hashes, counts = paragraph_hashes(
+        ["One two, three!", "one  TWO three", "one three two", "one two", "", "one two three three", "..."]
+    )
     assert hashes[0] == hashes[1] and len(set(hashes.tolist())) == 5
     assert counts.tolist() == [3, 3, 3, 2, 0, 4, 0]
 
@@ -80,8 +89,13 @@ def test_frequent_keys_do_not_depend_on_batches(batch_rows):
     order = np.lexsort((records, keys))
     table = pa.table({"key": keys[order], "record": records[order], "id": [f"{n:02d}" for n in range(60)]})
     got = [row for batch in frequent_keys(iter(table.to_batches(batch_rows)), 4) for row in batch.to_pylist()]
-    by_key = {key: sorted({int(r) for k, r in zip(keys[order], records[order], strict=True) if k == key}) for key in keys.tolist()}
-    wanted = [row for row in table.to_pylist() if len(by_key[row["key"]]) >= 4 and row["record"] != by_key[row["key"]][0]]
+    by_key = {
+        key: sorted({int(r) for k, r in zip(keys[order], records[order], strict=True) if k == key})
+        for key in keys.tolist()
+    }
+    wanted = [
+        row for row in table.to_pylist() if len(by_key[row["key"]]) >= 4 and row["record"] != by_key[row["key"]][0]
+    ]
     assert got == wanted and 0 < len(got) < 60
 
 
@@ -102,14 +116,20 @@ def test_pieces_of_one_record_are_one_document(tmp_path):
 
 
 def test_result_does_not_depend_on_partitions(tmp_path):
-    documents = [page(place, NOTICE, f"A second notice that every third has: {place % 3} and more.") for place in range(30)]
+    documents = [
+        page(place, NOTICE, f"A second notice that every third has: {place % 3} and more.") for place in range(30)
+    ]
     results = [removed(documents, tmp_path / str(parts), resources=in_partitions(parts)) for parts in (1, 4)]
     assert results[0].digest == results[1].digest and results[0].record.num_paragraphs == 4
 
 
 def test_a_collection_that_loses_too_much_stops_the_run_with_examples(tmp_path):
     documents = [page(place, *[f"{NOTICE} Part {part}." for part in range(4)]) for place in range(24)]
-    share = 1 - sum(len(prose(place).strip().encode()) for place in range(24)) / sum(row["num_bytes"] for row in documents)
+    share = 1 - sum(len(prose(place).strip().encode()) for place in range(24)) / sum(
+        row["num_bytes"] for row in documents
+    )
     removed(documents, tmp_path, RECIPE_4.model_copy(update={"max_removed_share": share}))
-    with pytest.raises(ValueError, match=r"source pages: .*max_removed_share.*All rights reserved.* in 24 documents \(pages.warc\)"):
+    with pytest.raises(
+        ValueError, match=r"source pages: .*max_removed_share.*All rights reserved.* in 24 documents \(pages.warc\)"
+    ):
         removed(documents, tmp_path / "strict", RECIPE_4.model_copy(update={"max_removed_share": share * 0.9}))

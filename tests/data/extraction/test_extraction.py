@@ -77,7 +77,7 @@ def test_code_blocks_keep_their_lines():
         (" \n ", PLAIN, EMPTY),
     ],
     ids=lambda value: value[:12] if isinstance(value, str) else None,
-)  # fmt: skip
+)
 def test_every_reason_has_a_page(text, markup, reason):
     plain, found = record_text(text, markup, **BOUNDS)
     assert found == reason and bool(plain) == (reason == "")
@@ -86,7 +86,8 @@ def test_every_reason_has_a_page(text, markup, reason):
 
 
 def test_a_text_that_is_far_less_than_the_page_has_is_not_taken():
-    """Trafilatura's precise mode takes a short article for the page; what follows it in plain divisions is most of the text."""
+    """Trafilatura's precise mode takes a short article for the page; what follows it in plain divisions is most of the
+    text."""
     body = "".join(f"<div class='c{seed}'>{prose(seed)}</div>" for seed in range(2, 12))
     page = f"<html><body><article><p>{prose(1)}</p><p>{prose(0)}</p></article><div id='more'>{body}</div></body></html>"
     precise = trafilatura.extract(page, fast=True, include_comments=False, favor_precision=True) or ""
@@ -97,7 +98,9 @@ def test_a_text_that_is_far_less_than_the_page_has_is_not_taken():
 def test_comments_after_an_article_are_not_its_missing_part(num_comments):
     """No name marks them as comments, and they are most of the page."""
     article = "".join(f"<p>{prose(seed)}</p>" for seed in range(4))
-    voices = "".join(f"<div class='v'><b>guest{seed}</b><div><p>{prose(100 + seed)}</p></div></div>" for seed in range(num_comments))
+    voices = "".join(
+        f"<div class='v'><b>guest{seed}</b><div><p>{prose(100 + seed)}</p></div></div>" for seed in range(num_comments)
+    )
     page = f"<html><body><article><h1>Heading</h1>{article}</article><div id='voices'>{voices}</div></body></html>"
     assert prose(105)[:40] in html_to_text(page, "resiliparse")[0]
     text, reason = html_to_text(page, "combined")
@@ -122,13 +125,17 @@ def test_removing_early_what_trafilatura_removes_later_changes_no_text():
         precise = trafilatura.extract(page, fast=True, include_comments=False, favor_precision=True) or ""
         found = html_to_text(page, "combined")[0]
         kept += found.split() == precise.split()
-        assert found.split() == precise.split() or found in [html_to_text(page, name)[0] for name in EXTRACTORS if name != "combined"]
+        assert found.split() == precise.split() or found in [
+            html_to_text(page, name)[0] for name in EXTRACTORS if name != "combined"
+        ]
     assert kept >= 15
 
 
 def test_too_many_tags_and_what_libraries_raise_are_reasons(monkeypatch):
     assert html_to_text("<b>" * (MAX_TAGS + 1), "trafilatura") == ("", TOO_LARGE)
-    deep = [PAGE.format(body="<div>" * depth + SENTENCES + "<b>x</b>" * 1500) for depth in (MAX_DEPTH - 10, MAX_DEPTH + 10)]
+    deep = [
+        PAGE.format(body="<div>" * depth + SENTENCES + "<b>x</b>" * 1500) for depth in (MAX_DEPTH - 10, MAX_DEPTH + 10)
+    ]
     assert [html_to_text(page, "resiliparse")[1] for page in deep] == ["", TOO_LARGE]
     assert html_to_text("<b>" * (MAX_TAGS // 1000) + SENTENCES, "resiliparse")[1] == ""
 
@@ -142,10 +149,14 @@ def test_too_many_tags_and_what_libraries_raise_are_reasons(monkeypatch):
 def test_wikitext_keeps_prose_headings_lists_formulas_and_drops_the_rest():
     markup = (
         "{{Infobox|name={{PAGENAME}}|x={{y}}}}\n[[File:A.jpg|thumb|A [[caption]] with {{x}}]]\n"
-        "'''Albedo''' ({{IPAc-en|æ}}; born {{circa}}) is ''the'' [[Reflection (physics)|reflected]] [[light]]s of {{convert|5|km|mi}}."
-        "<ref name=a>Some {{cite|book}}</ref><ref name=a /> See [http://example.org the page] and [http://example.org].<!-- hidden -->\n"
-        "{| class=x\n| cell || {{y}}\n|-\n| [[z]]\n|}\n== History ==\n=== Early ===\nIt &amp; more.\n* one\n** two\n# three\n:indented\n"
-        "<math>a_{1}^{{2}}</math> and <nowiki>[[raw]]</nowiki>\n<pre>\nx = [[1]]\n  y\n</pre>\n== References ==\n{{reflist}}\n"
+        "'''Albedo''' ({{IPAc-en|æ}}; born {{circa}}) is ''the'' [[Reflection (physics)|reflected]] [[light]]s of "
+        "{{convert|5|km|mi}}."
+        "<ref name=a>Some {{cite|book}}</ref><ref name=a /> See [http://example.org the page] and "
+        "[http://example.org].<!-- hidden -->\n"
+        "{| class=x\n| cell || {{y}}\n|-\n| [[z]]\n|}\n== History ==\n=== Early ===\nIt &amp; more.\n* one\n** two\n# "
+        "three\n:indented\n"
+        "<math>a_{1}^{{2}}</math> and <nowiki>[[raw]]</nowiki>\n<pre>\nx = [[1]]\n  y\n</pre>\n== References "
+        "==\n{{reflist}}\n"
         "[[Category:Light]]\n[[de:Albedo]]\n__NOTOC__"
     )
     assert wikitext_to_text(markup) == (
@@ -183,10 +194,14 @@ def test_pages_of_a_dump_become_prose_without_markup():
             str(page.findtext(f"{namespace}title")): page.findtext(f"{namespace}revision/{namespace}text") or ""
             for page in ElementTree.parse(dump).getroot().iter(f"{namespace}page")
         }
-    found = {title: record_text(text, WIKITEXT, **BOUNDS | {"max_markup_chars": 10**7}) for title, text in pages.items()}
+    found = {
+        title: record_text(text, WIKITEXT, **BOUNDS | {"max_markup_chars": 10**7}) for title, text in pages.items()
+    }
     reasons = [reason for _, reason in found.values()]
     assert reasons.count(REDIRECT) == 100 and reasons.count("") >= 100
-    assert "Anarchism is a political philosophy that advocates self-governed societies based on" in found["Anarchism"][0]
+    assert (
+        "Anarchism is a political philosophy that advocates self-governed societies based on" in found["Anarchism"][0]
+    )
     for title, (text, _) in found.items():
         prose_only = "".join(text.split("$")[::2])
         assert not [mark for mark in ("[[", "{|", "<ref", "'''", "\x00", "Category:") if mark in prose_only], title
@@ -206,17 +221,23 @@ def test_f1_on_hand_marked_articles_is_what_the_choice_was_made_by():
 def test_the_step_counts_every_record_and_stops_where_too_many_fail(tmp_path):
     good = [(PAGE.format(body=SENTENCES + f"<p>{prose(seed)}</p>"), HTML) for seed in range(16)]
     bad = [("<html><body></body></html>", HTML)] * 4
-    pages = [document_row(text, place, markup=markup) for place, (text, markup) in enumerate([*good, *bad, (prose(99), PLAIN)])]
+    pages = [
+        document_row(text, place, markup=markup)
+        for place, (text, markup) in enumerate([*good, *bad, (prose(99), PLAIN)])
+    ]
     records = documents_artifact(pages, tmp_path / "records.parquet")
     recipe = RECIPE.extract.model_copy(update={"max_failed_share": 0.2})
     results = [
-        compute(extract_documents, tmp_path / str(parts), records=records, recipe=recipe, resources=in_partitions(parts))
+        compute(
+            extract_documents, tmp_path / str(parts), records=records, recipe=recipe, resources=in_partitions(parts)
+        )
         for parts in (1, 3)
     ]
     assert results[0].digest == results[1].digest
     assert results[0].record.num_records == 17 and results[0].record.dropped == {NO_CONTENT: 4}
     with pytest.raises(
-        ValueError, match=r"4 of 20 pages gave no text.*max_failed_share \(0.19\).*pages.warc at byte \d+ \(no_main_content\)"
+        ValueError,
+        match=r"4 of 20 pages gave no text.*max_failed_share \(0.19\).*pages.warc at byte \d+ \(no_main_content\)",
     ):
         strict = recipe.model_copy(update={"max_failed_share": 0.19})
         compute(extract_documents, tmp_path / "strict", records=records, recipe=strict, resources=RESOURCES)

@@ -1,4 +1,5 @@
-"""What extraction does around trafilatura: the same elements found faster, the same bounds for any page, code and formulas kept."""
+"""What extraction does around trafilatura: the same elements found faster, the same bounds for any page, code and
+formulas kept."""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ def _check_marks(tree):
         for expression in getattr(trafilatura.xpaths, name):
             expected = expression.original(tree)
             # of the body expressions trafilatura takes the first element
-            assert (expression(tree)[:1], name) == (expected[:1], name) if name == "BODY_XPATH" else expression(tree) == expected
+            assert (
+                (expression(tree)[:1], name) == (expected[:1], name)
+                if name == "BODY_XPATH"
+                else expression(tree) == expected
+            )
             found += len(expected)
     return found
 
@@ -44,7 +49,8 @@ def test_marked_expressions_find_what_the_libraries_own_find():
 
 
 def test_every_condition_of_an_expression_has_a_mark():
-    """One element for each alternative of each condition, made from its own pattern, and for each order of two attributes."""
+    """One element for each alternative of each condition, made from its own pattern, and for each order of two
+    attributes."""
     rules, watched = page_rules._rules()
     elements = []
     for names, conditions in rules.items():
@@ -62,7 +68,10 @@ def test_every_condition_of_an_expression_has_a_mark():
         for one in ("link", "x")
         for other in ("cookie", "link b", "y")
     ]
-    body = "".join(f'<div {name}="{value}">a</div><ul {name}="{value}"><li>b</ul><a {name}="{value}">c</a>' for name, value in elements)
+    body = "".join(
+        f'<div {name}="{value}">a</div><ul {name}="{value}"><li>b</ul><a {name}="{value}">c</a>'
+        for name, value in elements
+    )
     tree = document_fromstring(f"<html><body MARKS='ABCDEFGHIJKLMNOP'>{body}{''.join(both)}</body></html>")
     assert _check_marks(tree) > len(elements) / 2
 
@@ -76,13 +85,16 @@ def test_a_tree_without_marks_is_asked_as_the_library_asks():
 @pytest.mark.parametrize(
     ("body", "is_too_much"),
     [
-        ("<table><tr>" + "<td>a</td>" * 100 + "</tr>" + "<tr><td>b</td></tr>" * (MAX_CELLS // 100 - 20) + "</table>", False),
+        (
+            "<table><tr>" + "<td>a</td>" * 100 + "</tr>" + "<tr><td>b</td></tr>" * (MAX_CELLS // 100 - 20) + "</table>",
+            False,
+        ),
         ("<table><tr>" + "<td>a</td>" * 100 + "</tr>" + "<tr><td>b</td></tr>" * (MAX_CELLS // 100) + "</table>", True),
         ("<table><tr>" + "<td colspan=0100>a</td>" * (MAX_CELLS // 100 + 1) + "</tr></table>", True),
         ("<table>" + "<tr><td rowspan=99999>a</td></tr>" * (MAX_CELLS // 100 + 1) + "</table>", True),
     ],
     ids=["rows", "more rows", "columns", "spanned rows"],
-)  # fmt: skip
+)
 def test_what_trafilatura_would_blow_up_is_left_to_resiliparse(body, is_too_much):
     """45,000 rows of one cell became 13 MB of bars and 700 MB of memory."""
     page = PAGE.format(body=SENTENCES + body)
@@ -126,22 +138,29 @@ CODE = "if x:\n    y = [1]\n\n\ty()"
 @pytest.mark.parametrize(
     "around",
     [
-        "<pre>{}</pre>", "<pre><code>\n{}\n</code></pre>", "<ul><li>Do this:<pre>{}</pre></li></ul>",
+        "<pre>{}</pre>",
+        "<pre><code>\n{}\n</code></pre>",
+        "<ul><li>Do this:<pre>{}</pre></li></ul>",
         "<blockquote><pre>{}</pre></blockquote>",
-        "<figure class='highlight'><pre>{}</pre></figure>", "<PRE class='highlight'><span></span>{}</PRE>",
+        "<figure class='highlight'><pre>{}</pre></figure>",
+        "<PRE class='highlight'><span></span>{}</PRE>",
         "<table><tr><td class='gutter'><pre>1</pre></td><td class='code'><pre>{}</pre></td></tr></table>",
     ],
     ids=["bare", "in code", "in a list", "in a quote", "in a figure", "highlighted", "in a table"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "<br>", "<br/>\n"])
 def test_code_keeps_its_lines_and_indentation_wherever_it_stands(around, line_end):
-    page = PAGE.format(body=SENTENCES + around.format(CODE.replace("\n", line_end).replace("if", "<b>if</b>")) + SENTENCES)
+    page = PAGE.format(
+        body=SENTENCES + around.format(CODE.replace("\n", line_end).replace("if", "<b>if</b>")) + SENTENCES
+    )
     text, _ = html_to_text(page, "combined")
     assert f"\n{CODE}\n" in text and not {"\u2e4d", "\u2e4e", "\u2e4f"} & set(text)
 
 
 def test_a_page_with_the_letters_that_stand_for_white_space_keeps_them():
-    text, _ = html_to_text(PAGE.format(body=f"{SENTENCES}<p>The mark \u2e4d and \u2e4e.</p><pre>a = 1</pre>"), "combined")
+    text, _ = html_to_text(
+        PAGE.format(body=f"{SENTENCES}<p>The mark \u2e4d and \u2e4e.</p><pre>a = 1</pre>"), "combined"
+    )
     assert "The mark \u2e4d and \u2e4e." in text and "a = 1" in text
 
 
@@ -171,17 +190,22 @@ def test_a_page_with_the_letters_that_stand_for_white_space_keeps_them():
             "\\(x\\)",
         ),
         ("<img class='latex' alt='x^2' src='a.png'>", "\\(x^2\\)"),
-        ("<span class='math'><math alttext='y'><mi>y</mi></math>, <math alttext='z'><mi>z</mi></math></span>", "\\(y\\), \\(z\\)"),
+        (
+            "<span class='math'><math alttext='y'><mi>y</mi></math>, <math alttext='z'><mi>z</mi></math></span>",
+            "\\(y\\), \\(z\\)",
+        ),
         ("<span class='text'>so <math alttext='y'><mi>y</mi></math></span>", "so \\(y\\)"),
         ("<img class='text' alt='A tree' src='a.png'>", ""),
         ("<time datetime='2020-01-01'>1 January</time>", "1 January"),
     ],
-)  # fmt: skip
+)
 def test_formulas_and_dates_stay_in_their_sentences(formula, expected):
     text, _ = html_to_text(PAGE.format(body=f"{SENTENCES}<p>Before {formula} after it.</p>{SENTENCES}"), "combined")
     assert f"\nBefore {expected} after it.\n".replace("  ", " ") in text
 
 
 def test_a_date_that_stands_alone_is_a_byline():
-    text, _ = html_to_text(PAGE.format(body=f"<p><time>1 January</time></p><div><time>2 March</time> by A</div>{SENTENCES}"), "combined")
+    text, _ = html_to_text(
+        PAGE.format(body=f"<p><time>1 January</time></p><div><time>2 March</time> by A</div>{SENTENCES}"), "combined"
+    )
     assert "January" not in text and "March" not in text

@@ -1,4 +1,5 @@
-"""Every rule of the heuristic filter, one document on each side of its bound; every measure beside a plain one over real and odd texts."""
+"""Every rule of the heuristic filter, one document on each side of its bound; every measure beside a plain one over
+real and odd texts."""
 
 from __future__ import annotations
 
@@ -17,18 +18,40 @@ from tests.support.data_inputs import RECIPE, SHARED_DATA, prose
 from tests.support.text_oracle import measures_of, repeated_ngrams_share, top_ngram_share
 
 OPEN = {
-    "min_words": 0, "min_math_words": 0, "min_code_words": 0, "max_words": 40,
-    "min_mean_word_length": 0.0, "max_mean_word_length": 99.0, "max_symbol_word_ratio": 9.0,
-    "max_bullet_line_share": 1.0, "max_ellipsis_line_share": 1.0, "min_alphabetic_word_share": 0.0,
-    "min_math_alphabetic_word_share": 0.0, "min_stop_words": 0,
-    "max_repeated_line_share": 1.0, "max_repeated_line_char_share": 1.0, "max_repeated_paragraph_share": 1.0,
-    "max_repeated_paragraph_char_share": 1.0, **{f"max_top_ngram_shares.{n}": 1.0 for n in range(3)},
-    **{f"max_repeated_ngram_shares.{n}": 1.0 for n in range(6)}, "min_sentences": 0, "max_curly_bracket_share": 1.0, "max_lorem_ipsum": 9,
-    "max_policy_line_share": 1.0, "min_terminated_line_share": 0.0, "max_short_line_share": 1.0,
-}  # fmt: skip
+    "min_words": 0,
+    "min_math_words": 0,
+    "min_code_words": 0,
+    "max_words": 40,
+    "min_mean_word_length": 0.0,
+    "max_mean_word_length": 99.0,
+    "max_symbol_word_ratio": 9.0,
+    "max_bullet_line_share": 1.0,
+    "max_ellipsis_line_share": 1.0,
+    "min_alphabetic_word_share": 0.0,
+    "min_math_alphabetic_word_share": 0.0,
+    "min_stop_words": 0,
+    "max_repeated_line_share": 1.0,
+    "max_repeated_line_char_share": 1.0,
+    "max_repeated_paragraph_share": 1.0,
+    "max_repeated_paragraph_char_share": 1.0,
+    **{f"max_top_ngram_shares.{n}": 1.0 for n in range(3)},
+    **{f"max_repeated_ngram_shares.{n}": 1.0 for n in range(6)},
+    "min_sentences": 0,
+    "max_curly_bracket_share": 1.0,
+    "max_lorem_ipsum": 9,
+    "max_policy_line_share": 1.0,
+    "min_terminated_line_share": 0.0,
+    "max_short_line_share": 1.0,
+}
 """Only max_words could refuse something: each case sets the bound of its own rule."""
 TEN = "alpha bravo charlie delta echo foxtrot golf hotel india juliet"
-LINES = ["green apples fall down", "seven boats sail home", "old clocks tick slowly", "my cat sleeps outside", "three birds sing loud"]
+LINES = [
+    "green apples fall down",
+    "seven boats sail home",
+    "old clocks tick slowly",
+    "my cat sleeps outside",
+    "three birds sing loud",
+]
 LONG = "this line has more than thirty characters in it"
 SIDES = {
     # reason: (bound, a document just inside it, one just outside)
@@ -39,8 +62,16 @@ SIDES = {
     "too_many_hash_signs": (0.1, f"{TEN} #", f"{TEN} # #"),
     "too_many_ellipses": (0.1, f"{TEN}...", f"{TEN}... …"),
     "too_many_bullet_lines": (0.5, "- alpha\n• charlie\necho\ngolf", "- alpha\n• charlie\n* echo\ngolf"),
-    "too_many_ellipsis_lines": (0.25, "\n".join(["one...", *LINES[1:4], "", ""]), "\n".join(["one...", "two…", *LINES[2:4]])),
-    "too_few_alphabetic_words": (0.8, "alpha bravo charlie delta echo foxtrot golf hotel 1234 5678", "alpha bravo charlie 4 5678"),
+    "too_many_ellipsis_lines": (
+        0.25,
+        "\n".join(["one...", *LINES[1:4], "", ""]),
+        "\n".join(["one...", "two…", *LINES[2:4]]),
+    ),
+    "too_few_alphabetic_words": (
+        0.8,
+        "alpha bravo charlie delta echo foxtrot golf hotel 1234 5678",
+        "alpha bravo charlie 4 5678",
+    ),
     "too_few_stop_words": (2, "The end of alpha", "the alpha the bravo"),
     "repeated_lines": (0.25, "\n".join(["x", *LINES[:2], "x"]), "\n".join(["x", LINES[1], "x"])),
     "repeated_line_characters": (0.2, "aaaa\nbbbb\ncccc\ndddd\naaaa", "aaaa\nbbbb\ncccc\naaaa"),
@@ -48,10 +79,17 @@ SIDES = {
     "repeated_paragraph_characters": (0.25, "aa\n\nbb\n\ncc\n\naa", "aa\n\nbb\n\naa"),
     "frequent_2gram": (0.2, f"good day {TEN} good day", f"good day {TEN} good day good day"),
     "frequent_3gram": (0.35, f"a good day {TEN} a good day", f"a good day {TEN} a good day a good day a good day"),
-    "frequent_4gram": (0.35, f"such a good day {TEN} such a good day", f"such a good day {TEN} such a good day such a good day"),
+    "frequent_4gram": (
+        0.35,
+        f"such a good day {TEN} such a good day",
+        f"such a good day {TEN} such a good day such a good day",
+    ),
     **{
-        f"repeated_{size}grams": (0.3, f"{' '.join(TEN.split()[: size - 1])} {LINES[1]} {' '.join(TEN.split()[: size - 1])}",
-                                  f"{' '.join(TEN.split()[:size])} x {' '.join(TEN.split()[:size])}")
+        f"repeated_{size}grams": (
+            0.3,
+            f"{' '.join(TEN.split()[: size - 1])} {LINES[1]} {' '.join(TEN.split()[: size - 1])}",
+            f"{' '.join(TEN.split()[:size])} x {' '.join(TEN.split()[:size])}",
+        )
         for size in range(5, 11)
     },
     "too_few_sentences": (3, "One is 3.14 e. Two! And three", "One is 3.14 e... Two."),
@@ -60,7 +98,7 @@ SIDES = {
     "policy_lines": (0.25, f"{LONG}\nb\nc\nour Privacy Policy", f"{LONG}\nb\nYou must enable JavaScript"),
     "unterminated_lines": (0.5, "one\ntwo.", "one.\ntwo\nthree"),
     "short_lines": (0.5, f"short\n{'x' * 30}", f"short\n{'x' * 29}\n{LONG}"),
-}  # fmt: skip
+}
 BOUND_OF = {rule.reason: rule.bound for rule in reversed(RULES)}
 
 
@@ -98,11 +136,15 @@ def test_scripts_without_spaces_are_not_held_to_word_lengths():
 
 
 def test_stop_words_are_those_of_the_documents_language_and_a_language_without_a_list_passes():
-    found = measure(["Der Hund und die Katze sind im Haus", "the dog and the cat", "the dog and the cat"], ["de", "de", "xx"])
+    found = measure(
+        ["Der Hund und die Katze sind im Haus", "the dog and the cat", "the dog and the cat"], ["de", "de", "xx"]
+    )
     np.testing.assert_array_equal(found["num_stop_words"], [3, 0, np.nan])
 
 
-@pytest.mark.parametrize(("first", "num_chars"), [("ก", 5), ("ກ", 5), ("က", 5), ("ក", 5), ("あ", 2), ("一", 1), ("а", 1)])
+@pytest.mark.parametrize(
+    ("first", "num_chars"), [("ก", 5), ("ກ", 5), ("က", 5), ("ក", 5), ("あ", 2), ("一", 1), ("а", 1)]
+)
 def test_ngrams_of_scripts_without_spaces_are_as_long_as_words(first, num_chars):
     """Taken for words, characters repeat themselves everywhere: every Thai, Lao, Burmese and Khmer page was dropped."""
     generator = random.Random(46)
@@ -139,7 +181,10 @@ def test_marks_of_all_scripts_end_sentences_and_lines(mark):
 def test_no_language_is_lost_to_rules_made_for_english():
     """One text in all languages: what a rule of the papers drops of it, it drops for its script."""
     full = flat_bounds(load_scale("full").data.recipe.filter.heuristics)
-    codes = "eng deu fra rus arb heb hin ben tam tel mal kor jpn cmn_hans cmn_hant tha lao khm mya bod amh hye kat vie tur fin haw"
+    codes = (
+        "eng deu fra rus arb heb hin ben tam tel mal kor jpn cmn_hans cmn_hant tha lao khm mya bod amh hye kat "
+        "vie tur fin haw"
+    )
     with zipfile.ZipFile(SHARED_DATA / "multilingual" / "udhr2.zip") as archive:
         names = [name for code in codes.split() if (name := f"udhr2/{code}.txt") in archive.namelist()]
         texts = [archive.read(name).decode() for name in names]
@@ -149,15 +194,31 @@ def test_no_language_is_lost_to_rules_made_for_english():
 
 
 TEXTS = [
-    "", "...", "#", "\n\n", "a\n...", "中文", "a a a a a a a a a a a a", "  \n x \n\n\n x \n x",
-    "Wait... what?! \"Yes.\" (No.) 3.14 e.g. Dr",
-    "甲。乙！丙", "one.\n\ntwo.\n\none.\n\ntwo.", "use cookies\njava\nscript", "…", ". a . b .", "x." + "\u2003" + "y",
-    "One. " * 9 + "and on", "One. " * 10 + "and on", "(In brackets.)", "a teaser [...]", "-Yes.\n- no\n*\n- it is.",
+    "",
+    "...",
+    "#",
+    "\n\n",
+    "a\n...",
+    "中文",
+    "a a a a a a a a a a a a",
+    "  \n x \n\n\n x \n x",
+    'Wait... what?! "Yes." (No.) 3.14 e.g. Dr',
+    "甲。乙！丙",
+    "one.\n\ntwo.\n\none.\n\ntwo.",
+    "use cookies\njava\nscript",
+    "…",
+    ". a . b .",
+    "x." + "\u2003" + "y",
+    "One. " * 9 + "and on",
+    "One. " * 10 + "and on",
+    "(In brackets.)",
+    "a teaser [...]",
+    "-Yes.\n- no\n*\n- it is.",
     *[side for _, *sides in SIDES.values() for side in sides],
     *[prose(seed) for seed in range(5)],
     *[prose(1, 60) + prose(2, 30) + prose(1, 40)],
     *[text[:5000] for _, text in sorted(pydoc_data.topics.topics.items())[:40]],
-]  # fmt: skip
+]
 
 
 def test_every_measure_equals_the_plain_one():

@@ -1,4 +1,5 @@
-"""The filter step on scored documents: each bound on both sides, what has no score, exact buckets, all of it whatever the partitions."""
+"""The filter step on scored documents: each bound on both sides, what has no score, exact buckets, all of it whatever
+the partitions."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from configs.schema import FilterRecipe
 from infra.step import Output, Record, step
 from tasks.data.filtering.filter_documents import FilteredDocuments, filter_documents
 from tasks.data.filtering.score_bounds import bucket_floors
-from tasks.data.records.documents import DOCUMENT_COLUMNS, SCORE_COLUMNS, arrow_schema, content_digest, document_id, names_of
+from tasks.data.records.documents import (
+    DOCUMENT_COLUMNS,
+    SCORE_COLUMNS,
+    arrow_schema,
+    content_digest,
+    document_id,
+    names_of,
+)
 from tests.support.data_inputs import RECIPE, compute, in_partitions, prose, rows
 from tests.support.document_tables import document_row, documents_artifact
 
@@ -56,19 +64,38 @@ class ToyDocuments(Record):
 def document(number: int, domain: str, scores: dict) -> dict:
     text = prose(number, 60)
     return {
-        "id": document_id("toy", number, 0), "source": "toy", "offset": number, "piece": 0, "collection": "toy", "url": "", "licence": "",
-        "domain": domain, "lang": "en", "repository": "", "path": "", "text": text, "content_digest": content_digest(text),
-        "num_chars": len(text), "num_bytes": len(text.encode()), "cluster": "", "split": "train", **scores,
-    }  # fmt: skip
+        "id": document_id("toy", number, 0),
+        "source": "toy",
+        "offset": number,
+        "piece": 0,
+        "collection": "toy",
+        "url": "",
+        "licence": "",
+        "domain": domain,
+        "lang": "en",
+        "repository": "",
+        "path": "",
+        "text": text,
+        "content_digest": content_digest(text),
+        "num_chars": len(text),
+        "num_bytes": len(text.encode()),
+        "cluster": "",
+        "split": "train",
+        **scores,
+    }
 
 
 def toy_documents() -> list[dict]:
     given = [scores for pair in SIDES.values() for scores in pair]
     found = [document(number, "web", GOOD | scores) for number, scores in enumerate(given)]
-    found += [document(100 + number, "code", dict.fromkeys(GOOD) | {"quality": 0.0, "toxicity": 1.0}) for number in range(3)]
+    found += [
+        document(100 + number, "code", dict.fromkeys(GOOD) | {"quality": 0.0, "toxicity": 1.0}) for number in range(3)
+    ]
     found.append(document(150, "math", GOOD | {"toxicity": 1.0, "perplexity_percentile": 1.0}))
     qualities = np.random.default_rng(1).random(NUM_SCORED)
-    found += [document(200 + number, "web", GOOD | {"quality": float(quality)}) for number, quality in enumerate(qualities)]
+    found += [
+        document(200 + number, "web", GOOD | {"quality": float(quality)}) for number, quality in enumerate(qualities)
+    ]
     return found
 
 
@@ -82,12 +109,24 @@ def write_documents(*, output: Output) -> ToyDocuments:
 @pytest.fixture(scope="module")
 def filtered(tmp_path_factory):
     root = tmp_path_factory.mktemp("filter")
-    recipe = FILTER.model_copy(update={"scores": SCORES, "num_quality_buckets": 5, "num_dropped_buckets": 1,
-                                       "heuristics": FILTER.heuristics.model_copy(update={"min_stop_words": 0})})  # fmt: skip
+    recipe = FILTER.model_copy(
+        update={
+            "scores": SCORES,
+            "num_quality_buckets": 5,
+            "num_dropped_buckets": 1,
+            "heuristics": FILTER.heuristics.model_copy(update={"min_stop_words": 0}),
+        }
+    )
     source = compute(write_documents, root)
 
     def run(partitions: int):
-        return compute(filter_documents, root / str(partitions), documents=source, recipe=recipe, resources=in_partitions(partitions))
+        return compute(
+            filter_documents,
+            root / str(partitions),
+            documents=source,
+            recipe=recipe,
+            resources=in_partitions(partitions),
+        )
 
     return run
 
@@ -107,8 +146,13 @@ def test_each_score_drops_on_one_side_of_its_bound_and_keeps_on_the_other(one):
 def test_what_has_no_score_is_kept_and_counted(one):
     kept = {row["id"]: row for row in rows(one, "documents/*.parquet")}
     assert one.record.unscored == {
-        "language": 0, "language_score": 1, "quality": 11, "toxicity": 0, "perplexity": 1, "factuality": 0,
-    }  # fmt: skip
+        "language": 0,
+        "language_score": 1,
+        "quality": 11,
+        "toxicity": 0,
+        "perplexity": 1,
+        "factuality": 0,
+    }
     code = [kept[document_id("toy", 100 + number, 0)] for number in range(3)]
     assert [row["quality_bucket"] for row in code] == [-1, -1, -1]
     assert one.record.documents_by_bucket == {-1: 9, 1: 20, 2: 21, 3: 20, 4: 21}
@@ -118,7 +162,8 @@ def test_buckets_are_exact_quantiles_and_the_lowest_is_dropped(one):
     dropped = {row["id"] for row in rows(one, "dropped.parquet") if row["reason"] == "low_quality_bucket"}
     kept = {row["id"]: row["quality_bucket"] for row in rows(one, "documents/*.parquet")}
     ranked = sorted(
-        (row for row in toy_documents() if row["quality"] is not None and row["domain"] == "web"), key=lambda row: row["quality"]
+        (row for row in toy_documents() if row["quality"] is not None and row["domain"] == "web"),
+        key=lambda row: row["quality"],
     )
     for rank, row in enumerate(ranked):
         bucket = (2 * rank + 1) * 5 // (2 * NUM_SCORED)
@@ -154,18 +199,25 @@ def sources_of(num_braced: int, collection: str = "pages", domain: str = "web", 
     given = {"source": f"{collection}.jsonl", "collection": collection, "domain": domain, "language": language}
     texts = [BRACED if place < num_braced else prose(place, 60) for place in range(40)]
     rows_of = [document_row(text, place, **given) for place, text in enumerate(texts)]
-    return rows_of + [document_row(prose(100 + place, 60), place, source="rest.jsonl", collection="rest") for place in range(60)]
+    return rows_of + [
+        document_row(prose(100 + place, 60), place, source="rest.jsonl", collection="rest") for place in range(60)
+    ]
 
 
 @pytest.mark.parametrize(
     ("group", "named"),
-    [({"collection": "books"}, "source books"), ({"domain": "medical"}, "domain medical"), ({"language": "de"}, "language de")],
+    [
+        ({"collection": "books"}, "source books"),
+        ({"domain": "medical"}, "domain medical"),
+        ({"language": "de"}, "language de"),
+    ],
 )
 def test_a_bound_that_removes_most_of_a_group_stops_the_run_and_is_named(group, named, tmp_path):
     recipe = FILTER.model_copy(update={"heuristics": STRICT, "max_removed_share": 0.5})
     told = (
         rf"{named}: 21 of 40 documents fall to curly_brackets \(heuristics.max_curly_bracket_share: 0.0\), more than "
-        rf"filter.max_removed_share \(0.5\) allows.*for example \w+.jsonl, offset \d+ \('{BRACED[:20]}.*then change that bound"
+        rf"filter.max_removed_share \(0.5\) allows.*for example \w+.jsonl, offset \d+ \('{BRACED[:20]}.*then change "
+        rf"that bound"
     )
     # One collection holds all, where the group is not the collection.
     documents = sources_of(21, **group)
@@ -181,7 +233,10 @@ def test_a_bound_that_removes_most_of_a_group_stops_the_run_and_is_named(group, 
     [
         ({"perplexity": 9.0, "perplexity_percentile": 1.0}, r"perplexing \(scores.max_perplexity_percentile: 0.99\)"),
         ({"toxicity": 0.9}, r"toxic \(scores.max_toxicity: 0.3\)"),
-        ({"quality": 0.0}, r"low_quality_bucket \(num_dropped_buckets: 1 of num_quality_buckets: 5, max_dropped_quality: 0.5\)"),
+        (
+            {"quality": 0.0},
+            r"low_quality_bucket \(num_dropped_buckets: 1 of num_quality_buckets: 5, max_dropped_quality: 0.5\)",
+        ),
         ({"language_score": 0.1}, r"language_uncertain \(scores.min_language_score: 0.65\)"),
     ],
 )
@@ -191,7 +246,9 @@ def test_scores_and_buckets_are_held_to_the_ceiling(scores, named, tmp_path):
     documents = sources_of(0)
     bad = [{**row, "quality": 0.9, **scores} for row in documents[:20]]
     rest = [{**row, **quality} for row, quality in zip(documents[40:], given, strict=False)]
-    recipe = FILTER.model_copy(update={"scores": SCORES, "heuristics": STRICT, "max_removed_share": 0.9, "num_dropped_buckets": 1})
+    recipe = FILTER.model_copy(
+        update={"scores": SCORES, "heuristics": STRICT, "max_removed_share": 0.9, "num_dropped_buckets": 1}
+    )
     with pytest.raises(ValueError, match=f"source pages: 20 of 20 documents fall to {named}"):
         ceiling(tmp_path, [*bad, *rest], recipe)
 

@@ -17,16 +17,26 @@ def byte_level() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(["plain def return naïve 日本"] * 9, trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet))
+    tokenizer.train_from_iterator(
+        ["plain def return naïve 日本"] * 9, trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet)
+    )
     return tokenizer
 
 
 def with_bytes(model: str) -> Tokenizer:
     tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"abcdefnrtu ()=¬é日"]
     if model == "bpe":
-        tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, [], byte_fallback=True, unk_token="<unk>"))
+        tokenizer = Tokenizer(
+            models.BPE(
+                {token: number for number, token in enumerate(tokens)}, [], byte_fallback=True, unk_token="<unk>"
+            )
+        )
     else:
-        tokenizer = Tokenizer(models.Unigram([(token, -1.0 - number / 1000) for number, token in enumerate(tokens)], 0, byte_fallback=True))
+        tokenizer = Tokenizer(
+            models.Unigram(
+                [(token, -1.0 - number / 1000) for number, token in enumerate(tokens)], 0, byte_fallback=True
+            )
+        )
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
 
@@ -51,7 +61,9 @@ def test_no_split_falls_inside_a_character(tmp_path, make):
     seen = [set() for _ in TEXTS]
     units = np.array([[3, number, 0, len(own), 1] for number, own in enumerate(sequences)])
     for seed in range(1500):
-        splits = Rearrangement(1.0, seed, ids, {3: shard}, is_inside).splits(units, np.array([len(own) for own in sequences]))
+        splits = Rearrangement(1.0, seed, ids, {3: shard}, is_inside).splits(
+            units, np.array([len(own) for own in sequences])
+        )
         assert (splits[:, 0] <= splits[:, 1]).all()
         for number, places in enumerate(splits.tolist()):
             seen[number] |= {*places}

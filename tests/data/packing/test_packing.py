@@ -70,9 +70,16 @@ def _with_bytes(path, place: int, value: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [(9, b"\x02"), (17, b"\x09"), (18, b"\x04"), (34, b"\xff\xff\xff\xff"), (34, b"\x03\0\0\0\x04\0\0\0"), (46, b"\x02")],
+    [
+        (9, b"\x02"),
+        (17, b"\x09"),
+        (18, b"\x04"),
+        (34, b"\xff\xff\xff\xff"),
+        (34, b"\x03\0\0\0\x04\0\0\0"),
+        (46, b"\x02"),
+    ],
     ids=["version", "dtype", "count", "negative length", "lengths that change places", "pointer"],
-)  # fmt: skip
+)
 def test_an_index_whose_numbers_do_not_fit_together_is_named(shards_dir, place, value):
     _with_bytes(shards_dir / "code-00000.idx", place, value)
     with pytest.raises(ValueError, match=r"code-00000\.idx.*shard the documents again"):
@@ -132,12 +139,20 @@ def packed(shards_dir):
     ]
     lengths = np.array([length for *_, length in stream])
     order = np.column_stack(
-        [[s for s, *_ in stream], [n for _, n, _ in stream], np.zeros(len(stream), int), lengths, np.cumsum(lengths) - lengths,
-         np.arange(len(stream))]
-    )  # fmt: skip
+        [
+            [s for s, *_ in stream],
+            [n for _, n, _ in stream],
+            np.zeros(len(stream), int),
+            lengths,
+            np.cumsum(lengths) - lengths,
+            np.arange(len(stream)),
+        ]
+    )
     np.save(shards_dir / "order.npy", order.astype(np.int64))
     (shards_dir / "packing.json").write_text(
-        json.dumps({"packing": "stream", "sequence_length": 3, "seed": 46, "has_glue": False, "shards": list(SEQUENCES)})
+        json.dumps(
+            {"packing": "stream", "sequence_length": 3, "seed": 46, "has_glue": False, "shards": list(SEQUENCES)}
+        )
     )
     return PackedRows(shards_dir, (shards_dir,))
 
@@ -148,7 +163,9 @@ def test_packed_rows_are_the_stream_cut_and_shuffled(packed):
     tokens, segments, trained = packed.rows(0, len(packed))
     assert trained.all() and not packed.is_segmented
     assert sorted(map(tuple, tokens)) == sorted(tuple(stream[row * 3 : row * 3 + 4]) for row in range(len(packed)))
-    owners = [number for number, sequence in enumerate([*SEQUENCES["code-00000"], *SEQUENCES["web-00000"]]) for _ in sequence]
+    owners = [
+        number for number, sequence in enumerate([*SEQUENCES["code-00000"], *SEQUENCES["web-00000"]]) for _ in sequence
+    ]
     assert sorted(map(tuple, segments)) == sorted(tuple(owners[row * 3 : row * 3 + 4]) for row in range(len(packed)))
 
 
@@ -187,7 +204,9 @@ def test_the_budget_that_is_said_to_fit_fits_and_one_row_more_does_not(packing):
     for case in range(60):
         mixture = dict(zip(("web", "code", "math"), draw.uniform(0.01, 1.0, 3).round(3).tolist(), strict=True))
         available = dict(zip(mixture, draw.integers(1, 4000, 3).tolist(), strict=True))
-        given = recipe(mixture=mixture, packing=packing, max_epochs=float(draw.choice([0.5, 1.0, 2.5])), num_tokens=10**6)
+        given = recipe(
+            mixture=mixture, packing=packing, max_epochs=float(draw.choice([0.5, 1.0, 2.5])), num_tokens=10**6
+        )
         with pytest.raises(ValueError, match="the mixture needs more than max_epochs") as refused:
             allot_tokens(given, available, slots_of(given, 10**5))
         told = re.search(r"lower num_tokens to at most ([\d,]+)", str(refused.value))
@@ -202,10 +221,14 @@ def test_the_budget_that_is_said_to_fit_fits_and_one_row_more_does_not(packing):
 @pytest.mark.parametrize(
     "mixture",
     [
-        {"web": 1.0, "code": -0.2}, {"web": float("nan")}, {"web": float("inf")}, {"web": 0.0}, {"web": 0.0, "code": 0},
+        {"web": 1.0, "code": -0.2},
+        {"web": float("nan")},
+        {"web": float("inf")},
+        {"web": 0.0},
+        {"web": 0.0, "code": 0},
         ({"at_share": 0.0, "mixture": {"web": 1.0}}, {"at_share": 1.0, "mixture": {"web": 0.0}}),
     ],
-)  # fmt: skip
+)
 def test_weights_that_give_no_share_are_refused_where_they_are_written(mixture):
     with pytest.raises(ValueError, match=r"mixture|greater than or equal to 0|finite"):
         recipe(mixture=mixture)
@@ -302,7 +325,9 @@ def write_chats(*, output: Output) -> ToyShards:
     draw = np.random.default_rng(3)
     sequences = [draw.integers(1, 900, draw.integers(4, 40)).tolist() for _ in range(300)]
     write_shard(output, "chat-00000", sequences)
-    output.path("shards/chat-00000.mask").write_bytes(b"".join(bytes(n >= len(s) // 2 for n in range(len(s))) for s in sequences))
+    output.path("shards/chat-00000.mask").write_bytes(
+        b"".join(bytes(n >= len(s) // 2 for n in range(len(s))) for s in sequences)
+    )
     return ToyShards(shards=("chat-00000",), domains={"chat-00000": "chat"})
 
 
@@ -363,7 +388,11 @@ def test_best_fit_reads_every_conversation_once_per_epoch_but_for_the_last_rows(
 def test_rows_of_best_fit_hold_whole_pieces_gaps_and_the_mask_of_the_conversations(toys):
     _, order, rows, sources = pack(toys)
     tokens, segments, trained = rows.rows(0, len(rows))
-    assert rows.is_segmented and tokens.shape == (100, 33) and (tokens.dtype, segments.dtype, trained.dtype) == ("int32", "int32", "bool")
+    assert (
+        rows.is_segmented
+        and tokens.shape == (100, 33)
+        and (tokens.dtype, segments.dtype, trained.dtype) == ("int32", "int32", "bool")
+    )
     gaps = segments == -1
     assert gaps.any() and not tokens[gaps].any() and not trained[gaps].any()
     seen = {}
@@ -383,7 +412,10 @@ def test_any_range_of_best_fit_rows_equals_that_part_of_all_rows(toys):
     rows = pack(toys)[2]
     whole = rows.rows(0, len(rows))
     for start in (0, 7, 99):
-        assert all(np.array_equal(part, every[start : start + 1]) for part, every in zip(rows.rows(start, start + 1), whole, strict=True))
+        assert all(
+            np.array_equal(part, every[start : start + 1])
+            for part, every in zip(rows.rows(start, start + 1), whole, strict=True)
+        )
 
 
 def test_a_stream_masks_what_no_assistant_wrote(toys):
@@ -417,7 +449,8 @@ def write_tokenizer(*, output: Output) -> ToyTokenizer:
 
 @step(content=("shards/*",))
 def write_code(*, output: Output) -> ToyShards:
-    """Code and repositories of which some are longer than a row, each document with tokens of its own order, and web text."""
+    """Code and repositories of which some are longer than a row, each document with tokens of its own order, and web
+    text."""
     longest = {"code": 60, "repository": 200, "web": 60}
     for number, (domain, most) in enumerate(longest.items()):
         draw = np.random.default_rng(number)
@@ -439,10 +472,23 @@ def pack_code(code, fim_rate, packing="best_fit", **changes):
     root, shards, tokenizer = code
     mixture = {"code": 0.4, "repository": 0.5, "web": 0.1}
     given = recipe(
-        **{"num_tokens": 63 * 300, "sequence_length": 63, "mixture": mixture, "packing": packing, "fim_rate": fim_rate, **changes}
+        **{
+            "num_tokens": 63 * 300,
+            "sequence_length": 63,
+            "mixture": mixture,
+            "packing": packing,
+            "fim_rate": fim_rate,
+            **changes,
+        }
     )
-    packed = compute(pack_phase, root, shards=shards, chats=None, tokenizer=tokenizer if fim_rate else None, recipe=given)
-    return packed, np.load(packed.path("order.npy")), PackedRows(packed.path("order.npy").parent, (shards.directory("shards"),))
+    packed = compute(
+        pack_phase, root, shards=shards, chats=None, tokenizer=tokenizer if fim_rate else None, recipe=given
+    )
+    return (
+        packed,
+        np.load(packed.path("order.npy")),
+        PackedRows(packed.path("order.npy").parent, (shards.directory("shards"),)),
+    )
 
 
 def un_fim(tokens: list[int]) -> list[int]:
@@ -464,14 +510,23 @@ def test_un_fim_gives_back_the_documents_and_the_rate_is_the_configured_one(code
     for row in range(len(rows)):
         for document in set(segments[row].tolist()) - {-1}:
             assert document not in seen, "a document number lies in two rows"
-            seen[document] = (tokens[row][segments[row] == document].tolist(), trained[row][segments[row] == document].tolist())
-    originals = {number: open_shard(code[1].directory("shards") / f"{name}.bin") for number, name in enumerate(code[1].record.shards)}
+            seen[document] = (
+                tokens[row][segments[row] == document].tolist(),
+                trained[row][segments[row] == document].tolist(),
+            )
+    originals = {
+        number: open_shard(code[1].directory("shards") / f"{name}.bin")
+        for number, name in enumerate(code[1].record.shards)
+    }
     is_moved, told = {}, Counter()
     for document, (found, mask) in seen.items():
         own = order[order[:, 5] == document]
         (shard,) = {int(number) for number in own[:, 0]} - {len(originals)}
         (sequence,) = {int(line[1]) for line in own if line[0] == shard}
-        start, stop = min(line[2] for line in own if line[0] == shard), max(line[2] + line[3] for line in own if line[0] == shard)
+        start, stop = (
+            min(line[2] for line in own if line[0] == shard),
+            max(line[2] + line[3] for line in own if line[0] == shard),
+        )
         source = originals[shard]
         assert un_fim(found) == source.tokens[source.starts[sequence] + start : source.starts[sequence] + stop].tolist()
         assert mask == [False] + [True] * (len(found) - 1)
@@ -481,7 +536,9 @@ def test_un_fim_gives_back_the_documents_and_the_rate_is_the_configured_one(code
             is_moved.setdefault(CODE_IDS[sequence], set()).add(moved)
             told[moved] += 1
         assert not moved or stop - start >= 16
-    assert all(len(claims) == 1 for claims in is_moved.values()), "a document is rearranged in all its pieces or in none, by its id"
+    assert all(len(claims) == 1 for claims in is_moved.values()), (
+        "a document is rearranged in all its pieces or in none, by its id"
+    )
     share = sum(claims == {True} for claims in is_moved.values()) / len(is_moved)
     assert abs(share - fim_rate) < 0.09 and packed.record.num_rearranged == told[True]
     assert sum(packed.record.tokens_by_domain.values()) == order[:, 3].sum() == packed.record.num_tokens
@@ -492,9 +549,15 @@ def test_a_stream_with_fim_has_exact_tokens_and_documents_in_one_run(code):
     assert packed.record.num_rearranged > 50 and order[:, 3].sum() == 63 * 300 + 1
     assert (np.diff(order[:, 5]) >= 0).all() and (np.diff(order[:, 4]) == order[:-1, 3]).all()
     shares = allot_tokens(
-        recipe(num_tokens=63 * 300, sequence_length=63, mixture={"code": 0.4, "repository": 0.5, "web": 0.1}, max_epochs=3.0),
-        dict.fromkeys(("code", "repository", "web"), 10**6), 63 * 300 + 1,
-    )  # fmt: skip
+        recipe(
+            num_tokens=63 * 300,
+            sequence_length=63,
+            mixture={"code": 0.4, "repository": 0.5, "web": 0.1},
+            max_epochs=3.0,
+        ),
+        dict.fromkeys(("code", "repository", "web"), 10**6),
+        63 * 300 + 1,
+    )
     assert packed.record.tokens_by_domain == shares
     assert len(rows) == 300
 

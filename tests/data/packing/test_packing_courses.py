@@ -1,4 +1,5 @@
-"""One order of documents over a course: phases of any mixture, weights and packing go on where the ones before them stopped."""
+"""One order of documents over a course: phases of any mixture, weights and packing go on where the ones before them
+stopped."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ from tests.support.data_inputs import compute
 SEED = 5
 LONGEST = {"code": 40, "math": 30, "web": 150}
 NUM_DOCUMENTS = {"code": 900, "math": 300, "web": 700}
-BUCKETS = {domain: np.random.default_rng(number).integers(-1, 3, count) for number, (domain, count) in enumerate(NUM_DOCUMENTS.items())}
+BUCKETS = {
+    domain: np.random.default_rng(number).integers(-1, 3, count)
+    for number, (domain, count) in enumerate(NUM_DOCUMENTS.items())
+}
 WAYPOINTS = (
     {"at_share": 0.0, "mixture": {"web": 0.8, "code": 0.2}},
     {"at_share": 1.0, "mixture": {"web": 0.2, "code": 0.6, "math": 0.2}},
@@ -41,7 +45,14 @@ COURSE = (
 
 
 def recipe(**changes) -> PackingRecipe:
-    given = {"sequence_length": 32, "max_epochs": 9.0, "seed": SEED, "fim_rate": 0.0, "packing": "stream", "bucket_weights": ()}
+    given = {
+        "sequence_length": 32,
+        "max_epochs": 9.0,
+        "seed": SEED,
+        "fim_rate": 0.0,
+        "packing": "stream",
+        "bucket_weights": (),
+    }
     return PackingRecipe(**{**given, **changes})
 
 
@@ -57,7 +68,10 @@ def write_toy_shards(*, output: Output) -> ToyShards:
     for name, domain in names.items():
         number, many = int(name[-5:]), 1 + (domain == "code")
         draw = np.random.default_rng([len(domain), number])
-        sequences = [draw.integers(1, 900, draw.integers(2, LONGEST[domain])).tolist() for _ in range(NUM_DOCUMENTS[domain] // many)]
+        sequences = [
+            draw.integers(1, 900, draw.integers(2, LONGEST[domain])).tolist()
+            for _ in range(NUM_DOCUMENTS[domain] // many)
+        ]
         sequences[7] = sequences[7] if domain != "web" else []
         path = output.path(f"shards/{name}.bin")
         with open(path, "wb") as file:
@@ -65,7 +79,9 @@ def write_toy_shards(*, output: Output) -> ToyShards:
         write_index(path.with_suffix(".idx"), lengths, token_dtype(1024))
         ids = [hashlib.sha256(f"{name} {place}".encode()).hexdigest()[:16] for place in range(len(sequences))]
         buckets = np.split(BUCKETS[domain], many)[number].astype(np.int32)
-        pq.write_table(pa.table({"sequence": range(len(ids)), "id": ids, "quality_bucket": buckets}), path.with_suffix(".parquet"))
+        pq.write_table(
+            pa.table({"sequence": range(len(ids)), "id": ids, "quality_bucket": buckets}), path.with_suffix(".parquet")
+        )
     return ToyShards(shards=tuple(names), domains=names)
 
 
@@ -79,7 +95,13 @@ def pack(toys, previous=None, **changes):
     root, shards, tokenizer = toys
     given = recipe(**changes)
     return compute(
-        pack_phase, root, shards=shards, chats=None, tokenizer=tokenizer if given.fim_rate else None, previous=previous, recipe=given
+        pack_phase,
+        root,
+        shards=shards,
+        chats=None,
+        tokenizer=tokenizer if given.fim_rate else None,
+        previous=previous,
+        recipe=given,
     )
 
 
@@ -162,7 +184,9 @@ def test_max_epochs_counts_over_the_course(toys):
     first = pack(toys, **math)
     second = pack(toys, first, **math)
     with pytest.raises(
-        ValueError, match=r"max_epochs \(1.0\) passes over the course: math has [\d,]+ tokens, 1,921 are asked for after 0.79 passes"
+        ValueError,
+        match=r"max_epochs \(1.0\) passes over the course: math has [\d,]+ tokens, 1,921 are asked for after 0.79 "
+        r"passes",
     ):
         pack(toys, second, **math)
     pack(toys, second, **math | {"max_epochs": 1.5})
@@ -173,7 +197,9 @@ def test_a_domain_that_a_phase_does_not_read_keeps_its_place(toys):
     second = pack(toys, first, mixture={"web": 1.0}, num_tokens=32 * 60)
     third = pack(toys, second, mixture={"math": 1.0}, num_tokens=32 * 30)
     assert not (reads_of(first)["math"] & reads_of(third)["math"]).any()
-    assert {*second.record.course_tokens_by_domain} == {"code", "math", "web"} == {*third.record.course_epochs_by_domain}
+    assert (
+        {*second.record.course_tokens_by_domain} == {"code", "math", "web"} == {*third.record.course_epochs_by_domain}
+    )
 
 
 def test_another_seed_or_other_documents_are_refused(toys, tmp_path):
@@ -188,7 +214,9 @@ def test_another_seed_or_other_documents_are_refused(toys, tmp_path):
         pack(toys, other, mixture={"math": 1.0}, num_tokens=32 * 30)
     tree = load_scale("micro").model_dump(mode="json")
     tree["phases"][1]["recipe"]["seed"] = 47
-    with pytest.raises(ValueError, match=r"course pretraining: one seed orders its documents, its phases have .*'mid_reasoning': 47"):
+    with pytest.raises(
+        ValueError, match=r"course pretraining: one seed orders its documents, its phases have .*'mid_reasoning': 47"
+    ):
         Scale(**tree)
 
 
@@ -205,11 +233,20 @@ def test_every_phase_is_packed_before_training_and_those_before_an_entry_too(mon
     monkeypatch.setattr(train_phases, "check_contract", lambda *arguments, **named: None)
     prepared = SimpleNamespace(shards=None, chat_shards=None, tokenizer=None)
     names = [
-        f"pack {name}" for name in ("pretrain_general", "pretrain_code_reasoning", "mid_repo_code", "mid_reasoning", "mid_long_context")
+        f"pack {name}"
+        for name in (
+            "pretrain_general",
+            "pretrain_code_reasoning",
+            "mid_repo_code",
+            "mid_reasoning",
+            "mid_long_context",
+        )
     ]
     course = list(zip(names, [None, *names[:-1]], strict=True))
     for phases in (scale.phases, scale.phases[4:]):
         packed.clear()
         rows = train_phases.pack_phases(SimpleNamespace(scale=scale), prepared, phases)
-        assert packed == [*course, ("pack sft", None)], "another course begins anew, and answers are sampled from no rows"
+        assert packed == [*course, ("pack sft", None)], (
+            "another course begins anew, and answers are sampled from no rows"
+        )
         assert rows["mid_long_context"] == "pack mid_long_context"

@@ -1,4 +1,5 @@
-"""Mixtures that change along a phase, and documents that an epoch holds more than once: exact tokens, the same for every run."""
+"""Mixtures that change along a phase, and documents that an epoch holds more than once: exact tokens, the same for
+every run."""
 
 from __future__ import annotations
 
@@ -31,16 +32,24 @@ BUCKETS = np.random.default_rng(9).integers(-1, 4, NUM_DOCUMENTS)
 
 def recipe(**changes):
     given = {
-        "num_tokens": 32 * 640, "sequence_length": 32, "mixture": WAYPOINTS, "max_epochs": 3.0, "seed": 1, "fim_rate": 0.0,
-        "packing": "stream", "bucket_weights": (),
-    }  # fmt: skip
+        "num_tokens": 32 * 640,
+        "sequence_length": 32,
+        "mixture": WAYPOINTS,
+        "max_epochs": 3.0,
+        "seed": 1,
+        "fim_rate": 0.0,
+        "packing": "stream",
+        "bucket_weights": (),
+    }
     return PackingRecipe(**{**given, **changes})
 
 
 def plain_share(domain: str, place: float, steps: int = 20000) -> float:
     """Area under a domain's line up to a place, by the sum of thin slices."""
     middles = (np.arange(steps) + 0.5) / steps * place
-    weights = np.interp(middles, [point["at_share"] for point in WAYPOINTS], [point["mixture"].get(domain, 0.0) for point in WAYPOINTS])
+    weights = np.interp(
+        middles, [point["at_share"] for point in WAYPOINTS], [point["mixture"].get(domain, 0.0) for point in WAYPOINTS]
+    )
     return float(weights.mean() * place)
 
 
@@ -99,7 +108,11 @@ def shards(tmp_path_factory):
 def pack(shards, **changes):
     root, documents = shards
     packed = compute(pack_phase, root, shards=documents, chats=None, recipe=recipe(**changes))
-    return packed, np.load(packed.path("order.npy")), PackedRows(packed.path("order.npy").parent, (documents.directory("shards"),))
+    return (
+        packed,
+        np.load(packed.path("order.npy")),
+        PackedRows(packed.path("order.npy").parent, (documents.directory("shards"),)),
+    )
 
 
 def test_a_stream_holds_the_integral_of_the_schedule_up_to_every_place(shards):
@@ -137,7 +150,9 @@ def test_best_fit_with_waypoints_fills_the_rows_and_holds_the_integral(shards):
     record = packed.record
     assert record.num_rows == 640 and record.fill_share > 0.95
     for domain in DOMAINS:
-        assert abs(record.tokens_by_domain[domain] - record.num_tokens * plain_share(domain, 1.0)) <= 2 * 33, record.tokens_by_domain
+        assert abs(record.tokens_by_domain[domain] - record.num_tokens * plain_share(domain, 1.0)) <= 2 * 33, (
+            record.tokens_by_domain
+        )
     visits = Counter(map(tuple, order[:, :3].tolist()))
     assert max(visits.values()) - min(visits.values()) <= 2
 
@@ -155,7 +170,9 @@ def test_an_epoch_holds_a_document_as_often_as_its_bucket_weighs(shards):
     per_document = np.append(weights, 1.0)[BUCKETS]
     epoch_tokens = int(np.dot(per_document, lengths))
     num_tokens = epoch_tokens // 32 * 32
-    packed, order, _ = pack(shards, mixture={"web": 1.0}, bucket_weights=weights, num_tokens=num_tokens, max_epochs=1.01)
+    packed, order, _ = pack(
+        shards, mixture={"web": 1.0}, bucket_weights=weights, num_tokens=num_tokens, max_epochs=1.01
+    )
     assert packed.record.epochs_by_domain["web"] == pytest.approx(1.0, abs=0.01)
     copies = np.bincount(order[:, 1], minlength=NUM_DOCUMENTS)
     for bucket, allowed in {0: {0}, 1: {0, 1}, 2: {0, 1}, 3: {2, 3}, -1: {0, 1}}.items():

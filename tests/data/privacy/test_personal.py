@@ -1,4 +1,5 @@
-"""Personal data: each kind with a case on each side of its proof, code that keeps its numbers, labelled sentences, the step."""
+"""Personal data: each kind with a case on each side of its proof, code that keeps its numbers, labelled sentences, the
+step."""
 
 from __future__ import annotations
 
@@ -21,7 +22,14 @@ AWS_KEY = "AKIA" + "ABCDEFGHIJKLMNOP"
 GITHUB_TOKEN = "ghp_" + "a1B2" * 9
 PRIVATE_KEY = "-----BEGIN " + "PRIVATE KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEF\n-----END " + "PRIVATE KEY-----"
 FOUND = {
-    "secret": [AWS_KEY, GITHUB_TOKEN, PRIVATE_KEY, "npm_" + "a1B2" * 9, "SG." + "a" * 22 + "." + "b" * 43, "dop_v1_" + "a1b2" * 16],
+    "secret": [
+        AWS_KEY,
+        GITHUB_TOKEN,
+        PRIVATE_KEY,
+        "npm_" + "a1B2" * 9,
+        "SG." + "a" * 22 + "." + "b" * 43,
+        "dop_v1_" + "a1b2" * 16,
+    ],
     "email": [
         "jane.doe+news@mail.kernel.org",
         "Jürgen@posteo.de",
@@ -54,7 +62,12 @@ FOUND = {
     ],
 }
 LEFT = {
-    "secret": ["AKIA", "ghp_short", "task-oriented-and-rather-long-hyphenated-words", "-----BEGIN CERTIFICATE-----\nMIIE"],
+    "secret": [
+        "AKIA",
+        "ghp_short",
+        "task-oriented-and-rather-long-hyphenated-words",
+        "-----BEGIN CERTIFICATE-----\nMIIE",
+    ],
     "email": [
         "someone@example.com",
         "git@github.com",
@@ -68,7 +81,13 @@ LEFT = {
         "w@x.T",
     ],
     "iban": ["DE89370400440532013001", "GB82 WEST 1234 5698 7654", "XX89370400440532013000"],
-    "credit_card": ["4111111111111112", "9111111111111111", "411111111111116", "0.4111111111111111", "0000000000000000"],
+    "credit_card": [
+        "4111111111111112",
+        "9111111111111111",
+        "411111111111116",
+        "0.4111111111111111",
+        "0000000000000000",
+    ],
     "us_ssn": ["000-12-3456", "666-12-3456", "900-12-3456", "123-00-4567", "123-45-0000", "1123-45-67890"],
     "ip_address": [
         "192.168.0.1",
@@ -109,18 +128,37 @@ LEFT = {
 
 WRITTEN_OTHERWISE = {
     "credit_card": ["4111\u00a01111\u00a01111\u00a01111", "4111  1111  1111  1111"],
-    "email": ["jane (at) posteo (dot) de", "jane[at]posteo.de", "jane&#64;posteo.de", "jane＠posteo.de", "jane at posteo dot de"],
+    "email": [
+        "jane (at) posteo (dot) de",
+        "jane[at]posteo.de",
+        "jane&#64;posteo.de",
+        "jane＠posteo.de",
+        "jane at posteo dot de",
+    ],
     "iban": ["DE89\u00a03704\u00a00044\u00a00532\u00a00130\u00a000"],
 }
 NATIONAL = {
-    "de": ["0171-2345678", "030/1234567"], "fr": ["0612345678", "01-42-68-53-00"], "en": ["022-2345 6789", "98765 43210"],
-    "zh": ["13812345678"], "pt": ["(11) 91234-5678"], "es": ["612 345 678"],
-}  # fmt: skip
+    "de": ["0171-2345678", "030/1234567"],
+    "fr": ["0612345678", "01-42-68-53-00"],
+    "en": ["022-2345 6789", "98765 43210"],
+    "zh": ["13812345678"],
+    "pt": ["(11) 91234-5678"],
+    "es": ["612 345 678"],
+}
 LISTS_AND_COUNTS = {
-    "fr": ["Résultats 01 02 03 04 05"], "es": ["en total 612 345 678 personas"], "de": ["Konto 1234567890"],
-    "en": ["call 1234567 times", "reach 1000000 users", "message 20210315123456", "pages 3100-3999", "0.3333333333",
-           "Luke 12.34.5.67", "p@ssw0rd.txt"],
-}  # fmt: skip
+    "fr": ["Résultats 01 02 03 04 05"],
+    "es": ["en total 612 345 678 personas"],
+    "de": ["Konto 1234567890"],
+    "en": [
+        "call 1234567 times",
+        "reach 1000000 users",
+        "message 20210315123456",
+        "pages 3100-3999",
+        "0.3333333333",
+        "Luke 12.34.5.67",
+        "p@ssw0rd.txt",
+    ],
+}
 
 
 def test_what_is_written_another_way_is_found_too():
@@ -143,10 +181,9 @@ def test_a_card_in_a_parameter_is_found_where_the_parameter_says_so():
 
 
 def test_a_password_is_masked_and_its_url_is_no_address():
-    assert find_spans(["postgres://admin:s3cretP4ss@db.posteo.de:5432/x", "postgres://user:password@db.posteo.de/x"]) == [
-        [("secret", 17, 27)],
-        [],
-    ]
+    assert find_spans(
+        ["postgres://admin:s3cretP4ss@db.posteo.de:5432/x", "postgres://user:password@db.posteo.de/x"]
+    ) == [[("secret", 17, 27)], []]
 
 
 @pytest.mark.parametrize("sign", [" = ", ": ", "=", '": '])
@@ -186,7 +223,10 @@ def test_each_kind_is_found_as_a_whole_and_what_only_looks_like_it_is_left(kind)
     for value in FOUND[kind]:
         text = f"It is {value}, as said."
         assert find_spans([text]) == [[(kind, 6, 6 + len(value))]], value
-        assert find_spans([text], [other for other in KINDS if other != kind])[0] in ([], find_spans([text], ["phone"])[0])
+        assert find_spans([text], [other for other in KINDS if other != kind])[0] in (
+            [],
+            find_spans([text], ["phone"])[0],
+        )
     for value in LEFT[kind]:
         assert not [span for span in find_spans([f"It is {value} as said."], [kind])[0]], value
 
@@ -208,13 +248,20 @@ def test_a_social_security_number_that_is_called_one_needs_no_hyphens():
 def test_the_first_kind_counts_where_two_overlap_and_texts_do_not_touch():
     assert find_spans(["Fax: 4111111111111111"]) == [[("credit_card", 5, 21)]]
     assert find_spans(["Phone:", "4515986"]) == [[], []]
-    assert find_spans(["see 93.184.216.", "34 and a", "@posteo.de", "", "93.184.216.34"]) == [[], [], [], [], [("ip_address", 0, 13)]]
+    assert find_spans(["see 93.184.216.", "34 and a", "@posteo.de", "", "93.184.216.34"]) == [
+        [],
+        [],
+        [],
+        [],
+        [("ip_address", 0, 13)],
+    ]
 
 
 def test_a_network_is_no_address_and_a_path_behind_an_address_is_none_either():
     assert find_spans(["from 31.13.24.0/21.", "see 31.13.24.7/2020/a, 31.13.24.7/21/b"], ["ip_address"]) == [
-        [], [("ip_address", 4, 14), ("ip_address", 23, 33)],
-    ]  # fmt: skip
+        [],
+        [("ip_address", 4, 14), ("ip_address", 23, 33)],
+    ]
 
 
 def test_masking_replaces_the_spans_alone():
@@ -225,16 +272,23 @@ def test_masking_replaces_the_spans_alone():
 
 @pytest.mark.skipif(not SHARED_DATA.exists(), reason="labelled sentences are not here")
 def test_labelled_sentences_give_recall_and_precision():
-    """The forms were written with these sentences at hand: a figure for what has such a form, not for text that nobody looked at."""
+    """The forms were written with these sentences at hand: a figure for what has such a form, not for text that nobody
+    looked at."""
     names = {
-        "EMAIL_ADDRESS": "email", "PHONE_NUMBER": "phone", "CREDIT_CARD": "credit_card", "IBAN_CODE": "iban", "IP_ADDRESS": "ip_address",
+        "EMAIL_ADDRESS": "email",
+        "PHONE_NUMBER": "phone",
+        "CREDIT_CARD": "credit_card",
+        "IBAN_CODE": "iban",
+        "IP_ADDRESS": "ip_address",
         "US_SSN": "us_ssn",
-    }  # fmt: skip
+    }
     with gzip.open(SHARED_DATA / "safety" / "pii_spans.jsonl.gz", "rt", encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines]
     counts: Counter[str] = Counter()
     for record, found in zip(records, find_spans([record["text"] for record in records]), strict=True):
-        labelled = {(names[span["type"]], span["start"], span["end"]) for span in record["spans"] if span["type"] in names}
+        labelled = {
+            (names[span["type"]], span["start"], span["end"]) for span in record["spans"] if span["type"] in names
+        }
         counts.update(labelled=len(labelled), found=len(found), both=len(labelled & set(found)))
     assert counts["both"] / counts["labelled"] > 0.95 and counts["both"] / counts["found"] > 0.95, counts
 
@@ -245,23 +299,42 @@ class ToyDocuments(Record):
 
 
 def toy_documents() -> list[dict]:
-    texts = [("web", f"Mail jane@posteo.de, number {number}. Call 415-555-2671 or {number}@posteo.de.") for number in range(40)]
+    texts = [
+        ("web", f"Mail jane@posteo.de, number {number}. Call 415-555-2671 or {number}@posteo.de.")
+        for number in range(40)
+    ]
     texts += [("web", f"Nothing to hide, {number}.") for number in range(20)]
     texts += [
-        ("code", f'HOST = "93.184.216.34"  # {number}\nCARD = "4111111111111111"\n__author__ = "jane@posteo.de"\n') for number in range(9)
+        ("code", f'HOST = "93.184.216.34"  # {number}\nCARD = "4111111111111111"\n__author__ = "jane@posteo.de"\n')
+        for number in range(9)
     ]
     empty = dict.fromkeys(("collection", "url", "licence", "lang", "repository", "path", "cluster"), "")
     return [
-        {**empty, "id": document_id("toy", number, 0), "source": "toy", "offset": number, "piece": 0, "domain": domain, "text": text,
-         "content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode()), "split": "train",
-         "language": "en", "quality": 0.5, "quality_bucket": 2}
+        {
+            **empty,
+            "id": document_id("toy", number, 0),
+            "source": "toy",
+            "offset": number,
+            "piece": 0,
+            "domain": domain,
+            "text": text,
+            "content_digest": content_digest(text),
+            "num_chars": len(text),
+            "num_bytes": len(text.encode()),
+            "split": "train",
+            "language": "en",
+            "quality": 0.5,
+            "quality_bucket": 2,
+        }
         for number, (domain, text) in enumerate(texts)
-    ]  # fmt: skip
+    ]
 
 
 @step(content=("documents/*.parquet",))
 def write_documents(*, output: Output) -> ToyDocuments:
-    table = pa.Table.from_pylist(sorted(toy_documents(), key=lambda row: row["id"]), schema=arrow_schema(PREPARED_COLUMNS))
+    table = pa.Table.from_pylist(
+        sorted(toy_documents(), key=lambda row: row["id"]), schema=arrow_schema(PREPARED_COLUMNS)
+    )
     pq.write_table(table, output.path("documents/part-00000.parquet"))
     return ToyDocuments(num_documents=table.num_rows, num_bytes=sum(table["num_bytes"].to_pylist()))
 
@@ -270,7 +343,9 @@ def test_the_step_masks_counts_and_keeps_the_numbers_of_code_for_any_number_of_p
     source = compute(write_documents, tmp_path)
     recipe = PersonalDataRecipe(kinds=KINDS)
     masked = [
-        compute(mask_personal_data, tmp_path / str(count), documents=source, recipe=recipe, resources=in_partitions(count))
+        compute(
+            mask_personal_data, tmp_path / str(count), documents=source, recipe=recipe, resources=in_partitions(count)
+        )
         for count in (2, 5)
     ]
     assert masked[0].digest == masked[1].digest
@@ -285,5 +360,7 @@ def test_the_step_masks_counts_and_keeps_the_numbers_of_code_for_any_number_of_p
         sizes = {"content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode())}
         assert after[identity] == {**row, "text": text, **sizes}
     assert sum(row["num_bytes"] for row in after.values()) == record.num_bytes
-    assert {row["id"] for row in rows(masked[0], "masked.parquet")} == {i for i in before if after[i]["text"] != before[i]["text"]}
+    assert {row["id"] for row in rows(masked[0], "masked.parquet")} == {
+        i for i in before if after[i]["text"] != before[i]["text"]
+    }
     assert 'HOST = "93.184.216.34"' in next(row["text"] for row in after.values() if row["domain"] == "code")

@@ -19,10 +19,19 @@ from tasks.data.sandbox.code_sandbox import run_trusted
 from tests.support.data_inputs import compute, rows
 
 RECIPE = SynthesisRecipe(
-    operations=("+", "-", "*"), num_training_problems=2000, num_evaluation_problems=150, max_operand=30, problems_per_document=25,
-    num_chats=400, thinking_share=0.25, num_prompts=300, families={}, difficulty=1,
-    num_held_out_problems=0, prompt_families=(),
-)  # fmt: skip
+    operations=("+", "-", "*"),
+    num_training_problems=2000,
+    num_evaluation_problems=150,
+    max_operand=30,
+    problems_per_document=25,
+    num_chats=400,
+    thinking_share=0.25,
+    num_prompts=300,
+    families={},
+    difficulty=1,
+    num_held_out_problems=0,
+    prompt_families=(),
+)
 LINE = re.compile(r"(\d+) ([-+*]) (\d+) = (-?\d+)")
 
 
@@ -76,22 +85,38 @@ def test_prompts_and_answers_join_as_the_training_text_writes_them(problems):
     for row in rows(problems, "problems.parquet"):
         assert re.fullmatch(r"\d+ [-+*] \d+ =", row["prompt"]) and re.fullmatch(r" -?\d+", row["answer"])
         assert f" {row['operation']} " in row["prompt"]
-    assert all(row["text"].endswith("\n") and row["domain"] == "synthetic" for row in rows(problems, "documents/*.parquet"))
+    assert all(
+        row["text"].endswith("\n") and row["domain"] == "synthetic" for row in rows(problems, "documents/*.parquet")
+    )
 
 
 def test_all_problems_of_a_side_can_be_had_and_one_more_is_refused():
     count = 0
     for wanted in (False, True):
-        with pytest.raises(ValueError, match=r"operands up to 9 give only\s(\d+): raise synthesize\.max_operand") as refused:
+        with pytest.raises(
+            ValueError, match=r"operands up to 9 give only\s(\d+): raise synthesize\.max_operand"
+        ) as refused:
             choose_problems(10**6, 9, OPERATIONS, wanted)
         most = int(re.search(r"give only (\d+)", str(refused.value))[1])
-        assert len({tuple(problem) for problem in np.transpose(choose_problems(most, 9, OPERATIONS, wanted)).tolist()}) == most
+        assert (
+            len({tuple(problem) for problem in np.transpose(choose_problems(most, 9, OPERATIONS, wanted)).tolist()})
+            == most
+        )
         count += most
     assert count == 300
 
 
 def test_the_verifier_refuses_false_equations():
-    lines = ["1 + 2 = 3", "1 + 2 = 4", "9 - 12 = -3", "9 - 12 = 3", "7 * 0 = 0", "7 * 0 = 7", "6 * 7 = 42", "6 * 7 = 43"]
+    lines = [
+        "1 + 2 = 3",
+        "1 + 2 = 4",
+        "9 - 12 = -3",
+        "9 - 12 = 3",
+        "7 * 0 = 0",
+        "7 * 0 = 7",
+        "6 * 7 = 42",
+        "6 * 7 = 43",
+    ]
     assert verify_lines(np.array(lines)).tolist() == [True, False] * 4
 
 
@@ -143,10 +168,15 @@ def test_only_the_operations_asked_for_are_used(tmp_path):
 SIX = ("brackets", "code", "equations", "logic", "quadratics", "systems")
 REASONING = RECIPE.model_copy(
     update={
-        "num_training_problems": 300, "num_chats": 150, "num_prompts": 20, "families": dict.fromkeys(SIX, 30), "difficulty": 2,
-        "num_held_out_problems": 15, "prompt_families": ("equations", "logic"),
+        "num_training_problems": 300,
+        "num_chats": 150,
+        "num_prompts": 20,
+        "families": dict.fromkeys(SIX, 30),
+        "difficulty": 2,
+        "num_held_out_problems": 15,
+        "prompt_families": ("equations", "logic"),
     }
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -180,14 +210,23 @@ def test_puzzles_that_differ_in_order_and_names_alone_are_on_one_side():
         order = generator.permutation(count).tolist()
         place = [order.index(number) for number in range(count)]
         claims, one, other = (row[2 + part * count : 2 + (part + 1) * count] for part in range(3))
-        moved = [count, 7, *(claims[n] for n in order), *(place[one[n]] for n in order), *(place[other[n]] for n in order)]
+        moved = [
+            count,
+            7,
+            *(claims[n] for n in order),
+            *(place[one[n]] for n in order),
+            *(place[other[n]] for n in order),
+        ]
         assert logic_problems.write(moved).kin == own
     assert len(set(kin)) > 50
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_each_step_of_difficulty_changes_the_problems(name):
-    chosen = [[problem.question for problem in choose_reasoned(name, FAMILIES[name], 40, step, False)[0]] for step in range(1, 6)]
+    chosen = [
+        [problem.question for problem in choose_reasoned(name, FAMILIES[name], 40, step, False)[0]]
+        for step in range(1, 6)
+    ]
     assert all(easier != harder for easier, harder in itertools.pairwise(chosen))
     assert sum(map(len, chosen[0])) < sum(map(len, chosen[-1]))
 
@@ -239,9 +278,13 @@ def test_what_the_verifier_refuses_is_counted_and_replaced():
 
 def test_a_family_that_is_exhausted_says_how_many_there_are():
     tiny = Family(
-        lambda numbers, difficulty: numbers[:, :1] % 40, lambda row: ReasonedProblem(str(row), "", "", str(row)), lambda p: [True] * len(p)
+        lambda numbers, difficulty: numbers[:, :1] % 40,
+        lambda row: ReasonedProblem(str(row), "", "", str(row)),
+        lambda p: [True] * len(p),
     )
-    with pytest.raises(ValueError, match=r"1000 training problems of family small .* gives only 3\d: raise synthesize\.difficulty"):
+    with pytest.raises(
+        ValueError, match=r"1000 training problems of family small .* gives only 3\d: raise synthesize\.difficulty"
+    ):
         choose_reasoned("small", tiny, 1000, 1, for_evaluation=False)
 
 
@@ -250,7 +293,9 @@ def test_documents_hold_question_reasoning_and_answer_of_every_family(reasoned):
     assert record.training_problems_by_family == {"arithmetic": 300} | dict.fromkeys(SIX, 30)
     assert (record.num_training_problems, record.rejected, record.num_held_out_problems) == (480, {}, 90)
     for name in SIX:
-        text = "".join(row["text"] for row in rows(reasoned, "documents/*.parquet") if row["source"] == f"synthetic/{name}")
+        text = "".join(
+            row["text"] for row in rows(reasoned, "documents/*.parquet") if row["source"] == f"synthetic/{name}"
+        )
         problems, _ = choose_reasoned(name, FAMILIES[name], 30, 2, for_evaluation=False)
         assert all(problem.text in text for problem in problems) and text.count("Question: ") == 30
 
@@ -262,11 +307,13 @@ def test_conversations_prompts_and_held_out_problems_of_the_families(reasoned):
     held_out = rows(reasoned, "held_out.parquet")
     assert {row["family"] for row in prompts} == {"equations", "logic"} and len(prompts) == 40
     assert {row["family"] for row in held_out} == set(SIX)
-    texts = "".join(row["text"] for row in rows(reasoned, "documents/*.parquet")) + "".join(row["messages"] for row in chats)
+    texts = "".join(row["text"] for row in rows(reasoned, "documents/*.parquet")) + "".join(
+        row["messages"] for row in chats
+    )
     assert not [row for row in (*prompts, *held_out) if row["prompt"] in texts]
 
 
 def test_our_own_programs_run_in_a_process_of_their_own():
-    assert run_trusted(["assert True", "assert False", "pass", "def f(:", "import os\nassert not os.environ.get('HOME')"]) == [
-        True, False, True, False, True,
-    ]  # fmt: skip
+    assert run_trusted(
+        ["assert True", "assert False", "pass", "def f(:", "import os\nassert not os.environ.get('HOME')"]
+    ) == [True, False, True, False, True]

@@ -22,16 +22,30 @@ from tests.support.data_inputs import SHARED_DATA
 ARCHIVES = SHARED_DATA / "warc"
 REAL = pytest.mark.skipif(not ARCHIVES.is_dir(), reason="../shared/data is not there")
 BOUND = 50_000_000
-OPEN = [path.name for path in sorted(ARCHIVES.glob("*.warc*")) if "bad-non-chunked" not in path.name and "wrong-chunks" not in path.name]
+OPEN = [
+    path.name
+    for path in sorted(ARCHIVES.glob("*.warc*"))
+    if "bad-non-chunked" not in path.name and "wrong-chunks" not in path.name
+]
 """Those that the reference library reads."""
 
 
-def warc(url: str, body: str | bytes, *, http: str = "HTTP/1.1 200 OK\r\nContent-Type: text/html", length: int | None = None) -> bytes:
+def warc(
+    url: str, body: str | bytes, *, http: str = "HTTP/1.1 200 OK\r\nContent-Type: text/html", length: int | None = None
+) -> bytes:
     """A response record."""
     data = body.encode() if isinstance(body, str) else body
     block = http.encode() + b"\r\n\r\n" + data
-    head = f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: {url}\r\nContent-Type: application/http; msgtype=response\r\n"
-    return head.encode() + f"Content-Length: {len(block) if length is None else length}\r\n\r\n".encode() + block + b"\r\n\r\n"
+    head = (
+        f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: {url}\r\nContent-Type: application/http; "
+        f"msgtype=response\r\n"
+    )
+    return (
+        head.encode()
+        + f"Content-Length: {len(block) if length is None else length}\r\n\r\n".encode()
+        + block
+        + b"\r\n\r\n"
+    )
 
 
 def pages(data: bytes, name: str = "x.warc.gz", bound: int = BOUND):
@@ -94,7 +108,9 @@ def test_every_real_edge_case_is_read_or_has_its_reason_and_place(name, expected
 
 def test_a_long_line_that_is_almost_a_header_is_read_once():
     """Tried at every space, a line of 22 KB took 9 seconds."""
-    content = b"filedesc://x.arc 127.0.0.1 20091121004501 text/plain 1\n\n\n" + (b"a:" + b" 1 11111111" * 20_000 + b" \n") * 4
+    content = (
+        b"filedesc://x.arc 127.0.0.1 20091121004501 text/plain 1\n\n\n" + (b"a:" + b" 1 11111111" * 20_000 + b" \n") * 4
+    )
     began = time.process_time()
     assert pages(content, "x.arc")[-1].reason
     assert time.process_time() - began < 5
@@ -116,7 +132,9 @@ def test_an_arc_file_is_read_with_the_character_set_of_each_page(is_gzip):
     members = [b"filedesc://x.arc.gz 127.0.0.1 20091121004501 text/plain %d\n" % len(content) + content + b"\n"]
     for row in rows:
         block = row["http_headers"].strip().encode("latin-1") + b"\r\n\r\n" + row["body_latin1"].encode("latin-1")
-        members.append(f"{row['url']} 10.0.0.1 {row['crawl_time']} {row['mime']} {len(block)}\n".encode() + block + b"\n")
+        members.append(
+            f"{row['url']} 10.0.0.1 {row['crawl_time']} {row['mime']} {len(block)}\n".encode() + block + b"\n"
+        )
     data = b"".join(map(gzip.compress, members)) if is_gzip else b"".join(members)
     read = pages(data, "x.arc.gz")
     assert [page.url for page in read] == [row["url"] for row in rows] and not [page for page in read if page.reason]
@@ -127,22 +145,42 @@ def test_an_arc_file_is_read_with_the_character_set_of_each_page(is_gzip):
 
 
 def test_what_is_no_page_of_text_has_a_reason_and_what_is_no_document_is_passed_by():
-    other = b"WARC/1.0\r\nWARC-Type: %s\r\nWARC-Target-URI: %s\r\nContent-Type: %s\r\nContent-Length: 4\r\n\r\nbody\r\n\r\n"
-    data = b"".join([
-        warc("http://a/ok", "<p>text"), warc("http://a/gone", "x", http="HTTP/1.1 404 Not Found\r\nContent-Type: text/html"),
-        warc("http://a/moved", "x", http="HTTP/1.1 301 Moved\r\nLocation: /"), warc("http://a/blank", " \n"),
-        warc("http://a/png", b"\x89PNG", http="HTTP/1.1 200 OK\r\nContent-Type: image/png"),
-        warc("http://a/plain", "text", http="HTTP/1.1 200 OK\nContent-Type: text/plain; charset=utf-8".replace("\n", "\r\n")),
-        warc("http://a/untyped", "<!doctype html><html>x", http="HTTP/1.0 200 OK"), warc("http://a/odd", "x", http="hello"),
-        other % (b"request", b"http://a/ok", b"application/http"), other % (b"metadata", b"http://a/ok", b"application/warc-fields"),
-        other % (b"revisit", b"http://a/ok", b"application/http"), other % (b"response", b"dns:a", b"text/dns"),
-        other % (b"resource", b"metadata://gnu.org/wget.log", b"text/plain"), other % (b"resource", b"file:///a", b"text/plain"),
-    ])  # fmt: skip
+    other = (
+        b"WARC/1.0\r\nWARC-Type: %s\r\nWARC-Target-URI: %s\r\nContent-Type: %s\r\nContent-Length: 4\r\n\r\nbody\r\n\r\n"
+    )
+    data = b"".join(
+        [
+            warc("http://a/ok", "<p>text"),
+            warc("http://a/gone", "x", http="HTTP/1.1 404 Not Found\r\nContent-Type: text/html"),
+            warc("http://a/moved", "x", http="HTTP/1.1 301 Moved\r\nLocation: /"),
+            warc("http://a/blank", " \n"),
+            warc("http://a/png", b"\x89PNG", http="HTTP/1.1 200 OK\r\nContent-Type: image/png"),
+            warc(
+                "http://a/plain",
+                "text",
+                http="HTTP/1.1 200 OK\nContent-Type: text/plain; charset=utf-8".replace("\n", "\r\n"),
+            ),
+            warc("http://a/untyped", "<!doctype html><html>x", http="HTTP/1.0 200 OK"),
+            warc("http://a/odd", "x", http="hello"),
+            other % (b"request", b"http://a/ok", b"application/http"),
+            other % (b"metadata", b"http://a/ok", b"application/warc-fields"),
+            other % (b"revisit", b"http://a/ok", b"application/http"),
+            other % (b"response", b"dns:a", b"text/dns"),
+            other % (b"resource", b"metadata://gnu.org/wget.log", b"text/plain"),
+            other % (b"resource", b"file:///a", b"text/plain"),
+        ]
+    )
     assert found(data) == [
-        ("http://a/ok", ""), ("http://a/gone", "http_status"), ("http://a/moved", "http_status"), ("http://a/blank", "empty"),
-        ("http://a/png", "not_text"), ("http://a/plain", ""), ("http://a/untyped", ""), ("http://a/odd", "broken_http"),
+        ("http://a/ok", ""),
+        ("http://a/gone", "http_status"),
+        ("http://a/moved", "http_status"),
+        ("http://a/blank", "empty"),
+        ("http://a/png", "not_text"),
+        ("http://a/plain", ""),
+        ("http://a/untyped", ""),
+        ("http://a/odd", "broken_http"),
         ("file:///a", ""),
-    ]  # fmt: skip
+    ]
 
 
 URLS = [f"http://a/{number}" for number in range(6)]
@@ -150,8 +188,7 @@ RECORDS = [warc(url, f"<p>{url} " + "word " * 500) for url in URLS]
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
-    [(change, "wrong_content_length") for change in (-7, 9, 4000, 10**6, 10**9)],
+    ("change", "reason"), [(change, "wrong_content_length") for change in (-7, 9, 4000, 10**6, 10**9)]
 )
 @pytest.mark.parametrize("is_gzip", [False, True])
 def test_a_wrong_length_costs_one_record(change, reason, is_gzip):
@@ -187,11 +224,16 @@ def test_records_that_share_a_member_have_places_of_their_own():
     assert [page.url for page in read] == URLS and len({(page.source, page.offset) for page in read}) == 6
     second = len(gzip.compress(b"".join(RECORDS[:3])))
     assert [(page.source, page.offset) for page in read[:2]] == [("x.warc.gz", 0), ("x.warc.gz!0", len(RECORDS[0]))]
-    assert [(page.source, page.offset) for page in read[3:5]] == [("x.warc.gz", second), (f"x.warc.gz!{second}", len(RECORDS[3]))]
+    assert [(page.source, page.offset) for page in read[3:5]] == [
+        ("x.warc.gz", second),
+        (f"x.warc.gz!{second}", len(RECORDS[3])),
+    ]
 
 
 def test_a_record_above_the_bound_is_passed_over_without_being_held():
-    data = b"".join(gzip.compress(record) for record in (RECORDS[0], warc("http://a/long", b"x" * 80_000_000), RECORDS[1]))
+    data = b"".join(
+        gzip.compress(record) for record in (RECORDS[0], warc("http://a/long", b"x" * 80_000_000), RECORDS[1])
+    )
     tracemalloc.start()
     assert found(data, bound=1_000_000) == [(URLS[0], ""), ("http://a/long", "record_too_long"), (URLS[1], "")]
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
@@ -205,7 +247,10 @@ def test_junk_is_one_rejection_and_an_empty_archive_none():
 
 
 TEXT = b"<html>" + b"Some text to be coded. " * 200
-CHUNKED = b"".join(b"%x;x=y\r\n%s\r\n" % (len(TEXT[start : start + 999]), TEXT[start : start + 999]) for start in range(0, len(TEXT), 999))
+CHUNKED = b"".join(
+    b"%x;x=y\r\n%s\r\n" % (len(TEXT[start : start + 999]), TEXT[start : start + 999])
+    for start in range(0, len(TEXT), 999)
+)
 ZIPPED = gzip.compress(TEXT, mtime=0)
 RAW_DEFLATE = zlib.compressobj(wbits=-15)
 
@@ -220,7 +265,11 @@ RAW_DEFLATE = zlib.compressobj(wbits=-15)
         ({"content-encoding": "gzip"}, gzip.compress(TEXT), ""),
         ({"content-encoding": "gzip"}, TEXT, ""),
         ({"content-encoding": "gzip"}, gzip.compress(TEXT)[:-20], "broken_encoding"),
-        ({"content-encoding": "gzip", "transfer-encoding": "chunked"}, b"%x\r\n%s\r\n0\r\n" % (len(ZIPPED), ZIPPED), ""),
+        (
+            {"content-encoding": "gzip", "transfer-encoding": "chunked"},
+            b"%x\r\n%s\r\n0\r\n" % (len(ZIPPED), ZIPPED),
+            "",
+        ),
         ({"content-encoding": "deflate"}, zlib.compress(TEXT), ""),
         ({"content-encoding": "deflate"}, RAW_DEFLATE.compress(TEXT) + RAW_DEFLATE.flush(), ""),
         ({"content-encoding": "br"}, pa.compress(TEXT, "brotli", asbytes=True), ""),
@@ -229,7 +278,7 @@ RAW_DEFLATE = zlib.compressobj(wbits=-15)
         ({"content-encoding": "gzip"}, gzip.compress(b"x" * 6000), "record_too_long"),
         ({"content-encoding": "compress"}, TEXT, "unknown_encoding"),
     ],
-)  # fmt: skip
+)
 def test_codings_are_undone_or_refused_by_name(headers, body, reason):
     response = HttpResponse(200, headers, body)
     if reason:
@@ -243,8 +292,13 @@ def test_codings_are_undone_or_refused_by_name(headers, body, reason):
 
 def test_a_page_that_its_crawler_cut_keeps_what_is_there():
     whole = gzip.compress(TEXT * 5)
-    assert decode_body(HttpResponse(200, {"content-encoding": "gzip"}, whole[:-30]), BOUND, is_cut=True).startswith(b"<html>Some")
-    assert decode_body(HttpResponse(200, {"transfer-encoding": "chunked"}, CHUNKED[:-502]), BOUND, is_cut=True) == TEXT[:-500]
+    assert decode_body(HttpResponse(200, {"content-encoding": "gzip"}, whole[:-30]), BOUND, is_cut=True).startswith(
+        b"<html>Some"
+    )
+    assert (
+        decode_body(HttpResponse(200, {"transfer-encoding": "chunked"}, CHUNKED[:-502]), BOUND, is_cut=True)
+        == TEXT[:-500]
+    )
 
 
 RUSSIAN, GERMAN, JAPANESE = (
@@ -271,11 +325,15 @@ SHIFT_JIS, EUC_JP = f'<meta charset="shift_jis">{JAPANESE}', f'<?xml version="1.
         ("text/html; charset=windows-1251", GERMAN.encode(), GERMAN),
         ("text/html", b'<meta charset="gb18030">' + JAPANESE.encode(), f'<meta charset="gb18030">{JAPANESE}'),
         ("text/html; charset=iso-8859-1", EUC_JP.encode("euc-jp"), EUC_JP),
-        ("text/html; charset=windows-1251", b'<meta charset="gb2312">' + RUSSIAN.encode("cp1251"), f'<meta charset="gb2312">{RUSSIAN}'),
+        (
+            "text/html; charset=windows-1251",
+            b'<meta charset="gb2312">' + RUSSIAN.encode("cp1251"),
+            f'<meta charset="gb2312">{RUSSIAN}',
+        ),
         ("text/html; charset=iso-2022-jp", JAPANESE.encode("iso-2022-jp"), JAPANESE),
         ("text/html", b"\x1b[1mbold\x1b[0m", "\x1b[1mbold\x1b[0m"),
     ],
-)  # fmt: skip
+)
 def test_character_sets(content_type, body, text):
     assert decode_text(body, content_type) == text
 

@@ -30,9 +30,11 @@ from tests.support.data_inputs import RECIPE, RESOURCES, compute, prose, write_j
 BOUND = 1_000_000
 INGEST = RECIPE.ingest.model_copy(update={"max_source_bytes": 10**9, "max_rejected_share": 0.2})
 PACK = {
-    "": bytes, ".gz": lambda data: gzip.compress(data, mtime=0), ".bz2": lambda data: bz2.compress(data, 1),
+    "": bytes,
+    ".gz": lambda data: gzip.compress(data, mtime=0),
+    ".bz2": lambda data: bz2.compress(data, 1),
     ".zst": lambda data: pa.compress(data, "zstd", asbytes=True),
-}  # fmt: skip
+}
 
 
 def told(number: int) -> str:
@@ -48,8 +50,22 @@ def rows_of(name: str, form: str, data: bytes | None, tmp_path: Path, bound: int
     path = tmp_path / name
     if data is not None:
         path.write_bytes(data)
-    source = {"path": str(path), "sha256": hashlib.sha256(data or b"").hexdigest(), "name": name, "format": form, "role": "pretrain"}
-    source |= {"domain": "web", "lang": "", "licence": "", "collection": "", "text": [], "repository": "", "repository_path": ""}
+    source = {
+        "path": str(path),
+        "sha256": hashlib.sha256(data or b"").hexdigest(),
+        "name": name,
+        "format": form,
+        "role": "pretrain",
+    }
+    source |= {
+        "domain": "web",
+        "lang": "",
+        "licence": "",
+        "collection": "",
+        "text": [],
+        "repository": "",
+        "repository_path": "",
+    }
     return list(_source_rows(source, 1 << 32, bound))
 
 
@@ -99,7 +115,10 @@ def test_every_block_before_a_damage_of_zstd_is_given():
         with pytest.raises(GARBLED):
             for block in blocks(decompressed("x.zst", file)):
                 found += block
-        assert found == whole[:size] and abs((file.broken_at or 0) - (sum(map(len, frames[:2])) if size == 600_000 else len(data))) < 8
+        assert (
+            found == whole[:size]
+            and abs((file.broken_at or 0) - (sum(map(len, frames[:2])) if size == 600_000 else len(data))) < 8
+        )
 
 
 @pytest.mark.parametrize("ending", [".gz", ".bz2", ".zst"])
@@ -109,7 +128,9 @@ def test_all_lines_before_a_break_are_documents_and_the_rest_one_rejection(tmp_p
     rows = rows_of(f"x.jsonl{ending}", "jsonl", data, tmp_path)
     whole = readable(data, ending).count(b"\n") if ending != ".zst" else len(rows) - 1
     assert [row["text"] for row in rows[:-1]] == [json.loads(line)["text"] for line in LINES[:whole]] and whole > 1000
-    assert places(rows[-1:]) == [(sum(map(len, LINES[:whole])), f"truncated_{ {'.gz': 'gzip', '.bz2': 'bz2', '.zst': 'zstd'}[ending] }")]
+    assert places(rows[-1:]) == [
+        (sum(map(len, LINES[:whole])), f"truncated_{ {'.gz': 'gzip', '.bz2': 'bz2', '.zst': 'zstd'}[ending] }")
+    ]
 
 
 def test_a_text_keeps_its_lines_before_a_break(tmp_path):
@@ -136,11 +157,17 @@ def test_a_crawl_in_one_gzip_member_keeps_its_records_before_a_break(tmp_path):
 def test_of_a_member_with_a_wrong_checksum_the_only_record_is_refused_and_others_are_kept(tmp_path):
     alone = [bytearray(gzip.compress(warc(f"http://a/{number}", "<p>" + told(number)))) for number in range(3)]
     alone[1][-6] ^= 1
-    assert [row["reason"] for row in rows_of("x.warc.gz", "web_archive", b"".join(alone), tmp_path)] == ["", "truncated_gzip", ""]
+    assert [row["reason"] for row in rows_of("x.warc.gz", "web_archive", b"".join(alone), tmp_path)] == [
+        "",
+        "truncated_gzip",
+        "",
+    ]
     joined = bytearray(gzip.compress(b"".join(warc(f"http://a/{number}", "<p>" + told(number)) for number in range(3))))
     joined[-6] ^= 1
     rows = [row for row in rows_of("y.warc.gz", "web_archive", bytes(joined), tmp_path) if row["stream"] != LOST]
-    assert [row["reason"] for row in rows] == ["", "", "", "truncated_gzip"] and len({row["offset"] for row in rows}) == 4
+    assert [row["reason"] for row in rows] == ["", "", "", "truncated_gzip"] and len(
+        {row["offset"] for row in rows}
+    ) == 4
 
 
 @pytest.mark.parametrize("ending", [".bz2", ".zst"])
@@ -148,7 +175,9 @@ def test_archives_of_other_compressions_are_read_with_places_behind_it(tmp_path,
     records = [warc(f"http://a/{number}", f"<p>{told(number)}") for number in range(40)]
     data = PACK[ending](b"".join(records))
     rows = rows_of(f"x.warc{ending}", "web_archive", data, tmp_path)
-    assert [row["offset"] for row in rows] == [0, *np.cumsum(list(map(len, records)))[:-1]] and {row["reason"] for row in rows} == {""}
+    assert [row["offset"] for row in rows] == [0, *np.cumsum(list(map(len, records)))[:-1]] and {
+        row["reason"] for row in rows
+    } == {""}
     cut = rows_of(f"y.warc{ending}", "web_archive", data[:-30], tmp_path)
     assert [row["reason"] for row in cut][-1].startswith("truncated_") and len(cut) <= 41
 
@@ -167,7 +196,11 @@ def test_behind_what_is_no_xml_a_dump_goes_on_at_the_next_page(tmp_path, broken)
     starts = len(head) + np.concatenate([[0], np.cumsum(list(map(len, pages)))[:-1]])
     rows = rows_of("x.xml", "mediawiki", data, tmp_path)
     assert places(rows) == [(start, "broken_xml" if number == 700 else "") for number, start in enumerate(starts)]
-    assert all(row["text"] == bodies[number] and row["lang"] == "en" and row["url"] for number, row in enumerate(rows) if number != 700)
+    assert all(
+        row["text"] == bodies[number] and row["lang"] == "en" and row["url"]
+        for number, row in enumerate(rows)
+        if number != 700
+    )
 
 
 def test_a_damaged_row_group_costs_its_rows_and_each_is_counted(tmp_path):
@@ -186,7 +219,9 @@ def test_an_empty_file_is_counted(tmp_path, form):
     zipfile.ZipFile(buffer, "w").close()
     data = {"mediawiki": b"<mediawiki/>", "zip_text": buffer.getvalue()}.get(form, b"")
     assert [row["reason"] for row in rows_of("x", form, data, tmp_path)] == ["empty_file"]
-    assert form not in ("jsonl", "text") or places(rows_of("x.gz", form, gzip.compress(b""), tmp_path)) == [(0, "empty_file")]
+    assert form not in ("jsonl", "text") or places(rows_of("x.gz", form, gzip.compress(b""), tmp_path)) == [
+        (0, "empty_file")
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -205,7 +240,9 @@ def test_of_two_members_with_one_name_the_first_stays(tmp_path):
 def test_a_failing_disk_is_no_damage_of_the_data(tmp_path, form, name):
     (tmp_path / name).symlink_to("/proc/self/mem")  # every read of its first page is an input/output error
     rows = rows_of(name, form, None, tmp_path)
-    assert [(row["stream"], row["detail"]) for row in rows] == [("unreadable", f"{tmp_path / name}: Input/output error")]
+    assert [(row["stream"], row["detail"]) for row in rows] == [
+        ("unreadable", f"{tmp_path / name}: Input/output error")
+    ]
 
 
 def test_what_stands_behind_a_damage_is_counted_and_stops_the_run(tmp_path):
@@ -216,7 +253,9 @@ def test_what_stands_behind_a_damage_is_counted_and_stops_the_run(tmp_path):
     packed = b"".join(members)
     (data / "bad.jsonl.gz").write_bytes(packed)
     sources = list_sources(data)
-    with pytest.raises(ValueError, match=r"of \d+ bytes stand behind a damage .*max_rejected_share \(0.2\).*truncated_gzip"):
+    with pytest.raises(
+        ValueError, match=r"of \d+ bytes stand behind a damage .*max_rejected_share \(0.2\).*truncated_gzip"
+    ):
         compute(ingest_documents, tmp_path / "home", sources=sources, recipe=INGEST, resources=RESOURCES)
     lenient = INGEST.model_copy(update={"max_rejected_share": 1.0})
     record = compute(ingest_documents, tmp_path / "home", sources=sources, recipe=lenient, resources=RESOURCES).record
@@ -241,14 +280,20 @@ def test_every_document_is_found_again_at_its_place(tmp_path):
     lines = [{"text": f"Zeile {number} mit Ümläuten"} for number in range(50)]
     joined = b"\xef\xbb\xbf" + b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\r\n" for line in lines)
     bodies = [f"Seite {number} ÄÖÜ" for number in range(50)]
-    pages = b"<mediawiki>" + b"".join(PAGE.format(number, body).encode() for number, body in enumerate(bodies)) + b"</mediawiki>"
+    pages = (
+        b"<mediawiki>"
+        + b"".join(PAGE.format(number, body).encode() for number, body in enumerate(bodies))
+        + b"</mediawiki>"
+    )
     members = [gzip.compress(warc(f"http://a/{number}", f"<p>{body}")) for number, body in enumerate(bodies)]
     parts = [gzip.compress(joined[start : start + 700]) for start in range(0, len(joined), 700)]
     for form, name, data in (
-        ("jsonl", "x.jsonl", joined), ("jsonl", "x.jsonl.gz", b"".join(parts)), ("web_archive", "x.warc.gz", b"".join(members)),
+        ("jsonl", "x.jsonl", joined),
+        ("jsonl", "x.jsonl.gz", b"".join(parts)),
+        ("web_archive", "x.warc.gz", b"".join(members)),
         ("mediawiki", "x.xml.bz2", bz2.compress(pages[:900]) + bz2.compress(pages[900:])),
         ("text", "x.txt", "".join(f"{body}\n" for body in bodies).encode()),
-    ):  # fmt: skip
+    ):
         rows = rows_of(name, form, data, tmp_path, 300 if form == "text" else BOUND)
         assert {row["stream"] for row in rows} == {"document"} and len({row["id"] for row in rows}) == len(rows) >= 3
         for row in rows:
@@ -256,7 +301,13 @@ def test_every_document_is_found_again_at_its_place(tmp_path):
             if form == "web_archive":
                 assert row["text"].encode() in zlib.decompressobj(31).decompress(data[row["offset"] :])
                 continue
-            plain = gzip.decompress(data) if name.endswith(".gz") else bz2.decompress(data) if name.endswith(".bz2") else data
+            plain = (
+                gzip.decompress(data)
+                if name.endswith(".gz")
+                else bz2.decompress(data)
+                if name.endswith(".bz2")
+                else data
+            )
             there = plain[row["offset"] :]
             record = there.splitlines()[0].decode("utf-8-sig") if form != "text" else there[: row["num_bytes"]].decode()
             found = json.loads(record)["text"] if form == "jsonl" else record
@@ -283,7 +334,16 @@ def test_a_long_text_of_short_words_is_digested_in_little_memory():
 
 def test_a_row_group_is_read_in_less_memory_than_it_has(tmp_path):
     noise = [np.random.default_rng(number).bytes(5000).hex() for number in range(6000)]
-    pq.write_table(pa.table({"text": noise}), tmp_path / "x.parquet", compression="none", use_dictionary=False, row_group_size=10**6)
+    pq.write_table(
+        pa.table({"text": noise}),
+        tmp_path / "x.parquet",
+        compression="none",
+        use_dictionary=False,
+        row_group_size=10**6,
+    )
     before = pa.total_allocated_bytes()
-    held = [pa.total_allocated_bytes() for _ in parquet_lines("x", str(tmp_path / "x.parquet"), "", BOUND, lambda names: (names, ""))]
+    held = [
+        pa.total_allocated_bytes()
+        for _ in parquet_lines("x", str(tmp_path / "x.parquet"), "", BOUND, lambda names: (names, ""))
+    ]
     assert len(held) == 6000 and max(held) - before < 20_000_000 < (tmp_path / "x.parquet").stat().st_size // 2

@@ -1,4 +1,5 @@
-"""A git tree that somebody else made runs nothing here, fetches nothing, and shows nothing of what is outside of the data directory."""
+"""A git tree that somebody else made runs nothing here, fetches nothing, and shows nothing of what is outside of the
+data directory."""
 
 from __future__ import annotations
 
@@ -87,7 +88,9 @@ def test_a_partial_clone_runs_no_transport(way, kept, tmp_path, data, canary, mo
     (tmp_path / "ran").unlink()
     whole = git_trees._environment
     dropped = {"GIT_ALLOW_PROTOCOL", "GIT_NO_LAZY_FETCH"} - {kept} if kept else set()
-    monkeypatch.setattr(git_trees, "_environment", lambda place: {k: v for k, v in whole(place).items() if k not in dropped})
+    monkeypatch.setattr(
+        git_trees, "_environment", lambda place: {k: v for k, v in whole(place).items() if k not in dropped}
+    )
     found, _ = read_all(data, place)
     assert not (tmp_path / "ran").exists() and found[-1].reason == "broken_repository"
 
@@ -96,17 +99,36 @@ def test_no_setting_of_a_tree_runs_a_program(tmp_path, data, canary):
     place = made(data / "tree", "*.py diff=evil filter=evil merge=evil\n")
     plain, plain_files = read_all(data, place)
     settings = {
-        **dict.fromkeys(("core.fsmonitor", "core.pager", "core.editor", "core.askPass", "core.alternateRefsCommand", "pager.log"), canary),
-        **dict.fromkeys(("diff.external", "diff.evil.command", "diff.evil.textconv", "merge.evil.driver", "gpg.program"), canary),
-        **dict.fromkeys(("filter.evil.clean", "filter.evil.smudge", "filter.evil.process", "credential.helper"), canary),
+        **dict.fromkeys(
+            ("core.fsmonitor", "core.pager", "core.editor", "core.askPass", "core.alternateRefsCommand", "pager.log"),
+            canary,
+        ),
+        **dict.fromkeys(
+            ("diff.external", "diff.evil.command", "diff.evil.textconv", "merge.evil.driver", "gpg.program"), canary
+        ),
+        **dict.fromkeys(
+            ("filter.evil.clean", "filter.evil.smudge", "filter.evil.process", "credential.helper"), canary
+        ),
         **{f"alias.{name}": f"!{canary}" for name in ("log", "ls-files", "check-attr", "rev-parse", "config")},
-        "log.showSignature": "true", "core.hooksPath": tmp_path / "hooks", "filter.evil.required": "true", "log.showRoot": "false",
-        "extensions.worktreeConfig": "true", "submodule.recurse": "true", "core.worktree": "/",
-    }  # fmt: skip
+        "log.showSignature": "true",
+        "core.hooksPath": tmp_path / "hooks",
+        "filter.evil.required": "true",
+        "log.showRoot": "false",
+        "extensions.worktreeConfig": "true",
+        "submodule.recurse": "true",
+        "core.worktree": "/",
+    }
     (place / "a.py").write_text("changed = 1\n")
     for directory in (tmp_path / "hooks", place / ".git" / "hooks"):
         directory.mkdir(exist_ok=True)
-        for hook in ("post-index-change", "post-checkout", "fsmonitor-watchman", "query-watchman", "pre-auto-gc", "reference-transaction"):
+        for hook in (
+            "post-index-change",
+            "post-checkout",
+            "fsmonitor-watchman",
+            "query-watchman",
+            "pre-auto-gc",
+            "reference-transaction",
+        ):
             (directory / hook).write_bytes(canary.read_bytes())
             (directory / hook).chmod(0o755)
     for name in ("config", "config.worktree", "included"):
@@ -177,13 +199,23 @@ def by_linked_objects(place, private):
 
 @pytest.mark.parametrize(
     "borrow",
-    [by_file, by_link, by_alternates, by_quoted_alternates, by_alternates_of_alternates, by_common_directory, by_linked_references,
-     by_linked_objects],
-)  # fmt: skip
+    [
+        by_file,
+        by_link,
+        by_alternates,
+        by_quoted_alternates,
+        by_alternates_of_alternates,
+        by_common_directory,
+        by_linked_references,
+        by_linked_objects,
+    ],
+)
 def test_a_tree_that_leads_to_a_repository_outside_is_refused(borrow, tmp_path, data):
     borrow(data / "tree", private(tmp_path))
     with pytest.raises(
-        ValueError, match=r"working tree .*tree (has its git directory outside|leads)|git directory of the working tree .*tree leads"
+        ValueError,
+        match=r"working tree .*tree (has its git directory outside|leads)|git directory of the working tree .*tree "
+        r"leads",
     ):
         list_sources(data)
 
@@ -207,5 +239,7 @@ def test_a_pipe_among_the_hidden_files_is_not_waited_for(tmp_path, data, monkeyp
     place = made(data / "tree")
     (place / ".gitattributes").unlink()
     os.mkfifo(place / ".gitattributes")
-    with pytest.raises(ValueError, match=r"git did not answer within 1 s about the working tree .*tree: look for a pipe"):
+    with pytest.raises(
+        ValueError, match=r"git did not answer within 1 s about the working tree .*tree: look for a pipe"
+    ):
         list_sources(data)

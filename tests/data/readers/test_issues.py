@@ -36,22 +36,39 @@ def account(login: str, is_bot: bool = False) -> dict[str, Any]:
 
 def comment(login: str, body: str, created: str, **more: Any) -> dict[str, Any]:
     """As gh prints it: of its author the login alone."""
-    return {"author": {"login": login}, "authorAssociation": "NONE", "body": body, "createdAt": created, "isMinimized": False, **more}
+    return {
+        "author": {"login": login},
+        "authorAssociation": "NONE",
+        "body": body,
+        "createdAt": created,
+        "isMinimized": False,
+        **more,
+    }
 
 
 GH_ISSUE = {
-    "number": 7, "title": "Crash on  an empty\tfile", "state": "CLOSED", "stateReason": "NOT_PLANNED", "url": f"{ADDRESS}/issues/7",
-    "author": account("Alice"), "body": "It crashes.\r\n\r\n```\r\nError: {\"a\"}\r\n```\r\n", "createdAt": "2024-01-01T10:00:00Z",
+    "number": 7,
+    "title": "Crash on  an empty\tfile",
+    "state": "CLOSED",
+    "stateReason": "NOT_PLANNED",
+    "url": f"{ADDRESS}/issues/7",
+    "author": account("Alice"),
+    "body": 'It crashes.\r\n\r\n```\r\nError: {"a"}\r\n```\r\n',
+    "createdAt": "2024-01-01T10:00:00Z",
     "labels": [{"id": "LA", "name": "bug", "description": "", "color": "d73a4a"}, {"id": "LB", "name": "help wanted"}],
     "comments": [
-        comment("bob-b", "Thanks @alice, see github.com/alice. Not @alicent, not a@alice.org, not @alice/package.", "2024-01-03T10:00:00Z"),
+        comment(
+            "bob-b",
+            "Thanks @alice, see github.com/alice. Not @alicent, not a@alice.org, not @alice/package.",
+            "2024-01-03T10:00:00Z",
+        ),
         comment("carol", "I see it too, [@Bob-B](https://github.com/bob-b).", "2024-01-02T10:00:00+02:00"),
         comment("github-actions", "This issue is stale.", "2024-02-01T10:00:00Z"),
         comment("spammer", "Buy this.", "2024-02-02T10:00:00Z", isMinimized=True, minimizedReason="spam"),
         comment("Alice", "", "2024-02-03T10:00:00Z"),
         comment("", "I deleted my account.", "2024-02-04T10:00:00Z"),
     ],
-}  # fmt: skip
+}
 GH_TEXT = """Issue: Crash on an empty file
 State: closed (not planned)
 Labels: bug, help wanted
@@ -73,40 +90,100 @@ username_3:
 I deleted my account.
 """
 GH_PULL = {
-    "number": 8, "title": "Bump x", "state": "MERGED", "url": f"{ADDRESS}/pull/8", "author": account("app/dependabot", True),
-    "body": "Bumps x from 1 to 2.", "mergedAt": "2024-01-05T00:00:00Z", "labels": [],
+    "number": 8,
+    "title": "Bump x",
+    "state": "MERGED",
+    "url": f"{ADDRESS}/pull/8",
+    "author": account("app/dependabot", True),
+    "body": "Bumps x from 1 to 2.",
+    "mergedAt": "2024-01-05T00:00:00Z",
+    "labels": [],
     "comments": [comment("carol", "Second.", "2024-01-03T00:00:00Z")],
-    "reviews": [{"author": {"login": "dave"}, "body": "First.", "submittedAt": "2024-01-02T00:00:00Z", "state": "APPROVED"},
-                {"author": {"login": "carol"}, "body": "", "submittedAt": "2024-01-04T00:00:00Z", "state": "APPROVED"}],
-}  # fmt: skip
+    "reviews": [
+        {"author": {"login": "dave"}, "body": "First.", "submittedAt": "2024-01-02T00:00:00Z", "state": "APPROVED"},
+        {"author": {"login": "carol"}, "body": "", "submittedAt": "2024-01-04T00:00:00Z", "state": "APPROVED"},
+    ],
+}
 PULL_TEXT = "Pull request: Bump x\nState: merged\n\nusername_0:\nFirst.\n\nusername_1:\nSecond.\n"
 REST_ISSUE = {
-    "url": "https://api.github.com/repos/owner/tools/issues/9", "html_url": f"{ADDRESS}/issues/9", "id": 99, "number": 9, "title": "How?",
-    "user": {"login": "eve", "id": 5, "type": "User"}, "labels": [], "state": "open", "state_reason": None, "comments": 3,
-    "body": "How does it work, @frank?", "created_at": "2024-01-01T00:00:00Z",
-}  # fmt: skip
+    "url": "https://api.github.com/repos/owner/tools/issues/9",
+    "html_url": f"{ADDRESS}/issues/9",
+    "id": 99,
+    "number": 9,
+    "title": "How?",
+    "user": {"login": "eve", "id": 5, "type": "User"},
+    "labels": [],
+    "state": "open",
+    "state_reason": None,
+    "comments": 3,
+    "body": "How does it work, @frank?",
+    "created_at": "2024-01-01T00:00:00Z",
+}
 REST_TEXT = "Issue: How?\nState: open\n\nusername_0:\nHow does it work, @frank?\n"
 JOINED = REST_ISSUE | {
-    "id": 100, "html_url": f"{ADDRESS}/pull/10", "pull_request": {"url": "...", "merged_at": None}, "state": "closed",
-    "comments": [{"user": {"login": "ci[bot]", "type": "Bot"}, "body": "Passed.", "created_at": "2024-01-01T01:00:00Z"},
-                 {"user": None, "body": "A ghost's.", "created_at": "2024-01-02T00:00:00Z"},
-                 {"user": {"login": "eve", "type": "User"}, "body": "Mine.", "created_at": "2024-01-01T02:00:00Z"}],
-}  # fmt: skip
+    "id": 100,
+    "html_url": f"{ADDRESS}/pull/10",
+    "pull_request": {"url": "...", "merged_at": None},
+    "state": "closed",
+    "comments": [
+        {"user": {"login": "ci[bot]", "type": "Bot"}, "body": "Passed.", "created_at": "2024-01-01T01:00:00Z"},
+        {"user": None, "body": "A ghost's.", "created_at": "2024-01-02T00:00:00Z"},
+        {"user": {"login": "eve", "type": "User"}, "body": "Mine.", "created_at": "2024-01-01T02:00:00Z"},
+    ],
+}
 JOINED_TEXT = (
-    "Pull request: How?\nState: closed\n\nusername_0:\nHow does it work, @frank?\n\nusername_0:\nMine.\n\nusername_1:\nA ghost's.\n"
+    "Pull request: How?\nState: closed\n\nusername_0:\nHow does it work, "
+    "@frank?\n\nusername_0:\nMine.\n\nusername_1:\nA ghost's.\n"
 )
 STACK = {
-    "repo": "owner/tools", "org": "owner", "issue_id": 5, "issue_number": 11, "pull_request": None, "events": [
-        {"action": "opened", "author": "mona", "comment_id": None, "datetime": 1619096777000, "masked_author": "username_1",
-         "text": "Hello username_2.", "title": "Masked", "type": "issue"},
-        {"action": "created", "author": "lisa", "comment_id": 2.0, "datetime": 1619096779000, "masked_author": "username_2", "text": "So.",
-         "title": None, "type": "comment"},
-        {"action": "created", "author": "stale[bot]", "comment_id": 1.0, "datetime": 1619096778000, "masked_author": "username_0",
-         "text": "Stale.", "title": None, "type": "comment"},
-        {"action": "closed", "author": "mona", "comment_id": None, "datetime": 1619096780000, "masked_author": "username_1", "text": "",
-         "title": None, "type": "issue"},
+    "repo": "owner/tools",
+    "org": "owner",
+    "issue_id": 5,
+    "issue_number": 11,
+    "pull_request": None,
+    "events": [
+        {
+            "action": "opened",
+            "author": "mona",
+            "comment_id": None,
+            "datetime": 1619096777000,
+            "masked_author": "username_1",
+            "text": "Hello username_2.",
+            "title": "Masked",
+            "type": "issue",
+        },
+        {
+            "action": "created",
+            "author": "lisa",
+            "comment_id": 2.0,
+            "datetime": 1619096779000,
+            "masked_author": "username_2",
+            "text": "So.",
+            "title": None,
+            "type": "comment",
+        },
+        {
+            "action": "created",
+            "author": "stale[bot]",
+            "comment_id": 1.0,
+            "datetime": 1619096778000,
+            "masked_author": "username_0",
+            "text": "Stale.",
+            "title": None,
+            "type": "comment",
+        },
+        {
+            "action": "closed",
+            "author": "mona",
+            "comment_id": None,
+            "datetime": 1619096780000,
+            "masked_author": "username_1",
+            "text": "",
+            "title": None,
+            "type": "issue",
+        },
     ],
-}  # fmt: skip
+}
 STACK_TEXT = "Issue: Masked\nState: closed\n\nusername_1:\nHello username_2.\n\nusername_2:\nSo.\n"
 
 
@@ -122,8 +199,13 @@ def threads(tmp_path_factory):
     (directory / "gh.json").write_text(json.dumps([GH_ISSUE, GH_PULL], indent=2))
     (directory / "pages.json.gz").write_bytes(gzip.compress((json.dumps([REST_ISSUE]) + json.dumps([JOINED])).encode()))
     write_jsonl(directory / "lines.jsonl.gz", [STACK])
-    unmasked = {**STACK, "events": [{key: value for key, value in event.items() if key != "masked_author"} for event in STACK["events"]]}
-    pq.write_table(pa.Table.from_pylist([STACK | {"content": "x"}, unmasked | {"issue_id": 6}]), directory / "rows.parquet")
+    unmasked = {
+        **STACK,
+        "events": [{key: value for key, value in event.items() if key != "masked_author"} for event in STACK["events"]],
+    }
+    pq.write_table(
+        pa.Table.from_pylist([STACK | {"content": "x"}, unmasked | {"issue_id": 6}]), directory / "rows.parquet"
+    )
     return directory, ingest(directory, directory.parent)
 
 
@@ -135,14 +217,18 @@ def test_every_shape_becomes_the_written_text_with_its_place_url_and_licence(thr
     second = {"gh.json": gh.index(b'{\n    "number": 8'), "pages.json.gz": pages.index(b'{"url"', 5)}
     unmasked = STACK_TEXT.replace("username_1:", "username_0:").replace("username_2:", "username_1:")
     expected = {
-        ("gh.json", gh.index(b"{")): (GH_TEXT, f"{ADDRESS}/issues/7"), ("gh.json", second["gh.json"]): (PULL_TEXT, f"{ADDRESS}/pull/8"),
-        ("pages.json.gz", 1): (REST_TEXT, f"{ADDRESS}/issues/9"), 
+        ("gh.json", gh.index(b"{")): (GH_TEXT, f"{ADDRESS}/issues/7"),
+        ("gh.json", second["gh.json"]): (PULL_TEXT, f"{ADDRESS}/pull/8"),
+        ("pages.json.gz", 1): (REST_TEXT, f"{ADDRESS}/issues/9"),
         ("pages.json.gz", second["pages.json.gz"]): (JOINED_TEXT, f"{ADDRESS}/pull/10"),
-        ("lines.jsonl.gz", 0): (STACK_TEXT, f"{ADDRESS}/issues/11"), ("rows.parquet", 0): (STACK_TEXT, f"{ADDRESS}/issues/11"),
+        ("lines.jsonl.gz", 0): (STACK_TEXT, f"{ADDRESS}/issues/11"),
+        ("rows.parquet", 0): (STACK_TEXT, f"{ADDRESS}/issues/11"),
         ("rows.parquet", 1): (unmasked, f"{ADDRESS}/issues/11"),
-    }  # fmt: skip
+    }
     assert {place: (row["text"], row["url"]) for place, row in found.items()} == expected
-    assert {(row["domain"], row["licence"], row["repository"]) for row in found.values()} == {("issue", "CC0-1.0", "owner/tools")}
+    assert {(row["domain"], row["licence"], row["repository"]) for row in found.values()} == {
+        ("issue", "CC0-1.0", "owner/tools")
+    }
 
 
 def test_turns_of_programs_and_hidden_ones_are_counted_with_their_place_and_do_no_damage(threads):
@@ -167,7 +253,11 @@ def parsed(record: object, role: str = "pretrain") -> list[Any]:
             "no_thread",
             "neither title, a string, nor events: comments must lie in the record of their",
         ),
-        ({"title": "T", "comments": {"nodes": []}}, "no_thread", "comments is dict, not a list of objects; fields are comments, title"),
+        (
+            {"title": "T", "comments": {"nodes": []}},
+            "no_thread",
+            "comments is dict, not a list of objects; fields are comments, title",
+        ),
         ({"title": "T", "comments": ["text"]}, "no_thread", "comments[0] is str, not an object"),
         ({"title": "T", "body": {"text": "x"}}, "no_thread", "body in the record is dict, not a string"),
         ({"title": 5, "body": "x"}, "no_thread", "neither title, a string, nor events"),
@@ -212,7 +302,9 @@ def test_a_thread_of_evaluation_is_its_record_and_one_that_comes_twice_is_named(
 def test_a_parquet_file_without_threads_stops_the_run_by_name(tmp_path):
     (tmp_path / "data").mkdir()
     pq.write_table(pa.table({"text": ["x"]}), tmp_path / "data" / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet has neither a column title nor events, but text: threads cannot be read from it"):
+    with pytest.raises(
+        ValueError, match=r"a\.parquet has neither a column title nor events, but text: threads cannot be read from it"
+    ):
         ingest(tmp_path / "data", tmp_path)
 
 
@@ -222,10 +314,15 @@ def test_threads_are_held_to_the_word_counts_and_to_toxicity_alone():
     assert name_reasons([log], ["en"], ["web"], bounds) != [""]
     places = {"id": ["a", "b"], "collection": ["x", "x"]}
     columns = places | {"domain": ["issue", "issue"], "language": ["en", "en"], "text": [log, "two words"]}
-    batch = pa.RecordBatch.from_pydict(columns | {"score_reason": ["", ""], "millionths": pa.array([None, None], pa.int32())})
+    batch = pa.RecordBatch.from_pydict(
+        columns | {"score_reason": ["", ""], "millionths": pa.array([None, None], pa.int32())}
+    )
     (found,) = filter_batches(iter([batch]), bounds)
     assert found.column("reason").to_pylist() == ["", "too_few_words"]
-    scored = "domain string, language string, language_score double, toxicity double, perplexity_percentile double, factuality double"
+    scored = (
+        "domain string, language string, language_score double, toxicity double, perplexity_percentile double, "
+        "factuality double"
+    )
     given = [(domain, "xx", 0.0, toxicity, 1.0, 0.0) for domain in ("issue", "commit") for toxicity in (0.0, 1.0)]
     frame = spark_session(RESOURCES).createDataFrame(given, scored)
     assert [row[0] for row in frame.select(score_reason(RECIPE.filter.scores)).collect()] == ["", "toxic", "", ""]
@@ -248,15 +345,20 @@ class Drops(io.BytesIO):
 
 
 OBJECTS = [
-    {"a": "\\", "b": '"', "c": "\\\\\"{", "d": {"e": [{}, {"f": "}{]["}]}}, {}, {"ü": "日本\u2028", "n": [1.5, None, True, -2e9]}, 
+    {"a": "\\", "b": '"', "c": '\\\\"{', "d": {"e": [{}, {"f": "}{]["}]}},
+    {},
+    {"ü": "日本\u2028", "n": [1.5, None, True, -2e9]},
     {"x": "\\" * 7 + '"'},
-]  # fmt: skip
+]
 LAYOUTS = {
-    "array": json.dumps(OBJECTS), "indented": json.dumps(OBJECTS, indent=1, ensure_ascii=False), 
+    "array": json.dumps(OBJECTS),
+    "indented": json.dumps(OBJECTS, indent=1, ensure_ascii=False),
     "lines": "\n".join(map(json.dumps, OBJECTS)),
-    "pages": json.dumps(OBJECTS[:2]) + json.dumps(OBJECTS[2:]), "slurped": json.dumps([OBJECTS[:3], [], OBJECTS[3:]]),
-    "objects": "\n\n".join(json.dumps(item, indent=2) for item in OBJECTS), "marked": "\ufeff" + json.dumps(OBJECTS),
-}  # fmt: skip
+    "pages": json.dumps(OBJECTS[:2]) + json.dumps(OBJECTS[2:]),
+    "slurped": json.dumps([OBJECTS[:3], [], OBJECTS[3:]]),
+    "objects": "\n\n".join(json.dumps(item, indent=2) for item in OBJECTS),
+    "marked": "\ufeff" + json.dumps(OBJECTS),
+}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

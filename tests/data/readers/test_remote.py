@@ -54,14 +54,22 @@ def proxy(s3_server, monkeypatch):
             plan.seen[f"{self.command} {key}"] += 1
             fault = plan.faults[key].pop(0) if plan.faults.get(key) else ""
             if fault[:3].isdigit():
-                self._answer(int(fault[:3]), {"Content-Type": "application/xml"}, ERROR.format(fault[4:], "told by the proxy").encode())
+                self._answer(
+                    int(fault[:3]),
+                    {"Content-Type": "application/xml"},
+                    ERROR.format(fault[4:], "told by the proxy").encode(),
+                )
                 return
             upstream = http.client.HTTPConnection(target)
             path = f"{self.path}&max-keys={plan.page}" if "list-type=2" in self.path else self.path
             upstream.request(self.command, path, headers=dict(self.headers))
             answer = upstream.getresponse()
             body = answer.read()
-            headers = {name: value for name, value in answer.getheaders() if name.lower() not in ("transfer-encoding", "connection")}
+            headers = {
+                name: value
+                for name, value in answer.getheaders()
+                if name.lower() not in ("transfer-encoding", "connection")
+            }
             headers["Content-Length"] = headers.get("Content-Length", str(len(body)))
             self._answer(answer.status, headers, body[: len(body) // 2] if fault == "cut" else body)
             self.close_connection = fault == "cut"
@@ -109,13 +117,20 @@ def test_an_answer_that_breaks_off_or_asks_to_slow_down_is_asked_for_again(put_d
     listing = list_sources("s3://glm46/broken")
     whole = read_listing(listing)
     assert len(whole) == 120
-    proxy.faults = {f"broken/{file.name}": ["cut", "503 SlowDown", "503 SlowDown", "500 InternalError", "cut"] for file in listing.files}
+    proxy.faults = {
+        f"broken/{file.name}": ["cut", "503 SlowDown", "503 SlowDown", "500 InternalError", "cut"]
+        for file in listing.files
+    }
     assert read_listing(listing) == whole and not any(proxy.faults.values())
 
 
 @pytest.mark.parametrize(
     ("faults", "told"),
-    [(["403 AccessDenied"] * 9, "AccessDenied"), (["cut"] * 9, "broke off 6 times"), (["503 SlowDown"] * 30, "SlowDown")],
+    [
+        (["403 AccessDenied"] * 9, "AccessDenied"),
+        (["cut"] * 9, "broke off 6 times"),
+        (["503 SlowDown"] * 30, "SlowDown"),
+    ],
 )
 def test_what_stays_unreadable_is_named_and_no_record_is_called_damaged(put_directly, proxy, faults, told):
     put_directly("closed/a.jsonl", LINES)
@@ -127,7 +142,9 @@ def test_what_stays_unreadable_is_named_and_no_record_is_called_damaged(put_dire
 
 
 def test_a_parquet_object_keeps_the_reason_why_it_cannot_be_read(put_directly, proxy, tmp_path):
-    pq.write_table(pa.table({"text": [prose(number, 40) for number in range(60)]}), tmp_path / "x.parquet", row_group_size=20)
+    pq.write_table(
+        pa.table({"text": [prose(number, 40) for number in range(60)]}), tmp_path / "x.parquet", row_group_size=20
+    )
     put_directly("table/x.parquet", (tmp_path / "x.parquet").read_bytes())
     place = "s3://glm46/table/x.parquet"
     assert [line.reason for line in parquet_lines("x", place, "", 10**6, lambda names: (names, ""))] == [""] * 60
@@ -161,12 +178,17 @@ def test_many_objects_are_listed_page_by_page_in_the_order_of_their_names(put_di
 
 
 def test_an_endpoint_of_the_hub_is_taken_from_the_environment(tmp_path):
-    """A process of its own: huggingface_hub reads HF_ENDPOINT when it is imported. A branch whose name has slashes is one."""
+    """A process of its own: huggingface_hub reads HF_ENDPOINT when it is imported. A branch whose name has slashes is
+    one."""
 
     class Hub(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             wanted = "/api/datasets/owner/name/revision/refs%2Fconvert%2Fparquet"
-            answer = {"id": "owner/name", "sha": "0" * 40, "siblings": [{"rfilename": "d/0.parquet", "size": 4, "blobId": "b" * 40}]}
+            answer = {
+                "id": "owner/name",
+                "sha": "0" * 40,
+                "siblings": [{"rfilename": "d/0.parquet", "size": 4, "blobId": "b" * 40}],
+            }
             body = json.dumps(answer if self.path.startswith(wanted) else {"error": self.path}).encode()
             self.send_response(200 if self.path.startswith(wanted) else 404)
             self.send_header("Content-Length", str(len(body)))
@@ -179,8 +201,14 @@ def test_an_endpoint_of_the_hub_is_taken_from_the_environment(tmp_path):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     code = "from tasks.data.sources.remote_sources import remote_files; print(*[file.place for file in remote_files('hf://owner/name@refs/convert/parquet')])"
-    environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}", "HF_HOME": str(tmp_path)}
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
+        "HF_HOME": str(tmp_path),
+    }
     environment.pop("HF_HUB_OFFLINE", None)
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     server.shutdown()
     assert ran.stdout == f"hf://owner/name@{'0' * 40}/d/0.parquet\n", ran.stderr

@@ -23,7 +23,9 @@ def directories(tmp_path_factory):
     for name in ("one", "other"):
         directory = tmp_path_factory.mktemp(name)
         ids = np.unique(draw.integers(0, 2**64, NUM_ROWS, dtype=np.uint64))
-        table = pa.table({"id": id_strings(ids), "text": pa.array(ids.astype(str)), "split": pa.array(["?"] * len(ids))})
+        table = pa.table(
+            {"id": id_strings(ids), "text": pa.array(ids.astype(str)), "split": pa.array(["?"] * len(ids))}
+        )
         for part, start in enumerate(range(0, NUM_ROWS, 1800)):
             paths.append(str(directory / f"part-{part:05d}.parquet"))
             pq.write_table(table.slice(start, 1800), paths[-1], row_group_size=500)
@@ -36,7 +38,9 @@ def test_rows_by_id_are_all_that_are_wanted_and_no_others(directories, count):
     paths, table = directories
     draw = np.random.default_rng(count)
     known = id_numbers(table.column("id"))
-    wanted = np.unique(np.concatenate((draw.choice(known, count, replace=False), draw.integers(0, 2**64, count, dtype=np.uint64))))
+    wanted = np.unique(
+        np.concatenate((draw.choice(known, count, replace=False), draw.integers(0, 2**64, count, dtype=np.uint64)))
+    )
     found = [batch.column("id").to_pylist() for batch in read_by_id(paths, wanted, ["id", "text"])]
     expected = table.filter(pc.is_in(table["id"], id_strings(wanted)))["id"].to_pylist()
     assert [identity for batch in found for identity in batch] == expected and len(expected) >= count
@@ -56,7 +60,11 @@ def test_few_footers_of_many_files_are_read(directories, monkeypatch):
 def test_documents_are_copied_with_their_marks(directories, tmp_path, monkeypatch, file_bytes, num_files):
     monkeypatch.setattr(document_files, "FILE_BYTES", file_bytes)
     paths = directories[0][:5]
-    kept = directories[1].slice(0, NUM_ROWS).filter(pc.equal(pc.utf8_slice_codeunits(directories[1].slice(0, NUM_ROWS)["id"], 15), "7"))
+    kept = (
+        directories[1]
+        .slice(0, NUM_ROWS)
+        .filter(pc.equal(pc.utf8_slice_codeunits(directories[1].slice(0, NUM_ROWS)["id"], 15), "7"))
+    )
     marks = (
         kept.select(["id"])
         .append_column("split", pc.utf8_slice_codeunits(kept["id"], 0, 1))
@@ -75,7 +83,9 @@ def test_documents_are_copied_with_their_marks(directories, tmp_path, monkeypatc
 def test_row_groups_spread_over_the_cores_without_a_shuffle_where_there_are_enough(directories, tmp_path):
     table = directories[1].slice(0, NUM_ROWS)
     text = pa.array(np.random.default_rng(0).bytes(400).hex() for _ in range(NUM_ROWS))
-    pq.write_table(table.set_column(1, "text", text), tmp_path / "many.parquet", row_group_size=1000, use_dictionary=False)
+    pq.write_table(
+        table.set_column(1, "text", text), tmp_path / "many.parquet", row_group_size=1000, use_dictionary=False
+    )
     pq.write_table(table, tmp_path / "one.parquet")
     for name, is_shuffled in (("many", False), ("one", True)):
         frame = read_documents(spark_session(RESOURCES), [tmp_path / f"{name}.parquet"], RESOURCES)

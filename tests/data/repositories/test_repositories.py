@@ -59,7 +59,8 @@ def test_imports_of_python_are_found_in_packages_src_layouts_and_beside_scripts(
 def test_imports_of_scripts_are_found_over_many_lines_by_require_and_through_the_names_of_built_files():
     found = imports(
         {
-            "a/main.ts": "import {\n  x,\n  y,\n} from './util';\nimport type { T } from \"../types.js\"\nexport * from './sub'\n",
+            "a/main.ts": "import {\n  x,\n  y,\n} from './util';\nimport type { T } from \"../types.js\"\nexport * "
+            "from './sub'\n",
             "a/util.ts": "const b = require('./b.cjs')\nconst lazy = () => import('./sub/deep')\nimport fs from 'fs'\n",
             "types.ts": "export const path = './a/main'\n",
             "a/b.cjs": "",
@@ -98,7 +99,8 @@ def test_includes_of_c_are_found_beside_the_file_and_behind_include_directories(
 def test_imports_of_go_rust_and_java_are_found():
     go = imports(
         {
-            "cmd/main.go": 'package main\n\nimport (\n\t"x/json"\n\tstore "github.com/o/r/pkg/store"\n\t"github.com/pkg/errors"\n)\n',
+            "cmd/main.go": 'package main\n\nimport (\n\t"x/json"\n\tstore '
+            '"github.com/o/r/pkg/store"\n\t"github.com/pkg/errors"\n)\n',
             "pkg/store/a.go": 'import "k8s.io/r/util"\n',
             "pkg/store/a_test.go": "",
             "pkg/store/b.go": "",
@@ -128,7 +130,8 @@ def test_imports_of_go_rust_and_java_are_found():
     }
     java = imports(
         {
-            "app/src/main/java/org/x/Main.java": "import org.x.util.Text;\nimport static org.x.Names.ALL;\nimport org.x.all.*;\nimport j.X",
+            "app/src/main/java/org/x/Main.java": "import org.x.util.Text;\nimport static org.x.Names.ALL;\nimport "
+            "org.x.all.*;\nimport j.X",
             "app/src/main/java/org/x/util/Text.java": "",
             "app/src/main/java/org/x/Names.java": "",
             "app/src/main/java/org/x/all/A.java": "",
@@ -138,7 +141,9 @@ def test_imports_of_go_rust_and_java_are_found():
         }
     )
     root = "app/src/main/java/org/x/"
-    assert java[f"{root}Main.java"] == {root + name for name in ("util/Text.java", "Names.java", "all/A.java", "all/B.kt")}
+    assert java[f"{root}Main.java"] == {
+        root + name for name in ("util/Text.java", "Names.java", "all/A.java", "all/B.kt")
+    }
     assert java[f"{root}all/B.kt"] == {f"{root}util/Text.java"}
     assert java["o/S.scala"] == {root + name for name in ("Names.java", "Main.java", "all/A.java", "all/B.kt")}
 
@@ -149,7 +154,9 @@ def test_without_circles_every_file_stands_behind_what_it_imports_whatever_the_g
     paths = [f"m{number}.py" for number in range(12)]
     ranks = draw.sample(range(12), 12)
     texts = {
-        path: "".join(f"import m{other}\n" for other in range(12) if ranks[other] < ranks[number] and draw.random() < 0.3)
+        path: "".join(
+            f"import m{other}\n" for other in range(12) if ranks[other] < ranks[number] and draw.random() < 0.3
+        )
         for number, path in enumerate(paths)
     }
     order = order_files(texts)
@@ -172,7 +179,9 @@ def pieces_of(path: str, *texts: str, missing: int | None = None) -> list[Piece]
 
 
 def test_parts_of_a_file_come_together_and_a_missing_one_is_marked():
-    (whole,) = repository_texts([*pieces_of("b.py", "one\n", "two\n", "three\n"), *pieces_of("a.py", "import b\n")], 1000)
+    (whole,) = repository_texts(
+        [*pieces_of("b.py", "one\n", "two\n", "three\n"), *pieces_of("a.py", "import b\n")], 1000
+    )
     assert whole[0] == "# file: b.py\none\ntwo\nthree\n\n# file: a.py\nimport b\n\n"
     (holed,) = repository_texts(pieces_of("b.c", "one\n", "two\n", "three\n", missing=1), 1000)
     assert holed[0] == "// file: b.c\none\n// file: b.c\nthree\n\n"
@@ -198,12 +207,16 @@ def test_changes_are_commits_and_files_of_a_package_know_it(tmp_path):
     (tmp_path / "0001-fix.patch").write_text("From 1\n")
     files = {file.name: file for file in list_sources(tmp_path).files}
     assert {name: file.domain for name, file in files.items()} == {
-        "changes.jsonl": "web", "lib/inner/a.py": "code", "alone.py": "code", "0001-fix.patch": "commit",
-    }  # fmt: skip
+        "changes.jsonl": "web",
+        "lib/inner/a.py": "code",
+        "alone.py": "code",
+        "0001-fix.patch": "commit",
+    }
     assert (files["lib/inner/a.py"].repository, files["lib/inner/a.py"].repository_path) == ("lib", "lib/inner/a.py")
     assert files["alone.py"].repository == files["0001-fix.patch"].repository == ""
     (tmp_path / "glm46-data.yaml").write_text(
-        "version: 1\nentries:\n  - {files: '*.jsonl', role: pretrain, domain: code, format: commits, text: [message, patch]}\n"
+        "version: 1\nentries:\n  - {files: '*.jsonl', role: pretrain, domain: code, format: commits, text: [message, "
+        "patch]}\n"
     )
     ((_, entry),) = assign_roles(local_root(tmp_path))
     assert entry.domain == "commit"

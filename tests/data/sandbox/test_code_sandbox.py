@@ -1,4 +1,5 @@
-"""Others' code: no escape leaves the sandbox, no forgery passes, honest solutions pass; in bubblewrap and in our own namespaces."""
+"""Others' code: no escape leaves the sandbox, no forgery passes, honest solutions pass; in bubblewrap and in our own
+namespaces."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ def cases(name):
 
 def judged(name):
     """The cases with tests, as judge_solution's arguments."""
-    return {title: (code, tests, "solution" if "from solution" in tests else "") for title, (code, tests) in cases(name).items()}
+    return {
+        title: (code, tests, "solution" if "from solution" in tests else "")
+        for title, (code, tests) in cases(name).items()
+    }
 
 
 ESCAPES, EXHAUSTION, FORGERIES, HONEST = cases("escapes"), cases("exhaustion"), judged("forgeries"), judged("honest")
@@ -65,9 +69,14 @@ def bait(tmp_path, monkeypatch):
         monkeypatch.setenv("GLM46_SECRET", "secret")
         victim = subprocess.Popen(["sleep", "600"])
         yield {
-            "file": str(tmp_path / "file"), "directory": str(tmp_path), "home": str(tmp_path / "home"), "victim": victim.pid,
-            "port": tcp.getsockname()[1], "socket": str(tmp_path / "socket"), "abstract": str(tmp_path),
-        }  # fmt: skip
+            "file": str(tmp_path / "file"),
+            "directory": str(tmp_path),
+            "home": str(tmp_path / "home"),
+            "victim": victim.pid,
+            "port": tcp.getsockname()[1],
+            "socket": str(tmp_path / "socket"),
+            "abstract": str(tmp_path),
+        }
         assert victim.poll() is None
         victim.kill()
         victim.wait()
@@ -100,11 +109,24 @@ def test_no_escape_succeeds_from_tests(isolation, bait):
 
 def test_the_attempts_would_be_seen_to_succeed(isolation, bait):
     """The table itself works: what an honest program may do passes in the same form."""
-    allowed = {"time": "import time\nreturn time.time() > 0", "library": "import decimal, sqlite3, hashlib, ctypes, zoneinfo\nreturn True"}
+    allowed = {
+        "time": "import time\nreturn time.time() > 0",
+        "library": "import decimal, sqlite3, hashlib, ctypes, zoneinfo\nreturn True",
+    }
     jobs = {name: (attempt(body), ESCAPED, "") for name, body in allowed.items()}
     assert verdicts(jobs) == dict.fromkeys(allowed, PASSED)
     outside = {"__name__": "outside"}
-    for name in ("read", "list", "TCP", "socket in a file", "abstract socket", "fork", "thread", "own environment", "/proc"):
+    for name in (
+        "read",
+        "list",
+        "TCP",
+        "socket in a file",
+        "abstract socket",
+        "fork",
+        "thread",
+        "own environment",
+        "/proc",
+    ):
         exec(attempt(ESCAPES[name][0].format(**bait)), outside)
         assert outside["attempt"](), name
     while os.waitpid(-1, os.WNOHANG)[0]:
@@ -143,7 +165,8 @@ SPOILERS = {
     "ends": "import os\nos._exit(0)",
     "closes": "import os\nos.closerange(0, 64)",
     "kills": "import ctypes\nfor number in range(1, 9):\n    ctypes.CDLL(None).syscall(234, number, number, 9)",
-    "writes": "import os\nfor end in range(64):\n    try:\n        os.write(end, b'passed\\n')\n    except OSError:\n        pass",
+    "writes": "import os\nfor end in range(64):\n    try:\n        os.write(end, b'passed\\n')\n    except OSError:\n "
+    "       pass",
 }
 
 
@@ -182,7 +205,12 @@ def test_a_wrong_solution_fails_and_what_two_processes_cannot_do_is_unverifiable
 def test_the_users_python_settings_are_not_those_of_the_sandbox(isolation, tmp_path, monkeypatch):
     for name in ("sitecustomize.py", "usercustomize.py", "startup.py", "json.py"):
         (tmp_path / name).write_text("open('/dev/null'); raise SystemExit(7)")
-    for name, value in {"PYTHONPATH": "", "PYTHONSTARTUP": "startup.py", "PYTHONHOME": "", "LD_PRELOAD": "json.py"}.items():
+    for name, value in {
+        "PYTHONPATH": "",
+        "PYTHONSTARTUP": "startup.py",
+        "PYTHONHOME": "",
+        "LD_PRELOAD": "json.py",
+    }.items():
         monkeypatch.setenv(name, str(tmp_path / value))
     monkeypatch.chdir(tmp_path)
     assert judge_solution("def f(x):\n    return 5", "assert f(2) == 5", "") == PASSED
@@ -205,9 +233,15 @@ def test_a_sandbox_ends_with_the_process_that_started_it(isolation, tmp_path):
 
 def test_where_no_sandbox_can_be_made_code_is_refused_by_name(tmp_path, monkeypatch):
     write_jsonl(tmp_path / "code.jsonl", [{"text": "q", "code": "a = 1", "test_list": ["assert a == 1"]}])
-    (tmp_path / "glm46-data.yaml").write_text("version: 1\nentries:\n  - {files: code.jsonl, role: prompts, kind: code_with_tests}\n")
+    (tmp_path / "glm46-data.yaml").write_text(
+        "version: 1\nentries:\n  - {files: code.jsonl, role: prompts, kind: code_with_tests}\n"
+    )
     files = list_sources(tmp_path, needed="prompts").files
-    monkeypatch.setattr(code_sandbox, "find_isolation", lambda: ("", "bubblewrap: not installed; namespaces: not permitted"))
+    monkeypatch.setattr(
+        code_sandbox, "find_isolation", lambda: ("", "bubblewrap: not installed; namespaces: not permitted")
+    )
     for run in (lambda: require_sandbox(files), lambda: judge_solution("a = 1", "assert a == 1", "")):
-        with pytest.raises(ValueError, match=r"makes none \(bubblewrap: not installed; .*install bubblewrap .* the role ignore"):
+        with pytest.raises(
+            ValueError, match=r"makes none \(bubblewrap: not installed; .*install bubblewrap .* the role ignore"
+        ):
             run()

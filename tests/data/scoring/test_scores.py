@@ -29,7 +29,14 @@ from tasks.data.scoring.linear_model import LinearModel, load_linear_model, trai
 from tasks.data.scoring.ngram_counts import held_out_hash
 from tasks.data.scoring.ngram_model import NgramCounts, build_model, count_ngrams
 from tasks.data.scoring.score_documents import score_documents
-from tasks.data.scoring.text_classifiers import Calibration, PassageReader, TextClassifier, described_classifier, judged_prose, passages_of
+from tasks.data.scoring.text_classifiers import (
+    Calibration,
+    PassageReader,
+    TextClassifier,
+    described_classifier,
+    judged_prose,
+    passages_of,
+)
 from tasks.data.scoring.toxicity_training import doubt_from, with_ordinary_text
 from tasks.data.scoring.train_classifiers import train_classifiers
 from tasks.data.scoring.train_ngram_model import train_ngram_model
@@ -41,7 +48,8 @@ from tests.support.data_inputs import RECIPE, SHARED_DATA, compute, in_partition
 CLASSIFIERS = RECIPE.classifiers.model_copy(update={"min_records": 40, "num_folds": 3, "encoder": ""})
 SENTENCES = {
     "en": "The committee met on Thursday and agreed that the new bridge should be opened before the end of the year.",
-    "de": "Der Ausschuss traf sich am Donnerstag und beschloss, dass die neue Brücke noch in diesem Jahr eröffnet werden soll.",
+    "de": "Der Ausschuss traf sich am Donnerstag und beschloss, dass die neue Brücke noch in diesem Jahr eröffnet "
+    "werden soll.",
     "fr": "Le comité s'est réuni jeudi et a décidé que le nouveau pont devait être ouvert avant la fin de l'année.",
     "ru": "Комитет собрался в четверг и решил, что новый мост должен быть открыт до конца года.",
     "ja": "委員会は木曜日に開かれ、新しい橋を年内に開通させることを決めた。",
@@ -57,7 +65,9 @@ def test_languages_are_found_whatever_else_is_in_the_batch():
     codes, scores = identify_languages(list(SENTENCES.values()), 2000, "")
     assert codes == list(SENTENCES)
     assert all(0.85 <= score <= 1 for score in scores)
-    assert [identify_languages([text], 2000, "") for text in SENTENCES.values()] == [([c], [s]) for c, s in zip(codes, scores, strict=True)]
+    assert [identify_languages([text], 2000, "") for text in SENTENCES.values()] == [
+        ([c], [s]) for c, s in zip(codes, scores, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "  ", "\x00\x07", "1234 +++ 5678"])
@@ -125,7 +135,10 @@ def test_russian_has_a_language_and_a_low_score_is_a_warning():
 
 def test_what_one_identifier_cannot_name_others_do():
     """CLD2's first answer to this one is "Unknown"."""
-    text = "В телефонах типа Мате 9 не хватает интерфейса искусственного интеллекта, как Google Assistant или Siri от компании Apple."
+    text = (
+        "В телефонах типа Мате 9 не хватает интерфейса искусственного интеллекта, как Google Assistant или Siri от "
+        "компании Apple."
+    )
     (code,), (score,) = identify_languages([text], 2000, "")
     assert code == "ru" and score > 0.5
 
@@ -153,7 +166,15 @@ def language_model(directory: Path) -> Path:
     lines = [f"{word} {' '.join(map(str, row))}\n" for word, row in zip(words, vectors, strict=True)]
     (directory / "start.vec").write_text(f"{len(words)} 4\n{''.join(lines)}")
     (directory / "train.txt").write_text("".join(f"{label} {text}\n" for label, text in texts.items()) * 20)
-    given = {"pretrainedVectors": str(directory / "start.vec"), "dim": 4, "lr": 0.5, "epoch": 20, "minCount": 1, "bucket": 0, "thread": 1}
+    given = {
+        "pretrainedVectors": str(directory / "start.vec"),
+        "dim": 4,
+        "lr": 0.5,
+        "epoch": 20,
+        "minCount": 1,
+        "bucket": 0,
+        "thread": 1,
+    }
     model = fasttext.train_supervised(str(directory / "train.txt"), verbose=0, **given)
     model.save_model(str(directory / "languages.bin"))
     return directory / "languages.bin"
@@ -168,7 +189,10 @@ def labelled(num_records: int = 90) -> list[dict]:
     sides = (["awful", "vile", "rotten", "table"], ["kind", "gentle", "bright", "table"])
     plain = ["the", "house", "was", "near", "a", "river", "and", "people", "came"]
     return [
-        {"body": " ".join(generator.choice(plain + sides[number % 2] * 2, 14)), "verdict": ("bad", "good", "bad", "fine")[number % 4]}
+        {
+            "body": " ".join(generator.choice(plain + sides[number % 2] * 2, 14)),
+            "verdict": ("bad", "good", "bad", "fine")[number % 4],
+        }
         for number in range(num_records)
     ]
 
@@ -188,7 +212,9 @@ TOXIC = CLASSIFIERS.model_copy(update={"positive_labels": {"toxicity": ("bad",)}
 
 
 def trained_classifier(artifact, kind: str) -> TextClassifier:
-    return described_classifier(kind, json.loads(artifact.path("classifiers.json").read_text())[kind]["classifier"], artifact.path)
+    return described_classifier(
+        kind, json.loads(artifact.path("classifiers.json").read_text())[kind]["classifier"], artifact.path
+    )
 
 
 def test_a_classifier_is_the_same_twice_and_tells_the_sides_apart(tmp_path):
@@ -223,7 +249,9 @@ def test_a_prior_moves_every_probability_by_its_log_odds(tmp_path):
     sources = classifier_sources(tmp_path / "data", labelled())
     priors = [TOXIC.model_copy(update={"prior": {"toxicity": prior}}) for prior in (0.01, 0.5)]
     rare, even = (
-        trained_classifier(compute(train_classifiers, tmp_path / str(number), sources=sources, recipe=recipe), "toxicity")
+        trained_classifier(
+            compute(train_classifiers, tmp_path / str(number), sources=sources, recipe=recipe), "toxicity"
+        )
         for number, recipe in enumerate(priors)
     )
     assert even.calibration.intercept - rare.calibration.intercept == pytest.approx(math.log(99))
@@ -237,7 +265,9 @@ def test_words_signs_and_pairs_weigh_as_in_scikit_learn():
     texts = [record["body"] + mark for record in labelled() for mark in (".", "! so, so.")]
     is_positive = np.array([record["verdict"] == "bad" for record in labelled() for _ in range(2)])
     model = train_linear_model(texts, is_positive, np.ones(len(texts)), TOXIC)
-    vectorizer = TfidfVectorizer(sublinear_tf=True, min_df=TOXIC.min_texts, ngram_range=(1, 2), token_pattern=r"[^\W_]+|[^\w\s]")
+    vectorizer = TfidfVectorizer(
+        sublinear_tf=True, min_df=TOXIC.min_texts, ngram_range=(1, 2), token_pattern=r"[^\W_]+|[^\w\s]"
+    )
     peer = LogisticRegression(C=TOXIC.inverse_penalty, max_iter=1000).fit(vectorizer.fit_transform(texts), is_positive)
     unseen = ["the house was vile, so vile!", "gentle people came near.", "A river; a table"]
     assert model.logits(unseen, 0.1) == pytest.approx(peer.decision_function(vectorizer.transform(unseen)), abs=1e-3)
@@ -249,7 +279,9 @@ def test_a_model_is_read_as_it_was_written(tmp_path):
     texts = [record["body"] for record in records]
     model = train_linear_model(texts, np.array([record["verdict"] == "bad" for record in records]), np.ones(90), TOXIC)
     model.save(tmp_path / "model.npz")
-    assert load_linear_model(str(tmp_path / "model.npz")).logits(texts, 0.1).tolist() == model.logits(texts, 0.1).tolist()
+    assert (
+        load_linear_model(str(tmp_path / "model.npz")).logits(texts, 0.1).tolist() == model.logits(texts, 0.1).tolist()
+    )
 
 
 def test_passages_hold_the_whole_text_and_end_with_sentences():
@@ -268,7 +300,10 @@ class WordModel(LinearModel):
 
 
 def test_a_long_text_is_as_toxic_as_its_worst_tenth(monkeypatch):
-    monkeypatch.setattr("tasks.data.scoring.text_classifiers.load_linear_model", lambda path: WordModel(np.zeros(0), np.zeros(0), 0.0, 1))
+    monkeypatch.setattr(
+        "tasks.data.scoring.text_classifiers.load_linear_model",
+        lambda path: WordModel(np.zeros(0), np.zeros(0), 0.0, 1),
+    )
     classifier = TextClassifier("toxicity", "", Calibration(1.0, 0.0), 10**6, 0.5, is_by_passage=True, reader=None)
     calm = [f"{prose(number, 40).replace('.', '')[:230].strip()}." for number in range(20)]
     assert len(passages_of(" ".join(calm))) == 20
@@ -278,7 +313,10 @@ def test_a_long_text_is_as_toxic_as_its_worst_tenth(monkeypatch):
 
 
 def test_the_encoder_reads_only_what_words_leave_in_doubt(monkeypatch):
-    monkeypatch.setattr("tasks.data.scoring.text_classifiers.load_linear_model", lambda path: WordModel(np.zeros(0), np.zeros(0), 0.0, 1))
+    monkeypatch.setattr(
+        "tasks.data.scoring.text_classifiers.load_linear_model",
+        lambda path: WordModel(np.zeros(0), np.zeros(0), 0.0, 1),
+    )
     monkeypatch.setattr("tasks.data.scoring.text_classifiers.load_head", lambda path: np.array([1.0, 0.0]))
     read: list[str] = []
 
@@ -295,7 +333,10 @@ def test_the_encoder_reads_only_what_words_leave_in_doubt(monkeypatch):
 
 def test_mathematics_and_code_are_not_judged_and_prose_is():
     maths = r"Solve for $x$: $\frac{x}{2} + \frac{x}{3} = 5$. We get $\frac{5x}{6} = 5$, so $x = 6$."
-    code = "Run it:\n\n```python\nfor name in sorted(names):\n    table[name] = read(name)\n    print(table[name].total())\n```\n"
+    code = (
+        "Run it:\n\n```python\nfor name in sorted(names):\n    table[name] = read(name)\n    "
+        "print(table[name].total())\n```\n"
+    )
     assert [judged_prose(text) for text in (maths, code)] == [None, None]
     assert judged_prose(SENTENCES["en"]) == SENTENCES["en"]
 
@@ -330,7 +371,9 @@ def test_a_classifier_that_flags_harmless_sentences_scores_nothing_and_says_why(
     ]
     (tmp_path / "data").mkdir()
     recipe = TOXIC.model_copy(update={"prior": {"toxicity": 0.5}, "min_known_share": 0.1, "max_flagged_harmless": 0.1})
-    trained = compute(train_classifiers, tmp_path / "home", sources=classifier_sources(tmp_path / "data", records), recipe=recipe)
+    trained = compute(
+        train_classifiers, tmp_path / "home", sources=classifier_sources(tmp_path / "data", records), recipe=recipe
+    )
     assert trained.record.auc["toxicity"] > 0.9 and trained.record.kinds == ()
     assert "harmless sentences score above 0.3, max_flagged_harmless is 10%" in trained.record.unused["toxicity"]
     assert trained.record.flagged_sentences["group_named"] > 0.3
@@ -339,7 +382,10 @@ def test_a_classifier_that_flags_harmless_sentences_scores_nothing_and_says_why(
 def test_a_classifier_that_guesses_scores_nothing(tmp_path):
     records = labelled(60)
     generator = np.random.Generator(np.random.Philox(3))
-    shuffled = [{**record, "verdict": str(verdict)} for record, verdict in zip(records, generator.choice(["bad", "good"], 60), strict=True)]
+    shuffled = [
+        {**record, "verdict": str(verdict)}
+        for record, verdict in zip(records, generator.choice(["bad", "good"], 60), strict=True)
+    ]
     trained = compute(
         train_classifiers,
         tmp_path / "home",
@@ -359,20 +405,30 @@ def test_a_classifier_that_guesses_scores_nothing(tmp_path):
             r"39 labelled records of kind toxicity, at least .*min_records \(40\)",
         ),
         (labelled(), "kind: toxicity, text: body", "labels.jsonl: role classifier needs `label`"),
-        (labelled(), "kind: taste, text: body, label: verdict", "kind 'taste', allowed are toxicity, quality, factuality"),
+        (
+            labelled(),
+            "kind: taste, text: body, label: verdict",
+            "kind 'taste', allowed are toxicity, quality, factuality",
+        ),
         (
             labelled(),
             "kind: toxicity, text: body, label: grade",
             r"labels.jsonl, byte 0: field 'grade' holds no label \(fields are body, verdict\)",
         ),
         (labelled(), "kind: toxicity, text: words, label: verdict", "byte 0: no text in words"),
-        ([{**record, "verdict": "good"} for record in labelled()], "kind: toxicity, text: body, label: verdict", "both sides must occur"),
+        (
+            [{**record, "verdict": "good"} for record in labelled()],
+            "kind: toxicity, text: body, label: verdict",
+            "both sides must occur",
+        ),
         (labelled(), "kind: quality, text: body, label: verdict", "no positive_labels or no prior for quality"),
     ],
 )
 def test_bad_labelled_data_is_refused_by_name(tmp_path, records, entry, message):
     with pytest.raises(ValueError, match=message):
-        compute(train_classifiers, tmp_path / "home", sources=classifier_sources(tmp_path, records, entry), recipe=TOXIC)
+        compute(
+            train_classifiers, tmp_path / "home", sources=classifier_sources(tmp_path, records, entry), recipe=TOXIC
+        )
 
 
 def test_figures_of_a_classifier_agree_with_scikit_learn():
@@ -385,8 +441,12 @@ def test_figures_of_a_classifier_agree_with_scikit_learn():
     assert area_under_curve(logits, is_positive) == pytest.approx(roc_auc_score(is_positive, logits), abs=1e-12)
     for weights in (np.ones(400), generator.random(400) + 0.1):
         sides = np.where(is_positive, weights[is_positive].sum(), weights[~is_positive].sum())
-        peer = LogisticRegression(C=1000.0, tol=1e-8).fit(logits[:, None], is_positive, sample_weight=weights * 200 / sides)
-        assert fit_calibration(logits, is_positive, weights) == pytest.approx((peer.coef_[0, 0], peer.intercept_[0]), abs=1e-3)
+        peer = LogisticRegression(C=1000.0, tol=1e-8).fit(
+            logits[:, None], is_positive, sample_weight=weights * 200 / sides
+        )
+        assert fit_calibration(logits, is_positive, weights) == pytest.approx(
+            (peer.coef_[0, 0], peer.intercept_[0]), abs=1e-3
+        )
 
 
 def test_equal_texts_are_held_out_together():
@@ -411,7 +471,12 @@ class NaiveWittenBell:
     """The formula of tasks/data/scoring/ngram_model.py on tuples of words."""
 
     def __init__(self, texts: list[str], order: int, min_count: int) -> None:
-        runs = [tuple(words[i : i + n]) for words in map(str.split, texts) for n in range(1, order + 1) for i in range(len(words) - n + 1)]
+        runs = [
+            tuple(words[i : i + n])
+            for words in map(str.split, texts)
+            for n in range(1, order + 1)
+            for i in range(len(words) - n + 1)
+        ]
         self.counts, self.order, self.min_count = Counter(runs), order, min_count
 
     def probability(self, context: tuple[str, ...], word: str) -> float:
@@ -422,15 +487,27 @@ class NaiveWittenBell:
             share = (pruned + len(kept)) / (len(kept) + len(behind))
             return (kept.get(word, 0) + share) / (sum(behind.values()) + len(kept))
         lower = self.probability(context[1:], word)
-        return (kept.get(word, 0) + (len(behind) + pruned) * lower) / (sum(behind.values()) + len(behind)) if behind else lower
+        return (
+            (kept.get(word, 0) + (len(behind) + pruned) * lower) / (sum(behind.values()) + len(behind))
+            if behind
+            else lower
+        )
 
     def perplexity(self, text: str) -> float:
         words = text.split()
-        logs = [math.log(self.probability(tuple(words[max(0, i - self.order + 1) : i]), word)) for i, word in enumerate(words)]
+        logs = [
+            math.log(self.probability(tuple(words[max(0, i - self.order + 1) : i]), word))
+            for i, word in enumerate(words)
+        ]
         return math.exp(-sum(logs) / len(logs))
 
 
-CORPUS = ["the cat sat on the mat the cat ran", "a dog sat on the cat", "the dog ran to the mat", "on the mat a cat sat"]
+CORPUS = [
+    "the cat sat on the mat the cat ran",
+    "a dog sat on the cat",
+    "the dog ran to the mat",
+    "on the mat a cat sat",
+]
 UNSEEN = ["the cat sat on a dog", "the mat the mat", "zebra", "the zebra sat zebra zebra on the mat", "a"]
 
 
@@ -451,7 +528,9 @@ def test_probabilities_add_up_over_known_words_and_as_many_unknown_ones_as_train
     words = sorted({word for text in CORPUS for word in text.split()})
     kept = [word for word in words if naive.counts[(word,)] >= min_count]
     for context in ((), ("the",), ("on", "the"), ("never",)):
-        total = sum(naive.probability(context, word) for word in kept) + len(words) * naive.probability(context, "unknown")
+        total = sum(naive.probability(context, word) for word in kept) + len(words) * naive.probability(
+            context, "unknown"
+        )
         assert total == pytest.approx(1, abs=1e-12)
 
 
@@ -486,7 +565,8 @@ def test_disorder_and_unknown_words_cost_more_than_text():
 
 
 def judged_area(texts: list[str]) -> float:
-    """How often a page that people found poor is more perplexing than one that they found good, to a model of the texts."""
+    """How often a page that people found poor is more perplexing than one that they found good, to a model of the
+    texts."""
     with gzip.open(SHARED_DATA / "quality" / "dclm_human_quality.jsonl.gz", "rt") as file:
         pages = [json.loads(line) for line in file]
     perplexity = build_model(counts_of(texts, 3, 2), 3, 2).perplexities([page["text"] for page in pages])
@@ -507,7 +587,10 @@ def test_an_encyclopedia_tells_judged_pages_apart_better_than_as_much_mixed_text
     size = sum(map(len, articles))
     chosen = np.random.Generator(np.random.Philox(1)).permutation(len(mixed))
     sizes = np.cumsum([len(mixed[place]) for place in chosen])
-    of_articles, of_mixed = judged_area(articles), judged_area([mixed[place] for place in chosen[: int(np.searchsorted(sizes, size)) + 1]])
+    of_articles, of_mixed = (
+        judged_area(articles),
+        judged_area([mixed[place] for place in chosen[: int(np.searchsorted(sizes, size)) + 1]]),
+    )
     assert of_articles > 0.78 and of_articles > of_mixed + 0.05, (of_articles, of_mixed)
 
 
@@ -532,15 +615,28 @@ def documents(tmp_path_factory) -> Documents:
     directory = tmp_path_factory.mktemp("documents")
     (directory / "documents").mkdir()
     texts = [("web", "web.jsonl", f"{SENTENCES['en']} {prose(number, 60)} {SENTENCES['en']}") for number in range(40)]
-    texts += [("multilingual", "de.jsonl", SENTENCES["de"] * 3), ("code", "a.py", "def f(a):\n    return a\n"), ("commit", "b.diff", "+ a")]
+    texts += [
+        ("multilingual", "de.jsonl", SENTENCES["de"] * 3),
+        ("code", "a.py", "def f(a):\n    return a\n"),
+        ("commit", "b.diff", "+ a"),
+    ]
     texts += [("code", "README.md", SENTENCES["en"])]
     found = []
     for offset, (domain, source, text) in enumerate(texts):
-        given = {"id": document_id(source, offset, 0), "source": source, "offset": offset, "piece": 0, "collection": source}
+        given = {
+            "id": document_id(source, offset, 0),
+            "source": source,
+            "offset": offset,
+            "piece": 0,
+            "collection": source,
+        }
         blank = dict.fromkeys(("url", "licence", "lang", "repository", "path"), "")
         sizes = {"num_chars": len(text), "num_bytes": len(text.encode()), "content_digest": content_digest(text)}
         found.append({**given, **blank, **sizes, "domain": domain, "text": text})
-    pq.write_table(pa.Table.from_pylist(found, schema=arrow_schema(DOCUMENT_COLUMNS)), directory / "documents" / "part-00000.parquet")
+    pq.write_table(
+        pa.Table.from_pylist(found, schema=arrow_schema(DOCUMENT_COLUMNS)),
+        directory / "documents" / "part-00000.parquet",
+    )
     record = SimpleNamespace(num_documents=len(found), num_bytes=sum(row["num_bytes"] for row in found))
     return Documents(directory, record, "0" * 64)
 
@@ -549,12 +645,16 @@ NGRAMS = RECIPE.ngram_training.model_copy(
     update={
         "ngram_model": RECIPE.ngram_model.model_copy(
             update={
-                "order": 3, "min_count": 2, "min_language_bytes": 5000, "held_out_documents": 4, "max_language_bytes": 10_000_000,
+                "order": 3,
+                "min_count": 2,
+                "min_language_bytes": 5000,
+                "held_out_documents": 4,
+                "max_language_bytes": 10_000_000,
                 "max_bytes": 100_000_000,
             }
         )
     }
-)  # fmt: skip
+)
 
 
 def scored(documents: Documents, sources, classifiers, root: Path, partitions: int):
@@ -562,7 +662,9 @@ def scored(documents: Documents, sources, classifiers, root: Path, partitions: i
     resources = in_partitions(partitions)
     model = compute(train_ngram_model, root, sources=sources, documents=documents, recipe=NGRAMS, resources=resources)
     models = {"classifiers": classifiers, "ngram_model": model}
-    return model, compute(score_documents, root, documents=documents, **models, recipe=RECIPE.language, resources=resources)
+    return model, compute(
+        score_documents, root, documents=documents, **models, recipe=RECIPE.language, resources=resources
+    )
 
 
 def test_without_reference_text_there_is_no_perplexity_and_everything_else(documents, tmp_path):
@@ -572,7 +674,8 @@ def test_without_reference_text_there_is_no_perplexity_and_everything_else(docum
     model, result = scored(documents, sources, classifiers, tmp_path / "two", 2)
     assert model.record.languages == () and model.record.too_small == {}
     assert result.record.documents_by_language == {"": 2, "de": 1, "en": 41}
-    # Made-up words are unknown to the classifier: nothing but the README and the German text could be scored, and are not.
+    # Made-up words are unknown to the classifier: nothing but the README and the German text could be scored, and are
+    # not.
     unscored = {"quality": 44, "toxicity": 44, "perplexity": 44, "perplexity_percentile": 44, "factuality": 44}
     assert result.record.unscored == {"language_score": 2, **unscored}
     rows_of = {row["source"]: row for row in rows(result, "documents/*.parquet")}
@@ -589,7 +692,8 @@ def reference_sources(directory: Path, texts: list[str], manifest: str = "", **f
         path = directory / name.replace("_", ".")
         path.write_text(text) if isinstance(text, str) else pq.write_table(text, path)
     (directory / "glm46-data.yaml").write_text(
-        f"version: 1\nentries:\n{manifest}  - {{files: web.jsonl, role: pretrain}}\n  - {{files: 'book.*', role: reference}}\n"
+        f"version: 1\nentries:\n{manifest}  - {{files: web.jsonl, role: pretrain}}\n  - {{files: 'book.*', role: "
+        f"reference}}\n"
     )
     return list_sources(directory)
 
@@ -602,17 +706,28 @@ def test_a_document_is_ranked_among_reference_text_that_the_model_has_not_seen(d
     rows_in = pq.read_table(documents.paths("documents/*.parquet")[0]).to_pylist()
     known = next(row["text"] for row in rows_in if row["source"] == "web.jsonl")
     page = f"<html><body><article><p>{book(61)[60]}</p></article></body></html>"
-    sources = reference_sources(tmp_path / "data", [*book(60), known, SENTENCES["de"]], book_html=page, book_txt=book(62)[61])
+    sources = reference_sources(
+        tmp_path / "data", [*book(60), known, SENTENCES["de"]], book_html=page, book_txt=book(62)[61]
+    )
     with open(tmp_path / "data" / "book.jsonl", "a") as file:
         file.write('{"text"\n')
     sources = list_sources(tmp_path / "data")
     classifiers = compute(train_classifiers, tmp_path / "home", sources=sources, recipe=TOXIC)
     model, result = scored(documents, sources, classifiers, tmp_path / "two", 2)
-    assert (model.digest, result.digest) == tuple(part.digest for part in scored(documents, sources, classifiers, tmp_path / "three", 3))
+    assert (model.digest, result.digest) == tuple(
+        part.digest for part in scored(documents, sources, classifiers, tmp_path / "three", 3)
+    )
     record = model.record
-    assert (record.languages, record.num_known_references, record.reference_rejected) == (("en",), 1, {"broken_json": 1})
+    assert (record.languages, record.num_known_references, record.reference_rejected) == (
+        ("en",),
+        1,
+        {"broken_json": 1},
+    )
     assert record.too_small == {"de": len(SENTENCES["de"].encode())}
-    places = [("book.jsonl", offset, text) for offset, text in zip(line_offsets(tmp_path / "data" / "book.jsonl"), book(60), strict=False)]
+    places = [
+        ("book.jsonl", offset, text)
+        for offset, text in zip(line_offsets(tmp_path / "data" / "book.jsonl"), book(60), strict=False)
+    ]
     places += [("book.html", 0, html_to_text(page, NGRAMS.extract.html_extractor)[0]), ("book.txt", 0, book(62)[61])]
     is_held = [held_out_hash(document_id(name, offset, 0)) < 2 * 4 / 62 * 65536 for name, offset, _ in places]
     assert 4 <= sum(is_held) < 20
@@ -635,20 +750,28 @@ def line_offsets(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "languages"),
-    [({}, ("en",)), ({"min_language_bytes": 10_000_000}, ()), ({"held_out_documents": 20}, ())],
+    ("bounds", "languages"), [({}, ("en",)), ({"min_language_bytes": 10_000_000}, ()), ({"held_out_documents": 20}, ())]
 )
 def test_a_language_with_too_little_reference_text_has_no_model(documents, tmp_path, bounds, languages):
     sources = reference_sources(tmp_path / "data", book(60))
     recipe = NGRAMS.model_copy(update={"ngram_model": NGRAMS.ngram_model.model_copy(update=bounds)})
-    model = compute(train_ngram_model, tmp_path / "home", sources=sources, documents=documents, recipe=recipe, resources=in_partitions(2))
+    model = compute(
+        train_ngram_model,
+        tmp_path / "home",
+        sources=sources,
+        documents=documents,
+        recipe=recipe,
+        resources=in_partitions(2),
+    )
     assert model.record.languages == languages and bool(model.record.too_small) != bool(languages)
 
 
 def test_mathematics_has_no_perplexity_and_a_page_with_code_that_of_its_prose(tmp_path):
     model = build_model(counts_of(book(20), 3, 2), 3, 2)
     np.save(tmp_path / "en.npy", model.rows)
-    files = LanguageModelFiles(3, {"en": LanguageModelFile(str(tmp_path / "en.npy"), model.log_unknown, (100.0, 200.0))})
+    files = LanguageModelFiles(
+        3, {"en": LanguageModelFile(str(tmp_path / "en.npy"), model.log_unknown, (100.0, 200.0))}
+    )
     plain, coded = book(1)[0], f"{book(1)[0]}\n\n```\nx = {{1: 2}}\n```\n"
     sums = f"{SENTENCES['en']} Let $x^2 = 4$ and $y^2 = 9$ and $z^2 = 16$."
     scores = _scores([plain, coded, sums], Scorers(2000, "", (), files))
@@ -659,7 +782,9 @@ def test_mathematics_has_no_perplexity_and_a_page_with_code_that_of_its_prose(tm
 
 def test_reference_text_is_neither_trained_on_nor_protected(tmp_path):
     sources = reference_sources(tmp_path / "data", book(3))
-    ingested = compute(ingest_documents, tmp_path / "home", sources=sources, recipe=RECIPE.ingest, resources=in_partitions(2))
+    ingested = compute(
+        ingest_documents, tmp_path / "home", sources=sources, recipe=RECIPE.ingest, resources=in_partitions(2)
+    )
     assert {row["source"] for row in rows(ingested, "documents/*.parquet")} == {"web.jsonl"}
     assert rows(ingested, "evaluation/*.parquet") == []
     assert {row["role"] for row in rows(ingested, "sources.parquet")} == {"pretrain", "reference"}
@@ -668,8 +793,16 @@ def test_reference_text_is_neither_trained_on_nor_protected(tmp_path):
 @pytest.mark.parametrize(
     ("manifest", "files", "message"),
     [
-        ("  - {files: book.copy.jsonl, role: evaluation}\n", {"book_copy_jsonl": "COPY"}, r"book\.jsonl: role reference, but its copy"),
-        ("", {"book_bad_jsonl": "{\n" * 9}, r"9 of 12 records are unreadable.*book\.bad\.jsonl at byte 0: broken_json.*role ignore"),
+        (
+            "  - {files: book.copy.jsonl, role: evaluation}\n",
+            {"book_copy_jsonl": "COPY"},
+            r"book\.jsonl: role reference, but its copy",
+        ),
+        (
+            "",
+            {"book_bad_jsonl": "{\n" * 9},
+            r"9 of 12 records are unreadable.*book\.bad\.jsonl at byte 0: broken_json.*role ignore",
+        ),
         (
             "  - {files: book.field.parquet, role: reference, text: body}\n",
             {"book_field_parquet": pa.table({"text": ["a"]})},
@@ -683,14 +816,31 @@ def test_bad_reference_text_is_refused_by_name(documents, tmp_path, manifest, fi
     given = {name: copy if text == "COPY" else text for name, text in files.items()}
     sources = reference_sources(tmp_path / "data", texts, manifest, **given)
     with pytest.raises(ValueError, match=message):
-        compute(train_ngram_model, tmp_path / "home", sources=sources, documents=documents, recipe=NGRAMS, resources=in_partitions(2))
+        compute(
+            train_ngram_model,
+            tmp_path / "home",
+            sources=sources,
+            documents=documents,
+            recipe=NGRAMS,
+            resources=in_partitions(2),
+        )
 
 
 def test_a_reference_file_that_changed_or_has_no_format_is_named(documents, tmp_path):
     sources = reference_sources(tmp_path / "data", book(3))
-    changed = replace(sources, files=tuple(replace(file, sha256="0" * 64) if file.role == "reference" else file for file in sources.files))
+    changed = replace(
+        sources,
+        files=tuple(replace(file, sha256="0" * 64) if file.role == "reference" else file for file in sources.files),
+    )
     with pytest.raises(ValueError, match=r"book\.jsonl at byte 0: changed"):
-        compute(train_ngram_model, tmp_path / "home", sources=changed, documents=documents, recipe=NGRAMS, resources=in_partitions(2))
+        compute(
+            train_ngram_model,
+            tmp_path / "home",
+            sources=changed,
+            documents=documents,
+            recipe=NGRAMS,
+            resources=in_partitions(2),
+        )
     (tmp_path / "data" / "book.xyz").write_text("text")
     with pytest.raises(ValueError, match=r"book\.xyz has role reference, but its ending names no format"):
         list_sources(tmp_path / "data")

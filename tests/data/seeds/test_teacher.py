@@ -24,9 +24,16 @@ from tests.conftest import ROOT
 from tests.support.data_inputs import SHARED_DATA, compute, rows, write_jsonl
 
 LIMITS = TeacherLimits(
-    num_parallel=3, requests_per_minute=600_000, tokens_per_minute=10**9, max_attempts=3, first_delay_seconds=0.001, timeout_seconds=0.5,
-    price_per_million_prompt_tokens=1.0, price_per_million_completion_tokens=2.0, max_cost=1.0,
-)  # fmt: skip
+    num_parallel=3,
+    requests_per_minute=600_000,
+    tokens_per_minute=10**9,
+    max_attempts=3,
+    first_delay_seconds=0.001,
+    timeout_seconds=0.5,
+    price_per_million_prompt_tokens=1.0,
+    price_per_million_completion_tokens=2.0,
+    max_cost=1.0,
+)
 GSM = {"question": "Two and three apples?", "answer": "There are 2+3 = <<2+3=5>>5 apples.\n#### 5"}
 WRONG_GSM = {"question": "Two and four apples?", "answer": "There are 2+4 = <<2+4=7>>7 apples.\n#### 7"}
 BOXED = {"problem": "What is half?", "solution": r"It is $\boxed{\frac{1}{2}}$.", "answer": "\\frac12"}
@@ -39,10 +46,12 @@ MBPP = {
 }
 BROKEN = {**MBPP, "text": "Write a function to subtract.", "test_list": ["assert add(1, 2) == -1"]}
 EXERCISE = {
-    "instructions": "Return true.", "solution": "def yes():\n    return True\n", "module_file": "sure.py",
+    "instructions": "Return true.",
+    "solution": "def yes():\n    return True\n",
+    "module_file": "sure.py",
     "tests": "import unittest\nfrom sure import yes\n\n"
     "class T(unittest.TestCase):\n    def test_it(self):\n        self.assertTrue(yes())\n",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -75,12 +84,22 @@ def test_seeds_of_the_shared_data_are_read_and_their_annotated_calculations_hold
     seeds = read_seeds(files)
     assert len({seed.source for seed in seeds}) == 4 and all(seed.question and seed.answer for seed in seeds)
     gsm = [seed for seed in seeds if "gsm8k" in seed.source]
-    assert len(gsm) == 7473 and not [seed.id for seed in gsm[::5] if check_solution(seed, f"{seed.solution}\n#### {seed.answer}")]
+    assert len(gsm) == 7473 and not [
+        seed.id for seed in gsm[::5] if check_solution(seed, f"{seed.solution}\n#### {seed.answer}")
+    ]
 
 
 def test_answers_are_compared_as_numbers_else_as_normalised_text():
-    same = [("1,000", "1000"), (r"\frac{1}{2}", "0.5"), (r"\dfrac12", "1/2"), ("$\\$5.00$", "5"), (r"x^{2}", r"x^{2} "), ("-3", "-3."),
-            (r"\textbf{(081)}", "81"), (r"\left(1, 2\right)", "(1,2)")]  # fmt: skip
+    same = [
+        ("1,000", "1000"),
+        (r"\frac{1}{2}", "0.5"),
+        (r"\dfrac12", "1/2"),
+        ("$\\$5.00$", "5"),
+        (r"x^{2}", r"x^{2} "),
+        ("-3", "-3."),
+        (r"\textbf{(081)}", "81"),
+        (r"\left(1, 2\right)", "(1,2)"),
+    ]
     assert [pair for pair in same if not answers_agree(*pair)] == []
     other = [("10", "100"), ("1/0", "0"), ("1/2", "1/3"), ("x", "y"), ("-3", "3"), ("", "0")]
     assert [pair for pair in other if answers_agree(*pair)] == []
@@ -88,20 +107,42 @@ def test_answers_are_compared_as_numbers_else_as_normalised_text():
     assert final_answer("1\n#### 42") == "42" and final_answer("The answer is 7.") == "7" and final_answer("none") == ""
     assert false_annotations("<<48/2=24>> <<10/3=3.33>> <<20%*50=10>> <<7//2=3>>") == []
     assert false_annotations("<<48/2=25>> <<10/3=3.34>> <<__import__('os')=1>> <<1/0=1>>") == [
-        "48/2=25", "10/3=3.34", "__import__('os')=1", "1/0=1",
-    ]  # fmt: skip
+        "48/2=25",
+        "10/3=3.34",
+        "__import__('os')=1",
+        "1/0=1",
+    ]
 
 
 @pytest.mark.parametrize(
     "part",
-    ["\\text{", "\\text{a", "\\mbox{", "\\textbf{ ", "\\textbf{", "answer", "answer ", "answer\n", "#", " ", "\n", "1", "<<1", "<<1="],
+    [
+        "\\text{",
+        "\\text{a",
+        "\\mbox{",
+        "\\textbf{ ",
+        "\\textbf{",
+        "answer",
+        "answer ",
+        "answer\n",
+        "#",
+        " ",
+        "\n",
+        "1",
+        "<<1",
+        "<<1=",
+    ],
 )
 def test_answers_are_read_in_time_that_grows_with_their_length(part):
     """A worked solution of half a megabyte: quadratic patterns take minutes."""
     for start in ("", "\\textbf{", "answer", "<<", "\\boxed{"):
         text = f"{start}{part * (500_000 // len(part))}~"
         began = time.process_time()
-        assert not answers_agree(final_answer(text), "1") and not answers_agree(text, "1") and not answers_agree(f"{text}=1>>", "1")
+        assert (
+            not answers_agree(final_answer(text), "1")
+            and not answers_agree(text, "1")
+            and not answers_agree(f"{text}=1>>", "1")
+        )
         assert isinstance(false_annotations(f"{text}=1>>"), list)
         assert time.process_time() - began < 10
 
@@ -145,14 +186,26 @@ class Handler(BaseHTTPRequestHandler):
             choice["finish_reason"] = "length"
         usage = {"prompt_tokens": 10, "completion_tokens": 20, "total_tokens": 30}
         written = json.dumps(
-            {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice], "usage": usage}
+            {
+                "id": "1",
+                "object": "chat.completion",
+                "created": 1,
+                "model": body["model"],
+                "choices": [choice],
+                "usage": usage,
+            }
         )
         empty = json.dumps({"choices": [], "usage": usage})
         written = {"garbage": "<html>", "broken": '{"choices": [', "empty": empty}.get(answer, written)
         if answer == "uncounted":
-            written = json.dumps({"choices": [{**choice, "message": {"role": "assistant", "content": r"\boxed{5}"}}], "model": "another"})
+            written = json.dumps(
+                {"choices": [{**choice, "message": {"role": "assistant", "content": r"\boxed{5}"}}], "model": "another"}
+            )
         if answer == "leak":
-            status, written = 401, json.dumps({"error": {"message": f"Incorrect API key provided: {self.headers['Authorization']}"}})
+            status, written = (
+                401,
+                json.dumps({"error": {"message": f"Incorrect API key provided: {self.headers['Authorization']}"}}),
+            )
         if answer == "drop":
             headers["Content-Length"] = str(len(written) + 100)
         if answer == 503:
@@ -186,7 +239,9 @@ def teacher():
 
 
 def request_of(server: Teacher, **changes) -> TeacherRequest:
-    return TeacherRequest(base_url=server.url, model="sage", num_seeds=100, temperature=0.5, max_tokens=100).model_copy(update=changes)
+    return TeacherRequest(base_url=server.url, model="sage", num_seeds=100, temperature=0.5, max_tokens=100).model_copy(
+        update=changes
+    )
 
 
 def ask(sources, root, server, limits=LIMITS, **changes):
@@ -194,29 +249,42 @@ def ask(sources, root, server, limits=LIMITS, **changes):
 
 
 GOOD = {
-    "Two and three apples?": [r"2+3 is \boxed{5}"], "Two and four apples?": [r"\boxed{7.0}"], "What is half?": [r"\boxed{0.5}"],
-    "What is a third?": [r"It is \boxed{\dfrac{1}{3}}"], "Write a function to add.": ["```python\nadd = lambda a, b: b + a\n```"],
+    "Two and three apples?": [r"2+3 is \boxed{5}"],
+    "Two and four apples?": [r"\boxed{7.0}"],
+    "What is half?": [r"\boxed{0.5}"],
+    "What is a third?": [r"It is \boxed{\dfrac{1}{3}}"],
+    "Write a function to add.": ["```python\nadd = lambda a, b: b + a\n```"],
     "Write a function to subtract.": ["```\ndef add(a, b):\n    return a - b\n```"],
     "Return true.": ["```python\ndef yes():\n    return 1\n```"],
-}  # fmt: skip
+}
 
 
 def test_failures_of_the_server_are_retried_and_what_never_verifies_is_counted(sources, teacher, tmp_path, monkeypatch):
     monkeypatch.setenv("GLM46_TEACHER_API_KEY", "secret-of-the-test")
     server = teacher(
         {
-            **GOOD, "Two and three apples?": [429, 500, GOOD["Two and three apples?"][0]], "Two and four apples?": ["hang", r"\boxed{7}"],
-            "What is half?": ["garbage", "broken", r"\boxed{.5}"], "What is a third?": [r"\boxed{0.33}"], "Return true.": ["empty"],
-            "Write a function to subtract.": [400], "Write a function to add.": ["long"],
+            **GOOD,
+            "Two and three apples?": [429, 500, GOOD["Two and three apples?"][0]],
+            "Two and four apples?": ["hang", r"\boxed{7}"],
+            "What is half?": ["garbage", "broken", r"\boxed{.5}"],
+            "What is a third?": [r"\boxed{0.33}"],
+            "Return true.": ["empty"],
+            "Write a function to subtract.": [400],
+            "Write a function to add.": ["long"],
         }
-    )  # fmt: skip
+    )
     made = ask(sources, tmp_path, server)
     record = made.record
     assert (record.num_seeds, record.num_chats) == (7, 3)
     assert record.rejected == {"cut_off": 1, "refused_request": 1, "unreadable_response": 1, "wrong_answer": 1}
-    assert server.asked["Two and three apples?"] == server.asked["What is half?"] == 3 and server.asked["Two and four apples?"] == 2
+    assert (
+        server.asked["Two and three apples?"] == server.asked["What is half?"] == 3
+        and server.asked["Two and four apples?"] == 2
+    )
     assert server.asked["Write a function to subtract."] == 1 and server.asked["Return true."] == LIMITS.max_attempts
-    assert (record.prompt_tokens, record.completion_tokens, record.cost) == (80, 160, 0.0004), "the empty ones are paid for"
+    assert (record.prompt_tokens, record.completion_tokens, record.cost) == (80, 160, 0.0004), (
+        "the empty ones are paid for"
+    )
     assert set(server.headers_seen) == {"Bearer secret-of-the-test"}
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"secret-of-the-test" not in written
@@ -247,11 +315,20 @@ def test_a_seed_that_an_outage_left_unanswered_is_asked_again(sources, teacher, 
 
 
 def test_what_gave_nothing_to_read_is_paid_for_and_what_is_not_counted_is_estimated(sources, teacher, tmp_path):
-    server = teacher({**GOOD, "Two and three apples?": ["uncounted"], "Return true.": ["empty", *GOOD["Return true."]],
-                      "What is half?": ["drop", 408, *GOOD["What is half?"]]})  # fmt: skip
+    server = teacher(
+        {
+            **GOOD,
+            "Two and three apples?": ["uncounted"],
+            "Return true.": ["empty", *GOOD["Return true."]],
+            "What is half?": ["drop", 408, *GOOD["What is half?"]],
+        }
+    )
     record = ask(sources, tmp_path, server).record
     assert record.num_chats == 7 and record.answered_by == {"another": 1, "sage": 6}
-    assert (record.prompt_tokens, record.completion_tokens) == (7 * 10 + -(-len("Two and three apples?") // 3), 7 * 20 + 3)
+    assert (record.prompt_tokens, record.completion_tokens) == (
+        7 * 10 + -(-len("Two and three apples?") // 3),
+        7 * 20 + 3,
+    )
     assert record.cost == pytest.approx((record.prompt_tokens + 2 * record.completion_tokens) / 1e6)
 
 
@@ -274,7 +351,9 @@ def test_a_server_that_asks_for_two_minutes_gets_them(teacher, tmp_path):
     slept: list[float] = []
     log = ResponseLog(tmp_path / "responses.jsonl")
     seed = Seed("1" * 16, "s", 0, "c", "", "math", "Why?", "because", "", "")
-    ask_all(teacher_client(server.url, 5.0), [seed], request_of(server), LIMITS, log, lambda count: None, sleep=slept.append)
+    ask_all(
+        teacher_client(server.url, 5.0), [seed], request_of(server), LIMITS, log, lambda count: None, sleep=slept.append
+    )
     assert log.responses[seed.id].content == "done" and max(slept) == pytest.approx(120, abs=1)
 
 
@@ -289,7 +368,7 @@ url, path, limits = sys.argv[1:]
 seeds = [Seed(f"{n:016x}", "s", n, "c", "", "math", f"Question {n}?", "1", "", "") for n in range(60)]
 request = TeacherRequest(base_url=url, model="sage", num_seeds=60, temperature=0.0, max_tokens=9)
 ask_all(teacher_client(url, 5.0), seeds, request, TeacherLimits.model_validate_json(limits), ResponseLog(Path(path)), lambda count: None)
-"""
+"""  # noqa: E501
 
 
 def test_a_killed_process_pays_twice_for_what_was_on_its_way_alone(teacher, tmp_path):

@@ -1,4 +1,5 @@
-"""Seed problems told again with other numbers: the program that is read gives the seed back, and every variation verifies."""
+"""Seed problems told again with other numbers: the program that is read gives the seed back, and every variation
+verifies."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from configs.schema import SeedVariationRecipe
 from tasks.data.chats.collect_chats import collect_chats
 from tasks.data.problems.synthesize_problems import synthesize_problems
 from tasks.data.seeds.math_answers import answers_agree, false_annotations
-from tasks.data.seeds.seed_numbers import Style, constants_of, must_stay, num_decimals, words_of, write_number, written_numbers
+from tasks.data.seeds.seed_numbers import (
+    Style,
+    constants_of,
+    must_stay,
+    num_decimals,
+    words_of,
+    write_number,
+    written_numbers,
+)
 from tasks.data.seeds.seed_problems import Seed
 from tasks.data.seeds.seed_programs import NoProgramError, Slot, read_program, write
 from tasks.data.seeds.seed_variations import check_variation, seed_variations
@@ -31,12 +40,14 @@ CAKES = (
 )
 SALE = (
     "A lamp of $80 is sold at a 25% discount. Ivo also buys a carpet for $1,250. What does he pay?",
-    "The discount is 80*.25=$<<80*.25=20>>20.\nThe lamp costs 80-20=$<<80-20=60>>60.\nHe pays 1,250+60=$<<1250+60=1310>>1,310.",
+    "The discount is 80*.25=$<<80*.25=20>>20.\nThe lamp costs 80-20=$<<80-20=60>>60.\nHe pays "
+    "1,250+60=$<<1250+60=1310>>1,310.",
     "1,310",
 )
 BUS = (
     "A bus has 48 seats. A third of them are empty, and 14 passengers get off. How many passengers are left?",
-    "48/3=<<48/3=16>>16 seats are empty.\nThere were 48-16=<<48-16=32>>32 passengers.\nNow there are 32-14=<<32-14=18>>18 passengers.",
+    "48/3=<<48/3=16>>16 seats are empty.\nThere were 48-16=<<48-16=32>>32 passengers.\nNow there are "
+    "32-14=<<32-14=18>>18 passengers.",
     "18",
 )
 HIRE = (
@@ -109,18 +120,47 @@ def test_numbers_are_written_as_they_stood():
     texts = ["0.5", ".5", ".50", "7", "7.25", "1,250", "12,000,000", "1250", "$4.50", "2.50", "100"]
     for text in texts:
         (number,) = written_numbers(text)
-        assert text.endswith(write_number(number.value, number.style)) and write_number(number.value, number.style) == text.lstrip("$")
+        assert text.endswith(write_number(number.value, number.style)) and write_number(
+            number.value, number.style
+        ) == text.lstrip("$")
     (price,) = written_numbers("$12.75")
     assert price.style == Style(2, False, False) and write_number(Fraction(25, 2), price.style) == "12.50"
-    assert [num_decimals(Fraction(text)) for text in ("3", "0.5", "0.25")] == [0, 1, 2] and num_decimals(Fraction(1, 3)) == 7
+    assert [num_decimals(Fraction(text)) for text in ("3", "0.5", "0.25")] == [0, 1, 2] and num_decimals(
+        Fraction(1, 3)
+    ) == 7
 
 
 STAYS = [
-    "in the year 2012", "at 5 pm he", "at 6:30 he", "the 3rd of", "a cow with 4 legs", "60 minutes in an hour", "1 apple", "0 apples",
-    "page 12 of", "7 days a week",
-    "1/4 of", "a 10x12 room", "an iPhone12 for", "the 4 Sundays of", "he is 61 inches tall", "a $20 bill", "size 8 shoes", "3-5 apples",
-]  # fmt: skip
-VARIES = ["15 apples", "$20 for", "4 dogs", "90 minutes of", "a 12-page book", "20% of", "5 boxes.", "1,900 steps", "$2000 for"]
+    "in the year 2012",
+    "at 5 pm he",
+    "at 6:30 he",
+    "the 3rd of",
+    "a cow with 4 legs",
+    "60 minutes in an hour",
+    "1 apple",
+    "0 apples",
+    "page 12 of",
+    "7 days a week",
+    "1/4 of",
+    "a 10x12 room",
+    "an iPhone12 for",
+    "the 4 Sundays of",
+    "he is 61 inches tall",
+    "a $20 bill",
+    "size 8 shoes",
+    "3-5 apples",
+]
+VARIES = [
+    "15 apples",
+    "$20 for",
+    "4 dogs",
+    "90 minutes of",
+    "a 12-page book",
+    "20% of",
+    "5 boxes.",
+    "1,900 steps",
+    "$2000 for",
+]
 
 
 @pytest.mark.parametrize("text", STAYS)
@@ -134,9 +174,20 @@ def test_what_is_a_quantity_may_vary(text):
 
 
 def test_words_stand_for_numbers_and_bring_constants_in():
-    assert words_of("twenty-five and three hundred") == {20, 25, 3, 5, 100, 300} and words_of("twice a dozen") == {2, 12}
-    assert words_of("on the 4th day") == {3, 4, 5} and words_of("on the third day") == {2, 3, 4} and words_of("nothing") == set()
-    assert {7, 24} <= constants_of("every day") and 100 in constants_of("20% of it") and 100 not in constants_of("some of it")
+    assert words_of("twenty-five and three hundred") == {20, 25, 3, 5, 100, 300} and words_of("twice a dozen") == {
+        2,
+        12,
+    }
+    assert (
+        words_of("on the 4th day") == {3, 4, 5}
+        and words_of("on the third day") == {2, 3, 4}
+        and words_of("nothing") == set()
+    )
+    assert (
+        {7, 24} <= constants_of("every day")
+        and 100 in constants_of("20% of it")
+        and 100 not in constants_of("some of it")
+    )
     assert {1, 4, 3, Fraction(1, 4), Fraction(3, 4)} <= constants_of("1/4 of it") and constants_of("nothing") == {1}
 
 
@@ -165,7 +216,8 @@ def test_a_number_with_two_meanings_stays():
 
 def test_quantities_of_which_one_follows_from_two_others_stay():
     question = (
-        "Of 12 dogs 5 are black and 7 are white. Each black dog eats 3 bones, each white dog 20, and all 12 get a toy. How many things?"
+        "Of 12 dogs 5 are black and 7 are white. Each black dog eats 3 bones, each white dog 20, and all 12 "
+        "get a toy. How many things?"
     )
     solution = "5*3=<<5*3=15>>15\n7*20=<<7*20=140>>140\n15+140=<<15+140=155>>155 bones\n155+12=<<155+12=167>>167"
     program = read_program(seed_of(question, solution, "167"))
@@ -175,14 +227,18 @@ def test_quantities_of_which_one_follows_from_two_others_stay():
 BAD = {
     "no_calculation": (CAKES[0], "She earns $216.", "216"),
     "unreadable_calculation": (CAKES[0], CAKES[1].replace("<<6*8=48>>", "<<6*8=7*8=48>>"), "216"),
-    "rounded_result": ("5 boys share 16 pens of $3. What?", "16/3=<<16/3=5.33>>5.33\n5.33*5=<<5.33*5=26.65>>26.65", "26.65"),
+    "rounded_result": (
+        "5 boys share 16 pens of $3. What?",
+        "16/3=<<16/3=5.33>>5.33\n5.33*5=<<5.33*5=26.65>>26.65",
+        "26.65",
+    ),
     "unexplained_number": (CAKES[0], CAKES[1] + "\nThat is 77 more.", "216"),
     "unused_number": (CAKES[0].replace("How", "She has 31 friends. How"), CAKES[1], "216"),
     "answer_not_calculated": (CAKES[0], CAKES[1], "6"),
     "nothing_to_vary": ("Two men have two hats each. How many?", "2*2=<<2*2=4>>4", "4"),
     "too_long_number": (CAKES[0], CAKES[1], "216" + "0" * 20),
     "not_reproduced": (CAKES[0].replace("6 cakes", "06 cakes"), CAKES[1], "216"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("reason", BAD)
@@ -214,7 +270,9 @@ def test_nothing_but_arithmetic_is_read(annotation):
 
 def test_calculations_that_python_cannot_convert_do_not_hold():
     huge = "9" * 5000
-    assert len(false_annotations(f"<<1e999=1>> <<{huge}=1>> <<1={huge}>> <<{'-' * 9000}1=1>>")) == 4 and not answers_agree(huge, "1")
+    assert len(
+        false_annotations(f"<<1e999=1>> <<{huge}=1>> <<1={huge}>> <<{'-' * 9000}1=1>>")
+    ) == 4 and not answers_agree(huge, "1")
 
 
 def test_the_check_refuses_what_was_tampered_with():
@@ -223,9 +281,15 @@ def test_the_check_refuses_what_was_tampered_with():
     made = next(variation for variation in variations(CAKES) if not check_variation(seed, program, variation))
     (first, *_), text = numbers(made.question), made.question
     assert check_variation(seed, program, replace(made, answer="1")) == "answer_not_calculated"
-    assert check_variation(seed, program, replace(made, solution=made.solution.replace("<<", "<<1+"))) == "false_calculation"
+    assert (
+        check_variation(seed, program, replace(made, solution=made.solution.replace("<<", "<<1+")))
+        == "false_calculation"
+    )
     assert check_variation(seed, program, replace(made, solution=made.solution + " And 997 more.")) == "untraced_number"
-    assert check_variation(seed, program, replace(made, question=text.replace(f"{first} cakes", "998 cakes"))) == "untraced_number"
+    assert (
+        check_variation(seed, program, replace(made, question=text.replace(f"{first} cakes", "998 cakes")))
+        == "untraced_number"
+    )
     assert check_variation(seed, program, replace(made, question=text.replace("sells", "sold"))) == "another_program"
     assert check_variation(seed, program, replace(made, question=f"{text} 31 friends come.")) == "unused_number"
 
@@ -240,14 +304,20 @@ def test_a_unit_an_article_and_a_percentage_bound_what_is_drawn():
 
 
 def given_sources(directory):
-    records = [{"question": question, "answer": f"{solution}\n#### {answer}"} for question, solution, answer in STORIES.values()]
-    records += [{"question": question, "answer": f"{solution}\n#### {answer}"} for question, solution, answer in BAD.values()]
+    records = [
+        {"question": question, "answer": f"{solution}\n#### {answer}"}
+        for question, solution, answer in STORIES.values()
+    ]
+    records += [
+        {"question": question, "answer": f"{solution}\n#### {answer}"} for question, solution, answer in BAD.values()
+    ]
     records.append({"question": CAKES[0], "answer": "6*8=<<6*8=49>>49\n#### 49"})
     records.append({"problem": "What is half?", "answer": "1/2"})
     write_jsonl(directory / "seeds.jsonl", records)
     write_jsonl(directory / "text.jsonl", [{"text": "unused"}])
     (directory / "glm46-data.yaml").write_text(
-        "version: 1\nentries:\n  - {files: seeds.jsonl, role: prompts, kind: math}\n  - {files: text.jsonl, role: pretrain}\n"
+        "version: 1\nentries:\n  - {files: seeds.jsonl, role: prompts, kind: math}\n  - {files: text.jsonl, role: "
+        "pretrain}\n"
     )
     return list_sources(directory)
 
@@ -256,15 +326,25 @@ def test_the_step_keeps_what_verifies_and_counts_the_rest(tmp_path):
     sources = given_sources(tmp_path / "data")
     made = compute(vary_problems, tmp_path / "home", sources=sources, recipe=SeedVariationRecipe(per_seed=3))
     record, chats, rejected = made.record, rows(made, "chats.parquet"), rows(made, "rejected.parquet")
-    assert (record.num_seeds, record.num_varied_seeds, record.num_chats) == (len(STORIES) + len(BAD) + 1, len(STORIES), 3 * len(STORIES))
+    assert (record.num_seeds, record.num_varied_seeds, record.num_chats) == (
+        len(STORIES) + len(BAD) + 1,
+        len(STORIES),
+        3 * len(STORIES),
+    )
     of_seeds = {reason: count for reason, count in record.rejected.items() if not reason.startswith("variation_")}
     assert of_seeds == dict.fromkeys(BAD, 1) | {"false_calculation": 1}
-    assert len(rejected) == sum(record.rejected.values()) and record.chats_by_collection == {"seeds.jsonl#variations": len(chats)}
+    assert len(rejected) == sum(record.rejected.values()) and record.chats_by_collection == {
+        "seeds.jsonl#variations": len(chats)
+    }
     questions = [json.loads(row["messages"])[0]["content"] for row in chats]
     assert len(set(questions)) == len(questions) and not set(questions) & {story[0] for story in STORIES.values()}
     for row in chats:
         answer = json.loads(row["messages"])[1]["content"]
-        assert "<<" not in answer and re.search(r"The answer is [\d.,]+\.$", answer) and row["source"] == "seeds.jsonl#variations"
+        assert (
+            "<<" not in answer
+            and re.search(r"The answer is [\d.,]+\.$", answer)
+            and row["source"] == "seeds.jsonl#variations"
+        )
 
 
 def test_a_run_gives_the_same_again_and_fewer_are_the_first_of_more(tmp_path):
@@ -285,12 +365,19 @@ def test_a_directory_of_seeds_alone_is_enough_for_the_stage(tmp_path):
     with pytest.raises(ValueError, match="no text to train on"):
         list_sources(tmp_path)
     manifest.write_text("version: 1\nentries:\n  - {files: seeds.jsonl, role: pretrain}\n")
-    with pytest.raises(ValueError, match=r"no seed problems: give their files the role prompts .* role: prompts, kind: math}"):
+    with pytest.raises(
+        ValueError, match=r"no seed problems: give their files the role prompts .* role: prompts, kind: math}"
+    ):
         list_sources(tmp_path, needed="prompts")
 
 
 def test_none_are_made_where_none_are_asked_for(tmp_path):
-    made = compute(vary_problems, tmp_path / "home", sources=given_sources(tmp_path / "data"), recipe=SeedVariationRecipe(per_seed=0))
+    made = compute(
+        vary_problems,
+        tmp_path / "home",
+        sources=given_sources(tmp_path / "data"),
+        recipe=SeedVariationRecipe(per_seed=0),
+    )
     assert made.record.num_chats == 0 and rows(made, "chats.parquet") == rows(made, "rejected.parquet") == []
 
 
@@ -298,15 +385,23 @@ def test_a_seed_and_its_variations_are_held_out_together_and_an_evaluation_item_
     """Seeds of 30 people; the question of one variation is an item of a benchmark."""
     data = tmp_path / "data"
     solved = {"answer": f"{CAKES[1]}\n#### {CAKES[2]}"}
-    names = [f"{first}{last}" for first in ("Mo", "Li", "Ka") for last in ("na", "la", "ra", "ta", "sa", "ma", "da", "va", "ka", "ba")]
+    names = [
+        f"{first}{last}"
+        for first in ("Mo", "Li", "Ka")
+        for last in ("na", "la", "ra", "ta", "sa", "ma", "da", "va", "ka", "ba")
+    ]
     write_jsonl(data / "seeds.jsonl", [{"question": CAKES[0].replace("Mona", name), **solved} for name in names])
     write_jsonl(data / "text.jsonl", [{"text": "unused"}])
     roles = "  - {files: seeds.jsonl, role: prompts, kind: math}\n  - {files: text.jsonl, role: pretrain}\n"
     (data / "glm46-data.yaml").write_text(f"version: 1\nentries:\n{roles}")
     recipe = SeedVariationRecipe(per_seed=3)
-    planted = rows(compute(vary_problems, tmp_path / "first", sources=list_sources(data), recipe=recipe), "chats.parquet")[0]
+    planted = rows(
+        compute(vary_problems, tmp_path / "first", sources=list_sources(data), recipe=recipe), "chats.parquet"
+    )[0]
     write_jsonl(data / "bench.jsonl", [{"question": json.loads(planted["messages"])[0]["content"], "answer": "none"}])
-    (data / "glm46-data.yaml").write_text(f"version: 1\nentries:\n{roles}  - {{files: bench.jsonl, role: evaluation}}\n")
+    (data / "glm46-data.yaml").write_text(
+        f"version: 1\nentries:\n{roles}  - {{files: bench.jsonl, role: evaluation}}\n"
+    )
     sources, given = list_sources(data), {"resources": RESOURCES}
     made = {
         "solutions": compute(verify_solutions, tmp_path, sources=sources),
@@ -314,7 +409,9 @@ def test_a_seed_and_its_variations_are_held_out_together_and_an_evaluation_item_
         "synthetic": compute(synthesize_problems, tmp_path, recipe=RECIPE.synthesize),
         "ingested": compute(ingest_documents, tmp_path, sources=sources, recipe=RECIPE.ingest, **given),
     }
-    alike = RECIPE.deduplicate.model_copy(update={"threshold": 0.95})  # seeds of one story are near-duplicates and would go one way
+    alike = RECIPE.deduplicate.model_copy(
+        update={"threshold": 0.95}
+    )  # seeds of one story are near-duplicates and would go one way
     held_out = RECIPE.chats.model_copy(update={"validation_share": 0.3})
     collection = RECIPE.chat_collection.model_copy(update={"chats": held_out, "deduplicate": alike})
     chats = compute(collect_chats, tmp_path, sources=sources, recipe=collection, **made, **given)

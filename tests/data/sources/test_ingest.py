@@ -48,7 +48,7 @@ WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" xml:lang=
   <page><title>Old name</title><ns>0</ns><id>2</id><redirect title="A &amp; B" /><revision><text>#REDIRECT [[A]]</text></revision></page>
   <page><title>Talk:A</title><ns>1</ns><id>3</id><revision><text>Talk.</text></revision></page>
 </mediawiki>
-"""
+"""  # noqa: E501
 
 
 def ingest(directory: Path, root: Path, recipe=INGEST, resources=RESOURCES):
@@ -59,17 +59,34 @@ def ingest(directory: Path, root: Path, recipe=INGEST, resources=RESOURCES):
 def mixed(tmp_path_factory):
     """Every format, in one directory with roles."""
     directory = tmp_path_factory.mktemp("mixed")
-    write_jsonl(directory / "a.jsonl", [{"text": "first", "url": "u1", "license": "MIT"}, {"text": "second", "lang": "fr"}])
+    write_jsonl(
+        directory / "a.jsonl", [{"text": "first", "url": "u1", "license": "MIT"}, {"text": "second", "lang": "fr"}]
+    )
     write_jsonl(directory / "b.jsonl.gz", [{"body": "zipped line"}])
-    write_jsonl(directory / "commits.jsonl.gz", [{"message": "Fix", "patch": "- a\n+ b", "repo": "x/y", "commit": "c0ffee"}])
-    write_jsonl(directory / "files.jsonl.gz", [{"repo": "x/y", "commit": "c0ffee", "path": "m.py", "content": "print(1)\n"}])
-    write_jsonl(directory / "bench.jsonl", [{"question": "How many?", "choices": ["one", "two"], "answer": 1, "meta": {"subject": "s"}}])
+    write_jsonl(
+        directory / "commits.jsonl.gz", [{"message": "Fix", "patch": "- a\n+ b", "repo": "x/y", "commit": "c0ffee"}]
+    )
+    write_jsonl(
+        directory / "files.jsonl.gz", [{"repo": "x/y", "commit": "c0ffee", "path": "m.py", "content": "print(1)\n"}]
+    )
+    write_jsonl(
+        directory / "bench.jsonl",
+        [{"question": "How many?", "choices": ["one", "two"], "answer": 1, "meta": {"subject": "s"}}],
+    )
     (directory / "t.txt").write_text("\ufeffplain text\n")
     (directory / "t2.txt.gz").write_bytes(gzip.compress(b"zipped text"))
-    (directory / "z.jsonl.zst").write_bytes(b"".join(pa.compress(b'{"text": "frame %d"}\n' % n, "zstd", asbytes=True) for n in (1, 2)))
+    (directory / "z.jsonl.zst").write_bytes(
+        b"".join(pa.compress(b'{"text": "frame %d"}\n' % n, "zstd", asbytes=True) for n in (1, 2))
+    )
     (directory / "page.html").write_bytes('<meta charset="windows-1251"><p>Привет</p>'.encode("cp1251"))
     write_jsonl(directory / "pages.jsonl", [{"id": 1, "html": "<p>page", "url": "u2"}, {"id": 1, "html": "<p>again"}])
-    columns = {"id": [7, 8], "body": ["row one", None], "extra": [1.0, 2.0], "license": ["CC0", "MIT"], "url": ["u3", ""]}
+    columns = {
+        "id": [7, 8],
+        "body": ["row one", None],
+        "extra": [1.0, 2.0],
+        "license": ["CC0", "MIT"],
+        "url": ["u3", ""],
+    }
     pq.write_table(pa.table(columns), directory / "rows.parquet")
     (directory / "crawl.warc.gz").write_bytes(gzip.compress(WARC))
     with zipfile.ZipFile(directory / "many.zip", "w") as archive:
@@ -95,28 +112,60 @@ def test_every_format_is_read_with_its_place_url_licence_and_language(mixed, tmp
     result = ingest(mixed, tmp_path, LENIENT)
     found = {row["text"]: row for row in rows(result, "documents/*.parquet")}
     assert set(found) == {
-        "first", "second", "zipped line", "Fix\n\n- a\n+ b", "print(1)\n", "plain text\n", "zipped text", "Alle Menschen", "Tous les êtres",
-        "An ''article'' <b>.", "frame 1", "frame 2", '<meta charset="windows-1251"><p>Привет</p>', "<p>page", "row one",
+        "first",
+        "second",
+        "zipped line",
+        "Fix\n\n- a\n+ b",
+        "print(1)\n",
+        "plain text\n",
+        "zipped text",
+        "Alle Menschen",
+        "Tous les êtres",
+        "An ''article'' <b>.",
+        "frame 1",
+        "frame 2",
+        '<meta charset="windows-1251"><p>Привет</p>',
+        "<p>page",
+        "row one",
         "<p>crawled",
-    }  # fmt: skip
+    }
     first, second = found["first"], found["second"]
     assert (first["url"], first["licence"], first["lang"]) == ("u1", "MIT", "en")
     assert (second["licence"], second["lang"]) == ("CC0", "fr")
     with open(mixed / "a.jsonl", "rb") as file:
         file.seek(second["offset"])
         assert json.loads(file.readline())["text"] == "second"
-    assert found["print(1)\n"]["url"] == "https://github.com/x/y/blob/c0ffee/m.py" and found["print(1)\n"]["domain"] == "code"
+    assert (
+        found["print(1)\n"]["url"] == "https://github.com/x/y/blob/c0ffee/m.py"
+        and found["print(1)\n"]["domain"] == "code"
+    )
     assert found["Alle Menschen"]["source"] == "many.zip!x/eins.txt"
     assert all(row["id"] == document_id(row["source"], row["offset"], row["piece"]) for row in found.values())
     (protected,) = rows(result, "evaluation/*.parquet")
     question = {"question": "How many?", "choices": ["one", "two"], "answer": 1, "meta": {"subject": "s"}}
     assert protected["markup"] == "json" and json.loads(protected["text"]) == question
     article = found["An ''article'' <b>."]
-    assert (article["url"], article["licence"], article["markup"]) == ("https://en.wikipedia.org/wiki/A_%26_B", "CC-BY-SA-4.0", "wikitext")
+    assert (article["url"], article["licence"], article["markup"]) == (
+        "https://en.wikipedia.org/wiki/A_%26_B",
+        "CC-BY-SA-4.0",
+        "wikitext",
+    )
     assert WIKI.encode()[article["offset"] :].startswith(b"<page><title>A &amp;")
-    assert {found[text]["markup"] for text in ("<p>page", "<p>crawled", '<meta charset="windows-1251"><p>Привет</p>')} == {"html"}
-    assert (found["<p>crawled"]["url"], found["row one"]["url"], found["row one"]["licence"]) == ("http://a/page", "u3", "CC0")
-    assert result.record.rejected == {"duplicate_id": 1, "http_status": 1, "no_text": 1, "other_namespace": 1, "redirect": 1}
+    assert {
+        found[text]["markup"] for text in ("<p>page", "<p>crawled", '<meta charset="windows-1251"><p>Привет</p>')
+    } == {"html"}
+    assert (found["<p>crawled"]["url"], found["row one"]["url"], found["row one"]["licence"]) == (
+        "http://a/page",
+        "u3",
+        "CC0",
+    )
+    assert result.record.rejected == {
+        "duplicate_id": 1,
+        "http_status": 1,
+        "no_text": 1,
+        "other_namespace": 1,
+        "redirect": 1,
+    }
     assert result.record.num_documents == 16 and result.record.num_bytes == sum(len(text.encode()) for text in found)
 
 
@@ -146,12 +195,20 @@ def test_bad_input_is_kept_aside_with_reason_source_and_offset(tmp_path):
     for line in lines:
         starts.append(starts[-1] + len(line) + 1)
     assert [row for row in found if row not in cut] == [
-        ("blank.txt", 0, "empty"), ("latin.txt", 0, "not_utf8"), ("lines.jsonl", starts[1], "broken_json"),
-        ("lines.jsonl", starts[2], "no_text"), ("lines.jsonl", starts[3], "empty"),
-        ("lines.jsonl", starts[4], "broken_json"), ("lines.jsonl", starts[5], "not_utf8"),
-        ("lines.jsonl", starts[6], "not_utf8"), ("none.txt", 0, "empty_file"),
-    ]  # fmt: skip
-    assert [(name, reason) for name, _, reason in cut] == [("cut.jsonl.gz", "truncated_gzip"), ("cut.txt.gz", "truncated_gzip")]
+        ("blank.txt", 0, "empty"),
+        ("latin.txt", 0, "not_utf8"),
+        ("lines.jsonl", starts[1], "broken_json"),
+        ("lines.jsonl", starts[2], "no_text"),
+        ("lines.jsonl", starts[3], "empty"),
+        ("lines.jsonl", starts[4], "broken_json"),
+        ("lines.jsonl", starts[5], "not_utf8"),
+        ("lines.jsonl", starts[6], "not_utf8"),
+        ("none.txt", 0, "empty_file"),
+    ]
+    assert [(name, reason) for name, _, reason in cut] == [
+        ("cut.jsonl.gz", "truncated_gzip"),
+        ("cut.txt.gz", "truncated_gzip"),
+    ]
     read = [row for row in rows(result, "documents/*.parquet") if row["source"] == "cut.jsonl.gz"]
     assert len(read) > 100 and {row["text"] for row in read} == {f"line {number}" for number in range(len(read))}
 
@@ -160,8 +217,12 @@ def test_the_ceiling_on_rejected_records_holds_on_both_sides_and_names_the_files
     data = tmp_path / "data"
     write_jsonl(data / "good.jsonl", [{"text": prose(seed)} for seed in range(9)])
     (data / "latin.txt").write_bytes("Stra\xdfe".encode("latin-1"))
-    assert ingest(data, tmp_path / "on", INGEST.model_copy(update={"max_rejected_share": 0.1})).record.rejected == {"not_utf8": 1}
-    with pytest.raises(ValueError, match=r"1 of 10 records are unreadable \(not_utf8 1\).*\(0\.09\).*latin\.txt at byte 0: not_utf8"):
+    assert ingest(data, tmp_path / "on", INGEST.model_copy(update={"max_rejected_share": 0.1})).record.rejected == {
+        "not_utf8": 1
+    }
+    with pytest.raises(
+        ValueError, match=r"1 of 10 records are unreadable \(not_utf8 1\).*\(0\.09\).*latin\.txt at byte 0: not_utf8"
+    ):
         ingest(data, tmp_path / "above", INGEST.model_copy(update={"max_rejected_share": 0.09}))
 
 
@@ -189,7 +250,10 @@ def test_every_listed_file_is_kept_by_name_digest_and_role_whatever_its_role(tmp
     (data / "glm46-data.yaml").write_text(f"version: 1\nentries:\n{entries}")
     found = rows(ingest(data, tmp_path / "store"), "sources.parquet")
     digests = {name: hashlib.sha256((data / name).read_bytes()).hexdigest() for name in ("chats.jsonl", "one.txt")}
-    assert [(row["name"], row["role"], row["licence"]) for row in found] == [("chats.jsonl", "sft", "CC0"), ("one.txt", "pretrain", "")]
+    assert [(row["name"], row["role"], row["licence"]) for row in found] == [
+        ("chats.jsonl", "sft", "CC0"),
+        ("one.txt", "pretrain", ""),
+    ]
     assert {row["name"]: row["sha256"] for row in found} == digests
 
 
@@ -247,7 +311,12 @@ LONG = b'{"text": "' + b"x" * 60_000_000 + b'"}\n'
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst", ".bz2"])
 def test_a_line_above_the_bound_is_passed_over_without_being_held(tmp_path, ending):
     data = b'{"text": "before"}\n' + LONG + b'{"text": "behind"}\n'
-    pack = {"": bytes, ".gz": gzip.compress, ".zst": lambda data: pa.compress(data, "zstd", asbytes=True), ".bz2": bz2.compress}[ending]
+    pack = {
+        "": bytes,
+        ".gz": gzip.compress,
+        ".zst": lambda data: pa.compress(data, "zstd", asbytes=True),
+        ".bz2": bz2.compress,
+    }[ending]
     packed = pack(data)
     tracemalloc.start()
     found = read({"name": f"x.jsonl{ending}", "format": "jsonl"}, packed, tmp_path, 1_000_000)
@@ -265,7 +334,9 @@ def test_a_line_is_held_against_the_bound_on_both_sides(tmp_path):
 def test_a_long_text_is_cut_at_line_ends_and_joined_it_is_the_file(tmp_path):
     data = "".join(f"Zeile {number} mit Umläuten\n" for number in range(500)).encode()
     found = list(text_records("x.txt", HashingReader(io.BytesIO(data)), 1000))
-    assert "".join(record.text for record in found).encode() == data and all(len(record.text.encode()) <= 1000 for record in found)
+    assert "".join(record.text for record in found).encode() == data and all(
+        len(record.text.encode()) <= 1000 for record in found
+    )
     assert all(data[record.offset :].startswith(record.text.encode()) for record in found) and len(found) > 10
     cut = list(text_records("x.txt", HashingReader(io.BytesIO(b"a\n" + b"y" * 5000 + b"\nz")), 1000))
     assert [(record.offset, record.text, record.reason) for record in cut] == [
@@ -299,7 +370,9 @@ def test_a_long_text_is_cut_at_line_ends_and_joined_it_is_the_file(tmp_path):
     ],
 )
 def test_damage_has_a_reason(tmp_path, name, form, data, expected):
-    assert [reason for _, _, reason in read({"name": name, "format": form}, data, tmp_path) if reason != LOST][-1] == expected
+    assert [reason for _, _, reason in read({"name": name, "format": form}, data, tmp_path) if reason != LOST][
+        -1
+    ] == expected
 
 
 def test_a_damaged_member_of_a_zip_costs_itself_alone(tmp_path):
@@ -311,8 +384,11 @@ def test_a_damaged_member_of_a_zip_costs_itself_alone(tmp_path):
     data = bytearray(buffer.getvalue())
     data[data.index(b"text of b") + 200] ^= 1
     assert [reason for _, _, reason in read({"name": "x.zip", "format": "zip_text"}, bytes(data), tmp_path)] == [
-        "", "broken_zip", "", "record_too_long",
-    ]  # fmt: skip
+        "",
+        "broken_zip",
+        "",
+        "record_too_long",
+    ]
 
 
 def test_parquet_is_read_by_groups_with_the_row_as_place_and_a_missing_column_is_named(tmp_path):
@@ -328,14 +404,26 @@ def test_parquet_is_read_by_groups_with_the_row_as_place_and_a_missing_column_is
     (tmp_path / "data" / "glm46-data.yaml").write_text(
         "version: 1\nentries:\n  - {files: '*.parquet', role: pretrain, text: body}\n  - {files: '*', role: pretrain}\n"
     )
-    with pytest.raises(ValueError, match=r"source x\.parquet: column 'body' \(the entry's `text`\) is in x\.parquet, which has text, id"):
+    with pytest.raises(
+        ValueError,
+        match=r"source x\.parquet: column 'body' \(the entry's `text`\) is in x\.parquet, which has text, id",
+    ):
         ingest(tmp_path / "data", tmp_path / "home", LENIENT)
 
 
 def test_of_two_records_with_one_id_the_first_stays(tmp_path):
-    data = b'{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n{"id": "a", "text": "three"}\n{"text": "four"}\n{"text": "five"}\n'
+    data = (
+        b'{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n{"id": "a", "text": "three"}\n{"text": '
+        b'"four"}\n{"text": "five"}\n'
+    )
     found = read({"name": "x.jsonl", "format": "jsonl"}, data, tmp_path)
-    assert [(text, reason) for _, text, reason in found] == [("one", ""), ("two", ""), ("", "duplicate_id"), ("four", ""), ("five", "")]
+    assert [(text, reason) for _, text, reason in found] == [
+        ("one", ""),
+        ("two", ""),
+        ("", "duplicate_id"),
+        ("four", ""),
+        ("five", ""),
+    ]
     protected = read({"name": "x.jsonl", "format": "jsonl", "role": "evaluation"}, data, tmp_path)
     assert [reason for _, _, reason in protected] == [""] * 5
 
@@ -343,7 +431,9 @@ def test_of_two_records_with_one_id_the_first_stays(tmp_path):
 def test_ids_are_remembered_in_a_few_bytes_each(monkeypatch):
     monkeypatch.setattr("tasks.data.readers.seen_keys.NUM_LOOSE", 100)
     seen = SeenKeys()
-    assert all(seen.add(str(number)) for number in range(1050)) and not any(seen.add(str(number)) for number in range(1050))
+    assert all(seen.add(str(number)) for number in range(1050)) and not any(
+        seen.add(str(number)) for number in range(1050)
+    )
 
 
 def test_a_dump_is_read_page_by_page_in_bounded_memory():
@@ -357,10 +447,16 @@ def test_a_dump_is_read_page_by_page_in_bounded_memory():
 
 
 def read_listing(listing) -> list[dict]:
-    """What executors make of all files of a listing, without a session: its workers have the environment in which it was started."""
+    """What executors make of all files of a listing, without a session: its workers have the environment in which it
+    was started."""
     files = [file for file in listing.files if file.role in ("pretrain", "evaluation")]
-    sources = [{**{name: getattr(file, name) for name in SOURCE_COLUMNS}, "text": list(file.text), "max_commits": 0} for file in files]
-    batches = read_sources(iter([pa.RecordBatch.from_pylist(sources)]), sampling_bounds(files, 10**9), LENIENT.max_record_bytes)
+    sources = [
+        {**{name: getattr(file, name) for name in SOURCE_COLUMNS}, "text": list(file.text), "max_commits": 0}
+        for file in files
+    ]
+    batches = read_sources(
+        iter([pa.RecordBatch.from_pylist(sources)]), sampling_bounds(files, 10**9), LENIENT.max_record_bytes
+    )
     return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -387,7 +483,10 @@ def test_a_git_tree_gives_files_and_commits(tmp_path):
     result = ingest(tmp_path / "data", tmp_path / "home")
     assert result.record.documents_by_domain == {"code": 2, "commit": 1}
     found = {row["path"]: row for row in rows(result, "documents/*.parquet")}
-    assert {(row["repository"], row["text"]) for path, row in found.items() if path} == {("tool", "import b\n"), ("tool", "x = 1\n")}
+    assert {(row["repository"], row["text"]) for path, row in found.items() if path} == {
+        ("tool", "import b\n"),
+        ("tool", "x = 1\n"),
+    }
     assert found[""]["text"].startswith("Begin\n\ndiff --git a/a.py b/a.py\n")
 
 
@@ -399,7 +498,9 @@ def test_a_string_of_parquet_that_is_not_utf8_costs_its_row(tmp_path):
     assert found == [(0, "good", ""), (1, "", "not_utf8"), (2, "fine", "")]
 
 
-@pytest.mark.parametrize("record", [{"text": "\ud800"}, {"text": "words", "url": "\udc00"}, {"\udc00": "words", "text": "more"}])
+@pytest.mark.parametrize(
+    "record", [{"text": "\ud800"}, {"text": "words", "url": "\udc00"}, {"\udc00": "words", "text": "more"}]
+)
 def test_half_of_a_surrogate_pair_costs_its_record_wherever_it_stands(tmp_path, record):
     good = {"text": "a pair \U0001f600"}
     data = f"{json.dumps(record)}\n{json.dumps(good)}\n".encode()
@@ -429,13 +530,20 @@ def test_a_record_without_text_says_what_it_has_in_its_place(record, detail):
 
 
 def test_conversations_in_parquet_are_those_of_json_lines(tmp_path):
-    records = [{"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}]} for n in range(3)]
+    records = [
+        {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}]} for n in range(3)
+    ]
     write_jsonl(tmp_path / "x.jsonl", records)
     pq.write_table(pa.Table.from_pylist(records), tmp_path / "x.parquet")
     found = []
     for form in ("jsonl", "parquet"):
         path = tmp_path / f"x.{form}"
-        source = {"name": "x", "path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "format": form}
+        source = {
+            "name": "x",
+            "path": str(path),
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "format": form,
+        }
         rows_of_file = chat_rows({**source, "collection": "", "licence": "", "kind": ""})
         found.append([(row["stream"], row["messages"], row["tools"]) for row in rows_of_file])
     assert found[0] == found[1] and len(found[0]) == 3

@@ -58,7 +58,9 @@ def test_the_first_matching_entry_wins_and_the_rest_is_ignored(tmp_path):
     for name in ("a.txt", "b.txt", "c.txt", "d.bin"):
         (tmp_path / name).write_text("text")
     write_manifest(
-        tmp_path, "  - {files: a.txt, role: evaluation}\n  - {files: b.txt, role: ignore}\n  - {files: '*.txt', role: pretrain}\n"
+        tmp_path,
+        "  - {files: a.txt, role: evaluation}\n  - {files: b.txt, role: ignore}\n  - {files: '*.txt', role: "
+        "pretrain}\n",
     )
     assert roles(tmp_path) == {"a.txt": "evaluation", "c.txt": "pretrain"}
 
@@ -87,8 +89,12 @@ def test_without_a_manifest_only_text_like_files_are_read(tmp_path):
         (tmp_path / name).write_text("text")
     write_jsonl(tmp_path / "h.jsonl", [{"text": "x"}])
     assert {file.name: file.domain for file in list_sources(tmp_path).files} == {
-        "a.txt": "web", "b.md": "web", "src/c.py": "code", "f.txt.gz": "web", "h.jsonl": "web",
-    }  # fmt: skip
+        "a.txt": "web",
+        "b.md": "web",
+        "src/c.py": "code",
+        "f.txt.gz": "web",
+        "h.jsonl": "web",
+    }
 
 
 @pytest.mark.parametrize(
@@ -102,7 +108,10 @@ def test_without_a_manifest_only_text_like_files_are_read(tmp_path):
 def test_a_benchmark_without_a_role_stops_the_run(tmp_path, record):
     (tmp_path / "a.txt").write_text("text")
     write_jsonl(tmp_path / "bench.jsonl.gz", [record])
-    with pytest.raises(ValueError, match=r"bench\.jsonl\.gz: has the fields of a benchmark.*files: 'bench\.jsonl\.gz', role: evaluation"):
+    with pytest.raises(
+        ValueError,
+        match=r"bench\.jsonl\.gz: has the fields of a benchmark.*files: 'bench\.jsonl\.gz', role: evaluation",
+    ):
         list_sources(tmp_path)
     write_manifest(tmp_path, "  - {files: 'bench.jsonl.gz', role: evaluation}\n  - {files: '*.txt', role: pretrain}\n")
     assert roles(tmp_path) == {"a.txt": "pretrain", "bench.jsonl.gz": "evaluation"}
@@ -132,7 +141,11 @@ def test_the_digest_follows_content_and_roles_but_not_the_place(tmp_path):
 def test_the_embedded_default_is_the_library_without_tests_and_the_same_each_time():
     listing = list_sources(None)
     names = [file.name for file in listing.files]
-    assert "python/argparse.py" in names and "pydoc/topics.py" in names and any(name.startswith("packages/numpy-") for name in names)
+    assert (
+        "python/argparse.py" in names
+        and "pydoc/topics.py" in names
+        and any(name.startswith("packages/numpy-") for name in names)
+    )
     assert not [name for name in names if "/test/" in name or "/tests/" in name or "site-packages" in name]
     assert not [name for name in names if name.startswith("packages/glm46")]
     assert list_sources(None).digest == listing.digest
@@ -142,7 +155,9 @@ def test_the_embedded_default_is_the_library_without_tests_and_the_same_each_tim
 def test_the_shared_data_has_no_benchmark_among_the_training_text():
     files = list_sources(SHARED_DATA).files
     found = {file.name: file.role for file in files}
-    assert {found[name] for name in found if name.startswith("bench/") and name != "bench/mbpp_train.jsonl.gz"} == {"evaluation"}
+    assert {found[name] for name in found if name.startswith("bench/") and name != "bench/mbpp_train.jsonl.gz"} == {
+        "evaluation"
+    }
     assert found["text/wikitext2_valid.txt.gz"] == "evaluation" and found["text/c4_sample.jsonl.gz"] == "pretrain"
     assert not [name for name in found if name.startswith(("html/", "warc/", "dedup/"))]
     assert {file.domain for file in files if file.role == "pretrain"} == {"web", "multilingual", "code", "commit"}
@@ -159,7 +174,16 @@ def test_files_that_nobody_reads_are_told_and_compressed_json_is_json_lines(tmp_
 
 
 def git(directory: Path, *arguments: str) -> None:
-    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "init.defaultBranch=main", "-c", "commit.gpgsign=false")
+    identity = (
+        "-c",
+        "user.name=n",
+        "-c",
+        "user.email=e@example.org",
+        "-c",
+        "init.defaultBranch=main",
+        "-c",
+        "commit.gpgsign=false",
+    )
     subprocess.run(["git", *identity, "-C", str(directory), *arguments], check=True, capture_output=True)
 
 
@@ -189,8 +213,17 @@ def test_a_git_tree_gives_its_files_without_the_ignored_ones_as_a_repository_wit
     files = {file.name: file for file in list_sources(tree).files}
     assert set(files) == {"beside.txt", "tools/a.py", "tools/new.py", "tools/README.md"}
     module = files["tools/a.py"]
-    assert (module.repository, module.repository_path, module.licence, module.domain) == ("owner/tools", "a.py", "MIT", "code")
-    assert (files["tools/README.md"].domain, files["tools/README.md"].repository, files["beside.txt"].licence) == ("web", "", "")
+    assert (module.repository, module.repository_path, module.licence, module.domain) == (
+        "owner/tools",
+        "a.py",
+        "MIT",
+        "code",
+    )
+    assert (files["tools/README.md"].domain, files["tools/README.md"].repository, files["beside.txt"].licence) == (
+        "web",
+        "",
+        "",
+    )
     root = {file.name: file for file in list_sources(tree / "tools").files}
     assert root["a.py"].repository == "owner/tools" and "build/made.py" not in root
 
@@ -207,9 +240,15 @@ def test_commits_of_a_tree_are_documents_where_asked_for_and_told_by_their_head(
     texts = [record.text or "" for record in read]
     assert [text.split("\n")[0] for text in texts] == ["Change 2", "Change 1"]
     assert texts[0].endswith("-import b, c\n+import c\n") and "Because.\n" in texts[0]
-    assert read[0].url == f"https://github.com/owner/tools/commit/{read[0].source.removeprefix('tools/.git!')}" and read[0].licence == "MIT"
+    assert (
+        read[0].url == f"https://github.com/owner/tools/commit/{read[0].source.removeprefix('tools/.git!')}"
+        and read[0].licence == "MIT"
+    )
     git(tree / "tools", "remote", "set-url", "origin", "git@example.org:owner/tools.git")
-    assert [record.url for record in commit_records("tools/.git", commits.path, "owner/tools", "MIT", 2, 10_000)] == ["", ""]
+    assert [record.url for record in commit_records("tools/.git", commits.path, "owner/tools", "MIT", 2, 10_000)] == [
+        "",
+        "",
+    ]
     assert [record.reason for record in commit_records("g", commits.path, "", "", 3, 100)] == ["record_too_long"] * 3
     git(tree / "tools", "commit", "--allow-empty", "-m", "More")
     assert {file.name: file.sha256 for file in list_sources(tree).files}["tools/.git"] != commits.sha256
@@ -217,7 +256,12 @@ def test_commits_of_a_tree_are_documents_where_asked_for_and_told_by_their_head(
 
 def test_links_and_files_that_nobody_wrote_are_left_out_of_a_tree_whatever_they_lead_to(tree, monkeypatch):
     place, told = tree / "tools", []
-    for name, target in (("link.py", "a.py"), ("gone.py", "nowhere.py"), ("gone.html", "nowhere.html"), ("out.txt", "/etc/hostname")):
+    for name, target in (
+        ("link.py", "a.py"),
+        ("gone.py", "nowhere.py"),
+        ("gone.html", "nowhere.html"),
+        ("out.txt", "/etc/hostname"),
+    ):
         (place / name).symlink_to(target)
     (place / ".git" / "annex").mkdir()
     (place / ".git" / "annex" / "KEY").write_text("print(2)\n")
@@ -240,7 +284,9 @@ def test_a_bare_repository_is_refused_unless_it_is_ignored(tree):
     subprocess.run(["git", "clone", "--bare", "--quiet", str(tree / "tools"), str(tree / "tools.git")], check=True)
     with pytest.raises(ValueError, match=r"tools\.git is a bare git repository.*`git clone .*tools\.git NEW`"):
         list_sources(tree)
-    write_manifest(tree, "  - {files: 'tools.git/**', role: pretrain, format: git}\n  - {files: '*.txt', role: pretrain}\n")
+    write_manifest(
+        tree, "  - {files: 'tools.git/**', role: pretrain, format: git}\n  - {files: '*.txt', role: pretrain}\n"
+    )
     with pytest.raises(ValueError, match=r"tools\.git is a bare git repository"):
         list_sources(tree)
     write_manifest(tree, "  - {files: 'tools.git/**', role: ignore}\n  - {files: '*.txt', role: pretrain}\n")
@@ -265,7 +311,9 @@ def test_worktrees_and_submodules_are_trees_of_their_own(tree, tmp_path):
         assert record.text is not None and record.text.startswith("Change 2\n")
     (whole / "main.py").unlink()
     shutil.rmtree(whole / ".git")
-    with pytest.raises(ValueError, match=r"git cannot read the working tree .*libs/tools: .*: repair it, or remove its \.git"):
+    with pytest.raises(
+        ValueError, match=r"git cannot read the working tree .*libs/tools: .*: repair it, or remove its \.git"
+    ):
         list_sources(whole)
 
 
@@ -276,7 +324,9 @@ def test_a_broken_tree_is_not_taken_for_the_one_around_it(tree):
 
 
 def test_the_end_of_a_shallow_clone_is_no_commit(tree, tmp_path):
-    subprocess.run(["git", "clone", "--quiet", "--depth", "2", f"file://{tree / 'tools'}", str(tmp_path / "clone")], check=True)
+    subprocess.run(
+        ["git", "clone", "--quiet", "--depth", "2", f"file://{tree / 'tools'}", str(tmp_path / "clone")], check=True
+    )
     found = list(commit_records("c", str(tmp_path / "clone"), "", "", 9, 10_000))
     assert [(record.reason, (record.text or "")[:8]) for record in found] == [("", "Change 2"), ("shallow_commit", "")]
     assert "git fetch --unshallow" in found[1].detail
@@ -291,10 +341,17 @@ def test_patches_do_not_follow_anybodys_settings_and_a_mark_inside_one_is_text(t
         "[diff]\n\tnoprefix = true\n\tcontext = 0\n[core]\n\tabbrev = 20\n[i18n]\n\tlogOutputEncoding = latin1\n"
     )
     monkeypatch.setenv("HOME", str(home))
-    for key, value in (("diff.mnemonicPrefix", "true"), ("diff.algorithm", "patience"), ("core.abbrev", "20"), ("diff.relative", "true")):
+    for key, value in (
+        ("diff.mnemonicPrefix", "true"),
+        ("diff.algorithm", "patience"),
+        ("core.abbrev", "20"),
+        ("diff.relative", "true"),
+    ):
         git(place, "config", key, value)
     assert [record.text for record in commit_records("c", str(place), "", "", 9, 10_000)] == before
-    head = subprocess.run(["git", "-C", str(place), "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    head = subprocess.run(
+        ["git", "-C", str(place), "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     (place / "a.py").write_bytes(b"x = 1\n" * 2000 + b"\0" + head.encode() + b" " + b"0" * 40 + b"\nforged\n")
     git(place, "commit", "-am", "Héllo")
     found = list(commit_records("c", str(place), "", "", 9, 10**6))
@@ -314,7 +371,9 @@ def test_warnings_of_git_do_not_stop_it_and_a_broken_repository_is_told(tree, tm
 @pytest.mark.parametrize("size", [10, BLOCK_BYTES - 5, 9 * BLOCK_BYTES])
 def test_commits_of_any_size_are_told_apart(size):
     mark = commit_mark("f" * 40)
-    output = io.BytesIO(b"".join(mark + b"%040d\n" % number + b"x" * length + b"\n" for number, length in enumerate((5, size, 7))))
+    output = io.BytesIO(
+        b"".join(mark + b"%040d\n" % number + b"x" * length + b"\n" for number, length in enumerate((5, size, 7)))
+    )
     found = list(_commits(output, mark, 2 * BLOCK_BYTES))
     assert [(int(commit), length) for commit, _, length in found] == [(0, 6), (1, size + 1), (2, 8)]
     assert all(len(data) <= 4 * BLOCK_BYTES for _, data, _ in found)
@@ -322,7 +381,9 @@ def test_commits_of_any_size_are_told_apart(size):
 
 def test_a_mistake_about_git_is_named(tree):
     write_manifest(tree, "  - {files: '*.txt', role: pretrain, format: git}\n")
-    with pytest.raises(ValueError, match=r"\*\.txt has format git, but no git working tree holds files that it matches"):
+    with pytest.raises(
+        ValueError, match=r"\*\.txt has format git, but no git working tree holds files that it matches"
+    ):
         list_sources(tree)
     write_manifest(tree, "  - {files: '*.txt', role: pretrain, commits: 5}\n")
     with pytest.raises(ValueError, match=r"commits is 5; allowed is a number, where the entry says `format: git`"):
@@ -364,7 +425,9 @@ def test_a_bucket_has_the_roles_and_names_of_the_same_directory_and_follows_its_
     assert [(file.name, file.role, file.format, file.domain, file.size) for file in remote.files] == [
         (file.name, file.role, file.format, file.domain, file.size) for file in local.files
     ]
-    assert all(file.sha256.startswith("etag:") and file.path.startswith("s3://glm46/corpus/one/") for file in remote.files)
+    assert all(
+        file.sha256.startswith("etag:") and file.path.startswith("s3://glm46/corpus/one/") for file in remote.files
+    )
     put_directory(tmp_path, "corpus/two")
     assert list_sources("s3://glm46/corpus/two").digest == remote.digest
     boto3.client("s3").put_object(Bucket="glm46", Key="corpus/two/module_0.py", Body=b"changed = True\n")
@@ -407,7 +470,9 @@ def hub(monkeypatch, tmp_path):
                 listed = [{"rfilename": name, "size": len(body), "blobId": "b" * 40} for name, body in files.items()]
                 listed[0]["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
                 self._answer(
-                    json.dumps({"id": "owner/name", "sha": commit, "siblings": listed, "cardData": {"license": "cc0-1.0"}}).encode()
+                    json.dumps(
+                        {"id": "owner/name", "sha": commit, "siblings": listed, "cardData": {"license": "cc0-1.0"}}
+                    ).encode()
                 )
             elif name in files:
                 self._answer(files[name])
@@ -418,7 +483,11 @@ def hub(monkeypatch, tmp_path):
 
         def _answer(self, body):
             self.send_response(200)
-            headers = {"Content-Length": len(body), "ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": commit}
+            headers = {
+                "Content-Length": len(body),
+                "ETag": f'"{hashlib.sha256(body).hexdigest()}"',
+                "X-Repo-Commit": commit,
+            }
             for key, value in headers.items():
                 self.send_header(key, str(value))
             self.end_headers()
@@ -432,7 +501,9 @@ def hub(monkeypatch, tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+    )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     yield commit
@@ -453,7 +524,9 @@ def test_a_dataset_of_the_hub_is_listed_by_its_revision_without_what_it_holds_ou
 
 def test_a_dataset_without_a_network_is_one_message(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"dataset hf://owner/name cannot be listed.*network.*or download it and name the directory"):
+    with pytest.raises(
+        ValueError, match=r"dataset hf://owner/name cannot be listed.*network.*or download it and name the directory"
+    ):
         list_sources("hf://owner/name")
 
 
@@ -470,14 +543,29 @@ def test_progress_is_told(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ("{files: 'bnech/*.txt', role: evaluation}", r"entry 1 \(bnech/\*\.txt, role evaluation\): no file matches it: .*correct the glob"),
-        ("{files: '**', role: pretrain}\n  - {files: 'bench/*', role: evaluation}", r"entry 2 .*bench/b\.txt\) belongs to the earlier"),
-        ("{files: ['*.txt', '*.md'], role: pretrain}", r"files is \['\*\.txt', '\*\.md'\]; allowed is one string: give each glob an entry"),
-        ("{files: '*.txt', role: pretrain, lang: no}", r"lang is False; allowed is one string: write it in quotes .*lang: 'no'"),
-        ("{files: '*.txt', role: pretrain, text: {a: b}}", r"text is \{'a': 'b'\}; allowed is the name of a field or a list"),
+        (
+            "{files: 'bnech/*.txt', role: evaluation}",
+            r"entry 1 \(bnech/\*\.txt, role evaluation\): no file matches it: .*correct the glob",
+        ),
+        (
+            "{files: '**', role: pretrain}\n  - {files: 'bench/*', role: evaluation}",
+            r"entry 2 .*bench/b\.txt\) belongs to the earlier",
+        ),
+        (
+            "{files: ['*.txt', '*.md'], role: pretrain}",
+            r"files is \['\*\.txt', '\*\.md'\]; allowed is one string: give each glob an entry",
+        ),
+        (
+            "{files: '*.txt', role: pretrain, lang: no}",
+            r"lang is False; allowed is one string: write it in quotes .*lang: 'no'",
+        ),
+        (
+            "{files: '*.txt', role: pretrain, text: {a: b}}",
+            r"text is \{'a': 'b'\}; allowed is the name of a field or a list",
+        ),
         ("{files: '*.txt', role: pretrain, text: []}", r"text is \[\]; allowed"),
     ],
-)  # fmt: skip
+)
 def test_a_slip_of_the_pen_in_the_manifest_is_no_silence(tmp_path, entries, message):
     (tmp_path / "bench").mkdir()
     for name in ("a.txt", "bench/b.txt"):
@@ -489,7 +577,9 @@ def test_a_slip_of_the_pen_in_the_manifest_is_no_silence(tmp_path, entries, mess
 
 def test_an_idle_entry_that_ignores_is_allowed(tmp_path):
     (tmp_path / "a.txt").write_text("text")
-    write_manifest(tmp_path, "  - {files: 'drafts/**', role: ignore}\n  - {files: '*.txt', role: pretrain, lang: 'no'}\n")
+    write_manifest(
+        tmp_path, "  - {files: 'drafts/**', role: ignore}\n  - {files: '*.txt', role: pretrain, lang: 'no'}\n"
+    )
     assert [file.lang for file in list_sources(tmp_path).files] == ["no"]
 
 
@@ -499,13 +589,19 @@ def test_a_key_that_occurs_twice_in_a_manifest_is_named(tmp_path):
     write_manifest(tmp_path, "  - {files: '*.txt', role: evaluation, role: pretrain}\n")
     with pytest.raises(ValueError, match=r"glm46-data\.yaml is not a YAML file: key 'role' occurs twice"):
         list_sources(tmp_path)
-    write_manifest(tmp_path, "  - &first {files: '*.md', role: ignore, lang: en}\n  - {<<: *first, files: '*.txt', role: pretrain}\n")
+    write_manifest(
+        tmp_path,
+        "  - &first {files: '*.md', role: ignore, lang: en}\n  - {<<: *first, files: '*.txt', role: pretrain}\n",
+    )
     assert [(file.name, file.lang) for file in list_sources(tmp_path).files] == [("bench.txt", "en")]
 
 
 def test_a_glob_of_many_stars_reads_a_name_once(tmp_path):
     name = "a/" * 100 + "a" * 3000
-    assert not any(Glob(glob).fullmatch(name) for glob in ("**" * 30 + "x", "*a" * 200 + "b", "**/" * 100 + "x", "{*,**}" * 9 + "x"))
+    assert not any(
+        Glob(glob).fullmatch(name)
+        for glob in ("**" * 30 + "x", "*a" * 200 + "b", "**/" * 100 + "x", "{*,**}" * 9 + "x")
+    )
     with pytest.raises(ValueError, match=r"glm46-data\.yaml: glob .* has 1024 alternatives, at most 1000"):
         write_manifest(tmp_path, f"  - {{files: '{'{a,b}' * 10}', role: pretrain}}\n")
         list_sources(tmp_path)
@@ -524,12 +620,21 @@ def test_directories_are_read_once_by_their_own_name_and_links_out_of_them_are_n
         path.parent.mkdir(parents=True)
         path.write_text("text")
     inside = (("a", data / "b"), ("loop", data), ("kept", data / ".kept"), ("b/same.txt", data / "b" / "own.txt"))
-    outside = (("up", tmp_path), ("more", other), ("b/again", other), ("x.txt", other / "deep" / "foreign.txt"), ("gone.txt", "/nowhere"))
+    outside = (
+        ("up", tmp_path),
+        ("more", other),
+        ("b/again", other),
+        ("x.txt", other / "deep" / "foreign.txt"),
+        ("gone.txt", "/nowhere"),
+    )
     for name, target in (*inside, *outside):
         (data / name).symlink_to(target)
     files = list_sources(data, told.append).files
     assert [file.name for file in files] == ["b/own.txt", "b/same.txt", "kept/linked.txt"]
-    assert f"5 links lead out of it and are not followed, such as b/again -> {other}: put what they lead to there" in told[-1]
+    assert (
+        f"5 links lead out of it and are not followed, such as b/again -> {other}: put what they lead to there"
+        in told[-1]
+    )
     (tmp_path / "link").symlink_to(data)
     assert len(list_sources(tmp_path / "link").files) == 3
 
@@ -540,7 +645,9 @@ def test_a_directory_of_links_alone_and_a_manifest_elsewhere_are_named(tmp_path)
     write_corpus(other)
     for path in other.glob("*.jsonl*"):
         (data / path.name).symlink_to(path)
-    with pytest.raises(ValueError, match=r"holds no text to train on \(\d+ links lead out of it and are not followed, such as .* -> /"):
+    with pytest.raises(
+        ValueError, match=r"holds no text to train on \(\d+ links lead out of it and are not followed, such as .* -> /"
+    ):
         list_sources(data)
     write_manifest(other, "  - {files: '**', role: ignore}\n")
     (data / "glm46-data.yaml").symlink_to(other / "glm46-data.yaml")

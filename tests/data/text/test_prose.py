@@ -1,4 +1,5 @@
-"""The prose of a text: what is code, a formula or a wrapped line; good technical text passes full's bounds, bad text does not."""
+"""The prose of a text: what is code, a formula or a wrapped line; good technical text passes full's bounds, bad text
+does not."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ CODE = {
     "directive": (".. code-block:: python\n   :linenos:\n\n   x = {}\n\nIt ends.", "It ends."),
     "note": (".. note:: This is prose.\n\n   So is this.", "This is prose. So is this."),
     "doctest": ("Try:\n\n>>> a = {1}\n>>> a\n{1}\n\nIt ends.", "Try: It ends."),
-    "statements": ("It reads\nimport os\n\nfor name in os.listdir('.'):\n    print(name)\nand it ends here.", "It reads and it ends here."),
+    "statements": (
+        "It reads\nimport os\n\nfor name in os.listdir('.'):\n    print(name)\nand it ends here.",
+        "It reads and it ends here.",
+    ),
     "prose between statements": ("a = load()\nwe look at it for a while and then go on\nb.f();", None),
     "semicolons of prose": ("First, the nation grows;\nsecond, the budget (of 1960) balances;\nthird, it ends.", None),
     "inline code": ("Use `a{b}` and ``c `d` e`` here.", "Use and here."),
@@ -51,12 +55,25 @@ def test_code_and_markup_are_no_prose(name):
 
 
 FORMULAS = {
-    "Let $a_{n} = \\frac{1}{2}$ be": 1, "It is \\(x^2\\), then": 1, "so that\n\n\\[ x = 1 \\]\n\nholds": 1, "$$\\sum_i x_i$$": 1,
-    "\\begin{align*} a &= b \\\\ c &= d \\end{align*}": 1, "undelimited \\frac{a}{b} and x^{2}": 2, "{\\displaystyle x^{2}+y} is": 1,
-    "He sold 48/2 = <<48/2=24>>24 clips": 1, "costs $\\$5$ each": 1, "if x + 3 = 5, then": 1,
-    "from $5 to $10 a piece": 0, "between $3 and $4, or $5.": 0, "C:\\Users\\name\\file": 0, "1939 - 1945": 0, "- 3 apples": 0,
-    "a price of $5": 0, "this is \\[ not closed": 0, "and/or him/her": 0,
-}  # fmt: skip
+    "Let $a_{n} = \\frac{1}{2}$ be": 1,
+    "It is \\(x^2\\), then": 1,
+    "so that\n\n\\[ x = 1 \\]\n\nholds": 1,
+    "$$\\sum_i x_i$$": 1,
+    "\\begin{align*} a &= b \\\\ c &= d \\end{align*}": 1,
+    "undelimited \\frac{a}{b} and x^{2}": 2,
+    "{\\displaystyle x^{2}+y} is": 1,
+    "He sold 48/2 = <<48/2=24>>24 clips": 1,
+    "costs $\\$5$ each": 1,
+    "if x + 3 = 5, then": 1,
+    "from $5 to $10 a piece": 0,
+    "between $3 and $4, or $5.": 0,
+    "C:\\Users\\name\\file": 0,
+    "1939 - 1945": 0,
+    "- 3 apples": 0,
+    "a price of $5": 0,
+    "this is \\[ not closed": 0,
+    "and/or him/her": 0,
+}
 
 
 @pytest.mark.parametrize("text", FORMULAS)
@@ -67,7 +84,9 @@ def test_formulas_become_words_and_prices_paths_and_years_stay(text):
 
 
 def test_equal_formulas_are_equal_words_and_others_are_not():
-    one, two, three = (prose_of(text).text for text in ("$a^2$", "\\(a^2\\)".replace("\\(", "$").replace("\\)", "$"), "$b^2$"))
+    one, two, three = (
+        prose_of(text).text for text in ("$a^2$", "\\(a^2\\)".replace("\\(", "$").replace("\\)", "$"), "$b^2$")
+    )
     assert one == two != three
 
 
@@ -82,7 +101,9 @@ PARAGRAPHS = {
 @pytest.mark.parametrize("language", PARAGRAPHS)
 def test_wrapped_paragraphs_are_one_line_again(language, width):
     whole = [" ".join(PARAGRAPHS[language].split()), " ".join(PARAGRAPHS[language].split()[::-1])]
-    wrapped = "\n\n".join(textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False) for paragraph in whole)
+    wrapped = "\n\n".join(
+        textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False) for paragraph in whole
+    )
     assert prose_of(wrapped).text.split("\n\n") == whole
 
 
@@ -94,11 +115,12 @@ def test_wrapped_chinese_is_one_line_again():
 
 KEPT_LINES = {
     "verse": "Shall I compare thee to a summer's day?\nThou art more lovely and more temperate:\n"
-             "Rough winds do shake the darling buds of May,\nAnd summer's lease hath all too short a date;",
+    "Rough winds do shake the darling buds of May,\nAnd summer's lease hath all too short a date;",
     "navigation": "Home\nAbout us\nProducts and services\nContact\nTerms of use of this web site\nPrivacy",
-    "list": "- one item that is as long as a line of prose may be here\n- two item that is as long as a line of prose may be here",
+    "list": "- one item that is as long as a line of prose may be here\n- two item that is as long as a line of prose "
+    "may be here",
     "long lines": "\n".join([prose(2, 40).strip().replace("\n", " ")] * 2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", KEPT_LINES)
@@ -161,7 +183,7 @@ The dictionary literal {1: 2} in a sentence does not make the page a program, an
 ```js
 export default { name: 'Counter' };
 ```
-"""
+"""  # noqa: E501
 PROPOSAL = """PEP: 9999
 Title: A new literal
 
@@ -190,35 +212,57 @@ PROOF = """Let $p$ be a prime with $p \\equiv 1 \\pmod{4}$. We show that $p = a^
 Since $-1$ is a square modulo $p$, there is an $x$ with $x^2 \\equiv -1 \\pmod{p}$. Consider all numbers of the form $u + xv$, where
 $0 \\le u, v < \\sqrt{p}$. There are more than $p$ pairs, so two of them give the same residue:
 \\[ u_1 + x v_1 \\equiv u_2 + x v_2 \\pmod{p}. \\]
-With $a = u_1 - u_2$ and $b = v_1 - v_2$ we have $a^2 \\equiv -b^2$, and hence $p$ divides $a^2 + b^2$, which is less than $2p$."""
+With $a = u_1 - u_2$ and $b = v_1 - v_2$ we have $a^2 \\equiv -b^2$, and hence $p$ divides $a^2 + b^2$, which is less than $2p$."""  # noqa: E501
 PROBLEM = "Compute $\\dbinom{8}{4}$.\n\n$\\dbinom{8}{4} = \\frac{8!}{4!4!} = \\boxed{70}.$"
-STORY = "Anna sold 48 clips to her friends in April, and then she sold half as many in May. How many clips did she sell altogether?\n" \
-        "Anna sold 48/2 = <<48/2=24>>24 clips in May.\nAnna sold 48+24 = <<48+24=72>>72 clips altogether.\n#### 72"  # fmt: skip
-BOOK = "\n\n".join(
-    textwrap.fill("Er sah, dass es die Frau mit der Lampe war, die nicht zu den anderen in das Haus ging. " * 6, 68) for _ in "a"
+STORY = (
+    "Anna sold 48 clips to her friends in April, and then she sold half as many in May. How many clips did she sell "
+    "altogether?\n"
+    "Anna sold 48/2 = <<48/2=24>>24 clips in May.\nAnna sold 48+24 = <<48+24=72>>72 clips altogether.\n#### 72"
 )
-BOOK += "\n\n" + textwrap.fill("Der Weg war lang und die Nacht war kalt, aber mit dem Licht in der Hand ist das nicht so schlimm. " * 2, 68)
+BOOK = "\n\n".join(
+    textwrap.fill("Er sah, dass es die Frau mit der Lampe war, die nicht zu den anderen in das Haus ging. " * 6, 68)
+    for _ in "a"
+)
+BOOK += "\n\n" + textwrap.fill(
+    "Der Weg war lang und die Nacht war kalt, aber mit dem Licht in der Hand ist das nicht so schlimm. " * 2, 68
+)
 GOOD = {
-    "documentation": (PAGE, "en", "web"), "reStructuredText": (PROPOSAL, "en", "web"), "a proof": (PROOF, "en", "math"),
-    "a proof on a page": (PROOF, "en", "web"), "a short problem": (PROBLEM, "en", "math"), "a story with arithmetic": (STORY, "en", "math"),
-    "a small file": ("from .core import run\n", "", "code"), "a one-line commit": ("Fix a typo", "", "commit"),
-}  # fmt: skip
+    "documentation": (PAGE, "en", "web"),
+    "reStructuredText": (PROPOSAL, "en", "web"),
+    "a proof": (PROOF, "en", "math"),
+    "a proof on a page": (PROOF, "en", "web"),
+    "a short problem": (PROBLEM, "en", "math"),
+    "a story with arithmetic": (STORY, "en", "math"),
+    "a small file": ("from .core import run\n", "", "code"),
+    "a one-line commit": ("Fix a typo", "", "commit"),
+}
 LOOP = "The answer to the question is that the value of $x$ is 3. " * 12
 LINKS = "\n".join(f"* [The Page of Number {name}](/pages/{name})" for name in prose(7, 60).split())
 GIBBERISH = " ".join(f"{word} ${word}^2$" for word in prose(8, 80).replace(".", "").split())
 NUMBERS = "Table of values\n" + " ".join(str(number) for number in range(1000, 1120))
-NOTICE = "We use cookies to be of help to you. Read our privacy policy.\n" + "By the terms of use that is agreed to.\n" + PROBLEM
-BARE_CODE = "The program:\n\n" + "\n".join(f"var a{number} = function() {{ return b[{number}]; }};" for number in range(90))
+NOTICE = (
+    "We use cookies to be of help to you. Read our privacy policy.\n"
+    + "By the terms of use that is agreed to.\n"
+    + PROBLEM
+)
+BARE_CODE = "The program:\n\n" + "\n".join(
+    f"var a{number} = function() {{ return b[{number}]; }};" for number in range(90)
+)
 BAD = {
     "a loop": (LOOP, "en", "math", {"frequent_2gram", "frequent_3gram", "frequent_4gram", "repeated_5grams"}),
-    "links, mathematics": (LINKS, "en", "math", {"too_many_bullet_lines"}), "links": (LINKS, "en", "web", {"too_many_bullet_lines"}),
-    "gibberish": (GIBBERISH, "en", "math", {"too_few_stop_words"}), "numbers": (NUMBERS, "en", "math", {"too_few_alphabetic_words"}),
-    "notices": (NOTICE, "en", "math", {"policy_lines"}), "two words": ("Solve $x$", "en", "math", {"too_few_words"}),
+    "links, mathematics": (LINKS, "en", "math", {"too_many_bullet_lines"}),
+    "links": (LINKS, "en", "web", {"too_many_bullet_lines"}),
+    "gibberish": (GIBBERISH, "en", "math", {"too_few_stop_words"}),
+    "numbers": (NUMBERS, "en", "math", {"too_few_alphabetic_words"}),
+    "notices": (NOTICE, "en", "math", {"policy_lines"}),
+    "two words": ("Solve $x$", "en", "math", {"too_few_words"}),
     "repeated lines": ((PROOF + "\n") * 2, "en", "math", {"repeated_lines", "repeated_line_characters"}),
-    "a short page": (STORY.split("?")[0], "en", "web", {"too_few_words"}), "a script": (BARE_CODE, "en", "web", {"too_few_words"}),
+    "a short page": (STORY.split("?")[0], "en", "web", {"too_few_words"}),
+    "a script": (BARE_CODE, "en", "web", {"too_few_words"}),
     "a script, repeated": (PAGE.split("```")[0] * 3, "en", "web", {"repeated_lines", "repeated_line_characters"}),
-    "lorem ipsum": (PAGE + "Lorem ipsum dolor sit amet.", "en", "web", {"lorem_ipsum"}), "nothing": ("...", "", "code", {"too_few_words"}),
-}  # fmt: skip
+    "lorem ipsum": (PAGE + "Lorem ipsum dolor sit amet.", "en", "web", {"lorem_ipsum"}),
+    "nothing": ("...", "", "code", {"too_few_words"}),
+}
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -234,13 +278,19 @@ def test_bad_text_of_the_same_domains_does_not(name):
 
 
 KEPT_SHARES = {
-    "text/peps": ("text", "web", 0.9), "text/gutenberg_en": ("text", "web", 0.95), "multilingual/gutenberg_de_fr_es": ("text", "web", 0.95),
-    "text/wikipedia_plain_sample": ("text", "web", 0.8), "multilingual/react_docs": ("text", "web", 0.8),
+    "text/peps": ("text", "web", 0.9),
+    "text/gutenberg_en": ("text", "web", 0.95),
+    "multilingual/gutenberg_de_fr_es": ("text", "web", 0.95),
+    "text/wikipedia_plain_sample": ("text", "web", 0.8),
+    "multilingual/react_docs": ("text", "web", 0.8),
     "text/rust_book": ("text", "web", 0.9),
-    "math/math_with_solutions": ("problem solution", "math", 0.95), "math/math_train_answers": ("problem", "math", 0.85),
-    "math/gsm8k_train": ("question answer", "math", 0.9), "math/aime_1983_2023": ("problem solution", "math", 0.95),
-    "code/python_repos": ("content", "code", 0.98), "text/us_presidential_speeches": ("text", "web", 0.95),
-}  # fmt: skip
+    "math/math_with_solutions": ("problem solution", "math", 0.95),
+    "math/math_train_answers": ("problem", "math", 0.85),
+    "math/gsm8k_train": ("question answer", "math", 0.9),
+    "math/aime_1983_2023": ("problem solution", "math", 0.95),
+    "code/python_repos": ("content", "code", 0.98),
+    "text/us_presidential_speeches": ("text", "web", 0.95),
+}
 
 
 @pytest.mark.skipif(not SHARED_DATA.exists(), reason="needs ../shared/data")
@@ -259,8 +309,14 @@ def test_good_text_is_kept_at_the_bounds_of_full(name):
 
 def test_the_language_of_documentation_and_mathematics_is_that_of_its_prose():
     """Of React's pages in five languages, 13 to 69 % were uncertain by their code."""
-    code = "\n```js\n" + "\n".join(f"const [value{n}, setValue{n}] = useState(getInitialValue({n}));" for n in range(12)) + "\n```\n"
-    page = f"Le comité s'est réuni jeudi.{code}Il a décidé que le nouveau pont devait être ouvert avant la fin de l'année."
+    code = (
+        "\n```js\n"
+        + "\n".join(f"const [value{n}, setValue{n}] = useState(getInitialValue({n}));" for n in range(12))
+        + "\n```\n"
+    )
+    page = (
+        f"Le comité s'est réuni jeudi.{code}Il a décidé que le nouveau pont devait être ouvert avant la fin de l'année."
+    )
     texts = [page, "Find $\\frac{x}{y}$ and $x^2$ if $y=3$."]
     scores = _scores(texts, Scorers(2000, "", (), LanguageModelFiles(3, {})))
     assert scores["language"] == ["fr", "en"] and min(scores["language_score"]) > 0.8

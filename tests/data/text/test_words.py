@@ -12,9 +12,18 @@ from tasks.data.records.documents import content_digest, cut_pieces, document_id
 from tasks.data.text.words import ngram_hashes, split_words
 
 TEXTS = [
-    "", "   ", "one", "The quick_brown fox,  the LAZY dog's 3.14!", "Äpfel über Straße\tcafé naïve", "中文 字 and kana カナ", "a\nb\n\nc",
-    "привет мир, Ελλάδα", "x" * 1000, "emoji 😀 astral 𝒳 end", "combine e\u0301 mark",
-]  # fmt: skip
+    "",
+    "   ",
+    "one",
+    "The quick_brown fox,  the LAZY dog's 3.14!",
+    "Äpfel über Straße\tcafé naïve",
+    "中文 字 and kana カナ",
+    "a\nb\n\nc",
+    "привет мир, Ελλάδα",
+    "x" * 1000,
+    "emoji 😀 astral 𝒳 end",
+    "combine e\u0301 mark",
+]
 SINGLE = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 
 
@@ -33,7 +42,9 @@ def test_words_are_those_of_the_plain_definition():
 def test_equal_words_have_equal_hashes_wherever_they_stand_and_different_words_different_ones():
     by_word: dict[str, set[int]] = {}
     for texts in (TEXTS, TEXTS[::-1], *([text] for text in TEXTS)):
-        for word, value in zip([word for text in texts for word in plain_words(text)], split_words(texts).hashes.tolist(), strict=True):
+        for word, value in zip(
+            [word for text in texts for word in plain_words(text)], split_words(texts).hashes.tolist(), strict=True
+        ):
             by_word.setdefault(word, set()).add(value)
     assert all(len(values) == 1 for values in by_word.values())
     assert len({value for values in by_word.values() for value in values}) == len(by_word)

@@ -1,4 +1,5 @@
-"""Merges learned from counted words are those of the reference trainer, on any text; words are cut where the library cuts them."""
+"""Merges learned from counted words are those of the reference trainer, on any text; words are cut where the library
+cuts them."""
 
 from __future__ import annotations
 
@@ -28,13 +29,27 @@ from tests.conftest import ROOT
 from tests.support.data_inputs import SHARED_DATA, prose
 
 SPLIT = pre_tokenizers.Split(Regex(PRETOKENIZER_PATTERN), behavior="isolated")
-CHARACTERS = ("abcSTMDrevlLst'", "''", "  \n\r\t", "12345٣", "!?.,({", "äÉß中文字かな", "\u00a0\u2028\x85\u3000", "\u0301😀𝒳\x00", "ſK")
+CHARACTERS = (
+    "abcSTMDrevlLst'",
+    "''",
+    "  \n\r\t",
+    "12345٣",
+    "!?.,({",
+    "äÉß中文字かな",
+    "\u00a0\u2028\x85\u3000",
+    "\u0301😀𝒳\x00",
+    "ſK",
+)
 
 
 def random_texts(seed: int, count: int, length: int = 25) -> list[str]:
     generator = random.Random(seed)
     return [
-        "".join(generator.choices("".join(generator.sample(CHARACTERS, generator.randint(1, 5))), k=generator.randrange(length)))
+        "".join(
+            generator.choices(
+                "".join(generator.sample(CHARACTERS, generator.randint(1, 5))), k=generator.randrange(length)
+            )
+        )
         for _ in range(count)
     ]
 
@@ -58,25 +73,33 @@ def reference(texts: list[str], num_tokens: int, min_count: int = 2) -> tuple[li
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([SPLIT, byte_level])
     tokenizer.train_from_iterator(
-        texts, trainers.BpeTrainer(
-            vocab_size=num_tokens, min_frequency=min_count, special_tokens=[], show_progress=False,
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=num_tokens,
+            min_frequency=min_count,
+            special_tokens=[],
+            show_progress=False,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         ),
-    )  # fmt: skip
+    )
     model = json.loads(tokenizer.to_str())["model"]
     return [tuple(merge) for merge in model["merges"]], model["vocab"]
 
 
 def trained(texts: list[str], num_tokens: int) -> tuple[list[tuple[str, str]], dict[str, int]]:
     model = json.loads(train_bpe(iter(texts), num_tokens).to_str())["model"]
-    return [tuple(merge) for merge in model["merges"]], {token: number for token, number in model["vocab"].items() if number < num_tokens}
+    return [tuple(merge) for merge in model["merges"]], {
+        token: number for token, number in model["vocab"].items() if number < num_tokens
+    }
 
 
 def cut(texts: list[str]) -> list[list[str]]:
     found = []
     for chunk in cut_pretokens(pa.array(texts, pa.string())):
         words = chunk.words.to_pylist()
-        found += [words[start:end] for start, end in zip(chunk.document_starts[:-1], chunk.document_starts[1:], strict=True)]
+        found += [
+            words[start:end] for start, end in zip(chunk.document_starts[:-1], chunk.document_starts[1:], strict=True)
+        ]
     return found
 
 
@@ -111,7 +134,10 @@ def test_merges_are_those_of_the_reference_trainer_where_pairs_overlap_and_tie()
     generator = random.Random(5)
     for _ in range(60):
         alphabet = generator.choice(["ab", "abc", "aaab"])
-        texts = ["".join(generator.choices(alphabet + " ", k=generator.randrange(4, 60))) for _ in range(generator.randrange(2, 30))]
+        texts = [
+            "".join(generator.choices(alphabet + " ", k=generator.randrange(4, 60)))
+            for _ in range(generator.randrange(2, 30))
+        ]
         _, vocabulary = reference(texts, 400)
         assert trained(texts, len(vocabulary)) == reference(texts, len(vocabulary))
 
@@ -122,7 +148,10 @@ def test_learning_ends_where_the_reference_ends(min_count, tmp_path):
     generator = random.Random(min_count)
     for number in range(40):
         alphabet = generator.choice(["ab", "abc", "aaab", "abcdefgh"])
-        texts = ["".join(generator.choices(alphabet + " ", k=generator.randrange(4, 90))) for _ in range(generator.randrange(2, 40))]
+        texts = [
+            "".join(generator.choices(alphabet + " ", k=generator.randrange(4, 90)))
+            for _ in range(generator.randrange(2, 40))
+        ]
         expected, _ = reference(texts, 500, min_count)
         room = [IN_MEMORY, Room(0, tmp_path)][number % 2]
         learned = [(left, right) for left, right, _ in learn_merges([count_texts(texts)], 500, min_count, room)]
@@ -133,7 +162,8 @@ def test_learning_ends_where_the_reference_ends(min_count, tmp_path):
 def test_arrays_in_files_give_the_same_merges_and_leave_none(tmp_path):
     words = count_texts(shared_texts("multilingual", 600_000))
     batches = [
-        words._replace(starts=words.starts[at : at + 1001], counts=words.counts[at : at + 1000]) for at in range(0, len(words.counts), 1000)
+        words._replace(starts=words.starts[at : at + 1001], counts=words.counts[at : at + 1000])
+        for at in range(0, len(words.counts), 1000)
     ]
     learned = learn_merges([words], 4000, 2)
     for memory_bytes in (0, 200_000, 2_000_000):
@@ -183,7 +213,9 @@ def test_a_disk_without_room_is_an_error_that_names_it(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
     try:
-        with pytest.raises(NoRoomError, match=rf"0 MiB of memory and the disk of {tmp_path}, which took 0 MiB, do not hold"):
+        with pytest.raises(
+            NoRoomError, match=rf"0 MiB of memory and the disk of {tmp_path}, which took 0 MiB, do not hold"
+        ):
             learn_merges([words], 400, 2, Room(0, tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -201,7 +233,10 @@ def test_counts_beyond_32_bits_give_the_same_merges():
 
 
 def test_merges_do_not_depend_on_the_order_of_the_words():
-    table = [(word.as_py(), count.as_py()) for word, count in zip(*sum_counts_of([prose(seed) for seed in range(9)]), strict=True)]
+    table = [
+        (word.as_py(), count.as_py())
+        for word, count in zip(*sum_counts_of([prose(seed) for seed in range(9)]), strict=True)
+    ]
     learned = []
     for seed in range(3):
         random.Random(seed).shuffle(table)

@@ -1,4 +1,5 @@
-"""The tokenizer: GLM's layout, any bytes there and back, the same each time, refused where the text is too small for it."""
+"""The tokenizer: GLM's layout, any bytes there and back, the same each time, refused where the text is too small for
+it."""
 
 from __future__ import annotations
 
@@ -43,7 +44,14 @@ def test_special_tokens_follow_the_ordinary_ones_in_glm_order(tokenizer):
 
 def test_any_text_comes_back_as_it_was(tokenizer):
     generator = random.Random(1)
-    alphabets = ["abc \n\t.,'1234567890", "äöüß€çñ", "中文字かな", "😀𝒳\u200d\u0301", "".join(map(chr, range(32))), "\r\n \u00a0\u3000"]
+    alphabets = [
+        "abc \n\t.,'1234567890",
+        "äöüß€çñ",
+        "中文字かな",
+        "😀𝒳\u200d\u0301",
+        "".join(map(chr, range(32))),
+        "\r\n \u00a0\u3000",
+    ]
     for _ in range(300):
         text = "".join(generator.choices("".join(generator.sample(alphabets, 3)), k=generator.randrange(60)))
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text
@@ -72,7 +80,9 @@ def test_a_special_token_in_a_text_is_plain_characters_where_documents_are_encod
 
 
 def test_a_vocabulary_larger_than_the_text_gives_is_refused_with_the_size_that_fits():
-    with pytest.raises(ValueError, match=r"holds only (\d+) ordinary tokens.*asks for 100000: lower it to at most \1, raise") as refused:
+    with pytest.raises(
+        ValueError, match=r"holds only (\d+) ordinary tokens.*asks for 100000: lower it to at most \1, raise"
+    ) as refused:
         train_bpe(iter(TEXTS), 100000)
     fits = int(str(refused.value).split("at most ")[1].split(",")[0])
     assert train_bpe(iter(TEXTS), fits).token_to_id(END_OF_TEXT) == fits
@@ -116,6 +126,11 @@ def test_training_gives_the_same_bytes_in_another_process_with_another_number_of
     for threads in ("1", "3"):
         environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": threads}
         done = subprocess.run(
-            [sys.executable, "-c", code], input=json.dumps(TEXTS), capture_output=True, text=True, env=environment, check=True
+            [sys.executable, "-c", code],
+            input=json.dumps(TEXTS),
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
         )
         assert done.stdout == tokenizer.to_str()

@@ -1,4 +1,5 @@
-"""The tokenizer step on Spark: the reference's merges for any partition count, samples by shares, SentencePiece, the report."""
+"""The tokenizer step on Spark: the reference's merges for any partition count, samples by shares, SentencePiece, the
+report."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ from tasks.training.plan.plan_training import plan_training
 from tests.support.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows
 
 SMALL = RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 320, "sample_chars": 10**6})
-GERMAN = "Der schnelle\u3000braune\u00a0Fuchs springt über den faulen Hund, während es draußen regnet und die Straßen naß sind.\n"
+GERMAN = (
+    "Der schnelle\u3000braune\u00a0Fuchs springt über den faulen Hund, während es draußen regnet und die Straßen "
+    "naß sind.\n"
+)
 
 
 class Texts(Record):
@@ -45,12 +49,27 @@ def write_texts(*, output: Output) -> Texts:
     made = []
     for number in range(120):
         domain, language, lang = [("web", "en", ""), ("web", "", "de"), ("code", "en", "en")][number % 3]
-        text = {"de": GERMAN * 8, "": prose(number), "en": f"def f_{number}(value):\n    return value + {number}\n" * 12}[lang]
+        text = {
+            "de": GERMAN * 8,
+            "": prose(number),
+            "en": f"def f_{number}(value):\n    return value + {number}\n" * 12,
+        }[lang]
         made.append(
-            {"id": document_id("texts", number, 0), "source": "texts", "offset": number, "piece": 0, "domain": domain, "lang": lang,
-             "language": language, "text": text, "split": "train", "num_chars": len(text), "num_bytes": len(text.encode()),
-             "quality_bucket": -1}
-        )  # fmt: skip
+            {
+                "id": document_id("texts", number, 0),
+                "source": "texts",
+                "offset": number,
+                "piece": 0,
+                "domain": domain,
+                "lang": lang,
+                "language": language,
+                "text": text,
+                "split": "train",
+                "num_chars": len(text),
+                "num_bytes": len(text.encode()),
+                "quality_bucket": -1,
+            }
+        )
     table = pa.Table.from_pylist(made)
     place = table.schema.get_field_index("quality_bucket")
     table = table.set_column(place, "quality_bucket", table["quality_bucket"].cast(pa.int32()))
@@ -80,20 +99,27 @@ def test_counting_on_spark_gives_the_tokenizer_of_the_same_texts(documents, trai
 
 
 def test_the_digest_is_the_same_for_another_partition_count(documents, trained, tmp_path):
-    assert compute(train_tokenizer, tmp_path, documents=documents, recipe=SMALL, resources=in_partitions(5)).digest == trained.digest
+    assert (
+        compute(train_tokenizer, tmp_path, documents=documents, recipe=SMALL, resources=in_partitions(5)).digest
+        == trained.digest
+    )
 
 
 def test_words_that_find_no_room_are_an_error_that_says_what_helps(tmp_path):
     words = tmp_path / "words"
     words.mkdir()
-    table = pa.table({"word": [f"word{number}" for number in range(5000)], "num_words": pa.array([3] * 5000, pa.int64())})
+    table = pa.table(
+        {"word": [f"word{number}" for number in range(5000)], "num_words": pa.array([3] * 5000, pa.int64())}
+    )
     pq.write_table(table, words / "part-0.parquet")
     assert _learn(words, 290, (), 0).to_str() == _learn(words, 290, (), 2**30).to_str()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
     try:
         with pytest.raises(
-            ValueError, match=r"from 5,000 distinct words: 0 MiB of memory and the disk of .* do not hold .*raise tokenizer.min_word_count"
+            ValueError,
+            match=r"from 5,000 distinct words: 0 MiB of memory and the disk of .* do not hold .*raise "
+            r"tokenizer.min_word_count",
         ):
             _learn(words, 290, (), 0)
     finally:
@@ -102,7 +128,9 @@ def test_words_that_find_no_room_are_an_error_that_says_what_helps(tmp_path):
 
 def test_memory_given_to_the_driver_decides_what_it_holds():
     given = {"512m": 2**28, "2g": 2**30, "3G": 3 * 2**29, "100k": 51200}
-    assert {memory: RESOURCES.model_copy(update={"driver_memory": memory}).driver_array_bytes for memory in given} == given
+    assert {
+        memory: RESOURCES.model_copy(update={"driver_memory": memory}).driver_array_bytes for memory in given
+    } == given
     for wrong in ("2 GB", "2", "g", ""):
         with pytest.raises(ValidationError, match="driver_memory"):
             SparkResources.model_validate({**RESOURCES.model_dump(), "driver_memory": wrong})
@@ -117,13 +145,22 @@ def test_shares_decide_what_is_drawn(root, documents):
 
 def test_domain_and_language_shares_both_hold_where_the_corpus_allows():
     sizes = {("web", "en"): 8000, ("web", "de"): 1000, ("code", "en"): 4000, ("code", "de"): 3000, ("math", "fr"): 500}
-    slices = {cell: Slices(np.arange(size) * (NUM_HASHES // size), np.ones(size, np.int64)) for cell, size in sizes.items()}
+    slices = {
+        cell: Slices(np.arange(size) * (NUM_HASHES // size), np.ones(size, np.int64)) for cell, size in sizes.items()
+    }
     recipe = SMALL.model_copy(
-        update={"domain_shares": {"web": 3.0, "code": 1.0}, "language_shares": {"en": 0.5, "de": 0.5}, "sample_chars": 800}
+        update={
+            "domain_shares": {"web": 3.0, "code": 1.0},
+            "language_shares": {"en": 0.5, "de": 0.5},
+            "sample_chars": 800,
+        }
     )
     bounds = hash_bounds(slices, wanted_chars(sizes, recipe))
     drawn = {cell: int((slices[cell].starts < bound).sum()) for cell, bound in bounds.items()}
-    by = [{name: sum(n for cell, n in drawn.items() if cell[axis] == name) for name in {cell[axis] for cell in sizes}} for axis in (0, 1)]
+    by = [
+        {name: sum(n for cell, n in drawn.items() if cell[axis] == name) for name in {cell[axis] for cell in sizes}}
+        for axis in (0, 1)
+    ]
     assert by[0] == pytest.approx({"web": 600, "code": 200, "math": 0}, abs=2)
     assert by[1] == pytest.approx({"en": 400, "de": 400, "fr": 0}, abs=2)
     with pytest.raises(ValueError, match=r"name none of the corpus's documents.*'code', 'math', 'web'"):
@@ -137,7 +174,9 @@ def test_a_share_that_the_corpus_cannot_fill_is_told_and_the_others_keep_theirs(
     recipe = SMALL.model_copy(update={"domain_shares": {"web": 0.5, "code": 0.3, "math": 0.2}, "sample_chars": 1000})
     wanted = wanted_chars(sizes, recipe)
     assert missing_chars(sizes, wanted, recipe) == {"domain code": 200, "domain math": 200}
-    asked = recipe.model_copy(update={"domain_shares": {"web": 0.9, "code": 0.1}, "language_shares": {"en": 0.5, "sw": 0.5}})
+    asked = recipe.model_copy(
+        update={"domain_shares": {"web": 0.9, "code": 0.1}, "language_shares": {"en": 0.5, "sw": 0.5}}
+    )
     assert missing_chars(sizes, wanted_chars(sizes, asked), asked) == {"language sw": 500}
     full = recipe.model_copy(update={"domain_shares": {"web": 0.9, "code": 0.1}})
     assert missing_chars(sizes, wanted_chars(sizes, full), full) == {}
@@ -160,7 +199,9 @@ def test_a_sample_is_as_large_as_asked_for_to_a_document(documents):
 
 
 def test_the_record_tells_what_was_drawn_and_what_is_missing(root, documents):
-    recipe = SMALL.model_copy(update={"domain_shares": {"web": 0.5, "math": 0.5}, "sample_chars": 30_000, "num_ordinary_tokens": 270})
+    recipe = SMALL.model_copy(
+        update={"domain_shares": {"web": 0.5, "math": 0.5}, "sample_chars": 30_000, "num_ordinary_tokens": 270}
+    )
     record = compute(train_tokenizer, root, documents=documents, recipe=recipe, resources=RESOURCES).record
     assert record.missing_chars == {"domain math": 15_000}
     assert set(record.sample_chars_by_language) == {"de", "en"} and set(record.sample_chars_by_domain) == {"web"}
@@ -210,10 +251,18 @@ def test_the_report_counts_what_the_tokenizers_make_of_the_text(root, documents,
     ids = [item.ids for item in tokenizer.encode_batch(german)]
     row = report["compared", "web", "de"]
     assert row["num_documents"] == len(german) and row["num_tokens"] == sum(map(len, ids))
-    assert row["tokens_per_word"] == pytest.approx(sum(map(len, ids)) / sum(len(text.split()) for text in german), abs=1e-6)
-    assert row["bytes_per_token"] == pytest.approx(sum(len(text.encode()) for text in german) / sum(map(len, ids)), abs=1e-6)
+    assert row["tokens_per_word"] == pytest.approx(
+        sum(map(len, ids)) / sum(len(text.split()) for text in german), abs=1e-6
+    )
+    assert row["bytes_per_token"] == pytest.approx(
+        sum(len(text.encode()) for text in german) / sum(map(len, ids)), abs=1e-6
+    )
     assert row["vocabulary_share"] == pytest.approx(len({token for part in ids for token in part}) / 320, abs=1e-6)
-    assert report["ours", ALL, ALL]["num_documents"] == 120 == sum(report["ours", one, ALL]["num_documents"] for one in ("web", "code"))
+    assert (
+        report["ours", ALL, ALL]["num_documents"]
+        == 120
+        == sum(report["ours", one, ALL]["num_documents"] for one in ("web", "code"))
+    )
     assert report["ours", ALL, "de"]["num_tokens"] >= row["num_tokens"] and len(made.record.compared_with) == 64
     with pytest.raises(ValueError, match=r"tokenizer\.compare_with: /nowhere is no readable tokenizer.json"):
         tokenizer_report.vocabulary_size(tokenizer_report.Path("/nowhere"))
@@ -222,7 +271,12 @@ def test_the_report_counts_what_the_tokenizers_make_of_the_text(root, documents,
 def test_the_contract_holds(root, trained):
     files = ("data_contracts/tokenizer.yaml",)
     result = compute(
-        validate_contract, root, subject=trained, recipe=ContractRecipe(name="tokenizer"), resources=RESOURCES, data_files=files
+        validate_contract,
+        root,
+        subject=trained,
+        recipe=ContractRecipe(name="tokenizer"),
+        resources=RESOURCES,
+        data_files=files,
     )
     assert result.record.num_expectations > 8
 
@@ -231,7 +285,14 @@ def test_shards_are_a_multiple_of_what_is_asked(root, documents, trained):
     bytes_of = {}
     for multiple in (1, 3):
         recipe = RECIPE.shards.model_copy(update={"multiple_of": multiple})
-        made = compute(shard_documents, root, documents=documents, tokenizer=trained, recipe=recipe, resources=in_partitions(multiple + 1))
+        made = compute(
+            shard_documents,
+            root,
+            documents=documents,
+            tokenizer=trained,
+            recipe=recipe,
+            resources=in_partitions(multiple + 1),
+        )
         assert len(made.record.shards) == 2 * multiple and set(made.record.domains.values()) == {"web", "code"}
         order = [(row["id"], row["num_tokens"]) for row in rows(made, "shards/*.parquet")]
         data = b"".join(made.path(f"shards/{name}.bin").read_bytes() for name in made.record.shards)
@@ -247,7 +308,9 @@ def test_a_release_refuses_sentencepiece_before_anything_runs():
     other = scale.data.recipe.tokenizer.model_copy(update={"kind": "sentencepiece_bpe"})
     data = scale.data.model_copy(update={"recipe": scale.data.recipe.model_copy(update={"tokenizer": other})})
     scale = scale.model_copy(update={"data": data})
-    with pytest.raises(ValueError, match=r"tokenizer\.kind sentencepiece_bpe: the release converts to GGUF.*--until rl_reasoning"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer\.kind sentencepiece_bpe: the release converts to GGUF.*--until rl_reasoning"
+    ):
         choose_stages(scale, None, None, None)
     assert not choose_stages(scale, None, None, "sft").releases
 
@@ -257,4 +320,6 @@ def test_the_plan_names_the_phase_whose_readers_the_shards_do_not_divide_among()
     assert not any("multiple_of" in sentence for phase in plan_training(scale).phases for sentence in phase.sentences)
     recipe = scale.data.recipe.model_copy(update={"shards": RECIPE.shards.model_copy(update={"multiple_of": 3})})
     planned = plan_training(scale.model_copy(update={"data": scale.data.model_copy(update={"recipe": recipe})}))
-    assert all(any("multiple_of (3) is no multiple" in sentence for sentence in phase.sentences) for phase in planned.phases)
+    assert all(
+        any("multiple_of (3) is no multiple" in sentence for sentence in phase.sentences) for phase in planned.phases
+    )
