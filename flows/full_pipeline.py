@@ -21,7 +21,7 @@ from flows.show.report_run import PublishedReport, report_run
 from flows.show.reported import reported_phases
 from flows.show.show_run import show_data, show_outcome
 from flows.show.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
-from flows.stages import choose_stages
+from flows.stages import StageWindow, choose_stages
 from flows.start_weights import find_start
 from flows.train_phases import PhaseHistory, assess_start, pack_phases
 from infra.home import open_home
@@ -32,6 +32,7 @@ from infra.servers.servers import tracking_uri
 from infra.storage.open_store import open_store
 from tasks.data.seeds.seed_problems import require_sandbox
 from tasks.data.sources.list_sources import list_sources
+from tasks.prepared_data import PreparedData
 
 
 @flow(name="glm46", flow_run_name=name_flow_run, log_prints=False, on_failure=[end_tracking], on_crashed=[end_tracking])
@@ -78,16 +79,7 @@ def full_pipeline(
     prepared = prepare_data(run, sources)
     approve_inputs(run, prepared.contracts)
     show_data(run, prepared)
-    rows = pack_phases(run, prepared, window.phases)
-    history = PhaseHistory(None if start is None else find_start(run, start, prepared), rows)
-    if window.pre_training:
-        history = pretrain_model(run, prepared, window.pre_training, history)
-    if window.mid_training:
-        history = mid_train_model(run, prepared, window.mid_training, history)
-    if window.post_training:
-        history = post_train_model(run, prepared, window.post_training, history)
-    if history.start is not None and not history.models:
-        history = history.followed_by(assess_start(run, prepared, history.start))
+    history = _train(run, prepared, window, start)
     assessed = history.last
     released = (
         release_model(run, prepared, assessed)
@@ -102,6 +94,21 @@ def full_pipeline(
     if released is not None and released.promotion.record.accepted:
         promote_release(run, released)
     return outcome.model_copy(update={"stages": run.log.results})
+
+
+def _train(run: Run, prepared: PreparedData, window: StageWindow, start: str | None) -> PhaseHistory:
+    """The phases of the window, one after the other; weights that are released without training are assessed."""
+    rows = pack_phases(run, prepared, window.phases)
+    history = PhaseHistory(None if start is None else find_start(run, start, prepared), rows)
+    if window.pre_training:
+        history = pretrain_model(run, prepared, window.pre_training, history)
+    if window.mid_training:
+        history = mid_train_model(run, prepared, window.mid_training, history)
+    if window.post_training:
+        history = post_train_model(run, prepared, window.post_training, history)
+    if history.start is not None and not history.models:
+        history = history.followed_by(assess_start(run, prepared, history.start))
+    return history
 
 
 def _outcome(

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_errors
+from flows.cli.jobs_commands import jobs_app
+from flows.cli.lineage_commands import lineage_app
+from flows.cli.options import JSON, PLACE, SCALE, STORE
 
 if TYPE_CHECKING:
     from configs.schema import Scale
@@ -29,22 +32,9 @@ app = typer.Typer(
     help="Turn raw documents into a promoted, served model.",
 )
 
-lineage_app = typer.Typer(
-    no_args_is_help=True, help="Trace a model to its data, or a document to its models. Needs no server."
-)
 app.add_typer(lineage_app, name="lineage")
 
-jobs_app = typer.Typer(
-    no_args_is_help=True, help="List or stop training jobs: they run detached from the run that started them."
-)
 app.add_typer(jobs_app, name="jobs")
-
-SCALE = Annotated[str, typer.Argument(metavar="SCALE|FILE.yaml", help="micro, tiny, ... or a YAML file of your own")]
-JSON = Annotated[bool, typer.Option("--json", help="end with one JSON line on standard output")]
-STORE = Annotated[
-    str | None, typer.Option(metavar="URI", help="a directory or s3://bucket/prefix; by default $GLM46_HOME/store")
-]
-PLACE = "DIR|s3://BUCKET/PREFIX|hf://OWNER/NAME"
 
 
 def main() -> None:
@@ -97,27 +87,19 @@ def run(
     with usage_errors():
         from configs.load import load_scale
         from flows.cli.native_code import warn_of_missing_code
-        from flows.parameters import existing_data
         from flows.stages import choose_stages
         from infra.home import open_home
         from infra.machine.doctor import check_compiler, check_java, check_room, check_spark_master, require
         from infra.storage.open_store import open_store
-        from tasks.data.sources.remote_sources import is_remote, refuse_missing_place
 
         configuration = load_scale(scale)
         choose_stages(configuration, from_stage, start, until)
         if data is not None:
-            existing_data(data)
-            if is_remote(data):
-                refuse_missing_place(data)
+            _refuse_missing_data(data)
         home = open_home()
         opened = open_store(store, home)
-        require(
-            check_java(),
-            check_compiler(),
-            check_spark_master(configuration.data.resources.master),
-            *check_room(home, opened.staging_root),
-        )
+        master = check_spark_master(configuration.data.resources.master)
+        require(check_java(), check_compiler(), master, *check_room(home, opened.staging_root))
         if start is not None:
             from flows.check_start import check_start
             from infra.registry.model_registry import open_registry
@@ -139,6 +121,15 @@ def run(
             code = EXIT_REFUSED if outcome.reasons else 0
     finally:
         _leave(code)
+
+
+def _refuse_missing_data(data: str) -> None:
+    from flows.parameters import existing_data
+    from tasks.data.sources.remote_sources import is_remote, refuse_missing_place
+
+    existing_data(data)
+    if is_remote(data):
+        refuse_missing_place(data)
 
 
 def _leave(code: int) -> NoReturn:
@@ -342,66 +333,6 @@ def doctor(
                 f"{check.found}{f'; {check.fix}' if check.fix else ''}"
             )
     raise typer.Exit(0 if all(check.passed for check in checks) else EXIT_FAILED)
-
-
-@jobs_app.command("list")
-def jobs_list() -> None:
-    """List this home's jobs whose work is not committed: key, phase, state, start and directory."""
-    with usage_errors():
-        from flows.cli.jobs import list_jobs
-        from infra.home import open_home
-
-        for job in list_jobs(open_home()):
-            print(job.describe())
-
-
-@jobs_app.command("stop")
-def jobs_stop(
-    key: Annotated[
-        str | None, typer.Argument(metavar="KEY", help="key of a job, or its first digits; by default all running jobs")
-    ] = None,
-) -> None:
-    """Let running jobs save and end; `glm46 run` continues them."""
-    with usage_errors():
-        from flows.cli.jobs import stop_jobs
-        from infra.home import open_home
-
-        for job in stop_jobs(open_home(), key):
-            print(job.describe())
-
-
-@lineage_app.command("model")
-def lineage_model(
-    name: Annotated[str, typer.Argument(metavar="ALIAS|VERSION", help="champion, sft, 3, ...")],
-    scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
-    store: STORE = None,
-    records: Annotated[
-        Path | None, typer.Option(metavar="FILE.parquet", help="also write every trained document to this file")
-    ] = None,
-    as_json: JSON = False,
-) -> None:
-    """Show phases, packed orders, shards, tokenizer, data steps with what they dropped, sources down to record
-    offsets."""
-    with usage_errors():
-        from flows.cli.trace_lineage import lineage_of_model
-
-        found = lineage_of_model(name, scale, store, records)
-    print(found.model_dump_json() if as_json else found.describe())
-
-
-@lineage_app.command("document")
-def lineage_document(
-    identity: Annotated[str, typer.Argument(metavar="ID", help="16 hex digits")],
-    store: STORE = None,
-    as_json: JSON = False,
-) -> None:
-    """Show every step that dropped the document, every phase that was trained on it, every model that came from those
-    phases."""
-    with usage_errors():
-        from flows.cli.trace_lineage import lineage_of_document
-
-        found = lineage_of_document(identity, store)
-    print(found.model_dump_json() if as_json else found.describe())
 
 
 def _terminal_lines() -> Iterator[str]:

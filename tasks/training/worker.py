@@ -12,9 +12,7 @@ are then left out.
 from __future__ import annotations
 
 import gc
-import logging
 import os
-import signal
 import sys
 import time
 from contextlib import nullcontext
@@ -27,6 +25,7 @@ import torch.distributed as dist
 from configs.schema import PolicyObjective, TrainingRecipe
 from tasks.training.loop.phase_data import PhaseData, StepData, open_phase_data
 from tasks.training.loop.prepare_training import load_checkpoint, prepare_training, save_state
+from tasks.training.loop.rank_process import Interruption, configure_process
 from tasks.training.loop.training_step import NO_LOSSES, StepResult, pass_over, take_step
 from tasks.training.loop.validation import HeldOut
 from tasks.training.parallel.trainable import Trainable
@@ -87,22 +86,6 @@ class Training:
             self.record.close()
 
 
-class Interruption:
-    """Whether this process was asked to save and leave."""
-
-    def __init__(self) -> None:
-        self.is_asked = False
-        signal.signal(signal.SIGTERM, lambda number, frame: setattr(self, "is_asked", True))
-
-    def on_any_rank(self, device: torch.device) -> bool:
-        """A signal reaches ranks at different steps: all of them leave together."""
-        if dist.get_world_size() > 1:
-            flag = torch.tensor(int(self.is_asked), device=device)
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-            self.is_asked = bool(flag)
-        return self.is_asked
-
-
 class LostBestError(RuntimeError):
     """The checkpoint of the best measurement does not read as it was written."""
 
@@ -112,27 +95,6 @@ class LostBestError(RuntimeError):
             f"it"
         )
         self.step = step
-
-
-def configure_process(job: TrainingJob) -> None:
-    """Fixed threads, deterministic kernels, process group, quiet libraries."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(job.recipe.num_threads)
-    torch.use_deterministic_algorithms(True)
-    # With NaN, as deterministic algorithms would: it costs time, and nothing here reads such memory.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    # DeepSpeed's autotuner imports it where it is installed: two seconds, and nothing here may talk to a tracker.
-    sys.modules["mlflow"] = None  # pyright: ignore[reportArgumentType]
-    import deepspeed
-    from deepspeed.accelerator import get_accelerator
-
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # Ranks of one machine meet in a file: torch's store over TCP listens on every interface and asks for no password.
-    store = dist.FileStore(os.environ["GLM46_RENDEZVOUS"], world_size)  # pyright: ignore[reportPrivateImportUsage]
-    backend = get_accelerator().communication_backend_name()  # pyright: ignore[reportOptionalMemberAccess]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
-    deepspeed.init_distributed()
 
 
 def prepare(job: TrainingJob) -> Training:

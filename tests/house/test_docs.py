@@ -19,7 +19,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def test_every_command_file_and_scale_that_a_page_names_exists(path):
     from typer.main import get_command
 
-    from flows.cli.command import app, lineage_app
+    from flows.cli.command import app
+    from flows.cli.lineage_commands import lineage_app
 
     text = path.read_text(encoding="utf-8")
     commands, below_lineage = (set(getattr(get_command(group), "commands", {})) for group in (app, lineage_app))

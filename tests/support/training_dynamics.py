@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from model.formats.checkpoint_names import to_checkpoint_tensors
 from tasks.training import worker
 from tasks.training.loop.prepare_training import prepare_training
+from tasks.training.loop.rank_process import Interruption
 from tasks.training.loop.training_step import take_step
 from tasks.training.schedule.schedules import plan_step
 from tasks.training.state.checkpoints import checkpoint_dir_of, find_checkpoint
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.spikes import TooManySpikesError
-from tasks.training.worker import Interruption, Training, train_to_end
+from tasks.training.worker import Training, train_to_end
 
 POISON = 300
 """A token that no document holds."""

@@ -137,13 +137,12 @@ def _write_streams(
     changed = sorted(row["source"] for row in left_out.to_pylist() if row["stream"] == CHANGED)
     if changed:
         raise ValueError(
-            f"source {changed[0]} changed while it was read ({len(changed)} in all): run again when nothing writes to "
-            f"it"
+            f"source {changed[0]} changed while it was read ({len(changed)} in all): "
+            "run again when nothing writes to it"
         )
     kept = rows.where(F.col("stream") == KEPT)
     marked = kept.join(kept.groupBy("digest").agg(F.min("id").alias("original")), "digest")
-    # a seed's solution, its variations with other numbers and a teacher's trace come of one record: all are held out or
-    # none
+    # A seed's solution, its variations and a teacher's trace come of one record: all are held out or none.
     origin = F.concat_ws(" ", F.substring_index("source", "#", 1), F.col("offset").cast("string"))
     fits = _hash_of("origin", 9) * F.col("collection_size") < recipe.chats.max_per_collection * NUM_HASHES
     originals = marked.where("id = original").withColumn("origin", origin)

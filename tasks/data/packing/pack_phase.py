@@ -84,28 +84,24 @@ def pack_phase(
 
     sources = [shards] if chats is None else [shards, chats]
     domain_of = {name: domain for source in sources for name, domain in source.record.domains.items()}
-    names = list(domain_of)
-    domains = [domain_of[name] for name in names]
+    names, domains = list(domain_of), list(domain_of.values())
     lengths = _shard_lengths(sources)
     row_slots = recipe.sequence_length + 1 if recipe.packing == "best_fit" else None
     chosen = _rearrangement(shards, tokenizer, domain_of, recipe)
     begin = read_position(None if previous is None else previous.path(POSITION_FILE), recipe.seed)
     buckets = _quality_buckets(sources, domain_of, recipe, begin.num_buckets)
+    shards_of = {domain: [n for n, own in enumerate(domains) if own == domain] for domain in recipe.domains}
     pieces = {
-        domain: pieces_of(
-            [n for n, own in enumerate(domains) if own == domain], lengths, row_slots, domain != CHAT, chosen, buckets
-        )
-        for domain in recipe.domains
+        domain: pieces_of(own, lengths, row_slots, domain != CHAT, chosen, buckets) for domain, own in shards_of.items()
     }
     positions = {domain: begin.of(domain, own.num_documents, len(own.weights)) for domain, own in pieces.items()}
     absent = tuple(sorted(domain for domain in recipe.domains if not pieces[domain].num_tokens))
     if absent:
         output.report(Progress(0, 0, "pieces", f"no text of {', '.join(absent)}: its share goes to the other domains"))
-    placed = (
-        place_stream(pieces, recipe, positions)
-        if row_slots is None
-        else place_best_fit(pieces, recipe, positions, row_slots)
-    )
+    if row_slots is None:
+        placed = place_stream(pieces, recipe, positions)
+    else:
+        placed = place_best_fit(pieces, recipe, positions, row_slots)
     units = placed.units
     order = _expand(units, placed.kept, placed.slots, lengths, chosen)
     np.save(output.path(ORDER_FILE), order)
@@ -116,7 +112,6 @@ def pack_phase(
         write_glue(output.path(ORDER_FILE).parent, tokenizer.record.special_ids, tokenizer.record.num_tokens)
     _write_packing(output, recipe, names, shares, has_glue=tokenizer is not None)
     num_rows, num_tokens = recipe.num_tokens // recipe.sequence_length, sum(shares.values())
-    before = {} if previous is None else previous.record.course_tokens_by_domain
     return PackedPhase(
         num_rows=num_rows,
         num_tokens=num_tokens,
@@ -128,12 +123,16 @@ def pack_phase(
         num_too_long=sum(domain.num_too_long for domain in pieces.values()),
         tokens_by_domain=shares,
         epochs_by_domain={domain: round(shares[domain] / pieces[domain].num_tokens, 6) for domain in shares},
-        course_tokens_by_domain={
-            domain: shares.get(domain, 0) + before.get(domain, 0) for domain in sorted({*shares, *before})
-        },
+        course_tokens_by_domain=_course_tokens(shares, previous),
         course_epochs_by_domain={domain: round(own.epochs, 6) for domain, own in sorted(reached.domains.items())},
         absent_domains=absent,
     )
+
+
+def _course_tokens(shares: dict[str, int], previous: Artifact[PackedPhase] | None) -> dict[str, int]:
+    """Tokens by domain of this phase and of those before it on the course."""
+    before = {} if previous is None else previous.record.course_tokens_by_domain
+    return {domain: shares.get(domain, 0) + before.get(domain, 0) for domain in sorted({*shares, *before})}
 
 
 def _write_packing(

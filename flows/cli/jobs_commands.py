@@ -1,0 +1,39 @@
+"""The commands `glm46 jobs`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows.cli.command_errors import usage_errors
+
+jobs_app = typer.Typer(
+    no_args_is_help=True, help="List or stop training jobs: they run detached from the run that started them."
+)
+
+
+@jobs_app.command("list")
+def jobs_list() -> None:
+    """List this home's jobs whose work is not committed: key, phase, state, start and directory."""
+    with usage_errors():
+        from flows.cli.jobs import list_jobs
+        from infra.home import open_home
+
+        for job in list_jobs(open_home()):
+            print(job.describe())
+
+
+@jobs_app.command("stop")
+def jobs_stop(
+    key: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="key of a job, or its first digits; by default all running jobs")
+    ] = None,
+) -> None:
+    """Let running jobs save and end; `glm46 run` continues them."""
+    with usage_errors():
+        from flows.cli.jobs import stop_jobs
+        from infra.home import open_home
+
+        for job in stop_jobs(open_home(), key):
+            print(job.describe())

@@ -1,0 +1,49 @@
+"""The commands `glm46 lineage`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.command_errors import usage_errors
+from flows.cli.options import JSON, STORE
+
+lineage_app = typer.Typer(
+    no_args_is_help=True, help="Trace a model to its data, or a document to its models. Needs no server."
+)
+
+
+@lineage_app.command("model")
+def lineage_model(
+    name: Annotated[str, typer.Argument(metavar="ALIAS|VERSION", help="champion, sft, 3, ...")],
+    scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
+    store: STORE = None,
+    records: Annotated[
+        Path | None, typer.Option(metavar="FILE.parquet", help="also write every trained document to this file")
+    ] = None,
+    as_json: JSON = False,
+) -> None:
+    """Show phases, packed orders, shards, tokenizer, data steps with what they dropped, sources down to record
+    offsets."""
+    with usage_errors():
+        from flows.cli.trace_lineage import lineage_of_model
+
+        found = lineage_of_model(name, scale, store, records)
+    print(found.model_dump_json() if as_json else found.describe())
+
+
+@lineage_app.command("document")
+def lineage_document(
+    identity: Annotated[str, typer.Argument(metavar="ID", help="16 hex digits")],
+    store: STORE = None,
+    as_json: JSON = False,
+) -> None:
+    """Show every step that dropped the document, every phase that was trained on it, every model that came from those
+    phases."""
+    with usage_errors():
+        from flows.cli.trace_lineage import lineage_of_document
+
+        found = lineage_of_document(identity, store)
+    print(found.model_dump_json() if as_json else found.describe())
