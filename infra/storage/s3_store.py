@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from configs.atomic_files import replacing
 from infra.home import Home
 from infra.storage.store import Store
 
+T = TypeVar("T")
 PROBE = "conditional-create"
 """An empty object that every store holds."""
 MAX_ATTEMPTS = 8
@@ -22,13 +25,21 @@ class S3Store(Store):
 
     def __init__(self, uri: str, home: Home) -> None:
         import boto3
-        from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+        from botocore.exceptions import (
+            BotoCoreError,
+            ClientError,
+            IncompleteReadError,
+            ParamValidationError,
+            ReadTimeoutError,
+            ResponseStreamingError,
+        )
+        from urllib3.exceptions import HTTPError
 
         super().__init__(uri.rstrip("/"), home)
         self.bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
         self.prefix = f"{prefix}/" if prefix else ""
         self._client_error = ClientError
-        self._transport_error = BotoCoreError
+        self._broken_answers = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError, HTTPError)
         home.cache_dir.mkdir(parents=True, exist_ok=True)
         try:
             self.client = boto3.client("s3")
@@ -55,20 +66,26 @@ class S3Store(Store):
         return isinstance(error, self._client_error) and error.response["Error"]["Code"] in ("404", "NoSuchKey")  # pyright: ignore
 
     def _read(self, name: str) -> bytes | None:
-        for attempt in range(MAX_ATTEMPTS):
+        def read() -> bytes | None:
             try:
-                answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + name)
+                return self.client.get_object(Bucket=self.bucket, Key=self.prefix + name)["Body"].read()
             except self._client_error as error:
                 if self._missing(error):
                     return None
                 raise
+
+        return self._until_whole(read)
+
+    def _until_whole(self, request: Callable[[], T]) -> T:
+        """The client repeats a request that fails, but not one whose answer breaks off, also that of an error."""
+        for attempt in range(MAX_ATTEMPTS):
             try:
-                return answer["Body"].read()
-            except self._transport_error:  # the client repeats a request that fails, not one whose answer breaks off
+                return request()
+            except self._broken_answers:
                 if attempt == MAX_ATTEMPTS - 1:
                     raise
                 time.sleep(FIRST_WAIT_SECONDS * 2**attempt)
-        raise AssertionError(name)
+        raise AssertionError(self.uri)
 
     def _create(self, name: str, data: bytes) -> bool:
         for attempt in range(MAX_ATTEMPTS):
@@ -99,7 +116,8 @@ class S3Store(Store):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with replacing(path) as temporary:
-                    self.client.download_file(self.bucket, self.prefix + name, str(temporary))
+                    target = str(temporary)
+                    self._until_whole(lambda: self.client.download_file(self.bucket, self.prefix + name, target))
             except self._client_error as error:
                 if not self._missing(error):
                     raise

@@ -354,6 +354,9 @@ def test_a_small_read_whose_answer_is_cut_or_lost_is_tried_again(faulty_store):
         plan["GET", "/manifests/"] = fault
         assert store.read_manifest(numbers.key) == numbers.manifest
     assert [made.split()[0] for made in faults] == ["cut", "lost", "500", "reset"]
+    plan["GET", "/manifests/"] = "cut"
+    assert store.read_manifest("0" * 64) is None, "the answer that broke off said that there is none"
+    assert faults[-1].startswith("cut GET")
 
 
 @pytest.mark.parametrize("request_of_part", [("POST", "?uploads"), ("PUT", "partNumber=1"), ("POST", "?uploadId=")])

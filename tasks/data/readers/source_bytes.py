@@ -129,13 +129,14 @@ class ObjectReader(io.RawIOBase):
     def _range(self, begin: int, end: int) -> bytes:
         """Raises UnreadableSourceError where every answer breaks off."""
         from botocore.exceptions import BotoCoreError
+        from urllib3.exceptions import HTTPError
 
         for attempt in range(MAX_ATTEMPTS):
-            response = self._request("get_object", Range=f"bytes={begin}-{end - 1}")
-            self._size = int(response["ContentRange"].rpartition("/")[2]) if response else begin
             try:
+                response = self._request("get_object", Range=f"bytes={begin}-{end - 1}")
+                self._size = int(response["ContentRange"].rpartition("/")[2]) if response else begin
                 return response["Body"].read() if response else b""
-            except (BotoCoreError, OSError) as error:
+            except (BotoCoreError, HTTPError, OSError) as error:  # HTTPError: the answer that breaks off is an error's
                 if attempt == MAX_ATTEMPTS - 1:
                     raise UnreadableSourceError(
                         f"{self._place}: bytes {begin} to {end} broke off {MAX_ATTEMPTS} times: {error}"
