@@ -1,7 +1,8 @@
 """Mixture of experts of GLM-4.5/4.6: sigmoid router with selection bias, routed and shared experts.
 
-Balancing is loss-free. Between `dispatch` and `combine` tokens are sorted by expert. There `MixtureOfExperts.travel`
-is the seam of expert parallelism: it may send them to the ranks that hold their experts and back
+Balancing is loss-free. Between `dispatch` and `combine` tokens are sorted by expert. There
+`MixtureOfExperts.dispatcher` is the seam of expert parallelism: it may send them to the ranks that hold their experts
+and back
 (tasks/training/parallel/expert_parallel.py).
 """
 
@@ -83,28 +84,28 @@ def combine(rows_RD: Tensor, weights_TK: Tensor, dispatched: Dispatched) -> Tens
     return _WeightedGather.apply(rows_RD, weights_TK.to(rows_RD.dtype), dispatched.order_R, dispatched.slots_TK)
 
 
-class Journey(Protocol):
-    """The way of routed copies to their experts and back."""
+class Dispatcher(Protocol):
+    """Takes routed copies to the ranks of their experts and back."""
 
-    def arrive(self) -> tuple[Tensor, Tensor]:
+    def dispatch(self) -> tuple[Tensor, Tensor]:
         """The rows to compute here, sorted by expert, and their number per expert held here."""
         ...
 
-    def come_home(self, rows_RD: Tensor) -> Tensor:
-        """The experts' rows, in the order in which the copies set out."""
+    def combine(self, rows_RD: Tensor) -> Tensor:
+        """The experts' rows, in the order of the copies that were sent."""
         ...
 
 
-class Stay:
-    """No journey: every expert is here."""
+class LocalDispatcher:
+    """Every expert is on this rank."""
 
     def __init__(self, tokens_RD: Tensor, counts_E: Tensor) -> None:
         self._here = tokens_RD, counts_E
 
-    def arrive(self) -> tuple[Tensor, Tensor]:
+    def dispatch(self) -> tuple[Tensor, Tensor]:
         return self._here
 
-    def come_home(self, rows_RD: Tensor) -> Tensor:
+    def combine(self, rows_RD: Tensor) -> Tensor:
         return rows_RD
 
 
@@ -168,7 +169,7 @@ class MixtureOfExperts(nn.Module):
         self.num_experts = recipe.n_routed_experts
         shared_width = recipe.moe_intermediate_size * recipe.n_shared_experts
         self.shared_experts = GatedMlp(recipe.hidden_size, shared_width) if shared_width else None
-        self.travel: Callable[[Tensor, Tensor], Journey] = Stay
+        self.dispatcher: Callable[[Tensor, Tensor], Dispatcher] = LocalDispatcher
         self.sum_over_parts: Callable[[Tensor], Tensor] | None = None
         """Sums a (B, E) tensor over the ranks that hold other positions of the same sequences; None where they are
         whole."""
@@ -177,10 +178,10 @@ class MixtureOfExperts(nn.Module):
         tokens_TD = hidden_BTD.flatten(0, 1)
         expert_ids_TK, weights_TK, scores_TE = self.gate(tokens_TD)
         dispatched = dispatch(tokens_TD, expert_ids_TK, self.num_experts)
-        journey = self.travel(dispatched.tokens_RD, dispatched.counts_E)
-        # Before the arrival, so that it can be computed while the copies travel.
+        dispatcher = self.dispatcher(dispatched.tokens_RD, dispatched.counts_E)
+        # Before the experts, so that it can be computed while the copies are exchanged.
         shared_BTD = None if self.shared_experts is None else self.shared_experts(hidden_BTD)
-        rows_RD = journey.come_home(self.experts(*journey.arrive()))
+        rows_RD = dispatcher.combine(self.experts(*dispatcher.dispatch()))
         mixed_BTD = combine(rows_RD, weights_TK, dispatched).view_as(hidden_BTD)
         if shared_BTD is not None:
             mixed_BTD = mixed_BTD + shared_BTD

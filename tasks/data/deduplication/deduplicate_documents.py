@@ -19,7 +19,7 @@ from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.deduplication.connected_components import connected_components
 from tasks.data.deduplication.duplicate_candidates import NEIGHBOUR_COLUMNS, list_neighbours
 from tasks.data.deduplication.duplicate_clusters import DuplicateCluster, check_cluster_share, largest_clusters
-from tasks.data.deduplication.duplicate_fates import NEAR, exact_groups, fates_of, page_duplicates
+from tasks.data.deduplication.duplicate_verdicts import NEAR, exact_groups, page_duplicates, verdicts_of
 from tasks.data.deduplication.minhash import signing_metadata
 from tasks.data.deduplication.near_duplicates import near_duplicates, signing_of
 from tasks.data.deduplication.survivor_parts import signature_schema, write_survivors
@@ -100,19 +100,19 @@ def deduplicate_documents(
     output.report(Progress(num_in, num_in, "documents", f"{near.num_edges} verified pairs"))
     rounds = output.path("rounds")
     components = connected_components(near.edges, near.num_edges, rounds)
-    fates = fates_of(others, groups, components, pages if num_pages else None).persist()
-    clusters = largest_clusters(fates, [*paths, *previous.document_paths])
+    verdicts = verdicts_of(others, groups, components, pages if num_pages else None).persist()
+    clusters = largest_clusters(verdicts, [*paths, *previous.document_paths])
     check_cluster_share(clusters, recipe)
-    _check_removed_share(fates, recipe)
-    _write_removed(fates, near.edges, output)
+    _check_removed_share(verdicts, recipe)
+    _write_removed(verdicts, near.edges, output)
     survivors = (
-        fates.where("reason = ''")
+        verdicts.where("reason = ''")
         .select("id", "cluster")
         .mapInArrow(partial(send_marks, num_files=files), PARCEL_COLUMNS)
     )
     to_write = near.signatures.unionByName(survivors).repartitionById(files, "target")
     counts, reasons = count_kept(_write_survivors(to_write, paths, files, recipe, output), num_in, output, "domain")
-    for cached in (pages, groups, fates):
+    for cached in (pages, groups, verdicts):
         cached.unpersist()
     near.release()
     if rounds.exists():
@@ -139,17 +139,17 @@ def _meta(spark: SparkSession, paths: list[str], earlier_paths: list[str]) -> Da
     return frame.unionByName(read(earlier_paths, True)) if earlier_paths else frame
 
 
-def _write_removed(fates: DataFrame, edges: DataFrame, output: Output) -> None:
+def _write_removed(verdicts: DataFrame, edges: DataFrame, output: Output) -> None:
     """dropped.parquet, and neighbours.parquet: of every near-duplicate the verified neighbour that it is most similar
     to."""
     from pyspark.sql import functions as F
 
     dropped = names_of(DROPPED_COLUMNS)
-    write_table(fates.where("reason <> ''").select(*dropped), output.path("dropped.parquet"))
+    write_table(verdicts.where("reason <> ''").select(*dropped), output.path("dropped.parquet"))
     unlike = (-F.col("num_shared") / F.col("num_union")).alias("unlike")
     best = F.min(F.struct(unlike, "neighbour_id", "num_shared", "num_union")).alias("best")
     nearest = edges.mapInArrow(list_neighbours, NEIGHBOUR_COLUMNS).groupBy("id").agg(best)
-    removed = fates.where(f"reason = '{NEAR}'").select("id", "kept_id").join(nearest, "id")
+    removed = verdicts.where(f"reason = '{NEAR}'").select("id", "kept_id").join(nearest, "id")
     columns = ("id", "kept_id", "best.neighbour_id", "best.num_shared", "best.num_union")
     write_table(
         removed.select(*columns, (-F.col("best.unlike")).alias("similarity")), output.path("neighbours.parquet")
@@ -181,12 +181,14 @@ def _write_survivors(
     return sorted(output.path("documents").glob("*.parquet"))
 
 
-def _check_removed_share(fates: DataFrame, recipe: DeduplicationRecipe) -> None:
+def _check_removed_share(verdicts: DataFrame, recipe: DeduplicationRecipe) -> None:
     from pyspark.sql import functions as F
 
     def shown(_: str, collection: str, __: str) -> list[str]:
         lost = (
-            fates.where((F.col("collection") == collection) & (F.col("reason") != "")).orderBy("id").take(NUM_EXAMPLES)
+            verdicts.where((F.col("collection") == collection) & (F.col("reason") != ""))
+            .orderBy("id")
+            .take(NUM_EXAMPLES)
         )
         return [f"{row.source} ({row.reason}, {row.id} -> {row.kept_id})" for row in lost]
 
@@ -198,5 +200,5 @@ def _check_removed_share(fates: DataFrame, recipe: DeduplicationRecipe) -> None:
         "max_removed_share",
     )
     gone = F.when(F.col("reason") != "", 1).otherwise(0).alias("removed")
-    judged = fates.select("collection", F.lit("").alias("reason"), F.lit(1).alias("amount"), gone)
+    judged = verdicts.select("collection", F.lit("").alias("reason"), F.lit(1).alias("amount"), gone)
     check_removed_share(judged, (COLLECTION,), ceiling, shown)

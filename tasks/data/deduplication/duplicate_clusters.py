@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from infra.step import Record
-from tasks.data.deduplication.duplicate_fates import NEAR
+from tasks.data.deduplication.duplicate_verdicts import NEAR
 from tasks.data.records.removed_share import MIN_JUDGED_DOCUMENTS
 
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ class DuplicateCluster(Record):
         )
 
 
-def largest_clusters(fates: DataFrame, paths: list[str]) -> tuple[DuplicateCluster, ...]:
+def largest_clusters(verdicts: DataFrame, paths: list[str]) -> tuple[DuplicateCluster, ...]:
     """Those that remove MIN_JUDGED_DOCUMENTS documents of a source or more, the largest first, NUM_SHOWN of them.
 
-    fates: (id, collection, source, reason, kept_id, cluster); paths: files of documents, those of earlier runs among
+    verdicts: (id, collection, source, reason, kept_id, cluster); paths: files of documents, those of earlier runs among
     them."""
     from pyspark.sql import functions as F
 
-    totals = fates.groupBy("collection").agg(F.count("id").alias("num_documents"))
-    near = fates.where(F.col("reason") == NEAR).groupBy("cluster", "collection")
+    totals = verdicts.groupBy("collection").agg(F.count("id").alias("num_documents"))
+    near = verdicts.where(F.col("reason") == NEAR).groupBy("cluster", "collection")
     clusters = near.agg(
         F.count("id").alias("num_removed"), F.min("kept_id").alias("kept_id"), F.min("id").alias("removed_id")
     )
@@ -62,7 +62,7 @@ def largest_clusters(fates: DataFrame, paths: list[str]) -> tuple[DuplicateClust
     texts = {}
     if wanted:
         start = F.substring("text", 1, SHOWN_CHARS).alias("text")
-        read = fates.sparkSession.read.parquet(*paths).where(F.col("id").isin(wanted)).select("id", start)
+        read = verdicts.sparkSession.read.parquet(*paths).where(F.col("id").isin(wanted)).select("id", start)
         texts = {row.id: " ".join(row.text.split()) for row in read.collect()}
     found = [
         DuplicateCluster(

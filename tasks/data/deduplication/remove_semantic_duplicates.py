@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.deduplication.similar_pairs import fates, similar_pairs
+from tasks.data.deduplication.similar_pairs import decide, similar_pairs
 from tasks.data.embedding.embedding_model import PROBE_COLUMNS, EmbeddingModel, encode, named_model, probe_batches
 from tasks.data.embedding.semantic_vectors import (
     ASSIGNED_COLUMNS,
     BUCKET_BITS,
     BUCKET_COLUMNS,
-    FATE_COLUMNS,
     PAIR_COLUMNS,
     VECTOR_COLUMNS,
+    VERDICT_COLUMNS,
     assign_batches,
     embed_batches,
     feature_buckets,
@@ -95,7 +95,7 @@ def remove_semantic_duplicates(
     num_pairs = pairs.count()
     output.report(Progress(num_in, num_in, "documents", f"{num_pairs} similar pairs"))
     order = ("cluster", "worse_quality", "worse_length", "worse", "better_quality", "better_length", "better")
-    decided = pairs.repartition("cluster").sortWithinPartitions(*order).mapInArrow(fates, FATE_COLUMNS).persist()
+    decided = pairs.repartition("cluster").sortWithinPartitions(*order).mapInArrow(decide, VERDICT_COLUMNS).persist()
     _check_removed_share(frame, decided, recipe)
     write_table(decided, output.path("similar.parquet"))
     reason = F.when(F.col("kept_id").isNull(), F.lit("")).otherwise(F.lit(SIMILAR)).alias("reason")

@@ -61,8 +61,8 @@ def _pairs(rows: pa.Table, first_new: int, max_cosine: float, window: int) -> pa
     )
 
 
-def fates(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """FATE_COLUMNS of the documents that go, for PAIR_COLUMNS sorted by cluster, rank of the worse and rank of the
+def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """VERDICT_COLUMNS of the documents that go, for PAIR_COLUMNS sorted by cluster, rank of the worse and rank of the
     better.
 
     A document goes if a better one that itself stays is nearly equal to it; so kept_id stays, and is the nearest in

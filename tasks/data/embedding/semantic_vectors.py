@@ -33,7 +33,7 @@ PAIR_COLUMNS = (
     "better_length long, "
     "cosine double"
 )
-FATE_COLUMNS = "id string, kept_id string, cosine double"
+VERDICT_COLUMNS = "id string, kept_id string, cosine double"
 VECTOR_NAMES = names_of(VECTOR_COLUMNS)
 ASSIGNED_NAMES = names_of(ASSIGNED_COLUMNS)
 PAIR_NAMES = names_of(PAIR_COLUMNS)

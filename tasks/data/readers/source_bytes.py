@@ -63,7 +63,7 @@ def open_source(place: str, digest: str = "", buffer_bytes: int = OBJECT_BLOCK_B
         path = _cached_file(place) if place.startswith(HUGGING_FACE) else place
         return cast("BinaryIO", io.BufferedReader(_LocalFile(path), INFLATED_BYTES))
     except OSError as error:
-        raise UnreadableSourceError(f"{place}: {_told(error)}") from error
+        raise UnreadableSourceError(f"{place}: {_reason(error)}") from error
 
 
 def decompressed(name: str, file: HashingReader) -> io.BufferedIOBase:
@@ -89,7 +89,7 @@ class _LocalFile(io.FileIO):
         try:
             return super().readinto(buffer)
         except OSError as error:
-            raise UnreadableSourceError(f"{self.name}: {_told(error)}") from error
+            raise UnreadableSourceError(f"{self.name}: {_reason(error)}") from error
 
 
 class ObjectReader(io.RawIOBase):
@@ -171,7 +171,7 @@ def is_listed(file: HashingReader, digest: str) -> bool:
     return file.hexdigest() == digest
 
 
-def _told(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -42,7 +42,7 @@ class HashingReader(io.BufferedIOBase):
         return True
 
     def read(self, size: int | None = -1, /) -> bytes:
-        return self._told(self._raw.read(-1 if size is None else size))
+        return self._hashed(self._raw.read(-1 if size is None else size))
 
     def read1(self, size: int = -1, /) -> bytes:
         return self.read(size)
@@ -53,9 +53,9 @@ class HashingReader(io.BufferedIOBase):
         return len(data)
 
     def readline(self, size: int | None = -1, /) -> bytes:
-        return self._told(self._raw.readline(-1 if size is None else size))
+        return self._hashed(self._raw.readline(-1 if size is None else size))
 
-    def _told(self, data: bytes) -> bytes:
+    def _hashed(self, data: bytes) -> bytes:
         self._digest.update(data)
         self.position += len(data)
         return data

@@ -40,10 +40,10 @@ def sample_reference(
     names = arrow_schema(RECORD_COLUMNS).names
     for batch in read_sources(batches, dict.fromkeys(reading.domains, NUM_HASHES), reading.max_record_bytes):
         records, failed = _divided(batch, "stream", DOCUMENT)
-        yield _told([{"reason": READ, "num_bytes": records.num_rows}, *_failures(failed)])
+        yield _sample_batch([{"reason": READ, "num_bytes": records.num_rows}, *_failures(failed)])
         for extracted in extract_batches(iter([records.select(names)]), **reading.extraction):
             texts, failed = _divided(extracted, "reason", "")
-            yield _told(_failures(failed))
+            yield _sample_batch(_failures(failed))
             yield from sample_texts(iter([texts]), sampling)
 
 
@@ -70,7 +70,7 @@ def _failures(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     ]
 
 
-def _told(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+def _sample_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     import pyarrow as pa
 
     blank = {"id": "", "language": "", "num_bytes": 0, "content_digest": "", "text": ""}

@@ -155,7 +155,7 @@ def _ask(
             )
             response = _read(seed, completion, attempt)
         except openai.APIStatusError as error:
-            failure, detail = EXHAUSTED, _told(error, client)
+            failure, detail = EXHAUSTED, _reason(error, client)
             if error.status_code in REFUSED_STATUSES:
                 return _unanswered(seed, paid, attempt, BAD_REQUEST, detail)
             if error.status_code in FATAL_STATUSES:
@@ -167,9 +167,9 @@ def _ask(
                 rate.pause(delay)
                 continue
         except openai.APIConnectionError as error:
-            failure, detail = EXHAUSTED, _told(error, client)
+            failure, detail = EXHAUSTED, _reason(error, client)
         except (openai.APIResponseValidationError, AttributeError, IndexError, TypeError, ValueError) as error:
-            failure, detail = GARBAGE, _told(error, client)
+            failure, detail = GARBAGE, _reason(error, client)
             prompt_tokens, completion_tokens = _usage(completion)
             paid = (paid[0] + prompt_tokens, paid[1] + completion_tokens)
         else:
@@ -188,7 +188,7 @@ def _unanswered(seed: Seed, paid: tuple[int, int], num_attempts: int, failure: s
     return Response(seed.id, "", "", "", paid[0], paid[1], num_attempts, failure, detail)
 
 
-def _told(error: Exception, client: OpenAI) -> str:
+def _reason(error: Exception, client: OpenAI) -> str:
     """The beginning of an error's message, without the key."""
     return str(error).replace(client.api_key, "<key>")[:MAX_DETAIL_CHARS]
 

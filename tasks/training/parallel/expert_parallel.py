@@ -27,7 +27,7 @@ def divide_experts(model: nn.Module, ranks: Ranks, *, is_overlapped: bool) -> No
     """Keep this rank's experts of every layer and send tokens to where theirs are; before the optimizer is built.
 
     DeepSpeed is told to sum their gradients over `ranks.expert_data` only. `is_overlapped`: the shared expert is
-    computed while tokens travel.
+    computed while tokens are exchanged.
     """
     if ranks.expert.size == 1:
         return
@@ -40,14 +40,13 @@ def divide_experts(model: nn.Module, ranks: Ranks, *, is_overlapped: bool) -> No
             part.shard = EXPERTS  # pyright: ignore[reportAttributeAccessIssue]
             groups.mark_expert(part)
             setattr(mixture.experts, name, part)
-        mixture.travel = partial(JourneyToRanks, axis=ranks.expert, is_overlapped=is_overlapped)
+        mixture.dispatcher = partial(RankDispatcher, axis=ranks.expert, is_overlapped=is_overlapped)
         groups.num_experts = mixture.num_experts
     model.add_module("expert_groups", groups)
 
 
-class JourneyToRanks:
-    """Copies sorted by expert go to the ranks that hold their experts, which are neighbours in that order, and come
-    back."""
+class RankDispatcher:
+    """Sends copies, sorted by expert, to the ranks that hold their experts, and their rows back."""
 
     def __init__(self, tokens_RD: Tensor, counts_E: Tensor, *, axis: Axis, is_overlapped: bool) -> None:
         assert axis.group is not None, axis
@@ -63,8 +62,8 @@ class JourneyToRanks:
         if self._is_here:
             self._rows_RD = self._exchange.finish(self._rows_RD)
 
-    def arrive(self) -> tuple[Tensor, Tensor]:
-        """They lie by rank, and within a rank by expert: experts want them by expert alone."""
+    def dispatch(self) -> tuple[Tensor, Tensor]:
+        """Received rows are sorted by rank, then by expert; experts need them sorted by expert."""
         num_ranks, num_experts = self._received_PE.shape
         experts_PE = torch.arange(num_experts, device=self._received_PE.device).repeat(num_ranks)
         expert_ids_R = experts_PE.repeat_interleave(self._received_PE.flatten(), output_size=sum(self._received))
@@ -74,7 +73,7 @@ class JourneyToRanks:
         rows_RD = self._rows_RD if self._is_here else self._exchange.finish(self._rows_RD)
         return _reorder(rows_RD, self._by_expert_R, self._by_rank_R), self._received_PE.sum(0)
 
-    def come_home(self, rows_RD: Tensor) -> Tensor:
+    def combine(self, rows_RD: Tensor) -> Tensor:
         return exchange_rows(
             _reorder(rows_RD, self._by_rank_R, self._by_expert_R), self._received, self._sent, self._group
         )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tasks.data.deduplication.remove_semantic_duplicates import SIMILAR, remove_semantic_duplicates
-from tasks.data.deduplication.similar_pairs import fates, similar_pairs
+from tasks.data.deduplication.similar_pairs import decide, similar_pairs
 from tasks.data.embedding.semantic_vectors import (
     ASSIGNED_COLUMNS,
     BUCKET_BITS,
@@ -132,7 +132,7 @@ def test_a_document_goes_only_for_one_that_stays():
     pairs = [(0, worse, 0.0, 0, better, 0.0, 0, 0.99) for better, worse in sorted(edges, key=lambda edge: edge[::-1])]
     table = pa.Table.from_pylist([dict(zip(PAIR_NAMES, pair, strict=True)) for pair in pairs])
     for size in (1, 100):
-        gone = [row for batch in fates(iter(table.to_batches(size))) for row in batch.to_pylist()]
+        gone = [row for batch in decide(iter(table.to_batches(size))) for row in batch.to_pylist()]
         assert [(row["id"], row["kept_id"]) for row in gone] == [("b", "a"), ("d", "c")]
 
 

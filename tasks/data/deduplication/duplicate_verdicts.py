@@ -75,7 +75,7 @@ def exact_groups(frame: DataFrame) -> DataFrame:
     return grouped.select("content_digest", "best.id", (~F.col("best.is_new")).alias("is_earlier"), "best", "smallest")
 
 
-def fates_of(frame: DataFrame, groups: DataFrame, components: DataFrame, pages: DataFrame | None) -> DataFrame:
+def verdicts_of(frame: DataFrame, groups: DataFrame, components: DataFrame, pages: DataFrame | None) -> DataFrame:
     """(id, collection, source, reason, kept_id, cluster) of every new document; a survivor has no reason and is its own
     kept_id.
 
