@@ -175,9 +175,9 @@ def most_new_bytes(function, trace_path: Path) -> int:
     profile.export_chrome_trace(str(trace_path))
     live: dict[int, int] = {}
     now = most = 0
-    for event in json.loads(trace_path.read_text())["traceEvents"]:
-        if event.get("name") != "[memory]":
-            continue
+    events = [event for event in json.loads(trace_path.read_text())["traceEvents"] if event.get("name") == "[memory]"]
+    # In the order of time: a trace lists them by thread, and what one thread allocates another may free.
+    for event in sorted(events, key=lambda event: event["ts"]):
         size, address = event["args"]["Bytes"], event["args"]["Addr"]
         now += size if size > 0 else -live.pop(address, 0)
         if size > 0:
