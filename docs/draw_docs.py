@@ -3,7 +3,7 @@
 course.svg: what changes along the course of configs/full.yaml, by the functions that training reads. packing.svg: the
 two packings and fill-in-the-middle, placed by the functions that pack a phase. walk.svg: the rooms and files that a
 record passes until it is in a batch.
---check says whether the files are what would be drawn.
+--check says whether the files are what would be drawn. Long: four pictures share its lines and boxes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A form is (kind, language, text); the text between ⟦ and ⟧ is what must be m
 every seed: A capitals and digits, a letters and digits, c letters, l small letters, d digits, h hexadecimal, b base64,
 u base64 of URLs, p a password, 9 a digit but 0. A trap is (language, text). The rules were written with the DEVELOPED
 halves at hand; the UNSEEN halves were written before the rules, in other contexts, services and countries, and no rule
-was changed for one of them.
+was changed for one of them. Long: it is one list.
 """
 
 from __future__ import annotations
