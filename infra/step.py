@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -19,6 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
+from configs.files.stored_files import StoredFile, given_file, writing
 from infra.code_digest import code_digest
 
 
@@ -46,6 +48,8 @@ class FileEntry(Record):
     size: int
     """Bytes."""
     sha256: str
+    blocks: tuple[str, ...] = ()
+    """Digest of each block (file_digests.py), which readers verify; none for a file of one block."""
 
 
 class Manifest(Record):
@@ -80,6 +84,8 @@ class Reader(Protocol):
 
     def local_path(self, manifest: Manifest, name: str) -> Path: ...
 
+    def uri_of(self, manifest: Manifest, name: str) -> str: ...
+
 
 @dataclass(frozen=True)
 class Artifact(Generic[R]):
@@ -103,11 +109,28 @@ class Artifact(Generic[R]):
 
     def paths(self, pattern: str) -> list[Path]:
         """Local paths of the files that match a shell pattern, in the order of their names; none is an error."""
+        return [self.path(name) for name in self._names(pattern)]
+
+    def file(self, name: str) -> StoredFile:
+        """One file, for executors."""
+        (file,) = self.files(name)
+        return file
+
+    def files(self, pattern: str) -> list[StoredFile]:
+        """The files that match, for executors: where each is and what it must hold. Nothing is read here."""
+        entries = {**self.manifest.content, **self.manifest.evidence}
+        return [
+            StoredFile(self.reader.uri_of(self.manifest, name), entry.size, entry.sha256, entry.blocks)
+            for name in self._names(pattern)
+            for entry in [entries[name]]
+        ]
+
+    def _names(self, pattern: str) -> list[str]:
         names = sorted(
             name for name in {**self.manifest.content, **self.manifest.evidence} if fnmatchcase(name, pattern)
         )
         assert names, f"step {self.manifest.step} left no file {pattern}"
-        return [self.path(name) for name in names]
+        return names
 
     def directory(self, name: str) -> Path:
         """Local directory `name` with every file below it verified."""
@@ -134,7 +157,9 @@ class Output:
     """Where a running step writes, and how it reports."""
 
     directory: Path
-    """Local staging directory of this attempt; becomes the artifact at the commit."""
+    """Local staging directory of this attempt, for what this process writes itself."""
+    uri: str
+    """Address of this attempt in the store, for what executors write: `directory` where the store is local."""
     work_dir: Path
     """Resumable progress of this key; survives crashes."""
     key: str
@@ -142,6 +167,31 @@ class Output:
     """Shows progress in the terminal and in the Prefect UI."""
     log_metrics: LogMetrics
     """Forwards the metrics of optimizer steps to the tracker."""
+    remove_below: Callable[[str], None]
+    """The store's side of `remove`."""
+    written: dict[str, StoredFile] = field(default_factory=dict)
+    """Files of executors by name, described by those that wrote them: the commit reads none of them again."""
+
+    def add(self, files: Iterable[StoredFile]) -> list[StoredFile]:
+        """Make files that executors wrote below `uri` part of the artifact; gives them in the order of their names."""
+        named = {file.uri.removeprefix(f"{self.uri}/"): file for file in files}
+        self.written.update(named)
+        return [named[name] for name in sorted(named)]
+
+    def share(self, name: str) -> StoredFile:
+        """Make a file that this process wrote readable for executors before the commit."""
+        path = self.path(name)
+        if str(self.directory) == self.uri:
+            return given_file(path)
+        with writing(f"{self.uri}/{name}") as (file, written), open(path, "rb") as source:
+            shutil.copyfileobj(source, file)
+        return self.add(written)[0]
+
+    def remove(self, name: str) -> None:
+        """Remove everything below a name of this attempt, whoever wrote it."""
+        self.remove_below(name)
+        for other in [other for other in self.written if other.startswith(f"{name}/")]:
+            del self.written[other]
 
     def path(self, name: str) -> Path:
         """Local path to write `name` to; parent directories are made."""

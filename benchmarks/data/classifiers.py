@@ -224,7 +224,7 @@ def _toxicity(recipe: ClassifierRecipe, bound: float, paths: list[Path]) -> dict
         trained = compute(train_classifiers, Path(directory) / "home", sources=list_sources(data), recipe=recipe)
         seconds = time.process_time() - started
         described = json.loads(trained.path("classifiers.json").read_text())
-        kinds = {kind: described_classifier(kind, described[kind]["classifier"], trained.path) for kind in described}
+        kinds = {kind: described_classifier(kind, described[kind]["classifier"], trained.file) for kind in described}
         sets = {name: _on_set(kinds["toxicity"], records, bound) for name, records in _sets(paths).items()}
         clean, speeds = {}, {}
         for name in CLEAN:

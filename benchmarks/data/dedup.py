@@ -37,12 +37,12 @@ from benchmarks.results import WRITE_FLAG, report
 from configs.schema import DeduplicationRecipe, SparkResources
 from infra.code_digest import ROOT
 from infra.machine.spark import spark_session, stop_spark
-from infra.step import Output
 from tasks.data.deduplication.deduplicate_documents import DeduplicatedDocuments, deduplicate_documents
 from tasks.data.deduplication.earlier_documents import EarlierDocuments
 from tasks.data.deduplication.edge_components import smallest_members
 from tasks.data.deduplication.minhash import jaccard_counts, shingle_sets
 from tests.support.given_documents import given_document, given_documents
+from tests.support.local_output import local_output
 
 RECIPE = DeduplicationRecipe(
     ngram_size=5, num_permutations=128, threshold=0.7, max_removed_share=1.0, max_cluster_share=1.0, previous=()
@@ -88,7 +88,7 @@ def deduplicate(texts: list[str], directory: Path) -> Run:
     numbers = {row["id"]: number for number, row in enumerate(documents)}
     given = given_documents(directory / "given.parquet", documents)
     del documents
-    output = Output(directory, directory, "benchmark", report=lambda progress: None, log_metrics=lambda rows: None)
+    output = local_output(directory)
     corpus_mib = psutil.Process().memory_info().rss >> 20
     peak, is_over = [0], threading.Event()
 

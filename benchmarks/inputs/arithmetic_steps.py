@@ -14,7 +14,7 @@ from model.text.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS
 from tasks.data.problems.synthesize_problems import SynthesizedProblems
 from tasks.data.records.documents import NUM_HASHES, UNBUCKETED, sampling_hash
 from tasks.data.shards.shard_chats import ChatShards
-from tasks.data.shards.shard_documents import TokenShards, write_tables
+from tasks.data.shards.shard_documents import TokenShards, shards_of
 from tasks.data.shards.tokenize_chats import write_chat_shard
 from tasks.data.shards.tokenize_parts import write_shard
 from tasks.data.tokenizer.bpe_tokenizer import tokenizer_config, train_bpe, write_json
@@ -72,9 +72,9 @@ def shard_arithmetic(
 ) -> TokenShards:
     """shard_documents without Spark."""
     end = tokenizer.record.special_ids[END_OF_TEXT]
-    directory, path = str(output.path("shards/x").parent), str(tokenizer.path("tokenizer.json"))
+    directory, file = str(output.path("shards/x").parent), tokenizer.file("tokenizer.json")
     batches = _batches(problems, "documents/part-00000.parquet", "synthetic-00000")
-    return _write_members(list(write_shard(iter(batches), directory, path, end, tokenizer.record.num_tokens)), output)
+    return write_members(list(write_shard(iter(batches), directory, file, end, tokenizer.record.num_tokens)), output)
 
 
 @step(content=("shards/*", "members.parquet"))
@@ -88,7 +88,7 @@ def shard_questions(
     """shard_chats without Spark, and with answers that nobody verified."""
     import pyarrow as pa
 
-    directory, path = str(output.path("shards/x").parent), str(tokenizer.path("tokenizer.json"))
+    directory, file = str(output.path("shards/x").parent), tokenizer.file("tokenizer.json")
     batches = []
     for batch in _batches(problems, "chats.parquet", "chat-00000"):
         messages = [
@@ -96,9 +96,9 @@ def shard_questions(
             for text, identity in zip(batch["messages"].to_pylist(), batch["id"].to_pylist(), strict=True)
         ]
         batches.append(batch.set_column(batch.schema.get_field_index("messages"), "messages", pa.array(messages)))
-    members = list(write_chat_shard(iter(batches), directory, path, tokenizer.record.num_tokens))
-    num_trained = sum(sum(batch["num_trained_tokens"].to_pylist()) for batch in members)
-    return ChatShards(**_write_members(members, output).model_dump(), num_trained_tokens=num_trained)
+    rows = list(write_chat_shard(iter(batches), directory, file, tokenizer.record.num_tokens))
+    num_trained = sum(count or 0 for batch in rows for count in batch["num_trained_tokens"].to_pylist())
+    return ChatShards(**write_members(rows, output).model_dump(), num_trained_tokens=num_trained)
 
 
 def _with_wrong_answer(messages: str) -> str:
@@ -149,7 +149,14 @@ def _batches(problems: Artifact[SynthesizedProblems], name: str, shard: str) -> 
     return table.to_batches()
 
 
-def _write_members(batches: list[pa.RecordBatch], output: Output) -> TokenShards:
+def write_members(batches: list[pa.RecordBatch], output: Output) -> TokenShards:
+    """members.parquet from the rows that shards were written with; their record."""
     import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
 
-    return write_tables(pa.Table.from_batches(batches), output)
+    rows = pa.Table.from_batches(batches)
+    members = rows.filter(pc.field("file").is_null())
+    pq.write_table(members.select(["id", "shard", "sequence"]).sort_by("id"), output.path("members.parquet"))
+    sums = members.group_by("shard").aggregate([("id", "count"), ("num_tokens", "sum")]).to_pylist()
+    return shards_of({row["shard"]: (row["id_count"], row["num_tokens_sum"]) for row in sums})

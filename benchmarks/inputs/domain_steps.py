@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.inputs.arithmetic_steps import write_members
 from configs.schema import DataRecipe, TokenizerRecipe
 from infra.step import Artifact, Output, Record, step
 from model.text.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS
@@ -21,7 +22,7 @@ from tasks.data.records.documents import (
     names_of,
     sampling_hash,
 )
-from tasks.data.shards.shard_documents import TokenShards, write_tables
+from tasks.data.shards.shard_documents import TokenShards
 from tasks.data.shards.tokenize_parts import write_shard
 from tasks.data.sources.ingest_documents import sampling_bounds
 from tasks.data.sources.list_sources import SourceListing
@@ -124,7 +125,7 @@ def _shard(
     import pyarrow as pa
 
     end, directory = tokenizer.record.special_ids[END_OF_TEXT], str(output.path("shards/x").parent)
-    path, members = str(tokenizer.path("tokenizer.json")), []
+    file, made = tokenizer.file("tokenizer.json"), []
     for domain in sorted(texts.record.bytes_by_domain):
         rows = [
             row | {"shard": f"{domain}-00000", "quality_bucket": UNBUCKETED}
@@ -132,8 +133,8 @@ def _shard(
             if row["domain"] == domain
         ]
         batches: Iterator[pa.RecordBatch] = iter(pa.Table.from_pylist(rows).combine_chunks().to_batches())
-        members += write_shard(batches, directory, path, end, tokenizer.record.num_tokens)
-    return write_tables(pa.Table.from_batches(members), output)
+        made += write_shard(batches, directory, file, end, tokenizer.record.num_tokens)
+    return write_members(made, output)
 
 
 def _rows(texts: Artifact[DomainTexts], side: str) -> list[dict[str, Any]]:

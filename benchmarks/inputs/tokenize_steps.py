@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from configs.files.stored_files import given_file
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Record, step
 from model.text.tokenizer_layout import END_OF_TEXT
@@ -68,7 +69,14 @@ def shard_files(*, tokenizer: Artifact[TrainedTokenizer], recipe: Source, output
         F.octet_length("text").cast("long").alias("num_bytes"),
     ).write.parquet(documents.as_uri())
     # Two shards: as many as workers, which the text alone would not fill.
-    return shard_split(sorted(documents.glob("*.parquet")), TRAIN, tokenizer, RESOURCES, output, NUM_WORKERS)
+    return shard_split(
+        [given_file(path) for path in sorted(documents.glob("*.parquet"))],
+        TRAIN,
+        tokenizer,
+        RESOURCES,
+        output,
+        NUM_WORKERS,
+    )
 
 
 def files_of(source: Path) -> list[Path]:

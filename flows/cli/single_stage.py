@@ -248,12 +248,12 @@ def _left_by_a_stage(written: DocumentFiles) -> bool:
 
     if (written.directory / UNFINISHED).exists():
         raise ValueError(f"{written.directory} is the output of a stage that was not finished: run that stage again")
-    paths = written.paths("documents/*.parquet")
+    files = written.files("documents/*.parquet")
     try:
-        return bool(paths) and "content_digest" in pq.read_schema(paths[0]).names
+        return bool(files) and "content_digest" in pq.read_schema(files[0].uri).names
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
-            f"{paths[0]} cannot be read ({error}): repair it, or run the stage that left it again"
+            f"{files[0].uri} cannot be read ({error}): repair it, or run the stage that left it again"
         ) from error
 
 
@@ -270,8 +270,4 @@ def _num_bytes(source: SourceListing | DocumentFiles | None) -> int:
     """Of the text, about: Parquet holds it compressed."""
     if isinstance(source, SourceListing):
         return sum(file.num_text_bytes for file in source.files)
-    return (
-        0
-        if source is None
-        else PARQUET_RATIO * sum(path.stat().st_size for path in source.paths("documents/*.parquet"))
-    )
+    return 0 if source is None else PARQUET_RATIO * sum(file.size for file in source.files("documents/*.parquet"))

@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
-from configs.atomic_files import replace_durably
+from configs.files.atomic_files import replace_durably
 from infra.child_process import die_with_parent, free_port
 
 EXIT_LOCKED = 3

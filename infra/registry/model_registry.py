@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from configs.atomic_files import replacing
+from configs.files.atomic_files import replacing
 from infra.home import Home
 from infra.registry.experiment_tracking import KEY_TAG, connect
 from infra.registry.model_package import package_files

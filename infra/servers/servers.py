@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel
 
-from configs.atomic_files import replace_durably
+from configs.files.atomic_files import replace_durably
 from infra.child_process import die_with_parent, free_port
 from infra.file_lock import locked
 from infra.home import Home, private_file

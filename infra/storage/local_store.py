@@ -8,7 +8,7 @@ import stat
 import uuid
 from pathlib import Path
 
-from configs.atomic_files import sync_directory, write_durably
+from configs.files.atomic_files import sync_directory, write_durably
 from infra.home import Home
 from infra.storage.store import Store
 
@@ -73,6 +73,9 @@ class LocalStore(Store):
                 os.fsync(file.fileno())
         for path in {directory, directory.parent, *((directory / name).parent for name in names)}:
             sync_directory(path)
+
+    def _remove_below(self, key: str, attempt: str, name: str) -> None:
+        shutil.rmtree(self.attempt_dir(key, attempt) / name, ignore_errors=True)
 
     def _discard(self, key: str, attempt: str) -> None:
         shutil.rmtree(self.attempt_dir(key, attempt), ignore_errors=True)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from configs.atomic_files import replace_durably
+from configs.files.atomic_files import replace_durably
 from infra.home import Home
 from infra.step import canonical_json
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from configs.atomic_files import replacing
+from configs.files.atomic_files import replacing
 from infra.home import Home
 from infra.storage.store import Store
 
@@ -162,9 +162,16 @@ class S3Store(Store):
             if error.response["Error"]["Code"] not in ("AccessDenied", "NotImplemented", "MethodNotAllowed"):
                 raise
 
+    def _remove_below(self, key: str, attempt: str, name: str) -> None:
+        shutil.rmtree(self.attempt_dir(key, attempt) / name, ignore_errors=True)
+        self._delete(f"{self.prefix}objects/{key}/{attempt}/{name}/")
+
     def _discard(self, key: str, attempt: str) -> None:
         shutil.rmtree(self.attempt_dir(key, attempt), ignore_errors=True)
         prefix = f"{self.prefix}objects/{key}/{attempt}/"
+        self._delete(prefix)
+
+    def _delete(self, prefix: str) -> None:
         self._abort_uploads(prefix)
         for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
             for entry in page.get("Contents", []):

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
+from configs.files.file_digests import digests_of
 from infra.file_lock import locked
 from infra.home import Home
 from infra.step import Artifact, FileEntry, LogMetrics, Manifest, Output, Progress, R, Record, Step, digest_of
@@ -84,6 +85,17 @@ class Store(ABC):
     @abstractmethod
     def manifest_names(self) -> list[str]:
         """Names of all manifests."""
+
+    def uri_of(self, manifest: Manifest, name: str) -> str:
+        """Address of a committed file, for processes that read it themselves."""
+        return self._uri(_object_name(manifest, name))
+
+    def _uri(self, name: str) -> str:
+        return f"{self.uri}/{name}"
+
+    @abstractmethod
+    def _remove_below(self, key: str, attempt: str, name: str) -> None:
+        """Remove what is below a name of an attempt."""
 
     def attempt_dir(self, key: str, attempt: str) -> Path:
         """Local directory in which an attempt is written."""
@@ -233,11 +245,13 @@ class Store(ABC):
         directory = self.attempt_dir(key, attempt)
         directory.mkdir(parents=True)
         started = clock()
-        record = run(Output(directory, work_dir, key, report, log_metrics))
-        manifest = _describe(step, key, attempt, identity, record, directory, clock() - started)
+        uri = self._uri(f"objects/{key}/{attempt}")
+        output = Output(directory, uri, work_dir, key, report, log_metrics, partial(self._remove_below, key, attempt))
+        record = run(output)
+        manifest = _describe(step, attempt, identity, record, output, clock() - started)
         if (adopted := work_dir / "adopted_from").exists():
             manifest = manifest.model_copy(update={"adopted_from": adopted.read_text()})
-        self._publish(key, attempt, sorted({**manifest.content, **manifest.evidence}))
+        self._publish(key, attempt, sorted({*manifest.content, *manifest.evidence} - output.written.keys()))
         artifact = self._commit(step, manifest)
         if artifact.manifest.attempt != attempt:
             self._discard(key, attempt)
@@ -286,20 +300,24 @@ def hash_file(path: Path) -> str:
 
 
 def _describe(
-    step: Step[R], key: str, attempt: str, identity: dict[str, Any], record: Record, directory: Path, seconds: float
+    step: Step[R], attempt: str, identity: dict[str, Any], record: Record, output: Output, seconds: float
 ) -> Manifest:
-    names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
-    content = {name: _entry(directory / name) for name in names if _matches(name, step.content)}
+    """Files of executors are described already; only those that this process wrote are read."""
+    paths = {path.relative_to(output.directory).as_posix(): path for path in output.directory.rglob("*")}
+    own = {name: path for name, path in paths.items() if path.is_file() and name not in output.written}
+    entries = {name: _entry(path) for name, path in own.items()}
+    entries |= {name: FileEntry(size=f.size, sha256=f.sha256, blocks=f.blocks) for name, f in output.written.items()}
+    content = {name: entry for name, entry in sorted(entries.items()) if _matches(name, step.content)}
     evidence = {
-        name: _entry(directory / name) for name in names if name not in content and _matches(name, step.evidence)
+        name: entry for name, entry in sorted(entries.items()) if name not in content and _matches(name, step.evidence)
     }
-    undeclared = [name for name in names if name not in content and name not in evidence]
+    undeclared = sorted(entries.keys() - content.keys() - evidence.keys())
     assert not undeclared, f"step {step.name} wrote files that it does not declare: {undeclared}"
     values = record.model_dump(mode="json")
     return Manifest(
-        key=key,
+        key=output.key,
         generation=0,
-        object_key=key,
+        object_key=output.key,
         attempt=attempt,
         digest=_content_digest(values, content),
         identity=identity,
@@ -315,7 +333,8 @@ def _content_digest(record: dict[str, Any], content: dict[str, FileEntry]) -> st
 
 
 def _entry(path: Path) -> FileEntry:
-    return FileEntry(size=path.stat().st_size, sha256=hash_file(path))
+    digests = digests_of(path)
+    return FileEntry(size=digests.size, sha256=digests.sha256, blocks=digests.blocks)
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.atomic_files import replacing
+from configs.files.atomic_files import replacing
 from configs.machine import compiler, describe_missing, make_native_dir, this_machine, with_headers
 
 if TYPE_CHECKING:

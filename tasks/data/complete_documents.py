@@ -7,10 +7,11 @@ means: no scores, a cluster of its own, to be trained on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.files.stored_files import StoredFile, given_file
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, digest_of, step
 from infra.storage.store import hash_file
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from configs.schema import SparkResources
 
+SCORES = tuple(name for name in names_of(SCORE_COLUMNS) if name != "language")
+"""Without the language, which the source says where nothing detected it."""
+
 
 @dataclass(frozen=True)
 class DocumentFiles:
@@ -29,9 +33,9 @@ class DocumentFiles:
 
     directory: Path
 
-    def paths(self, pattern: str) -> list[Path]:
+    def files(self, pattern: str) -> list[StoredFile]:
         """Files that match, in the order of their names."""
-        return sorted(self.directory.glob(pattern))
+        return [given_file(path) for path in sorted(self.directory.glob(pattern))]
 
     @property
     def digest(self) -> str:
@@ -40,7 +44,7 @@ class DocumentFiles:
 
     @cached_property
     def _digest(self) -> str:
-        return digest_of({path.name: hash_file(path) for path in self.paths("documents/*.parquet")})
+        return digest_of({file.name: hash_file(Path(file.uri)) for file in self.files("documents/*.parquet")})
 
 
 class CompleteDocuments(Record):
@@ -56,35 +60,30 @@ def complete_documents(
     *, documents: Artifact[Any] | DocumentFiles, resources: SparkResources, output: Output
 ) -> CompleteDocuments:
     """Raises ValueError where a column of DOCUMENT_COLUMNS is missing."""
-    paths = documents.paths("documents/*.parquet")
+    files = documents.files("documents/*.parquet")
     output.report(Progress(0, 0, "documents", "reading"))
-    frame = read_documents(spark_session(resources), paths, resources)
+    spark = spark_session(resources)
+    frame = read_documents(spark, files, resources)
     missing = [name for name in names_of(DOCUMENT_COLUMNS) if name not in frame.columns]
     if missing:
         raise ValueError(
-            f"{paths[0]} has no column {', '.join(missing)}: name a directory of sources, or the output of `glm46 "
+            f"{files[0].uri} has no column {', '.join(missing)}: name a directory of sources, or the output of `glm46 "
             f"stage`"
         )
-    num_bytes = sum(size for _, size in count_by(paths, "domain").values())
-    written = write_documents(_with_neutral(frame), output.path("documents"), num_bytes)
-    counts = count_by(written, "split", "domain")
+    num_bytes = sum(size for _, size in count_by(read_documents(spark, files, resources, "num_bytes")).values())
+    written, counts = write_documents(_with_neutral(frame), output, "documents", num_bytes, "split", "domain")
     return CompleteDocuments(
         num_documents=sum(count for count, _ in counts.values()),
         num_bytes=num_bytes,
         train_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN},
-        num_scored=_num_scored(written),
+        num_scored=_num_scored(read_documents(spark, written, resources, *SCORES)),
     )
 
 
-def _num_scored(paths: list[Path]) -> int:
-    import pyarrow.compute as pc
-    import pyarrow.dataset as dataset
+def _num_scored(scores: DataFrame) -> int:
+    from pyspark.sql import functions as F
 
-    scores = [
-        name for name in names_of(SCORE_COLUMNS) if name != "language"
-    ]  # which the source says where nothing looked
-    is_scored = reduce(lambda one, other: one | other, (pc.field(name).is_valid() for name in scores))
-    return dataset.dataset([str(path) for path in paths]).count_rows(filter=is_scored)
+    return scores.where(F.coalesce(*(F.col(name).cast("string") for name in SCORES)).isNotNull()).count()
 
 
 def _with_neutral(frame: DataFrame) -> DataFrame:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.atomic_files import replace_durably
+from configs.files.atomic_files import replace_durably
 from infra.step import Artifact, Output, Record, step
 from tasks.prepared_data import PreparedData
 from tasks.report.cards import architecture_rows, data_card, model_card

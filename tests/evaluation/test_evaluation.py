@@ -27,6 +27,7 @@ from tests.support.evaluation_fakes import (
     evaluation_suite,
     toy_tokenizer,
 )
+from tests.support.local_output import local_output
 
 
 @pytest.fixture(scope="module")
@@ -192,10 +193,9 @@ def test_broken_weights_are_evaluated_not_crashed_on(store):
 
 
 def test_progress_is_reported(store, tmp_path):
-    from infra.step import Output
 
     seen: list[Progress] = []
-    output = Output(tmp_path, tmp_path, "key", seen.append, lambda number, metrics: None)
+    output = local_output(tmp_path, seen.append)
     evaluate_checkpoint(
         checkpoint=checkpoint(store, "trained"),
         suite=evaluation_suite(store),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from infra.step import Output
 from model.generation.generation import InProcessEngine
 from tasks.evaluation.engine import document_token_ids
 from tasks.evaluation.expert_use import ExpertUse, measure_expert_use, read_expert_use, write_expert_use
 from tasks.evaluation.items import DOCUMENT
 from tasks.evaluation.suite import Question
 from tests.support.evaluation_fakes import DOCUMENTS, toy_tokenizer
+from tests.support.local_output import local_output
 from tests.support.model_recipes import GLM46, random_model
 
 pytestmark = pytest.mark.usefixtures("clear_routing")
@@ -23,7 +23,7 @@ def test_counts_are_those_of_a_pass_over_whole_rows_and_survive_the_table(tmp_pa
     recipe = GLM46.model_copy(update={"vocab_size": tokenizer.get_vocab_size()})
     model = random_model(recipe, seed=4)
     documents = [Question(f"{DOCUMENT}/{name}", DOCUMENT, name, name, text, "") for name, text in DOCUMENTS.items()]
-    output = Output(tmp_path, tmp_path, "key", lambda progress: None, lambda *_: None)
+    output = local_output(tmp_path)
     engine = InProcessEngine(model, weights_version="v", batch_sequences=2)
     found = measure_expert_use(engine, tokenizer, documents, LENGTH, 2, output)
 

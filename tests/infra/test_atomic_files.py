@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from configs.atomic_files import replace_durably, replacing
+from configs.files.atomic_files import replace_durably, replacing
 
 
 def test_a_file_is_replaced_when_the_block_ends(tmp_path):

@@ -20,7 +20,6 @@ from configs.schema import ReleaseRecipe, ServingResources
 from flows.cli.serve_model import ServedModel, complete
 from infra.home import Home
 from infra.serving.model_server import is_healthy, running_model_server, start_model_server
-from infra.step import Output
 from infra.storage.open_store import open_store
 from model.formats.gguf_checkpoint import write_gguf
 from tasks.evaluation.engine import document_token_ids
@@ -34,6 +33,7 @@ from tasks.release.smoke_test import smoke_test
 from tasks.release.token_bytes import ends_inside_character, token_bytes
 from tests.conftest import ROOT
 from tests.support.evaluation_fakes import DOCUMENTS, VOCAB_SIZE, checkpoint, commit, evaluation_suite, toy_tokenizer
+from tests.support.local_output import local_output
 
 RECIPE = ReleaseRecipe(
     gguf_types=("F32", "Q8_0"),
@@ -190,7 +190,7 @@ def test_a_conversation_is_asked_of_models_that_know_any(store, served, tmp_path
     assert chat["num_clear"] > 2, "no clear answer: test is too easy"
 
     base = replace(artifact, record=artifact.record.model_copy(update={"is_chat_trained": False}))
-    output = Output(tmp_path, tmp_path, "key", lambda progress: None, lambda number, metrics: None)
+    output = local_output(tmp_path)
     generate_reference(checkpoint=base, suite=evaluation_suite(store), recipe=RECIPE, output=output)
     assert not [entry for entry in json.loads((tmp_path / "reference.json").read_text()) if entry["is_chat"]]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from configs.files.stored_files import StoredFile, given_file
 from infra.step import digest_of
 from tasks.data.records.documents import RECORD_COLUMNS, SCORE_COLUMNS, arrow_schema, content_digest, document_id
 
@@ -24,8 +25,8 @@ class TableArtifact:
     digest: str
     record: SimpleNamespace
 
-    def paths(self, pattern: str) -> list[Path]:
-        return [self.path]
+    def files(self, pattern: str) -> list[StoredFile]:
+        return [given_file(self.path)]
 
 
 def document_row(text: str, place: int, **given: Any) -> dict[str, Any]:

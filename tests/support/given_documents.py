@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from configs.files.stored_files import StoredFile, given_file
 from tasks.data.records.documents import DOCUMENT_COLUMNS, SCORE_COLUMNS, arrow_schema, content_digest, document_id
 from tasks.data.scoring.score_documents import ScoredDocuments
 
@@ -28,9 +29,9 @@ class GivenDocuments:
     def digest(self) -> str:
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
-    def paths(self, pattern: str) -> list[Path]:
+    def files(self, pattern: str) -> list[StoredFile]:
         assert pattern == "documents/*.parquet", pattern
-        return [self.path]
+        return [given_file(self.path)]
 
 
 def given_document(text: str, offset: int, source: str = "web.jsonl", **chosen: Any) -> dict[str, Any]:

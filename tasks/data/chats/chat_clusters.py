@@ -6,7 +6,6 @@ answers to one question may both be worth learning.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,22 +17,21 @@ from tasks.data.records.document_files import write_documents
 from tasks.data.records.parcels import PARCEL_COLUMNS, id_numbers, parcels
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from configs.schema import DeduplicationRecipe
+    from configs.schema import DeduplicationRecipe, SparkResources
+    from infra.step import Output
 
 SAID = "array<struct<reasoning: string, content: string>>"
 
 
 @contextmanager
 def chat_clusters(
-    chats: DataFrame, num_bytes: int, recipe: DeduplicationRecipe, num_partitions: int, directory: Path
+    chats: DataFrame, num_bytes: int, recipe: DeduplicationRecipe, resources: SparkResources, output: Output, name: str
 ) -> Iterator[DataFrame]:
     """(id, cluster) of every conversation of `chats` (id, origin, messages), inside the block; a cluster is called by
-    the smallest id in it. `directory` holds their texts meanwhile, where executors can read it."""
+    the smallest id in it. `name` of the output holds their texts meanwhile."""
     from pyspark.sql import functions as F
 
     turns = F.transform(
@@ -41,19 +39,19 @@ def chat_clusters(
     )
     texts = chats.select("id", F.array_join(turns, "\n").alias("text"))
     try:
-        paths = [str(path) for path in write_documents(texts, directory / "texts", num_bytes)]
-        near = near_duplicates(
-            chats.select("id"), paths, None, [], signing_of(recipe, num_partitions, 1), recipe.threshold
-        )
+        files, _ = write_documents(texts, output, f"{name}/texts", num_bytes)
+        signing = signing_of(recipe, resources.shuffle_partitions, 1)
+        near = near_duplicates(chats.select("id"), files, None, [], signing, recipe.threshold)
         firsts = chats.groupBy("origin").agg(F.min("id").alias("first"))
         of_origin = chats.join(firsts, "origin").where("id <> first").select("id", "first").persist()
         edges = near.edges.where(f"kind = '{EDGES}'").unionByName(of_origin.mapInArrow(origin_edges, PARCEL_COLUMNS))
-        roots = connected_components(edges, near.num_edges + of_origin.count(), directory / "rounds")
+        num_edges = near.num_edges + of_origin.count()
+        roots = connected_components(edges, num_edges, output, f"{name}/rounds", resources)
         yield chats.select("id").join(roots, "id", "left").select("id", F.coalesce("root", "id").alias("cluster"))
         of_origin.unpersist()
         near.release()
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        output.remove(name)
 
 
 def origin_edges(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -8,7 +8,6 @@ from, and why. masked.parquet counts the replaced personal data, as mask_persona
 from __future__ import annotations
 
 from functools import partial, reduce
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.machine.spark import spark_session
@@ -25,13 +24,13 @@ from tasks.data.chats.chat_records import (
     read_chats,
 )
 from tasks.data.decontamination.protected_items import protected_items
+from tasks.data.privacy.mask_personal_data import count_masked
 from tasks.data.privacy.personal_data import KINDS
-from tasks.data.records.document_files import count_by, count_reasons, write_documents, write_table
+from tasks.data.records.document_files import count_reasons, counts_by, read_documents, write_documents, write_table
 from tasks.data.records.documents import CHAT_COLUMNS, NUM_EXAMPLES, NUM_HASHES, TRAIN, VALIDATION, names_of
 from tasks.data.sources.source_frame import source_frame
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
     from configs.schema import ChatCollectionRecipe, ChatRecipe, SparkResources
@@ -99,11 +98,12 @@ def collect_chats(
     items = spark.sparkContext.broadcast((index, protected))
     judging = Judging(recipe.chats.max_chat_chars, recipe.personal_data.kinds, items)
     made = [
-        artifact.path("chats.parquet").as_uri()
+        file
         for artifact in (synthetic, solutions, variations, traces)
         if artifact is not None
+        for file in artifact.files("chats.parquet")
     ]
-    generated = spark.read.parquet(*made)
+    generated = read_documents(spark, made, resources)
     frames = [generated.mapInArrow(partial(judge_chats, judging=judging), ROW_COLUMNS)]
     if files:
         frames.append(
@@ -113,28 +113,22 @@ def collect_chats(
         )
     rows = reduce(lambda left, right: left.unionByName(right), frames).persist()
     try:
-        record = _write_streams(rows, len(files), recipe, resources.shuffle_partitions, output)
+        record = _write_streams(rows, len(files), recipe, resources, output)
+        _check_rejected(record, recipe.chats, rows)
     finally:
         rows.unpersist()
         items.destroy()
-    _check_rejected(record, recipe.chats, output.path("rejected.parquet"))
     return record
 
 
 def _write_streams(
-    rows: DataFrame, num_sources: int, recipe: ChatCollectionRecipe, num_partitions: int, output: Output
+    rows: DataFrame, num_sources: int, recipe: ChatCollectionRecipe, resources: SparkResources, output: Output
 ) -> CollectedChats:
-    import pyarrow.parquet as pq
     from pyspark.sql import functions as F
 
     sums = rows.groupBy("stream").agg(F.count("id").alias("num_rows"), F.sum("num_bytes").alias("num_bytes")).collect()
     totals = {row["stream"]: (row["num_rows"], row["num_bytes"]) for row in sums}
-    left_out = (
-        rows.where(F.col("stream") != KEPT)
-        .select("stream", "id", "source", "offset", "reason", "kept_id", "detail")
-        .toArrow()
-    )
-    changed = sorted(row["source"] for row in left_out.to_pylist() if row["stream"] == CHANGED)
+    changed = sorted(row["source"] for row in rows.where(F.col("stream") == CHANGED).select("source").collect())
     if changed:
         raise ValueError(
             f"source {changed[0]} changed while it was read ({len(changed)} in all): "
@@ -150,22 +144,32 @@ def _write_streams(
     unique = sized.where(fits).persist()
     num_bytes = totals.get(KEPT, (0, 0))[1]
     compared = unique.select("id", "origin", "messages")
-    with chat_clusters(compared, num_bytes, recipe.deduplicate, num_partitions, output.path("compared")) as clusters:
+    with chat_clusters(compared, num_bytes, recipe.deduplicate, resources, output, "compared") as clusters:
         heads = unique.select(F.col("id").alias("cluster"), "origin")
         sides = clusters.join(heads, "cluster").select("id", _side(recipe.chats).alias("split"))
-        paths = write_documents(
-            unique.join(sides, "id").select(*names_of(CHAT_COLUMNS), "split"), output.path("chats"), num_bytes
+        _, counts = write_documents(
+            unique.join(sides, "id").select(*names_of(CHAT_COLUMNS), "split"),
+            output,
+            "chats",
+            num_bytes,
+            "collection",
+            "split",
         )
-    write_table(unique.where(F.greatest(*KINDS) > 0).select("id", *KINDS), output.path("masked.parquet"))
-    masked = pq.read_table(output.path("masked.parquet"), columns=list(KINDS))
+    masked = unique.where(F.greatest(*KINDS) > 0).select("id", *KINDS)
+    write_table(masked, output, "masked.parquet")
+    num_masked, by_kind = count_masked(masked)
     output.report(Progress(num_sources, num_sources, "sources", "conversations written"))
     duplicates = marked.where("id <> original").select(
         "id", F.lit(DUPLICATE).alias("reason"), F.col("original").alias("kept_id")
     )
     beyond = sized.where(~fits).select("id", F.lit(FULL).alias("reason"), F.lit("").alias("kept_id"))
-    _write_left_out(left_out, duplicates.unionByName(beyond).toArrow(), output)
+    left_out = rows.where(F.col("stream") == DROPPED).select("id", "reason", "kept_id")
+    dropped = left_out.unionByName(duplicates).unionByName(beyond)
+    reasons = count_reasons(write_table(dropped, output, "dropped.parquet", "reason"))
+    rejected = rows.where(F.col("stream") == REJECTED).select("id", "source", "offset", "reason", "detail")
+    rejections = count_reasons(write_table(rejected, output, "rejected.parquet", "reason"))
     unique.unpersist()
-    collections, sizes = count_by(paths, "collection"), count_by(paths, "split")
+    collections, sizes = counts_by(counts, 0), counts_by(counts, 1)
     record = CollectedChats(
         num_sources=num_sources,
         num_chats=sum(count for count, _ in sizes.values()),
@@ -173,10 +177,10 @@ def _write_streams(
         chats_by_collection={collection: count for (collection,), (count, _) in collections.items()},
         training_chats=sizes.get((TRAIN,), (0, 0))[0],
         validation_chats=sizes.get((VALIDATION,), (0, 0))[0],
-        dropped=count_reasons(output.path("dropped.parquet")),
-        num_masked_chats=masked.num_rows,
-        masked={kind: sum(masked[kind].to_pylist()) for kind in recipe.personal_data.kinds},
-        rejected=count_reasons(output.path("rejected.parquet")),
+        dropped=reasons,
+        num_masked_chats=num_masked,
+        masked={kind: by_kind[kind] for kind in recipe.personal_data.kinds},
+        rejected=rejections,
     )
     num_in = sum(count for count, _ in totals.values())
     assert num_in == record.num_chats + sum(record.dropped.values()) + sum(record.rejected.values()), (num_in, record)
@@ -198,30 +202,15 @@ def _side(recipe: ChatRecipe) -> Column:
     return F.when(is_held_out, F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
 
 
-def _write_left_out(left_out: pa.Table, duplicates: pa.Table, output: Output) -> None:
-    """dropped.parquet and rejected.parquet, sorted by id."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    dropped = left_out.filter(pc.field("stream") == DROPPED).select(["id", "reason", "kept_id"])
-    dropped = pa.concat_tables([dropped, duplicates.cast(dropped.schema)])
-    rejected = left_out.filter(pc.field("stream") == REJECTED).select(["id", "source", "offset", "reason", "detail"])
-    for name, table in (("dropped.parquet", dropped), ("rejected.parquet", rejected)):
-        pq.write_table(table.sort_by("id").combine_chunks(), output.path(name), compression="zstd")
-
-
-def _check_rejected(record: CollectedChats, recipe: ChatRecipe, rejected_path: Path) -> None:
+def _check_rejected(record: CollectedChats, recipe: ChatRecipe, rows: DataFrame) -> None:
     """Raises ValueError with examples where too much is malformed or nothing is left to train on."""
-    import pyarrow.parquet as pq
+    from pyspark.sql import functions as F
 
     num_rejected = sum(record.rejected.values())
     num_read = record.num_chats + sum(record.dropped.values()) + num_rejected
     if num_rejected > recipe.max_rejected_share * num_read:
-        rows = sorted(pq.read_table(rejected_path).to_pylist(), key=lambda row: (row["source"], row["offset"]))
-        examples = "; ".join(
-            f"{row['source']} at byte {row['offset']}: {row['reason']} ({row['detail']})" for row in rows[:NUM_EXAMPLES]
-        )
+        shown = rows.where(F.col("stream") == REJECTED).orderBy("source", "offset").take(NUM_EXAMPLES)
+        examples = "; ".join(f"{row.source} at byte {row['offset']}: {row.reason} ({row.detail})" for row in shown)
         counts = ", ".join(f"{reason} {count}" for reason, count in record.rejected.items())
         raise ValueError(
             f"{num_rejected} of {num_read} conversations are malformed ({counts}), more than chats.max_rejected_share "

@@ -7,14 +7,15 @@ protected, and so are the generated problems that gate promotion or are held out
 
 from __future__ import annotations
 
-from functools import partial
+from collections import Counter
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.decontamination.overlap import CHUNK_CHARS, HIT_COLUMNS, find_overlaps
 from tasks.data.decontamination.protected_items import protected_items
-from tasks.data.records.document_files import count_kept, read_documents, write_documents
+from tasks.data.records.document_files import check_counts, read_documents, write_documents
 from tasks.data.records.documents import TRAIN
 from tasks.data.text.text_chunks import chunk_bounds
 
@@ -78,18 +79,16 @@ def decontaminate_documents(
         _write_prompts(synthetic.path("prompts.parquet"), items, overlaps, output) if synthetic else (0, 0)
     )
     index = spark.sparkContext.broadcast(overlaps)
-    frame = read_documents(
-        spark, [path for artifact in given for path in artifact.paths("documents/*.parquet")], resources
-    )
+    frames = [read_documents(spark, artifact.files("documents/*.parquet"), resources) for artifact in given]
+    frame = reduce(lambda one, other: one.unionByName(other), frames)
     hits = frame.select("id", "text").mapInArrow(partial(find_overlaps, index=index), HIT_COLUMNS).persist()
     contaminated, num_common = _contaminated(hits, items.num_records, recipe.max_documents_per_run)
     evidence = contaminated.toArrow()
-    _write_evidence(evidence, items, output)
+    reasons = _write_evidence(evidence, items, output)
     kept = frame.join(F.broadcast(contaminated.select("id")), "id", "left_anti").select(*frame.columns)
     num_bytes = sum(artifact.record.num_bytes for artifact in given)
-    counts, reasons = count_kept(
-        write_documents(kept, output.path("documents"), num_bytes), num_in, output, "split", "domain"
-    )
+    _, counts = write_documents(kept, output, "documents", num_bytes, "split", "domain")
+    check_counts(counts, reasons, num_in)
     hits.unpersist()
     index.destroy()
     if not any(split == TRAIN for split, _ in counts):
@@ -127,8 +126,9 @@ def _contaminated(hits: DataFrame, num_records: int, max_documents: int) -> tupl
     return named.select("id", "smallest.*", "num_runs"), common.count()
 
 
-def _write_evidence(hits: pa.Table, items: ProtectedItems, output: Output) -> None:
-    """dropped.parquet, and contaminated.parquet with what is shared, both sorted by document id."""
+def _write_evidence(hits: pa.Table, items: ProtectedItems, output: Output) -> dict[str, int]:
+    """dropped.parquet, and contaminated.parquet with what is shared, both sorted by document id; dropped documents by
+    reason."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -143,6 +143,7 @@ def _write_evidence(hits: pa.Table, items: ProtectedItems, output: Output) -> No
         shared = shared.append_column(name, hits.column(name))
     shared = shared.drop_columns("item").sort_by("id").combine_chunks()
     pq.write_table(shared, output.path("contaminated.parquet"), compression="zstd")
+    return dict(sorted(Counter(dropped.column("reason").to_pylist()).items()))
 
 
 def _named(ids: list[str], numbers: list[int], items: ProtectedItems) -> pa.Table:

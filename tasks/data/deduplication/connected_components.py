@@ -8,15 +8,16 @@ no centre has one itself, or the run stops.
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 from tasks.data.deduplication.edge_components import ROOT_COLUMNS, STAR_COLUMNS, component_roots, star_rows
+from tasks.data.records.document_files import read_documents, write_partitions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame
+
+    from configs.schema import SparkResources
+    from infra.step import Output
 
 MAX_SINGLE_TASK_EDGES = 8_000_000
 """Two numbers per edge and a few temporaries: half a gigabyte in one executor."""
@@ -25,39 +26,43 @@ MAX_ROUNDS = 40
 
 
 def connected_components(
-    edges: DataFrame, num_edges: int, directory: Path, max_single_task_edges: int = MAX_SINGLE_TASK_EDGES
+    edges: DataFrame,
+    num_edges: int,
+    output: Output,
+    name: str,
+    resources: SparkResources,
+    max_single_task_edges: int = MAX_SINGLE_TASK_EDGES,
 ) -> DataFrame:
     """(id, root) of every node of EDGES parcels, roots included; a root is its component's smallest id. The driver
-    holds no edge. What rounds leave lies in `directory`, which all executors mount: no lost one takes a round with it.
-    Remove it when the roots were read.
+    holds no edge. Rounds write their edges to `name` of the output: a lost executor takes no round with it. Remove it
+    when the roots were read.
 
     Raises RuntimeError if the components have not settled after the rounds that any graph needs, never a half-merged
     result."""
     if num_edges <= max_single_task_edges:
         return edges.repartition(1).mapInArrow(component_roots, ROOT_COLUMNS)
-    return _alternate_stars(edges.mapInArrow(star_rows, STAR_COLUMNS).distinct(), directory)
+    return _alternate_stars(edges.mapInArrow(star_rows, STAR_COLUMNS).distinct(), output, name, resources)
 
 
-def _alternate_stars(edges: DataFrame, directory: Path) -> DataFrame:
+def _alternate_stars(edges: DataFrame, output: Output, name: str, resources: SparkResources) -> DataFrame:
     from pyspark.sql import functions as F
 
-    place = directory / "edges"
-    stars = _written(edges, place)
+    before, now = "", f"{name}/edges"
+    stars = _written(edges, output, now, resources)
     for number in range(MAX_ROUNDS):
         if _is_settled(stars):
             roots = stars.select(F.col("centre").alias("id"), F.col("centre").alias("root")).distinct()
             return stars.select(F.col("node").alias("id"), F.col("centre").alias("root")).unionByName(roots)
-        before, place = place, directory / f"round-{number:02d}"
-        stars = _written(_small_star(_large_star(stars)), place)
-        shutil.rmtree(before)
+        before, now = now, f"{name}/round-{number:02d}"
+        stars = _written(_small_star(_large_star(stars)), output, now, resources)
+        output.remove(before)
     raise RuntimeError(
         f"connected components have not settled after {MAX_ROUNDS} rounds: the duplicate clusters would be wrong"
     )
 
 
-def _written(stars: DataFrame, path: Path) -> DataFrame:
-    stars.write.parquet(path.as_uri())
-    return stars.sparkSession.read.schema(stars.schema).parquet(path.as_uri())
+def _written(stars: DataFrame, output: Output, name: str, resources: SparkResources) -> DataFrame:
+    return read_documents(stars.sparkSession, write_partitions(stars, output, name), resources)
 
 
 def _is_settled(stars: DataFrame) -> bool:

@@ -10,7 +10,6 @@ the signatures of the survivors: a later crawl is deduplicated against them (`pr
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,18 +22,26 @@ from tasks.data.deduplication.duplicate_verdicts import NEAR, exact_groups, page
 from tasks.data.deduplication.minhash import signing_metadata
 from tasks.data.deduplication.near_duplicates import near_duplicates, signing_of
 from tasks.data.deduplication.survivor_parts import signature_schema, write_survivors
-from tasks.data.records.document_files import count_kept, num_files, write_table
+from tasks.data.records.document_files import (
+    check_counts,
+    columns_of,
+    count_reasons,
+    empty_table,
+    num_files,
+    read_documents,
+    write_empty,
+    write_table,
+)
 from tasks.data.records.documents import DROPPED_COLUMNS, NUM_EXAMPLES, names_of
 from tasks.data.records.documents_by_id import send_marks, with_marks
 from tasks.data.records.parcels import PARCEL_COLUMNS
-from tasks.data.records.parquet_parts import PART_COLUMNS, part_name
+from tasks.data.records.parquet_parts import PART_COLUMNS, Counts, part_name, read_part_rows
 from tasks.data.records.removed_share import COLLECTION, Ceiling, check_removed_share
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
 
+    from configs.files.stored_files import StoredFile
     from configs.schema import DeduplicationRecipe, SparkResources
     from tasks.data.deduplication.earlier_documents import EarlierDocuments
     from tasks.data.scoring.score_documents import ScoredDocuments
@@ -82,10 +89,10 @@ def deduplicate_documents(
     documents, or more than max_cluster_share to one cluster of near-duplicates."""
     spark = spark_session(resources)
     previous.check_signatures(recipe)
-    paths = [str(path) for path in documents.paths("documents/*.parquet")]
-    num_in, files = documents.record.num_documents, num_files(documents.record.num_bytes)
-    signing = signing_of(recipe, resources.shuffle_partitions, files)
-    frame = _meta(spark, paths, previous.document_paths)
+    files = documents.files("documents/*.parquet")
+    num_in, num_parts = documents.record.num_documents, num_files(documents.record.num_bytes)
+    signing = signing_of(recipe, resources.shuffle_partitions, num_parts)
+    frame = _meta(spark, files, previous.document_files, resources)
     previous.check_ids(frame)
     output.report(Progress(0, num_in, "documents", "URLs and digests"))
     pages = page_duplicates(frame).persist()
@@ -95,28 +102,27 @@ def deduplicate_documents(
     output.report(Progress(0, num_in, "documents", "signatures"))
     ids = groups.where("not is_earlier").select("id")
     near = near_duplicates(
-        ids, paths, previous.signature_rows(spark), previous.document_paths, signing, recipe.threshold
+        ids, files, previous.signature_rows(spark), previous.document_files, signing, recipe.threshold
     )
     output.report(Progress(num_in, num_in, "documents", f"{near.num_edges} verified pairs"))
-    rounds = output.path("rounds")
-    components = connected_components(near.edges, near.num_edges, rounds)
+    components = connected_components(near.edges, near.num_edges, output, "rounds", resources)
     verdicts = verdicts_of(others, groups, components, pages if num_pages else None).persist()
-    clusters = largest_clusters(verdicts, [*paths, *previous.document_paths])
+    clusters = largest_clusters(verdicts, [*files, *previous.document_files], resources)
     check_cluster_share(clusters, recipe)
     _check_removed_share(verdicts, recipe)
-    _write_removed(verdicts, near.edges, output)
+    reasons = _write_removed(verdicts, near.edges, output)
     survivors = (
         verdicts.where("reason = ''")
         .select("id", "cluster")
-        .mapInArrow(partial(send_marks, num_files=files), PARCEL_COLUMNS)
+        .mapInArrow(partial(send_marks, num_files=num_parts), PARCEL_COLUMNS)
     )
-    to_write = near.signatures.unionByName(survivors).repartitionById(files, "target")
-    counts, reasons = count_kept(_write_survivors(to_write, paths, files, recipe, output), num_in, output, "domain")
+    to_write = near.signatures.unionByName(survivors).repartitionById(num_parts, "target")
+    counts = _write_survivors(to_write, files, num_parts, recipe, output)
+    check_counts(counts, reasons, num_in)
     for cached in (pages, groups, verdicts):
         cached.unpersist()
     near.release()
-    if rounds.exists():
-        shutil.rmtree(rounds)
+    output.remove("rounds")
     return DeduplicatedDocuments(
         num_documents=sum(count for count, _ in counts.values()),
         num_bytes=sum(size for _, size in counts.values()),
@@ -128,57 +134,53 @@ def deduplicate_documents(
     )
 
 
-def _meta(spark: SparkSession, paths: list[str], earlier_paths: list[str]) -> DataFrame:
+def _meta(
+    spark: SparkSession, files: list[StoredFile], earlier: list[StoredFile], resources: SparkResources
+) -> DataFrame:
     """META_COLUMNS and is_earlier of the documents and of those that earlier runs kept."""
     from pyspark.sql import functions as F
 
-    def read(files: list[str], is_earlier: bool) -> DataFrame:
-        return spark.read.parquet(*files).select(*META_COLUMNS, F.lit(is_earlier).alias("is_earlier"))
+    def read(files: list[StoredFile], is_earlier: bool) -> DataFrame:
+        return read_documents(spark, files, resources, *META_COLUMNS).withColumn("is_earlier", F.lit(is_earlier))
 
-    frame = read(paths, False)
-    return frame.unionByName(read(earlier_paths, True)) if earlier_paths else frame
+    frame = read(files, False)
+    return frame.unionByName(read(earlier, True)) if earlier else frame
 
 
-def _write_removed(verdicts: DataFrame, edges: DataFrame, output: Output) -> None:
+def _write_removed(verdicts: DataFrame, edges: DataFrame, output: Output) -> dict[str, int]:
     """dropped.parquet, and neighbours.parquet: of every near-duplicate the verified neighbour that it is most similar
-    to."""
+    to. Gives the dropped documents by reason."""
     from pyspark.sql import functions as F
 
     dropped = names_of(DROPPED_COLUMNS)
-    write_table(verdicts.where("reason <> ''").select(*dropped), output.path("dropped.parquet"))
+    counts = write_table(verdicts.where("reason <> ''").select(*dropped), output, "dropped.parquet", "reason")
     unlike = (-F.col("num_shared") / F.col("num_union")).alias("unlike")
     best = F.min(F.struct(unlike, "neighbour_id", "num_shared", "num_union")).alias("best")
     nearest = edges.mapInArrow(list_neighbours, NEIGHBOUR_COLUMNS).groupBy("id").agg(best)
     removed = verdicts.where(f"reason = '{NEAR}'").select("id", "kept_id").join(nearest, "id")
     columns = ("id", "kept_id", "best.neighbour_id", "best.num_shared", "best.num_union")
-    write_table(
-        removed.select(*columns, (-F.col("best.unlike")).alias("similarity")), output.path("neighbours.parquet")
-    )
+    write_table(removed.select(*columns, (-F.col("best.unlike")).alias("similarity")), output, "neighbours.parquet")
+    return count_reasons(counts)
 
 
 def _write_survivors(
-    parcels: DataFrame, paths: list[str], files: int, recipe: DeduplicationRecipe, output: Output
-) -> list[Path]:
-    """The files of documents."""
+    parcels: DataFrame, files: list[StoredFile], num_parts: int, recipe: DeduplicationRecipe, output: Output
+) -> Counts:
+    """documents/ and signatures/; counts the documents by domain."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     metadata = signing_metadata(recipe)
-    for name in ("documents", "signatures"):
-        output.path(f"{name}/part").parent.mkdir(exist_ok=True)
     writer = partial(
-        write_survivors, paths=paths, directory=str(output.directory), num_files=files, signature_metadata=metadata
+        write_survivors, files=files, directory=output.uri, num_files=num_parts, signature_metadata=metadata
     )
-    parcels.mapInArrow(writer, PART_COLUMNS).collect()
-    no_cluster = pa.table({"cluster": pa.array([], pa.string())})
-    empty = {
-        "documents": with_marks(pq.read_schema(paths[0]).empty_table(), no_cluster),
-        "signatures": signature_schema(metadata).empty_table(),
-    }
-    for name, table in empty.items():
-        if not any(output.path(name).iterdir()):  # nothing survived, or nothing had words: readers find the columns
-            pq.write_table(table, output.path(f"{name}/{part_name(0)}"), compression="zstd")
-    return sorted(output.path("documents").glob("*.parquet"))
+    made, counts = read_part_rows(parcels.mapInArrow(writer, PART_COLUMNS).collect())
+    output.add(made)
+    if not made:  # nothing survived: readers find the columns
+        columns = empty_table(columns_of(parcels.sparkSession, files[0]))
+        documents = with_marks(columns, pa.table({"cluster": pa.array([], pa.string())}))
+        write_empty(documents, output, f"documents/{part_name(0)}")
+        write_empty(signature_schema(metadata).empty_table(), output, f"signatures/{part_name(0)}")
+    return counts
 
 
 def _check_removed_share(verdicts: DataFrame, recipe: DeduplicationRecipe) -> None:

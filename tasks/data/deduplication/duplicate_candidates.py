@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from configs.files.stored_files import StoredFile
+
     U64 = NDArray[np.uint64]
 
 KEYS, SIGNATURES, PAIRS, WANTED, SHINGLES, EDGES = "keys", "signatures", "pairs", "wanted", "shingles", "edges"
@@ -69,10 +71,12 @@ class Signing:
         return addressed(KEYS, table, (keys % np.uint64(self.num_partitions)).astype(np.int64))
 
 
-def sign_documents(batches: Iterator[pa.RecordBatch], paths: list[str], signing: Signing) -> Iterator[pa.RecordBatch]:
+def sign_documents(
+    batches: Iterator[pa.RecordBatch], files: list[StoredFile], signing: Signing
+) -> Iterator[pa.RecordBatch]:
     """KEYS and SIGNATURES parcels of the documents with the ids of these batches; those without any word have
     neither."""
-    for ids, signed in _gathered(_signed(batches, paths, signing), PARCEL_ROWS // signing.num_bands):
+    for ids, signed in _gathered(_signed(batches, files, signing), PARCEL_ROWS // signing.num_bands):
         yield from signing.keys(ids, signed, is_new=True)
         yield from addressed(SIGNATURES, signature_table(ids, signed), id_range(ids, signing.num_files))
 
@@ -109,9 +113,9 @@ def read_signatures(path: str) -> Iterator[tuple[U64, NDArray[np.uint32]]]:
 
 
 def _signed(
-    batches: Iterator[pa.RecordBatch], paths: list[str], signing: Signing
+    batches: Iterator[pa.RecordBatch], files: list[StoredFile], signing: Signing
 ) -> Iterator[tuple[U64, NDArray[np.uint32]]]:
-    for chunk in _chunks(read_by_id(paths, _sorted_ids(batches), ["id", "text"])):
+    for chunk in _chunks(read_by_id(files, _sorted_ids(batches), ["id", "text"])):
         shingles, offsets = shingles_of(chunk.column("text").to_pylist(), signing.ngram_size)
         has_words = np.diff(offsets) > 0
         yield id_numbers(chunk.column("id"))[has_words], signatures(shingles, offsets, signing.permuted_by)[has_words]
@@ -231,7 +235,9 @@ def want_shingles(batches: Iterator[pa.RecordBatch], num_partitions: int) -> Ite
     yield from addressed(WANTED, table, id_range(wanted, num_partitions))
 
 
-def send_shingles(batches: Iterator[pa.RecordBatch], paths: list[str], ngram_size: int) -> Iterator[pa.RecordBatch]:
+def send_shingles(
+    batches: Iterator[pa.RecordBatch], files: list[StoredFile], ngram_size: int
+) -> Iterator[pa.RecordBatch]:
     """SHINGLES parcels (id, shingles) to every reader that wants a document, for WANTED parcels."""
     import pyarrow as pa
 
@@ -241,7 +247,7 @@ def send_shingles(batches: Iterator[pa.RecordBatch], paths: list[str], ngram_siz
     ids, readers = received.column("id").to_numpy(), received.column("reader").to_numpy()
     order = np.argsort(ids, kind="stable")
     ids, readers = ids[order], readers[order]
-    for chunk in _chunks(read_by_id(paths, np.unique(ids), ["id", "text"])):
+    for chunk in _chunks(read_by_id(files, np.unique(ids), ["id", "text"])):
         shingles, offsets = shingle_sets(chunk.column("text").to_pylist(), ngram_size)
         numbers = id_numbers(chunk.column("id"))
         starts, stops = np.searchsorted(ids, numbers), np.searchsorted(ids, numbers, "right")

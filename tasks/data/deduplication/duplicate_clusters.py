@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from infra.step import Record
 from tasks.data.deduplication.duplicate_verdicts import NEAR
+from tasks.data.records.document_files import read_documents
 from tasks.data.records.removed_share import MIN_JUDGED_DOCUMENTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from configs.schema import DeduplicationRecipe
+    from configs.files.stored_files import StoredFile
+    from configs.schema import DeduplicationRecipe, SparkResources
 
 NUM_SHOWN = 10
 SHOWN_CHARS = 120
@@ -40,10 +42,12 @@ class DuplicateCluster(Record):
         )
 
 
-def largest_clusters(verdicts: DataFrame, paths: list[str]) -> tuple[DuplicateCluster, ...]:
+def largest_clusters(
+    verdicts: DataFrame, files: list[StoredFile], resources: SparkResources
+) -> tuple[DuplicateCluster, ...]:
     """Those that remove MIN_JUDGED_DOCUMENTS documents of a source or more, the largest first, NUM_SHOWN of them.
 
-    verdicts: (id, collection, source, reason, kept_id, cluster); paths: files of documents, those of earlier runs among
+    verdicts: (id, collection, source, reason, kept_id, cluster); files: documents, those of earlier runs among
     them."""
     from pyspark.sql import functions as F
 
@@ -62,8 +66,8 @@ def largest_clusters(verdicts: DataFrame, paths: list[str]) -> tuple[DuplicateCl
     texts = {}
     if wanted:
         start = F.substring("text", 1, SHOWN_CHARS).alias("text")
-        read = verdicts.sparkSession.read.parquet(*paths).where(F.col("id").isin(wanted)).select("id", start)
-        texts = {row.id: " ".join(row.text.split()) for row in read.collect()}
+        read = read_documents(verdicts.sparkSession, files, resources, "id", "text").where(F.col("id").isin(wanted))
+        texts = {row.id: " ".join(row.text.split()) for row in read.select("id", start).collect()}
     found = [
         DuplicateCluster(
             collection=row.collection,

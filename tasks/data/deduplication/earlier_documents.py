@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.files.stored_files import StoredFile, given_file
 from infra.step import digest_of
 from infra.storage.store import hash_file
 from tasks.data.deduplication.minhash import signing_metadata
@@ -41,6 +42,11 @@ class EarlierDocuments:
     def _digest(self) -> str:
         paths = [Path(path) for path in (*self.document_paths, *self.signature_paths)]
         return digest_of([[path.parent.name, path.name, hash_file(path)] for path in paths])
+
+    @property
+    def document_files(self) -> list[StoredFile]:
+        """For executors."""
+        return [given_file(Path(path)) for path in self.document_paths]
 
     def signature_rows(self, spark: SparkSession) -> DataFrame | None:
         """(path) of every signature file; None where there is none."""

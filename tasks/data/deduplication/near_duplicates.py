@@ -27,6 +27,7 @@ from tasks.data.records.parcels import PARCEL_COLUMNS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from configs.files.stored_files import StoredFile
     from configs.schema import DeduplicationRecipe
 
 
@@ -60,24 +61,24 @@ def signing_of(recipe: DeduplicationRecipe, num_partitions: int, num_files: int)
 
 def near_duplicates(
     ids: DataFrame,
-    paths: list[str],
+    files: list[StoredFile],
     stored: DataFrame | None,
-    earlier_paths: list[str],
+    earlier: list[StoredFile],
     signing: Signing,
     threshold: float,
 ) -> NearDuplicates:
-    """Verified pairs among the documents `ids` (id) of the files `paths`, and between them and earlier ones.
+    """Verified pairs among the documents `ids` (id) of `files`, and between them and earlier ones.
 
-    stored: rows (path) of the files of earlier signatures; earlier_paths: their documents."""
+    stored: rows (path) of the files of earlier signatures; earlier: the files of their documents."""
     count = signing.num_partitions
     by_range = ids.select("id").repartitionById(count, id_range_column(count))
-    sent = by_range.mapInArrow(partial(sign_documents, paths=paths, signing=signing), PARCEL_COLUMNS).persist()
+    sent = by_range.mapInArrow(partial(sign_documents, files=files, signing=signing), PARCEL_COLUMNS).persist()
     keys = sent.where(f"kind = '{KEYS}'")
     if stored is not None:
         keys = keys.unionByName(stored.mapInArrow(partial(send_stored_keys, signing=signing), PARCEL_COLUMNS))
     pairs = _delivered(keys, count).mapInArrow(partial(pair_candidates, num_partitions=count), PARCEL_COLUMNS)
     wanted = _delivered(pairs, count).mapInArrow(partial(want_shingles, num_partitions=count), PARCEL_COLUMNS).persist()
-    sender = partial(send_shingles, paths=[*paths, *earlier_paths], ngram_size=signing.ngram_size)
+    sender = partial(send_shingles, files=[*files, *earlier], ngram_size=signing.ngram_size)
     shingles = _delivered(wanted.where(f"kind = '{WANTED}'"), count).mapInArrow(sender, PARCEL_COLUMNS)
     compared = _delivered(wanted.where(f"kind = '{PAIRS}'").unionByName(shingles), count)
     edges = compared.mapInArrow(partial(verify_pairs, threshold=threshold), PARCEL_COLUMNS).persist()

@@ -35,14 +35,14 @@ from tasks.data.embedding.semantic_vectors import (
     project,
     vectors_of,
 )
-from tasks.data.records.document_files import read_documents, write_kept, write_table
-from tasks.data.records.documents import CODE, COMMIT, NUM_EXAMPLES, NUM_HASHES
+from tasks.data.records.document_files import is_sampled, read_documents, write_kept, write_table
+from tasks.data.records.documents import CODE, COMMIT, NUM_EXAMPLES
 from tasks.data.records.removed_share import COLLECTION, Ceiling, check_removed_share
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from configs.schema import SemanticRecipe, SparkResources
     from tasks.data.deduplication.deduplicate_documents import DeduplicatedDocuments
@@ -79,8 +79,8 @@ def remove_semantic_duplicates(
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents", "vectors and centroids"))
     session = spark_session(resources)
-    paths = documents.paths("documents/*.parquet")
-    frame = read_documents(session, paths, resources)
+    files = documents.files("documents/*.parquet")
+    frame = read_documents(session, files, resources)
     prose = frame.where(~F.col("domain").isin(CODE, COMMIT))
     embed, num_dimensions = _projection(prose, num_in, recipe) if model is None else _encoder(session, model)
     quality = F.coalesce(-F.col("quality"), F.lit(math.inf)).alias("rank_quality")
@@ -97,14 +97,14 @@ def remove_semantic_duplicates(
     order = ("cluster", "worse_quality", "worse_length", "worse", "better_quality", "better_length", "better")
     decided = pairs.repartition("cluster").sortWithinPartitions(*order).mapInArrow(decide, VERDICT_COLUMNS).persist()
     _check_removed_share(frame, decided, recipe)
-    write_table(decided, output.path("similar.parquet"))
+    write_table(decided, output, "similar.parquet")
     reason = F.when(F.col("kept_id").isNull(), F.lit("")).otherwise(F.lit(SIMILAR)).alias("reason")
     verdicts = (
         frame.select("id")
         .join(decided, "id", "left")
         .select("id", reason, F.coalesce("kept_id", F.lit("")).alias("kept_id"))
     )
-    counts, reasons = write_kept(verdicts, paths, num_in, documents.record.num_bytes, output, "domain")
+    counts, reasons = write_kept(verdicts, files, num_in, documents.record.num_bytes, output, "domain")
     for cached in (vectors, pairs, decided):
         cached.unpersist()
     return DistinctDocuments(
@@ -117,20 +117,12 @@ def remove_semantic_duplicates(
     )
 
 
-def _is_sampled(num_documents: int, recipe: SemanticRecipe) -> Column:
-    """Documents whose hash is below a bound."""
-    from pyspark.sql import functions as F
-
-    bound = min(NUM_HASHES, NUM_HASHES * recipe.sample_documents // max(num_documents, 1))
-    return F.conv(F.substring("id", 9, 8), 16, 10).cast("long") < bound
-
-
 def _projection(prose: DataFrame, num_documents: int, recipe: SemanticRecipe) -> tuple[Embed, int]:
     """The built-in vectors: of word weights by inverse document frequency in the sample; and their dimensions."""
     import numpy as np
     from pyspark.sql import functions as F
 
-    sample = prose.where(_is_sampled(num_documents, recipe)).select("text")
+    sample = prose.where(is_sampled(num_documents, recipe.sample_documents)).select("text")
     counted = (
         sample.mapInArrow(feature_buckets, BUCKET_COLUMNS)
         .groupBy("bucket")
@@ -166,7 +158,9 @@ def _centroids(
     """(centroids, sampled documents)"""
     import numpy as np
 
-    sample = vectors.where(_is_sampled(num_documents, recipe)).select("id", "vector").toArrow().sort_by("id")
+    sample = (
+        vectors.where(is_sampled(num_documents, recipe.sample_documents)).select("id", "vector").toArrow().sort_by("id")
+    )
     num_sampled = sample.num_rows
     count = min(-(-num_documents // recipe.cluster_documents), max(num_sampled // MIN_SAMPLE_PER_CENTROID, 1))
     sampled = vectors_of(sample.column("vector")) if num_sampled else np.zeros((0, num_dimensions), dtype=np.int8)

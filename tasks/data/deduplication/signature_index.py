@@ -25,6 +25,7 @@ from tasks.data.records.parcels import id_numbers, id_strings
 if TYPE_CHECKING:
     from datasketch import MinHash, MinHashLSH
 
+    from configs.files.stored_files import StoredFile
     from configs.schema import DeduplicationRecipe
 
 SCHEME = "affine32"
@@ -49,7 +50,7 @@ class SignatureIndex:
 
     recipe: DeduplicationRecipe
     lsh: MinHashLSH
-    document_paths: list[str]
+    document_files: list[StoredFile]
 
     @classmethod
     def open(cls, directories: list[Path], recipe: DeduplicationRecipe) -> Self:
@@ -65,7 +66,7 @@ class SignatureIndex:
                 for ids, signed in read_signatures(path):
                     for identity, values in zip(id_strings(ids).to_pylist(), signed, strict=True):
                         session.insert(identity, _sketch(values))
-        return cls(recipe, lsh, earlier.document_paths)
+        return cls(recipe, lsh, earlier.document_files)
 
     def candidates(self, text: str) -> list[str]:
         """Ids of the stored documents that share a band with the text, sorted."""
@@ -81,7 +82,7 @@ class SignatureIndex:
 
         candidates, found = self.candidates(text), []
         for batch in read_by_id(
-            self.document_paths, np.sort(id_numbers(pa.array(candidates, pa.string()))), ["id", "text"]
+            self.document_files, np.sort(id_numbers(pa.array(candidates, pa.string()))), ["id", "text"]
         ):
             others = np.arange(1, batch.num_rows + 1)
             sets = shingle_sets([text, *batch.column("text").to_pylist()], self.recipe.ngram_size)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.records.document_files import count_by, read_documents, write_marked_documents
+from tasks.data.records.document_files import read_documents, write_marked_documents
 from tasks.data.records.documents import NUM_HASHES, TEST, TRAIN, VALIDATION
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def split_documents(
     spark = spark_session(resources)
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents"))
-    paths = documents.paths("documents/*.parquet")
-    frame = read_documents(spark, paths, resources)
+    files = documents.files("documents/*.parquet")
+    frame = read_documents(spark, files, resources, "id", "cluster")
     cluster_hash = F.conv(F.substring(F.sha2("cluster", 256), 1, 8), 16, 10).cast("long")
     end_of_test = int(recipe.test_share * NUM_HASHES)
     end_of_validation = end_of_test + int(recipe.validation_share * NUM_HASHES)
@@ -43,9 +43,7 @@ def split_documents(
         .otherwise(F.lit(TRAIN))
     )
     split = frame.select("id", side.alias("split"))
-    counts = count_by(
-        write_marked_documents(split, paths, output.path("documents"), documents.record.num_bytes), "split", "domain"
-    )
+    _, counts = write_marked_documents(split, files, output, "documents", documents.record.num_bytes, "split", "domain")
     sides = {
         side: {domain: count for (name, domain), (count, _) in counts.items() if name == side}
         for side in (TRAIN, VALIDATION, TEST)

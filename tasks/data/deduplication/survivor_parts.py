@@ -6,7 +6,6 @@ Only signatures, and ids with their clusters, arrive by shuffle. Runs in executo
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,12 @@ import numpy as np
 
 from tasks.data.records.documents_by_id import MARKS, write_marked_part
 from tasks.data.records.parcels import PARCEL_ROWS, id_strings, unpacked
-from tasks.data.records.parquet_parts import write_rows
+from tasks.data.records.parquet_parts import WrittenPart, part_row, write_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from configs.files.stored_files import StoredFile
 
 SIGNATURES = "signatures"
 SIGNATURE_METADATA = b"glm46.minhash"
@@ -26,27 +27,22 @@ SIGNATURE_METADATA = b"glm46.minhash"
 
 def write_survivors(
     batches: Iterator[pa.RecordBatch],
-    paths: list[str],
+    files: list[StoredFile],
     directory: str,
     num_files: int,
     signature_metadata: dict[str, object],
 ) -> Iterator[pa.RecordBatch]:
     """Write documents/part-N.parquet and signatures/part-N.parquet under `directory`, for MARKS and SIGNATURES parcels;
-    PART_COLUMNS of the documents' file."""
-    import pyarrow as pa
-
+    PART_COLUMNS of both, where only documents are counted."""
     received = unpacked(batches)
     if MARKS not in received:
         return
     marks = received[MARKS]
-    name, num_rows = write_marked_part(marks, paths, os.path.join(directory, "documents"), num_files)
-    _write_signatures(
-        received.get(SIGNATURES),
-        marks.column("id").to_numpy(),
-        os.path.join(directory, "signatures", name),
-        signature_metadata,
-    )
-    yield pa.RecordBatch.from_arrays([pa.array([name]), pa.array([num_rows])], names=["name", "num_rows"])
+    documents = write_marked_part(marks, files, f"{directory}/documents", num_files, ("domain",))
+    uri = f"{directory}/signatures/{documents.file.name}"
+    signed = _write_signatures(received.get(SIGNATURES), marks.column("id").to_numpy(), uri, signature_metadata)
+    yield part_row(documents)
+    yield part_row(WrittenPart(signed.file))
 
 
 def signature_schema(metadata: dict[str, object]) -> pa.Schema:
@@ -59,7 +55,9 @@ def signature_schema(metadata: dict[str, object]) -> pa.Schema:
     return pa.schema(fields, metadata={SIGNATURE_METADATA: json.dumps(metadata, sort_keys=True)})
 
 
-def _write_signatures(signed: pa.Table | None, survivors: np.ndarray, path: str, metadata: dict[str, object]) -> None:
+def _write_signatures(
+    signed: pa.Table | None, survivors: np.ndarray, uri: str, metadata: dict[str, object]
+) -> WrittenPart:
     """One file beside every one of documents, so that a lost one is noticed: empty where no document has words."""
     import pyarrow as pa
 
@@ -74,4 +72,4 @@ def _write_signatures(signed: pa.Table | None, survivors: np.ndarray, path: str,
             max_chunksize=PARCEL_ROWS
         )
     rows = iter(batches or [pa.RecordBatch.from_pylist([], schema=schema)])
-    write_rows(next(rows), rows, path)
+    return write_rows(next(rows), rows, uri, ())

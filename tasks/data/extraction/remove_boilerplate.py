@@ -22,7 +22,7 @@ from tasks.data.extraction.paragraphs import (
     paragraph_samples,
     remove_paragraphs,
 )
-from tasks.data.records.document_files import count_kept, read_documents, write_documents, write_table
+from tasks.data.records.document_files import check_counts, count_reasons, read_documents, write_documents, write_table
 from tasks.data.records.documents import CODE, COMMIT, DOCUMENT_COLUMNS, NUM_EXAMPLES, arrow_schema, names_of
 from tasks.data.records.removed_share import COLLECTION, Ceiling, check_removed_share
 
@@ -63,7 +63,7 @@ def remove_boilerplate(
 
     num_in, bytes_in = documents.record.num_documents, documents.record.num_bytes
     output.report(Progress(0, num_in, "documents", "paragraphs"))
-    frame = read_documents(spark_session(resources), documents.paths("documents/*.parquet"), resources)
+    frame = read_documents(spark_session(resources), documents.files("documents/*.parquet"), resources)
     frame = frame.select(*names_of(DOCUMENT_COLUMNS), _group().alias("group"))
     prose = frame.where(~F.col("domain").isin(CODE, COMMIT)).select(
         "id", F.xxhash64("source", "offset").alias("record"), "group", "text"
@@ -82,9 +82,10 @@ def remove_boilerplate(
     )
     (lost,) = totals.agg(F.count("num_bytes").alias("num_changed"), F.sum("num_bytes").alias("num_bytes")).collect()
     dropped = rewritten.where("reason <> ''").select("id", "reason", F.lit("").alias("kept_id"))
-    write_table(dropped, output.path("dropped.parquet"))
+    reasons = count_reasons(write_table(dropped, output, "dropped.parquet", "reason"))
     kept = rewritten.where("reason = ''").select(*names_of(DOCUMENT_COLUMNS))
-    counts, reasons = count_kept(write_documents(kept, output.path("documents"), bytes_in), num_in, output, "domain")
+    _, counts = write_documents(kept, output, "documents", bytes_in, "domain")
+    check_counts(counts, reasons, num_in)
     for cached in (found, rewritten):
         cached.unpersist()
     return BoilerplateFreeDocuments(

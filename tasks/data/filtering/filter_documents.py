@@ -25,7 +25,7 @@ from tasks.data.filtering.score_bounds import (
     quality_millionths,
     score_reason,
 )
-from tasks.data.records.document_files import count_by, read_documents, write_kept, write_table
+from tasks.data.records.document_files import read_documents, write_kept, write_table
 from tasks.data.records.documents import NUM_EXAMPLES
 from tasks.data.records.removed_share import COLLECTION, DOMAIN, LANGUAGE, Ceiling, check_removed_share
 
@@ -69,8 +69,8 @@ def filter_documents(
     spark = spark_session(resources)
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents"))
-    paths = documents.paths("documents/*.parquet")
-    frame = read_documents(spark, paths, resources)
+    files = documents.files("documents/*.parquet")
+    frame = read_documents(spark, files, resources)
     judged = _judge(frame, recipe).persist()
     histogram = judged.where("reason = '' AND millionths IS NOT NULL").groupBy("millionths").count().collect()
     counts_by_quality = [(row["millionths"], row["count"]) for row in histogram]
@@ -81,20 +81,19 @@ def filter_documents(
     placed = placed.withColumn("reason", F.when(is_low, LOW_QUALITY).otherwise(F.col("reason")))
     _check_removed_share(placed, frame, recipe)
     verdicts = placed.select("id", "reason", F.lit("").alias("kept_id"), "quality_bucket")
-    counts, reasons = write_kept(verdicts, paths, num_in, documents.record.num_bytes, output, "domain")
+    counts, reasons = write_kept(verdicts, files, num_in, documents.record.num_bytes, output, "quality_bucket")
     _write_examples(frame, verdicts, output)
     unscored = count_unscored(frame)
     judged.unpersist()
     num_kept = sum(count for count, _ in counts.values())
     if not num_kept:
         raise ValueError(f"the filter drops all {num_in} documents ({reasons}): widen the bounds of data.recipe.filter")
-    by_bucket = count_by(sorted(output.path("documents").glob("*.parquet")), "quality_bucket")
     return FilteredDocuments(
         num_documents=num_kept,
         num_bytes=sum(size for _, size in counts.values()),
         dropped=reasons,
         unscored=unscored,
-        documents_by_bucket={int(bucket): count for (bucket,), (count, _) in by_bucket.items()},
+        documents_by_bucket=dict(sorted((int(bucket), count) for (bucket,), (count, _) in counts.items())),
         bucket_floors=tuple(floor / QUALITY_STEPS for floor in floors),
     )
 
@@ -173,5 +172,6 @@ def _write_examples(frame: DataFrame, verdicts: DataFrame, output: Output) -> No
     start = F.substring("text", 1, EXAMPLE_CHARS).alias("text")
     write_table(
         frame.join(F.broadcast(shown), "id").select("id", "reason", "source", "offset", "domain", start),
-        output.path("examples.parquet"),
+        output,
+        "examples.parquet",
     )

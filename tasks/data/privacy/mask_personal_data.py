@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.privacy.personal_data import COUNT_COLUMNS, KINDS, mask_batches
-from tasks.data.records.document_files import count_by, read_documents, write_documents, write_table
+from tasks.data.records.document_files import read_documents, write_documents, write_table
 from tasks.data.records.documents import PREPARED_COLUMNS, names_of
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from configs.schema import PersonalDataRecipe, SparkResources
     from tasks.data.filtering.filter_documents import FilteredDocuments
 
@@ -38,32 +40,40 @@ def mask_personal_data(
     *, documents: Artifact[FilteredDocuments], recipe: PersonalDataRecipe, resources: SparkResources, output: Output
 ) -> MaskedDocuments:
     """masked.parquet has a row for each changed document: its id and the places by kind."""
-    import pyarrow.parquet as pq
     from pyspark import StorageLevel
     from pyspark.sql import functions as F
 
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents"))
-    frame = read_documents(spark_session(resources), documents.paths("documents/*.parquet"), resources).select(
+    frame = read_documents(spark_session(resources), documents.files("documents/*.parquet"), resources).select(
         *names_of(PREPARED_COLUMNS)
     )
     mask = partial(mask_batches, kinds=recipe.kinds)
     found = frame.mapInArrow(mask, f"{PREPARED_COLUMNS}, {COUNT_COLUMNS}").persist(
         StorageLevel.DISK_ONLY
     )  # read for two tables
-    written = write_documents(
-        found.select(*names_of(PREPARED_COLUMNS)), output.path("documents"), documents.record.num_bytes
+    _, counts = write_documents(
+        found.select(*names_of(PREPARED_COLUMNS)), output, "documents", documents.record.num_bytes
     )
     is_changed = F.greatest(*KINDS) > 0
-    write_table(found.where(is_changed).select("id", *KINDS), output.path("masked.parquet"))
+    masked = found.where(is_changed).select("id", *KINDS)
+    write_table(masked, output, "masked.parquet")
+    num_masked, by_kind = count_masked(masked)
     found.unpersist()
-    counts = count_by(written, "domain")
     num_documents = sum(count for count, _ in counts.values())
     assert num_documents == num_in, (num_in, num_documents)
-    table = pq.read_table(output.path("masked.parquet"), columns=list(KINDS))
     return MaskedDocuments(
         num_documents=num_documents,
         num_bytes=sum(size for _, size in counts.values()),
-        num_masked_documents=table.num_rows,
-        masked={kind: sum(table[kind].to_pylist()) for kind in recipe.kinds},
+        num_masked_documents=num_masked,
+        masked={kind: by_kind[kind] for kind in recipe.kinds},
     )
+
+
+def count_masked(masked: DataFrame) -> tuple[int, dict[str, int]]:
+    """Rows of `masked` (KINDS), and what was masked of each kind."""
+    from pyspark.sql import functions as F
+
+    sums = (F.coalesce(F.sum(kind), F.lit(0)).alias(kind) for kind in KINDS)
+    (row,) = masked.agg(F.count("id").alias("num_rows"), *sums).collect()
+    return row["num_rows"], {kind: row[kind] for kind in KINDS}

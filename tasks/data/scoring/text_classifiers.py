@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from configs.files.stored_files import StoredFile, local_copy
 from tasks.data.embedding.passage_encoder import encode_passages
-from tasks.data.scoring.linear_model import load_linear_model
+from tasks.data.scoring.linear_model import LinearModel, load_linear_model
 from tasks.data.text.prose_text import are_mathematics, prose_of
 from tasks.data.text.words import split_words
 
@@ -64,14 +65,14 @@ class PassageReader:
 
     encoder: str
     """A packaged model, tasks/data/embedding/embedding_model.py."""
-    path: str
-    """Of the weights of its vectors."""
+    file: StoredFile
+    """The weights of its vectors."""
     from_logit: float
     """Passages with lower log odds by their words are clean, and are not read."""
     calibration: Calibration
 
     def probabilities(self, passages: Sequence[str]) -> F64:
-        weights = load_head(self.path)
+        weights = load_head(local_copy(self.file))
         return self.calibration.probabilities(encode_passages(passages, self.encoder) @ weights[:-1] + weights[-1])
 
 
@@ -80,7 +81,7 @@ class TextClassifier:
     """One trained classifier: where its model is, and how its output becomes a probability."""
 
     kind: str
-    path: str
+    file: StoredFile
     calibration: Calibration
     max_chars: int
     """Characters from the start of a document that are scored."""
@@ -99,13 +100,16 @@ class TextClassifier:
         return result
 
     def _by_text(self, texts: list[str]) -> F64:
-        return self.calibration.probabilities(load_linear_model(self.path).logits(texts, self.min_known_share))
+        return self.calibration.probabilities(
+            load_linear_model(local_copy(self.file)).logits(texts, self.min_known_share)
+        )
+
+    def _words(self) -> LinearModel:
+        return load_linear_model(local_copy(self.file))
 
     def _by_passage(self, texts: list[str]) -> F64:
         passages = [passages_of(text) for text in texts]
-        logits = load_linear_model(self.path).logits(
-            [passage for found in passages for passage in found], self.min_known_share
-        )
+        logits = self._words().logits([passage for found in passages for passage in found], self.min_known_share)
         ends = np.cumsum([len(found) for found in passages])
         return np.array(
             [
@@ -128,21 +132,18 @@ class TextClassifier:
         return float(probabilities.mean())
 
 
-def described_classifier(kind: str, described: dict[str, Any], path_of: Callable[[str], Path]) -> TextClassifier:
-    """A classifier from its entry in classifiers.json and the paths of its files."""
+def described_classifier(kind: str, described: dict[str, Any], file_of: Callable[[str], StoredFile]) -> TextClassifier:
+    """A classifier from its entry in classifiers.json and its files."""
     reader = described["reader"]
     return TextClassifier(
         kind,
-        str(path_of(f"models/{kind}.npz")),
+        file_of(f"models/{kind}.npz"),
         Calibration(*described["calibration"]),
         described["max_chars"],
         described["min_known_share"],
         described["is_by_passage"],
         PassageReader(
-            reader["encoder"],
-            str(path_of(f"models/{kind}.npy")),
-            reader["from_logit"],
-            Calibration(*reader["calibration"]),
+            reader["encoder"], file_of(f"models/{kind}.npy"), reader["from_logit"], Calibration(*reader["calibration"])
         )
         if reader
         else None,

@@ -7,10 +7,12 @@ too many harmless sentences scores nothing, and the record says why.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from configs.files.stored_files import StoredFile, given_file
 from data_contracts.toxicity_sentences import HARMLESS, TOXIC
 from infra.step import Output, Progress, Record, canonical_json, step
 from tasks.data.readers.json_lines import json_lines
@@ -80,7 +82,7 @@ def train_classifiers(*, sources: SourceListing, recipe: ClassifierRecipe, outpu
         if found[kind]["auc"] < recipe.min_auc:
             unused[kind] = f"AUC {found[kind]['auc']} is below min_auc {recipe.min_auc}"
     if "toxicity" in found:
-        classifier = described_classifier("toxicity", found["toxicity"]["classifier"], output.path)
+        classifier = described_classifier("toxicity", found["toxicity"]["classifier"], _written(output))
         contract = found["toxicity"]["contract"] = _contract(classifier, recipe.flagged_above)
         if contract["flagged_harmless"] > recipe.max_flagged_harmless:
             unused.setdefault(
@@ -98,6 +100,11 @@ def train_classifiers(*, sources: SourceListing, recipe: ClassifierRecipe, outpu
         unused=unused,
         flagged_sentences=found["toxicity"]["contract"]["flagged_by_group"] if "toxicity" in found else {},
     )
+
+
+def _written(output: Output) -> Callable[[str], StoredFile]:
+    """Files of this step by name, before the commit."""
+    return lambda name: given_file(output.path(name))
 
 
 def _check_entry(file: SourceFile) -> None:

@@ -177,7 +177,7 @@ def _sample(
     )
     reader = partial(sample_reference, reading=reading, sampling=sampling)
     reference = source_frame(spark, files, resources.shuffle_partitions).mapInArrow(reader, SAMPLE_COLUMNS)
-    known = read_documents(spark, documents.paths("documents/*.parquet"), resources).select(
+    known = read_documents(spark, documents.files("documents/*.parquet"), resources, "content_digest").select(
         "content_digest", F.lit(True).alias("known")
     )
     joined = reference.join(known.distinct(), "content_digest", "left")

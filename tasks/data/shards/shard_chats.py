@@ -13,7 +13,7 @@ from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, step
 from tasks.data.records.document_files import count_by, read_documents
 from tasks.data.records.documents import CHAT, TRAIN, UNBUCKETED
-from tasks.data.shards.shard_documents import TokenShards, assign_shards, check_shards, count_shards, write_tables
+from tasks.data.shards.shard_documents import TokenShards, assign_shards, check_shards, count_shards, write_shards
 from tasks.data.shards.tokenize_chats import write_chat_shard
 from tasks.data.shards.tokenize_parts import SHARD_COLUMNS
 
@@ -43,22 +43,19 @@ def shard_chats(
     """Tokenize in executors; the same bytes for any number of partitions and cores."""
     from pyspark.sql import functions as F
 
-    paths = chats.paths("chats/*.parquet")
-    _, num_bytes = count_by(paths, "split")[(TRAIN,)]
+    spark, files = spark_session(resources), chats.files("chats/*.parquet")
+    training = read_documents(spark, files, resources).where(f"split = '{TRAIN}'")
+    ((_, num_bytes),) = count_by(training).values()
     output.report(Progress(0, num_bytes, "bytes", "tokenizing"))
-    directory = output.path("shards/x").parent
-    training = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
     bucket = F.lit(UNBUCKETED).alias("quality_bucket")
     columns = ("id", "source", "offset", "piece", bucket, "messages", "tools", F.lit(CHAT).alias("domain"))
     frame = assign_shards(training.select(*columns), count_shards({CHAT: num_bytes}, recipe.multiple_of))
     write = partial(
         write_chat_shard,
-        directory=str(directory),
-        tokenizer_path=str(tokenizer.path("tokenizer.json")),
+        directory=f"{output.uri}/shards",
+        tokenizer=tokenizer.file("tokenizer.json"),
         vocab_size=tokenizer.record.num_tokens,
     )
-    members = frame.mapInArrow(write, SHARD_COLUMNS).toArrow()
-    num_trained = sum(members.column("num_trained_tokens").to_pylist())
-    made = write_tables(members, output)
+    made, num_trained = write_shards(frame.mapInArrow(write, SHARD_COLUMNS), output)
     check_shards(made, recipe.multiple_of)
     return ChatShards(**made.model_dump(), num_trained_tokens=num_trained)

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from model.text.tokenizer_layout import END_OF_TEXT
-from tasks.data.records.document_files import count_by, num_files, read_documents
+from tasks.data.records.document_files import count_by, num_files, read_documents, write_table
 from tasks.data.records.documents import TRAIN
-from tasks.data.shards.tokenize_parts import SHARD_COLUMNS, write_shard
+from tasks.data.shards.tokenize_parts import SHARD_COLUMNS, read_file_rows, write_shard
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
+    from configs.files.stored_files import StoredFile
     from configs.schema import ShardRecipe, SparkResources
     from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
     from tasks.data.repositories.concatenate_repositories import ConcatenatedRepositories
@@ -55,12 +53,12 @@ def shard_documents(
     """Tokenize in executors; the same bytes for any number of partitions and cores. None for `repositories` shards
     documents alone."""
     sources = [documents] if repositories is None else [documents, repositories]
-    paths = [path for source in sources for path in source.paths("documents/*.parquet")]
-    return shard_split(paths, TRAIN, tokenizer, resources, output, recipe.multiple_of)
+    files = [file for source in sources for file in source.files("documents/*.parquet")]
+    return shard_split(files, TRAIN, tokenizer, resources, output, recipe.multiple_of)
 
 
 def shard_split(
-    paths: list[Path],
+    files: list[StoredFile],
     side: str,
     tokenizer: Artifact[TrainedTokenizer],
     resources: SparkResources,
@@ -71,23 +69,22 @@ def shard_split(
     shards.
 
     Raises ValueError where a domain has too few documents for that."""
-    counts = count_by(paths, "split", "domain")
-    sizes = {domain: size for (split, domain), (_, size) in counts.items() if split == side}
+    spark = spark_session(resources)
+    of_side = f"split = '{side}'"
+    sized = read_documents(spark, files, resources, "split", "domain", "num_bytes").where(of_side)
+    sizes = {domain: size for (domain,), (_, size) in count_by(sized, "domain").items()}
     output.report(Progress(0, sum(sizes.values()), "bytes", "tokenizing"))
-    directory = output.path("shards/x").parent
-    training = read_documents(spark_session(resources), paths, resources).where(f"split = '{side}'")
-    counts = count_shards(sizes, multiple_of)
-    frame = assign_shards(
-        training.select("id", "source", "offset", "piece", "quality_bucket", "text", "domain"), counts
-    )
+    columns = ("id", "source", "offset", "piece", "quality_bucket", "text", "domain")
+    texts = read_documents(spark, files, resources, *columns, "split").where(of_side)
+    frame = assign_shards(texts.select(*columns), count_shards(sizes, multiple_of))
     write = partial(
         write_shard,
-        directory=str(directory),
-        tokenizer_path=str(tokenizer.path("tokenizer.json")),
+        directory=f"{output.uri}/shards",
+        tokenizer=tokenizer.file("tokenizer.json"),
         end_of_text_id=tokenizer.record.special_ids[END_OF_TEXT],
         vocab_size=tokenizer.record.num_tokens,
     )
-    made = write_tables(frame.mapInArrow(write, SHARD_COLUMNS).toArrow(), output)
+    made, _ = write_shards(frame.mapInArrow(write, SHARD_COLUMNS), output)
     check_shards(made, multiple_of)
     return made
 
@@ -128,28 +125,33 @@ def _by_domain(values: dict[str, int]) -> Column:
     return F.create_map(*entries)[F.col("domain")].cast("long")
 
 
-def write_tables(members: pa.Table, output: Output) -> TokenShards:
-    """Sidecars and members.parquet from one row per sequence, in any order."""
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
+def write_shards(rows: DataFrame, output: Output) -> tuple[TokenShards, int]:
+    """Runs the tasks that write shards (SHARD_COLUMNS), writes members.parquet, and counts the trained tokens."""
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as F
 
-    members = members.sort_by([("shard", "ascending"), ("sequence", "ascending")])
-    shards = sorted(set(members["shard"].to_pylist()))
-    for shard in shards:
-        sidecar = members.filter(pc.field("shard") == shard).drop_columns(["shard"])
-        pq.write_table(sidecar, output.path(f"shards/{shard}.parquet"), compression="zstd")
-    lookup = members.select(["id", "shard", "sequence"]).sort_by([("id", "ascending")])
-    pq.write_table(lookup, output.path("members.parquet"), compression="zstd")
+    written = rows.persist(StorageLevel.DISK_ONLY)  # read for files, sums and members
+    output.add(read_file_rows(row["file"] for row in written.where("file is not null").select("file").collect()))
+    sequences = written.where("file is null")
+    write_table(sequences.select("id", "shard", "sequence"), output, "members.parquet")
+    sums = (F.sum(name).alias(name) for name in ("num_tokens", "num_trained_tokens"))
+    totals = sequences.groupBy("shard").agg(F.count("id").alias("num_documents"), *sums).collect()
+    written.unpersist()
+    num_trained = sum(row["num_trained_tokens"] for row in totals)
+    return shards_of({row["shard"]: (row["num_documents"], row["num_tokens"]) for row in totals}), num_trained
+
+
+def shards_of(totals: dict[str, tuple[int, int]]) -> TokenShards:
+    """The record of shards with (documents, tokens)."""
+    shards = sorted(totals)
     domains = {shard: shard.rsplit("-", 1)[0] for shard in shards}
-    sums = members.group_by("shard").aggregate([("num_tokens", "sum")]).to_pylist()
-    totals = {row["shard"]: row["num_tokens_sum"] for row in sums}
     return TokenShards(
-        num_documents=members.num_rows,
-        num_tokens=sum(totals.values()),
+        num_documents=sum(count for count, _ in totals.values()),
+        num_tokens=sum(count for _, count in totals.values()),
         shards=tuple(shards),
         domains=domains,
         tokens_by_domain={
-            domain: sum(totals[shard] for shard in shards if domains[shard] == domain)
+            domain: sum(totals[shard][1] for shard in shards if domains[shard] == domain)
             for domain in sorted({*domains.values()})
         },
     )

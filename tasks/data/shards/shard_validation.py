@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, step
-from tasks.data.records.document_files import count_by
+from tasks.data.records.document_files import read_documents
 from tasks.data.records.documents import VALIDATION
 from tasks.data.shards.shard_documents import TokenShards, shard_split
 
@@ -30,10 +31,10 @@ def shard_validation(
 ) -> TokenShards:
     """No phase is trained on these and no gate judges by them; every domain that lost its documents to a filter is
     absent. Raises ValueError where all did."""
-    paths = [*documents.paths("documents/*.parquet"), *repositories.paths("documents/*.parquet")]
-    if (VALIDATION,) not in count_by(paths, "split"):
+    files = [*documents.files("documents/*.parquet"), *repositories.files("documents/*.parquet")]
+    if read_documents(spark_session(resources), files, resources, "split").where(f"split = '{VALIDATION}'").isEmpty():
         raise ValueError(
             "the filters left no document to validate with: raise data.recipe.split.validation_share or bring more "
             "documents"
         )
-    return shard_split(paths, VALIDATION, tokenizer, resources, output, multiple_of=1)
+    return shard_split(files, VALIDATION, tokenizer, resources, output, multiple_of=1)

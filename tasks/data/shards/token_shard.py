@@ -30,14 +30,21 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 def write_index(path: Path, lengths: np.ndarray, dtype: np.dtype) -> None:
     """Write the .idx of sequences with these lengths, each a document of its own."""
+    path.write_bytes(index_bytes(lengths, dtype))
+
+
+def index_bytes(lengths: np.ndarray, dtype: np.dtype) -> bytes:
+    """What the .idx holds."""
     code = next(code for code, known in DTYPE_CODES.items() if known == dtype)
     pointers = np.zeros(len(lengths), dtype="<i8")
     np.cumsum(lengths[:-1] * dtype.itemsize, out=pointers[1:])
-    with open(path, "wb") as file:
-        file.write(MAGIC + struct.pack("<QB", VERSION, code) + struct.pack("<QQ", len(lengths), len(lengths) + 1))
-        file.write(
-            lengths.astype("<i4").tobytes() + pointers.tobytes() + np.arange(len(lengths) + 1, dtype="<i8").tobytes()
-        )
+    header = MAGIC + struct.pack("<QB", VERSION, code) + struct.pack("<QQ", len(lengths), len(lengths) + 1)
+    return (
+        header
+        + lengths.astype("<i4").tobytes()
+        + pointers.tobytes()
+        + np.arange(len(lengths) + 1, dtype="<i8").tobytes()
+    )
 
 
 def append_tokens(file: IO[bytes], sequences: list[list[int]], dtype: np.dtype) -> np.ndarray:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from configs.files.stored_files import StoredFile, local_copy
 from model.text.chat_template import encode, render_to_train
 from tasks.data.shards.token_shard import token_dtype
 from tasks.data.shards.tokenize_parts import Sequences, write_sequences
@@ -21,18 +21,17 @@ if TYPE_CHECKING:
 
 
 def write_chat_shard(
-    batches: Iterator[pa.RecordBatch], directory: str, tokenizer_path: str, vocab_size: int
+    batches: Iterator[pa.RecordBatch], directory: str, tokenizer: StoredFile, vocab_size: int
 ) -> Iterator[pa.RecordBatch]:
-    """Write conversations, sorted by id and all of one shard, as <shard>.bin, .idx and .mask; yields SHARD_COLUMNS."""
-    tokenizer = open_tokenizer(tokenizer_path)
+    """Write conversations, sorted by id and all of one shard, as <shard>.bin, .idx, .mask and sidecar; yields
+    SHARD_COLUMNS."""
+    opened = open_tokenizer(local_copy(tokenizer))
 
     def encode_chats(batch: pa.RecordBatch) -> Sequences:
         rows = zip(batch["messages"].to_pylist(), batch["tools"].to_pylist(), strict=True)
-        encoded = [
-            encode(tokenizer, render_to_train(json.loads(messages), json.loads(tools))) for messages, tools in rows
-        ]
+        encoded = [encode(opened, render_to_train(json.loads(messages), json.loads(tools))) for messages, tools in rows]
         lengths = np.fromiter((len(ids) for ids, _ in encoded), np.int64, len(encoded))
         ids = np.fromiter(chain.from_iterable(ids for ids, _ in encoded), np.int32, int(lengths.sum()))
         return ids, lengths, np.fromiter(chain.from_iterable(trained for _, trained in encoded), np.bool_, len(ids))
 
-    return write_sequences(batches, Path(directory), token_dtype(vocab_size), encode_chats)
+    return write_sequences(batches, directory, token_dtype(vocab_size), encode_chats)

@@ -3,16 +3,18 @@ infra."""
 
 from __future__ import annotations
 
-import os
-import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.data.records.documents import names_of
-from tasks.data.shards.token_shard import token_dtype, write_index
+from configs.files.stored_files import StoredFile, local_copy, writing
+from tasks.data.records.documents import arrow_schema, names_of
+from tasks.data.shards.token_shard import index_bytes, token_dtype
 from tasks.data.text.text_encoder import TextEncoder
 
 if TYPE_CHECKING:
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
 SHARD_COLUMNS = (
     "shard string, sequence long, id string, source string, offset long, piece long, quality_bucket int, num_tokens "
     "long, "
-    "num_trained_tokens long"
+    "num_trained_tokens long, file string"
 )
-"""One row per sequence: which document it is, where that came from, and how good it was found to be."""
+"""One row per sequence: which document it is, where that came from, and how good it was judged to be. And one row per
+file, whose `file` describes it and whose other columns but the shard are null."""
+SIDECAR = ("sequence", "id", "source", "offset", "piece", "quality_bucket", "num_tokens", "num_trained_tokens")
 
 Sequences = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
 """Token ids of all sequences one after the other, the length of each, and whether each token is trained: None where
@@ -31,59 +35,82 @@ every one is."""
 
 
 def write_shard(
-    batches: Iterator[pa.RecordBatch], directory: str, tokenizer_path: str, end_of_text_id: int, vocab_size: int
+    batches: Iterator[pa.RecordBatch], directory: str, tokenizer: StoredFile, end_of_text_id: int, vocab_size: int
 ) -> Iterator[pa.RecordBatch]:
-    """Write the documents of a partition, sorted by id and all of one shard, as <shard>.bin and .idx; yields
+    """Write the documents of a partition, sorted by id and all of one shard, as <shard>.bin, .idx and sidecar; yields
     SHARD_COLUMNS."""
-    encoder = TextEncoder(tokenizer_path)
+    encoder = TextEncoder(local_copy(tokenizer))
 
     def encode_texts(batch: pa.RecordBatch) -> Sequences:
         return *encoder.encode(batch["text"], end_of_text_id), None
 
-    return write_sequences(batches, Path(directory), token_dtype(vocab_size), encode_texts)
+    return write_sequences(batches, directory, token_dtype(vocab_size), encode_texts)
 
 
 def write_sequences(
     batches: Iterator[pa.RecordBatch],
-    directory: Path,
+    directory: str,
     dtype: np.dtype,
     encode_batch: Callable[[pa.RecordBatch], Sequences],
 ) -> Iterator[pa.RecordBatch]:
-    """Write what `encode_batch` makes of each batch as one shard; a task that runs twice replaces the files as a
-    whole."""
+    """Write what `encode_batch` makes of each batch as one shard below `directory`, an address; a task that runs twice
+    replaces the files as a whole."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    temporary = directory / f".{uuid.uuid4().hex}"
-    mask_path = temporary.with_suffix(".mask")
-    shard, lengths, num_sequences, is_masked = "", [], 0, False
-    with open(temporary, "wb") as file, open(mask_path, "wb") as mask_file:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            shard = batch["shard"][0].as_py()
+    rows = (batch for batch in batches if batch.num_rows)
+    first = next(rows, None)
+    if first is None:
+        return
+    shard = first["shard"][0].as_py()
+    sequences: list[pa.RecordBatch] = []
+    with ExitStack() as stack:
+        file, written = stack.enter_context(writing(f"{directory}/{shard}.bin"))
+        mask_file, is_masked = None, False
+        for batch in chain([first], rows):
             ids, counts, mask = encode_batch(batch)
             file.write(ids.astype(dtype).tobytes())
-            lengths.append(counts)
-            num_trained = counts
-            if mask is not None:
+            if mask is not None and not is_masked:
+                mask_file, masks = stack.enter_context(writing(f"{directory}/{shard}.mask"))
                 is_masked = True
+            if mask is not None and mask_file is not None:
                 mask_file.write(mask.tobytes())
-                num_trained = np.diff(np.concatenate([[0], np.cumsum(mask)])[np.concatenate([[0], np.cumsum(counts)])])
-            numbers = np.arange(num_sequences, num_sequences + batch.num_rows)
-            num_sequences += batch.num_rows
-            kept = [batch[name] for name in ("id", "source", "offset", "piece", "quality_bucket")]
-            columns = [batch["shard"], pa.array(numbers), *kept, pa.array(counts), pa.array(num_trained)]
-            yield pa.RecordBatch.from_arrays(columns, names=names_of(SHARD_COLUMNS))
-    if shard:
-        _place(temporary, directory / shard, np.concatenate(lengths), dtype)
-    if is_masked:
-        os.replace(mask_path, directory / f"{shard}.mask")
-    temporary.unlink(missing_ok=True)
-    mask_path.unlink(missing_ok=True)
+            sequences.append(_rows_of_sequences(batch, sum(len(own) for own in sequences), counts, mask))
+            yield sequences[-1]
+    sidecar = pa.Table.from_batches(sequences).select(SIDECAR).combine_chunks()
+    lengths = sidecar["num_tokens"].to_numpy()
+    with writing(f"{directory}/{shard}.idx") as (index, indices):
+        index.write(index_bytes(lengths, dtype))
+    with writing(f"{directory}/{shard}.parquet") as (table, tables):
+        pq.write_table(sidecar, table, compression="zstd")
+    made = [*written, *(masks if is_masked else ()), *indices, *tables]
+    yield _rows_of_files(shard, made)
 
 
-def _place(temporary: Path, shard_path: Path, lengths: np.ndarray, dtype: np.dtype) -> None:
-    index = temporary.with_suffix(".idx")
-    write_index(index, lengths, dtype)
-    os.replace(temporary, f"{shard_path}.bin")
-    os.replace(index, f"{shard_path}.idx")
+def _rows_of_sequences(
+    batch: pa.RecordBatch, first: int, counts: np.ndarray, mask: np.ndarray | None
+) -> pa.RecordBatch:
+    """SHARD_COLUMNS of the sequences of a batch, which are counted from `first`."""
+    import pyarrow as pa
+
+    num_trained = counts
+    if mask is not None:
+        num_trained = np.diff(np.concatenate([[0], np.cumsum(mask)])[np.concatenate([[0], np.cumsum(counts)])])
+    numbers = np.arange(first, first + batch.num_rows)
+    kept = [batch[name] for name in ("id", "source", "offset", "piece", "quality_bucket")]
+    no_file = pa.nulls(batch.num_rows, pa.string())
+    columns = [batch["shard"], pa.array(numbers), *kept, pa.array(counts), pa.array(num_trained), no_file]
+    return pa.RecordBatch.from_arrays(columns, names=names_of(SHARD_COLUMNS))
+
+
+def _rows_of_files(shard: str, files: list[StoredFile]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    rows = [{"shard": shard, "file": json.dumps(asdict(file))} for file in files]
+    return pa.RecordBatch.from_pylist(rows, schema=arrow_schema(SHARD_COLUMNS))
+
+
+def read_file_rows(rows: Iterable[str]) -> list[StoredFile]:
+    """The files that the `file` column describes."""
+    described = map(json.loads, rows)
+    return [StoredFile(one["uri"], one["size"], one["sha256"], tuple(one["blocks"])) for one in described]

@@ -23,12 +23,12 @@ from tasks.data.readers.source_records import (
     UNSAMPLED,
     read_sources,
 )
-from tasks.data.records.document_files import count_by, count_reasons, write_documents, write_table
+from tasks.data.records.document_files import count_reasons, write_documents, write_table
 from tasks.data.records.documents import NUM_EXAMPLES, NUM_HASHES, RECORD_COLUMNS, names_of
 from tasks.data.sources.source_frame import source_frame
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
     from configs.schema import IngestRecipe, SparkResources
     from tasks.data.sources.list_sources import SourceFile, SourceListing
@@ -86,10 +86,10 @@ def ingest_documents(
     rows = rows.persist()
     try:
         record = _write_streams(rows, files, output)
+        _check_lost(record, recipe, files)
+        _check_rejected(record, recipe, rows)
     finally:
         rows.unpersist()
-    _check_lost(record, recipe, files)
-    _check_rejected(record, recipe, output.path("rejected.parquet"))
     return record
 
 
@@ -126,27 +126,26 @@ def _write_streams(rows: DataFrame, files: list[SourceFile], output: Output) -> 
     }
     columns = names_of(RECORD_COLUMNS)
     stream = F.col("stream")
-    documents = write_documents(
-        rows.where(stream == DOCUMENT).select(*columns), output.path("documents"), sizes["pretrain"]
+    _, domains = write_documents(
+        rows.where(stream == DOCUMENT).select(*columns), output, "documents", sizes["pretrain"], "domain"
     )
     output.report(Progress(len(files), len(files), "sources", "documents written"))
-    evaluation = write_documents(
-        rows.where(stream == EVALUATION).select(*columns), output.path("evaluation"), sizes["evaluation"]
+    _, evaluation = write_documents(
+        rows.where(stream == EVALUATION).select(*columns), output, "evaluation", sizes["evaluation"]
     )
     identity = F.substring(F.sha2(F.concat_ws("\n", "source", "offset"), 256), 1, 16).alias("id")
     rejected = rows.where(stream == REJECTED).select(identity, "source", "offset", "reason", "detail")
-    write_table(rejected, output.path("rejected.parquet"))
+    reasons = count_reasons(write_table(rejected, output, "rejected.parquet", "reason"))
     named = stream.isin(UNSAMPLED, CHANGED, UNREADABLE, LOST)
     others = rows.where(named).select("stream", "source", "offset", "detail").toArrow().to_pylist()
     _refuse_unread(others)
-    domains = count_by(documents, "domain")
     return IngestedDocuments(
         num_sources=len(files),
         num_documents=sum(count for count, _ in domains.values()),
         num_bytes=sum(size for _, size in domains.values()),
-        num_evaluation_documents=sum(count for count, _ in count_by(evaluation, "domain").values()),
+        num_evaluation_documents=sum(count for count, _ in evaluation.values()),
         num_unsampled_documents=sum(row["offset"] for row in others if row["stream"] == UNSAMPLED),
-        rejected=count_reasons(output.path("rejected.parquet")),
+        rejected=reasons,
         num_lost_bytes=sum(row["offset"] for row in others if row["stream"] == LOST),
         documents_by_domain={domain: count for (domain,), (count, _) in domains.items()},
         bytes_by_domain={domain: size for (domain,), (_, size) in domains.items()},
@@ -182,9 +181,9 @@ def _check_lost(record: IngestedDocuments, recipe: IngestRecipe, files: list[Sou
         )
 
 
-def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rejected_path: Path) -> None:
+def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rows: DataFrame) -> None:
     """Raises ValueError with examples where too much was unreadable or nothing is left."""
-    import pyarrow.parquet as pq
+    from pyspark.sql import functions as F
 
     damaged = {reason: count for reason, count in record.rejected.items() if reason not in HARMLESS_REASONS}
     num_damaged = sum(damaged.values())
@@ -193,12 +192,13 @@ def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rejected_pa
     mistakes = [reason for reason in damaged if reason in STOPPING_REASONS]
     if not too_many and not mistakes and record.num_documents:
         return
-    rows = [row for row in pq.read_table(rejected_path).to_pylist() if row["reason"] not in HARMLESS_REASONS]
-    rows.sort(key=lambda row: (row["source"], row["offset"]))
+    rejected = rows.where(F.col("stream") == REJECTED).select("source", "offset", "reason", "detail")
+    in_order = rejected.orderBy("source", "offset")
     if mistakes:
-        row = next(row for row in rows if row["reason"] in STOPPING_REASONS)
+        (row,) = in_order.where(F.col("reason").isin(*STOPPING_REASONS)).take(1)
         raise ValueError(f"source {row['source']}: {row['detail']}")
-    examples = "; ".join(f"{_place_of(row)}: {row['reason']} ({row['detail']})" for row in rows[:NUM_EXAMPLES])
+    shown = in_order.where(~F.col("reason").isin(*HARMLESS_REASONS)).take(NUM_EXAMPLES)
+    examples = "; ".join(f"{_place_of(row)}: {row['reason']} ({row['detail']})" for row in shown)
     if too_many:
         raise ValueError(
             f"{num_damaged} of {num_read} records are unreadable "
@@ -213,5 +213,5 @@ def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rejected_pa
     )
 
 
-def _place_of(row: dict[str, Any]) -> str:
+def _place_of(row: Row) -> str:
     return f"{row['source']} at {'row' if row['source'].lower().endswith('.parquet') else 'byte'} {row['offset']}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from configs.files.stored_files import StoredFile, local_copy
 from tasks.data.records.documents import names_of
 from tasks.data.text.text_encoder import TextEncoder
 
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 USE_COLUMNS = "tokenizer string, domain string, language string, token_id long, num_tokens long"
 
 
-def count_token_use(batches: Iterator[pa.RecordBatch], tokenizer_paths: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+def count_token_use(
+    batches: Iterator[pa.RecordBatch], tokenizers: Mapping[str, StoredFile]
+) -> Iterator[pa.RecordBatch]:
     """USE_COLUMNS of batches with domain, language and text; a row may come more than once."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    encoders = {name: TextEncoder(path) for name, path in tokenizer_paths.items()}
+    encoders = {name: TextEncoder(local_copy(file)) for name, file in tokenizers.items()}
     for batch in batches:
         table = pa.Table.from_batches([batch])
         cells = table.group_by(["domain", "language"]).aggregate([]).to_pylist()

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.files.stored_files import StoredFile, given_file, local_copy
 from tasks.data.tokenizer.token_use import USE_COLUMNS, count_token_use
 from tasks.data.tokenizer.tokenizer_sample import language_of
 
@@ -21,7 +22,7 @@ ALL = "*"
 """Stands for every domain, or every language."""
 
 
-def write_report(frame: DataFrame, tokenizer_path: Path, compare_with: str, path: Path) -> None:
+def write_report(frame: DataFrame, tokenizer: StoredFile, compare_with: str, path: Path) -> None:
     """Write one row per tokenizer, domain and language, with sums over all of either. Words are what white space
     divides.
 
@@ -30,10 +31,8 @@ def write_report(frame: DataFrame, tokenizer_path: Path, compare_with: str, path
     import pyarrow.parquet as pq
     from pyspark.sql import functions as F
 
-    sizes = {OURS: vocabulary_size(tokenizer_path)} | (
-        {PEER: vocabulary_size(Path(compare_with))} if compare_with else {}
-    )
-    paths = {OURS: str(tokenizer_path)} | ({PEER: compare_with} if compare_with else {})
+    files = {OURS: tokenizer} | ({PEER: given_file(Path(compare_with))} if compare_with else {})
+    sizes = {name: vocabulary_size(Path(local_copy(file))) for name, file in files.items()}
     texts = frame.withColumn("language", language_of()).select("domain", "language", "text", "num_chars", "num_bytes")
     words = F.regexp_count("text", F.lit(r"(?U)\S+")).cast("long")
     totals = (
@@ -46,7 +45,7 @@ def write_report(frame: DataFrame, tokenizer_path: Path, compare_with: str, path
             F.sum("num_words").alias("num_words"),
         )
     )
-    count = partial(count_token_use, tokenizer_paths=paths)
+    count = partial(count_token_use, tokenizers=files)
     keys = ("tokenizer", "domain", "language", "token_id")
     used = texts.select("domain", "language", "text").mapInArrow(count, USE_COLUMNS)
     use = used.groupBy(*keys).agg(F.sum("num_tokens").alias("num_tokens")).toArrow()

@@ -36,7 +36,7 @@ from tasks.data.tokenizer.tokenizer_sample import (
     missing_chars,
     wanted_chars,
 )
-from tasks.data.tokenizer.word_counts import WORD_COLUMNS, count_words, num_rows, read_words
+from tasks.data.tokenizer.word_counts import WORD_COLUMNS, count_words, num_rows, pack_words, read_words, write_words
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -82,8 +82,8 @@ def train_tokenizer(
 ) -> TrainedTokenizer:
     """Learn from a sample drawn by document hash. Raises ValueError if the sample is too small for the vocabulary, if
     the shares name nothing that the corpus has, or if the distinct words fit neither into memory nor onto the disk."""
-    paths = documents.paths("documents/*.parquet")
-    frame = read_documents(spark_session(resources), paths, resources).where(f"split = '{TRAIN}'")
+    files = documents.files("documents/*.parquet")
+    frame = read_documents(spark_session(resources), files, resources).where(f"split = '{TRAIN}'")
     slices = count_chars(frame)
     sizes = {cell: counted.total for cell, counted in slices.items()}
     wanted = wanted_chars(sizes, recipe)
@@ -110,7 +110,7 @@ def train_tokenizer(
     # Drawn from the other end of the hashes: text that was not learned from, unless the sample is the whole corpus.
     few = min(REPORT_CHARS * NUM_HASHES // max(sum(sizes.values()), 1), NUM_HASHES)
     measured = drawn(frame, dict.fromkeys(sizes, few), from_the_end=True)
-    write_report(measured, output.path("tokenizer.json"), recipe.compare_with, output.path("tokenizer_report.parquet"))
+    write_report(measured, output.share("tokenizer.json"), recipe.compare_with, output.path("tokenizer_report.parquet"))
     return TrainedTokenizer(
         num_tokens=tokenizer.get_vocab_size(),
         num_ordinary_tokens=recipe.num_ordinary_tokens,
@@ -148,7 +148,9 @@ def _count_words(sample: DataFrame, min_count: int, directory: Path) -> int:
 
     counted = sample.select("text").mapInArrow(partial(count_words), WORD_COLUMNS)
     summed = counted.groupBy("word").agg(F.sum("num_words").alias("num_words")).where(F.col("num_words") >= min_count)
-    summed.write.parquet(directory.as_uri())
+    directory.mkdir()
+    parcels = summed.mapInArrow(pack_words, "words binary").toLocalIterator(prefetchPartitions=True)
+    write_words((bytes(row["words"]) for row in parcels), directory)
     return num_rows(directory)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tasks.data.records.parcels import packed
 from tasks.data.text.pretokens import cut_pretokens
 from tasks.data.tokenizer.bpe_merges import WordTable
 
@@ -20,7 +21,7 @@ MAX_WORDS = 2**19
 """Words that a partition keeps before it hands its counts on: what bounds its memory, to some 100 MiB, whatever the
 text's size."""
 BATCH_WORDS = 2**16
-"""Words that are read at once from the table that Spark wrote."""
+"""Words that are read at once."""
 
 
 def count_words(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -34,6 +35,25 @@ def count_words(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from counts.pop().to_batches(2**16)
     if counts:
         yield from sum_counts(counts).to_batches(2**16)
+
+
+def pack_words(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """(words) of one row per batch of WORD_COLUMNS: to the driver it goes as one value."""
+    import pyarrow as pa
+
+    for batch in batches:
+        yield pa.RecordBatch.from_arrays([pa.array([packed(pa.Table.from_batches([batch]))])], names=["words"])
+
+
+def write_words(parcels: Iterable[bytes], directory: Path) -> None:
+    """Write packed words as a file of `directory`, one parcel in memory at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([("word", pa.string()), ("num_words", pa.int64())])
+    with pq.ParquetWriter(directory / "words.parquet", schema) as writer:
+        for parcel in parcels:
+            writer.write_table(pa.ipc.open_stream(parcel).read_all().cast(schema))
 
 
 def count_texts(texts: Iterable[str]) -> WordTable:
@@ -75,14 +95,14 @@ def _counts(texts: pa.Array) -> pa.Table:
 
 
 def num_rows(directory: Path) -> int:
-    """Words of the table that Spark wrote."""
+    """Words that were written."""
     import pyarrow.parquet as pq
 
     return sum(pq.read_metadata(file).num_rows for file in directory.glob("*.parquet"))
 
 
 def read_words(directory: Path) -> Iterator[WordTable]:
-    """The table that Spark wrote, each word in one row of one batch."""
+    """What write_words wrote, each word in one row of one batch."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from configs.atomic_files import replace_durably, sync_directory, write_durably
+from configs.files.atomic_files import replace_durably, sync_directory, write_durably
 
 CHECKSUMS = "checksums.json"
 LATEST = "latest"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.atomic_files import replace_durably
+from configs.files.atomic_files import replace_durably
 from configs.schema import Frozen, SpikeRecipe
 
 SPIKES_FILE = "spikes.jsonl"

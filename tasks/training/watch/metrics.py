@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from configs.atomic_files import replacing
+from configs.files.atomic_files import replacing
 
 PROGRESS_INTERVAL_SECONDS = 0.2
 

@@ -27,6 +27,7 @@ from tasks.data.deduplication.minhash import (
 from tasks.data.records.parcels import PARCEL_BYTES, PARCEL_COLUMNS, id_numbers, id_range, id_strings, parcels, unpacked
 from tasks.data.records.parquet_parts import bucket_of
 from tests.support.data_inputs import RECIPE, RESOURCES, prose
+from tests.support.local_output import local_output
 
 DEDUPLICATE = RECIPE.deduplicate.model_copy(update={"num_permutations": 128})
 NONE = EarlierDocuments([], [])
@@ -230,7 +231,7 @@ def test_components_are_those_of_union_find(shape, way, tmp_path):
     spark = spark_session(RESOURCES)
     frame = spark.createDataFrame(pa.Table.from_batches(sent)) if sent else spark.createDataFrame([], PARCEL_COLUMNS)
     found = connected_components(
-        frame, len(edges), tmp_path / "rounds", len(edges) if way == "one task" else -1
+        frame, len(edges), local_output(tmp_path), "rounds", RESOURCES, len(edges) if way == "one task" else -1
     ).collect()
     assert {int(row.id, 16): int(row.root, 16) for row in found} == union_find(edges) and len(found) == len(
         union_find(edges)

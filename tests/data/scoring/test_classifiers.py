@@ -59,7 +59,7 @@ def toxicity(tmp_path_factory):
     )
     artifact = compute(train_classifiers, root / "home", sources=list_sources(root / "data"), recipe=RECIPE)
     described = json.loads(artifact.path("classifiers.json").read_text())["toxicity"]
-    return artifact, described, described_classifier("toxicity", described["classifier"], artifact.path)
+    return artifact, described, described_classifier("toxicity", described["classifier"], artifact.file)
 
 
 def test_toxicity_passes_its_contract_and_finds_what_is_toxic(toxicity):

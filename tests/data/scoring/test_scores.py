@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from configs.files.stored_files import StoredFile, given_file
 from configs.schema import LanguageRecipe
 from tasks.data.extraction.html_text import html_to_text
 from tasks.data.extraction.wikitext import is_redirect, wikitext_to_text
@@ -208,12 +209,13 @@ def classifier_sources(directory: Path, records: list[dict], entry: str = "kind:
     return list_sources(directory)
 
 
+NO_FILE = StoredFile("", 0, "")
 TOXIC = CLASSIFIERS.model_copy(update={"positive_labels": {"toxicity": ("bad",)}, "max_flagged_harmless": 1.0})
 
 
 def trained_classifier(artifact, kind: str) -> TextClassifier:
     return described_classifier(
-        kind, json.loads(artifact.path("classifiers.json").read_text())[kind]["classifier"], artifact.path
+        kind, json.loads(artifact.path("classifiers.json").read_text())[kind]["classifier"], artifact.file
     )
 
 
@@ -304,7 +306,7 @@ def test_a_long_text_is_as_toxic_as_its_worst_tenth(monkeypatch):
         "tasks.data.scoring.text_classifiers.load_linear_model",
         lambda path: WordModel(np.zeros(0), np.zeros(0), 0.0, 1),
     )
-    classifier = TextClassifier("toxicity", "", Calibration(1.0, 0.0), 10**6, 0.5, is_by_passage=True, reader=None)
+    classifier = TextClassifier("toxicity", NO_FILE, Calibration(1.0, 0.0), 10**6, 0.5, is_by_passage=True, reader=None)
     calm = [f"{prose(number, 40).replace('.', '')[:230].strip()}." for number in range(20)]
     assert len(passages_of(" ".join(calm))) == 20
     bad = [passage.replace(passage.split()[3], "vile", 1) for passage in calm]
@@ -325,8 +327,10 @@ def test_the_encoder_reads_only_what_words_leave_in_doubt(monkeypatch):
         return np.full((len(passages), 1), -3.0)
 
     monkeypatch.setattr("tasks.data.scoring.text_classifiers.encode_passages", encode)
-    reader = PassageReader("all-MiniLM-L6-v2", "", -1.0, Calibration(1.0, 0.0))
-    classifier = TextClassifier("toxicity", "", Calibration(1.0, 0.0), 1000, 0.5, is_by_passage=True, reader=reader)
+    reader = PassageReader("all-MiniLM-L6-v2", NO_FILE, -1.0, Calibration(1.0, 0.0))
+    classifier = TextClassifier(
+        "toxicity", NO_FILE, Calibration(1.0, 0.0), 1000, 0.5, is_by_passage=True, reader=reader
+    )
     scores = classifier.scores(["a calm text", "a vile text", None])
     assert read == ["a vile text"] and scores[1] == pytest.approx(1 / (1 + math.exp(3)), abs=1e-6) and scores[2] is None
 
@@ -770,7 +774,7 @@ def test_mathematics_has_no_perplexity_and_a_page_with_code_that_of_its_prose(tm
     model = build_model(counts_of(book(20), 3, 2), 3, 2)
     np.save(tmp_path / "en.npy", model.rows)
     files = LanguageModelFiles(
-        3, {"en": LanguageModelFile(str(tmp_path / "en.npy"), model.log_unknown, (100.0, 200.0))}
+        3, {"en": LanguageModelFile(given_file(tmp_path / "en.npy"), model.log_unknown, (100.0, 200.0))}
     )
     plain, coded = book(1)[0], f"{book(1)[0]}\n\n```\nx = {{1: 2}}\n```\n"
     sums = f"{SENTENCES['en']} Let $x^2 = 4$ and $y^2 = 9$ and $z^2 = 16$."

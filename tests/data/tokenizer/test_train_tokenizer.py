@@ -184,7 +184,7 @@ def test_a_share_that_the_corpus_cannot_fill_is_told_and_the_others_keep_theirs(
 
 def test_a_sample_is_as_large_as_asked_for_to_a_document(documents):
     """120 documents: at a rate by hash alone, 30 of them would be 22 as soon as 38."""
-    frame = read_documents(spark_session(RESOURCES), documents.paths("documents/*.parquet"), RESOURCES)
+    frame = read_documents(spark_session(RESOURCES), documents.files("documents/*.parquet"), RESOURCES)
     longest = max(row["num_chars"] for row in rows(documents, "documents/*.parquet"))
     slices = count_chars(frame)
     sizes = {cell: counted.total for cell, counted in slices.items()}
