@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -113,6 +114,7 @@ def _files_around(files: list[StoredFile], ids: NDArray[np.uint64]) -> Iterator[
         yield from ordered[start : bisect_right(ordered, high, lo=start, key=_first_id)]
 
 
+@lru_cache(4096)
 def _first_id(file: StoredFile) -> int:
     with open_parquet(file) as opened:
         metadata = opened.metadata

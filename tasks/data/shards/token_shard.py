@@ -39,12 +39,8 @@ def index_bytes(lengths: np.ndarray, dtype: np.dtype) -> bytes:
     pointers = np.zeros(len(lengths), dtype="<i8")
     np.cumsum(lengths[:-1] * dtype.itemsize, out=pointers[1:])
     header = MAGIC + struct.pack("<QB", VERSION, code) + struct.pack("<QQ", len(lengths), len(lengths) + 1)
-    return (
-        header
-        + lengths.astype("<i4").tobytes()
-        + pointers.tobytes()
-        + np.arange(len(lengths) + 1, dtype="<i8").tobytes()
-    )
+    documents = np.arange(len(lengths) + 1, dtype="<i8")
+    return header + lengths.astype("<i4").tobytes() + pointers.tobytes() + documents.tobytes()
 
 
 def append_tokens(file: IO[bytes], sequences: list[list[int]], dtype: np.dtype) -> np.ndarray:

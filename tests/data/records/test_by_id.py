@@ -55,7 +55,7 @@ def test_few_footers_of_many_files_are_read(directories, monkeypatch):
     monkeypatch.setattr(documents_by_id, "open_parquet", lambda file: read.append(file) or open_file(file))
     wanted = np.sort(id_numbers(table.slice(2000, 3)["id"]))
     assert sum(batch.num_rows for batch in read_by_id(paths[:5], wanted)) == 3
-    assert read[-1] == paths[1] and len(read) < 5
+    assert read[-1] == paths[1] and len(set(read)) < 5
     assert documents_by_id._first_id(paths[0]) == int(table["id"][0].as_py(), 16)
 
 
