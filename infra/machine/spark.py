@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from configs.schema import SparkResources
 
 STOP_TIMEOUT_SECONDS = 30
-SHIPPED_PACKAGES = ("tasks", "model", "configs")
+SHIPPED_PACKAGES = ("tasks", "model", "configs", "data_contracts")
 ARROW_BATCH_RECORDS = 4096
 ARROW_BATCH_BYTES = 8 * 2**20
 """Bounds of one Arrow batch handed to a Python worker. Each task holds a small multiple of it outside Java's heap: with
@@ -223,7 +223,7 @@ def _standard_error_to(path: Path) -> Iterator[None]:
 
 
 def _zip_packages(directory: Path) -> Path:
-    """tasks/, model/ and configs/ as a zip that executors put on their path."""
+    """SHIPPED_PACKAGES as a zip that executors put on their path."""
     path = directory / "glm46-executor.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in SHIPPED_PACKAGES:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from configs.files.stored_files import given_file
 from data_contracts.runner import ContractTable, Finding, check_table, read_contract
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.check_parts import CHECKED_COLUMNS, check_files_by_pandas, check_parts
+from tasks.data.records.document_files import read_documents, slice_frame
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from pyarrow.parquet import FileMetaData
 
     from configs.schema import ContractRecipe, SparkResources
 
 
 MAX_PANDAS_BYTES = 2 * 2**30
 """Uncompressed bytes of the columns that a contract reads, above which Spark validates the table: pandas takes 0.05 s
-where Spark takes 4 s, but holds all in this process."""
+where Spark takes 4 s, but holds all in one task."""
+
+MAX_LOCAL_BYTES = 2**26
+"""Stored bytes of a table of one file that this process reads: Spark need not start for it."""
 
 
 class ContractViolationError(ValueError):
@@ -43,9 +48,9 @@ def validate_contract(
     num_rows = 0
     for number, table in enumerate(tables):
         output.report(Progress(number, len(tables), "tables", table.files))
-        frame, num_table_rows = read_table(subject, table, recipe.name, resources)
+        table_findings, num_table_rows = check_files(subject, table, recipe.name, resources)
         num_rows += num_table_rows
-        findings += check_table(table, frame)
+        findings += table_findings
     broken = [finding for finding in findings if not finding.is_met]
     if broken:
         raise ContractViolationError(
@@ -57,40 +62,37 @@ def validate_contract(
     return ContractResult(contract=recipe.name, num_rows=num_rows, num_expectations=len(findings))
 
 
-def read_table(
+def check_files(
     subject: Artifact[Any],
     table: ContractTable,
     contract: str,
     resources: SparkResources,
     max_pandas_bytes: int = MAX_PANDAS_BYTES,
-) -> tuple[Any, int]:
-    """(frame, rows) of the columns that a contract speaks of: in pandas, or in Spark where they are larger than
-    `max_pandas_bytes`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    paths = subject.paths(table.files)
-    if paths[0].suffix == ".npy":
-        frame = _read_array(paths[0], table.columns)
-        return frame, len(frame)
-    missing = [column for column in table.columns if column not in pq.read_schema(paths[0]).names]
-    if missing:
+) -> tuple[list[Finding], int]:
+    """(findings, rows) of a table. A small file is checked in this process. Parts are checked where they are read: by
+    pandas in one task, or by Spark where the columns that the contract reads are larger than `max_pandas_bytes`."""
+    files = subject.files(table.files)
+    if files[0].name.endswith(".npy"):
+        frame = _read_array(subject.path(table.files), table.columns)
+        return check_table(table, frame), len(frame)
+    is_small = files[0].uri.endswith(f"/{table.files}") and files[0].size <= MAX_LOCAL_BYTES
+    if is_small:
+        here = [given_file(subject.path(table.files))]
+        checked = check_files_by_pandas(here, table, max_pandas_bytes)
+    else:
+        checker = partial(check_parts, table=table, max_bytes=max_pandas_bytes)
+        parts = slice_frame(spark_session(resources), files, 1)
+        (checked,) = parts.mapInArrow(checker, CHECKED_COLUMNS).toArrow().to_pylist()
+    if checked["missing"]:
         raise ContractViolationError(
             f"contract {contract} is broken by {subject.manifest.step}: {table.files} has no column "
-            f"{', '.join(missing)}"
+            f"{', '.join(checked['missing'])}"
         )
-    files = [pq.read_metadata(path) for path in paths]
-    num_rows = sum(file.num_rows for file in files)
-    if sum(_column_bytes(file, table.columns) for file in files) > max_pandas_bytes:
-        spark = spark_session(resources)
-        return spark.read.parquet(*(path.as_uri() for path in paths)).select(*table.columns), num_rows
-    return pa.concat_tables([pq.read_table(path, columns=list(table.columns)) for path in paths]).to_pandas(), num_rows
-
-
-def _column_bytes(file: FileMetaData, columns: tuple[str, ...]) -> int:
-    groups = (file.row_group(number) for number in range(file.num_row_groups))
-    chunks = (group.column(place) for group in groups for place in range(group.num_columns))
-    return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns)
+    if checked["is_large"]:
+        frame = read_documents(spark_session(resources), files, resources, *table.columns)
+        return check_table(table, frame), checked["num_rows"]
+    findings = [Finding(**{**one, "examples": tuple(one["examples"])}) for one in json.loads(checked["findings"])]
+    return findings, checked["num_rows"]
 
 
 def _read_array(path: Path, columns: tuple[str, ...]) -> Any:

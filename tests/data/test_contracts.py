@@ -11,7 +11,7 @@ import yaml
 from configs.schema import ContractRecipe
 from data_contracts.runner import CONTRACTS_DIR, check_table, read_contract
 from infra.step import Artifact, Output, Record, step
-from tasks.data.validate_contract import ContractViolationError, read_table, validate_contract
+from tasks.data.validate_contract import ContractViolationError, check_files, validate_contract
 from tests.support.data_inputs import RESOURCES, compute
 
 NAMES = sorted(path.stem for path in CONTRACTS_DIR.glob("*.yaml"))
@@ -218,12 +218,10 @@ def test_a_violation_names_contract_step_rule_column_and_rows(toy, tmp_path):
 def test_spark_finds_what_pandas_finds_and_reads_the_tables_that_are_too_large(toy):
     """On a table that breaks one rule and holds the others."""
     table = next(table for table in read_contract("problems") if table.files == "problems.parquet")
-    (small, num_small), (large, num_large) = (
-        read_table(toy, table, "problems", RESOURCES, bound) for bound in (10**9, 0)
+    (found, num_small), (same, num_large) = (
+        check_files(toy, table, "problems", RESOURCES, bound) for bound in (10**9, 0)
     )
-    assert isinstance(small, pd.DataFrame) and not isinstance(large, pd.DataFrame)
     assert num_small == num_large == 3
-    found, same = check_table(table, small), check_table(table, large)
     assert [(finding.expectation, finding.is_met, finding.observed) for finding in found] == [
         (finding.expectation, finding.is_met, finding.observed) for finding in same
     ]

@@ -94,7 +94,7 @@ def collect_chats(
     spark = spark_session(resources)
     files = [file for file in sources.files if file.role == "sft"]
     output.report(Progress(0, len(files), "sources", "reading"))
-    protected, index = protected_items(ingested, synthetic, recipe.decontaminate)
+    protected, index = protected_items(ingested, synthetic, recipe.decontaminate, resources)
     items = spark.sparkContext.broadcast((index, protected))
     judging = Judging(recipe.chats.max_chat_chars, recipe.personal_data.kinds, items)
     made = [

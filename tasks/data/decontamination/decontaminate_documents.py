@@ -74,7 +74,7 @@ def decontaminate_documents(
     given = [documents, *([] if synthetic is None else [synthetic])]
     num_in = sum(artifact.record.num_documents for artifact in given)
     output.report(Progress(0, num_in, "documents", "indexing evaluation items"))
-    items, overlaps = protected_items(ingested, synthetic, recipe)
+    items, overlaps = protected_items(ingested, synthetic, recipe, resources)
     num_prompts, num_dropped_prompts = (
         _write_prompts(synthetic.path("prompts.parquet"), items, overlaps, output) if synthetic else (0, 0)
     )

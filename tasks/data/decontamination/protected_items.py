@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from infra.machine.spark import spark_session
 from tasks.data.decontamination.item_views import ASKED, CUED, PROGRAM, TOLD, views
 from tasks.data.decontamination.overlap import (
     MIN_WORDS_OF_PROBLEM,
@@ -22,10 +23,11 @@ from tasks.data.decontamination.overlap import (
 )
 from tasks.data.privacy.personal_data import KINDS, find_in_chunks, mask_text
 from tasks.data.problems.synthesize_problems import EVALUATION_SOURCE, HELD_OUT_SOURCE
+from tasks.data.records.document_files import read_documents
 from tasks.data.records.documents import document_id
 
 if TYPE_CHECKING:
-    from configs.schema import DecontaminationRecipe
+    from configs.schema import DecontaminationRecipe, SparkResources
     from infra.step import Artifact
     from tasks.data.problems.synthesize_problems import SynthesizedProblems
     from tasks.data.sources.ingest_documents import IngestedDocuments
@@ -69,9 +71,10 @@ def protected_items(
     ingested: Artifact[IngestedDocuments],
     synthetic: Artifact[SynthesizedProblems] | None,
     recipe: DecontaminationRecipe,
+    resources: SparkResources,
 ) -> tuple[ProtectedItems, OverlapIndex]:
     """The items and what texts are looked up in."""
-    return index_items(_records(ingested), () if synthetic is None else _problems(synthetic), recipe)
+    return index_items(_records(ingested, resources), () if synthetic is None else _problems(synthetic), recipe)
 
 
 def index_items(
@@ -125,13 +128,10 @@ def _append(items: ProtectedItems, identity: str, kind: str, source: str, offset
     items.offsets.append(offset)
 
 
-def _records(ingested: Artifact[IngestedDocuments]) -> list[dict[str, Any]]:
-    import pyarrow.dataset as dataset
-
-    paths = [str(path) for path in ingested.paths("evaluation/*.parquet")]
-    return (
-        dataset.dataset(paths).to_table(columns=["id", "source", "offset", "text", "markup"]).sort_by("id").to_pylist()
-    )
+def _records(ingested: Artifact[IngestedDocuments], resources: SparkResources) -> list[dict[str, Any]]:
+    files = ingested.files("evaluation/*.parquet")
+    read = read_documents(spark_session(resources), files, resources, "id", "source", "offset", "text", "markup")
+    return read.toArrow().sort_by("id").to_pylist()
 
 
 def _problems(synthetic: Artifact[SynthesizedProblems]) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.files.stored_files import StoredFile, writing
 from tasks.data.records.documents import NUM_HASHES
@@ -53,9 +53,16 @@ def read_documents(spark: SparkSession, files: list[StoredFile], resources: Spar
     if columns:
         schema = StructType([schema[name] for name in columns])
     num_partitions = max(resources.shuffle_partitions, min(len(files), resources.shuffle_partitions * 4))
-    tasks = spark.createDataFrame(_table(slices(files, num_partitions)))
     reader = partial(read_slices, columns=tuple(schema.names), schema=to_arrow_schema(schema))
-    return tasks.repartitionById(num_partitions, "partition").mapInArrow(reader, schema)
+    return slice_frame(spark, files, num_partitions).mapInArrow(reader, schema)
+
+
+def slice_frame(spark: SparkSession, files: list[StoredFile], num_partitions: int) -> DataFrame:
+    """The slices of files that each task reads (slice_schema)."""
+    import pyarrow as pa
+
+    rows = pa.Table.from_pylist(slices(files, num_partitions), schema=slice_schema())
+    return spark.createDataFrame(rows).repartitionById(num_partitions, "partition")
 
 
 def columns_of(spark: SparkSession, file: StoredFile) -> StructType:
@@ -65,8 +72,7 @@ def columns_of(spark: SparkSession, file: StoredFile) -> StructType:
 
     known = _columns.get(file.sha256)
     if known is None:
-        tasks = spark.createDataFrame(_table(slices([file], 1)))
-        (row,) = tasks.mapInArrow(describe_columns, "schema binary").collect()
+        (row,) = slice_frame(spark, [file], 1).mapInArrow(describe_columns, "schema binary").collect()
         known = from_arrow_schema(pa.ipc.read_schema(pa.py_buffer(bytes(row["schema"]))))
         if file.sha256:
             _columns[file.sha256] = known
@@ -197,9 +203,3 @@ def _written(parts: DataFrame, output: Output) -> tuple[list[StoredFile], Counts
     """Runs the tasks that write PART_COLUMNS."""
     files, counts = read_part_rows(parts.collect())
     return output.add(files), counts
-
-
-def _table(rows: list[dict[str, Any]]) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.Table.from_pylist(rows, schema=slice_schema())

@@ -55,13 +55,18 @@ def slices(files: list[StoredFile], num_partitions: int) -> list[dict[str, Any]]
     return [{"partition": number % num_partitions, **row} for number, row in enumerate(rows)]
 
 
+def stored_file(row: dict[str, Any]) -> StoredFile:
+    """The file of a row of slice_schema."""
+    return StoredFile(row["uri"], row["size"], row["sha256"], tuple(row["blocks"]))
+
+
 def read_slices(
     batches: Iterator[pa.RecordBatch], columns: tuple[str, ...], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the slices, as `schema`, which has `columns`."""
     for batch in batches:
         for row in batch.to_pylist():
-            with open_parquet(StoredFile(row["uri"], row["size"], row["sha256"], tuple(row["blocks"]))) as file:
+            with open_parquet(stored_file(row)) as file:
                 for rows in _rows_of_slice(file, row["slice"], row["num_slices"], columns):
                     yield rows if rows.schema.equals(schema) else rows.cast(schema)
 
@@ -103,6 +108,6 @@ def describe_columns(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
 
     for batch in batches:
         for row in batch.to_pylist():
-            with open_parquet(StoredFile(row["uri"], row["size"], row["sha256"], tuple(row["blocks"]))) as file:
+            with open_parquet(stored_file(row)) as file:
                 schema = file.schema_arrow.remove_metadata().serialize().to_pybytes()
                 yield pa.RecordBatch.from_arrays([pa.array([schema], pa.binary())], names=["schema"])
