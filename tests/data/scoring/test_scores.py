@@ -609,7 +609,7 @@ class Documents:
     record: SimpleNamespace
     digest: str
 
-    def paths(self, pattern: str) -> list[Path]:
+    def files(self, pattern: str) -> list[StoredFile]:
         return sorted(self.directory.glob(pattern))
 
 
