@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from configs.files.stored_files import given_file
 from configs.schema import DecontaminationRecipe
 from tasks.data.decontamination import item_views
 from tasks.data.decontamination.decontaminate_documents import decontaminate_documents
@@ -335,8 +336,8 @@ def prepared(root, texts: dict[str, str]):
         record = MaskedDocuments.model_construct(num_documents=len(texts), num_bytes=sum(map(len, texts.values())))
         digest = "0" * 64
 
-        def paths(self, pattern: str):
-            return [path]
+        def files(self, pattern: str):
+            return [given_file(path)]
 
     return Given()
 

@@ -610,7 +610,7 @@ class Documents:
     digest: str
 
     def files(self, pattern: str) -> list[StoredFile]:
-        return sorted(self.directory.glob(pattern))
+        return [given_file(path) for path in sorted(self.directory.glob(pattern))]
 
 
 @pytest.fixture(scope="module")
