@@ -125,11 +125,11 @@ def run(
 
 def _refuse_missing_data(data: str) -> None:
     from flows.parameters import existing_data
-    from tasks.data.sources.remote_sources import is_remote, refuse_missing_place
+    from tasks.data.sources.remote_sources import is_remote, refuse_missing_address
 
     existing_data(data)
     if is_remote(data):
-        refuse_missing_place(data)
+        refuse_missing_address(data)
 
 
 def _leave(code: int) -> NoReturn:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROW_COLUMNS = f"stream string, {RECORD_COLUMNS}, reason string, detail string"
 DOCUMENT, EVALUATION, REJECTED, UNSAMPLED, CHANGED = "document", "evaluation", "rejected", "unsampled", "changed"
 UNREADABLE, LOST = "unreadable", "lost"
-"""LOST: with as `offset` the bytes, as stored, behind a damage that nothing could be read behind."""
+"""LOST: its `offset` is the number of stored bytes after a damage that ends the reading of a file."""
 BATCH_CHARS = 8_000_000
 BATCH_ROWS = 4000
 RECORD_FORMATS = ("jsonl", "repository_files", "commits", HTML_LINES)
@@ -68,15 +68,15 @@ def _source_rows(source: Row, keep_below: int, max_record_bytes: int) -> Iterato
     try:
         for parsed in _listed_records(source, max_record_bytes):
             if parsed.text is None:
-                place = {"source": parsed.source, "offset": parsed.offset}
+                address = {"source": parsed.source, "offset": parsed.offset}
                 kind = LOST if parsed.reason == LOST else REJECTED
-                yield _row(source, stream=kind, **place, reason=parsed.reason, detail=parsed.detail)
+                yield _row(source, stream=kind, **address, reason=parsed.reason, detail=parsed.detail)
             elif stream == DOCUMENT and parsed.key and not seen.add(parsed.key):
-                place = {"source": parsed.source, "offset": parsed.offset}
+                address = {"source": parsed.source, "offset": parsed.offset}
                 yield _row(
                     source,
                     stream=REJECTED,
-                    **place,
+                    **address,
                     reason="duplicate_id",
                     detail=f"an earlier record has id {parsed.key}"[:500],
                 )
@@ -93,7 +93,7 @@ def _source_rows(source: Row, keep_below: int, max_record_bytes: int) -> Iterato
 
 
 def _record(source: Row, stream: str, parsed: Parsed, text: str) -> Row:
-    place = {
+    fields = {
         "source": parsed.source,
         "offset": parsed.offset,
         "url": parsed.url,
@@ -105,11 +105,11 @@ def _record(source: Row, stream: str, parsed: Parsed, text: str) -> Row:
     }
     identity = document_id(parsed.source, parsed.offset, 0)
     sizes = {"num_chars": len(text), "num_bytes": len(text.encode())}
-    return _row(source, stream=stream, **place, id=identity, text=text, content_digest=content_digest(text), **sizes)
+    return _row(source, stream=stream, **fields, id=identity, text=text, content_digest=content_digest(text), **sizes)
 
 
 def _listed_records(source: Row, max_record_bytes: int) -> Iterator[Parsed]:
-    """The records of a source. Raises ChangedSourceError behind the last one where it is not the listed one."""
+    """The records of a source. Raises ChangedSourceError after the last one where the source is not the listed one."""
     if source["format"] == GIT_COMMITS:
         given = (source["repository"], source["licence"], source["max_commits"], max_record_bytes)
         yield from commit_records(source["name"], source["path"], *given)
@@ -149,8 +149,8 @@ def _records(source: Row, file: HashingReader, max_record_bytes: int) -> Iterato
     elif form == "package_metadata":
         yield package_record(name, file, max_record_bytes)
     elif form == "text":
-        place = {"repository": source["repository"], "path": source["repository_path"]}
-        yield from (replace(record, **place) for record in text_records(name, file, max_record_bytes))
+        location = {"repository": source["repository"], "path": source["repository_path"]}
+        yield from (replace(record, **location) for record in text_records(name, file, max_record_bytes))
     else:
         yield rejection(name, 0, "unsupported_format", form)
 

@@ -26,13 +26,12 @@ FILE_BYTES = 256 * 2**20
 
 
 def num_files(num_bytes: int) -> int:
-    """How many files text of this size is written to: from the data alone."""
+    """Number of files to which text of this size is written; it does not depend on the machine."""
     return max(1, -(-num_bytes // FILE_BYTES))
 
 
 def read_documents(spark: SparkSession, paths: list[Path], resources: SparkResources) -> DataFrame:
-    """The documents of Parquet files, spread over the cores where they have fewer row groups than there are
-    partitions."""
+    """The documents of Parquet files; repartitioned where there are fewer row groups than partitions."""
     frame = spark.read.parquet(*(path.as_uri() for path in paths))
     count = resources.shuffle_partitions
     return frame if len(paths) >= count or _num_row_groups(paths) >= count else frame.repartition(count, "id")
@@ -59,7 +58,7 @@ def write_table(frame: DataFrame, path: Path) -> None:
 
 def write_marked_documents(marks: DataFrame, paths: list[Path], directory: Path, num_bytes: int) -> list[Path]:
     """Write the documents that `marks` (id and other columns) names, with the other columns as their last ones. They
-    are copied from the files `paths` of one step's documents/: texts go through no shuffle."""
+    are copied from the files `paths` of one step's documents/, so texts are not shuffled."""
     count = num_files(num_bytes)
     directory.mkdir(parents=True)
     sent = marks.mapInArrow(partial(send_marks, num_files=count), PARCEL_COLUMNS).repartitionById(count, "target")
@@ -80,9 +79,11 @@ def _write_empty_marked(marks: DataFrame, like: Path, path: Path) -> None:
 def write_kept(
     verdicts: DataFrame, documents: list[Path], num_in: int, num_bytes: int, output: Output, *keys: str
 ) -> tuple[dict[tuple[str, ...], tuple[int, int]], dict[str, int]]:
-    """Write documents/ and dropped.parquet by `verdicts` (id, reason, kept_id; reason empty for what stays; other
-    columns become those of the documents): every document of the files `documents` has one. Gives what count_kept
-    gives.
+    """Write documents/ and dropped.parquet by `verdicts`, which has one row for every document of the files
+    `documents`.
+
+    Columns: id, reason (empty for documents that are kept), kept_id; further columns are added to the documents.
+    Returns the result of count_kept.
     """
     write_table(verdicts.where("reason <> ''").select("id", "reason", "kept_id"), output.path("dropped.parquet"))
     marks = verdicts.where("reason = ''").drop("reason", "kept_id")
@@ -103,7 +104,7 @@ def count_kept(
 
 
 def id_range_column(count: int) -> Column:
-    """Which of `count` equal ranges the id lies in: as parquet_parts.bucket_of."""
+    """The index, among `count` equal ranges, of the one that holds the id: as parquet_parts.bucket_of."""
     from pyspark.sql import functions as F
 
     leading = F.conv(F.substring("id", 1, 8), 16, 10).cast("long")
@@ -127,7 +128,7 @@ def _write_empty(frame: DataFrame, path: Path) -> None:
 
 
 def count_by(paths: list[Path], *keys: str, total: str = "num_bytes") -> dict[tuple[str, ...], tuple[int, int]]:
-    """(documents, sum of `total`) per value of `keys`, read from the columns alone."""
+    """(documents, sum of `total`) per value of `keys`, read without the texts."""
     import pyarrow.dataset as dataset
 
     table = dataset.dataset([str(path) for path in paths]).to_table(columns=[*keys, total])

@@ -1,6 +1,6 @@
-"""Reads rows of document files by their ids, where they are needed.
+"""Reads rows of document files by their ids, in the task that needs them.
 
-Ids and what is said of a document (marks) are shuffled; its text is not. The files are those of
+Ids and the columns that a step adds (marks) are shuffled; texts are not. The files are those of
 document_files.write_documents: in order of their ids, with the range of ids in every row group. Runs in executors:
 imports no Spark.
 """
@@ -38,8 +38,8 @@ def read_by_id(paths: list[str], ids: NDArray[np.uint64], columns: list[str] | N
             if groups:
                 for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):
                     numbers = id_numbers(batch.column("id"))
-                    places = np.minimum(np.searchsorted(ids, numbers), len(ids) - 1)
-                    is_wanted = ids[places] == numbers
+                    indices = np.minimum(np.searchsorted(ids, numbers), len(ids) - 1)
+                    is_wanted = ids[indices] == numbers
                     if is_wanted.all():
                         yield batch
                     elif is_wanted.any():
@@ -47,8 +47,7 @@ def read_by_id(paths: list[str], ids: NDArray[np.uint64], columns: list[str] | N
 
 
 def send_marks(batches: Iterator[pa.RecordBatch], num_files: int) -> Iterator[pa.RecordBatch]:
-    """MARKS parcels (id as a number, and the other columns) to the file that each document is written to, for rows with
-    an id."""
+    """MARKS parcels (id as a number, and the other columns), addressed to the file that each document is written to."""
     import pyarrow as pa
 
     rows = [batch for batch in batches if batch.num_rows]
@@ -64,7 +63,7 @@ def write_marked(
     batches: Iterator[pa.RecordBatch], paths: list[str], directory: str, num_files: int
 ) -> Iterator[pa.RecordBatch]:
     """Write the rows that MARKS parcels name as directory/part-N.parquet, copied from the files `paths` of one
-    directory, with the marks as their last columns. PART_COLUMNS for the file."""
+    directory, with the marks as their last columns. Yields the file's PART_COLUMNS."""
     import pyarrow as pa
 
     received = unpacked(batches)
@@ -85,7 +84,7 @@ def write_marked_part(marks: pa.Table, paths: list[str], directory: str, num_fil
 
 
 def with_marks(rows: pa.Table, marks: pa.Table) -> pa.Table:
-    """Rows with the columns of the same rows of `marks`, which come last and replace those of their name."""
+    """Rows joined with the same rows of `marks`, whose columns come last and replace columns of the same name."""
     kept = rows.select([name for name in rows.column_names if name not in marks.column_names])
     for name in marks.column_names:
         kept = kept.append_column(name, marks.column(name))
@@ -96,14 +95,14 @@ def _marked(batches: Iterator[pa.RecordBatch], ids: NDArray[np.uint64], marks: p
     import pyarrow as pa
 
     for batch in batches:
-        places = np.searchsorted(ids, id_numbers(batch.column("id")))
-        table = with_marks(pa.Table.from_batches([batch]), marks.take(pa.array(places)))
+        rows = np.searchsorted(ids, id_numbers(batch.column("id")))
+        table = with_marks(pa.Table.from_batches([batch]), marks.take(pa.array(rows)))
         yield from table.combine_chunks().to_batches()
 
 
 def _files_around(paths: list[str], ids: NDArray[np.uint64]) -> Iterator[str]:
-    """Those that can hold one of the ids. The files of a directory are in order of theirs: few footers of many files
-    are read."""
+    """The files that can hold one of the ids. A directory's files are in order of their ids, so few footers are
+    read."""
     low, high = int(ids[0]), int(ids[-1])
     for _, group in groupby(paths, key=os.path.dirname):
         files = list(group)
@@ -121,10 +120,10 @@ def _first_id(path: str) -> int:
 
 
 def _row_groups(file: object, ids: NDArray[np.uint64]) -> list[int]:
-    """Those whose range of ids holds a wanted one."""
+    """The row groups whose range of ids holds one of `ids`."""
     metadata = file.metadata  # pyright: ignore[reportAttributeAccessIssue]
     column = metadata.schema.to_arrow_schema().get_field_index("id")
-    found = []
+    groups = []
     for group in range(metadata.num_row_groups):
         statistics = metadata.row_group(group).column(column).statistics
         low, high = (int(value, 16) for value in (statistics.min, statistics.max))
@@ -133,5 +132,5 @@ def _row_groups(file: object, ids: NDArray[np.uint64]) -> list[int]:
             np.searchsorted(ids, np.array([high], np.uint64), "right")[0],
         )
         if stop > start:
-            found.append(group)
-    return found
+            groups.append(group)
+    return groups

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROW_GROUP_ROWS = 1024
-"""Row groups are what tasks divide a file by, and what is skipped when a few documents are wanted."""
+"""Rows of a row group: the unit in which tasks divide a file and in which reads by id skip documents."""
 PART_COLUMNS = "name string, num_rows long"
 
 
 def bucket_of(identity: str, count: int) -> int:
-    """Which of `count` ascending ranges an id lies in, by its first 32 bits."""
+    """The index, among `count` ascending ranges, of the one that holds an id, by its first 32 bits."""
     return (int(identity[:8], 16) * count) >> 32
 
 
@@ -31,8 +31,8 @@ def part_name(bucket: int) -> str:
 
 
 def write_part(batches: Iterator[pa.RecordBatch], directory: str, count: int) -> Iterator[pa.RecordBatch]:
-    """Write the rows of one partition, sorted by id, as directory/part-<bucket>.parquet; no rows, no file. PART_COLUMNS
-    for each file."""
+    """Write the rows of one partition, sorted by id, as directory/part-<bucket>.parquet; without rows no file is
+    written. Yields the file's PART_COLUMNS."""
     import pyarrow as pa
 
     rows = (batch for batch in batches if batch.num_rows)
