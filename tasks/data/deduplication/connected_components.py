@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MAX_SINGLE_TASK_EDGES = 8_000_000
-"""Two numbers per edge and a few temporaries: half a gigabyte in one executor."""
+"""Largest number of edges joined in one task: two numbers per edge and a few temporaries need half a gigabyte."""
 MAX_ROUNDS = 40
-"""2^40 nodes need fewer; a run that gets here is wrong and stops."""
+"""Limit of rounds: 2^40 nodes need fewer, so a run that reaches it is wrong and stops."""
 
 
 def connected_components(
     edges: DataFrame, num_edges: int, directory: Path, max_single_task_edges: int = MAX_SINGLE_TASK_EDGES
 ) -> DataFrame:
     """(id, root) of every node of EDGES parcels, roots included; a root is its component's smallest id. The driver
-    holds no edge. What rounds leave lies in `directory`, which all executors mount: no lost one takes a round with it.
-    Remove it when the roots were read.
+    holds no edge. The rounds write to `directory`, which all executors mount: a lost executor loses no round. Remove it
+    when the roots have been read.
 
     Raises RuntimeError if the components have not settled after the rounds that any graph needs, never a half-merged
     result."""
@@ -41,14 +41,14 @@ def connected_components(
 def _alternate_stars(edges: DataFrame, directory: Path) -> DataFrame:
     from pyspark.sql import functions as F
 
-    place = directory / "edges"
-    stars = _written(edges, place)
+    path = directory / "edges"
+    stars = _written(edges, path)
     for number in range(MAX_ROUNDS):
         if _is_settled(stars):
             roots = stars.select(F.col("centre").alias("id"), F.col("centre").alias("root")).distinct()
             return stars.select(F.col("node").alias("id"), F.col("centre").alias("root")).unionByName(roots)
-        before, place = place, directory / f"round-{number:02d}"
-        stars = _written(_small_star(_large_star(stars)), place)
+        before, path = path, directory / f"round-{number:02d}"
+        stars = _written(_small_star(_large_star(stars)), path)
         shutil.rmtree(before)
     raise RuntimeError(
         f"connected components have not settled after {MAX_ROUNDS} rounds: the duplicate clusters would be wrong"

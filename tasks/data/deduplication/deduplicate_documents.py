@@ -62,8 +62,8 @@ class DeduplicatedDocuments(Record):
     num_rows: int
     dropped: dict[str, int]
     largest_clusters: tuple[DuplicateCluster, ...]
-    """Of near-duplicates, the largest first; none that removes less than some documents of a source
-    (MIN_JUDGED_DOCUMENTS)."""
+    """Clusters of near-duplicates that remove at least MIN_JUDGED_DOCUMENTS documents of a source, the largest
+    first."""
 
 
 @step(
@@ -140,8 +140,7 @@ def _meta(spark: SparkSession, paths: list[str], earlier_paths: list[str]) -> Da
 
 
 def _write_removed(verdicts: DataFrame, edges: DataFrame, output: Output) -> None:
-    """dropped.parquet, and neighbours.parquet: of every near-duplicate the verified neighbour that it is most similar
-    to."""
+    """Write dropped.parquet, and neighbours.parquet with every near-duplicate's most similar verified neighbour."""
     from pyspark.sql import functions as F
 
     dropped = names_of(DROPPED_COLUMNS)
@@ -159,7 +158,7 @@ def _write_removed(verdicts: DataFrame, edges: DataFrame, output: Output) -> Non
 def _write_survivors(
     parcels: DataFrame, paths: list[str], files: int, recipe: DeduplicationRecipe, output: Output
 ) -> list[Path]:
-    """The files of documents."""
+    """Write documents/ and signatures/; returns the files of documents."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -176,7 +175,9 @@ def _write_survivors(
         "signatures": signature_schema(metadata).empty_table(),
     }
     for name, table in empty.items():
-        if not any(output.path(name).iterdir()):  # nothing survived, or nothing had words: readers find the columns
+        if not any(
+            output.path(name).iterdir()
+        ):  # nothing survived, or nothing had words: readers still need the columns
             pq.write_table(table, output.path(f"{name}/{part_name(0)}"), compression="zstd")
     return sorted(output.path("documents").glob("*.parquet"))
 

@@ -18,18 +18,18 @@ SHOWN_CHARS = 120
 
 
 class DuplicateCluster(Record):
-    """Near-duplicates of one source, of which one document stays (in this source or another)."""
+    """The near-duplicates that one source loses to one kept document (of this source or another)."""
 
     collection: str
     num_removed: int
     num_documents: int
-    """Of the source."""
+    """Documents of the source."""
     kept_id: str
     kept: str
-    """The beginning of the text that stays, on one line."""
+    """The beginning of the kept text, on one line."""
     removed_id: str
     removed: str
-    """The same of one that goes."""
+    """The beginning of a removed text, on one line."""
 
     def describe(self) -> str:
         """One line of a report."""
@@ -41,10 +41,11 @@ class DuplicateCluster(Record):
 
 
 def largest_clusters(verdicts: DataFrame, paths: list[str]) -> tuple[DuplicateCluster, ...]:
-    """Those that remove MIN_JUDGED_DOCUMENTS documents of a source or more, the largest first, NUM_SHOWN of them.
+    """The NUM_SHOWN largest clusters that remove at least MIN_JUDGED_DOCUMENTS documents of a source, the largest
+    first.
 
-    verdicts: (id, collection, source, reason, kept_id, cluster); paths: files of documents, those of earlier runs among
-    them."""
+    verdicts: (id, collection, source, reason, kept_id, cluster); paths: files of documents, including those of earlier
+    runs."""
     from pyspark.sql import functions as F
 
     totals = verdicts.groupBy("collection").agg(F.count("id").alias("num_documents"))
@@ -64,7 +65,7 @@ def largest_clusters(verdicts: DataFrame, paths: list[str]) -> tuple[DuplicateCl
         start = F.substring("text", 1, SHOWN_CHARS).alias("text")
         read = verdicts.sparkSession.read.parquet(*paths).where(F.col("id").isin(wanted)).select("id", start)
         texts = {row.id: " ".join(row.text.split()) for row in read.collect()}
-    found = [
+    largest = [
         DuplicateCluster(
             collection=row.collection,
             num_removed=row.num_removed,
@@ -76,7 +77,7 @@ def largest_clusters(verdicts: DataFrame, paths: list[str]) -> tuple[DuplicateCl
         )
         for row in rows
     ]
-    return tuple(sorted(found, key=lambda one: (-one.num_removed, one.collection, one.kept_id)))
+    return tuple(sorted(largest, key=lambda one: (-one.num_removed, one.collection, one.kept_id)))
 
 
 def check_cluster_share(clusters: tuple[DuplicateCluster, ...], recipe: DeduplicationRecipe) -> None:

@@ -60,7 +60,8 @@ def signature_schema(metadata: dict[str, object]) -> pa.Schema:
 
 
 def _write_signatures(signed: pa.Table | None, survivors: np.ndarray, path: str, metadata: dict[str, object]) -> None:
-    """One file beside every one of documents, so that a lost one is noticed: empty where no document has words."""
+    """Write one file of signatures per file of documents, empty where no document has words: so a lost file is
+    noticed."""
     import pyarrow as pa
 
     schema = signature_schema(metadata)
