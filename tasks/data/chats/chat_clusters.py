@@ -1,6 +1,6 @@
-"""Groups conversations that say nearly the same or come from one record: all of a group are held out, or none.
+"""Groups conversations that are nearly alike or come from one record: all of a group are held out, or none.
 
-Their texts are compared as documents are (tasks/data/deduplication/near_duplicates.py). Nothing is dropped, since two
+Their texts are compared like documents (tasks/data/deduplication/near_duplicates.py). Nothing is dropped, since two
 answers to one question may both be worth learning.
 """
 
@@ -32,8 +32,8 @@ SAID = "array<struct<reasoning: string, content: string>>"
 def chat_clusters(
     chats: DataFrame, num_bytes: int, recipe: DeduplicationRecipe, num_partitions: int, directory: Path
 ) -> Iterator[DataFrame]:
-    """(id, cluster) of every conversation of `chats` (id, origin, messages), inside the block; a cluster is called by
-    the smallest id in it. `directory` holds their texts meanwhile, where executors can read it."""
+    """(id, cluster) of every conversation of `chats` (id, origin, messages), inside the block; a cluster is named by
+    the smallest id in it. Inside the block `directory`, which executors must be able to read, holds their texts."""
     from pyspark.sql import functions as F
 
     turns = F.transform(
