@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DocumentFiles:
-    """What an earlier stage wrote into a user's directory."""
+    """The files that an earlier stage wrote into a user's directory."""
 
     directory: Path
 
@@ -55,7 +55,7 @@ class CompleteDocuments(Record):
 def complete_documents(
     *, documents: Artifact[Any] | DocumentFiles, resources: SparkResources, output: Output
 ) -> CompleteDocuments:
-    """Raises ValueError where a column of DOCUMENT_COLUMNS is missing."""
+    """Add the missing columns. Raises ValueError where a column of DOCUMENT_COLUMNS is missing."""
     paths = documents.paths("documents/*.parquet")
     output.report(Progress(0, 0, "documents", "reading"))
     frame = read_documents(spark_session(resources), paths, resources)
@@ -82,7 +82,7 @@ def _num_scored(paths: list[Path]) -> int:
 
     scores = [
         name for name in names_of(SCORE_COLUMNS) if name != "language"
-    ]  # which the source says where nothing looked
+    ]  # without scores, language is that of the source
     is_scored = reduce(lambda one, other: one | other, (pc.field(name).is_valid() for name in scores))
     return dataset.dataset([str(path) for path in paths]).count_rows(filter=is_scored)
 

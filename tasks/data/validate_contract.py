@@ -37,7 +37,8 @@ class ContractResult(Record):
 def validate_contract(
     *, subject: Artifact[Any], recipe: ContractRecipe, resources: SparkResources, output: Output
 ) -> ContractResult:
-    """Raises ContractViolationError; what held is kept in findings.json with what was measured."""
+    """Check a contract, and write each expectation with its measured value to findings.json. Raises
+    ContractViolationError."""
     tables = read_contract(recipe.name)
     findings: list[Finding] = []
     num_rows = 0
@@ -64,7 +65,7 @@ def read_table(
     resources: SparkResources,
     max_pandas_bytes: int = MAX_PANDAS_BYTES,
 ) -> tuple[Any, int]:
-    """(frame, rows) of the columns that a contract speaks of: in pandas, or in Spark where they are larger than
+    """(frame, rows) of the columns that a contract names: in pandas, or in Spark where they are larger than
     `max_pandas_bytes`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -89,7 +90,7 @@ def read_table(
 
 def _column_bytes(file: FileMetaData, columns: tuple[str, ...]) -> int:
     groups = (file.row_group(number) for number in range(file.num_row_groups))
-    chunks = (group.column(place) for group in groups for place in range(group.num_columns))
+    chunks = (group.column(index) for group in groups for index in range(group.num_columns))
     return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns)
 
 

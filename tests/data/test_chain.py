@@ -139,8 +139,8 @@ def test_the_split_follows_the_cluster_and_only_the_cluster(chain):
 
     documents = rows(chain["split"], "documents/*.parquet")
     for row in documents:
-        place = int(hashlib.sha256(row["cluster"].encode()).hexdigest()[:8], 16) / 2**32
-        assert row["split"] == ("test" if place < 0.2 else "validation" if place < 0.4 else "train")
+        share = int(hashlib.sha256(row["cluster"].encode()).hexdigest()[:8], 16) / 2**32
+        assert row["split"] == ("test" if share < 0.2 else "validation" if share < 0.4 else "train")
     assert {row["split"] for row in documents} == {"train", "validation", "test"}
 
 
@@ -214,8 +214,10 @@ def test_validation_shards_hold_the_documents_of_their_side_and_nothing_that_is_
         for row in rows(chain[name], "documents/*.parquet")
         if row["split"] == "validation"
     }
-    found = {row["id"] for row in rows(chain["validation"], "members.parquet")}
-    assert found == held_out != set() and not found & {row["id"] for row in rows(chain["shards"], "members.parquet")}
+    members = {row["id"] for row in rows(chain["validation"], "members.parquet")}
+    assert members == held_out != set() and not members & {
+        row["id"] for row in rows(chain["shards"], "members.parquet")
+    }
 
 
 def test_packed_rows_hold_the_tokens_of_the_mixture(chain):

@@ -28,8 +28,8 @@ def shard_validation(
     resources: SparkResources,
     output: Output,
 ) -> TokenShards:
-    """No phase is trained on these and no gate judges by them; every domain that lost its documents to a filter is
-    absent. Raises ValueError where all did."""
+    """Shard the validation split: no phase trains on it and no gate judges by it. A domain whose documents were all
+    filtered out is absent. Raises ValueError where all are."""
     paths = [*documents.paths("documents/*.parquet"), *repositories.paths("documents/*.parquet")]
     if (VALIDATION,) not in count_by(paths, "split"):
         raise ValueError(

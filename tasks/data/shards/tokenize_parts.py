@@ -23,7 +23,7 @@ SHARD_COLUMNS = (
     "long, "
     "num_trained_tokens long"
 )
-"""One row per sequence: which document it is, where that came from, and how good it was found to be."""
+"""One row per sequence: its document's id, source and quality bucket, and its numbers of tokens."""
 
 Sequences = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
 """Token ids of all sequences one after the other, the length of each, and whether each token is trained: None where
@@ -49,8 +49,8 @@ def write_sequences(
     dtype: np.dtype,
     encode_batch: Callable[[pa.RecordBatch], Sequences],
 ) -> Iterator[pa.RecordBatch]:
-    """Write what `encode_batch` makes of each batch as one shard; a task that runs twice replaces the files as a
-    whole."""
+    """Write the sequences that `encode_batch` returns for each batch as one shard; a task that runs twice replaces the
+    files as a whole."""
     import pyarrow as pa
 
     temporary = directory / f".{uuid.uuid4().hex}"
@@ -75,14 +75,14 @@ def write_sequences(
             columns = [batch["shard"], pa.array(numbers), *kept, pa.array(counts), pa.array(num_trained)]
             yield pa.RecordBatch.from_arrays(columns, names=names_of(SHARD_COLUMNS))
     if shard:
-        _place(temporary, directory / shard, np.concatenate(lengths), dtype)
+        _rename_finished(temporary, directory / shard, np.concatenate(lengths), dtype)
     if is_masked:
         os.replace(mask_path, directory / f"{shard}.mask")
     temporary.unlink(missing_ok=True)
     mask_path.unlink(missing_ok=True)
 
 
-def _place(temporary: Path, shard_path: Path, lengths: np.ndarray, dtype: np.dtype) -> None:
+def _rename_finished(temporary: Path, shard_path: Path, lengths: np.ndarray, dtype: np.dtype) -> None:
     index = temporary.with_suffix(".idx")
     write_index(index, lengths, dtype)
     os.replace(temporary, f"{shard_path}.bin")
