@@ -1,8 +1,7 @@
 """Step: filtered documents -> the same with personal data and secrets replaced by a placeholder of their kind.
 
 masked.parquet counts them. tasks/data/privacy/personal_data.py says what is recognised, what is not, and why code
-keeps its numbers. The text that was replaced stays where it was: in the row of the same id in the documents that the
-step was given.
+keeps its numbers. The replaced text remains in the row of the same id in the step's input.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 class MaskedDocuments(Record):
     num_documents: int
     num_bytes: int
-    """Of the text with placeholders."""
+    """Bytes of the text with placeholders."""
     num_masked_documents: int
     masked: dict[str, int]
-    """Places by kind."""
+    """Replaced spans by kind."""
 
 
 @step(
@@ -37,7 +36,7 @@ class MaskedDocuments(Record):
 def mask_personal_data(
     *, documents: Artifact[FilteredDocuments], recipe: PersonalDataRecipe, resources: SparkResources, output: Output
 ) -> MaskedDocuments:
-    """masked.parquet has a row for each changed document: its id and the places by kind."""
+    """Mask all documents. masked.parquet has a row for each changed document: its id and the replaced spans by kind."""
     import pyarrow.parquet as pq
     from pyspark import StorageLevel
     from pyspark.sql import functions as F
@@ -48,15 +47,15 @@ def mask_personal_data(
         *names_of(PREPARED_COLUMNS)
     )
     mask = partial(mask_batches, kinds=recipe.kinds)
-    found = frame.mapInArrow(mask, f"{PREPARED_COLUMNS}, {COUNT_COLUMNS}").persist(
+    masked = frame.mapInArrow(mask, f"{PREPARED_COLUMNS}, {COUNT_COLUMNS}").persist(
         StorageLevel.DISK_ONLY
     )  # read for two tables
     written = write_documents(
-        found.select(*names_of(PREPARED_COLUMNS)), output.path("documents"), documents.record.num_bytes
+        masked.select(*names_of(PREPARED_COLUMNS)), output.path("documents"), documents.record.num_bytes
     )
     is_changed = F.greatest(*KINDS) > 0
-    write_table(found.where(is_changed).select("id", *KINDS), output.path("masked.parquet"))
-    found.unpersist()
+    write_table(masked.where(is_changed).select("id", *KINDS), output.path("masked.parquet"))
+    masked.unpersist()
     counts = count_by(written, "domain")
     num_documents = sum(count for count, _ in counts.values())
     assert num_documents == num_in, (num_in, num_documents)
