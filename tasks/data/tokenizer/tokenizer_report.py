@@ -1,4 +1,5 @@
-"""Measures a tokenizer on a corpus: fertility and vocabulary share per domain and language, beside a public one's."""
+"""Measures a tokenizer on a corpus: fertility and vocabulary share per domain and language, and those of a public
+one."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 REPORT_CHARS = 4_000_000
-"""Characters of text that the report is measured on."""
+"""Characters of the text on which the report is measured."""
 OURS, PEER = "ours", "compared"
 ALL = "*"
-"""Stands for every domain, or every language."""
+"""Value of a column that means every domain, or every language."""
 
 
 def write_report(frame: DataFrame, tokenizer_path: Path, compare_with: str, path: Path) -> None:
-    """Write one row per tokenizer, domain and language, with sums over all of either. Words are what white space
-    divides.
+    """Write one row per tokenizer, domain and language, with sums over all of either. Words are separated by
+    white space.
 
     Raises ValueError where `compare_with` is no readable tokenizer.json."""
     import pyarrow as pa
@@ -59,7 +60,7 @@ def write_report(frame: DataFrame, tokenizer_path: Path, compare_with: str, path
 
 def figures(totals: list[dict[str, Any]], use: pa.Table, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
     """Rows of the report from the size of every (domain, language) and the use of every token in it."""
-    found = []
+    rows = []
     domains, languages = (sorted({row[key] for row in totals}) for key in ("domain", "language"))
     pairs = sorted((row["domain"], row["language"]) for row in totals)
     for name, size in sizes.items():
@@ -74,7 +75,7 @@ def figures(totals: list[dict[str, Any]], use: pa.Table, sizes: Mapping[str, int
                 key: sum(row[key] for row in part) for key in ("num_documents", "num_chars", "num_bytes", "num_words")
             }
             num_tokens, num_used = _tokens(use, {"tokenizer": name, "domain": domain, "language": language})
-            found.append(
+            rows.append(
                 {
                     "tokenizer": name,
                     "domain": domain,
@@ -86,7 +87,7 @@ def figures(totals: list[dict[str, Any]], use: pa.Table, sizes: Mapping[str, int
                     "vocabulary_share": round(num_used / size, 6),
                 }
             )
-    return found
+    return rows
 
 
 def vocabulary_size(path: Path) -> int:
