@@ -98,8 +98,8 @@ def check_files(model: EmbeddingModel) -> None:
     digest = directory_digest(directory)
     if digest != model.sha256:
         raise ValueError(
-            f"{key} has digest {digest}, embedding_sha256 is {model.sha256}: give the digest of the files that are "
-            f"meant "
+            f"{key} has digest {digest}, embedding_sha256 is {model.sha256}: state the digest of these "
+            f"files "
             "(cd DIR && LC_ALL=C sh -c 'sha256sum *' | sha256sum)"
         )
 

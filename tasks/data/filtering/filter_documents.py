@@ -134,7 +134,7 @@ def _check_removed_share(placed: DataFrame, frame: DataFrame, recipe: FilterReci
         return [f"{row.source}, offset {row.offset} ({row.text!r})" for row in sorted(texts.collect())]
 
     def what(reason: str) -> str:
-        return f"documents fall to {reason} ({_bounds_of(reason, recipe)})"
+        return f"documents are dropped as {reason} ({_bounds_of(reason, recipe)})"
 
     ceiling = Ceiling(
         "filter.max_removed_share",

@@ -107,7 +107,7 @@ def read_position(path: Path | None, seed: int) -> CoursePosition:
         raise ValueError(
             f"the phase has seed {seed}, the phase before it on the course {stored['seed']}: one seed orders the "
             f"documents of a whole "
-            "course, give its phases the same"
+            "course: give all its phases the same seed"
         )
     return CoursePosition(
         seed, {name: DomainPosition.model_validate(values) for name, values in stored["domains"].items()}

@@ -113,7 +113,7 @@ def held_out(fit: Fit, is_positive: Mask, groups: NDArray) -> F64:
         others = groups != group
         if len(np.unique(is_positive[others])) < 2:
             raise ValueError(
-                f"without fold {group} all {others.sum()} records have the same side: label more, or evenly"
+                f"without fold {group} all {others.sum()} records have the same label: add records of both labels"
             )
         result[~others] = fit(others)(~others)
     return result

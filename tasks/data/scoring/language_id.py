@@ -99,7 +99,7 @@ def check_model(recipe: LanguageRecipe) -> None:
         raise ValueError(
             f"data.recipe.language.model_path {recipe.model_path} has sha256 {digest}, model_sha256 is "
             f"{recipe.model_sha256}: "
-            "give the digest of the file that is meant"
+            "name the file with that digest, or state the digest of this one"
         )
 
 

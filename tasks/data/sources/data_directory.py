@@ -150,7 +150,7 @@ def _refuse_bare(root: SourceRoot, names: Sequence[str]) -> None:
     if names:
         path = f"{root.where.rstrip('/')}/{names[0]}".rstrip("/")
         raise ValueError(
-            f"{path} is a bare git repository, which has no files laid out: `git clone {path} NEW` makes a working "
+            f"{path} is a bare git repository, which has no checked-out files: `git clone {path} NEW` makes a working "
             f"tree of it; put that "
             f"here instead, or give its files the role ignore in {MANIFEST_NAME}"
         )

@@ -78,7 +78,7 @@ def _refuse_irregular_manifest(directory: Path) -> None:
     if path.is_symlink() and not path.resolve().is_relative_to(directory.resolve()):
         raise ValueError(f"{path} is a link out of {directory}, which is not followed: put the file itself there")
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no regular file: it gives files their roles; move it away")
+        raise ValueError(f"{path} is no regular file, so roles cannot be read from it: move it away")
 
 
 def _directories(top: Path, links_out: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:

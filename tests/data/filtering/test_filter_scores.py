@@ -215,7 +215,7 @@ def sources_of(num_braced: int, collection: str = "pages", domain: str = "web", 
 def test_a_bound_that_removes_most_of_a_group_stops_the_run_and_is_named(group, named, tmp_path):
     recipe = FILTER.model_copy(update={"heuristics": STRICT, "max_removed_share": 0.5})
     message = (
-        rf"{named}: 21 of 40 documents fall to curly_brackets \(heuristics.max_curly_bracket_share: 0.0\), more than "
+        rf"{named}: 21 of 40 documents are dropped as curly_brackets \(heuristics.max_curly_bracket_share: 0.0\), more than "
         rf"filter.max_removed_share \(0.5\) allows.*for example \w+.jsonl, offset \d+ \('{BRACED[:20]}.*then change "
         rf"that bound"
     )
@@ -249,7 +249,7 @@ def test_scores_and_buckets_are_held_to_the_ceiling(scores, named, tmp_path):
     recipe = FILTER.model_copy(
         update={"scores": SCORES, "heuristics": STRICT, "max_removed_share": 0.9, "num_dropped_buckets": 1}
     )
-    with pytest.raises(ValueError, match=f"source pages: 20 of 20 documents fall to {named}"):
+    with pytest.raises(ValueError, match=f"source pages: 20 of 20 documents are dropped as {named}"):
         ceiling(tmp_path, [*bad, *rest], recipe)
 
 
@@ -262,7 +262,7 @@ def test_where_one_language_has_a_model_its_text_does_not_vanish_beside_foreign_
     documents = sources_of(0, language="de")
     english = [{**row, "perplexity": 2000.0, "perplexity_percentile": 1.0} for row in documents[40:]]
     recipe = FILTER.model_copy(update={"scores": SCORES, "heuristics": STRICT})
-    with pytest.raises(ValueError, match=r"60 of 60 documents fall to perplexing"):
+    with pytest.raises(ValueError, match=r"60 of 60 documents are dropped as perplexing"):
         ceiling(tmp_path, documents[:40] + english, recipe)
 
 

@@ -419,7 +419,7 @@ def test_a_classifier_that_guesses_scores_nothing(tmp_path):
         (
             [{**record, "verdict": "good"} for record in labelled()],
             "kind: toxicity, text: body, label: verdict",
-            "both sides must occur",
+            "positive and other labels must both occur",
         ),
         (labelled(), "kind: quality, text: body, label: verdict", "no positive_labels or no prior for quality"),
     ],
