@@ -130,8 +130,8 @@ def _read_records(files: list[SourceFile], kind: ClassifierKind, recipe: Classif
         raise ValueError(
             f"{', '.join(file.name for file in files)}: the labels of kind {kind} are {', '.join(labels)}, "
             f"positive_labels are "
-            f"{', '.join(sorted(positive))}: positive and other labels must both occur; correct data.recipe.classifiers.positive_labels "
-            f"or the labels"
+            f"{', '.join(sorted(positive))}: positive and other labels must both occur; correct "
+            f"data.recipe.classifiers.positive_labels or the labels"
         )
     return [LabelledText(text[: recipe.max_chars], label in positive, name) for name, text, label in labelled]
 

@@ -215,9 +215,9 @@ def sources_of(num_braced: int, collection: str = "pages", domain: str = "web", 
 def test_a_bound_that_removes_most_of_a_group_stops_the_run_and_is_named(group, named, tmp_path):
     recipe = FILTER.model_copy(update={"heuristics": STRICT, "max_removed_share": 0.5})
     message = (
-        rf"{named}: 21 of 40 documents are dropped as curly_brackets \(heuristics.max_curly_bracket_share: 0.0\), more than "
-        rf"filter.max_removed_share \(0.5\) allows.*for example \w+.jsonl, offset \d+ \('{BRACED[:20]}.*then change "
-        rf"that bound"
+        rf"{named}: 21 of 40 documents are dropped as curly_brackets \(heuristics.max_curly_bracket_share: 0.0\), "
+        rf"more than filter.max_removed_share \(0.5\) allows.*for example \w+.jsonl, offset \d+ \('{BRACED[:20]}.*then "
+        rf"change that bound"
     )
     # One collection holds all, where the group is not the collection.
     documents = sources_of(21, **group)
