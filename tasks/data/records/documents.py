@@ -58,8 +58,7 @@ TRAIN, VALIDATION, TEST = "train", "validation", "test"
 TEST."""
 CODE, COMMIT, ISSUE, MATH = "code", "commit", "issue", "math"
 SYNTHETIC, CHAT, REPOSITORY = "synthetic", "chat", "repository"
-"""Domains that only steps assign, never a source's entry: generated problems, conversations, and repositories whose
-files are concatenated."""
+"""Domains that steps assign: generated problems, conversations, and repositories whose files are concatenated."""
 
 NUM_EXAMPLES = 3
 """Examples of dropped documents that a message or the report shows."""
