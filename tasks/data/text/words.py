@@ -188,7 +188,8 @@ def _visible() -> NDArray[np.bool_]:
 
 @cache
 def _tables() -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Class and simple lower case of every code point; beyond planes 0 and 1 all are SINGLE or letters without a lower case."""
+    """Class and simple lower case of every code point; beyond planes 0 and 1 all are SINGLE, or letters
+    without a lower case."""
     classes = np.full(NUM_CODE_POINTS, LETTER, dtype=np.uint8)
     lower = np.arange(NUM_CODE_POINTS, dtype=np.uint32)
     for point in range(0x20000):
