@@ -254,8 +254,8 @@ def test_adapter_counts_equal_a_sum_over_the_matrices_of_a_built_model(model, ki
     trunk = re.compile(r"model\.layers\.(\d+)\.(self_attn|mlp)\..*proj\.weight")
     expected = 0
     for name, tensor in tensors.items():
-        found = trunk.fullmatch(name)
-        if found and int(found[1]) < model.num_hidden_layers:
+        match = trunk.fullmatch(name)
+        if match and int(match[1]) < model.num_hidden_layers:
             outputs, inputs = tensor.shape
             expected += 4 * (inputs + outputs) + (outputs if kind == "dora" else 0)
     adapter = AdapterRecipe(kind=kind, rank=4, alpha=8.0)
@@ -398,7 +398,7 @@ def test_every_reason_is_given_and_memory_on_the_host_is_shown():
 
 
 def test_answers_take_no_more_than_their_budget():
-    """A step of scaled_down's policy phase has 512 answers of 8,192 positions: 200 GB of keys and values, of which one
+    """A step of scaled_down's policy phase has 512 answers of 8,192 positions: 200 GB of keys and values, of these one
     batch is held."""
     scale = load_scale("scaled_down")
     recipe = scale.training_recipe(scale.phases[-1])
@@ -457,8 +457,8 @@ def test_the_plan_says_what_changes_in_which_phase():
                 ("MTP weight", recipe.course.mtp_loss_weight),
             ):
                 values = [value_at(waypoints, recipe.course_num_tokens, step.start_tokens) for step in walked(recipe)]
-                told = phase.schedule.split(f"{label} ")[1].split(";")[0]
-                assert [float(part.split(" ")[0]) for part in told.split(", then ")] == list(dict.fromkeys(values))
+                stated = phase.schedule.split(f"{label} ")[1].split(";")[0]
+                assert [float(part.split(" ")[0]) for part in stated.split(", then ")] == list(dict.fromkeys(values))
             batches = [step.num_rows * recipe.sequence_length for step in walked(recipe)][:-1]
             assert ("batch grows" in phase.schedule) == (len({batch // 1024 for batch in batches}) > 1)
             assert phase.schedule in plan.describe()

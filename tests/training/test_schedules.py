@@ -124,12 +124,12 @@ def test_a_longer_phase_has_other_keys_in_its_course_and_a_repeated_one_in_a_cou
     course = scale.courses[0].model_copy(
         update={"recipe": scale.courses[0].recipe.model_copy(update={"name": "annealing", "phases": (again,)})}
     )
-    place = [phase.name for phase in scale.phases].index(names[-1]) + 1
+    index = [phase.name for phase in scale.phases].index(names[-1]) + 1
     repeated = Scale.model_validate(
         scale.model_copy(
             update={
                 "courses": (scale.courses[0], course, *scale.courses[1:]),
-                "phases": (*scale.phases[:place], phase, *scale.phases[place:]),
+                "phases": (*scale.phases[:index], phase, *scale.phases[index:]),
             }
         ).model_dump()
     )
