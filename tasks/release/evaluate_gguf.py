@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FILLER = "a"
 CONTEXT_MARGIN = 8
-"""Positions beyond the scored ones: the start token and the forced one."""
+"""Number of positions beside the scored ones: the start token and the forced one."""
 
 
 class GgufEvaluation(Record):

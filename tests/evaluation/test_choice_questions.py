@@ -85,7 +85,7 @@ def test_training_files_are_never_asked(tmp_path):
 
 
 def test_continuations_are_of_the_documents_and_the_right_one_is_behind_its_context():
-    texts = {f"d{number}": " ".join(f"word{number}x{place}" for place in range(60)) for number in range(6)}
+    texts = {f"d{number}": " ".join(f"word{number}x{index}" for index in range(60)) for number in range(6)}
     rows = [{"id": name, "unit": f"record of {name}", "domain": "web", "text": text} for name, text in texts.items()]
     questions = questions_from_documents(
         [*rows, {"id": "short", "unit": "short", "domain": "web", "text": "too short"}], 100

@@ -1,5 +1,5 @@
-"""The gate: every bound on both sides and against everyone it is held to, bad candidates refused, margins that do not
-add up."""
+"""The gate: every bound on both sides and against every checkpoint that it compares with, bad candidates refused,
+margins that do not add up."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def decide(store, evaluated):
 
 
 def bound_of(artifact, figure, against=""):
-    (found,) = [bound for bound in artifact.record.bounds if (bound.figure, bound.against) == (figure, against)]
-    return found
+    (only,) = [bound for bound in artifact.record.bounds if (bound.figure, bound.against) == (figure, against)]
+    return only
 
 
 def refused_by(artifact):
@@ -260,7 +260,7 @@ def test_reinforcement_learning_of_every_scale_holds_pass_at_1():
 def test_tiny_refuses_reinforcement_learning_that_halves_its_few_right_answers_and_no_redraw(
     decide, share_left, accepted
 ):
-    """96 problems of which 4.2 % of the answers are right, the chance of each problem another."""
+    """96 problems with 4.2 % right answers; each problem has another chance."""
     scale, chance = load_scale("tiny"), np.random.default_rng(46)
     recipe, right = (
         scale.evaluation.recipe,
