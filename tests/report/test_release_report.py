@@ -153,7 +153,7 @@ def test_every_bound_of_every_gate_is_shown(report, phases):
 
 
 def test_curves_lie_on_one_token_axis(report):
-    """The first point of the second phase lies one step behind the last of the first one."""
+    """The first point of the second phase is one step after the last of the first one."""
     text = report.path("report.html").read_text()
     lines = re.findall(r'points="([^"]*)"><title>next token</title>', text)
     assert len(lines) == 3, "the surrogate loss of a policy objective is no loss"
@@ -252,7 +252,7 @@ def test_a_run_that_left_before_the_release_is_not_called_refused(store, data):
         .split('<div class="facts">')[0]
     )
     assert (
-        "The run left after pretrain_general, before the release: nothing was promoted." in opening
+        "The run ended after pretrain_general, before the release: nothing was promoted." in opening
         and "refused" not in opening
     )
 
