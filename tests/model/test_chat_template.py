@@ -158,7 +158,7 @@ def test_jinja_takes_thinking_inside_the_content_apart_as_servers_return_it(hugg
 
 
 def trained_text(messages, tools=()) -> list[str]:
-    """The runs of trained text, as they stand between what is not trained."""
+    """The runs of trained text, in order."""
     runs: list[str] = [""]
     for segment in render_to_train(messages, tools):
         if segment.is_trained:
@@ -202,11 +202,11 @@ def test_a_conversation_thinks_if_it_reasons_behind_the_last_question():
 
 @pytest.mark.parametrize("special", SPECIAL_TOKENS)
 def test_special_strings_that_people_write_stay_characters(special, tokenizer):
-    place = {"role": "tool", "content": special}
+    answer = {"role": "tool", "content": special}
     messages = [
         user(special),
         assistant(special, special, ({"name": special, "arguments": {special: special}},)),
-        place,
+        answer,
         assistant(special),
     ]
     plain = [

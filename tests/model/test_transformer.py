@@ -154,7 +154,7 @@ def test_mtp_targets_of_another_document_carry_no_loss_even_when_attention_cross
     changed = targets.clone()
     changed[0, [4, 5]] = (
         targets[0, [4, 5]] + 1
-    ) % GLM46.vocab_size  # what positions 3 and 4 predict by MTP lies in document 1
+    ) % GLM46.vocab_size  # positions 3 and 4 predict tokens of document 1 by MTP
     plain, other = (model(row, target_ids_BT=ids).losses.mtp for ids in (targets, changed))
     masked, other_masked = (
         model(row, target_ids_BT=ids, mtp_segment_ids_BT=segments).losses.mtp for ids in (targets, changed)
