@@ -80,10 +80,10 @@ class Deployed:
         """The flow run once it is in one of the states."""
         deadline = time.monotonic() + FLOW_TIMEOUT_SECONDS
         while True:
-            found = self.api(f"flow_runs/{flow_run}")
-            if found["state_name"] in states:
-                return found
-            assert time.monotonic() < deadline, (found["state"], (self.home / "run" / "worker.log").read_text()[-3000:])
+            run = self.api(f"flow_runs/{flow_run}")
+            if run["state_name"] in states:
+                return run
+            assert time.monotonic() < deadline, (run["state"], (self.home / "run" / "worker.log").read_text()[-3000:])
             time.sleep(0.5)
 
 

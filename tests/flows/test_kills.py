@@ -58,14 +58,14 @@ pytestmark = pytest.mark.long
 
 def processes_of(home: Path) -> list[psutil.Process]:
     """Every process of a run, detached ones too: those whose environment names its home."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.environ().get("GLM46_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return sorted(found, key=lambda process: process.pid)
+    return sorted(processes, key=lambda process: process.pid)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def undisturbed(scale, tmp_path_factory):
 
 
 def run_and_kill(victim: str, window: str, passage: int, scale: str, home: Path, directory: Path) -> int:
-    """Exit code of a run of which one process was killed inside a passage through a window."""
+    """Exit code of a run in which one process was killed inside a passage through a window."""
     (directory / "plan.json").write_text(json.dumps({"window": window, "occurrence": passage}))
     reached = directory / "reached"
     with open(directory / "first.log", "wb") as log:

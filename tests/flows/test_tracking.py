@@ -105,9 +105,9 @@ def test_parameters_and_figures_are_logged_once_and_metrics_by_step(client):
     log_new_figures(client, run_id, {"accuracy": 0.5})
     log_new_figures(client, run_id, {"accuracy": 0.7})
     log_metrics(client, run_id, [(number, {"loss": float(number), "rate": 1.0}) for number in range(700)])
-    found = client.get_run(run_id).data
-    assert found.params["scale"] == "x" and len(found.params["long"]) == 500
-    assert found.metrics["accuracy"] == 0.5
+    logged = client.get_run(run_id).data
+    assert logged.params["scale"] == "x" and len(logged.params["long"]) == 500
+    assert logged.metrics["accuracy"] == 0.5
     assert [point.value for point in client.get_metric_history(run_id, "loss")] == [
         float(number) for number in range(700)
     ]
