@@ -100,10 +100,10 @@ def measure(root: Path, scale: Scale, data_dir: Path | None, replay: float) -> d
     return results
 
 
-def _print(name: str, found: dict[str, dict[str, float]], replay: float) -> None:
+def _print(name: str, bits: dict[str, dict[str, float]], replay: float) -> None:
     print(f"{name}: bits per byte before, after without replay, after with {replay:.0%} replay", flush=True)
-    for domain in sorted(found["before"]):
-        before, alone, replayed = (found[key][domain] for key in ("before", "no_replay", "replay"))
+    for domain in sorted(bits["before"]):
+        before, alone, replayed = (bits[key][domain] for key in ("before", "no_replay", "replay"))
         print(
             f"  {domain:<14} {before:.4f}  {alone:.4f} ({alone - before:+.4f})  {replayed:.4f} "
             f"({replayed - before:+.4f})",
@@ -121,14 +121,14 @@ def main() -> None:
     given = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
-        found = measure(Path(temporary), read_scale(given.steps), given.data, given.replay)
+        measured = measure(Path(temporary), read_scale(given.steps), given.data, given.replay)
     means: dict[str, Any] = {
-        name: sum(phase[name][BASE_DOMAIN] for phase in found.values()) / len(found)
+        name: sum(phase[name][BASE_DOMAIN] for phase in measured.values()) / len(measured)
         for name in ("before", "replay", "no_replay")
     }
     rounded = {
         phase: {name: {d: round(v, 4) for d, v in by.items()} for name, by in values.items()}
-        for phase, values in found.items()
+        for phase, values in measured.items()
     }
     report(
         "forgetting",

@@ -94,7 +94,7 @@ def read_rows(num_training: int) -> Rows:
         paths = [path for _, path in (*standard_library(), pydoc_topics())]
         texts, source = [path.read_text(errors="replace") for path in paths], "the embedded default"
     draw = np.random.default_rng(46)
-    texts = [texts[place][:MAX_CHARS_PER_DOCUMENT] for place in draw.permutation(len(texts))]
+    texts = [texts[index][:MAX_CHARS_PER_DOCUMENT] for index in draw.permutation(len(texts))]
     sample = texts[: max(1, SAMPLE_CHARS // MAX_CHARS_PER_DOCUMENT)]
     tokenizer = train_bpe(iter(sample), NUM_ORDINARY_TOKENS)
     end = tokenizer.token_to_id(END_OF_TEXT)
@@ -169,14 +169,14 @@ def validation_loss(model: Glm4Moe, rows: Tensor) -> float:
 
 def tune(kind: str, num_steps: int, rows: Rows) -> dict[float, float]:
     """Loss by learning rate, over factors of two around the best."""
-    found = {rate: train(kind, rate, num_steps, rows) for rate in (START_RATES[kind] / 2, START_RATES[kind])}
+    losses = {rate: train(kind, rate, num_steps, rows) for rate in (START_RATES[kind] / 2, START_RATES[kind])}
     while True:
-        best = min(found, key=lambda rate: found[rate])
-        missing = [rate for rate in (best / 2, best * 2) if rate not in found]
-        print(f"{kind}: " + ", ".join(f"{rate:g} -> {loss:.4f}" for rate, loss in sorted(found.items())), flush=True)
+        best = min(losses, key=lambda rate: losses[rate])
+        missing = [rate for rate in (best / 2, best * 2) if rate not in losses]
+        print(f"{kind}: " + ", ".join(f"{rate:g} -> {loss:.4f}" for rate, loss in sorted(losses.items())), flush=True)
         if not missing:
-            return found
-        found |= {rate: train(kind, rate, num_steps, rows) for rate in missing}
+            return losses
+        losses |= {rate: train(kind, rate, num_steps, rows) for rate in missing}
 
 
 def tokens_to(mark: float, losses: dict[float, float]) -> tuple[float, bool]:
@@ -198,7 +198,7 @@ def main() -> None:
     num_steps = {length: round(arguments.steps * length) for length in LENGTHS}
     rows = read_rows(max(num_steps.values()) * ROWS_PER_STEP)
     tuned = {kind: tune(kind, arguments.steps, rows) for kind in START_RATES}
-    rates = {kind: min(found, key=lambda rate, found=found: found[rate]) for kind, found in tuned.items()}
+    rates = {kind: min(losses, key=lambda rate, losses=losses: losses[rate]) for kind, losses in tuned.items()}
     mark = tuned["muon"][rates["muon"]]
     adamw = {1.0: tuned["adamw"][rates["adamw"]]}
     for length in LENGTHS[1:]:
@@ -218,7 +218,7 @@ def main() -> None:
         validation_loss=mark,
         learning_rates=rates,
         losses_by_rate={
-            kind: {f"{rate:g}": loss for rate, loss in sorted(found.items())} for kind, found in tuned.items()
+            kind: {f"{rate:g}": loss for rate, loss in sorted(losses.items())} for kind, losses in tuned.items()
         },
         adamw_losses_by_length={f"{length:g}": loss for length, loss in adamw.items()},
         text=rows.source,

@@ -9,7 +9,7 @@ that imitates them answers wrong as often. Fewer conversations or steps would ho
 seed answers a tenth of the problems, the next nine tenths.
 
 The last line is JSON: `sft` and `rl` are pass@1 over all seeds, `interval` is the 95 % interval of the paired
-difference (items and seeds resampled), `significant` whether it lies above 0.
+difference (items and seeds resampled), `significant` whether it is above 0.
 """
 
 from __future__ import annotations

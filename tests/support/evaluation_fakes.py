@@ -191,8 +191,8 @@ def commit(store: Store, toy: Step, name: str = "", **given) -> Artifact:
     identity = {**toy.identity(given.get("recipe"), inputs), "name": name}
     key = step_key(identity)
     with store.locked(key):
-        found = store.find(toy, key)
-        return found or store.compute(
+        artifact = store.find(toy, key)
+        return artifact or store.compute(
             toy,
             key,
             identity,
