@@ -19,7 +19,7 @@ from flows.cli.jobs import running_jobs
 from infra.home import Home
 
 STANDARD_ERROR = 2
-"""The terminal, duplicated at the start: while Spark starts, its descriptor leads to Spark's log."""
+"""A duplicate of this descriptor is kept from the start: while Spark starts, the descriptor leads to Spark's log."""
 GRACE_SECONDS = 2.0
 """Seconds in which the main thread may end in order: mark the flow run, stop servers and Spark. The next run repairs
 what is not done."""

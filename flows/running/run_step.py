@@ -38,7 +38,7 @@ JOB_RETRIES = 100
 day."""
 JOB_RETRY_DELAY_SECONDS = 2
 MAX_RETRIES_AT_A_CHECKPOINT = 3
-"""Times in a row without a new checkpoint: the reason, for example memory, then does not pass by itself."""
+"""Of these, times in a row without a new checkpoint: then the reason, for example memory, does not pass by itself."""
 
 
 def run_step(

@@ -43,7 +43,8 @@ PARQUET_BATCH_ROWS = 256
 """Rows that a task reads at once: web pages have 100 KB and more, and Spark's 4,096 of them ended a process with 1 GB
 of heap."""
 SMALLEST_SPLIT_BYTES = 2**18
-"""Bytes of a task's part of a file. With Spark's 4 MiB one core would read a corpus of 10 MB of text."""
+"""Smallest part of a file that a task reads where several tasks share it. With Spark's 4 MiB one core would read a
+corpus of 10 MB of text."""
 LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",

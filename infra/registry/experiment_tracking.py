@@ -26,7 +26,7 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """Value by which MLflow's UI opens the experiment as a table of runs with curves, not as traces of an application."""
 MAX_METRICS_PER_REQUEST = 1000
 MAX_PARAMETERS_PER_REQUEST = 100
-"""Most metrics that MLflow's log-batch endpoint takes."""
+"""Most metrics, and most parameters, that MLflow's log-batch endpoint takes at once."""
 MAX_VALUE_CHARS = 500
 """Characters of a parameter or an input's tag; MLflow refuses longer tags."""
 MAX_DATASET_DIGEST_CHARS = 36

@@ -71,8 +71,8 @@ class KVCache:
         self.lengths = list(lengths)
 
     def visible_BTS(self, num_new: int) -> Tensor | None:
-        """Which cached and new positions (S) each new position (T) may see; None where plain causal attention, or none,
-        does the same."""
+        """Which cached and new positions (S) each new position (T) may see; None where plain causal attention, or no
+        mask, does the same."""
         if self._is_even() and (num_new == 1 or self.lengths[0] == 0):
             return None
         positions = self.positions(num_new)

@@ -40,8 +40,8 @@ class Decoding(Protocol):
         ...
 
     def draft(self, next_tokens: Sequence[Sequence[int]], hidden: Sequence[Tensor]) -> list[int | None]:
-        """The tokens that the MTP layer expects after the last of the next tokens. It sees every token of a sequence
-        but the first exactly once, in order, each with the hidden state of the one before it."""
+        """The token per sequence that the MTP layer expects after the last of the next tokens. It sees every token of a
+        sequence but the first exactly once, in order, each with the hidden state of the one before it."""
         ...
 
     def cut(self, lengths: Sequence[int]) -> None:

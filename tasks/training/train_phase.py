@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 FORWARD_SECONDS = 3.0
-"""Between two requests to the tracker."""
+"""Seconds between two requests to the tracker."""
 EVIDENCE = ("metrics.jsonl", ROLLOUTS_FILE, SPIKES_FILE, "job.json", "logs/*", "tensorboard/*", "wandb/*", "profile/*")
 
 
