@@ -74,8 +74,8 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     )
     reference = run_step(run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe)
 
-    reigning = run_effect(run, "look up champion", lambda: look_up_rivals(client, name), describe=_describe_rivals)
-    decision = judge_against_rivals(run, prepared, assessed, reigning)
+    rivals = run_effect(run, "look up champion", lambda: look_up_rivals(client, name), describe=_describe_rivals)
+    decision = judge_against_rivals(run, prepared, assessed, rivals)
     smoke = run_effect(
         run, "deploy and smoke-test", lambda: deploy_and_test(run, gguf, reference), describe=_describe_smoke
     )
@@ -100,7 +100,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         lambda: ensure_registered(client, name, checkpoint, "hf", assessed.run_id, artifact_root(run.home), tags, ""),
         describe=lambda result: f"version {result[0]} {result[1]}",
     )
-    anchored = () if reigning.is_champion(checkpoint) else decision.record.anchored
+    anchored = () if rivals.is_champion(checkpoint) else decision.record.anchored
     return ReleasedModel(version, anchored, gguf_evaluation, quantization_decision, decision, promotion)
 
 

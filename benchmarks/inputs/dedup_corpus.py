@@ -77,8 +77,8 @@ def read_corpus(directory: Path, num_documents: int | None) -> Corpus:
 def build_corpus(num_documents: int) -> Corpus:
     """Pieces of real texts, copies of some of them with words replaced, and pages of one template, in random order.
 
-    Where the texts do not suffice, they are gone through again with every sentence's words rotated by one place more:
-    other n-grams.
+    Where the texts do not suffice, they are used again, with every sentence's words rotated by one position more: other
+    n-grams.
     """
     draw = np.random.default_rng(SEED)
     num_copies, num_pages = int(num_documents * COPY_SHARE), int(num_documents * TEMPLATE_SHARE)

@@ -115,7 +115,7 @@ def _typing_errors(text: str, generator: random.Random, per_letter: float) -> st
 
 
 def _replaced(text: str, share: float, generator: random.Random) -> str:
-    """Another word for so many of them, whatever they say."""
+    """Another word for a share of the words, whatever they say."""
     others = sorted(SYNONYMS.values())
     return _by_word(
         text, lambda word: generator.choice(others) if len(word) > 2 and generator.random() < share else word

@@ -67,7 +67,7 @@ def shard_files(*, tokenizer: Artifact[TrainedTokenizer], recipe: Source, output
         F.lit(UNBUCKETED).alias("quality_bucket"),
         F.octet_length("text").cast("long").alias("num_bytes"),
     ).write.parquet(documents.as_uri())
-    # Two shards: as many as workers, which the text alone would not fill.
+    # Two shards, one per worker: the text would not fill as many.
     return shard_split(sorted(documents.glob("*.parquet")), TRAIN, tokenizer, RESOURCES, output, NUM_WORKERS)
 
 

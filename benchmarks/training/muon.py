@@ -120,7 +120,7 @@ def _json_lines(path: Path) -> list[str]:
 
 
 def train(kind: str, peak_rate: float, num_steps: int, rows: Rows) -> float:
-    """Validation loss in nats per token after so many steps; infinite where training diverged."""
+    """Validation loss in nats per token after `num_steps` steps; infinite where training diverged."""
     torch.manual_seed(46)
     model = Glm4Moe(MODEL)
     recipe = OptimizerRecipe.model_validate(

@@ -36,7 +36,7 @@ class ReleaseRecipe(Frozen):
         if SERVED_GGUF_TYPE not in self.gguf_types:
             raise ValueError(
                 f"gguf_types is {list(self.gguf_types)}: add {SERVED_GGUF_TYPE}, which is served and the others are "
-                f"held to"
+                f"compared with"
             )
         return self
 

@@ -180,7 +180,7 @@ class LocalLauncher:
 def final_state(exit_code: int | None) -> JobState:
     """The state of a job whose lock is free."""
     if exit_code is None:
-        return "lost"  # a free lock without an exit code: the ranks went with their supervisor
+        return "lost"  # a free lock without an exit code: the ranks were killed with their supervisor
     if exit_code == -signal.SIGKILL:
         return "lost"  # no program ends itself so
     if exit_code == os.EX_TEMPFAIL:

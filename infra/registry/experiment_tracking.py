@@ -120,7 +120,7 @@ def _ensure_experiment(client: MlflowClient, name: str) -> str:
             assert experiment is not None, name
     if experiment.lifecycle_stage == "deleted":
         raise ValueError(
-            f"MLflow experiment {name} was deleted: restore it (mlflow experiments restore) or remove it for good "
+            f"MLflow experiment {name} was deleted: restore it (mlflow experiments restore) or remove it permanently "
             f"(mlflow gc)"
         )
     return experiment.experiment_id

@@ -92,7 +92,7 @@ def start_model_server(
 
 
 def stop_model_server(server: ModelServer) -> None:
-    """End the server; one that has ended already is left alone."""
+    """End the server; nothing happens where it has ended already."""
     assert server.process.stdin is not None
     server.process.stdin.close()
     try:

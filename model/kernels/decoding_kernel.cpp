@@ -421,7 +421,7 @@ struct Pass {
         for (; n < repeats; n++) attend<1>(thread, layer, r, g, g * repeats + n);
     }
 
-    // The K experts of a token: highest sigmoid score plus bias, weighted by the score alone.
+    // The K experts of a token: highest sigmoid score plus bias, weighted only by the score.
     void choose_experts(const Layer& layer, int64_t r) {
         float* scores = scratch.scores.data() + r * padded(E);
         for (int64_t e = 0; e < E; e += LANES) store(scores + e, 1.0f / (1.0f + exponential(-load(scores + e))));

@@ -107,7 +107,7 @@ def packed_table(phases: ReportedPhases) -> str:
         "pieces with FIM",
     )
     note = (
-        "A domain without text leaves its share to the others. A phase goes on in a domain's documents where the "
+        "A domain without text leaves its share to the others. A phase continues in a domain's documents where the "
         "phases before it on its "
         "course stopped. FIM: rearranged to prefix, suffix, middle."
     )

@@ -2,8 +2,8 @@
 
 In: packed rows and shards, or the prompts of a policy objective; the tokenizer, the state to start from. Out: hf/
 (Hugging Face glm4_moe directory with tokenizer), handover/ (what the next phase continues from); metrics.jsonl,
-rollouts.jsonl and logs as evidence. The job runs detached in work/<key>/. A flow that is killed and started again
-finds the job there and goes on following it.
+rollouts.jsonl and logs as evidence. The job runs detached in work/<key>/. A flow that is killed and started again finds
+the job there and follows it further.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def sample_answers(
     step: int,
     batch_sequences: int,
 ) -> list[Rollout]:
-    """A group of answers per prompt, group by group, `answers_at_once` together. Each answer has draws of its own,
-    decided by seed, step and its index in the step. The size of the batches changes at most the last bits, where
+    """A group of answers per prompt, group by group, `batch_sequences` answers at once. Each answer has draws of its
+    own, decided by seed, step and its index in the step. The size of the batches changes at most the last bits, where
     decoding rounds by it (bfloat16).
 
     Raises ValueError for a prompt that leaves no room for its answer, RewardError for a reward that is no number.
