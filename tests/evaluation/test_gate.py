@@ -385,7 +385,7 @@ def test_the_most_used_expert_of_the_worst_layer_may_be_so_far_above_the_mean(de
 
 @pytest.mark.parametrize(("counts", "accepted"), [((14, 14, 2, 10, 10), True), ((15, 15, 0, 2, 8), False)])
 def test_the_loads_of_a_layer_may_vary_so_much(decide, counts, accepted):
-    """Both layers' busiest expert stays below the ceiling: the variation alone decides."""
+    """Both layers' busiest expert stays below the ceiling: only the variation decides."""
     use = ExpertUse(0, tuple(1_000_000 * count for count in counts), 20_000_000)
     mean = sum(counts) / len(counts)
     assert use.cv == pytest.approx((sum((count - mean) ** 2 for count in counts) / len(counts)) ** 0.5 / mean)

@@ -21,7 +21,7 @@ from tasks.evaluation.intervals import (
 
 NUM_TRIALS = 500
 NOISE = 0.025
-"""2.5 standard errors of a coverage of 0.95 over so many trials."""
+"""2.5 standard errors of a coverage of 0.95 over NUM_TRIALS trials."""
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_below_twenty_items_students_interval_is_right_for_normal_ones(num_items
     ("lost", "won"), [(0.0, 0.0), (0.02, 0.0), (0.1, 0.02), (0.05, 0.05), (0.44, 0.0), (0.25, 0.25)]
 )
 def test_paired_shares_hold_the_truth_where_few_or_no_items_differ(lost, won, num_items):
-    """Items of one answer each, of them so many lost and won."""
+    """Items of one answer each, with these numbers of lost and won ones."""
 
     def draw(chance):
         thrown = chance.random(num_items)

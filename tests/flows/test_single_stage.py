@@ -1,4 +1,4 @@
-"""`glm46 stage`: one data stage alone on a directory, also on what an earlier stage left; wrong use is one sentence."""
+"""`glm46 stage`: one data stage on a directory, also on the output of an earlier stage; wrong use is one sentence."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_next_stage_takes_what_an_earlier_one_left(deduplicated, home, tmp_p
     assert len(changed) == 1 and "jane.doe@mailbox.net" in before[changed[0]] and "jane.doe" not in texts[changed[0]]
 
 
-def test_decontamination_alone_adds_no_documents_of_ours(home, tmp_path):
+def test_decontamination_by_itself_adds_no_documents_of_ours(home, tmp_path):
     question = prose(77, 30)
     write_jsonl(
         tmp_path / "data" / "web.jsonl",

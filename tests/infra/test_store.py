@@ -278,7 +278,7 @@ def test_a_store_that_cannot_be_written_says_so(home, tmp_path):
         open_store(str(tmp_path / "file"), home)
 
 
-def test_a_server_that_overwrites_what_stands_there_is_refused(home, s3_server):
+def test_a_server_that_overwrites_an_object_is_refused(home, s3_server):
     store = S3Store("s3://glm46/overwriting", home)
     store.client.delete_object(Bucket=store.bucket, Key=f"{store.prefix}conditional-create")
 
@@ -377,7 +377,7 @@ def test_an_upload_in_parts_whose_answer_is_lost_is_whole_and_leaves_no_parts(re
     assert not store.client.list_multipart_uploads(Bucket=store.bucket, Prefix=store.prefix).get("Uploads")
 
 
-def test_adopted_work_stands_under_the_new_key_and_says_so(store):
+def test_adopted_work_is_under_the_new_key_and_says_so(store):
     numbers = ensure(store, write_numbers)
     newer = {**numbers.manifest.identity, "code": "newer"}
     explain_and_remember(store.home, "toy", "write_numbers", newer)

@@ -155,7 +155,7 @@ def prepare(directory: Path, root: Path) -> dict[str, Artifact]:
 
 
 def train(data: dict[str, Artifact], root: Path) -> dict[str, Artifact]:
-    """A chain of three phases, and a fourth model that was pre-trained alone."""
+    """A chain of three phases, and a fourth model that was only pre-trained."""
     scale = load_scale("micro")
     recipes = {phase.name: scale.training_recipe(phase) for phase in scale.phases}
     none = {"packed": None, "shards": None, "chats": None, "prompts": None, "tokenizer": data["tokenizer"]}

@@ -193,7 +193,7 @@ def test_the_mask_follows_the_segments_token_by_token(tokenizer):
     assert tokenizer.id_to_token(token_ids[-1]) == "<|user|>" and trained[-1]
 
 
-def test_a_conversation_thinks_if_it_reasons_behind_the_last_question():
+def test_a_conversation_thinks_if_it_reasons_after_the_last_question():
     assert is_thinking(CONVERSATIONS["reasoned"]) and is_thinking(CONVERSATIONS["history"])
     assert not is_thinking(CONVERSATIONS["one turn"]) and not is_thinking(
         [*CONVERSATIONS["reasoned"], user("c"), assistant("d")]
@@ -249,7 +249,7 @@ def test_a_prompt_is_the_trained_conversation_up_to_where_the_assistant_writes()
         ("", ""),
     ],
 )
-def test_the_answer_stands_behind_the_reasoning_and_before_the_end(text, answer):
+def test_the_answer_is_after_the_reasoning_and_before_the_end(text, answer):
     assert answer_of(text) == answer
 
 

@@ -70,7 +70,7 @@ def test_generation_log_probabilities_equal_scores(engine: InProcessEngine) -> N
         assert scores[-6:] == pytest.approx(log_probabilities, abs=1e-3)
 
 
-def test_scores_equal_log_softmax_of_each_sequence_alone(engine: InProcessEngine) -> None:
+def test_scores_equal_log_softmax_of_each_sequence_by_itself(engine: InProcessEngine) -> None:
     sequences = [*PROMPTS, []]
     for sequence, scores in zip(sequences, engine.score(sequences), strict=True):
         if len(sequence) < 2:

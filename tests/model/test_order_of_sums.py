@@ -40,7 +40,7 @@ OUT_OF = ("o_proj.weight", "down_proj", "down_proj.weight", "eh_proj.weight")
 
 def reordered(model: Glm4Moe, seed: int) -> tuple[Glm4Moe, dict[str, Tensor]]:
     """The same function with hidden columns, columns inside of the MLPs and experts drawn in another order; and, by
-    parameter, the places of its elements in the model's own (flattened)."""
+    parameter, the indices of its elements in the model's own (flattened)."""
     recipe, generator = model.recipe, torch.Generator().manual_seed(seed)
     hidden = torch.randperm(recipe.hidden_size, generator=generator)
     widths = (recipe.intermediate_size, recipe.moe_intermediate_size)

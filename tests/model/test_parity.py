@@ -76,7 +76,7 @@ def test_logits_padding_and_packing(both: tuple[Glm4Moe, Glm4MoeForCausalLM]) ->
         padded = theirs(tokens, attention_mask=mask).logits
         torch.testing.assert_close(ours(tokens[:1, :20]).logits_BTV, padded[:1, :20], **CLOSE_FLOAT32)
         torch.testing.assert_close(logits[:1, :20], padded[:1, :20], **CLOSE_FLOAT32)
-        # Documents packed into one row are what transformers makes of each alone.
+        # Documents packed into one row are what transformers makes of each by itself.
         lengths = [5, 1, 19, 8]
         segments = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))[None]
         packed = ours(tokens[1:], segment_ids_BT=segments).logits_BTV[0].split(lengths)

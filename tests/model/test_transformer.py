@@ -210,7 +210,7 @@ def test_balance_loss_is_one_when_even_and_higher_when_one_expert_gets_all() -> 
     assert sequence_balance_loss(collapsed_BTE, 1).item() == pytest.approx(4 / 1.3)
 
 
-def test_initialisation_depends_on_the_generator_alone() -> None:
+def test_initialisation_depends_only_on_the_generator() -> None:
     first, second, third = Glm4Moe(GLM46), Glm4Moe(GLM46), Glm4Moe(GLM46)
     first.init_weights(torch.Generator().manual_seed(5))
     second.init_weights(torch.Generator().manual_seed(5))

@@ -29,7 +29,7 @@ class TableArtifact:
 
 
 def document_row(text: str, offset: int, **given: Any) -> dict[str, Any]:
-    """A row of COLUMNS: a web page of one source, its place deciding its id."""
+    """A row of COLUMNS: a web page of one source; its offset decides its id."""
     source = given.get("source", "pages.warc")
     identity = document_id(source, offset, 0)
     row = dict.fromkeys(("url", "licence", "repository", "path", "markup"), "")

@@ -1,4 +1,4 @@
-"""Commits of checkpoints: what is found after damage, crashes and a second supervisor."""
+"""Commits of checkpoints: the newest sound one after damage, crashes and a second supervisor."""
 
 from __future__ import annotations
 

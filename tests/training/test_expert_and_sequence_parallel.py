@@ -1,7 +1,7 @@
 """Experts and positions divided among ranks, against one process that holds them all: losses, counts, gradients,
 weights after steps.
 
-With SGD the weights are the gradients (tests/support/parallel_steps.py); the exchange is held to the plain model
+With SGD the weights are the gradients (tests/support/parallel_steps.py); the exchange is compared with the plain model
 without DeepSpeed as well.
 """
 

@@ -326,7 +326,7 @@ def test_what_does_not_fit_is_a_warning_with_both_sizes():
     assert re.match(r"the fullest rank needs 10\d\.\d GB of 80\.0 GB", warning)
 
 
-def test_frozen_weights_cost_two_thirds_and_kv_cache_is_planned_for_answers_alone():
+def test_frozen_weights_cost_two_thirds_and_kv_cache_is_planned_only_for_answers():
     lora = plan_training(load_scale("recipes/glm45_air_lora")).phases[0]
     full = plan_training(load_scale("recipes/glm45_air_sft")).phases[0]
     assert (lora.trains_mtp, full.trains_mtp) == (False, True) and lora.num_tokens == full.num_tokens
