@@ -19,7 +19,7 @@ from tests.support.pipeline import command, environment, glm46
 
 KEY = "0123456789abcdef" * 4
 MAX_SECONDS = 10
-"""From the signal to the end of the process, on a busy machine; it promises two."""
+"""Seconds from the signal to the end of the process, on a busy machine; the command promises two."""
 BUSY = """
 import hashlib, sys
 from flows.cli.interruption import interruptible

@@ -34,7 +34,7 @@ PROCESSES = {
     "mlflow": "mlflow.server",
     "model server": "infra.serving.model_server",
 }
-"""What the command line of each kind holds."""
+"""Text in the command line of each kind of process."""
 KILLS = (
     ("main", "before a commit", 40, False),
     ("java", "before a commit", 8, False),
@@ -75,7 +75,7 @@ def scale(tmp_path_factory):
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A run that nobody disturbs, and a copy of its store after the data was prepared."""
+    """A run without kills, and a copy of its store after the data was prepared."""
 
     finished: Finished
     prepared: Path
@@ -143,7 +143,7 @@ def test_a_killed_run_ends_in_the_same_digests(victim, window, last, has_data, s
 
 
 def assert_nothing_is_left(home: Path) -> None:
-    """Of a run that ended neither a process, nor a lock or unfinished work."""
+    """After the end of a run no process, no lock and no unfinished work remains."""
     deadline = time.monotonic() + 20
     while processes_of(home) and time.monotonic() < deadline:
         time.sleep(0.2)

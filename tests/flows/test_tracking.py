@@ -1,4 +1,4 @@
-"""What a run leaves in MLflow: inputs with their contracts, parameters once, figures once, an end for every run."""
+"""What a run logs to MLflow: inputs with their contracts, parameters once, figures once, an end for every run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Trained(Record):
 
 @step(content=("hf/*",), evidence=("profile/*", "spikes.jsonl", "logs/*"))
 def write_evidence(*, output: Output) -> Trained:
-    """What a phase leaves."""
+    """The artifact of a phase."""
     for name in ("hf/config.json", "profile/flops.txt", "profile/trace.json", "spikes.jsonl", "logs/rank-0.log"):
         output.path(name).write_text(name)
     return Trained()
@@ -48,7 +48,7 @@ def client(mlflow_server):
 
 
 def contract_result(store, subject) -> Any:
-    """A committed result that names its subject, as the step validate_contract leaves it."""
+    """A committed result that names its subject, as the step validate_contract writes it."""
     from infra.step import step
     from tests.support.evaluation_fakes import commit
 

@@ -32,7 +32,7 @@ flows.running flows.show flows flows.cli
 """From low to high: a module imports from its own room and from those before it. Steps of the data are in the order of
 a record's walk."""
 MAX_FILES = 25
-"""Of Python in one folder."""
+"""Most files of Python in one folder."""
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 IN_EXECUTORS_AND_RANKS = {"prefect", "mlflow", "infra"}
 

@@ -1,4 +1,5 @@
-"""Lineage both ways on data prepared by the real steps: what a model was trained on, and what became of a document."""
+"""Lineage both ways on data prepared by the real steps: what a model was trained on, and what happened to a
+document."""
 
 from __future__ import annotations
 

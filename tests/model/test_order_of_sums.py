@@ -1,5 +1,5 @@
-"""No result hangs on the order of a sum: the model with its columns, experts, heads and rows in another order computes
-the same.
+"""No result depends on the order of a sum: the model with its columns, experts, heads and rows in another order
+computes the same.
 
 Every sum over them is then taken in another order, as another processor, library or number of threads would; float32
 shows by how much that moves a result, and every expert and every greedy token stays the one that was chosen.
@@ -33,9 +33,9 @@ INTO = (
     "shared_head.norm.weight",
     "eh_proj.weight",
 )
-"""Names end so where the last axis is of the hidden columns; eh_proj has them twice."""
+"""Endings of the names of parameters whose last axis is that of the hidden columns; eh_proj has them twice."""
 OUT_OF = ("o_proj.weight", "down_proj", "down_proj.weight", "eh_proj.weight")
-"""Where the one before the last is."""
+"""Endings where it is the axis before the last."""
 
 
 def reordered(model: Glm4Moe, seed: int) -> tuple[Glm4Moe, dict[str, Tensor]]:

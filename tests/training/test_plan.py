@@ -342,7 +342,7 @@ def test_frozen_weights_cost_two_thirds_and_kv_cache_is_planned_only_for_answers
     )
 
 
-def test_attention_is_charged_inside_documents_where_rows_hold_whole_ones():
+def test_attention_is_counted_inside_documents_where_rows_hold_whole_ones():
     for phase, section in zip(plan_training(FULL).phases, FULL.phases, strict=True):
         recipe, assumed = section.recipe, section.resources.assumed_document_tokens
         whole = recipe.packing == "best_fit" and not recipe.samples_answers
