@@ -41,7 +41,7 @@ def count_into(directory: Path, batches: Iterator[pa.RecordBatch]) -> None:
 
 
 def _part_of(words: pa.StringArray) -> np.ndarray:
-    """The same part for the same word: a sum of its bytes, weighted by place."""
+    """The same part for the same word: a sum of its bytes, weighted by their offset."""
     offsets = np.frombuffer(words.buffers()[1], np.int32)[words.offset : words.offset + len(words) + 1].astype(np.int64)
     text = np.frombuffer(words.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
     weights = np.random.Generator(np.random.Philox(1)).integers(1, 2**62, NUM_WEIGHTS, dtype=np.uint64)

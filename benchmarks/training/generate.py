@@ -145,7 +145,7 @@ def prompts_of(batch: int) -> torch.Tensor:
 
 
 def predictable_rows(num_rows: int, num_tokens: int, seed: int) -> torch.Tensor:
-    """Rows of 256 tokens in a fixed order, each followed by its successor in 90 % of the places and by any token
+    """Rows of 256 tokens in a fixed order, each followed by its successor in 90 % of the positions and by any token
     else."""
     generator = torch.Generator().manual_seed(seed)
     successors = torch.randperm(256, generator=torch.Generator().manual_seed(46))

@@ -40,7 +40,7 @@ SHARED_TEXT = ROOT.parent / "shared" / "data" / "text"
 SHARED_FILES = ("gutenberg_en.jsonl.gz", "peps.jsonl.gz")
 NUM_ORDINARY_TOKENS, SEQUENCE_LENGTH, ROWS_PER_STEP, VALIDATION_ROWS = 988, 128, 8, 64
 LENGTHS = (1.0, 1.35, 1.8, 2.4)
-"""Of AdamW's runs, over Muon's."""
+"""Lengths of AdamW's runs over that of Muon's."""
 WARMUP_SHARE, FINAL_RATE_SHARE, BALANCE_WEIGHT, BIAS_RATE = 0.1, 0.1, 1e-4, 0.001
 MAX_CHARS_PER_DOCUMENT, SAMPLE_CHARS = 20_000, 2_000_000
 START_RATES = {"muon": 8e-3, "adamw": 4e-3}
