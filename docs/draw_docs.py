@@ -39,7 +39,7 @@ def draw_course(scale: Scale) -> str:
     widths = np.array([0.34, 0.24, *([0.14] * (len(phases) - 2))])[: len(phases)]
     edges = np.concatenate([[0.0], np.cumsum(widths / widths.sum())])
 
-    def place(tokens: float) -> float:
+    def x_of(tokens: float) -> float:
         number = max(n for n, start in enumerate(starts) if tokens >= start)
         inside = (tokens - starts[number]) / (ends[number] - starts[number])
         return LEFT + (edges[number] + inside * (edges[number + 1] - edges[number])) * (WIDTH - LEFT - RIGHT)
@@ -62,7 +62,7 @@ def draw_course(scale: Scale) -> str:
     height = TOP + len(panels) * (PANEL + GAP) + 8
     parts = []
     for number, (phase, start, end) in enumerate(zip(phases, starts, ends, strict=True)):
-        x0, x1 = place(start), LEFT + edges[number + 1] * (WIDTH - LEFT - RIGHT)
+        x0, x1 = x_of(start), LEFT + edges[number + 1] * (WIDTH - LEFT - RIGHT)
         if number % 2:
             parts.append(
                 f'<rect x="{x0:.1f}" y="{TOP - 40}" width="{x1 - x0:.1f}" height="{height - TOP + 34}" fill="{BAND}"/>'
@@ -75,7 +75,7 @@ def draw_course(scale: Scale) -> str:
         values = [float(value(t)) for t in tokens]
         low, high = (0.0, max(values)) if "log" not in title else (min(values) - 0.3, max(values))
         points = " ".join(
-            f"{place(t):.1f},{top + PANEL - (v - low) / (high - low) * (PANEL - 6):.1f}"
+            f"{x_of(t):.1f},{top + PANEL - (v - low) / (high - low) * (PANEL - 6):.1f}"
             for t, v in zip(tokens, values, strict=True)
         )
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{top + PANEL}" y2="{top + PANEL}" stroke="{LINE}"/>')

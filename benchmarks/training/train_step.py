@@ -106,8 +106,8 @@ def main() -> None:
     for step in (our, *modes.values()):
         step()
     # Without bfloat16 instructions that mode takes most of a minute: one step tells which of the two is the peer.
-    alone = {mode: speed_of(step, 1) for mode, step in modes.items()}
-    mode = max(alone, key=lambda mode: alone[mode])
+    by_mode = {mode: speed_of(step, 1) for mode, step in modes.items()}
+    mode = max(by_mode, key=lambda mode: by_mode[mode])
     speeds: list[tuple[float, float]] = []
     for number in range(given.rounds):
         speeds.append((speed_of(our, given.steps), speed_of(modes[mode], given.steps)))
@@ -123,14 +123,14 @@ def main() -> None:
         unit="tokens/s",
         ratio=round(statistics.median(a / b for a, b in speeds), 3),
         peer_mode=mode,
-        peer_modes={mode: round(speed, 1) for mode, speed in alone.items()},
+        peer_modes={mode: round(speed, 1) for mode, speed in by_mode.items()},
         num_rounds=given.rounds,
         num_threads=torch.get_num_threads(),
     )
 
 
 def speed_of(step: Callable[[], None], num_steps: int) -> float:
-    """Tokens per second of so many steps."""
+    """Tokens per second of `num_steps` steps."""
     started = time.perf_counter()
     for _ in range(num_steps):
         step()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChoiceScores:
-    """What the harness found."""
+    """What the harness measured."""
 
     items: list[Item]
     normalised_accuracy: float

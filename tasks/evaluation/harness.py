@@ -1,6 +1,6 @@
 """Runs lm-evaluation-harness over our engine: a suite's questions are its task, the engine is its model.
 
-Importing this takes two seconds. Nothing is downloaded: the task's documents are handed over in memory.
+Importing this takes two seconds. Nothing is downloaded: the task's documents are passed in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TASK = "glm46_choice"
 PAIRS_PER_REPORT = 256
-"""Pairs of question and choice handed to the engine between two progress reports."""
+"""Number of pairs of question and choice that the engine is given between two progress reports."""
 
 
 def run_harness(
@@ -61,7 +61,7 @@ def _task(questions: Sequence[Question]) -> ConfigurableTask:
 
 
 class QuietTask(ConfigurableTask):
-    """Without the harness's own progress bar: ours is the pipeline's."""
+    """A task without the harness's progress bar: the pipeline shows its own."""
 
     def build_all_requests(self, **options: Any) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
@@ -88,8 +88,8 @@ class EngineModel(TemplateLM):
 
     def _loglikelihood_tokens(self, requests: list[Any], **options: Any) -> list[tuple[float, bool]]:
         """Log-probability of every continuation. Whether it is the greedy one is not measured: acc and acc_norm do not
-        ask."""
-        found: list[tuple[float, bool]] = []
+        need it."""
+        likelihoods: list[tuple[float, bool]] = []
         for start in range(0, len(requests), PAIRS_PER_REPORT):
             self.output.report(Progress(start, len(requests), "choices", "scoring multiple choice"))
             block = requests[start : start + PAIRS_PER_REPORT]
@@ -98,8 +98,8 @@ class EngineModel(TemplateLM):
                 for _, context, continuation in block
             ]
             for (_, _, continuation), scores in zip(block, self.engine.score(rows), strict=True):
-                found.append((sum(scores[-len(continuation) :]), False))
-        return found
+                likelihoods.append((sum(scores[-len(continuation) :]), False))
+        return likelihoods
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         raise NotImplementedError(f"task {TASK} asks for multiple choice only")

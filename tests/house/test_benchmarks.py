@@ -32,7 +32,7 @@ SMALL = {
     "num_key_value_heads": 1,
     "head_dim": 16,
 }
-"""Of a model recipe."""
+"""Values of a model recipe."""
 Toy = tuple[str, dict[str, Any]]
 """Command line, and constants of the module; those of a model recipe are changed in SMALL."""
 TOYS: dict[str, Toy] = {

@@ -22,7 +22,7 @@ Plan = Callable[[str, str], str]
 
 
 def one_in(every: int, seed: int) -> Plan:
-    """A fault of any kind at one request in so many."""
+    """A fault of any kind at one request in `every`."""
     draw, one_at_a_time = random.Random(seed), threading.Lock()
 
     def plan(method: str, path: str) -> str:

@@ -121,7 +121,7 @@ LAST_WORK = {
 """Better than the champion, by the function of the pipeline that fails after the gates accepted."""
 
 ORDER = [*PROMOTED.values(), *CASES.values(), *LAST_WORK.values()]
-"""The place of a candidate is its number, which its record holds as num_tokens."""
+"""The index of a candidate is its number, which its record holds as num_tokens."""
 
 
 def case_of(artifact: Artifact[Any]) -> Case:

@@ -86,7 +86,7 @@ REASONS = {
 
 
 def toy(name: str, record: Record, write: Callable[[Output], object], evidence: tuple[str, ...] = ()) -> Step:
-    """A step of the given name that writes what it is told and returns a real record."""
+    """A step of the given name that writes the given files and returns a real record."""
 
     def function(*, output: Output) -> Record:
         write(output)
@@ -318,7 +318,7 @@ def reported_data(store: Store) -> PreparedData:
     def plain(name: str, record: Record) -> Artifact:
         return commit(store, toy(name, record, lambda output: output.path("empty").touch()), name)
 
-    found = [
+    findings = [
         {
             "table": "documents/*.parquet",
             "expectation": "unique",
@@ -332,7 +332,7 @@ def reported_data(store: Store) -> PreparedData:
             toy(
                 "validate_contract",
                 ContractResult(contract=name, num_rows=1000, num_expectations=11),
-                lambda output: output.path("findings.json").write_text(json.dumps(found)),
+                lambda output: output.path("findings.json").write_text(json.dumps(findings)),
             ),
             f"contract {name}",
         )

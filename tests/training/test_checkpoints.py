@@ -1,4 +1,4 @@
-"""Commits of checkpoints: what is found after damage, crashes and a second supervisor."""
+"""Commits of checkpoints: the newest sound one after damage, crashes and a second supervisor."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_the_newest_checkpoint_is_found_and_the_kept_ones_stay(tmp_path):
     assert find_checkpoint(tmp_path) == (None, [])
     for step in (10, 20, 30):
         commit(tmp_path, step)
-    found, problems = find_checkpoint(tmp_path)
-    assert (found.name, problems) == ("step-000000030", [])
+    newest, problems = find_checkpoint(tmp_path)
+    assert (newest.name, problems) == ("step-000000030", [])
     assert steps(tmp_path) == ["step-000000020", "step-000000030"]
 
 
@@ -42,8 +42,8 @@ def test_a_corrupt_newest_checkpoint_falls_back_and_says_so(damage, tmp_path):
         path.write_bytes(path.read_bytes()[:-1])
     else:
         path.unlink()
-    found, problems = find_checkpoint(tmp_path)
-    assert found.name == "step-000000010"
+    newest, problems = find_checkpoint(tmp_path)
+    assert newest.name == "step-000000010"
     assert len(problems) == 1 and "step-000000020 is corrupt" in problems[0]
     # Training goes on from 10 and saves elsewhere: the corrupt one must not outlive the good one.
     commit(tmp_path, 15, num_kept=1)

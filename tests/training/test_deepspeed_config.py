@@ -31,13 +31,13 @@ GUIDE = json.loads("""
 RESOURCES = load_scale("micro").phases[0].resources
 
 
-def missing_keys(wanted: dict, found: dict, prefix: str = "") -> list[str]:
+def missing_keys(wanted: dict, present: dict, prefix: str = "") -> list[str]:
     missing = []
     for key, value in wanted.items():
-        if key not in found:
+        if key not in present:
             missing.append(prefix + key)
         elif isinstance(value, dict):
-            missing += missing_keys(value, found[key], f"{prefix}{key}.")
+            missing += missing_keys(value, present[key], f"{prefix}{key}.")
     return missing
 
 

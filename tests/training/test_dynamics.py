@@ -1,7 +1,7 @@
 """Rollbacks after spikes and the choice of the best weights, in whole phases of six steps: against a plain loop over
 the same steps.
 
-The spikes are real: a token whose embedding is infinite stands in the rows of two steps."""
+The spikes are real: a token whose embedding is infinite is in the rows of two steps."""
 
 from __future__ import annotations
 

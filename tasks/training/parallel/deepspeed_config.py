@@ -15,8 +15,8 @@ LEAF_MODULES = [
 ]
 """ZeRO 3 gathers each of these as a whole: they read the weights of the modules inside them without calling those."""
 RECOMPUTED_LEAF_MODULES = ["model.architecture.decoder_layer.DecoderLayer", "model.architecture.mtp.MtpLayer"]
-"""Where whole layers are computed again in the backward pass: inside them no weight may be let go of after the second
-forward pass."""
+"""Where whole layers are computed again in the backward pass: their weights must stay gathered after the second forward
+pass."""
 PERSISTENT_ELEMENTS = 100_000
 """ZeRO 3 keeps smaller parameters (norms, biases) whole on every rank (DeepSpeed's default; S2's 1e6 would keep every
 router too)."""
@@ -37,12 +37,12 @@ NOT_GENERATED = {
 
 def deepspeed_config(resources: TrainingResources, dtype: Literal["float32", "bfloat16"]) -> dict[str, Any]:
     """The optimizer is a client object. Accumulation is ours (a step's batch follows the course), so DeepSpeed counts
-    one micro-batch per step and is told which backward pass is the last. Without ZeRO bfloat16 is ours too
+    one micro-batch per step, and the engine says which backward pass is the last. Without ZeRO bfloat16 is ours too
     (mixed_precision.py).
     """
     is_bfloat16 = dtype == "bfloat16" and resources.zero_stage > 0
     return {
-        # Of the ranks that DeepSpeed averages over: those with positions of their own.
+        # Of the ranks over which DeepSpeed averages: those with positions of their own.
         "train_batch_size": resources.micro_batch_sequences * data_parallel(resources) * resources.context_parallel,
         "train_micro_batch_size_per_gpu": resources.micro_batch_sequences,
         "gradient_accumulation_steps": 1,

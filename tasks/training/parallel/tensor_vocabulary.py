@@ -14,7 +14,7 @@ from tasks.training.parallel.tensor_collectives import gather_positions, sum_to_
 
 
 class VocabularyParallelEmbedding(nn.Embedding):
-    """Token ids of all positions in, embeddings of this rank's slice of the positions out."""
+    """Turns token ids of all positions into embeddings of this rank's slice of the positions."""
 
     def __init__(self, weight_VD: nn.Parameter, axis: Axis) -> None:
         super().__init__(weight_VD.shape[0], weight_VD.shape[1], _weight=weight_VD)
@@ -29,7 +29,7 @@ class VocabularyParallelEmbedding(nn.Embedding):
 
 
 class VocabularyParallelHead(LanguageHead):
-    """Hidden states of this rank's slice in, the loss over all positions out, the same on every rank; no rank sees
+    """Turns hidden states of this rank's slice into the loss over all positions, the same on every rank. No rank sees
     another's logits."""
 
     def __init__(self, weight_VD: nn.Parameter, axis: Axis) -> None:
@@ -54,8 +54,8 @@ class VocabularyParallelHead(LanguageHead):
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
     """model/architecture/losses.py's fused loss on a slice of the vocabulary: a chunk's maximum, sum and target logit
-    are reduced over the ranks, two numbers per position and one more. The gradient of the hidden states is this rank's
-    partial one."""
+    are reduced over the ranks, three numbers per position. The gradient of the hidden states is this rank's partial
+    one."""
 
     @staticmethod
     def forward(ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, factors_T: Tensor, axis: Axis) -> Tensor:
