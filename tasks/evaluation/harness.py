@@ -130,7 +130,7 @@ class EngineModel(TemplateLM):
         """Every context's continuation up to the first of its stop strings or the end of the answer."""
         answers: list[str] = []
         for seed, (context, options) in enumerate(request.args for request in requests):
-            wanted = normalize_gen_kwargs(options)
+            wanted: dict[str, Any] = {**normalize_gen_kwargs(options)}
             max_new_tokens = wanted["max_gen_toks"]
             if max_new_tokens >= self.sequence_length:
                 raise ValueError(f"max_gen_toks ({max_new_tokens}) must be below {self.sequence_length}: lower it")
