@@ -135,7 +135,6 @@ RULES = (
     Rule("unterminated_lines", "terminated_line_share", "at_least", "min_terminated_line_share", math_factor=0.5),
     Rule("short_lines", "short_line_share", "at_most", "max_short_line_share", kinds=(PROSE,)),
 )
-REASONS = tuple(dict.fromkeys(rule.reason for rule in RULES))
 
 
 def flat_bounds(recipe: HeuristicRecipe) -> dict[str, float]:
