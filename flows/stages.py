@@ -20,15 +20,15 @@ class StageWindow:
 
     @property
     def pre_training(self) -> tuple[PhaseSection, ...]:
-        return tuple(phase for phase in self.phases if phase.name.startswith("pretrain_"))
+        return tuple(phase for phase in self.phases if phase.kind == "pretraining")
 
     @property
     def mid_training(self) -> tuple[PhaseSection, ...]:
-        return tuple(phase for phase in self.phases if phase.name.startswith("mid_"))
+        return tuple(phase for phase in self.phases if phase.kind == "mid_training")
 
     @property
     def post_training(self) -> tuple[PhaseSection, ...]:
-        return tuple(phase for phase in self.phases if not phase.name.startswith(("pretrain_", "mid_")))
+        return tuple(phase for phase in self.phases if phase.kind == "post_training")
 
 
 def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until: str | None) -> StageWindow:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.results import report
-from configs.schema import ModelRecipe, OptimizerRecipe
+from configs.schema import OptimizerRecipe
 from infra.code_digest import ROOT
 from model.architecture.moe import update_router_bias
 from model.architecture.transformer import Glm4Moe
@@ -35,6 +35,7 @@ from model.optimizer.optimizer import build_optimizer, set_learning_rate
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.data.sources.embedded_sources import pydoc_topics, standard_library
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
+from tests.support.model_recipes import GLM46
 
 SHARED_TEXT = ROOT.parent / "shared" / "data" / "text"
 SHARED_FILES = ("gutenberg_en.jsonl.gz", "peps.jsonl.gz")
@@ -44,32 +45,17 @@ LENGTHS = (1.0, 1.35, 1.8, 2.4)
 WARMUP_SHARE, FINAL_RATE_SHARE, BALANCE_WEIGHT, BIAS_RATE = 0.1, 0.1, 1e-4, 0.001
 MAX_CHARS_PER_DOCUMENT, SAMPLE_CHARS = 20_000, 2_000_000
 START_RATES = {"muon": 8e-3, "adamw": 4e-3}
-MODEL = ModelRecipe(
-    vocab_size=1024,
-    hidden_size=128,
-    intermediate_size=384,
-    moe_intermediate_size=96,
-    num_hidden_layers=4,
-    first_k_dense_replace=1,
-    n_routed_experts=8,
-    n_shared_experts=1,
-    num_experts_per_tok=2,
-    routed_scaling_factor=2.5,
-    norm_topk_prob=True,
-    n_group=1,
-    topk_group=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    attention_bias=True,
-    use_qk_norm=True,
-    partial_rotary_factor=0.5,
-    rope_theta=10_000.0,
-    max_position_embeddings=512,
-    rms_norm_eps=1e-5,
-    initializer_range=0.02,
-    tie_word_embeddings=False,
-    num_nextn_predict_layers=0,
+MODEL = GLM46.model_copy(
+    update={
+        "vocab_size": 1024,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "moe_intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "rope_theta": 10_000.0,
+        "num_nextn_predict_layers": 0,
+    }
 )
 
 

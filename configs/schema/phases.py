@@ -95,6 +95,8 @@ class PhaseRecipe(Frozen):
 
 class PhaseSection(Frozen):
     name: PhaseName
+    kind: Literal["pretraining", "mid_training", "post_training"]
+    """The flow that trains the phase; a run goes through them in this order."""
     quoted_loss: float | None
     """Loss that a source document states without evidence; shown beside the measured one, decides nothing. Null where
     none does."""
@@ -103,11 +105,11 @@ class PhaseSection(Frozen):
 
     @model_validator(mode="after")
     def _objective_fits_the_phase(self) -> Self:
-        kind = self.recipe.objective.kind
-        if self.name.startswith(("pretrain_", "mid_")) and kind not in ("pretrain", "sft"):
+        objective = self.recipe.objective.kind
+        if self.kind != "post_training" and objective not in ("pretrain", "sft"):
             raise ValueError(
-                f"phase {self.name}: objective {kind} needs a model that answers: set its kind to pretrain, or name "
-                f"it rl_..."
+                f"phase {self.name}: objective {objective} needs a model that answers: set the objective's kind to "
+                "pretrain, or the phase's kind to post_training"
             )
         return self
 

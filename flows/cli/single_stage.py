@@ -209,11 +209,6 @@ def open_stage(
     return compute
 
 
-def run_stage(name: str, address: str | Path | None, output_dir: Path, config: str | None, home: Home) -> StageOutcome:
-    """Open a stage and run it."""
-    return open_stage(name, address, output_dir, config, home)()
-
-
 def _check_master(master: str) -> None:
     if master == "yarn" and not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & set(os.environ):
         raise ValueError(

@@ -48,24 +48,6 @@ def config_dict(
     return dict(sorted((recipe.model_dump() | _CONSTANTS | fixed).items()))
 
 
-def save_checkpoint(
-    model: Glm4Moe,
-    checkpoint_dir: Path,
-    *,
-    eos_token_ids: Sequence[int],
-    pad_token_id: int,
-    dtype: torch.dtype,
-    max_shard_bytes: int,
-) -> list[str]:
-    """Write the model as a checkpoint directory and return the file names; config.json carries the model's own
-    rope_theta."""
-    recipe = model.recipe.model_copy(update={"rope_theta": model.rope_theta})
-    config = config_dict(recipe, dtype=dtype, eos_token_ids=eos_token_ids, pad_token_id=pad_token_id)
-    return write_checkpoint(
-        to_checkpoint_tensors(model.state_dict()), config, checkpoint_dir, dtype=dtype, max_shard_bytes=max_shard_bytes
-    )
-
-
 def write_checkpoint(
     tensors: Mapping[str, Tensor],
     config: Mapping[str, object],

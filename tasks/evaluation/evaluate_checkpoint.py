@@ -105,7 +105,7 @@ def evaluate_checkpoint(
         )
         items += answer_chats(engine, tokenizer, _of_kind(questions, CHAT_PROBLEM), recipe, version, output)
         if choice_questions := _of_kind(questions, CHOICE):
-            scores = score_choices(engine, tokenizer, choice_questions, recipe.sequence_length, output)
+            scores = score_choices(engine, tokenizer, choice_questions, recipe.sequence_length, version, output)
             items += scores.items
             normalised = round(scores.normalised_accuracy, 6)
     write_items(output.path("items.parquet"), items)

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from configs.schema import ContractRecipe, PackingRecipe, RepositoryRecipe, SynthesisRecipe
+from configs.schema import ContractRecipe, PackingRecipe, RepositoryRecipe
 from infra.code_digest import closure
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.data.packing.pack_phase import pack_phase
@@ -23,6 +23,7 @@ from tasks.data.validate_contract import validate_contract
 from tests.support.data_inputs import (
     RECIPE,
     RESOURCES,
+    SYNTHESIS,
     chain_recipe,
     cleaned,
     compute,
@@ -32,20 +33,6 @@ from tests.support.data_inputs import (
     write_packages,
 )
 
-SYNTHESIS = SynthesisRecipe(
-    operations=("+", "-"),
-    num_training_problems=400,
-    num_evaluation_problems=30,
-    max_operand=20,
-    problems_per_document=20,
-    num_chats=100,
-    thinking_share=0.25,
-    num_prompts=20,
-    families={},
-    difficulty=1,
-    num_held_out_problems=0,
-    prompt_families=(),
-)
 CHAIN_RECIPE = chain_recipe(SYNTHESIS)
 TOKENIZER = RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 400, "sample_chars": 150000})
 MIXTURE = {"web": 0.5, "code": 0.1, "repository": 0.2, "synthetic": 0.2}

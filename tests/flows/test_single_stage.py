@@ -14,12 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.cli.single_stage import STAGES, run_stage, this_machine
+from flows.cli.single_stage import STAGES, open_stage, this_machine
 from flows.cli.stage_output import StageOutcome
 from infra.home import Home
 from infra.machine.spark import stop_spark
 from tests.support.data_inputs import prose, write_jsonl
 from tests.support.pipeline import glm46
+
+
+def run_stage(*arguments) -> StageOutcome:
+    return open_stage(*arguments)()
 
 
 @pytest.fixture(scope="module", autouse=True)

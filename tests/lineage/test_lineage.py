@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import load_scale
-from configs.schema import PackingRecipe, PolicyObjective, SynthesisRecipe
+from configs.schema import PackingRecipe, PolicyObjective
 from flows.cli.trace_lineage import lineage_of_document
 from infra.home import Home
 from infra.registry.model_registry import DIGEST_TAG, open_registry
@@ -38,6 +38,7 @@ from tests.conftest import ROOT
 from tests.support.data_inputs import (
     RECIPE,
     RESOURCES,
+    SYNTHESIS,
     chain_recipe,
     cleaned,
     compute,
@@ -49,21 +50,17 @@ from tests.support.data_inputs import (
 )
 from tests.support.postgres import needs_postgres, postgres
 
-SYNTHESIS = SynthesisRecipe(
-    operations=("+", "-"),
-    num_training_problems=300,
-    num_evaluation_problems=20,
-    max_operand=30,
-    problems_per_document=20,
-    num_chats=40,
-    thinking_share=0.25,
-    num_prompts=60,
-    families={},
-    difficulty=1,
-    num_held_out_problems=0,
-    prompt_families=(),
+CHAIN_RECIPE = chain_recipe(
+    SYNTHESIS.model_copy(
+        update={
+            "num_training_problems": 300,
+            "num_evaluation_problems": 20,
+            "max_operand": 30,
+            "num_chats": 40,
+            "num_prompts": 60,
+        }
+    )
 )
-CHAIN_RECIPE = chain_recipe(SYNTHESIS)
 MODEL = "glm46-micro"
 PRETRAIN = PackingRecipe(
     num_tokens=16000,

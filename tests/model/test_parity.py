@@ -12,9 +12,9 @@ from configs.schema import ModelRecipe
 from model.architecture.kv_cache import KVCache
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_names, stacked_name
-from model.formats.hf_checkpoint import save_checkpoint
 from model.generation.generation import InProcessEngine, Sampling
 from tests.support.model_recipes import AIR, GLM46, random_model
+from tests.support.saved_models import save_checkpoint
 from tests.support.tolerances import CLOSE_FLOAT32
 
 pytestmark = pytest.mark.usefixtures("clear_routing")

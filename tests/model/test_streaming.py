@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model.architecture.transformer import Glm4Moe
-from model.formats.hf_checkpoint import CheckpointTensors, save_checkpoint
+from model.formats.hf_checkpoint import CheckpointTensors
 from tasks.training.loop.prepare_training import build_trainable, divide_model, materialize
 from tasks.training.parallel.partitions import pieces_of
 from tasks.training.parallel.ranks import connect_ranks
@@ -19,6 +19,7 @@ from tasks.training.state.state import StateFiles, load_master
 from tests.support.model_recipes import GLM46
 from tests.support.parallel_steps import resources_of
 from tests.support.rank_processes import on_ranks
+from tests.support.saved_models import save_checkpoint
 from tests.support.training_inputs import small_recipe
 
 SMALL = GLM46

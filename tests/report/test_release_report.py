@@ -16,15 +16,13 @@ from tasks.report.report_inputs import ReportedPhases
 from tasks.report.report_page import Section, page, table
 from tasks.report.write_report import publish_report
 from tests.support.report_fakes import (
-    REASONS,
     STEPS,
     TOKENS_PER_STEP,
-    WORDS,
-    reported_data,
     reported_phases,
     write_toy_report,
     write_unreleased_report,
 )
+from tests.support.reported_data import REASONS, WORDS, reported_data
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,7 @@ def toy_checkpoint_step(name: str) -> Step[ToyCheckpoint]:
     def train_phase(*, output: Output) -> ToyCheckpoint:
         import torch
 
-        from model.formats.hf_checkpoint import save_checkpoint
+        from tests.support.saved_models import save_checkpoint
 
         tokenizer = toy_tokenizer()
         end = tokenizer.token_to_id(END_OF_TEXT)

@@ -10,13 +10,18 @@ import pytest
 
 from infra.jobs.supervisor import _advance_fencing
 from tasks.training.state import checkpoints
-from tasks.training.state.checkpoints import FencedError, commit_checkpoint, find_checkpoint
+from tasks.training.state.checkpoints import (
+    FencedError,
+    find_checkpoint,
+    finish_checkpoint,
+    start_checkpoint,
+    write_files,
+)
 
 
 def commit(work_dir, step: int, num_kept: int = 2):
-    return commit_checkpoint(
-        work_dir, step, [("weights", f"weights {step}".encode() * 100), ("state.json", b"{}")], num_kept
-    )
+    files = [("weights", f"weights {step}".encode() * 100), ("state.json", b"{}")]
+    return finish_checkpoint(work_dir, step, write_files(start_checkpoint(work_dir, step), files), num_kept)
 
 
 def steps(work_dir) -> list[str]:
@@ -77,8 +82,9 @@ def test_a_full_disk_leaves_the_one_before(tmp_path):
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
         with pytest.raises(OSError, match="File too large"):
-            commit_checkpoint(
-                tmp_path, 20, ((name, asked.append(name) or b"x" * 1000) for name in ("weights", "momentum")), 2
+            write_files(
+                start_checkpoint(tmp_path, 20),
+                ((name, asked.append(name) or b"x" * 1000) for name in ("weights", "momentum")),
             )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

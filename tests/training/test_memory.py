@@ -48,6 +48,18 @@ def live_storages() -> dict[int, int]:
         return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
+def trainable_model(recipe, resources, ranks):
+    """A divided model with its initial weights, and what trains it."""
+    with torch.device("meta"):
+        model = Glm4Moe(MODEL)
+    initial = InitialWeights(MODEL, model, seed=1)
+    divide_model(model, ranks, resources)
+    materialize(model, torch.device("cpu"))
+    trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)
+    load_master(trainable, initial, "the initial weights")
+    return model, trainable
+
+
 def most_bytes_between_passes(rank, num_ranks, cases):
     """Bytes that live after a backward pass, when activations are gone and gradients exist; moments exist from a step
     before. And bytes of the buckets that DeepSpeed holds in a backward pass."""
@@ -66,14 +78,8 @@ def most_bytes_between_passes(rank, num_ranks, cases):
         resources = resources_of(num_ranks=num_ranks, micro_batch_sequences=1, **({"bucket_elements": BUCKET} | case))
         before = live_storages()
         ranks = connect_ranks(resources)
-        with torch.device("meta"):
-            model = Glm4Moe(MODEL)
-        initial = InitialWeights(MODEL, model, seed=1)
-        divide_model(model, ranks, resources)
-        materialize(model, torch.device("cpu"))
         recipe = small_recipe(model=MODEL.model_dump(), dtype=dtype)
-        trainable = build_trainable(model, recipe.optimizer, dtype, resources, ranks)
-        load_master(trainable, initial, "the initial weights")
+        model, trainable = trainable_model(recipe, resources, ranks)
         run_backward, sizes, lasting, passing = trainable.engine.backward, [], sum(made), []
         made.clear()
 

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from model.architecture.transformer import Glm4Moe
 from tasks.training.loop.prepare_training import divide_model
 from tasks.training.parallel.mixed_precision import ComputeInBfloat16
 from tasks.training.parallel.ranks import connect_ranks
@@ -52,12 +53,16 @@ def rows(is_segmented: bool) -> dict[str, torch.Tensor]:
     }
 
 
-def compute(model: torch.nn.Module, is_segmented: bool, dtype: str) -> dict[str, torch.Tensor]:
-    output = (ComputeInBfloat16(model) if dtype == "bfloat16" else model)(**rows(is_segmented))
+def compute(model: Glm4Moe, is_segmented: bool, dtype: str) -> dict[str, torch.Tensor]:
+    read = rows(is_segmented)
+    output = (ComputeInBfloat16(model) if dtype == "bfloat16" else model)(**read)
     (output.losses.lm + 0.3 * output.losses.mtp + 0.1 * output.losses.balance).backward()
     return {
         **{name: loss.detach() for name, loss in output.losses._asdict().items()},
         "counts": output.expert_counts_LE,
+        "log-probabilities": model.lm_head.log_probabilities(
+            model.hidden_states(read["token_ids_BT"]), read["target_ids_BT"]
+        ),
     }
 
 

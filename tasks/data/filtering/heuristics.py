@@ -19,7 +19,7 @@ lines. Runs in executors: imports no Spark.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -78,8 +78,9 @@ class Rule(NamedTuple):
 
     reason: str
     measure: str
+    passes: Literal["at_least", "at_most"]
+    """Which side of the bound passes; the bound itself does."""
     bound: str
-    is_upper: bool
     kinds: tuple[str, ...] = (PROSE, MATH)
     needs_words: bool = False
     """Whether mathematics with fewer words than prose's `min_words` is exempt: an answer repeats the question of a
@@ -94,27 +95,31 @@ REPETITION_IN_MATH = 2.0
 
 
 def _ngram_rule(reason: str, measure: str, bound: str) -> Rule:
-    return Rule(reason, measure, bound, True, needs_words=True, math_factor=REPETITION_IN_MATH)
+    return Rule(reason, measure, "at_most", bound, needs_words=True, math_factor=REPETITION_IN_MATH)
 
 
 RULES = (
-    Rule("too_few_words", "num_words", "min_words", False, (PROSE, ISSUE)),
-    Rule("too_few_words", "num_words", "min_math_words", False, (MATH,)),
-    Rule("too_few_words", "num_words", "min_code_words", False, (CODE,)),
-    Rule("too_many_words", "num_words", "max_words", True, (PROSE, MATH, ISSUE, CODE)),
-    Rule("words_too_short", "mean_word_length", "min_mean_word_length", False, (PROSE,)),
-    Rule("words_too_long", "mean_word_length", "max_mean_word_length", True),
-    Rule("too_many_hash_signs", "hash_word_ratio", "max_symbol_word_ratio", True),
-    Rule("too_many_ellipses", "ellipsis_word_ratio", "max_symbol_word_ratio", True),
-    Rule("too_many_bullet_lines", "bullet_line_share", "max_bullet_line_share", True),
-    Rule("too_many_ellipsis_lines", "ellipsis_line_share", "max_ellipsis_line_share", True),
-    Rule("too_few_alphabetic_words", "alphabetic_word_share", "min_alphabetic_word_share", False, (PROSE,)),
-    Rule("too_few_alphabetic_words", "alphabetic_word_share", "min_math_alphabetic_word_share", False, (MATH,)),
-    Rule("too_few_stop_words", "num_stop_words", "min_stop_words", False, needs_words=True, math_factor=0.5),
-    Rule("repeated_lines", "repeated_line_share", "max_repeated_line_share", True),
-    Rule("repeated_line_characters", "repeated_line_char_share", "max_repeated_line_char_share", True),
-    Rule("repeated_paragraphs", "repeated_paragraph_share", "max_repeated_paragraph_share", True),
-    Rule("repeated_paragraph_characters", "repeated_paragraph_char_share", "max_repeated_paragraph_char_share", True),
+    Rule("too_few_words", "num_words", "at_least", "min_words", kinds=(PROSE, ISSUE)),
+    Rule("too_few_words", "num_words", "at_least", "min_math_words", kinds=(MATH,)),
+    Rule("too_few_words", "num_words", "at_least", "min_code_words", kinds=(CODE,)),
+    Rule("too_many_words", "num_words", "at_most", "max_words", kinds=(PROSE, MATH, ISSUE, CODE)),
+    Rule("words_too_short", "mean_word_length", "at_least", "min_mean_word_length", kinds=(PROSE,)),
+    Rule("words_too_long", "mean_word_length", "at_most", "max_mean_word_length"),
+    Rule("too_many_hash_signs", "hash_word_ratio", "at_most", "max_symbol_word_ratio"),
+    Rule("too_many_ellipses", "ellipsis_word_ratio", "at_most", "max_symbol_word_ratio"),
+    Rule("too_many_bullet_lines", "bullet_line_share", "at_most", "max_bullet_line_share"),
+    Rule("too_many_ellipsis_lines", "ellipsis_line_share", "at_most", "max_ellipsis_line_share"),
+    Rule("too_few_alphabetic_words", "alphabetic_word_share", "at_least", "min_alphabetic_word_share", kinds=(PROSE,)),
+    Rule(
+        "too_few_alphabetic_words", "alphabetic_word_share", "at_least", "min_math_alphabetic_word_share", kinds=(MATH,)
+    ),
+    Rule("too_few_stop_words", "num_stop_words", "at_least", "min_stop_words", needs_words=True, math_factor=0.5),
+    Rule("repeated_lines", "repeated_line_share", "at_most", "max_repeated_line_share"),
+    Rule("repeated_line_characters", "repeated_line_char_share", "at_most", "max_repeated_line_char_share"),
+    Rule("repeated_paragraphs", "repeated_paragraph_share", "at_most", "max_repeated_paragraph_share"),
+    Rule(
+        "repeated_paragraph_characters", "repeated_paragraph_char_share", "at_most", "max_repeated_paragraph_char_share"
+    ),
     *(
         _ngram_rule(f"frequent_{size}gram", top_ngram_name(size), f"max_top_ngram_shares.{index}")
         for index, size in enumerate(TOP_SIZES)
@@ -123,14 +128,13 @@ RULES = (
         _ngram_rule(f"repeated_{size}grams", repeated_ngrams_name(size), f"max_repeated_ngram_shares.{index}")
         for index, size in enumerate(COVERED_SIZES)
     ),
-    Rule("too_few_sentences", "num_sentences", "min_sentences", False, (PROSE,)),
-    Rule("curly_brackets", "curly_bracket_share", "max_curly_bracket_share", True),
-    Rule("lorem_ipsum", "num_lorem_ipsum", "max_lorem_ipsum", True),
-    Rule("policy_lines", "policy_line_share", "max_policy_line_share", True),
-    Rule("unterminated_lines", "terminated_line_share", "min_terminated_line_share", False, math_factor=0.5),
-    Rule("short_lines", "short_line_share", "max_short_line_share", True, (PROSE,)),
+    Rule("too_few_sentences", "num_sentences", "at_least", "min_sentences", kinds=(PROSE,)),
+    Rule("curly_brackets", "curly_bracket_share", "at_most", "max_curly_bracket_share"),
+    Rule("lorem_ipsum", "num_lorem_ipsum", "at_most", "max_lorem_ipsum"),
+    Rule("policy_lines", "policy_line_share", "at_most", "max_policy_line_share"),
+    Rule("unterminated_lines", "terminated_line_share", "at_least", "min_terminated_line_share", math_factor=0.5),
+    Rule("short_lines", "short_line_share", "at_most", "max_short_line_share", kinds=(PROSE,)),
 )
-REASONS = tuple(dict.fromkeys(rule.reason for rule in RULES))
 
 
 def flat_bounds(recipe: HeuristicRecipe) -> dict[str, float]:
@@ -165,7 +169,7 @@ def name_reasons(
     first = np.full(len(texts), len(RULES))
     for index, rule in reversed(list(enumerate(RULES))):
         values, bound = measures[rule.measure], np.where(is_math, rule.math_factor, 1.0) * bounds[rule.bound]
-        is_broken = values > bound if rule.is_upper else values < bound
+        is_broken = values > bound if rule.passes == "at_most" else values < bound
         is_held = np.isin(kinds, rule.kinds) & ~(is_math & is_short & rule.needs_words)
         first[is_broken & is_held] = index
     return [RULES[index].reason if index < len(RULES) else "" for index in first.tolist()]

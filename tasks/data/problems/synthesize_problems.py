@@ -122,11 +122,7 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         "held_out.parquet": [_asked(HELD_OUT_SOURCE, number, *problem) for number, problem in enumerate(held_out)],
     }
     for name, rows in tables.items():
-        _write_table(
-            output.path(name),
-            rows,
-            {"documents/part-00000.parquet": PREPARED_COLUMNS, "held_out.parquet": ASKED_COLUMNS}.get(name),
-        )
+        _write_table(output.path(name), rows, COLUMNS.get(name))
     return SynthesizedProblems(
         num_documents=len(documents),
         num_bytes=sum(len(text.encode()) for *_, text in documents),

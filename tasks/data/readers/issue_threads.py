@@ -87,6 +87,7 @@ CALLED = re.compile(r"[@/](?:(?<=github\.com/)|(?<=@)(?<![\w./@-].))([A-Za-z\d](
 MASKED = re.compile(r"username_\d+")
 
 Record = dict[str, Any]
+"""An object of a user's file, which may hold any fields, or the row of its source."""
 
 
 class _MalformedThreadError(Exception):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.data.readers.git_trees import GIT_COMMITS, commit_records, commits_digest, head_of
 from tasks.data.readers.issue_threads import ISSUES, thread_records
@@ -39,7 +39,33 @@ BATCH_CHARS = 8_000_000
 BATCH_ROWS = 4000
 RECORD_FORMATS = ("jsonl", "repository_files", "commits", HTML_LINES)
 
-Row = dict[str, Any]
+Source = dict[str, Any]
+"""A row of tasks/data/sources/source_frame.py. A dictionary, as Arrow gives it: there is one per file, not per
+record."""
+
+
+class SourceRow(NamedTuple):
+    """One row of ROW_COLUMNS, in their order."""
+
+    stream: str
+    id: str = ""
+    source: str = ""
+    offset: int = 0
+    piece: int = 0
+    collection: str = ""
+    url: str = ""
+    licence: str = ""
+    domain: str = ""
+    lang: str = ""
+    repository: str = ""
+    path: str = ""
+    text: str = ""
+    content_digest: str = ""
+    num_chars: int = 0
+    num_bytes: int = 0
+    markup: str = PLAIN
+    reason: str = ""
+    detail: str = ""
 
 
 def read_sources(
@@ -47,13 +73,13 @@ def read_sources(
 ) -> Iterator[pa.RecordBatch]:
     """Rows of ROW_COLUMNS for source rows. `keep_below` holds per domain the sampling hash below which a document is
     kept."""
-    rows: list[Row] = []
+    rows: list[SourceRow] = []
     num_chars = 0
     for batch in batches:
         for source in batch.to_pylist():
             for row in _source_rows(source, keep_below[source["domain"]], max_record_bytes):
                 rows.append(row)
-                num_chars += row["num_chars"]
+                num_chars += row.num_chars
                 if num_chars > BATCH_CHARS or len(rows) >= BATCH_ROWS:
                     yield _batch(rows)
                     rows, num_chars = [], 0
@@ -61,55 +87,55 @@ def read_sources(
         yield _batch(rows)
 
 
-def _source_rows(source: Row, keep_below: int, max_record_bytes: int) -> Iterator[Row]:
+def _source_rows(source: Source, keep_below: int, max_record_bytes: int) -> Iterator[SourceRow]:
     stream = EVALUATION if source["role"] == "evaluation" else DOCUMENT
+    empty = SourceRow(REJECTED, source=source["name"], collection=source["collection"], domain=source["domain"])
     num_unsampled = 0
     seen = SeenKeys()
     try:
         for parsed in _listed_records(source, max_record_bytes):
             if parsed.text is None:
-                address = {"source": parsed.source, "offset": parsed.offset}
                 kind = LOST if parsed.reason == LOST else REJECTED
-                yield _row(source, stream=kind, **address, reason=parsed.reason, detail=parsed.detail)
+                rejected = empty._replace(stream=kind, source=parsed.source, offset=parsed.offset)
+                yield rejected._replace(reason=parsed.reason, detail=parsed.detail)
             elif stream == DOCUMENT and parsed.key and not seen.add(parsed.key):
-                address = {"source": parsed.source, "offset": parsed.offset}
-                yield _row(
-                    source,
-                    stream=REJECTED,
-                    **address,
-                    reason="duplicate_id",
-                    detail=f"an earlier record has id {parsed.key}"[:500],
-                )
+                rejected = empty._replace(source=parsed.source, offset=parsed.offset)
+                yield rejected._replace(reason="duplicate_id", detail=f"an earlier record has id {parsed.key}"[:500])
             elif stream == DOCUMENT and sampling_hash(document_id(parsed.source, parsed.offset, 0)) >= keep_below:
                 num_unsampled += 1
             else:
                 yield _record(source, stream, parsed, parsed.text)
     except ChangedSourceError:
-        yield _row(source, stream=CHANGED, source=source["name"], reason=CHANGED)
+        yield empty._replace(stream=CHANGED, reason=CHANGED)
     except UnreadableSourceError as error:
-        yield _row(source, stream=UNREADABLE, source=source["name"], reason=UNREADABLE, detail=str(error)[:500])
+        yield empty._replace(stream=UNREADABLE, reason=UNREADABLE, detail=str(error)[:500])
     if num_unsampled:
-        yield _row(source, stream=UNSAMPLED, source=source["name"], offset=num_unsampled)
+        yield empty._replace(stream=UNSAMPLED, offset=num_unsampled)
 
 
-def _record(source: Row, stream: str, parsed: Parsed, text: str) -> Row:
-    fields = {
-        "source": parsed.source,
-        "offset": parsed.offset,
-        "url": parsed.url,
-        "licence": parsed.licence or source["licence"],
-        "lang": source["lang"] if parsed.lang is None else parsed.lang,
-        "repository": parsed.repository,
-        "path": parsed.path,
-        "markup": parsed.markup,
-    }
-    identity = document_id(parsed.source, parsed.offset, 0)
-    sizes = {"num_chars": len(text), "num_bytes": len(text.encode())}
-    return _row(source, stream=stream, **fields, id=identity, text=text, content_digest=content_digest(text), **sizes)
+def _record(source: Source, stream: str, parsed: Parsed, text: str) -> SourceRow:
+    return SourceRow(
+        stream,
+        id=document_id(parsed.source, parsed.offset, 0),
+        source=parsed.source,
+        offset=parsed.offset,
+        collection=source["collection"],
+        url=parsed.url,
+        licence=parsed.licence or source["licence"],
+        domain=source["domain"],
+        lang=source["lang"] if parsed.lang is None else parsed.lang,
+        repository=parsed.repository,
+        path=parsed.path,
+        text=text,
+        content_digest=content_digest(text),
+        num_chars=len(text),
+        num_bytes=len(text.encode()),
+        markup=parsed.markup,
+    )
 
 
-def _listed_records(source: Row, max_record_bytes: int) -> Iterator[Parsed]:
-    """The records of a source. Raises ChangedSourceError after the last one where the source is not the listed one."""
+def _listed_records(source: Source, max_record_bytes: int) -> Iterator[Parsed]:
+    """The records of a source. Raises ChangedSourceError after the last one where it is not the listed one."""
     if source["format"] == GIT_COMMITS:
         given = (source["repository"], source["licence"], source["max_commits"], max_record_bytes)
         yield from commit_records(source["name"], source["path"], *given)
@@ -128,7 +154,7 @@ def _listed_records(source: Row, max_record_bytes: int) -> Iterator[Parsed]:
         raise ChangedSourceError(source["name"])
 
 
-def _records(source: Row, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:
+def _records(source: Source, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:
     name, form = source["name"], source["format"]
     if form in RECORD_FORMATS:
         yield from json_records(source, file, max_record_bytes)
@@ -155,21 +181,10 @@ def _records(source: Row, file: HashingReader, max_record_bytes: int) -> Iterato
         yield rejection(name, 0, "unsupported_format", form)
 
 
-def _row(origin: Row, /, **values: Any) -> Row:
-    empty = {"id": "", "offset": 0, "piece": 0, "url": "", "licence": "", "lang": "", "text": "", "content_digest": ""}
-    empty |= {"repository": "", "path": "", "markup": PLAIN}
-    given = {
-        "collection": origin["collection"],
-        "domain": origin["domain"],
-        "num_chars": 0,
-        "num_bytes": 0,
-        "reason": "",
-        "detail": "",
-    }
-    return {**empty, **given, **values}
-
-
-def _batch(rows: list[Row]) -> pa.RecordBatch:
+def _batch(rows: list[SourceRow]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    return pa.RecordBatch.from_pylist(rows, schema=arrow_schema(ROW_COLUMNS))
+    schema = arrow_schema(ROW_COLUMNS)
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -23,6 +23,7 @@ BATCH_ROWS = 64
 HTML_LINES = "html_jsonl"
 
 Row = dict[str, Any]
+"""A record of a user's file, which may hold any fields, or the row of its source."""
 
 
 def json_records(source: Row, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:

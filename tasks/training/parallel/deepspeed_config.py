@@ -22,17 +22,6 @@ PERSISTENT_ELEMENTS = 100_000
 router too)."""
 AIO = {"block_size": 1 << 20, "queue_depth": 8, "thread_count": 1, "single_submit": False, "overlap_events": True}
 """Of reads and writes to NVMe (S2)."""
-NOT_GENERATED = {
-    "optimizer": "a client object, model/optimizer/optimizer.py: DeepSpeed's Muon scales updates otherwise and names "
-    "parameters by pattern",
-    "scheduler": "learning rates follow the tokens of the course, over phases and batch sizes: "
-    "tasks/training/schedule/schedules.py",
-    "activation_checkpointing": "DeepSpeed's own recomputation is not called: tasks/training/parallel/recompute.py "
-    "takes torch's",
-    "tensorboard": "the worker writes event files itself, with the losses that DeepSpeed does not know: "
-    "tasks/training/watch/trackers.py",
-}
-"""Sections of the infrastructure guide's deepspeed_stage3.json (S2) that have no key here, and why."""
 
 
 def deepspeed_config(resources: TrainingResources, dtype: Literal["float32", "bfloat16"]) -> dict[str, Any]:

@@ -28,15 +28,6 @@ class FencedError(RuntimeError):
     """Another supervisor has taken over this work directory."""
 
 
-def commit_checkpoint(
-    work_dir: Path, step: int, files: Iterable[tuple[str, bytes]], num_kept: int, protected_steps: Collection[int] = ()
-) -> Path:
-    """Make the files of one step durable, move `latest` to them, and keep the `num_kept` newest and the protected ones.
-    Raises FencedError."""
-    temporary = start_checkpoint(work_dir, step)
-    return finish_checkpoint(work_dir, step, write_files(temporary, files), num_kept, protected_steps)
-
-
 def start_checkpoint(work_dir: Path, step: int) -> Path:
     """An empty temporary directory, which ranks may fill together."""
     temporary = _temporary(work_dir, step)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.schema import ChatCollectionRecipe, ContractRecipe, IngestRecipe, SynthesisRecipe
+from configs.schema import ChatCollectionRecipe, ContractRecipe, IngestRecipe
 from infra.step import Output, Record, step
 from model.text.chat_template import render_to_train
 from tasks.data.chats.chat_formats import MalformedChatError, conversations_of
@@ -30,22 +30,18 @@ from tasks.data.sources.ingest_documents import ingest_documents
 from tasks.data.sources.list_sources import list_sources
 from tasks.data.tokenizer.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import validate_contract
-from tests.support.data_inputs import RECIPE, RESOURCES, SHARED_DATA, compute, in_partitions, prose, rows, write_jsonl
-
-SYNTHESIS = SynthesisRecipe(
-    operations=("+", "-"),
-    num_training_problems=400,
-    num_evaluation_problems=30,
-    max_operand=20,
-    problems_per_document=20,
-    num_chats=60,
-    thinking_share=0.5,
-    num_prompts=20,
-    families={},
-    difficulty=1,
-    num_held_out_problems=0,
-    prompt_families=(),
+from tests.support.data_inputs import (
+    RECIPE,
+    RESOURCES,
+    SHARED_DATA,
+    SYNTHESIS,
+    compute,
+    in_partitions,
+    prose,
+    rows,
+    write_jsonl,
 )
+
 CALL = {"name": "f", "arguments": {"x": 1}}
 OBJECT = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
@@ -258,7 +254,9 @@ def collection(max_rejected_share: float = 0.2, **changes) -> ChatCollectionReci
 def collect(sources, root, count: int = 2, recipe=None) -> dict:
     ingest = IngestRecipe(max_record_bytes=10**6, max_source_bytes=10**6, max_rejected_share=0.1)
     ingested = compute(ingest_documents, root, sources=sources, recipe=ingest, resources=RESOURCES)
-    synthetic = compute(synthesize_problems, root, recipe=SYNTHESIS)
+    synthetic = compute(
+        synthesize_problems, root, recipe=SYNTHESIS.model_copy(update={"num_chats": 60, "thinking_share": 0.5})
+    )
     given = {
         "synthetic": synthetic,
         "ingested": ingested,

@@ -19,7 +19,6 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTra
 
 from configs.schema import SemanticRecipe
 from infra.machine.spark import _zip_packages
-from model.formats.hf_checkpoint import save_checkpoint
 from tasks.data.deduplication.remove_semantic_duplicates import SIMILAR, remove_semantic_duplicates
 from tasks.data.embedding.embedding_model import (
     EmbeddingModel,
@@ -36,6 +35,7 @@ from tests.conftest import ROOT
 from tests.support.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows
 from tests.support.document_tables import document_row, documents_artifact
 from tests.support.model_recipes import GLM46, random_model
+from tests.support.saved_models import save_checkpoint
 
 NUM_CONCEPTS, WORDS_PER_TEXT, CONCEPTS_PER_TEXT = 60, 60, 12
 WORDS = [

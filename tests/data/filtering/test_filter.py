@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from configs.load import load_scale
-from tasks.data.filtering.heuristics import REASONS, RULES, flat_bounds, measure, name_reasons
+from tasks.data.filtering.heuristics import RULES, flat_bounds, measure, name_reasons
 from tasks.data.scoring.language_id import identify_languages
 from tests.support.data_inputs import RECIPE, SHARED_DATA, prose
 from tests.support.text_oracle import measures_of, repeated_ngrams_share, top_ngram_share
@@ -99,6 +99,7 @@ SIDES = {
     "unterminated_lines": (0.5, "one\ntwo.", "one.\ntwo\nthree"),
     "short_lines": (0.5, f"short\n{'x' * 30}", f"short\n{'x' * 29}\n{LONG}"),
 }
+REASONS = tuple(dict.fromkeys(rule.reason for rule in RULES))
 BOUND_OF = {rule.reason: rule.bound for rule in reversed(RULES)}
 
 

@@ -66,7 +66,7 @@ def rows_of(name: str, form: str, data: bytes | None, tmp_path: Path, bound: int
         "repository": "",
         "repository_path": "",
     }
-    return list(_source_rows(source, 1 << 32, bound))
+    return [row._asdict() for row in _source_rows(source, 1 << 32, bound)]
 
 
 def outcomes(rows: list[dict]) -> list[tuple[int, str]]:

@@ -304,7 +304,7 @@ def read(source: dict, data: bytes, tmp_path, bound: int = 10_000) -> list[tuple
         "repository_path": "",
     }
     given = {**empty, "path": str(path), "sha256": hashlib.sha256(data).hexdigest(), **source}
-    return [(row["offset"], row["text"], row["reason"]) for row in _source_rows(given, 1 << 32, bound)]
+    return [(row.offset, row.text, row.reason) for row in _source_rows(given, 1 << 32, bound)]
 
 
 LONG = b'{"text": "' + b"x" * 60_000_000 + b'"}\n'
