@@ -242,6 +242,6 @@ def test_where_no_sandbox_can_be_made_code_is_refused_by_name(tmp_path, monkeypa
     )
     for run in (lambda: require_sandbox(files), lambda: judge_solution("a = 1", "assert a == 1", "")):
         with pytest.raises(
-            ValueError, match=r"makes none \(bubblewrap: not installed; .*install bubblewrap .* the role ignore"
+            ValueError, match=r"cannot make one \(bubblewrap: not installed; .*install bubblewrap .* the role ignore"
         ):
             run()
