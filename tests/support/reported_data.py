@@ -239,6 +239,8 @@ def toy(name: str, record: Record, write: Callable[[Output], object], evidence: 
 
     function.__name__ = name
     function.__annotations__ = {"return": type(record).__name__}
+    # A step's record type is looked up by name among the globals of its function.
+    function.__globals__.setdefault(type(record).__name__, type(record))
     return Step(function, ("hf/*",) if evidence else ("*",), evidence, (), (), ())
 
 
