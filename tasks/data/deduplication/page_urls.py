@@ -3,8 +3,9 @@
 Some parts do not name another page: scheme and `www.`, the default port, an anchor, a trailing slash, parameters that
 only track visitors or hold their session, and another encoding of the same characters. `#!` and `#/` are routes of a
 page's own script and stay. Some parts may or may not name another page (order of parameters, mobile hosts,
-`index.html`). They are left to the comparison of texts: a wrong guess here loses a page. Runs in executors: imports
-no Spark.
+`index.html`). They are left to the comparison of texts: a wrong guess here loses a page. courlan takes 3.9 times as
+long and gives 14 of 16 pairs of one page two spellings, 10 where scheme, `www.` and trailing slash are cut from its
+result (benchmarks/data/page_urls.py). Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations

@@ -8,7 +8,10 @@ the number of different words after it. D(h) is the pruned count after it, and h
 
 The shortest context shares the mass of what was pruned or never seen evenly over the known words and as many unknown
 ones as training saw different words. So probabilities add up to one, and text of nothing but unknown words is the
-least probable of all. With one <unk> token that follows itself, it would be the most probable. Runs in executors:
+least probable of all. With one <unk> token that follows itself, it would be the most probable.
+
+KenLM gives the same perplexities of this model to 5e-5 and takes 1.8 times as long from text to perplexity; its
+trainer, 1.7 times as fast on 3 MB of text, is in no package (benchmarks/data/ngram_model.py). Runs in executors:
 imports no Spark.
 """
 
