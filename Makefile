@@ -55,6 +55,7 @@ env-peers: .venv-peers/.ready
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check goose3==3.1.22
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check lingua-language-detector==2.1.1 py3langid==0.4.0 cld3-py==3.1.0
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check alt-profanity-check==1.9.1
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check kenlm==0.3.0
 	touch $@
 
 clean:

@@ -26,8 +26,7 @@ def report(
     results/NAME.json.
 
     `ratio` is how many times better ours is: ours / peer, or peer / ours where less is better. A ratio in `extra`
-    replaces it, for benchmarks that take the median of paired rounds. None stands for no peer: costs that are only our
-    own.
+    replaces it, for benchmarks that take the median of paired rounds. None means no peer: costs that are only our own.
     """
     compared = (
         {}
@@ -48,13 +47,13 @@ def _rounded(number: float) -> float:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for distribution in DISTRIBUTIONS:
         try:
-            found[distribution] = version(distribution)
+            versions[distribution] = version(distribution)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _hardware() -> dict[str, object]:

@@ -25,7 +25,7 @@ def load_scale(name_or_path: str) -> Scale:
     if not path.is_file():
         if name_or_path.endswith((".yaml", ".yml")):
             raise ValueError(
-                f"no file {path.absolute()}: name one that is there, or a scale ({', '.join(scale_names())})"
+                f"no file {path.absolute()}: name one that exists, or a scale ({', '.join(scale_names())})"
             )
         raise ValueError(
             f"no scale {name_or_path!r}: the scales are {', '.join(scale_names())}; a file of your own is named with "

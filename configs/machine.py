@@ -1,8 +1,8 @@
-"""The machine that runs: what its compiled code depends on, and where the virtual environment keeps that code.
+"""This machine: what its compiled code depends on, and where the virtual environment keeps that code.
 
-An environment travels: on a shared disk, in an image, as a copy. Code compiled with -march=native is an illegal
-instruction on a processor without its features, so each kind of machine has a directory of its own, by a digest of
-architecture and processor features.
+An environment may be used on other machines: from a shared disk, in an image, as a copy. Code compiled with
+-march=native is an illegal instruction on a processor without its features, so each kind of machine has a directory of
+its own, by a digest of architecture and processor features.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ INCLUDED = re.compile(r'^#include "(.+)"', re.M)
 
 def with_headers(source: Path) -> list[Path]:
     """A C++ file and the headers beside it that it includes, directly or not."""
-    found = [source]
-    for path in found:
-        found += [
-            header for name in INCLUDED.findall(path.read_text()) if (header := path.with_name(name)) not in found
+    files = [source]
+    for path in files:
+        files += [
+            header for name in INCLUDED.findall(path.read_text()) if (header := path.with_name(name)) not in files
         ]
-    return [source, *sorted(found[1:])]
+    return [source, *sorted(files[1:])]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides which code runs here."""
+    """The properties of a machine that decide which compiled code runs on it."""
 
     processor: str
     features: str
@@ -46,7 +46,7 @@ class Machine:
 
     @property
     def native_dir(self) -> Path:
-        """Of code compiled for this kind of machine."""
+        """Directory of the code that is compiled for this kind of machine."""
         digest = hashlib.sha256(f"{platform.machine()}\n{self.features}".encode())
         return NATIVE_ROOT / digest.hexdigest()[:16]
 
@@ -73,7 +73,8 @@ def compiler() -> str:
 
 
 def make_native_dir() -> Path:
-    """The directory of this machine's code, there and described for those who find it on another machine."""
+    """The directory of this machine's code, created if needed, with a description for people who see it on another
+    machine."""
     directory = this_machine().native_dir
     directory.mkdir(parents=True, exist_ok=True)
     (directory / DESCRIPTION_FILE).write_text(f"{this_machine()}\n")

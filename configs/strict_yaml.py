@@ -1,4 +1,4 @@
-"""YAML as this project reads it: no repeated keys, of which the last would silently win, and bounded in size and
+"""YAML as this project reads it: no repeated keys, whose last value would silently win, and bounded in size and
 depth."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from yaml.composer import ComposerError
 
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 50
-"""Of lists and mappings in each other; scales have 8."""
+"""Depth of nested lists and mappings; scales have 8."""
 MERGE = "tag:yaml.org,2002:merge"
 
 

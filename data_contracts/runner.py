@@ -27,7 +27,7 @@ NUM_EXAMPLES = 5
 
 @dataclass(frozen=True)
 class ContractTable:
-    """One table that a contract speaks of."""
+    """One table that a contract describes."""
 
     files: str
     columns: tuple[str, ...]
@@ -43,7 +43,7 @@ class Finding:
     arguments: dict[str, Any]
     is_met: bool
     observed: str
-    """What was measured instead: the observed value, or how many rows broke the rule."""
+    """The observed value, or how many rows broke the rule."""
     examples: tuple[str, ...]
     """The first rows that broke it."""
 
@@ -70,7 +70,7 @@ def read_contract(name: str) -> tuple[ContractTable, ...]:
 
 def check_table(table: ContractTable, frame: pd.DataFrame | DataFrame) -> list[Finding]:
     """Validate a pandas or Spark frame with an ephemeral Great Expectations context that sends nothing anywhere; both
-    find the same."""
+    give the same result."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     logging.getLogger("great_expectations").setLevel(logging.ERROR)
     import great_expectations as gx

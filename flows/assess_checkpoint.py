@@ -73,7 +73,7 @@ def assess_checkpoint(
 
 
 def evaluation_tags(phase: PhaseSection, evaluation: Evaluation) -> dict[str, str]:
-    """What a version says of its quality."""
+    """Tags of a version that state its quality."""
     return {
         "glm46.phase": phase.name,
         "glm46.bits_per_byte": str(evaluation.bits_per_byte),

@@ -21,13 +21,13 @@ KEY_DIGITS = 64
 
 def check_start(scale: Scale, start: str, store: Store, registry: Callable[[], MlflowClient]) -> None:
     """Raises ValueError where there is no such checkpoint, or a directory's is of another architecture than the
-    scale's. The tokenizer of a directory is compared when that of the data is there."""
+    scale's. The tokenizer of a directory is compared once that of the data is known."""
     if Path(start).is_dir():
         refuse_foreign_checkpoint(Path(start), scale.model.recipe)
     elif is_key(start):
         manifest = store.read_manifest(start)
         if manifest is None or manifest.step not in (train_phase.name, import_checkpoint.name):
-            held = "nothing" if manifest is None else f"what step {manifest.step} left"
+            held = "nothing" if manifest is None else f"an artifact of step {manifest.step}"
             raise ValueError(
                 f"--start {start[:12]}...: store {store.uri} holds {held} under this key: name a trained checkpoint's"
             )

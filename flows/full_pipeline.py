@@ -1,4 +1,4 @@
-"""The flow `glm46`: raw documents to a promoted, served model; deployment glm46/full-pipeline."""
+"""The flow `glm46`: from raw documents to a promoted, served model; deployment glm46/full-pipeline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prefect import flow, get_run_logger
 from configs.load import load_scale
 from flows.check_start import check_start
 from flows.mid_train_model import mid_train_model
-from flows.parameters import DataPlace, ScaleName, StageName
+from flows.parameters import DataAddress, ScaleName, StageName
 from flows.post_train_model import post_train_model
 from flows.prepare_data import prepare_data
 from flows.pretrain_model import pretrain_model
@@ -39,7 +39,7 @@ from tasks.prepared_data import PreparedData
 def full_pipeline(
     scale: ScaleName = "tiny",
     store: str | None = None,
-    data: DataPlace | None = None,
+    data: DataAddress | None = None,
     from_stage: StageName | None = None,
     start: str | None = None,
     until: StageName | None = None,
@@ -50,11 +50,11 @@ def full_pipeline(
         scale: How large: micro, tiny, nightly, ...; a YAML file of your own is named by its path on the worker's
             machine, with its ending.
         store: Where artifacts are kept: a directory or s3://bucket/prefix. Without one, the home's own store.
-        data: Your documents: a directory of the worker's machine, s3://bucket/prefix or hf://owner/name. Without
-            one, what that machine has: Python's own documentation.
-        from_stage: Enter at this phase, or at release_model, with the weights that `start` names.
-        start: The weights to enter with: a checkpoint key, a Hugging Face directory, or an alias of the scale's model.
-        until: Leave after this stage. Without one, the run goes on to the release.
+        data: Your documents: a directory of the worker's machine, s3://bucket/prefix or hf://owner/name. Without one,
+            the documentation of Python on that machine.
+        from_stage: Begin at this phase, or at release_model, with the weights that `start` names.
+        start: The weights to begin with: a checkpoint key, a Hugging Face directory, or an alias of the scale's model.
+        until: End after this stage. Without one, the run continues to the release.
     """
     started = time.monotonic()
     home = open_home()
@@ -97,7 +97,7 @@ def full_pipeline(
 
 
 def _train(run: Run, prepared: PreparedData, window: StageWindow, start: str | None) -> PhaseHistory:
-    """The phases of the window, one after the other; weights that are released without training are assessed."""
+    """Trains the phases of the window, one after the other; weights that are released without training are assessed."""
     rows = pack_phases(run, prepared, window.phases)
     history = PhaseHistory(None if start is None else find_start(run, start, prepared), rows)
     if window.pre_training:
@@ -118,7 +118,7 @@ def _outcome(
     report: PublishedReport | None,
     seconds: float,
 ) -> RunOutcome:
-    """What the run ends with, before an accepted release is promoted."""
+    """The result of the run, before an accepted release is promoted."""
     accepted = released is not None and released.promotion.record.accepted
     return RunOutcome(
         promoted=accepted,

@@ -15,5 +15,5 @@ from tasks.prepared_data import PreparedData
 def mid_train_model(
     run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory
 ) -> PhaseHistory:
-    """The history with the mid-training phases behind it, up to the first that its gate refused."""
+    """The history extended by the mid-training phases, up to the first that its gate refused."""
     return train_phases(run, prepared, phases, history)

@@ -1,7 +1,7 @@
 """Parameters of the deployed flow: their choices in Prefect's UI, and what is refused before a run does anything.
 
 The server checks choices and patterns, also for `prefect deployment run`. What only the worker's machine knows is
-checked as the flow run begins. Help texts are in the flow's docstring, where Prefect reads them.
+checked when the flow run begins. Help texts are in the flow's docstring, where Prefect reads them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _known_scale(scale: str) -> str:
 
 
 def existing_data(data: str) -> str:
-    """A directory of this machine, or a place that is looked up when it is listed. Raises ValueError for anything
+    """A directory of this machine, or an address that is checked when it is listed. Raises ValueError for anything
     else."""
     if not is_remote(data) and not Path(data).is_dir():
         raise ValueError(
@@ -34,7 +34,7 @@ def existing_data(data: str) -> str:
 
 
 ScaleName = Annotated[str, Field(pattern=rf"^({'|'.join(scale_names())})$|\.ya?ml$"), AfterValidator(_known_scale)]
-DataPlace = Annotated[str, AfterValidator(existing_data)]
+DataAddress = Annotated[str, AfterValidator(existing_data)]
 StageName = Annotated[
     str, Field(pattern=rf"^({'|'.join([PREPARE_DATA, *PHASE_TEMPLATES, RELEASE_MODEL])})(_[a-z0-9]+)*$")
 ]

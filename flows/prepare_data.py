@@ -48,7 +48,7 @@ Artifacts = dict[str, Any]
 
 
 class DataStages:
-    """Steps of one run, each with the contract of what it hands over."""
+    """Steps of one run, each with the contract of its output."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.recipe, self.spark = run, run.scale.data.recipe, run.scale.data.resources

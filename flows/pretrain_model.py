@@ -15,5 +15,5 @@ from tasks.prepared_data import PreparedData
 def pretrain_model(
     run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory
 ) -> PhaseHistory:
-    """The history with the pre-training phases behind it, up to the first that its gate refused."""
+    """The history extended by the pre-training phases, up to the first that its gate refused."""
     return train_phases(run, prepared, phases, history)

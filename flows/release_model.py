@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rivals:
-    """The versions that a candidate is held to."""
+    """The versions that a candidate is compared with."""
 
     champion: RegisteredVersion | None
-    """None where none reigns."""
+    """None where there is none."""
     anchors: dict[str, RegisteredVersion]
     """By figure."""
 
     def is_champion(self, checkpoint: Artifact[TrainedCheckpoint]) -> bool:
-        """Whether the candidate reigns already."""
+        """Whether the candidate is the champion already."""
         return self.champion is not None and self.champion.digest == checkpoint.digest
 
 
@@ -74,8 +74,8 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     )
     reference = run_step(run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe)
 
-    reigning = run_effect(run, "look up champion", lambda: look_up_rivals(client, name), describe=_describe_rivals)
-    decision = judge_against_rivals(run, prepared, assessed, reigning)
+    rivals = run_effect(run, "look up champion", lambda: look_up_rivals(client, name), describe=_describe_rivals)
+    decision = judge_against_rivals(run, prepared, assessed, rivals)
     smoke = run_effect(
         run, "deploy and smoke-test", lambda: deploy_and_test(run, gguf, reference), describe=_describe_smoke
     )
@@ -100,7 +100,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         lambda: ensure_registered(client, name, checkpoint, "hf", assessed.run_id, artifact_root(run.home), tags, ""),
         describe=lambda result: f"version {result[0]} {result[1]}",
     )
-    anchored = () if reigning.is_champion(checkpoint) else decision.record.anchored
+    anchored = () if rivals.is_champion(checkpoint) else decision.record.anchored
     return ReleasedModel(version, anchored, gguf_evaluation, quantization_decision, decision, promotion)
 
 
@@ -108,7 +108,8 @@ def look_up_rivals(client: MlflowClient, name: str) -> Rivals:
     """Champion and anchors as the registry names them."""
     anchors = {figure: resolve_alias(client, name, f"{ANCHOR_PREFIX}{figure}") for figure in FIGURES}
     return Rivals(
-        resolve_alias(client, name, CHAMPION), {figure: found for figure, found in anchors.items() if found is not None}
+        resolve_alias(client, name, CHAMPION),
+        {figure: version for figure, version in anchors.items() if version is not None},
     )
 
 
@@ -142,7 +143,7 @@ def judge_against_rivals(
 
 
 def promote_release(run: Run, released: ReleasedModel) -> None:
-    """Give an accepted release the alias `champion`, as the last act of a run: whatever can fail has been done
+    """Give an accepted release the alias `champion`, as the last act of a run: everything that can fail was done
     before."""
     client, name = connect(run.mlflow), model_name(run.scale.scale)
     run_effect(run, "promote", lambda: promote(client, name, released.version, released.anchored))
@@ -150,14 +151,14 @@ def promote_release(run: Run, released: ReleasedModel) -> None:
 
 def promote(client: MlflowClient, name: str, version: str, anchored: tuple[str, ...]) -> Done:
     """Move the anchors of these figures and the champion to a version; the champion last, since that ends the release:
-    whoever runs again after a failure finds a version that is not champion and moves the rest."""
+    a run after a failure sees a version that is not champion and moves the rest."""
     for figure in anchored:
         ensure_alias(client, name, f"{ANCHOR_PREFIX}{figure}", version)
     return ensure_alias(client, name, CHAMPION, version)
 
 
 def deploy_and_test(run: Run, gguf: Artifact[GgufFiles], reference: Artifact[Reference]) -> SmokeReport:
-    """Serve the model with llama.cpp for as long as the smoke test takes."""
+    """Serve the model with llama.cpp during the smoke test."""
     path = gguf.path(gguf.record.file_names[SERVED_TYPE])
     with running_model_server(path, run.scale.serving.resources, run.home.run_dir / "model-server.log") as server:
         return smoke_test(server_url=server.url, reference=reference)

@@ -1,4 +1,4 @@
-"""Names of the stages at which a run may be entered and left, and which of them it runs."""
+"""Names of the stages at which a run may begin and end, and the ones that it runs."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class StageWindow:
 
     @property
     def pre_training(self) -> tuple[PhaseSection, ...]:
-        return tuple(phase for phase in self.phases if phase.name.startswith("pretrain_"))
+        return tuple(phase for phase in self.phases if phase.kind == "pretraining")
 
     @property
     def mid_training(self) -> tuple[PhaseSection, ...]:
-        return tuple(phase for phase in self.phases if phase.name.startswith("mid_"))
+        return tuple(phase for phase in self.phases if phase.kind == "mid_training")
 
     @property
     def post_training(self) -> tuple[PhaseSection, ...]:
-        return tuple(phase for phase in self.phases if not phase.name.startswith(("pretrain_", "mid_")))
+        return tuple(phase for phase in self.phases if phase.kind == "post_training")
 
 
 def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until: str | None) -> StageWindow:
     """The stages between `from_stage` and `until`, both included. Raises ValueError for an unknown name, an entry
     without weights, or a phase between them that cannot be trained.
 
-    Data is always prepared (found in the store where it is): training and evaluation read it.
+    Data is always prepared, or taken from the store: training and evaluation read it.
     """
     names = [PREPARE_DATA, *(phase.name for phase in scale.phases), RELEASE_MODEL]
     for option, name in (("--from", from_stage), ("--until", until)):
@@ -43,7 +43,7 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
             raise ValueError(f"{option} {name}: the stages of scale {scale.scale} are {', '.join(names)}")
     if (start is None) != (from_stage in (None, PREPARE_DATA)):
         raise ValueError(
-            "--from STAGE and --start CHECKPOINT|HF_DIR|ALIAS go together: the one says where to enter, the other "
+            "--from STAGE and --start CHECKPOINT|HF_DIR|ALIAS go together: the one says where to begin, the other "
             "with which weights"
         )
     first = names.index(from_stage or PREPARE_DATA)
@@ -54,7 +54,7 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
     kind = scale.data.recipe.tokenizer.kind
     if RELEASE_MODEL in chosen and kind != "bpe":
         raise ValueError(
-            f"tokenizer.kind {kind}: the release converts to GGUF, which here holds byte-level BPE alone; set it to "
+            f"tokenizer.kind {kind}: the release converts to GGUF, which here holds only byte-level BPE; set it to "
             f"bpe, or leave before "
             f"the release with --until {names[-2]}"
         )

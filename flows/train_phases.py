@@ -30,11 +30,11 @@ from tasks.training.train_phase import train_phase
 
 @dataclass(frozen=True)
 class PhaseHistory:
-    """What this run has trained so far, in order, and the weights it was entered with."""
+    """What this run has trained so far, in order, and the weights that it started from."""
 
     start: Artifact[TrainedCheckpoint] | None
     rows: Mapping[str, Artifact[PackedPhase]]
-    """What each phase reads, by its name; a phase that samples its own answers has none."""
+    """The rows that each phase reads, by its name; a phase that samples its own answers has none."""
     models: tuple[AssessedModel, ...] = ()
 
     @property
@@ -44,7 +44,7 @@ class PhaseHistory:
 
     @property
     def checkpoint(self) -> Artifact[TrainedCheckpoint] | None:
-        """What the next phase starts from; None for random weights."""
+        """The checkpoint that the next phase starts from; None for random weights."""
         return self.models[-1].checkpoint if self.models else self.start
 
     @property
@@ -57,10 +57,10 @@ class PhaseHistory:
 
 
 def pack_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...]) -> dict[str, Artifact[PackedPhase]]:
-    """The rows of these phases by name, before anything is trained: text that does not suffice for the last is known at
-    the start.
+    """The rows of these phases by name, packed before anything is trained: so a lack of text for the last one is known
+    at the start.
 
-    A phase goes on where the course's phases before it stopped: those too are packed where the run is entered after
+    A phase continues where the course's earlier phases stopped, so those are packed too where the run begins after
     them.
     """
     rows: dict[str, Artifact[PackedPhase]] = {}
@@ -137,13 +137,13 @@ def _chats_of(prepared: PreparedData, phase: PhaseSection) -> Artifact[ChatShard
 
 
 def _start_evaluation(run: Run, prepared: PreparedData, history: PhaseHistory) -> Artifact[Evaluation] | None:
-    """How the weights that the phase starts from answer the same suite; None for random weights."""
+    """The evaluation of the phase's start weights on the same suite; None for random weights."""
     if history.last is not None:
         return history.last.evaluation
     return None if history.start is None else evaluate(run, prepared, history.start, "evaluate start")
 
 
 def assess_start(run: Run, prepared: PreparedData, start: Artifact[TrainedCheckpoint]) -> AssessedModel:
-    """Weights that are released without training are judged by the gate of the scale's last phase."""
+    """Judge weights that are released without training by the gate of the scale's last phase."""
     phase = run.scale.phases[-1]
     return assess_checkpoint(run, prepared, phase, start, None, None, track_phase(run, phase, start.key))

@@ -30,12 +30,12 @@ def take_port(port: int, host: str = "127.0.0.1") -> int:
 
 
 def _listener(port: int) -> str:
-    """Who listens on a port, as far as this user may know."""
+    """The process that listens on a port, if this user may see it."""
     for process in psutil.process_iter():
         try:
             if any(
-                found.status == psutil.CONN_LISTEN and found.laddr.port == port
-                for found in process.net_connections("tcp")
+                connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+                for connection in process.net_connections("tcp")
             ):
                 return f"process {process.pid} ({' '.join(process.cmdline())[:60]})"
         except (psutil.NoSuchProcess, psutil.AccessDenied):

@@ -1,9 +1,9 @@
 """Digests the code that a step runs: its transitive imports, without comments and docstrings.
 
 From the root modules the imports are followed through tasks/, model/ and data_contracts/. Imports inside functions
-count; blocks under `if TYPE_CHECKING` are skipped, they never run. A compiled kernel counts with the headers that it
-includes. infra/ is left out: it may not change content. The values of configs/ are hashed by themselves; what
-computes there counts by definition (settings_code.py).
+count; blocks under `if TYPE_CHECKING` are skipped, as they never run. A compiled kernel counts with the headers that it
+includes. infra/ is left out: it may not change content. The values of configs/ are hashed by themselves; code that
+computes there counts definition by definition (settings_code.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from infra.settings_code import settings_code
 ROOT = Path(__file__).resolve().parent.parent
 FOLLOWED = ("tasks", "model", "data_contracts")
 CONFIGURED = ("configs.schema.", "configs.strict_yaml.")
-"""Beginnings of the names of modules of configs/ whose code may decide content; the others say where and how files are
+"""Prefixes of the names of modules of configs/ whose code may decide content; the others decide where and how files are
 written."""
 
 
@@ -77,24 +77,24 @@ def _module_digest(module: str) -> str:
 def settings(module: str) -> tuple[tuple[str, str], ...]:
     """(module of configs, name) of every definition that a module imports from there, also for its annotations."""
     tree = ast.parse(module_path(module).read_text(encoding="utf-8"))
-    found = [
+    imported = [
         node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(CONFIGURED)
     ]
-    return tuple((str(node.module), alias.name) for node in found for alias in node.names)
+    return tuple((str(node.module), alias.name) for node in imported for alias in node.names)
 
 
 @cache
 def imports(module: str) -> tuple[str, ...]:
     """Dotted names that a module imports at run time, also inside functions; of `from a import b` both `a` and
     `a.b`."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return tuple(sorted(found))
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(sorted(names))
 
 
 class _WithoutTexts(ast.NodeTransformer):

@@ -1,5 +1,5 @@
-"""An exclusive lock between the processes of this machine: it goes with the process that holds it, however that
-ends."""
+"""An exclusive lock between the processes of this machine: it is released when the process that holds it ends, however
+it ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from filelock import FileLock, Timeout
 
 @contextmanager
 def locked(path: Path, say: Callable[[str], None], message: str) -> Iterator[None]:
-    """Hold the lock of a file, made if need be; `say` gets the message where another process holds it, then the lock is
-    waited for. Who holds it may remove the file: those who wait then lock a new one."""
+    """Hold the lock of a file, made if needed. Where another process holds it, `say` gets the message, and the call
+    waits. The holder may remove the file: those who wait then lock a new one."""
     lock = file_lock(path)
     try:
         lock.acquire(blocking=False)

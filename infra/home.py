@@ -45,10 +45,10 @@ class Home:
 
 
 def open_home() -> Home:
-    """The home named by GLM46_HOME, created if need be. Raises ValueError if it cannot be written.
+    """The home named by GLM46_HOME, created if needed. Raises ValueError if it cannot be written.
 
-    Other users cannot enter it: a home that they could becomes 0700. One with bits for its group only (`chmod 750`)
-    stays as it is: the group can read artifacts, but neither databases nor logs.
+    Other users cannot enter it: a home that they could enter becomes 0700. One with bits for its group only (`chmod
+    750`) stays as it is: the group can read artifacts, but neither databases nor logs.
     """
     home = Home(Path(os.environ.get("GLM46_HOME", ".glm46")).absolute())
     try:
@@ -64,7 +64,7 @@ def open_home() -> Home:
         probe.unlink()
     except OSError as error:
         raise ValueError(
-            f"GLM46_HOME {home.root} cannot be written ({error.strerror}): free it or name another directory"
+            f"GLM46_HOME {home.root} cannot be written ({error.strerror}): make it writable or name another directory"
         ) from error
     return home
 

@@ -1,9 +1,10 @@
-"""Lists what computes in configs/: properties, methods, functions and constants of the settings that a step is given.
+"""Lists the code in configs/ that computes content: properties, methods, functions and constants of the settings that a
+step is given.
 
-Values of settings are in a step's key already, and validators only refuse. The rest can change content without
-changing a value: `ModelRecipe.rotary_dim`, the waypoints of a mixture. It counts by definition, under the name of the
-module that defines it, so that a new setting re-runs nothing. Classes named ...Resources are left out, like their
-values: no content depends on them.
+Values of settings are in a step's key already, and validators only refuse. The rest can change content without changing
+a value: `ModelRecipe.rotary_dim`, the waypoints of a mixture. It counts definition by definition, under the name of its
+module, so that a new setting re-runs nothing. Classes named ...Resources are left out, as are their values: no content
+depends on them.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 Setting = tuple[str, str]
-"""Module of configs, name."""
+"""(module of configs, name)."""
 
 
 def settings_code(settings: Iterable[Setting]) -> dict[str, str]:
-    """Name -> code of every definition that computes: of the settings, of the classes that their fields hold, and of
-    what those call."""
-    found: dict[str, str] = {}
+    """Name -> code of every definition that computes: in the settings, in the classes of their fields, and in what
+    those call."""
+    code: dict[str, str] = {}
     waiting, seen = [(setting, True) for setting in settings], set()
     while waiting:
         (module, name), is_called = waiting.pop()
@@ -40,33 +41,33 @@ def settings_code(settings: Iterable[Setting]) -> dict[str, str]:
             computing = [definition] if is_called else []
             waiting += [] if is_called else [((module, other), False) for other in _names(definition)]
         if computing:
-            found[f"{module}.{name}"] = "\n".join(map(ast.dump, computing))
+            code[f"{module}.{name}"] = "\n".join(map(ast.dump, computing))
             waiting += [((module, other), True) for part in computing for other in _names(part)]
-    return dict(sorted(found.items()))
+    return dict(sorted(code.items()))
 
 
 @cache
 def definitions(module: str) -> dict[str, ast.stmt | Setting]:
-    """Top-level definitions of a module by name; of a name that it imports from another module of configs, the place
-    there."""
+    """Top-level definitions of a module by name; for a name that it imports from another module of configs, the
+    (module, name) there."""
     path = ROOT.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    found: dict[str, ast.stmt | Setting] = {}
+    by_name: dict[str, ast.stmt | Setting] = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("configs."):
-            found.update((alias.asname or alias.name, (str(node.module), alias.name)) for alias in node.names)
+            by_name.update((alias.asname or alias.name, (str(node.module), alias.name)) for alias in node.names)
         elif isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found[node.name] = _as_it_runs(node)
+            by_name[node.name] = _as_it_runs(node)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found.update(
+            by_name.update(
                 (name.id, node) for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)
             )
-    return found
+    return by_name
 
 
 def _as_it_runs(definition: ast.stmt) -> ast.stmt:
-    """Without docstrings, and without the types of functions."""
+    """The definition without docstrings and without the types of functions."""
     for node in ast.walk(definition):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             node.body = [

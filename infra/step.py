@@ -25,7 +25,7 @@ from infra.code_digest import code_digest
 
 
 class Record(BaseModel):
-    """Base of what a step returns: a few names, counts, digests and metrics. Deterministic: it enters the artifact's
+    """Base class of a step's result: a few names, counts, digests and metrics. Deterministic: it enters the artifact's
     digest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,7 +53,7 @@ class FileEntry(Record):
 
 
 class Manifest(Record):
-    """What one committed step left: the only cache entry there is."""
+    """The description of one committed artifact: the only cache entry there is."""
 
     key: str
     generation: int
@@ -80,7 +80,7 @@ class Manifest(Record):
 
 @runtime_checkable
 class Reader(Protocol):
-    """The side of a store that artifacts need."""
+    """The methods of a store that artifacts need."""
 
     def local_path(self, manifest: Manifest, name: str) -> Path: ...
 
@@ -136,7 +136,7 @@ class Artifact(Generic[R]):
         """Local directory `name` with every file below it verified."""
         prefix = f"{name}/"
         names = [entry for entry in {**self.manifest.content, **self.manifest.evidence} if entry.startswith(prefix)]
-        assert names, f"step {self.manifest.step} left no directory {name}"
+        assert names, f"step {self.manifest.step} has no directory {name}"
         parents = {self.path(entry).parents[len(Path(entry[len(prefix) :]).parts) - 1] for entry in names}
         assert len(parents) == 1, parents
         return parents.pop()
@@ -144,7 +144,7 @@ class Artifact(Generic[R]):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a running step stands; `total` 0 means not known."""
+    """How far a running step has come; `total` 0 means not known."""
 
     done: float
     total: float
@@ -194,7 +194,7 @@ class Output:
             del self.written[other]
 
     def path(self, name: str) -> Path:
-        """Local path to write `name` to; parent directories are made."""
+        """Local path to write `name` to; parent directories are created."""
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -217,8 +217,8 @@ class Step(Generic[R]):
 
     @property
     def record_type(self) -> type[R]:
-        """The annotated return type, which must stand in the step's own module (other hints may be for type checkers
-        only)."""
+        """The annotated return type, which must be defined in the step's own module (other hints may be for type
+        checkers only)."""
         return self.function.__globals__[self.function.__annotations__["return"]]
 
     def __call__(self, **arguments: Any) -> R:
@@ -262,10 +262,10 @@ def step(
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON spelling of a value: sorted keys, no spaces, no NaN."""
+    """The canonical JSON text of a value: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def digest_of(value: Any) -> str:
-    """sha256 of a JSON value in its canonical spelling."""
+    """sha256 of the canonical JSON text of a value."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()

@@ -22,7 +22,7 @@ def teacher_client(base_url: str, timeout_seconds: float) -> OpenAI:
 
     if "@" in urlsplit(base_url).netloc:
         raise ValueError(
-            f"teacher.request.base_url names a user or a password before @: give the key in {KEY_VARIABLE} alone"
+            f"teacher.request.base_url names a user or a password before @: give the key only in {KEY_VARIABLE}"
         )
 
     return OpenAI(

@@ -25,8 +25,7 @@ WEIGHTS_VERSION = "loaded"
 
 
 class AnsweringModel:
-    """Greedy answers: what a chat-trained model says to each prompt as a user's turn, else each prompt's
-    continuation."""
+    """Answers greedily: a chat-trained model answers each prompt as a user's turn, others continue it."""
 
     def __init__(self, checkpoint_dir: Path, config: dict[str, Any]) -> None:
         self.engine = InProcessEngine(
@@ -42,11 +41,11 @@ class AnsweringModel:
         self.max_prompt_tokens = self.engine.model.recipe.max_position_embeddings - self.sampling.max_new_tokens
 
     def predict(self, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Columns `answer` and `error`, one row per prompt: a prompt that cannot be answered has an error, the others
-        their answers.
+        """Columns `answer` and `error`, one row per prompt: a prompt that cannot be answered has an error, and the
+        others still have their answers.
 
-        Prompts are in the first column; MLflow drops others, which the signature does not name, and `params`, of which
-        it has none.
+        Prompts are in the first column. MLflow drops the other columns and `params`, as the signature does not name
+        them.
         """
         import pandas as pd
 

@@ -118,7 +118,7 @@ def _quality(recipe: ClassifierRecipe) -> dict[str, Any]:
     truth, lengths = labels.is_positive, np.array([len(text) for text in texts])
 
     def chosen(mask: np.ndarray) -> list[str]:
-        return [texts[place] for place in np.flatnonzero(mask)]
+        return [texts[index] for index in np.flatnonzero(mask)]
 
     def ours(trained: np.ndarray) -> Any:
         model = train_on_words(texts, labels, trained, recipe)
@@ -136,9 +136,9 @@ def _quality(recipe: ClassifierRecipe) -> dict[str, Any]:
         "peer": _cross_validated(peer, truth),
         "length": lengths.astype(float),
     }
-    found: dict[str, Any] = {"records": len(records)}
+    figures: dict[str, Any] = {"records": len(records)}
     for name, scores in sides.items():
-        found[name] = {
+        figures[name] = {
             "auc": round(area_under_curve(scores, truth), 4),
             "interval": _interval(
                 lambda drawn, scores=scores: area_under_curve(scores[drawn], truth[drawn]), len(truth)
@@ -151,7 +151,7 @@ def _quality(recipe: ClassifierRecipe) -> dict[str, Any]:
         ),
         len(truth),
     )
-    return found | {"ours_minus_peer": difference}
+    return figures | {"ours_minus_peer": difference}
 
 
 def _peer_scores(texts: list[str]) -> np.ndarray | None:
@@ -173,14 +173,14 @@ def _peer_scores(texts: list[str]) -> np.ndarray | None:
 def _on_set(classifier: TextClassifier, records: list[dict[str, Any]], bound: float) -> dict[str, Any]:
     """Areas under the curve with intervals, and shares of the texts of each group that are flagged."""
     texts, truth = [record["text"] for record in records], np.array([bool(record["label"]) for record in records])
-    found = classifier_scores([classifier], texts)["toxicity"]
-    ours = np.array([0.0 if score is None else score for score in found])
+    scored = classifier_scores([classifier], texts)["toxicity"]
+    ours = np.array([0.0 if score is None else score for score in scored])
     groups: dict[str, list[bool]] = {}
     for record, score in zip(records, ours.tolist(), strict=True):
         groups.setdefault(f"{record.get('group') or 'all'}, {'toxic' if record['label'] else 'harmless'}", []).append(
             score > bound
         )
-    result: dict[str, Any] = {"records": len(records), "unscored": sum(score is None for score in found)}
+    result: dict[str, Any] = {"records": len(records), "unscored": sum(score is None for score in scored)}
     for name, scores in (("ours", ours), ("alt-profanity-check", _peer_scores(texts))):
         if scores is not None:
             result[name] = {
@@ -193,7 +193,11 @@ def _on_set(classifier: TextClassifier, records: list[dict[str, Any]], bound: fl
 
 
 def _sets(paths: list[Path]) -> dict[str, list[dict[str, Any]]]:
-    sentences = [{"text": text, "label": False, "group": group} for group, found in HARMLESS.items() for text in found]
+    sentences = [
+        {"text": text, "label": False, "group": group}
+        for group, group_texts in HARMLESS.items()
+        for text in group_texts
+    ]
     identity = [
         {"text": record["text"], "label": record["toxic"]} for record in _records("safety/identity_sentences")[::4]
     ]
@@ -255,11 +259,11 @@ def _toxicity(recipe: ClassifierRecipe, bound: float, paths: list[Path]) -> dict
 def _personal_data() -> dict[str, Any]:
     records = _records("safety/pii_spans")
     started = time.process_time()
-    found = find_spans([record["text"] for record in records])
+    spans = find_spans([record["text"] for record in records])
     seconds = time.process_time() - started
     wanted: dict[str, list[bool]] = {kind: [] for kind in SPAN_KINDS.values()}
     right: list[bool] = []
-    for record, masked in zip(records, found, strict=True):
+    for record, masked in zip(records, spans, strict=True):
         for span in record["spans"]:
             if span["type"] in SPAN_KINDS:
                 wanted[SPAN_KINDS[span["type"]]].append(

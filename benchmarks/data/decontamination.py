@@ -73,7 +73,7 @@ SEED = 46
 def records(num_per_file: int | None = None) -> list[dict[str, Any]]:
     """Evaluation records as ingestion leaves them, all or so many of each file, drawn."""
     paths = sorted(path for pattern in BENCHMARKS for path in DATA.glob(f"{pattern}.jsonl.gz"))
-    found = []
+    documents = []
     for path in paths:
         if path.name.startswith(NO_BENCHMARKS):
             continue
@@ -83,11 +83,11 @@ def records(num_per_file: int | None = None) -> list[dict[str, Any]]:
             if num_per_file is None
             else sorted(random.Random(SEED).sample(range(len(lines)), min(num_per_file, len(lines))))
         )
-        found += [
+        documents += [
             {"id": f"{path.name} {at}", "source": path.name, "offset": at, "text": lines[at], "markup": JSON_RECORD}
             for at in chosen
         ]
-    return found
+    return documents
 
 
 def quotations(given: Sequence[dict[str, Any]]) -> list[str]:
@@ -114,7 +114,7 @@ def overlapping(index: OverlapIndex, texts: Sequence[str]) -> np.ndarray:
 
 
 def recall(index: OverlapIndex, quoted: Sequence[str], pages: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(disguise, shares found with intervals)."""
+    """(disguise, shares of recognised quotations with intervals)."""
     is_long = np.array([len(text.split()) >= MIN_WORDS for text in quoted])
     for group, disguises in (("developed", DEVELOPED), ("unseen", UNSEEN)):
         for name, disguise in disguises.items():
@@ -123,13 +123,13 @@ def recall(index: OverlapIndex, quoted: Sequence[str], pages: Sequence[str]) -> 
                 f"{pages[2 * at % len(pages)]}\n\n{disguise(text, generator)}\n\n{pages[(2 * at + 1) % len(pages)]}"
                 for at, text in enumerate(quoted)
             ]
-            found, by_runs = overlapping(index, hidden), overlapping(OverlapIndex(index.probes, ()), hidden)
+            hits, by_runs = overlapping(index, hidden), overlapping(OverlapIndex(index.probes, ()), hidden)
             yield (
                 name,
                 {
                     "group": group,
-                    "all": _share(found),
-                    "long": _share(found[is_long]),
+                    "all": _share(hits),
+                    "long": _share(hits[is_long]),
                     "runs": _share(by_runs),
                     "long_runs": _share(by_runs[is_long]),
                 },
@@ -139,16 +139,16 @@ def recall(index: OverlapIndex, quoted: Sequence[str], pages: Sequence[str]) -> 
 def false_hits(index: OverlapIndex, kind: str) -> dict[str, Any]:
     """Documents of clean text that overlap, and those that only near_quotes says so of."""
     texts = [text for name in CLEAN[kind] for text in texts_of(name)]
-    found, by_runs = overlapping(index, texts), overlapping(OverlapIndex(index.probes, ()), texts)
-    added = np.flatnonzero(found & ~by_runs)
+    hits, by_runs = overlapping(index, texts), overlapping(OverlapIndex(index.probes, ()), texts)
+    added = np.flatnonzero(hits & ~by_runs)
     for at in added[:5] if kind != MATHS else ():
         print("    " + " ".join(index.hits([texts[at]]).shared[0].split())[:200])
-    return {"documents": len(texts), "found": _share(found), "added": _share(found & ~by_runs), "num_added": len(added)}
+    return {"documents": len(texts), "found": _share(hits), "added": _share(hits & ~by_runs), "num_added": len(added)}
 
 
-def _share(found: np.ndarray) -> tuple[float, float, float]:
+def _share(hits: np.ndarray) -> tuple[float, float, float]:
     """(share, its interval)."""
-    return round(float(found.mean()), 4), *interval(int(found.sum()), len(found))
+    return round(float(hits.mean()), 4), *interval(int(hits.sum()), len(hits))
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ class Run:
     cpu_seconds: float
     driver_mib: int
     kept: np.ndarray
-    """For every document the number of the one that stays in its place."""
+    """For every document the number of the document that is kept for it."""
     neighbours: list[dict[str, object]]
 
 
@@ -141,8 +141,8 @@ def run_datatrove(texts: list[str], directory: Path, words: str) -> dict[str, An
             time.sleep(0.2)
     if process.returncode:
         raise SystemExit(f"datatrove failed:\n{(directory / 'stderr').read_text()[-2000:]}")
-    found = json.loads((directory / "stdout").read_text().splitlines()[-1])
-    return {**found, "total": sum(found["seconds"].values()), "cpu_seconds": sum(spent.values())}
+    run = json.loads((directory / "stdout").read_text().splitlines()[-1])
+    return {**run, "total": sum(run["seconds"].values()), "cpu_seconds": sum(spent.values())}
 
 
 def true_pairs(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -153,20 +153,20 @@ def true_pairs(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     sizes = np.concatenate([np.diff(offsets) for _, offsets in parts])
     offsets = np.concatenate(([0], np.cumsum(sizes)))
     owners = np.repeat(np.arange(len(texts)), sizes)
-    _, places, counts = np.unique(shingles, return_inverse=True, return_counts=True)
-    order = np.lexsort((places, counts[places], owners))
+    _, indices, counts = np.unique(shingles, return_inverse=True, return_counts=True)
+    order = np.lexsort((indices, counts[indices], owners))
     rank = np.arange(len(shingles)) - np.repeat(offsets[:-1], sizes)
     in_prefix = rank < np.repeat(sizes - np.ceil(TRUE_SIMILARITY * sizes).astype(np.int64) + 1, sizes)
-    rare = order[in_prefix & (counts[places[order]] > 1)]
-    rare = rare[np.lexsort((owners[rare], places[rare]))]
-    keys, documents = places[rare], owners[rare]
-    found = set()
+    rare = order[in_prefix & (counts[indices[order]] > 1)]
+    rare = rare[np.lexsort((owners[rare], indices[rare]))]
+    keys, documents = indices[rare], owners[rare]
+    codes_of_pairs = set()
     distance = 1
     while len(keys) > distance and (is_pair := keys[distance:] == keys[:-distance]).any():
         left = np.flatnonzero(is_pair)
-        found.update((documents[left] * len(texts) + documents[left + distance]).tolist())
+        codes_of_pairs.update((documents[left] * len(texts) + documents[left + distance]).tolist())
         distance += 1
-    codes = np.array(sorted(found), dtype=np.int64)
+    codes = np.array(sorted(codes_of_pairs), dtype=np.int64)
     left, right = codes // len(texts), codes % len(texts)
     shared, union = jaccard_counts(shingles, offsets, left, right)
     is_true = shared >= TRUE_SIMILARITY * union
@@ -183,13 +183,13 @@ def accuracy(labelled: LabelledSet, directory: Path) -> dict[str, object]:
             level: [kept[low] == kept[high] for (low, high), name in labelled.judged.items() if name == level]
             for level in levels
         }
-        return {f"together_at_{level}": f"{sum(found)} of {len(found)}" for level, found in together.items()}
-    found = {(low, high) for low in range(len(kept)) for high in range(low + 1, len(kept)) if kept[low] == kept[high]}
-    right = len(found & labelled.pairs)
+        return {f"together_at_{level}": f"{sum(merged)} of {len(merged)}" for level, merged in together.items()}
+    merged = {(low, high) for low in range(len(kept)) for high in range(low + 1, len(kept)) if kept[low] == kept[high]}
+    right = len(merged & labelled.pairs)
     return {
         "pairs": len(labelled.pairs),
         "recall": round(right / len(labelled.pairs), 4),
-        "precision": round(right / max(len(found), 1), 4),
+        "precision": round(right / max(len(merged), 1), 4),
     }
 
 
@@ -247,8 +247,8 @@ def main() -> None:
             )
             return
         peer, simple = (run_datatrove(corpus.texts, directory / words, words) for words in ("own", "white_space"))
-    for name, found in (("datatrove", peer), ("datatrove, words by white space", simple)):
-        print(f"{name}: {found['total']:.1f} s, {found['cpu_seconds']:.1f} CPU s, {found['seconds']}")
+    for name, timing in (("datatrove", peer), ("datatrove, words by white space", simple)):
+        print(f"{name}: {timing['total']:.1f} s, {timing['cpu_seconds']:.1f} CPU s, {timing['seconds']}")
     report(
         "dedup",
         ours=run.seconds,

@@ -59,13 +59,13 @@ def in_padded_batches(texts: list[str], directory: Path) -> Callable[[], np.ndar
         vectors = np.zeros((len(texts), encoder.config.hidden_size))
         with torch.inference_mode():
             for start in range(0, len(texts), BATCH_DOCUMENTS):
-                places = order[start : start + BATCH_DOCUMENTS]
-                encoded = tokenizer.encode_batch([texts[place] for place in places])
+                indices = order[start : start + BATCH_DOCUMENTS]
+                encoded = tokenizer.encode_batch([texts[index] for index in indices])
                 mask = torch.tensor([item.attention_mask for item in encoded])
                 states = encoder(
                     input_ids=torch.tensor([item.ids for item in encoded]), attention_mask=mask
                 ).last_hidden_state
-                vectors[places] = ((states * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)).numpy()
+                vectors[indices] = ((states * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)).numpy()
         return vectors
 
     return run

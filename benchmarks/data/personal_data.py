@@ -69,7 +69,7 @@ LABELS = {
 def draw(text: str, generator: random.Random) -> tuple[str, int, int]:
     """(the text with values, start and end of what must be masked, both 0 for a trap)."""
     filled = re.sub(
-        r"\{\{|\}\}|\{([^{}]+)\}", lambda found: _value(found[1], generator) if found[1] else found[0][0], text
+        r"\{\{|\}\}|\{([^{}]+)\}", lambda match: _value(match[1], generator) if match[1] else match[0][0], text
     )
     start, end = filled.find("⟦"), filled.find("⟧")
     return filled.replace("⟦", "").replace("⟧", ""), max(start, 0), max(end - 1, 0)
@@ -142,7 +142,7 @@ def missed_forms(forms: Sequence[Form], seed: int = SEED) -> list[Form]:
         for _ in range(DRAWS):
             drawn, start, end = draw(text, generator)
             spans = find_spans([drawn], KINDS, [language])[0]
-            if not any(found == kind and first <= start and last >= end for found, first, last in spans):
+            if not any(name == kind and first <= start and last >= end for name, first, last in spans):
                 missed.append((kind, language, drawn))
                 break
     return missed
@@ -165,15 +165,15 @@ def labelled_sentences() -> dict[str, Any]:
     """Recall and precision on the labelled spans of kinds that have a form."""
     records = _records("safety/pii_spans")
     counts: Counter[str] = Counter()
-    for record, found in zip(records, find_spans([record["text"] for record in records]), strict=True):
+    for record, spans in zip(records, find_spans([record["text"] for record in records]), strict=True):
         labelled = {
             (LABELS[span["type"]], span["start"], span["end"]) for span in record["spans"] if span["type"] in LABELS
         }
-        counts.update(labelled=len(labelled), found=len(found), both=len(labelled & set(found)))
+        counts.update(labelled=len(labelled), detected=len(spans), both=len(labelled & set(spans)))
     return {
         **counts,
         "recall": interval(counts["both"], counts["labelled"]),
-        "precision": interval(counts["both"], counts["found"]),
+        "precision": interval(counts["both"], counts["detected"]),
     }
 
 

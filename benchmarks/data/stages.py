@@ -77,7 +77,7 @@ def _written(directory: Path, num_documents: int) -> Path:
     """A data directory: documents in JSON lines, and the labelled records."""
     texts = build_corpus(num_documents).texts
     for number in range(NUM_FILES):
-        records = [{"id": str(place), "text": texts[place]} for place in range(number, len(texts), NUM_FILES)]
+        records = [{"id": str(index), "text": texts[index]} for index in range(number, len(texts), NUM_FILES)]
         write_jsonl(directory / f"web-{number}.jsonl.gz", records)
     entries = ["  - {files: 'web-*.jsonl.gz', role: pretrain, domain: web}"]
     for kind, (name, text) in LABELLED.items():
@@ -131,7 +131,7 @@ def _shuffled_bytes() -> int:
     context: Any = spark_session(RESOURCES).sparkContext
     no_quantiles = context._gateway.new_array(context._gateway.jvm.double, 0)
     stages = context._jsc.sc().statusStore().stageList(None, False, False, no_quantiles, None)
-    return sum(stages.apply(place).shuffleWriteBytes() for place in range(stages.size()))
+    return sum(stages.apply(index).shuffleWriteBytes() for index in range(stages.size()))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 the same files.
 
 `python -m benchmarks.data.web_archives [--write]`. One process each, without Spark; seconds are those of the processor,
-since other work on the machine must not count. warcio and FastWARC, which give bodies but decode no text and look for
-no damage, are named beside them.
+since other work on the machine must not count. benchmarks/data/archive_bodies.py compares the reading of bodies.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from pathlib import Path
 
 from benchmarks.results import report
 from infra.code_digest import ROOT
-from tasks.data.readers.archive_records import archive_records
 from tasks.data.readers.source_bytes import HashingReader
 from tasks.data.readers.web_archives import archive_pages
 
@@ -55,9 +53,6 @@ def main() -> None:
     pages, seconds = _fastest(
         lambda: sum(1 for page in archive_pages("x", HashingReader(io.BytesIO(data)), MAX_RECORD_BYTES) if page.text)
     )
-    records, record_seconds = _fastest(
-        lambda: sum(1 for _ in archive_records("x", HashingReader(io.BytesIO(data)), MAX_RECORD_BYTES))
-    )
     report(
         "web_archives",
         ours=pages / seconds,
@@ -67,33 +62,7 @@ def main() -> None:
         peer_pages=theirs["pages"],
         megabytes=round(len(data) / 1e6, 1),
         megabytes_per_second=round(len(data) / 1e6 / seconds, 1),
-        records_per_second={"ours": round(records / record_seconds), **_libraries(data)},
     )
-
-
-def _libraries(data: bytes) -> dict[str, int]:
-    """Records per second whose bytes are read and whose HTTP is left as it is."""
-    import fastwarc.warc
-    from warcio.archiveiterator import ArchiveIterator
-
-    def warcio() -> int:
-        return sum(
-            1
-            for record in ArchiveIterator(io.BytesIO(data), no_record_parse=True)
-            if record.raw_stream.read() is not None
-        )
-
-    def fast() -> int:
-        return sum(
-            1
-            for record in fastwarc.warc.ArchiveIterator(io.BytesIO(data), parse_http=False)
-            if record.reader.read() is not None
-        )
-
-    return {
-        name: round(number / seconds)
-        for name, (number, seconds) in (("warcio", _fastest(warcio)), ("fastwarc", _fastest(fast)))
-    }
 
 
 def _fastest(read: Callable[[], int]) -> tuple[int, float]:

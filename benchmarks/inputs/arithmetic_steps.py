@@ -1,5 +1,5 @@
 """The steps of benchmarks/training/rl_gain.py that the pipeline takes with Spark: tokenizer and shards of arithmetic
-alone, and its answers."""
+only, and its answers."""
 
 from __future__ import annotations
 

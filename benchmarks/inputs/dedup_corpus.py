@@ -77,20 +77,20 @@ def read_corpus(directory: Path, num_documents: int | None) -> Corpus:
 def build_corpus(num_documents: int) -> Corpus:
     """Pieces of real texts, copies of some of them with words replaced, and pages of one template, in random order.
 
-    Where the texts do not suffice, they are gone through again with every sentence's words rotated by one place more:
-    other n-grams.
+    Where the texts do not suffice, they are used again, with every sentence's words rotated by one position more: other
+    n-grams.
     """
     draw = np.random.default_rng(SEED)
     num_copies, num_pages = int(num_documents * COPY_SHARE), int(num_documents * TEMPLATE_SHARE)
     originals = _cut(_base_texts(), num_documents - num_copies - num_pages, draw)
     vocabulary = np.array(sorted({word for text in originals[:500] for word in text.split()}), dtype=object)
     copies = [
-        _edited(originals[place], EDIT_RATES[number % len(EDIT_RATES)], vocabulary, draw)
-        for number, place in enumerate(draw.integers(0, len(originals), num_copies).tolist())
+        _edited(originals[index], EDIT_RATES[number % len(EDIT_RATES)], vocabulary, draw)
+        for number, index in enumerate(draw.integers(0, len(originals), num_copies).tolist())
     ]
     texts = [*originals, *copies, *_template_pages(num_pages, vocabulary, draw)]
     order = draw.permutation(len(texts))
-    return Corpus(f"{num_documents} documents from {SHARED_DATA.name}", [texts[place] for place in order], None)
+    return Corpus(f"{num_documents} documents from {SHARED_DATA.name}", [texts[index] for index in order], None)
 
 
 def _base_texts() -> list[str]:
@@ -126,9 +126,9 @@ def _rotated(words: list[str], by: int) -> list[str]:
 
 def _edited(text: str, rate: float, vocabulary: np.ndarray, draw: np.random.Generator) -> str:
     parts = re.split(r"(\s+)", text)
-    places = np.arange(0, len(parts), 2)
-    for place in places[draw.random(len(places)) < rate].tolist():
-        parts[place] = str(vocabulary[draw.integers(len(vocabulary))])
+    indices = np.arange(0, len(parts), 2)
+    for index in indices[draw.random(len(indices)) < rate].tolist():
+        parts[index] = str(vocabulary[draw.integers(len(vocabulary))])
     if rate == 0.0:
         return " ".join(part for part in parts[::2] if part) + "\n\n"
     return "".join(parts)
@@ -165,9 +165,9 @@ def labelled_sets() -> list[LabelledSet]:
         by_cluster.setdefault(record["cluster"], []).append(number)
     same = {(left, right) for members in by_cluster.values() for left in members for right in members if left < right}
     articles = list(json_lines(folder / "plagiarised_articles.jsonl.gz"))
-    places = {record["id"]: number for number, record in enumerate(articles)}
+    numbers = {record["id"]: number for number, record in enumerate(articles)}
     pairs = [
-        sorted((places[pair["a"]], places[pair["b"]]))
+        sorted((numbers[pair["a"]], numbers[pair["b"]]))
         for pair in json_lines(folder / "plagiarised_articles_pairs.jsonl")
     ]
     judged = list(json_lines(folder / "web_pairs_judged.jsonl.gz"))

@@ -66,9 +66,9 @@ def read_domains(
     batches = read_sources(iter([pa.RecordBatch.from_pylist(rows)]), bounds, recipe.ingest.max_record_bytes)
     records = (batch.filter(pc.field("stream") == DOCUMENT).select(names_of(RECORD_COLUMNS)) for batch in batches)
     bounds = recipe.extract.model_dump(exclude={"max_failed_share"})
-    found = [row for batch in extract_batches(records, **bounds) for row in batch.to_pylist()]
-    found += pq.read_table(problems.path("documents/part-00000.parquet")).to_pylist()
-    kept = sorted(({name: row[name] for name in COLUMNS} for row in found), key=lambda row: row["id"])
+    extracted = [row for batch in extract_batches(records, **bounds) for row in batch.to_pylist()]
+    extracted += pq.read_table(problems.path("documents/part-00000.parquet")).to_pylist()
+    kept = sorted(({name: row[name] for name in COLUMNS} for row in extracted), key=lambda row: row["id"])
     table = [row | {"split": VALIDATION if sampling_hash(row["id"]) < NUM_HASHES // 5 else TRAIN} for row in kept]
     pq.write_table(pa.Table.from_pylist(table), output.path("documents.parquet"), compression="zstd")
     sizes: dict[str, int] = {}

@@ -99,7 +99,7 @@ NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 
 def _by_word(text: str, change: Callable[[str], str]) -> str:
-    return re.sub(r"[^\W\d_]+", lambda found: change(found[0]), text)
+    return re.sub(r"[^\W\d_]+", lambda match: change(match[0]), text)
 
 
 def _typing_errors(text: str, generator: random.Random, per_letter: float) -> str:
@@ -115,7 +115,7 @@ def _typing_errors(text: str, generator: random.Random, per_letter: float) -> st
 
 
 def _replaced(text: str, share: float, generator: random.Random) -> str:
-    """Another word for so many of them, whatever they say."""
+    """Another word for a share of the words, whatever they say."""
     others = sorted(SYNONYMS.values())
     return _by_word(
         text, lambda word: generator.choice(others) if len(word) > 2 and generator.random() < share else word
@@ -190,7 +190,7 @@ def _hyphenated(text: str, width: int, margin: str) -> str:
 def _spelled(text: str, generator: random.Random) -> str:
     return re.sub(
         r"(?<![\w.,\\^_{])\d{1,2}(?![\w.,}])",
-        lambda found: NUMBERS[int(found[0])] if int(found[0]) < 13 else found[0],
+        lambda match: NUMBERS[int(match[0])] if int(match[0]) < 13 else match[0],
         text,
     )
 
@@ -207,7 +207,7 @@ DEVELOPED: dict[str, Disguise] = {
     "JSON escapes": lambda text, generator: json.dumps({"body": text}),
     "numbers in words": _spelled,
     "numbered choices": lambda text, generator: re.sub(
-        r"(?m)^([A-E])\. ", lambda found: f"{ord(found[1]) - 64}) ", text
+        r"(?m)^([A-E])\. ", lambda match: f"{ord(match[1]) - 64}) ", text
     ),
     "entities and tags": _tagged,
     "hyphenated line ends": lambda text, generator: _hyphenated(text, 60, ""),

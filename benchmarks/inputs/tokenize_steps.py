@@ -86,16 +86,16 @@ def files_of(source: Path) -> list[Path]:
 
 def shared_corpus(directory: Path) -> Path:
     """About 50 MB of prose, code and many languages."""
-    found: list[dict[str, str]] = []
+    documents: list[dict[str, str]] = []
     for folder in ("text", "code", "multilingual"):
         for path in sorted((SHARED_DATA / folder).glob("*.jsonl.gz")):
             for number, record in enumerate(records_of(path)):
                 text = max((value for value in record.values() if isinstance(value, str)), key=len, default="")
-                found.append({"id": f"{path.name}-{number}", "text": text})
-    if not found:
+                documents.append({"id": f"{path.name}-{number}", "text": text})
+    if not documents:
         raise SystemExit(f"no texts in {SHARED_DATA}: name a folder with --input")
     for part in range(NUM_WORKERS):
-        write_jsonl(directory / f"part-{part}.jsonl.gz", found[part::NUM_WORKERS])
+        write_jsonl(directory / f"part-{part}.jsonl.gz", documents[part::NUM_WORKERS])
     return directory
 
 

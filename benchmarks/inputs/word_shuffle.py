@@ -41,10 +41,10 @@ def count_into(directory: Path, batches: Iterator[pa.RecordBatch]) -> None:
 
 
 def _part_of(words: pa.StringArray) -> np.ndarray:
-    """The same part for the same word: a sum of its bytes, weighted by place."""
+    """The same part for the same word: a sum of its bytes, weighted by their offset."""
     offsets = np.frombuffer(words.buffers()[1], np.int32)[words.offset : words.offset + len(words) + 1].astype(np.int64)
     text = np.frombuffer(words.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
     weights = np.random.Generator(np.random.Philox(1)).integers(1, 2**62, NUM_WEIGHTS, dtype=np.uint64)
-    place = np.arange(len(text)) - np.repeat(offsets[:-1] - offsets[0], np.diff(offsets))
-    sums = np.add.reduceat((text + np.uint64(1)) * weights[place % NUM_WEIGHTS], offsets[:-1] - offsets[0])
+    offset = np.arange(len(text)) - np.repeat(offsets[:-1] - offsets[0], np.diff(offsets))
+    sums = np.add.reduceat((text + np.uint64(1)) * weights[offset % NUM_WEIGHTS], offsets[:-1] - offsets[0])
     return (sums >> np.uint64(32)) % np.uint64(NUM_PARTS)

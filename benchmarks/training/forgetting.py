@@ -2,7 +2,7 @@
 [--replay 0.3] [--write]
 
 The phases of configs/recipes/tiny_mid_domain.yaml without Spark: a base on general text, then each mid_domain phase
-twice from that same base, once on its domain alone and once with the given share of the base's text. Every training
+twice from that same base, once only on its domain and once with the given share of the base's text. Every training
 measures held-out text of all domains itself. Without --data the embedded library and generated problems are read.
 
 The last line is JSON: `ours` and `peer` are the mean bits per byte of the base's domain (web) after the phases with and
@@ -45,7 +45,7 @@ def with_replay(phase: PhaseSection, share: float) -> PhaseSection:
 
 
 def read_scale(num_steps: int | None) -> Scale:
-    """The recipe, with phases of so many steps where a number is given."""
+    """The recipe, with phases of `num_steps` steps where a number is given."""
     scale = load_scale(RECIPE)
     if num_steps is None:
         return scale
@@ -100,12 +100,12 @@ def measure(root: Path, scale: Scale, data_dir: Path | None, replay: float) -> d
     return results
 
 
-def _print(name: str, found: dict[str, dict[str, float]], replay: float) -> None:
+def _print(name: str, bits: dict[str, dict[str, float]], replay: float) -> None:
     print(f"{name}: bits per byte before, after without replay, after with {replay:.0%} replay", flush=True)
-    for domain in sorted(found["before"]):
-        before, alone, replayed = (found[key][domain] for key in ("before", "no_replay", "replay"))
+    for domain in sorted(bits["before"]):
+        before, without, replayed = (bits[key][domain] for key in ("before", "no_replay", "replay"))
         print(
-            f"  {domain:<14} {before:.4f}  {alone:.4f} ({alone - before:+.4f})  {replayed:.4f} "
+            f"  {domain:<14} {before:.4f}  {without:.4f} ({without - before:+.4f})  {replayed:.4f} "
             f"({replayed - before:+.4f})",
             flush=True,
         )
@@ -121,14 +121,14 @@ def main() -> None:
     given = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
-        found = measure(Path(temporary), read_scale(given.steps), given.data, given.replay)
+        measured = measure(Path(temporary), read_scale(given.steps), given.data, given.replay)
     means: dict[str, Any] = {
-        name: sum(phase[name][BASE_DOMAIN] for phase in found.values()) / len(found)
+        name: sum(phase[name][BASE_DOMAIN] for phase in measured.values()) / len(measured)
         for name in ("before", "replay", "no_replay")
     }
     rounded = {
         phase: {name: {d: round(v, 4) for d, v in by.items()} for name, by in values.items()}
-        for phase, values in found.items()
+        for phase, values in measured.items()
     }
     report(
         "forgetting",

@@ -86,7 +86,9 @@ def check_tokens(ours: Generation, peer: list[list[int]]) -> float:
     decided."""
     num_equal = 0
     for row, (own, other, margins) in enumerate(zip(ours.token_ids, peer, ours.top2_margins, strict=True)):
-        parting = next((place for place, pair in enumerate(zip(own, other, strict=True)) if pair[0] != pair[1]), None)
+        parting = next(
+            (position for position, pair in enumerate(zip(own, other, strict=True)) if pair[0] != pair[1]), None
+        )
         if parting is not None and margins[parting] > ROUNDING:
             raise AssertionError(
                 f"row {row} differs from the peer at token {parting}, where the best logit leads by {margins[parting]}"
@@ -143,7 +145,7 @@ def prompts_of(batch: int) -> torch.Tensor:
 
 
 def predictable_rows(num_rows: int, num_tokens: int, seed: int) -> torch.Tensor:
-    """Rows of 256 tokens in a fixed order, each followed by its successor in 90 % of the places and by any token
+    """Rows of 256 tokens in a fixed order, each followed by its successor in 90 % of the positions and by any token
     else."""
     generator = torch.Generator().manual_seed(seed)
     successors = torch.randperm(256, generator=torch.Generator().manual_seed(46))
@@ -170,7 +172,7 @@ def measure_speculation(num_steps: int, num_rounds: int, num_new: int) -> dict[s
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
-    found: dict[str, object] = {"training_steps": num_steps}
+    results: dict[str, object] = {"training_steps": num_steps}
     for batch in (1, *BATCHES):
         engine = InProcessEngine(model, weights_version="0", batch_sequences=batch)
         prompts = predictable_rows(batch, PROMPT_TOKENS, seed=10_000).tolist()
@@ -187,14 +189,14 @@ def measure_speculation(num_steps: int, num_rounds: int, num_new: int) -> dict[s
                 speeds[1].append(batch * num_new / seconds)
             plain_speed, speed = (statistics.median(values) for values in speeds)
             acceptance = generated.acceptance_rate
-            found[f"{name}_batch_{batch}"] = {
+            results[f"{name}_batch_{batch}"] = {
                 "acceptance": round(acceptance, 3),
                 "plain": round(plain_speed, 1),
                 "speculative": round(speed, 1),
                 "ratio": round(speed / plain_speed, 3),
             }
-            print(f"speculation, {name}, batch {batch}: {found[f'{name}_batch_{batch}']}", flush=True)
-    return found
+            print(f"speculation, {name}, batch {batch}: {results[f'{name}_batch_{batch}']}", flush=True)
+    return results
 
 
 def main() -> None:

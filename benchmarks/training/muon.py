@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.results import report
-from configs.schema import ModelRecipe, OptimizerRecipe
+from configs.schema import OptimizerRecipe
 from infra.code_digest import ROOT
 from model.architecture.moe import update_router_bias
 from model.architecture.transformer import Glm4Moe
@@ -35,41 +35,27 @@ from model.optimizer.optimizer import build_optimizer, set_learning_rate
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.data.sources.embedded_sources import pydoc_topics, standard_library
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
+from tests.support.model_recipes import GLM46
 
 SHARED_TEXT = ROOT.parent / "shared" / "data" / "text"
 SHARED_FILES = ("gutenberg_en.jsonl.gz", "peps.jsonl.gz")
 NUM_ORDINARY_TOKENS, SEQUENCE_LENGTH, ROWS_PER_STEP, VALIDATION_ROWS = 988, 128, 8, 64
 LENGTHS = (1.0, 1.35, 1.8, 2.4)
-"""Of AdamW's runs, over Muon's."""
+"""Lengths of AdamW's runs over that of Muon's."""
 WARMUP_SHARE, FINAL_RATE_SHARE, BALANCE_WEIGHT, BIAS_RATE = 0.1, 0.1, 1e-4, 0.001
 MAX_CHARS_PER_DOCUMENT, SAMPLE_CHARS = 20_000, 2_000_000
 START_RATES = {"muon": 8e-3, "adamw": 4e-3}
-MODEL = ModelRecipe(
-    vocab_size=1024,
-    hidden_size=128,
-    intermediate_size=384,
-    moe_intermediate_size=96,
-    num_hidden_layers=4,
-    first_k_dense_replace=1,
-    n_routed_experts=8,
-    n_shared_experts=1,
-    num_experts_per_tok=2,
-    routed_scaling_factor=2.5,
-    norm_topk_prob=True,
-    n_group=1,
-    topk_group=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    attention_bias=True,
-    use_qk_norm=True,
-    partial_rotary_factor=0.5,
-    rope_theta=10_000.0,
-    max_position_embeddings=512,
-    rms_norm_eps=1e-5,
-    initializer_range=0.02,
-    tie_word_embeddings=False,
-    num_nextn_predict_layers=0,
+MODEL = GLM46.model_copy(
+    update={
+        "vocab_size": 1024,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "moe_intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "rope_theta": 10_000.0,
+        "num_nextn_predict_layers": 0,
+    }
 )
 
 
@@ -94,7 +80,7 @@ def read_rows(num_training: int) -> Rows:
         paths = [path for _, path in (*standard_library(), pydoc_topics())]
         texts, source = [path.read_text(errors="replace") for path in paths], "the embedded default"
     draw = np.random.default_rng(46)
-    texts = [texts[place][:MAX_CHARS_PER_DOCUMENT] for place in draw.permutation(len(texts))]
+    texts = [texts[index][:MAX_CHARS_PER_DOCUMENT] for index in draw.permutation(len(texts))]
     sample = texts[: max(1, SAMPLE_CHARS // MAX_CHARS_PER_DOCUMENT)]
     tokenizer = train_bpe(iter(sample), NUM_ORDINARY_TOKENS)
     end = tokenizer.token_to_id(END_OF_TEXT)
@@ -120,7 +106,7 @@ def _json_lines(path: Path) -> list[str]:
 
 
 def train(kind: str, peak_rate: float, num_steps: int, rows: Rows) -> float:
-    """Validation loss in nats per token after so many steps; infinite where training diverged."""
+    """Validation loss in nats per token after `num_steps` steps; infinite where training diverged."""
     torch.manual_seed(46)
     model = Glm4Moe(MODEL)
     recipe = OptimizerRecipe.model_validate(
@@ -169,14 +155,14 @@ def validation_loss(model: Glm4Moe, rows: Tensor) -> float:
 
 def tune(kind: str, num_steps: int, rows: Rows) -> dict[float, float]:
     """Loss by learning rate, over factors of two around the best."""
-    found = {rate: train(kind, rate, num_steps, rows) for rate in (START_RATES[kind] / 2, START_RATES[kind])}
+    losses = {rate: train(kind, rate, num_steps, rows) for rate in (START_RATES[kind] / 2, START_RATES[kind])}
     while True:
-        best = min(found, key=lambda rate: found[rate])
-        missing = [rate for rate in (best / 2, best * 2) if rate not in found]
-        print(f"{kind}: " + ", ".join(f"{rate:g} -> {loss:.4f}" for rate, loss in sorted(found.items())), flush=True)
+        best = min(losses, key=lambda rate: losses[rate])
+        missing = [rate for rate in (best / 2, best * 2) if rate not in losses]
+        print(f"{kind}: " + ", ".join(f"{rate:g} -> {loss:.4f}" for rate, loss in sorted(losses.items())), flush=True)
         if not missing:
-            return found
-        found |= {rate: train(kind, rate, num_steps, rows) for rate in missing}
+            return losses
+        losses |= {rate: train(kind, rate, num_steps, rows) for rate in missing}
 
 
 def tokens_to(mark: float, losses: dict[float, float]) -> tuple[float, bool]:
@@ -198,7 +184,7 @@ def main() -> None:
     num_steps = {length: round(arguments.steps * length) for length in LENGTHS}
     rows = read_rows(max(num_steps.values()) * ROWS_PER_STEP)
     tuned = {kind: tune(kind, arguments.steps, rows) for kind in START_RATES}
-    rates = {kind: min(found, key=lambda rate, found=found: found[rate]) for kind, found in tuned.items()}
+    rates = {kind: min(losses, key=lambda rate, losses=losses: losses[rate]) for kind, losses in tuned.items()}
     mark = tuned["muon"][rates["muon"]]
     adamw = {1.0: tuned["adamw"][rates["adamw"]]}
     for length in LENGTHS[1:]:
@@ -218,7 +204,7 @@ def main() -> None:
         validation_loss=mark,
         learning_rates=rates,
         losses_by_rate={
-            kind: {f"{rate:g}": loss for rate, loss in sorted(found.items())} for kind, found in tuned.items()
+            kind: {f"{rate:g}": loss for rate, loss in sorted(losses.items())} for kind, losses in tuned.items()
         },
         adamw_losses_by_length={f"{length:g}": loss for length, loss in adamw.items()},
         text=rows.source,

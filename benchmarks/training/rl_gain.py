@@ -3,13 +3,13 @@
 
 A small model is trained on conversations of two-digit additions (`sft`) and then by GRPO on prompts that are in none of
 them (`rl_reasoning`): the real steps, through a store in a temporary directory. Both are asked the same evaluation
-problems, whose operands nobody was trained on, as a conversation with sampled answers. SFT is held to 30-60 % by
-WRONG_SHARE: in so many of its conversations the answer is one too high, as happens where nobody verified, and a model
-that imitates them answers wrong as often. Fewer conversations or steps would hold it there as well, but on an edge: one
-seed answers a tenth of the problems, the next nine tenths.
+problems, whose operands nobody was trained on, as a conversation with sampled answers. WRONG_SHARE keeps SFT at 30-60
+%: in that share of its conversations the answer is one too high, as happens where nobody verified, and a model that
+imitates them answers wrong as often. Fewer conversations or steps would hold it there as well, but on an edge: one seed
+answers a tenth of the problems, the next nine tenths.
 
 The last line is JSON: `sft` and `rl` are pass@1 over all seeds, `interval` is the 95 % interval of the paired
-difference (items and seeds resampled), `significant` whether it lies above 0.
+difference (items and seeds resampled), `significant` whether it is above 0.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NUM_RESAMPLES = 2000
 
 
 def build_scale(seed: int) -> Scale:
-    """tiny with a smaller model, arithmetic alone, and two phases."""
+    """tiny with a smaller model, only arithmetic, and two phases."""
     values = load_scale("tiny").model_dump(mode="json")
     values["scale"] = "rl_gain"
     values["data"]["recipe"]["synthesize"]["families"] = {}

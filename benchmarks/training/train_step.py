@@ -22,35 +22,23 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.results import WRITE_FLAG, report
-from configs.schema import ModelRecipe
+from tests.support.model_recipes import GLM46
 
 BATCH, LENGTH = 8, 512
-RECIPE = ModelRecipe(
-    vocab_size=8192,
-    hidden_size=256,
-    intermediate_size=768,
-    moe_intermediate_size=192,
-    num_hidden_layers=6,
-    first_k_dense_replace=1,
-    n_routed_experts=16,
-    n_shared_experts=1,
-    num_experts_per_tok=2,
-    routed_scaling_factor=2.5,
-    norm_topk_prob=True,
-    n_group=1,
-    topk_group=1,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=32,
-    attention_bias=True,
-    use_qk_norm=True,
-    partial_rotary_factor=0.5,
-    rope_theta=10_000.0,
-    max_position_embeddings=2048,
-    rms_norm_eps=1e-5,
-    initializer_range=0.02,
-    tie_word_embeddings=False,
-    num_nextn_predict_layers=0,
+RECIPE = GLM46.model_copy(
+    update={
+        "vocab_size": 8192,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "moe_intermediate_size": 192,
+        "num_hidden_layers": 6,
+        "n_routed_experts": 16,
+        "num_attention_heads": 8,
+        "head_dim": 32,
+        "rope_theta": 10_000.0,
+        "max_position_embeddings": 2048,
+        "num_nextn_predict_layers": 0,
+    }
 )
 
 
@@ -106,8 +94,8 @@ def main() -> None:
     for step in (our, *modes.values()):
         step()
     # Without bfloat16 instructions that mode takes most of a minute: one step tells which of the two is the peer.
-    alone = {mode: speed_of(step, 1) for mode, step in modes.items()}
-    mode = max(alone, key=lambda mode: alone[mode])
+    by_mode = {mode: speed_of(step, 1) for mode, step in modes.items()}
+    mode = max(by_mode, key=lambda mode: by_mode[mode])
     speeds: list[tuple[float, float]] = []
     for number in range(given.rounds):
         speeds.append((speed_of(our, given.steps), speed_of(modes[mode], given.steps)))
@@ -123,14 +111,14 @@ def main() -> None:
         unit="tokens/s",
         ratio=round(statistics.median(a / b for a, b in speeds), 3),
         peer_mode=mode,
-        peer_modes={mode: round(speed, 1) for mode, speed in alone.items()},
+        peer_modes={mode: round(speed, 1) for mode, speed in by_mode.items()},
         num_rounds=given.rounds,
         num_threads=torch.get_num_threads(),
     )
 
 
 def speed_of(step: Callable[[], None], num_steps: int) -> float:
-    """Tokens per second of so many steps."""
+    """Tokens per second of `num_steps` steps."""
     started = time.perf_counter()
     for _ in range(num_steps):
         step()

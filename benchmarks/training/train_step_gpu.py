@@ -188,18 +188,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     flops = training_flops_per_token(recipe, length)
-    found: dict[str, Measured] = {}
+    measured: dict[str, Measured] = {}
     for name, build in (("ours", our_loss), ("transformers", their_loss)):
-        found[name] = measure(build, recipe, length, given)
+        measured[name] = measure(build, recipe, length, given)
         gc.collect()
         if given.device == "cuda":
             torch.cuda.empty_cache()
-        speed, gib, loss = found[name]
+        speed, gib, loss = measured[name]
         print(
             f"{name}: {speed:,.0f} tokens/s, MFU {speed * flops / peak:.1%}, peak {gib:.1f} GiB, last loss {loss:.3f}",
             flush=True,
         )
-    ours, peer = found["ours"], found["transformers"]
+    ours, peer = measured["ours"], measured["transformers"]
     report(
         "train_step_gpu",
         ours=ours.tokens_per_second,

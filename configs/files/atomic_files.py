@@ -1,5 +1,5 @@
-"""Files that appear whole or not at all. Ranks, executors and infra/ write with these: the only room below all of them
-is configs/."""
+"""Files that appear whole or not at all. Ranks, executors and infra/ use these functions: configs/ is the only package
+below all of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` for a new file, which takes the place of `path` when the block ends and is removed where the
-    block fails."""
+    """A name beside `path` for a new file. It replaces `path` when the block ends and is removed where the block
+    fails."""
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
         yield temporary

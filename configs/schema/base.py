@@ -1,4 +1,4 @@
-"""What every section is made of, and the names that several sections share."""
+"""The base class of all sections, and the names that several sections share."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ class ChatRecipe(Frozen):
     """Share of malformed conversations (unknown role, tool result without a call, no answer) above which the run stops
     and names them."""
     max_per_collection: int = Field(gt=0)
-    """About so many conversations of one collection stay, by hash; the others are dropped, reason `collection_full`:
-    one set of ten thousand problems would leave the rest no share of a short phase."""
+    """About this many conversations of one collection stay, chosen by hash; the others are dropped, reason
+    `collection_full`. One set of ten thousand problems would otherwise leave the rest no share of a short phase."""
     validation_share: float = Field(ge=0, lt=1)
-    """Share of conversations held out, by a hash of the record they come from: a seed and its variations go the same
-    way, and so do near-duplicates by deduplicate.threshold."""
+    """Share of conversations held out, by a hash of the record they come from: a seed and its variations stay together,
+    and so do near-duplicates by deduplicate.threshold."""
 
 
 class DecontaminationRecipe(Frozen):
@@ -34,10 +34,10 @@ class DecontaminationRecipe(Frozen):
     """The same for program text in items: solutions, added lines of a change, tracebacks. Honest programs share shorter
     runs."""
     max_items_per_run: int = Field(gt=0)
-    """A run of words that more items share is the benchmark's instruction and tells nothing."""
+    """A run of words that more items share is the benchmark's instruction and proves no overlap."""
     max_documents_per_run: int = Field(gt=0)
-    """A run that more documents hold is a common phrase and drops none (GPT-3: 10). Evaluated arithmetic is never
-    one."""
+    """A run that more documents hold is a common phrase and drops none (GPT-3: 10). A run of evaluated arithmetic never
+    counts as common."""
 
     @model_validator(mode="after")
     def _programs_need_longer_runs(self) -> Self:
@@ -54,5 +54,5 @@ class ChatCollectionRecipe(Frozen):
     chats: ChatRecipe
     personal_data: PersonalDataRecipe
     deduplicate: DeduplicationRecipe
-    """Which conversations are near-duplicates, so that they are held out together."""
+    """Decides which conversations are near-duplicates, so that they are held out together."""
     decontaminate: DecontaminationRecipe

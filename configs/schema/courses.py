@@ -35,7 +35,8 @@ class Waypoint(Frozen):
 
 
 class CourseRecipe(Frozen):
-    """Schedules over the token axis that consecutive phases share; their places are shares of the course's tokens."""
+    """Schedules over the token axis that consecutive phases share; their positions are shares of the course's
+    tokens."""
 
     name: str
     phases: tuple[PhaseName, ...] = Field(min_length=1)

@@ -61,7 +61,7 @@ class DataRecipe(Frozen):
 
     @property
     def chat_collection(self) -> ChatCollectionRecipe:
-        """Conversations are masked, compared and decontaminated as documents are."""
+        """The recipe of conversations: they are masked, compared and decontaminated as documents are."""
         return ChatCollectionRecipe(
             chats=self.chats,
             personal_data=self.personal_data,
@@ -74,14 +74,14 @@ class SparkResources(Frozen):
     master: str
     """Spark master URL: local[2], spark://host:7077, yarn, k8s://..."""
     driver_memory: str = Field(pattern=r"^[0-9]+[kmgtKMGT]$")
-    """Heap of the driver's JVM: 2g, 512m. The driver's Python holds at most half as much of the tokenizer's words, the
-    rest in files."""
+    """Heap of the driver's JVM: 2g, 512m. The tokenizer's words take at most half as much of the driver's Python; the
+    rest is in files."""
     executor_memory: str
     shuffle_partitions: int = Field(gt=0)
 
     @property
     def driver_array_bytes(self) -> int:
-        """What a step may hold in the driver's Python before it moves to a file."""
+        """Bytes that a step may hold in the driver's Python; beyond them it uses files."""
         return int(self.driver_memory[:-1]) * 2 ** (10 * (1 + "kmgt".index(self.driver_memory[-1].lower()))) // 2
 
 

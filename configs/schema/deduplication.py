@@ -16,34 +16,34 @@ class SemanticRecipe(Frozen):
     """all-MiniLM-L6-v2, which an installed package holds, or a directory with a model that gives texts their vectors,
     on a file system that executors see: config.json, tokenizer.json and *.safetensors of an encoder (MiniLM, E5 ...) or
     of a checkpoint that this pipeline exported. A vector is the mean of the last hidden states. Empty: a projection of
-    word weights, which needs no model and knows no meaning."""
+    word weights, which needs no model and does not capture meaning."""
     embedding_sha256: str = Field(pattern="^([0-9a-f]{64})?$")
-    """Of that directory's files: a run with others stops; empty for a packaged encoder.
-    `cd DIR && LC_ALL=C sh -c 'sha256sum *' | sha256sum` prints it."""
+    """sha256 of that directory's files: a run with other files stops; empty for a packaged encoder. `cd DIR && LC_ALL=C
+    sh -c 'sha256sum *' | sha256sum` prints it."""
     passage_tokens: int = Field(gt=2)
-    """With a model: tokens that go through it at once, special ones included; at most its positions."""
+    """With a model: tokens that it reads at once, special ones included; at most its positions."""
     max_passages: int = Field(gt=0)
-    """With a model: of a longer document so many passages are read, at equal distances from its first to its last."""
+    """With a model: most passages that are read of a document, at equal distances from its first to its last."""
     dimensions: int = Field(gt=0, le=1024)
-    """Entries of a document's vector, one byte each. At 256 unrelated texts have cosines up to 0.3. Of the projection
-    alone: a model's vectors have its hidden size."""
+    """Entries of a document's vector, one byte each. At 256 unrelated texts have cosines up to 0.3. Only of the
+    projection: a model's vectors have its hidden size."""
     min_words: int = Field(gt=0)
-    """Shorter documents are not judged: a few words are no meaning."""
+    """Shorter documents are not judged: a few words have too little meaning."""
     max_cosine: float = Field(gt=0, le=1)
     """Of two documents of one cluster whose vectors are more alike than this, one stays. At 0.95 the judged collections
     of docs/data.md lose no document that differs from its neighbour; lower values take pages that share their template.
     That was measured without a model. With one, a cosine is whatever that model makes of it (unrelated texts are at 0.1
     in one, at 0.8 in the next): choose the bound by reading similar.parquet of a sample."""
     cluster_documents: int = Field(gt=1)
-    """Documents per cluster aimed at; SemDedup compares inside a cluster only."""
+    """Desired number of documents per cluster; SemDedup compares inside a cluster only."""
     window: int = Field(gt=1)
-    """Each document is compared with so many before it in its cluster: what bounds memory and time where a cluster is
+    """Each document is compared with this many before it in its cluster: it bounds memory and time where a cluster is
     larger."""
     sample_documents: int = Field(gt=0)
     """Documents, chosen by the hash of their ids, that word weights and centroids are fitted on; bounds the driver's
     memory."""
     iterations: int = Field(gt=0)
-    """Of k-means on the sample."""
+    """Iterations of k-means on the sample."""
     max_removed_share: float = Field(gt=0, le=1)
     """Share of one source's documents above which the run stops and shows examples."""
     seed: int
@@ -75,11 +75,12 @@ class DeduplicationRecipe(Frozen):
     report in any case."""
     previous: tuple[str, ...]
     """Directories that earlier runs of deduplicate_documents left (documents/ and signatures/): new documents are
-    compared with those kept there, by their stored signatures, and go where one of them says the same. Empty: none."""
+    compared with those kept there, by their stored signatures, and dropped where one of them is a duplicate. Empty:
+    none."""
 
     @property
     def signing(self) -> dict[str, object]:
-        """How signatures are made, as their files say: only equal ones can be compared."""
+        """How signatures are made, as their files state it: only signatures that were made alike can be compared."""
         return {
             "ngram_size": self.ngram_size,
             "num_permutations": self.num_permutations,

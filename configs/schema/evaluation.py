@@ -1,4 +1,4 @@
-"""What a checkpoint is measured by, and the gate that it must pass."""
+"""How a checkpoint is evaluated, and the gate that it must pass."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from configs.schema.base import Frozen
 class MarginRecipe(Frozen):
     """How much worse than another checkpoint a candidate may be, figure by figure, on the same items. The 95 % interval
     of the difference must exclude a loss of the margin or more (docs/evaluation.md says how many items decide which
-    margin); 1 holds a share to nothing."""
+    margin); 1 allows a share any loss."""
 
     bits_per_byte: float = Field(gt=0)
     """Over the held-out documents."""
     domain_bits_per_byte: float = Field(gt=0)
-    """Over those of any one domain: how much of it may be forgotten. A domain with documents of fewer than 20 records
-    is refused only where the whole interval is beyond the margin."""
+    """Over the held-out documents of any one domain: how much of a domain may be forgotten. A domain with documents of
+    fewer than 20 records is refused only where the whole interval is beyond the margin."""
     arithmetic_accuracy: float = Field(gt=0, le=1)
     pass_at_1: float = Field(gt=0, le=1)
     choice_accuracy: float = Field(gt=0, le=1)
-    """Where the suite holds fewer than 20 questions: as a domain."""
+    """With fewer than 20 questions in the suite it is refused as a domain with few records is."""
 
 
 class GateRecipe(Frozen):
@@ -46,16 +46,16 @@ class GateRecipe(Frozen):
     start: MarginRecipe
     """Against the checkpoint that the phase started from."""
     champion: MarginRecipe
-    """Against the reigning champion and against the anchors, the best version so far of each figure; read of the last
-    phase."""
+    """Against the champion and against the anchors, the best version so far of each figure; only the last phase's
+    margins are used."""
     max_expert_load: float = Field(ge=1)
     """Ceiling on the most used expert over the mean, on the held-out documents, of the worst layer (S0: within 5 % at
-    full scale). What an ideal router, which sends every token to random experts, exceeds only once in a thousand
-    evaluations on as many tokens is allowed on top: at 89 layers of 160 experts, 8 of them per token, 13 % on 32,768
+    full scale). Added to it is the load that an ideal router, which sends every token to random experts, exceeds only
+    once in a thousand evaluations on as many tokens: at 89 layers of 160 experts, 8 of them per token, 13 % on 32,768
     tokens, 6.4 % on 131,072, 0.5 % on 20 million. Text is not random: topics use experts unevenly, so a bound near 1
     needs documents by the thousand."""
     max_expert_cv: float = Field(ge=0)
-    """Ceiling on the coefficient of variation of a layer's expert loads, chance allowed on top likewise."""
+    """Ceiling on the coefficient of variation of a layer's expert loads; the variation by chance is added likewise."""
 
 
 class EvaluationRecipe(Frozen):

@@ -11,8 +11,7 @@ from configs.schema.base import Frozen
 
 class HeuristicRecipe(Frozen):
     """Bounds of the rules of Gopher, C4 and FineWeb (tasks/data/filtering/heuristics.py); a document outside one is
-    dropped under that reason. In brackets the papers' values, which are those of full scale; a value on its bound
-    passes."""
+    dropped under that reason. In brackets the papers' values, which full scale uses; a value on its bound passes."""
 
     min_words: int = Field(ge=0)
     """Gopher: 50. Words of code do not count, except in the domains code and commit."""
@@ -40,7 +39,7 @@ class HeuristicRecipe(Frozen):
     min_stop_words: int = Field(ge=0)
     """Different stop words of the document's language, where its list is known (Gopher: 2)."""
     max_repeated_line_share: float = Field(ge=0, le=1)
-    """Lines that stood before in the document (Gopher: 0.3)."""
+    """Share of lines that occurred before in the document (Gopher: 0.3)."""
     max_repeated_line_char_share: float = Field(ge=0, le=1)
     """Share of characters in such lines (FineWeb: 0.1; Gopher: 0.2)."""
     max_repeated_paragraph_share: float = Field(ge=0, le=1)
@@ -50,12 +49,12 @@ class HeuristicRecipe(Frozen):
     max_top_ngram_shares: tuple[float, float, float]
     """Share of characters in the most frequent n-gram of 2, 3, 4 words (Gopher: 0.2, 0.18, 0.16)."""
     max_repeated_ngram_shares: tuple[float, float, float, float, float, float]
-    """Share of characters in n-grams of 5 to 10 words that stood before (Gopher: 0.15 down to 0.10)."""
+    """Share of characters in n-grams of 5 to 10 words that occurred before (Gopher: 0.15 down to 0.10)."""
     min_sentences: int = Field(ge=0)
     """C4: 3."""
     max_curly_bracket_share: float = Field(ge=0, le=1)
-    """Share of the characters of prose. C4 drops a page with any, to drop code, which is left out here; a text about
-    code names some."""
+    """Share of the characters of prose. Code in a document is not counted. C4 drops a page with any bracket, to
+    drop code; a text about code contains some."""
     max_lorem_ipsum: int = Field(ge=0)
     """Occurrences of `lorem ipsum` (C4: 0)."""
     max_policy_line_share: float = Field(ge=0, le=1)
@@ -68,7 +67,7 @@ class HeuristicRecipe(Frozen):
 
 
 class ScoreRecipe(Frozen):
-    """Bounds on what score_documents found. A score that is absent passes and is counted as unscored."""
+    """Bounds on the scores of score_documents. A score that is absent passes and is counted as unscored."""
 
     allowed_languages: tuple[str, ...] = Field(min_length=1)
     """ISO 639 codes; `*` allows all."""
@@ -89,7 +88,7 @@ class FilterRecipe(Frozen):
     scores: ScoreRecipe
     max_removed_share: float = Field(gt=0, le=1)
     """Share of one source's, language's or domain's documents that one bound may drop; above it the run stops and names
-    the bound and examples. `allowed_languages` is not held to it."""
+    the bound and examples. `allowed_languages` is exempt."""
     num_quality_buckets: int = Field(gt=0)
     """Equal parts of the scored documents that pass everything else, by quality (Nemotron-CC)."""
     num_dropped_buckets: int = Field(ge=0)
@@ -110,4 +109,5 @@ class FilterRecipe(Frozen):
 
 class PersonalDataRecipe(Frozen):
     kinds: tuple[Literal["secret", "email", "iban", "credit_card", "us_ssn", "ip_address", "phone"], ...]
-    """What is replaced by its kind in angle brackets; in code and commits secrets and e-mail addresses alone."""
+    """Personal data of these kinds is replaced by its kind in angle brackets; in code and commits only secrets and
+    e-mail addresses."""

@@ -1,4 +1,4 @@
-"""What a phase trains for."""
+"""The objectives that a phase may train for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DpoObjective(Frozen):
 
 
 MIN_TOKEN_CLIP = 0.01
-"""Rounding in bfloat16 alone moved a token's ratio by 0.003 to 0.013 on average in random models of 3 layers."""
+"""In bfloat16 rounding moved a token's ratio by 0.003 to 0.013 on average in random models of 3 layers."""
 
 
 class PolicyObjective(Frozen):

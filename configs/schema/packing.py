@@ -16,7 +16,7 @@ MixtureWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class MixtureWaypoint(Frozen):
-    """Where a mixture stands at a place of its phase; between two waypoints it changes linearly."""
+    """A mixture at one position of its phase; between two waypoints it changes linearly."""
 
     at_share: float = Field(ge=0, le=1)
     """Share of the phase's tokens."""
@@ -29,17 +29,17 @@ def _waypoints_span_the_phase(
     for weights in [mixture] if isinstance(mixture, dict) else [waypoint.mixture for waypoint in mixture]:
         if not any(weights.values()):
             raise ValueError(f"mixture {weights} gives every domain the weight 0: give one of them more")
-    places = [0.0, 1.0] if isinstance(mixture, dict) else [waypoint.at_share for waypoint in mixture]
-    if len(places) < 2 or places != sorted(set(places)) or (places[0], places[-1]) != (0.0, 1.0):
+    shares = [0.0, 1.0] if isinstance(mixture, dict) else [waypoint.at_share for waypoint in mixture]
+    if len(shares) < 2 or shares != sorted(set(shares)) or (shares[0], shares[-1]) != (0.0, 1.0):
         raise ValueError(
-            f"mixture has waypoints at_share {places}: let them rise from 0.0 to 1.0, or state one mixture without "
+            f"mixture has waypoints at_share {shares}: let them rise from 0.0 to 1.0, or state one mixture without "
             f"waypoints"
         )
     return mixture
 
 
 def _mixture_kind(mixture: object) -> str:
-    """Chosen before it is read, so that a mistake is told of the kind that was written."""
+    """Chosen before the mixture is read, so that an error message names the kind that was written."""
     return "waypoints" if isinstance(mixture, list | tuple) else "weights"
 
 
@@ -73,12 +73,12 @@ class PackingRecipe(Frozen):
 
     @property
     def waypoints(self) -> tuple[MixtureWaypoint, ...]:
-        """A single mixture stands in two equal ones."""
+        """The waypoints of the mixture; a single mixture gives two equal ones."""
         return mixture_waypoints(self.mixture)
 
     @property
     def domains(self) -> tuple[Domain, ...]:
-        """Domains with a weight at some place of the phase, in the order in which they are first named."""
+        """Domains with a weight at some position of the phase, in the order in which they are first named."""
         return tuple(
             dict.fromkeys(name for point in self.waypoints for name, weight in point.mixture.items() if weight)
         )

@@ -33,9 +33,9 @@ class PhaseRecipe(Frozen):
     documents without a bucket once. Empty: every document once. None is read again before all of its bucket were
     read."""
     max_epochs: float = Field(gt=0)
-    """Ceiling on the passes over one domain, an epoch being what bucket_weights make of it, from the start of the
-    phase's course; a phase whose mixture needs more is refused. The domains code and repository count apart, though
-    repositories are made of files."""
+    """Ceiling on the passes over one domain, an epoch being defined by bucket_weights, from the start of the phase's
+    course; a phase whose mixture needs more is refused. The domains code and repository are counted separately,
+    although repositories are made of files."""
     fim_rate: float = Field(ge=0, le=1)
     """Share of the documents of the domains code and repository that are rearranged to prefix, suffix, middle (report:
     all source code has fill-in-the-middle, without a rate)."""
@@ -48,13 +48,13 @@ class PhaseRecipe(Frozen):
     num_threads: int = Field(gt=0)
     """CPU threads per rank: part of the result on a CPU, where the order of sums depends on it."""
     seed: int
-    """Of weights that begin at random, of rows and prompts, and of the order of documents, which all phases of a course
+    """Seed of random initial weights, of rows and prompts, and of the order of documents, which all phases of a course
     share."""
     gate: GateRecipe
 
     @property
     def packing_recipe(self) -> PackingRecipe:
-        """What packing depends on: a new bound or learning rate packs nothing again."""
+        """The settings on which packing depends: a new bound or learning rate packs nothing again."""
         return PackingRecipe(**self.model_dump(include=set(PackingRecipe.model_fields)))
 
     @property
@@ -95,6 +95,8 @@ class PhaseRecipe(Frozen):
 
 class PhaseSection(Frozen):
     name: PhaseName
+    kind: Literal["pretraining", "mid_training", "post_training"]
+    """The flow that trains the phase; a run goes through them in this order."""
     quoted_loss: float | None
     """Loss that a source document states without evidence; shown beside the measured one, decides nothing. Null where
     none does."""
@@ -103,18 +105,18 @@ class PhaseSection(Frozen):
 
     @model_validator(mode="after")
     def _objective_fits_the_phase(self) -> Self:
-        kind = self.recipe.objective.kind
-        if self.name.startswith(("pretrain_", "mid_")) and kind not in ("pretrain", "sft"):
+        objective = self.recipe.objective.kind
+        if self.kind != "post_training" and objective not in ("pretrain", "sft"):
             raise ValueError(
-                f"phase {self.name}: objective {kind} needs a model that answers: set its kind to pretrain, or name "
-                f"it rl_..."
+                f"phase {self.name}: objective {objective} needs a model that answers: set the objective's kind to "
+                "pretrain, or the phase's kind to post_training"
             )
         return self
 
 
 class TrainingRecipe(Frozen):
-    """What decides the result of training one phase. The phase's gate and mixture stay out: a new bound trains nothing
-    again, and the mixture acts through the packed rows. Made by `Scale.training_recipe`."""
+    """The settings that decide the result of training one phase. The phase's gate and mixture stay out: a new bound
+    trains nothing again, and the mixture acts through the packed rows. Made by `Scale.training_recipe`."""
 
     phase: PhaseName
     objective: Objective
@@ -128,7 +130,7 @@ class TrainingRecipe(Frozen):
     sequence_length: int = Field(gt=1)
     rope_theta: float = Field(gt=0)
     max_epochs: float = Field(gt=0)
-    """Acts on prompts; packed rows are cut to it already."""
+    """Bounds the passes over prompts; packed rows respect it already."""
     adapter: AdapterRecipe
     optimizer: OptimizerRecipe
     spikes: SpikeRecipe

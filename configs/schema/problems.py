@@ -19,14 +19,16 @@ class SynthesisRecipe(Frozen):
     num_evaluation_problems: int = Field(gt=0)
     """Of arithmetic: what checkpoints are asked."""
     families: dict[ReasoningFamily, int]
-    """Problems of each family in documents, with their reasoning; as many of them are conversations as num_chats to
-    num_training_problems."""
+    """Problems of each family in documents, with their reasoning; of these the share num_chats / num_training_problems
+    are also conversations."""
     difficulty: int = Field(ge=1, le=5)
-    """Of the families: how large the numbers, how many the steps, people or conditions of a problem are."""
+    """Difficulty of the families' problems: it sets the size of numbers and how many steps, people or conditions a
+    problem has."""
     num_held_out_problems: int = Field(ge=0)
-    """Of each family, from its part that is never trained on: held_out.parquet, protected by decontamination."""
+    """Problems of each family from the part that is never trained on: held_out.parquet, protected by
+    decontamination."""
     prompt_families: tuple[Literal["brackets", "equations", "systems", "quadratics", "logic"], ...]
-    """Families that give num_prompts prompts of reinforcement learning as well; their answer is a short text that is
+    """Families that also give num_prompts prompts of reinforcement learning; their answer is a short text that is
     compared."""
     operations: tuple[Literal["+", "-", "*"], ...] = Field(min_length=1)
     max_operand: int = Field(ge=9, le=1_000_000_000)
@@ -56,25 +58,24 @@ class SynthesisRecipe(Frozen):
 
 
 class SeedVariationRecipe(Frozen):
-    """Seed problems with annotated calculations, told again with other numbers
-    (tasks/data/seeds/seed_variations.py)."""
+    """Seed problems with annotated calculations, rewritten with other numbers (tasks/data/seeds/seed_variations.py)."""
 
     per_seed: int = Field(ge=0)
     """Conversations at most of each seed; some have fewer numbers that keep the story sensible. 0: none."""
 
 
 class TeacherRequest(Frozen):
-    """What a teacher is asked. An empty base_url stands for no teacher: request_traces does not run."""
+    """What a teacher is asked. An empty base_url means no teacher: request_traces does not run."""
 
     base_url: str
-    """Of an OpenAI-compatible server, http:// or https://, with /v1; its key comes from GLM46_TEACHER_API_KEY and never
-    stands here."""
+    """URL of an OpenAI-compatible server, http:// or https://, with /v1. Its key comes from GLM46_TEACHER_API_KEY and
+    must not be here."""
     model: str
     num_seeds: int = Field(gt=0)
     """Problems with role `prompts` that are asked, those of smallest hash."""
     temperature: float = Field(ge=0)
     max_tokens: int = Field(gt=0)
-    """Of one answer; a longer one is dropped, reason `cut_off`."""
+    """Most tokens of one answer; a longer one is dropped, reason `cut_off`."""
 
     @model_validator(mode="after")
     def _has_a_model(self) -> Self:
@@ -100,13 +101,13 @@ class TeacherLimits(Frozen):
     tokens_per_minute: int = Field(gt=0)
     max_attempts: int = Field(gt=0)
     first_delay_seconds: float = Field(gt=0)
-    """Before the second attempt; doubled before each further one, up to a minute. A server's Retry-After goes
-    before."""
+    """Wait before the second attempt; doubled before each further one, up to a minute. A server's Retry-After overrides
+    it."""
     timeout_seconds: float = Field(gt=0)
     price_per_million_prompt_tokens: float = Field(ge=0)
     price_per_million_completion_tokens: float = Field(ge=0)
     max_cost: float = Field(gt=0)
-    """At these prices; the run stops there and keeps what was answered."""
+    """Most that requests may cost at these prices; then the run stops and keeps the answers so far."""
 
 
 class TeacherRecipe(Frozen):

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 from configs.schema.base import Frozen
 
 SERVED_GGUF_TYPE = "F32"
-"""llama.cpp quantizes activations too: only the F32 file's greedy answers can be held to our own."""
+"""llama.cpp quantizes activations too: only the F32 file's greedy answers can be compared with our own."""
 Q8_0_BLOCK = 32
-"""Elements that share a scale: rows of every quantized tensor hold whole blocks."""
+"""Elements that share a scale factor: rows of every quantized tensor are whole blocks."""
 
 
 class ReleaseRecipe(Frozen):
@@ -20,9 +20,9 @@ class ReleaseRecipe(Frozen):
     """Prompts whose greedy continuations by the served model must equal our own generation; the beginnings of held-out
     documents follow them until 500 tokens are compared."""
     smoke_prompt_tokens: int = Field(gt=0)
-    """Leading tokens of a document that are such a prompt."""
+    """Leading tokens of a held-out document that make such a prompt."""
     smoke_new_tokens: int = Field(gt=0)
-    """Tokens that a prompt is continued by, at most."""
+    """Most tokens by which a prompt is continued."""
     smoke_min_margin: float = Field(ge=0)
     """Top-2 logit margin below which a prompt's comparison ends: there rounding decides the token."""
     max_quantization_bits_per_byte: float = Field(ge=0)
@@ -36,7 +36,7 @@ class ReleaseRecipe(Frozen):
         if SERVED_GGUF_TYPE not in self.gguf_types:
             raise ValueError(
                 f"gguf_types is {list(self.gguf_types)}: add {SERVED_GGUF_TYPE}, which is served and the others are "
-                f"held to"
+                f"compared with"
             )
         return self
 

@@ -123,11 +123,11 @@ class Scale(Frozen):
         return self
 
     def course_of(self, phase: PhaseSection) -> CourseRecipe:
-        """The course whose token axis the phase lies on."""
+        """The course to which the phase belongs."""
         return next(course.recipe for course in self.courses if phase.name in course.recipe.phases)
 
     def packed_before(self, phase: PhaseSection) -> tuple[PhaseSection, ...]:
-        """The phases of the course before this one that read packed rows: it goes on in the documents where they
+        """The phases of the course before this one that read packed rows: it continues in the documents where they
         stopped."""
         before = self.course_of(phase).phases
         before = before[: before.index(phase.name)]
@@ -136,7 +136,7 @@ class Scale(Frozen):
         )
 
     def course_start_tokens(self, phase: PhaseSection) -> int:
-        """Tokens of the course that lie before the phase."""
+        """Tokens of the course before the phase."""
         before = self.course_of(phase).phases
         budgets = {section.name: section.recipe.num_tokens for section in self.phases}
         return sum(budgets[name] for name in before[: before.index(phase.name)])
@@ -147,7 +147,7 @@ class Scale(Frozen):
         return sum(budgets[name] for name in self.course_of(phase).phases)
 
     def training_recipe(self, phase: PhaseSection) -> TrainingRecipe:
-        """What decides the result of training the phase."""
+        """The settings that decide the result of training the phase."""
         shared = phase.recipe.model_dump(include=set(TrainingRecipe.model_fields) & set(PhaseRecipe.model_fields))
         return TrainingRecipe(
             **shared,

@@ -1,4 +1,4 @@
-"""How documents that stay become shards of token ids: repositories, tokenizer, shards."""
+"""How the kept documents become shards of token ids: repositories, tokenizer, shards."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class RepositoryRecipe(Frozen):
 class TokenizerRecipe(Frozen):
     kind: Literal["bpe", "sentencepiece_bpe", "sentencepiece_unigram"]
     """bpe: byte-level BPE with GLM's pre-tokenizer, which llama.cpp reads too. sentencepiece_*: trained by
-    SentencePiece on one machine, exported to the same files; nothing is converted to GGUF then, so a run ends before
-    its release."""
+    SentencePiece on one machine, exported to the same files. Such a tokenizer is not converted to GGUF, so a run ends
+    before its release."""
     num_ordinary_tokens: int = Field(ge=256)
     """Tokens before the special ones; 151,329 in GLM-4.5/4.6."""
     special_tokens: Literal["glm", "s1_256"]
     """glm: the 36 of GLM-4.5/4.6. s1_256: S1's 256, GLM's first, the rest reserved (model/text/tokenizer_layout.py)."""
     sample_chars: int = Field(gt=0)
-    """Characters of training text that the tokenizer is learned from, chosen by document hash, per domain and language
-    to a document."""
+    """Characters of training text that the tokenizer is learned from, chosen by document hash, exact to a document per
+    domain and language."""
     domain_shares: dict[Domain, Annotated[float, Field(ge=0)]]
-    """Weight of each domain in the sample; a domain without one is left out, and text that one lacks is told, not made
-    up by others. {}: as in the corpus, which is what a stage alone on somebody's directory needs: its domains are not
+    """Weight of each domain in the sample; a domain without one is left out. Text that a domain lacks is reported, not
+    replaced by others. {}: as in the corpus, which a single stage on somebody's directory needs, as its domains are not
     known here. For a run with the phases of full.yaml, {web: 0.40, multilingual: 0.12, code: 0.30, math: 0.06,
     synthetic: 0.12} is how they mix the first 22T tokens."""
     language_shares: dict[str, Annotated[float, Field(ge=0)]]
@@ -44,16 +44,16 @@ class TokenizerRecipe(Frozen):
     """bpe: rarer words of the sample are left out before merges are learned, which bounds memory and changes merges; 1
     keeps all."""
     compare_with: str
-    """A tokenizer.json whose figures stand beside ours in the step's report; "" for none. Its digest is in the record,
-    not in the key."""
+    """A tokenizer.json whose figures are shown beside ours in the step's report; "" for none. Its digest is in the
+    record, not in the key."""
 
     @property
     def num_special_tokens(self) -> int:
-        """Rows of the vocabulary behind the ordinary tokens."""
+        """Rows of the vocabulary after the ordinary tokens."""
         return {"glm": NUM_SPECIAL_TOKENS, "s1_256": 256}[self.special_tokens]
 
 
 class ShardRecipe(Frozen):
     multiple_of: int = Field(gt=0)
     """A domain's shards are a multiple of this: data-parallel copies x pipeline groups of the largest phase, so that
-    every reader has as many. 1: as many as the text's size asks for."""
+    every reader has the same number. 1: as many as the size of the text requires."""

@@ -10,7 +10,7 @@ from configs.schema.base import Frozen
 
 
 class OptimizerRecipe(Frozen):
-    """muon: Muon on the matrices but the embedding, AdamW on the rest. adamw: AdamW on all (S2, S4)."""
+    """muon: Muon on all matrices except the embedding, AdamW on the rest. adamw: AdamW on all (S2, S4)."""
 
     kind: Literal["muon", "adamw"]
     muon_momentum: float = Field(ge=0, lt=1)
@@ -26,26 +26,27 @@ class OptimizerRecipe(Frozen):
     """Report: 0.1 on matrices; biases, norms and the embedding are not decayed."""
     max_grad_norm: float = Field(ge=0)
     """Gradients of a step whose norm over the whole model is larger are scaled down to it, before the optimizer (S2:
-    1.0, and Megatron's default, which S3 and S4 run with; the report names none). 0: they are left as they are. A Muon
-    update has no scale, but its momentum has: a step with a large gradient weighs more in it than the steps around."""
+    1.0, and Megatron's default, which S3 and S4 run with; the report names none). 0: no clipping. The size of a Muon
+    update does not depend on the gradient's, but its momentum does: a step with a large gradient weighs more in it than
+    its neighbours."""
     state_dtype: Literal["float32", "bfloat16"]
-    """Of momentum and moments; master weights are float32 either way."""
+    """Dtype of momentum and moments; master weights are float32 either way."""
 
 
 class SpikeRecipe(Frozen):
     """What counts as a spike and what is done about it: roll back to the last good checkpoint and skip rows. A step
-    with a loss or gradient norm that is not finite is one in any case."""
+    whose loss or gradient norm is not finite always counts."""
 
     window_steps: int = Field(gt=1)
     """Steps whose median loss and gradient norm a step is compared with; before that many were taken only non-finite
     ones count."""
     max_loss_ratio: float = Field(gt=1)
     max_grad_norm_ratio: float = Field(gt=1)
-    """Of our own norm, before the optimizer."""
+    """Largest ratio of our own gradient norm, before the optimizer, to the median."""
     skip_steps: int = Field(gt=0)
     """Steps whose rows are left out, up to and with the one that spiked."""
     max_rollbacks: int = Field(ge=0)
-    """Of a phase; behind that training stops and says where the evidence lies."""
+    """Rollbacks of a phase, after which training stops and says where the evidence is."""
 
 
 class ValidationRecipe(Frozen):
@@ -54,9 +55,10 @@ class ValidationRecipe(Frozen):
     interval_tokens: int = Field(gt=0)
     """Tokens of the phase between two measurements; the last step is always measured."""
     num_tokens: int = Field(gt=0)
-    """Scored per domain, documents in the order of the held-out shards."""
+    """Tokens that are scored per domain; documents in the order of the held-out shards."""
     keep: Literal["last", "best"]
-    """Which weights the phase leaves: those of its end, or of the measurement with the lowest mean over domains."""
+    """Which weights are the result of the phase: those of its end, or of the measurement with the lowest mean over
+    domains."""
 
 
 class AdapterRecipe(Frozen):
@@ -83,7 +85,7 @@ class TrainingResources(Frozen):
 
     launcher: Literal["local", "slurm", "pbs", "kubernetes"]
     device: Literal["cpu", "cuda"]
-    """What a rank computes on; `glm46 plan` counts what lives there."""
+    """Device that a rank computes on; `glm46 plan` counts the memory that is used there."""
     num_ranks: int = Field(gt=0)
     """Processes, one per accelerator (or per CPU share): data x tensor x pipeline x context parallel."""
     tensor_parallel: int = Field(gt=0)
@@ -99,20 +101,21 @@ class TrainingResources(Frozen):
     nvme_dir: str
     """Where offloading to NVMe writes, on every node; read where one of the two says nvme."""
     bucket_elements: int = Field(gt=0)
-    """Elements per collective of ZeRO (S2: 5e8)."""
+    """Elements per bucket of ZeRO's collectives (S2: 5e8)."""
     recompute: Literal["none", "selective", "full"]
     """Activations computed again in the backward pass: none, those of attention and experts, or whole layers."""
     recompute_every_layers: int = Field(gt=0)
-    """Of full: how many layers are computed again as one block."""
+    """For `full`: how many layers are computed again as one block."""
     overlap_shared_expert: bool
     """Whether the shared expert computes while routed tokens travel; acts where expert_parallel is above 1."""
     peak_flops_per_second: float = Field(gt=0)
-    """Of one rank, dense, in the phase's dtype: what MFU is measured against (H100/H800 BF16: 9.89e14)."""
+    """Peak of one rank, dense, in the phase's dtype; MFU is measured against it (H100/H800 BF16: 9.89e14)."""
     device_memory_bytes: int = Field(gt=0)
     """Memory of one rank (H100/H800: 80 GB): `glm46 plan` says what does not fit."""
     assumed_document_tokens: int = Field(gt=0)
-    """Length of a document by which `glm46 plan` charges attention where packing is best_fit, as if all were alike; of
-    a real corpus the sum of squared lengths over the sum of lengths, which metrics.jsonl has as attended_tokens."""
+    """Length of a document by which `glm46 plan` counts attention where packing is best_fit, as if all were equally
+    long. For a real corpus it is the sum of squared lengths over the sum of lengths, attended_tokens in
+    metrics.jsonl."""
     rollout_cache_bytes: int = Field(gt=0)
     """Memory of a rank for the keys and values of answers that are sampled at once; a policy phase samples a step's
     answers in batches that fit. In float32 on a CPU the batches change no bit of the answers."""
@@ -120,7 +123,7 @@ class TrainingResources(Frozen):
     save_interval_steps: int = Field(gt=0)
     log_interval_steps: int = Field(gt=0)
     num_kept_checkpoints: int = Field(gt=0)
-    """The newest, besides the best one where validation.keep is best."""
+    """Newest checkpoints that are kept, besides the best one where validation.keep is best."""
     profile: ProfileResources
     tensorboard: bool
     """Event files beside MLflow."""

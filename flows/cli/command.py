@@ -17,7 +17,7 @@ import typer
 from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_errors
 from flows.cli.jobs_commands import jobs_app
 from flows.cli.lineage_commands import lineage_app
-from flows.cli.options import JSON, PLACE, SCALE, STORE
+from flows.cli.options import ADDRESS, JSON, SCALE, STORE
 
 if TYPE_CHECKING:
     from configs.schema import Scale
@@ -53,10 +53,10 @@ def assert_packages_are_ours() -> None:
 
     root = Path(__file__).resolve().parents[2]
     for package in (configs, data_contracts, infra, model, tasks):
-        found = Path(package.__path__[0]).resolve()
-        if found.parent != root:
+        folder = Path(package.__path__[0]).resolve()
+        if folder.parent != root:
             sys.exit(
-                f"package {package.__name__} is loaded from {found}, not from {root}: run glm46 from another "
+                f"package {package.__name__} is loaded from {folder}, not from {root}: run glm46 from another "
                 f"directory or clear PYTHONPATH"
             )
 
@@ -68,7 +68,7 @@ def run(
     data: Annotated[
         str | None,
         typer.Option(
-            metavar=PLACE,
+            metavar=ADDRESS,
             help="your documents; by default Python's library, its documentation and package descriptions",
         ),
     ] = None,
@@ -125,11 +125,11 @@ def run(
 
 def _refuse_missing_data(data: str) -> None:
     from flows.parameters import existing_data
-    from tasks.data.sources.remote_sources import is_remote, refuse_missing_place
+    from tasks.data.sources.remote_sources import is_remote, refuse_missing_address
 
     existing_data(data)
     if is_remote(data):
-        refuse_missing_place(data)
+        refuse_missing_address(data)
 
 
 def _leave(code: int) -> NoReturn:
@@ -168,13 +168,13 @@ def stage(
         Path, typer.Option(metavar="DIR", help="a new directory for documents and evidence, outside --input")
     ],
     documents: Annotated[
-        str | None, typer.Option("--input", metavar=PLACE, help="your documents, or an earlier stage's output")
+        str | None, typer.Option("--input", metavar=ADDRESS, help="your documents, or an earlier stage's output")
     ] = None,
     config: Annotated[
         str | None,
         typer.Option(
             metavar="SCALE|FILE.yaml",
-            help="the scale or YAML whose data section is used; by default full's recipe, run on this machine",
+            help="the scale or YAML whose data section is used; by default the recipe of full, on this machine",
         ),
     ] = None,
     as_json: JSON = False,
@@ -269,7 +269,7 @@ def up(
 
 @app.command()
 def down() -> None:
-    """End what `glm46 up` started; databases and artifacts stay."""
+    """Stop what `glm46 up` started; databases and artifacts stay."""
     with usage_errors():
         from flows.cli.deployment import bring_down
         from infra.home import open_home

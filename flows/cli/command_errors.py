@@ -16,13 +16,13 @@ from infra.home import Home, private_file
 
 EXIT_FAILED, EXIT_USAGE, EXIT_REFUSED = 1, 2, 3
 MAX_MESSAGE_CHARS = 4000
-"""Some servers answer with all that they were sent; the whole is in the log."""
+"""Most characters of a message: some servers answer with all that they were sent. The whole text is in the log."""
 JAVA_FRAME = re.compile(r"\n\s*(?:at [\w.$/<>]+\(.*\)|\.\.\. \d+ more)(?=\n|$)")
 
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """What the user wrote is refused in one sentence."""
+    """Refuses what the user wrote in one sentence, with exit code 2."""
     try:
         yield
     except ValueError as error:
@@ -33,7 +33,7 @@ def usage_errors() -> Iterator[None]:
 @contextmanager
 def failures(home: Home, *directories: Path) -> Iterator[None]:
     """One clear message and exit code 1; the traceback goes to a file that the message names. A command that writes
-    elsewhere than below the home names those directories: a full disk is told by its place."""
+    elsewhere than below the home names those directories: so a full disk is recognised."""
     try:
         yield
     except (typer.Exit, SystemExit):

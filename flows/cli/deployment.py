@@ -38,18 +38,18 @@ JOB_TEMPLATE = {
     "job_configuration": {"stream_output": True},
     "variables": {"type": "object", "properties": {}, "additionalProperties": False},
 }
-"""A run gives parameters to the flow and nothing to its process: Prefect's own template lets a run name its command and
-environment."""
+"""Template of the work pool: a run sets parameters of the flow and nothing of its process. Prefect's own template lets
+a run set its command and environment."""
 WORKER_START_SECONDS = 1
 STOP_TIMEOUT_SECONDS = 15
 
 
 def bring_up(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrls:
-    """Start and deploy what is not running; what runs is left alone, also on other ports. Raises ValueError for a port
+    """Start and deploy what is not running. What runs stays as it is, also on other ports. Raises ValueError for a port
     in use.
 
-    Where a server has died, the rest is ended and all start afresh: a worker does not find its way back to another
-    server. Of two processes that bring up one home, the second waits and finds everything running.
+    Where a server has died, the rest is ended and everything starts again: a worker does not connect to another server.
+    Of two processes that bring up one home, the second waits and finds everything running.
     """
     with exclusive(home, print):
         urls = read_recorded(home)
@@ -78,7 +78,7 @@ def _start_servers(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrl
 
 
 def _deploy() -> None:
-    """Runs of a worker that has gone are crashed, the work pool and the deployments are as this version says."""
+    """Set runs of a worker that has ended to Crashed, and bring the work pool and the deployments to this version."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
 

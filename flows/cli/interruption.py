@@ -1,7 +1,8 @@
-"""Ends a command within seconds on Ctrl-C, SIGTERM and a closed terminal; one sentence says what goes on without it.
+"""Ends a command within seconds on Ctrl-C, SIGTERM and a closed terminal; one sentence says what keeps running without
+it.
 
-A thread sees the signal, through the interpreter's wake-up descriptor. Prefect and PySpark replace any other handler
-by their own, and the main thread may be inside a call that takes minutes.
+A thread sees the signal through the interpreter's wake-up descriptor. Prefect and PySpark replace any other handler by
+their own, and the main thread may be inside a call that takes minutes.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from flows.cli.jobs import running_jobs
 from infra.home import Home
 
 STANDARD_ERROR = 2
-"""Kept from the start: while Spark starts, the descriptor leads to Spark's log."""
+"""A duplicate of this descriptor is kept from the start: while Spark starts, the descriptor leads to Spark's log."""
 GRACE_SECONDS = 2.0
-"""For the main thread to end in order: a flow run to be marked, servers and Spark to stop. What is left undone the next
-run repairs."""
+"""Seconds in which the main thread may end in order: mark the flow run, stop servers and Spark. The next run repairs
+what is not done."""
 
 
 @contextmanager
@@ -63,6 +64,6 @@ def _what_goes_on(home: Home) -> str:
         return ""
     names = " and ".join(f"{job.phase} ({job.short_key})" for job in jobs)
     return (
-        f". The training of {names} goes on detached: `glm46 jobs list` shows it, `glm46 jobs stop` lets it save "
+        f". The training of {names} keeps running detached: `glm46 jobs list` shows it, `glm46 jobs stop` lets it save "
         f"and end"
     )

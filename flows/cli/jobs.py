@@ -14,9 +14,9 @@ from infra.jobs.supervisor import is_locked, read_job_file
 from tasks.training.state.job import JOB_FILE
 
 KEY_DIGITS = 12
-"""Of a step key, as the commands print it."""
+"""Number of digits of a step key that the commands print."""
 GRACE_SECONDS = 120
-"""For a job to finish its optimizer step and save."""
+"""Seconds in which a job may finish its optimizer step and save."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def list_jobs(home: Home) -> list[TrainingJobState]:
     jobs = []
     for key in LocalLauncher(home.work_root).job_keys():
         directory = home.work_dir(key)
-        with suppress(FileNotFoundError):  # committed in this moment, its directory removed
+        with suppress(FileNotFoundError):  # committed at this moment, its directory removed
             phase = json.loads((directory / JOB_FILE).read_text())["recipe"]["phase"]
             if (job := read_job_file(directory)) is not None:
                 state = "running" if is_locked(directory) else final_state(job.exit_code)
@@ -55,12 +55,12 @@ def list_jobs(home: Home) -> list[TrainingJobState]:
 
 
 def running_jobs(home: Home) -> list[TrainingJobState]:
-    """Those that run now."""
+    """The jobs that run now."""
     return [job for job in list_jobs(home) if job.state == "running"]
 
 
 def stop_jobs(home: Home, key: str | None) -> list[TrainingJobState]:
-    """Let the running jobs whose key begins so, or all, save and leave; returns them as they are then. Raises
+    """Let the running jobs whose key begins with `key`, or all, save and end; returns them in their new state. Raises
     ValueError if none runs."""
     chosen = [job for job in running_jobs(home) if key is None or job.key.startswith(key)]
     if not chosen:

@@ -30,8 +30,8 @@ def lineage_model(
     with usage_errors():
         from flows.cli.trace_lineage import lineage_of_model
 
-        found = lineage_of_model(name, scale, store, records)
-    print(found.model_dump_json() if as_json else found.describe())
+        lineage = lineage_of_model(name, scale, store, records)
+    print(lineage.model_dump_json() if as_json else lineage.describe())
 
 
 @lineage_app.command("document")
@@ -40,10 +40,10 @@ def lineage_document(
     store: STORE = None,
     as_json: JSON = False,
 ) -> None:
-    """Show every step that dropped the document, every phase that was trained on it, every model that came from those
+    """Show which steps dropped the document, which phases were trained on it, and which models came from those
     phases."""
     with usage_errors():
         from flows.cli.trace_lineage import lineage_of_document
 
-        found = lineage_of_document(identity, store)
-    print(found.model_dump_json() if as_json else found.describe())
+        lineage = lineage_of_document(identity, store)
+    print(lineage.model_dump_json() if as_json else lineage.describe())

@@ -10,7 +10,7 @@ from model.kernels.native_library import kernel_sources, library_path
 
 
 def native_code() -> Check:
-    """Of everything that a run loads."""
+    """The check of all compiled code that a run loads."""
     return check_native_code([*map(library_path, kernel_sources()), op_path()])
 
 

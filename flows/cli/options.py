@@ -11,4 +11,4 @@ JSON = Annotated[bool, typer.Option("--json", help="end with one JSON line on st
 STORE = Annotated[
     str | None, typer.Option(metavar="URI", help="a directory or s3://bucket/prefix; by default $GLM46_HOME/store")
 ]
-PLACE = "DIR|s3://BUCKET/PREFIX|hf://OWNER/NAME"
+ADDRESS = "DIR|s3://BUCKET/PREFIX|hf://OWNER/NAME"

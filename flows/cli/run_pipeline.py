@@ -18,13 +18,13 @@ from infra.servers.servers import (
 
 DRAIN_SECONDS = 5
 MLFLOW_RETRIES = 2
-"""Of one request; MLflow's own seven take minutes, without a word."""
+"""Retries of one request; MLflow's default of seven takes minutes without a message."""
 WORKER_QUERY_SECONDS = 3
-"""Between a run that was asked for and its start; the server is on the same machine."""
+"""Seconds between two questions of the worker for requested runs; the server is on the same machine."""
 
 
 def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
-    """What Prefect and MLflow read when they are imported."""
+    """Set the variables that Prefect and MLflow read when they are imported."""
     os.environ.update(TELEMETRY_OFF)
     os.environ.update(
         {
@@ -34,7 +34,7 @@ def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
             CLIENT_VARIABLE: api_password(home),
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
             "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_SECONDS),
-            # The stage log speaks to the terminal, Prefect's to its UI.
+            # The stage log writes to the terminal, Prefect's log to its UI.
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
             "MLFLOW_TRACKING_URI": mlflow_url,
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(MLFLOW_RETRIES),
@@ -60,7 +60,7 @@ def run_pipeline(
         from flows.cli.silent_runs import crash_dead_runs
         from flows.full_pipeline import full_pipeline
 
-        if servers != read_servers_file(home):  # private servers: whoever ran before on these databases has ended
+        if servers != read_servers_file(home):  # private servers: any earlier run on these databases has ended
             crash_dead_runs(lambda flow_run: True)
         try:
             return full_pipeline(scale=scale, store=store, data=data, from_stage=from_stage, start=start, until=until)
@@ -72,7 +72,7 @@ def run_pipeline(
 
 
 def _blame_servers(home: Home, servers: ServerUrls, error: Exception) -> None:
-    """Raises RuntimeError where a server is why the run failed: it has stopped, or its database does not answer."""
+    """Raises RuntimeError where a server made the run fail: it has stopped, or its database does not answer."""
     silent = silent_servers(servers)
     if silent:
         logs = ", ".join(str(home.run_dir / f"{name}.log") for name in silent)
@@ -83,7 +83,7 @@ def _blame_servers(home: Home, servers: ServerUrls, error: Exception) -> None:
 
 
 def _send_waiting_logs_and_events() -> None:
-    """While the server still runs; at exit Prefect would wait for it."""
+    """Send them while the server still runs; at exit Prefect would wait for it."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 

@@ -41,7 +41,7 @@ class ServedModel:
     is_chat_trained: bool
     """Whether it knows the chat template; else it continues text."""
     enable_thinking: bool
-    """Whether it is asked to reason before it answers: as in its evaluation."""
+    """Whether it is asked to reason before it answers, as in its evaluation."""
 
     def wait(self) -> NoReturn:
         """Block until interrupted. Raises RuntimeError when the server ends by itself."""
@@ -51,7 +51,7 @@ class ServedModel:
 
 
 def find_version(home: Home, scale: Scale, alias: str) -> RegisteredVersion:
-    """The version of a scale's model that an alias names. Raises ValueError where nothing has that alias."""
+    """The version of a scale's model that an alias names. Raises ValueError where no version has that alias."""
     name, client = model_name(scale.scale), open_registry(home)
     version = resolve_alias(client, name, alias)
     if version is None:
@@ -83,7 +83,7 @@ def served_model(
 
 
 def _gguf_files(store: Store, version: RegisteredVersion, recipe: ReleaseRecipe) -> Artifact[GgufFiles]:
-    """The version's GGUF files: of a release as it made them, of another phase converted here, once."""
+    """The version's GGUF files: those of the release, or for another phase converted here, once."""
     if GGUF_TAG in version.tags:
         return store.load(version.tag(GGUF_TAG), GgufFiles)
     checkpoint = store.load(version.key, TrainedCheckpoint)
@@ -96,8 +96,8 @@ def _gguf_files(store: Store, version: RegisteredVersion, recipe: ReleaseRecipe)
 
 
 def complete(served: ServedModel, prompt: str, max_tokens: int, temperature: float) -> Iterator[str]:
-    """Pieces of the answer, as they are generated: to a message where the model was trained on conversations, else a
-    continuation."""
+    """Pieces of the answer as they are generated. A model that was trained on conversations answers a message; another
+    continues the text."""
     from openai import OpenAI
 
     client = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)

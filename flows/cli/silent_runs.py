@@ -1,4 +1,4 @@
-"""Turns flow runs whose process died from Running to Crashed, so that the UI and the API can retry them.
+"""Sets flow runs whose process died from Running to Crashed, so that the UI and the API can retry them.
 
 A dead process reports nothing, so there are two ways: an automation on the server for runs that stopped sending
 heartbeats, whatever machine they were on; and a look at this machine's processes when servers start.
@@ -20,7 +20,7 @@ from prefect.states import Crashed
 from infra.servers.servers import HEARTBEAT_SECONDS
 
 SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS + 10
-"""A heartbeat may be late on a busy machine."""
+"""Seconds without a heartbeat: on a busy machine one may be late."""
 AUTOMATION = "glm46: crash flow runs that fell silent"
 HEARTBEAT = "prefect.flow-run.heartbeat"
 ENDED = {
@@ -33,7 +33,7 @@ def ensure_silence_automation() -> None:
     """Tell the server to crash a flow run that sends neither a heartbeat nor its end for SILENCE_SECONDS."""
     automation = AutomationCore(
         name=AUTOMATION,
-        description="The process of such a run has died. Retry the run: what it had computed is found in the store.",
+        description="The process of such a run has died. Retry the run: what it had computed is in the store.",
         trigger=EventTrigger(
             after={HEARTBEAT},
             expect={HEARTBEAT, *ENDED},
@@ -58,7 +58,7 @@ def ensure_silence_automation() -> None:
 
 
 def crash_dead_runs(is_dead: Callable[[FlowRun], bool]) -> int:
-    """Set those flow runs to Crashed that are said to be running and are dead; returns how many."""
+    """Set flow runs in state Running whose process is dead to Crashed; returns how many."""
     running = FlowRunFilter(
         state=FlowRunFilterState(
             type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
@@ -76,8 +76,8 @@ def _crash(client: SyncPrefectClient, flow_run: FlowRun) -> None:
 
 
 def lost_its_process(flow_run: FlowRun) -> bool:
-    """Whether a worker of this machine started the run in a process that is gone. Runs started otherwise are left to
-    their heartbeats."""
+    """Whether a worker of this machine started the run in a process that is gone. Runs that were started otherwise are
+    judged by their heartbeats."""
     if not flow_run.infrastructure_pid or not flow_run.infrastructure_pid.isdigit():
         return False
     try:

@@ -47,13 +47,13 @@ from tasks.data.sources.remote_sources import is_remote
 from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer, train_tokenizer
 
 DEFAULT_SCALE = "full"
-"""Its recipe holds S0's values; its resources are a cluster's, so without --config they are replaced by this
-machine."""
+"""The default scale: its recipe holds S0's values. Its resources are a cluster's, so without --config this machine's
+replace them."""
 
 
 @dataclass(frozen=True)
 class SingleStage:
-    """The steps in front of a stage, each computed when asked for."""
+    """The steps before a stage, each computed when it is asked for."""
 
     source: SourceListing | DocumentFiles | None
     recipe: DataRecipe
@@ -61,7 +61,7 @@ class SingleStage:
     store: Store
     log: StageLog
     artifacts: dict[str, Artifact[Any]] = field(default_factory=dict)
-    """What was found or computed so far, by the name of the step."""
+    """Artifacts so far, from the store or computed, by the name of the step."""
 
     def compute(
         self, step: Step[R], recipe: BaseModel | None, with_spark: bool = True, **inputs: Digested | None
@@ -101,13 +101,13 @@ class SingleStage:
         return self.compute(complete_documents, None, documents=self.extracted())
 
     def ranked(self) -> Artifact[Any]:
-        """For stages that keep the best of several: sources are scored, documents of an earlier stage are as good as it
-        found them."""
+        """For stages that keep the best of several: sources are scored, documents of an earlier stage keep its
+        scores."""
         return self.complete() if isinstance(self.source, DocumentFiles) else self.scored()
 
     def scored(self) -> Artifact[Any]:
-        """With the classifiers that the sources' labelled records give. Documents of an earlier stage keep the scores
-        that they have; without any they get what needs no labelled records."""
+        """Documents scored with classifiers from the sources' labelled records. Documents of an earlier stage keep
+        their scores; those without scores get the ones that need no labelled records."""
         sources, documents = SourceListing(()), self.extracted()
         if isinstance(self.source, DocumentFiles):
             documents = self.complete()
@@ -118,7 +118,7 @@ class SingleStage:
                 )
                 return documents
             self.log.say(
-                "language and perplexity alone: the other scores are learned from labelled records, so score their "
+                "only language and perplexity: the other scores are learned from labelled records, so score their "
                 "directory"
             )
         else:
@@ -165,27 +165,27 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
         shard_documents, run.recipe.shards, documents=run.complete(), tokenizer=run.tokenizer()
     ),
 }
-"""By the name of the stage's section in data.recipe."""
+"""Stages by the name of their section in data.recipe."""
 PARTITION_BYTES = 64 * 2**20
 PARQUET_RATIO = 3
 WITHOUT_INPUT = ("synthesize",)
 NEEDED_ROLE = {"seed_variations": "prompts"}
-"""Of a stage's sources, where it is not documents to train on."""
+"""Role of the sources that a stage needs, where it is not documents to train on."""
 
 
 def open_stage(
-    name: str, place: str | Path | None, output_dir: Path, config: str | None, home: Home
+    name: str, address: str | Path | None, output_dir: Path, config: str | None, home: Home
 ) -> Callable[[], StageOutcome]:
-    """What runs a stage and puts its files into `output_dir`. Raises ValueError for an unknown name, wrong directories
-    or a master that this machine cannot reach, before any work."""
+    """A function that runs a stage and puts its files into `output_dir`. Raises ValueError for an unknown name, wrong
+    directories or a master that this machine cannot reach, before any work."""
     if name not in STAGES:
         raise ValueError(f"no stage {name!r}: the stages are {', '.join(STAGES)}")
-    check_output(output_dir, place)
+    check_output(output_dir, address)
     scale = load_scale(config or DEFAULT_SCALE)
     if config:
         _check_master(scale.data.resources.master)
     log = StageLog()
-    source = _source(name, place, log)
+    source = _source(name, address, log)
     resources = scale.data.resources if config else this_machine(_num_bytes(source))
     run = SingleStage(source, scale.data.recipe, resources, open_store(None, home), log)
 
@@ -209,11 +209,6 @@ def open_stage(
     return compute
 
 
-def run_stage(name: str, place: str | Path | None, output_dir: Path, config: str | None, home: Home) -> StageOutcome:
-    """Open a stage and run it."""
-    return open_stage(name, place, output_dir, config, home)()
-
-
 def _check_master(master: str) -> None:
     if master == "yarn" and not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & set(os.environ):
         raise ValueError(
@@ -223,26 +218,26 @@ def _check_master(master: str) -> None:
         )
 
 
-def _source(name: str, place: str | Path | None, log: StageLog) -> SourceListing | DocumentFiles | None:
+def _source(name: str, address: str | Path | None, log: StageLog) -> SourceListing | DocumentFiles | None:
     if name in WITHOUT_INPUT:
-        if place is not None:
+        if address is not None:
             raise ValueError(f"stage {name} makes its documents: leave --input out")
         return None
-    if place is None:
+    if address is None:
         raise ValueError(
             f"stage {name} reads documents: name a directory, s3://bucket/prefix or hf://owner/name with --input"
         )
-    if not is_remote(str(place)) and not Path(place).is_dir():
+    if not is_remote(str(address)) and not Path(address).is_dir():
         raise ValueError(
-            f"--input {place} does not exist or is no directory: name an existing one, or s3://bucket/prefix or "
+            f"--input {address} does not exist or is no directory: name an existing one, or s3://bucket/prefix or "
             f"hf://owner/name"
         )
-    written = DocumentFiles(Path(place).absolute())
-    return written if _left_by_a_stage(written) else list_sources(place, log.say, NEEDED_ROLE.get(name, "pretrain"))
+    written = DocumentFiles(Path(address).absolute())
+    return written if _left_by_a_stage(written) else list_sources(address, log.say, NEEDED_ROLE.get(name, "pretrain"))
 
 
 def _left_by_a_stage(written: DocumentFiles) -> bool:
-    """A user's own Parquet files may lie in a directory of that name as well."""
+    """Whether the files are a stage's output: a user's own Parquet files may be in a directory of that name, too."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -258,7 +253,7 @@ def _left_by_a_stage(written: DocumentFiles) -> bool:
 
 
 def this_machine(num_bytes: int) -> SparkResources:
-    """For so many bytes of text: what a task holds does not grow with the input."""
+    """Resources of this machine for `num_bytes` of text: a task's memory does not grow with the input."""
     cores = len(os.sched_getaffinity(0))
     partitions = max(2 * cores, -(-num_bytes // PARTITION_BYTES))
     return SparkResources(
@@ -267,7 +262,7 @@ def this_machine(num_bytes: int) -> SparkResources:
 
 
 def _num_bytes(source: SourceListing | DocumentFiles | None) -> int:
-    """Of the text, about: Parquet holds it compressed."""
+    """Approximate bytes of the text: Parquet holds it compressed."""
     if isinstance(source, SourceListing):
         return sum(file.num_text_bytes for file in source.files)
     return 0 if source is None else PARQUET_RATIO * sum(file.size for file in source.files("documents/*.parquet"))

@@ -1,7 +1,7 @@
-"""Writes a single stage's result into a user's directory: files, what the steps before left out, the funnel in words.
+"""Writes a single stage's result into a user's directory: files, what earlier steps left out, and the funnel in words.
 
-The directory is locked while a stage runs. Files appear in it when all are there, so no part of a failed or killed
-run looks like the whole.
+The directory is locked while a stage runs. Files appear in it when all are there, so no part of a failed or killed run
+looks like the whole.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from infra.step import Artifact
 from tasks.data.deduplication.duplicate_clusters import DuplicateCluster
 
 UNFINISHED = ".unfinished"
-"""Below --output: where files wait until all are there."""
+"""Directory below --output in which files wait until all are there."""
 NAMES = ".names"
-"""In it, when all are there: what is being put in place, so that a run after a kill may replace it."""
+"""File in that directory, written when all are there: the names that are being moved, so that a run after a kill may
+replace them."""
 EARLIER = "earlier"
 NUM_FIGURES = 4
 
 
 class StageOutcome(BaseModel):
-    """What a single stage left."""
+    """The result of a single stage."""
 
     stage: str
     output: str
     digest: str
     record: dict[str, Any]
     earlier: dict[str, dict[str, Any]]
-    """Records of the steps in front of it that left something out, by their names; their evidence lies in
-    `output`/earlier."""
+    """Records of the earlier steps that left something out, by their names; their evidence is in `output`/earlier."""
 
     def describe(self) -> str:
-        """The funnel: what each step kept and left out, and where it lies."""
+        """The funnel: what each step kept and left out, and where the files are."""
         lines = []
         for name, record in {**self.earlier, self.stage: self.record}.items():
             clusters = [DuplicateCluster.model_validate(cluster) for cluster in record.get("largest_clusters", ())]
@@ -52,7 +52,7 @@ class StageOutcome(BaseModel):
 
 
 def _funnel(name: str, record: dict[str, Any]) -> str:
-    """One line: documents that are left and those that were dropped or unreadable, by reason; of other records their
+    """One line: documents that remain and those that were dropped or unreadable, by reason; for other records their
     first figures."""
     said = []
     if "num_documents" in record and {"dropped", "rejected"} & set(record):
@@ -73,7 +73,7 @@ def _funnel(name: str, record: dict[str, Any]) -> str:
     return f"{name}: {', '.join(said)}"
 
 
-def check_output(output_dir: Path, place: str | Path | None) -> None:
+def check_output(output_dir: Path, address: str | Path | None) -> None:
     """Before hours of work: raises ValueError for a directory that cannot take the output, or that the next run would
     read as input."""
     existing = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.exists())
@@ -81,9 +81,9 @@ def check_output(output_dir: Path, place: str | Path | None) -> None:
         why = "cannot be written" if existing.is_dir() else "is a file"
         raise ValueError(f"--output {output_dir}: {existing} {why}: name a new directory elsewhere")
     _refuse_files(output_dir)
-    if place is not None and Path(place).is_dir() and output_dir.resolve().is_relative_to(Path(place).resolve()):
+    if address is not None and Path(address).is_dir() and output_dir.resolve().is_relative_to(Path(address).resolve()):
         raise ValueError(
-            f"--output {output_dir} lies in --input {place}, which would be read again with it: name a directory "
+            f"--output {output_dir} is in --input {address}, which would be read again with it: name a directory "
             f"elsewhere"
         )
 
@@ -101,7 +101,8 @@ def _refuse_files(output_dir: Path) -> None:
 
 @contextmanager
 def locked_output(output_dir: Path) -> Iterator[None]:
-    """The output's directory, made and held against a second run; removed where the stage leaves nothing in it."""
+    """The output's directory, created and locked against a second run; removed where the stage writes nothing into
+    it."""
     output_dir.mkdir(parents=True, exist_ok=True)
     held = os.open(output_dir, os.O_RDONLY)  # by flock, not filelock: a lock file would be one of the user's files
     try:
@@ -120,7 +121,7 @@ def locked_output(output_dir: Path) -> Iterator[None]:
 
 
 def has_left_out(artifact: Artifact[Any]) -> bool:
-    """Whether a step dropped documents or met unreadable ones."""
+    """Whether a step dropped documents or could not read some."""
     values = artifact.record.model_dump()
     return any(values.get(word) for word in ("dropped", "rejected"))
 
@@ -128,8 +129,8 @@ def has_left_out(artifact: Artifact[Any]) -> bool:
 def write_output(
     artifact: Artifact[Any], earlier: dict[str, Artifact[Any]], outcome: StageOutcome, output_dir: Path
 ) -> None:
-    """Every file of the artifact under its name, what the steps before it left out, and the records; in place when all
-    are there, so that no part passes for the whole."""
+    """Every file of the artifact under its name, what earlier steps left out, and the records. They are moved into the
+    directory when all are there, so that no part looks like the whole."""
     # Looked at again: something else may have been put there meanwhile.
     _refuse_files(output_dir)
     files = {name: artifact.path(name) for name in sorted({**artifact.manifest.content, **artifact.manifest.evidence})}
@@ -145,8 +146,8 @@ def write_output(
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
         (waiting / "record.json").write_text(outcome.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        placed = sorted(path.name for path in waiting.iterdir())
-        (waiting / NAMES).write_text(json.dumps(placed))
+        waiting_names = sorted(path.name for path in waiting.iterdir())
+        (waiting / NAMES).write_text(json.dumps(waiting_names))
     except OSError as error:
         shutil.rmtree(waiting, ignore_errors=True)
         raise ValueError(
@@ -154,13 +155,13 @@ def write_output(
             f"run again; what was "
             "computed is kept"
         ) from error
-    for name in placed:
+    for name in waiting_names:
         (waiting / name).rename(output_dir / name)
     shutil.rmtree(waiting)
 
 
 def _clear(output_dir: Path) -> None:
-    """Removes what a killed run had begun to put in place."""
+    """Removes the files that a killed run had begun to move."""
     ours = output_dir / UNFINISHED / NAMES
     for name in json.loads(ours.read_text()) if ours.exists() else ():
         path = output_dir / name

@@ -1,5 +1,5 @@
-"""A step with what it is given: found in the store under its key, or run, with its progress and its line in the log.
-Knows no Prefect."""
+"""A step with its arguments: taken from the store under its key or run, with its progress and its line in the log. Does
+not use Prefect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from infra.storage.store import Store
 
 Report = Callable[[str, Progress], None]
-"""Takes the progress of a step, or of a part of it that the text names."""
+"""Receives the progress of a step, or of the part of it that the text names."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Run:
 
 @dataclass(frozen=True)
 class AssessedModel:
-    """A checkpoint and what was found out about it; `reasons` is empty unless the gate refused."""
+    """A checkpoint with its evaluation and verdict; `reasons` is empty unless the gate refused."""
 
     phase: PhaseSection
     packed: Artifact[PackedPhase] | None

@@ -34,12 +34,11 @@ UI_INTERVAL_SECONDS = 5.0
 EFFECT_RETRIES = 2
 EFFECT_RETRY_DELAY_SECONDS = 2
 JOB_RETRIES = 100
-"""Times that one run submits a step's lost job again: a phase of weeks on thousands of accelerators loses some every
+"""Times that one run submits a step's lost job again: a phase of weeks on thousands of accelerators loses jobs every
 day."""
 JOB_RETRY_DELAY_SECONDS = 2
 MAX_RETRIES_AT_A_CHECKPOINT = 3
-"""A job that is lost again and again without a new checkpoint is lost for a reason that does not pass, for example
-memory."""
+"""Of these, times in a row without a new checkpoint: then the reason, for example memory, does not pass by itself."""
 
 
 def run_step(
@@ -53,8 +52,8 @@ def run_step(
     log_metrics: LogMetrics = lambda rows: None,
     **inputs: Digested | None,
 ) -> Artifact[R]:
-    """The committed artifact of a step: found in the store, or computed now. `stage` names it where a step runs more
-    than once."""
+    """The committed artifact of a step, from the store or computed now. `stage` names it where a step runs more than
+    once."""
     computation = Computation(step, inputs, recipe, resources, data_files, stage)
     name = computation.name
     reason = explain_and_remember(run.home, run.scale.scale, name, computation.identity)
@@ -101,13 +100,13 @@ def run_effect(run: Run, stage: str, effect: Callable[[], T], describe: Callable
 
 
 def _is_worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
-    """Mistakes of the user and broken promises do not heal by waiting."""
+    """Whether a retry may help: mistakes of the user and broken contracts stay."""
     error = state.result(raise_on_failure=False)
     return not isinstance(error, ValueError | AssertionError)
 
 
 def _lost_its_job(log: StageLog, stage: str) -> Callable[[Any, Any, Any], bool]:
-    """Condition of a step's retry: its job was taken away; under the same key it continues. What fails is not
+    """Condition of a step's retry: its job was taken away; under the same key it continues. A failed job is not
     repeated."""
     lost_at: list[int] = []
 
@@ -125,7 +124,7 @@ def _lost_its_job(log: StageLog, stage: str) -> Callable[[Any, Any, Any], bool]:
 
 
 def _progress_reporter(log: StageLog, stage: str) -> Callable[[str, Progress], None]:
-    """Takes the progress of the stage, or of a named part of it, from any thread."""
+    """A function that receives the progress of the stage, or of a named part of it, from any thread."""
     artifact_id: UUID | None = None
     shown_at = -UI_INTERVAL_SECONDS
     one_at_a_time = threading.Lock()

@@ -15,7 +15,8 @@ INTERVAL_SECONDS = 5.0
 
 @contextmanager
 def watched_jobs(report: Callable[[str, Progress], None]) -> Iterator[None]:
-    """While the block runs, report every few seconds which Spark stage (its number first) stands where, in tasks."""
+    """While the block runs, report every few seconds the number of the running Spark stage and how many of its tasks
+    are done."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -34,7 +35,7 @@ def watched_jobs(report: Callable[[str, Progress], None]) -> Iterator[None]:
 
 
 def _running_stages() -> list[tuple[int, Progress]]:
-    """The one that began first: others wait for it or end soon."""
+    """The stage that began first: others wait for it or end soon."""
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
@@ -44,9 +45,11 @@ def _running_stages() -> list[tuple[int, Progress]]:
     try:
         tracker = context.statusTracker()
         numbers = sorted(tracker.getActiveStageIds())[:1]
-        found = [(number, tracker.getStageInfo(number)) for number in numbers]
+        stages = [(number, tracker.getStageInfo(number)) for number in numbers]
     except (Py4JError, AttributeError):  # the session was stopped meanwhile
         return []
     return [
-        (number, Progress(info.numCompletedTasks, info.numTasks, "tasks")) for number, info in found if info is not None
+        (number, Progress(info.numCompletedTasks, info.numTasks, "tasks"))
+        for number, info in stages
+        if info is not None
     ]

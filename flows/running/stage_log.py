@@ -1,4 +1,4 @@
-"""Logs a run while it goes: one line per finished stage, live progress of the running one."""
+"""Logs a run while it runs: one line per finished stage, live progress of the running one."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class StageResult:
 @dataclass
 class StageLog:
     """The stages of one run, in order. Lines go to standard error, so that `--json` owns standard output, and to
-    `tell`."""
+    `forward`."""
 
-    tell: Callable[[str], None] = lambda line: None
-    """Takes finished stages and words, without the running progress: the log of the flow run in Prefect's UI."""
+    forward: Callable[[str], None] = lambda line: None
+    """Receives finished stages and messages, without the live progress: the log of the flow run in Prefect's UI."""
     console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
     results: list[StageResult] = field(default_factory=list)
     _shown_at: float = 0.0
     _began: tuple[str, float, float] = ("", 0.0, 0.0)
 
     def say(self, message: str) -> None:
-        """One line of plain words."""
+        """Print one message."""
         self._clear()
         self.console.print(message, markup=False)
-        self.tell(message)
+        self.forward(message)
 
     def progress(self, stage: str, progress: Progress) -> str:
-        """Show where a stage stands; returns the line, with rate and time to go since the stage's first report."""
+        """Show how far a stage has come; returns the line, with rate and time to go since the stage's first report."""
         now = time.monotonic()
         if self._began[0] != stage:
             self._began = (stage, now, progress.done)

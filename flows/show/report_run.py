@@ -1,6 +1,6 @@
 """Ends a run that trained with its report, wherever it ended.
 
-It was promoted, refused by a gate, or left before the release.
+The run may have been promoted, refused by a gate, or ended before the release.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from tasks.report.report_inputs import ReportedPhase, ReportedPhases
 
 
 def reported_phases(models: Sequence[AssessedModel], planned: Sequence[PhaseSection]) -> ReportedPhases:
-    """The phases of this run, in order, and those of `planned` that it did not come to."""
+    """The phases of this run, in order, and those of `planned` that it did not reach."""
     reached = {model.phase.name for model in models}
     return ReportedPhases(
         tuple(

@@ -1,4 +1,4 @@
-"""Shows a run in Prefect's UI beside its states: the data funnel, each phase's curve and figures, the end and links."""
+"""Shows a run in Prefect's UI: the data funnel, each phase's curve and figures, the outcome and links."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def show_data(run: Run, prepared: PreparedData) -> None:
 
 
 def show_phase(run: Run, model: AssessedModel) -> None:
-    """The phase's curve and what its gate said."""
+    """The phase's curve and its gate's verdict."""
     chart = phase_chart(model.checkpoint)
     if chart is not None:
         show_picture(f"{run.scale.scale} {model.phase.name} curve", chart, f"training of {model.phase.name}")

@@ -54,30 +54,30 @@ FLOW_RUN_TAG = "glm46.flow_run"
 """Id of the Prefect flow run, on a parent run."""
 SCALE_TAG = "glm46.scale"
 NOTE_TAG = "mlflow.note.content"
+"""MLflow's page of a run shows this tag as the run's description, in Markdown."""
 PROMOTED_TAG = "glm46.promoted"
-"""What MLflow's page of a run shows as its description, as Markdown."""
 EVIDENCE_DIR = "evidence"
 OUTCOME_FILE = "outcome.json"
 EXIT_MESSAGE = "Execution was aborted by Python system exit call."
 WORKER_LOST = "the worker that started this run has ended: `glm46 up` starts one, then retry the run to continue"
 LOGGED_EVIDENCE = {"spikes.jsonl": EVIDENCE_DIR, "profile/*": f"{EVIDENCE_DIR}/profile"}
-"""What training left that becomes artifacts of the phase's run, and where."""
+"""Files of training that become artifacts of the phase's run, and their directories."""
 
 
 def name_flow_run() -> str:
-    """The scale before the words that Prefect drew, for example `tiny amber-bear`; a retried flow run keeps its
-    name."""
+    """The name of a flow run: the scale before the words that Prefect drew, for example `tiny amber-bear`; a retried
+    flow run keeps its name."""
     name, scale = str(this_flow_run.name), Path(this_flow_run.parameters["scale"]).stem
     return name if name.startswith(f"{scale} ") else f"{scale} {name}"
 
 
 def name_phases() -> str:
-    """The phases that a flow was given, in order."""
+    """Names of the phases that a flow was given, in order."""
     return ", ".join(phase.name for phase in this_flow_run.parameters["phases"])
 
 
 def track_pipeline(mlflow_uri: str, scale: Scale) -> str:
-    """Id of the MLflow run of this flow run; a retried flow run continues the one it had, unless its configuration was
+    """Id of the MLflow run of this flow run; a retried flow run continues its MLflow run, unless its configuration was
     edited meanwhile."""
     client, experiment = connect(mlflow_uri), model_name(scale.scale)
     configuration = scale.model_dump(mode="json")
@@ -105,7 +105,7 @@ def _end_abandoned_runs(client: MlflowClient) -> None:
 
 
 def track_phase(run: Run, phase: PhaseSection, key: str) -> str:
-    """Id of the MLflow run of a phase's work, found again by the step key of that work."""
+    """Id of the MLflow run of a phase's work, identified by the step key of that work."""
     client, experiment = connect(run.mlflow), model_name(run.scale.scale)
     recipe = flattened(run.scale.training_recipe(phase).model_dump(mode="json", exclude={"model"}))
     tags = {SCALE_TAG: run.scale.scale, "glm46.phase": phase.name}
@@ -120,8 +120,8 @@ def track_phase(run: Run, phase: PhaseSection, key: str) -> str:
 
 
 def approve_inputs(run: Run, contracts: Mapping[str, tuple[Artifact[Any], Artifact[ContractResult] | None]]) -> None:
-    """Log what training reads, each with its contract's result. Raises ValueError where that result is none, or one for
-    something else."""
+    """Log the inputs of training, each with its contract's result. Raises ValueError where there is no result, or it is
+    for something else."""
     for name, (artifact, result) in contracts.items():
         if result is None or result.manifest.identity["inputs"]["subject"] != artifact.digest:
             seen = (
@@ -147,7 +147,7 @@ def approve_inputs(run: Run, contracts: Mapping[str, tuple[Artifact[Any], Artifa
 
 
 def dataset_input(run: Run, name: str, artifact: Artifact[Any], result: Artifact[ContractResult]) -> DatasetInput:
-    """An artifact as MLflow names it, with what its contract found."""
+    """An artifact as a data set of MLflow, with its contract's result."""
     held = result.record
     return DatasetInput(
         name=name,
@@ -171,8 +171,8 @@ def finish_phase(
     evaluation: Artifact[Evaluation],
     decision: Artifact[GateDecision],
 ) -> None:
-    """Log what a phase's checkpoint achieved, on its MLflow run and the parent, with what training kept of its spikes
-    and profiled steps, and end the former: FINISHED where the gate accepted."""
+    """Log a checkpoint's figures on the phase's MLflow run and the parent, with the evidence of spikes and profiled
+    steps. Then end the phase's run: FINISHED where the gate accepted."""
     client = connect(run.mlflow)
     figures = _figures(evaluation.record.model_dump(mode="json"))
     log_new_figures(client, run_id, {f"evaluation/{name}": value for name, value in figures.items()})
@@ -185,7 +185,7 @@ def finish_phase(
 
 
 def log_training_evidence(client: MlflowClient, run_id: str, checkpoint: Artifact[Any]) -> None:
-    """What training kept of spikes and of profiled steps, as artifacts of the phase's run; nothing for imported
+    """Upload the evidence of spikes and profiled steps as artifacts of the phase's run; nothing for imported
     weights."""
     for pattern, directory in LOGGED_EVIDENCE.items():
         names = [name for name in checkpoint.manifest.evidence if fnmatchcase(name, pattern)]
@@ -211,7 +211,7 @@ def finish_pipeline(run: Run, outcome: RunOutcome, evidence: Sequence[Path]) -> 
 
 
 def _figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """The measures of a record, those by domain with a name of their own; counts and intervals are left to the
+    """The figures of a record, those by domain under names of their own; counts and intervals are only in the
     report."""
     figures = {name: value for name, value in record.items() if isinstance(value, float)}
     for name, values in record.items():
@@ -228,7 +228,8 @@ def end_tracking(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> 
     """Hook of the flow: its MLflow run ends as FAILED, or KILLED where the flow crashed or was cancelled, and has
     promoted nothing.
 
-    A run that ended because its worker died crashes with Prefect's words for any exit: they are replaced by what to do.
+    A run that ended because its worker died crashes with Prefect's general message for an exit: it is replaced by what
+    to do.
     """
     if state.message == EXIT_MESSAGE:
         with get_client(sync_client=True) as prefect:

@@ -21,7 +21,8 @@ def show_picture(key: str, picture: bytes, description: str) -> None:
     """A PNG or SVG with a background of its own (the UI's may be black), held in the artifact: the UI asks no other
     server for it.
 
-    A Markdown artifact, not an image artifact: under that the UI prints the whole address, which here is the picture.
+    It is a Markdown artifact, not an image artifact: below the latter the UI prints the whole address, which here is
+    the picture.
     """
     kind = "png" if picture.startswith(PNG_START) else "svg+xml"
     address = f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"

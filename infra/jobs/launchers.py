@@ -26,15 +26,16 @@ from infra.step import Progress
 
 JobState = Literal["running", "succeeded", "failed", "interrupted", "lost"]
 """failed: the program ended with an error of its own. interrupted: someone asked it to stop, and it saved. lost: it was
-taken away, which says nothing about the program: here its supervisor or a rank got SIGKILL (the kernel's way when
-memory runs out, and a machine's that goes down); on a scheduler it was preempted or its node failed. Submitted again,
-all three continue from the latest checkpoint; only a lost one is without being asked (flows/running/run_step.py)."""
+taken away, which says nothing about the program: here its supervisor or a rank got SIGKILL (the kernel does that when
+memory runs out, and a machine when it goes down); on a scheduler it was preempted or its node failed. Submitted again,
+all three continue from the latest checkpoint; only a lost one is submitted again without being asked
+(flows/running/run_step.py)."""
 CANCEL_POLL_SECONDS = 0.1
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Ranks of one machine listen to each other only."""
+"""Ranks of one machine listen only to each other."""
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Compiling graphs costs seconds per shape and pays on no CPU. Threads that spin while they wait for each other make a
-step 3 to 5 times slower as soon as anything else runs on the machine (measured, 2 cores)."""
+"""Compiling graphs costs seconds per shape and gains nothing on a CPU. Threads that spin while they wait for each other
+make a step 3 to 5 times slower as soon as anything else runs on the machine (measured, 2 cores)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class JobHandle:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Where a job stands, as its launcher's facts say and not as anyone remembers."""
+    """The state of a job, from facts that its launcher looks up and not from memory."""
 
     state: JobState
     progress: Progress | None
@@ -107,7 +108,7 @@ class Launcher(Protocol):
     def poll(self, handle: JobHandle) -> JobStatus: ...
 
     def cancel(self, handle: JobHandle, grace_seconds: float) -> None:
-        """Ask the job to save and leave; after the grace it is killed."""
+        """Ask the job to save and end; after the grace it is killed."""
         ...
 
     def find(self, key: str) -> JobHandle | None:
@@ -179,7 +180,7 @@ class LocalLauncher:
 def final_state(exit_code: int | None) -> JobState:
     """The state of a job whose lock is free."""
     if exit_code is None:
-        return "lost"  # a free lock without an exit code: the ranks went with their supervisor
+        return "lost"  # a free lock without an exit code: the ranks were killed with their supervisor
     if exit_code == -signal.SIGKILL:
         return "lost"  # no program ends itself so
     if exit_code == os.EX_TEMPFAIL:

@@ -1,12 +1,12 @@
 """The detached process that runs one training job on this machine: `python -m infra.jobs.supervisor WORK_DIR`.
 
 In: command.json (what to run). Out: job.json (pid, port, exit code, failing rank), fencing (a number that grows with
-every start), logs/rank-N.log. It holds an exclusive lock on WORK_DIR/lock as long as it lives. So if the lock is free
+every start), logs/rank-N.log. It holds an exclusive lock on WORK_DIR/lock as long as it runs. So if the lock is free
 and there is no exit code, it was killed. Ranks die with it, and if one dies the others are killed. SIGTERM is passed
-on: ranks save and leave with os.EX_TEMPFAIL.
+on: ranks save and exit with os.EX_TEMPFAIL.
 
-The command exits at once: with 0 when the detached child holds the lock and has written job.json, with EXIT_LOCKED
-when another supervisor lives.
+The command exits at once: with 0 when the detached child holds the lock and has written job.json, with EXIT_LOCKED when
+another supervisor runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from infra.child_process import die_with_parent, free_port
 
 EXIT_LOCKED = 3
 LOCK_PATIENCE_SECONDS = 3.0
-"""A poller holds the lock for an instant; a living supervisor holds it for good."""
+"""A poller holds the lock for an instant; a running supervisor holds it until it ends."""
 POLL_SECONDS = 0.05
 TAIL_LINES = 30
 RENDEZVOUS_PREFIX = "rendezvous-"
@@ -59,8 +59,8 @@ class JobFile:
     """Names DeepSpeed's shared memory; nobody listens there."""
     rank_pids: tuple[int, ...] = ()
     exit_code: int | None = None
-    """0 success, os.EX_TEMPFAIL saved, else the first failing rank's (negative: the signal); none while it runs or when
-    killed."""
+    """0 success, os.EX_TEMPFAIL saved, else the first failing rank's (negative: the signal); None while it runs or when
+    it was killed."""
     failing_rank: int | None = None
     log_path: str = ""
     """Of the failing rank."""
@@ -81,7 +81,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def is_locked(work_dir: Path) -> bool:
-    """Whether a supervisor lives. Makes no file: the directory may be on its way out."""
+    """Whether a supervisor runs. It creates no file: the directory may be about to be removed."""
     try:
         with open(work_dir / "lock", "rb") as lock:
             return not _try_lock(lock.fileno(), fcntl.LOCK_SH)
@@ -165,15 +165,15 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> tuple[int, int | None]:
     well = [0, os.EX_TEMPFAIL]
 
     def pass_on(number: int, frame: object) -> None:
-        well.append(-signal.SIGTERM)  # of a rank that was still starting: it has nothing to save
+        well.append(-signal.SIGTERM)  # the rank was still starting: it has nothing to save
         for process in ranks:
             if process.poll() is None:
                 process.send_signal(number)
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    # A thread per rank, so that ends are seen in their order: whoever waits for a dead rank fails a moment after it,
-    # and is not the cause.
+    # A thread per rank, so that ends are seen in their order: a rank that waits for a dead one fails a moment later and
+    # is not the cause.
     ended: SimpleQueue[int] = SimpleQueue()
     for rank, process in enumerate(ranks):
         Thread(target=lambda rank=rank, process=process: ended.put((process.wait(), rank)[1]), daemon=True).start()
@@ -188,11 +188,11 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> tuple[int, int | None]:
 
 
 def supervise(work_dir: Path, ready: int) -> None:
-    """Run the job to its end; `ready` is the descriptor that is told once job.json stands."""
+    """Run the job to its end; `ready` is the descriptor that is written to when job.json exists."""
     values = json.loads((work_dir / "command.json").read_text())
     command = Command(values["module"], tuple(values["arguments"]), values["num_ranks"], values["environment"])
     (work_dir / "logs").mkdir(exist_ok=True)
-    # A SIGTERM before the ranks exist waits until `_wait` has its handler, else they would miss it.
+    # A SIGTERM before the ranks exist waits until `_wait` has its handler, otherwise they would miss it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     job = JobFile(os.getpid(), time.time(), _advance_fencing(work_dir), free_port())
     write_json(work_dir / "job.json", asdict(job))

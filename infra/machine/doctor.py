@@ -34,7 +34,7 @@ MIN_TEMPORARY_BYTES = 1 << 28
 MIN_MEMORY_BYTES = 3 << 30
 """`run tiny` used 2.3 GiB."""
 PORTS = {"prefect": 4200, "mlflow": 5000}
-"""Where `glm46 up` starts its servers unless told otherwise."""
+"""Ports on which `glm46 up` starts its servers by default."""
 CONNECT_TIMEOUT_SECONDS = 5
 SCHEDULER_COMMANDS = {
     "slurm": ("sbatch", "squeue", "scancel"),
@@ -45,7 +45,7 @@ SCHEDULER_COMMANDS = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at; `fix` is empty when it is well."""
+    """The result of one check; `fix` is empty where nothing is to be done."""
 
     name: str
     passed: bool
@@ -90,17 +90,17 @@ def check_java() -> Check:
 def check_compiler() -> Check:
     """DeepSpeed compiles its CPU operations at first use."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    found = compiler if compiler and shutil.which(compiler) else None
+    installed = compiler if compiler and shutil.which(compiler) else None
     return Check(
         "compiler",
-        found is not None,
-        found or "none",
-        "" if found else "install a C++ compiler (Debian: apt-get install g++) or set CXX to one",
+        installed is not None,
+        installed or "none",
+        "" if installed else "install a C++ compiler (Debian: apt-get install g++) or set CXX to one",
     )
 
 
 def check_native_code(paths: Iterable[Path]) -> Check:
-    """Compiled code of this very machine. Passes either way: the first use compiles what is missing."""
+    """Compiled code for this machine. Passes in any case: the first use compiles what is missing."""
     missing = [path for path in paths if not path.is_file()]
     if not missing:
         return Check("native code", True, f"compiled for {this_machine()}", "")
@@ -112,16 +112,17 @@ def check_native_code(paths: Iterable[Path]) -> Check:
 
 
 def check_spark_master(master: str) -> Check:
-    """What a Spark master asks of this machine: settings that name YARN's cluster, a standalone master that listens."""
+    """What a Spark master needs on this machine: settings that name YARN's cluster, a standalone master that
+    listens."""
     if master == "yarn":
         variables = [name for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR") if os.environ.get(name)]
         fix = "set HADOOP_CONF_DIR to the cluster's configuration, or data.resources.master to local[2]"
-        found = (
+        observed = (
             f"yarn, {variables[0]} is set"
             if variables
             else "yarn, but neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
         )
-        return Check("spark master", bool(variables), found, "" if variables else fix)
+        return Check("spark master", bool(variables), observed, "" if variables else fix)
     silent = [address for address in _standalone_masters(master) if not _listens(address)]
     fix = "start it, or set data.resources.master to a master that runs (local[2]: this machine)"
     return Check(
@@ -174,8 +175,8 @@ def require(*checks: Check) -> None:
 
 
 def check_store(store: Store, deep: bool) -> list[Check]:
-    """Every manifest reads and its files exist with their sizes; `deep` also compares checksums. What is broken is
-    marked, so that the next run computes it anew, also where that run would not have read it."""
+    """Every manifest reads and its files exist with their sizes; `deep` also compares checksums. Broken artifacts are
+    marked, so that the next run computes them anew, also those that it would not have read."""
     num_artifacts, broken = 0, []
     for key in store.committed_keys():
         try:
@@ -191,10 +192,10 @@ def check_store(store: Store, deep: bool) -> list[Check]:
         if files:
             store.mark_invalid(manifest, f"{files[0]} is missing or damaged")
         broken += [f"{manifest.step} {manifest.key[:12]} {name}" for name in files]
-    found = f"{num_artifacts} artifacts{', checksums compared' if deep else ''}" + (
+    summary = f"{num_artifacts} artifacts{', checksums compared' if deep else ''}" + (
         f"; broken: {', '.join(broken[:5])}" if broken else ""
     )
-    return [Check("store", not broken, found, "run again: the broken steps are computed anew" if broken else "")]
+    return [Check("store", not broken, summary, "run again: the broken steps are computed anew" if broken else "")]
 
 
 def as_json(checks: list[Check]) -> str:
@@ -223,17 +224,17 @@ def _python_headers() -> Check:
 
 
 def _packages() -> Check:
-    """What pyproject.toml asks for against what is installed."""
+    """Compares the packages that pyproject.toml asks for with the installed ones."""
     wrong = []
     for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
         requirement = Requirement(text)
         try:
-            found = version(requirement.name)
+            installed = version(requirement.name)
         except PackageNotFoundError:
             wrong.append(f"no {requirement.name}")
             continue
-        if not requirement.specifier.contains(found, prereleases=True):
-            wrong.append(f"{requirement.name} {found}, asked for {requirement.specifier}")
+        if not requirement.specifier.contains(installed, prereleases=True):
+            wrong.append(f"{requirement.name} {installed}, asked for {requirement.specifier}")
     fix = "make env, or pip install --constraint constraints.txt --editable ."
     return Check(
         "packages", not wrong, "; ".join(wrong[:5]) if wrong else "as pyproject.toml asks", fix if wrong else ""
@@ -273,7 +274,7 @@ def _database(database: Database) -> Check:
 
 
 def _port(name: str, port: int) -> Check:
-    """Passes either way: a run finds ports of its own, only `glm46 up` has to be told."""
+    """Passes in any case: a run finds free ports; only `glm46 up` needs these."""
     try:
         take_port(port)
     except ValueError as error:

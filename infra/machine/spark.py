@@ -37,13 +37,14 @@ STOP_TIMEOUT_SECONDS = 30
 SHIPPED_PACKAGES = ("tasks", "model", "configs", "data_contracts")
 ARROW_BATCH_RECORDS = 4096
 ARROW_BATCH_BYTES = 8 * 2**20
-"""Bounds of one Arrow batch handed to a Python worker. Each task holds a small multiple of it outside Java's heap: with
-64 MiB, 280,000 documents on two tasks took 0.4 GB more."""
+"""Bounds of one Arrow batch for a Python worker. Each task holds a small multiple of it outside Java's heap: with 64
+MiB, 280,000 documents on two tasks took 0.4 GB more."""
 PARQUET_BATCH_ROWS = 256
 """Rows that a task reads at once: web pages have 100 KB and more, and Spark's 4,096 of them ended a process with 1 GB
 of heap."""
 SMALLEST_SPLIT_BYTES = 2**18
-"""Of a file that several tasks share. Spark's 4 MiB leave a corpus of 10 MB of text to one core."""
+"""Smallest part of a file that a task reads where several tasks share it. With Spark's 4 MiB one core would read a
+corpus of 10 MB of text."""
 LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -52,7 +53,7 @@ LOCAL_SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""On a local master jobs are many and short and the work is in Python workers, so compiling costs more than it gains:
+"""On a local master there are many short jobs and Python workers do the work, so compiling costs more than it gains:
 start-up and first jobs take 15 s instead of 24 s without the optimizing compiler, ingest and deduplication of 7 MB 17 s
 instead of 31 s without generated code (2 cores)."""
 
@@ -62,7 +63,7 @@ _lock = threading.Lock()
 _session: SparkSession | None = None
 _started_with: tuple[str, str, str] | None = None
 _directory: tuple[Path, FileLock] | None = None
-"""The process's directory and the lock in it, which says that the process lives."""
+"""The process's directory and the lock in it, which shows that the process runs."""
 
 
 def spark_session(resources: SparkResources) -> SparkSession:
@@ -129,7 +130,7 @@ def _remove_abandoned(path: Path) -> None:
         with _lock_of(path).acquire(blocking=False):
             shutil.rmtree(path, ignore_errors=True)
     except (Timeout, FileNotFoundError):
-        return  # its process lives, or has just removed it
+        return  # its process runs, or has just removed it
 
 
 def _lock_of(path: Path) -> FileLock:
@@ -182,8 +183,8 @@ def _settings(resources: SparkResources, directory: Path) -> dict[str, str]:
         "spark.master": resources.master,
         "spark.driver.memory": resources.driver_memory,
         "spark.executor.memory": resources.executor_memory,
-        # Where the JVM keeps its temporary files is also where a driver shuffles; executors elsewhere do as their
-        # machine says.
+        # Where the JVM keeps its temporary files is also where a driver shuffles; executors on other machines use the
+        # directory that is set there.
         "spark.driver.extraJavaOptions": (
             f"-Djava.io.tmpdir={quote(str(directory))} "
             f"-Dlog4j2.configurationFile={directory.as_uri()}/log4j2.properties"

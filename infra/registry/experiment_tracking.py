@@ -1,7 +1,7 @@
-"""Runs in MLflow, identified by the tag `glm46.key`, so that a restarted pipeline continues the run it had.
+"""Runs in MLflow, identified by the tag `glm46.key`, so that a restarted pipeline continues its run.
 
-Every function talks to a tracking server by URI (http://127.0.0.1:PORT). `import mlflow` costs about 2.5 s and
-happens in `connect`.
+Every function talks to a tracking server by URI (http://127.0.0.1:PORT). `import mlflow` costs about 2.5 s and happens
+in `connect`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 KEY_TAG = "glm46.key"
 PARENT_TAG = "mlflow.parentRunId"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-"""By which MLflow's UI opens the experiment as a table of runs with curves, not as traces of an application."""
+"""Value by which MLflow's UI opens the experiment as a table of runs with curves, not as traces of an application."""
 MAX_METRICS_PER_REQUEST = 1000
 MAX_PARAMETERS_PER_REQUEST = 100
-"""What MLflow's log-batch endpoint takes."""
+"""Most metrics, and most parameters, that MLflow's log-batch endpoint takes at once."""
 MAX_VALUE_CHARS = 500
-"""Of a parameter or an input's tag; MLflow refuses longer tags."""
+"""Characters of a parameter or an input's tag; MLflow refuses longer tags."""
 MAX_DATASET_DIGEST_CHARS = 36
 
 
 @dataclass(frozen=True)
 class DatasetInput:
-    """A data set or tokenizer that a run read. The whole digest stands in the tag glm46.digest: MLflow's own field is
-    too short."""
+    """A data set or tokenizer that a run read. The whole digest is in the tag glm46.digest: MLflow's own field is too
+    short."""
 
     name: str
     digest: str
@@ -69,16 +69,16 @@ def ensure_run(
 ) -> str:
     """Id of the experiment's run with this key, created below the parent if there is none; tags that differ are set.
 
-    A run that is found stays below the parent that it was created under.
+    A run that exists stays below the parent under which it was created.
     """
     experiment_id = _ensure_experiment(client, experiment)
-    found = client.search_runs(
+    runs = client.search_runs(
         [experiment_id], f"tags.`{KEY_TAG}` = '{key}'", order_by=["attributes.start_time ASC"], max_results=1
     )
-    if not found:
+    if not runs:
         parent = {} if parent_run_id is None else {PARENT_TAG: parent_run_id}
         return client.create_run(experiment_id, run_name=name, tags={**tags, KEY_TAG: key, **parent}).info.run_id
-    run = found[0]
+    run = runs[0]
     set_run_tags(
         client, run.info.run_id, {tag: value for tag, value in tags.items() if run.data.tags.get(tag) != value}
     )
@@ -100,7 +100,7 @@ def run_ids(client: MlflowClient, tag: str, value: str) -> list[str]:
 
 
 def running_runs(client: MlflowClient, tag: str) -> dict[str, str]:
-    """Id, and the value of this tag, of every run with it that is said to be running, in any experiment."""
+    """Id and value of this tag for every run in state RUNNING that has it, in any experiment."""
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     runs = client.search_runs(experiments, "attributes.status = 'RUNNING'", max_results=100)
     return {run.info.run_id: run.data.tags[tag] for run in runs if tag in run.data.tags}
@@ -120,7 +120,7 @@ def _ensure_experiment(client: MlflowClient, name: str) -> str:
             assert experiment is not None, name
     if experiment.lifecycle_stage == "deleted":
         raise ValueError(
-            f"MLflow experiment {name} was deleted: restore it (mlflow experiments restore) or remove it for good "
+            f"MLflow experiment {name} was deleted: restore it (mlflow experiments restore) or remove it permanently "
             f"(mlflow gc)"
         )
     return experiment.experiment_id
@@ -137,13 +137,13 @@ def log_metrics(client: MlflowClient, run_id: str, rows: MetricRows) -> None:
 
 
 def log_new_figures(client: MlflowClient, run_id: str, figures: Mapping[str, float]) -> None:
-    """Log what a run came to, unless that was done before."""
+    """Log the results of a run, unless that was done before."""
     known = client.get_run(run_id).data.metrics
     log_metrics(client, run_id, [(0, {name: value for name, value in figures.items() if name not in known})])
 
 
 def log_new_parameters(client: MlflowClient, run_id: str, parameters: Mapping[str, str]) -> None:
-    """Log what a run was configured with, unless that was done before; long values are cut."""
+    """Log the configuration of a run, unless that was done before; long values are cut."""
     from mlflow.entities import Param
 
     if client.get_run(run_id).data.params:
@@ -154,7 +154,7 @@ def log_new_parameters(client: MlflowClient, run_id: str, parameters: Mapping[st
 
 
 def log_inputs(client: MlflowClient, run_id: str, inputs: Sequence[DatasetInput]) -> None:
-    """Name what a run reads, in one request. An input that was logged before stays one."""
+    """Log the inputs of a run in one request. Inputs that were logged before stay."""
     from mlflow.entities import Dataset, InputTag
     from mlflow.entities import DatasetInput as LoggedInput
 
@@ -189,15 +189,15 @@ def log_text(client: MlflowClient, run_id: str, text: str, name: str) -> None:
 
 
 def run_page(client: MlflowClient, run_id: str) -> str:
-    """URL of a run in MLflow's UI; its artifacts are one click, and with `/artifacts` behind it the address, away."""
+    """URL of a run in MLflow's UI; with `/artifacts` appended, the URL of its artifacts."""
     return f"{client.tracking_uri.rstrip('/')}/#/experiments/{client.get_run(run_id).info.experiment_id}/runs/{run_id}"
 
 
 def resume_run(client: MlflowClient, run_id: str) -> None:
-    """Say that a run goes on, also where it had ended."""
+    """Set a run to RUNNING, also where it had ended."""
     client.update_run(run_id, status="RUNNING")
 
 
 def finish_run(client: MlflowClient, run_id: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
-    """Set a run's final status; a run that is continued later is set again."""
+    """Set a run's final status; a run that is continued later sets it again."""
     client.set_terminated(run_id, status)

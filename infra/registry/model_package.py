@@ -25,7 +25,7 @@ MAX_NEW_TOKENS = 256
 BUILD_PACKAGES = ("pip", "setuptools")
 OWN_IMPORT = re.compile(rf"^(\s*(?:from|import) )(?=(?:{'|'.join(PACKAGES)})\b)", re.M)
 INPUTS = [{"type": "string"}]
-"""One column without a name: a list of prompts fits it, and a DataFrame with one column."""
+"""The input's schema: one column without a name, which accepts a list of prompts or a DataFrame with one column."""
 OUTPUTS = [{"type": "string", "name": "answer"}, {"type": "string", "name": "error"}]
 
 
@@ -70,8 +70,8 @@ def _modules() -> tuple[str, ...]:
 
 @cache
 def _code() -> tuple[str, dict[str, bytes]]:
-    """Name of the package and its files: modules with their imports of each other below the package's name, compiled
-    kernels as source."""
+    """Name of the package and its files: modules whose imports of each other go through the package's name, and
+    compiled kernels as source."""
     sources = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in map(module_path, _modules())}
     for module in _modules():
         kernel = module_path(module).with_suffix(".cpp")
@@ -105,7 +105,7 @@ def _below(package: str, source: bytes) -> bytes:
 
 @cache
 def _requirements() -> list[str]:
-    """The installed versions of what the code imports, and MLflow's, which loads it; without what a version says of its
+    """The installed versions of what the code imports, and MLflow's, which loads it; without a version's suffix of its
     build (+cpu)."""
     owners = packages_distributions()
     names = (

@@ -35,26 +35,27 @@ DECISION_TAG = "glm46.decision_key"
 PROMOTION_TAG = "glm46.promotion_key"
 """Step key of the decision against champion and anchors; on every release."""
 PROMOTION_DECISION_TAG = "glm46.promotion_decision_key"
-"""Step key of the decision on the promotion, to which that decision, quantization and smoke test lead."""
+"""Step key of the decision on the promotion, which follows from that decision, quantization and smoke test."""
 GGUF_TAG = "glm46.gguf_key"
 """Step key of the version's GGUF files."""
 CHAT_TAG = "glm46.chat"
 """`true` on a version that was trained on conversations, else `false`."""
 EVIDENCE_TAG = "glm46.evidence"
-"""Where the report and cards of the run lie that judged the version last."""
+"""URI of the report and cards of the run that judged the version last."""
 CHAMPION = "champion"
 """Alias of the one version of a model that is served."""
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
-"""Another file system, or one that has no hard links or no more of them for this file."""
+"""Errors of a hard link that needs a copy instead: another file system, one without hard links, or too many links to
+this file."""
 ANCHOR_PREFIX = "anchor_"
-"""With the name of a figure: alias of the version that was best in it so far."""
+"""Prefix of an alias; with the name of a figure it names the version that was best in it so far."""
 MODEL_DIR = "model"
 """Directory of the weights below a run's artifacts."""
 
 DESCRIPTION = (
     "Every phase that a gate judged is a version; the alias of a phase names the last one accepted, `champion` the "
     "one that is served, "
-    "`anchor_FIGURE` the best promoted one so far in a figure, which no release may fall behind by more than the "
+    "`anchor_FIGURE` the best promoted one so far in a figure, to which no release may lose more than the "
     "margin.\n\n"
     '`mlflow.pyfunc.load_model("models:/NAME@champion").predict(["What is 12 + 7?"])` answers; `glm46.evidence` names '
     "the report."
@@ -65,7 +66,7 @@ Done = Literal["done", "unchanged"]
 
 @dataclass(frozen=True)
 class RegisteredVersion:
-    """A version as the registry holds it."""
+    """A version as it is in the registry."""
 
     version: str
     tags: Mapping[str, str]
@@ -101,8 +102,8 @@ def model_name(scale: str) -> str:
 
 
 def version_tags(scale: str, decision: Artifact[Any], store: Store) -> dict[str, str]:
-    """What a version says of itself beside its digest: the scale, the gate's verdict, and where the store lies that
-    holds both."""
+    """Tags of a version besides its digest: the scale, the gate's verdict, and the address of the store that holds
+    both."""
     return {
         "glm46.scale": scale,
         "glm46.accepted": str(decision.record.accepted).lower(),
@@ -185,16 +186,16 @@ def ensure_tags(client: MlflowClient, model: str, version: RegisteredVersion, ta
 
 
 def ensure_evidence(client: MlflowClient, model: str, version: str, uri: str) -> Done:
-    """Say on a version where its report and cards lie; the newest run that judged it wins."""
-    found = client.get_model_version(model, version)
-    return ensure_tags(client, model, RegisteredVersion(version, dict(found.tags)), {EVIDENCE_TAG: uri})
+    """Tag a version with the URI of its report and cards; the newest run that judged it wins."""
+    item = client.get_model_version(model, version)
+    return ensure_tags(client, model, RegisteredVersion(version, dict(item.tags)), {EVIDENCE_TAG: uri})
 
 
 def find_version(client: MlflowClient, model: str, digest: str) -> RegisteredVersion | None:
     """The first version of a model with a content digest."""
-    found = client.search_model_versions(f"name = '{model}' and tag.`{DIGEST_TAG}` = '{digest}'")
+    matches = client.search_model_versions(f"name = '{model}' and tag.`{DIGEST_TAG}` = '{digest}'")
     versions = sorted(
-        (RegisteredVersion(str(item.version), dict(item.tags)) for item in found), key=lambda item: int(item.version)
+        (RegisteredVersion(str(item.version), dict(item.tags)) for item in matches), key=lambda item: int(item.version)
     )
     return versions[0] if versions else None
 
@@ -254,12 +255,12 @@ def resolve_alias(client: MlflowClient, model: str, alias: str) -> RegisteredVer
     from mlflow.exceptions import MlflowException
 
     try:
-        found = client.get_model_version_by_alias(model, alias)
+        item = client.get_model_version_by_alias(model, alias)
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
-    return RegisteredVersion(str(found.version), dict(found.tags))
+    return RegisteredVersion(str(item.version), dict(item.tags))
 
 
 def describe_aliases(client: MlflowClient, model: str) -> str:

@@ -22,28 +22,28 @@ class NamedVersion:
 
 def named_version(client: MlflowClient, model: str, name: str) -> NamedVersion:
     """The version of a model that an alias or a version number names. Raises ValueError with the names there are."""
-    known = [found for found in all_versions(client) if found.model == model]
+    known = [each for each in all_versions(client) if each.model == model]
     if not known:
-        models = sorted({found.model for found in all_versions(client)})
+        models = sorted({each.model for each in all_versions(client)})
         raise ValueError(
             f"the registry holds no version of {model}; it holds {', '.join(models) or 'none at all'}: name a scale "
             f"that was run"
         )
     pointed = resolve_alias(client, model, name)
     wanted = name if pointed is None else pointed.version
-    for found in known:
-        if found.registered.version == wanted:
-            return found
-    names = [" = ".join((found.registered.version, *found.aliases)) for found in known]
+    for each in known:
+        if each.registered.version == wanted:
+            return each
+    names = [" = ".join((each.registered.version, *each.aliases)) for each in known]
     raise ValueError(f"{model} has no version or alias {name}; it has {'; '.join(names)}")
 
 
 def all_versions(client: MlflowClient) -> list[NamedVersion]:
     """Every version of every model that glm46 registered, by model and number."""
-    found = []
+    versions = []
     for model in client.search_registered_models():
         aliases = {alias: str(version) for alias, version in client.get_registered_model(model.name).aliases.items()}
         for item in client.search_model_versions(f"name = '{model.name}'"):
             own = tuple(sorted(alias for alias, version in aliases.items() if version == str(item.version)))
-            found.append(NamedVersion(model.name, own, RegisteredVersion(str(item.version), dict(item.tags))))
-    return sorted(found, key=lambda version: (version.model, int(version.registered.version)))
+            versions.append(NamedVersion(model.name, own, RegisteredVersion(str(item.version), dict(item.tags))))
+    return sorted(versions, key=lambda version: (version.model, int(version.registered.version)))

@@ -24,11 +24,11 @@ ASYNC_DRIVER = "asyncpg"
 
 @dataclass(frozen=True)
 class Database:
-    """Where one server keeps what it knows."""
+    """The database of one server."""
 
     server: str
     uri: str
-    """For SQLAlchemy; may hold a password."""
+    """The address for SQLAlchemy; may hold a password."""
     variable: str
     """The environment variable that names a Postgres."""
 
@@ -39,7 +39,7 @@ class Database:
 
     @property
     def fix(self) -> str:
-        """What to do where it does not answer."""
+        """What the user is to do where it does not answer."""
         if self.path is None:
             return f"start it, or correct {self.variable}"
         return f"move {self.path} away, then run again: it is rebuilt, and what was computed is still in the store"
@@ -85,7 +85,7 @@ def open_databases(home: Home) -> None:
 
 
 def find_problem(database: Database) -> str:
-    """What is wrong with a database, beginning with where it is; empty where nothing is."""
+    """The problem of a database, after its address; empty where there is none."""
     path = database.path
     if path is not None:
         damage = _sqlite_damage(path) if path.exists() else ""
@@ -98,7 +98,7 @@ def find_problem(database: Database) -> str:
 
 
 def _sqlite_damage(path: Path) -> str:
-    """Reads every page."""
+    """Reads every page and returns the damage; empty where there is none."""
     try:
         with closing(
             sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=CONNECT_TIMEOUT_SECONDS)
@@ -115,7 +115,7 @@ def _postgres_refusal(uri: str, password: str) -> str:
             asyncio.run(_connect_async(uri))
         else:
             _connect(uri)
-    except Exception as error:  # each driver has a family of its own, and asyncpg's errors are not SQLAlchemy's
+    except Exception as error:  # each driver has errors of its own, and asyncpg's errors are not SQLAlchemy's
         lines = str(getattr(error, "orig", error)).splitlines() or [type(error).__name__]
         return lines[0].replace(password, "***") if password else lines[0]
     return ""

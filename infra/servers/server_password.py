@@ -1,7 +1,7 @@
 """The password of the home's Prefect API: made at the first start, kept in a file that only its owner can read.
 
-Only environments pass it on. Who may create a flow run may run any program as this user, so neither another user nor
-a web page in this user's browser may.
+Only environments pass it on. Whoever may create a flow run can run any program as this user. So other users and web
+pages in this user's browser must not be able to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def password_path(home: Home) -> Path:
 
 
 def api_password(home: Home) -> str:
-    """`user:password` of the home, made now if there is none."""
+    """`user:password` of the home, created if there is none."""
     path = password_path(home)
     if not path.exists():
         temporary = private_file(path.with_name(f".{path.name}-{os.getpid()}"))
@@ -37,7 +37,7 @@ def api_password(home: Home) -> str:
 
 
 def environment_path(home: Home) -> Path:
-    """The file that `glm46 up` leaves for other shells."""
+    """The file that `glm46 up` writes for other shells."""
     return home.run_dir / "environment.sh"
 
 

@@ -1,7 +1,7 @@
-"""The Prefect and MLflow servers of a home: those alive in run/servers.json, else private ones for one run.
+"""The Prefect and MLflow servers of a home: those in run/servers.json that answer, else private ones for one run.
 
 Both bind to loopback. Prefect's API asks for a password (infra/servers/server_password.py), since its worker starts
-programs. MLflow answers no request with a foreign Host or Origin. Private servers die with the process that started
+programs. MLflow answers no request with a foreign Host or Origin. Private servers end with the process that started
 them. Only one process at a time may have them: an exclusive lock on the home makes a second run wait.
 """
 
@@ -36,9 +36,9 @@ WORKER = "worker"
 STARTUP_TIMEOUT_SECONDS = 180
 WATCH_INTERVAL_SECONDS = 0.5
 ANSWER_TIMEOUT_SECONDS = 120
-"""MLflow makes its tables at the first question."""
+"""MLflow creates its tables at the first request."""
 QUESTIONS = {"prefect": ("/api/flows/count", {}), "mlflow": ("/api/2.0/mlflow/experiments/search", {"max_results": 1})}
-"""What each server answers from its database; their health checks do not look at it."""
+"""A request for each server that reads its database; the health checks do not read it."""
 TELEMETRY_OFF = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -46,17 +46,17 @@ TELEMETRY_OFF = {
     "DO_NOT_TRACK": "1",
 }
 HEARTBEAT_SECONDS = 30
-"""Between two signs of life of a flow run: the shortest that Prefect allows."""
+"""Seconds between two heartbeats of a flow run: the fewest that Prefect allows."""
 
 
 class ServerUrls(BaseModel):
-    """Where the servers of a home listen, and the processes behind them."""
+    """Where the servers of a home listen, and their processes."""
 
     prefect: str
     """Base URL; the API is below /api."""
     mlflow: str
     pids: dict[str, int]
-    """Process by name: prefect, mlflow, and worker where `glm46 up` started one."""
+    """Process id by name: prefect, mlflow, and worker where `glm46 up` started one."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Server:
 
 
 def artifact_root(home: Home) -> Path:
-    """Directory behind `mlflow-artifacts:/`."""
+    """Directory that `mlflow-artifacts:/` names."""
     return home.mlflow_dir / "artifacts"
 
 
@@ -92,7 +92,7 @@ def running_servers(home: Home, say: Callable[[str], None]) -> Iterator[ServerUr
     recorded = read_recorded(home)
     if recorded is None:
         with exclusive(home, say):
-            recorded = read_recorded(home)  # `glm46 up` may have been what was waited for
+            recorded = read_recorded(home)  # perhaps it was `glm46 up` that was waited for
             if recorded is None:
                 with _private_servers(home) as urls:
                     yield urls
@@ -136,7 +136,7 @@ def read_recorded(home: Home) -> ServerUrls | None:
 
 
 def read_servers_file(home: Home) -> ServerUrls | None:
-    """What run/servers.json names, alive or not."""
+    """The servers that run/servers.json names, whether they run or not."""
     path = _servers_path(home)
     return ServerUrls.model_validate_json(path.read_text()) if path.exists() else None
 
@@ -152,7 +152,7 @@ def silent_servers(urls: ServerUrls) -> list[str]:
 
 
 def recorded_process(pid: int, home: Home) -> psutil.Process | None:
-    """The recorded process, unless it has died or its number has gone to another one."""
+    """The recorded process, unless it has ended or another process has its id."""
     try:
         process = psutil.Process(pid)
         is_ours = process.environ().get("GLM46_HOME") == str(home.root) and process.status() != psutil.STATUS_ZOMBIE
@@ -162,7 +162,7 @@ def recorded_process(pid: int, home: Home) -> psutil.Process | None:
 
 
 def worker_lives(home: Home, urls: ServerUrls) -> bool:
-    """Whether the worker that `glm46 up` started runs: without it runs that are asked for stay Late."""
+    """Whether the worker that `glm46 up` started runs: without it requested runs stay in state Late."""
     return WORKER in urls.pids and recorded_process(urls.pids[WORKER], home) is not None
 
 
@@ -180,8 +180,8 @@ def forget(home: Home) -> None:
 def start_servers(home: Home, prefect_port: int, mlflow_port: int, detached: bool) -> list[Server]:
     """Start both servers on the home's databases and return at once; detached ones outlive this process.
 
-    Each has a session of its own, so that Ctrl-C and a closed terminal reach the run and not, before it, the servers
-    that it talks to. Raises ValueError for a database that cannot be used.
+    Each has a session of its own, so that Ctrl-C and a closed terminal reach only the run, which still needs the
+    servers to end. Raises ValueError for a database that cannot be used.
     """
     open_databases(home)
     artifact_root(home).mkdir(parents=True, exist_ok=True)
@@ -264,8 +264,8 @@ def _start(
 
 
 def wait_until_healthy(home: Home, servers: list[Server]) -> ServerUrls:
-    """Block until every server answers, from its database too. Raises RuntimeError with the log's end if one dies or
-    stays silent."""
+    """Block until every server answers, from its database too. Raises RuntimeError with the log's end if one ends or
+    does not answer."""
     deadline = time.monotonic() + STARTUP_TIMEOUT_SECONDS
     for server in servers:
         while not _healthy(server.url + server.health_path):
@@ -318,7 +318,7 @@ def stop_servers(servers: list[Server]) -> None:
 
 
 def exclusive(home: Home, say: Callable[[str], None]) -> AbstractContextManager[None]:
-    """Hold the right to start servers on the home's databases; waits for a run that has private ones."""
+    """Take the exclusive right to start servers on the home's databases; waits for a run that has private ones."""
     return locked(
         home.run_dir / "servers.lock", say, f"another run has the servers of {home.root}; waiting for it to end"
     )

@@ -1,9 +1,10 @@
-"""The HTTP server that clients of a served model talk to: on loopback, it passes requests on to llama.cpp's.
+"""The HTTP server that clients of a served model talk to: it listens on loopback and passes requests on to llama.cpp's
+server.
 
 A browser sends requests to loopback on behalf of any page. So a request whose Host or Origin is not this server's own
 is refused, and llama.cpp's server is asked with a key that only this process has. llama.cpp reports log-probabilities
-of /v1/completions in the shape of chat completions. The gateway gives them the shape of OpenAI's API; llama.cpp's
-own, with token ids, stays beside it as `content`.
+of /v1/completions in the shape of chat completions. The gateway gives them the shape of OpenAI's API; llama.cpp's own
+shape, with token ids, stays beside it as `content`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ HOP_HEADERS = {
     "content-length",
     "authorization",
 }
-"""Of one connection, or replaced here."""
+"""Headers that belong to one connection, or are replaced here."""
 UPSTREAM = web.AppKey("upstream", str)
 KEY = web.AppKey("key", str)
 ADDRESSES = web.AppKey("addresses", frozenset)
@@ -59,9 +60,9 @@ async def _refuse_other_sites(request: web.Request, handler: Any) -> web.StreamR
             403, f"Host {request.headers.get('Host')} is not this server: ask it at http://{min(addresses)}"
         )
     if origin is not None and origin.removeprefix("http://") not in addresses:
-        return _refusal(403, f"pages of {origin} may not ask this server")
+        return _refusal(403, f"pages of {origin} must not use this server")
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-        return _refusal(403, "pages of other sites may not ask this server")
+        return _refusal(403, "pages of other sites must not use this server")
     return await handler(request)
 
 
@@ -93,7 +94,7 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
-    """Without what belongs to the other connection, and without leave for pages of other sites."""
+    """The headers without those of the other connection and those that would allow pages of other sites."""
     dropped = HOP_HEADERS | {name.lower() for name in headers if name.lower().startswith("access-control-")}
     return {name: value for name, value in headers.items() if name.lower() not in dropped}
 
@@ -118,7 +119,7 @@ async def _reshaped_events(content: StreamReader) -> AsyncIterator[bytes]:
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """Empty for what is none: llama.cpp's server says what is wrong with it."""
+    """The body as an object; empty where it is none: llama.cpp's server reports what is wrong."""
     try:
         value = json.loads(body)
     except ValueError:

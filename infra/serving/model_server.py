@@ -3,7 +3,7 @@
     python -m infra.serving.model_server MODEL.gguf --host 127.0.0.1 --port 8080 --context-length 1024
         --num-threads 2 --alias glm46
 
-The process ends when its standard input closes. So none outlives the process that started it, even if that was
+The process ends when its standard input closes. So no server outlives the process that started it, even if that was
 killed. (A parent-death signal would follow the starting thread, which ends early in a flow.)
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from configs.schema import ServingResources
 
 SERVED_TYPE = "F32"
-"""The GGUF file that is served: its greedy answers are held to our own generation."""
+"""The GGUF file that is served: its greedy answers are compared with our own generation."""
 LOOPBACK = ("127.0.0.1", "localhost")
 MODEL_ALIAS = "glm46"
 """The name under which a served model answers when none is given."""
@@ -53,7 +53,7 @@ def start_model_server(
     """Start a server and wait until it answers; `port` 0 takes a free one.
 
     Raises ValueError for a port in use, a host that is not loopback or a missing file, RuntimeError with the log's end
-    when the server stops or stays silent.
+    when the server stops or does not answer.
     """
     if resources.host not in LOOPBACK:
         raise ValueError(
@@ -92,7 +92,7 @@ def start_model_server(
 
 
 def stop_model_server(server: ModelServer) -> None:
-    """End the server; one that has ended already is left alone."""
+    """End the server; nothing happens where it has ended already."""
     assert server.process.stdin is not None
     server.process.stdin.close()
     try:
@@ -106,7 +106,7 @@ def stop_model_server(server: ModelServer) -> None:
 def running_model_server(
     gguf_path: Path, resources: ServingResources, log_path: Path, alias: str = MODEL_ALIAS
 ) -> Iterator[ModelServer]:
-    """A server for the length of a block."""
+    """A server that runs for the length of a block."""
     server = start_model_server(gguf_path, resources, log_path, alias)
     try:
         yield server
@@ -152,8 +152,8 @@ def serve(gguf_path: Path, host: str, port: int, context_length: int, num_thread
     params.hostnames, params.port, params.api_keys = [LOOPBACK[0]], upstream_port, [key]
     params.n_ctx, params.n_parallel = context_length, 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
-    # By default keys and values are kept, and on a CPU attended to, in half precision: that moves log-probabilities by
-    # 2e-3 at tiny scale, more than Q8_0 weights do. Without it they equal our own to 1e-5.
+    # By default keys and values are kept in half precision, and on a CPU attention computes in it: that changes
+    # log-probabilities by 2e-3 at tiny scale, more than Q8_0 weights do. Without it they equal our own to 1e-5.
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # pyright: ignore[reportAttributeAccessIssue]
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # pyright: ignore[reportAttributeAccessIssue]
     params.warmup = False

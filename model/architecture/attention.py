@@ -23,8 +23,8 @@ class WithinDocuments(NamedTuple):
     starts_BT: Tensor
     """int32."""
     bounds: Tensor
-    """Where documents begin in the flattened positions of all rows, int32, and their number of positions behind the
-    last."""
+    """Where documents begin in the flattened positions of all rows, int32; the last entry is the number of these
+    positions."""
 
 
 Visible = Tensor | WithinDocuments | None

@@ -11,7 +11,7 @@ from configs.schema import AdapterRecipe, ModelRecipe
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Learned parameters; router biases, which are buffers, are counted with the MoE layers as the checkpoint holds
+    """Learned parameters. Router biases are buffers, but are counted with the MoE layers, as the checkpoint holds
     them."""
 
     attention_per_layer: int
@@ -37,7 +37,8 @@ class ParameterCounts:
 
     @property
     def active(self) -> int:
-        """What one predicted token costs: the body and the unembedding. The embedding is a look-up, MTP an extra."""
+        """Parameters that compute one predicted token: the body and the unembedding. The embedding is a look-up, MTP is
+        not needed."""
         return self.active_body + self.embeddings // 2
 
 

@@ -21,7 +21,7 @@ def silu_product(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def silu_product_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of silu(gate) * up for gate and up, and the product itself, recomputed; `grad` may be written over."""
+    """Gradients of silu(gate) * up for gate and up, and the product itself, recomputed; `grad` may be overwritten."""
     if elementwise_kernels.fits(grad, gate, up):
         return elementwise_kernels.silu_product_backward(grad, gate, up)
     activated = F.silu(gate)
@@ -33,7 +33,7 @@ def silu_product_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tenso
 class _GroupedMlp(torch.autograd.Function):
     """Rows [ends[e-1], ends[e]) of `tokens_RD` go through expert e; `counts` are Python integers, known on the host.
 
-    Everything of one expert is done before the next: its rows then stay in the cache between the matrix products.
+    One expert is computed completely before the next: its rows then stay in the cache between the matrix products.
     """
 
     @staticmethod

@@ -19,9 +19,9 @@ def check_positions(recipe: ModelRecipe, max_tokens: int) -> None:
 
 
 class KVCache:
-    """One buffer per layer of `layers`, (B, S, G, H). Row b is filled to `lengths[b]`: new tokens lie behind that, and
-    a token sees the positions up to its own. What a row holds beyond its length is never seen, so padding behind a
-    row's new tokens does no harm, and `cut` takes tokens back by forgetting that they are there."""
+    """One buffer per layer of `layers`, (B, S, G, H). Row b is filled to `lengths[b]`: new tokens come after that, and
+    a token sees the positions up to its own. What a row holds beyond its length is never seen. So padding after a row's
+    new tokens does no harm, and `cut` removes tokens by shortening the length."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class KVCache:
         self.lengths = [length + num_tokens for length in self.lengths]
 
     def cut(self, lengths: Sequence[int]) -> None:
-        """Forget what lies behind the given length of each row."""
+        """Forget what comes after the given length of each row."""
         self.lengths = list(lengths)
 
     def visible_BTS(self, num_new: int) -> Tensor | None:
-        """Which cached and new positions (S) each new position (T) may see; None where plain causal attention or no
-        mask says the same."""
+        """Which cached and new positions (S) each new position (T) may see; None where plain causal attention, or no
+        mask, does the same."""
         if self._is_even() and (num_new == 1 or self.lengths[0] == 0):
             return None
         positions = self.positions(num_new)

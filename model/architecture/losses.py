@@ -11,8 +11,8 @@ IGNORED = -100
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Sum of factor x -log softmax(hidden W^T)[target]. The gradients are made in the forward pass, chunk by chunk,
-    while the logits are at hand; the backward pass only scales them. `factors_T` carries no gradient and is 0 where the
+    """Sum of factor x -log softmax(hidden W^T)[target]. The gradients are computed in the forward pass, chunk by chunk,
+    while the logits exist; the backward pass only scales them. `factors_T` carries no gradient and is 0 where the
     target is not kept."""
 
     @staticmethod
@@ -70,7 +70,7 @@ def _losses_and_gradient(
 
 
 def vocabulary_chunks(num_tokens: int, vocab_size: int, device_type: str = "cpu") -> list[slice]:
-    """Tokens whose logits are held at once."""
+    """Slices of the tokens whose logits are held at once."""
     size = max(1, logits_per_chunk(device_type) // vocab_size)
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
@@ -95,7 +95,8 @@ class LanguageHead(nn.Module):
         factors_T = is_kept_T.float() if target_weights_BT is None else is_kept_T * target_weights_BT.flatten().float()
         hidden_TD, num_kept = hidden_BTD.flatten(0, 1), is_kept_T.sum().clamp(min=1)
         if hidden_TD.device.type == "cpu" and not bool(factors_T.all()):
-            # Prompts and padding are most of many rows. A GPU would have to wait for the number of the others.
+            # Many rows are mostly prompt and padding: skip those positions. Not on a GPU, which would have to wait for
+            # their number.
             rows_R = factors_T.nonzero().flatten()
             hidden_TD, targets_T, factors_T = hidden_TD.index_select(0, rows_R), targets_T[rows_R], factors_T[rows_R]
         total = _LinearCrossEntropy.apply(hidden_TD, self.weight, targets_T, factors_T)
@@ -104,7 +105,7 @@ class LanguageHead(nn.Module):
     @torch.no_grad()
     def log_probabilities(self, hidden_BTD: Tensor, target_ids_BT: Tensor) -> Tensor:
         """log p(target) per position, float32 (B, T), from logits in float32 whatever the model computes in: in
-        bfloat16 they are rounded to 1/16 where they are near 10. 0 where the target is -100."""
+        bfloat16 logits near 10 are rounded to 1/16. 0 where the target is -100."""
         hidden_TD, targets_T, weight_VD = hidden_BTD.flatten(0, 1), target_ids_BT.flatten(), self.weight.float()
         pieces = []
         for rows in vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0], hidden_TD.device.type):

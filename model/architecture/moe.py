@@ -110,8 +110,8 @@ class LocalDispatcher:
 
 
 class Router(nn.Module):
-    """Scores experts in float32 whatever the dtype of the model. The bias decides who is selected, never how much a
-    choice weighs."""
+    """Scores experts in float32 whatever the dtype of the model. The bias affects which experts are selected, never
+    their weights."""
 
     e_score_correction_bias: Tensor
 
@@ -148,7 +148,7 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """All experts' matrices, stacked per kind; gate and up apart because Muon orthogonalises them one by one."""
+    """All experts' matrices, stacked per kind. Gate and up are separate because Muon orthogonalises each on its own."""
 
     def __init__(self, recipe: ModelRecipe) -> None:
         super().__init__()

@@ -55,8 +55,8 @@ class MtpLayer(DecoderLayer):
 def mtp_targets(target_ids_BT: Tensor, segment_ids_BT: Tensor | None) -> Tensor:
     """Targets of positions 0..T-2, (B, T-1): token t+2, or -100 where it belongs to another document than position t.
 
-    With `segment_ids_BT` the last of them is dropped as well: it lies one token behind the row, where no document
-    number is known.
+    With `segment_ids_BT` the last of them is dropped as well: it is one token after the row's end, whose document
+    number is not known.
     """
     targets = target_ids_BT[:, 1:]
     if segment_ids_BT is None:

@@ -26,8 +26,8 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Layer normalisation's gradients at mean 0, but for one term: it also takes away the mean of grad * weight,
-        put back here."""
+        """The gradients of layer normalisation at mean 0, with one correction: it subtracts the mean of grad * weight,
+        which is added back here."""
         hidden, weight, inverse_rms = ctx.saved_tensors
         if elementwise_kernels.fits(hidden, weight, grads[0]):
             return *elementwise_kernels.norm_backward(grads[0].contiguous(), hidden, weight, inverse_rms), None

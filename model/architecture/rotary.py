@@ -1,4 +1,4 @@
-"""Rotary position embedding over the leading dimensions of a head: positions in, rotated queries and keys out."""
+"""Rotary position embedding over the leading dimensions of a head: rotates queries and keys by their positions."""
 
 import torch
 from torch import Tensor, nn

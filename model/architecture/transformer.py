@@ -43,7 +43,7 @@ class ModelOutput(NamedTuple):
 
 
 class LayersOutput(NamedTuple):
-    """What a run of layers leaves: hidden states, and per layer with experts its balance loss and counts."""
+    """Result of a run of layers: hidden states, and per layer with experts its balance loss and counts."""
 
     hidden_BTD: Tensor
     balance: list[Tensor]
@@ -57,7 +57,7 @@ def run_layers(
     visible_BTS: Tensor | None,
     cache: KVCache | None,
 ) -> LayersOutput:
-    """One layer after the other, without the norm behind the last."""
+    """Run the layers one after the other, without the final norm."""
     balance, counts = [], []
     for layer in layers:
         output = layer(hidden_BTD, rotary, visible_BTS=visible_BTS, cache=cache)
@@ -69,7 +69,7 @@ def run_layers(
 
 
 def pair_for_mtp(embedded_BTD: Tensor, hidden_BTD: Tensor) -> tuple[Tensor, Tensor]:
-    """What the MTP layer takes at positions 0..T-2: the embedding of the token behind each, and its hidden state."""
+    """What the MTP layer takes at positions 0..T-2: the embedding of the token after each, and its hidden state."""
     return embedded_BTD[:, 1:], hidden_BTD[:, :-1]
 
 
@@ -83,7 +83,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList([*trunk, *(MtpLayer(recipe) for _ in range(recipe.num_nextn_predict_layers))])
         self.norm = RMSNorm(recipe.hidden_size, recipe.rms_norm_eps)
         self.run_layers: Callable[..., LayersOutput] = run_layers
-        """How the trunk's layers are run: tasks/training/parallel/recompute.py puts blocks of them in its place."""
+        """How the trunk's layers are run: tasks/training/parallel/recompute.py replaces it by runs of blocks."""
 
 
 class Glm4Moe(nn.Module):
@@ -96,13 +96,13 @@ class Glm4Moe(nn.Module):
         self.model = Decoder(recipe)
         self.lm_head = LanguageHead(recipe.hidden_size, recipe.vocab_size)
         self.num_slices = 1
-        """Equal slices that the positions of hidden states are held in, of which this rank holds one (tensor
+        """Number of equal slices into which the positions of hidden states are divided; this rank holds one (tensor
         parallelism)."""
         self.part, self.num_parts = 0, 1
         """Which equal part of a row's positions this rank takes (sequence parallelism); segment ids are those of the
         whole row."""
         self.runs_mtp = True
-        """Whether losses come with the MTP layer's; without it that is 0, and its experts count no token."""
+        """Whether the MTP loss is computed. If not, it is 0 and the experts of the MTP layer count no token."""
         self.pair_for_mtp: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = pair_for_mtp
         self.init_weights()
 
@@ -138,9 +138,9 @@ class Glm4Moe(nn.Module):
         policy gradient is that of the distribution the answers were sampled from. Neither touches the MTP loss.
         `segment_ids_BT` (document number per position) keeps attention inside documents and takes MTP targets of
         another document out of the loss. `mtp_segment_ids_BT` does only the latter, for rows whose attention runs over
-        document ends as in pre-training; `mtp_target_ids_BT` gives those targets themselves, for parts of rows, whose
-        last positions have them behind the part. Whether a document's last position is trained to predict the next
-        document's first token is decided by `target_ids_BT`.
+        document ends as in pre-training; `mtp_target_ids_BT` gives those targets themselves, for parts of rows: the
+        targets of a part's last positions come after the part. Whether a document's last position is trained to predict
+        the next document's first token is decided by `target_ids_BT`.
         """
         assert cache is None or (target_ids_BT is None and segment_ids_BT is None), "a cache serves generation only"
         embedded_BTD = self.model.embed_tokens(token_ids_BT)
@@ -186,7 +186,8 @@ class Glm4Moe(nn.Module):
             mtp = self.lm_head(output.hidden_BTD, mtp_target_ids_BT)
             if output.counts_E is not None:
                 balance, counts = [*balance, output.balance_loss], [*counts, output.counts_E]
-        # The balance losses of a sequence's parts add up to its own: so much that their mean over the parts is that.
+        # The balance losses of a sequence's parts add up to its own. The factor makes their mean over the parts equal
+        # to it.
         total_balance = torch.stack(balance).sum() * self.num_parts if balance else lm.new_zeros(())
         return ModelOutput(Losses(lm, mtp, total_balance), self.stack_counts(counts), None)
 
@@ -216,8 +217,8 @@ class Glm4Moe(nn.Module):
         rotary = self._rotary(
             num_positions - (self.part == self.num_parts - 1), self.part * num_positions, hidden_BTD.device
         )
-        # By the document of the hidden state, not of the next token: else a document's first position would see the one
-        # before it.
+        # By the document of the hidden state, not of the next token: otherwise a document's first position would see
+        # the document before.
         visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT[:, :-1])
         return self.model.layers[-1](*self.pair_for_mtp(embedded_BTD, hidden_BTD), rotary, visible_BTS)
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 _STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_proj|up_proj|down_proj)")
@@ -31,23 +30,3 @@ def to_checkpoint_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = checkpoint_names(name, tensor.shape[0] if tensor.dim() else 0)
         tensors.update(zip(names, [tensor] if names == [name] else tensor.unbind(0), strict=True))
     return tensors
-
-
-def from_checkpoint_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The way back: experts are stacked (copied), their numbers must run from 0 without a gap."""
-    state: dict[str, Tensor] = {}
-    stacks: dict[str, dict[int, Tensor]] = {}
-    for checkpoint_name, tensor in tensors.items():
-        name, expert = stacked_name(checkpoint_name)
-        if expert is None:
-            state[name] = tensor
-        else:
-            stacks.setdefault(name, {})[expert] = tensor
-    for name, experts in stacks.items():
-        absent = sorted(set(range(max(experts) + 1)) - set(experts))
-        if absent:
-            raise ValueError(
-                f"{name}: expert {absent[0]} is missing beside experts up to {max(experts)}: write the state again"
-            )
-        state[name] = torch.stack([experts[expert] for expert in range(len(experts))])
-    return state

@@ -48,24 +48,6 @@ def config_dict(
     return dict(sorted((recipe.model_dump() | _CONSTANTS | fixed).items()))
 
 
-def save_checkpoint(
-    model: Glm4Moe,
-    checkpoint_dir: Path,
-    *,
-    eos_token_ids: Sequence[int],
-    pad_token_id: int,
-    dtype: torch.dtype,
-    max_shard_bytes: int,
-) -> list[str]:
-    """Write the model as a checkpoint directory and return the file names; config.json carries the model's own
-    rope_theta."""
-    recipe = model.recipe.model_copy(update={"rope_theta": model.rope_theta})
-    config = config_dict(recipe, dtype=dtype, eos_token_ids=eos_token_ids, pad_token_id=pad_token_id)
-    return write_checkpoint(
-        to_checkpoint_tensors(model.state_dict()), config, checkpoint_dir, dtype=dtype, max_shard_bytes=max_shard_bytes
-    )
-
-
 def write_checkpoint(
     tensors: Mapping[str, Tensor],
     config: Mapping[str, object],
@@ -74,7 +56,7 @@ def write_checkpoint(
     dtype: torch.dtype,
     max_shard_bytes: int,
 ) -> list[str]:
-    """Write tensors under checkpoint names; all are cast to `dtype` but the router biases, which stay float32. Equal
+    """Write tensors under checkpoint names; all but the router biases are cast to `dtype`; those stay float32. Equal
     input, equal bytes."""
     checkpoint_dir.mkdir(parents=True, exist_ok=True)
     shards = _plan_shards(tensors, dtype, max_shard_bytes)
@@ -151,8 +133,8 @@ def read_config(checkpoint_dir: Path) -> ModelRecipe:
 
 
 def canonical_config(checkpoint_dir: Path) -> dict[str, object]:
-    """A directory's config.json with every key of the architecture at the top, as glm46 writes it; keys of others are
-    kept."""
+    """A directory's config.json with every key of the architecture at the top, as glm46 writes it; keys of other
+    programs are kept."""
     config = _read_json(checkpoint_dir / CONFIG_FILE)
     kept = {key: value for key, value in config.items() if key not in ("rope_parameters", "num_mtp_layers")}
     return dict(sorted((kept | read_config(checkpoint_dir).model_dump() | _CONSTANTS).items()))
@@ -174,16 +156,16 @@ def tensor_files(checkpoint_dir: Path) -> dict[str, Path]:
         with open_safetensors(checkpoint_dir / SINGLE_FILE) as file:
             return dict.fromkeys(file.keys(), checkpoint_dir / SINGLE_FILE)
     weight_map: dict[str, str] = _read_json(index_path)["weight_map"]
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for file_name in sorted(set(weight_map.values())):
         with open_safetensors(checkpoint_dir / file_name) as file:
-            found.update(dict.fromkeys(file.keys(), checkpoint_dir / file_name))
+            paths.update(dict.fromkeys(file.keys(), checkpoint_dir / file_name))
     for name, file_name in weight_map.items():
-        if name not in found:
+        if name not in paths:
             raise ValueError(
                 f"{index_path} places {name} in {file_name}, which does not hold it: copy the checkpoint again"
             )
-    return found
+    return paths
 
 
 @contextmanager
@@ -228,11 +210,11 @@ class CheckpointTensors:
         self._refuse_other_copies({name: trunk for name, trunk in copies.items() if name in self.files}, recipe)
 
     def names(self) -> set[str]:
-        """Those of the model; the copies of GLM-4.5's MTP layer are left out."""
+        """Names of the model's tensors; the copies of GLM-4.5's MTP layer are left out."""
         return self._wanted
 
     def read(self, name: str, shape: torch.Size) -> Tensor:
-        """One whole tensor, of memory of its own: a part of it does not keep the file mapped."""
+        """One whole tensor in memory of its own: a view of it does not keep the file mapped."""
         with open_safetensors(self.files[name]) as file:
             tensor = file.get_tensor(name).clone()
         assert tensor.shape == shape, (name, tensor.shape, shape)

@@ -16,7 +16,7 @@ from model.architecture.transformer import Glm4Moe
 from model.generation.sampling import Chosen, Sampling, choose_tokens, describe_choice
 
 POSITIONS_PER_PASS = 2048
-"""Prompts go through in passes of this many positions per row."""
+"""Prompts are read in passes of this many positions per row."""
 
 
 class Decoding(Protocol):
@@ -35,29 +35,29 @@ class Decoding(Protocol):
         *,
         keeps_hidden: bool,
     ) -> tuple[list[list[Chosen]], list[Tensor]]:
-        """Add tokens to each sequence and choose what follows its last `len(draws)` ones, a draw each. Also the tokens'
-        hidden states, where they are to be kept for drafts."""
+        """Add tokens to each sequence and choose what follows its last `len(draws)` ones, a draw each. Also returns the
+        tokens' hidden states where drafts need them."""
         ...
 
     def draft(self, next_tokens: Sequence[Sequence[int]], hidden: Sequence[Tensor]) -> list[int | None]:
-        """What the MTP layer expects behind the last of the next tokens; it sees every token of a sequence but the
-        first exactly once, in order, each with the hidden state of the one before it."""
+        """The token per sequence that the MTP layer expects after the last of the next tokens. It sees every token of a
+        sequence but the first exactly once, in order, each with the hidden state of the one before it."""
         ...
 
     def cut(self, lengths: Sequence[int]) -> None:
-        """Take back what lies behind the given lengths; `draft` never saw it."""
+        """Remove the tokens after the given lengths; `draft` never saw them."""
         ...
 
 
 class TorchDecoding:
-    """By the model's own forward pass, rows padded behind their tokens."""
+    """Decodes by the model's own forward pass; rows are padded after their tokens."""
 
     def __init__(self, model: Glm4Moe, num_sequences: int, max_tokens: int) -> None:
         check_positions(model.recipe, max_tokens)
         self._model = model
         head = model.lm_head.weight
         num_layers = model.recipe.num_hidden_layers
-        # One more than there are tokens: beside a row with a draft, a full one is padded by a token.
+        # One more than there are tokens: a full row is padded by a token where another row of the batch has a draft.
         self._cache, self._mtp_cache = (
             KVCache(model.recipe, num_sequences, max_tokens + 1, layers=layers, dtype=head.dtype, device=head.device)
             for layers in (range(num_layers), range(num_layers, num_layers + model.recipe.num_nextn_predict_layers))

@@ -1,7 +1,7 @@
-"""Generates and scores in this process: prompts as token ids in, tokens with their log-probabilities out.
+"""Generates and scores in this process: from prompts as token ids to tokens with their log-probabilities.
 
-`InProcessEngine` is one implementation of the engine protocol (`generate`, `score`) that evaluation, rollouts, chat
-and the smoke test use.
+`InProcessEngine` is one implementation of the engine protocol (`generate`, `score`) that evaluation, rollouts, chat and
+the smoke test use.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ class Generation:
     log_probabilities: list[list[float]]
     """Under the model itself (temperature 1, all tokens), whatever the sampling, so that they compare with `score`."""
     sampled_log_probabilities: list[list[float]]
-    """Under the model at the sampling's temperature, all tokens: the ratio of a policy gradient divides by it. As above
-    if greedy."""
+    """Under the model at the sampling's temperature, all tokens: the ratio of a policy gradient divides by it. Equal to
+    `log_probabilities` if greedy."""
     top2_margins: list[list[float]]
     """Logit of the best token minus that of the second best: where it is small, rounding decides a greedy step."""
     weights_version: str
     num_drafted: int = 0
-    """Tokens that the MTP layer drafted, of which `num_accepted` were what the trunk chose; 0 without speculation."""
+    """Tokens that the MTP layer drafted; the trunk chose `num_accepted` of them. 0 without speculation."""
     num_accepted: int = 0
 
     @property
@@ -45,7 +45,7 @@ class Generation:
 
 @dataclass
 class _Continuation:
-    """Of one prompt: its draws, what is chosen so far, and how its drafts fared."""
+    """The state of one prompt: its draws, the tokens chosen so far, and the counts of its drafts."""
 
     draws: list[float]
     chosen: list[Chosen]
@@ -104,7 +104,7 @@ class InProcessEngine:
             width = max(len(token_id_sequences[member]) for member in members)
             if width < 2:
                 continue
-            # Padding behind a sequence is invisible to it: attention is causal.
+            # A sequence does not see the padding after it: attention is causal.
             token_ids_BT = torch.zeros(len(members), width - 1, dtype=torch.int64)
             target_ids_BT = torch.full((len(members), width - 1), IGNORED)
             for row, member in enumerate(members):
@@ -135,26 +135,26 @@ class InProcessEngine:
 
     @torch.inference_mode()
     def _continue(self, prompts: Sequence[Sequence[int]], sampling: Sampling, batch: Sequence[_Continuation]) -> None:
-        """Of one batch, pass by pass until every row is done."""
+        """Continue one batch, pass by pass, until every row is done."""
         decoding = self._start(len(prompts), max(len(prompt) for prompt in prompts) + sampling.max_new_tokens)
         tokens = [list(prompt) for prompt in prompts]
         drafts: list[int | None] = [None] * len(batch)
         while any(tokens):
-            # What a draft is followed by is read beside what the token before it is followed by.
+            # One pass reads the successor of a draft together with the successor of the token before it.
             draws = [
                 each.draws[len(each.chosen) : len(each.chosen) + (1 if draft is None else 2)] if row else []
                 for each, row, draft in zip(batch, tokens, drafts, strict=True)
             ]
             read, hidden = decoding.extend(tokens, sampling, draws, keeps_hidden=sampling.is_speculative)
             lengths, news = list(decoding.lengths), []
-            for place, (each, draft, chosen) in enumerate(zip(batch, drafts, read, strict=True)):
+            for index, (each, draft, chosen) in enumerate(zip(batch, drafts, read, strict=True)):
                 accepted = chosen
                 if draft is not None:
                     each.num_drafted += 1
                     each.num_accepted += chosen[0].token_id == draft
                     if chosen[0].token_id != draft:
-                        lengths[place] -= 1
-                        tokens[place].pop()
+                        lengths[index] -= 1
+                        tokens[index].pop()
                         accepted = chosen[:1]
                 news.append(_keep(each, accepted, sampling))
             decoding.cut(lengths)
@@ -192,7 +192,7 @@ def _draft(
     news: Sequence[Sequence[int]],
     sampling: Sampling,
 ) -> list[int | None]:
-    """A draft per row that has room for two tokens. The MTP layer gets each fed token's successor: of a prompt its own
+    """A draft per row that has room for two tokens. The MTP layer gets each fed token's successor: for a prompt its own
     tokens, else the ones just chosen."""
     successors = [
         []

@@ -16,8 +16,8 @@ class NonFiniteLogitsError(ValueError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to continue a prompt. Temperature 0 is greedy, `top_p` 1.0 keeps all tokens; `seed` and a prompt's place in
-    the call decide its draws, so the size of a batch samples nothing else."""
+    """How to continue a prompt. Temperature 0 is greedy, `top_p` 1.0 keeps all tokens; `seed` and a prompt's index in
+    the call decide its draws, so the batch size does not change what is sampled."""
 
     max_new_tokens: int
     temperature: float = 0.0
@@ -25,8 +25,8 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     is_speculative: bool = False
-    """The MTP layer drafts a token that the trunk checks beside the one before it: the same tokens, in fewer passes
-    where drafts hit."""
+    """The MTP layer drafts a token, and the trunk checks it in the pass of the token before it: the same tokens, in
+    fewer passes where drafts are right."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -34,7 +34,7 @@ class Sampling:
         if self.temperature < 0:
             raise ValueError(f"temperature must be 0 (greedy) or positive, is {self.temperature}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], is {self.top_p}")
+            raise ValueError(f"top_p must be in (0, 1], is {self.top_p}")
 
 
 class Chosen(NamedTuple):

@@ -1,7 +1,7 @@
 """Causal attention inside documents on a CPU in float32: the autograd function over `attention_kernel.cpp`.
 
 Unlike torch's attention it leaves out what no position sees, reads grouped heads in place and needs no mask. 8 x 512
-positions, 8 heads of 32 over 2, one thread: 25 ms forward and 44 backward, torch 43 and 115.
+positions, 8 query heads of 32 over 2 key heads, one thread: 25 ms forward and 44 backward, torch 43 and 115.
 """
 
 from ctypes import c_float, c_int64

@@ -44,7 +44,7 @@ typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2), aligned(2), may_
 
 inline Vec splat(float value) { return value - Vec{}; }
 inline Vec load(const float* from) { return *reinterpret_cast<const Vec*>(from); }
-// A panel's two vectors for one input. In bfloat16 they lie interleaved, so that a shift and a mask widen them.
+// A panel's two vectors for one input. In bfloat16 they are interleaved, so that a shift and a mask widen them.
 inline void load_both(const float* from, Vec& low, Vec& high) { low = load(from), high = load(from + LANES); }
 inline void load_both(const uint16_t* from, Vec& low, Vec& high) {
     WordVec both = *reinterpret_cast<const WordVec*>(from), first = both << 16, second = both & 0xffff0000u;
@@ -406,7 +406,7 @@ struct Pass {
             Vec total{};
             for (int64_t s = 0; s < stride; s += LANES) {
                 Vec value = exponential(load(row + s) - highest);
-                total += value;  // what lies beyond `seen` adds 1e-38
+                total += value;  // positions after `seen` add 1e-38
                 store(row + s, value);
             }
             scales[n] = 1.0f / sum(total);
@@ -421,7 +421,7 @@ struct Pass {
         for (; n < repeats; n++) attend<1>(thread, layer, r, g, g * repeats + n);
     }
 
-    // The K experts of a token: highest sigmoid score plus bias, weighted by the score alone.
+    // The K experts of a token: highest sigmoid score plus bias, weighted only by the score.
     void choose_experts(const Layer& layer, int64_t r) {
         float* scores = scratch.scores.data() + r * padded(E);
         for (int64_t e = 0; e < E; e += LANES) store(scores + e, 1.0f / (1.0f + exponential(-load(scores + e))));
@@ -433,7 +433,7 @@ struct Pass {
                 bool is_taken = false;
                 for (int64_t j = 0; j < k; j++) is_taken |= chosen[j] == e;
                 if (is_taken) continue;
-                // The first one left stands even where all are NaN: broken weights, too, must name K experts.
+                // The first one left is taken even where all are NaN: broken weights, too, must name K experts.
                 if (best < 0 || scores[e] + layer.router_bias[e] > scores[best] + layer.router_bias[best]) best = e;
             }
             chosen[k] = int32_t(best);
@@ -648,7 +648,7 @@ struct Pass {
         for (int64_t v = start; v < stop; v += LANES) {
             Vec value = mass_of(v);
             for (int lane = 0; lane < LANES && v + lane < stop; lane++) {
-                // Rounding may leave the draw behind the chunk's last token: then the last one that has mass is it.
+                // Rounding may put the draw after the chunk's last token: then the last one that has mass is it.
                 if (value[lane] > 1e-30f) chosen = v + lane, highest = before += value[lane];
                 if (highest > wanted) v = stop, lane = LANES;
             }

@@ -113,8 +113,8 @@ def load_kernel() -> ctypes.CDLL:
 
 def pack_panels(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Matrices of (..., outputs, inputs) of equal inputs, side by side in panels of `panel_width` outputs, zero-padded:
-    (..., panels, inputs, panel_width). One matrix fills its panels alone, of two each has one half of every panel. In
-    bfloat16 the halves of a panel are interleaved: each pair makes one word, from which both are widened."""
+    (..., panels, inputs, panel_width). One matrix fills its panels; of two matrices each has one half of every panel.
+    In bfloat16 the halves of a panel are interleaved: each pair makes one word, from which both are widened."""
     part = load_kernel().panel_width() // len(matrices)
     packed = []
     for matrix in matrices:

@@ -34,7 +34,7 @@ void add_chunks(const std::vector<float>& parts, int64_t width, float* out) {
         for (int64_t i = 0; i < width; ++i) out[i] += parts[first + i];
 }
 
-// The pairs (i, i + half) of a head turned by the angle (sign 1) or back (sign -1); what lies beyond both halves is copied.
+// The pairs (i, i + half) of a head turned by the angle (sign 1) or back (sign -1); what comes after both halves is copied.
 void turn(const float* x, const float* cosine, const float* sine, float sign, int64_t half, int64_t width, float* out) {
     for (int64_t i = 0; i < half; i += LANES) {
         const v8 first = load(x + i), second = load(x + half + i), c = load(cosine + i), s = load(sine + i) * all(sign);

@@ -46,8 +46,8 @@ def norm_backward(grad: Tensor, hidden: Tensor, weight: Tensor, inverses: Tensor
 
 
 class NormalisedRotation(torch.autograd.Function):
-    """rotate(RMSNorm(heads)), without the norm where `weight` is None. The tables (..., T, R) are those of the last
-    positions' order."""
+    """rotate(RMSNorm(heads)), without the norm where `weight` is None. The tables (..., T, R) have one row per
+    position."""
 
     @staticmethod
     def forward(
@@ -90,7 +90,7 @@ def silu_product(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def silu_product_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of silu(gate) * up for gate and up, and the product itself; `grad` is written over."""
+    """Gradients of silu(gate) * up for gate and up, and the product itself; `grad` is overwritten."""
     grad_gate, product = torch.empty_like(gate), torch.empty_like(gate)
     load_library(SOURCE).silu_product_backward(
         c_int64(gate.numel()), *pointers(grad, gate, up, grad_gate, product), torch.get_num_threads()

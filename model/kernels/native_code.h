@@ -52,7 +52,7 @@ static inline v8 exponential(v8 x) {
 
 static inline v8 sigmoid(v8 x) { return all(1.0f) / (all(1.0f) + exponential(-x)); }
 
-// out (ROWS x 16, rows `out_stride` apart) = or += left x panel; left[r, k] lies at left[r * row_step + k * depth_step].
+// out (ROWS x 16, rows `out_stride` apart) = or += left x panel; left[r, k] is at left[r * row_step + k * depth_step].
 template <int ROWS, bool ADDS>
 static inline void multiply_strip(
     int64_t depth, const float* left, int64_t row_step, int64_t depth_step, const float* panel, float* out, int64_t out_stride) {

@@ -30,8 +30,8 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 
 @cache
 def load_library(source: Path) -> ctypes.CDLL:
-    """The library of a .cpp file, compiled if this machine has not yet. Raises ValueError without a C++ compiler, or
-    with what the compiler said."""
+    """The library of a .cpp file, compiled if this machine has not done so yet. Raises ValueError without a C++
+    compiler, or with the compiler's messages."""
     path = library_path(source)
     if not path.is_file():
         print(f"{describe_missing([path])}: compiling it, once", file=sys.stderr, flush=True)
@@ -49,7 +49,7 @@ def library_path(source: Path) -> Path:
 
 
 def kernel_sources() -> list[Path]:
-    """Of all kernels of the project."""
+    """The sources of all kernels of the project."""
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.cpp"))
 
 
@@ -70,7 +70,7 @@ def _compile(source: Path) -> None:
             f"set CXX"
         )
     make_native_dir()
-    # Whoever else compiles it at this moment writes the same library: the last rename wins.
+    # Another process that compiles it at this moment writes the same library: the last rename wins.
     with replacing(path) as built:
         command = [compiler(), *FLAGS, str(source), "-o", str(built)]
         run = subprocess.run(command, capture_output=True, text=True, check=False)

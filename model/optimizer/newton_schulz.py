@@ -1,4 +1,4 @@
-"""Newton-Schulz orthogonalisation for Muon: matrices in, nearly U V^T of each out, single or stacked.
+"""Newton-Schulz orthogonalisation for Muon: turns matrices, single or stacked, into nearly U V^T of each.
 
 The iteration and its coefficients are Keller Jordan's, as in DeepSpeed's Muon; tests compare the results with it.
 DeepSpeed compiles its functions for every shape of matrix (torch.compile, tens of seconds at a training's start) and
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of X, X X^T X and (X X^T)^2 X: tuned for five steps, which leave singular values between 0.7 and 1.2."""
+"""Coefficients of X, X X^T X and (X X^T)^2 X: tuned for five steps, which leave singular values between 0.7 and 1.2."""
 RESTART_AT = 2
-"""Step at which the long way begins again from the matrix itself: rounding in the squared one would grow."""
+"""Step at which the long way starts again from the matrix itself: rounding errors in the squared one would grow."""
 
 
 def orthogonalize(matrices: Tensor, num_steps: int) -> Tensor:
@@ -35,7 +35,7 @@ def _step_on_matrices(wide: Tensor, num_steps: int) -> Tensor:
 
 
 def _step_on_squares(wide: Tensor, num_steps: int) -> Tensor:
-    """The same polynomial, gathered as one small factor: for long matrices far fewer products (Gram Newton-Schulz)."""
+    """The same polynomial, collected in one small factor: far fewer products for long matrices (Gram Newton-Schulz)."""
     for first, last in ((0, min(RESTART_AT, num_steps)), (min(RESTART_AT, num_steps), num_steps)):
         if first < last:
             wide = _factor(wide @ wide.mT, last - first) @ wide
@@ -43,7 +43,7 @@ def _step_on_squares(wide: Tensor, num_steps: int) -> Tensor:
 
 
 def _factor(square: Tensor, num_steps: int) -> Tensor:
-    """Q such that Q X is X after so many steps, from X X^T. All matrices here are polynomials of that one: they
+    """Q such that Q X is X after `num_steps` steps, from X X^T. All matrices here are polynomials of that one: they
     commute."""
     a, b, c = COEFFICIENTS
     identity = torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)

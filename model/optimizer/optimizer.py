@@ -4,10 +4,10 @@ It works at every ZeRO stage. An orthogonalised update of a (rows, cols) matrix 
 cols)), which gives it the RMS of AdamW's updates (arXiv 2502.16982, section 2.2). Expert stacks (E, rows, cols) are
 orthogonalised per expert. lm_head and router are matrices like others, as in the report.
 
-Momentum and moments are element-wise, so under ZeRO they are in the flat partitions that DeepSpeed hands in. Only the
+Momentum and moments are element-wise, so under ZeRO they are in the flat partitions that DeepSpeed passes. Only the
 orthogonalisation needs whole matrices, and it is replaceable (`Muon.orthogonalize`;
-tasks/training/parallel/whole_matrices.py). DeepSpeed's own MuonWithAuxAdam orthogonalises inside ZeRO instead: it
-keeps momenta of whole matrices on every rank, and what it leaves as gradients are updates.
+tasks/training/parallel/whole_matrices.py). DeepSpeed's own MuonWithAuxAdam orthogonalises inside ZeRO instead: it keeps
+momenta of whole matrices on every rank, and it overwrites the gradients with updates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def build_optimizer(model: nn.Module, recipe: OptimizerRecipe) -> Muon:
 
 
 def _experts_apart(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parameters of divided experts in groups of their own, as DeepSpeed wants them: their gradients are summed over
+    """Parameters of divided experts in groups of their own, as DeepSpeed requires: their gradients are summed over
     other ranks. They carry `group_name` and allreduce = False (tasks/training/parallel/deepspeed_experts.py)."""
     divided: list[dict[str, Any]] = []
     for group in groups:
@@ -75,8 +75,8 @@ class Muon(torch.optim.Optimizer):
         self._with_momentum = {id(parameter) for group in groups if group["is_muon"] for parameter in group["params"]}
         self.state_dtype: torch.dtype = getattr(torch, recipe.state_dtype)
         self.orthogonalize: Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]] = self._orthogonalize_each
-        """Parameters and their directions to updates of the same shapes, scaled; the directions may be overwritten. For
-        a flat partition: of the matrices it is part of."""
+        """Function from parameters and their directions to scaled updates of the same shapes; it may overwrite the
+        directions. For a flat partition the updates are parts of those of whole matrices."""
 
     def has_momentum(self, parameter: Tensor) -> bool:
         """Whether Muon updates a parameter of the model; ZeRO replaces parameters in the groups, but not in the

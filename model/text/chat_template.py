@@ -1,7 +1,7 @@
-"""The GLM-4.6 chat template, twice: as Jinja for everything that serves the model, and as segments for training.
+"""The GLM-4.6 chat template, in two forms: as Jinja for everything that serves the model, and as segments for training.
 
-Both give the same text for the same conversation. The segments say what is trained. They also keep special tokens
-apart from what people wrote: `<|user|>` in a user's text stays eight characters. Pure: runs in executors and ranks.
+Both give the same text for the same conversation. The segments say what is trained. They also keep special tokens apart
+from what people wrote: `<|user|>` in a user's text stays eight characters. Pure: runs in executors and ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of text that is encoded as one: a special token, or ordinary characters."""
+    """A run of text that is encoded as a whole: a special token, or ordinary characters."""
 
     text: str
     is_special: bool
@@ -49,7 +49,7 @@ TOOLS_BEFORE = (
     "<|system|>\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
 )
-TOOLS_BEHIND = (
+TOOLS_AFTER = (
     "</tools>\n\nFor each function call, output the function name and arguments within the following XML format:\n"
     "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>\n"
     "<arg_key>{arg-key-2}</arg_key>\n<arg_value>{arg-value-2}</arg_value>\n...\n</tool_call>"
@@ -75,7 +75,7 @@ CHAT_TEMPLATE = (
 {%- if tools -%}
   {{- TOOLS_BEFORE -}}
   {%- for tool in tools -%}{{- tool | tojson(ensure_ascii=False) -}}{{- '\n' -}}{%- endfor -%}
-  {{- TOOLS_BEHIND -}}
+  {{- TOOLS_AFTER -}}
 {%- endif -%}
 {%- for message in messages -%}
   {%- set text = text_of(message.content) -%}
@@ -115,7 +115,7 @@ CHAT_TEMPLATE = (
 {%- endif -%}
 """.strip()
     .replace("TOOLS_BEFORE", repr(TOOLS_BEFORE))
-    .replace("TOOLS_BEHIND", repr(TOOLS_BEHIND))
+    .replace("TOOLS_AFTER", repr(TOOLS_AFTER))
 )
 """Goes into tokenizer_config.json, chat_template.jinja and the GGUF. Every line break is written out: no whitespace
 option changes it."""
@@ -132,13 +132,12 @@ def render(
 ) -> list[Segment]:
     """The conversation as the model reads it. Of the reasoning only what follows the last user message is kept.
 
-    A think block that the template puts there by itself (thinking off, or history) is no text of the assistant's: not
-    trained."""
+    A think block that the template adds (thinking off, or history) is not the assistant's text and is not trained."""
     last_user = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     segments = _template("[gMASK]<sop>")
     if tools:
         described = "".join(json.dumps(tool, ensure_ascii=False) + "\n" for tool in tools)
-        segments += [*_template(TOOLS_BEFORE), Segment(described, False, False), *_template(TOOLS_BEHIND)]
+        segments += [*_template(TOOLS_BEFORE), Segment(described, False, False), *_template(TOOLS_AFTER)]
     before = ""
     for number, message in enumerate(messages):
         role = message["role"]
@@ -168,7 +167,7 @@ def render(
 def render_to_train(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Segment]:
     """A conversation that ends with the assistant, and the role token that closes its last turn.
 
-    Where no reasoning follows the last user message the user is taken to have asked for none."""
+    Where no reasoning follows the last user message, the user counts as having asked for none."""
     assert messages[-1]["role"] == "assistant", messages[-1]["role"]
     closing = "<|observation|>" if messages[-1].get("tool_calls") else "<|user|>"
     segments = render(messages, tools, enable_thinking=is_thinking(messages), add_generation_prompt=False)
@@ -189,7 +188,7 @@ def problem_prompt(question: str, enable_thinking: bool) -> list[Segment]:
 
 
 def answer_of(text: str) -> str:
-    """The answer in what an assistant wrote: behind its reasoning, before the token that closes the turn; "" for
+    """The answer in what an assistant wrote: after its reasoning and before the token that closes the turn; "" for
     unfinished reasoning."""
     turn = re.split("|".join(map(re.escape, END_TOKENS)), text, maxsplit=1)[0]
     reasoning, closed, answer = turn.partition("</think>")

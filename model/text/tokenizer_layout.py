@@ -52,11 +52,12 @@ SPECIAL_TOKENS: tuple[str, ...] = (
     "<|image|>",
     "<|video|>",
 )
-"""In the order of their ids, which follow the ordinary tokens without a gap: 151,329 to 151,364 in GLM-4.5/4.6."""
+"""Special tokens in the order of their ids, which follow the ordinary tokens without a gap: 151,329 to 151,364 in
+GLM-4.5/4.6."""
 
 SHOWN_TOKENS: tuple[str, ...] = SPECIAL_TOKENS[SPECIAL_TOKENS.index("<think>") : SPECIAL_TOKENS.index("/nothink")]
 """Marks of reasoning and of tool calls. As in GLM's own files they are tokens that decoding shows (`special: false`):
-servers' parsers find them in the text, which SGLang and transformers write without what is special."""
+servers' parsers find them in the text, which SGLang and transformers write without special tokens."""
 
 NUM_SPECIAL_S1 = 256
 SPECIAL_TOKENS_BY_LAYOUT: dict[str, tuple[str, ...]] = {
@@ -64,14 +65,14 @@ SPECIAL_TOKENS_BY_LAYOUT: dict[str, tuple[str, ...]] = {
     "s1_256": SPECIAL_TOKENS
     + tuple(f"<|reserved_{number}|>" for number in range(NUM_SPECIAL_S1 - len(SPECIAL_TOKENS))),
 }
-"""`tokenizer.special_tokens` of the configuration. s1_256: the source document S1 asks for 256; what it does not name
-is reserved, behind GLM's 36, so templates and end tokens are the same."""
+"""`tokenizer.special_tokens` of the configuration. s1_256: the source document S1 asks for 256; those that it does not
+name are reserved, after GLM's 36, so templates and end tokens are the same."""
 
 END_OF_TEXT = "<|endoftext|>"
 """Separates documents in pre-training, pads, and is the first of the three end-of-sequence tokens."""
 
 END_TOKENS: tuple[str, ...] = ("<|endoftext|>", "<|user|>", "<|observation|>")
-"""What ends a generated turn: GLM closes the assistant's turn with the next role token."""
+"""Tokens that end a generated turn: GLM closes the assistant's turn with the next role token."""
 
 PRETOKENIZER_PATTERN: str = (
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -88,12 +89,12 @@ this regex with behaviour "isolated", then `ByteLevel(add_prefix_space=False, us
 PUBLISHED_PRETOKENIZER_PATTERN: str = PRETOKENIZER_PATTERN.replace(
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 )
-"""The spelling in the published GLM tokenizer.json; it differs for the long s alone, which (?i) folds to s."""
+"""The spelling in the published GLM tokenizer.json; it differs only for the long s, which (?i) folds to s."""
 
 
 @cache
 def byte_characters() -> tuple[str, ...]:
-    """The printable stand-in of every byte in a byte-level vocabulary (GPT-2, encoder.py, bytes_to_unicode)."""
+    """The printable character for every byte in a byte-level vocabulary (GPT-2, encoder.py, bytes_to_unicode)."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = (chr(256 + number) for number in range(256))
     return tuple(chr(byte) if byte in printable else next(others) for byte in range(256))
@@ -112,7 +113,7 @@ def tokenizer_for_text(path: str) -> Tokenizer:
     from tokenizers import AddedToken, Tokenizer
 
     tokenizer = Tokenizer.from_file(path)
-    # The library spells out special tokens alone.
+    # The library splits only special tokens into characters.
     tokens = tokenizer.get_added_tokens_decoder().values()
     tokenizer.add_special_tokens(
         [AddedToken(token.content, special=True, normalized=token.normalized) for token in tokens]

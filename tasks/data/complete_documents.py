@@ -29,7 +29,7 @@ SCORES = tuple(name for name in names_of(SCORE_COLUMNS) if name != "language")
 
 @dataclass(frozen=True)
 class DocumentFiles:
-    """What an earlier stage wrote into a user's directory."""
+    """The files that an earlier stage wrote into a user's directory."""
 
     directory: Path
 

@@ -42,7 +42,8 @@ class ContractResult(Record):
 def validate_contract(
     *, subject: Artifact[Any], recipe: ContractRecipe, resources: SparkResources, output: Output
 ) -> ContractResult:
-    """Raises ContractViolationError; what held is kept in findings.json with what was measured."""
+    """Check a contract, and write each expectation with its measured value to findings.json. Raises
+    ContractViolationError."""
     tables = read_contract(recipe.name)
     findings: list[Finding] = []
     num_rows = 0

@@ -16,18 +16,17 @@ class Bound(Record):
 
     figure: str
     against: str = ""
-    """Whom the figure was compared with: start, champion or anchor; empty for a floor or a ceiling."""
+    """The checkpoint that the figure was compared with: start, champion or anchor; empty for a floor or a ceiling."""
     value: float | None
-    """What was measured, of a comparison candidate minus the other; None where it is not finite."""
+    """The measured value; in a comparison, candidate minus the other. None where it is not finite."""
     interval: Interval | None = None
-    """95 %, of a comparison."""
+    """95 % interval of a comparison."""
     limit: float | None
-    """What `value` may reach, or an end of the interval may not; None where the value must be finite and nothing
-    else."""
+    """The bound on `value`, or on one end of the interval; None where the value only has to be finite."""
     num_items: int = 0
     """Independent items that were compared."""
     outcome: Outcome
-    """undecided: the items do not tell whether the bound is held."""
+    """undecided: there are too few items to decide whether the bound is held."""
     is_refusal: bool
     """Whether the bound refuses the candidate: a broken one does, an undecided one where it is required."""
     sentence: str
@@ -54,7 +53,7 @@ class Verdict:
         self._limit(figure, value, allowed, value <= allowed, f"at most {allowed:.6g} allowed{remark}")
 
     def finite(self, figure: str, value: float) -> None:
-        """A figure that others are held to."""
+        """A figure that other figures are compared with: it must be finite."""
         self._limit(figure, value, None, math.isfinite(value), "must be finite")
 
     def _limit(self, figure: str, value: float, limit: float | None, is_held: bool, words: str) -> None:

@@ -30,7 +30,7 @@ CONTINUATION_CHARS = 60
 ANSWER_CUE = "\nAnswer:"
 
 Parsed = tuple[str, list[str], int]
-"""What stands before the choices, the choices, the number of the right one."""
+"""The text before the choices, the choices, the number of the right one."""
 
 
 def questions_from_files(files: Iterable[SourceFile], num_questions: int) -> list[Question]:
@@ -47,7 +47,7 @@ def questions_from_files(files: Iterable[SourceFile], num_questions: int) -> lis
 
 
 def order_hash(identity: str) -> str:
-    """What items are put in order by, before some are taken."""
+    """The hash by which items are ordered, before some are taken."""
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
@@ -65,7 +65,7 @@ def _file_questions(file: SourceFile) -> Iterator[Question]:
 
 
 def _lines(file: SourceFile) -> Iterator[tuple[int, bytes]]:
-    """(offset, line); of a broken archive what stands before the break, whose rest the ingestion has reported."""
+    """(offset, line). Of a broken archive only the lines before the break; the ingestion has reported the rest."""
     offset = 0
     with open_source(file.path, file.sha256) as raw:
         try:
@@ -100,7 +100,7 @@ def _right_choice(given: Any, choices: Sequence[str]) -> int | None:
 
 
 def _with_cue(text: str, is_bare: bool) -> str:
-    """A question is followed by `Answer:`; a text to be continued stands as it is."""
+    """A question is followed by `Answer:`; a text to be continued stays as it is."""
     text = f"Question: {text.strip()}" if is_bare else text.strip()
     return text + ANSWER_CUE if text.startswith("Question:") and not text.endswith(ANSWER_CUE.strip()) else text
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChoiceScores:
-    """What the harness found."""
+    """What the harness measured."""
 
     items: list[Item]
     normalised_accuracy: float
@@ -30,13 +30,18 @@ class ChoiceScores:
 
 
 def score_choices(
-    engine: Engine, tokenizer: Tokenizer, questions: Sequence[Question], sequence_length: int, output: Output
+    engine: Engine,
+    tokenizer: Tokenizer,
+    questions: Sequence[Question],
+    sequence_length: int,
+    weights_version: str,
+    output: Output,
 ) -> ChoiceScores:
     """One item per question, in their order; score is the harness's acc."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     from tasks.evaluation.harness import run_harness
 
-    samples, metrics = run_harness(engine, tokenizer, questions, sequence_length, output)
+    samples, metrics = run_harness(engine, tokenizer, questions, sequence_length, weights_version, output)
     items = [_item(question, sample) for question, sample in zip(questions, samples, strict=True)]
     return ChoiceScores(items, metrics["acc_norm,none"])
 

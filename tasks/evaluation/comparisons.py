@@ -1,10 +1,10 @@
 """Compares a candidate with another checkpoint on the same items: non-inferiority by the paired 95 % interval.
 
 A bound is held where the interval excludes a loss of the margin or more. It is broken where it does not and the whole
-interval is on the worse side. Else it is undecided, which refuses as well: too few items prove nothing. The suite may
-hold fewer than MIN_ITEMS independent items of a domain, or of multiple choice. That figure is refused only where the
-whole interval is beyond the margin, since the user's text decides how many there are, and the figure over all
-documents holds them too.
+interval is on the worse side. Otherwise it is undecided, which also refuses: too few items prove nothing. The suite may
+hold fewer than MIN_ITEMS independent items of a domain, or of multiple choice. Such a figure is refused only where the
+whole interval is beyond the margin: the user's text decides how many items there are, and the figure over all documents
+contains them too.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FIXES = {
     CHOICE: "raise evaluation.recipe.num_choice_items, or bring more questions",
 }
 POWER = 2
-"""Items are asked for by this factor beyond those whose interval is as wide as the margin: a candidate that is equal to
-the other then passes four times in five (the square of 1 + 0.84 / 1.96)."""
+"""Factor on the number of items whose interval is as wide as the margin: a candidate that is equal to the other then
+passes four times in five (the square of 1 + 0.84 / 1.96)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Difference:
 
     @property
     def gain(self) -> Interval:
-        """The interval with more as better."""
+        """The interval, with its sign turned so that more is better."""
         lower, upper = self.interval
         return (lower, upper) if self.sign > 0 else (-upper, -lower)
 
@@ -70,18 +70,18 @@ class Compared:
     kind: str
     difference: Difference
     is_required: bool
-    """Whether too few items refuse."""
+    """Whether the bound refuses where there are too few items."""
 
 
 def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[Compared]:
-    """The figure first, then of bits per byte every domain; nothing for a kind of which there is no item. Documents
-    must be finite."""
+    """The figure first, then for bits per byte every domain; nothing for a kind without items. Documents must be
+    finite."""
     if figure != BITS_PER_BYTE:
         kind = SHARES[figure]
         ours, theirs = ([item for item in side if item.kind == kind] for side in (items, others))
         return [Compared(figure, kind, _share_difference(ours, theirs), kind != CHOICE)] if ours else []
     other_domains = by_domain(others, DOCUMENT)
-    domains = {name: (found, other_domains[name]) for name, found in by_domain(items, DOCUMENT).items()}
+    domains = {name: (own, other_domains[name]) for name, own in by_domain(items, DOCUMENT).items()}
     return [
         Compared(figure, DOCUMENT, bits_difference(text_once(items), text_once(others)), True),
         *(
@@ -92,7 +92,8 @@ def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[
 
 
 def bits_difference(ours: Sequence[Item], theirs: Sequence[Item]) -> Difference:
-    """In bits per byte: summed bits over summed bytes, so that long documents weigh as they do in the figure."""
+    """Difference in bits per byte: summed bits over summed bytes, so that long documents weigh as they do in the
+    figure."""
     units = _paired(ours, theirs)
     extra_bits = [sum(our.bits - other.bits for our, other in unit) for unit in units]
     num_bytes = [sum(our.num_bytes for our, _ in unit) for unit in units]
@@ -101,7 +102,7 @@ def bits_difference(ours: Sequence[Item], theirs: Sequence[Item]) -> Difference:
 
 
 def _share_difference(ours: Sequence[Item], theirs: Sequence[Item]) -> Difference:
-    """In the mean share of right answers."""
+    """Difference in the mean share of right answers."""
     units = _paired(ours, theirs)
     differences = [sum(our.score - other.score for our, other in unit) for unit in units]
     return Difference(
@@ -110,15 +111,15 @@ def _share_difference(ours: Sequence[Item], theirs: Sequence[Item]) -> Differenc
 
 
 def _paired(ours: Sequence[Item], theirs: Sequence[Item]) -> list[list[tuple[Item, Item]]]:
-    """Pairs of the same question, those that hang together in one list."""
+    """Pairs of items of the same question; those of one unit in one list."""
     others = {item.item_id: item for item in theirs}
     assert len(others) == len(theirs) == len(ours), "equal suite digests, different items"
     return [[(item, others[item.item_id]) for item in unit] for unit in by_unit(ours)]
 
 
 def judge(compared: Compared, against: str, margin: float, is_own: bool) -> Bound:
-    """Whether the candidate is shown to be no worse than another by the margin; `is_own`: nor worse beyond the interval
-    at all."""
+    """Whether the items show that the candidate is not worse than another by the margin; with `is_own` also that it is
+    not worse beyond the interval."""
     difference = compared.difference
     outcome, reason = _decide(compared, margin, is_own)
     end, limit = (
@@ -142,7 +143,7 @@ def judge(compared: Compared, against: str, margin: float, is_own: bool) -> Boun
 
 
 def _decide(compared: Compared, margin: float, is_own: bool) -> tuple[Outcome, str]:
-    """(outcome, what is to be said of it)."""
+    """(outcome, what the bound's sentence says about it)."""
     difference, noun = compared.difference, NOUNS[compared.kind]
     lower, upper = difference.gain
     if difference.num_items < MIN_ITEMS:

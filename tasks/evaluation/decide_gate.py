@@ -65,9 +65,9 @@ class GateDecision(Record):
     candidate_digest: str
     """Digest of the evaluation that was judged."""
     start_digest: str = ""
-    """Digest of the evaluation of what the phase started from; empty where that had none."""
+    """Digest of the evaluation of the checkpoint that the phase started from; empty where it had none."""
     champion_digest: str = ""
-    """Digest of the champion's evaluation; empty where no champion reigned."""
+    """Digest of the champion's evaluation; empty where there was no champion."""
     anchor_digests: dict[str, str] = Field(default_factory=dict)
     """Digest of the anchor's evaluation, by figure."""
     anchored: tuple[str, ...] = ()
@@ -89,8 +89,8 @@ def decide_gate(
     recipe: GateRecipe,
     output: Output,
 ) -> GateDecision:
-    """Judge an evaluation; `anchors` is None where no release is decided. Raises ValueError when another evaluation is
-    of other items, or a metric is missing."""
+    """Judge an evaluation; `anchors` is None except for a release. Raises ValueError when another evaluation is of
+    other items, or a metric is missing."""
     items = read_items(evaluation.path("items.parquet"))
     verdict = Verdict()
     _check_experts(read_expert_use(evaluation.path(EXPERTS_FILE)), recipe, verdict)
@@ -167,8 +167,8 @@ def _check_experts(layers: list[ExpertUse], recipe: GateRecipe, verdict: Verdict
 
 
 def _items_of(evaluation: Artifact[Evaluation], other: Artifact[Evaluation], name: str) -> list[Item]:
-    """The other evaluation's items, if it was asked the same. Raises ValueError where it was not, or a document is not
-    finite."""
+    """The items of the other evaluation, if it was asked the same questions. Raises ValueError where it was not, or a
+    document is not finite."""
     ours, theirs = evaluation.record.suite_digest, other.record.suite_digest
     if ours != theirs:
         raise ValueError(
@@ -185,8 +185,8 @@ def _items_of(evaluation: Artifact[Evaluation], other: Artifact[Evaluation], nam
 
 
 def _judge(compared: list[Compared], name: str, margins: MarginRecipe, is_own: bool, verdict: Verdict) -> None:
-    """Note the bound of a figure and those of its domains, which have a margin of their own and are nobody's own
-    figure."""
+    """Record the bound of a figure and those of its domains. Domains have a margin of their own and are never a phase's
+    own figure."""
     for number, each in enumerate(compared):
         margin = margins.domain_bits_per_byte if number else getattr(margins, each.figure)
         verdict.bounds.append(judge(each, name, margin, is_own and not number))
@@ -201,8 +201,8 @@ def _judge_anchors(
     verdict: Verdict,
 ) -> tuple[str, ...]:
     """The figures whose anchor the candidate becomes: those without one, and those in which it is better than the
-    anchor beyond the interval while no domain is worse beyond its own. What is the champion, or the candidate itself,
-    is not judged a second time."""
+    anchor beyond the interval while no domain is worse beyond its own. An anchor that is the champion, or the candidate
+    itself, is not judged a second time."""
     anchored = []
     for figure in FIGURES:
         anchor = anchors.evaluations.get(figure)

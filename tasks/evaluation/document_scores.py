@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 WINDOWS_PER_REPORT = 64
-"""Windows handed to the engine between two progress reports."""
+"""Number of windows that the engine is given between two progress reports."""
 
 
 def score_documents(

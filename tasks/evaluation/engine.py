@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Token ids in, token ids and log-probabilities out, from weights of a named version."""
+    """Computes token ids and log-probabilities from token ids, with weights of a named version."""
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, weights_version: str) -> Generation:
         """Continue every prompt; refuses weights other than the ones it holds."""
@@ -70,7 +70,7 @@ def special_token_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def end_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids of what ends an answer."""
+    """Ids of the tokens that end an answer."""
     return tuple(special_token_id(tokenizer, token) for token in END_TOKENS)
 
 

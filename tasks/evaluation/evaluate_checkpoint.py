@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Evaluation(Record):
-    """What a checkpoint achieved on a suite."""
+    """The figures of a checkpoint on a suite."""
 
     suite_digest: str
     checkpoint_digest: str
@@ -52,11 +52,11 @@ class Evaluation(Record):
     num_non_finite: int
     """Items whose log-probability is NaN or infinite: a broken model."""
     bits_per_byte: float | None
-    """Over the held-out documents but those of domain repository, whose text is that of others; None where one is not
-    finite."""
+    """Over the held-out documents, without those of domain repository, whose text is that of other documents; None
+    where one is not finite."""
     bits_per_byte_by_domain: dict[str, float | None]
     arithmetic_accuracy: float
-    """Share of the verified problems continued rightly as plain text."""
+    """Share of the verified problems that were continued rightly as plain text."""
     pass_at_1: float
     """Share of the answers sampled in conversations that are right."""
     pass_at_k: float
@@ -105,7 +105,7 @@ def evaluate_checkpoint(
         )
         items += answer_chats(engine, tokenizer, _of_kind(questions, CHAT_PROBLEM), recipe, version, output)
         if choice_questions := _of_kind(questions, CHOICE):
-            scores = score_choices(engine, tokenizer, choice_questions, recipe.sequence_length, output)
+            scores = score_choices(engine, tokenizer, choice_questions, recipe.sequence_length, version, output)
             items += scores.items
             normalised = round(scores.normalised_accuracy, 6)
     write_items(output.path("items.parquet"), items)

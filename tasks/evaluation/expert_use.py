@@ -2,7 +2,7 @@
 
 They are in experts.parquet. Rows have equal length and no padding: padding tokens would all go to the same experts.
 Even a router that sends every token to random experts loads some more than others: `chance_load` and `chance_cv` say
-how much on so many tokens.
+how much on this number of tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ExpertUse:
     num_tokens: tuple[int, ...]
     """Tokens that were sent to each expert."""
     num_routed: int
-    """Tokens that the router saw, each of which goes to several experts."""
+    """Tokens that the router saw; each goes to several experts."""
 
     @property
     def load(self) -> float:
@@ -63,11 +63,11 @@ class ExpertUse:
 
 
 def chance_load(layers: Sequence[ExpertUse]) -> float:
-    """What the most used expert of all layers reaches over the mean, but for the probability CHANCE, if every token
+    """The load over the mean that the most used expert of all layers exceeds with probability CHANCE, if every token
     goes to random experts.
 
-    Of one expert that count is binomial: of num_routed tokens each comes with probability num_per_token / experts.
-    Bonferroni over all experts of all layers.
+    One expert's count is binomial: of num_routed tokens each comes with probability num_per_token / experts. Bonferroni
+    over all experts of all layers.
     """
     from scipy.stats import binom
 
@@ -96,7 +96,7 @@ def measure_expert_use(
     batch_sequences: int,
     output: Output,
 ) -> list[ExpertUse]:
-    """Of the documents in the order given, one after the other; empty for a model without experts."""
+    """Expert use on the documents in the order given, one after the other; empty for a model without experts."""
     import torch
     from torch import Tensor
 
@@ -105,8 +105,8 @@ def measure_expert_use(
     counts: dict[str, Tensor] = {}
 
     def count(name: str, router: Router, arguments: object, given: tuple[Tensor, Tensor, Tensor]) -> None:
-        found = torch.bincount(given[0].flatten(), minlength=router.weight.shape[0]).cpu()
-        counts[name] = counts[name] + found if name in counts else found
+        routed = torch.bincount(given[0].flatten(), minlength=router.weight.shape[0]).cpu()
+        counts[name] = counts[name] + routed if name in counts else routed
 
     routers = {name: module for name, module in engine.model.named_modules() if isinstance(module, Router)}
     hooks = [router.register_forward_hook(partial(count, name)) for name, router in routers.items()]

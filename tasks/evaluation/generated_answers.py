@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from configs.schema import EvaluationRecipe
 
 PROBLEMS_PER_REPORT = 64
-"""Problems handed to the engine between two progress reports; it also numbers the seeds of the sampled answers."""
+"""Number of problems that the engine is given between two progress reports; the seeds of the sampled answers count
+these blocks."""
 
 
 def continue_problems(
@@ -70,8 +71,8 @@ def answer_chats(
     weights_version: str,
     output: Output,
 ) -> Iterator[Item]:
-    """One item per problem with all its sampled answers. What a prompt's answers are depends on its place in the suite,
-    not on batches.
+    """One item per problem with all its sampled answers. A prompt's answers depend on its position in the suite, not on
+    batches.
 
     A model whose logits are not finite gives empty answers with the log-probability NaN, to the whole block of
     problems.

@@ -20,19 +20,19 @@ MIN_ITEMS = 20
 log-normal differences, the percentile bootstrap 93 % and 86 %; of 2 items the percentile bootstrap covers 53 %."""
 NUM_RESAMPLES = 2000
 RESAMPLES_AT_ONCE = 100
-"""Bounds memory: a block holds this many counts per item."""
+"""Counts per item in a block of resamples; it bounds memory."""
 BOOTSTRAP_SEED = 46
 TAIL = 0.025
 ROUNDING = 1e-12
-"""Relative spread below which items are equal but for rounding."""
+"""Relative spread below which items differ only by rounding."""
 
 Interval = tuple[float, float]
 UNBOUNDED: Interval = (-math.inf, math.inf)
-"""Of one item: it says nothing about others."""
+"""The interval of a single item: it says nothing about others."""
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
-    """Of sum(numerators) / sum(denominators): long items weigh as they do in the ratio.
+    """Interval of sum(numerators) / sum(denominators): long items weigh as they do in the ratio.
 
     By the studentized bootstrap (Efron and Tibshirani 1993, chapter 12), whose ends are right for skewed items too;
     below MIN_ITEMS items by Student's t, since a resample of few items has too few different values. Items without
@@ -81,22 +81,21 @@ def _studentized(residuals: NDArray[np.float64], below: NDArray[np.float64]) -> 
 
 
 def _standard_error(sum_of_squares: float, num_items: int, total: float) -> float:
-    """Of a ratio, from its residuals' sum of squares and the denominators' sum."""
+    """Standard error of a ratio, from its residuals' sum of squares and the denominators' sum."""
     return math.sqrt(num_items / (num_items - 1) * sum_of_squares) / total
 
 
 def t_quantile(degrees_of_freedom: int) -> float:
-    """97.5 % of Student's t."""
+    """The 97.5 % quantile of Student's t."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees_of_freedom, 1 - TAIL))
 
 
 def share_interval(num_right: Sequence[float], num_tried: Sequence[float]) -> Interval:
-    """Of the share of right answers: Wilson's (1927) at the number of tries that independent ones would need for the
-    same standard error.
-
-    Tries of one item hang together, so that this number is between that of the items and that of all tries.
+    """Interval of the share of right answers: Wilson's (1927), at the number of independent tries that would have the
+    same standard error. Tries of one item are correlated, so this number is between that of the items and that of all
+    tries.
     """
     total = sum(num_tried)
     share = sum(num_right) / total
@@ -116,7 +115,7 @@ def share_interval(num_right: Sequence[float], num_tried: Sequence[float]) -> In
 
 
 def paired_share_interval(differences: Sequence[float], num_pairs: Sequence[int]) -> Interval:
-    """Of the mean difference between two shares on the same items, in -1 .. 1.
+    """Interval of the mean difference between two shares on the same items, in -1 .. 1.
 
     differences: sum over an item's pairs. Two imagined pairs are added, half of one that was lost and half of one that
     was won among them: items that all agree prove no certainty (Agresti and Min 2005 for shares of 0 and 1; here with
@@ -135,7 +134,7 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
     section 2.1)."""
     if not 1 <= k <= num_samples:
         raise ValueError(
-            f"pass@{k} of {num_samples} samples is not defined: evaluation.recipe.pass_k must lie in "
+            f"pass@{k} of {num_samples} samples is not defined: evaluation.recipe.pass_k must be in "
             f"1..samples_per_problem"
         )
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)

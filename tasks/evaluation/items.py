@@ -113,10 +113,10 @@ def _schema() -> pyarrow.Schema:
 
 def items_of(items: Iterable[Item], kind: str) -> list[Item]:
     """The items of one kind. Raises ValueError that names the missing metric where there is none."""
-    found = [item for item in items if item.kind == kind]
-    if not found:
+    matches = [item for item in items if item.kind == kind]
+    if not matches:
         raise ValueError(f"the evaluation holds {WHAT_IS_MISSING[kind]}")
-    return found
+    return matches
 
 
 def num_non_finite(items: Iterable[Item]) -> int:
@@ -127,12 +127,12 @@ def num_non_finite(items: Iterable[Item]) -> int:
 def bits_per_byte(items: Iterable[Item]) -> float:
     """Summed bits over summed bytes of documents; not finite where one log-probability is not. Raises ValueError where
     there is none."""
-    found = items_of(items, DOCUMENT)
-    return sum(item.bits for item in found) / sum(item.num_bytes for item in found)
+    documents = items_of(items, DOCUMENT)
+    return sum(item.bits for item in documents) / sum(item.num_bytes for item in documents)
 
 
 def bits_per_byte_interval(items: Iterable[Item]) -> Interval:
-    """Over independent documents."""
+    """Interval of bits per byte, over independent documents."""
     units = by_unit(items_of(items, DOCUMENT))
     bits, num_bytes = (
         [sum(item.bits for item in unit) for unit in units],
@@ -156,18 +156,21 @@ def by_unit(items: Iterable[Item]) -> list[list[Item]]:
 
 def by_domain(items: Iterable[Item], kind: str) -> dict[str, list[Item]]:
     """The items of a kind, by domain."""
-    found = items_of(items, kind)
-    return {name: [item for item in found if item.domain == name] for name in sorted({item.domain for item in found})}
+    matches = items_of(items, kind)
+    return {
+        name: [item for item in matches if item.domain == name] for name in sorted({item.domain for item in matches})
+    }
 
 
 def accuracy(items: Iterable[Item], kind: str) -> float:
-    """Share of one kind's items answered rightly; of chat problems it is pass@1, the mean over sampled answers."""
+    """Share of one kind's items that were answered rightly; for chat problems it is pass@1, the mean over sampled
+    answers."""
     scores = [item.score for item in items_of(items, kind)]
     return sum(scores) / len(scores)
 
 
 def accuracy_interval(items: Iterable[Item], kind: str) -> Interval:
-    """Over independent items, whose answers hang together where there are several to one."""
+    """Interval of the accuracy over independent items; several answers to one item are correlated."""
     units = by_unit(items_of(items, kind))
     num_right = [sum(item.num_right for item in unit) for unit in units]
     return share_interval(num_right, [sum(item.num_samples for item in unit) for unit in units])
@@ -182,8 +185,8 @@ def distinct_answer_share(items: Iterable[Item]) -> float:
     """Different answers given over all chat problems / different right answers to them, at most 1.
 
     A policy that answers rightly has 1, one that gives the same answer to every problem has 1 / the number of right
-    answers. It says nothing about quality: random answers are many.
+    answers. It says nothing about quality: random answers differ, too.
     """
-    found = items_of(items, CHAT_PROBLEM)
-    given = {answer for item in found for answer in json.loads(item.output)}
-    return min(1.0, len(given) / len({item.expected for item in found}))
+    problems = items_of(items, CHAT_PROBLEM)
+    given = {answer for item in problems for answer in json.loads(item.output)}
+    return min(1.0, len(given) / len({item.expected for item in problems}))

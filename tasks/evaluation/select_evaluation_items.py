@@ -42,7 +42,7 @@ class EvaluationSuite(Record):
     num_choice_items: int
     """0 where neither the evaluation files nor the held-out documents gave a question."""
     num_document_tokens: int
-    """Under the tokenizer that the budget was counted with."""
+    """Counted with the tokenizer of the token budget."""
     num_document_bytes: int
 
 
@@ -121,8 +121,8 @@ def _choose_documents(
 
 
 def _turns(rows: list[dict[str, str]]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(turn in which a document is taken, the document): the first of a domain's n-th record in turn n, the others in
-    turn MIN_ITEMS."""
+    """(turn in which a document is taken, the document): the first document of a domain's n-th record in turn n, all
+    others in turn MIN_ITEMS."""
     records: dict[str, set[str]] = {}
     for row in rows:
         seen = records.setdefault(row["domain"], set())
@@ -144,7 +144,7 @@ def _plain_problems(rows: list[dict[str, str]]) -> Iterator[Question]:
 
 
 def _chat_problems(rows: list[dict[str, str]], num_problems: int) -> Iterator[Question]:
-    """Those of smallest hash, asked in a user's words; the answer has no space before it."""
+    """The problems of smallest hash, asked in a user's words; the answer has no space before it."""
     for row in sorted(rows, key=lambda row: order_hash(row["id"]))[:num_problems]:
         item_id = f"{CHAT_PROBLEM}/{row['id']}"
         yield Question(item_id, CHAT_PROBLEM, PROBLEM_DOMAIN, item_id, row["question"], row["answer"].strip())

@@ -19,10 +19,10 @@ class Question:
     kind: str
     domain: str
     unit: str
-    """Common to what counts as one independent item: the record of a document, the repository of domain repository;
-    else the item id."""
+    """Name shared by questions that count as one independent item: the record of a document, the repository of domain
+    repository; else the item id."""
     text: str
-    """The document's leading characters, the problem's prompt, the user's words, or what stands before the choices."""
+    """The document's leading characters, the problem's prompt, the user's words, or the text before the choices."""
     answer: str
     """The verified answer, or the number of the right choice counted from 0; empty for a document."""
     choices: str = ""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SHARD_STEPS = ("shard_documents", "shard_chats")
 FILES_FILE = "files.parquet"
-"""Of concatenate_repositories: which document went into which."""
+"""File of concatenate_repositories: which document went into which repository."""
 FIRST_SEEN = {
     "ingest_documents": {"documents/*": "record", "evaluation/*": "protected evaluation item"},
     "extract_documents": {"documents/*": "document"},
@@ -45,8 +45,8 @@ FIRST_SEEN = {
 """Steps in which an id appears first: the files of each, and what their rows are."""
 
 
-class Place(BaseModel):
-    """Where a document comes from."""
+class Position(BaseModel):
+    """The position in a source that a document comes from."""
 
     kind: str
     step: str
@@ -59,17 +59,17 @@ class Place(BaseModel):
 
 
 class Drop(BaseModel):
-    """A step that left it out."""
+    """A step that dropped the document."""
 
     step: str
     digest: str
     reason: str
     kept_id: str
-    """The document that stays in its place, or the evaluation item that it overlaps with."""
+    """The document that was kept instead of it, or the evaluation item that it overlaps with."""
 
 
 class TrainedOn(BaseModel):
-    """A phase that read it."""
+    """A phase that read the document."""
 
     phase: str
     key: str
@@ -84,7 +84,7 @@ class TrainedOn(BaseModel):
 
 
 class Descendant(BaseModel):
-    """A checkpoint that a phase which read it led to, itself included."""
+    """A checkpoint of a phase that read the document, or of a later phase that started from it."""
 
     phase: str
     key: str
@@ -99,7 +99,7 @@ class DocumentLineage(BaseModel):
     """All that happened to one document."""
 
     id: str
-    places: tuple[Place, ...]
+    places: tuple[Position, ...]
     parts: tuple[str, ...]
     """Of a repository the ids of the documents that it is made of, in their order; else empty."""
     split: str
@@ -112,8 +112,8 @@ class DocumentLineage(BaseModel):
         """Lines for a terminal."""
         lines = [f"document {self.id}"]
         lines += [
-            f"  {place.kind} of {place.source} at {place.offset}, piece {place.piece} ({place.step})"
-            for place in self.places
+            f"  {position.kind} of {position.source} at {position.offset}, piece {position.piece} ({position.step})"
+            for position in self.places
         ]
         lines += [f"  made of {len(self.parts)} documents: {', '.join(self.parts)}"] if self.parts else []
         lines += [f"  split {self.split}"] if self.split else []
@@ -140,9 +140,13 @@ class DocumentLineage(BaseModel):
 
 def trace_document(graph: ManifestGraph, versions: list[NamedVersion], identity: str) -> DocumentLineage:
     """The lineage of a document id. Raises ValueError for an id that the store does not know."""
-    places = tuple({(place.source, place.offset, place.piece): place for place in _places(graph, identity)}.values())
+    positions = tuple(
+        {
+            (position.source, position.offset, position.piece): position for position in _positions(graph, identity)
+        }.values()
+    )
     dropped = tuple(_drops(graph, identity))
-    if not places and not dropped:
+    if not positions and not dropped:
         raise ValueError(
             f"store {graph.store.uri} knows no document {identity}: ids have 16 hex digits; "
             "`glm46 lineage model ALIAS --records FILE.parquet` lists the trained ones"
@@ -152,7 +156,7 @@ def trace_document(graph: ManifestGraph, versions: list[NamedVersion], identity:
     splits = {row["split"] for made in splitters for row in _find(graph, made, ("documents/*", "chats/*"), identity)}
     return DocumentLineage(
         id=identity,
-        places=places,
+        places=positions,
         parts=tuple(_parts(graph, identity)),
         split=" and ".join(sorted(splits)),
         dropped=dropped,
@@ -161,14 +165,14 @@ def trace_document(graph: ManifestGraph, versions: list[NamedVersion], identity:
     )
 
 
-def _places(graph: ManifestGraph, identity: str) -> Iterator[Place]:
+def _positions(graph: ManifestGraph, identity: str) -> Iterator[Position]:
     for manifest in graph.made_by(*FIRST_SEEN):
         for pattern, kind in FIRST_SEEN[manifest.step].items():
             for row in _find(graph, manifest, (pattern,), identity):
                 source, offset = (
-                    (row["source"], row["offset"]) if "source" in row else _problem_place(manifest, identity)
+                    (row["source"], row["offset"]) if "source" in row else _problem_position(manifest, identity)
                 )
-                yield Place(
+                yield Position(
                     kind=kind,
                     step=manifest.step,
                     digest=manifest.digest,
@@ -178,8 +182,8 @@ def _places(graph: ManifestGraph, identity: str) -> Iterator[Place]:
                 )
 
 
-def _problem_place(manifest: Manifest, identity: str) -> tuple[str, int]:
-    """Source and number of a synthetic problem, whose rows hold the id alone."""
+def _problem_position(manifest: Manifest, identity: str) -> tuple[str, int]:
+    """Source and number of a synthetic problem, whose rows hold only the id."""
     counts = {
         PROMPT_SOURCE: "num_prompts",
         EVALUATION_SOURCE: "num_evaluation_problems",
@@ -190,7 +194,7 @@ def _problem_place(manifest: Manifest, identity: str) -> tuple[str, int]:
         for number in range(manifest.record[name]):
             if document_id(source, number, 0) == identity:
                 return source, number
-    raise ValueError(f"step {manifest.step} ({manifest.key[:12]}) holds problem {identity}, but no place has this id")
+    raise ValueError(f"step {manifest.step} ({manifest.key[:12]}) holds problem {identity}, but no number has this id")
 
 
 def _drops(graph: ManifestGraph, identity: str) -> Iterator[Drop]:
@@ -204,8 +208,8 @@ def _trained_on(graph: ManifestGraph, identity: str) -> Iterator[TrainedOn]:
     members = {made.digest: list(_members(graph, made, identity)) for made in graph.made_by(*SHARD_STEPS)}
     for checkpoint in graph.made_by(TRAIN_STEP):
         phase = phase_of(graph, checkpoint)
-        found = [row for shards in phase.shards for row in members[shards.digest]]
-        for row in found:
+        rows = [row for shards in phase.shards for row in members[shards.digest]]
+        for row in rows:
             num_tokens = tokens_of_sequence(graph, phase, row["shard"], row["sequence"])
             if num_tokens:
                 within = "" if row["id"] == identity else row["id"]
@@ -213,7 +217,7 @@ def _trained_on(graph: ManifestGraph, identity: str) -> Iterator[TrainedOn]:
         if phase.prompts is None or not _find(graph, phase.prompts, (PROMPTS_FILE,), identity):
             continue
         if identity in asked_prompt_ids(graph, checkpoint, phase.prompts):
-            yield _trained(phase, PROMPTS_FILE, _problem_place(problems_of(graph, phase.prompts), identity)[1], 0)
+            yield _trained(phase, PROMPTS_FILE, _problem_position(problems_of(graph, phase.prompts), identity)[1], 0)
 
 
 def _members(graph: ManifestGraph, shards: Manifest, identity: str) -> Iterator[dict[str, Any]]:
@@ -229,11 +233,11 @@ def _parts(graph: ManifestGraph, identity: str) -> list[str]:
 
     for manifest in graph.made_by("concatenate_repositories"):
         table = dataset.dataset(str(graph.open(manifest).path(FILES_FILE)))
-        found = table.to_table(columns=["id", "number"], filter=dataset.field("repository_id") == identity).sort_by(
+        files = table.to_table(columns=["id", "number"], filter=dataset.field("repository_id") == identity).sort_by(
             "number"
         )
-        if found.num_rows:
-            return found["id"].to_pylist()
+        if files.num_rows:
+            return files["id"].to_pylist()
     return []
 
 
@@ -279,7 +283,7 @@ def _find(graph: ManifestGraph, manifest: Manifest, patterns: tuple[str, ...], i
     names = [name for name in manifest.content if any(fnmatchcase(name, pattern) for pattern in patterns)]
     if not names:
         return []
-    found = dataset.dataset([str(graph.open(manifest).path(name)) for name in sorted(names)])
+    data = dataset.dataset([str(graph.open(manifest).path(name)) for name in sorted(names)])
     wanted = [
         name
         for name in (
@@ -294,7 +298,7 @@ def _find(graph: ManifestGraph, manifest: Manifest, patterns: tuple[str, ...], i
             "split",
             "repository_id",
         )
-        if name in found.schema.names
+        if name in data.schema.names
     ]
-    table: pa.Table = found.to_table(columns=wanted, filter=dataset.field("id") == identity)
+    table: pa.Table = data.to_table(columns=wanted, filter=dataset.field("id") == identity)
     return table.to_pylist()

@@ -58,14 +58,14 @@ class PhaseUse(BaseModel):
 
 
 class StepUse(BaseModel):
-    """One data step on the way, and what it left out by reason."""
+    """One data step of the chain, and what it left out by reason."""
 
     step: str
     key: str
     digest: str
     dropped: dict[str, int]
     recipe: dict[str, Any]
-    """What the step was told, as it entered its key; empty where it has none."""
+    """The recipe of the step, as it entered its key; empty where it has none."""
 
 
 class SourceUse(BaseModel):
@@ -146,7 +146,7 @@ def trace_model(graph: ManifestGraph, version: NamedVersion, records_path: Path 
     phases, root = trained_phases(graph, checkpoint)
     shards, trained = _read_shards(graph, phases, records_path)
     data = graph.ancestors(
-        *(found for phase in phases for found in (*phase.shards, phase.prompts) if found is not None)
+        *(manifest for phase in phases for manifest in (*phase.shards, phase.prompts) if manifest is not None)
     )
     tokenizer = graph.input_of(checkpoint, "tokenizer")
     assert tokenizer is not None, checkpoint.key
@@ -160,7 +160,7 @@ def trace_model(graph: ManifestGraph, version: NamedVersion, records_path: Path 
         imported=root.identity["inputs"]["source"] if root.step == IMPORT_STEP else "",
         tokenizer_key=tokenizer.key,
         tokenizer_digest=tokenizer.digest,
-        phases=tuple(_phase_use(phase, place, shards) for place, phase in enumerate(phases)),
+        phases=tuple(_phase_use(phase, index, shards) for index, phase in enumerate(phases)),
         steps=tuple(
             StepUse(
                 step=made.step,
@@ -182,14 +182,14 @@ def dropped_by_reason(manifest: Manifest) -> dict[str, int]:
 
 
 def _checkpoint(graph: ManifestGraph, version: NamedVersion) -> Manifest:
-    found = graph.by_digest.get(version.registered.digest)
-    if found is None:
+    checkpoint = graph.by_digest.get(version.registered.digest)
+    if checkpoint is None:
         raise ValueError(
             f"store {graph.store.uri} does not hold {version.model} version {version.registered.version}, which was "
             f"registered from "
             f"{version.registered.tags.get('glm46.store', 'another store')}: name it with --store"
         )
-    return found
+    return checkpoint
 
 
 @dataclass
@@ -204,7 +204,7 @@ class _Tally:
 def _read_shards(
     graph: ManifestGraph, phases: list[TrainedPhase], records_path: Path | None
 ) -> tuple[list[ShardReads], dict[str, _Tally]]:
-    """The reads without their tables, and what they come to per source; the rows go to the file on the way."""
+    """The reads without their tables, and their sums per source. On the way the rows are written to the file."""
     import pyarrow.parquet as pq
 
     reads: list[ShardReads] = []
@@ -230,17 +230,17 @@ def _tally(table: pa.Table, tallies: dict[str, _Tally]) -> None:
         tally.first_offsets = tuple(sorted({*tally.first_offsets, *row["offset_distinct"]})[:NUM_FIRST_OFFSETS])
 
 
-def _phase_use(phase: TrainedPhase, place: int, reads: list[ShardReads]) -> PhaseUse:
+def _phase_use(phase: TrainedPhase, index: int, reads: list[ShardReads]) -> PhaseUse:
     record, packed = phase.checkpoint.record, phase.packed
     used = (
         ShardUse(
             name=read.shard,
             sha256=read.sha256,
-            num_documents=read.documents_by_phase[place],
-            num_tokens=read.tokens_by_phase[place],
+            num_documents=read.documents_by_phase[index],
+            num_tokens=read.tokens_by_phase[index],
         )
         for read in reads
-        if read.documents_by_phase.get(place)
+        if read.documents_by_phase.get(index)
     )
     return PhaseUse(
         name=phase.name,
@@ -257,7 +257,7 @@ def _phase_use(phase: TrainedPhase, place: int, reads: list[ShardReads]) -> Phas
 
 
 def _sources(graph: ManifestGraph, data: list[Manifest], tallies: dict[str, _Tally]) -> tuple[SourceUse, ...]:
-    """Sources by name with what the ingestions of the path know about their files."""
+    """Sources by name, with licence and checksum as the ingestion recorded them."""
     import pyarrow.parquet as pq
 
     files: dict[str, dict[str, str]] = {}

@@ -27,7 +27,7 @@ PROMPTS_FILE = "prompts.parquet"
 
 @dataclass(frozen=True)
 class TrainedPhase:
-    """A phase as its manifests tell it."""
+    """A phase as its manifests describe it."""
 
     checkpoint: Manifest
     packed: Manifest | None
@@ -49,7 +49,7 @@ class ShardReads:
     shard: str
     sha256: str
     tokens_by_phase: Mapping[int, int]
-    """Place of the phase in the chain -> tokens read, with repetitions; 0 for prompts, where it trains on its own
+    """Index of the phase in the chain -> tokens read, with repetitions; 0 for prompts, where it trains on its own
     answers."""
     documents_by_phase: Mapping[int, int]
     table: pa.Table
@@ -58,8 +58,8 @@ class ShardReads:
 
 
 def trained_phases(graph: ManifestGraph, checkpoint: Manifest) -> tuple[list[TrainedPhase], Manifest]:
-    """The phases behind a checkpoint, first to last, and the manifest at the chain's root: the first phase, or imported
-    weights."""
+    """The phases that led to a checkpoint, first to last, and the manifest at the chain's root: the first phase, or
+    imported weights."""
     phases: list[TrainedPhase] = []
     manifest = checkpoint
     while manifest.step == TRAIN_STEP:
@@ -74,26 +74,26 @@ def trained_phases(graph: ManifestGraph, checkpoint: Manifest) -> tuple[list[Tra
 def phase_of(graph: ManifestGraph, checkpoint: Manifest) -> TrainedPhase:
     """What one training step read."""
     sources = (graph.input_of(checkpoint, name) for name in ("shards", "chats"))
-    shards = tuple(found for found in sources if found is not None)
+    shards = tuple(source for source in sources if source is not None)
     return TrainedPhase(checkpoint, graph.input_of(checkpoint, "packed"), shards, graph.input_of(checkpoint, "prompts"))
 
 
 def shard_reads(graph: ManifestGraph, phases: list[TrainedPhase]) -> Iterator[ShardReads]:
     """What the phases read, shard by shard: memory holds one sidecar and a block of an order."""
     readers: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for place, phase in enumerate(phases):
+    for index, phase in enumerate(phases):
         for number, name in enumerate(packed_shards(graph, phase)):
-            readers.setdefault((shards_with(phase, name).digest, name), []).append((place, number))
-    for (digest, name), found in readers.items():
+            readers.setdefault((shards_with(phase, name).digest, name), []).append((index, number))
+    for (digest, name), numbered in readers.items():
         shards = graph.by_digest[digest]
         sidecar = _sidecar(graph, shards, name)
         size = len(sidecar)
-        tokens = {place: tokens_by_sequence(graph, phases[place], number, size) for place, number in found}
+        tokens = {index: tokens_by_sequence(graph, phases[index], number, size) for index, number in numbered}
         yield _joined(name, shards.content[f"shards/{name}.bin"].sha256, sidecar, tokens, phases)
-    asked = [(place, phase.prompts) for place, phase in enumerate(phases) if phase.prompts is not None]
+    asked = [(index, phase.prompts) for index, phase in enumerate(phases) if phase.prompts is not None]
     for digest in dict.fromkeys(prompts.digest for _, prompts in asked):
         yield _prompt_reads(
-            graph, graph.by_digest[digest], [place for place, prompts in asked if prompts.digest == digest], phases
+            graph, graph.by_digest[digest], [index for index, prompts in asked if prompts.digest == digest], phases
         )
 
 
@@ -150,7 +150,7 @@ def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manife
 
 
 def problems_of(graph: ManifestGraph, prompts: Manifest) -> Manifest:
-    """The synthetic problems that decontaminated prompts were made with."""
+    """The synthetic problems among which decontaminated prompts were."""
     problems = graph.input_of(prompts, "synthetic")
     assert problems is not None, prompts.key
     return problems
@@ -166,39 +166,41 @@ def _sidecar(graph: ManifestGraph, shards: Manifest, name: str) -> pa.Table:
 def _joined(
     shard: str,
     sha256: str,
-    places: pa.Table,
+    rows: pa.Table,
     tokens: Mapping[int, np.ndarray],
     phases: list[TrainedPhase],
     was_read: Mapping | None = None,
 ) -> ShardReads:
-    """Rows of `places` that any phase read; `tokens` are aligned with them. Read is what has tokens, unless `was_read`
-    says so."""
+    """The rows that any phase read; `tokens` are aligned with them. A row was read if it has tokens; `was_read`
+    overrides this."""
     import numpy as np
     import pyarrow as pa
 
-    read = {place: counts > 0 for place, counts in tokens.items()} if was_read is None else was_read
+    read = {index: counts > 0 for index, counts in tokens.items()} if was_read is None else was_read
     bits = sum(
-        (read[place].astype(np.int64) << number for number, place in enumerate(tokens)),
-        np.zeros(len(places), dtype=np.int64),
+        (read[index].astype(np.int64) << number for number, index in enumerate(tokens)),
+        np.zeros(len(rows), dtype=np.int64),
     )
     names = [
-        [phases[place].name for number, place in enumerate(tokens) if value >> number & 1]
+        [phases[index].name for number, index in enumerate(tokens) if value >> number & 1]
         for value in range(1 << len(tokens))
     ]
-    table = places.append_column("tokens", pa.array(sum(tokens.values())))
+    table = rows.append_column("tokens", pa.array(sum(tokens.values())))
     table = table.append_column("phases", pa.array([names[value] for value in bits.tolist()], pa.list_(pa.string())))
-    table = table.append_column("shard", pa.array([shard] * len(places), pa.string()))
+    table = table.append_column("shard", pa.array([shard] * len(rows), pa.string()))
     columns = ["id", "source", "offset", "piece", "shard", "sequence", "phases", "tokens"]
     return ShardReads(
         shard,
         sha256,
-        {place: int(counts.sum()) for place, counts in tokens.items()},
-        {place: int(read[place].sum()) for place in tokens},
+        {index: int(counts.sum()) for index, counts in tokens.items()},
+        {index: int(read[index].sum()) for index in tokens},
         table.select(columns).filter(pa.array(bits > 0)),
     )
 
 
-def _prompt_reads(graph: ManifestGraph, prompts: Manifest, places: list[int], phases: list[TrainedPhase]) -> ShardReads:
+def _prompt_reads(
+    graph: ManifestGraph, prompts: Manifest, indices: list[int], phases: list[TrainedPhase]
+) -> ShardReads:
     import numpy as np
     import pyarrow as pa
 
@@ -208,7 +210,7 @@ def _prompt_reads(graph: ManifestGraph, prompts: Manifest, places: list[int], ph
     table = pa.table(
         {"id": ids, "source": [PROMPT_SOURCE] * len(ids), "offset": numbers, "piece": zeros, "sequence": numbers}
     )
-    read = {place: np.isin(ids, asked_prompt_ids(graph, phases[place].checkpoint, prompts)) for place in places}
+    read = {index: np.isin(ids, asked_prompt_ids(graph, phases[index].checkpoint, prompts)) for index in indices}
     return _joined(
-        PROMPTS_FILE, prompts.content[PROMPTS_FILE].sha256, table, dict.fromkeys(places, zeros), phases, read
+        PROMPTS_FILE, prompts.content[PROMPTS_FILE].sha256, table, dict.fromkeys(indices, zeros), phases, read
     )

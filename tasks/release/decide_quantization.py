@@ -28,8 +28,8 @@ def decide_quantization(
     measured = gguf_evaluation.record.bits_per_byte
     if REFERENCE_TYPE not in measured:
         raise ValueError(
-            f"release.recipe.gguf_types is {list(measured)}: {REFERENCE_TYPE} must be among them, the others are held "
-            f"to it"
+            f"release.recipe.gguf_types is {list(measured)}: {REFERENCE_TYPE} must be among them: the others are "
+            f"measured against it"
         )
     verdict = Verdict()
     finite = {gguf_type: math.nan if bits is None else bits for gguf_type, bits in measured.items()}

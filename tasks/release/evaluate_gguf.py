@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FILLER = "a"
 CONTEXT_MARGIN = 8
-"""Positions beyond the scored ones: the start token and the forced one."""
+"""Positions of the context beside the scored ones, for the start token and the forced one."""
 
 
 class GgufEvaluation(Record):

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 NUM_THREADS = 1
-"""Threads of the reference: part of the result on a CPU."""
+"""Number of threads that compute the reference; on a CPU it changes the result."""
 MIN_COMPARED_TOKENS = 500
-"""Fewer say too little: a wrong rotation or a wrong expert shows at some positions only."""
+"""Number of tokens below which a comparison proves too little: a wrong rotation or a wrong expert shows only at some
+positions."""
 
 
 class Reference(Record):
@@ -46,7 +47,7 @@ class Reference(Record):
     num_tokens: int
     """Generated tokens over all prompts."""
     num_clear_tokens: int
-    """Those before the first step whose margin is below `smoke_min_margin`: what a served model must reproduce."""
+    """Tokens before the first step whose margin is below `smoke_min_margin`: a served model must reproduce them."""
 
 
 class ReferenceAnswer(Record):
@@ -56,7 +57,7 @@ class ReferenceAnswer(Record):
     is_chat: bool
     """Whether the prompt is a user's message in the chat template; else it is text to be continued."""
     prompt_ids: tuple[int, ...]
-    """With end-of-text before a text to be continued, or with the whole template."""
+    """The prompt with an end-of-text token before it, or in the chat template."""
     token_ids: tuple[int, ...]
     pieces: tuple[str, ...]
     """Bytes that a server writes for each generated token, in hex: a part of a character, or none for a special
@@ -105,7 +106,7 @@ def generate_reference(
 
 
 def _beginnings(tokenizer: Tokenizer, questions: list[Question], num_tokens: int) -> list[str]:
-    """The leading text of each held-out document, of so many tokens; equal ones once."""
+    """The leading `num_tokens` tokens of each held-out document as text; equal ones once."""
     texts = [question.text for question in questions if question.kind == DOCUMENT]
     ends = [tokenizer.encode(text, add_special_tokens=False).offsets[:num_tokens][-1][1] for text in texts]
     return list(dict.fromkeys(text[:end] for text, end in zip(texts, ends, strict=True)))

@@ -35,7 +35,7 @@ class SmokeReport(Record):
     model_names: tuple[str, ...]
     num_prompts: int
     num_compared_tokens: int
-    """Generated tokens held equal or found different; those after a margin too small to decide are left out."""
+    """Generated tokens that were compared; those after a margin too small to decide are left out."""
 
     @property
     def digest(self) -> str:
@@ -112,8 +112,8 @@ def _asked(answer: ReferenceAnswer) -> str:
 
 
 def _check_answer(client: OpenAI, model_name: str, answer: ReferenceAnswer) -> list[str]:
-    """Token ids, and of a text to be continued its bytes: of a conversation the server cuts and trims what it hands
-    out."""
+    """Compares token ids, and for a text to be continued also its bytes: the text of a conversation is cut and trimmed
+    by the server."""
     if answer.num_clear == 0:
         return []
     choice = _ask(client, model_name, answer)
@@ -125,9 +125,9 @@ def _check_answer(client: OpenAI, model_name: str, answer: ReferenceAnswer) -> l
     expected_ids, expected_bytes = _expected(answer)
     if served_ids[: len(expected_ids)] != expected_ids:
         pairs = zip_longest(served_ids, expected_ids)
-        place, (theirs, ours) = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
+        position, (theirs, ours) = next((position, pair) for position, pair in enumerate(pairs) if pair[0] != pair[1])
         return [
-            f"{_asked(answer)}: the server generated token {theirs} at place {place} of {len(expected_ids)}, we {ours}"
+            f"{_asked(answer)}: served token {theirs} at position {position} of {len(expected_ids)}, ours is {ours}"
         ]
     reasons = []
     expected_text = expected_bytes.decode(errors="replace").rstrip("\ufffd")
@@ -139,7 +139,7 @@ def _check_answer(client: OpenAI, model_name: str, answer: ReferenceAnswer) -> l
 
 
 def _ask(client: OpenAI, model_name: str, answer: ReferenceAnswer) -> Any:
-    """The served answer with the ids of its tokens, which are no part of OpenAI's types."""
+    """The served answer with the ids of its tokens, which OpenAI's types do not have."""
     if answer.is_chat:
         chat = client.chat.completions.create(
             model=model_name,

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """The bytes a token writes: maybe a part of a UTF-8 character; none for a special token and for an unused row of
-    the vocabulary."""
+    """The bytes that a token writes, which may be a part of a UTF-8 character; none for a special token or an unused
+    row of the vocabulary."""
     token = tokenizer.id_to_token(token_id)
     if token in SHOWN_TOKENS:
         return token.encode()

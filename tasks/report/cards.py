@@ -60,7 +60,7 @@ def model_card(data: PreparedData, phases: ReportedPhases, verdicts: Iterable[tu
         "## Limits",
         "The figures above are all that was measured. No test of safety, bias or factual accuracy was made: do not "
         "use the model where "
-        "those matter without making them.",
+        "those matter without testing them.",
         "## Architecture",
         _table(("key", "value"), architecture_rows(phases)),
         "## Identity",
@@ -119,8 +119,8 @@ def data_card(data: PreparedData) -> str:
         _table(
             ("contract", "rows", "expectations"),
             [
-                (found.contract, found.num_rows, found.num_expectations)
-                for found in (artifact.record for artifact in data.contract_results)
+                (result.contract, result.num_rows, result.num_expectations)
+                for result in (artifact.record for artifact in data.contract_results)
             ],
         ),
     )

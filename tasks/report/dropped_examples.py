@@ -18,7 +18,7 @@ class Example:
 
     document_id: str
     kept_id: str
-    """What stays in its place, or the evaluation item that it overlaps with; empty where there is none."""
+    """The document that was kept instead, or the evaluation item that it overlaps with; empty where there is none."""
     text: str
 
 
@@ -41,15 +41,15 @@ def dropped_examples(dropped_by: Artifact[Any], given: Iterable[Artifact[Any]]) 
 def _texts(ids: set[str], given: Iterable[Artifact[Any]]) -> dict[str, str]:
     import pyarrow.parquet as pq
 
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for artifact in given:
         for path in artifact.paths("documents/*.parquet"):
-            if ids - set(found):
+            if ids - set(texts):
                 rows = pq.read_table(
-                    path, columns=["id", "text"], filters=[("id", "in", sorted(ids - set(found)))]
+                    path, columns=["id", "text"], filters=[("id", "in", sorted(ids - set(texts)))]
                 ).to_pylist()
-                found |= {row["id"]: shortened(row["text"]) for row in rows}
-    return found
+                texts |= {row["id"]: shortened(row["text"]) for row in rows}
+    return texts
 
 
 def shortened(text: str) -> str:

@@ -13,7 +13,7 @@ MAX_TICKS = 5
 ROW_HEIGHT = 22
 MAX_STRIP_CELLS = 160
 CHARACTER_WIDTH = 6.6
-"""Of 12 px text, roughly: decides whether a label fits."""
+"""Approximate width in pixels of a character of 12 px text: decides whether a label fits."""
 
 Point = tuple[float, float]
 
@@ -51,7 +51,7 @@ def curves(x_label: str, y_label: str, lines: Sequence[Line], spans: Sequence[Sp
     axis = _Axis(min(xs), max(xs), math.floor(min(ys) / step) * step, math.ceil(max(ys) / step) * step, CURVE_HEIGHT)
     parts = [_shade(axis, spans, CURVE_HEIGHT - TOP - BOTTOM), _grid(axis, step)]
     for line, points in zip(lines, finite, strict=True):
-        path = " ".join(f"{x},{y}" for x, y in (axis.place(*point) for point in points))
+        path = " ".join(f"{x},{y}" for x, y in (axis.point(*point) for point in points))
         parts.append(
             f'<polyline fill="none" stroke="var(--{line.colour})" stroke-width="{line.width}" '
             f'stroke-opacity="{line.opacity}" '
@@ -85,7 +85,7 @@ def strips(
         parts.append(_text(LEFT - 8, top + 15, escape(name), "end"))
         for x0, x1, mean in _cells(points, start, stop):
             opacity = min(1.0, max(0.0, (mean - low) / (high - low)))
-            left, right = axis.place(x0, 0)[0], axis.place(x1, 0)[0]
+            left, right = axis.point(x0, 0)[0], axis.point(x1, 0)[0]
             parts.append(
                 f'<rect x="{left}" y="{top + 1}" width="{round(right - left + 0.3, 1)}" height="{ROW_HEIGHT - 2}" '
                 f'fill="var(--accent)" '
@@ -96,13 +96,13 @@ def strips(
 
 
 def intervals(title: str, rows: Sequence[tuple[str, float, tuple[float, float] | None]]) -> str:
-    """One row per name: a dot, its interval as a line, and both in figures behind them."""
+    """One row per name: a dot, its interval as a line, and both in figures at the right."""
     ends = [end for _, value, interval in rows for end in (interval or (value, value))]
     label_width, figure_width = max(len(name) for name, _, _ in rows) * CHARACTER_WIDTH + 12, 170
     low, high = min(ends), max(ends)
     scale = (WIDTH - label_width - figure_width) / ((high - low) or 1.0)
 
-    def place(value: float) -> float:
+    def x_of(value: float) -> float:
         return (
             round(label_width + (value - low) * scale, 1)
             if high > low
@@ -116,13 +116,13 @@ def intervals(title: str, rows: Sequence[tuple[str, float, tuple[float, float] |
         figures = f"{value:.4f}"
         if interval is not None:
             figures += f"  [{interval[0]:.4f}, {interval[1]:.4f}]"
-            x0, x1 = place(interval[0]), place(interval[1])
+            x0, x1 = x_of(interval[0]), x_of(interval[1])
             parts.append(
                 f'<line x1="{x0}" x2="{x1}" y1="{y}" y2="{y}" stroke="var(--accent)" stroke-width="2" '
                 f'stroke-opacity="0.5"/>'
             )
         parts.append(
-            f'<circle cx="{place(value)}" cy="{y}" r="4.5" fill="var(--accent)"><title>{escape(name)}: '
+            f'<circle cx="{x_of(value)}" cy="{y}" r="4.5" fill="var(--accent)"><title>{escape(name)}: '
             f"{figures}</title></circle>"
         )
         parts.append(_text(WIDTH, y + 4, figures, "end"))
@@ -131,7 +131,7 @@ def intervals(title: str, rows: Sequence[tuple[str, float, tuple[float, float] |
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
-    """Horizontal bars: name, length, and what is written behind the bar."""
+    """Horizontal bars: name, length, and the text after the bar."""
     label_width = max(len(name) for name, _, _ in rows) * CHARACTER_WIDTH + 12
     scale = (WIDTH - label_width - 90) / (max(length for _, length, _ in rows) or 1.0)
     parts = []
@@ -154,7 +154,7 @@ class _Axis:
     high: float
     height: int
 
-    def place(self, x: float, y: float) -> Point:
+    def point(self, x: float, y: float) -> Point:
         across = (x - self.left) / (self.right - self.left) if self.right > self.left else 0.5
         up = (y - self.low) / (self.high - self.low) if self.high > self.low else 0.5
         return round(LEFT + across * (WIDTH - LEFT - RIGHT), 1), round(TOP + (1 - up) * (self.height - TOP - BOTTOM), 1)
@@ -163,7 +163,7 @@ class _Axis:
 def _shade(axis: _Axis, spans: Sequence[Span], height: float) -> str:
     parts = []
     for number, span in enumerate(spans):
-        x0, x1 = axis.place(span.start, axis.low)[0], axis.place(span.stop, axis.low)[0]
+        x0, x1 = axis.point(span.start, axis.low)[0], axis.point(span.stop, axis.low)[0]
         if number % 2:
             parts.append(f'<rect x="{x0}" y="{TOP}" width="{round(x1 - x0, 1)}" height="{height}" fill="var(--band)"/>')
         if len(span.name) * CHARACTER_WIDTH < x1 - x0:
@@ -183,7 +183,7 @@ def _grid(axis: _Axis, step: float) -> str:
     parts = []
     for number in range(round((axis.high - axis.low) / step) + 1):
         value = axis.low + number * step
-        _, y = axis.place(axis.left, value)
+        _, y = axis.point(axis.left, value)
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="var(--line)"/>')
         parts.append(_text(LEFT - 8, y + 4, f"{value:,.6g}", "end"))
     return "".join(parts)
@@ -195,8 +195,7 @@ def _x_ends(axis: _Axis, x_label: str, height: int) -> str:
 
 
 def _cells(points: Sequence[Point], start: float, stop: float) -> list[tuple[float, float, float]]:
-    """(from, to, mean) of each cell that holds a point; a point stands for what was trained up to it, since the one
-    before."""
+    """(from, to, mean) of each cell that holds a point; a point covers the tokens from the point before it up to it."""
     cells: list[tuple[float, float, float]] = []
     width = (stop - start) / MAX_STRIP_CELLS
     before, values, begin = points[0][0] - width if len(points) > 1 else start, [], None

@@ -19,11 +19,11 @@ NUM_REJECTED_EXAMPLES = 5
 
 
 def data_section(data: PreparedData) -> str:
-    """From the sources to what is trained on."""
+    """From the sources to the training text."""
     return "".join(
         (
             heading("Documents"),
-            bars("Documents behind each stage", _funnel_bars(data)),
+            bars("Documents after each stage", _funnel_bars(data)),
             table(("stage", "what", "number"), funnel_rows(data)),
             _clusters(data),
             _examples(data),
@@ -63,7 +63,7 @@ def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
 
 
 def _funnel_bars(data: PreparedData) -> list[tuple[str, float, str]]:
-    """Documents behind each stage that drops some, and how many those are."""
+    """Documents after each stage that drops some, and how many it dropped."""
     counts = [
         ("ingest, records", data.ingested.record.num_documents, {}),
         ("extract", data.extracted.record.num_documents, {}),
@@ -98,7 +98,7 @@ def _reasons(stage: str, what: str, counts: Mapping[str, int]) -> list[tuple[str
 
 
 def _clusters(data: PreparedData) -> str:
-    """What may be a template: many pages of one source that count as one."""
+    """Clusters that may be a template: many pages of one source that count as one."""
     clusters = data.deduplicated.record.largest_clusters
     said = [paragraph(cluster.describe()) for cluster in clusters]
     return heading("Largest clusters of near-duplicates") + "".join(said) if clusters else ""
@@ -129,7 +129,7 @@ def _example(example: Example, why: str) -> str:
 
 
 def _rejected(artifact: Any) -> str:
-    """Places of records that no document could be made of."""
+    """Positions of records that no document could be made of."""
     import pyarrow.parquet as pq
 
     rows = pq.read_table(
@@ -192,7 +192,8 @@ def _chats(data: PreparedData) -> str:
 
 
 def _verified(asked: str, refused: str, artifact: Artifact[Any]) -> list[tuple[Cell, ...]]:
-    """How many seeds there were, what they gave, and what was not kept by reason; nothing where there was no seed."""
+    """How many seeds there were, how many answers they gave, and how many were not kept, by reason; empty where there
+    was no seed."""
     record = artifact.record
     if not record.num_seeds:
         return []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 QUANTIZED, CHAMPION = "Quantized files", "Against champion and anchors"
 SIGNS = {"held": "✓", "broken": "✗", "undecided": "?"}
 BOUND_COLUMNS = ("figure", "against", "measured", "95 % interval", "allowed", "items", "remark")
-NO_CHAMPION = "No champion reigned: there was nothing to compare with."
+NO_CHAMPION = "There was no champion: nothing to compare with."
 DRAWN = {
     "bits_per_byte": "Bits per byte of held-out documents (lower is better)",
     "pass_at_1": "Verified problems asked as a conversation: pass@1",
@@ -40,7 +40,7 @@ def evaluation_section(phases: ReportedPhases) -> str:
         if measured:
             charts.append(intervals(title, measured))
     record = phases.last.evaluation.record
-    told = (
+    note = (
         f"In brackets the 95 % interval. Suite {record.suite_digest[:DIGITS]}, {record.num_items:,} items, the same "
         f"for every phase: "
         "held-out documents, generated problems whose operands no training text holds together, and questions with "
@@ -49,7 +49,7 @@ def evaluation_section(phases: ReportedPhases) -> str:
         f"{record.pass_k} is right."
     )
     rows = [(title, *(with_note(*_split(text)) for text in texts)) for title, *texts in figure_rows(phases)]
-    return "".join(charts) + table(("figure", *(phase.name for phase in phases)), rows) + paragraph(told, "soft")
+    return "".join(charts) + table(("figure", *(phase.name for phase in phases)), rows) + paragraph(note, "soft")
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -107,7 +107,7 @@ def _benchmark_rows(phases: ReportedPhases) -> list[tuple[str, ...]]:
 def named_verdicts(
     phases: ReportedPhases, release: Artifact[GateDecision] | None, champion: Artifact[GateDecision] | None
 ) -> list[tuple[str, GateDecision]]:
-    """Every gate that the run came to, in order."""
+    """Every gate that the run reached, in order."""
     named = [(f"Gate of {phase.name}", phase.decision) for phase in phases]
     named += [
         (title, decision) for title, decision in ((QUANTIZED, release), (CHAMPION, champion)) if decision is not None
@@ -116,27 +116,27 @@ def named_verdicts(
 
 
 def ending(phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]], is_released: bool) -> str:
-    """What a reader must know first: why the run was refused and what it therefore did not come to. Nothing for an
-    accepted release."""
+    """What a reader must know first: why the run was refused and what it therefore did not reach. Empty for an accepted
+    release."""
     refused = [(title, verdict) for title, verdict in verdicts if not verdict.accepted]
     missing = [*phases.not_reached, *(() if is_released else ("the release",))]
     if not refused:
         return (
             ""
             if is_released
-            else paragraph(f"The run left after {phases.last.name}, before the release: nothing was promoted.", "soft")
+            else paragraph(f"The run ended after {phases.last.name}, before the release: nothing was promoted.", "soft")
         )
     words = [
         paragraph(f"{title}: refused", "bad") + "".join(map(paragraph, verdict.refusals)) for title, verdict in refused
     ]
-    told = "Nothing was promoted." + (f" Not reached: {', '.join(missing)}." if missing else "")
-    return boxed("".join(words) + paragraph(told, "soft"), "bad")
+    note = "Nothing was promoted." + (f" Not reached: {', '.join(missing)}." if missing else "")
+    return boxed("".join(words) + paragraph(note, "soft"), "bad")
 
 
 def verdict_section(
     phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]], champion: Artifact[GateDecision] | None
 ) -> str:
-    """Every gate with every bound; those that the run did not come to have none."""
+    """Every gate with every bound; those that the run did not reach have none."""
     rows: list[tuple[Cell, ...]] = [
         (title, Html(f'<b class="{"good" if verdict.accepted else "bad"}">{_word(verdict)}</b>'), _bounds(verdict))
         for title, verdict in verdicts
@@ -170,7 +170,7 @@ def _rival(champion: Artifact[GateDecision] | None) -> str:
 
 
 def _bounds(decision: GateDecision) -> str:
-    """Those that refused, or how many were held."""
+    """The bounds that refused, or how many were held."""
     undecided = sum(bound.outcome == "undecided" for bound in decision.bounds)
     num_held = f"{len(decision.bounds) - undecided} held" + (f", {undecided} undecided" if undecided else "")
     return "; ".join(decision.refusals) or num_held

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 DIGITS = 12
-"""Of a digest, where a person reads it."""
+"""Number of digits of a digest that are shown to a person."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,11 @@ class ReportedPhase:
 
 @dataclass(frozen=True)
 class ReportedPhases:
-    """The phases that a run came to, in order; the last one's checkpoint is what is released, or what a gate
-    refused."""
+    """The phases that a run reached, in order. The last one's checkpoint is released, or was refused by a gate."""
 
     phases: tuple[ReportedPhase, ...]
     not_reached: tuple[str, ...] = ()
-    """Names of those behind a refusal."""
+    """Names of the phases after a refusal."""
 
     def __iter__(self) -> Iterator[ReportedPhase]:
         return iter(self.phases)

@@ -47,8 +47,8 @@ def lineage_section(data: PreparedData, phases: ReportedPhases) -> str:
             f"{data.ingested.record.num_sources:,} files",
         ),
     ]
-    told = "The newest first; each was made from what stands below it. `glm46 lineage` goes down to single documents."
-    return paragraph(told, "soft") + _tree([*_phase_entries(phases), *chain])
+    note = "The newest first; each was made from the entries below it. `glm46 lineage` goes down to single documents."
+    return paragraph(note, "soft") + _tree([*_phase_entries(phases), *chain])
 
 
 def _phase_entries(phases: ReportedPhases) -> list[str]:
@@ -67,7 +67,7 @@ def _phase_entries(phases: ReportedPhases) -> list[str]:
             )
         entries.append(entry)
     start = phases.phases[0].checkpoint.manifest.identity["inputs"].get("start")
-    return [*entries, *([] if start is None else [_entry("weights that the run was entered with", start, "")])]
+    return [*entries, *([] if start is None else [_entry("weights that the run started with", start, "")])]
 
 
 def _step(name: str, artifact: Artifact[Any], detail: str) -> str:
@@ -83,7 +83,7 @@ def _tree(entries: Iterable[str]) -> str:
 
 
 def contract_section(data: PreparedData) -> str:
-    """A broken contract stops a run: those that are here were met."""
+    """A broken contract stops a run: all that are shown were met."""
     rows: list[tuple[Cell, ...]] = [
         (
             artifact.record.contract,
@@ -97,13 +97,13 @@ def contract_section(data: PreparedData) -> str:
     findings = [
         (
             artifact.record.contract,
-            found["table"],
-            found["expectation"],
-            found["arguments"].get("column", ""),
-            str(found["observed"]),
+            finding["table"],
+            finding["expectation"],
+            finding["arguments"].get("column", ""),
+            str(finding["observed"]),
         )
         for artifact in data.contract_results
-        for found in json.loads(artifact.path("findings.json").read_text())
+        for finding in json.loads(artifact.path("findings.json").read_text())
     ]
     if not rows:
         return ""
@@ -117,8 +117,8 @@ def time_section(stages: Sequence[tuple[str, Artifact[Any]]]) -> str:
     """When it was computed; a stage found in the store took no time in this run."""
     total = sum(artifact.manifest.seconds for _, artifact in stages)
     rows = [(name, artifact.manifest.seconds, f"{artifact.manifest.seconds:,.1f} s") for name, artifact in stages]
-    told = f"{total:,.0f} s in all, as measured when each stage was computed; a later run finds them in the store."
-    return bars("seconds per stage", rows) + paragraph(told, "soft")
+    note = f"{total:,.0f} s in all, as measured when each stage was computed; a later run finds them in the store."
+    return bars("seconds per stage", rows) + paragraph(note, "soft")
 
 
 def named_stages(

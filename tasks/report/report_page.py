@@ -79,7 +79,7 @@ class Html:
 
 @dataclass(frozen=True)
 class Figure:
-    """A table cell that is a number in writing: it stands right."""
+    """A table cell that holds a number as text: it is aligned right."""
 
     text: str
 
@@ -88,7 +88,7 @@ Cell = str | int | float | Html | Figure
 
 
 def page(title: str, subtitle: str, ending: str, facts: Iterable[tuple[str, str]], sections: Iterable[Section]) -> str:
-    """The whole file. Titles and facts are texts; `ending`, HTML or nothing, stands before everything else."""
+    """The whole file. Titles and facts are texts; `ending`, HTML or empty, comes before everything else."""
     shown = [section for section in sections if section.body]
     tiles = "".join(
         f'<div class="fact"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in facts
@@ -107,7 +107,7 @@ def page(title: str, subtitle: str, ending: str, facts: Iterable[tuple[str, str]
 
 
 def heading(text: str) -> str:
-    """Of a part of a section."""
+    """The heading of a part of a section."""
     return f"<h3>{escape(text)}</h3>"
 
 
@@ -148,7 +148,7 @@ def chips(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """Numbers stand right, texts left; a float is shown with four digits. Nothing where there is no row."""
+    """Numbers are aligned right, texts left; a float is shown with four digits. Empty where there is no row."""
     lines = [[(_shown(cell), isinstance(cell, int | float | Figure)) for cell in row] for row in rows]
     if not lines:
         return ""

@@ -28,16 +28,16 @@ def validation_curves(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], sp
     if not points:
         return ""
     lines = [
-        Line(name, found, COLOURS[number % len(COLOURS)]) for number, (name, found) in enumerate(sorted(points.items()))
+        Line(name, curve, COLOURS[number % len(COLOURS)]) for number, (name, curve) in enumerate(sorted(points.items()))
     ]
-    told = (
+    note = (
         "Measured by the trainer on shards of held-out documents, in rows of the phase's length; gates read the "
         "evaluation."
     )
     return (
         heading("Held-out text while training")
         + curves("tokens", "bits per byte by domain", lines, spans)
-        + paragraph(told, "soft")
+        + paragraph(note, "soft")
     )
 
 
@@ -49,11 +49,11 @@ def experts_table(phases: ReportedPhases) -> str:
         for phase in phases
         for number, (load, cv, dead) in enumerate(_layers(phase.evaluation.record), 1)
     ]
-    told = (
+    note = (
         "Routed tokens of validation text; the gate holds the worst layer to its two bounds (S0: within 5 % at "
         "full scale)."
     )
-    return heading("Experts on validation text") + table(columns, rows) + paragraph(told, "soft") if rows else ""
+    return heading("Experts on validation text") + table(columns, rows) + paragraph(note, "soft") if rows else ""
 
 
 def _layers(record: Any) -> list[tuple[float, float, int]]:
@@ -66,9 +66,9 @@ def spikes_section(trained: Sequence[tuple[ReportedPhase, Span, Metrics]]) -> st
         (phase.name, phase.checkpoint.record.num_rollbacks, skipped_steps(metrics)) for phase, _, metrics in trained
     ]
     rows = [row for row in rows if row[1]]
-    told = "A step that spiked was not taken: training went back to its last good checkpoint and left the rows out."
+    note = "A step that spiked was not taken: training went back to its last good checkpoint and left the rows out."
     return (
-        heading("Spikes") + table(("phase", "rollbacks", "steps left out"), rows) + paragraph(told, "soft")
+        heading("Spikes") + table(("phase", "rollbacks", "steps left out"), rows) + paragraph(note, "soft")
         if rows
         else ""
     )
@@ -106,12 +106,12 @@ def packed_table(phases: ReportedPhases) -> str:
         "asked for, without text",
         "pieces with FIM",
     )
-    told = (
-        "A domain without text leaves its share to the others. A phase goes on in a domain's documents where the "
+    note = (
+        "A domain without text leaves its share to the others. A phase continues in a domain's documents where the "
         "phases before it on its "
         "course stopped. FIM: rearranged to prefix, suffix, middle."
     )
-    return heading("Packed rows") + table(columns, rows) + paragraph(told, "soft") if rows else ""
+    return heading("Packed rows") + table(columns, rows) + paragraph(note, "soft") if rows else ""
 
 
 def _by_domain(tokens: dict[str, int], epochs: dict[str, float]) -> str:

@@ -47,15 +47,15 @@ def _scores(data: PreparedData) -> str:
         )
         for name in names
     ]
-    parts = [table(("score", *(f"{float(share):.0%} lie below" for share in shares), "documents without it"), rows)]
-    told = [
+    parts = [table(("score", *(f"{float(share):.0%} are below" for share in shares), "documents without it"), rows)]
+    notes = [
         f"{kind}: area under the curve {classifiers.auc[kind]:.3f} on held-out labels, "
         f"{classifiers.num_records[kind]:,} records"
         for kind in classifiers.kinds
     ]
-    told += [f"no classifier for {kind}: {reason}" for kind, reason in sorted(classifiers.unused.items())]
+    notes += [f"no classifier for {kind}: {reason}" for kind, reason in sorted(classifiers.unused.items())]
     parts.append(
-        paragraph("; ".join(told) or "The sources hold no labelled records, so no classifier was trained.", "soft")
+        paragraph("; ".join(notes) or "The sources hold no labelled records, so no classifier was trained.", "soft")
     )
     if classifiers.flagged_sentences:
         flagged = [
@@ -65,14 +65,12 @@ def _scores(data: PreparedData) -> str:
     if filtered.bucket_floors:
         counts = [(_bucket(bucket), count) for bucket, count in sorted(filtered.documents_by_bucket.items())]
         parts += [heading("Quality buckets"), table(("bucket, from the lowest", "documents kept"), counts)]
-    told_in_chats = data.chats.record.masked
-    places = [
-        (kind, count, told_in_chats[kind]) for kind, count in masked.masked.items() if count or told_in_chats[kind]
-    ]
+    in_chats = data.chats.record.masked
+    replaced = [(kind, count, in_chats[kind]) for kind, count in masked.masked.items() if count or in_chats[kind]]
     if masked.masked:
         parts += [
             heading("Personal data that was replaced"),
-            table(("kind", "places in documents", "in conversations"), places),
+            table(("kind", "places in documents", "in conversations"), replaced),
         ]
     return "".join(parts)
 
@@ -86,23 +84,23 @@ def _sorted(counts: Mapping[str, int]) -> list[tuple[Cell, ...]]:
 
 
 def _languages(data: PreparedData) -> str:
-    found, models = data.scored.record.documents_by_language, data.ngram_model.record
-    rows = [(name or "none found", count) for name, count in _sorted(found)]
+    documents, models = data.scored.record.documents_by_language, data.ngram_model.record
+    rows = [(name or "none found", count) for name, count in _sorted(documents)]
     rest = sum(int(str(count)) for _, count in rows[NUM_LANGUAGES:])
     shown = [*rows[:NUM_LANGUAGES], *([(f"{len(rows) - NUM_LANGUAGES} others", rest)] if rest else [])]
-    unjudged = sum(count for name, count in found.items() if name not in models.languages)
-    told = (
+    unjudged = sum(count for name, count in documents.items() if name not in models.languages)
+    note = (
         f"Perplexity is ranked among held-out reference text in {', '.join(models.languages)}; {unjudged:,} documents "
         f"of other languages "
         "have none, and pass its bound."
         if models.languages
         else "Perplexity is not measured: no language has enough reference text."
     )
-    return table(("language", "documents"), shown) + paragraph(told, "soft")
+    return table(("language", "documents"), shown) + paragraph(note, "soft")
 
 
 def _tokenizer(data: PreparedData) -> str:
-    """Fertility by domain and by language, those with the most text first; pairs of both stand in the artifact."""
+    """Fertility by domain and by language, those with the most text first; pairs of both are in the artifact."""
     import pyarrow.parquet as pq
 
     columns = ("tokenizer", "domain", "language", "num_bytes", "tokens_per_word", "bytes_per_token", "vocabulary_share")

@@ -17,14 +17,14 @@ METRICS_FILE, ROLLOUTS_FILE = "metrics.jsonl", "rollouts.jsonl"
 REWARD = "reward_mean"
 SMOOTHED_STEPS = 10
 NUM_SAMPLE_GROUPS = 4
-"""Groups shown of the first and of the last logged step."""
+"""Number of groups that are shown of the first and of the last logged step."""
 LOAD = "expert_load_"
 
 Metrics = list[dict[str, float]]
 
 
 def training_section(phases: ReportedPhases) -> str:
-    """Nothing where every phase's weights came from outside."""
+    """Empty where every phase's weights were imported."""
     logged = [
         (phase, span, read_metrics(phase.checkpoint)) for phase, span in zip(phases, phase_spans(phases), strict=True)
     ]
@@ -91,10 +91,10 @@ def _table(phases: ReportedPhases) -> str:
         for name, cells in columns.items()
         if any(not isinstance(cell, Figure) or cell.text for cell in cells)
     }
-    told = "Loss: cross-entropy of the next token in nats, of the last step. Speed and MFU: median over the log."
+    note = "Loss: cross-entropy of the next token in nats, of the last step. Speed and MFU: median over the log."
     if "quoted loss" in filled:
-        told += " Quoted: what S0 expects at full scale without evidence; it decides nothing."
-    return table(tuple(filled), list(zip(*filled.values(), strict=True))) + paragraph(told, "soft")
+        note += " Quoted: what S0 expects at full scale without evidence; it decides nothing."
+    return table(tuple(filled), list(zip(*filled.values(), strict=True))) + paragraph(note, "soft")
 
 
 def _number(value: float | None) -> Figure:
@@ -118,7 +118,7 @@ def _losses(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Seque
 
 
 def _points(span: Span, metrics: Metrics, key: str) -> list[Point]:
-    """Steps that have the metric: one whose sampled answers taught nothing routed no token."""
+    """Steps that have the metric: a step that learned nothing from its sampled answers routed no token."""
     return [(span.start + line["tokens"], line[key]) for line in metrics if key in line]
 
 
@@ -136,10 +136,10 @@ def _expert_load(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: 
     highest = max(value for _, points in rows for _, value in points)
     last = ", ".join(f"{name} {points[-1][1]:.2f}" for name, points in rows)
     drawn = strips("tokens", f"1 (pale) to {highest:.2f} (full colour)", rows, 1.0, max(highest, 1.01), spans)
-    told = (
+    note = (
         f"Routed tokens of the busiest expert over the mean, per layer with experts: 1 is balance. At the end: {last}."
     )
-    return heading("Expert load") + drawn + paragraph(told, "soft")
+    return heading("Expert load") + drawn + paragraph(note, "soft")
 
 
 def _rewards(trained: Sequence[tuple[ReportedPhase, Span, Metrics]]) -> str:
@@ -190,5 +190,5 @@ def _rewarded(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _visible(text: str) -> str:
-    """Line ends as a sign; nothing at all has one, too."""
+    """The text with a visible sign for line ends, and one for an empty text."""
     return text.strip("\n").replace("\n", " ⏎ ") or "(empty)"

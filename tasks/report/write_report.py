@@ -1,8 +1,8 @@
 """Step: writes report.html (self-contained) and two Markdown cards about a run.
 
-They answer what the model is made of, how good it is, and why it was promoted or refused. In: the artifacts of a run,
-as far as it came. Out: three files, as evidence: they show times and keys, which do not enter digests. Every number
-is read from an artifact or its manifest.
+They answer what the model is made of, how good it is, and why it was promoted or refused. In: the artifacts that a run
+has made. Out: three files, as evidence: they show times and keys, which do not enter digests. Every number is read from
+an artifact or its manifest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REPORT_FILE, MODEL_CARD_FILE, DATA_CARD_FILE = "report.html", "model_card.md", "
 
 
 class Report(Record):
-    """Where the report says it all in one line."""
+    """The report's result in one line."""
 
     bits_per_byte: float | None
     pass_at_1: float
@@ -55,7 +55,7 @@ def write_report(
     output: Output,
 ) -> Report:
     """`decision` is that against the champion; the last three are None where the run ended before the release. The
-    smoke test is an effect and not in here: its result is a tag of the version."""
+    smoke test is an effect and not in the report: its result is a tag of the version."""
     verdicts = named_verdicts(phases, quantization_decision, decision)
     accepted = all(verdict.accepted for _, verdict in verdicts)
     released = [artifact for artifact in (gguf_evaluation, quantization_decision, decision) if artifact is not None]
@@ -88,7 +88,7 @@ def write_report(
 
 
 def _facts(data: PreparedData, phases: ReportedPhases, accepted: bool) -> list[tuple[str, str]]:
-    """What stands at the top."""
+    """The figures at the top of the page."""
     evaluated, trained = phases.last.evaluation.record, phases.last.checkpoint.record
     return [
         ("verdict of all gates", "accepted" if accepted else "refused"),
@@ -110,16 +110,17 @@ def _facts(data: PreparedData, phases: ReportedPhases, accepted: bool) -> list[t
 
 
 def publish_report(report: Artifact[Report], path: Path) -> Path:
-    """Place the report where a person looks for it, its cards beside it; an effect, equal content is left alone."""
-    places = {
+    """Copy the report to `path` and its cards beside it. It is an effect; a file of equal content is not written
+    again."""
+    targets = {
         name: path.with_name(f"{path.stem}-{name.replace('_', '-')}") for name in (MODEL_CARD_FILE, DATA_CARD_FILE)
     }
-    for name, place in ({REPORT_FILE: path} | places).items():
-        _place(report.path(name).read_bytes(), place)
+    for name, target in ({REPORT_FILE: path} | targets).items():
+        _write_if_changed(report.path(name).read_bytes(), target)
     return path
 
 
-def _place(content: bytes, path: Path) -> None:
+def _write_if_changed(content: bytes, path: Path) -> None:
     if path.exists() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -122,7 +122,7 @@ def import_checkpoint(
 
 
 def _write_masters(tensors: Iterable[tuple[str, Tensor]], output: Output) -> None:
-    """As float32, in files of at most 1 GiB, of which one is in memory at a time."""
+    """Writes them as float32, in files of at most 1 GiB; one file is in memory at a time."""
     import torch
     from safetensors.torch import save_file
 
@@ -139,8 +139,8 @@ def _write_masters(tensors: Iterable[tuple[str, Tensor]], output: Output) -> Non
 
 
 def has_chat_template(path: Path) -> bool:
-    """Whether the directory brings a chat template, which is taken as: these weights were trained on conversations. Our
-    own exports hold one only then."""
+    """Whether the directory has a chat template. It is taken as a sign that these weights were trained on
+    conversations: our own exports have one only then."""
     config_path = path / "tokenizer_config.json"
     return (path / CHAT_TEMPLATE_FILE).is_file() or (
         config_path.is_file() and CHAT_TEMPLATE_KEY in json.loads(config_path.read_text())

@@ -58,18 +58,19 @@ def refuse_foreign_inputs(
 
 
 def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None:
-    """Raises ValueError where a phase would continue its course at another place than its start ended."""
+    """Raises ValueError where a phase would continue its course at another token than the one at which its start
+    ended."""
     if start.course == recipe.course.name and start.course_tokens != recipe.course_start_tokens:
         raise ValueError(
             f"phase {recipe.phase} starts at {recipe.course_start_tokens} tokens of course {recipe.course.name}, but "
             f"phase {start.phase} "
-            f"ended at {start.course_tokens}: start from the phase that lies before it"
+            f"ended at {start.course_tokens}: start from the phase before it"
         )
 
 
 def refuse_other_architecture(start: Artifact[TrainedCheckpoint], recipe: TrainingRecipe) -> None:
-    """Raises ValueError where config.json of the start names another value: some, as the number of experts per token,
-    show in no tensor's shape. The RoPE base may be raised, not lowered."""
+    """Raises ValueError where config.json of the start names another value: some (the number of experts per token) show
+    in no tensor's shape. The RoPE base may be raised, not lowered."""
     ours, theirs = recipe.model, json.loads(start.path("hf/config.json").read_text())
     differing = [
         name

@@ -2,8 +2,8 @@
 
 In: packed rows and shards, or the prompts of a policy objective; the tokenizer, the state to start from. Out: hf/
 (Hugging Face glm4_moe directory with tokenizer), handover/ (what the next phase continues from); metrics.jsonl,
-rollouts.jsonl and logs as evidence. The job runs detached in work/<key>/. A flow that is killed and started again
-finds the job there and goes on following it.
+rollouts.jsonl and logs as evidence. The job runs detached in work/<key>/. A flow that is killed and started again finds
+the job there and follows it further.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 FORWARD_SECONDS = 3.0
-"""Between two requests to the tracker."""
+"""Seconds between two requests to the tracker."""
 EVIDENCE = ("metrics.jsonl", ROLLOUTS_FILE, SPIKES_FILE, "job.json", "logs/*", "tensorboard/*", "wandb/*", "profile/*")
 
 
@@ -132,7 +132,7 @@ def describe_job(
 
 
 def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
-    """Submit the job or find it running, and forward progress and metrics until it has succeeded."""
+    """Submit the job or find it running, and forward progress and metrics until it succeeds."""
     name = f"training of phase {job.recipe.phase}"
     job_path = output.work_dir / JOB_FILE
     environment = {"OMP_NUM_THREADS": str(job.recipe.num_threads)}
@@ -202,11 +202,11 @@ class MetricsTail:
 def collect(
     job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], is_chat_trained: bool, output: Output
 ) -> TrainedCheckpoint:
-    """Place the worker's files in the artifact; large ones are linked, not copied."""
+    """Put the worker's files into the artifact; large ones are linked, not copied."""
     final_dir = output.work_dir / "final"
     for path in sorted(final_dir.glob("*/*")):
-        _place(path, output.path(f"{path.parent.name}/{path.name}"))
-    place_tokenizer(tokenizer.paths("*"), is_chat_trained, output)
+        _link_or_copy(path, output.path(f"{path.parent.name}/{path.name}"))
+    link_tokenizer(tokenizer.paths("*"), is_chat_trained, output)
     for pattern in EVIDENCE:
         for path in sorted(output.work_dir.glob(pattern.replace("/*", "/**/*"))):
             if path.is_file() and not path.is_symlink():  # Weights & Biases links to its newest run
@@ -237,9 +237,9 @@ def collect(
     )
 
 
-def place_tokenizer(paths: list[Path], is_chat_trained: bool, output: Output) -> None:
-    """The tokenizer's files into hf/; the chat template only where the model knows it, or servers would ask a base
-    model in it."""
+def link_tokenizer(paths: list[Path], is_chat_trained: bool, output: Output) -> None:
+    """Link the tokenizer's files into hf/. The chat template only where the model was trained with it: servers would
+    otherwise prompt a base model with it."""
     for path in paths:
         if path.name == "tokenizer_config.json" and not is_chat_trained:
             values = {name: value for name, value in json.loads(path.read_text()).items() if name != CHAT_TEMPLATE_KEY}
@@ -253,7 +253,7 @@ def _mean_of_last_tenth(values: list[float]) -> float:
     return sum(last) / len(last)
 
 
-def _place(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links

@@ -98,7 +98,7 @@ class LostBestError(RuntimeError):
 
 
 def prepare(job: TrainingJob) -> Training:
-    """Everything at the position where the run stands; called again after a rollback."""
+    """Everything at the run's present position; called again after a rollback."""
     started = time.monotonic()
     torch.manual_seed(job.recipe.seed)
     trainable, position = prepare_training(job)
@@ -166,8 +166,8 @@ def step_once(training: Training, plan: StepPlan, step: int) -> tuple[StepData, 
 
 
 def save(training: Training) -> None:
-    """Commit a checkpoint. Besides the newest ones those of the best measurement and of the way back from a spike
-    stay."""
+    """Commit a checkpoint. Kept are the newest ones, that of the best measurement, and those needed to go back after a
+    spike."""
     started = time.perf_counter()
     position, recipe = training.position, training.job.recipe
     base = position.step + 1 - recipe.spikes.skip_steps
@@ -206,7 +206,7 @@ def roll_back(training: Training, spike: Spike) -> None:
     plan = plan_step(recipe, training.position.num_tokens)
     skipped = skipped_by(recipe.spikes, spike)
     is_rolled_back = num_rollbacks < recipe.spikes.max_rollbacks
-    place = (
+    position = (
         f"rows {plan.first_row} to {plan.first_row + plan.num_rows - 1} of the phase, course position "
         f"{plan.start_tokens} tokens"
     )
@@ -219,11 +219,13 @@ def roll_back(training: Training, spike: Spike) -> None:
         }
         record_spike(training.work_dir, spike, skipped, is_rolled_back, evidence)
         if is_rolled_back:
-            print(f"step {spike.step}: {spike.reason}; {place}: back to before step {skipped.first_step}", flush=True)
+            print(
+                f"step {spike.step}: {spike.reason}; {position}: back to before step {skipped.first_step}", flush=True
+            )
             discard_checkpoints(training.work_dir, skipped.first_step - 1)
     dist.barrier()
     if not is_rolled_back:
-        raise too_many_spikes(recipe.spikes, spike, num_rollbacks, place, training.work_dir)
+        raise too_many_spikes(recipe.spikes, spike, num_rollbacks, position, training.work_dir)
 
 
 def _measure(training: Training) -> Measurement:

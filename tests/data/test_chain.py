@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from configs.schema import ContractRecipe, PackingRecipe, RepositoryRecipe, SynthesisRecipe
+from configs.schema import ContractRecipe, PackingRecipe, RepositoryRecipe
 from infra.code_digest import closure
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.data.packing.pack_phase import pack_phase
@@ -23,6 +23,7 @@ from tasks.data.validate_contract import validate_contract
 from tests.support.data_inputs import (
     RECIPE,
     RESOURCES,
+    SYNTHESIS,
     chain_recipe,
     cleaned,
     compute,
@@ -32,20 +33,6 @@ from tests.support.data_inputs import (
     write_packages,
 )
 
-SYNTHESIS = SynthesisRecipe(
-    operations=("+", "-"),
-    num_training_problems=400,
-    num_evaluation_problems=30,
-    max_operand=20,
-    problems_per_document=20,
-    num_chats=100,
-    thinking_share=0.25,
-    num_prompts=20,
-    families={},
-    difficulty=1,
-    num_held_out_problems=0,
-    prompt_families=(),
-)
 CHAIN_RECIPE = chain_recipe(SYNTHESIS)
 TOKENIZER = RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 400, "sample_chars": 150000})
 MIXTURE = {"web": 0.5, "code": 0.1, "repository": 0.2, "synthetic": 0.2}
@@ -139,8 +126,8 @@ def test_the_split_follows_the_cluster_and_only_the_cluster(chain):
 
     documents = rows(chain["split"], "documents/*.parquet")
     for row in documents:
-        place = int(hashlib.sha256(row["cluster"].encode()).hexdigest()[:8], 16) / 2**32
-        assert row["split"] == ("test" if place < 0.2 else "validation" if place < 0.4 else "train")
+        share = int(hashlib.sha256(row["cluster"].encode()).hexdigest()[:8], 16) / 2**32
+        assert row["split"] == ("test" if share < 0.2 else "validation" if share < 0.4 else "train")
     assert {row["split"] for row in documents} == {"train", "validation", "test"}
 
 
@@ -214,8 +201,10 @@ def test_validation_shards_hold_the_documents_of_their_side_and_nothing_that_is_
         for row in rows(chain[name], "documents/*.parquet")
         if row["split"] == "validation"
     }
-    found = {row["id"] for row in rows(chain["validation"], "members.parquet")}
-    assert found == held_out != set() and not found & {row["id"] for row in rows(chain["shards"], "members.parquet")}
+    members = {row["id"] for row in rows(chain["validation"], "members.parquet")}
+    assert members == held_out != set() and not members & {
+        row["id"] for row in rows(chain["shards"], "members.parquet")
+    }
 
 
 def test_packed_rows_hold_the_tokens_of_the_mixture(chain):

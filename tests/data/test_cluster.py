@@ -85,8 +85,8 @@ def test_a_worker_killed_in_mid_job_changes_no_digest(cluster, sources, local, t
         killed.append(time.monotonic())
 
     threading.Thread(target=kill_when_busy, daemon=True).start()
-    found = digests(sources, tmp_path / "cluster", on_cluster(cluster))
-    assert killed and killed[0] < time.monotonic() and found == local
+    distributed = digests(sources, tmp_path / "cluster", on_cluster(cluster))
+    assert killed and killed[0] < time.monotonic() and distributed == local
     assert cluster.workers[0].poll() is not None and cluster.workers[1].poll() is None
 
 

@@ -166,8 +166,8 @@ def test_every_rule_of_every_contract_is_broken_by_data_that_breaks_it():
         for number, table in enumerate(read_contract(name)):
             for rule in table.expectations:
                 broken = BREAKERS[rule["type"]](good_table(name, table.columns), rule)
-                found = [finding for finding in check_table(table, broken) if not finding.is_met]
-                assert rule["type"] in {finding.expectation for finding in found}, (name, number, rule)
+                broken_rules = [finding for finding in check_table(table, broken) if not finding.is_met]
+                assert rule["type"] in {finding.expectation for finding in broken_rules}, (name, number, rule)
 
 
 class ToyTable(Record):
@@ -225,8 +225,8 @@ def test_spark_finds_what_pandas_finds_and_reads_the_tables_that_are_too_large(t
     assert [(finding.expectation, finding.is_met, finding.observed) for finding in found] == [
         (finding.expectation, finding.is_met, finding.observed) for finding in same
     ]
-    assert {finding.is_met for finding in found} == {True, False}
-    assert [set(finding.examples) for finding in found] == [set(finding.examples) for finding in same]
+    assert {finding.is_met for finding in findings} == {True, False}
+    assert [set(finding.examples) for finding in findings] == [set(finding.examples) for finding in same]
 
 
 def test_a_missing_column_is_a_violation_that_names_it(toy, tmp_path, monkeypatch):

@@ -71,7 +71,7 @@ def test_every_file_gives_its_share_and_within_it_the_smallest_hashes(tmp_path):
     assert set(of["large"]) == set(ordered[:17])
 
 
-def test_a_broken_archive_gives_what_stands_before_the_break(tmp_path):
+def test_a_broken_archive_gives_what_is_before_the_break(tmp_path):
     (file,) = _files(tmp_path, {"large": 3000})
     data = gzip.compress((tmp_path / "large/toy_bench.jsonl").read_bytes())
     (tmp_path / "cut.jsonl.gz").write_bytes(data[: len(data) // 2])
@@ -84,8 +84,8 @@ def test_training_files_are_never_asked(tmp_path):
     assert questions_from_files([type(file)(**{**vars(file), "role": "pretrain"})], 10) == []
 
 
-def test_continuations_are_of_the_documents_and_the_right_one_is_behind_its_context():
-    texts = {f"d{number}": " ".join(f"word{number}x{place}" for place in range(60)) for number in range(6)}
+def test_continuations_are_of_the_documents_and_the_right_one_is_after_its_context():
+    texts = {f"d{number}": " ".join(f"word{number}x{index}" for index in range(60)) for number in range(6)}
     rows = [{"id": name, "unit": f"record of {name}", "domain": "web", "text": text} for name, text in texts.items()]
     questions = questions_from_documents(
         [*rows, {"id": "short", "unit": "short", "domain": "web", "text": "too short"}], 100

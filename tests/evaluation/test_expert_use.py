@@ -25,19 +25,19 @@ def test_counts_are_those_of_a_pass_over_whole_rows_and_survive_the_table(tmp_pa
     documents = [Question(f"{DOCUMENT}/{name}", DOCUMENT, name, name, text, "") for name, text in DOCUMENTS.items()]
     output = local_output(tmp_path)
     engine = InProcessEngine(model, weights_version="v", batch_sequences=2)
-    found = measure_expert_use(engine, tokenizer, documents, LENGTH, 2, output)
+    actual = measure_expert_use(engine, tokenizer, documents, LENGTH, 2, output)
 
     stream = [token for document in documents for token in document_token_ids(tokenizer, document.text)]
     rows = torch.tensor([stream[start : start + LENGTH] for start in range(0, len(stream) - LENGTH + 1, LENGTH)])
     with torch.no_grad():
         counts_LE = model(rows, target_ids_BT=rows).expert_counts_LE
     num_layers = recipe.num_hidden_layers - recipe.first_k_dense_replace
-    assert [list(use.num_tokens) for use in found] == counts_LE[:num_layers].tolist()
-    assert {(use.num_routed, use.num_per_token) for use in found} == {(rows.numel(), recipe.num_experts_per_tok)}
-    assert not [hook for module in model.modules() for hook in module._forward_hooks.values()], "a hook was left behind"
+    assert [list(use.num_tokens) for use in actual] == counts_LE[:num_layers].tolist()
+    assert {(use.num_routed, use.num_per_token) for use in actual} == {(rows.numel(), recipe.num_experts_per_tok)}
+    assert not [hook for module in model.modules() for hook in module._forward_hooks.values()], "a hook was not removed"
 
-    write_expert_use(tmp_path / "experts.parquet", found)
-    assert read_expert_use(tmp_path / "experts.parquet") == found
+    write_expert_use(tmp_path / "experts.parquet", actual)
+    assert read_expert_use(tmp_path / "experts.parquet") == actual
 
 
 def test_balance_and_dead_experts():

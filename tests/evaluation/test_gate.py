@@ -1,5 +1,5 @@
-"""The gate: every bound on both sides and against everyone it is held to, bad candidates refused, margins that do not
-add up."""
+"""The gate: every bound on both sides and against every checkpoint that it compares with, bad candidates refused,
+margins that do not add up."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def decide(store, evaluated):
 
 
 def bound_of(artifact, figure, against=""):
-    (found,) = [bound for bound in artifact.record.bounds if (bound.figure, bound.against) == (figure, against)]
-    return found
+    (only,) = [bound for bound in artifact.record.bounds if (bound.figure, bound.against) == (figure, against)]
+    return only
 
 
 def refused_by(artifact):
@@ -260,7 +260,7 @@ def test_reinforcement_learning_of_every_scale_holds_pass_at_1():
 def test_tiny_refuses_reinforcement_learning_that_halves_its_few_right_answers_and_no_redraw(
     decide, share_left, accepted
 ):
-    """96 problems of which 4.2 % of the answers are right, the chance of each problem another."""
+    """96 problems with 4.2 % right answers; each problem has another chance."""
     scale, chance = load_scale("tiny"), np.random.default_rng(46)
     recipe, right = (
         scale.evaluation.recipe,
@@ -385,7 +385,7 @@ def test_the_most_used_expert_of_the_worst_layer_may_be_so_far_above_the_mean(de
 
 @pytest.mark.parametrize(("counts", "accepted"), [((14, 14, 2, 10, 10), True), ((15, 15, 0, 2, 8), False)])
 def test_the_loads_of_a_layer_may_vary_so_much(decide, counts, accepted):
-    """Both layers' busiest expert stays below the ceiling: the variation alone decides."""
+    """Both layers' busiest expert stays below the ceiling: only the variation decides."""
     use = ExpertUse(0, tuple(1_000_000 * count for count in counts), 20_000_000)
     mean = sum(counts) / len(counts)
     assert use.cv == pytest.approx((sum((count - mean) ** 2 for count in counts) / len(counts)) ** 0.5 / mean)

@@ -21,7 +21,7 @@ from tasks.evaluation.intervals import (
 
 NUM_TRIALS = 500
 NOISE = 0.025
-"""2.5 standard errors of a coverage of 0.95 over so many trials."""
+"""2.5 standard errors of a coverage of 0.95 over NUM_TRIALS trials."""
 
 
 @pytest.fixture
@@ -40,15 +40,15 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_answer(num_right, k):
 
 @pytest.mark.parametrize("k", [0, 6])
 def test_more_draws_than_samples_are_refused(k):
-    with pytest.raises(ValueError, match="pass_k must lie in"):
+    with pytest.raises(ValueError, match="pass_k must be in"):
         pass_at_k(5, 1, k)
 
 
 def covered(draw, interval, truth, seed):
     """Share of trials whose interval holds the truth; `draw` makes what `interval` takes."""
     chance = np.random.default_rng(seed)
-    found = [interval(*draw(chance)) for _ in range(NUM_TRIALS)]
-    return sum(lower <= truth <= upper for lower, upper in found) / NUM_TRIALS
+    intervals = [interval(*draw(chance)) for _ in range(NUM_TRIALS)]
+    return sum(lower <= truth <= upper for lower, upper in intervals) / NUM_TRIALS
 
 
 @pytest.mark.parametrize("num_items", [MIN_ITEMS, 50])
@@ -92,7 +92,7 @@ def test_below_twenty_items_students_interval_is_right_for_normal_ones(num_items
     ("lost", "won"), [(0.0, 0.0), (0.02, 0.0), (0.1, 0.02), (0.05, 0.05), (0.44, 0.0), (0.25, 0.25)]
 )
 def test_paired_shares_hold_the_truth_where_few_or_no_items_differ(lost, won, num_items):
-    """Items of one answer each, of them so many lost and won."""
+    """Items of one answer each, with these numbers of lost and won ones."""
 
     def draw(chance):
         thrown = chance.random(num_items)
@@ -143,7 +143,7 @@ def test_equal_items_give_an_interval_without_width_and_one_item_gives_none():
 
 @pytest.mark.parametrize(("num_right", "num_tried"), [(0, 30), (7, 30), (30, 30)])
 def test_share_interval_ends_where_the_observation_is_just_not_surprising(num_right, num_tried):
-    """Wilson's ends are the shares under which the observed one lies a quantile of standard errors off: independent
+    """Wilson's ends are the shares from which the observed one differs by a quantile of standard errors: independent
     tries count one each, but for the one that the mean takes."""
     lower, upper = share_interval([1.0] * num_right + [0.0] * (num_tried - num_right), [1] * num_tried)
     effective = num_tried - 1 if 0 < num_right < num_tried else num_tried
@@ -161,12 +161,12 @@ def test_as_many_items_as_an_undecided_comparison_asks_for_decide_it_four_times_
     chance = np.random.default_rng(11)
 
     def passed(num_items):
-        found = []
+        intervals = []
         for _ in range(NUM_TRIALS):
             differences = chance.integers(0, 2, num_items) - chance.integers(0, 2, num_items)
-            found.append(paired_share_interval(differences.astype(float).tolist(), [1] * num_items))
-        return sum(lower > -0.1 for lower, _ in found) / NUM_TRIALS, float(
-            np.mean([(upper - lower) / 2 for lower, upper in found])
+            intervals.append(paired_share_interval(differences.astype(float).tolist(), [1] * num_items))
+        return sum(lower > -0.1 for lower, _ in intervals) / NUM_TRIALS, float(
+            np.mean([(upper - lower) / 2 for lower, upper in intervals])
         )
 
     few, half = passed(40)

@@ -93,8 +93,8 @@ def test_missing_data_directory(tmp_path):
         ("--store", "s3:///", "s3:/// names no bucket: write s3://bucket/prefix"),
     ],
 )
-def test_a_bucket_that_holds_nothing_is_refused_before_any_server_starts(option, place, part, s3_server, tmp_path):
-    expect(glm46("run", "micro", option, place, home=tmp_path), 2, part)
+def test_a_bucket_that_holds_nothing_is_refused_before_any_server_starts(option, address, part, s3_server, tmp_path):
+    expect(glm46("run", "micro", option, address, home=tmp_path), 2, part)
     assert not (tmp_path / "run" / "prefect.log").exists()
 
 

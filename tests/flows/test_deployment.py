@@ -80,10 +80,10 @@ class Deployed:
         """The flow run once it is in one of the states."""
         deadline = time.monotonic() + FLOW_TIMEOUT_SECONDS
         while True:
-            found = self.api(f"flow_runs/{flow_run}")
-            if found["state_name"] in states:
-                return found
-            assert time.monotonic() < deadline, (found["state"], (self.home / "run" / "worker.log").read_text()[-3000:])
+            run = self.api(f"flow_runs/{flow_run}")
+            if run["state_name"] in states:
+                return run
+            assert time.monotonic() < deadline, (run["state"], (self.home / "run" / "worker.log").read_text()[-3000:])
             time.sleep(0.5)
 
 
@@ -125,8 +125,8 @@ def test_a_missing_directory_fails_at_once_and_says_so(deployed, tmp_path):
 
 
 def test_a_killed_flow_run_and_worker_come_back(deployed):
-    """Both are killed; `up` starts a worker, leaves the servers, and crashes the run; retried, it completes under its
-    own MLflow run."""
+    """Both are killed; `up` starts a worker, keeps the servers, and sets the run to Crashed; retried, it completes
+    under its own MLflow run."""
     before = deployed.recorded["pids"]
     flow_run = deployed.start(scale="micro", until="prepare_data")
     process = int(deployed.wait(flow_run, "Running")["infrastructure_pid"])
@@ -236,7 +236,7 @@ def test_another_shell_takes_its_settings_from_the_file_that_up_names(deployed):
 
 
 def answer_headers(method: str, url: str, headers: dict[str, str]) -> Any:
-    """Of an answer, refused or not."""
+    """Headers of an answer, refused or not."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method=method, headers=headers), timeout=30) as answer:
             return answer.headers

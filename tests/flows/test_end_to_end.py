@@ -49,8 +49,8 @@ def test_a_second_run_computes_nothing_and_imports_nothing_heavy(micro):
         line.rsplit("|", 1)[-1].strip() for line in again.stderr.splitlines() if line.startswith("import time:")
     }
     assert not imported & {"torch", "great_expectations", "deepspeed"}
-    # pyspark stands in sys.modules all the same: mlflow's own client imports the package (mlflow/types/schema.py); no
-    # JVM starts
+    # pyspark is in sys.modules all the same: mlflow's own client imports the package (mlflow/types/schema.py); no JVM
+    # starts
 
 
 def test_the_promoted_model_answers(micro):
@@ -73,9 +73,9 @@ def test_the_champion_is_traced_to_its_sources_without_a_server(micro):
 
 def test_doctor_reads_every_file_of_the_store(micro):
     _, home = micro
-    found = glm46("doctor", "--deep", "--json", home=home)
-    assert found.exit_code == 0, found.stdout
-    assert json.loads(found.stdout)["passed"]
+    result = glm46("doctor", "--deep", "--json", home=home)
+    assert result.exit_code == 0, result.stdout
+    assert json.loads(result.stdout)["passed"]
 
 
 def test_an_edited_comment_is_cached_and_an_edited_helper_runs_its_dependents_only(micro, tmp_path):

@@ -1,5 +1,5 @@
-"""Ctrl-C, SIGTERM and a closed terminal: a command says at once that it ends and what goes on without it; jobs are
-listed and stopped."""
+"""Ctrl-C, SIGTERM and a closed terminal: a command says at once that it ends and what keeps running without it; jobs
+are listed and stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.pipeline import command, environment, glm46
 
 KEY = "0123456789abcdef" * 4
 MAX_SECONDS = 10
-"""From the signal to the end of the process, on a busy machine; it promises two."""
+"""Seconds from the signal to the end of the process, on a busy machine; the command promises two."""
 BUSY = """
 import hashlib, sys
 from flows.cli.interruption import interruptible
@@ -72,8 +72,8 @@ def test_a_command_ends_while_its_main_thread_is_inside_a_call(number, training,
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1 and time.monotonic() - sent < MAX_SECONDS
     assert said.strip() == (
-        f"glm46: interrupted; run again to continue. The training of mid_reasoning ({KEY[:12]}) goes on detached: "
-        "`glm46 jobs list` shows it, `glm46 jobs stop` lets it save and end"
+        f"glm46: interrupted; run again to continue. The training of mid_reasoning ({KEY[:12]}) keeps running "
+        "detached: `glm46 jobs list` shows it, `glm46 jobs stop` lets it save and end"
     )
     assert training.poll(JobHandle(KEY)).state == "running"
 

@@ -34,7 +34,7 @@ PROCESSES = {
     "mlflow": "mlflow.server",
     "model server": "infra.serving.model_server",
 }
-"""What the command line of each kind holds."""
+"""Text in the command line of each kind of process."""
 KILLS = (
     ("main", "before a commit", 40, False),
     ("java", "before a commit", 8, False),
@@ -58,14 +58,14 @@ pytestmark = pytest.mark.long
 
 def processes_of(home: Path) -> list[psutil.Process]:
     """Every process of a run, detached ones too: those whose environment names its home."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.environ().get("GLM46_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return sorted(found, key=lambda process: process.pid)
+    return sorted(processes, key=lambda process: process.pid)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def scale(tmp_path_factory):
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A run that nobody disturbs, and a copy of its store after the data was prepared."""
+    """A run without kills, and a copy of its store after the data was prepared."""
 
     finished: Finished
     prepared: Path
@@ -95,7 +95,7 @@ def undisturbed(scale, tmp_path_factory):
 
 
 def run_and_kill(victim: str, window: str, passage: int, scale: str, home: Path, directory: Path) -> int:
-    """Exit code of a run of which one process was killed inside a passage through a window."""
+    """Exit code of a run in which one process was killed inside a passage through a window."""
     (directory / "plan.json").write_text(json.dumps({"window": window, "occurrence": passage}))
     reached = directory / "reached"
     with open(directory / "first.log", "wb") as log:
@@ -143,7 +143,7 @@ def test_a_killed_run_ends_in_the_same_digests(victim, window, last, has_data, s
 
 
 def assert_nothing_is_left(home: Path) -> None:
-    """Of a run that ended neither a process, nor a lock or unfinished work."""
+    """After the end of a run no process, no lock and no unfinished work remains."""
     deadline = time.monotonic() + 20
     while processes_of(home) and time.monotonic() < deadline:
         time.sleep(0.2)

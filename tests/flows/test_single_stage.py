@@ -1,4 +1,4 @@
-"""`glm46 stage`: one data stage alone on a directory, also on what an earlier stage left; wrong use is one sentence."""
+"""`glm46 stage`: one data stage on a directory, also on the output of an earlier stage; wrong use is one sentence."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.cli.single_stage import STAGES, run_stage, this_machine
+from flows.cli.single_stage import STAGES, open_stage, this_machine
 from flows.cli.stage_output import StageOutcome
 from infra.home import Home
 from infra.machine.spark import stop_spark
 from tests.support.data_inputs import prose, write_jsonl
 from tests.support.pipeline import glm46
+
+
+def run_stage(*arguments) -> StageOutcome:
+    return open_stage(*arguments)()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +42,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def deduplicated(home, tmp_path_factory):
-    """Thirty documents, two of them twice, of which one asks for mail."""
+    """Thirty documents; two of them are there twice, and one of these asks for mail."""
     directory = tmp_path_factory.mktemp("input")
     texts = [prose(seed) for seed in range(30)]
     texts += [texts[3], texts[4], f"{prose(31)} Write to jane.doe@mailbox.net for more."]
@@ -58,9 +62,9 @@ def test_a_stage_leaves_documents_evidence_and_its_record(deduplicated):
     assert {row["kept_id"] for row in dropped} <= {row["id"] for row in documents}
     assert json.loads((output / "record.json").read_text()) == json.loads(outcome.model_dump_json())
     assert outcome.record["num_documents"] == 31
-    told = outcome.describe().splitlines()
-    assert told[0] == "deduplicate: 31 documents left, 2 dropped (exact_duplicate 2)"
-    assert told[1].startswith(f"{output}: documents/, dropped.parquet, ") and told[2] == f"digest {outcome.digest}"
+    lines = outcome.describe().splitlines()
+    assert lines[0] == "deduplicate: 31 documents left, 2 dropped (exact_duplicate 2)"
+    assert lines[1].startswith(f"{output}: documents/, dropped.parquet, ") and lines[2] == f"digest {outcome.digest}"
 
 
 def test_a_stage_names_the_largest_clusters_of_near_duplicates(tmp_path):
@@ -74,12 +78,12 @@ def test_a_stage_names_the_largest_clusters_of_near_duplicates(tmp_path):
         "removed": "pot",
     }
     record = {"num_documents": 4001, "dropped": {"near_duplicate": 999}, "largest_clusters": [cluster]}
-    told = (
+    lines = (
         StageOutcome(stage="deduplicate", output=str(tmp_path), digest="0", record=record, earlier={})
         .describe()
         .splitlines()
     )
-    assert told[1] == "  999 of 5,000 documents of shop went as near-duplicates of a ('cup'), for example b ('pot')"
+    assert lines[1] == "  999 of 5,000 documents of shop went as near-duplicates of a ('cup'), for example b ('pot')"
 
 
 def test_the_next_stage_takes_what_an_earlier_one_left(deduplicated, home, tmp_path):
@@ -92,7 +96,7 @@ def test_the_next_stage_takes_what_an_earlier_one_left(deduplicated, home, tmp_p
     assert len(changed) == 1 and "jane.doe@mailbox.net" in before[changed[0]] and "jane.doe" not in texts[changed[0]]
 
 
-def test_decontamination_alone_adds_no_documents_of_ours(home, tmp_path):
+def test_decontamination_by_itself_adds_no_documents_of_ours(home, tmp_path):
     question = prose(77, 30)
     write_jsonl(
         tmp_path / "data" / "web.jsonl",
@@ -128,8 +132,8 @@ def test_documents_without_scores_are_scored_and_those_with_scores_keep_them(ded
     run_stage("extract", directory, tmp_path / "extracted", "micro", home)
     run_stage("personal_data", tmp_path / "extracted", tmp_path / "masked", "micro", home)
     scored = {}
-    for name, place in (("sources", directory), ("masked", tmp_path / "masked"), ("deduplicated", output)):
-        run_stage("score", place, tmp_path / f"scored_{name}", "micro", home)
+    for name, address in (("sources", directory), ("masked", tmp_path / "masked"), ("deduplicated", output)):
+        run_stage("score", address, tmp_path / f"scored_{name}", "micro", home)
         rows = pq.read_table(tmp_path / f"scored_{name}" / "documents").to_pylist()
         scored[name] = {row["id"]: (row["language"], row["language_score"]) for row in rows}
     assert sum(score is not None for _, score in scored["sources"].values()) == len(scored["masked"]) == 33
@@ -138,17 +142,17 @@ def test_documents_without_scores_are_scored_and_those_with_scores_keep_them(ded
     assert all(values == scored["sources"][identity] for identity, values in scored["deduplicated"].items())
 
 
-def test_the_funnel_of_every_step_in_front_is_told_and_kept(home, tmp_path):
+def test_the_funnel_of_every_earlier_step_is_printed_and_kept(home, tmp_path):
     texts = [prose(seed) for seed in range(120)]
     write_jsonl(tmp_path / "input" / "web.jsonl.gz", [{"text": text} for text in [*texts, ""]])
     (tmp_path / "input" / "page.html").write_text(
         "<html><body><article><p>Only a few words.</p></article></body></html>"
     )
     outcome = run_stage("deduplicate", tmp_path / "input", tmp_path / "output", "micro", home)
-    told = outcome.describe().splitlines()
-    assert told[0] == "ingest_documents: 121 documents left, 1 rejected (empty 1)"
-    assert told[1] == "extract_documents: 120 documents left, 1 dropped (too_short 1)"
-    assert told[2] == "deduplicate: 120 documents left, 0 dropped"
+    lines = outcome.describe().splitlines()
+    assert lines[0] == "ingest_documents: 121 documents left, 1 rejected (empty 1)"
+    assert lines[1] == "extract_documents: 120 documents left, 1 dropped (too_short 1)"
+    assert lines[2] == "deduplicate: 120 documents left, 0 dropped"
     rejected = pq.read_table(tmp_path / "output" / "earlier" / "ingest_documents" / "rejected.parquet").to_pylist()
     dropped = pq.read_table(tmp_path / "output" / "earlier" / "extract_documents" / "dropped.parquet").to_pylist()
     assert [row["reason"] for row in rejected] == ["empty"] and [row["reason"] for row in dropped] == ["too_short"]
@@ -174,9 +178,9 @@ def test_the_same_stage_again_computes_nothing(deduplicated, home, tmp_path, cap
 )
 def test_wrong_use_is_one_sentence_with_the_fix(name, given, message, deduplicated, home, tmp_path):
     directory, output, _ = deduplicated
-    places = {"input": directory, "missing": tmp_path / "missing", "deduplicated": output, None: None}
+    addresses = {"input": directory, "missing": tmp_path / "missing", "deduplicated": output, None: None}
     with pytest.raises(ValueError, match=message):
-        run_stage(name, places[given], tmp_path / "output", "micro", home)
+        run_stage(name, addresses[given], tmp_path / "output", "micro", home)
     assert not (tmp_path / "output").exists()
 
 
@@ -192,7 +196,7 @@ def test_an_output_that_cannot_be_used_is_refused_before_the_work(deduplicated, 
     for output, message in (
         (tmp_path / "file", "file is a file: name a new directory"),
         (tmp_path / "file" / "below", "file is a file"),
-        (directory / "clean", "lies in --input .* read again with it"),
+        (directory / "clean", "is in --input .* read again with it"),
         (directory, "is not empty"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -218,7 +222,7 @@ def test_an_output_whose_copy_was_killed_is_made_whole_and_passes_for_no_input_b
     with pytest.raises(ValueError, match="output of a stage that was not finished: run that stage again"):
         run_stage("personal_data", output, tmp_path / "masked", "micro", home)
     run_stage("deduplicate", directory, output, "micro", home)
-    files = [sorted(path.relative_to(place) for path in place.rglob("*")) for place in (whole, output)]
+    files = [sorted(path.relative_to(folder) for path in folder.rglob("*")) for folder in (whole, output)]
     assert files[0] == files[1]
 
 
@@ -257,7 +261,7 @@ def test_an_output_that_was_killed_while_it_was_put_in_place_is_made_whole(dedup
         run_stage("deduplicate", directory, output, "micro", home)
     (output / "mine.txt").unlink()
     run_stage("deduplicate", directory, output, "micro", home)
-    files = [sorted(path.relative_to(place) for path in place.rglob("*")) for place in (whole, output)]
+    files = [sorted(path.relative_to(folder) for path in folder.rglob("*")) for folder in (whole, output)]
     assert files[0] == files[1]
 
 
@@ -290,7 +294,7 @@ def test_parquet_of_the_users_own_in_a_directory_named_documents_is_a_source(hom
     assert run_stage("extract", tmp_path / "data", tmp_path / "output", "micro", home).record["num_documents"] == 12
     (tmp_path / "cut" / "documents").mkdir(parents=True)
     (tmp_path / "cut" / "documents" / "part-00000.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match=r"part-00000\.parquet cannot be read .*run the stage that left it again"):
+    with pytest.raises(ValueError, match=r"part-00000\.parquet cannot be read .*run the stage that wrote it again"):
         run_stage("extract", tmp_path / "cut", tmp_path / "other", "micro", home)
 
 
@@ -308,13 +312,13 @@ def test_a_cluster_that_this_machine_does_not_know_is_named_before_any_work(dedu
         run_stage("deduplicate", deduplicated[0], tmp_path / "output", "full", home)
 
 
-def test_the_running_spark_job_is_told(home, tmp_path, monkeypatch, capfd):
+def test_the_running_spark_job_is_reported(home, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("flows.running.spark_progress.INTERVAL_SECONDS", 0.02)
     monkeypatch.setattr("flows.running.stage_log.PROGRESS_INTERVAL_SECONDS", {True: 0.0, False: 0.0})
     write_jsonl(tmp_path / "input" / "web.jsonl.gz", [{"text": prose(seed)} for seed in range(200, 215)])
     run_stage("extract", tmp_path / "input", tmp_path / "output", "micro", home)
-    told = re.findall(r"_documents, Spark stage \d+: (\d+) of (\d+) tasks", capfd.readouterr().err)
-    assert told and all(int(done) <= int(total) for done, total in told)
+    progress = re.findall(r"_documents, Spark stage \d+: (\d+) of (\d+) tasks", capfd.readouterr().err)
+    assert progress and all(int(done) <= int(total) for done, total in progress)
 
 
 def test_tasks_on_this_machine_do_not_grow_with_the_input():

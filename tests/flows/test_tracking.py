@@ -1,4 +1,4 @@
-"""What a run leaves in MLflow: inputs with their contracts, parameters once, figures once, an end for every run."""
+"""What a run logs to MLflow: inputs with their contracts, parameters once, figures once, an end for every run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Trained(Record):
 
 @step(content=("hf/*",), evidence=("profile/*", "spikes.jsonl", "logs/*"))
 def write_evidence(*, output: Output) -> Trained:
-    """What a phase leaves."""
+    """The artifact of a phase."""
     for name in ("hf/config.json", "profile/flops.txt", "profile/trace.json", "spikes.jsonl", "logs/rank-0.log"):
         output.path(name).write_text(name)
     return Trained()
@@ -48,7 +48,7 @@ def client(mlflow_server):
 
 
 def contract_result(store, subject) -> Any:
-    """A committed result that names its subject, as the step validate_contract leaves it."""
+    """A committed result that names its subject, as the step validate_contract writes it."""
     from infra.step import step
     from tests.support.evaluation_fakes import commit
 
@@ -105,9 +105,9 @@ def test_parameters_and_figures_are_logged_once_and_metrics_by_step(client):
     log_new_figures(client, run_id, {"accuracy": 0.5})
     log_new_figures(client, run_id, {"accuracy": 0.7})
     log_metrics(client, run_id, [(number, {"loss": float(number), "rate": 1.0}) for number in range(700)])
-    found = client.get_run(run_id).data
-    assert found.params["scale"] == "x" and len(found.params["long"]) == 500
-    assert found.metrics["accuracy"] == 0.5
+    logged = client.get_run(run_id).data
+    assert logged.params["scale"] == "x" and len(logged.params["long"]) == 500
+    assert logged.metrics["accuracy"] == 0.5
     assert [point.value for point in client.get_metric_history(run_id, "loss")] == [
         float(number) for number in range(700)
     ]

@@ -32,7 +32,7 @@ SMALL = {
     "num_key_value_heads": 1,
     "head_dim": 16,
 }
-"""Of a model recipe."""
+"""Values of a model recipe."""
 Toy = tuple[str, dict[str, Any]]
 """Command line, and constants of the module; those of a model recipe are changed in SMALL."""
 TOYS: dict[str, Toy] = {
@@ -61,13 +61,17 @@ TOYS: dict[str, Toy] = {
     "data.train_tokenizer": ("--input INPUT --tokens 300", {}),
 }
 LONG_TOYS: dict[str, Toy] = {
+    "data.archive_bodies": ("", {"COPIES": 1, "ROUNDS": 1}),
     "data.classifiers": ("", {"NUM_DOCUMENTS": 20}),
     "data.decontamination": ("", {"ITEMS_PER_FILE": 1, "INDEXED_PER_FILE": 1, "CLEAN": {"prose": ["text/c4_sample"]}}),
     "data.dedup": ("--documents 400", {"WARM_UP_DOCUMENTS": 20}),
     "data.extraction": ("", {"COPIES": 1}),
     "data.filters": ("", {"MAX_CHARS": 60_000, "NUM_ROUNDS": 1}),
     "training.forgetting": ("--steps 1", {}),
+    "training.generate_llama": ("--rounds 1 --new-tokens 4", {"BATCHES": (1, 2)}),
     "data.language_id": ("--sentences 3", {}),
+    "data.ngram_model": ("", {"MAX_TEXTS": 40, "ROUNDS": 1}),
+    "data.page_urls": ("", {"MAX_LINKS": 50, "ROUNDS": 1}),
     "data.personal_data": ("", {"DRAWS": 1, "REAL_TEXTS": {"peps": ("text/peps", False)}}),
     "data.stages": ("--documents 400", {}),
     "data.tokenization": ("", {}),

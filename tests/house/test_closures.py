@@ -25,12 +25,12 @@ LISTING = ROOT / "tests" / "house" / "step_closures.txt"
 
 def steps() -> dict[str, Step]:
     """Every step of the project by name."""
-    found = {}
+    by_name = {}
     for path in sorted((ROOT / "tasks").rglob("*.py")):
         if re.search(r"^@step\(", path.read_text(encoding="utf-8"), re.M):
             module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-            found[path.stem] = getattr(module, path.stem)
-    return found
+            by_name[path.stem] = getattr(module, path.stem)
+    return by_name
 
 
 def listing() -> str:
@@ -89,17 +89,17 @@ def changed_steps(before: dict[str, str]) -> set[str]:
 
 
 def test_a_change_to_a_computed_setting_re_runs_exactly_the_steps_that_are_given_it(tmp_path, monkeypatch):
-    before, schema, found = digests(), tmp_path / "configs" / "schema", {}
+    before, schema, changed = digests(), tmp_path / "configs" / "schema", {}
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     monkeypatch.setattr(settings_code, "ROOT", tmp_path)
     texts = {path: path.read_text() for path in sorted(schema.glob("*.py"))}
     for path, text in texts.items():
         for name, body in re.findall(r"@property\n    def (\w+)\(self\)[\s\S]*?\n        (return .*)", text):
             path.write_text(text.replace(body, f"assert self\n        {body}"))
-            found[name] = changed_steps(before)
+            changed[name] = changed_steps(before)
         path.write_text(text)
-    assert {name: steps for name, steps in found.items() if steps} == COMPUTED_SETTINGS
-    assert len(found) == sum(text.count("@property") for text in texts.values())
+    assert {name: steps for name, steps in changed.items() if steps} == COMPUTED_SETTINGS
+    assert len(changed) == sum(text.count("@property") for text in texts.values())
     new_setting = texts[schema / "model.py"].replace(
         "class ModelRecipe(Frozen):", "class ModelRecipe(Frozen):\n    new: int"
     )
@@ -154,12 +154,12 @@ def resource_fields() -> list[tuple[tuple[str | int, ...], str, object]]:
         "tensorboard": False,
         "wandb": "offline",
     }
-    found = [
+    fields = [
         (path, name, others.get(name, value + 1 if isinstance(value, int | float) else None))
         for path, part in sections
         for name, value in part.items()
     ]
-    return [(path, name, value) for path, name, value in found if value is not None]
+    return [(path, name, value) for path, name, value in fields if value is not None]
 
 
 @pytest.mark.parametrize(("path", "name", "value"), resource_fields(), ids=lambda item: str(item))

@@ -68,7 +68,7 @@ def test_the_glossary_has_one_line_per_word_and_names_classes_where_they_are():
 
 
 def test_every_file_on_the_walk_of_a_record_is_in_its_room():
-    from docs.draw_docs import WALK
+    from docs.draw_walk import WALK
 
     walked = [f"{stop.room}/{file}" for stop in WALK for file in stop.files]
     assert not [path for path in walked if not (ROOT / path).is_file()]

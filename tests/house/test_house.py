@@ -32,7 +32,7 @@ flows.running flows.show flows flows.cli
 """From low to high: a module imports from its own room and from those before it. Steps of the data are in the order of
 a record's walk."""
 MAX_FILES = 25
-"""Of Python in one folder."""
+"""Most files of Python in one folder."""
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 IN_EXECUTORS_AND_RANKS = {"prefect", "mlflow", "infra"}
 
@@ -49,14 +49,14 @@ def imports(path: Path, *, runtime_only: bool = False) -> set[str]:
                     for item in body
                     if not (isinstance(item, ast.If) and getattr(item.test, "id", "") == "TYPE_CHECKING")
                 ]
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
+            names.add(node.module or "")
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
 
 
 def name_of(path: Path) -> str:
@@ -169,16 +169,18 @@ def test_every_scale_loads_and_has_the_same_keys():
         assert load_scale(name).scale == name.removeprefix("recipes/")
         keys[name] = keys_of(yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text()))
     assert {"micro", "tiny", "nightly", "scaled_down", "full", "air_lora"} <= set(keys)
-    outside_objectives = {name: {path for path in found if ".objective." not in path} for name, found in keys.items()}
-    assert {name: found ^ outside_objectives["tiny"] for name, found in outside_objectives.items()} == {
+    outside_objectives = {
+        name: {path for path in present if ".objective." not in path} for name, present in keys.items()
+    }
+    assert {name: present ^ outside_objectives["tiny"] for name, present in outside_objectives.items()} == {
         name: set() for name in keys
     }
     objectives = {}
-    for path in {path for found in keys.values() for path in found if ".objective." in path}:
+    for path in {path for present in keys.values() for path in present if ".objective." in path}:
         objectives.setdefault(path.split(".objective.")[1].split(".")[0], set()).add(path)
-    for found in keys.values():
+    for present in keys.values():
         for kind, wanted in objectives.items():
-            assert not (found & wanted) or wanted <= found, (kind, wanted - found)
+            assert not (present & wanted) or wanted <= present, (kind, wanted - present)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from infra.servers.servers import ServerUrls, ask_databases
 from tests.support.pipeline import glm46
 
 PATIENCE_SECONDS = 60
-"""Of a whole command on a busy machine; MLflow's own patience was eight minutes."""
+"""Seconds of a whole command on a busy machine; MLflow's own retries took eight minutes."""
 
 
 def fill(path) -> None:
@@ -79,7 +79,7 @@ def test_a_postgres_that_does_not_answer_is_refused_without_its_password(variabl
 
 
 class AnswersHealthOnly(BaseHTTPRequestHandler):
-    """What MLflow's server does whose database is gone."""
+    """What MLflow's server does after its database was removed."""
 
     def do_GET(self) -> None:
         self.send_response(200)

@@ -1,5 +1,5 @@
-"""A full disk is one sentence that names the place and the fix, whoever noticed it; other errors keep their words but
-Java's frames."""
+"""A full disk is one sentence that names the directory and the fix, whoever noticed it; other errors keep their words
+but Java's frames."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ def named(checks, name):
 
 def test_words_and_json_agree(tmp_path):
     words, as_json = (glm46("doctor", *options, home=tmp_path) for options in ((), ("--json",)))
-    found = json.loads(as_json.stdout)
-    assert found["passed"] == (as_json.exit_code == 0) == (words.exit_code == 0)
+    printed = json.loads(as_json.stdout)
+    assert printed["passed"] == (as_json.exit_code == 0) == (words.exit_code == 0)
     expected = {"python", "packages", "java", "compiler", "memory", "disk", "store", "native code"}
-    assert {check["name"] for check in found["checks"]} >= expected
+    assert {check["name"] for check in printed["checks"]} >= expected
     assert [line[9:].split("  ")[0].strip() for line in words.stdout.splitlines()] == [
-        check["name"] for check in found["checks"]
+        check["name"] for check in printed["checks"]
     ]
 
 

@@ -10,7 +10,8 @@ from infra.storage.rerun_reason import explain_and_remember
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A small project tree in place of ours: tasks.consumer -> tasks.helper -> model.deep, and tasks.other alone."""
+    """A small project tree instead of ours: tasks.consumer -> tasks.helper -> model.deep, and tasks.other without
+    imports."""
     files = {
         "tasks/__init__.py": "",
         "model/__init__.py": "",

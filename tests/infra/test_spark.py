@@ -1,5 +1,5 @@
-"""The Spark session: one per process, replaced for other memory, gone with its Java process and its files; no Java is
-one sentence."""
+"""The Spark session: one per process, replaced for other memory, removed with its Java process and its files; no Java
+is one sentence."""
 
 from __future__ import annotations
 

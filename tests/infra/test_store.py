@@ -278,7 +278,7 @@ def test_a_store_that_cannot_be_written_says_so(home, tmp_path):
         open_store(str(tmp_path / "file"), home)
 
 
-def test_a_server_that_overwrites_what_stands_there_is_refused(home, s3_server):
+def test_a_server_that_overwrites_an_object_is_refused(home, s3_server):
     store = S3Store("s3://glm46/overwriting", home)
     store.client.delete_object(Bucket=store.bucket, Key=f"{store.prefix}conditional-create")
 
@@ -321,15 +321,15 @@ def test_two_homes_on_one_bucket_end_with_one_artifact(tmp_path, s3_server):
         )
         for name in ("one", "two")
     ]
-    told = [run.communicate(timeout=120)[0] for run in runs]
-    assert told[0] == told[1] != "" and [run.returncode for run in runs] == [0, 0]
+    printed = [run.communicate(timeout=120)[0] for run in runs]
+    assert printed[0] == printed[1] != "" and [run.returncode for run in runs] == [0, 0]
     store = S3Store(command[3], Home(tmp_path / "three"))
     pages = store.client.get_paginator("list_objects_v2").paginate(
         Bucket=store.bucket, Prefix=f"{store.prefix}objects/"
     )
     attempts = {tuple(entry["Key"].split("/")[-4:][:3]) for page in pages for entry in page.get("Contents", [])}
     named = {(manifest.key, manifest.attempt) for manifest in store.iterate_manifests()}
-    assert len(named) == 2 and all(any({key, attempt} <= set(place) for key, attempt in named) for place in attempts)
+    assert len(named) == 2 and all(any({key, attempt} <= set(parts) for key, attempt in named) for parts in attempts)
 
 
 @pytest.fixture
@@ -339,7 +339,7 @@ def faulty_store(home, s3_server, monkeypatch):
     plan: dict[tuple[str, str], str] = {}
 
     def next_fault(method: str, path: str) -> str:
-        planned = [place for place in plan if place[0] == method and place[1] in path]
+        planned = [fault for fault in plan if fault[0] == method and fault[1] in path]
         return plan.pop(planned[0]) if planned else ""
 
     with faulty(s3_server, next_fault) as (url, faults):
@@ -377,15 +377,15 @@ def test_an_upload_in_parts_whose_answer_is_lost_is_whole_and_leaves_no_parts(re
     assert not store.client.list_multipart_uploads(Bucket=store.bucket, Prefix=store.prefix).get("Uploads")
 
 
-def test_adopted_work_stands_under_the_new_key_and_says_so(store):
+def test_adopted_work_is_under_the_new_key_and_says_so(store):
     numbers = ensure(store, write_numbers)
     newer = {**numbers.manifest.identity, "code": "newer"}
     explain_and_remember(store.home, "toy", "write_numbers", newer)
     adopt(store, store.home, numbers.key, step_key(newer), "only a message changed")
-    found = store.find(write_numbers, step_key(newer))
-    assert found is not None
-    assert (found.digest, found.manifest.adopted_from) == (numbers.digest, f"{numbers.key}: only a message changed")
-    assert found.path("numbers/part-00000.txt").read_text().startswith("0")
+    adopted = store.find(write_numbers, step_key(newer))
+    assert adopted is not None
+    assert (adopted.digest, adopted.manifest.adopted_from) == (numbers.digest, f"{numbers.key}: only a message changed")
+    assert adopted.path("numbers/part-00000.txt").read_text().startswith("0")
     with pytest.raises(ValueError, match="committed already"):
         adopt(store, store.home, numbers.key, step_key(newer), "again")
 

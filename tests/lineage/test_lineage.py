@@ -1,4 +1,5 @@
-"""Lineage both ways on data prepared by the real steps: what a model was trained on, and what became of a document."""
+"""Lineage both ways on data prepared by the real steps: what a model was trained on, and what happened to a
+document."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import load_scale
-from configs.schema import PackingRecipe, PolicyObjective, SynthesisRecipe
+from configs.schema import PackingRecipe, PolicyObjective
 from flows.cli.trace_lineage import lineage_of_document
 from infra.home import Home
 from infra.registry.model_registry import DIGEST_TAG, open_registry
@@ -37,6 +38,7 @@ from tests.conftest import ROOT
 from tests.support.data_inputs import (
     RECIPE,
     RESOURCES,
+    SYNTHESIS,
     chain_recipe,
     cleaned,
     compute,
@@ -48,21 +50,17 @@ from tests.support.data_inputs import (
 )
 from tests.support.postgres import needs_postgres, postgres
 
-SYNTHESIS = SynthesisRecipe(
-    operations=("+", "-"),
-    num_training_problems=300,
-    num_evaluation_problems=20,
-    max_operand=30,
-    problems_per_document=20,
-    num_chats=40,
-    thinking_share=0.25,
-    num_prompts=60,
-    families={},
-    difficulty=1,
-    num_held_out_problems=0,
-    prompt_families=(),
+CHAIN_RECIPE = chain_recipe(
+    SYNTHESIS.model_copy(
+        update={
+            "num_training_problems": 300,
+            "num_evaluation_problems": 20,
+            "max_operand": 30,
+            "num_chats": 40,
+            "num_prompts": 60,
+        }
+    )
 )
-CHAIN_RECIPE = chain_recipe(SYNTHESIS)
 MODEL = "glm46-micro"
 PRETRAIN = PackingRecipe(
     num_tokens=16000,
@@ -155,7 +153,7 @@ def prepare(directory: Path, root: Path) -> dict[str, Artifact]:
 
 
 def train(data: dict[str, Artifact], root: Path) -> dict[str, Artifact]:
-    """A chain of three phases, and a fourth model that was pre-trained alone."""
+    """A chain of three phases, and a fourth model that was only pre-trained."""
     scale = load_scale("micro")
     recipes = {phase.name: scale.training_recipe(phase) for phase in scale.phases}
     none = {"packed": None, "shards": None, "chats": None, "prompts": None, "tokenizer": data["tokenizer"]}
@@ -309,9 +307,9 @@ def test_a_model_names_phases_shards_steps_and_sources_with_digests(champion, da
     assert all(
         part in lineage.describe() for part in ("phase sft (sft)", "near_duplicate 1", "talk.jsonl", "chat-00000")
     )
-    told = [trained[name].record.course_epochs_by_domain for name in ("first_order", "second_order")]
-    assert [phase.course_epochs for phase in lineage.phases] == [*told, {}] and told[0]
-    assert f"passes on its course up to here: chat {told[1]['chat']:.2f}" in lineage.describe()
+    epochs = [trained[name].record.course_epochs_by_domain for name in ("first_order", "second_order")]
+    assert [phase.course_epochs for phase in lineage.phases] == [*epochs, {}] and epochs[0]
+    assert f"passes on its course up to here: chat {epochs[1]['chat']:.2f}" in lineage.describe()
 
 
 def test_a_record_leads_back_to_the_bytes_of_its_source(champion, data, corpus):
@@ -336,15 +334,15 @@ def test_every_document_tells_the_phases_that_the_models_records_tell(champion, 
     chosen = {tuple(row["phases"]): row for row in records}
     assert set(chosen) >= {("pretrain_general",), ("sft",), ("rl_reasoning",)}
     for phases, row in chosen.items():
-        found = trace_document(graph, versions, row["id"])
-        itself = [phase for phase in found.trained if not phase.within]
+        lineage = trace_document(graph, versions, row["id"])
+        itself = [phase for phase in lineage.trained if not phase.within]
         assert {phase.phase for phase in itself} == set(phases)
         assert sum(phase.num_tokens for phase in itself) == row["tokens"]
         assert {(phase.shard, phase.sequence) for phase in itself} == {(row["shard"], row["sequence"])}
-        assert {(place.source, place.offset, place.piece) for place in found.places} == {
+        assert {(position.source, position.offset, position.piece) for position in lineage.places} == {
             (row["source"], row["offset"], row["piece"])
         }
-        models = {(model.phase, model.version, model.aliases) for model in found.models}
+        models = {(model.phase, model.version, model.aliases) for model in lineage.models}
         assert ("rl_reasoning", "2", ("champion", "rl_reasoning")) in models
         assert (("pretrain_general", "1", ("pretrain_general",)) in models) == ("pretrain_general" in phases)
 
@@ -359,8 +357,12 @@ def test_a_file_tells_the_phases_that_read_its_repository_and_the_repository_its
     for identity, row in list(read.items())[:2]:
         repository = trace_document(graph, [], identity)
         assert repository.parts == tuple(part for _, part in sorted(members[identity]))
-        (place,) = repository.places
-        assert (place.kind, place.source, place.step) == ("repository", row["source"], "concatenate_repositories")
+        (position,) = repository.places
+        assert (position.kind, position.source, position.step) == (
+            "repository",
+            row["source"],
+            "concatenate_repositories",
+        )
         for part in repository.parts[:3]:
             inside = [phase for phase in trace_document(graph, [], part).trained if phase.within]
             assert {(phase.within, phase.shard, phase.sequence) for phase in inside} == {
@@ -373,20 +375,20 @@ def test_a_file_tells_the_phases_that_read_its_repository_and_the_repository_its
 def test_a_dropped_document_names_the_step_the_reason_and_what_stayed(data, graph):
     for name in ("deduplicated", "filtered", "decontaminated"):
         for row in rows(data[name], "dropped.parquet"):
-            found = trace_document(graph, [], row["id"])
-            (drop,) = found.dropped
+            lineage = trace_document(graph, [], row["id"])
+            (drop,) = lineage.dropped
             assert (drop.digest, drop.reason, drop.kept_id) == (data[name].digest, row["reason"], row["kept_id"])
-            assert found.trained == found.models == () and "no phase was trained on it" in found.describe()
+            assert lineage.trained == lineage.models == () and "no phase was trained on it" in lineage.describe()
     assert rows(data["deduplicated"], "dropped.parquet") and rows(data["decontaminated"], "dropped.parquet")
 
 
 def test_a_held_out_document_and_an_evaluated_problem_are_trained_by_no_phase(data, graph):
     held_out = next(row for row in rows(data["decontaminated"], "documents/*.parquet") if row["split"] == "validation")
-    found = trace_document(graph, [], held_out["id"])
-    assert (found.split, found.trained, found.dropped) == ("validation", (), ())
+    lineage = trace_document(graph, [], held_out["id"])
+    assert (lineage.split, lineage.trained, lineage.dropped) == ("validation", (), ())
     problem = rows(data["problems"], "problems.parquet")[0]
-    found = trace_document(graph, [], problem["id"])
-    assert [place.kind for place in found.places] == ["evaluated problem"] and found.trained == ()
+    lineage = trace_document(graph, [], problem["id"])
+    assert [position.kind for position in lineage.places] == ["evaluated problem"] and lineage.trained == ()
 
 
 def test_what_is_not_known_is_one_sentence_with_the_names_there_are(home, graph, tmp_path):

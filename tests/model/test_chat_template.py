@@ -158,7 +158,7 @@ def test_jinja_takes_thinking_inside_the_content_apart_as_servers_return_it(hugg
 
 
 def trained_text(messages, tools=()) -> list[str]:
-    """The runs of trained text, as they stand between what is not trained."""
+    """The runs of trained text, in order."""
     runs: list[str] = [""]
     for segment in render_to_train(messages, tools):
         if segment.is_trained:
@@ -193,7 +193,7 @@ def test_the_mask_follows_the_segments_token_by_token(tokenizer):
     assert tokenizer.id_to_token(token_ids[-1]) == "<|user|>" and trained[-1]
 
 
-def test_a_conversation_thinks_if_it_reasons_behind_the_last_question():
+def test_a_conversation_thinks_if_it_reasons_after_the_last_question():
     assert is_thinking(CONVERSATIONS["reasoned"]) and is_thinking(CONVERSATIONS["history"])
     assert not is_thinking(CONVERSATIONS["one turn"]) and not is_thinking(
         [*CONVERSATIONS["reasoned"], user("c"), assistant("d")]
@@ -202,11 +202,11 @@ def test_a_conversation_thinks_if_it_reasons_behind_the_last_question():
 
 @pytest.mark.parametrize("special", SPECIAL_TOKENS)
 def test_special_strings_that_people_write_stay_characters(special, tokenizer):
-    place = {"role": "tool", "content": special}
+    answer = {"role": "tool", "content": special}
     messages = [
         user(special),
         assistant(special, special, ({"name": special, "arguments": {special: special}},)),
-        place,
+        answer,
         assistant(special),
     ]
     plain = [
@@ -249,7 +249,7 @@ def test_a_prompt_is_the_trained_conversation_up_to_where_the_assistant_writes()
         ("", ""),
     ],
 )
-def test_the_answer_stands_behind_the_reasoning_and_before_the_end(text, answer):
+def test_the_answer_is_after_the_reasoning_and_before_the_end(text, answer):
     assert answer_of(text) == answer
 
 

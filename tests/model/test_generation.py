@@ -70,7 +70,7 @@ def test_generation_log_probabilities_equal_scores(engine: InProcessEngine) -> N
         assert scores[-6:] == pytest.approx(log_probabilities, abs=1e-3)
 
 
-def test_scores_equal_log_softmax_of_each_sequence_alone(engine: InProcessEngine) -> None:
+def test_scores_equal_log_softmax_of_each_sequence_by_itself(engine: InProcessEngine) -> None:
     sequences = [*PROMPTS, []]
     for sequence, scores in zip(sequences, engine.score(sequences), strict=True):
         if len(sequence) < 2:
@@ -150,7 +150,7 @@ def test_top_p_keeps_the_smallest_set_that_holds_the_mass() -> None:
         ),
         (lambda engine: engine.score([[1] * 513]), r"513 tokens exceeds max_position_embeddings \(512\)"),
         (lambda engine: Sampling(4, temperature=-1.0), "temperature must be 0"),
-        (lambda engine: Sampling(4, top_p=0.0), "top_p must lie"),
+        (lambda engine: Sampling(4, top_p=0.0), "top_p must be in"),
         (lambda engine: Sampling(0), "max_new_tokens must be at least 1"),
     ],
     ids=["version", "empty", "long_prompt", "long_score", "temperature", "top_p", "max_new_tokens"],
@@ -192,7 +192,7 @@ ODD = AIR.model_copy(
 def test_the_compiled_pass_equals_the_models_own(recipe, seed: int) -> None:
     model = random_model(recipe, seed, std=0.1)
     prompts = torch.randint(0, recipe.vocab_size, (9, 30), generator=torch.Generator().manual_seed(1)).tolist()
-    prompts = [prompt[: 30 - 3 * place] for place, prompt in enumerate(prompts)]
+    prompts = [prompt[: 30 - 3 * index] for index, prompt in enumerate(prompts)]
     for sampling in (Sampling(10), Sampling(10, temperature=1.3, seed=2)):
         by_torch, compiled = (
             each(model, weights_version="v", batch_sequences=9).generate(prompts, sampling, "v")

@@ -14,10 +14,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from model.architecture.transformer import Glm4Moe
 from model.formats.gguf_checkpoint import write_gguf
-from model.formats.hf_checkpoint import save_checkpoint
 from model.generation.generation import InProcessEngine, Sampling
 from model.text.tokenizer_layout import PRETOKENIZER_PATTERN, SPECIAL_TOKENS, added_tokens
 from tests.support.model_recipes import GLM46, random_model
+from tests.support.saved_models import save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("clear_routing")
 

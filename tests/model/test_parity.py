@@ -12,9 +12,9 @@ from configs.schema import ModelRecipe
 from model.architecture.kv_cache import KVCache
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_names, stacked_name
-from model.formats.hf_checkpoint import save_checkpoint
 from model.generation.generation import InProcessEngine, Sampling
 from tests.support.model_recipes import AIR, GLM46, random_model
+from tests.support.saved_models import save_checkpoint
 from tests.support.tolerances import CLOSE_FLOAT32
 
 pytestmark = pytest.mark.usefixtures("clear_routing")
@@ -70,13 +70,13 @@ def test_logits_padding_and_packing(both: tuple[Glm4Moe, Glm4MoeForCausalLM]) ->
     with torch.no_grad():
         logits = ours(tokens).logits_BTV
         torch.testing.assert_close(logits, theirs(tokens).logits, **CLOSE_FLOAT32)
-        # Padding behind a text is invisible to it here; transformers is told by a mask.
+        # A text does not see the padding after it here; transformers needs a mask for that.
         mask = torch.ones_like(tokens)
         mask[0, 20:] = 0
         padded = theirs(tokens, attention_mask=mask).logits
         torch.testing.assert_close(ours(tokens[:1, :20]).logits_BTV, padded[:1, :20], **CLOSE_FLOAT32)
         torch.testing.assert_close(logits[:1, :20], padded[:1, :20], **CLOSE_FLOAT32)
-        # Documents packed into one row are what transformers makes of each alone.
+        # Documents packed into one row are what transformers makes of each by itself.
         lengths = [5, 1, 19, 8]
         segments = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))[None]
         packed = ours(tokens[1:], segment_ids_BT=segments).logits_BTV[0].split(lengths)
@@ -106,21 +106,21 @@ def test_loss_and_every_gradient(both: tuple[Glm4Moe, Glm4MoeForCausalLM]) -> No
 
 def gradients_by_checkpoint_name(model: Glm4MoeForCausalLM) -> dict[str, Tensor]:
     """transformers fuses gate and up of all experts."""
-    found: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         prefix, _, kind = name.rpartition(".experts.")
         if kind == "gate_up_proj":
             for expert, (gate, up) in enumerate(part.chunk(2) for part in gradient):
-                found |= {
+                gradients |= {
                     f"{prefix}.experts.{expert}.gate_proj.weight": gate,
                     f"{prefix}.experts.{expert}.up_proj.weight": up,
                 }
         elif kind == "down_proj":
-            found |= {f"{prefix}.experts.{expert}.down_proj.weight": down for expert, down in enumerate(gradient)}
+            gradients |= {f"{prefix}.experts.{expert}.down_proj.weight": down for expert, down in enumerate(gradient)}
         else:
-            found[name] = gradient
-    return found
+            gradients[name] = gradient
+    return gradients
 
 
 def test_greedy_generation_and_cached_chunks(both: tuple[Glm4Moe, Glm4MoeForCausalLM]) -> None:

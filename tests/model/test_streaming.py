@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model.architecture.transformer import Glm4Moe
-from model.formats.hf_checkpoint import CheckpointTensors, save_checkpoint
+from model.formats.hf_checkpoint import CheckpointTensors
 from tasks.training.loop.prepare_training import build_trainable, divide_model, materialize
 from tasks.training.parallel.partitions import pieces_of
 from tasks.training.parallel.ranks import connect_ranks
@@ -19,6 +19,7 @@ from tasks.training.state.state import StateFiles, load_master
 from tests.support.model_recipes import GLM46
 from tests.support.parallel_steps import resources_of
 from tests.support.rank_processes import on_ranks
+from tests.support.saved_models import save_checkpoint
 from tests.support.training_inputs import small_recipe
 
 SMALL = GLM46
@@ -60,7 +61,7 @@ def fill_share(trainable: Trainable) -> int:
 
 def excess_of_loading(rank, num_ranks, directory):
     """Per case and source the peak during loading over what was resident before, as a share of what the rank holds."""
-    found = {}
+    excess = {}
     for case in CASES:
         resources = resources_of(num_ranks=num_ranks, micro_batch_sequences=1, bucket_elements=20_000, **case)
         ranks = connect_ranks(resources)
@@ -77,9 +78,9 @@ def excess_of_loading(rank, num_ranks, directory):
                 CLEAR_REFS.write_text(RESET_PEAK)
                 before = status_bytes("VmRSS")
                 load_master(trainable, source(Path(directory) / folder, recipe), folder)
-                found[f"{case} {name}"] = (status_bytes("VmHWM") - before) / share
+                excess[f"{case} {name}"] = (status_bytes("VmHWM") - before) / share
                 del trainable, model
-    return found
+    return excess
 
 
 @pytest.mark.skipif(not os.access(CLEAR_REFS, os.W_OK), reason="peak memory is reset and read through Linux's /proc")
@@ -94,5 +95,5 @@ def test_a_rank_needs_little_more_than_its_share_to_load_a_checkpoint_of_many_fi
             max_shard_bytes=shard_bytes,
         )
     assert len(list((tmp_path / "large").glob("*.safetensors"))) > 30
-    for rank, found in enumerate(on_ranks(excess_of_loading, 2, tmp_path, str(tmp_path))):
-        assert {case: excess for case, excess in found.items() if excess > 0.2} == {}, rank
+    for rank, by_case in enumerate(on_ranks(excess_of_loading, 2, tmp_path, str(tmp_path))):
+        assert {case: excess for case, excess in by_case.items() if excess > 0.2} == {}, rank

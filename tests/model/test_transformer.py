@@ -154,7 +154,7 @@ def test_mtp_targets_of_another_document_carry_no_loss_even_when_attention_cross
     changed = targets.clone()
     changed[0, [4, 5]] = (
         targets[0, [4, 5]] + 1
-    ) % GLM46.vocab_size  # what positions 3 and 4 predict by MTP lies in document 1
+    ) % GLM46.vocab_size  # positions 3 and 4 predict tokens of document 1 by MTP
     plain, other = (model(row, target_ids_BT=ids).losses.mtp for ids in (targets, changed))
     masked, other_masked = (
         model(row, target_ids_BT=ids, mtp_segment_ids_BT=segments).losses.mtp for ids in (targets, changed)
@@ -210,7 +210,7 @@ def test_balance_loss_is_one_when_even_and_higher_when_one_expert_gets_all() -> 
     assert sequence_balance_loss(collapsed_BTE, 1).item() == pytest.approx(4 / 1.3)
 
 
-def test_initialisation_depends_on_the_generator_alone() -> None:
+def test_initialisation_depends_only_on_the_generator() -> None:
     first, second, third = Glm4Moe(GLM46), Glm4Moe(GLM46), Glm4Moe(GLM46)
     first.init_weights(torch.Generator().manual_seed(5))
     second.init_weights(torch.Generator().manual_seed(5))

@@ -163,21 +163,21 @@ def test_one_different_token_of_five_hundred_is_found(store, served, tmp_path):
         ReferenceAnswer.model_validate(entry)
         for entry in json.loads(reference_of(store).path("reference.json").read_text())
     ]
-    places = [
-        (number, place)
+    addresses = [
+        (number, position)
         for number, answer in enumerate(answers)
-        for place, piece in enumerate(answer.pieces[: answer.num_clear - 1])
+        for position, piece in enumerate(answer.pieces[: answer.num_clear - 1])
         if bytes.fromhex(piece).isalpha()
     ]
-    number, place = places[-1]
+    number, position = addresses[-1]
     ids = list(answers[number].token_ids)
-    ids[place] += 1
+    ids[position] += 1
     answers[number] = answers[number].model_copy(update={"token_ids": tuple(ids)})
     (tmp_path / "reference.json").write_text(json.dumps([answer.model_dump(mode="json") for answer in answers]))
     report = smoke_test(server_url=served.url, reference=SimpleNamespace(path=lambda name: tmp_path / name))  # pyright: ignore[reportArgumentType]
     assert not report.passed and len(report.reasons) == 1
-    assert f"the server generated token {ids[place] - 1} at place {place} of" in report.reasons[0]
-    assert report.reasons[0].endswith(f"we {ids[place]}")
+    assert f"served token {ids[position] - 1} at position {position} of" in report.reasons[0]
+    assert report.reasons[0].endswith(f"ours is {ids[position]}")
 
 
 def test_a_conversation_is_asked_of_models_that_know_any(store, served, tmp_path):
@@ -249,7 +249,7 @@ def test_only_programs_and_pages_of_this_machine_are_answered(served):
     ):
         for body in (None, {"prompt": "4 + 1 =", "max_tokens": 1}):
             status, returned, text = answered(served, "/v1/completions" if body else "/v1/models", headers, body)
-            assert status == 403 and ("may not ask" in text or "is not this server" in text), (headers, text)
+            assert status == 403 and ("must not use" in text or "is not this server" in text), (headers, text)
             assert not [name for name in returned if name.lower().startswith("access-control")]
 
 
@@ -284,7 +284,7 @@ def test_a_killed_model_server_is_an_error(gguf, tmp_path):
 def test_smoke_test_refuses_another_model(store, served):
     report = smoke_test(server_url=served.url, reference=reference_of(store, "random"))
     assert not report.passed
-    assert any("the server generated" in reason for reason in report.reasons)
+    assert any("served token" in reason for reason in report.reasons)
 
 
 def test_equal_weights_give_equal_files(store, gguf, tmp_path):

@@ -16,15 +16,13 @@ from tasks.report.report_inputs import ReportedPhases
 from tasks.report.report_page import Section, page, table
 from tasks.report.write_report import publish_report
 from tests.support.report_fakes import (
-    REASONS,
     STEPS,
     TOKENS_PER_STEP,
-    WORDS,
-    reported_data,
     reported_phases,
     write_toy_report,
     write_unreleased_report,
 )
+from tests.support.reported_data import REASONS, WORDS, reported_data
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +113,7 @@ def test_what_was_watched_while_training_is_shown(report, phases):
     assert layers and ["repository", "550", "0", "50"] in rows
 
 
-def test_every_figure_of_every_phase_stands_in_the_benchmark_table(report, phases):
+def test_every_figure_of_every_phase_is_in_the_benchmark_table(report, phases):
     rows = {row[0]: row[1:] for row in Cells(report.path("report.html").read_text()).rows if len(row) == 1 + len(STEPS)}
     assert rows["figure"] == list(STEPS)
     for number, phase in enumerate(phases):
@@ -152,8 +150,8 @@ def test_every_bound_of_every_gate_is_shown(report, phases):
     assert report.record.bits_per_byte == phases.last.evaluation.record.bits_per_byte
 
 
-def test_curves_lie_on_one_token_axis(report):
-    """The first point of the second phase lies one step behind the last of the first one."""
+def test_curves_are_on_one_token_axis(report):
+    """The first point of the second phase is one step after the last of the first one."""
     text = report.path("report.html").read_text()
     lines = re.findall(r'points="([^"]*)"><title>next token</title>', text)
     assert len(lines) == 3, "the surrogate loss of a policy objective is no loss"
@@ -166,7 +164,7 @@ def test_curves_lie_on_one_token_axis(report):
     assert len(re.findall(r"<title>mean of 10 steps</title>", text)) == 1
 
 
-def test_scores_languages_buckets_masking_and_fertility_stand_in_tables(report):
+def test_scores_languages_buckets_masking_and_fertility_are_in_tables(report):
     rows = Cells(report.path("report.html").read_text()).rows
     assert ["quality", "0.25", "0.625", "10"] in rows
     assert ["en", "990"] in rows and ["none found", "10"] in rows
@@ -252,7 +250,7 @@ def test_a_run_that_left_before_the_release_is_not_called_refused(store, data):
         .split('<div class="facts">')[0]
     )
     assert (
-        "The run left after pretrain_general, before the release: nothing was promoted." in opening
+        "The run ended after pretrain_general, before the release: nothing was promoted." in opening
         and "refused" not in opening
     )
 

@@ -67,6 +67,23 @@ def compute(step: Step[Any], root: Path, **arguments: Any) -> Artifact[Any]:
         )
 
 
+SYNTHESIS = SynthesisRecipe(
+    operations=("+", "-"),
+    num_training_problems=400,
+    num_evaluation_problems=30,
+    max_operand=20,
+    problems_per_document=20,
+    num_chats=100,
+    thinking_share=0.25,
+    num_prompts=20,
+    families={},
+    difficulty=1,
+    num_held_out_problems=0,
+    prompt_families=(),
+)
+"""Sums and differences only."""
+
+
 def chain_recipe(synthesize: SynthesisRecipe) -> DataRecipe:
     """Micro's, with a fifth of the clusters on either held-out side: a small corpus has few."""
     split = RECIPE.split.model_copy(update={"validation_share": 0.2, "test_share": 0.2})

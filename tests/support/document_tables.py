@@ -29,16 +29,16 @@ class TableArtifact:
         return [given_file(self.path)]
 
 
-def document_row(text: str, place: int, **given: Any) -> dict[str, Any]:
-    """A row of COLUMNS: a web page of one source, its place deciding its id."""
+def document_row(text: str, offset: int, **given: Any) -> dict[str, Any]:
+    """A row of COLUMNS: a web page of one source; its offset decides its id."""
     source = given.get("source", "pages.warc")
-    identity = document_id(source, place, 0)
+    identity = document_id(source, offset, 0)
     row = dict.fromkeys(("url", "licence", "repository", "path", "markup"), "")
     return {
         **row,
         "id": identity,
         "source": source,
-        "offset": place,
+        "offset": offset,
         "piece": 0,
         "collection": "pages",
         "domain": "web",

@@ -1,8 +1,8 @@
 """What evaluation, gate, registry and release tests build on: committed checkpoints of tiny models, documents and
 problems.
 
-The steps that make these for real are slow and others' subjects; here each is a toy step of the same name that writes
-the same files.
+The real steps are slow and have tests of their own; here each is a toy step of the same name that writes the same
+files.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def toy_checkpoint_step(name: str) -> Step[ToyCheckpoint]:
     def train_phase(*, output: Output) -> ToyCheckpoint:
         import torch
 
-        from model.formats.hf_checkpoint import save_checkpoint
+        from tests.support.saved_models import save_checkpoint
 
         tokenizer = toy_tokenizer()
         end = tokenizer.token_to_id(END_OF_TEXT)
@@ -191,8 +191,8 @@ def commit(store: Store, toy: Step, name: str = "", **given) -> Artifact:
     identity = {**toy.identity(given.get("recipe"), inputs), "name": name}
     key = step_key(identity)
     with store.locked(key):
-        found = store.find(toy, key)
-        return found or store.compute(
+        artifact = store.find(toy, key)
+        return artifact or store.compute(
             toy,
             key,
             identity,

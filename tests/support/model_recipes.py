@@ -38,7 +38,7 @@ AIR = GLM46.model_copy(update={"use_qk_norm": False, "routed_scaling_factor": 1.
 
 def with_every_expert(recipe: ModelRecipe) -> ModelRecipe:
     """The recipe with all experts chosen, so that no rounding lets another one win: for weights that many steps of
-    training left, whose bits are the processor's, and for bfloat16."""
+    training left, whose bits depend on the processor, and for bfloat16."""
     return recipe.model_copy(update={"num_experts_per_tok": recipe.n_routed_experts})
 
 

@@ -169,15 +169,15 @@ def compare(
     rows = batches[ranks.data.rank :: ranks.data.size]
     for _ in range(num_steps):
         expected = step_alone(reference, alone, batches)
-        found = step_on_ranks(engine, model, ranks, [own(batch, ranks) for batch in rows])
-        torch.testing.assert_close(found["losses"], expected["losses"], rtol=1e-5, atol=1e-5)
-        assert torch.equal(found["counts"], expected["counts"]), (found["counts"], expected["counts"])
-        assert found["counts"].dtype == torch.int64
+        actual = step_on_ranks(engine, model, ranks, [own(batch, ranks) for batch in rows])
+        torch.testing.assert_close(actual["losses"], expected["losses"], rtol=1e-5, atol=1e-5)
+        assert torch.equal(actual["counts"], expected["counts"]), (actual["counts"], expected["counts"])
+        assert actual["counts"].dtype == torch.int64
     weights = whole_weights(model, ranks)
     for name, parameter in reference.named_parameters():
         # The change, not the weight: a wrong gradient is small beside a weight.
-        change, found_change = parameter.detach() - initial[name], weights[name] - initial[name]
+        change, actual_change = parameter.detach() - initial[name], weights[name] - initial[name]
         scale = float(change.abs().max())
         assert scale > 0, name
-        worst = float((found_change - change).abs().max()) / scale
+        worst = float((actual_change - change).abs().max()) / scale
         assert worst < (1e-3 if optimizer == "muon" else 1e-4), f"{name}: {worst:.1e} of the largest change"

@@ -32,7 +32,7 @@ class Finished:
 
     @property
     def computed(self) -> list[str]:
-        """Steps that were not found in the store."""
+        """Steps that were not in the store."""
         return [stage["name"] for stage in self.outcome["stages"] if stage["digest"] and not stage["cached"]]
 
 

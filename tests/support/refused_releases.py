@@ -36,7 +36,8 @@ from tasks.release.evaluate_gguf import GgufEvaluation
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tests.support.evaluation_fakes import RECIPE, checkpoint, commit
 from tests.support.gate_items import BALANCED, GATE, answers_of, document, items_of, mixed
-from tests.support.report_fakes import metrics_of_phase, reported_data, rollouts_of_phase, toy
+from tests.support.report_fakes import metrics_of_phase, rollouts_of_phase
+from tests.support.reported_data import reported_data, toy
 
 NUM_LOADED = 100_000_000
 LOADED = (ExpertUse(0, (30_000_000, 56_000_000, 57_000_000, 57_000_000), NUM_LOADED),)
@@ -121,7 +122,7 @@ LAST_WORK = {
 """Better than the champion, by the function of the pipeline that fails after the gates accepted."""
 
 ORDER = [*PROMOTED.values(), *CASES.values(), *LAST_WORK.values()]
-"""The place of a candidate is its number, which its record holds as num_tokens."""
+"""The index of a candidate is its number, which its record holds as num_tokens."""
 
 
 def case_of(artifact: Artifact[Any]) -> Case:

@@ -29,7 +29,8 @@ def write_seven_phases(path: Path) -> Path:
     general, middle, *post = scale["phases"]
     scale["scale"] = "seven"
     scale["phases"] = [
-        _phase(general if name.startswith("pretrain_") else middle, name, budget) for name, budget in BUDGETS.items()
+        _phase(general if phase["kind"] == general["kind"] else middle, phase["name"], BUDGETS[phase["name"]])
+        for phase in tiny["phases"][: len(BUDGETS)]
     ] + post
     scale["phases"][4]["recipe"]["sequence_length"] = LONG_CONTEXT
     scale["courses"][0]["recipe"]["phases"] = list(BUDGETS)

@@ -47,27 +47,12 @@ class SparkCluster:
 @contextmanager
 def spark_cluster(directory: Path) -> Iterator[SparkCluster]:
     """Start the cluster and stop it with everything that it started."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    environment = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_NO_DAEMONIZE": "1",
-        "SPARK_DAEMON_MEMORY": "512m",
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_DAEMON_JAVA_OPTS": "-Dspark.worker.timeout=10",
-    }
     port, status_port = free_port(), free_port()
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *arguments: object) -> subprocess.Popen[bytes]:
-        with open(directory / f"{name}.log", "wb") as log:
-            command = [str(home / "bin" / "spark-class"), *(str(argument) for argument in arguments)]
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=die_with_parent)
-        processes.append(process)
-        return process
+        processes.append(_start_daemon(directory / f"{name}.log", *arguments))
+        return processes[-1]
 
     try:
         start(
@@ -106,6 +91,24 @@ def spark_cluster(directory: Path) -> Iterator[SparkCluster]:
             process.terminate()
         for process in processes:
             process.wait(30)
+
+
+def _start_daemon(log_path: Path, *arguments: object) -> subprocess.Popen[bytes]:
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_NO_DAEMONIZE": "1",
+        "SPARK_DAEMON_MEMORY": "512m",
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_JAVA_OPTS": "-Dspark.worker.timeout=10",
+    }
+    command = [str(home / "bin" / "spark-class"), *(str(argument) for argument in arguments)]
+    with open(log_path, "wb") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=die_with_parent)
 
 
 def _await_workers(cluster: SparkCluster, directory: Path) -> None:

@@ -57,7 +57,7 @@ def is_bullet(line: str) -> bool:
 
 def top_ngram_share(text: str, size: int) -> float:
     words = words_of(text)
-    grams = Counter(tuple(words[place : place + size]) for place in range(len(words) - size + 1))
+    grams = Counter(tuple(words[index : index + size]) for index in range(len(words) - size + 1))
     if not grams or max(grams.values()) < 2:
         return 0.0
     best = max((count, len(re.sub(rf"(?<=[{SINGLES}]) ", "", " ".join(gram)))) for gram, count in grams.items())
@@ -66,11 +66,11 @@ def top_ngram_share(text: str, size: int) -> float:
 
 def repeated_ngrams_share(text: str, size: int) -> float:
     words, seen, covered = words_of(text), set(), set()
-    for place in range(len(words) - size + 1):
-        gram = tuple(words[place : place + size])
-        covered |= set(range(place, place + size)) if gram in seen else set()
+    for index in range(len(words) - size + 1):
+        gram = tuple(words[index : index + size])
+        covered |= set(range(index, index + size)) if gram in seen else set()
         seen.add(gram)
-    return sum(len(words[place]) for place in covered) / max(len(text), 1)
+    return sum(len(words[index]) for index in covered) / max(len(text), 1)
 
 
 def measures_of(text: str, language: str) -> dict[str, float]:

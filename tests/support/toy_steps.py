@@ -57,9 +57,9 @@ def ensure(store: Store, toy: Step, computed: list[str] | None = None, **inputs:
     }
     key = step_key(identity)
     with store.locked(key):
-        found = store.find(toy, key)
-        if found is not None:
-            return found
+        artifact = store.find(toy, key)
+        if artifact is not None:
+            return artifact
         if computed is not None:
             computed.append(toy.name)
         return store.compute(

@@ -182,7 +182,7 @@ def spikes_and_measurements(rank: int, num_ranks: int, described: dict[str, Any]
 
 
 def thresholds(plain: TrainingJob) -> dict[str, Any]:
-    """A step whose loss stands out most, with a ratio just above and just below it."""
+    """The step with the largest loss ratio, with a bound just above and just below it."""
     window = 3
     losses = [line["loss"] for line in metrics(plain)]
     ratios = {
@@ -190,7 +190,7 @@ def thresholds(plain: TrainingJob) -> dict[str, Any]:
         for step in range(window + 1, len(losses) + 1)
     }
     step = max(ratios, key=lambda step: ratios[step])
-    found = {}
+    results = {}
     for name, factor in (("above", 1 - 1e-9), ("below", 1 + 1e-9)):
         scaled = plain.recipe.spikes.model_copy(
             update={
@@ -202,8 +202,10 @@ def thresholds(plain: TrainingJob) -> dict[str, Any]:
         )
         job = variant(plain, name, spikes=scaled)
         trained(job)
-        found[f"{name}_is_a_spike"] = (Path(job.work_dir) / "spikes.jsonl").exists() and spikes(job)[0]["step"] == step
-    return found
+        results[f"{name}_is_a_spike"] = (Path(job.work_dir) / "spikes.jsonl").exists() and spikes(job)[0][
+            "step"
+        ] == step
+    return results
 
 
 def keeping_the_best(rank: int, num_ranks: int, described: dict[str, Any], directory: str) -> dict[str, Any]:

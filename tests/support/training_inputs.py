@@ -157,7 +157,7 @@ def write_toy_prompts(*, recipe: PromptAnswers, output: Output) -> ToyPrompts:
 @step(content=(ORDER_FILE, PACKING_FILE))
 def pack_toy_documents(*, recipe: RowRange, output: Output) -> Nothing:
     lengths = [len(document) for document in documents()]
-    # Where the shuffle looks for the k-th row stands the k-th block, so that a phase reads its blocks in order.
+    # The k-th block is where the shuffle looks for the k-th row, so that a phase reads its blocks in order.
     blocks = np.empty(recipe.num_rows, dtype=np.int64)
     blocks[shuffled_rows(np.arange(recipe.num_rows), recipe.num_rows, SEED)] = recipe.first_row + np.arange(
         recipe.num_rows

@@ -1,4 +1,4 @@
-"""Commits of checkpoints: what is found after damage, crashes and a second supervisor."""
+"""Commits of checkpoints: the newest sound one after damage, crashes and a second supervisor."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ import pytest
 
 from infra.jobs.supervisor import _advance_fencing
 from tasks.training.state import checkpoints
-from tasks.training.state.checkpoints import FencedError, commit_checkpoint, find_checkpoint
+from tasks.training.state.checkpoints import (
+    FencedError,
+    find_checkpoint,
+    finish_checkpoint,
+    start_checkpoint,
+    write_files,
+)
 
 
 def commit(work_dir, step: int, num_kept: int = 2):
-    return commit_checkpoint(
-        work_dir, step, [("weights", f"weights {step}".encode() * 100), ("state.json", b"{}")], num_kept
-    )
+    files = [("weights", f"weights {step}".encode() * 100), ("state.json", b"{}")]
+    return finish_checkpoint(work_dir, step, write_files(start_checkpoint(work_dir, step), files), num_kept)
 
 
 def steps(work_dir) -> list[str]:
@@ -27,8 +32,8 @@ def test_the_newest_checkpoint_is_found_and_the_kept_ones_stay(tmp_path):
     assert find_checkpoint(tmp_path) == (None, [])
     for step in (10, 20, 30):
         commit(tmp_path, step)
-    found, problems = find_checkpoint(tmp_path)
-    assert (found.name, problems) == ("step-000000030", [])
+    newest, problems = find_checkpoint(tmp_path)
+    assert (newest.name, problems) == ("step-000000030", [])
     assert steps(tmp_path) == ["step-000000020", "step-000000030"]
 
 
@@ -42,8 +47,8 @@ def test_a_corrupt_newest_checkpoint_falls_back_and_says_so(damage, tmp_path):
         path.write_bytes(path.read_bytes()[:-1])
     else:
         path.unlink()
-    found, problems = find_checkpoint(tmp_path)
-    assert found.name == "step-000000010"
+    newest, problems = find_checkpoint(tmp_path)
+    assert newest.name == "step-000000010"
     assert len(problems) == 1 and "step-000000020 is corrupt" in problems[0]
     # Training goes on from 10 and saves elsewhere: the corrupt one must not outlive the good one.
     commit(tmp_path, 15, num_kept=1)
@@ -77,8 +82,9 @@ def test_a_full_disk_leaves_the_one_before(tmp_path):
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
         with pytest.raises(OSError, match="File too large"):
-            commit_checkpoint(
-                tmp_path, 20, ((name, asked.append(name) or b"x" * 1000) for name in ("weights", "momentum")), 2
+            write_files(
+                start_checkpoint(tmp_path, 20),
+                ((name, asked.append(name) or b"x" * 1000) for name in ("weights", "momentum")),
             )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -37,7 +37,7 @@ def clip_as_torch_does(engine, model, ranks, norm, max_norm) -> None:
 
 def run_cases(rank, num_ranks, cases):
     """Each case: [topology, max_grad_norm, whether torch clips]."""
-    found, clip_gradients = [], training_step.clip_gradients
+    states, clip_gradients = [], training_step.clip_gradients
     for topology, max_norm, by_torch in cases:
         training_step.clip_gradients = clip_as_torch_does if by_torch else clip_gradients
         trainable = build(num_ranks, **topology)
@@ -53,8 +53,8 @@ def run_cases(rank, num_ranks, cases):
             results["losses"].append(result.total_loss)
             results["norms"].append(result.grad_norm)
             results["counts"].append([result.num_positions, result.squared_lengths])
-        found.append(results | {"state": state_of(trainable)})
-    return {"found": found}
+        states.append(results | {"state": state_of(trainable)})
+    return {"found": states}
 
 
 def test_clipped_steps_equal_torchs_in_every_topology(tmp_path):
@@ -75,9 +75,9 @@ def test_clipped_steps_equal_torchs_in_every_topology(tmp_path):
         first | {"state": first["state"] | second["state"]}
         for first, second in zip(*(r["found"] for r in by_rank), strict=True)
     ]
-    for case, found in [({"num_ranks": 1}, single), *zip(CASES, together, strict=True)]:
-        assert found["counts"] == expected["counts"], case
-        assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5), case
-        assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4), case
+    for case, actual in [({"num_ranks": 1}, single), *zip(CASES, together, strict=True)]:
+        assert actual["counts"] == expected["counts"], case
+        assert actual["losses"] == pytest.approx(expected["losses"], rel=1e-5), case
+        assert actual["norms"] == pytest.approx(expected["norms"], rel=1e-4), case
         for name, value in expected["state"].items():
-            assert float((found["state"][name] - value).norm()) <= 5e-5 * float(value.norm()), (case, name)
+            assert float((actual["state"][name] - value).norm()) <= 5e-5 * float(value.norm()), (case, name)

@@ -1,7 +1,7 @@
 """Rollbacks after spikes and the choice of the best weights, in whole phases of six steps: against a plain loop over
 the same steps.
 
-The spikes are real: a token whose embedding is infinite stands in the rows of two steps."""
+The spikes are real: a token whose embedding is infinite is in the rows of two steps."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def naive_scores(job, documents, tmp_path) -> dict[str, tuple[float, int, int]]:
     from safetensors.torch import load_file
 
     from model.architecture.transformer import Glm4Moe
-    from model.formats.checkpoint_names import from_checkpoint_tensors
+    from tests.support.saved_models import from_checkpoint_tensors
 
     tokenizer = Tokenizer.from_file(job.tokenizer_path)
     best_dir = Path(f"{job.work_dir}-best") / "checkpoints" / "step-000000006"

@@ -1,7 +1,7 @@
 """Experts and positions divided among ranks, against one process that holds them all: losses, counts, gradients,
 weights after steps.
 
-With SGD the weights are the gradients (tests/support/parallel_steps.py); the exchange is held to the plain model
+With SGD the weights are the gradients (tests/support/parallel_steps.py); the exchange is compared with the plain model
 without DeepSpeed as well.
 """
 
@@ -83,8 +83,10 @@ def compute(model, dtype):
 
 def run_two_ranks(rank, num_ranks):
     compare_cases(rank, num_ranks, TWO_RANKS)
-    found = {name: compute_with_divided_experts(rank, num_ranks, *arguments) for name, arguments in EXCHANGES.items()}
-    return {f"{name} {key}": value for name, values in found.items() for key, value in values.items()}
+    computed = {
+        name: compute_with_divided_experts(rank, num_ranks, *arguments) for name, arguments in EXCHANGES.items()
+    }
+    return {f"{name} {key}": value for name, values in computed.items() for key, value in values.items()}
 
 
 EXCHANGES = {"plain": (False, "float32"), "overlapped": (True, "float32"), "bfloat16": (True, "bfloat16")}
@@ -93,15 +95,15 @@ EXCHANGES = {"plain": (False, "float32"), "overlapped": (True, "float32"), "bflo
 def test_two_ranks_compute_what_one_process_does(tmp_path):
     by_rank = on_ranks(run_two_ranks, 2, tmp_path)
     plain, cast = (compute(model_of(dtype), dtype) for dtype in ("float32", "bfloat16"))
-    for rank, found in enumerate(by_rank):
+    for rank, actual in enumerate(by_rank):
         for key, expected in plain.items():
             if ".experts." in key:
                 expected = 2 * expected[4 * rank : 4 * rank + 4]
-            torch.testing.assert_close(found[f"plain {key}"], expected, rtol=1e-5, atol=1e-5)
-            assert torch.equal(found[f"overlapped {key}"], found[f"plain {key}"]), key
-        torch.testing.assert_close(found["bfloat16 losses"], cast["losses"], rtol=1e-2, atol=1e-2)
+            torch.testing.assert_close(actual[f"plain {key}"], expected, rtol=1e-5, atol=1e-5)
+            assert torch.equal(actual[f"overlapped {key}"], actual[f"plain {key}"]), key
+        torch.testing.assert_close(actual["bfloat16 losses"], cast["losses"], rtol=1e-2, atol=1e-2)
         starved = next(key for key in plain if ".experts." in key)
-        assert found[f"plain {starved}"].any() == (rank == 0), (
+        assert actual[f"plain {starved}"].any() == (rank == 0), (
             "the second rank should have received nothing in this layer"
         )
 

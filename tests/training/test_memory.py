@@ -48,10 +48,22 @@ def live_storages() -> dict[int, int]:
         return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
+def trainable_model(recipe, resources, ranks):
+    """A divided model with its initial weights, and what trains it."""
+    with torch.device("meta"):
+        model = Glm4Moe(MODEL)
+    initial = InitialWeights(MODEL, model, seed=1)
+    divide_model(model, ranks, resources)
+    materialize(model, torch.device("cpu"))
+    trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)
+    load_master(trainable, initial, "the initial weights")
+    return model, trainable
+
+
 def most_bytes_between_passes(rank, num_ranks, cases):
-    """Bytes that live behind a backward pass, when activations are gone and gradients are there; moments are there from
-    a step before. And bytes of the buckets that DeepSpeed holds in a backward pass."""
-    found, buckets, made, empty = [], [], [], torch.empty
+    """Bytes that live after a backward pass, when activations are gone and gradients exist; moments exist from a step
+    before. And bytes of the buckets that DeepSpeed holds in a backward pass."""
+    most, buckets, made, empty = [], [], [], torch.empty
 
     def noted_empty(*size, **options):
         tensor = empty(*size, **options)
@@ -66,14 +78,8 @@ def most_bytes_between_passes(rank, num_ranks, cases):
         resources = resources_of(num_ranks=num_ranks, micro_batch_sequences=1, **({"bucket_elements": BUCKET} | case))
         before = live_storages()
         ranks = connect_ranks(resources)
-        with torch.device("meta"):
-            model = Glm4Moe(MODEL)
-        initial = InitialWeights(MODEL, model, seed=1)
-        divide_model(model, ranks, resources)
-        materialize(model, torch.device("cpu"))
         recipe = small_recipe(model=MODEL.model_dump(), dtype=dtype)
-        trainable = build_trainable(model, recipe.optimizer, dtype, resources, ranks)
-        load_master(trainable, initial, "the initial weights")
+        model, trainable = trainable_model(recipe, resources, ranks)
         run_backward, sizes, lasting, passing = trainable.engine.backward, [], sum(made), []
         made.clear()
 
@@ -97,18 +103,22 @@ def most_bytes_between_passes(rank, num_ranks, cases):
                 if hasattr(parameter, "ds_id")
             }
             sizes.append(
-                sum(size for place, size in live_storages().items() if place not in before and place not in gathered)
+                sum(
+                    size
+                    for address, size in live_storages().items()
+                    if address not in before and address not in gathered
+                )
             )
 
         trainable.engine.backward = backward
         for step in range(2):
             rows = micro_batches(4, 12, is_segmented=True, seed=step)[ranks.data.rank :: ranks.data.size]
             take_step(trainable, recipe, StepPlan(0, 4, step * 48, (step + 1) * 48), rows, step)
-        found.append(float(max(sizes)))
+        most.append(float(max(sizes)))
         buckets.append(lasting + max(passing))
         del trainable, run_backward, backward, model
     torch.empty = empty
-    return {"bytes": found, "buckets": buckets}
+    return {"bytes": most, "buckets": buckets}
 
 
 CASES = [
@@ -123,7 +133,7 @@ CASES = [
 
 
 def test_weights_gradients_and_optimizer_by_formula_are_what_lives_on_every_rank(tmp_path):
-    found = on_ranks(most_bytes_between_passes, 2, tmp_path, CASES)
+    measured = on_ranks(most_bytes_between_passes, 2, tmp_path, CASES)
     for number, case in enumerate(CASES):
         changes = dict(case)
         recipe = small_recipe(model=MODEL.model_dump(), dtype=changes.pop("dtype", "float32"))
@@ -131,7 +141,7 @@ def test_weights_gradients_and_optimizer_by_formula_are_what_lives_on_every_rank
         for rank in range(2):
             stage = rank if resources.pipeline_parallel == 2 else 0
             memory = stage_memory(stage, resources.pipeline_parallel, recipe, resources)
-            expected, lives = memory.weights + memory.gradients + memory.optimizer, found[rank]["bytes"][number]
+            expected, lives = memory.weights + memory.gradients + memory.optimizer, measured[rank]["bytes"][number]
             # On top come buckets, padding, the step's rows and, in a pipeline, the activations of micro-batches on
             # their way.
             assert 0.99 * expected < lives < 1.03 * expected + 4 * 4 * BUCKET, (case, rank, expected, lives)
@@ -143,7 +153,7 @@ def test_weights_gradients_and_optimizer_by_formula_are_what_lives_on_every_rank
                 else 4 * BUCKET * (resources.zero_stage == 2 and element == 2)
             )
             own = resources.model_copy(update={"bucket_elements": BUCKET})
-            assert bucket_bytes(own, 10**6, element) - beside == found[rank]["buckets"][number], (case, rank)
+            assert bucket_bytes(own, 10**6, element) - beside == measured[rank]["buckets"][number], (case, rank)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -202,7 +212,7 @@ def recipe_of(changes: dict):
 
 def peaks(rank, num_ranks, cases, directory):
     """The most that the second step's passes and its update allocate; four rows of 128 tokens in all."""
-    found = {"passes": [], "update": []}
+    highest = {"passes": [], "update": []}
     for case in cases:
         changes = dict(case)
         recipe = recipe_of(changes)
@@ -233,10 +243,10 @@ def peaks(rank, num_ranks, cases, directory):
             sizes["passes"] = most_new_bytes(passes, Path(directory) / "trace.json")
         trainable.engine.step = update
         passes()
-        for name in found:
-            found[name].append(sizes.get(name, 0))
+        for name in highest:
+            highest[name].append(sizes.get(name, 0))
         del trainable, run_step, update, passes, model
-    return found
+    return highest
 
 
 ALONE = [
@@ -255,17 +265,17 @@ DIVIDED = [
 
 def test_passes_and_updates_take_at_most_what_the_formula_says(tmp_path):
     for num_ranks, cases in ((1, ALONE), (2, DIVIDED)):
-        found = on_ranks(peaks, num_ranks, tmp_path, cases, str(tmp_path))
+        measured = on_ranks(peaks, num_ranks, tmp_path, cases, str(tmp_path))
         for number, case in enumerate(cases):
             changes = dict(case)
             recipe = recipe_of(changes)
             memory = rank_memory(recipe, resources_of(num_ranks=num_ranks, micro_batch_sequences=4, **changes))
-            assert memory.update == pytest.approx(max(each["update"][number] for each in found), rel=0.1), case
+            assert memory.update == pytest.approx(max(each["update"][number] for each in measured), rel=0.1), case
             if num_ranks == 1:
                 # Weights in bfloat16 are made anew in each pass; formulas have no room for what a layer's backward pass
                 # holds beside.
                 passing = memory.activations + (memory.weights if "dtype" in case else 0)
-                assert passing == pytest.approx(found[0]["passes"][number], rel=0.12), case
+                assert passing == pytest.approx(measured[0]["passes"][number], rel=0.12), case
 
 
 def test_the_fullest_stage_is_reported():

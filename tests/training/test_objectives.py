@@ -203,7 +203,7 @@ def test_other_seeds_sample_other_answers(inputs, tuned, reinforced):
     assert metrics_of(other.path("rollouts.jsonl")) != metrics_of(reinforced[0].path("rollouts.jsonl"))
 
 
-def test_a_step_with_nothing_to_learn_moves_the_position_alone(inputs, tuned):
+def test_a_step_with_nothing_to_learn_moves_only_the_position(inputs, tuned):
     artifact = inputs.train(inputs.prompt_arguments(rl_recipe(num_steps=2), ("wrong",) * 8, start=tuned))
     before, after = (load_file(each.path("handover/master-00001.safetensors")) for each in (tuned, artifact))
     assert all(tensor.equal(after[name]) for name, tensor in before.items())

@@ -131,8 +131,8 @@ def test_a_job_that_is_lost_twice_is_submitted_again_by_the_flow_and_equals_the_
     artifact, logged, _ = uninterrupted
     inputs = TrainingInputs(tmp_path / "home")
     arguments = inputs.arguments(small_recipe(), SAVE_EVERY_STEP)
-    seen, told = [], []
-    run = Run(load_scale("micro"), inputs.home, inputs.store, "", "", StageLog(told.append))
+    seen, lines = [], []
+    run = Run(load_scale("micro"), inputs.home, inputs.store, "", "", StageLog(lines.append))
     with signal_after_saves(
         inputs.work_dir(arguments), signal.SIGKILL, lambda job: job.rank_pids[0], lambda job: job.pid
     ) as kills:
@@ -140,7 +140,7 @@ def test_a_job_that_is_lost_twice_is_submitted_again_by_the_flow_and_equals_the_
             run, train_phase, log_metrics=lambda rows: seen.extend(step for step, _ in rows), **arguments
         )
     assert len(kills) == 2 and kills[1] < "step-000000006", "the kills came too late to prove anything"
-    lost = [line for line in told if "was lost" in line]
+    lost = [line for line in lines if "was lost" in line]
     for line, who, name in zip(
         lost, (r"rank 0 was killed \(SIGKILL\)", "its supervisor was killed"), kills, strict=True
     ):
@@ -201,13 +201,11 @@ def test_two_phases_of_a_course_equal_one_long_phase(inputs, uninterrupted):
         if name.endswith(".safetensors"):
             assert second.manifest.content[name] == artifact.manifest.content[name], name
     assert second.record.course_tokens == artifact.record.course_tokens
-    with pytest.raises(
-        ValueError, match="phase pretrain_general ended at 192: start from the phase that lies before it"
-    ):
+    with pytest.raises(ValueError, match="phase pretrain_general ended at 192: start from the phase before it"):
         inputs.train(inputs.arguments(small_recipe(num_steps=2, first_step=4), start=first))
 
 
-def test_weights_that_are_no_numbers_stop_the_training_after_its_rollbacks_and_name_the_place(inputs):
+def test_weights_that_are_no_numbers_stop_the_training_after_its_rollbacks_and_name_the_rows(inputs):
     first = inputs.train(inputs.arguments(small_recipe(num_steps=3)))
     spikes = small_recipe().spikes.model_copy(update={"max_rollbacks": 1}).model_dump()
     recipe = small_recipe(num_steps=3, first_step=3, spikes=spikes)

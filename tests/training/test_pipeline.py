@@ -72,12 +72,12 @@ def compare_stages(rank, num_ranks, cases):
         with torch.no_grad(), clear_routing():
             expected_loss = reference(batch.token_ids_BT, **batch.model_arguments).losses.lm * batch.num_lm_targets
         part = own_positions(batch, ranks)
-        found_loss = summed(next_token_loss_in_stages(trainable, part) * part.num_lm_targets, ranks.context)
-        torch.testing.assert_close(summed(found_loss, ranks.pipeline), expected_loss, rtol=1e-4, atol=1e-4)
+        actual_loss = summed(next_token_loss_in_stages(trainable, part) * part.num_lm_targets, ranks.context)
+        torch.testing.assert_close(summed(actual_loss, ranks.pipeline), expected_loss, rtol=1e-4, atol=1e-4)
         weights = whole_weights(model, ranks)
-        for name, found in weights.items():
+        for name, actual in weights.items():
             change = reference.get_parameter(name).detach() - initial[name]
-            worst = float((found - initial[name] - change).abs().max() / change.abs().max())
+            worst = float((actual - initial[name] - change).abs().max() / change.abs().max())
             assert worst < (1e-3 if optimizer == "muon" else 1e-4), (
                 f"{changes} {name}: {worst:.1e} of the largest change"
             )
@@ -92,17 +92,17 @@ def summed(values, axis):
     return values
 
 
-def assert_every_parameter_lies_on_one_stage(found, num_stages):
+def assert_every_parameter_is_on_one_stage(by_rank, num_stages):
     every = sorted(name for name, _ in build_model().named_parameters())
-    per_stage = len(found) // num_stages
-    for case in range(len(found[0]["names"])):
-        stages = [found[stage * per_stage]["names"][case].split("|") for stage in range(num_stages)]
+    per_stage = len(by_rank) // num_stages
+    for case in range(len(by_rank[0]["names"])):
+        stages = [by_rank[stage * per_stage]["names"][case].split("|") for stage in range(num_stages)]
         assert sorted(name for names in stages for name in names) == every
 
 
 def test_three_stages_of_one_layer_each(tmp_path):
     stages = {"pipeline_parallel": 3}
-    found = on_ranks(
+    by_rank = on_ranks(
         compare_stages,
         3,
         tmp_path,
@@ -112,12 +112,12 @@ def test_three_stages_of_one_layer_each(tmp_path):
             [stages | {"zero_stage": 1}, "muon", 3],
         ],
     )
-    assert_every_parameter_lies_on_one_stage(found, 3)
+    assert_every_parameter_is_on_one_stage(by_rank, 3)
 
 
 def test_two_stages_beside_other_axes(tmp_path):
     stages = {"pipeline_parallel": 2}
-    found = on_ranks(
+    by_rank = on_ranks(
         compare_stages,
         4,
         tmp_path,
@@ -128,12 +128,12 @@ def test_two_stages_beside_other_axes(tmp_path):
             [stages | {"zero_stage": 1, "recompute": "selective"}, "muon", 3],
         ],
     )
-    assert_every_parameter_lies_on_one_stage(found, 2)
+    assert_every_parameter_is_on_one_stage(by_rank, 2)
 
 
 def test_two_stages_whose_ranks_divide_layers(tmp_path):
     stages = {"pipeline_parallel": 2}
-    found = on_ranks(
+    by_rank = on_ranks(
         compare_stages,
         4,
         tmp_path,
@@ -146,7 +146,7 @@ def test_two_stages_whose_ranks_divide_layers(tmp_path):
             [stages | {"expert_parallel": 2, "zero_stage": 1}, "muon", 2],
         ],
     )
-    assert_every_parameter_lies_on_one_stage(found, 2)
+    assert_every_parameter_is_on_one_stage(by_rank, 2)
 
 
 def test_stages_are_as_equal_as_whole_layers_allow():

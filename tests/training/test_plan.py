@@ -254,8 +254,8 @@ def test_adapter_counts_equal_a_sum_over_the_matrices_of_a_built_model(model, ki
     trunk = re.compile(r"model\.layers\.(\d+)\.(self_attn|mlp)\..*proj\.weight")
     expected = 0
     for name, tensor in tensors.items():
-        found = trunk.fullmatch(name)
-        if found and int(found[1]) < model.num_hidden_layers:
+        match = trunk.fullmatch(name)
+        if match and int(match[1]) < model.num_hidden_layers:
             outputs, inputs = tensor.shape
             expected += 4 * (inputs + outputs) + (outputs if kind == "dora" else 0)
     adapter = AdapterRecipe(kind=kind, rank=4, alpha=8.0)
@@ -326,7 +326,7 @@ def test_what_does_not_fit_is_a_warning_with_both_sizes():
     assert re.match(r"the fullest rank needs 10\d\.\d GB of 80\.0 GB", warning)
 
 
-def test_frozen_weights_cost_two_thirds_and_kv_cache_is_planned_for_answers_alone():
+def test_frozen_weights_cost_two_thirds_and_kv_cache_is_planned_only_for_answers():
     lora = plan_training(load_scale("recipes/glm45_air_lora")).phases[0]
     full = plan_training(load_scale("recipes/glm45_air_sft")).phases[0]
     assert (lora.trains_mtp, full.trains_mtp) == (False, True) and lora.num_tokens == full.num_tokens
@@ -342,7 +342,7 @@ def test_frozen_weights_cost_two_thirds_and_kv_cache_is_planned_for_answers_alon
     )
 
 
-def test_attention_is_charged_inside_documents_where_rows_hold_whole_ones():
+def test_attention_is_counted_inside_documents_where_rows_hold_whole_ones():
     for phase, section in zip(plan_training(FULL).phases, FULL.phases, strict=True):
         recipe, assumed = section.recipe, section.resources.assumed_document_tokens
         whole = recipe.packing == "best_fit" and not recipe.samples_answers
@@ -398,7 +398,7 @@ def test_every_reason_is_given_and_memory_on_the_host_is_shown():
 
 
 def test_answers_take_no_more_than_their_budget():
-    """A step of scaled_down's policy phase has 512 answers of 8,192 positions: 200 GB of keys and values, of which one
+    """A step of scaled_down's policy phase has 512 answers of 8,192 positions: 200 GB of keys and values, of these one
     batch is held."""
     scale = load_scale("scaled_down")
     recipe = scale.training_recipe(scale.phases[-1])
@@ -457,8 +457,8 @@ def test_the_plan_says_what_changes_in_which_phase():
                 ("MTP weight", recipe.course.mtp_loss_weight),
             ):
                 values = [value_at(waypoints, recipe.course_num_tokens, step.start_tokens) for step in walked(recipe)]
-                told = phase.schedule.split(f"{label} ")[1].split(";")[0]
-                assert [float(part.split(" ")[0]) for part in told.split(", then ")] == list(dict.fromkeys(values))
+                stated = phase.schedule.split(f"{label} ")[1].split(";")[0]
+                assert [float(part.split(" ")[0]) for part in stated.split(", then ")] == list(dict.fromkeys(values))
             batches = [step.num_rows * recipe.sequence_length for step in walked(recipe)][:-1]
             assert ("batch grows" in phase.schedule) == (len({batch // 1024 for batch in batches}) > 1)
             assert phase.schedule in plan.describe()

@@ -55,8 +55,8 @@ def rollouts_of(model, rewards=REWARDS, temperature: float = 1.0, shift: float =
             prompts[number],
             generation.token_ids[number],
             [
-                value + shift * (-1) ** place
-                for place, value in enumerate(generation.sampled_log_probabilities[number], start=number)
+                value + shift * (-1) ** position
+                for position, value in enumerate(generation.sampled_log_probabilities[number], start=number)
             ],
             "",
             reward,
@@ -131,9 +131,9 @@ def test_weights_of_a_policy_that_has_moved_are_the_surrogates_gradient():
         ratio * advantages[:, None], clipped * advantages[:, None]
     )
     surrogate.sum().backward()
-    found = surrogate_weights(now.detach(), trainer, rollout, advantages, OBJECTIVE)
-    torch.testing.assert_close(found, now.grad)
-    assert 7 < int((found == 0).sum()) < 28, "some are clipped, beside the row without an advantage"
+    weights = surrogate_weights(now.detach(), trainer, rollout, advantages, OBJECTIVE)
+    torch.testing.assert_close(weights, now.grad)
+    assert 7 < int((weights == 0).sum()) < 28, "some are clipped, beside the row without an advantage"
 
 
 def test_importance_weights_are_the_quotient_of_probabilities_up_to_the_cap():

@@ -1,4 +1,4 @@
-"""Axes of the topology: every rank lies on one line per axis, and lines have the ranks that the order promises."""
+"""Axes of the topology: every rank is on one line per axis, and lines have the ranks that the order promises."""
 
 from configs.load import load_scale
 from tasks.training.parallel.ranks import connect_ranks
@@ -14,8 +14,8 @@ def axes_of_rank(rank, num_ranks, changes):
 
 
 def test_tensor_is_the_finest_axis_and_experts_are_carved_out_of_a_stage(tmp_path):
-    found = on_ranks(axes_of_rank, 4, tmp_path, {"num_ranks": 4, "tensor_parallel": 2, "expert_parallel": 2})
-    assert found[1] == {
+    by_rank = on_ranks(axes_of_rank, 4, tmp_path, {"num_ranks": 4, "tensor_parallel": 2, "expert_parallel": 2})
+    assert by_rank[1] == {
         "tensor": [0, 1],
         "context": [1],
         "data": [1, 3],
@@ -28,8 +28,8 @@ def test_tensor_is_the_finest_axis_and_experts_are_carved_out_of_a_stage(tmp_pat
 
 
 def test_pipeline_stages_are_the_coarsest_axis(tmp_path):
-    found = on_ranks(axes_of_rank, 4, tmp_path, {"num_ranks": 4, "context_parallel": 2, "pipeline_parallel": 2})
-    assert found[3] == {
+    by_rank = on_ranks(axes_of_rank, 4, tmp_path, {"num_ranks": 4, "context_parallel": 2, "pipeline_parallel": 2})
+    assert by_rank[3] == {
         "tensor": [3],
         "context": [2, 3],
         "data": [3],

@@ -37,19 +37,19 @@ def test_recomputed_passes_are_bit_for_bit_those_without(kind, every_layers, dty
     model = random_model(DEEPER, std=0.1)
     expected = passes(model, dtype, num_passes=2)
     recompute_activations(model, kind, every_layers)
-    found = passes(model, dtype, num_passes=2)
-    assert found.keys() == expected.keys()
+    actual = passes(model, dtype, num_passes=2)
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
-    assert found["counts"].sum(-1).tolist() == [2 * 24 * 2] * 4 + [2 * 23 * 2]  # of the first pass only
+        assert torch.equal(actual[name], tensor), name
+    assert actual["counts"].sum(-1).tolist() == [2 * 24 * 2] * 4 + [2 * 23 * 2]  # of the first pass only
 
 
 def losses_and_norms(rank, num_ranks, cases):
-    found = []
+    numbers = []
     for case in cases:
         results = train(build(num_ranks, **case), 0, 2)
-        found += [results["losses"] + results["norms"]]
-    return {"found": found}
+        numbers += [results["losses"] + results["norms"]]
+    return {"found": numbers}
 
 
 def test_recomputation_beside_zero_experts_and_stages(tmp_path):
@@ -69,15 +69,15 @@ def test_recomputation_beside_zero_experts_and_stages(tmp_path):
         {"zero_stage": 0, "dtype": "bfloat16", "pipeline_parallel": 2},
         {"zero_stage": 1, "dtype": "bfloat16", "pipeline_parallel": 2, "recompute": "full"},
     ]
-    found = on_ranks(losses_and_norms, 2, tmp_path, [*cases, *in_bfloat16])[0]["found"]
-    for case, numbers in zip(cases, found, strict=False):
-        assert numbers == pytest.approx(found[0], rel=1e-5), case
-    for case, numbers in zip(in_bfloat16, found[len(cases) :], strict=True):
+    by_case = on_ranks(losses_and_norms, 2, tmp_path, [*cases, *in_bfloat16])[0]["found"]
+    for case, numbers in zip(cases, by_case, strict=False):
+        assert numbers == pytest.approx(by_case[0], rel=1e-5), case
+    for case, numbers in zip(in_bfloat16, by_case[len(cases) :], strict=True):
         for step, bound in (
             (0, 1e-3),
             (1, 4e-3),
         ):  # the second computes with bfloat16 weights that another order of sums rounded
-            assert numbers[step::2] == pytest.approx(found[len(cases)][step::2], rel=bound), (case, step)
+            assert numbers[step::2] == pytest.approx(by_case[len(cases)][step::2], rel=bound), (case, step)
 
 
 def test_the_more_is_computed_again_the_less_is_kept():

@@ -49,7 +49,7 @@ def test_profiled_flops_agree_with_the_formula(name, in_documents, trains_mtp):
     )
 
 
-def test_attention_inside_documents_counts_their_squares_alone():
+def test_attention_inside_documents_counts_only_their_squares():
     model = Glm4Moe(GLM46)
     segments = torch.tensor([[0] * 10 + [1] * 30 + [2] * 24])
     with counted_attention(model) as attention:

@@ -1,4 +1,4 @@
-"""The report's numbers at the report's places of a 23.1T-token course, and the cutting of a phase into steps."""
+"""The report's numbers at the report's positions of a 23.1T-token course, and the cutting of a phase into steps."""
 
 import pytest
 
@@ -115,7 +115,7 @@ def test_a_longer_phase_has_other_keys_in_its_course_and_a_repeated_one_in_a_cou
         update={"phases": tuple(longer(phase) if phase.name == names[0] else phase for phase in scale.phases)}
     )
     before, after = recipes(scale), recipes(extended)
-    # The cosine ends with the course, so all of its phases change; those of other courses change by their start alone.
+    # The cosine ends with the course, so all of its phases change; those of other courses change only by their start.
     assert [name for name in before if before[name] != after[name]] == list(names)
     assert after[names[1]].course_start_tokens == 2 * before[names[0]].num_tokens
 
@@ -124,12 +124,12 @@ def test_a_longer_phase_has_other_keys_in_its_course_and_a_repeated_one_in_a_cou
     course = scale.courses[0].model_copy(
         update={"recipe": scale.courses[0].recipe.model_copy(update={"name": "annealing", "phases": (again,)})}
     )
-    place = [phase.name for phase in scale.phases].index(names[-1]) + 1
+    index = [phase.name for phase in scale.phases].index(names[-1]) + 1
     repeated = Scale.model_validate(
         scale.model_copy(
             update={
                 "courses": (scale.courses[0], course, *scale.courses[1:]),
-                "phases": (*scale.phases[:place], phase, *scale.phases[place:]),
+                "phases": (*scale.phases[:index], phase, *scale.phases[index:]),
             }
         ).model_dump()
     )

@@ -55,7 +55,7 @@ def test_targets_are_the_next_tokens_and_mtp_stays_inside_documents():
     assert batch.token_ids_BT.tolist() == [[100, 101, 102, 103, 104, 105, 106, 107]]
     assert batch.target_ids_BT.tolist() == [[101, 102, 103, 104, 105, 106, 107, 108]]
     assert batch.num_lm_targets == 8
-    # Position t predicts t + 2: inside one document only 0 -> 2 and 3 -> 5; 6 -> 8 lies behind the row, where no
+    # Position t predicts t + 2: inside one document only 0 -> 2 and 3 -> 5; 6 -> 8 is after the row's end, where no
     # document is known.
     assert batch.num_mtp_targets == 2
 
@@ -123,7 +123,7 @@ def test_losses_equal_a_naive_computation_on_trained_tokens_only(is_segmented):
 
 
 class MaskedRows(CountingRows):
-    """Counting rows of which some tokens are trained, never the first of a document where attention stays inside it."""
+    """Counting rows with some trained tokens, never the first of a document where attention stays inside it."""
 
     def __init__(self, is_segmented: bool) -> None:
         self.is_segmented = is_segmented
@@ -137,7 +137,11 @@ class MaskedRows(CountingRows):
 def _next_token_losses(model, tokens, mask) -> list[torch.Tensor]:
     ids = torch.tensor(tokens.astype(np.int64))[None]
     logits = model(ids[:, :-1]).logits_BTV[0].log_softmax(-1)
-    return [-logits[place, token] for place, (token, kept) in enumerate(zip(ids[0, 1:], mask[1:], strict=True)) if kept]
+    return [
+        -logits[position, token]
+        for position, (token, kept) in enumerate(zip(ids[0, 1:], mask[1:], strict=True))
+        if kept
+    ]
 
 
 def _second_token_losses(model, tokens, numbers, mask, is_last) -> list[torch.Tensor]:
@@ -147,9 +151,11 @@ def _second_token_losses(model, tokens, numbers, mask, is_last) -> list[torch.Te
     rotary = rotary_tables(torch.arange(ids.shape[1] - 2), model.recipe.rotary_dim, model.rope_theta)
     output = model.model.layers[-1](model.model.embed_tokens(ids[:, 1:-1]), hidden[:, :-1], rotary)
     logits = model.lm_head(output.hidden_BTD)[0].log_softmax(-1)
-    places = range(2, ids.shape[1] - is_last)
+    positions = range(2, ids.shape[1] - is_last)
     return [
-        -logits[place - 2, ids[0, place]] for place in places if mask[place] and numbers[place] == numbers[place - 2]
+        -logits[position - 2, ids[0, position]]
+        for position in positions
+        if mask[position] and numbers[position] == numbers[position - 2]
     ]
 
 

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from model.architecture.transformer import Glm4Moe
 from tasks.training.loop.prepare_training import divide_model
 from tasks.training.parallel.mixed_precision import ComputeInBfloat16
 from tasks.training.parallel.ranks import connect_ranks
@@ -52,18 +53,22 @@ def rows(is_segmented: bool) -> dict[str, torch.Tensor]:
     }
 
 
-def compute(model: torch.nn.Module, is_segmented: bool, dtype: str) -> dict[str, torch.Tensor]:
-    output = (ComputeInBfloat16(model) if dtype == "bfloat16" else model)(**rows(is_segmented))
+def compute(model: Glm4Moe, is_segmented: bool, dtype: str) -> dict[str, torch.Tensor]:
+    read = rows(is_segmented)
+    output = (ComputeInBfloat16(model) if dtype == "bfloat16" else model)(**read)
     (output.losses.lm + 0.3 * output.losses.mtp + 0.1 * output.losses.balance).backward()
     return {
         **{name: loss.detach() for name, loss in output.losses._asdict().items()},
         "counts": output.expert_counts_LE,
+        "log-probabilities": model.lm_head.log_probabilities(
+            model.hidden_states(read["token_ids_BT"]), read["target_ids_BT"]
+        ),
     }
 
 
 def compute_divided(rank, num_ranks, cases):
     ranks = connect_ranks(resources_of(num_ranks=num_ranks, tensor_parallel=num_ranks))
-    found = {}
+    computed = {}
     for number, (family, is_segmented, dtype) in enumerate(cases):
         model = random_model(FAMILIES[family])
         divide_matrices(model, ranks)
@@ -73,8 +78,8 @@ def compute_divided(rank, num_ranks, cases):
                 torch.distributed.all_reduce(parameter.grad)
             results[f"gradient {name}"] = gather_whole(parameter.grad, shard_of(parameter), ranks)
             results[f"size {name}"] = parameter.numel()
-        found |= {f"{number} {name}": value for name, value in results.items()}
-    return found
+        computed |= {f"{number} {name}": value for name, value in results.items()}
+    return computed
 
 
 def test_losses_counts_and_gradients_are_those_of_one_process(tmp_path):
@@ -91,22 +96,22 @@ def test_losses_counts_and_gradients_are_those_of_one_process(tmp_path):
             alone = compute(model, is_segmented, dtype)
             alone |= {f"gradient {name}": parameter.grad for name, parameter in model.named_parameters()}
             rounding = {name: 2 * distance(alone[name], value) + 0.01 for name, value in expected.items()}
-        for found in by_rank:
+        for actual in by_rank:
             for name, value in expected.items():
-                worst = distance(found[f"{number} {name}"], value)
+                worst = distance(actual[f"{number} {name}"], value)
                 assert worst <= rounding[name], f"{family} {dtype} {name}: {worst:.1e}"
             divided = [
                 name
                 for name, parameter in model.named_parameters()
-                if 2 * found[f"{number} size {name}"] == parameter.numel()
+                if 2 * actual[f"{number} size {name}"] == parameter.numel()
             ]
             # Attention (four matrices, three biases) and MLP (three) of every layer, eh_proj, embedding, unembedding.
             assert len(divided) == 4 * 10 + 3
 
 
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Relative to the whole tensor."""
-    return float((found - expected).double().norm() / expected.double().norm().clamp(min=1e-3))
+    return float((actual - expected).double().norm() / expected.double().norm().clamp(min=1e-3))
 
 
 def compare_steps(rank, num_ranks, cases):

@@ -80,16 +80,16 @@ def build(
 def train(trainable: Trainable, first_step: int, num_steps: int) -> dict[str, list[float]]:
     """Losses and gradient norms of some steps; a rank accumulates its rows one by one."""
     recipe = small_recipe(model=MODEL.model_dump())
-    found: dict[str, list[float]] = {"losses": [], "norms": []}
+    results: dict[str, list[float]] = {"losses": [], "norms": []}
     for step in range(first_step, first_step + num_steps):
         rows = micro_batches(ROWS, POSITIONS, is_segmented=True, seed=step)[
             trainable.ranks.data.rank :: trainable.ranks.data.size
         ]
         plan = StepPlan(step * ROWS, ROWS, step * STEP_TOKENS, (step + 1) * STEP_TOKENS)
         result = take_step(trainable, recipe, plan, rows, step)
-        found["losses"].append(result.total_loss)
-        found["norms"].append(result.grad_norm)
-    return found
+        results["losses"].append(result.total_loss)
+        results["norms"].append(result.grad_norm)
+    return results
 
 
 def position_after(step: int) -> Position:
@@ -118,7 +118,7 @@ def state_of(trainable: Trainable) -> dict[str, torch.Tensor]:
 
 
 def run_cases(rank, num_ranks, cases):
-    found = []
+    states = []
     for case in cases:
         gradient_scale = case.pop("gradient_scale", 1.0)
         trainable = build(num_ranks, **case)
@@ -132,8 +132,8 @@ def run_cases(rank, num_ranks, cases):
         state = state_of(trainable)
         state = {key: value - initial[key] if key in initial else value for key, value in state.items()}
         later = train(trainable, first, NUM_STEPS - first)
-        found.append({**{name: values + later[name] for name, values in results.items()}, "state": state})
-    return {"found": found}
+        states.append({**{name: values + later[name] for name, values in results.items()}, "state": state})
+    return {"found": states}
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +144,8 @@ def references(tmp_path_factory):
 
 def test_every_stage_offloading_and_dtype_trains_like_one_process(references, tmp_path):
     cases = [(name, case) for name, group in CASES.items() for case in group]
-    found = on_ranks(run_cases, 2, tmp_path, [case for _, case in cases])[0]["found"]
-    for (name, case), each in zip(cases, found, strict=True):
+    actual = on_ranks(run_cases, 2, tmp_path, [case for _, case in cases])[0]["found"]
+    for (name, case), each in zip(cases, actual, strict=True):
         reference = references[name]
         assert each["losses"] == pytest.approx(reference["losses"], rel=LOSS_TOLERANCE[name]), case
         assert each["norms"] == pytest.approx(reference["norms"], rel=10 * LOSS_TOLERANCE[name]), case
@@ -154,10 +154,10 @@ def test_every_stage_offloading_and_dtype_trains_like_one_process(references, tm
         assert not far, f"{case}: {far}"
 
 
-def far_apart(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> dict[str, float]:
+def far_apart(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> dict[str, float]:
     """Distances above the tolerance, by tensor, as shares of the expected tensor's length."""
     distances = {
-        key: float((found[key] - value).norm() / value.norm().clamp_min(1e-12)) for key, value in expected.items()
+        key: float((actual[key] - value).norm() / value.norm().clamp_min(1e-12)) for key, value in expected.items()
     }
     return {key: distance for key, distance in distances.items() if not distance <= tolerance}
 
@@ -187,7 +187,7 @@ STEPS_OF = [
 
 
 def run_steps(rank, num_ranks, first_step, topologies, directory):
-    found = {"losses": [], "norms": []}
+    totals = {"losses": [], "norms": []}
     for step, topology in enumerate(topologies, start=first_step):
         trainable = build(**topology)
         if step:
@@ -197,8 +197,8 @@ def run_steps(rank, num_ranks, first_step, topologies, directory):
         target.mkdir(exist_ok=True)
         write_files(target, dump_state(trainable, position_after(step + 1)))
         torch.distributed.barrier()
-        found = {name: values + results[name] for name, values in found.items()}
-    return found
+        totals = {name: values + results[name] for name, values in totals.items()}
+    return totals
 
 
 def run_uninterrupted(rank, num_ranks, num_steps):
@@ -207,11 +207,11 @@ def run_uninterrupted(rank, num_ranks, num_steps):
 
 def test_a_course_that_changes_its_topology_at_every_step_has_the_curve_of_one_process(tmp_path):
     expected = on_ranks(run_uninterrupted, 1, tmp_path, len(STEPS_OF))[0]
-    found = {"losses": [], "norms": []}
+    actual = {"losses": [], "norms": []}
     for first, last in ((0, 3), (3, 4), (4, len(STEPS_OF))):
         results = on_ranks(
             run_steps, STEPS_OF[first]["num_ranks"], tmp_path, first, STEPS_OF[first:last], str(tmp_path)
         )[0]
-        found = {name: values + results[name] for name, values in found.items()}
-    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
-    assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4)
+        actual = {name: values + results[name] for name, values in actual.items()}
+    assert actual["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert actual["norms"] == pytest.approx(expected["norms"], rel=1e-4)

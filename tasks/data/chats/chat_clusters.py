@@ -1,6 +1,6 @@
-"""Groups conversations that say nearly the same or come from one record: all of a group are held out, or none.
+"""Groups conversations that are nearly alike or come from one record: all of a group are held out, or none.
 
-Their texts are compared as documents are (tasks/data/deduplication/near_duplicates.py). Nothing is dropped, since two
+Their texts are compared like documents (tasks/data/deduplication/near_duplicates.py). Nothing is dropped, since two
 answers to one question may both be worth learning.
 """
 

@@ -1,4 +1,4 @@
-"""Converts the shapes in which public files write a conversation to one: messages as the chat template renders them.
+"""Converts the formats of conversations in public files to one: messages as the chat template renders them.
 
 It reads `messages` or `history` (role, content), `conversations` (from, value), `messages_display` (`user: ...`
 lines), `instruction` + `input` + `output`, `instruction` + `instances`, and `prompt` + `answer`. The functions are
@@ -31,15 +31,16 @@ ROLES = {
     "function_response": "tool",
 }
 FRAME = ("### Instruction:\n", "\n\n### Input:\n", "\n\n### Response:")
-"""What Alpaca's prompts wrap around an instruction: said by the training code of another model, not by a user."""
+"""The frame that Alpaca's prompts put around an instruction: the training code of another model wrote it, not a
+user."""
 MAX_DETAIL_CHARS = 200
 DISPLAY_TURN = re.compile(r"^(system|user|assistant|tool): ", re.MULTILINE)
 DISPLAYED_CALL = "None"
-"""How tau-bench prints an assistant's turn whose call it leaves out."""
+"""The text that tau-bench prints for an assistant's turn whose call it leaves out."""
 
 
 class MalformedChatError(ValueError):
-    """A record that is no conversation with an answer; says why."""
+    """A record is no conversation with an answer, for `reason`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -157,9 +158,9 @@ def _value(part: object) -> object:
 
 def _calls(number: int, value: object) -> list[ToolCall]:
     """Tool calls from JSON text or objects; a call's arguments may themselves be JSON text."""
-    found = _from_json(value)
+    parsed = _from_json(value)
     calls: list[ToolCall] = []
-    for call in found if isinstance(found, list) else [found]:
+    for call in parsed if isinstance(parsed, list) else [parsed]:
         given = call.get("function", call) if isinstance(call, dict) else {}
         arguments = _from_json(given.get("arguments") or {}) if isinstance(given, dict) else None
         if not isinstance(arguments, dict) or not isinstance(given.get("name"), str):
@@ -176,16 +177,16 @@ def _calls(number: int, value: object) -> list[ToolCall]:
 
 def _tools(value: object) -> list[Record]:
     """Function descriptions, each as {"type": "function", "function": {...}}."""
-    found = _from_json(value or [])
-    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+    parsed = _from_json(value or [])
+    if not isinstance(parsed, list) or not all(isinstance(tool, dict) for tool in parsed):
         raise MalformedChatError("broken_tools", f"{reprlib.repr(value)} is no list of objects")
-    if is_deep(found):
+    if is_deep(parsed):
         raise MalformedChatError("broken_tools", f"they nest more than {MAX_DEPTH} levels deep")
-    return [tool if "function" in tool else {"type": "function", "function": tool} for tool in found]
+    return [tool if "function" in tool else {"type": "function", "function": tool} for tool in parsed]
 
 
 def _from_json(value: object) -> Any:
-    """The value of JSON text; a text that is no JSON, and whatever is no text, as it is."""
+    """The value of JSON text; anything else is returned as it is."""
     if not isinstance(value, str):
         return value
     try:
@@ -195,18 +196,18 @@ def _from_json(value: object) -> Any:
 
 
 def _checked(messages: list[Message]) -> list[Message]:
-    """Neighbouring assistant turns joined, what follows the last answer cut. Raises MalformedChatError for calls or
-    answers amiss."""
+    """Join neighbouring assistant turns, and cut what follows the last answer. Raises MalformedChatError for missing
+    calls, results or answers."""
     joined: list[Message] = []
     for message in messages:
         if joined and joined[-1]["role"] == message["role"] == "assistant":
             joined[-1] = _join(joined[-1], message)
         else:
             joined.append(message)
-    places = [number for number, message in enumerate(joined) if _says_or_calls(message)]
-    if not places or not any(message["role"] == "user" for message in joined[: places[-1]]):
+    answers = [number for number, message in enumerate(joined) if _says_or_calls(message)]
+    if not answers or not any(message["role"] == "user" for message in joined[: answers[-1]]):
         raise MalformedChatError("no_answer", f"roles are {', '.join(message['role'] for message in joined)}")
-    kept = joined[: places[-1] + 1]
+    kept = joined[: answers[-1] + 1]
     for number, (before, message) in enumerate(zip([None, *kept], kept, strict=False)):
         has_call = before is not None and bool(before.get("tool_calls"))
         if message["role"] == "tool" and not has_call and not (before and before["role"] == "tool"):
@@ -228,7 +229,7 @@ def _says_or_calls(message: Message) -> bool:
 
 
 def _join(before: Message, message: Message) -> Message:
-    """Two turns of the assistant as one: a text and the call that follows it, or several calls."""
+    """Join two turns of the assistant: a text and the call that follows it, or several calls."""
     texts = {key: "\n\n".join(filter(None, (before.get(key), message.get(key)))) for key in ("content", "reasoning")}
     calls = [*before.get("tool_calls", ()), *message.get("tool_calls", ())]
     return {"role": "assistant", "content": texts["content"], "reasoning": texts["reasoning"], "tool_calls": calls}

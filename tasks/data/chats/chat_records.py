@@ -1,8 +1,8 @@
 """Reads source files of conversations, inside Spark executors: rows of kept, dropped and rejected ones.
 
-The overlap with evaluation items is looked up in the text of all turns; function descriptions are nobody's answer.
-Personal data is masked after that, since evaluation items hold theirs. Digests are taken after masking: duplicates
-are those of the text that is trained on.
+Overlap with evaluation items is looked up in the text of all turns, not in function descriptions. Personal data is
+masked after that, since evaluation items keep theirs. Digests are taken after masking: duplicates have the same text
+after masking.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Judging:
-    """What conversations are judged by."""
+    """The limits and indices by which conversations are judged."""
 
     max_chat_chars: int
     masked_kinds: tuple[str, ...]
-    """Of personal data."""
+    """Kinds of personal data that are masked."""
     items: Any
     """A Spark broadcast of (OverlapIndex, ProtectedItems)."""
 
@@ -53,8 +53,8 @@ def read_chats(batches: Iterator[pa.RecordBatch], judging: Judging) -> Iterator[
 
 
 def judge_chats(batches: Iterator[pa.RecordBatch], judging: Judging) -> Iterator[pa.RecordBatch]:
-    """The same for rows that are conversations already (CHAT_COLUMNS without num_bytes): problems, which keep their
-    numbers."""
+    """Rows of ROW_COLUMNS for rows that are conversations already (CHAT_COLUMNS without num_bytes): problems, whose
+    numbers are not masked."""
     rows = (
         _row(row, json.loads(row["messages"]), json.loads(row["tools"]), True)
         for batch in batches
@@ -104,23 +104,23 @@ def _line_rows(source: Row, line: JsonLine) -> Iterator[Row]:
 
 
 def _chat_row(source: Row, offset: int, piece: int, messages: Sequence[Message], tools: Sequence[Row]) -> Row:
-    """Raises MalformedChatError for a value of a Parquet file that JSON does not know."""
-    place = {
+    """The row of one conversation. Raises MalformedChatError for a value of a Parquet file that JSON cannot hold."""
+    identity = {
         "id": document_id(source["name"], offset, piece),
         "source": source["name"],
         "offset": offset,
         "piece": piece,
     }
-    place |= {key: source[key] for key in ("collection", "licence", "kind")}
+    identity |= {key: source[key] for key in ("collection", "licence", "kind")}
     try:
-        return _row(place, messages, tools, source["kind"] in NUMBER_KINDS)
+        return _row(identity, messages, tools, source["kind"] in NUMBER_KINDS)
     except TypeError as error:
         raise MalformedChatError("broken_turn", str(error)) from error
 
 
-def _row(place: Row, messages: Sequence[Message], tools: Sequence[Row], keeps_numbers: bool) -> Row:
-    """Raises UnicodeEncodeError for characters that are no UTF-8."""
-    row = {**place, "messages": _to_json(messages), "tools": _to_json(tools), "keeps_numbers": keeps_numbers}
+def _row(identity: Row, messages: Sequence[Message], tools: Sequence[Row], keeps_numbers: bool) -> Row:
+    """A row with stream KEPT. Raises UnicodeEncodeError for characters that UTF-8 cannot encode."""
+    row = {**identity, "messages": _to_json(messages), "tools": _to_json(tools), "keeps_numbers": keeps_numbers}
     return {**row, **_sizes(row), "stream": KEPT, "reason": "", "kept_id": "", "detail": ""}
 
 
@@ -161,7 +161,7 @@ def _batch(rows: list[Row], judging: Judging) -> pa.RecordBatch:
 
 
 def _strings(messages: list[Row]) -> Iterator[str]:
-    """What was said and thought, and the arguments of calls, in order."""
+    """Reasoning and contents of messages, and the names and arguments of calls, in order."""
     for message in messages:
         yield from filter(None, (message["reasoning"], message["content"]))
         for call in message["tool_calls"]:
@@ -170,7 +170,7 @@ def _strings(messages: list[Row]) -> Iterator[str]:
 
 
 def _empty(source: Row, offset: int, **values: str) -> Row:
-    place = {
+    identity = {
         "id": document_id(source["name"], offset, 0),
         "source": source["name"],
         "offset": offset,
@@ -186,9 +186,9 @@ def _empty(source: Row, offset: int, **values: str) -> Row:
         "detail": "",
         **dict.fromkeys(KINDS, 0),
     }
-    return {**place, **{key: source[key] for key in ("collection", "licence", "kind")}, **texts, **values}
+    return {**identity, **{key: source[key] for key in ("collection", "licence", "kind")}, **texts, **values}
 
 
 def _to_json(value: Any) -> str:
-    """Field order as given: the order of a call's arguments is part of the text."""
+    """A value as JSON, fields in the given order: the order of a call's arguments is part of the text."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

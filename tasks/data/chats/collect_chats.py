@@ -1,8 +1,8 @@
 """Step: `sft` sources, synthetic chats and verified solutions -> chats/ in one shape, split and cleaned.
 
 The conversations have no personal data, no duplicates and no evaluation items. dropped.parquet names the conversation
-that is kept instead, or the evaluation item that overlaps. rejected.parquet names what is no conversation to learn
-from, and why. masked.parquet counts the replaced personal data, as mask_personal_data does.
+that is kept instead, or the evaluation item that overlaps. rejected.parquet names records that are no conversation
+with an answer, and why. masked.parquet counts the replaced personal data, as mask_personal_data does.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class CollectedChats(Record):
     training_chats: int
     validation_chats: int
     dropped: dict[str, int]
-    """Well-formed conversations by reason."""
+    """Dropped well-formed conversations by reason."""
     num_masked_chats: int
     masked: dict[str, int]
-    """Places of personal data by kind, in the conversations that stay."""
+    """Replaced personal data by kind, in the conversations that are kept."""
     rejected: dict[str, int]
     """Records that are no conversation with an answer, by reason."""
 
@@ -87,7 +87,7 @@ def collect_chats(
     variations: Artifact[VariedProblems] | None = None,
     traces: Artifact[RequestedTraces] | None = None,
 ) -> CollectedChats:
-    """`traces` is None where no teacher is configured.
+    """Collect all conversations; `traces` is None where no teacher is configured.
 
     Raises ValueError if a file changed since the listing, too many records are malformed, or none is left to train on.
     """
@@ -136,7 +136,7 @@ def _write_streams(
         )
     kept = rows.where(F.col("stream") == KEPT)
     marked = kept.join(kept.groupBy("digest").agg(F.min("id").alias("original")), "digest")
-    # A seed's solution, its variations and a teacher's trace come of one record: all are held out or none.
+    # A seed's solution, its variations and a teacher's trace come from one record: all are held out, or none.
     origin = F.concat_ws(" ", F.substring_index("source", "#", 1), F.col("offset").cast("string"))
     fits = _hash_of("origin", 9) * F.col("collection_size") < recipe.chats.max_per_collection * NUM_HASHES
     originals = marked.where("id = original").withColumn("origin", origin)
@@ -195,7 +195,7 @@ def _hash_of(column: str, start: int) -> Column:
 
 
 def _side(recipe: ChatRecipe) -> Column:
-    """By the record that the first conversation of a cluster comes from."""
+    """The split of a cluster, by the record of its first conversation."""
     from pyspark.sql import functions as F
 
     is_held_out = _hash_of("origin", 1) < int(recipe.validation_share * NUM_HASHES)

@@ -38,12 +38,12 @@ class DecontaminatedDocuments(Record):
     num_bytes: int
     num_protected_items: int
     num_common_runs: int
-    """Runs of words shared with items that so many documents hold that they drop none: common phrases."""
+    """Runs of words shared with items that drop no document, since too many documents hold them: common phrases."""
     dropped: dict[str, int]
     train_bytes_by_domain: dict[str, int]
     held_out_bytes_by_domain: dict[str, int]
     num_prompts: int
-    """In prompts.parquet."""
+    """Prompts in prompts.parquet."""
     num_dropped_prompts: int
 
 
@@ -66,8 +66,8 @@ def decontaminate_documents(
     resources: SparkResources,
     output: Output,
 ) -> DecontaminatedDocuments:
-    """Drop what overlaps with an evaluation item, whether it is to be trained on or held out. `synthetic` is None where
-    the documents of a user are looked at alone. Raises ValueError if nothing is left."""
+    """Drop documents and prompts that overlap with an evaluation item, in every split. `synthetic` is None where only a
+    user's documents are checked. Raises ValueError if nothing is left."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)
@@ -110,19 +110,19 @@ def decontaminate_documents(
 
 
 def _contaminated(hits: DataFrame, num_records: int, max_documents: int) -> tuple[DataFrame, int]:
-    """(id, item, run, shared, num_runs) of each document that overlaps, with its first item; and how many runs are
-    common phrases.
+    """(id, item, run, shared, num_runs) of each document that overlaps, with its first item; and the number of runs
+    that are common phrases.
 
-    Runs of records alone can be common: an evaluated equation is dropped however often it is stated.
+    Only runs of records can be common: a document with an evaluated equation is dropped however many documents hold it.
     """
     from pyspark.sql import functions as F
 
     holders = hits.where(F.col("item") < num_records).groupBy("run").agg(F.count("id").alias("num_documents"))
     common = holders.where(F.col("num_documents") > max_documents).select("run", F.lit(True).alias("is_common"))
     marked = hits.join(common, "run", "left")
-    telling = marked.where(F.col("is_common").isNull() | (F.col("item") >= num_records))
+    distinctive = marked.where(F.col("is_common").isNull() | (F.col("item") >= num_records))
     smallest = F.min(F.struct("item", "run", "shared")).alias("smallest")
-    named = telling.groupBy("id").agg(smallest, F.count("run").alias("num_runs"))
+    named = distinctive.groupBy("id").agg(smallest, F.count("run").alias("num_runs"))
     return named.select("id", "smallest.*", "num_runs"), common.count()
 
 
@@ -147,20 +147,21 @@ def _write_evidence(hits: pa.Table, items: ProtectedItems, output: Output) -> di
 
 
 def _named(ids: list[str], numbers: list[int], items: ProtectedItems) -> pa.Table:
-    """(id, reason, kept_id, item) of what overlaps with the items of these numbers."""
+    """(id, reason, kept_id, item) of documents that overlap with the items of these numbers."""
     import pyarrow as pa
 
     named = {
         "id": ids,
         "reason": [items.reason(number) for number in numbers],
         "kept_id": [items.ids[number] for number in numbers],
-        "item": [items.place(number) for number in numbers],
+        "item": [items.address(number) for number in numbers],
     }
     return pa.table(named, schema=pa.schema([(name, pa.string()) for name in named]))
 
 
 def _write_prompts(path: Path, items: ProtectedItems, overlaps: OverlapIndex, output: Output) -> tuple[int, int]:
-    """prompts.parquet without those that overlap, which dropped_prompts.parquet names; how many stay, and go."""
+    """Write prompts.parquet without prompts that overlap, and those to dropped_prompts.parquet; (number kept,
+    dropped)."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -168,9 +169,9 @@ def _write_prompts(path: Path, items: ProtectedItems, overlaps: OverlapIndex, ou
     prompts = pq.read_table(path)
     texts = prompts.column("prompt").to_pylist()
     bounds = chunk_bounds(map(len, texts), CHUNK_CHARS)
-    found = np.concatenate([np.empty(0, np.int64), *(overlaps.first_hits(texts[start:stop]) for start, stop in bounds)])
-    gone = np.flatnonzero(found >= 0)
-    dropped = _named(prompts.column("id").take(pa.array(gone)).to_pylist(), found[gone].tolist(), items)
+    hits = np.concatenate([np.empty(0, np.int64), *(overlaps.first_hits(texts[start:stop]) for start, stop in bounds)])
+    gone = np.flatnonzero(hits >= 0)
+    dropped = _named(prompts.column("id").take(pa.array(gone)).to_pylist(), hits[gone].tolist(), items)
     pq.write_table(dropped.sort_by("id"), output.path("dropped_prompts.parquet"), compression="zstd")
-    pq.write_table(prompts.filter(pa.array(found < 0)), output.path("prompts.parquet"), compression="zstd")
+    pq.write_table(prompts.filter(pa.array(hits < 0)), output.path("prompts.parquet"), compression="zstd")
     return len(texts) - len(gone), len(gone)

@@ -23,7 +23,7 @@ SOLUTION_FIELDS = ("canonical_solution", "code", "solution", "patch", "test_patc
 CODE_FIELDS = ("test", "tests", "test_list", "test_patch", "patch", "canonical_solution", "entry_point")
 ANSWER_CUES = ("", "A: ", "Answer: ", "The answer is ")
 LONG_QUESTION_WORDS = 16
-"""Such a question is found by its own words, whatever stands behind it."""
+"""Words of a question that is recognised without its answer or choices."""
 PROGRAM_TEXT = re.compile(
     r"```|^[^\S\n]*(?:Traceback \(most|def \w+\(|class \w+[(:]|import \w+|from \w+ import)", re.MULTILINE
 )
@@ -31,12 +31,12 @@ PATCH = re.compile(r"^(?:diff --git|--- |@@ )", re.MULTILINE)
 ADDED_LINES = re.compile(r"(?:^\+(?!\+\+).*\n?)+", re.MULTILINE)
 CUES = re.compile(r"^\s*(?:Question|Q)\s*:\s*|(?<!\s)\s*(?:Answer|A)\s*:\s*$")
 
-ASKED, CUED, TOLD, PROGRAM = "asked", "cued", "told", "program"
-"""What a text is to its record: the question or an answer, however short; the same joined in one of several ways;
-something else in it (a file's content, an argument), which quotes everyday phrases; or program text, of which honest
-programs share short runs."""
+ASKED, CUED, INCIDENTAL, PROGRAM = "asked", "cued", "incidental", "program"
+"""Role of a text in its record. ASKED: a question or an answer, however short. CUED: both joined in one of several
+ways. INCIDENTAL: another text (a file's content, an argument), which may hold everyday phrases. PROGRAM: program text,
+whose short runs occur in honest programs."""
 View = tuple[str, str]
-"""(text, what it is)"""
+"""(text, role)"""
 
 
 def views(text: str, markup: str) -> tuple[str, list[View]]:
@@ -45,8 +45,8 @@ def views(text: str, markup: str) -> tuple[str, list[View]]:
         return TEXT, [(text, ASKED)]
     record = json.loads(text)
     kind = _kind(record)
-    found = [*_leaves(record, kind), *_asked_with_choices(record)]
-    return kind, [view for view in dict.fromkeys(found) if view[0].strip()]
+    texts = [*_leaves(record, kind), *_asked_with_choices(record)]
+    return kind, [view for view in dict.fromkeys(texts) if view[0].strip()]
 
 
 def _kind(record: Mapping[str, Any]) -> str:
@@ -60,14 +60,14 @@ def _kind(record: Mapping[str, Any]) -> str:
 
 
 def _leaves(record: Mapping[str, Any], kind: str) -> Iterator[View]:
-    """Every string by itself, and lists of strings as one text: short tests are found one after the other."""
+    """Every string by itself, and lists of strings also as one text: short tests are quoted one after the other."""
     is_change = kind == CODE and "patch" in record
     for name, value in record.items():
         if kind == CODE and name in SOLUTION_FIELDS and isinstance(value, str):
             added = ADDED_LINES.findall(value) if PATCH.search(value) else [value]
             yield from ((re.sub(r"^\+", "", lines, flags=re.MULTILINE), PROGRAM) for lines in added)
         else:
-            role = ASKED if name in QUESTION_FIELDS or name in CHOICE_FIELDS or name in ANSWER_FIELDS else TOLD
+            role = ASKED if name in QUESTION_FIELDS or name in CHOICE_FIELDS or name in ANSWER_FIELDS else INCIDENTAL
             for text in _strings(value):
                 is_program = is_change or (kind != CODE and PROGRAM_TEXT.search(text))
                 yield CUES.sub("", text), PROGRAM if is_program else role
@@ -119,7 +119,7 @@ def _question(record: Mapping[str, Any]) -> str:
 
 
 def _choices(record: Mapping[str, Any], name: str) -> list[str]:
-    """A list of strings, also inside {text: [...], label: [...]}."""
+    """The choices in a field, which is a list of strings or {text: [...], label: [...]}; empty for anything else."""
     given = record.get(name)
     given = given.get("text") if isinstance(given, dict) else given
     return given if isinstance(given, list) and all(isinstance(choice, str) for choice in given) else []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tasks.data.decontamination.quoted_words import choice_hash
-from tasks.data.text.word_runs import NO_PLACES, Runs
+from tasks.data.text.word_runs import NO_STARTS, Runs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,30 +28,31 @@ if TYPE_CHECKING:
     I64 = NDArray[np.int64]
 
 MIN_WORDS = 16
-"""Shorter texts have too few words to be known by some of them."""
+"""Words of the shortest text that can be recognised by some of its words."""
 PASSAGE_WORDS = 96
-"""A longer text is cut: any part of it counts. A shorter one counts as a whole, or `Find m + n` would."""
+"""Largest number of words of a passage: a longer text is cut, and any part of it counts. A shorter text counts as a
+whole, since parts such as `Find m + n` are common."""
 SHINGLE_WORDS = 3
 MIN_SHINGLES = 2
-"""Shingles of a candidate, and of a passage that can be found."""
+"""Least number of shingles that a candidate shares with a passage."""
 MIN_SHINGLE_SHARE = 0.12
-"""Of a passage's shingles that tell it from others. One word in five replaced leaves half of them."""
+"""Least share of a passage's rare shingles that a candidate shares. Replacing one word in five leaves half of them."""
 MIN_SHARE = 0.6
 MIN_FORMULA_SHARE = 0.9
-"""Of the numbers and single letters of a passage, in order."""
+"""Least share of a passage's numbers and single letters that a quotation has, in order."""
 MATHS_SHARE = 0.2
-"""Numbers and single letters among the words of mathematics. In other text, `a` is an article and `A.` a choice."""
+"""Least share of numbers and single letters among the words of mathematics. In other text, `a` is an article and `A.` a
+choice."""
 STRETCH = 1.5
-"""Words of a document for each word of a passage, at most."""
+"""Largest number of a document's words per word of a quoted passage."""
 BATCH = 1024
 FILTER_SLOTS = 8
-"""Of the first filter, per shingle."""
+"""Slots of the first filter per shingle."""
 _LOW_BITS = np.uint64(32)
 
 
 class NearQuotes(NamedTuple):
-    """Where passages are quoted in a batch of texts: text, item, hash of the passage, first word, word after the
-    last."""
+    """Quotations in a batch of texts: text, item, hash of the passage, first word, word after the last."""
 
     texts: I64
     items: I64
@@ -60,7 +61,7 @@ class NearQuotes(NamedTuple):
     stops: I64
 
 
-NO_QUOTES = NearQuotes(NO_PLACES, NO_PLACES, np.empty(0, dtype=np.uint64), NO_PLACES, NO_PLACES)
+NO_QUOTES = NearQuotes(NO_STARTS, NO_STARTS, np.empty(0, dtype=np.uint64), NO_STARTS, NO_STARTS)
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,14 @@ class PassageIndex:
     shingles: U64
     owners: NDArray[np.int32]
     """Passage of each shingle."""
-    places: NDArray[np.int32]
-    """Where in the passage it begins."""
+    positions: NDArray[np.int32]
+    """Position of each shingle in its passage."""
     may_hold: NDArray[np.bool_]
-    """By the leading bits of a shingle: whether there is any."""
+    """Whether any shingle has these leading bits."""
     needed: I64
-    """Shingles that make a passage a candidate."""
+    """Number of shingles that make a passage a candidate."""
     reaches: I64
-    """Words of a document in which it may be quoted."""
+    """Number of a document's words in which a passage may be quoted."""
     offsets: I64
     """Words of passage i are words[offsets[i]:offsets[i + 1]]."""
     words: U64
@@ -87,14 +88,14 @@ class PassageIndex:
     is_formula: NDArray[np.float32]
     """1 for numbers and single letters."""
     needed_weights: NDArray[np.float32]
-    """Weight that a quotation of each passage has at least."""
+    """Least weight of a quotation of each passage."""
     needed_formulas: NDArray[np.float32]
-    """Numbers and single letters that it has at least."""
+    """Least number of its numbers and single letters in a quotation."""
     items: I64
     keys: U64
 
     def find(self, runs: Runs) -> NearQuotes:
-        """The passages that a batch of texts quotes, each once per text, where it is quoted best."""
+        """The passages that a batch of texts quotes, each once per text, at its best quotation."""
         starts = runs.starts(self.size)
         if not len(self.shingles) or not len(starts):
             return NO_QUOTES
@@ -105,7 +106,7 @@ class PassageIndex:
         counts = highs - lows
         entries = np.repeat(lows - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         passages, firsts = self._candidates(
-            self.owners[entries].astype(np.int64), np.repeat(starts, counts), self.places[entries], runs
+            self.owners[entries].astype(np.int64), np.repeat(starts, counts), self.positions[entries], runs
         )
         parts = [
             self._quoted(passages[at : at + BATCH], firsts[at : at + BATCH], runs)
@@ -113,12 +114,12 @@ class PassageIndex:
         ]
         return NearQuotes(*(np.concatenate(columns) for columns in zip(*parts, strict=True))) if parts else NO_QUOTES
 
-    def _candidates(self, passages: I64, at: I64, places: NDArray[np.int32], runs: Runs) -> tuple[I64, I64]:
-        """(passage, first word that it may begin with) where most of a passage's shingles are close together, one per
-        passage and text."""
+    def _candidates(self, passages: I64, at: I64, positions: NDArray[np.int32], runs: Runs) -> tuple[I64, I64]:
+        """(passage, first word of its earliest possible quotation), one per passage and text, where most of the
+        passage's shingles are close together."""
         rows = (passages.astype(np.uint64) << _LOW_BITS) | at.astype(np.uint64)
         order = np.argsort(rows, kind="stable")
-        rows, passages, at, places = rows[order], passages[order], at[order], places[order]
+        rows, passages, at, positions = rows[order], passages[order], at[order], positions[order]
         texts = runs.owners[at]
         ends = np.minimum(at + self.reaches[passages], runs.words.offsets[texts + 1])
         counts = np.searchsorted(rows, (passages.astype(np.uint64) << _LOW_BITS) | ends.astype(np.uint64)) - np.arange(
@@ -126,14 +127,14 @@ class PassageIndex:
         )
         enough = np.flatnonzero(counts >= self.needed[passages])
         enough = enough[np.lexsort((at[enough], -counts[enough], texts[enough], passages[enough]))]
-        passages, at, places, texts = passages[enough], at[enough], places[enough], texts[enough]
+        passages, at, positions, texts = passages[enough], at[enough], positions[enough], texts[enough]
         is_best = np.ones(len(enough), dtype=bool)
         is_best[1:] = (passages[1:] != passages[:-1]) | (texts[1:] != texts[:-1])
-        earliest = at - np.ceil(places * STRETCH).astype(np.int64)
+        earliest = at - np.ceil(positions * STRETCH).astype(np.int64)
         return passages[is_best], np.maximum(earliest, runs.words.offsets[texts])[is_best]
 
     def _quoted(self, passages: I64, firsts: I64, runs: Runs) -> NearQuotes:
-        """The candidates whose words are there in order, as far as is needed."""
+        """The candidates that have enough of the passage's words, in order."""
         words = runs.words
         texts = runs.owners[firsts]
         lengths, reaches = np.diff(self.offsets)[passages], self.reaches[passages]
@@ -144,9 +145,9 @@ class PassageIndex:
         )
         best, formulas = (np.zeros((len(passages), len(columns) + 1), dtype=np.float32) for _ in range(2))
         touched = np.zeros(given.shape, dtype=bool)
-        for place in range(lengths.max()):
-            at = self.offsets[passages] + np.minimum(place, lengths - 1)
-            equal = (given == self.words[at][:, None]) & (place < lengths)[:, None]
+        for position in range(lengths.max()):
+            at = self.offsets[passages] + np.minimum(position, lengths - 1)
+            equal = (given == self.words[at][:, None]) & (position < lengths)[:, None]
             _align(best, equal, self.weights[at])
             _align(formulas, equal, self.is_formula[at])
             touched |= equal
@@ -163,7 +164,8 @@ class PassageIndex:
 
 
 def _align(best: NDArray[np.float32], equal: NDArray[np.bool_], weights: NDArray[np.float32]) -> None:
-    """One row more of the longest common subsequence, for all candidates: best[:, j] is that of the words before j."""
+    """Add one row of the longest common subsequence for all candidates: best[:, j] is its weight in the words before
+    j."""
     np.maximum.accumulate(np.maximum(best[:, 1:], best[:, :-1] + equal * weights[:, None]), axis=1, out=best[:, 1:])
 
 
@@ -181,7 +183,7 @@ def build_passages(words: Words, items: I64, chars_per_word: int, max_items: int
     kept = np.flatnonzero(is_first)[held_by <= max_items]
     firsts, lengths, owners, keys = firsts[kept], lengths[kept], owners[kept], keys[kept]
     size = SHINGLE_WORDS if chars_per_word == 1 else SHINGLE_WORDS * 2
-    shingles, holders, places = _shingles(runs, firsts, lengths, owners, size, max_items)
+    shingles, holders, positions = _shingles(runs, firsts, lengths, owners, size, max_items)
     num_shingles = np.bincount(holders, minlength=len(firsts))
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     own = np.repeat(firsts - offsets[:-1], lengths) + np.arange(offsets[-1])
@@ -194,7 +196,7 @@ def build_passages(words: Words, items: I64, chars_per_word: int, max_items: int
         size=size,
         shingles=shingles,
         owners=holders.astype(np.int32),
-        places=places.astype(np.int32),
+        positions=positions.astype(np.int32),
         may_hold=may_hold,
         needed=np.maximum(np.ceil(num_shingles * MIN_SHINGLE_SHARE).astype(np.int64), MIN_SHINGLES),
         offsets=offsets,
@@ -219,14 +221,14 @@ def _formulas(words: Words, own: I64, offsets: I64) -> NDArray[np.float32]:
 
 
 def _least(share: float, values: NDArray[np.float32], offsets: I64) -> NDArray[np.float32]:
-    """So much of each passage's sum."""
+    """`share` of each passage's sum of `values`."""
     sums = np.add.reduceat(values, offsets[:-1]) if len(values) else values
     return (share * sums).astype(np.float32)
 
 
 def _cut(words: Words, items: I64, chars_per_word: int) -> tuple[I64, I64, I64]:
-    """(first word, number of words, item) of the passages: texts in parts of equal length. Tables of numbers give
-    none."""
+    """(first word, number of words, item) of the passages: texts in parts of equal length. Tables of numbers have
+    no passages."""
     long = np.flatnonzero(words.counts >= MIN_WORDS * chars_per_word)
     num_parts = -(-words.counts[long] // (PASSAGE_WORDS * chars_per_word))
     texts = np.repeat(long, num_parts)
@@ -240,31 +242,31 @@ def _cut(words: Words, items: I64, chars_per_word: int) -> tuple[I64, I64, I64]:
 
 
 def _shingles(runs: Runs, firsts: I64, lengths: I64, owners: I64, size: int, max_items: int) -> tuple[U64, I64, I64]:
-    """(hash, passage, place in it) of the passages' shingles that few items hold, sorted by hash."""
+    """(hash, passage, position in it) of the passages' shingles that few items hold, sorted by hash."""
     counts = lengths - size + 1
     passages = np.repeat(np.arange(len(firsts)), counts)
-    places = np.arange(len(passages)) - np.repeat(np.cumsum(counts) - counts, counts)
-    hashes = runs.hashes(firsts[passages] + places, size)
+    positions = np.arange(len(passages)) - np.repeat(np.cumsum(counts) - counts, counts)
+    hashes = runs.hashes(firsts[passages] + positions, size)
     order = np.lexsort((owners[passages], hashes))
-    hashes, passages, places = hashes[order], passages[order], places[order]
+    hashes, passages, positions = hashes[order], passages[order], positions[order]
     is_first = np.ones(len(hashes), dtype=bool)
     is_first[1:] = hashes[1:] != hashes[:-1]
     number = np.cumsum(is_first) - 1
     rare = (_distinct(number, owners[passages]) <= max_items)[number] if len(number) else np.zeros(0, dtype=bool)
-    return hashes[rare], passages[rare], places[rare]
+    return hashes[rare], passages[rare], positions[rare]
 
 
 def _distinct(groups: I64, members: I64) -> I64:
-    """How many different members each group has; rows sorted by group, then member."""
+    """Number of different members of each group; rows are sorted by group, then member."""
     if not len(groups):
-        return NO_PLACES
+        return NO_STARTS
     is_new = np.ones(len(groups), dtype=np.int64)
     is_new[1:] = (groups[1:] != groups[:-1]) | (members[1:] != members[:-1])
     return np.bincount(groups, weights=is_new).astype(np.int64)
 
 
 def _weights(words: Words, items: I64) -> NDArray[np.float32]:
-    """Of every word: the logarithm of how few of the items hold it."""
+    """Weight of every word: the logarithm of the number of items per item that holds it."""
     owners = np.repeat(items, words.counts)
     order = np.lexsort((owners, words.hashes))
     is_first = np.ones(len(order), dtype=bool)

@@ -21,7 +21,7 @@ import numpy as np
 from tasks.data.decontamination.near_quotes import PassageIndex, build_passages
 from tasks.data.decontamination.quoted_words import normalise, quoted_words, without_operators
 from tasks.data.text.text_chunks import chunk_bounds
-from tasks.data.text.word_runs import NO_PLACES, Runs
+from tasks.data.text.word_runs import NO_STARTS, Runs
 from tasks.data.text.words import SINGLE_RANGES, joined_words
 
 if TYPE_CHECKING:
@@ -38,22 +38,22 @@ HIT_COLUMNS = "id string, item long, run long, shared string"
 the document writes them. A document has a row for every such run, and none where there is no overlap."""
 CHUNK_CHARS = 2_000_000
 MIN_WORDS_OF_TEXT = 8
-"""Shorter evaluation texts (a five-word sentence) occur in honest documents by chance."""
+"""Words of the shortest protected text: a five-word sentence occurs in honest documents by chance."""
 MIN_WORDS_OF_PROBLEM = 5
-"""`12 + 7 = 19` has five words, signs included; equations do not occur by chance."""
+"""Words of the shortest protected problem: `12 + 7 = 19` has five, signs included. Equations do not occur by chance."""
 MIN_LETTER_WORDS = 2
-"""Words with a letter that a protected run of text has at least."""
+"""Least number of words with a letter in a protected run of text."""
 FILTER_SLOTS = 8
-"""Of the first filter, per protected run."""
+"""Slots of the first filter per protected run."""
 CHARS_PER_WORD = 3
-"""Characters that tell as much as a word, in scripts without spaces: 13 of them are a phrase of three Thai or six
-Chinese words."""
+"""Characters that count as one word in scripts without spaces: 13 of them are a phrase of three Thai or six Chinese
+words."""
 SINGLES = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in SINGLE_RANGES) + "]")
-NO_MATCHES = (NO_PLACES, NO_PLACES, np.empty(0, dtype=np.uint64), NO_PLACES, NO_PLACES)
+NO_MATCHES = (NO_STARTS, NO_STARTS, np.empty(0, dtype=np.uint64), NO_STARTS, NO_STARTS)
 
 
 class Protection(NamedTuple):
-    """How texts are protected."""
+    """The parameters by which texts are protected."""
 
     min_words: int
     ngram_size: int
@@ -82,7 +82,7 @@ class Probe:
     """Hash of the whole run."""
     items: I64
     may_hold: NDArray[np.bool_]
-    """By the leading bits of an anchor: whether there is any."""
+    """Whether any anchor has these leading bits."""
 
 
 class Hits(NamedTuple):
@@ -91,44 +91,44 @@ class Hits(NamedTuple):
     texts: I64
     items: I64
     runs: U64
-    """Hash of the run: what several texts share."""
+    """Hash of the run, equal in all texts that share it."""
     shared: list[str]
     """The run as the text writes it."""
 
 
 @dataclass(frozen=True)
 class OverlapIndex:
-    """All that is protected."""
+    """Index of all protected runs and passages."""
 
     probes: tuple[Probe, ...]
     passages: tuple[PassageIndex, ...]
 
     def hits(self, texts: Sequence[str]) -> Hits:
-        """What the texts overlap with."""
+        """The overlaps of the texts with protected runs and passages."""
         plain = normalise(texts)
         words = quoted_words(plain)
         streams = {True: Runs(words), False: Runs(without_operators(words))}
-        found = [NO_MATCHES, *(_matches(streams[probe.with_operators], probe) for probe in self.probes)]
-        found += [_near_matches(streams[False], passages) for passages in self.passages]
-        owners, items, runs, starts, stops = (np.concatenate([part[place] for part in found]) for place in range(5))
+        parts = [NO_MATCHES, *(_matches(streams[probe.with_operators], probe) for probe in self.probes)]
+        parts += [_near_matches(streams[False], passages) for passages in self.passages]
+        owners, items, runs, starts, stops = (np.concatenate([part[column] for part in parts]) for column in range(5))
         order = np.lexsort((starts, runs, items, owners))
         owners, items, runs, starts, stops = owners[order], items[order], runs[order], starts[order], stops[order]
         is_new = np.ones(len(runs), dtype=bool)
         is_new[1:] = (runs[1:] != runs[:-1]) | (owners[1:] != owners[:-1])
-        places = np.flatnonzero(is_new)
+        firsts = np.flatnonzero(is_new)
         text_starts = np.concatenate(([0], np.cumsum([len(text) for text in plain], dtype=np.int64)))
-        begins, ends = starts[places] - text_starts[owners[places]], stops[places] - text_starts[owners[places]]
-        spans = zip(owners[places].tolist(), begins.tolist(), ends.tolist(), strict=True)
+        begins, ends = starts[firsts] - text_starts[owners[firsts]], stops[firsts] - text_starts[owners[firsts]]
+        spans = zip(owners[firsts].tolist(), begins.tolist(), ends.tolist(), strict=True)
         return Hits(
-            owners[places], items[places], runs[places], [plain[text][start:stop] for text, start, stop in spans]
+            owners[firsts], items[firsts], runs[firsts], [plain[text][start:stop] for text, start, stop in spans]
         )
 
     def first_hits(self, texts: Sequence[str]) -> I64:
         """The smallest item number that each text overlaps with, or -1."""
         hits = self.hits(texts)
-        found = np.full(len(texts), -1)
-        found[hits.texts[::-1]] = hits.items[::-1]
-        return found
+        smallest = np.full(len(texts), -1)
+        smallest[hits.texts[::-1]] = hits.items[::-1]
+        return smallest
 
 
 def _matches(runs: Runs, probe: Probe) -> tuple[I64, I64, U64, I64, I64]:
@@ -152,16 +152,22 @@ def _matches(runs: Runs, probe: Probe) -> tuple[I64, I64, U64, I64, I64]:
 
 
 def _near_matches(runs: Runs, passages: PassageIndex) -> tuple[I64, I64, U64, I64, I64]:
-    """As _matches, of passages that are quoted with changes."""
-    words, found = runs.words, passages.find(runs)
-    lasts = found.stops - 1
-    return found.texts, found.items, found.keys, words.starts[found.firsts], words.starts[lasts] + words.lengths[lasts]
+    """The columns of _matches for passages that are quoted with changes."""
+    words, quotes = runs.words, passages.find(runs)
+    lasts = quotes.stops - 1
+    return (
+        quotes.texts,
+        quotes.items,
+        quotes.keys,
+        words.starts[quotes.firsts],
+        words.starts[lasts] + words.lengths[lasts],
+    )
 
 
 def build_index(groups: Sequence[ProtectedTexts], max_items: int) -> OverlapIndex:
-    """The index over texts of items; of a run that several items share the smallest one is named, a run of more than
-    max_items none."""
-    found: dict[tuple[bool, int], list[tuple[U64, I64, U64, I64]]] = {}
+    """The index over texts of items; a run that several items share names the smallest item; a run of more than
+    max_items items is not protected."""
+    protected: dict[tuple[bool, int], list[tuple[U64, I64, U64, I64]]] = {}
     near: dict[int, list[tuple[Words, I64]]] = {}
     for texts, items, protection, chars_per_word in [part for group in groups for part in _by_script(group)]:
         for start, stop in chunk_bounds(map(len, texts), CHUNK_CHARS):
@@ -171,8 +177,10 @@ def build_index(groups: Sequence[ProtectedTexts], max_items: int) -> OverlapInde
                 near.setdefault(chars_per_word, []).append((runs.words, np.array(items[start:stop], dtype=np.int64)))
             for length, (anchors, lengths, wholes, owners) in _protected(runs, protection):
                 numbers = np.array(items[start:stop], dtype=np.int64)[owners]
-                found.setdefault((protection.with_operators, length), []).append((anchors, lengths, wholes, numbers))
-    probes = (_probe(*key, parts, max_items) for key, parts in sorted(found.items(), reverse=True))
+                protected.setdefault((protection.with_operators, length), []).append(
+                    (anchors, lengths, wholes, numbers)
+                )
+    probes = (_probe(*key, parts, max_items) for key, parts in sorted(protected.items(), reverse=True))
     passages = (
         build_passages(
             joined_words([words for words, _ in parts]), np.concatenate([items for _, items in parts]), chars, max_items
@@ -183,14 +191,14 @@ def build_index(groups: Sequence[ProtectedTexts], max_items: int) -> OverlapInde
 
 
 def _by_script(group: ProtectedTexts) -> Iterator[tuple[list[str], list[int], Protection, int]]:
-    """(texts, items, protection, characters per word): those of scripts without spaces, whose words are characters,
-    need longer runs."""
+    """(texts, items, protection, characters per word): scripts without spaces, whose words are characters, need longer
+    runs."""
     single = [len(SINGLES.sub("", text)) * 2 < len(text) for text in group.texts]
     size = group.protection
     longer = size._replace(min_words=size.min_words * CHARS_PER_WORD, ngram_size=size.ngram_size * CHARS_PER_WORD)
     for is_single, protection, chars in ((False, size, 1), (True, longer, CHARS_PER_WORD)):
-        places = [place for place, found in enumerate(single) if found == is_single]
-        yield [group.texts[place] for place in places], [group.items[place] for place in places], protection, chars
+        indices = [index for index, value in enumerate(single) if value == is_single]
+        yield [group.texts[index] for index in indices], [group.items[index] for index in indices], protection, chars
 
 
 def _protected(runs: Runs, protection: Protection) -> Iterator[tuple[int, tuple[U64, I64, U64, I64]]]:
@@ -198,19 +206,20 @@ def _protected(runs: Runs, protection: Protection) -> Iterator[tuple[int, tuple[
     than one."""
     words, size, least = runs.words, protection.ngram_size, min(protection.min_words, protection.ngram_size)
     starts = runs.starts(size)
-    starts = starts[_are_telling(words, starts, np.full(len(starts), size), protection)]
+    starts = starts[_are_distinctive(words, starts, np.full(len(starts), size), protection)]
     if len(starts):
         grams = runs.hashes(starts, size)
         yield size, (grams, np.full(len(starts), size), grams, runs.owners[starts])
     short = np.flatnonzero((words.counts >= least) & (words.counts < size))
-    short = short[_are_telling(words, words.offsets[short], words.counts[short], protection)]
+    short = short[_are_distinctive(words, words.offsets[short], words.counts[short], protection)]
     if len(short):
         starts, lengths = words.offsets[short], words.counts[short]
         yield least, (runs.hashes(starts, least), lengths, runs.hashes(starts, lengths), short)
 
 
-def _are_telling(words: Words, starts: I64, lengths: I64, protection: Protection) -> NDArray[np.bool_]:
-    """Whether runs of words say something: half of the words are new, and some are words; equations always do."""
+def _are_distinctive(words: Words, starts: I64, lengths: I64, protection: Protection) -> NDArray[np.bool_]:
+    """Whether runs of words are distinctive: half of the words are new, and MIN_LETTER_WORDS have letters. Equations
+    always are."""
     if protection.with_operators:
         return np.ones(len(starts), dtype=bool)
     num_new, num_lettered = (_sums_between(values, starts, lengths) for values in (_new_words(words), words.has_letter))
@@ -246,7 +255,7 @@ def _new_words(words: Words) -> NDArray[np.bool_]:
 
 
 def _sums_between(values: NDArray[np.bool_], starts: I64, lengths: I64) -> I64:
-    """How many of values[start:start + length] are true."""
+    """Number of true values in values[start:start + length]."""
     sums = np.concatenate(([0], np.cumsum(values)))
     return sums[starts + lengths] - sums[starts]
 

@@ -1,8 +1,8 @@
 """Lists what may not be trained on: every record of role `evaluation`, and the problems that gate promotion.
 
-The gold patches of `code/swe_tasks`-like prompts also occur among commits. They are prompts, so they are trained on
-as commits are. Who evaluates with such tasks gives their file the role `evaluation`. Then their added lines are
-protected like those of any change.
+The gold patches of prompts like `code/swe_tasks` also occur among commits. They are prompts, so they are trained on
+like commits. To evaluate with such tasks, give their file the role `evaluation`: then their added lines are protected
+like those of any change.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ PROBLEM = "problem"
 Problem = tuple[str, str, int, list[str]]
 """(id, source, number, texts)"""
 WHOLE = 1 << 30
-"""Words per n-gram of generated problems: they are protected as a whole, since their wording is that of all others of
-their kind."""
+"""Words per n-gram of generated problems: they are protected only as a whole, since all problems of a kind share their
+wording."""
 
 
 @dataclass(frozen=True)
 class ProtectedItems:
-    """Evaluation records by id, then the problems by id; an item is known by its place."""
+    """Evaluation records by id, then the problems by id; an item's number is its index."""
 
     ids: list[str]
     kinds: list[str]
@@ -55,15 +55,15 @@ class ProtectedItems:
 
     @property
     def num_records(self) -> int:
-        """Of the leading items that are evaluation records."""
+        """Number of the leading items that are evaluation records."""
         return self.count - self.kinds.count(PROBLEM)
 
     def reason(self, number: int) -> str:
         """Why a text that overlaps with this item is dropped."""
         return f"overlaps_{self.kinds[number]}"
 
-    def place(self, number: int) -> str:
-        """Where the item stands, for people."""
+    def address(self, number: int) -> str:
+        """Source and offset of the item, for messages."""
         return f"{self.sources[number]} at {self.offsets[number]}"
 
 
@@ -80,19 +80,19 @@ def protected_items(
 def index_items(
     records: Iterable[Mapping[str, Any]], problems: Iterable[Problem], recipe: DecontaminationRecipe
 ) -> tuple[ProtectedItems, OverlapIndex]:
-    """The same, of records (id, source, offset, text, markup) and of problems."""
+    """The items and the index of records (id, source, offset, text, markup) and problems."""
     items = ProtectedItems([], [], [], [])
     size = recipe.ngram_size
     groups = {
         ASKED: ProtectedTexts([], [], Protection(MIN_WORDS_OF_TEXT, size, False, is_known_from_parts=True)),
         CUED: ProtectedTexts([], [], Protection(MIN_WORDS_OF_TEXT, size, False)),
-        TOLD: ProtectedTexts([], [], Protection(size, size, False)),
+        INCIDENTAL: ProtectedTexts([], [], Protection(size, size, False)),
         PROGRAM: ProtectedTexts([], [], Protection(size, recipe.code_ngram_size, False)),
         PROBLEM: ProtectedTexts([], [], Protection(MIN_WORDS_OF_PROBLEM, WHOLE, True)),
     }
     for row in records:
-        kind, found = views(row["text"], row["markup"])
-        for text, role in found:
+        kind, texts_of_record = views(row["text"], row["markup"])
+        for text, role in texts_of_record:
             _protect(groups[role], text, items.count)
         _append(items, row["id"], kind, row["source"], row["offset"])
     for group in groups.values():
@@ -110,8 +110,8 @@ def _protect(group: ProtectedTexts, text: str, item: int) -> None:
 
 
 def _protect_masked(group: ProtectedTexts) -> None:
-    """The texts that hold personal data, without it too: documents are masked before they are looked up. As prose and
-    as code."""
+    """Protect texts with personal data also in their masked forms, as prose and as code: documents are masked before
+    they are looked up."""
     for is_code in (False, True):
         spans = find_in_chunks(group.texts, [is_code] * len(group.texts), KINDS)
         masked = [
@@ -135,7 +135,8 @@ def _records(ingested: Artifact[IngestedDocuments], resources: SparkResources) -
 
 
 def _problems(synthetic: Artifact[SynthesizedProblems]) -> Iterator[Problem]:
-    """The evaluated problems, stated and asked, and the questions held out of the other families."""
+    """The evaluated problems, each with its answer and as a question, and the held-out questions of the other
+    families."""
     import pyarrow.parquet as pq
 
     for source, name in ((EVALUATION_SOURCE, "problems.parquet"), (HELD_OUT_SOURCE, "held_out.parquet")):

@@ -35,9 +35,9 @@ THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")
 
 ESCAPE = re.compile(r"\\(?:[nrt]|u([0-9a-fA-F]{4}))")
 PADDING = "\n\n"
-"""Around every text, so that what stands beside a word never belongs to another text."""
+"""Added around every text, so that a word's neighbours never belong to another text."""
 CHOICE_LETTER, CHOICE_NUMBER, SIGN, BLANK, LINE_START, OPENING = 1, 2, 3, 4, 5, 6
-"""A code point's part in a marker of a choice."""
+"""Roles of code points in the marker of a choice."""
 NUMBER_WORDS = (
     "zero",
     "one",
@@ -70,21 +70,21 @@ INLINE_TAG = re.compile(
     r"</?(?:b|i|u|s|q|a|em|strong|span|font|code|tt|kbd|var|samp|sub|sup|small|big|mark|abbr|cite|del|ins|wbr|img)\b[^<>]{0,500}>",
     re.IGNORECASE,
 )
-"""Of HTML by name: `a < b` and `List<T>` are no tags."""
+"""HTML's tags by name: `a < b` and `List<T>` are no tags."""
 BROKEN_WORD = re.compile(r"(?<=[^\W\d_])[-\u2010]\r?\n[ \t>]*(?=[^\W\d_])")
 INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
 
 
 def normalise(texts: Sequence[str]) -> list[str]:
-    """The texts without what the same words may be written with or without."""
+    """The texts without the differences in spelling that do not matter."""
     plain = (THOUSANDS.sub("", _unescaped(_unmarked(text))) for text in texts)
     return [f"{PADDING}{text}{PADDING}" for text in plain]
 
 
 def _unmarked(text: str) -> str:
-    """The text without HTML's entities and tags, without what is not seen, its letters in their plain form."""
+    """The text without HTML's entities and tags and without invisible characters, its letters in their plain form."""
     if "&" in text:
-        text = ENTITY.sub(lambda found: html.unescape(found[0]), text.replace("&amp;", "&"))
+        text = ENTITY.sub(lambda match: html.unescape(match[0]), text.replace("&amp;", "&"))
     if "<" in text:
         text = INLINE_TAG.sub("", BLOCK_TAG.sub("\n", text))
     if not text.isascii():
@@ -95,16 +95,16 @@ def _unmarked(text: str) -> str:
 def _unescaped(text: str) -> str:
     if "\\" not in text and "{," not in text:
         return text
-    return ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\n", LATEX_LAYOUT.sub(" ", text))
+    return ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else "\n", LATEX_LAYOUT.sub(" ", text))
 
 
 def quoted_words(plain: Sequence[str]) -> Words:
-    """The words of normalised texts: number words as digits, every marker of a choice as 1, a word without letters."""
+    """The words of normalised texts: number words as digits, every marker of a choice as `1`."""
     words = split_words(plain, with_operators=True)
     spelled, digits, one = _number_words()
-    place = np.minimum(np.searchsorted(spelled, words.hashes), len(spelled) - 1)
-    is_number = spelled[place] == words.hashes
-    hashes = np.where(is_number, digits[place], words.hashes)
+    index = np.minimum(np.searchsorted(spelled, words.hashes), len(spelled) - 1)
+    is_number = spelled[index] == words.hashes
+    hashes = np.where(is_number, digits[index], words.hashes)
     single = np.flatnonzero(words.lengths == 1)
     markers = single[_are_markers(code_points(plain)[0], words.starts[single])]
     hashes[markers] = one
@@ -113,13 +113,13 @@ def quoted_words(plain: Sequence[str]) -> Words:
     return replace(words, hashes=hashes, has_letter=has_letter)
 
 
-def _are_markers(points: NDArray[np.uint32], places: I64) -> NDArray[np.bool_]:
-    """Whether a word of one character marks a choice: A to H wherever they stand alone, (2) anywhere, 2) and 2. where a
-    line begins."""
+def _are_markers(points: NDArray[np.uint32], positions: I64) -> NDArray[np.bool_]:
+    """Whether a word of one character marks a choice: A to H as words of their own, (2) anywhere, 2) and 2. at the
+    start of a line."""
     kinds = _marker_kinds()
-    before, own, behind, last = (kinds[points[places + step]] for step in (-1, 0, 1, 2))
-    is_bracketed = (before == OPENING) & (points[places + 1] == ord(")"))
-    is_listed = (before == LINE_START) & (behind == SIGN) & ((last == BLANK) | (last == LINE_START))
+    before, own, after, last = (kinds[points[positions + step]] for step in (-1, 0, 1, 2))
+    is_bracketed = (before == OPENING) & (points[positions + 1] == ord(")"))
+    is_listed = (before == LINE_START) & (after == SIGN) & ((last == BLANK) | (last == LINE_START))
     return (own == CHOICE_LETTER) | ((own == CHOICE_NUMBER) & (is_bracketed | is_listed))
 
 
@@ -141,7 +141,7 @@ def _marker_kinds() -> NDArray[np.uint8]:
 
 @cache
 def _number_words() -> tuple[U64, U64, np.uint64]:
-    """Hashes of NUMBER_WORDS, sorted, those of their digits, and that of 1."""
+    """Sorted hashes of NUMBER_WORDS, the hashes of their digits, and the hash of 1."""
     spelled, digits = (
         split_words([" ".join(NUMBER_WORDS)]).hashes,
         split_words([" ".join(map(str, range(len(NUMBER_WORDS))))]).hashes,
@@ -156,7 +156,7 @@ def choice_hash() -> np.uint64:
 
 
 def without_operators(words: Words) -> Words:
-    """The words that are no sign standing alone: `a+b` and `a b` are the same text."""
+    """The words without single signs: `a+b` and `a b` are the same text."""
     kept = (
         words.has_letter
         | (words.lengths > 1)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from infra.step import Output
 
 MAX_SINGLE_TASK_EDGES = 8_000_000
-"""Two numbers per edge and a few temporaries: half a gigabyte in one executor."""
+"""Largest number of edges joined in one task: two numbers per edge and a few temporaries need half a gigabyte."""
 MAX_ROUNDS = 40
-"""2^40 nodes need fewer; a run that gets here is wrong and stops."""
+"""Limit of rounds: 2^40 nodes need fewer, so a run that reaches it is wrong and stops."""
 
 
 def connected_components(

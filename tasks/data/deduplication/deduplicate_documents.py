@@ -69,8 +69,8 @@ class DeduplicatedDocuments(Record):
     num_rows: int
     dropped: dict[str, int]
     largest_clusters: tuple[DuplicateCluster, ...]
-    """Of near-duplicates, the largest first; none that removes less than some documents of a source
-    (MIN_JUDGED_DOCUMENTS)."""
+    """Clusters of near-duplicates that remove at least MIN_JUDGED_DOCUMENTS documents of a source, the largest
+    first."""
 
 
 @step(

@@ -1,8 +1,8 @@
 """The stages from texts to verified pairs of near-duplicates; each passes its rows on in batches (parcels.py).
 
-The stages are: keys of bands -> pairs -> shingles that are wanted -> pairs whose true similarity reaches the
-threshold. Texts are read from the document files: once to be signed, and once more to be compared if they are
-candidates. Runs in executors: imports no Spark.
+The stages are: keys of bands -> pairs -> wanted shingles -> pairs whose true similarity reaches the threshold. Texts
+are read from the document files: once to be signed, and once more to be compared if they are candidates. Runs in
+executors: imports no Spark.
 """
 
 from __future__ import annotations
@@ -39,19 +39,18 @@ KEYS, SIGNATURES, PAIRS, WANTED, SHINGLES, EDGES = "keys", "signatures", "pairs"
 BUCKET_WINDOW = 32
 """Buckets of up to 33 documents are paired completely."""
 LARGE_BUCKET_WINDOW = 12
-"""In larger buckets (templates) each document is paired with so many after it, in another order for every band: a
-document meets 24 random others per band, so that what is connected stays connected, without a quadratic number of
-pairs."""
+"""In larger buckets (templates) each document is paired with this many documents after it, in another order for every
+band: a document meets 24 random others per band, which keeps clusters connected without a quadratic number of pairs."""
 LARGE_BUCKET_CENTRES = 4
-"""And with so many that are most like the bucket as a whole: of 3,000 edited copies that are each like their original
-alone, a window by itself pairs one in five with it."""
+"""Each document of a large bucket is also paired with this many that are most like the bucket as a whole. Of 3,000
+edited copies that are each similar only to their original, the window would pair one in five with it."""
 SKETCH_BITS = 64
 NEIGHBOUR_COLUMNS = "id string, neighbour_id string, num_shared long, num_union long"
 
 
 @dataclass(frozen=True)
 class Signing:
-    """How documents are signed and where the parcels go."""
+    """The parameters by which documents are signed and their parcels are addressed."""
 
     ngram_size: int
     permuted_by: NDArray[np.uint32]
@@ -59,7 +58,7 @@ class Signing:
     num_rows: int
     num_partitions: int
     num_files: int
-    """Ranges of ids in which signatures are written."""
+    """Number of ranges of ids, each of which has a file of signatures."""
 
     def keys(self, ids: U64, signed: NDArray[np.uint32], is_new: bool) -> Iterator[pa.RecordBatch]:
         """KEYS parcels of signed documents."""
@@ -128,7 +127,7 @@ def _sorted_ids(batches: Iterator[pa.RecordBatch]) -> U64:
 def _gathered(
     parts: Iterator[tuple[U64, NDArray[np.uint32]]], num_documents: int
 ) -> Iterator[tuple[U64, NDArray[np.uint32]]]:
-    """The same in larger pieces."""
+    """The same rows in larger parts."""
     waiting: list[tuple[U64, NDArray[np.uint32]]] = []
     for part in parts:
         waiting.append(part)
@@ -149,8 +148,8 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def pair_candidates(batches: Iterator[pa.RecordBatch], num_partitions: int) -> Iterator[pa.RecordBatch]:
-    """PAIRS parcels (left, right; left < right) of documents that share a key, at least one of them new, for KEYS
-    parcels."""
+    """PAIRS parcels (left, right; left < right) from KEYS parcels: documents that share a key, at least one of them
+    new."""
     import pyarrow as pa
 
     received = unpacked(batches).get(KEYS)
@@ -163,43 +162,43 @@ def pair_candidates(batches: Iterator[pa.RecordBatch], num_partitions: int) -> I
 
 
 def bucket_pairs(keys: U64, ids: U64, sketched: U64, is_new: NDArray[np.bool_]) -> tuple[U64, U64]:
-    """Distinct pairs of the documents with equal keys: all of a bucket, or in large ones those that stand near each
-    other, and each with the most central ones."""
+    """Distinct pairs of the documents with equal keys: all pairs of a bucket; in a large bucket pairs of neighbours,
+    and of each document with the most central ones."""
     ordered = np.sort(keys)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(repeated):
         return np.empty(0, np.uint64), np.empty(0, np.uint64)
-    places = np.minimum(np.searchsorted(repeated, keys), len(repeated) - 1)
-    kept = np.flatnonzero(repeated[places] == keys)
+    indices = np.minimum(np.searchsorted(repeated, keys), len(repeated) - 1)
+    kept = np.flatnonzero(repeated[indices] == keys)
     keys, ids, sketched, is_new = keys[kept], ids[kept], sketched[kept], is_new[kept]
     order = np.lexsort((ids, mix(ids ^ keys), keys))
     keys, ids, sketched, is_new = keys[order], ids[order], sketched[order], is_new[order]
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     sizes = np.diff(np.concatenate((starts, [len(keys)])))
     is_large = np.repeat(sizes > BUCKET_WINDOW + 1, sizes)
-    found: list[NDArray[np.int64]] = []
+    pairs: list[NDArray[np.int64]] = []
     for distance in range(1, min(BUCKET_WINDOW, len(keys) - 1) + 1):
         is_pair = keys[distance:] == keys[:-distance]
         if distance > LARGE_BUCKET_WINDOW:
             is_pair &= ~is_large[:-distance]
-        found.append(np.stack((first := np.flatnonzero(is_pair), first + distance)))
+        pairs.append(np.stack((first := np.flatnonzero(is_pair), first + distance)))
     members = np.flatnonzero(is_large)
     if len(members):
-        found.append(members[_pairs_with_centres(sketched[members], sizes[sizes > BUCKET_WINDOW + 1])])
-    first, second = np.concatenate(found, axis=1)
+        pairs.append(members[_pairs_with_centres(sketched[members], sizes[sizes > BUCKET_WINDOW + 1])])
+    first, second = np.concatenate(pairs, axis=1)
     is_wanted = is_new[first] | is_new[second]
     first, second = ids[first[is_wanted]], ids[second[is_wanted]]
     return distinct_pairs(np.minimum(first, second), np.maximum(first, second))
 
 
 def _pairs_with_centres(sketched: U64, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places of every document and of LARGE_BUCKET_CENTRES of its bucket; buckets stand one after the other. An
-    original agrees with most of its copies wherever two of them differ: the centres are those whose sketches differ
-    least from the bits that most have."""
+    """Indices of pairs of every document with the LARGE_BUCKET_CENTRES centres of its bucket; buckets are consecutive.
+    An original agrees with most of its copies wherever two copies differ: the centres are the documents whose sketches
+    differ least from the majority's bits."""
     starts = np.cumsum(sizes) - sizes
     usual = np.zeros(len(sizes), dtype=np.uint64)
-    for place in range(SKETCH_BITS):
-        bit = np.uint64(1 << place)
+    for position in range(SKETCH_BITS):
+        bit = np.uint64(1 << position)
         usual |= np.where(
             2 * np.add.reduceat((sketched & bit != 0).astype(np.int64), starts) > sizes, bit, np.uint64(0)
         )
@@ -220,8 +219,8 @@ def distinct_pairs(left: U64, right: U64) -> tuple[U64, U64]:
 
 
 def want_shingles(batches: Iterator[pa.RecordBatch], num_partitions: int) -> Iterator[pa.RecordBatch]:
-    """For PAIRS parcels: the distinct pairs, to stay, and WANTED parcels (id, reader) to where the documents are
-    read."""
+    """From PAIRS parcels: the distinct pairs, which stay in their partition, and WANTED parcels (id, reader), which go
+    to the partitions that read the documents."""
     import pyarrow as pa
 
     received = unpacked(batches).get(PAIRS)
@@ -260,8 +259,8 @@ def send_shingles(
 
 
 def verify_pairs(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterator[pa.RecordBatch]:
-    """An EDGES parcel (left, right, num_shared, num_union) of the pairs whose true Jaccard similarity reaches the
-    threshold, for PAIRS and SHINGLES parcels."""
+    """An EDGES parcel (left, right, num_shared, num_union) from PAIRS and SHINGLES parcels: the pairs whose true
+    Jaccard similarity reaches the threshold."""
     import pyarrow as pa
 
     received = unpacked(batches)
@@ -273,15 +272,15 @@ def verify_pairs(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterato
     ids = sets.column("id").to_numpy()
     order = np.argsort(ids)
     ends = [pairs.column(side).to_numpy() for side in ("left", "right")]
-    places = [order[np.minimum(np.searchsorted(ids, side, sorter=order), len(ids) - 1)] for side in ends]
-    lost = np.concatenate([side[ids[place] != side] for side, place in zip(ends, places, strict=True)])
+    rows = [order[np.minimum(np.searchsorted(ids, side, sorter=order), len(ids) - 1)] for side in ends]
+    lost = np.concatenate([side[ids[row] != side] for side, row in zip(ends, rows, strict=True)])
     if len(lost):
         raise ValueError(
             f"document {id_strings(lost[:1])[0]} has a signature but no text: documents/ and signatures/ of a "
             f"directory of "
             "deduplicate.previous do not belong together; name one that deduplicate_documents wrote"
         )
-    shared, union = jaccard_counts(values, offsets, *places)
+    shared, union = jaccard_counts(values, offsets, *rows)
     is_edge = pa.array(shared / np.maximum(union, 1) >= threshold)
     edges = (
         pairs.append_column("num_shared", pa.array(shared)).append_column("num_union", pa.array(union)).filter(is_edge)
@@ -291,7 +290,7 @@ def verify_pairs(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterato
 
 
 def list_neighbours(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """NEIGHBOUR_COLUMNS, both ways, for EDGES parcels."""
+    """NEIGHBOUR_COLUMNS from EDGES parcels, with both directions of each pair."""
     import pyarrow as pa
 
     for edges in unpacked(batches).values():

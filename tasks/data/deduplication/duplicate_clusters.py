@@ -20,18 +20,18 @@ SHOWN_CHARS = 120
 
 
 class DuplicateCluster(Record):
-    """Near-duplicates of one source, of which one document stays (in this source or another)."""
+    """The near-duplicates that one source loses to one kept document (of this source or another)."""
 
     collection: str
     num_removed: int
     num_documents: int
-    """Of the source."""
+    """Documents of the source."""
     kept_id: str
     kept: str
-    """The beginning of the text that stays, on one line."""
+    """The beginning of the kept text, on one line."""
     removed_id: str
     removed: str
-    """The same of one that goes."""
+    """The beginning of a removed text, on one line."""
 
     def describe(self) -> str:
         """One line of a report."""
@@ -80,7 +80,7 @@ def largest_clusters(
         )
         for row in rows
     ]
-    return tuple(sorted(found, key=lambda one: (-one.num_removed, one.collection, one.kept_id)))
+    return tuple(sorted(largest, key=lambda one: (-one.num_removed, one.collection, one.kept_id)))
 
 
 def check_cluster_share(clusters: tuple[DuplicateCluster, ...], recipe: DeduplicationRecipe) -> None:

@@ -1,4 +1,4 @@
-"""Decides who stays and who is dropped, on Spark frames of ids and scores.
+"""Decides which documents are kept and which are dropped, on Spark frames of ids and scores.
 
 It judges records of one page, equal contents, and clusters of near-duplicates.
 """
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 URL, EXACT, NEAR = "duplicate_url", "exact_duplicate", "near_duplicate"
 UNPAGED_DOMAINS = (CODE, COMMIT)
-"""Their URLs name repositories and commits, which many documents share."""
+"""Domains whose URLs name repositories and commits, which many documents share."""
 MAX_RECORDS_PER_FILE = 3
-"""A URL that one source file gives to more records is that of a site, a book or a package, not of a page: it says
-nothing."""
+"""Records of one source file that may share a URL; a URL of more records names a site, a book or a package, not a page,
+and is not compared."""
 
 
 def survivor_order(quality: str = "quality", num_chars: str = "num_chars", identity: str = "id") -> Column:
-    """The smallest stays: what earlier runs kept, then quality (none last), length, id."""
+    """The order whose smallest document is kept: those that earlier runs kept, then quality (none last), length, id."""
     from pyspark.sql import functions as F
 
     return F.struct(
@@ -36,7 +36,7 @@ def survivor_order(quality: str = "quality", num_chars: str = "num_chars", ident
 
 def page_duplicates(frame: DataFrame) -> DataFrame:
     """(id, collection, source, kept_id) of the new documents whose record has the page URL of a better one. All pieces
-    of a record go or stay together; the record that stays is named by its first piece."""
+    of a record are dropped or kept together; the kept record is named by its first piece."""
     from pyspark.sql import functions as F
 
     paged = frame.where((F.col("url") != "") & ~F.col("domain").isin(*UNPAGED_DOMAINS))
@@ -68,7 +68,7 @@ def page_duplicates(frame: DataFrame) -> DataFrame:
 
 
 def exact_groups(frame: DataFrame) -> DataFrame:
-    """(content_digest, id, is_earlier, best, smallest): per content the document that stays, and the smallest id."""
+    """(content_digest, id, is_earlier, best, smallest): per content the kept document, and the smallest id."""
     from pyspark.sql import functions as F
 
     grouped = frame.groupBy("content_digest").agg(F.min(survivor_order()).alias("best"), F.min("id").alias("smallest"))
@@ -79,8 +79,8 @@ def verdicts_of(frame: DataFrame, groups: DataFrame, components: DataFrame, page
     """(id, collection, source, reason, kept_id, cluster) of every new document; a survivor has no reason and is its own
     kept_id.
 
-    pages: those that are not in `frame` any more, None for none; what stays in their place may be a duplicate of
-    something else."""
+    pages: page duplicates, which are not in `frame`; None for none. The document kept instead of one may itself be a
+    duplicate of another."""
     from pyspark.sql import functions as F
 
     members = groups.join(components, "id").select("id", "root", "best", "smallest")

@@ -1,7 +1,7 @@
-"""Lists what earlier runs of deduplicate_documents kept, so that a new crawl is compared with it.
+"""Lists the documents that earlier runs of deduplicate_documents kept, so that a new crawl is compared with them.
 
-It reads directories with documents/ and signatures/. It is not a step, so it is always looked up. The digest covers
-the files' names and contents, not their location.
+It reads directories with documents/ and signatures/. It is not a step, so the directories are read in every run. The
+digest covers the files' names and contents, not their location.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class EarlierDocuments:
         return spark.createDataFrame([(path,) for path in self.signature_paths], "path string").repartition("path")
 
     def check_signatures(self, recipe: DeduplicationRecipe) -> None:
-        """Raises ValueError where signatures were made otherwise than `recipe` makes them: they could not be
-        compared."""
+        """Raises ValueError where signatures were made in another way than `recipe` makes them: they are not
+        comparable."""
         import pyarrow.parquet as pq
 
         wanted = signing_metadata(recipe)
@@ -64,13 +64,13 @@ class EarlierDocuments:
             documents = Path(path).parent.with_name("documents") / Path(path).name
             if documents.exists() and pq.read_metadata(path).num_rows > pq.read_metadata(documents).num_rows:
                 raise ValueError(f"{path} has more signatures than {documents} has documents: {FIX}")
-            found = json.loads((pq.read_schema(path).metadata or {}).get(SIGNATURE_METADATA, b"null"))
-            if found != wanted:
+            stored = json.loads((pq.read_schema(path).metadata or {}).get(SIGNATURE_METADATA, b"null"))
+            if stored != wanted:
                 raise ValueError(
-                    f"{path}: its signatures were made with {found}, deduplicate makes them with {wanted}: use the "
+                    f"{path}: its signatures were made with {stored}, deduplicate makes them with {wanted}: use the "
                     f"same values, or "
-                    "deduplicate both corpora together (another `probe` alone: words are cut otherwise than they were "
-                    "then)"
+                    "deduplicate both corpora together (if only `probe` differs, this version cuts texts into other "
+                    "words)"
                 )
 
     def check_ids(self, frame: DataFrame) -> None:
@@ -86,33 +86,32 @@ class EarlierDocuments:
         examples = changed.orderBy("id").take(1)
         if examples:
             raise ValueError(
-                f"document {examples[0].id} ({examples[0].source}) is in deduplicate.previous with another text: ids "
-                f"stand for a place in "
+                f"document {examples[0].id} ({examples[0].source}) is in deduplicate.previous with another text: an id "
+                f"is a position in "
                 "a file; give the files of a new crawl names of their own"
             )
 
 
 def list_earlier_documents(directories: tuple[str, ...]) -> EarlierDocuments:
-    """The files of these directories. Raises ValueError for one without documents, or where one of the files is
-    lost."""
-    found: dict[str, list[str]] = {"documents": [], "signatures": []}
+    """The files of these directories. Raises ValueError for a directory without documents or with a missing file."""
+    files: dict[str, list[str]] = {"documents": [], "signatures": []}
     for directory in directories:
         if "://" in directory:
             raise ValueError(
                 f"deduplicate.previous: {directory} is no directory: copy it to a file system that executors see"
             )
-        for name, paths in found.items():
+        for name, paths in files.items():
             own = [str(path.absolute()) for path in sorted((Path(directory) / name).glob("*.parquet"))]
             if not own:
                 raise ValueError(f"deduplicate.previous: {Path(directory) / name} holds no Parquet file: {FIX}")
             if own[0] in paths:
                 raise ValueError(f"deduplicate.previous names {directory} twice: name it once")
             paths += own
-        names = [{path.name for path in (Path(directory) / name).glob("*.parquet")} for name in found]
+        names = [{path.name for path in (Path(directory) / name).glob("*.parquet")} for name in files]
         if names[0] != names[1]:
             raise ValueError(
                 f"deduplicate.previous: {sorted(names[0] ^ names[1])[0]} is only in one of documents/ and signatures/ "
                 f"of {directory}, so a "
                 f"part of it is lost: {FIX}"
             )
-    return EarlierDocuments(found["documents"], found["signatures"])
+    return EarlierDocuments(files["documents"], files["signatures"])

@@ -25,8 +25,8 @@ def component_roots(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
     for edges in unpacked(batches).values():
         ends = np.stack([edges.column(name).to_numpy() for name in ("left", "right")])
-        nodes, places = np.unique(ends, return_inverse=True)
-        roots = smallest_members(len(nodes), *places.reshape(ends.shape))
+        nodes, indices = np.unique(ends, return_inverse=True)
+        roots = smallest_members(len(nodes), *indices.reshape(ends.shape))
         yield pa.RecordBatch.from_arrays([id_strings(nodes), id_strings(nodes[roots])], names=["id", "root"])
 
 

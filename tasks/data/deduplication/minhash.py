@@ -1,8 +1,8 @@
 """Shingles, MinHash signatures, band keys and exact Jaccard similarity of many texts at once, as NumPy arrays.
 
-A document's shingles are hashes of its word n-grams (of all its words, where it has fewer), 48 bits each. Two
-different ones of a document of a million words are equal with a chance of 1 in 500. Signatures are datasketch's own
-(its scheme affine32) over the upper 32 bits. Runs in executors: imports no Spark.
+A document's shingles are hashes of its word n-grams (of all its words, where it has fewer), 48 bits each. Two different
+shingles of a document of a million words are equal with a probability of 1 in 500. Signatures are datasketch's own (its
+scheme affine32) over the upper 32 bits. Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 SHINGLE_BITS = 48
 OWNER_SHIFT = np.uint64(SHINGLE_BITS)
 MAX_OWNERS = 1 << (64 - SHINGLE_BITS)
-"""Sets sorted together: the number of its set stands above a shingle's bits, so that one sort of plain integers serves
-all."""
+"""Number of sets that are sorted together: the set's number is stored above a shingle's bits, so one sort of integers
+sorts all sets."""
 CHUNK_CHARS = 200_000
-"""Characters hashed at once: the arrays of a chunk stay in the caches (65 MB of text: 1.1 s instead of 7.5 s at twenty
+"""Characters hashed at once: the arrays of a chunk fit the caches (65 MB of text: 1.1 s instead of 7.5 s at twenty
 times as many)."""
 BLOCK_SHINGLES = 1 << 16
 """Shingles permuted at once: 256 KiB, half of an L2 cache."""
 BLOCK_COMPARED = 1 << 20
 """Shingles compared at once."""
 FALSE_NEGATIVE_WEIGHT = 0.95
-"""A missed pair stays in the corpus, a wrong candidate costs one comparison: at 0.7 and 128 permutations 99.8 % of the
-pairs of similarity 0.8 become candidates."""
+"""Weight of missed pairs against wrong candidates: a missed pair stays in the corpus, a wrong candidate costs one
+comparison. At threshold 0.7 and 128 permutations 99.8 % of the pairs of similarity 0.8 become candidates."""
 
 PROBE_TEXT = (
     "Ten words_of e\u0301t\u00e9, \u0421\u043b\u043e\u0432\u043e \u4e2d\u6587 \u0e44\u0e17\u0e22 "
@@ -64,8 +64,8 @@ def banding(threshold: float, num_permutations: int) -> tuple[int, int]:
 
 
 def signing_metadata(recipe: DeduplicationRecipe) -> dict[str, object]:
-    """What must be equal for signatures to be compared: the recipe's values, and what this code makes of a text in
-    several scripts."""
+    """Values that must be equal for signatures to be comparable: the recipe's, and a hash of this code's signature of a
+    text in several scripts."""
     probe = signatures(*shingles_of([PROBE_TEXT], recipe.ngram_size), permutations(recipe.num_permutations))
     return {**recipe.signing, "probe": hashlib.sha256(probe.tobytes()).hexdigest()[:16]}
 
@@ -78,8 +78,8 @@ def permutations(count: int) -> U32:
 
 
 def shingles_of(texts: list[str], ngram_size: int) -> tuple[U64, I64]:
-    """Shingles of each text, repeated ones included, in the order of the texts, and where each text's start (one entry
-    more)."""
+    """Shingles of each text, including repeated ones, in the order of the texts, and the offset of each text's first
+    shingle (one entry more than texts)."""
     hashes, owners = ngram_hashes(split_words(texts), ngram_size, whole_if_shorter=True)
     if len(owners) > 1 and (owners[1:] < owners[:-1]).any():
         order = np.argsort(owners, kind="stable")
@@ -88,7 +88,7 @@ def shingles_of(texts: list[str], ngram_size: int) -> tuple[U64, I64]:
 
 
 def shingle_sets(texts: list[str], ngram_size: int) -> tuple[U64, I64]:
-    """Sorted distinct shingles of each text, and where each text's start (one entry more than texts)."""
+    """Sorted distinct shingles of each text, and the offset of each text's first one (one entry more than texts)."""
     assert len(texts) <= MAX_OWNERS, len(texts)
     shingles, offsets = shingles_of(texts, ngram_size)
     owners = np.repeat(np.arange(len(texts), dtype=np.uint64), np.diff(offsets)) << OWNER_SHIFT
@@ -103,7 +103,7 @@ def shingle_sets(texts: list[str], ngram_size: int) -> tuple[U64, I64]:
 def signatures(shingles: U64, offsets: I64, permuted_by: U32) -> U32:
     """(texts, permutations): the smallest permuted shingle; texts without words have all ones. Repeated shingles change
     nothing."""
-    found = np.full((len(offsets) - 1, permuted_by.shape[1]), 0xFFFFFFFF, dtype=np.uint32)
+    signed = np.full((len(offsets) - 1, permuted_by.shape[1]), 0xFFFFFFFF, dtype=np.uint32)
     filled = np.flatnonzero(np.diff(offsets))
     values = _premixed((shingles >> np.uint64(SHINGLE_BITS - 32)).astype(np.uint32))
     for start, stop in _blocks(np.diff(offsets)[filled], BLOCK_SHINGLES):
@@ -111,12 +111,12 @@ def signatures(shingles: U64, offsets: I64, permuted_by: U32) -> U32:
         own = values[offsets[texts[0]] : offsets[texts[-1] + 1]]
         starts = offsets[texts] - offsets[texts[0]]
         permuted, smallest = np.empty_like(own), np.empty((permuted_by.shape[1], len(texts)), dtype=np.uint32)
-        for place, (multiplier, addend) in enumerate(permuted_by.T):
+        for index, (multiplier, addend) in enumerate(permuted_by.T):
             np.multiply(own, multiplier, out=permuted)
             np.add(permuted, addend, out=permuted)
-            np.minimum.reduceat(permuted, starts, out=smallest[place])
-        found[texts] = smallest.T
-    return found
+            np.minimum.reduceat(permuted, starts, out=smallest[index])
+        signed[texts] = smallest.T
+    return signed
 
 
 def _premixed(values: U32) -> U32:
@@ -127,7 +127,7 @@ def _premixed(values: U32) -> U32:
 
 
 def _blocks(sizes: I64, limit: int) -> Iterator[tuple[int, int]]:
-    """Consecutive runs of about `limit` in all; one that is larger stands alone."""
+    """Consecutive groups of sizes with a sum of about `limit`; a larger size is a group of its own."""
     groups = np.cumsum(sizes) // limit
     starts = np.flatnonzero(np.diff(groups, prepend=-1)).tolist()
     yield from zip(starts, [*starts[1:], len(sizes)][: len(starts)], strict=True)
@@ -137,14 +137,14 @@ def band_keys(signature: U32, num_bands: int, num_rows: int) -> U64:
     """(texts, bands): one 64-bit key per band; equal keys mean equal rows of the same band."""
     rows = signature[:, : num_bands * num_rows].astype(np.uint64).reshape(len(signature), num_bands, num_rows)
     keys = np.zeros(rows.shape[:2], dtype=np.uint64) + np.arange(num_bands, dtype=np.uint64)
-    for place in range(num_rows):
-        keys = mix(keys * BASE + rows[:, :, place])
+    for row in range(num_rows):
+        keys = mix(keys * BASE + rows[:, :, row])
     return keys
 
 
 def sketches(signature: U32) -> U64:
-    """One bit of each of the last 64 values (of all, where there are fewer), of each text: as alike as the signatures
-    are."""
+    """Per text one bit of each of the signature's last 64 values (of all, where there are fewer): sketches are as
+    similar as the signatures."""
     bits = np.zeros((len(signature), 64), dtype=np.uint8)
     bits[:, : signature.shape[1]] = signature[:, -64:] & np.uint32(1)
     return np.packbits(bits, axis=1).view(np.uint64).reshape(-1)
@@ -170,7 +170,7 @@ def jaccard_counts(shingles: U64, offsets: I64, left: I64, right: I64) -> tuple[
 
 
 def _gathered(values: U64, offsets: I64, sets: I64) -> U64:
-    """The named sets one after the other."""
+    """The sets of these numbers, concatenated."""
     sizes = offsets[sets + 1] - offsets[sets]
     before = np.cumsum(sizes) - sizes
     return values[np.arange(sizes.sum()) + np.repeat(offsets[sets] - before, sizes)]

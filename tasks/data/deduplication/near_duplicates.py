@@ -52,7 +52,7 @@ class NearDuplicates:
 
 
 def signing_of(recipe: DeduplicationRecipe, num_partitions: int, num_files: int) -> Signing:
-    """How a recipe signs documents: with datasketch's permutations and its banding for the threshold."""
+    """The Signing of a recipe: datasketch's permutations and its banding for the threshold."""
     num_bands, num_rows = banding(recipe.threshold, recipe.num_permutations)
     return Signing(
         recipe.ngram_size, permutations(recipe.num_permutations), num_bands, num_rows, num_partitions, num_files

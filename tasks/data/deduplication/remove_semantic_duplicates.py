@@ -1,4 +1,4 @@
-"""Step: documents -> those that say something new (SemDedup, Abbas et al. 2023, arXiv 2303.09540).
+"""Step: documents -> one of each group of nearly alike ones (SemDedup, Abbas et al. 2023, arXiv 2303.09540).
 
 It makes vectors of documents and clusters them with k-means. Inside a cluster it keeps one of the documents whose
 cosine exceeds the threshold: the best in quality, then length, then id. similar.parquet names the neighbours. Weights
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 SIMILAR = "semantic_duplicate"
 MIN_SAMPLE_PER_CENTROID = 10
-"""A centroid of fewer sampled documents would be one of them."""
+"""Least number of sampled documents per centroid: with fewer, a centroid would be close to a single document."""
 
 
 class DistinctDocuments(Record):
@@ -59,9 +59,9 @@ class DistinctDocuments(Record):
     dropped: dict[str, int]
     num_clusters: int
     num_pairs: int
-    """Pairs that were compared and are more alike than the threshold."""
+    """Compared pairs whose cosine is above the threshold."""
     num_sampled: int
-    """Documents that word weights and centroids were fitted on."""
+    """Documents on which word weights and centroids were fitted."""
 
 
 @step(
@@ -118,7 +118,7 @@ def remove_semantic_duplicates(
 
 
 def _projection(prose: DataFrame, num_documents: int, recipe: SemanticRecipe) -> tuple[Embed, int]:
-    """The built-in vectors: of word weights by inverse document frequency in the sample; and their dimensions."""
+    """The built-in vectors, from word weights by inverse document frequency in the sample; and their dimensions."""
     import numpy as np
     from pyspark.sql import functions as F
 
@@ -138,8 +138,8 @@ def _projection(prose: DataFrame, num_documents: int, recipe: SemanticRecipe) ->
 
 
 def _encoder(session: SparkSession, model: EmbeddingModel) -> tuple[Embed, int]:
-    """The vectors of a model, tried out in an executor, and its hidden size. Raises ValueError if it does not run
-    there."""
+    """The vectors of a model, and its hidden size. The model is tested in an executor: raises ValueError if it does not
+    run there."""
     (probe,) = (
         session.range(1, numPartitions=1).mapInArrow(partial(probe_batches, model=model), PROBE_COLUMNS).collect()
     )

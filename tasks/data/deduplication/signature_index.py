@@ -1,8 +1,7 @@
 """Looks up single documents among deduplicated ones: stored signatures in a datasketch.MinHashLSH.
 
-It uses the bands and rows of the Spark job. So a text has exactly those candidates that share a key with it there,
-and the job's verdict on each. (The job does not compare all pairs of a large bucket; a look-up compares all that it
-finds.)
+It uses the bands and rows of the Spark job. So a text has the same candidates as in the job, and each has the same
+verdict. (The job does not compare all pairs of a large bucket; a look-up compares all candidates.)
 
     index = SignatureIndex.open([deduplicated_dir], recipe.deduplicate)
     index.lookup("some text")  # [Neighbour(id="...", num_shared=..., num_union=...)], best first
@@ -80,18 +79,18 @@ class SignatureIndex:
         """The stored documents whose similarity to the text reaches the threshold, the most similar first."""
         import pyarrow as pa
 
-        candidates, found = self.candidates(text), []
+        candidates, compared = self.candidates(text), []
         for batch in read_by_id(
             self.document_files, np.sort(id_numbers(pa.array(candidates, pa.string()))), ["id", "text"]
         ):
             others = np.arange(1, batch.num_rows + 1)
             sets = shingle_sets([text, *batch.column("text").to_pylist()], self.recipe.ngram_size)
             counts = (column.tolist() for column in jaccard_counts(*sets, np.zeros_like(others), others))
-            found += [Neighbour(*row) for row in zip(batch.column("id").to_pylist(), *counts, strict=True)]
-        assert sorted(one.id for one in found) == candidates, (
+            compared += [Neighbour(*row) for row in zip(batch.column("id").to_pylist(), *counts, strict=True)]
+        assert sorted(one.id for one in compared) == candidates, (
             "signatures and documents of the directories belong together"
         )
-        near = (neighbour for neighbour in found if neighbour.similarity >= self.recipe.threshold)
+        near = (neighbour for neighbour in compared if neighbour.similarity >= self.recipe.threshold)
         return sorted(near, key=lambda neighbour: (-neighbour.similarity, neighbour.id))
 
 

@@ -1,4 +1,4 @@
-"""Pairs of nearly equal vectors in one cluster, and which documents of them stay.
+"""Pairs of nearly equal vectors in one cluster, and the documents of them that are kept.
 
 Runs in executors: imports no Spark.
 """
@@ -19,7 +19,7 @@ def similar_pairs(batches: Iterator[pa.RecordBatch], max_cosine: float, window: 
     """PAIR_COLUMNS for rows ASSIGNED_COLUMNS sorted by cluster, position and id, each compared with the `window` rows
     before it.
 
-    Clusters of up to `window` + 1 documents are compared completely; of larger ones the neighbours in position are.
+    Clusters of up to `window` + 1 documents are compared completely; in larger ones only neighbours in position.
     """
     before: list[pa.RecordBatch] = []
     for batch in batches:
@@ -39,8 +39,8 @@ def _pairs(rows: pa.Table, first_new: int, max_cosine: float, window: int) -> pa
     wide = widened(vectors)
     dots = (wide[first_new:] @ wide.T).astype(np.float64)
     cosines = dots / np.sqrt(np.maximum(norms[first_new:, None] * norms, 1.0))
-    places = np.arange(len(vectors))
-    distance = places[first_new:, None] - places
+    positions = np.arange(len(vectors))
+    distance = positions[first_new:, None] - positions
     is_pair = (distance > 0) & (distance <= window) & (clusters[first_new:, None] == clusters) & (cosines > max_cosine)
     new, old = np.nonzero(is_pair)
     if not len(new):
@@ -50,7 +50,7 @@ def _pairs(rows: pa.Table, first_new: int, max_cosine: float, window: int) -> pa
     quality, length = (rows.column(name).to_numpy() for name in ("rank_quality", "rank_length"))
     ids = rows.column("id").to_numpy()
     rank = np.empty(len(ids), dtype=np.int64)
-    rank[np.lexsort((ids.astype(str), length, quality))] = places
+    rank[np.lexsort((ids.astype(str), length, quality))] = positions
     better, worse = np.where(rank[new] < rank[old], new, old), np.where(rank[new] < rank[old], old, new)
     sides = [
         [rows.column("id").take(pa.array(side)).combine_chunks(), pa.array(quality[side]), pa.array(length[side])]
@@ -62,17 +62,17 @@ def _pairs(rows: pa.Table, first_new: int, max_cosine: float, window: int) -> pa
 
 
 def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """VERDICT_COLUMNS of the documents that go, for PAIR_COLUMNS sorted by cluster, rank of the worse and rank of the
+    """VERDICT_COLUMNS of the dropped documents, for PAIR_COLUMNS sorted by cluster, rank of the worse and rank of the
     better.
 
-    A document goes if a better one that itself stays is nearly equal to it; so kept_id stays, and is the nearest in
-    rank, not by a chain.
+    A document is dropped if it is nearly equal to a better document that is kept. So kept_id is always a kept document
+    that was compared with it, not one reached through a chain.
     """
     cluster: int | None = None
     gone: dict[str, tuple[str, float]] = {}
     current = ""
     for batch in batches:
-        found: list[tuple[str, str, float]] = []
+        decided: list[tuple[str, str, float]] = []
         names = ("cluster", "worse", "better", "cosine")
         for number, worse, better, cosine in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
             if number != cluster:
@@ -81,8 +81,8 @@ def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 continue
             gone[worse] = (better, cosine)
             current = worse
-            found.append((worse, better, cosine))
-        columns = list(zip(*found, strict=True)) or [(), (), ()]
+            decided.append((worse, better, cosine))
+        columns = list(zip(*decided, strict=True)) or [(), (), ()]
         kinds = (pa.string(), pa.string(), pa.float64())
         yield pa.RecordBatch.from_arrays(
             [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)],

@@ -26,7 +26,7 @@ class SplitDocuments(Record):
 def split_documents(
     *, documents: Artifact[DistinctDocuments], recipe: SplitRecipe, resources: SparkResources, output: Output
 ) -> SplitDocuments:
-    """Hold out clusters to validate and to test with. Raises ValueError if that leaves a side empty."""
+    """Hold out clusters for validation and test. Raises ValueError if one of the splits is empty."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)

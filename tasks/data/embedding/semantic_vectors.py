@@ -1,8 +1,8 @@
 """Turns documents into small integer vectors, and clusters them. Runs in executors: imports no Spark.
 
 The built-in vector is a projection of TF-IDF weights: each word and each pair of neighbouring words adds its weight,
-with a sign, to a few of the dimensions that its hash names. It knows no meaning: texts are alike where they share
-rare words. tasks/data/embedding/embedding_model.py has vectors of a model. Both are 8-bit integers, so every dot
+with a sign, to a few of the dimensions that its hash names. It has no notion of meaning: texts are alike where they
+share rare words. tasks/data/embedding/embedding_model.py has vectors of a model. Both are 8-bit integers, so every dot
 product is a whole number that floats hold exactly: no batch, block or thread count changes a decision.
 """
 
@@ -38,15 +38,16 @@ VECTOR_NAMES = names_of(VECTOR_COLUMNS)
 ASSIGNED_NAMES = names_of(ASSIGNED_COLUMNS)
 PAIR_NAMES = names_of(PAIR_COLUMNS)
 BUCKET_BITS = 18
-"""Features share 262,144 document frequencies: a wrong weight where two collide, never a wrong word."""
+"""Bits of a feature's bucket. Features share 262,144 document frequencies: two in one bucket only have a wrong
+weight."""
 NUM_SIGNS = 4
-"""Dimensions that one feature adds to."""
+"""Number of dimensions to which one feature adds."""
 MAX_DIMENSIONS = 1024
-"""1,024 x 127 x 127 is below 2^24: 32-bit floats hold sums over so many entries."""
+"""Largest number of dimensions whose sums 32-bit floats hold exactly: 1,024 x 127 x 127 is below 2^24."""
 CHUNK_CHARS = 2_000_000
 BLOCK_ROWS = 1024
 NO_CLUSTER = -1
-"""Of documents with fewer words than are judged."""
+"""Cluster of documents with too few words to be judged."""
 
 
 def weighted_features(
@@ -69,20 +70,20 @@ def weighted_features(
 
 
 def buckets_of(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The document frequency that a feature's hash shares."""
+    """The bucket of each feature's hash, whose document frequency it shares."""
     return (hashes >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
 
 
 def project(texts: list[str], idf: F32, dimensions: int, seed: int, min_words: int) -> I8:
-    """(texts, dimensions): a text's vector depends on that text alone; texts with fewer than `min_words` words have all
+    """(texts, dimensions): a text's vector depends only on that text; texts with fewer than `min_words` words have all
     zeros."""
     hashes, owners, weights, num_words = weighted_features(texts)
     weights = weights * idf[buckets_of(hashes)]
     sums = np.zeros(len(texts) * dimensions)
     for turn in range(NUM_SIGNS):
-        places = mix(hashes + np.uint64(((seed + 1) * int(BASE) + turn) % 2**64))
-        signs = np.where(places >> np.uint64(63), 1.0, -1.0)
-        cells = owners * dimensions + (places % np.uint64(dimensions)).astype(np.int64)
+        drawn = mix(hashes + np.uint64(((seed + 1) * int(BASE) + turn) % 2**64))
+        signs = np.where(drawn >> np.uint64(63), 1.0, -1.0)
+        cells = owners * dimensions + (drawn % np.uint64(dimensions)).astype(np.int64)
         sums += np.bincount(cells, weights=weights * signs, minlength=len(sums))
     return quantised(np.where((num_words >= min_words)[:, None], sums.reshape(len(texts), dimensions), 0.0))
 
@@ -94,19 +95,19 @@ def quantised(vectors: NDArray[np.floating]) -> I8:
 
 
 def widened(vectors: I8) -> NDArray[np.floating]:
-    """As the smallest floats whose dot products are exact."""
+    """The vectors as the smallest floats whose dot products are exact."""
     return vectors.astype(np.float32 if vectors.shape[1] <= MAX_DIMENSIONS else np.float64)
 
 
 def squared_norms(vectors: I8) -> NDArray[np.float64]:
-    """Whole numbers."""
+    """Squared lengths, as whole numbers in floats."""
     wide = widened(vectors)
     return np.einsum("nd,nd->n", wide, wide).astype(np.float64)
 
 
 def fit_centroids(vectors: I8, count: int, iterations: int, seed: int) -> I8:
-    """Spherical k-means on a sample, sums in whole numbers: (at most `count`, dimensions), from the sample's order
-    alone."""
+    """Spherical k-means on a sample, with sums in whole numbers: (at most `count`, dimensions). The result depends only
+    on the sample's order."""
     filled = vectors[vectors.any(axis=1)]
     start = np.random.Generator(np.random.Philox(seed)).permutation(len(filled))[:count]
     centroids = filled[np.sort(start)]
@@ -121,7 +122,7 @@ def fit_centroids(vectors: I8, count: int, iterations: int, seed: int) -> I8:
 
 
 def assign(vectors: I8, centroids: I8) -> NDArray[np.int64]:
-    """The centroid of the largest cosine, the first of equal ones."""
+    """The index of the centroid with the largest cosine, the first of equal ones."""
     norms = np.sqrt(np.maximum(squared_norms(centroids), 1.0))
     nearest = np.empty(len(vectors), dtype=np.int64)
     wide = widened(centroids).T
@@ -140,7 +141,7 @@ def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def feature_buckets(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """BUCKET_COLUMNS: one row per document (text) and bucket that it has a feature in."""
+    """BUCKET_COLUMNS: one row per document (text) and bucket of one of its features."""
     import pyarrow as pa
 
     for batch in batches:
@@ -164,7 +165,8 @@ def embed_batches(batches: Iterator[pa.RecordBatch], embed: Embed) -> Iterator[p
 
 
 def assign_batches(batches: Iterator[pa.RecordBatch], centroids: I8) -> Iterator[pa.RecordBatch]:
-    """ASSIGNED_COLUMNS for rows VECTOR_COLUMNS; position: along a fixed direction, so that neighbours stay close."""
+    """ASSIGNED_COLUMNS for rows VECTOR_COLUMNS; position: projection on a fixed direction, so that similar vectors are
+    close."""
     import pyarrow as pa
 
     direction = np.where(mix(np.arange(centroids.shape[1], dtype=np.uint64) * BASE) >> np.uint64(63), 1, -1)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from tasks.data.sources.ingest_documents import IngestedDocuments
 
 MIN_JUDGED_RECORDS = 20
-"""Collections with fewer records in markup are not held to max_failed_share: two empty pages among three are no broken
-extractor."""
+"""Collections with fewer records in markup are not checked against max_failed_share: two empty pages among three do not
+mean a broken extractor."""
 
 
 class ExtractedDocuments(Record):
@@ -69,7 +69,7 @@ def extract_documents(
 
 
 def _check_failed_share(rows: DataFrame, recipe: ExtractionRecipe) -> None:
-    """Judges records in markup: text that needs no extraction cannot fail."""
+    """Raises ValueError where too many of a collection's records in markup failed; plain text cannot fail."""
     from pyspark.sql import functions as F
 
     has_failed = F.col("reason").isin(*FAILURES)

@@ -28,22 +28,24 @@ if TYPE_CHECKING:
 
 NO_CONTENT, BROKEN, TOO_LARGE = "no_main_content", "broken_markup", "markup_too_large"
 MIN_SHARE = 0.45
-"""Chosen with the two below on the pages of benchmarks.data.extraction (its docstring says which)."""
+"""Least share of resiliparse's characters with which trafilatura's text is taken. This and the next two were chosen on
+the pages of benchmarks.data.extraction."""
 MIN_CONFIRMED_SHARE = 0.3
-"""Of resiliparse's characters, in the text that is most like the other two."""
+"""Least share of resiliparse's characters in the text that is most like the other two."""
 MIN_AGREEMENT = 0.8
-"""Likeness of trafilatura's and readability's text that makes them right against resiliparse."""
+"""Likeness of trafilatura's and readability's texts from which on they overrule resiliparse."""
 _PIECES = re.compile(r"\w{1,4}")
-"""What texts are compared by: words, and the sentences of writing without spaces, in parts."""
+"""The parts by which texts are compared: pieces of words, so that scripts without spaces have several per sentence."""
 _CONTROLS = bytes([*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20)])
 _NONCHARACTERS = ("\ufffe", "\uffff")
-"""With the controls, what XML has no place for."""
+"""Characters that XML does not allow, besides the controls."""
 _REMOVED_LATER = frozenset({"figure", "form", "math"})
-"""Of these trafilatura keeps some: a figure that holds a table, a form that holds the page, a formula's source."""
+"""Elements that trafilatura keeps in part: a figure that holds a table, a form that holds the page, a formula's
+source."""
 
 
 def html_to_text(markup: str, extractor: str) -> tuple[str, str]:
-    """(main text, "") or ("", reason). Bounds are on the markup, not on time: the same page has the same fate on any
+    """(main text, "") or ("", reason). Limits apply to the markup, not to time: a page has the same result on any
     machine."""
     if not is_bounded(markup):
         return "", TOO_LARGE
@@ -51,7 +53,7 @@ def html_to_text(markup: str, extractor: str) -> tuple[str, str]:
         text = EXTRACTORS[extractor](_without_controls(markup))
     except (
         Exception
-    ):  # whatever the libraries raise on hostile markup, the page is counted; the ceiling on failures bounds how many
+    ):  # libraries raise anything on hostile markup; the page is counted, and max_failed_share bounds how many fail
         return "", BROKEN
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in text.split("\n"))).strip("\n")
     return (text, "") if text.strip() else ("", NO_CONTENT)
@@ -61,8 +63,8 @@ def _without_controls(markup: str) -> str:
     data = markup.encode()
     kept = data.translate(None, _CONTROLS)
     text = markup if len(kept) == len(data) else kept.decode()
-    for found in _NONCHARACTERS:
-        text = text.replace(found, "")
+    for character in _NONCHARACTERS:
+        text = text.replace(character, "")
     return text
 
 
@@ -103,16 +105,16 @@ def _combined(markup: str) -> str:
         return _by_resiliparse(markup)
     num_letters = _num_letters(str(tree.text_content()))
     text = without_letters(precise_text(tree), markup)
-    found = _num_letters(text)
-    if 0 < MIN_SHARE * num_letters <= found:
-        return text  # enough of the page: resiliparse, which takes a part of it, need not be asked
+    num_kept = _num_letters(text)
+    if 0 < MIN_SHARE * num_letters <= num_kept:
+        return text  # enough of the page: resiliparse's text, a part of the page, is not needed
     other = _by_resiliparse(markup)
-    return text if found >= MIN_SHARE * _num_letters(other) else _confirmed(markup, other)
+    return text if num_kept >= MIN_SHARE * _num_letters(other) else _confirmed(markup, other)
 
 
 def _confirmed(markup: str, largest: str) -> str:
-    """The one of three texts that the others confirm; `largest`, resiliparse's, where they only do so for a small part
-    of it."""
+    """The one of three texts that is most like the others; `largest`, resiliparse's, where that one is a small part of
+    it."""
     texts = (_by_trafilatura(markup), _by_readability(markup), largest)
     pieces = [Counter(_PIECES.findall(text)) for text in texts]
     agreement, *likeness = (_likeness(pieces[one], pieces[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
@@ -128,7 +130,7 @@ def _likeness(one: Counter[str], other: Counter[str]) -> float:
 
 
 def _content_tree(markup: str) -> HtmlElement | None:
-    """The page without scripts, navigation and the like; None where there is nothing at all."""
+    """The page without scripts, navigation and the like; None for an empty page."""
     from lxml.etree import ParserError, strip_elements
     from lxml.html import document_fromstring
     from trafilatura.settings import MANUALLY_CLEANED
@@ -144,7 +146,8 @@ def _content_tree(markup: str) -> HtmlElement | None:
 
 @cache
 def _parser() -> HTMLParser:
-    """Trafilatura's settings, and one class for all elements: the default looks it up in Python, for every element."""
+    """A parser with trafilatura's settings and one class for all elements: the default looks up each element's class in
+    Python."""
     from lxml.etree import ElementDefaultClassLookup
     from lxml.html import HtmlElement, HTMLParser
 
@@ -156,7 +159,7 @@ def _parser() -> HTMLParser:
 
 
 def _num_letters(text: str) -> int:
-    """Characters that are no white space: words have no bounds in half of the world's writing."""
+    """Number of characters that are not white space: many scripts have no spaces between words."""
     return len(text) - sum(map(text.count, " \n\t\r\xa0"))
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from lxml.html import HtmlElement
 
 _LINE, _SPACE, _TAB = "\u2e4d", "\u2e4e", "\u2e4f"
-"""Stand for white space in code: marks of medieval manuscripts. A page that has one itself keeps its code as
-trafilatura leaves it."""
+"""Letters that replace white space in code: marks of medieval manuscripts. In a page that has one itself, code is left
+to trafilatura."""
 _PRE_TAG = re.compile(r"(</?pre\b[^<>]*>)", re.IGNORECASE)
 _BREAK = re.compile(r"<br\s*/?>\n?", re.IGNORECASE)
 _TAG = re.compile(r"(<[^<>]*>)")
@@ -26,7 +26,7 @@ _SPACES = str.maketrans({_SPACE: " ", _TAB: "\t"})
 _LINE_BACK = re.compile(rf"\n? ?{_LINE}(?: ?\n)?")
 _RENDERED = re.compile(r"(?:^|[\s_-])(?:math|katex)", re.IGNORECASE)
 _PICTURED = re.compile(r"(?:^|\s)(?:latex|tex|math[\w-]*|mwe-math[\w-]*)(?:\s|$)", re.IGNORECASE)
-"""Classes of what renderers put around a formula, and of pictures whose alternative text is TeX (WordPress,
+"""Classes of elements that renderers put around a formula, and of pictures whose alternative text is TeX (WordPress,
 MediaWiki)."""
 _MAX_WRAPPERS = 8
 _IN_SENTENCE = frozenset({"p", "li", "td", "dd", "blockquote"})
@@ -37,20 +37,20 @@ def with_lettered_code(markup: str) -> str:
     if ("<pre" not in markup and "<PRE" not in markup) or _has_letters(markup):
         return markup
     parts = _PRE_TAG.split(markup.replace("\r\n", "\n"))
-    for place in range(2, len(parts) - 1, 2):
-        pieces = [] if parts[place - 1].startswith("</") else _TAG.split(_BREAK.sub("\n", parts[place]))
+    for index in range(2, len(parts) - 1, 2):
+        pieces = [] if parts[index - 1].startswith("</") else _TAG.split(_BREAK.sub("\n", parts[index]))
         if "".join(pieces[::2]).strip():
             first, *_, last = [at for at in range(0, len(pieces), 2) if pieces[at].strip("\n")] * 2
             pieces[first], pieces[last] = pieces[first].lstrip("\n"), pieces[last].rstrip("\n")
             pieces[::2] = [
                 piece.translate(_LETTERS) if first <= 2 * at <= last else "" for at, piece in enumerate(pieces[::2])
             ]
-            parts[place] = f"{_LINE}{''.join(pieces)}{_LINE}"
+            parts[index] = f"{_LINE}{''.join(pieces)}{_LINE}"
     return "".join(parts)
 
 
 def without_letters(text: str, markup: str) -> str:
-    """The text of a page with white space for those letters; code begins and ends a line."""
+    """The text of a page with white space instead of those letters; code begins and ends a line."""
     return text if _LINE not in text or _has_letters(markup) else _LINE_BACK.sub("\n", text).translate(_SPACES)
 
 
@@ -85,7 +85,7 @@ def keep_content(tree: HtmlElement) -> None:
 
 
 def _source(formula: HtmlElement) -> str:
-    """TeX of a MathML element: what it carries, or else its symbols."""
+    """TeX of a MathML element: its annotation or alternative text, or else its symbols."""
     for note in formula.iter("annotation"):
         if "tex" in note.get("encoding", ""):
             return note.text or ""
@@ -93,20 +93,20 @@ def _source(formula: HtmlElement) -> str:
 
 
 def _outermost(formula: HtmlElement) -> HtmlElement:
-    """The element of the page's formula renderer that holds it, with the picture or the letters that show the same."""
-    found = formula
+    """The renderer's element around a formula, which also holds the picture or the letters that show it."""
+    outermost = formula
     for parent in islice(formula.iterancestors(), _MAX_WRAPPERS):
         is_renderer = str(parent.tag).startswith("mjx-") or (
             parent.tag == "span" and _RENDERED.search(parent.get("class", ""))
         )
         if not is_renderer or len(list(islice(parent.iter("math"), 2))) > 1:
             break
-        found = parent
-    return found
+        outermost = parent
+    return outermost
 
 
 def _replace(element: HtmlElement, source: str, is_block: bool) -> None:
-    """Make the element a span of text; text that joins its surroundings would be copied with every formula of a
+    """Make the element a span of text: text merged into its surroundings would be copied with every formula of a
     paragraph."""
     opening, closing = ("\\[", "\\]") if is_block else ("\\(", "\\)")
     tail = element.tail

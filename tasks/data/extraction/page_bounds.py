@@ -1,7 +1,7 @@
-"""Estimates what a page may cost, from its markup and its tree. Runs in executors: imports no Spark.
+"""Estimates the cost of a page from its markup and its tree. Runs in executors: imports no Spark.
 
-`is_bounded` keeps from every parser the pages that no parser can take. `is_costly` keeps from trafilatura the pages
-that only resiliparse takes in linear time.
+`is_bounded` refuses pages that no parser reads in linear time. `is_costly` names pages that only resiliparse reads in
+linear time, so that trafilatura is not run on them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ MAX_TAGS = 200_000
 """50,000 links or rows cost 2 s and the cost is linear; a page with more tags than this is a dump of a table."""
 MAX_DEPTH = 500
 MAX_SHALLOW_TAGS = 3_000
-"""The parsers cost depth x tags: 5,000 nested divisions 0.5 s, 100,000 more than 100 s. Below this many tags no depth
-is a problem, nor is what trafilatura does per tag and pair of tags."""
+"""The parsers take time in proportion to depth x tags: 5,000 nested divisions 0.5 s, 100,000 more than 100 s. Below
+this many tags no depth is a problem, nor is trafilatura's work per tag and pair of tags."""
 LONG_TAG_CHARS = 20_000
 MAX_TAG_ATTRIBUTES = 2_000
 """50,000 attributes in one tag cost 13 s, and the cost is quadratic."""
 MAX_PARAGRAPH_PAIRS = 10_000_000
 """trafilatura's cost is quadratic in the tags of one paragraph: 4,000 cost 1 s."""
 MAX_CELLS = 500_000
-"""trafilatura fills tables up: 45,000 rows of one cell below one row of 100 become 4.5 million cells, 29 s and 13 MB of
+"""trafilatura pads tables: 45,000 rows of one cell below one row of 100 become 4.5 million cells, 29 s and 13 MB of
 bars."""
 MAX_COPIED_CHARS = 500_000_000
 """resiliparse copies a text once per element around it: 1,000 divisions around 500 KB cost 2 s, 2,900 more than 10
@@ -43,9 +43,9 @@ def is_bounded(markup: str) -> bool:
     num_tags = markup.count("<")
     if num_tags > MAX_TAGS:
         return False
-    half = LONG_TAG_CHARS // 2  # a tag of that length leaves a whole window of half of it without another
+    half = LONG_TAG_CHARS // 2  # a tag of that length leaves a whole window of half of it without `<`
     if any(markup.find("<", at, at + half) < 0 for at in range(0, len(markup) - half, half)) and any(
-        found[0].count("=") > MAX_TAG_ATTRIBUTES for found in _LONG_TAG.finditer(markup)
+        tag[0].count("=") > MAX_TAG_ATTRIBUTES for tag in _LONG_TAG.finditer(markup)
     ):
         return False
     if num_tags <= MAX_SHALLOW_TAGS and num_tags * len(markup) <= MAX_COPIED_CHARS:
@@ -63,19 +63,18 @@ def is_costly(markup: str, tree: HtmlElement) -> bool:
 
 
 def _nesting(markup: str) -> tuple[int, int]:
-    """How deep tags are nested at most, and the sum over all characters of how deep each stands, in a page that closes
-    what it opens."""
+    """The largest depth of nested tags, and the sum of the depths of all characters, if every tag is closed."""
     depth = deepest = num_copied = last = 0
-    for found in _NESTING.finditer(markup):
-        num_copied += depth * (found.start() - last)
-        last = found.start()
-        depth = max(depth + (-1 if found[1] else 1), 0)
+    for tag in _NESTING.finditer(markup):
+        num_copied += depth * (tag.start() - last)
+        last = tag.start()
+        depth = max(depth + (-1 if tag[1] else 1), 0)
         deepest = max(deepest, depth)
     return deepest, num_copied + depth * (len(markup) - last)
 
 
 def _num_cells(table: HtmlElement) -> int:
-    """Cells of a table that is filled up: every row as wide as the widest, and what spans as often as it spans."""
+    """Cells of a padded table: every row as wide as the widest, and a cell repeated as often as it spans."""
     widths = [sum(min(_span(cell), _LARGEST_SPAN) for cell in row) for row in table.iter("tr")]
     return max(sum(widths), len(widths) * min(max(widths, default=0), _LARGEST_SPAN))
 

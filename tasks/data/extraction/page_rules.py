@@ -1,4 +1,4 @@
-"""Answers trafilatura's XPath expressions with one look at each element. Runs in executors: imports no Spark.
+"""Answers trafilatura's XPath expressions in one pass over a page's elements. Runs in executors: imports no Spark.
 
 The expressions ask the same of every element some fifteen times a page (does its class, its id, its style match one of
 150 patterns). Each time they call Python from libxml2: half of the time that trafilatura takes. Here each distinct
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lxml.html import HtmlElement
 
 MARKS = "MARKS"
-"""No page can bring it: a parser of HTML puts names in lower case."""
+"""No page can have this attribute: an HTML parser puts names in lower case."""
 LISTS = (
     "BODY_XPATH",
     "RAW_TREE_PRUNE_XPATH",
@@ -34,7 +34,7 @@ LISTS = (
     "PRECISION_DISCARD_XPATH",
     "DISCARD_IMAGE_ELEMENTS",
 )
-"""Of trafilatura.xpaths: what its precise mode asks."""
+"""Lists of expressions in trafilatura.xpaths that its precise mode uses."""
 _NAMES = r"(@[a-z-]+(?:\|@[a-z-]+)*)"
 _CONDITION = "|".join(
     (
@@ -48,7 +48,7 @@ _CONDITIONS = re.compile(rf"(?:{_CONDITION})(?:\s+or\s+(?:{_CONDITION}))*")
 _NO_LITERAL = re.compile(r"\((?:[^()]|\([^()]*\))*\)\??|\[[^]]*\]\??|.\?|\\.|[$^]")
 _FIRST_LETTER = 0x41
 _SEVERAL = (("id", "class"), ("id", "style"))
-"""Attributes of which a condition asks the first."""
+"""Pairs of attributes of which a condition tests the first one that the element has."""
 
 Values = tuple[tuple[str, str], ...]
 Condition = tuple[str, str, re.Pattern[str]]
@@ -56,7 +56,7 @@ Condition = tuple[str, str, re.Pattern[str]]
 
 
 class MarkedExpression:
-    """An expression of trafilatura's, and the one that finds the same in a tree with marks."""
+    """An expression of trafilatura's, and the one that selects the same elements in a tree with marks."""
 
     def __init__(self, original: XPath, marked: XPath) -> None:
         self.original, self.marked = original, marked
@@ -77,7 +77,7 @@ def mark(root: HtmlElement) -> None:
     for values in elements:
         for name, value in values:
             asked[(name,)].setdefault(value, []).append(values)
-        for names in _SEVERAL:  # XPath takes the one of several attributes that stands first in the source
+        for names in _SEVERAL:  # of several attributes XPath takes the first in the source
             for name, value in values:
                 if name in names:
                     asked[names].setdefault(value, []).append(values)
@@ -94,17 +94,17 @@ def mark(root: HtmlElement) -> None:
 
 
 def _matches(values: list[str], conditions: list[Condition]) -> Iterator[tuple[str, str]]:
-    """(value, letter) of every condition that a value meets. A condition's literal is looked for in all values at
-    once."""
+    """(value, letter) of every condition that a value meets. A condition's literal is searched for in all values
+    at once."""
     ends = list(accumulate([len(value) + 1 for value in values]))
     together = "\n".join(values)
     for letter, literal, pattern in conditions if values else ():
         at = together.find(literal)
         while at >= 0:
-            place = bisect_right(ends, at)
-            if pattern.search(values[place]):
-                yield values[place], letter
-            at = together.find(literal, ends[place]) if place + 1 < len(values) else -1
+            index = bisect_right(ends, at)
+            if pattern.search(values[index]):
+                yield values[index], letter
+            at = together.find(literal, ends[index]) if index + 1 < len(values) else -1
 
 
 @cache
@@ -117,17 +117,17 @@ def _rules() -> tuple[dict[tuple[str, ...], list[Condition]], frozenset[str]]:
     letters: dict[str, str] = {}
     for name in LISTS:
         expressions = getattr(xpaths, name)
-        for place, original in enumerate(expressions):
+        for index, original in enumerate(expressions):
             for run in _CONDITIONS.finditer(original.path):
                 letters.setdefault(run[0], chr(_FIRST_LETTER + len(letters)))
             path = _CONDITIONS.sub(lambda run: f"contains(@{MARKS}, '{letters[run[0]]}')", original.path)
-            if path != original.path:  # from mark to mark, for most elements have none
+            if path != original.path:  # visits only elements with marks: most have none
                 path = path.replace(".//*[", f"descendant::*/@{MARKS}/parent::*[")
-            expressions[place] = MarkedExpression(original, XPath(path))
+            expressions[index] = MarkedExpression(original, XPath(path))
     rules: dict[tuple[str, ...], list[Condition]] = {names: [] for names in _SEVERAL}
     for run, letter in letters.items():
-        for found in re.finditer(_CONDITION, run):
-            names, wanted = _wanted(*found.groups(""))
+        for condition in re.finditer(_CONDITION, run):
+            names, wanted = _wanted(*condition.groups(""))
             rule = rules.setdefault(tuple(names.replace("@", "").split("|")), [])
             rule += [(letter, max(_NO_LITERAL.split(one), key=len), re.compile(one)) for one in wanted]
     watched = frozenset(name for names in rules for name in names)

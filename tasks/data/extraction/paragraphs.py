@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KEY_COLUMNS = "key long, record long, id string"
-"""key: of a paragraph in its group; record: of the document's record, since the pieces of one record are one document
-here."""
+"""key: hash of a paragraph in its group; record: hash of the document's record, since the pieces of one record count as
+one document here."""
 SAMPLE_COLUMNS = "key long, text string"
 MAX_WRAPPED_LINE = 120
-"""Characters; text with a longer line was not wrapped by hand or by a mail program, so its lines are paragraphs."""
+"""Characters of the longest wrapped line. A text with a longer one was not wrapped, so its lines are paragraphs."""
 CHUNK_DOCUMENTS = 256
 SAMPLE_CHARS = 200
 
 
 def split_paragraphs(text: str) -> tuple[list[str], str]:
-    """Paragraphs, and what joins them to the text again."""
+    """A text's paragraphs, and the separator that joins them again."""
     lines = text.split("\n")
     if "\n\n" in text and max(map(len, lines)) <= MAX_WRAPPED_LINE:
         return text.split("\n\n"), "\n\n"
@@ -40,9 +40,9 @@ def split_paragraphs(text: str) -> tuple[list[str], str]:
 def paragraph_hashes(paragraphs: list[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """(hash over the words in their order, number of words) of each paragraph."""
     words = split_words(paragraphs)
-    place = np.arange(len(words.hashes)) - np.repeat(words.offsets[:-1], words.counts)
+    position = np.arange(len(words.hashes)) - np.repeat(words.offsets[:-1], words.counts)
     sums = np.concatenate(
-        ([np.uint64(0)], np.cumsum(mix(words.hashes + place.astype(np.uint64) * BASE), dtype=np.uint64))
+        ([np.uint64(0)], np.cumsum(mix(words.hashes + position.astype(np.uint64) * BASE), dtype=np.uint64))
     )
     return mix(sums[words.offsets[1:]] - sums[words.offsets[:-1]] + words.counts.astype(np.uint64)), words.counts
 
@@ -50,7 +50,7 @@ def paragraph_hashes(paragraphs: list[str]) -> tuple[NDArray[np.uint64], NDArray
 def _keyed(
     texts: list[str], groups: NDArray[np.int64], min_words: int
 ) -> Iterator[tuple[list[str], str, NDArray[np.int64]]]:
-    """Per text its paragraphs, what joins them, and their keys; 0 for a paragraph that is too short to be judged."""
+    """Per text its paragraphs, their separator, and their keys; 0 for a paragraph that is too short to be judged."""
     cut = [split_paragraphs(text) for text in texts]
     hashes, num_words = paragraph_hashes([paragraph for paragraphs, _ in cut for paragraph in paragraphs])
     sizes = [len(paragraphs) for paragraphs, _ in cut]
@@ -72,10 +72,10 @@ def paragraph_keys(batches: Iterator[pa.RecordBatch], min_words: int) -> Iterato
     for batch in batches:
         for chunk in _chunks(batch):
             keyed = _keyed(chunk.column("text").to_pylist(), chunk.column("group").to_numpy(), min_words)
-            found = [np.unique(keys[keys != 0]) for _, _, keys in keyed]
-            owners = pa.array(np.repeat(np.arange(len(found)), [len(keys) for keys in found]))
+            unique = [np.unique(keys[keys != 0]) for _, _, keys in keyed]
+            owners = pa.array(np.repeat(np.arange(len(unique)), [len(keys) for keys in unique]))
             columns = [
-                pa.array(np.concatenate(found)),
+                pa.array(np.concatenate(unique)),
                 chunk.column("record").take(owners),
                 chunk.column("id").take(owners),
             ]
@@ -83,12 +83,12 @@ def paragraph_keys(batches: Iterator[pa.RecordBatch], min_words: int) -> Iterato
 
 
 def frequent_keys(batches: Iterator[pa.RecordBatch], min_documents: int) -> Iterator[pa.RecordBatch]:
-    """Those of the rows KEY_COLUMNS, sorted by key and record, whose key is in at least `min_documents` records, but
-    for the first record.
+    """The rows of KEY_COLUMNS (sorted by key and record) whose key is in at least `min_documents` records, without the
+    first record of each key.
 
-    That one keeps the paragraph: copies of one article share all of it, and without a keeper its text would be gone
-    from the corpus. What waits for the next batch is less than `min_documents` records: the rows of the last key,
-    unless it has reached the bound already.
+    The first record keeps the paragraph: copies of one article share all of it, and without a keeper its text would
+    disappear from the corpus. Between batches only the rows of the last key are kept, and only while it has fewer than
+    `min_documents` records.
     """
     import pyarrow as pa
 
@@ -114,7 +114,7 @@ def frequent_keys(batches: Iterator[pa.RecordBatch], min_documents: int) -> Iter
 def remove_paragraphs(
     batches: Iterator[pa.RecordBatch], min_words: int, min_remaining_chars: int
 ) -> Iterator[pa.RecordBatch]:
-    """Documents without the paragraphs whose keys stand in `keys` (null: none), with the reason ONLY_BOILERPLATE where
+    """Documents without the paragraphs whose keys are in `keys` (null: none), with the reason ONLY_BOILERPLATE where
     too little is left.
 
     Input: a document's columns, then group and keys; output: the document's columns, then bytes_before and reason.
@@ -123,16 +123,16 @@ def remove_paragraphs(
     for batch in batches:
         for chunk in _chunks(batch):
             keys = chunk.column("keys").to_pylist()
-            touched = [place for place, found in enumerate(keys) if found]
+            touched = [index for index, lost in enumerate(keys) if lost]
             texts = chunk.column("text").to_pylist()
             groups = chunk.column("group").to_numpy()[touched]
             reasons = [""] * len(texts)
-            for place, (parts, joint, own) in zip(
-                touched, _keyed([texts[place] for place in touched], groups, min_words) if touched else (), strict=True
+            for index, (parts, joint, own) in zip(
+                touched, _keyed([texts[index] for index in touched], groups, min_words) if touched else (), strict=True
             ):
-                stays = ~np.isin(own, np.array(keys[place], dtype=np.int64))
-                texts[place] = _joined([part for part, kept in zip(parts, stays, strict=True) if kept], joint)
-                reasons[place] = ONLY_BOILERPLATE if len(texts[place].strip()) < min_remaining_chars else ""
+                stays = ~np.isin(own, np.array(keys[index], dtype=np.int64))
+                texts[index] = _joined([part for part, kept in zip(parts, stays, strict=True) if kept], joint)
+                reasons[index] = ONLY_BOILERPLATE if len(texts[index].strip()) < min_remaining_chars else ""
             yield _rewritten(chunk, texts, touched, reasons)
 
 
@@ -140,8 +140,8 @@ ONLY_BOILERPLATE = "only_boilerplate"
 
 
 def _joined(parts: list[str], joint: str) -> str:
-    """Without the blank lines that removed lines leave at the ends and beside one another."""
-    kept = [part for place, part in enumerate(parts) if part.strip() or (place and parts[place - 1].strip())]
+    """Join paragraphs, without blank lines at the ends and without consecutive ones that removed lines leave."""
+    kept = [part for index, part in enumerate(parts) if part.strip() or (index and parts[index - 1].strip())]
     return joint.join(kept).strip("\n")
 
 
@@ -152,24 +152,24 @@ def _rewritten(chunk: pa.RecordBatch, texts: list[str], touched: list[int], reas
     columns["bytes_before"], columns["reason"] = columns["num_bytes"], pa.array(reasons, pa.string())
     if touched:
         digests, chars, sizes = (columns[name].to_pylist() for name in ("content_digest", "num_chars", "num_bytes"))
-        for place in touched:
-            digests[place], chars[place] = content_digest(texts[place]), len(texts[place])
-            sizes[place] = len(texts[place].encode())
+        for index in touched:
+            digests[index], chars[index] = content_digest(texts[index]), len(texts[index])
+            sizes[index] = len(texts[index].encode())
         rewritten = {"text": pa.array(texts, pa.string()), "content_digest": pa.array(digests, pa.string())}
         columns |= {**rewritten, "num_chars": pa.array(chars, pa.int64()), "num_bytes": pa.array(sizes, pa.int64())}
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def paragraph_samples(batches: Iterator[pa.RecordBatch], min_words: int) -> Iterator[pa.RecordBatch]:
-    """SAMPLE_COLUMNS for documents (text, group, keys): the beginning of each paragraph whose key stands in `keys`."""
+    """SAMPLE_COLUMNS for documents (text, group, keys): the beginning of each paragraph whose key is in `keys`."""
     import pyarrow as pa
 
     for batch in batches:
         for chunk in _chunks(batch):
             keyed = _keyed(chunk.column("text").to_pylist(), chunk.column("group").to_numpy(), min_words)
-            found: dict[int, str] = {}
+            samples: dict[int, str] = {}
             for (parts, _, own), wanted in zip(keyed, chunk.column("keys").to_pylist(), strict=True):
-                for place in np.flatnonzero(np.isin(own, np.array(wanted, dtype=np.int64)))[::-1]:
-                    found[int(own[place])] = parts[place].strip()[:SAMPLE_CHARS]
-            columns = [pa.array(list(found), pa.int64()), pa.array(list(found.values()), pa.string())]
+                for index in np.flatnonzero(np.isin(own, np.array(wanted, dtype=np.int64)))[::-1]:
+                    samples[int(own[index])] = parts[index].strip()[:SAMPLE_CHARS]
+            columns = [pa.array(list(samples), pa.int64()), pa.array(list(samples.values()), pa.string())]
             yield pa.RecordBatch.from_arrays(columns, names=["key", "text"])

@@ -44,8 +44,8 @@ def extract_batches(
     for batch in batches:
         rows: list[dict[str, Any]] = []
         num_chars = 0
-        for place in range(batch.num_rows):
-            (record,) = batch.slice(place, 1).to_pylist()
+        for index in range(batch.num_rows):
+            (record,) = batch.slice(index, 1).to_pylist()
             text, reason = record_text(record["text"], record["markup"], html_extractor, max_markup_chars, min_chars)
             for row in _rows(record, text, reason, max_document_chars):
                 rows.append(row)

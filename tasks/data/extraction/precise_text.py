@@ -1,8 +1,8 @@
 """Runs trafilatura's precise mode step by step on a tree that the caller gives up.
 
-The result is that of `trafilatura.extract(tree, fast=True, include_comments=False, favor_precision=True)`. It leaves
-out what that call does besides: four of its five copies of the tree, reading its settings again, metadata, a second
-body for comments. The steps are those of trafilatura 2.3.1, which pyproject.toml pins.
+The result is that of `trafilatura.extract(tree, fast=True, include_comments=False, favor_precision=True)`. It omits
+that call's other work: four of its five copies of the tree, reading its settings again, metadata, a second body for
+comments. The steps are those of trafilatura 2.3.1, which pyproject.toml pins.
 tests/data/extraction/test_extraction.py compares the two. Runs in executors: imports no Spark.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def precise_text(tree: HtmlElement) -> str:
-    """The main text, or nothing. The tree has lost its scripts, and is used up."""
+    """The main text, or "". The tree must have no scripts; it is changed and cannot be used again."""
     from trafilatura import xpaths
     from trafilatura.htmlprocessing import convert_tags, prune_unwanted_nodes, tree_cleaning
     from trafilatura.main_extractor import extract_content

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 MAX_SHOWN = 10_000
 """Paragraphs in boilerplate.parquet, the most frequent first: evidence that stays small at any scale."""
 EVIDENCE_COLUMNS = "digest string, collection string, num_documents long, text string, id string, source string"
-"""num_documents: that held it, with the one that keeps it; id, source: a document that lost it."""
+"""num_documents: documents that held the paragraph, including the one that keeps it; id, source: a document that lost
+it."""
 
 
 class BoilerplateFreeDocuments(Record):
@@ -43,11 +44,11 @@ class BoilerplateFreeDocuments(Record):
     num_bytes: int
     dropped: dict[str, int]
     num_paragraphs: int
-    """Different paragraphs that were removed; those of two collections or hosts count twice."""
+    """Different paragraphs that were removed; one in two collections or hosts counts twice."""
     num_changed: int
     """Documents that lost a paragraph."""
     num_bytes_removed: int
-    """Of documents that stay and of those that were dropped."""
+    """Bytes removed from documents that were kept and from those that were dropped."""
 
 
 @step(
@@ -70,12 +71,12 @@ def remove_boilerplate(
     )
     keyed = prose.mapInArrow(partial(paragraph_keys, min_words=recipe.min_words), KEY_COLUMNS)
     by_key = keyed.repartition("key").sortWithinPartitions("key", "record", "id")
-    found = by_key.mapInArrow(partial(frequent_keys, min_documents=recipe.min_documents), KEY_COLUMNS).persist()
-    per_document = found.groupBy("id").agg(F.sort_array(F.collect_set("key")).alias("keys"))
+    repeated = by_key.mapInArrow(partial(frequent_keys, min_documents=recipe.min_documents), KEY_COLUMNS).persist()
+    per_document = repeated.groupBy("id").agg(F.sort_array(F.collect_set("key")).alias("keys"))
     columns = f"{DOCUMENT_COLUMNS}, bytes_before long, reason string"
     remover = partial(remove_paragraphs, min_words=recipe.min_words, min_remaining_chars=recipe.min_remaining_chars)
     rewritten = frame.join(per_document, "id", "left").mapInArrow(remover, columns).persist()
-    num_paragraphs = _write_boilerplate(found, frame, recipe, output.path("boilerplate.parquet"))
+    num_paragraphs = _write_boilerplate(repeated, frame, recipe, output.path("boilerplate.parquet"))
     _check_removed_share(rewritten, recipe, output.path("boilerplate.parquet"))
     totals = rewritten.where("num_bytes < bytes_before").select(
         (F.col("bytes_before") - F.col("num_bytes")).alias("num_bytes")
@@ -106,14 +107,14 @@ def _group():
     return F.xxhash64("collection", host)
 
 
-def _write_boilerplate(found: DataFrame, frame: DataFrame, recipe: BoilerplateRecipe, path: Path) -> int:
-    """The removed paragraphs with the number of documents that held them; gives how many there are."""
+def _write_boilerplate(repeated: DataFrame, frame: DataFrame, recipe: BoilerplateRecipe, path: Path) -> int:
+    """Write the removed paragraphs with the number of documents that held them; returns the number of paragraphs."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from pyspark.sql import functions as F
 
     counts = (
-        found.select("key", "record", "id")
+        repeated.select("key", "record", "id")
         .groupBy("key")
         .agg((F.count_distinct("record") + 1).alias("num_documents"), F.min("id").alias("id"))
         .persist()
@@ -123,16 +124,16 @@ def _write_boilerplate(found: DataFrame, frame: DataFrame, recipe: BoilerplateRe
     for row in shown:
         wanted.setdefault(row.id, []).append(row.key)
     schema = "id string, keys array<long>"
-    examples = found.sparkSession.createDataFrame(
+    examples = repeated.sparkSession.createDataFrame(
         [(identity, keys) for identity, keys in sorted(wanted.items())], schema
     )
-    places = frame.join(examples, "id")
-    samples = places.select("text", "group", "keys").mapInArrow(
+    owners = frame.join(examples, "id")
+    samples = owners.select("text", "group", "keys").mapInArrow(
         partial(paragraph_samples, min_words=recipe.min_words), SAMPLE_COLUMNS
     )
     texts = {row.key: row.text for row in samples.collect()}
     collections = {
-        row.id: (row.collection, row.source) for row in places.select("id", "collection", "source").collect()
+        row.id: (row.collection, row.source) for row in owners.select("id", "collection", "source").collect()
     }
     table = [
         {

@@ -13,9 +13,9 @@ import re
 from dataclasses import dataclass, field
 
 TEMPLATE, LINK, TABLE, REFERENCE, EXTERNAL = "}}", "]]", "|}", "</ref>", "]"
-"""A bracket that is open, named by what closes it."""
+"""Kinds of open brackets, each named by its closing mark."""
 MAX_DEPTH = 200
-"""Brackets open at once; deeper ones are read as text, so that no page can make closing them costly."""
+"""Largest number of open brackets; deeper ones are read as text, so that no page can make closing them costly."""
 KEPT_TEMPLATES = {
     "lang": 2,
     "nowrap": 1,
@@ -35,13 +35,13 @@ KEPT_TEMPLATES = {
     "lang-grc": 1,
     "as of": 1,
 }
-"""Templates whose text belongs to the sentence, and which argument it is."""
+"""Templates whose text belongs to the sentence, with the number of the argument that holds it."""
 UNIT_TEMPLATES = ("convert", "cvt")
 VERBATIM = ("nowiki", "pre", "source", "syntaxhighlight", "code", "math", "chem")
 REMOVED = ("gallery", "timeline", "imagemap", "score", "hiero", "templatedata", "mapframe", "graph", "style", "script")
 BLOCK_TAGS = ("br", "p", "div", "li", "ul", "ol", "blockquote", "hr", "dd", "dl", "dt", "center")
 KEPT_NAMESPACES = ("wikt", "wiktionary", "w", "s", "b", "q", "wikisource", "wikibooks", "commons", "mw")
-"""Prefixes of links to text; behind any other prefix of letters (File, Category, languages) stands no sentence."""
+"""Prefixes of links to text; a link with any other prefix (File, Category, languages) is not part of a sentence."""
 
 _TOKEN = re.compile(
     r"<!--|\{\{|\}\}|\[\[|\]\]|^[:*# \t]*\{\||^[ \t]*\|\}(?!\})|\[(?=(?:https?:|ftp:)?//)|\]"
@@ -55,9 +55,9 @@ _HEADING = re.compile(r"^(={1,6}) ?([^\n]{1,300}?) ?\1$", re.MULTILINE)
 _LIST = re.compile(r"^([*#:;]+) ?", re.MULTILINE)
 _EMPTY_BRACKETS = re.compile(r" ?\([ ,;:]*\)")
 _LEFT_OVER = re.compile(r"\([ ,;:]+(?=\w)")
-"""What a removed pronunciation leaves of `(; born 1940)`."""
+"""Signs that a removed pronunciation leaves, as in `(; born 1940)`."""
 _MARK = "\x00"
-"""With a number and a semicolon behind it: the place of verbatim text."""
+"""Followed by a number and a semicolon, it marks the position of verbatim text."""
 RANGE_WORDS = ("to", "-", "–", "and", "or", "x", "by")
 
 
@@ -76,15 +76,15 @@ def is_redirect(markup: str) -> bool:
 
 
 def wikitext_to_text(markup: str) -> str:
-    """The prose of a page. Unbalanced brackets cost their own characters, never what follows them."""
+    """The prose of a page. Unbalanced brackets lose only their own characters, never the text after them."""
     verbatim: list[str] = []
     text = _without_brackets(markup.replace(_MARK, ""), verbatim)
     text = re.sub(r"'{2,5}|__[A-Z]{3,}__|^-{4,}", "", text, flags=re.MULTILINE)
     text = re.sub(r"[ \t\xa0]+", " ", html.unescape(text))
     text = "\n".join(line.rstrip(" ") for line in _LEFT_OVER.sub("(", _EMPTY_BRACKETS.sub("", text)).split("\n"))
-    text = _LIST.sub(lambda found: _list_mark(found[1]), text)
+    text = _LIST.sub(lambda match: _list_mark(match[1]), text)
     text = re.sub(r"\n{3,}", "\n\n", _with_headings(text)).strip()
-    return re.sub(rf"{_MARK}(\d+);", lambda found: verbatim[int(found[1])], text).strip("\n")
+    return re.sub(rf"{_MARK}(\d+);", lambda match: verbatim[int(match[1])], text).strip("\n")
 
 
 def _list_mark(marks: str) -> str:
@@ -92,12 +92,12 @@ def _list_mark(marks: str) -> str:
 
 
 def _with_headings(text: str) -> str:
-    """Headings as lines of their own; one without any text before the next of its level or above goes."""
+    """The text with headings as lines of their own, without headings of empty sections."""
     pieces = _HEADING.split(text)
     kept: list[str] = []
     followed_level = 7
-    for place in range(len(pieces) - 1, 0, -3):
-        level, title, body = len(pieces[place - 2]), pieces[place - 1], pieces[place].strip()
+    for index in range(len(pieces) - 1, 0, -3):
+        level, title, body = len(pieces[index - 2]), pieces[index - 1], pieces[index].strip()
         if body or level < followed_level != 7:
             kept.append(f"\n\n{title}\n\n{body}")
             followed_level = level
@@ -108,9 +108,9 @@ def _without_brackets(markup: str, verbatim: list[str]) -> str:
     stack = [Open("", "")]
     unclosed: set[str] = set()
     position = 0
-    while found := _TOKEN.search(markup, position):
-        stack[-1].parts.append(markup[position : found.start()])
-        token, position = found[0], found.end()
+    while match := _TOKEN.search(markup, position):
+        stack[-1].parts.append(markup[position : match.start()])
+        token, position = match[0], match.end()
         if token == "<!--":
             end = markup.find("-->", position)
             position = end + 3 if end >= 0 else len(markup)
@@ -128,7 +128,7 @@ def _without_brackets(markup: str, verbatim: list[str]) -> str:
 
 
 def _tag(markup: str, token: str, position: int, stack: list[Open], unclosed: set[str], verbatim: list[str]) -> int:
-    """Where reading goes on behind an HTML tag."""
+    """The position at which reading continues after an HTML tag."""
     is_closing = token[1] == "/"
     name = re.match(r"[a-zA-Z0-9]+", token[2 if is_closing else 1 :])[0].lower()  # pyright: ignore[reportOptionalSubscript]
     if name == "ref":
@@ -163,7 +163,7 @@ def _verbatim(name: str, text: str) -> str:
 
 
 def _close(stack: list[Open], closer: str, literal: str) -> None:
-    """Close the innermost bracket of this kind; what was opened inside it and not closed is text."""
+    """Close the innermost bracket of this kind; unclosed brackets inside it become text."""
     if not any(waiting.closer == closer for waiting in stack):
         if closer in (LINK, EXTERNAL):
             stack[-1].parts.append(literal)
@@ -207,6 +207,6 @@ def _template(content: str) -> str:
         return " ".join(
             part.strip() for part in arguments[: 4 if arguments[1:2] and arguments[1].strip() in RANGE_WORDS else 2]
         )
-    place = KEPT_TEMPLATES[name]
-    place = place - 1 if place > 0 else place
-    return arguments[place].strip() if arguments and place < len(arguments) else ""
+    index = KEPT_TEMPLATES[name]
+    index = index - 1 if index > 0 else index
+    return arguments[index].strip() if arguments and index < len(arguments) else ""

@@ -1,8 +1,8 @@
 """Step: scored documents -> those inside all bounds, each in its quality bucket; dropped.parquet gives the reasons.
 
 Scores come first (tasks/data/filtering/score_bounds.py), then the heuristic rules
-(tasks/data/filtering/heuristics.py), then the lowest buckets. The text of a dropped document stays where it was: in
-the row of its id in the documents that the step was given. examples.parquet shows some of each reason.
+(tasks/data/filtering/heuristics.py), then the lowest buckets. The text of a dropped document remains in the row of
+its id in the step's input. examples.parquet shows some of each reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 EXAMPLES_PER_REASON = 5
 EXAMPLE_CHARS = 400
 SHOWN_CHARS = 80
-"""Of an example in a message."""
+"""Characters of an example in a message."""
 
 
 class FilteredDocuments(Record):
@@ -47,9 +47,9 @@ class FilteredDocuments(Record):
     dropped: dict[str, int]
     """Documents by reason (tasks/data/filtering/score_bounds.py, tasks/data/filtering/heuristics.py)."""
     unscored: dict[str, int]
-    """Documents of prose that lacked a score, and so passed its bound, by score."""
+    """Documents of prose without a score, which pass its bound, by score."""
     documents_by_bucket: dict[int, int]
-    """Kept documents; -1 for those without quality."""
+    """Kept documents by bucket; -1 for documents without quality."""
     bucket_floors: tuple[float, ...]
     """The lowest quality of every bucket but the first; none where no document has a quality."""
 
@@ -62,8 +62,8 @@ class FilteredDocuments(Record):
 def filter_documents(
     *, documents: Artifact[SplitDocuments], recipe: FilterRecipe, resources: SparkResources, output: Output
 ) -> FilteredDocuments:
-    """Drop what breaks a bound. Raises ValueError where one bound removes more than max_removed_share of a source, a
-    language or a domain, or if nothing is left."""
+    """Drop documents outside a bound. Raises ValueError where one bound removes more than max_removed_share of a
+    source, a language or a domain, or if nothing is left."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)
@@ -117,7 +117,8 @@ def _judge(frame: DataFrame, recipe: FilterRecipe) -> DataFrame:
 
 
 def _check_removed_share(placed: DataFrame, frame: DataFrame, recipe: FilterRecipe) -> None:
-    """`allowed_languages` says what is meant, and languages that are uncertain are no group to lose."""
+    """Raises ValueError where a bound removes too much. Documents of other languages than `allowed_languages` are
+    removed on purpose, and those of an uncertain language are in no group."""
     from pyspark.sql import functions as F
 
     def shown(group: str, name: str, reason: str) -> list[str]:
@@ -132,7 +133,7 @@ def _check_removed_share(placed: DataFrame, frame: DataFrame, recipe: FilterReci
         return [f"{row.source}, offset {row.offset} ({row.text!r})" for row in sorted(texts.collect())]
 
     def what(reason: str) -> str:
-        return f"documents fall to {reason} ({_bounds_of(reason, recipe)})"
+        return f"documents are dropped as {reason} ({_bounds_of(reason, recipe)})"
 
     ceiling = Ceiling(
         "filter.max_removed_share",
@@ -148,7 +149,7 @@ def _check_removed_share(placed: DataFrame, frame: DataFrame, recipe: FilterReci
 
 
 def _bounds_of(reason: str, recipe: FilterRecipe) -> str:
-    """The keys of data.recipe.filter behind a reason, with their values."""
+    """The keys of data.recipe.filter that cause a reason, with their values."""
     if reason == LOW_QUALITY:
         return (
             f"num_dropped_buckets: {recipe.num_dropped_buckets} of num_quality_buckets: {recipe.num_quality_buckets}, "
@@ -156,19 +157,19 @@ def _bounds_of(reason: str, recipe: FilterRecipe) -> str:
         )
     if reason in BOUND_OF:
         return f"scores.{BOUND_OF[reason]}: {getattr(recipe.scores, BOUND_OF[reason])}"
-    found = bounds_of(reason, flat_bounds(recipe.heuristics))
-    return ", ".join(f"heuristics.{name}: {value}" for name, value in found.items())
+    bounds = bounds_of(reason, flat_bounds(recipe.heuristics))
+    return ", ".join(f"heuristics.{name}: {value}" for name, value in bounds.items())
 
 
 def _write_examples(frame: DataFrame, verdicts: DataFrame, output: Output) -> None:
-    """The beginnings of some dropped documents of each reason, those of the lowest ids."""
+    """Write the beginnings of some dropped documents of each reason, those with the lowest ids."""
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
 
     ranked = verdicts.where("reason <> ''").withColumn(
-        "place", F.row_number().over(Window.partitionBy("reason").orderBy("id"))
+        "rank", F.row_number().over(Window.partitionBy("reason").orderBy("id"))
     )
-    shown = ranked.where(F.col("place") <= EXAMPLES_PER_REASON).select("id", "reason")
+    shown = ranked.where(F.col("rank") <= EXAMPLES_PER_REASON).select("id", "reason")
     start = F.substring("text", 1, EXAMPLE_CHARS).alias("text")
     write_table(
         frame.join(F.broadcast(shown), "id").select("id", "reason", "source", "offset", "domain", start),

@@ -7,9 +7,9 @@ outside its bound, in the order of `RULES`, is the reason.
 The papers examined English web pages. So a rule measures the prose of a document (tasks/data/text/prose_text.py):
 code and formulas are left out, wrapped lines are joined. Mathematics has bounds of its own where the papers' would
 drop it. Its own collections (OpenWebMath, Paster et al. 2023, 2310.06786; FineMath, Allal et al. 2025, 2502.02737;
-Nemotron-CC-Math, 2508.15096) use classifiers and perplexity and none of these rules. Program code and changes are
-held only to the word counts, threads of issues too. A rule that a language's writing makes meaningless has no value
-there (NaN), which no bound refuses.
+Nemotron-CC-Math, 2508.15096) use classifiers and perplexity and none of these rules. Only the word counts apply to
+program code, commits and issue threads. A rule that has no meaning in a language's script has the value NaN there,
+which every bound allows.
 
 C4 removes single lines (without terminal punctuation, with "javascript", with a policy notice). Here no line is
 removed from a document, whose text stays a range of its source. What C4 counts per line is a share of the document's
@@ -19,7 +19,7 @@ lines. Runs in executors: imports no Spark.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 REASON_COLUMNS = "id string, collection string, domain string, language string, reason string, millionths int"
 CHUNK_CHARS = 400_000
 SHORT_LINE_CHARS = 30
-"""FineWeb, 3.6."""
+"""Characters of a short line (FineWeb, 3.6)."""
 POLICY_PHRASES = (
     "javascript",
     "terms of use",
@@ -60,7 +60,7 @@ POLICY_PHRASES = (
     "use of cookies",
     "use cookies",
 )
-"""Lines with one of these are what C4 removes (the `javascript` and policy rules of its published code)."""
+"""Phrases of lines that C4 removes (the `javascript` and policy rules of its published code)."""
 WITHOUT_SENTENCE_MARKS = ("th", "lo")
 """Languages that end sentences with a space."""
 OTHER_WORD_LENGTHS = ("ko", "bo", "dz", "ml", "kl", "ak", "haw", "mi", "ty", "sm", "to", "fj")
@@ -70,7 +70,7 @@ Kalaallisut 14.6)."""
 HASH, OPENING, CLOSING = ord("#"), ord("{"), ord("}")
 PROSE = "prose"
 KIND_OF_DOMAIN = {CODE: CODE, COMMIT: CODE, ISSUE: ISSUE, MATH: MATH}
-"""What documents of these domains are held to as; of any other as PROSE."""
+"""Kind whose rules apply, by domain; PROSE for any other."""
 
 
 class Rule(NamedTuple):
@@ -78,82 +78,85 @@ class Rule(NamedTuple):
 
     reason: str
     measure: str
+    passes: Literal["at_least", "at_most"]
+    """Which side of the bound passes; the bound itself does."""
     bound: str
-    is_upper: bool
     kinds: tuple[str, ...] = (PROSE, MATH)
     needs_words: bool = False
-    """Mathematics below prose's `min_words` is not held to it: in a problem of a line the question returns in the
-    answer."""
+    """Whether mathematics with fewer words than prose's `min_words` is exempt: an answer repeats the question of a
+    one-line problem."""
     math_factor: float = 1.0
-    """Times the bound in mathematics."""
+    """Factor of the bound in mathematics."""
 
 
 REPETITION_IN_MATH = 2.0
-"""A solution repeats its problem: the papers' bounds for n-grams drop 8 to 17 % of five collections, twice as much 0 to
-1.7 %."""
+"""Factor of the bounds for n-grams in mathematics, where a solution repeats its problem: the papers' bounds drop 8 to
+17 % of five collections, twice the bounds 0 to 1.7 %."""
 
 
 def _ngram_rule(reason: str, measure: str, bound: str) -> Rule:
-    return Rule(reason, measure, bound, True, needs_words=True, math_factor=REPETITION_IN_MATH)
+    return Rule(reason, measure, "at_most", bound, needs_words=True, math_factor=REPETITION_IN_MATH)
 
 
 RULES = (
-    Rule("too_few_words", "num_words", "min_words", False, (PROSE, ISSUE)),
-    Rule("too_few_words", "num_words", "min_math_words", False, (MATH,)),
-    Rule("too_few_words", "num_words", "min_code_words", False, (CODE,)),
-    Rule("too_many_words", "num_words", "max_words", True, (PROSE, MATH, ISSUE, CODE)),
-    Rule("words_too_short", "mean_word_length", "min_mean_word_length", False, (PROSE,)),
-    Rule("words_too_long", "mean_word_length", "max_mean_word_length", True),
-    Rule("too_many_hash_signs", "hash_word_ratio", "max_symbol_word_ratio", True),
-    Rule("too_many_ellipses", "ellipsis_word_ratio", "max_symbol_word_ratio", True),
-    Rule("too_many_bullet_lines", "bullet_line_share", "max_bullet_line_share", True),
-    Rule("too_many_ellipsis_lines", "ellipsis_line_share", "max_ellipsis_line_share", True),
-    Rule("too_few_alphabetic_words", "alphabetic_word_share", "min_alphabetic_word_share", False, (PROSE,)),
-    Rule("too_few_alphabetic_words", "alphabetic_word_share", "min_math_alphabetic_word_share", False, (MATH,)),
-    Rule("too_few_stop_words", "num_stop_words", "min_stop_words", False, needs_words=True, math_factor=0.5),
-    Rule("repeated_lines", "repeated_line_share", "max_repeated_line_share", True),
-    Rule("repeated_line_characters", "repeated_line_char_share", "max_repeated_line_char_share", True),
-    Rule("repeated_paragraphs", "repeated_paragraph_share", "max_repeated_paragraph_share", True),
-    Rule("repeated_paragraph_characters", "repeated_paragraph_char_share", "max_repeated_paragraph_char_share", True),
-    *(
-        _ngram_rule(f"frequent_{size}gram", top_ngram_name(size), f"max_top_ngram_shares.{place}")
-        for place, size in enumerate(TOP_SIZES)
+    Rule("too_few_words", "num_words", "at_least", "min_words", kinds=(PROSE, ISSUE)),
+    Rule("too_few_words", "num_words", "at_least", "min_math_words", kinds=(MATH,)),
+    Rule("too_few_words", "num_words", "at_least", "min_code_words", kinds=(CODE,)),
+    Rule("too_many_words", "num_words", "at_most", "max_words", kinds=(PROSE, MATH, ISSUE, CODE)),
+    Rule("words_too_short", "mean_word_length", "at_least", "min_mean_word_length", kinds=(PROSE,)),
+    Rule("words_too_long", "mean_word_length", "at_most", "max_mean_word_length"),
+    Rule("too_many_hash_signs", "hash_word_ratio", "at_most", "max_symbol_word_ratio"),
+    Rule("too_many_ellipses", "ellipsis_word_ratio", "at_most", "max_symbol_word_ratio"),
+    Rule("too_many_bullet_lines", "bullet_line_share", "at_most", "max_bullet_line_share"),
+    Rule("too_many_ellipsis_lines", "ellipsis_line_share", "at_most", "max_ellipsis_line_share"),
+    Rule("too_few_alphabetic_words", "alphabetic_word_share", "at_least", "min_alphabetic_word_share", kinds=(PROSE,)),
+    Rule(
+        "too_few_alphabetic_words", "alphabetic_word_share", "at_least", "min_math_alphabetic_word_share", kinds=(MATH,)
+    ),
+    Rule("too_few_stop_words", "num_stop_words", "at_least", "min_stop_words", needs_words=True, math_factor=0.5),
+    Rule("repeated_lines", "repeated_line_share", "at_most", "max_repeated_line_share"),
+    Rule("repeated_line_characters", "repeated_line_char_share", "at_most", "max_repeated_line_char_share"),
+    Rule("repeated_paragraphs", "repeated_paragraph_share", "at_most", "max_repeated_paragraph_share"),
+    Rule(
+        "repeated_paragraph_characters", "repeated_paragraph_char_share", "at_most", "max_repeated_paragraph_char_share"
     ),
     *(
-        _ngram_rule(f"repeated_{size}grams", repeated_ngrams_name(size), f"max_repeated_ngram_shares.{place}")
-        for place, size in enumerate(COVERED_SIZES)
+        _ngram_rule(f"frequent_{size}gram", top_ngram_name(size), f"max_top_ngram_shares.{index}")
+        for index, size in enumerate(TOP_SIZES)
     ),
-    Rule("too_few_sentences", "num_sentences", "min_sentences", False, (PROSE,)),
-    Rule("curly_brackets", "curly_bracket_share", "max_curly_bracket_share", True),
-    Rule("lorem_ipsum", "num_lorem_ipsum", "max_lorem_ipsum", True),
-    Rule("policy_lines", "policy_line_share", "max_policy_line_share", True),
-    Rule("unterminated_lines", "terminated_line_share", "min_terminated_line_share", False, math_factor=0.5),
-    Rule("short_lines", "short_line_share", "max_short_line_share", True, (PROSE,)),
+    *(
+        _ngram_rule(f"repeated_{size}grams", repeated_ngrams_name(size), f"max_repeated_ngram_shares.{index}")
+        for index, size in enumerate(COVERED_SIZES)
+    ),
+    Rule("too_few_sentences", "num_sentences", "at_least", "min_sentences", kinds=(PROSE,)),
+    Rule("curly_brackets", "curly_bracket_share", "at_most", "max_curly_bracket_share"),
+    Rule("lorem_ipsum", "num_lorem_ipsum", "at_most", "max_lorem_ipsum"),
+    Rule("policy_lines", "policy_line_share", "at_most", "max_policy_line_share"),
+    Rule("unterminated_lines", "terminated_line_share", "at_least", "min_terminated_line_share", math_factor=0.5),
+    Rule("short_lines", "short_line_share", "at_most", "max_short_line_share", kinds=(PROSE,)),
 )
-REASONS = tuple(dict.fromkeys(rule.reason for rule in RULES))
 
 
 def flat_bounds(recipe: HeuristicRecipe) -> dict[str, float]:
-    """Bounds by the names in `RULES`: those of a tuple are numbered."""
+    """Bounds by the names in `RULES`; entries of a tuple are numbered."""
     bounds: dict[str, float] = {}
     for name, value in recipe.model_dump().items():
         numbered = (
-            {f"{name}.{place}": part for place, part in enumerate(value)} if isinstance(value, tuple) else {name: value}
+            {f"{name}.{index}": part for index, part in enumerate(value)} if isinstance(value, tuple) else {name: value}
         )
         bounds.update(numbered)
     return bounds
 
 
 def bounds_of(reason: str, bounds: dict[str, float]) -> dict[str, float]:
-    """The bounds that a reason stands for, by their names in HeuristicRecipe; of an n-gram rule the tuple's entry."""
+    """The bounds of a reason, by their names in HeuristicRecipe; for an n-gram rule the tuple's entry."""
     return {rule.bound: bounds[rule.bound] for rule in RULES if rule.reason == reason}
 
 
 def name_reasons(
     texts: Sequence[str], languages: Sequence[str], domains: Sequence[str], bounds: dict[str, float]
 ) -> list[str]:
-    """The first broken rule of each text, empty where it passes all. A value on its bound passes, and so does one that
-    is NaN."""
+    """The first broken rule of each text, empty where it passes all. A value on its bound passes, and so does NaN."""
     kinds = np.array([KIND_OF_DOMAIN.get(domain, PROSE) for domain in domains], dtype=object)
     proses = [
         prose_of(text) if kind in (PROSE, MATH) else Prose(text, 0) for text, kind in zip(texts, kinds, strict=True)
@@ -163,13 +166,13 @@ def name_reasons(
     kinds[(kinds == PROSE) & are_mathematics(num_formula_words, measures["num_words"])] = MATH
     measures["num_words"] += num_formula_words
     is_math, is_short = kinds == MATH, measures["num_words"] < bounds["min_words"]
-    found = np.full(len(texts), len(RULES))
-    for place, rule in reversed(list(enumerate(RULES))):
+    first = np.full(len(texts), len(RULES))
+    for index, rule in reversed(list(enumerate(RULES))):
         values, bound = measures[rule.measure], np.where(is_math, rule.math_factor, 1.0) * bounds[rule.bound]
-        is_broken = values > bound if rule.is_upper else values < bound
+        is_broken = values > bound if rule.passes == "at_most" else values < bound
         is_held = np.isin(kinds, rule.kinds) & ~(is_math & is_short & rule.needs_words)
-        found[is_broken & is_held] = place
-    return [RULES[place].reason if place < len(RULES) else "" for place in found.tolist()]
+        first[is_broken & is_held] = index
+    return [RULES[index].reason if index < len(RULES) else "" for index in first.tolist()]
 
 
 def measure(texts: Sequence[str], languages: Sequence[str]) -> dict[str, F64]:
@@ -243,6 +246,6 @@ def _num_ellipses(points: NDArray[np.uint32], starts: NDArray[np.int64]) -> NDAr
     begins = np.ones(len(dots), dtype=bool)
     begins[1:] = (np.diff(dots) > 1) | (np.diff(text_of_dot) > 0)
     firsts = np.flatnonzero(begins)
-    found = (points == ELLIPSIS).astype(np.int64)
-    found[dots[firsts]] += np.diff(np.append(firsts, len(dots))) // 3
-    return sums(found, starts)
+    counts = (points == ELLIPSIS).astype(np.int64)
+    counts[dots[firsts]] += np.diff(np.append(firsts, len(dots))) // 3
+    return sums(counts, starts)

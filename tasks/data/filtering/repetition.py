@@ -1,11 +1,11 @@
-"""How much of a text repeats itself in word n-grams (Rae et al. 2021, table A1). Runs in executors: imports no Spark.
+"""Measures how much of a text repeats itself in word n-grams (Rae et al. 2021, table A1).
 
-An n-gram can only be repeated where the (n-1)-grams at its position and after it are. So each size examines what the
-last one left: in prose one sort of all bigrams, and hardly anything above.
+An n-gram can only be repeated where the (n-1)-grams at its position and after it are. So each size examines only
+positions that the size before left: in prose that is one sort of all bigrams, and hardly anything above.
 
 The bounds are for words. In scripts without spaces a word of ours is a character, and five Thai characters are hardly
 one word. Bounds for words would drop every Thai, Lao, Khmer and Burmese page. There an n-gram has as many characters
-as carry as much information (`CHARS_PER_WORD`).
+as carry the information of its words (`CHARS_PER_WORD`). Runs in executors: imports no Spark.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 TOP_SIZES = (2, 3, 4)
 COVERED_SIZES = (5, 6, 7, 8, 9, 10)
 CHARS_PER_WORD = {"kana": 2, "southeast_asian": 5}
-"""With these the Declaration of Human Rights repeats itself in Japanese, Thai, Lao, Khmer and Burmese about as much as
-in 22 languages with spaces (5-grams: 0.03 to 0.06, there 0.03, at most 0.10; by characters alone 0.21 to 0.69). Chinese
-does so as it is: 0.07."""
+"""Characters per word by script: with these the Declaration of Human Rights repeats itself in Japanese, Thai, Lao,
+Khmer and Burmese about as much as in 22 languages with spaces (5-grams: 0.03 to 0.06; with spaces 0.03, at most 0.10;
+with single characters as words 0.21 to 0.69). Chinese needs no factor: 0.07."""
 SOUTHEAST_ASIAN = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF))
 KANA = (0x3040, 0x30FF)
 KANA_SHARE = 0.1
-"""Of a text's words: Japanese has 0.3 and more, Chinese that quotes a name less."""
+"""Least share of kana among a Japanese text's words: Japanese has 0.3 and more, Chinese that quotes a name less."""
 
 
 def top_ngram_name(size: int) -> str:
@@ -45,7 +45,7 @@ def repeated_ngrams_name(size: int) -> str:
 
 
 def chars_per_word(words: Words, points: NDArray[np.uint32]) -> I64:
-    """Words of `Words` that stand for one, per text; `points` are the texts' code points, joined."""
+    """Number of `Words` that count as one word, per text; `points` are the code points of the joined texts."""
     first = points[words.starts]
     is_asian = np.zeros(len(first), dtype=bool)
     for low, high in SOUTHEAST_ASIAN:
@@ -57,9 +57,10 @@ def chars_per_word(words: Words, points: NDArray[np.uint32]) -> I64:
 
 
 def measure_repetition(words: Words, num_chars: I64, factors: I64) -> dict[str, F64]:
-    """Of 2 to 4 words: share of a text's characters in its most frequent n-gram (the longest of equally frequent ones,
-    with its inner spaces); 0 where none is repeated. Of 5 to 10: share of the characters in words of n-grams that stood
-    before in the text, no word counted twice. `factors` of chars_per_word lengthen the n-grams of their text."""
+    """Measures per text. For 2 to 4 words: share of a text's characters in its most frequent n-gram (the longest of
+    equally frequent ones, with its inner spaces); 0 where none is repeated. For 5 to 10: share of the characters in
+    words of n-grams that repeat an earlier one of the text, no word counted twice. `factors` (chars_per_word) lengthen
+    the n-grams of their text."""
     num_words = len(words.hashes)
     owner = np.repeat(np.arange(len(words.counts)), words.counts)
     raw = words.hashes.copy()
@@ -69,7 +70,7 @@ def measure_repetition(words: Words, num_chars: I64, factors: I64) -> dict[str, 
     names = {size: top_ngram_name(size) for size in TOP_SIZES} | {
         size: repeated_ngrams_name(size) for size in COVERED_SIZES
     }
-    found = {name: np.zeros(len(words.counts)) for name in names.values()}
+    shares = {name: np.zeros(len(words.counts)) for name in names.values()}
     present = np.unique(factors).tolist()
     for size in range(2, COVERED_SIZES[-1] * max(present, default=1) + 1):
         starts = np.flatnonzero(repeated[:-1] & repeated[1:])
@@ -97,15 +98,15 @@ def measure_repetition(words: Words, num_chars: I64, factors: I64) -> dict[str, 
                 is_again[firsts] = False
                 chars = _covered(starts[order[is_again]], size, words, length_sums)
             own = factors == factor
-            found[names[num_in_words]][own] = share(chars, num_chars)[own]
-    return found
+            shares[names[num_in_words]][own] = share(chars, num_chars)[own]
+    return shares
 
 
 def _groups(hashes: NDArray[np.uint64], owners: I64) -> tuple[I64, I64]:
-    """An order in which equal n-grams of one text follow one another as they stand in it, and where each group begins
-    in that order.
+    """An order that groups equal n-grams of one text, in the order of the text, and the index at which each group
+    begins.
 
-    Owners ascend already, so a stable sort by hash alone leaves them ascending among equal hashes."""
+    Owners ascend already, so a stable sort by hash leaves them ascending among equal hashes."""
     order = np.argsort(hashes, kind="stable")
     is_first = np.ones(len(order), dtype=bool)
     is_first[1:] = (hashes[order[1:]] != hashes[order[:-1]]) | (owners[order[1:]] != owners[order[:-1]])
@@ -124,6 +125,6 @@ def _most_frequent(owners: I64, counts: I64, lengths: I64, num_texts: int) -> I6
 
 
 def _covered(starts: I64, size: int, words: Words, length_sums: I64) -> I64:
-    """Characters of the words that lie in n-grams which start here, per text."""
+    """Characters of the words in n-grams that begin at `starts`, per text."""
     covered = np.unique((starts[:, None] + np.arange(size)).ravel())
     return sums(words.lengths[covered], np.searchsorted(covered, words.offsets))

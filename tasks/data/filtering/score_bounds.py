@@ -27,10 +27,10 @@ BOUND_OF = {
     "perplexing": "max_perplexity_percentile",
     "not_factual": "min_factuality",
 }
-"""In ScoreRecipe, by reason."""
+"""Name of the bound in ScoreRecipe, by reason."""
 QUALITY_STEPS = 1_000_000
-"""Quality is compared in whole millionths: their histogram is exact whatever the partitions, and holds a million lines
-at most."""
+"""Quality is compared in whole millionths: their histogram does not depend on partitions, and has at most a million
+rows."""
 
 
 def is_prose() -> Column:
@@ -67,7 +67,7 @@ def quality_millionths() -> Column:
 def bucket_floors(histogram: list[tuple[int, int]], num_buckets: int) -> list[int]:
     """The lowest quality of every bucket but the first, from (quality, documents) in any order.
 
-    Documents of one quality stay together; the middle one of them decides where: document r of n (from 0) belongs into
+    Documents of one quality are in one bucket, that of their middle document: document r of n (from 0) belongs into
     bucket floor((2 r + 1) num_buckets / 2 n)."""
     total = sum(count for _, count in histogram)
     floors: list[int] = []

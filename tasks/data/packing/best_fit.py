@@ -31,9 +31,9 @@ def row_shapes(lengths: np.ndarray, capacity: int) -> list[RowShape]:
     for length in np.flatnonzero(counts)[::-1].tolist():
         waiting = int(counts[length])
         while waiting:
-            place = bisect_left(rooms, length)
-            is_new = place == len(rooms)
-            room = capacity if is_new else rooms[place]
+            index = bisect_left(rooms, length)
+            is_new = index == len(rooms)
+            room = capacity if is_new else rooms[index]
             per_row = min(room // length, waiting)
             shape = RowShape((), waiting // per_row) if is_new else by_room[room].pop()
             count = min(shape.count, waiting // per_row)
@@ -41,7 +41,7 @@ def row_shapes(lengths: np.ndarray, capacity: int) -> list[RowShape]:
             if count < shape.count:
                 by_room[room].append(RowShape(shape.lengths, shape.count - count))
             elif not is_new and not by_room[room]:
-                del by_room[room], rooms[place]
+                del by_room[room], rooms[index]
             left = room - length * per_row
             if left not in by_room:
                 by_room[left] = []
@@ -51,13 +51,13 @@ def row_shapes(lengths: np.ndarray, capacity: int) -> list[RowShape]:
 
 
 def num_rows(shapes: list[RowShape]) -> int:
-    """Rows of all shapes together."""
+    """Number of rows of all shapes."""
     return sum(shape.count for shape in shapes)
 
 
 def place_pieces(lengths: np.ndarray, shapes: list[RowShape], capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """(piece, slot) in the order of slots: which piece begins where, in rows of `capacity` slots in the order of the
-    shapes."""
+    """(piece, slot) in the order of slots: the pieces and the slots at which they begin, in rows of `capacity` slots in
+    the order of the shapes."""
     by_length = np.argsort(lengths, kind="stable")
     taken = np.searchsorted(lengths[by_length], np.arange(capacity + 2))
     pieces, slots = [], []

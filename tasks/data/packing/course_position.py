@@ -1,4 +1,4 @@
-"""How far the phases of a course have read every domain: the next phase of the course continues there.
+"""Records how far the phases of a course have read every domain: the next phase of the course continues there.
 
 A domain has one order of documents per epoch, the same for all phases of a course. A visit is an index into these
 orders laid end to end: the number of the epoch x documents + the index in its order. Each quality bucket advances
@@ -28,19 +28,19 @@ POSITION_FILE = "position.json"
 
 
 class DomainPosition(Frozen):
-    """Of one domain."""
+    """The position up to which the phases of a course have read one domain."""
 
     num_documents: int
     next_visits: tuple[int, ...]
-    """By quality bucket, the last one for documents without a bucket; one entry where no phase has told buckets
-    apart."""
+    """Next visit by quality bucket, the last entry for documents without a bucket; one entry where no phase has
+    distinguished buckets."""
     waiting: tuple[int, ...]
-    """Earlier visits that were not read, ascending: what best fit found no room for in the last row."""
+    """Earlier visits that were not read, ascending: those that did not fit into the last row of best fit."""
     epochs: float
     """Passes over the domain, each document counted as often as its bucket weighs."""
 
     def by_bucket(self, num_buckets: int) -> DomainPosition:
-        """The same with an entry per bucket."""
+        """The same position with an entry per bucket."""
         if len(self.next_visits) == num_buckets:
             return self
         assert len(self.next_visits) == 1, (self.next_visits, num_buckets)
@@ -66,28 +66,28 @@ class DomainPosition(Frozen):
 
 @dataclass(frozen=True)
 class CoursePosition:
-    """Of all domains that any phase has read."""
+    """The positions up to which the phases of a course have read all domains."""
 
     seed: int
     domains: dict[str, DomainPosition]
 
     @property
     def num_buckets(self) -> int:
-        """Places of quality buckets that the phases before told apart; 1 where they weighed none."""
+        """Number of entries per domain: the quality buckets that earlier phases distinguished, or 1."""
         return max((len(position.next_visits) for position in self.domains.values()), default=1)
 
     def of(self, domain: str, num_documents: int, num_buckets: int) -> DomainPosition:
-        """Raises ValueError where the phases before it read a domain of other documents."""
-        found = self.domains.get(domain)
-        if found is None:
+        """The position in one domain. Raises ValueError where earlier phases read a domain with other documents."""
+        position = self.domains.get(domain)
+        if position is None:
             return DomainPosition(num_documents=num_documents, next_visits=(0,) * num_buckets, waiting=(), epochs=0.0)
-        if found.num_documents != num_documents:
+        if position.num_documents != num_documents:
             raise ValueError(
                 f"domain {domain} has {num_documents} documents, the phases before on the course read "
-                f"{found.num_documents}: pack all "
+                f"{position.num_documents}: pack all "
                 "phases of a course from the same shards"
             )
-        return found.by_bucket(num_buckets)
+        return position.by_bucket(num_buckets)
 
     def with_domains(self, domains: Mapping[str, DomainPosition]) -> CoursePosition:
         return replace(self, domains={**self.domains, **domains})
@@ -98,8 +98,8 @@ class CoursePosition:
 
 
 def read_position(path: Path | None, seed: int) -> CoursePosition:
-    """Where the phase before on the course stopped (its position.json); the course's start for None. Raises ValueError
-    for another seed: its orders are others."""
+    """The position at which the phase before on the course stopped (its position.json); the course's start for None.
+    Raises ValueError for another seed, which gives other orders."""
     if path is None:
         return CoursePosition(seed, {})
     stored = json.loads(path.read_text())
@@ -107,7 +107,7 @@ def read_position(path: Path | None, seed: int) -> CoursePosition:
         raise ValueError(
             f"the phase has seed {seed}, the phase before it on the course {stored['seed']}: one seed orders the "
             f"documents of a whole "
-            "course, give its phases the same"
+            "course: give all its phases the same seed"
         )
     return CoursePosition(
         seed, {name: DomainPosition.model_validate(values) for name, values in stored["domains"].items()}

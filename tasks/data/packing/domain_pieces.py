@@ -1,6 +1,6 @@
 """The pieces of documents that a domain can give to a phase, and the order in which it gives them.
 
-Documents are shuffled anew in every epoch, in an order that all phases of a course share
+Documents are shuffled again in every epoch, in an order that all phases of a course share
 (tasks/data/packing/course_position.py). A quality bucket of weight 3.2 advances along these orders 3.2 times as fast
 as one of weight 1. So its documents are read 3.2 times as often, and none of a bucket is read again before all of it
 were read. Without weights, or without a bucket, a document has weight 1.
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 UNIT_COLUMNS = ("shard", "sequence", "offset", "length", "is_rearranged", "document", "visit")
 DOCUMENT, VISIT = UNIT_COLUMNS.index("document"), UNIT_COLUMNS.index("visit")
 ALIKE = (1.0,)
-"""Weights of a domain whose buckets no phase tells apart."""
+"""Weights of a domain whose buckets no phase distinguishes."""
 
 
 @dataclass(frozen=True)
 class QualityBuckets:
-    """Weights of the buckets, the last one of documents without a bucket, and the bucket of every sequence by number of
-    the shard (-1: it has none); no shard is listed where the weights are ALIKE."""
+    """Weights of the buckets, the last one for documents without a bucket, and the bucket of every sequence (-1 for
+    none) by number of the shard; no shard is listed where the weights are ALIKE."""
 
     weights: tuple[float, ...]
     by_shard: dict[int, I64]
 
     def of_shard(self, shard: int, num_sequences: int) -> I64:
-        """The place in `weights` of every sequence's bucket. Raises ValueError for a bucket without a weight."""
+        """The index in `weights` of every sequence's bucket. Raises ValueError for a bucket without a weight."""
         if self.weights == ALIKE:
             return np.zeros(num_sequences, dtype=np.int64)
         buckets, num_weights = self.by_shard[shard], len(self.weights) - 1
@@ -56,19 +56,19 @@ class QualityBuckets:
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a domain can give: one unit (shard, sequence, offset, length, whether it is rearranged) per piece of a
-    document. The length of a rearranged one counts its special tokens."""
+    """The pieces of a domain: one unit (shard, sequence, offset, length, whether it is rearranged) per piece of a
+    document. The length of a rearranged unit includes its special tokens."""
 
     units: I64
-    """Those of one document together, documents in the order of the shards."""
+    """Units; those of one document together, documents in the order of the shards."""
     firsts: I64
-    """Of every document the first of its units, and the end of the last one's: a document that no row holds has
-    none."""
+    """Index of every document's first unit, and the number of units at the end; a document that no row can hold has no
+    unit."""
     buckets: I64
-    """Of every document the place in `weights`."""
+    """Index in `weights` of every document's bucket."""
     weights: tuple[float, ...]
     num_tokens: int
-    """Of one epoch: each piece as often as its bucket weighs."""
+    """Tokens of one epoch: each piece counts as often as its bucket weighs."""
     num_too_long: int
 
     @property
@@ -84,8 +84,8 @@ def pieces_of(
     chosen: Rearrangement,
     buckets: QualityBuckets,
 ) -> Pieces:
-    """The documents of a domain's shards; with `row_slots` none longer than a row: cut, or left out where they may not
-    be."""
+    """The documents of a domain's shards; with `row_slots` none longer than a row: longer ones are cut, or left out
+    where they may not be cut."""
     documents = np.concatenate(
         [np.zeros((0, 6), dtype=np.int64), *(_documents(n, lengths[n], chosen, buckets) for n in own)]
     )
@@ -113,12 +113,12 @@ def pieces_of(
 
 def ordered_units(domain: str, pieces: Pieces, position: DomainPosition, num_tokens: int, seed: int) -> I64:
     """Units (UNIT_COLUMNS) from a position on, in the order in which they are read, for as many epochs as the tokens
-    take: first the documents that wait, then the buckets side by side, each at its pace."""
+    need: first the waiting documents, then the buckets in parallel, each at its pace."""
     size = pieces.num_documents
     order_of = _orders(domain, size, seed)
     visits = np.array(position.waiting, dtype=np.int64)
     documents = np.array(
-        [order_of(epoch)[place] for epoch, place in (divmod(visit, size) for visit in position.waiting)], dtype=np.int64
+        [order_of(epoch)[index] for epoch, index in (divmod(visit, size) for visit in position.waiting)], dtype=np.int64
     )
     is_wanted = np.array(pieces.weights)[pieces.buckets[documents]] > 0
     parts = [_units_of(pieces, documents[is_wanted], visits[is_wanted])]
@@ -134,15 +134,15 @@ def ordered_units(domain: str, pieces: Pieces, position: DomainPosition, num_tok
 def _one_epoch(pieces: Pieces, position: DomainPosition, epoch: int, order_of: Callable[[int], I64]) -> tuple[I64, I64]:
     """Documents and their visits of one epoch from the position on, in which a bucket is read as often as it weighs."""
     size = pieces.num_documents
-    found: list[tuple[I64, I64, NDArray[np.float64]]] = []
+    parts: list[tuple[I64, I64, NDArray[np.float64]]] = []
     for bucket, (weight, first) in enumerate(zip(pieces.weights, position.next_visits, strict=True)):
         start, stop = (first + math.ceil(number * size * weight) for number in (epoch, epoch + 1))
         for turn in range(start // size, -(-stop // size) if weight else 0):
             visits = np.arange(max(start, turn * size), min(stop, (turn + 1) * size))
             documents = order_of(turn)[visits - turn * size]
             own = pieces.buckets[documents] == bucket
-            found.append((documents[own], visits[own], (visits[own] - first) / weight))
-    documents, visits, times = (np.concatenate(column) for column in zip(*found, strict=True))
+            parts.append((documents[own], visits[own], (visits[own] - first) / weight))
+    documents, visits, times = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((visits, times))
     return documents[order], visits[order]
 

@@ -1,8 +1,8 @@
 """Rearranges documents of a phase to prefix, suffix, middle (Bavarian et al. 2022, arXiv 2207.14255).
 
 It changes only the packed order. A chosen piece P of n tokens, split at a <= b, is read as <|code_prefix|> P[:a]
-<|code_suffix|> P[b:] <|code_middle|> P[a:b] and then its end-of-text, where it holds one. The shards stay as they
-are: the lines of the order point into them, and at the three special tokens in a shard of the packed artifact's own.
+<|code_suffix|> P[b:] <|code_middle|> P[a:b] and then its end-of-text, where it holds one. The shards do not
+change: the lines of the order point into them, and to the three special tokens in a shard of the packed artifact.
 The document's id and the seed decide whether a document is rearranged, and where it is split. Where a token begins
 inside a character (byte-level BPE cuts rare ones), the split moves before that character.
 """
@@ -23,54 +23,56 @@ from tasks.data.packing.row_order import mix_bits
 from tasks.data.shards.token_shard import TokenShard, append_tokens, token_dtype, write_index
 
 FIM_TOKENS = ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>")
-"""In the order of the glue shard's sequences."""
+"""The special tokens, in the order of the glue shard's sequences."""
 NUM_EXTRA = len(FIM_TOKENS)
 MIN_TOKENS = 16
-"""Shorter pieces stay as they are: there is no middle to speak of."""
+"""Tokens of the shortest piece that is rearranged: shorter ones have no useful middle."""
 
 
 @dataclass(frozen=True)
 class Rearrangement:
-    """Which documents are rearranged: `ids` holds the 64 bits of every sequence's document id, by number of the
+    """Decides which documents are rearranged: `ids` holds the 64 bits of every sequence's document id, by number of the
     shard."""
 
     rate: float
     seed: int
     ids: dict[int, np.ndarray]
     shards: dict[int, TokenShard] = field(default_factory=dict)
-    """Those with ids."""
+    """The shards that have ids, by number."""
     is_inside: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    """Per token id: whether it begins inside a character."""
+    """Whether each token id begins inside a character."""
 
     def is_chosen(self, shard: int, sequences: np.ndarray) -> np.ndarray:
-        """A claim per document of a shard; nothing is chosen in shards without ids."""
+        """Whether each document of a shard is rearranged; none is in shards without ids."""
         if shard not in self.ids:
             return np.zeros(len(sequences), dtype=bool)
         return self._bits(self.ids[shard][sequences], "chosen") / 2.0**64 < self.rate
 
     def splits(self, units: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
-        """Two places 0 <= a <= b <= num_tokens for each unit (shard, sequence, offset, ...), as columns."""
+        """Two positions 0 <= a <= b <= num_tokens for each unit (shard, sequence, offset, ...), as columns."""
         ids = np.zeros(len(units), dtype=np.uint64)
         for shard in np.unique(units[:, 0]).tolist():
             own = units[:, 0] == shard
             ids[own] = self.ids[shard][units[own, 1]]
         offsets = mix_bits(units[:, 2].astype(np.uint64))
-        places = [self._bits(ids ^ offsets, name) % (num_tokens + 1).astype(np.uint64) for name in ("first", "second")]
+        positions = [
+            self._bits(ids ^ offsets, name) % (num_tokens + 1).astype(np.uint64) for name in ("first", "second")
+        ]
         return np.column_stack(
-            [self._whole(units, place.astype(np.int64), num_tokens) for place in np.sort(places, axis=0)]
+            [self._whole(units, position.astype(np.int64), num_tokens) for position in np.sort(positions, axis=0)]
         )
 
-    def _whole(self, units: np.ndarray, places: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
-        """The places, those inside a character moved to its first token."""
+    def _whole(self, units: np.ndarray, positions: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
+        """The positions, those inside a character moved to its first token."""
         for shard in np.unique(units[:, 0]).tolist():
             source = self.shards[shard]
-            moving = np.flatnonzero((units[:, 0] == shard) & (places < num_tokens))
+            moving = np.flatnonzero((units[:, 0] == shard) & (positions < num_tokens))
             while len(moving):
-                moving = moving[places[moving] > 0]
+                moving = moving[positions[moving] > 0]
                 first = source.starts[units[moving, 1]] + units[moving, 2]
-                moving = moving[self.is_inside[source.tokens[first + places[moving]]]]
-                places[moving] -= 1
-        return places
+                moving = moving[self.is_inside[source.tokens[first + positions[moving]]]]
+                positions[moving] -= 1
+        return positions
 
     def _bits(self, ids: np.ndarray, purpose: str) -> np.ndarray:
         key = int.from_bytes(hashlib.sha256(f"{self.seed} fim {purpose}".encode()).digest()[:8], "big")
@@ -106,7 +108,7 @@ def read_inside(tokenizer_path: Path, num_tokens: int) -> np.ndarray:
 
 
 def write_glue(directory: Path, special_ids: dict[str, int], vocab_size: int) -> None:
-    """The shard that the special tokens are read from, one sequence for each."""
+    """Write the shard from which the special tokens are read, one sequence for each."""
     dtype = token_dtype(vocab_size)
     with open(directory / f"{GLUE_SHARD}.bin", "wb") as file:
         lengths = append_tokens(file, [[special_ids[name]] for name in FIM_TOKENS], dtype)
@@ -117,7 +119,7 @@ def rearranged_lines(units: np.ndarray, ends: np.ndarray, splits: np.ndarray, gl
     """Lines (unit, shard, sequence, offset, length) of units (shard, sequence, offset, length with the special tokens),
     empty ones too.
 
-    `ends` says whether a unit ends with its document's end-of-text, which is read last; `splits` are places before
+    `ends` says whether a unit ends with its document's end-of-text, which is read last; `splits` are positions before
     it."""
     shard, sequence, offset, length = units[:, :4].T
     ends = ends.astype(np.int64)

@@ -1,4 +1,4 @@
-"""How many of a phase's tokens each domain has, up to any position: one mixture, or waypoints and straight lines.
+"""Computes how many of a phase's tokens each domain has up to any position: one mixture, or waypoints and lines.
 
 At a waypoint the weights are normalised over the domains that have text. A domain's share of the tokens up to a
 position is the area under its line. So the tokens of the whole phase are exact, and the position at which a domain
@@ -28,44 +28,44 @@ NOTHING_READ: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class MixtureSchedule:
-    """Of the domains that have text, by name."""
+    """Weights over a phase of the domains that have text."""
 
     domains: tuple[str, ...]
-    places: F64
-    """Of the waypoints: 0.0 to 1.0."""
+    positions: F64
+    """Positions of the waypoints: 0.0 to 1.0."""
     weights: F64
-    """One row per waypoint, one column per domain. A single mixture stands in two equal rows, as it was given."""
+    """One row per waypoint, one column per domain. A single mixture is two equal rows, not normalised."""
 
     @property
     def is_constant(self) -> bool:
         """Whether the shares are the same everywhere."""
         return bool((self.weights == self.weights[0]).all())
 
-    def until(self, place: float) -> F64:
-        """Area under each domain's line from 0 to a place."""
-        ends = np.clip(place, self.places[:-1], self.places[1:])
-        width = (ends - self.places[:-1])[:, None]
+    def until(self, position: float) -> F64:
+        """Area under each domain's line from 0 to a position."""
+        ends = np.clip(position, self.positions[:-1], self.positions[1:])
+        width = (ends - self.positions[:-1])[:, None]
         return ((self.weights[:-1] + 0.5 * self._slopes() * width) * width).sum(axis=0)
 
-    def place_of(self, domain: str, share: F64) -> F64:
-        """Where in the phase a domain has had these shares of its own tokens; ascending shares in [0, 1]."""
+    def position_of(self, domain: str, share: F64) -> F64:
+        """Positions in the phase at which a domain has had these ascending shares, in [0, 1], of its own tokens."""
         if self.is_constant:
             return share
         column = self.domains.index(domain)
-        areas = np.array([self.until(place)[column] for place in self.places])
+        areas = np.array([self.until(position)[column] for position in self.positions])
         wanted = share * areas[-1]
         segment = np.clip(np.searchsorted(areas, wanted, side="right") - 1, 0, len(areas) - 2)
         start, slope = self.weights[segment, column], self._slopes()[segment, column]
         area = wanted - areas[segment]
         root = start + np.sqrt(np.maximum(start * start + 2 * slope * area, 0.0))
-        return self.places[segment] + np.divide(2 * area, root, out=np.zeros_like(area), where=root > 0)
+        return self.positions[segment] + np.divide(2 * area, root, out=np.zeros_like(area), where=root > 0)
 
     def _slopes(self) -> F64:
-        return np.diff(self.weights, axis=0) / np.diff(self.places)[:, None]
+        return np.diff(self.weights, axis=0) / np.diff(self.positions)[:, None]
 
 
 def schedule_mixture(recipe: PackingRecipe, available: dict[str, int]) -> MixtureSchedule:
-    """The schedule over the domains with tokens. Raises ValueError where there are none at some place of the phase."""
+    """The schedule over the domains with tokens. Raises ValueError where there are none at a waypoint."""
     constant = isinstance(recipe.mixture, dict)
     present = sorted(domain for domain in recipe.domains if available[domain])
     rows = []
@@ -84,9 +84,9 @@ def schedule_mixture(recipe: PackingRecipe, available: dict[str, int]) -> Mixtur
 def allot_tokens(
     recipe: PackingRecipe, available: dict[str, int], num_tokens: int, epochs_before: Mapping[str, float] = NOTHING_READ
 ) -> dict[str, int]:
-    """Tokens of the whole phase per domain that has text, exact in sum. `available` is what one epoch of a domain
-    holds, `epochs_before` what earlier phases of the course read of it; raises ValueError where it would be read more
-    often than max_epochs."""
+    """Tokens of the whole phase per domain that has text, with an exact sum. `available`: tokens of one epoch of a
+    domain; `epochs_before`: passes over it in earlier phases of the course. Raises ValueError where a domain would be
+    read more often than max_epochs."""
     schedule = schedule_mixture(recipe, available)
     weights = dict(
         zip(
@@ -117,7 +117,7 @@ def allot_tokens(
 
 
 def slots_of(recipe: PackingRecipe, num_rows: int) -> int:
-    """Tokens that rows take: a stream's share their last target with the next row, those of best fit have one of their
+    """Tokens that rows need: in a stream a row shares its last target with the next row, in best fit each has its
     own."""
     return (
         num_rows * recipe.sequence_length + 1 if recipe.packing == "stream" else num_rows * (recipe.sequence_length + 1)
@@ -140,7 +140,7 @@ def _fitting_tokens(recipe: PackingRecipe, held: dict[str, float], weights: dict
 
 
 def split_tokens(weights: dict[str, float], num_tokens: int) -> dict[str, int]:
-    """num_tokens by weight, exact in sum: the rest goes to the largest remainders."""
+    """`num_tokens` divided by weight, with an exact sum: the rest goes to the largest remainders."""
     total = sum(weights.values())
     exact = {domain: num_tokens * weight / total for domain, weight in weights.items()}
     shares = {domain: math.floor(amount) for domain, amount in exact.items()}

@@ -46,22 +46,21 @@ if TYPE_CHECKING:
 class PackedPhase(Record):
     num_rows: int
     num_tokens: int
-    """Tokens that the rows hold: in a stream rows x sequence length, and the last target; in best_fit without the
-    gaps."""
+    """Tokens in the rows: in a stream rows x sequence length and the last target; in best_fit without gaps."""
     sequence_length: int
     packing: str
     num_pieces: int
     fill_share: float
-    """Tokens over slots of the rows."""
+    """Tokens per slot of the rows."""
     num_too_long: int
-    """Conversations that no row holds."""
+    """Conversations that are longer than a row."""
     num_rearranged: int = 0
     """Pieces with fill-in-the-middle."""
     tokens_by_domain: dict[str, int]
     epochs_by_domain: dict[str, float]
     """Passes over the domain's tokens, each document counted as often as its bucket weighs."""
     course_tokens_by_domain: dict[str, int]
-    """Of this phase and of those before it on the course, as the passes below."""
+    """Tokens of this phase and of those before it on the course, like the passes below."""
     course_epochs_by_domain: dict[str, float]
     absent_domains: tuple[str, ...] = ()
     """Domains of the mixture without text, whose share went to the others."""
@@ -138,7 +137,7 @@ def _course_tokens(shares: dict[str, int], previous: Artifact[PackedPhase] | Non
 def _write_packing(
     output: Output, recipe: PackingRecipe, shards: list[str], shares: dict[str, int], *, has_glue: bool
 ) -> None:
-    """What a reader of the order needs beside it."""
+    """Write packing.json, which a reader of the order needs."""
     packing: dict[str, Any] = {
         "packing": recipe.packing,
         "sequence_length": recipe.sequence_length,
@@ -169,7 +168,7 @@ def _rearrangement(
     domain_of: dict[str, str],
     recipe: PackingRecipe,
 ) -> Rearrangement:
-    """Reads the ids of source code alone, and only where some of it is rearranged."""
+    """Read the ids of source code, only where some of it is rearranged."""
     from tasks.data.shards.token_shard import open_shard
 
     if not recipe.fim_rate:
@@ -186,8 +185,7 @@ def _rearrangement(
 def _quality_buckets(
     sources: list[Artifact], domain_of: dict[str, str], recipe: PackingRecipe, num_buckets: int
 ) -> QualityBuckets:
-    """Reads the buckets of what the mixture reads, and only where this phase weighs them or one before it on the course
-    did."""
+    """Read the buckets of the mixture's domains, only where this phase or one before it on the course weighs them."""
     weights = (*recipe.bucket_weights, 1.0) if recipe.bucket_weights else ALIKE * num_buckets
     read = {*recipe.domains} if weights != ALIKE else set()
     paths = {
@@ -208,7 +206,7 @@ def _positions_after(
     shares: dict[str, int],
     domains: list[str],
 ) -> dict[str, DomainPosition]:
-    """Where the phase stopped in every domain that it read."""
+    """The position at which the phase stopped in every domain that it read."""
     import numpy as np
 
     domain_of_unit = np.array(domains)[placed.units[:, 0]]
@@ -226,7 +224,7 @@ def _positions_after(
 def _expand(
     units: np.ndarray, kept: np.ndarray, slots: np.ndarray, lengths: list[np.ndarray], chosen: Rearrangement
 ) -> np.ndarray:
-    """Lines of order.npy: one per unit, or those of its fill-in-the-middle, of each unit as many tokens as are kept."""
+    """Lines of order.npy: one per unit, or those of its fill-in-the-middle; each unit is cut to its kept tokens."""
     import numpy as np
 
     marked = np.flatnonzero(units[:, 4])
@@ -249,7 +247,7 @@ def _expand(
 
 
 def _tokens_by_domain(order: np.ndarray, unit_shards: np.ndarray, domains: list[str]) -> dict[str, int]:
-    """Special tokens count for the domain of the document that they stand in."""
+    """Tokens by domain; special tokens count for the domain of their document."""
     import numpy as np
 
     names = sorted(set(domains))

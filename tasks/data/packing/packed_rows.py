@@ -21,7 +21,7 @@ from tasks.data.shards.token_shard import open_mask, open_shard
 ORDER_COLUMNS = ("shard", "sequence", "offset", "length", "slot", "document")
 ORDER_FILE, PACKING_FILE = "order.npy", "packing.json"
 GLUE_SHARD = "glue"
-"""Holds the special tokens of fill-in-the-middle; numbered behind the shards that packing.json names."""
+"""Shard of the special tokens of fill-in-the-middle; its number follows those of the shards in packing.json."""
 NO_SEGMENT = -1
 
 
@@ -32,7 +32,7 @@ class PackedRows:
         packing = json.loads((packed_dir / PACKING_FILE).read_text())
         self.sequence_length: int = packing["sequence_length"]
         self.is_segmented: bool = packing["packing"] == "best_fit"
-        """Whether attention stays inside documents, and no target lies across them."""
+        """Whether attention and targets stay inside a document."""
         self._seed: int = packing["seed"]
         paths = [_shard_path(name, shards_dirs) for name in packing["shards"]]
         paths += [packed_dir / f"{GLUE_SHARD}.bin"] if packing["has_glue"] else []
@@ -59,23 +59,23 @@ class PackedRows:
         """Tokens, segment numbers (int32) and trained mask (bool) of rows start..stop-1, each of shape (rows, T + 1).
 
         A segment is a piece of one document; a gap has token 0 and segment -1. The mask is over tokens as targets: in
-        best_fit the first of a piece is none, for nothing of its document stands before it."""
+        best_fit the first token of a piece is no target, since no token of its document precedes it."""
         if not 0 <= start < stop <= self._num_rows:
             raise ValueError(
                 f"rows {start}..{stop} of {self._num_rows} packed rows: the phase asks for more tokens than were packed"
             )
-        first_slots = self._places(start, stop) * self._row_stride
+        first_slots = self._unshuffled_rows(start, stop) * self._row_stride
         slots = (first_slots[:, None] + np.arange(self.sequence_length + 1)).ravel()
         tokens, segments, trained = self._gather(slots, np.searchsorted(self._slots, slots, side="right") - 1)
         shape = (stop - start, self.sequence_length + 1)
         return tokens.reshape(shape), segments.astype(np.int32).reshape(shape), trained.reshape(shape)
 
     def describe(self, start: int, stop: int) -> list[dict[str, object]]:
-        """Of every piece in rows start..stop-1: row, document id (where the shard's sidecar lies beside it), file, byte
-        offset, tokens."""
+        """Row, document id (from the shard's sidecar, if there is one), file, byte offset and tokens of every piece in
+        rows start..stop-1."""
         pieces: list[dict[str, object]] = []
         identities: dict[Path, dict[int, str]] = {}
-        firsts = self._places(start, stop) * self._row_stride
+        firsts = self._unshuffled_rows(start, stop) * self._row_stride
         for row, first in zip(range(start, stop), firsts.tolist(), strict=True):
             line = int(np.searchsorted(self._slots, first, side="right")) - 1
             while line < len(self._order) and self._slots[line] <= first + self.sequence_length:
@@ -88,21 +88,21 @@ class PackedRows:
                 path, shard = self._paths[number], self._shards[number]
                 if path not in identities:
                     identities[path] = _document_ids(path)
-                place = int(shard.starts[sequence]) + offset + skipped
+                position = int(shard.starts[sequence]) + offset + skipped
                 pieces.append(
                     {
                         "row": row,
                         "document": identities[path].get(sequence, ""),
                         "file": path.name,
-                        "byte_offset": place * shard.tokens.dtype.itemsize,
+                        "byte_offset": position * shard.tokens.dtype.itemsize,
                         "num_tokens": num_tokens,
                     }
                 )
         return pieces
 
-    def _places(self, start: int, stop: int) -> np.ndarray:
-        """Where rows start..stop-1 lie in the order: shuffled over the whole phase, or inside each slice of one with
-        waypoints."""
+    def _unshuffled_rows(self, start: int, stop: int) -> np.ndarray:
+        """Numbers of rows start..stop-1 in the unshuffled order: they are shuffled over the whole phase, or, with
+        waypoints, inside each slice."""
         rows = np.arange(start, stop)
         slices = rows // self._slice_rows
         for number in np.unique(slices).tolist():
@@ -112,7 +112,7 @@ class PackedRows:
         return rows
 
     def _gather(self, slots: np.ndarray, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens, segments and trained mask at slots that lie in or behind the given lines of the order."""
+        """Tokens, segments and trained mask at slots in, or after, the given lines of the order."""
         needed, line = np.unique(lines, return_inverse=True)
         shard_of, sequence, offset, length, slot, document = np.asarray(self._order[needed]).T
         is_first = (needed == 0) | (np.asarray(self._order[np.maximum(needed - 1, 0), 5]) != document)
@@ -123,9 +123,9 @@ class PackedRows:
         for number in np.unique(shard_of):
             shard, mask = self._shards[number], self._masks[number]
             chosen = (shard_of == number)[line] & is_filled
-            places = shard.starts[sequence[line[chosen]]] + (offset[line] + within)[chosen]
-            tokens[chosen] = shard.tokens[places]
-            trained[chosen] = True if mask is None else mask[places]
+            positions = shard.starts[sequence[line[chosen]]] + (offset[line] + within)[chosen]
+            tokens[chosen] = shard.tokens[positions]
+            trained[chosen] = True if mask is None else mask[positions]
         if self.is_segmented:
             trained[(within == 0) & is_first[line]] = False
         return tokens, segments, trained
@@ -150,6 +150,6 @@ def _document_ids(bin_path: Path) -> dict[int, str]:
 
 
 def _shard_path(name: str, directories: tuple[Path, ...]) -> Path:
-    found = [directory / f"{name}.bin" for directory in directories if (directory / f"{name}.bin").exists()]
-    assert len(found) == 1, f"shard {name} lies in {len(found)} of {[str(directory) for directory in directories]}"
-    return found[0]
+    existing = [directory / f"{name}.bin" for directory in directories if (directory / f"{name}.bin").exists()]
+    assert len(existing) == 1, f"shard {name} is in {len(existing)} of {[str(directory) for directory in directories]}"
+    return existing[0]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_SLICES = 64
 MIN_SLICE_ROWS = 64
-"""With fewer rows best fit has no choice: 0.93 of the slots filled with 16 rows, 0.97 with 64
+"""Least rows per slice; with fewer, best fit has too few choices: 0.93 of the slots filled with 16 rows, 0.97 with 64
 (tests/data/packing/test_packing_mixtures.py)."""
 
 
@@ -36,10 +36,10 @@ class PlacedUnits:
 
     units: I64
     kept: I64
-    """Tokens of each that are read."""
+    """Number of tokens of each unit that are read."""
     slots: I64
     queues: dict[str, I64]
-    """By domain the units that they were taken from, in the order in which the domain gives them."""
+    """Units of each domain, in its order, from which `units` were taken."""
 
 
 def slice_rows(recipe: PackingRecipe) -> int | None:
@@ -50,8 +50,8 @@ def slice_rows(recipe: PackingRecipe) -> int | None:
 
 
 def place_stream(pieces: dict[str, Pieces], recipe: PackingRecipe, positions: dict[str, DomainPosition]) -> PlacedUnits:
-    """The domains' pieces from their positions on, interleaved as the schedule has it, the last of each cut where its
-    tokens end."""
+    """The domains' pieces from their positions on, interleaved by the schedule; the last piece of each domain is cut
+    where its tokens end."""
     available = {domain: given.num_tokens for domain, given in pieces.items()}
     shares = allot_tokens(
         recipe, available, slots_of(recipe, recipe.num_tokens // recipe.sequence_length), epochs_read(positions)
@@ -70,7 +70,12 @@ def place_stream(pieces: dict[str, Pieces], recipe: PackingRecipe, positions: di
         kept = part[:, 3].copy()
         kept[-1] -= ends[len(part) - 1] - num_tokens
         parts.append(
-            (part, kept, schedule.place_of(domain, (np.cumsum(kept) - kept) / num_tokens), np.full(len(part), number))
+            (
+                part,
+                kept,
+                schedule.position_of(domain, (np.cumsum(kept) - kept) / num_tokens),
+                np.full(len(part), number),
+            )
         )
     units, kept, position, domain_number = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((domain_number, position))
@@ -81,8 +86,8 @@ def place_stream(pieces: dict[str, Pieces], recipe: PackingRecipe, positions: di
 def place_best_fit(
     pieces: dict[str, Pieces], recipe: PackingRecipe, positions: dict[str, DomainPosition], row_slots: int
 ) -> PlacedUnits:
-    """As many pieces per domain as fill the rows, slice by slice; what overflows a slice waits for the next, what
-    overflows the last by a row at most for the next phase of the course."""
+    """Fill the rows with pieces of all domains, slice by slice. Pieces that do not fit into a slice are used in the
+    next one; those that do not fit into the last one, less than a row, in the next phase of the course."""
     available = {domain: given.num_tokens for domain, given in pieces.items()}
     wanted = recipe.num_tokens // recipe.sequence_length
     most = allot_tokens(recipe, available, slots_of(recipe, wanted), epochs_read(positions))
@@ -113,12 +118,12 @@ def epochs_read(positions: dict[str, DomainPosition]) -> dict[str, float]:
 
 
 def _fill_slice(
-    queues: dict[str, I64], read: dict[str, int], schedule: MixtureSchedule, place: float, rows: int, row_slots: int
+    queues: dict[str, I64], read: dict[str, int], schedule: MixtureSchedule, position: float, rows: int, row_slots: int
 ) -> tuple[I64, I64, dict[str, I64]]:
-    """Units and slots of a slice that ends at a place of the phase, and what is left of the queues; adds to what was
-    read per domain."""
+    """Units and slots of a slice that ends at `position` in the phase, and the rest of the queues; adds its tokens to
+    `read`."""
     ends = {domain: np.cumsum(queue[:, 3]) for domain, queue in queues.items()}
-    areas = schedule.weights[0] if schedule.is_constant else schedule.until(place)
+    areas = schedule.weights[0] if schedule.is_constant else schedule.until(position)
     weights = {domain: area for domain, area in zip(schedule.domains, areas.tolist(), strict=True) if domain in queues}
 
     def taken(num_tokens: int) -> dict[str, int]:

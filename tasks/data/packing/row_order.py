@@ -14,7 +14,7 @@ NUM_ROUNDS = 6
 
 
 def shuffled_rows(rows: np.ndarray, num_rows: int, seed: int) -> np.ndarray:
-    """Where each row of 0..num_rows-1 lies in the unshuffled order, int64; a function of (seed, row) alone."""
+    """The index of each row of 0..num_rows-1 in the unshuffled order, int64; depends only on seed, num_rows and row."""
     half_bits = max(1, (max(num_rows - 1, 1).bit_length() + 1) // 2)
     keys = [
         np.uint64(int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:8], "big"))

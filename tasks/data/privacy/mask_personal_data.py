@@ -1,8 +1,7 @@
 """Step: filtered documents -> the same with personal data and secrets replaced by a placeholder of their kind.
 
 masked.parquet counts them. tasks/data/privacy/personal_data.py says what is recognised, what is not, and why code
-keeps its numbers. The text that was replaced stays where it was: in the row of the same id in the documents that the
-step was given.
+keeps its numbers. The replaced text remains in the row of the same id in the step's input.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 class MaskedDocuments(Record):
     num_documents: int
     num_bytes: int
-    """Of the text with placeholders."""
+    """Bytes of the text with placeholders."""
     num_masked_documents: int
     masked: dict[str, int]
-    """Places by kind."""
+    """Replaced spans by kind."""
 
 
 @step(
@@ -49,7 +48,7 @@ def mask_personal_data(
         *names_of(PREPARED_COLUMNS)
     )
     mask = partial(mask_batches, kinds=recipe.kinds)
-    found = frame.mapInArrow(mask, f"{PREPARED_COLUMNS}, {COUNT_COLUMNS}").persist(
+    masked = frame.mapInArrow(mask, f"{PREPARED_COLUMNS}, {COUNT_COLUMNS}").persist(
         StorageLevel.DISK_ONLY
     )  # read for two tables
     _, counts = write_documents(

@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from model.text.chat_template import Message
 
 NUMBER_KINDS = ("math", "code", "code_with_tests")
-"""Kinds of conversations that keep their numbers, as program code does: problems and programs are about numbers."""
+"""Kinds of conversations whose numbers are not masked, as in program code: problems and programs are about numbers."""
 
 
 def mask_chats(
     chats: Sequence[list[Message]], keeps_numbers: Sequence[bool], kinds: Sequence[str]
 ) -> Iterator[tuple[list[Message], Counter[str]]]:
-    """Each conversation's messages and the places that were replaced in them, by kind. One without any is given back as
-    it is."""
+    """Each conversation's messages, masked, and the number of replaced spans by kind. A conversation without any is
+    returned unchanged."""
     texts = [list(_texts([_parts(message) for message in messages])) for messages in chats]
     is_code = [keeps for own, keeps in zip(texts, keeps_numbers, strict=True) for _ in own]
     spans = iter(find_in_chunks([text for own in texts for text in own], is_code, kinds))
     for messages, own in zip(chats, texts, strict=True):
-        found = [next(spans) for _ in own]
-        counts = Counter(kind for places in found for kind, _, _ in places)
+        located = [next(spans) for _ in own]
+        counts = Counter(kind for own_spans in located for kind, _, _ in own_spans)
         if counts:
-            masked = iter([mask_text(text, places) for text, places in zip(own, found, strict=True)])
+            masked = iter([mask_text(text, own_spans) for text, own_spans in zip(own, located, strict=True)])
             messages = [_with_parts(message, _replaced(_parts(message), masked)) for message in messages]
         yield messages, counts
 
 
 def _parts(message: Message) -> dict[str, Any]:
-    """What a message says, by field."""
+    """The parts of a message that hold text, by field."""
     calls = [call["arguments"] for call in message.get("tool_calls", ())]
     return {"reasoning": message.get("reasoning", ""), "content": message["content"], "arguments": calls}
 
@@ -68,7 +68,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _replaced(value: Any, texts: Iterator[str]) -> Any:
-    """The value with `texts` in place of its own."""
+    """The value with its texts replaced by `texts`, in order."""
     if isinstance(value, str):
         inside = _json_inside(value)
         if inside is None:
@@ -85,7 +85,7 @@ def _json_inside(text: str) -> Any:
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):  # prose in brackets, or nested too deep to be read: a text like any other
+        value = json.loads(text)
+    except (ValueError, RecursionError):  # prose in brackets, or nested too deep to be read: plain text
         return None
-    return None if is_deep(found) else found
+    return None if is_deep(value) else value

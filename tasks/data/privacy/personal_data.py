@@ -20,7 +20,7 @@ from stdnum import iban, luhn
 from tld import is_tld
 
 from tasks.data.privacy.phone_numbers import LABEL_CHARS, is_phone
-from tasks.data.privacy.secret_patterns import secret_places
+from tasks.data.privacy.secret_patterns import secret_spans
 from tasks.data.records.documents import CODE, COMMIT, PREPARED_COLUMNS, arrow_schema, content_digest
 from tasks.data.text.text_chunks import chunk_bounds
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 KINDS = ("secret", "email", "iban", "credit_card", "us_ssn", "ip_address", "phone")
-"""Where two overlap, the earlier one counts."""
+"""Kinds of personal data; of two that overlap, the earlier one in this list is taken."""
 CODE_KINDS = ("secret", "email")
-"""What is masked in code and commits: their numbers are constants, versions and test data, and stay as they are."""
+"""Kinds that are masked in code and commits: their numbers are constants, versions and test data, and are kept."""
 COUNT_COLUMNS = ", ".join(f"{kind} long" for kind in KINDS)
 BETWEEN = "\0"
-"""Stands between joined texts; no pattern matches it."""
+"""Separator of joined texts; no pattern matches it."""
 CHUNK_CHARS = 1_000_000
 
 Span = tuple[str, int, int]
@@ -41,15 +41,15 @@ Span = tuple[str, int, int]
 
 LOCAL_PART = re.compile(r"[\w.%+'-]{1,64}\Z")
 HOST = re.compile(r"(?:[^\W_](?:[^\W_]|-){0,62}(?<!-)\.){1,8}(?:[^\W\d_]{2,24}|xn--[a-z0-9-]{2,40})(?![\w-])")
-"""Names in all scripts (RFC 6531)."""
+"""Host names in all scripts (RFC 6531)."""
 RESERVED_HOSTS = re.compile(
     r"(?:^|\.)(?:example\.(?:com|org|net)|[\w.-]*\.?(?:example|test|invalid|localhost|local))$", re.IGNORECASE
 )
-"""RFC 2606: nobody's addresses, and what FineWeb puts in the place of real ones."""
+"""Hosts that RFC 2606 reserves; FineWeb replaces real addresses by them."""
 IMAGE = re.compile(r"[\d.]+x\.(?:png|jpe?g|gif|webp|svg|pdf)\Z", re.IGNORECASE)
-"""Images for screens of so many pixels per point: icon@2x.png."""
+"""File names of images for screens with several pixels per point: icon@2x.png."""
 IN_URL = re.compile(r"://[^\s/@]*:$")
-"""Before a password."""
+"""Text of a URL before a password."""
 NO_PERSON = {"git", "hg", "svn"}
 """Local parts of repository URLs: git@github.com."""
 HIDDEN_AT = re.compile(
@@ -65,18 +65,19 @@ SPOKEN_AT = re.compile(
 SPOKEN_DOTS = (" dot ", " DOT ")
 SPOKEN_CHARS = 120
 NO_HOST = {"the", "this", "that", "a", "an", "each", "every", "one"}
-"""Hidden from programs that collect addresses: jane (at) posteo (dot) de, jane at posteo dot de."""
+"""Words that are no host before ` dot `. Addresses are hidden from programs that collect them: jane (at) posteo (dot)
+de, jane at posteo dot de."""
 
 SIGNS = r" ().\u00a0\u2009\u202f\u2010-\u2013\uff0d-"
-"""Between the digits of a number."""
+"""Signs between the digits of a number."""
 _IN_WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
-"""Scripts without spaces do not count: a number stands right beside its name."""
+"""A character of a word, except in scripts without spaces, where a number follows its name directly."""
 NUMBER = re.compile(
     rf"[+(0-9０-９＋](?<!{_IN_WORD}.)(?<![.@#/+-].)(?<!\d[,:].)(?:(?<=\d)|(?<=[+＋])\d|(?<=\()(?=\+?[\d ]{{1,6}}\))\+?\d)"  # noqa: E501
     rf"(?:(?<=0)\d{{1,4}} ?/ ?(?=\d))?(?:[{SIGNS}]{{0,3}}\d){{6,24}}(?:\s?(?:x|ext\.?)\s?\d{{1,5}}\b)?(?!{_IN_WORD}|@)"
 )
-"""Begins with a set of characters: what stands before them is asked behind the first, so that `re` skips to it quickly.
-So the others."""
+"""Begins with a set of characters, so that `re` skips to it quickly: the text before is tested after the first
+character. The other patterns do the same."""
 PARAMETER = re.compile(r"(?:card|cc|pan|number|credit|visa|acct)[\w-]*=$", re.IGNORECASE)
 CARD = re.compile(
     r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}|3[47]\d{13}|3(?:0[0-5]|[689]\d)\d{11}|"
@@ -86,25 +87,25 @@ CARD = re.compile(
 PRINTED = re.compile(
     rf"\d+|\d{{4}}([{SIGNS}]{{1,3}})\d{{4}}\1\d{{4}}\1\d{{1,7}}|\d{{4}}([{SIGNS}]{{1,3}})\d{{6}}\2\d{{4,5}}"
 )
-"""Digits alone, or the groups that are printed on cards."""
+"""A card's number as digits only, or in the groups that are printed on cards."""
 SOCIAL_SECURITY = re.compile(r"(?!000|666|9)\d{3}-(?!00)\d{2}-(?!0000)\d{4}")
 SOCIAL_SECURITY_LABEL = re.compile(r"\b(?:SSN|social security)\b[^\d\n]{0,16}$", re.IGNORECASE)
-"""Behind it the hyphens may be blanks or missing."""
+"""A label after which the hyphens may be blanks or missing."""
 
 IBAN = re.compile(
     r"[0-9](?<=[A-Za-z]{2}.)(?<![^\W_][A-Za-z]{2}.)[0-9](?:[ \u00a0-]?[A-Za-z0-9]{4}){2,7}(?:[ "
     r"\u00a0-]?[A-Za-z0-9]{1,3})?(?![^\W_])"
 )
-"""From the check digits on: two letters stand before."""
+"""Begins at the check digits, after the two letters."""
 MIN_IBAN_CHARS = 15
 GROUP_SIGNS = (" ", "\u00a0", "-")
 NO_SIGNS = re.compile(r"[ \u00a0-]")
 PREFIX_LENGTH = r"/\d{1,3}(?![\w/-]|\.\w)"
-"""Behind an address it names a network: 31.13.24.0/21."""
+"""The length of a network's prefix after an address: 31.13.24.0/21."""
 IP_V4 = re.compile(rf"[0-9](?<![\w.-].)[0-9]{{0,2}}(?:\.[0-9]{{1,3}}){{3}}(?![\w-]|\.\d|{PREFIX_LENGTH})")
 LARGEST_VERSE = 176
 NAME_BEFORE = re.compile(r"(?<![^\W_])[A-Z][^\W\d_]+\.? $")
-"""Luke 12.34.5.67: verses and paragraphs are cited behind a name."""
+"""A name before the number, as in citations of verses and paragraphs: Luke 12.34.5.67."""
 IP_LABEL = re.compile(
     r"\b(?:ip|ipv4|addr\w*|host|server|ping|ssh|client|login|from|to|dns|proxy)\b[^\w\n]{0,4}$", re.IGNORECASE
 )
@@ -114,18 +115,18 @@ VERSION_LABEL = re.compile(
     re.IGNORECASE,
 )
 IP_V6 = re.compile(rf"[23](?<![\w:.].)[0-9A-Fa-f]{{3}}:[0-9A-Fa-f:]{{4,34}}(?![\w:]|{PREFIX_LENGTH})")
-"""The addresses that are handed out: 2000::/3."""
+"""Assigned addresses: 2000::/3."""
 
 
 def find_spans(texts: Sequence[str], kinds: Sequence[str] = KINDS, languages: Sequence[str] = ()) -> list[list[Span]]:
-    """(kind, start, end) of what is found in each text, in order and without overlaps. The languages of the texts (ISO
-    639-1, "" where unknown) say whose national phone numbers are looked for first."""
+    """(kind, start, end) of the personal data in each text, in order and without overlaps. `languages` (ISO 639-1, ""
+    where unknown) choose the countries whose phone numbers are tried first."""
     joined = BETWEEN.join(texts)
     numbers = list(NUMBER.finditer(joined)) if set(kinds) & {*NUMBER_FINDERS, "phone"} else []
-    found = [
+    matches = [
         (start, KINDS.index(kind), end) for kind in kinds if kind in FINDERS for start, end in FINDERS[kind](joined)
     ]
-    found += [
+    matches += [
         (start, KINDS.index(kind), end)
         for kind in kinds
         if kind in NUMBER_FINDERS
@@ -135,18 +136,18 @@ def find_spans(texts: Sequence[str], kinds: Sequence[str] = KINDS, languages: Se
         ends = np.cumsum([len(text) + 1 for text in texts])
         owners = np.searchsorted(ends, [match.start() for match in numbers], side="right").tolist()
         spoken = [languages[int(owner)] for owner in owners] if languages else [""] * len(owners)
-        found += [(start, KINDS.index("phone"), end) for start, end in _phones(numbers, spoken)]
+        matches += [(start, KINDS.index("phone"), end) for start, end in _phones(numbers, spoken)]
     starts = np.cumsum([0, *(len(text) + 1 for text in texts)])
-    owners = (np.searchsorted(starts, [start for start, _, _ in found], side="right") - 1).tolist()
+    owners = (np.searchsorted(starts, [start for start, _, _ in matches], side="right") - 1).tolist()
     spans: list[list[Span]] = [[] for _ in texts]
     for (start, kind, end), number in sorted(
-        zip(found, owners, strict=True), key=lambda each: (each[0][1], each[0][0], -each[0][2])
+        zip(matches, owners, strict=True), key=lambda each: (each[0][1], each[0][0], -each[0][2])
     ):
         first, last = start - int(starts[number]), end - int(starts[number])
-        place = bisect_left(spans[number], first, key=lambda span: span[1])
-        is_free_before = place == 0 or spans[number][place - 1][2] <= first
-        if is_free_before and (place == len(spans[number]) or spans[number][place][1] >= last):
-            spans[number].insert(place, (KINDS[kind], first, last))
+        index = bisect_left(spans[number], first, key=lambda span: span[1])
+        is_free_before = index == 0 or spans[number][index - 1][2] <= first
+        if is_free_before and (index == len(spans[number]) or spans[number][index][1] >= last):
+            spans[number].insert(index, (KINDS[kind], first, last))
     return spans
 
 
@@ -160,7 +161,7 @@ def mask_text(text: str, spans: Sequence[Span]) -> str:
 
 
 def mask_batches(batches: Iterator[pa.RecordBatch], kinds: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """PREPARED_COLUMNS of the masked documents, and COUNT_COLUMNS of what was found in each."""
+    """PREPARED_COLUMNS of the masked documents, and COUNT_COLUMNS with the spans of each."""
     import pyarrow as pa
 
     schema = arrow_schema(f"{PREPARED_COLUMNS}, {COUNT_COLUMNS}")
@@ -177,7 +178,7 @@ def mask_batches(batches: Iterator[pa.RecordBatch], kinds: Sequence[str]) -> Ite
                     len(texts[number]),
                     len(texts[number].encode()),
                 )
-        counts = {kind: [sum(found == kind for found, _, _ in own) for own in spans] for kind in KINDS}
+        counts = {kind: [sum(masked == kind for masked, _, _ in own) for own in spans] for kind in KINDS}
         replaced = {"text": texts, **columns, **counts}
         arrays = [
             pa.array(replaced[field.name], field.type)
@@ -191,39 +192,41 @@ def mask_batches(batches: Iterator[pa.RecordBatch], kinds: Sequence[str]) -> Ite
 def find_in_chunks(
     texts: Sequence[str], is_code: Sequence[bool], kinds: Sequence[str], languages: Sequence[str] = ()
 ) -> list[list[Span]]:
-    """Spans of texts, code apart from prose, about CHUNK_CHARS at a time."""
+    """Spans of texts, with separate kinds for code and prose, about CHUNK_CHARS at a time."""
     spans: list[list[Span]] = [[] for _ in texts]
     for wanted, code in ((kinds, False), ([kind for kind in kinds if kind in CODE_KINDS], True)):
         own = [number for number in range(len(texts)) if is_code[number] == code]
         for start, stop in chunk_bounds((len(texts[number]) for number in own), CHUNK_CHARS):
             part = own[start:stop]
             spoken = [languages[number] or "" for number in part] if languages else ()
-            for number, found in zip(part, find_spans([texts[number] for number in part], wanted, spoken), strict=True):
-                spans[number] = found
+            for number, located in zip(
+                part, find_spans([texts[number] for number in part], wanted, spoken), strict=True
+            ):
+                spans[number] = located
     return spans
 
 
 def _emails(text: str) -> Iterator[tuple[int, int]]:
-    place = text.find("@")
-    while place >= 0:
-        yield from _address_around(text, place, place + 1, HOST)
-        place = text.find("@", place + 1)
+    position = text.find("@")
+    while position >= 0:
+        yield from _address_around(text, position, position + 1, HOST)
+        position = text.find("@", position + 1)
     for match in HIDDEN_AT.finditer(text):
         start, end = match.span()
         start -= text[start - 1 : start] == " "
         yield from _address_around(text, start, end + (text[end : end + 1] == " "), HIDDEN_HOST)
     for dot in SPOKEN_DOTS:
-        place = text.find(dot)
-        while place >= 0:
-            match = SPOKEN_AT.search(text, max(place - SPOKEN_CHARS, 0), place + SPOKEN_CHARS)
+        position = text.find(dot)
+        while position >= 0:
+            match = SPOKEN_AT.search(text, max(position - SPOKEN_CHARS, 0), position + SPOKEN_CHARS)
             host = match[2].lower().split() if match else [""]
             if match and is_tld(host[-1]) and host[0] not in NO_HOST:
                 yield match.span()
-            place = text.find(dot, max(place + 1, match.end() if match else 0))
+            position = text.find(dot, max(position + 1, match.end() if match else 0))
 
 
 def _address_around(text: str, start: int, end: int, hosts: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-    """The address with a local part before `start` and a host from `end` on, if it may be a person's."""
+    """The e-mail address with a local part before `start` and a host from `end` on, if it may be a person's."""
     local, host = LOCAL_PART.search(text[max(0, start - 64) : start]), hosts.match(text, end)
     if local is None or host is None:
         return
@@ -260,7 +263,7 @@ def _phones(numbers: list[re.Match[str]], languages: Sequence[str]) -> Iterator[
 
 
 def _before(match: re.Match[str]) -> str:
-    """What stands before it in its own text, as far as a label reaches."""
+    """The text before a match, without other texts, at most LABEL_CHARS long."""
     return match.string[max(0, match.start() - LABEL_CHARS) : match.start()].rpartition(BETWEEN)[2]
 
 
@@ -271,12 +274,11 @@ def _ibans(text: str) -> Iterator[tuple[int, int]]:
             if iban.is_valid(NO_SIGNS.sub("", text[start:end]), check_country=False):
                 yield start, end
                 break
-            end = start + max(map(text[start:end].rfind, GROUP_SIGNS))  # a word behind it was taken for its last group
+            end = start + max(map(text[start:end].rfind, GROUP_SIGNS))  # the last group may be a word after the IBAN
 
 
 def _addresses(text: str) -> Iterator[tuple[int, int]]:
-    """Public addresses; short numbers are a version or a section, and so are those that are called or cited like
-    one."""
+    """Public addresses. Short numbers, and those that are labelled or cited like one, are versions or sections."""
     for match in IP_V4.finditer(text):
         if _is_public(match[0]):
             before, octets = _before(match), match[0].split(".")
@@ -293,10 +295,10 @@ def _addresses(text: str) -> Iterator[tuple[int, int]]:
 
 def _is_public(address: str) -> bool:
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:  # a number above 255, or too many groups: no address
         return False
-    return found.is_global and not found.is_multicast
+    return parsed.is_global and not parsed.is_multicast
 
 
 def _digits(number: str) -> str:
@@ -304,7 +306,7 @@ def _digits(number: str) -> str:
 
 
 FINDERS: dict[str, Callable[[str], Iterator[tuple[int, int]]]] = {
-    "secret": secret_places,
+    "secret": secret_spans,
     "email": _emails,
     "iban": _ibans,
     "ip_address": _addresses,

@@ -1,9 +1,9 @@
 """Decides whether a number in a text is a phone number. Runs in executors: imports no Spark.
 
 A number with + or 00 is judged by its country's lengths. A national one is judged by the numbering plans of the
-regions where the text's language is spoken (phonenumbers, Google's tables): a plan must hold the number, and write it
-in such groups. Without such groups, or where the groups are those of any large number (612 345 678), the text must
-call it a phone number. Fewer proofs are asked of a number that the text calls one.
+regions where the text's language is spoken (phonenumbers, Google's tables): a plan must hold the number, and group it
+in this way. Without groups, or where the groups are those of any large number (612 345 678), the text must name it as
+a phone number. A number that the text names as one needs less evidence.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ REGIONS = {
     "sw": ("KE", "TZ"),
     "af": ("ZA",),
 }
-"""Where each language is spoken most, by ISO 639-1."""
+"""Regions in which a language is spoken most, by ISO 639-1."""
 COMMON_REGIONS = (
     "US",
     "GB",
@@ -78,7 +78,7 @@ COMMON_REGIONS = (
     "BE",
     "SE",
 )
-"""Asked where the language is unknown, or has none of the number's form."""
+"""Regions tried where the language is unknown, or its regions have no number of this form."""
 
 DATE = re.compile(r"(?:19|20)\d\d[-./ ]\d{1,2}[-./ ]\d|\d{1,2}[-./ ]\d{1,2}[-./ ](?:19|20)\d\d")
 NORTH_AMERICAN = re.compile(r"(?:(?:\+|00)?1[-. ])?(?:\([2-9]\d\d\) ?|[2-9]\d\d[-. ])[2-9]\d\d[-. ]\d{4}")
@@ -95,20 +95,19 @@ NAMED = re.compile(
     r"|(?:电话|電話|手机|手機|热线|熱線|传真|傳真|携帯|微信|전화|휴대폰|팩스|연락처|هاتف|الهاتف|جوال|फोन|טלפון|τηλ\w*|โทร\w*)[^\d\n]{0,12}$",
     re.IGNORECASE,
 )
-"""What a phone number is called, right before it."""
+"""Names of a phone number, directly before it."""
 ASKED_TO_CALL = re.compile(
     r"(?<![^\W_])(?:call|calling|dial|ring|text|reach|contact|message|messages|answering|appel\w*|joindre|rufen|anrufen|erreich\w*"
     r"|llám\w*|llam\w*|ligue|ligar|chiam\w*|bel|bellen|zadzwo\w*|dzwoń|ring\w*|звон\w*|позвон\w*|дзвон\w*|ara\w*)\b[^\d\n]{0,24}$",
     re.IGNORECASE,
 )
-NAMED_BEHIND = re.compile(r"[ -]{1,2}\(?(?:office|fax|mobile|home|cell|desk|tel)\b|（(?:手机|电话|携帯)", re.IGNORECASE)
+NAMED_AFTER = re.compile(r"[ -]{1,2}\(?(?:office|fax|mobile|home|cell|desk|tel)\b|（(?:手机|电话|携帯)", re.IGNORECASE)
 LABEL_CHARS = 40
 MIN_DIGITS, MAX_DIGITS = 7, 15
 
 
 def is_phone(match: re.Match[str], before: str, language: str) -> bool:
-    """Whether the number that `match` is, with `before` in front of it, is a phone number in a text of this language
-    ("" if unknown)."""
+    """Whether a match, with the text `before` it, is a phone number in a text of this language ("" if unknown)."""
     number = match[0]
     plain = EXTENSION.sub("", number)
     groups = re.findall(r"\d+", plain)
@@ -120,7 +119,7 @@ def is_phone(match: re.Match[str], before: str, language: str) -> bool:
         or _is_counting(groups)
     ):
         return False
-    is_named = NAMED.search(before) is not None or NAMED_BEHIND.match(match.string, match.end()) is not None
+    is_named = NAMED.search(before) is not None or NAMED_AFTER.match(match.string, match.end()) is not None
     if plain.startswith(("+", "(+", "＋")):
         return _is_international(plain.lstrip("(+＋"), is_named or len(groups) > 1)
     if NORTH_AMERICAN.fullmatch(plain) or TOLL_FREE.fullmatch(plain) or TRUNK.fullmatch(plain):
@@ -137,7 +136,7 @@ def is_phone(match: re.Match[str], before: str, language: str) -> bool:
 
 
 def _is_written_as_phone(match: re.Match[str], plain: str, groups: list[str], language: str) -> bool:
-    """Whether nothing but the form of a national number says what it is."""
+    """Whether a national number is a phone number by its form only."""
     digits = "".join(groups)
     has_trunk = digits[0] == "0" or re.match(r"8 ?\(", plain) is not None
     if len(groups) == 1:
@@ -172,8 +171,8 @@ def _is_counting(groups: list[str]) -> bool:
 
 
 def _is_international(digits: str, is_evident: bool) -> bool:
-    """Whether a number after + is as long as its country's are; in its plan, where it has no groups and nobody calls it
-    a number."""
+    """Whether a number after + has a possible length in its country; without evidence (groups or a name) it must be in
+    the country's plan."""
     import phonenumbers
 
     try:
@@ -184,15 +183,15 @@ def _is_international(digits: str, is_evident: bool) -> bool:
 
 
 def _is_in_plan(plain: str, regions: tuple[str, ...], only_mobile: bool = False) -> bool:
-    """Whether the plan of one of the regions holds the number and groups it so, or leaves it ungrouped."""
+    """Whether the plan of one of the regions holds the number, and the number has the plan's groups or none."""
     import phonenumbers
 
     for region in regions:
-        for found in phonenumbers.PhoneNumberMatcher(
+        for candidate in phonenumbers.PhoneNumberMatcher(
             plain, region, leniency=phonenumbers.Leniency.STRICT_GROUPING, max_tries=3
         ):
-            is_mobile = phonenumbers.number_type(found.number) == phonenumbers.PhoneNumberType.MOBILE
-            if found.raw_string == plain and (is_mobile or not only_mobile):
+            is_mobile = phonenumbers.number_type(candidate.number) == phonenumbers.PhoneNumberType.MOBILE
+            if candidate.raw_string == plain and (is_mobile or not only_mobile):
                 return True
     return False
 

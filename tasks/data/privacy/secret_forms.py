@@ -70,4 +70,4 @@ FORMS = (
     r"https://discord(?:app)?\.com/api/webhooks/\d{15,}/[\w-]{50,}",
     r"https://[\w.-]+\.webhook\.office\.com/webhookb2/[\w@/-]{60,}",
 )
-"""Documented by the services; a letter or digit stands neither before nor behind."""
+"""Forms that the services document, with no letter or digit before or after."""

@@ -1,8 +1,8 @@
 """Locates secrets in many texts at once: keys of services, passwords in URLs and assignments, private keys.
 
 There are three ways, and none of them knows a secret itself. First, forms that a service documents: FORMS, and the
-rules of the installed detect-secrets. Second, the value of what a name calls a secret (`password = "..."`, with
-detect-secrets' list of names), if the value looks drawn at random. Third, blocks of private keys, also where the end
+rules of the installed detect-secrets. Second, the value of an assignment whose name means a secret (`password = "..."`,
+with detect-secrets' list of names), if the value looks random. Third, blocks of private keys, also where the end
 is cut off. Patterns are run only where there is a long word with a digit, or a name: NumPy locates those. Runs in
 executors: imports no Spark.
 """
@@ -20,7 +20,7 @@ import numpy as np
 
 from tasks.data.privacy.secret_forms import FORMS
 
-Place = tuple[int, int]
+Span = tuple[int, int]
 """Start and end."""
 
 RULE_SETS = (
@@ -38,8 +38,8 @@ RULE_SETS = (
     "telegram_token.TelegramBotTokenDetector",
     "twilio.TwilioKeyDetector",
 )
-"""Of detect_secrets.plugins: those for what FORMS does not hold. IBM's IAM rule takes any `key = ` with 44 characters:
-left out."""
+"""Rules of detect_secrets.plugins for forms that are not in FORMS. IBM's IAM rule is left out: it matches any `key = `
+with 44 characters."""
 OTHER_NAMES = (
     "(?:auth|access|api|bot|refresh|session|bearer|private|deploy|personal)[_-]?token",
     "secret[_-]?(?:access[_-]?)?key",
@@ -58,7 +58,7 @@ OTHER_NAMES = (
     "auth_?pass",
     "credential",
 )
-"""Besides detect-secrets' own."""
+"""Names of secrets besides those of detect-secrets."""
 NAME_LITERALS = (
     "pass",
     "pwd",
@@ -75,12 +75,12 @@ NAME_LITERALS = (
     "비밀번호",
 )
 NAME_CHARS = 48
-SIGNS_BEHIND_NAME = r"\w{0,20}[\"'\]]{0,2}\s{0,3}:?$"
+SIGNS_AFTER_NAME = r"\w{0,20}[\"'\]]{0,2}\s{0,3}:?$"
 SIGN = re.compile(r"[:=：](?=[=>]?\s{0,3}[\"'`]?[^\s\0\"'`,;()\[\]]{8})")
 ASSIGNED = re.compile(
     r"[=>]?\s{0,3}(?:\"([^\"\s\0]{8,200})\"|'([^'\s\0]{8,200})'|`([^`\s\0]{8,200})`|([^\s\0\"'`,;()\[\]]{8,200}))"
 )
-"""A value behind a colon or an equals sign."""
+"""A value after a colon or an equals sign."""
 IN_URL = re.compile(r"://[^\s\0/:@\"'<>]{0,64}:([^\s\0/@\"'<>\[\]]{4,200})@(?![\w.-]{0,64}\bexample\b)(?=[\w.\[-])")
 AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+=_-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=_-])")
 AZURE_KEY = re.compile(r"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{86}==(?!=)")
@@ -93,25 +93,25 @@ PLACEHOLDER = re.compile(
     r"your|example|change|replace|insert|placeholder|dummy|redacted|todo|enter|xxx|\*\*\*|\.\.\.|…|[<>{}]|\$\(|%[sd(]",
     re.IGNORECASE,
 )
-"""What documentation writes for a secret."""
+"""Matches values that documentation writes instead of a secret."""
 MIN_CHARACTERS = 5
-"""Different ones, of a value drawn at random."""
+"""Least number of different characters in a random value."""
 MIN_PASSWORD = 10
-"""Characters of a password in quotes that has letters of one case and digits only."""
+"""Least characters of a password in quotes with digits and letters of only one case."""
 MIN_HUMPS = 6
-"""Capitals after small letters, of a word without a digit."""
+"""Least number of capitals after small letters in a key without a digit."""
 MIN_LETTERS = 40
 MIN_WORD = 16
 """Characters of the shortest word that a form describes."""
-BEFORE, BEHIND = 64, 4
+BEFORE, AFTER = 64, 4
 """Characters around such a word that patterns see."""
 PIECE_CHARS, OVERLAP_CHARS = 2048, 512
-"""Runs are searched in pieces: some rules of the package look ahead from every place of a run, which takes its length
-squared."""
+"""Runs are searched in pieces: some rules of the package look ahead from every position, which takes quadratic time in
+a run's length."""
 
 
-def secret_places(text: str) -> Iterator[Place]:
-    """Where secrets stand, in no order; places can overlap."""
+def secret_spans(text: str) -> Iterator[Span]:
+    """Spans of secrets, in no order; they can overlap."""
     for start, end in _windows(text):
         for low in range(start, max(end - OVERLAP_CHARS, start + 1), PIECE_CHARS - OVERLAP_CHARS):
             for first, last in _formed(text[low : min(low + PIECE_CHARS, end)]):
@@ -122,8 +122,8 @@ def secret_places(text: str) -> Iterator[Place]:
 
 
 def looks_random(value: str, is_quoted: bool) -> bool:
-    """Whether a value called a secret may be one: no placeholder, no name or expression of a program, no everyday
-    word."""
+    """Whether the value of a name for a secret may be one: no placeholder, no name or expression of a program, no
+    everyday word."""
     from detect_secrets.filters import heuristic
 
     if PLACEHOLDER.search(value) or heuristic.is_sequential_string(value) or heuristic.is_potential_uuid(value):
@@ -150,8 +150,8 @@ def entropy(value: str) -> float:
     return -sum(count / len(value) * math.log2(count / len(value)) for count in Counter(value).values())
 
 
-def _windows(text: str) -> Iterator[Place]:
-    """Runs of MIN_WORD and more characters of keys, that are no plain words, with what stands around them."""
+def _windows(text: str) -> Iterator[Span]:
+    """Runs of at least MIN_WORD key characters that are no plain words, with the characters around them."""
     kinds = _key_characters()[np.frombuffer(text.encode("ascii", "replace"), dtype=np.uint8)]
     edges = np.flatnonzero(np.diff(kinds > 0, prepend=False, append=False))
     starts, ends = edges[::2], edges[1::2]
@@ -161,7 +161,7 @@ def _windows(text: str) -> Iterator[Place]:
     judged = ((kinds == 2, 1), (humps, MIN_HUMPS), (kinds == 3, MIN_WORD), (kinds == 1, MIN_LETTERS))
     likely = np.logical_or.reduce([_counts_between(marked, starts, ends) >= least for marked, least in judged])
     last = -1
-    pending: Place | None = None
+    pending: Span | None = None
     for start, end in zip(starts[likely].tolist(), ends[likely].tolist(), strict=True):
         low = max(start - BEFORE, 0)
         if pending is not None and low <= last:
@@ -170,13 +170,13 @@ def _windows(text: str) -> Iterator[Place]:
             if pending is not None:
                 yield pending[0], min(last, len(text))
             pending = (low, end)
-        last = end + BEHIND
+        last = end + AFTER
     if pending is not None:
         yield pending[0], min(last, len(text))
 
 
 def _counts_between(marked: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """How many of marked[start:end] are true, for runs in order."""
+    """Number of true values in marked[start:end], for runs in order."""
     if not len(starts):
         return np.zeros(0, dtype=np.int64)
     return np.add.reduceat(np.append(marked, False).astype(np.int32), np.column_stack((starts, ends)).ravel())[::2]
@@ -184,15 +184,15 @@ def _counts_between(marked: np.ndarray, starts: np.ndarray, ends: np.ndarray) ->
 
 @cache
 def _key_characters() -> np.ndarray:
-    """1 for small letters, 2 for digits, 3 for capitals and 4 for signs that keys consist of."""
+    """Classes of key characters: 1 for small letters, 2 for digits, 3 for capitals, 4 for signs; 0 for others."""
     kinds = np.zeros(128, dtype=np.uint8)
     kinds[0x61:0x7B], kinds[0x30:0x3A], kinds[0x41:0x5B] = 1, 2, 3
     kinds[[ord(sign) for sign in "_-+/=.:"]] = 4
     return kinds
 
 
-def _formed(window: str) -> Iterator[Place]:
-    """What has a documented form."""
+def _formed(window: str) -> Iterator[Span]:
+    """Spans with a documented form."""
     for match in _forms().finditer(window):
         if not PLACEHOLDER.search(match[0]):
             yield match.span()
@@ -237,11 +237,11 @@ def _rules() -> tuple[re.Pattern[str], ...]:
 def _names() -> re.Pattern[str]:
     from detect_secrets.plugins.keyword import DENYLIST
 
-    return re.compile(rf"(?:{'|'.join((*OTHER_NAMES, *DENYLIST))}){SIGNS_BEHIND_NAME}", re.IGNORECASE)
+    return re.compile(rf"(?:{'|'.join((*OTHER_NAMES, *DENYLIST))}){SIGNS_AFTER_NAME}", re.IGNORECASE)
 
 
-def _assigned(text: str) -> Iterator[Place]:
-    """Values of what is called a secret."""
+def _assigned(text: str) -> Iterator[Span]:
+    """Spans of values whose name means a secret."""
     last = 0
     for sign in SIGN.finditer(text):
         before = text[max(sign.start() - NAME_CHARS, last) : sign.start()].lower()
@@ -257,7 +257,7 @@ def _assigned(text: str) -> Iterator[Place]:
             last = match.end()
 
 
-def _in_urls(text: str) -> Iterator[Place]:
+def _in_urls(text: str) -> Iterator[Span]:
     """Passwords between a user and a host."""
     at = text.find("://")
     while at >= 0:
@@ -271,8 +271,8 @@ def _in_urls(text: str) -> Iterator[Place]:
         at = text.find("://", at + 3)
 
 
-def _blocks(text: str) -> Iterator[Place]:
-    """Private keys, from their first line to their last, or as far as there are lines of one."""
+def _blocks(text: str) -> Iterator[Span]:
+    """Private keys, from their first line to their last, or to the last line that can belong to one."""
     at = text.find("PRIVATE KEY")
     while at >= 0:
         match = BLOCK_START.search(text, max(at - 40, 0), at + 40)

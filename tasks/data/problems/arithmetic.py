@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OPERATIONS = ("+", "-", "*")
 EVALUATION_SHARE = 8
-"""One operand pair of so many is kept for evaluation."""
+"""Number of operand pairs of which one is kept for evaluation."""
 WALK_BLOCK = 1 << 16
 SALT = np.uint64(46)
 
@@ -35,7 +35,7 @@ def is_evaluation_pair(a: I64, b: I64) -> NDArray[np.bool_]:
 def choose_problems(
     count: int, max_operand: int, operations: Sequence[str], for_evaluation: bool
 ) -> tuple[I64, I64, I64]:
-    """(place in OPERATIONS, a, b) of `count` different problems of one side, in hashed order. Raises ValueError if
+    """(index in OPERATIONS, a, b) of `count` different problems of one side, in hashed order. Raises ValueError if
     there are fewer."""
     base = max_operand + 1
     space = len(operations) * base * base
@@ -60,8 +60,8 @@ def choose_problems(
         )
     numbers = np.concatenate(chosen)
     numbers = numbers[np.lexsort((numbers, mix(numbers.astype(np.uint64) + SALT)))]
-    places = np.array([OPERATIONS.index(operation) for operation in operations])
-    return places[numbers // (base * base)], numbers // base % base, numbers % base
+    indices = np.array([OPERATIONS.index(operation) for operation in operations])
+    return indices[numbers // (base * base)], numbers // base % base, numbers % base
 
 
 def answers(operation: I64, a: I64, b: I64) -> I64:
@@ -76,14 +76,14 @@ def terms(operation: I64, a: I64, b: I64) -> NDArray[np.str_]:
 
 
 def verify_lines(lines: NDArray[np.str_]) -> NDArray[np.bool_]:
-    """Whether each text `a op b = c` states a true equation: read back from the text, checked by the inverse
+    """Whether each text `a op b = c` is a true equation: it is read from the text and checked by the inverse
     operation."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     parts = pc.split_pattern(pa.array(lines.tolist()), " ")  # pyright: ignore[reportAttributeAccessIssue]
     left, sign, right, equals, result = (
-        parts.flatten().to_numpy(zero_copy_only=False).reshape(-1, 5)[:, place] for place in range(5)
+        parts.flatten().to_numpy(zero_copy_only=False).reshape(-1, 5)[:, column] for column in range(5)
     )
     a, b, c = (np.asarray(values).astype(np.int64) for values in (left, right, result))
     divisor = np.where(b == 0, 1, b)

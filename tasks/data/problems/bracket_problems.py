@@ -27,7 +27,7 @@ LINE = re.compile(r"(-?\d+) ([-+*]) (-?\d+) = (-?\d+)")
 
 
 def draw(numbers: I64, difficulty: int) -> I64:
-    """Rows of (operations, operands, signs, places where two neighbours are joined)."""
+    """Rows of (operations, operands, signs, joints: indices at which two neighbours are joined)."""
     count = np.full((len(numbers), 1), difficulty + 1)
     operands = numbers[:, : MAX_OPERATIONS + 1] % (10 * difficulty + 10) + 1
     signs = numbers[:, 7 : 7 + MAX_OPERATIONS] % len(SIGNS)
@@ -35,12 +35,12 @@ def draw(numbers: I64, difficulty: int) -> I64:
 
 
 def write(row: list[int]) -> ReasonedProblem:
-    """Two neighbours are joined until one number is left."""
+    """Join two neighbours until one number is left, with one line of reasoning each."""
     count = row[0]
     parts = [(str(value), value) for value in row[1 : count + 2]]
     lines = []
-    for sign, place in zip(row[8 : 8 + count], row[14 : 14 + count], strict=True):
-        at = place % (len(parts) - 1)
+    for sign, joint in zip(row[8 : 8 + count], row[14 : 14 + count], strict=True):
+        at = joint % (len(parts) - 1)
         (left, a), (right, b) = parts[at], parts[at + 1]
         result = APPLY[SIGNS[sign]](a, b)
         lines.append(f"{a} {SIGNS[sign]} {b} = {result}")
@@ -51,7 +51,8 @@ def write(row: list[int]) -> ReasonedProblem:
 
 
 def verify(problems: Sequence[ReasonedProblem]) -> list[bool]:
-    """The expression has this value, and every line of the reasoning is true and leads there."""
+    """Whether the expression has the answer's value, every line of the reasoning is true, and the last gives the
+    answer."""
     return [_is_right(problem) for problem in problems]
 
 
@@ -62,7 +63,7 @@ def _is_right(problem: ReasonedProblem) -> bool:
         return False
     stated = [(APPLY[line[2]](int(line[1]), int(line[3])), int(line[4])) for line in lines if line is not None]
     value = str(_value(ast.parse(asked[1], mode="eval").body))
-    return all(found == given for found, given in stated) and value == problem.answer == str(stated[-1][1])
+    return all(computed == given for computed, given in stated) and value == problem.answer == str(stated[-1][1])
 
 
 def _value(node: ast.expr) -> int:

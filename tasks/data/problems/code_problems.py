@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Stage(NamedTuple):
-    """One thing done to a list: in words, as a line of code, and as it is computed for the tests. {k} is a number from
-    2 to 9."""
+    """One operation on a list: in words, as a line of code, and as a function that computes the tests' values. {k} is a
+    number from 2 to 9."""
 
     words: str
     line: str
@@ -69,7 +69,7 @@ STAGES = (
     Stage(
         "take every number once, where it first occurs",
         "numbers = list(dict.fromkeys(numbers))",
-        lambda v, k: [n for place, n in enumerate(v) if n not in v[:place]],
+        lambda v, k: [n for index, n in enumerate(v) if n not in v[:index]],
     ),
     Stage(
         "take the first {k} numbers",
@@ -95,7 +95,7 @@ MAX_STAGES = 6
 
 
 def draw(numbers: I64, difficulty: int) -> I64:
-    """Rows of (stages, result, then per stage: its place in STAGES and its number)."""
+    """Rows of (stages, result, then per stage: its index in STAGES and its number)."""
     count = np.full((len(numbers), 1), difficulty + 1)
     result = numbers[:, :2] % (len(RESULTS), 8)
     stages = numbers[:, 2 : 2 + MAX_STAGES] % len(STAGES)
@@ -105,11 +105,11 @@ def draw(numbers: I64, difficulty: int) -> I64:
 
 
 def write(row: list[int]) -> ReasonedProblem:
-    """No stage twice in succession; the tests show a list, the empty one and others."""
+    """Write a problem; its tests use the lists of INPUTS, including the empty one."""
     count, result, default = row[:3]
     chosen = [
-        (STAGES[place], size)
-        for place, size in zip(row[3 : 3 + count], row[3 + MAX_STAGES : 3 + MAX_STAGES + count], strict=True)
+        (STAGES[index], size)
+        for index, size in zip(row[3 : 3 + count], row[3 + MAX_STAGES : 3 + MAX_STAGES + count], strict=True)
     ]
     chosen.append((RESULTS[result], default))
     words = [stage.words.format(k=size) for stage, size in chosen]
@@ -134,12 +134,12 @@ def _expected(given: list[int], chosen: list[tuple[Stage, int]]) -> Any:
 
 
 def verify(problems: Sequence[ReasonedProblem]) -> list[bool]:
-    """The function of the answer passes the tests of the question."""
+    """Whether the function of the answer passes the tests of the question."""
     return run_trusted([program(problem.question, problem.answer) for problem in problems])
 
 
 def program(question: str, answer: str) -> str:
-    """What runs: the code of the answer, then the tests of the question; a failing one where there is none of
-    either."""
+    """The program that is run: the code of the answer, then the tests of the question; it fails where either is
+    missing."""
     tests, code = QUESTION.fullmatch(question), re.search(r"```(?:python)?\n(.*?)```", answer, re.DOTALL)
     return f"{code[1]}\n{tests[1]}\n" if tests and code else "raise ValueError"

@@ -48,8 +48,7 @@ def write(row: list[int]) -> ReasonedProblem:
 
 
 def verify(problems: Sequence[ReasonedProblem]) -> list[bool]:
-    """Both sides are equal at the answer, there is one solution only, and so are both sides of every equation of the
-    reasoning."""
+    """Whether the answer is the only solution, and both sides of every equation of the reasoning are equal at it."""
     return [_is_right(problem) for problem in problems]
 
 

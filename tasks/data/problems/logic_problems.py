@@ -39,7 +39,7 @@ RULES = "Everyone here is a knight, whose every sentence is true, or a knave, wh
 SAID = re.compile(r'(\w+) says: "([^"]+)"\.')
 MAX_PEOPLE = 6
 SIMPLE_CLAIMS = 4
-"""Of CLAIMS, at difficulty 1."""
+"""Number of CLAIMS that are used at difficulty 1."""
 
 
 def draw(numbers: I64, difficulty: int) -> I64:
@@ -83,8 +83,8 @@ def write(row: list[int]) -> ReasonedProblem:
 
 
 def _kin(claims: list[int], spoken_of: list[tuple[int, ...]]) -> str:
-    """The same for every order in which people may stand: who claims what of whom, by claims instead of places, three
-    steps deep."""
+    """A key that is equal for every order of the people: who claims what of whom, three steps deep, with claims instead
+    of positions."""
     colours = list(map(str, claims))
     for _ in range(3):
         about = [",".join(sorted(colours[other] for other in people)) for people in spoken_of]
@@ -92,17 +92,17 @@ def _kin(claims: list[int], spoken_of: list[tuple[int, ...]]) -> str:
             ",".join(sorted(colours[at] for at, people in enumerate(spoken_of) if own in people))
             for own in range(len(claims))
         ]
-        told = (
+        described = (
             f"{colour} of {others} by {speakers}" for colour, others, speakers in zip(colours, about, by, strict=True)
         )
-        colours = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in told]
+        colours = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in described]
     return " ".join(sorted(colours))
 
 
 def _search(
     known: list[bool], said: list[tuple[int, int, int]], names: list[str], texts: list[str], lines: list[str]
 ) -> list[list[bool]]:
-    """All solutions that begin with the `known` kinds; what is tried and why it fails goes to `lines`."""
+    """All solutions that begin with the `known` kinds; appends attempts and reasons of failure to `lines`."""
     for speaker, (claim, one, other) in enumerate(said[: len(known)]):
         needed = max(one, other) if claim > 1 else one
         if needed < len(known) and TRUTHS[claim](known[one], known[other % len(known)]) != known[speaker]:
@@ -114,11 +114,11 @@ def _search(
     if len(known) == len(said):
         lines[-1] += " This fits every sentence."
         return [known]
-    found = []
+    solutions = []
     for is_knight in (True, False):
         lines.append(f"{'  ' * len(known)}Suppose {names[len(known)]} is a {_kind(is_knight)}.")
-        found += _search([*known, is_knight], said, names, texts, lines)
-    return found
+        solutions += _search([*known, is_knight], said, names, texts, lines)
+    return solutions
 
 
 def _kind(is_knight: bool) -> str:
@@ -126,7 +126,7 @@ def _kind(is_knight: bool) -> str:
 
 
 def verify(problems: Sequence[ReasonedProblem]) -> list[bool]:
-    """Of all assignments of kinds exactly one makes knights' sentences true and knaves' false, and it is the answer."""
+    """Whether exactly one assignment of kinds makes knights' sentences true and knaves' false, and it is the answer."""
     return [_is_right(problem) for problem in problems]
 
 
@@ -144,7 +144,7 @@ def _is_right(problem: ReasonedProblem) -> bool:
 
 
 def _claim(text: str) -> tuple[Callable[..., bool], list[str]]:
-    """(its truth, the people it speaks of) of a sentence, by its words."""
+    """(a sentence's truth as a function of kinds, the people in it), read from its words."""
     people = re.findall(r"[A-Z]\w+", text)
     if len(people) == 1:
         return (lambda kind: kind) if text.endswith("knight") else (lambda kind: not kind), people

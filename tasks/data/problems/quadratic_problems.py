@@ -37,8 +37,8 @@ def write(row: list[int]) -> ReasonedProblem:
 
 
 def verify(problems: Sequence[ReasonedProblem]) -> list[bool]:
-    """Every answer makes the left side 0, there are as many as the discriminant says, and the reasoning multiplies out
-    to it."""
+    """Whether every answer makes the left side 0, their number fits the discriminant, and the factors of the reasoning
+    multiply to the left side."""
     return [_is_right(problem) for problem in problems]
 
 
@@ -46,12 +46,12 @@ def _is_right(problem: ReasonedProblem) -> bool:
     asked = QUESTION.fullmatch(problem.question)
     if asked is None or not re.fullmatch(r"x = -?\d+( or x = -?\d+)?", problem.answer):
         return False
-    solutions = [int(found) for found in re.findall(r"-?\d+", problem.answer)]
+    solutions = [int(part) for part in re.findall(r"-?\d+", problem.answer)]
     left = coefficients(asked[1])
     a, b, c = left.get("x^2", 0), left.get("x", 0), left.get("", 0)
     discriminant = b * b - 4 * a * c
     is_complete = len(set(solutions)) == len(solutions) == (2 if discriminant > 0 else 1)
     product = re.search(r"^So \((x[-+ 0-9]*)\) \* \((x[-+ 0-9]*)\) = 0\.$", problem.reasoning, re.MULTILINE)
-    factors = [coefficients(found).get("", 0) for found in product.groups()] if product else []
+    factors = [coefficients(part).get("", 0) for part in product.groups()] if product else []
     is_factored = len(factors) == 2 and (a * sum(factors), a * factors[0] * factors[-1]) == (b, c)
     return is_complete and discriminant >= 0 and is_factored and all(a * x * x + b * x + c == 0 for x in solutions)

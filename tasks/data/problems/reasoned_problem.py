@@ -11,14 +11,14 @@ class ReasonedProblem(NamedTuple):
     reasoning: str
     answer: str
     key: str
-    """Equal for problems that differ in words alone."""
+    """Equal for problems that differ only in words."""
     kin: str = ""
-    """Equal for problems that are one but for names and order, which are many: trained on or held out together. Empty:
-    the key is."""
+    """Equal for problems that differ only in names and order: all are trained on, or all are held out. Empty where the
+    key decides."""
 
     @property
     def text(self) -> str:
-        """As documents hold it."""
+        """The problem as documents hold it."""
         return f"Question: {self.question}\n{self.reasoning}\nAnswer: {self.answer}\n"
 
 
@@ -34,14 +34,13 @@ def formula(*terms: tuple[int, str]) -> str:
 
 
 def coefficients(text: str) -> dict[str, int]:
-    """What stands before each variable, and the number without one under "": a formula read back. Raises ValueError for
-    anything else."""
+    """Coefficients of a formula by variable, with the constant under "". Raises ValueError for anything else."""
     squeezed = text.replace(" ", "")
     terms = re.findall(r"([+-]?)(\d*)([a-z](?:\^2)?)?", squeezed)
     if "".join("".join(term) for term in terms) != squeezed or not squeezed:
         raise ValueError(f"{text!r} is no sum of terms such as 3x - y + 5")
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for sign, size, variable in terms:
         if size or variable:
-            found[variable] = found.get(variable, 0) + int(f"{sign}{size or 1}")
-    return found
+            sizes[variable] = sizes.get(variable, 0) + int(f"{sign}{size or 1}")
+    return sizes

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 BLOCK_ROWS = 1 << 14
 NUM_DRAWS = 24
-"""Hashed numbers that a row may be made of."""
+"""Hashed numbers from which a row is made."""
 MAX_BARREN_ROWS = 1 << 18
 """Rows in succession without a new problem after which a family counts as exhausted."""
 
@@ -44,7 +44,7 @@ class Family:
     """One kind of problem."""
 
     draw: Callable[[I64, int], I64]
-    """(rows x NUM_DRAWS of hashed numbers from 0, difficulty 1 to 5) -> rows of parameters; those without a good
+    """(rows x NUM_DRAWS of hashed numbers from 0, difficulty 1 to 5) -> rows of parameters; rows without a valid
     problem are left out."""
     write: Callable[[list[int]], ReasonedProblem]
     verify: Callable[[Sequence[ReasonedProblem]], list[bool]]
@@ -69,8 +69,8 @@ def is_evaluation_key(key: str) -> bool:
 def choose_reasoned(
     name: str, family: Family, count: int, difficulty: int, for_evaluation: bool
 ) -> tuple[list[ReasonedProblem], int]:
-    """(`count` different verified problems of one side, how many the verifier refused). Raises ValueError if the family
-    has fewer."""
+    """(`count` different verified problems of one side, number of problems that the verifier refused). Raises
+    ValueError if the family has fewer."""
     chosen: list[ReasonedProblem] = []
     num_rejected = 0
     waiting = _new_problems(name, family, difficulty, for_evaluation)

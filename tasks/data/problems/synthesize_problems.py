@@ -39,7 +39,7 @@ HELD_OUT_SOURCE = "synthetic/held-out"
 
 ASKED_COLUMNS = "id string, domain string, prompt string, answer string, family string"
 COLUMNS = {"documents/part-00000.parquet": PREPARED_COLUMNS, "held_out.parquet": ASKED_COLUMNS}
-"""Of tables that may be empty, or have empty columns."""
+"""Columns of tables that may be empty, or have empty columns."""
 UNSCORED = {"language": "", "quality": None, "quality_bucket": UNBUCKETED}
 
 
@@ -47,7 +47,7 @@ class SynthesizedProblems(Record):
     num_documents: int
     num_bytes: int
     num_training_problems: int
-    """In documents, of all families."""
+    """Problems in documents, of all families."""
     num_evaluation_problems: int
     num_chats: int
     num_prompts: int
@@ -66,12 +66,12 @@ class Problem:
 
     @property
     def line(self) -> str:
-        """As documents state it."""
+        """The problem as documents state it."""
         return f"{self.terms} = {self.result}"
 
     @property
     def question(self) -> str:
-        """As a user asks it."""
+        """The problem as a user asks it."""
         return f"What is {self.terms}?"
 
 
@@ -91,8 +91,8 @@ class FamilyProblems:
     distributions=("pyarrow", "numpy"),
 )
 def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> SynthesizedProblems:
-    """Write problems whose answers were read back from the text and checked. Raises ValueError where there are too few
-    of a kind."""
+    """Write problems whose answers were read from the text and checked. Raises ValueError where there are too few of a
+    kind."""
     total = recipe.num_training_problems + sum(recipe.families.values())
     output.report(Progress(0, total, "problems"))
     known = _problems(recipe.num_training_problems + recipe.num_prompts, recipe, for_evaluation=False)
@@ -122,11 +122,7 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         "held_out.parquet": [_asked(HELD_OUT_SOURCE, number, *problem) for number, problem in enumerate(held_out)],
     }
     for name, rows in tables.items():
-        _write_table(
-            output.path(name),
-            rows,
-            {"documents/part-00000.parquet": PREPARED_COLUMNS, "held_out.parquet": ASKED_COLUMNS}.get(name),
-        )
+        _write_table(output.path(name), rows, COLUMNS.get(name))
     return SynthesizedProblems(
         num_documents=len(documents),
         num_bytes=sum(len(text.encode()) for *_, text in documents),
@@ -150,7 +146,7 @@ def _write_table(path: Path, rows: list[dict[str, object]], columns: str | None)
 
 
 def _joined(texts: list[str], size: int) -> list[str]:
-    """`size` texts at a time."""
+    """Texts joined in groups of `size`."""
     return ["".join(texts[start : start + size]) for start in range(0, len(texts), size)]
 
 
@@ -166,12 +162,12 @@ def _family_problems(name: str, count: int, recipe: SynthesisRecipe) -> FamilyPr
 
 
 def _problems(count: int, recipe: SynthesisRecipe, for_evaluation: bool) -> list[Problem]:
-    """So many different problems of one side, verified."""
+    """`count` different verified problems of one side."""
     import numpy as np
 
     operation, a, b = choose_problems(count, recipe.max_operand, recipe.operations, for_evaluation)
     results = answers(operation, a, b).astype(np.str_).tolist()
-    signs = [OPERATIONS[place] for place in operation.tolist()]
+    signs = [OPERATIONS[index] for index in operation.tolist()]
     problems = [Problem(*values) for values in zip(signs, terms(operation, a, b).tolist(), results, strict=True)]
     lines = np.array([problem.line for problem in problems])
     wrong = lines[~verify_lines(lines)]
@@ -181,7 +177,7 @@ def _problems(count: int, recipe: SynthesisRecipe, for_evaluation: bool) -> list
 
 def _document(source: str, number: int, text: str) -> dict[str, object]:
     identity = document_id(source, number, 0)
-    place = {
+    address = {
         "id": identity,
         "source": source,
         "offset": number,
@@ -190,10 +186,10 @@ def _document(source: str, number: int, text: str) -> dict[str, object]:
         "url": "",
         "licence": "",
     }
-    place |= {"repository": "", "path": ""}
+    address |= {"repository": "", "path": ""}
     sizes = {"content_digest": content_digest(text), "num_chars": len(text), "num_bytes": len(text.encode())}
     return {
-        **place,
+        **address,
         "domain": SYNTHETIC,
         "lang": "",
         "text": text,
@@ -217,12 +213,12 @@ def _reasoned_chat(family: str, number: int, problem: ReasonedProblem, recipe: S
 def _conversation(
     source: str, number: int, question: str, reasoning: str, answer: str, kind: str, recipe: SynthesisRecipe
 ) -> dict[str, object]:
-    """One question and its answer; with reasoning where the hash of its place falls into the share that thinks."""
+    """One question and its answer, with reasoning where the hash of its id is in `thinking_share`."""
     identity = document_id(source, number, 0)
     thought = reasoning if sampling_hash(identity) < recipe.thinking_share * NUM_HASHES else ""
     answered = {"role": "assistant", "content": answer, "reasoning": thought, "tool_calls": []}
     messages = canonical_json([{"role": "user", "content": question, "reasoning": "", "tool_calls": []}, answered])
-    place = {
+    address = {
         "id": identity,
         "source": source,
         "offset": number,
@@ -231,7 +227,7 @@ def _conversation(
         "licence": "",
         "kind": kind,
     }
-    return {**place, "messages": messages, "tools": "[]"}
+    return {**address, "messages": messages, "tools": "[]"}
 
 
 def _asked(source: str, number: int, question: str, answer: str, family: str) -> dict[str, object]:

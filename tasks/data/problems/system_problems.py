@@ -45,7 +45,7 @@ def write(row: list[int]) -> ReasonedProblem:
 
 
 def verify(problems: Sequence[ReasonedProblem]) -> list[bool]:
-    """The answer fulfils both equations and every one of the reasoning, and no other pair fulfils both."""
+    """Whether the answer solves both equations and every one of the reasoning, and no other pair solves both."""
     return [_is_right(problem) for problem in problems]
 
 

@@ -14,17 +14,17 @@ from pathlib import Path
 ALTERNATES = Path("info") / "alternates"
 
 
-def refuse_outside(directory: Path, place: Path, git_dir: Path, common_dir: Path) -> None:
-    """Raises ValueError where the git directory of the tree `place` leads out of the data directory.
+def refuse_outside(directory: Path, tree: Path, git_dir: Path, common_dir: Path) -> None:
+    """Raises ValueError where the git directory of a working tree leads out of the data directory.
 
-    Outside, a worktree's and a submodule's are allowed: the repository there says where its worktree is, so its owner
-    put it there.
+    A linked worktree and a submodule may have their git directory outside: the repository there names the worktree, so
+    its owner made it.
     """
     top = directory.resolve()
     if not git_dir.resolve().is_relative_to(top):
-        if _named_worktree(git_dir) != place.resolve():
+        if _named_worktree(git_dir) != tree.resolve():
             raise ValueError(
-                f"the working tree {place} has its git directory outside of {directory} ({git_dir}): clone it into "
+                f"the working tree {tree} has its git directory outside of {directory} ({git_dir}): clone it into "
                 f"{directory}, or remove "
                 f"its .git"
             )
@@ -37,14 +37,14 @@ def refuse_outside(directory: Path, place: Path, git_dir: Path, common_dir: Path
     foreign += [path for path in _links(git_dir) + _links(common_dir) if not path.resolve().is_relative_to(top)]
     if foreign:
         raise ValueError(
-            f"the git directory of the working tree {place} leads out of {directory} ({foreign[0]}): make it whole "
+            f"the git directory of the working tree {tree} leads out of {directory} ({foreign[0]}): make it whole "
             f"with `git repack -a -d` "
             "and remove objects/info/alternates, clone it anew, or remove its .git"
         )
 
 
 def _named_worktree(git_dir: Path) -> Path | None:
-    """The tree that a git directory serves: a linked worktree's says so in a file, a submodule's in its settings."""
+    """The tree that a git directory names: in a file for a linked worktree, in its settings for a submodule."""
     if (git_dir / "gitdir").is_file():
         return (git_dir / (git_dir / "gitdir").read_text(errors="surrogateescape").strip()).resolve().parent
     command = ["git", "config", "--file", str(git_dir / "config"), "--no-includes", "--get", "core.worktree"]
@@ -57,18 +57,18 @@ def _named_worktree(git_dir: Path) -> Path | None:
 
 
 def _borrowed(objects: Path, seen: set[Path]) -> list[Path]:
-    """Directories of objects that a repository reads besides its own, and those that these read; one in quotes counts
-    as outside."""
+    """Object directories that a repository borrows from, directly or through others; a quoted path counts as
+    outside."""
     seen.add(objects.resolve())
     if not (objects / ALTERNATES).is_file():
         return []
     named = (objects / ALTERNATES).read_text(errors="surrogateescape").splitlines()
-    found = [
+    borrowed = [
         Path(os.sep, line) if line.startswith('"') else objects / line
         for line in named
         if line and not line.startswith("#")
     ]
-    return found + [further for path in found if path.resolve() not in seen for further in _borrowed(path, seen)]
+    return borrowed + [further for path in borrowed if path.resolve() not in seen for further in _borrowed(path, seen)]
 
 
 def _links(directory: Path) -> list[Path]:

@@ -72,12 +72,12 @@ LOG = (
     "--dst-prefix=b/",
     "-O/dev/null",
 )
-"""A repository's own settings would give its patches another form."""
+"""Options that fix the form of a patch, whatever the repository's own settings are."""
 GIT_SECONDS = 600
-"""For one question about a tree; a pipe where git reads a file would keep it for ever."""
+"""Time limit of one git command: git would wait for ever for a pipe that it takes for a file."""
 LICENCE_CHARACTERS = 1 << 16
 LEFT_OUT_ATTRIBUTES = ("linguist-generated", "linguist-vendored")
-"""By which .gitattributes marks what nobody wrote here."""
+"""Attributes by which .gitattributes marks generated and vendored files."""
 LICENCE_NAMES = ("LICENSE", "LICENCE", "COPYING", "UNLICENSE")
 LICENCE_HEADERS = (
     ("AGPL-3.0", r"GNU AFFERO GENERAL PUBLIC LICENSE\s+Version 3"),
@@ -101,10 +101,10 @@ LICENCE_HEADERS = (
     ("BSD-3-Clause", r"Redistribution and use in source and binary forms[\s\S]*Neither the name"),
     ("BSD-2-Clause", r"Redistribution and use in source and binary forms"),
 )
-"""SPDX identifiers by what their texts say, the more specific ones first."""
+"""SPDX identifiers with a pattern of their texts, the more specific ones first."""
 
 GITHUB = re.compile(r"(?:^|[/@])(?:www\.)?github\.com[:/]")
-"""In the address of an origin: other hosts have other addresses for a commit."""
+"""Matches origins on GitHub: other hosts have other addresses for a commit."""
 
 
 @dataclass(frozen=True)
@@ -113,65 +113,65 @@ class GitTree:
 
     root: str
     """Relative to the data directory; empty where it is the data directory."""
-    place: str
-    """Absolute."""
+    path: str
+    """Absolute path."""
     name: str
     """owner/name of its origin, else its directory; `repository` for a data directory without an origin."""
     licence: str
     head: str
     """The commit checked out; empty before the first one."""
     files: frozenset[str]
-    """Tracked ones and new ones that are not ignored, relative to the data directory."""
+    """Tracked files and new files that are not ignored, relative to the data directory."""
     left_out: frozenset[str]
-    """Those that are generated, vendored, or links: their target is a file of the tree, or none of its business."""
+    """Generated and vendored files, and links: their target is another file of the tree or outside of it."""
 
 
 def read_tree(directory: Path, root: str) -> GitTree:
-    """Raises ValueError where git is missing or cannot read the tree, and where its git directory leads out of
-    `directory`."""
-    place = directory / root
-    git_dir, common_dir = (Path(_path_of(place, name)) for name in ("--absolute-git-dir", "--git-common-dir"))
-    refuse_outside(directory, place, git_dir, place / common_dir)
+    """The working tree at `root` below `directory`. Raises ValueError where git is missing or cannot read the tree, and
+    where its git directory leads out of `directory`."""
+    tree = directory / root
+    git_dir, common_dir = (Path(_path_of(tree, name)) for name in ("--absolute-git-dir", "--git-common-dir"))
+    refuse_outside(directory, tree, git_dir, tree / common_dir)
     listed = (
-        _git(place, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+        _git(tree, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
         .decode("utf-8", "surrogateescape")
         .split("\0")
     )
-    left_out = {name for name in listed if name and _is_foreign_link(place, name)} | _marked_files(place, listed)
+    left_out = {name for name in listed if name and _is_foreign_link(tree, name)} | _marked_files(tree, listed)
     prefix = f"{root}/" if root else ""
-    origin = _origin_of(place)
+    origin = _origin_of(tree)
     named = re.search(r"([^/:]+/[^/:]+?)(?:\.git)?/?$", origin) if "/" in origin or ":" in origin else None
     return GitTree(
         root=root,
-        place=str(place.absolute()),
+        path=str(tree.absolute()),
         name=named[1] if named else root or "repository",
-        licence=_licence_of(place),
-        head=_git(place, "rev-parse", "--verify", "HEAD", may_fail=True).decode().strip(),
+        licence=_licence_of(tree),
+        head=_git(tree, "rev-parse", "--verify", "HEAD", may_fail=True).decode().strip(),
         files=frozenset(f"{prefix}{name}" for name in listed if name and name not in left_out),
         left_out=frozenset(prefix + name for name in left_out),
     )
 
 
-def _is_foreign_link(place: Path, name: str) -> bool:
-    """A link that leads into .git/annex is a file that git-annex keeps there."""
-    path = place / name
+def _is_foreign_link(tree: Path, name: str) -> bool:
+    """Whether a name is a link, except one into .git/annex: that is a file that git-annex keeps there."""
+    path = tree / name
     return path.is_symlink() and not (
-        path.is_file() and path.resolve().is_relative_to((place / GIT_DIRECTORY / "annex").resolve())
+        path.is_file() and path.resolve().is_relative_to((tree / GIT_DIRECTORY / "annex").resolve())
     )
 
 
-def _marked_files(place: Path, names: list[str]) -> set[str]:
+def _marked_files(tree: Path, names: list[str]) -> set[str]:
     asked = "\0".join(names).encode("utf-8", "surrogateescape")
-    found = (
-        _git(place, "check-attr", "--stdin", "-z", *LEFT_OUT_ATTRIBUTES, given=asked)
+    answer = (
+        _git(tree, "check-attr", "--stdin", "-z", *LEFT_OUT_ATTRIBUTES, given=asked)
         .decode("utf-8", "surrogateescape")
         .split("\0")
     )
-    return {name for name, value in zip(found[0::3], found[2::3], strict=False) if value in ("set", "true")}
+    return {name for name, value in zip(answer[0::3], answer[2::3], strict=False) if value in ("set", "true")}
 
 
-def _origin_of(place: Path) -> str:
-    return _git(place, "config", "--get", "remote.origin.url", may_fail=True).decode().strip()
+def _origin_of(tree: Path) -> str:
+    return _git(tree, "config", "--get", "remote.origin.url", may_fail=True).decode().strip()
 
 
 def commits_digest(head: str, limit: int) -> str:
@@ -179,21 +179,21 @@ def commits_digest(head: str, limit: int) -> str:
     return hashlib.sha256(f"{head}\n{limit}".encode()).hexdigest()
 
 
-def head_of(place: str) -> str:
+def head_of(path: str) -> str:
     """The commit that is checked out."""
-    return _git(Path(place), "rev-parse", "--verify", "HEAD", may_fail=True).decode().strip()
+    return _git(Path(path), "rev-parse", "--verify", "HEAD", may_fail=True).decode().strip()
 
 
 def commit_records(
-    name: str, place: str, repository: str, licence: str, limit: int, max_record_bytes: int
+    name: str, path: str, repository: str, licence: str, limit: int, max_record_bytes: int
 ) -> Iterator[Parsed]:
-    """The newest commits without merges, one per record: message, then patch. Named by their commit in the source, at
-    offset 0."""
-    head, shallow = head_of(place), _shallow_commits(Path(place))
-    command = [*SAFE, "-C", place, *LOG, f"--max-count={limit}", f"--format=%x00{head} %H%n%B", head]
-    is_on_github = GITHUB.search(_origin_of(Path(place))) is not None
-    with tempfile.TemporaryFile() as problems:  # a pipe that nobody empties would stop git at 64 KB of warnings
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=problems, env=_environment(Path(place)))
+    """The newest commits without merges, one per record: message, then patch. The commit is part of the record's
+    source; its offset is 0."""
+    head, shallow = head_of(path), _shallow_commits(Path(path))
+    command = [*SAFE, "-C", path, *LOG, f"--max-count={limit}", f"--format=%x00{head} %H%n%B", head]
+    is_on_github = GITHUB.search(_origin_of(Path(path))) is not None
+    with tempfile.TemporaryFile() as problems:  # git would block on a full pipe after 64 KB of warnings
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=problems, env=_environment(Path(path)))
         assert process.stdout is not None
         try:
             for commit, data, size in _commits(process.stdout, commit_mark(head), max_record_bytes):
@@ -221,23 +221,23 @@ def commit_records(
             process.stdout.close()
 
 
-def _shallow_commits(place: Path) -> set[str]:
-    """The last commits of a shallow clone, which git takes for first ones."""
-    path = place / _path_of(place, "--git-path", "shallow")
+def _shallow_commits(tree: Path) -> set[str]:
+    """The oldest commits of a shallow clone, which git shows as commits without a parent."""
+    path = tree / _path_of(tree, "--git-path", "shallow")
     return {*path.read_text().split()} if path.is_file() else set()
 
 
-def _path_of(place: Path, *which: str) -> str:
-    return _git(place, "rev-parse", *which).decode("utf-8", "surrogateescape").removesuffix("\n")
+def _path_of(tree: Path, *which: str) -> str:
+    return _git(tree, "rev-parse", *which).decode("utf-8", "surrogateescape").removesuffix("\n")
 
 
 def commit_mark(head: str) -> bytes:
-    """What stands before a commit in git's output: no file that was committed up to `head` holds its name."""
+    """The mark before each commit in git's output: no file committed up to `head` can hold the name of `head`."""
     return b"\x00" + head.encode() + b" "
 
 
 def _commits(stream: object, mark: bytes, max_record_bytes: int) -> Iterator[tuple[str, bytes, int]]:
-    """(commit, message and patch, bytes) of git's output; of one above the bound no more than the bound is held."""
+    """(commit, message and patch, bytes) of git's output; at most `max_record_bytes` of a commit are kept in memory."""
     buffer, skipped, is_last = bytearray(), 0, False
     while not is_last:
         block = stream.read(BLOCK_BYTES)  # pyright: ignore[reportAttributeAccessIssue]
@@ -261,34 +261,33 @@ def _commits(stream: object, mark: bytes, max_record_bytes: int) -> Iterator[tup
             del buffer[max_record_bytes:cut]
 
 
-def _licence_of(place: Path) -> str:
-    """The SPDX identifier of the tree's licence file, by its header; empty where there is none or it is another one."""
+def _licence_of(tree: Path) -> str:
+    """The SPDX identifier of the tree's licence file, by its header; empty where there is no file or it is unknown."""
     names = sorted(
-        entry.name for entry in place.iterdir() if entry.name.upper().split(".")[0] in LICENCE_NAMES and entry.is_file()
+        entry.name for entry in tree.iterdir() if entry.name.upper().split(".")[0] in LICENCE_NAMES and entry.is_file()
     )
     for name in names:
-        with open(place / name, encoding="utf-8", errors="replace") as file:
+        with open(tree / name, encoding="utf-8", errors="replace") as file:
             text = file.read(LICENCE_CHARACTERS)
         stated = re.search(r"SPDX-License-Identifier:\s*([\w.+-]+)", text)
-        found = (
+        licence = (
             stated[1]
             if stated
             else next((spdx for spdx, header in LICENCE_HEADERS if re.search(header, text, re.I)), "")
         )
-        if found:
-            return found
+        if licence:
+            return licence
     return ""
 
 
-def _environment(place: Path) -> dict[str, str]:
-    """A hook's GIT_DIR would name another repository, above a tree whose .git is broken there may be one, and the
-    tree's own settings may name another directory. A protocol list in the environment beats the tree's own
-    protocol.NAME.allow."""
+def _environment(tree: Path) -> dict[str, str]:
+    """Environment that ties git to this tree: not to a hook's GIT_DIR, a repository above a broken .git, or a directory
+    in the tree's settings. GIT_ALLOW_PROTOCOL overrides the tree's own protocol.NAME.allow."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    place = place.absolute()
+    tree = tree.absolute()
     return kept | {
-        "GIT_DIR": str(place / GIT_DIRECTORY),
-        "GIT_WORK_TREE": str(place),
+        "GIT_DIR": str(tree / GIT_DIRECTORY),
+        "GIT_WORK_TREE": str(tree),
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_SYSTEM": os.devnull,
         "GIT_ATTR_NOSYSTEM": "1",
@@ -298,29 +297,29 @@ def _environment(place: Path) -> dict[str, str]:
     }
 
 
-def _git(place: Path, *arguments: str, given: bytes = b"", may_fail: bool = False) -> bytes:
+def _git(tree: Path, *arguments: str, given: bytes = b"", may_fail: bool = False) -> bytes:
     try:
-        found = subprocess.run(
-            [*SAFE, "-C", str(place), *arguments],
+        completed = subprocess.run(
+            [*SAFE, "-C", str(tree), *arguments],
             input=given,
             capture_output=True,
             check=False,
-            env=_environment(place),
+            env=_environment(tree),
             timeout=GIT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
         raise ValueError(
-            f"git did not answer within {GIT_SECONDS} s about the working tree {place}: look for a pipe among its "
+            f"git did not answer within {GIT_SECONDS} s about the working tree {tree}: look for a pipe among its "
             f"hidden files, or remove "
             f"its {GIT_DIRECTORY}"
         ) from error
     except FileNotFoundError as error:
         raise ValueError(
-            f"{place} is a git working tree, but there is no program `git`: install git, or remove {place}/.git"
+            f"{tree} is a git working tree, but there is no program `git`: install git, or remove {tree}/.git"
         ) from error
-    if found.returncode and not may_fail:
-        problem = found.stderr.decode(errors="replace").strip()
+    if completed.returncode and not may_fail:
+        problem = completed.stderr.decode(errors="replace").strip()
         raise ValueError(
-            f"git cannot read the working tree {place}: {problem}: repair it, or remove its {GIT_DIRECTORY}"
+            f"git cannot read the working tree {tree}: {problem}: repair it, or remove its {GIT_DIRECTORY}"
         )
-    return b"" if found.returncode else found.stdout
+    return b"" if completed.returncode else completed.stdout

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
 META_BYTES = 4096
-"""In which a page declares its character set: four times what HTML demands, for pages with long comments before it."""
+"""Bytes searched for a page's character set: four times what HTML demands, for pages that begin with long comments."""
 META_CHARSET = re.compile(rb"<(?:meta\b[^>]*?|\?xml\b[^>]*?en)c(?:harset|oding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
 HEADER_LINE = re.compile(r"^(content-type|content-encoding|transfer-encoding)[ \t]*:[ \t]*([^\r\n]*)", re.I | re.M)
 CHUNK_SIZE = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 MAX_REPLACED_SHARE = 0.01
-"""Of a page's characters; above it the character set is not the declared one, and not any that detection knows."""
+"""Largest share of unreadable characters in a page: above it no declared or detected character set is the right one."""
 
 
 class PayloadError(Exception):
@@ -36,7 +36,7 @@ class HttpResponse:
 
     status: int
     headers: dict[str, str]
-    """Content type and codings by lower-case names; of repeated ones the first."""
+    """Content type and codings by lower-case names; the first of repeated ones."""
     body: bytes
 
 
@@ -58,7 +58,7 @@ def parse_response(block: bytes) -> HttpResponse:
 
 
 def decode_body(response: HttpResponse, max_bytes: int, *, is_cut: bool) -> bytes:
-    """The body without its codings; of one that the crawler cut (`is_cut`) what is there."""
+    """The body without its codings; if the crawler cut it (`is_cut`), what can be decoded."""
     body = response.body
     if "chunked" in response.headers.get("transfer-encoding", "").lower():
         body = _joined_chunks(body, is_cut=is_cut)
@@ -114,28 +114,28 @@ def _decoded(body: bytes, coding: str, max_bytes: int, *, is_cut: bool) -> bytes
 def _inflated(body: bytes, window: int, coding: str, max_bytes: int, *, is_cut: bool) -> bytes:
     inflate = zlib.decompressobj(window)
     try:
-        found = inflate.decompress(body, max_bytes + 1)
+        decoded = inflate.decompress(body, max_bytes + 1)
     except zlib.error as error:
         raise PayloadError("broken_encoding", f"{coding}: {error}") from error
-    _check_size(len(found), max_bytes)
+    _check_size(len(decoded), max_bytes)
     if not inflate.eof and not is_cut:
-        raise PayloadError("broken_encoding", f"{coding}: the body ends early, after {len(found)} decoded bytes")
-    return found
+        raise PayloadError("broken_encoding", f"{coding}: the body ends early, after {len(decoded)} decoded bytes")
+    return decoded
 
 
 def _arrow_decoded(body: bytes, codec: str, max_bytes: int, *, is_cut: bool) -> bytes:
     import pyarrow as pa
 
-    found = bytearray()
+    decoded = bytearray()
     try:
         with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
-            while len(found) <= max_bytes and (block := stream.read(1 << 16)):
-                found += block
+            while len(decoded) <= max_bytes and (block := stream.read(1 << 16)):
+                decoded += block
     except OSError as error:
         if not is_cut:
             raise PayloadError("broken_encoding", f"{codec}: {error}") from error
-    _check_size(len(found), max_bytes)
-    return bytes(found)
+    _check_size(len(decoded), max_bytes)
+    return bytes(decoded)
 
 
 def _check_size(size: int, max_bytes: int) -> None:
@@ -144,13 +144,12 @@ def _check_size(size: int, max_bytes: int) -> None:
 
 
 def decode_text(body: bytes, content_type: str) -> str:
-    """By byte order mark, UTF-8, declared character set, the page's own declaration, then detection: the first that
-    decodes all of it.
+    """Decode a body by the first of these that decodes all of it: byte order mark, UTF-8, the header's character set,
+    the page's own declaration, detection.
 
-    UTF-8 goes before what is declared, since no other text decodes as it and single-byte sets decode anything; a
-    header's latin-1 goes after the page's declaration, since servers say it of every file. Where none decodes all of
-    it, the one that fails least, with U+FFFD for what it cannot read, as browsers do; PayloadError `unknown_charset`
-    above MAX_REPLACED_SHARE.
+    UTF-8 comes before declared sets: no other text decodes as UTF-8, while single-byte sets decode anything. A header's
+    latin-1 comes after the page's declaration, since servers send it with every file. Where none decodes all of it, the
+    one with the fewest U+FFFD is taken, as in browsers. Raises PayloadError `unknown_charset` above MAX_REPLACED_SHARE.
     """
     for mark, encoding in BOMS:
         if body.startswith(mark):
@@ -168,8 +167,8 @@ def decode_text(body: bytes, content_type: str) -> str:
 
 
 def _declared(body: bytes, content_type: str) -> list[str]:
-    """Python's names of what header and page declare, as the WHATWG's table of labels means them (latin-1 is
-    windows-1252), it last."""
+    """The character sets that header and page declare, by the WHATWG's table of labels (latin-1 means windows-1252), as
+    Python's names, with windows-1252 last."""
     from resiliparse.parse.encoding import map_encoding_to_html5
 
     header, page = CHARSET.search(content_type), META_CHARSET.search(body[:META_BYTES])
@@ -181,10 +180,12 @@ def _declared(body: bytes, content_type: str) -> list[str]:
 def _detected(body: bytes, declared: list[str]) -> str:
     from resiliparse.parse.encoding import detect_encoding
 
-    found = detect_encoding(body)
-    candidates = dict.fromkeys([name for name in (found, *declared, "utf-8") if name])
+    detected = detect_encoding(body)
+    candidates = dict.fromkeys([name for name in (detected, *declared, "utf-8") if name])
     texts = [body.decode(name, errors="replace") for name in candidates]
     text = min(texts, key=lambda text: text.count("\ufffd"))
     if text.count("\ufffd") > MAX_REPLACED_SHARE * len(text):
-        raise PayloadError("unknown_charset", f"declared {', '.join(declared) or 'none'}, detected {found or 'none'}")
+        raise PayloadError(
+            "unknown_charset", f"declared {', '.join(declared) or 'none'}, detected {detected or 'none'}"
+        )
     return text

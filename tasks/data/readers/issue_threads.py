@@ -78,12 +78,12 @@ APPS = frozenset(
         "vercel",
     )
 )
-"""gh marks the author of a thread as a program, but not that of a comment."""
+"""Logins of programs: gh marks them as authors of threads, but not as authors of comments."""
 STATES = {"opened": "open", "reopened": "open", "closed": "closed", "merged": "merged"}
-"""Of a thread, by the action of an event."""
+"""State of a thread by the action of an event."""
 ADDRESS = re.compile(r"^https?://[^/]+/([^/]+/[^/]+)/(?:issues|pull)/\d+$")
 CALLED = re.compile(r"[@/](?:(?<=github\.com/)|(?<=@)(?<![\w./@-].))([A-Za-z\d](?:[A-Za-z\d_-]*[A-Za-z\d])?)(?![\w/-])")
-"""Begins with a set of characters, so that `re` skips to it quickly."""
+"""A speaker's name in a text. The pattern begins with a set of characters, so that `re` skips to it quickly."""
 MASKED = re.compile(r"username_\d+")
 
 Record = dict[str, Any]
@@ -97,17 +97,18 @@ class _MalformedThreadError(Exception):
 @dataclass(frozen=True)
 class _Turn:
     login: str
-    """Empty for an account that is gone."""
+    """Empty for a deleted account."""
     masked: str
-    """The name that the source gave in its place."""
+    """The name by which the source replaced the login."""
     reason: str
-    """Why it is left out."""
+    """Why the turn is left out; empty for one that is kept."""
     time: float | None
     text: str
 
 
 def thread_records(source: Record, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:
-    """A file's threads: the lines of .jsonl, the rows of .parquet, else the objects in its JSON; `offset` is theirs."""
+    """A file's threads: the lines of .jsonl, the rows of .parquet, else the objects of its JSON, each with its
+    offset."""
     name, stem = source["name"], stem_of(source["name"])
     if stem.endswith(".parquet"):
         lines = parquet_lines(
@@ -172,7 +173,7 @@ def _document(name: str, offset: int, record: Record, turns: list[_Turn]) -> Par
 
 
 def _turns_of(record: Record) -> list[_Turn]:
-    """The opening text and what was answered, in order of time; what has none stays behind its predecessor."""
+    """The opening text and the answers, in order of time; an answer without a time stays after its predecessor."""
     if record.get("events") is not None:
         answers = [_turn(event, "events", "text") for event in _objects(record, "events")]
         opening = answers[:0]
@@ -191,20 +192,20 @@ def _turns_of(record: Record) -> list[_Turn]:
     times: list[float] = []
     for turn in answers:
         times.append(turn.time if turn.time is not None else times[-1] if times else float("-inf"))
-    return opening + [answers[place] for place in sorted(range(len(answers)), key=lambda place: times[place])]
+    return opening + [answers[index] for index in sorted(range(len(answers)), key=lambda index: times[index])]
 
 
 def _objects(record: Record, name: str) -> list[Record]:
-    """A list of a record; absent and null are an empty one."""
-    found = record.get(name)
-    if found is None:
+    """A list of objects in a record; empty where it is absent or null."""
+    items = record.get(name)
+    if items is None:
         return []
-    if not isinstance(found, list):
-        raise _MalformedThreadError(f"{name} is {type(found).__name__}, not a list of objects")
-    wrong = next((place for place, item in enumerate(found) if not isinstance(item, dict)), None)
+    if not isinstance(items, list):
+        raise _MalformedThreadError(f"{name} is {type(items).__name__}, not a list of objects")
+    wrong = next((index for index, item in enumerate(items) if not isinstance(item, dict)), None)
     if wrong is not None:
-        raise _MalformedThreadError(f"{name}[{wrong}] is {type(found[wrong]).__name__}, not an object")
-    return found
+        raise _MalformedThreadError(f"{name}[{wrong}] is {type(items[wrong]).__name__}, not an object")
+    return items
 
 
 def _turn(record: Record, where: str, field: str) -> _Turn:
@@ -225,19 +226,19 @@ def _turn(record: Record, where: str, field: str) -> _Turn:
 
 
 def _seconds(time: object) -> float | None:
-    """Of a time in ISO 8601 or in seconds or milliseconds since 1970; None for anything else."""
+    """Seconds since 1970 of a time in ISO 8601, or in seconds or milliseconds since 1970; None for anything else."""
     try:
         if isinstance(time, int | float):
             return time / 1000 if time > 1e11 else float(time)
-        found = time if isinstance(time, datetime) else datetime.fromisoformat(str(time))
+        moment = time if isinstance(time, datetime) else datetime.fromisoformat(str(time))
     except (ValueError, OverflowError):
         return None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _speakers(turns: list[_Turn]) -> dict[str, str]:
-    """username_N by the login in lower case, in the order of speaking; such names of the source stay: texts hold
-    them."""
+    """username_N by the login in lower case, in the order of speaking. Names of this form in the source stay: texts
+    hold them."""
     speakers = {turn.masked or turn.login.lower(): turn.masked for turn in turns}
     taken = {*speakers.values()}
     free = (name for number in range(2 * len(speakers)) if (name := f"username_{number}") not in taken)
@@ -246,7 +247,7 @@ def _speakers(turns: list[_Turn]) -> dict[str, str]:
 
 def _rename(text: str, speakers: dict[str, str]) -> str:
     """The text with the speakers' new names where it calls them @name or links to their pages."""
-    return CALLED.sub(lambda found: found[0][: -len(found[1])] + speakers.get(found[1].lower(), found[1]), text)
+    return CALLED.sub(lambda match: match[0][: -len(match[1])] + speakers.get(match[1].lower(), match[1]), text)
 
 
 def _title_of(record: Record) -> str:
@@ -255,7 +256,7 @@ def _title_of(record: Record) -> str:
 
 
 def _state_lines(record: Record) -> list[str]:
-    """Whether it is open or how it ended, and its labels."""
+    """The lines with a thread's state (open, or how it ended) and its labels."""
     done = [event.get("action") for event in record.get("events") or []]
     actions = [STATES[action] for action in done if isinstance(action, str) and action in STATES]
     state = record["state"].lower() if isinstance(record.get("state"), str) else actions[-1] if actions else ""
@@ -265,9 +266,9 @@ def _state_lines(record: Record) -> list[str]:
     reason = record.get("stateReason") or record.get("state_reason")
     if state == "closed" and isinstance(reason, str) and reason.lower() not in ("completed", ""):
         state += f" ({reason.lower().replace('_', ' ')})"
-    found = record.get("labels")
+    given = record.get("labels")
     labels = (
-        [label.get("name") if isinstance(label, dict) else label for label in found] if isinstance(found, list) else []
+        [label.get("name") if isinstance(label, dict) else label for label in given] if isinstance(given, list) else []
     )
     named = ", ".join(label for label in labels if isinstance(label, str))
     return [f"State: {state}"] * bool(state) + [f"Labels: {named}"] * bool(named)

@@ -12,8 +12,8 @@ from tasks.data.readers.source_bytes import BLOCK_BYTES, GARBLED, HashingReader,
 
 MAX_LINE_BYTES = 256 * 2**20
 MAX_DEPTH = 100
-"""Of lists and objects in each other. Python's own bound depends on who calls: what one stage can read, the next one
-could not."""
+"""Largest depth of nested lists and objects. Python's own bound depends on the depth of the caller: one stage could
+read what the next could not."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class JsonLine:
 
 
 def json_lines(name: str, file: HashingReader, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[JsonLine]:
-    """The lines of a file that hold anything; a broken compression ends with reason truncated_gzip, _bz2 or _zstd."""
+    """The lines of a file that are not blank; a broken compression ends with reason truncated_gzip, _bz2 or _zstd."""
     stream = decompressed(name, file)
     offset = 0
     try:
@@ -46,7 +46,7 @@ def json_lines(name: str, file: HashingReader, max_line_bytes: int = MAX_LINE_BY
 
 
 def _skip_line(stream: io.BufferedIOBase) -> int:
-    """Bytes of the rest of a line, of which one block at a time is held."""
+    """Skip the rest of a line, one block at a time; returns its bytes."""
     skipped = 0
     while rest := stream.readline(BLOCK_BYTES):
         skipped += len(rest)
@@ -56,7 +56,7 @@ def _skip_line(stream: io.BufferedIOBase) -> int:
 
 
 def parse_object(offset: int, line: bytes) -> JsonLine:
-    """The object that these bytes are, or why they are none."""
+    """The object that these bytes encode, or the reason why they encode none."""
     try:
         record = json.loads(line.decode("utf-8-sig" if offset == 0 else "utf-8"))
         if b"\\ud" in line or b"\\uD" in line:
@@ -76,7 +76,7 @@ def parse_object(offset: int, line: bytes) -> JsonLine:
 
 
 def is_deep(value: object, levels: int = MAX_DEPTH) -> bool:
-    """Whether lists and objects nest deeper."""
+    """Whether lists and objects nest deeper than `levels`."""
     if not isinstance(value, dict | list):
         return False
     return not levels or any(

@@ -16,19 +16,18 @@ from tasks.data.readers.json_lines import JsonLine, parse_object
 from tasks.data.readers.source_bytes import BLOCK_BYTES, GARBLED, HashingReader, codec_of, decompressed
 
 STRUCTURE = re.compile(rb'(?:[^"{}]++|"[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+")*+(["{}])?', re.DOTALL)
-"""Up to a brace, or to a string that has no end here."""
+"""Matches up to the next brace, or up to a string that does not end in this block."""
 STRING_REST = re.compile(rb'[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+', re.DOTALL)
 BETWEEN = b" \t\r\n,[]" + codecs.BOM_UTF8
 QUOTE, OPENING, BACKSLASH = b'"', b"{", b"\\"
 
 
 class _NoObjectError(Exception):
-    """(byte, what stands there)."""
+    """(byte, what is wrong there)."""
 
 
 def json_objects(name: str, file: HashingReader, max_object_bytes: int) -> Iterator[JsonLine]:
-    """Every object; what is no JSON ends the file with broken_json, since nothing tells where the next object
-    begins."""
+    """Every object. What is no JSON ends the file with broken_json, since the start of the next object is unknown."""
     scanner = _Scanner(max_object_bytes)
     try:
         for offset, data, size in scanner.objects(decompressed(name, file)):
@@ -47,7 +46,8 @@ def json_objects(name: str, file: HashingReader, max_object_bytes: int) -> Itera
 
 
 class _Scanner:
-    """Where the reading stands: `offset` of the block, `start` of the open object and how many braces it has open."""
+    """State of the reading: `offset` of the block, `start` of the open object, and `depth`, its number of open
+    braces."""
 
     def __init__(self, max_object_bytes: int) -> None:
         self.offset = self.start = self.depth = 0
@@ -56,7 +56,7 @@ class _Scanner:
         self._is_in_string = self._is_escaped = False
 
     def objects(self, stream: io.BufferedIOBase) -> Iterator[tuple[int, bytes, int]]:
-        """(first byte, the object, its bytes); of one above the bound no more than the bound and a block is held."""
+        """(first byte, the object, its size); at most the bound and one block of a larger object are kept in memory."""
         while block := stream.read(BLOCK_BYTES):
             yield from self._block_objects(block)
             self.offset += len(block)
@@ -64,37 +64,37 @@ class _Scanner:
             raise _NoObjectError(self.start, "the file ends inside this object")
 
     def _block_objects(self, block: bytes) -> Iterator[tuple[int, bytes, int]]:
-        begun = place = 0
+        begun = index = 0
         while True:
             if self._is_in_string:
-                place = self._end_string(block, place)
+                index = self._end_string(block, index)
                 if self._is_in_string:
                     break
             if not self.depth:
-                place = self._find_object(block, place)
-            found = STRUCTURE.match(block, place)
-            if found is None or found[1] is None:
+                index = self._find_object(block, index)
+            match = STRUCTURE.match(block, index)
+            if match is None or match[1] is None:
                 break
-            token, place = found[1], found.end()
+            token, index = match[1], match.end()
             if token == QUOTE:
                 self._is_in_string = True
             elif token == OPENING:
                 if not self.depth:
-                    begun, self.start = place - 1, self.offset + place - 1
+                    begun, self.start = index - 1, self.offset + index - 1
                 self.depth += 1
             else:
                 self.depth -= 1
                 if not self.depth:
-                    self._hold(block[begun:place])
+                    self._hold(block[begun:index])
                     yield self.start, bytes(self._held), self._size
                     self._held, self._size = bytearray(), 0
         if self.depth:
             self._hold(block[begun:])
 
-    def _end_string(self, block: bytes, place: int) -> int:
-        """The place behind a string that began in an earlier block, or with an escape at this block's end; else the
-        block's end."""
-        rest = STRING_REST.match(block, place + self._is_escaped)
+    def _end_string(self, block: bytes, index: int) -> int:
+        """The index after the end of an open string, which began in an earlier block; the block's end where the string
+        does not end in it."""
+        rest = STRING_REST.match(block, index + self._is_escaped)
         assert rest is not None
         end, self._is_escaped = rest.end(), False
         if end >= len(block):
@@ -110,14 +110,14 @@ class _Scanner:
         self._is_in_string = False
         return end + 1
 
-    def _find_object(self, block: bytes, place: int) -> int:
-        """The next opening brace, or the block's end."""
-        found = block.find(OPENING, place)
-        found = len(block) if found < 0 else found
-        other = block[place:found].lstrip(BETWEEN)
+    def _find_object(self, block: bytes, index: int) -> int:
+        """The index of the next opening brace, or the block's end."""
+        start = block.find(OPENING, index)
+        start = len(block) if start < 0 else start
+        other = block[index:start].lstrip(BETWEEN)
         if other:
-            raise _NoObjectError(self.offset + found - len(other), "neither a JSON object nor an array of them")
-        return found
+            raise _NoObjectError(self.offset + start - len(other), "neither a JSON object nor an array of them")
+        return start
 
     def _hold(self, part: bytes) -> None:
         self._size += len(part)

@@ -35,7 +35,7 @@ def rejection(source: str, offset: int, reason: str, detail: str = "") -> Parsed
 
 
 def too_long(source: str, offset: int, num_bytes: int, max_record_bytes: int) -> Parsed:
-    """A record above the bound, of which nothing was kept in memory."""
+    """The rejection of a record above the bound, which was not kept in memory."""
     return rejection(
         source, offset, "record_too_long", f"{num_bytes} bytes, ingest.max_record_bytes is {max_record_bytes}"
     )

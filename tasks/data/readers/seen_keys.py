@@ -10,15 +10,15 @@ NUM_LOOSE = 1 << 18
 
 
 class SeenKeys:
-    """The keys so far, as 64 bits of their hash: of ten million different ones, two are taken for one with a chance of
-    3 in a million."""
+    """The keys so far, as 64 bits of their hash: among ten million different keys, two have the same hash with a
+    probability of 3 in a million."""
 
     def __init__(self) -> None:
         self._loose: set[int] = set()
         self._sorted = np.empty(0, np.uint64)
 
     def add(self, key: str) -> bool:
-        """Whether the key is new."""
+        """Remember a key; True where it is new."""
         value = int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
         at = int(np.searchsorted(self._sorted, np.uint64(value))) if len(self._sorted) else 0
         if value in self._loose or (at < len(self._sorted) and int(self._sorted[at]) == value):

@@ -16,28 +16,28 @@ from tasks.data.readers.stored_streams import DamagedStreamError, HashingReader,
 
 S3, HUGGING_FACE = "s3://", "hf://"
 ETAG = "etag:"
-"""What the digest of an object without a stored SHA-256 begins with: its entity tag in S3 follows."""
+"""Prefix of a digest that is an entity tag or a blob id, not a SHA-256."""
 BLOCK_BYTES = 1 << 20
 INFLATED_BYTES = 1 << 18
-"""Decompressed at once."""
+"""Bytes decompressed at once."""
 OBJECT_BLOCK_BYTES = 8 << 20
 """Bytes per ranged request: about what one connection carries in a tenth of a second."""
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 GARBLED: tuple[type[Exception], ...] = (DamagedStreamError,)
-"""What a damaged stream raises, behind its last good byte; the reason `truncated_*` names the codec."""
+"""Exceptions of a damaged stream, raised after its last good byte; the reason `truncated_*` names the codec."""
 MAX_ATTEMPTS = 6
-"""Of a request whose answer breaks off; botocore itself repeats those that get none, and those that are told to slow
-down."""
+"""Attempts at a request whose answer breaks off; botocore itself repeats requests without an answer and throttled
+ones."""
 FIRST_WAIT_SECONDS = 0.2
 CHANGED_STATUS, RANGE_NOT_SATISFIABLE = (404, 412), 416
 
 
 class UnreadableSourceError(Exception):
-    """A disk, a network or a permission keeps a source from being read: no statement about what it holds."""
+    """A disk, a network or a permission keeps a source from being read: its content may be whole."""
 
 
 class ChangedSourceError(Exception):
-    """An object is not the listed one any more."""
+    """A source is not the listed one any more."""
 
 
 def codec_of(name: str) -> str:
@@ -46,28 +46,27 @@ def codec_of(name: str) -> str:
 
 
 def stem_of(name: str) -> str:
-    """The name in lower case without the ending of a compression."""
+    """The name in lower case without the suffix of a compression."""
     lower = name.lower()
     return next((lower.removesuffix(suffix) for suffix in CODECS if lower.endswith(suffix)), lower)
 
 
-def open_source(place: str, digest: str = "", buffer_bytes: int = OBJECT_BLOCK_BYTES) -> BinaryIO:
-    """The bytes as stored, seekable. `digest` as listed: an object in S3 that has another one by now raises
-    ChangedSourceError.
+def open_source(address: str, digest: str = "", buffer_bytes: int = OBJECT_BLOCK_BYTES) -> BinaryIO:
+    """The bytes as stored, seekable. An object in S3 whose digest is not the listed `digest` raises ChangedSourceError.
 
-    What else keeps them from being read raises UnreadableSourceError, here or later.
+    Any other failure raises UnreadableSourceError, here or while the file is read.
     """
-    if place.startswith(S3):
-        return cast("BinaryIO", io.BufferedReader(ObjectReader(place, digest), buffer_bytes))
+    if address.startswith(S3):
+        return cast("BinaryIO", io.BufferedReader(ObjectReader(address, digest), buffer_bytes))
     try:
-        path = _cached_file(place) if place.startswith(HUGGING_FACE) else place
+        path = _cached_file(address) if address.startswith(HUGGING_FACE) else address
         return cast("BinaryIO", io.BufferedReader(_LocalFile(path), INFLATED_BYTES))
     except OSError as error:
-        raise UnreadableSourceError(f"{place}: {_reason(error)}") from error
+        raise UnreadableSourceError(f"{address}: {_reason(error)}") from error
 
 
 def decompressed(name: str, file: HashingReader) -> io.BufferedIOBase:
-    """A stream of the decompressed bytes; a damage raises one of GARBLED where it is met."""
+    """A stream of the decompressed bytes; raises one of GARBLED at a damage."""
     codec = codec_of(name)
     if not codec:
         return file
@@ -81,7 +80,7 @@ def blocks(stream: io.BufferedIOBase) -> Iterator[bytes]:
 
 
 class _LocalFile(io.FileIO):
-    """A failing disk is no damaged file: what stands behind it may be whole."""
+    """A local file whose read errors are UnreadableSourceError: a failing disk does not mean a damaged file."""
 
     read, readall = io.RawIOBase.read, io.RawIOBase.readall  # pyright: ignore[reportAssignmentType]
 
@@ -95,13 +94,13 @@ class _LocalFile(io.FileIO):
 class ObjectReader(io.RawIOBase):
     """An object in S3 by ranged requests, each tied to the listed entity tag; credentials are the environment's."""
 
-    def __init__(self, place: str, digest: str) -> None:
-        self._place = place
-        self._bucket, _, self._key = place.removeprefix(S3).partition("/")
+    def __init__(self, address: str, digest: str) -> None:
+        self._address = address
+        self._bucket, _, self._key = address.removeprefix(S3).partition("/")
         self._tag = digest.removeprefix(ETAG) if digest.startswith(ETAG) else ""
         self._position = 0
         self._size: int | None = None
-        """Told by the first answer: a small object costs one request."""
+        """Size from the first answer, so that a small object costs one request."""
 
     def readable(self) -> bool:
         return True
@@ -127,7 +126,7 @@ class ObjectReader(io.RawIOBase):
         return len(data)
 
     def _range(self, begin: int, end: int) -> bytes:
-        """Raises UnreadableSourceError where every answer breaks off."""
+        """The bytes of a range. Raises UnreadableSourceError where every answer breaks off."""
         from botocore.exceptions import BotoCoreError
         from urllib3.exceptions import HTTPError
 
@@ -136,13 +135,13 @@ class ObjectReader(io.RawIOBase):
                 response = self._request("get_object", Range=f"bytes={begin}-{end - 1}")
                 self._size = int(response["ContentRange"].rpartition("/")[2]) if response else begin
                 return response["Body"].read() if response else b""
-            except (BotoCoreError, HTTPError, OSError) as error:  # HTTPError: the answer that breaks off is an error's
+            except (BotoCoreError, HTTPError, OSError) as error:  # HTTPError: the answer of an error broke off
                 if attempt == MAX_ATTEMPTS - 1:
                     raise UnreadableSourceError(
-                        f"{self._place}: bytes {begin} to {end} broke off {MAX_ATTEMPTS} times: {error}"
+                        f"{self._address}: bytes {begin} to {end} broke off {MAX_ATTEMPTS} times: {error}"
                     ) from error
                 time.sleep(FIRST_WAIT_SECONDS * 2**attempt)
-        raise AssertionError(self._place)
+        raise AssertionError(self._address)
 
     def _request(self, operation: str, **arguments: str) -> dict[str, Any]:
         """The answer; an empty one for a range that begins where the object ends."""
@@ -156,15 +155,15 @@ class ObjectReader(io.RawIOBase):
             if status == RANGE_NOT_SATISFIABLE:
                 return {}
             if status in CHANGED_STATUS:
-                raise ChangedSourceError(self._place) from error
-            raise UnreadableSourceError(f"{self._place}: {error}") from error
+                raise ChangedSourceError(self._address) from error
+            raise UnreadableSourceError(f"{self._address}: {error}") from error
         except BotoCoreError as error:
-            raise UnreadableSourceError(f"{self._place}: {error}") from error
+            raise UnreadableSourceError(f"{self._address}: {error}") from error
 
 
 def is_listed(file: HashingReader, digest: str) -> bool:
-    """Whether a file, of which the rest is read for it, is the listed one. Every request for an object was tied to its
-    tag already."""
+    """Whether a file is the listed one: reads the rest of it. Every request for an object was tied to its tag
+    already."""
     if digest.startswith(ETAG):
         return True
     file.drain()
@@ -177,16 +176,16 @@ def _reason(error: OSError) -> str:
 
 @cache
 def s3_client() -> Any:
-    """One client per process: making it takes longer than a small object."""
+    """One client per process: making one takes longer than fetching a small object."""
     import boto3
     from botocore.config import Config
 
     return boto3.client("s3", config=Config(retries={"mode": "standard", "max_attempts": 8}))
 
 
-def _cached_file(place: str) -> str:
+def _cached_file(address: str) -> str:
     from huggingface_hub import hf_hub_download
 
-    dataset, _, rest = place.removeprefix(HUGGING_FACE).partition("@")
+    dataset, _, rest = address.removeprefix(HUGGING_FACE).partition("@")
     revision, _, name = rest.partition("/")
     return hf_hub_download(dataset, name, repo_type="dataset", revision=revision)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROW_COLUMNS = f"stream string, {RECORD_COLUMNS}, reason string, detail string"
 DOCUMENT, EVALUATION, REJECTED, UNSAMPLED, CHANGED = "document", "evaluation", "rejected", "unsampled", "changed"
 UNREADABLE, LOST = "unreadable", "lost"
-"""LOST: with as `offset` the bytes, as stored, behind a damage that nothing could be read behind."""
+"""LOST: its `offset` is the number of stored bytes after a damage that ends the reading of a file."""
 BATCH_CHARS = 8_000_000
 BATCH_ROWS = 4000
 RECORD_FORMATS = ("jsonl", "repository_files", "commits", HTML_LINES)
@@ -175,8 +175,8 @@ def _records(source: Source, file: HashingReader, max_record_bytes: int) -> Iter
     elif form == "package_metadata":
         yield package_record(name, file, max_record_bytes)
     elif form == "text":
-        place = {"repository": source["repository"], "path": source["repository_path"]}
-        yield from (replace(record, **place) for record in text_records(name, file, max_record_bytes))
+        location = {"repository": source["repository"], "path": source["repository_path"]}
+        yield from (replace(record, **location) for record in text_records(name, file, max_record_bytes))
     else:
         yield rejection(name, 0, "unsupported_format", form)
 

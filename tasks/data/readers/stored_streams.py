@@ -20,11 +20,11 @@ READ_BYTES = 1 << 16
 """Stored bytes read at once; Arrow reads as many."""
 GZIP_MAGIC = b"\x1f\x8b\x08"
 BROKEN: tuple[type[Exception], ...] = (OSError, zlib.error, cast("type[Exception]", isal_zlib.error))
-"""What decompressors raise; a failure of the disk or the network is an UnreadableSourceError before it reaches them."""
+"""Exceptions of decompressors; a failure of disk or network raises UnreadableSourceError before it reaches them."""
 
 
 class DamagedStreamError(Exception):
-    """A compressed stream is damaged or ends early here; everything before was given out."""
+    """A compressed stream is damaged or ends early here; everything before was returned."""
 
 
 class HashingReader(io.BufferedIOBase):
@@ -36,7 +36,7 @@ class HashingReader(io.BufferedIOBase):
         self.position = 0
         """Bytes read."""
         self.broken_at: int | None = None
-        """Where a damage begins behind which nothing could be read."""
+        """Byte of a damage after which nothing could be read."""
 
     def readable(self) -> bool:
         return True
@@ -61,7 +61,7 @@ class HashingReader(io.BufferedIOBase):
         return data
 
     def again(self, start: int) -> Iterator[bytes]:
-        """Blocks of what was read already, from `start` on."""
+        """Blocks of the bytes that were read already, from `start` on."""
         end = self._raw.tell()
         try:
             for at in range(start, self.position, READ_BYTES):
@@ -71,7 +71,7 @@ class HashingReader(io.BufferedIOBase):
             self._raw.seek(end)
 
     def drain(self) -> None:
-        """Read what is left, so that the digest is the whole file's."""
+        """Read the rest, so that the digest is the whole file's."""
         while self.read(1 << 20):
             pass
 
@@ -81,8 +81,8 @@ class HashingReader(io.BufferedIOBase):
 
 
 class MemberReader(io.RawIOBase):
-    """The members of a gzip file, or the streams of a bz2 file, one behind the other. `ahead` was read from `file`
-    before."""
+    """The members of a gzip file, or the streams of a bz2 file, one after the other. `ahead` holds bytes that were read
+    from `file` before."""
 
     def __init__(self, file: HashingReader, codec: str, ahead: bytes = b"") -> None:
         self._file, self._codec, self._input = file, codec, ahead
@@ -90,9 +90,9 @@ class MemberReader(io.RawIOBase):
         self._num_given = 0
         self._saved, self._broken_at = b"", 0
         self.start = 0
-        """Where the member that was begun last stands in the file."""
+        """Byte of the file at which the last member that was begun starts."""
         self.damage = ""
-        """Why that member ends early; what could be read of it is given out first."""
+        """Why that member ends early; what could be read of it is returned first."""
 
     def readable(self) -> bool:
         return True
@@ -106,7 +106,7 @@ class MemberReader(io.RawIOBase):
         return len(data)
 
     def take(self, size: int) -> bytes:
-        """At most so many bytes of one member; none at the file's end and at a damage."""
+        """At most `size` bytes of one member; none at the file's end and at a damage."""
         while not self.damage:
             if self._inflate is None and not self._begin():
                 return b""
@@ -114,32 +114,32 @@ class MemberReader(io.RawIOBase):
             needs_input = getattr(inflate, "needs_input", True)
             data = (self._input or self._file.read(READ_BYTES)) if needs_input else b""
             try:
-                found = inflate.decompress(data, size)
+                inflated = inflate.decompress(data, size)
             except BROKEN as error:
                 self._input, self.damage = data, str(error)
                 self._saved = self._careful()
                 break
             self._input = getattr(inflate, "unconsumed_tail", b"") or inflate.unused_data
             self._inflate = None if inflate.eof else inflate
-            self._num_given += len(found)
-            if found:
-                return found
+            self._num_given += len(inflated)
+            if inflated:
+                return inflated
             if not inflate.eof and needs_input and not data:
                 self.damage, self._saved = f"the file ends within a {self._codec} stream", self._careful()
-        found, self._saved = self._saved[:size], self._saved[size:]
-        return found
+        inflated, self._saved = self._saved[:size], self._saved[size:]
+        return inflated
 
     def skip_damage(self) -> None:
-        """Go on at the next gzip member that begins behind a damage, if there is one."""
+        """Go on at the next gzip member that begins after a damage, if there is one."""
         broken_at = self._broken_at or self._file.position
         self.damage, self._inflate, self._saved, begin = "", None, b"", 1
-        while (found := self._input.find(GZIP_MAGIC, begin)) < 0:
+        while (start := self._input.find(GZIP_MAGIC, begin)) < 0:
             tail, more = self._input[begin:][-2:], self._file.read(READ_BYTES)
             self._input, begin = tail + more, 0
             if not more:
                 self._input, self._file.broken_at = b"", broken_at
                 return
-        self._input = self._input[found:]
+        self._input = self._input[start:]
 
     def _begin(self) -> bool:
         while not self._input.lstrip(b"\0"):
@@ -152,27 +152,27 @@ class MemberReader(io.RawIOBase):
         return True
 
     def _careful(self) -> bytes:
-        """What the damaged member holds behind what was given out."""
+        """What the damaged member holds after the bytes that were returned."""
         inflate: Any = zlib.decompressobj(31) if self._codec == "gzip" else bz2.BZ2Decompressor()
-        found, left, near = bytearray(), self._num_given, self._file.position - 2 * READ_BYTES
+        recovered, left, near = bytearray(), self._num_given, self._file.position - 2 * READ_BYTES
         self._broken_at = self.start
         try:
             for data in _trickled(self._file.again(self.start), near - self.start):
                 self._broken_at += len(data)
                 while step := inflate.decompress(data, max(1, left)):
                     data = getattr(inflate, "unconsumed_tail", b"")
-                    found += step if not left else b""
+                    recovered += step if not left else b""
                     left -= min(left, len(step))
                     if inflate.eof:
-                        return bytes(found)
+                        return bytes(recovered)
         except BROKEN:
             pass  # where the damage is
-        return bytes(found)
+        return bytes(recovered)
 
 
 class ZstdReader(io.RawIOBase):
-    """The frames of a zstd file: Arrow goes on from one to the next, bounds what one read inflates, and raises where
-    the last is cut."""
+    """The frames of a zstd file. Arrow continues from one to the next, limits what one read inflates, and raises where
+    the last one is cut."""
 
     def __init__(self, file: HashingReader) -> None:
         self._file, self._num_given = file, 0
@@ -198,22 +198,22 @@ class ZstdReader(io.RawIOBase):
         return len(data)
 
     def _careful(self) -> bytes:
-        found, left = bytearray(), self._num_given
+        recovered, left = bytearray(), self._num_given
         file = _BlockFile(_trickled(self._file.again(0), self._file.position - READ_BYTES))
         stream = _zstd_stream(file)
         try:
             while left:
                 left -= len(stream.read(min(left, READ_BYTES)))
             while byte := stream.read(1):
-                found += byte
+                recovered += byte
         except OSError:
             pass  # where the damage is
         self._file.broken_at = file.position
-        return bytes(found)
+        return bytes(recovered)
 
 
 class _BlockFile(io.RawIOBase):
-    """Blocks as a file that gives one at a time."""
+    """Blocks as a file whose reads return one block each."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
@@ -231,8 +231,8 @@ class _BlockFile(io.RawIOBase):
 
 
 def _trickled(blocks: Iterator[bytes], near: int) -> Iterator[bytes]:
-    """Whole blocks up to `near`, then single bytes: a decompressor gives what it has before it is given the byte that
-    it refuses."""
+    """Whole blocks up to `near`, then single bytes, so that a decompressor returns what it has before it gets the byte
+    that it refuses."""
     position = 0
     for block in blocks:
         step = len(block) if position + len(block) <= near else 1

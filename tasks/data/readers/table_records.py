@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 TEXT_FIELDS = ("text", "content")
 HTML_FIELDS = ("html", *TEXT_FIELDS)
-PLACE_FIELDS = ("id", "url", "uri", "licence", "license", "lang", "repo", "repository", "path", "commit")
+ORIGIN_FIELDS = ("id", "url", "uri", "licence", "license", "lang", "repo", "repository", "path", "commit")
 BATCH_ROWS = 64
-"""Of a Parquet file in memory at once: web pages of a megabyte are no exception."""
+"""Rows of a Parquet file in memory at once: few, since a web page can have a megabyte."""
 HTML_LINES = "html_jsonl"
 
 Row = dict[str, Any]
@@ -46,7 +46,7 @@ def parquet_records(source: Row, max_record_bytes: int) -> Iterator[Parsed]:
 
 
 def parquet_lines(
-    name: str, place: str, digest: str, max_record_bytes: int, choose: Callable[[list[str]], tuple[list[str], str]]
+    name: str, address: str, digest: str, max_record_bytes: int, choose: Callable[[list[str]], tuple[list[str], str]]
 ) -> Iterator[JsonLine]:
     """The rows of a file, read group by group. `choose` gives the columns to read and, where one is missing, a
     message."""
@@ -54,7 +54,7 @@ def parquet_lines(
     import pyarrow.parquet as pq
 
     number = 0
-    with open_source(place, digest) as file:
+    with open_source(address, digest) as file:
         try:
             table = pq.ParquetFile(file, pre_buffer=False, buffer_size=BLOCK_BYTES)
             columns, missing = choose(table.schema_arrow.names)
@@ -92,12 +92,12 @@ def _columns(source: Row, names: list[str]) -> tuple[list[str], str]:
             else f"none of the columns {', '.join(_default_fields(source))}"
         )
         return [], f"{sought} is in {source['name']}, which has {', '.join(names)}: name its text in the entry's `text`"
-    return [field for field in names if field in wanted or field in PLACE_FIELDS], ""
+    return [field for field in names if field in wanted or field in ORIGIN_FIELDS], ""
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[Row | tuple[str, str]]:
-    """Each row, or (reason, detail) where Python has no value for one of its columns: bytes that are not UTF-8, a date
-    beyond year 9999."""
+    """Each row, or (reason, detail) where Python cannot hold one of its values: bytes that are not UTF-8, a date after
+    year 9999."""
     try:
         yield from batch.to_pylist()
     except (ValueError, OverflowError):
@@ -170,11 +170,11 @@ def _default_fields(source: Row) -> tuple[str, ...]:
 def _text_of(source: Row, record: Row) -> str | None:
     fields = source["text"]
     if not fields:
-        found = [record[name] for name in _default_fields(source) if isinstance(record.get(name), str)][:1]
+        strings = [record[name] for name in _default_fields(source) if isinstance(record.get(name), str)][:1]
     else:
-        found = [record[name] for name in fields if isinstance(record.get(name), str)]
-    parts = [part for part in found if part.strip()]
-    return "\n\n".join(parts) if found else None
+        strings = [record[name] for name in fields if isinstance(record.get(name), str)]
+    parts = [part for part in strings if part.strip()]
+    return "\n\n".join(parts) if strings else None
 
 
 def _url(record: Row) -> str:

@@ -27,7 +27,7 @@ UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def text_records(name: str, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:
-    """A file as one record, or cut behind the last line end that fits where it is longer than a record may be."""
+    """A file as one record; where it is longer than a record may be, cut after the last line end that fits."""
     stream, offset, rest = decompressed(name, file), 0, b""
     try:
         while True:
@@ -92,7 +92,7 @@ def text_record(name: str, offset: int, data: bytes) -> Parsed:
 
 
 def topic_records(name: str, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:
-    """The values of the dictionary that pydoc's module of topics holds."""
+    """The values of the dictionary in pydoc's module of topics."""
     data, problem = whole_file(name, file, max_record_bytes)
     if problem is not None:
         yield problem
@@ -116,9 +116,9 @@ def package_record(name: str, file: HashingReader, max_record_bytes: int) -> Par
     return Parsed(name, 0, description, url, str(message.get("License-Expression") or ""))
 
 
-def zip_records(name: str, place: str, digest: str, max_record_bytes: int) -> Iterator[Parsed]:
-    """The members of an archive in the order of their names; one that is damaged costs itself alone."""
-    with open_source(place, digest) as file:
+def zip_records(name: str, address: str, digest: str, max_record_bytes: int) -> Iterator[Parsed]:
+    """The members of an archive in the order of their names; a damaged one costs only itself."""
+    with open_source(address, digest) as file:
         try:
             archive = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, EOFError, OSError) as error:
@@ -145,7 +145,7 @@ def _member_record(archive: zipfile.ZipFile, member: zipfile.ZipInfo, source: st
 
 
 def _last_text(name: str, offset: int, data: bytes, damage: str) -> Iterator[Parsed]:
-    """The rest of a file, of a damaged one its whole lines."""
+    """The rest of a file; of a damaged file only whole lines."""
     end = data.rfind(b"\n") + 1 if damage else len(data)
     if end or not (offset or damage):
         yield text_record(name, offset, data[:end])
@@ -154,7 +154,7 @@ def _last_text(name: str, offset: int, data: bytes, damage: str) -> Iterator[Par
 
 
 def _read_up_to(stream: io.BufferedIOBase, size: int) -> tuple[bytes, str]:
-    """(so many bytes, or those before the end or a damage; the damage)."""
+    """(`size` bytes, fewer before the end or a damage; the damage)."""
     parts, left = [], size
     try:
         while left > 0 and (block := stream.read1(min(left, BLOCK_BYTES))):
@@ -166,7 +166,7 @@ def _read_up_to(stream: io.BufferedIOBase, size: int) -> tuple[bytes, str]:
 
 
 def _skip_line(stream: io.BufferedIOBase, data: bytes) -> tuple[int, bytes]:
-    """(bytes of the line that `data` begins, what was read behind its end)."""
+    """(size of the line that begins with `data`, bytes read after its end)."""
     size = 0
     while data:
         end = data.find(b"\n") + 1

@@ -20,7 +20,7 @@ MARKUP_TYPES = ("text/html", "application/xhtml+xml")
 PLAIN_TYPES = ("text/plain", "text/markdown", "text/x-rst")
 OK = 200
 NOT_PAGES = ("filedesc:", "dns:", "whois:", "metadata:")
-"""Addresses of an ARC file's own description, of look-ups, and of a crawler's log."""
+"""Beginnings of addresses that are no pages: an ARC file's description of itself, look-ups, a crawler's log."""
 NAME_LOOKUP, HTTP, JSON = "text/dns", "application/http", "application/json"
 
 
@@ -82,5 +82,5 @@ def _media_type(value: str) -> str:
 
 
 def _url(headers: dict[bytes, bytes]) -> str:
-    """Some writers put the address into angle brackets."""
+    """The page's address, without the angle brackets that some writers add."""
     return headers.get(b"warc-target-uri", headers.get(b"url", b"")).decode("utf-8", errors="replace").strip("<>")

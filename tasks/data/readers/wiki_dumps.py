@@ -44,19 +44,19 @@ class _Page:
     values: dict[str, str] = field(default_factory=dict)
     is_redirect: bool = False
     num_skipped: int = 0
-    """Bytes of a text above the bound."""
+    """Bytes of a text that is too long and was skipped; 0 for others."""
 
 
 @dataclass(frozen=True)
 class _Break:
-    """Where the dump is no XML, and why; the page around it is lost."""
+    """Byte at which the dump is no XML, and why; the page around it is lost."""
 
     offset: int
     detail: str
 
 
 class _DumpReader:
-    """An XML parser over the blocks of a dump, a new one behind each break."""
+    """An XML parser over the blocks of a dump; a new parser begins after each break."""
 
     def __init__(self, max_record_bytes: int) -> None:
         self.base, self.lang = "", ""
@@ -72,11 +72,11 @@ class _DumpReader:
         self._position, self._tail = at + len(data), b""
         while data:
             if self._is_lost:
-                found = data.find(PAGE)
-                if found < 0:
+                start = data.find(PAGE)
+                if start < 0:
                     self._tail = data[1 - len(PAGE) :]
                     return
-                data, at = data[found:], at + found
+                data, at = data[start:], at + start
                 self._start_parser(at - len(ROOT))
                 self._parser.Parse(ROOT)
             try:
@@ -90,17 +90,17 @@ class _DumpReader:
                 data, at, self._is_lost = data[skipped:], at + skipped, True
         yield from self._finished()
 
-    def place(self) -> int:
-        """Where the unfinished page begins, or what stands in its place."""
+    def position(self) -> int:
+        """Byte at which the unfinished page begins, or, without one, at which the parser is."""
         return self._page.offset if self._page else max(0, self._origin + self._parser.CurrentByteIndex)
 
     def end(self) -> Iterator[_Page | _Break]:
-        """What the end of the dump finishes, and what is missing there."""
+        """The pages that the end of the dump completes, and a break where the end is missing."""
         try:
             if not self._is_lost:
                 self._parser.Parse(b"", True)
         except expat.ExpatError as error:
-            yield _Break(self.place(), str(error))
+            yield _Break(self.position(), str(error))
         yield from self._finished()
 
     def _finished(self) -> Iterator[_Page]:
@@ -108,7 +108,7 @@ class _DumpReader:
         self._ready.clear()
 
     def _start_parser(self, origin: int) -> None:
-        """`origin`: where the parser's first byte stands in the dump."""
+        """`origin`: offset in the dump of the parser's first byte."""
         self._origin, self._page, self._is_lost = origin, None, False
         self._open: list[str] = []
         self._parts: list[str] = []
@@ -170,16 +170,16 @@ def wiki_pages(name: str, file: HashingReader, lang: str, max_record_bytes: int)
     """The articles of a dump as wikitext."""
     dump = _DumpReader(max_record_bytes)
     try:
-        for found in _read_all(dump, name, file):
-            if isinstance(found, _Break):
-                yield rejection(name, found.offset, "broken_xml", found.detail)
+        for item in _read_all(dump, name, file):
+            if isinstance(item, _Break):
+                yield rejection(name, item.offset, "broken_xml", item.detail)
             else:
-                yield _article(name, found, dump, lang, max_record_bytes)
+                yield _article(name, item, dump, lang, max_record_bytes)
     except _RefusedError as error:
         file.broken_at = 0
         yield rejection(name, 0, "broken_xml", str(error))
     except GARBLED as error:
-        yield rejection(name, dump.place(), f"truncated_{codec_of(name)}", str(error))
+        yield rejection(name, dump.position(), f"truncated_{codec_of(name)}", str(error))
 
 
 def _read_all(dump: _DumpReader, name: str, file: HashingReader) -> Iterator[_Page | _Break]:

@@ -40,7 +40,7 @@ _columns: dict[str, StructType] = {}
 
 
 def num_files(num_bytes: int) -> int:
-    """How many files text of this size is written to: from the data alone."""
+    """Number of files to which text of this size is written; it does not depend on the machine."""
     return max(1, -(-num_bytes // FILE_BYTES))
 
 
@@ -150,7 +150,7 @@ def check_counts(counts: Counts, reasons: dict[str, int], num_in: int) -> None:
 
 
 def id_range_column(count: int) -> Column:
-    """Which of `count` equal ranges the id lies in: as parquet_parts.bucket_of."""
+    """The index, among `count` equal ranges, of the one that holds the id: as parquet_parts.bucket_of."""
     from pyspark.sql import functions as F
 
     leading = F.conv(F.substring("id", 1, 8), 16, 10).cast("long")

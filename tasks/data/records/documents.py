@@ -15,13 +15,13 @@ DOCUMENT_COLUMNS = (
     "lang string, "
     "repository string, path string, text string, content_digest string, num_chars long, num_bytes long"
 )
-"""offset: place of the record in its source: its byte, decompressed; of a web archive the byte as stored, as CDX
-indexes name it (tasks/data/readers/archive_records.py); of Parquet the row's number; piece: character offset of this
-document in its record's text; collection: the group that ceilings per source look at; repository, path: of a file,
-commit or thread whose repository is known, else empty; num_bytes: UTF-8 bytes of the text."""
+"""offset: position of the record in its source: its byte after decompression; in a web archive its byte as stored, as
+in CDX indexes (tasks/data/readers/archive_records.py); in Parquet its row number; piece: character offset of this
+document in its record's text; collection: the group to which limits per source apply; repository, path: those of a
+file, commit or thread whose repository is known, else empty; num_bytes: UTF-8 bytes of the text."""
 
 RECORD_COLUMNS = f"{DOCUMENT_COLUMNS}, markup string"
-"""What ingestion leaves: one row per record, whole, its text still in the source's markup."""
+"""Columns of ingested records: one row per whole record, its text still in the source's markup."""
 PLAIN, HTML, WIKITEXT, JSON_RECORD = "", "html", "wikitext", "json"
 """Markups of a record's text. JSON_RECORD: all fields of an evaluation record, since decontamination has to know
 question from choice."""
@@ -31,7 +31,7 @@ SCORE_COLUMNS = (
     "perplexity_percentile double, "
     "factuality double"
 )
-"""language: ISO 639 code found in the text, empty where there is none to find; language_score: share of its letters in
+"""language: ISO 639 code detected in the text, empty where none is detected; language_score: share of its letters in
 that language, or the probability of the user's model; quality, toxicity, factuality: probabilities of the trained
 classifiers; perplexity: per word, of the n-gram model of the language; perplexity_percentile: share of the held-out
 reference documents of that language with a lower one. NULL where nothing could score it."""
@@ -39,8 +39,7 @@ reference documents of that language with a lower one. NULL where nothing could 
 PREPARED_COLUMNS = (
     f"{DOCUMENT_COLUMNS}, cluster string, split string, language string, quality double, quality_bucket int"
 )
-"""What the cleaning steps leave, and what generated documents have as well. quality_bucket: 0 for the lowest; -1 where
-no score exists."""
+"""Columns of cleaned documents and of generated ones. quality_bucket: 0 for the lowest; -1 where no score exists."""
 UNBUCKETED = -1
 
 CHAT_COLUMNS = (
@@ -52,20 +51,19 @@ CHAT_COLUMNS = (
 lists."""
 
 DROPPED_COLUMNS = "id string, reason string, kept_id string"
-"""kept_id: the document that stays in its place, or the evaluation item it overlaps with; empty where there is none."""
+"""kept_id: the document that is kept instead, or the evaluation item it overlaps with; empty where there is none."""
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
-"""Sides of the split: VALIDATION is measured while a phase trains and may choose among its weights, TEST is what gates
-judge by."""
+"""Parts of the split: VALIDATION is measured while a phase trains and may choose among its weights; gates judge by
+TEST."""
 CODE, COMMIT, ISSUE, MATH = "code", "commit", "issue", "math"
 SYNTHETIC, CHAT, REPOSITORY = "synthetic", "chat", "repository"
-"""Domains that no source file is given: generated problems, conversations, and the files of a repository one after the
-other."""
+"""Domains that steps assign: generated problems, conversations, and repositories whose files are concatenated."""
 
 NUM_EXAMPLES = 3
-"""Of what a step left out, in messages and in the report."""
+"""Examples of dropped documents that a message or the report shows."""
 NUM_HASHES = 1 << 32
-"""Values of a hash of 32 bits, as sampling_hash gives."""
+"""Number of values that a 32-bit hash (sampling_hash) can have."""
 
 WHITE_SPACE = re.compile(r"\s")
 DIGESTED_CHARS = 1 << 20
@@ -86,7 +84,7 @@ def names_of(columns: str) -> list[str]:
 
 
 def document_id(source: str, offset: int, piece: int) -> str:
-    """The first 16 hex digits of the sha256 over a document's place."""
+    """The first 16 hex digits of the sha256 over a document's source, offset and piece."""
     return hashlib.sha256(f"{source}\n{offset}\n{piece}".encode()).hexdigest()[:16]
 
 
@@ -99,9 +97,10 @@ def content_digest(text: str) -> str:
     """sha256 of the text in Unicode normal form C with every run of white space as one space."""
     digest, begin, gap = hashlib.sha256(), 0, ""
     while begin < len(text):
-        # At white space, which nothing composes with: the words of 50 MB at once take more than a gigabyte.
-        found = WHITE_SPACE.search(text, begin + DIGESTED_CHARS)
-        end = found.start() if found else len(text)
+        # Blocks end at white space, which never composes with a neighbour. Splitting 50 MB at once takes over a
+        # gigabyte.
+        space = WHITE_SPACE.search(text, begin + DIGESTED_CHARS)
+        end = space.start() if space else len(text)
         words = " ".join(unicodedata.normalize("NFC", text[begin:end]).split())
         digest.update(f"{gap}{words}".encode() if words else b"")
         begin, gap = end, " " if words else gap
@@ -109,16 +108,16 @@ def content_digest(text: str) -> str:
 
 
 def cut_pieces(text: str, max_chars: int) -> list[tuple[int, str]]:
-    """(character offset, piece) of a text, cut behind the last paragraph end, line end or space that fits; joined they
-    are the text."""
+    """(character offset, piece) of a text, cut after the last paragraph end, line end or space that fits. The
+    pieces joined give the text again."""
     pieces = []
     start = 0
     while len(text) - start > max_chars:
         end = start + max_chars
         for separator in ("\n\n", "\n", " "):
-            found = text.rfind(separator, start + max_chars // 2, end)
-            if found >= 0:
-                end = found + len(separator)
+            position = text.rfind(separator, start + max_chars // 2, end)
+            if position >= 0:
+                end = position + len(separator)
                 break
         pieces.append((start, text[start:end]))
         start = end

@@ -1,6 +1,6 @@
-"""Reads rows of document files by their ids, where they are needed.
+"""Reads rows of document files by their ids, in the task that needs them.
 
-Ids and what is said of a document (marks) are shuffled; its text is not. The files are those of
+Ids and the columns that a step adds (marks) are shuffled; texts are not. The files are those of
 document_files.write_documents: in order of their ids, with the range of ids in every row group. Runs in executors:
 imports no Spark.
 """
@@ -42,8 +42,8 @@ def read_by_id(
             if groups:
                 for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):
                     numbers = id_numbers(batch.column("id"))
-                    places = np.minimum(np.searchsorted(ids, numbers), len(ids) - 1)
-                    is_wanted = ids[places] == numbers
+                    indices = np.minimum(np.searchsorted(ids, numbers), len(ids) - 1)
+                    is_wanted = ids[indices] == numbers
                     if is_wanted.all():
                         yield batch
                     elif is_wanted.any():
@@ -51,8 +51,7 @@ def read_by_id(
 
 
 def send_marks(batches: Iterator[pa.RecordBatch], num_files: int) -> Iterator[pa.RecordBatch]:
-    """MARKS parcels (id as a number, and the other columns) to the file that each document is written to, for rows with
-    an id."""
+    """MARKS parcels (id as a number, and the other columns), addressed to the file that each document is written to."""
     import pyarrow as pa
 
     rows = [batch for batch in batches if batch.num_rows]
@@ -88,7 +87,7 @@ def write_marked_part(
 
 
 def with_marks(rows: pa.Table, marks: pa.Table) -> pa.Table:
-    """Rows with the columns of the same rows of `marks`, which come last and replace those of their name."""
+    """Rows joined with the same rows of `marks`, whose columns come last and replace columns of the same name."""
     kept = rows.select([name for name in rows.column_names if name not in marks.column_names])
     for name in marks.column_names:
         kept = kept.append_column(name, marks.column(name))
@@ -99,8 +98,8 @@ def _marked(batches: Iterator[pa.RecordBatch], ids: NDArray[np.uint64], marks: p
     import pyarrow as pa
 
     for batch in batches:
-        places = np.searchsorted(ids, id_numbers(batch.column("id")))
-        table = with_marks(pa.Table.from_batches([batch]), marks.take(pa.array(places)))
+        rows = np.searchsorted(ids, id_numbers(batch.column("id")))
+        table = with_marks(pa.Table.from_batches([batch]), marks.take(pa.array(rows)))
         yield from table.combine_chunks().to_batches()
 
 
@@ -125,10 +124,10 @@ def _first_id(file: StoredFile) -> int:
 
 
 def _row_groups(file: object, ids: NDArray[np.uint64]) -> list[int]:
-    """Those whose range of ids holds a wanted one."""
+    """The row groups whose range of ids holds one of `ids`."""
     metadata = file.metadata  # pyright: ignore[reportAttributeAccessIssue]
     column = metadata.schema.to_arrow_schema().get_field_index("id")
-    found = []
+    groups = []
     for group in range(metadata.num_row_groups):
         statistics = metadata.row_group(group).column(column).statistics
         low, high = (int(value, 16) for value in (statistics.min, statistics.max))
@@ -137,5 +136,5 @@ def _row_groups(file: object, ids: NDArray[np.uint64]) -> list[int]:
             np.searchsorted(ids, np.array([high], np.uint64), "right")[0],
         )
         if stop > start:
-            found.append(group)
-    return found
+            groups.append(group)
+    return groups

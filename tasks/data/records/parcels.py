@@ -21,12 +21,12 @@ PARCEL_COLUMNS = "kind string, target int, num_rows long, payload binary"
 PARCEL_ROWS = 1 << 18
 """Rows that a sender gathers before it ships them."""
 PARCEL_BYTES = 4 * 2**20
-"""Of a parcel, about: Spark holds several at once, in a task's memory outside the heap."""
+"""Approximate size of a parcel: Spark holds several at once, in a task's memory outside the heap."""
 ID_DIGITS = 16
 
 
 def id_numbers(ids: pa.Array | pa.ChunkedArray) -> U64:
-    """The numbers that ids stand for."""
+    """Document ids as numbers."""
     import pyarrow as pa
 
     joined = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
@@ -41,7 +41,7 @@ def id_numbers(ids: pa.Array | pa.ChunkedArray) -> U64:
 
 
 def id_strings(numbers: U64) -> pa.Array:
-    """The ids that numbers stand for."""
+    """Numbers as document ids."""
     import pyarrow as pa
 
     offsets = np.arange(0, ID_DIGITS * (len(numbers) + 1), ID_DIGITS, dtype=np.int32)
@@ -50,7 +50,7 @@ def id_strings(numbers: U64) -> pa.Array:
 
 
 def id_range(numbers: U64, count: int) -> NDArray[np.int64]:
-    """Which of `count` equal ranges each id lies in: as parquet_parts.bucket_of."""
+    """The index, among `count` equal ranges, of the one that holds each id: as parquet_parts.bucket_of."""
     return ((numbers >> np.uint64(32)) * np.uint64(count) >> np.uint64(32)).astype(np.int64)
 
 
@@ -65,7 +65,7 @@ def packed(table: pa.Table) -> bytes:
 
 
 def unpacked(batches: Iterator[pa.RecordBatch]) -> dict[str, pa.Table]:
-    """Everything that was sent here, as one table per kind."""
+    """The received parcels, as one table per kind."""
     import pyarrow as pa
 
     tables: dict[str, list[pa.Table]] = {}
@@ -80,9 +80,9 @@ def addressed(kind: str, table: pa.Table, targets: NDArray[np.int64]) -> Iterato
     import pyarrow as pa
 
     order = np.argsort(targets, kind="stable")
-    found, starts = np.unique(targets[order], return_index=True)
+    present, starts = np.unique(targets[order], return_index=True)
     ordered = table.take(pa.array(order))
-    for target, start, stop in zip(found.tolist(), starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+    for target, start, stop in zip(present.tolist(), starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
         yield from parcels(kind, target, ordered.slice(start, stop - start))
 
 

@@ -34,7 +34,7 @@ Counts = dict[tuple[str, ...], tuple[int, int]]
 
 
 def bucket_of(identity: str, count: int) -> int:
-    """Which of `count` ascending ranges an id lies in, by its first 32 bits."""
+    """The index, among `count` ascending ranges, of the one that holds an id, by its first 32 bits."""
     return (int(identity[:8], 16) * count) >> 32
 
 

@@ -9,20 +9,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MIN_JUDGED_DOCUMENTS = 20
-"""Groups with fewer documents are not held to a ceiling: two copies among three files are no template."""
+"""Groups with fewer documents have no ceiling: two copies among three files are no template."""
 MIN_JUDGED_SHARE = 0.001
-"""Nor are languages that hold less of the documents: in a crawl the rarest are what the detector took for them."""
+"""Languages with a smaller share of the documents have none either: in a crawl the rarest are detection errors."""
 COLLECTION, DOMAIN, LANGUAGE = "collection", "domain", "language"
 WORDS = {COLLECTION: "source", DOMAIN: "domain", LANGUAGE: "language"}
-"""What a message calls a group."""
+"""The name of a group's column in messages."""
 
 
 class Ceiling(NamedTuple):
     key: str
-    """In the recipe of the data: deduplicate.max_removed_share."""
+    """Key in the data recipe, for example deduplicate.max_removed_share."""
     limit: float
     what: Callable[[str], str]
-    """What a reason means, after a number: `of 34 documents are duplicates`."""
+    """Gives the words for a reason after the counts: `documents are duplicates`."""
     advice: str
 
 
@@ -31,8 +31,8 @@ def check_removed_share(
 ) -> None:
     """Raises ValueError where one reason removes a larger share of a group than the ceiling allows.
 
-    judged: rows (groups, reason, amount, removed), one per document: what it has, and what of that is removed, for that
-    reason. examples: up to NUM_EXAMPLES of them for a group's column and value and a reason."""
+    judged: one row (groups, reason, amount, removed) per document: its size, and how much of it is removed for that
+    reason. examples: gives up to NUM_EXAMPLES examples for a group's column, its value and a reason."""
     from pyspark.sql import functions as F
 
     num_documents = judged.count()

@@ -1,8 +1,9 @@
 """Step: clean documents -> documents of domain `repository`: each repository's files joined, imported files first.
 
-Files are what the other steps left of them, so what was dropped or held out stays so. A repository gives one document
-per side of the split, and more where it is longer than max_document_chars. files.parquet says which document went
-into which, for lineage. A source without repositories, or with only one file of each, gives none.
+Only documents that other steps kept are joined, so dropped files stay out, and held-out ones stay held out. A
+repository gives one document per side of the split, and more where it is longer than max_document_chars. files.parquet
+says which document went into which, for lineage. A source without repositories, or with only one file of each, gives
+none.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ConcatenatedRepositories(Record):
     num_bytes: int
     num_repositories: int
     num_files: int
-    """Documents that were put into others, pieces of files included."""
+    """Documents that were joined into others, including pieces of files."""
     train_bytes: int
     held_out_bytes: int
 
@@ -53,7 +54,8 @@ class ConcatenatedRepositories(Record):
 def concatenate_repositories(
     *, documents: Artifact[DecontaminatedDocuments], recipe: RepositoryRecipe, resources: SparkResources, output: Output
 ) -> ConcatenatedRepositories:
-    """Raises no error where there is no repository: a mixture leaves an absent domain's share to the others."""
+    """Join the files of each repository. Without a repository the output is empty: a mixture gives an absent domain's
+    share to the others."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)

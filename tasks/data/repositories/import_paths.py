@@ -1,9 +1,9 @@
-"""Which files of a repository a file imports, by the patterns of its language. Runs in executors: imports no Spark.
+"""Resolves the imports of a file to files of its repository, by patterns. Runs in executors: imports no Spark.
 
 The languages are Python, JavaScript and TypeScript, C and C++, Go, Rust, Java, Kotlin and Scala. Patterns are used,
 not parsers: half a file, or one that does not parse, has imports as well. A name is looked up among the paths that
 exist: beside the file, in the folders above it and their src and lib. Where a language names files from a root that
-is written nowhere, the end of a path is matched.
+is not stated, the end of a path is matched.
 """
 
 from __future__ import annotations
@@ -53,17 +53,16 @@ class KnownPaths:
             self._folders.setdefault(folder.rpartition("/")[2], []).append(folder)
 
     def first(self, candidates: Iterator[str]) -> set[str]:
-        """The first that exists."""
+        """The first candidate that exists, as a set; empty for none."""
         return next(({path} for path in candidates if path in self.paths), set())
 
     def ending(self, tail: str, path: str) -> set[str]:
-        """Of the paths that end with `tail`, the one that shares most folders with `path`, of equals the first by
-        name."""
+        """The path that ends with `tail` and shares most folders with `path`; of several the first by name."""
         name = tail.rpartition("/")[2]
-        found = [other for other in self._by_name.get(name, ()) if other == tail or other.endswith(f"/{tail}")]
+        matches = [other for other in self._by_name.get(name, ()) if other == tail or other.endswith(f"/{tail}")]
         return (
-            {min(found, key=lambda other: (-len(posixpath.commonpath(["/" + other, "/" + path])), other))}
-            if found
+            {min(matches, key=lambda other: (-len(posixpath.commonpath(["/" + other, "/" + path])), other))}
+            if matches
             else set()
         )
 
@@ -75,13 +74,13 @@ class KnownPaths:
 
 
 def imported_paths(path: str, text: str, known: KnownPaths) -> set[str]:
-    """Those of the known paths that a file imports or includes."""
-    found: set[str] = set()
+    """The known paths that a file imports or includes."""
+    imported: set[str] = set()
     for suffixes, find in FINDERS:
         if path.endswith(suffixes):
             for paths in find(path, text, known):
-                found |= paths
-    return found - {path}
+                imported |= paths
+    return imported - {path}
 
 
 def _python_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]:
@@ -105,14 +104,14 @@ def _python_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str
 
 
 def _python_module(path: str, stem: str, known: KnownPaths) -> set[str]:
-    """A stem that begins with `/` counts from the root; another one may lie in any folder above the file that is no
-    package itself, the nearest first."""
+    """A stem that begins with `/` is relative to the root; another is looked up in the folders above the file that are
+    no packages, the nearest first."""
     endings = (*PYTHON_SUFFIXES, "/__init__.py", "/__init__.pyi")
     if stem.startswith("/"):
         return {stem[1:] + ending for ending in endings} & known.paths
     roots = (folder for folder in _folders_above(path) if posixpath.join(folder, "__init__.py") not in known.paths)
     stems = (posixpath.join(folder, source, stem) for folder in roots for source in SOURCE_FOLDERS)
-    modules = ({found + ending for ending in endings} & known.paths - {path} for found in stems)
+    modules = ({candidate + ending for ending in endings} & known.paths - {path} for candidate in stems)
     return next((module for module in modules if module), set())
 
 
@@ -123,7 +122,7 @@ def _folders_above(path: str) -> Iterator[str]:
 
 
 def _script_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]:
-    """Relative ones; a name that ends with .js can be that of the TypeScript it is made from."""
+    """Relative imports; a name that ends with .js can mean the TypeScript from which it is compiled."""
     for _, name in SCRIPT_IMPORT.findall(text):
         stem = posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
         bare = re.sub(r"\.[mc]?jsx?$", "", stem)
@@ -132,8 +131,8 @@ def _script_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str
 
 
 def _c_includes(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]:
-    """Beside the file, else where an include directory could lead; in angle brackets only with a folder, since others
-    are the system's."""
+    """Files beside the including file, else any path that ends with the name; in angle brackets only names with a
+    folder, since others are the system's."""
     for quoted, bracketed in C_INCLUDE.findall(text):
         name = quoted or bracketed
         beside = (
@@ -143,15 +142,15 @@ def _c_includes(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]:
 
 
 def _go_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]:
-    """A package is a folder: the longest end of its path that is one here, behind host, owner and name. The standard
-    library's paths have no dot in their first part."""
+    """A package is a folder: the longest end of the import path, after host, owner and name, that is a folder here. The
+    standard library's paths have no dot in their first part."""
     for block, single in GO_IMPORT.findall(text):
         for name in re.findall(r'"([^"\n]+)"', block or single):
             parts = name.split("/")
             if "." in parts[0]:
                 ends = ("/".join(parts[start:]) for start in range(3 if parts[0] in CODE_HOSTS else 1, len(parts)))
-                found = next((paths for end in ends if (paths := known.within(end, (".go",)))), set())
-                yield {other for other in found if not other.endswith("_test.go")}
+                files = next((paths for end in ends if (paths := known.within(end, (".go",)))), set())
+                yield {other for other in files if not other.endswith("_test.go")}
 
 
 def _rust_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]:
@@ -173,7 +172,7 @@ def _rust_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]
             while rest[:1] == ["super"]:
                 base, rest = posixpath.dirname(base), rest[1:]
             modules = (_rust_module(posixpath.join(base, *rest[:end]), own, known) for end in range(len(rest), 0, -1))
-            yield next((found for found in modules if found), set())
+            yield next((paths for paths in modules if paths), set())
 
 
 def _rust_module(stem: str, own: str, known: KnownPaths) -> set[str]:
@@ -187,11 +186,11 @@ def _rust_trees(used: str) -> Iterator[str]:
         yield used.removesuffix("::*")
         return
     depth, start = 0, opened + 1
-    for place in range(opened, len(used)):
-        depth += {"{": 1, "}": -1}.get(used[place], 0)
-        if (used[place] == "," and depth == 1) or not depth:
-            part = used[start:place]
-            start = place + 1
+    for index in range(opened, len(used)):
+        depth += {"{": 1, "}": -1}.get(used[index], 0)
+        if (used[index] == "," and depth == 1) or not depth:
+            part = used[start:index]
+            start = index + 1
             if part and part != "self":
                 yield from _rust_trees(used[:opened] + part)
             elif part:
@@ -199,7 +198,8 @@ def _rust_trees(used: str) -> Iterator[str]:
 
 
 def _java_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]:
-    """A class by the end of its file's path, also one whose member is imported; `*` and `_` all files of a package."""
+    """A class by the end of its file's path, also if one of its members is imported; `*` and `_` mean all files of a
+    package."""
     for name in JAVA_IMPORT.findall(text):
         package, _, last = name.rpartition(".")
         stem = package.replace(".", "/")
@@ -212,7 +212,7 @@ def _java_imports(path: str, text: str, known: KnownPaths) -> Iterator[set[str]]
 
 def _java_class(stem: str, path: str, known: KnownPaths) -> set[str]:
     return (
-        next((found for ending in JAVA_SUFFIXES if (found := known.ending(stem + ending, path))), set())
+        next((paths for ending in JAVA_SUFFIXES if (paths := known.ending(stem + ending, path))), set())
         if "/" in stem
         else set()
     )

@@ -1,7 +1,7 @@
-"""Joins the files of one repository to one text, in the order in which they use one another.
+"""Joins the files of one repository to one text, in the order of their imports.
 
-A file comes after those that it imports, where its imports say so. Circles are cut at the file whose path comes
-first. Files that no import reaches follow by path (tasks/data/repositories/import_paths.py). Runs in executors:
+A file comes after the files that it imports. Circles are cut at the file whose path comes first. Files that no import
+reaches follow by path (tasks/data/repositories/import_paths.py). Runs in executors:
 imports no Spark.
 """
 
@@ -36,7 +36,7 @@ class Piece:
 
 
 def order_files(texts: dict[str, str]) -> list[str]:
-    """The paths, each behind the files that it imports as far as that is possible."""
+    """The paths, each after the files that it imports, as far as possible."""
     known = KnownPaths(texts)
     wanted = {path: sorted(imported_paths(path, text, known)) for path, text in texts.items()}
     done: dict[str, None] = {}
@@ -56,7 +56,7 @@ def order_files(texts: dict[str, str]) -> list[str]:
 
 def repository_texts(pieces: Sequence[Piece], max_chars: int) -> Iterator[tuple[str, list[tuple[Piece, int]]]]:
     """(text, [(piece, characters that it takes with its header)]): all files, cut between files where the text would be
-    longer than `max_chars`; a file that is longer alone stays whole.
+    longer than `max_chars`; a single longer file is not cut.
 
     Each file begins with a line that names its path; so does a part whose predecessor is missing.
     """
@@ -81,8 +81,8 @@ def repository_texts(pieces: Sequence[Piece], max_chars: int) -> Iterator[tuple[
 def _write_file(path: str, parts: list[Piece]) -> Iterator[tuple[Piece, str]]:
     expected = None
     for part in parts:
-        place = (part.source, part.offset, part.piece)
-        header = "" if place == expected else header_line(path)
+        address = (part.source, part.offset, part.piece)
+        header = "" if address == expected else header_line(path)
         is_last = part is parts[-1]
         ending = "" if not is_last else "\n" if part.text.endswith("\n") else "\n\n"
         yield part, header + part.text + ending

@@ -1,10 +1,10 @@
 """Runs solutions that somebody else wrote in a sandbox, and judges them by their tests.
 
 The sandbox has no network, no files but Python's own, no other process, an id without rights, and limits on time,
-memory and system calls. Bubblewrap makes it where it is installed, else the process itself does by namespaces.
+memory and system calls. Bubblewrap makes it where it is installed, else the process itself makes it with namespaces.
 
-Solution and tests run in two processes (solution_process, judge_process), so a solution cannot change what judges it.
-A sandbox judges many, one after the other, each in two processes of its own that are ended with the verdict.
+Solution and tests run in two processes (solution_process, judge_process), so a solution cannot change its judge. A
+sandbox judges many solutions, one after the other, each in two processes of its own that end with the verdict.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ from tasks.data.sandbox.sandbox_walls import NOBODY
 
 BUBBLEWRAP, NAMESPACES = "bubblewrap", "namespaces"
 CPU_SECONDS = 10
-"""Far from what a solution takes: one that takes 2.8 to 3.3 s made verdicts at 3 s a matter of the machine's load."""
+"""Processor time of each process, far above what solutions need: with 3 s, the verdict on one that takes 2.8 to 3.3 s
+depended on the machine's load."""
 WALL_SECONDS = 30
-"""Beyond the processor time, for a busy machine."""
+"""Wall time beyond the processor time, for a busy machine."""
 MEMORY_BYTES = 1 << 30
 MAX_ANSWER_BYTES = 4096
 BATCH = 2000
 PYTHON = ("-s", "-S", "-P", "-B", "-c")
-"""Without site packages and paths of the user; -I would also ignore PYTHONHASHSEED, and the order of sets decides some
-verdicts."""
+"""Options of Python without site packages and paths of the user; -I would also ignore PYTHONHASHSEED, and some verdicts
+depend on the order of sets."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
 INSIDE = (sandbox_walls, remote_objects, value_writer, value_exchange, solution_process, judge_process, sandbox_process)
-"""What is sent into the sandbox, in the order in which it imports itself; the last one is started."""
+"""Modules that are sent into the sandbox, in the order of their imports; the last one is started."""
 LOADER = """
 import marshal, os, sys, types
 def take(size):
@@ -79,11 +80,11 @@ print(json.dumps(passed))
 
 
 LOCAL = threading.local()
-"""The sandbox of each thread, and what it was made for."""
+"""The sandbox of each thread, and the key of its settings."""
 
 
 def judge_solution(code: str, tests: str, module: str, seconds: int = CPU_SECONDS) -> str:
-    """PASSED, FAILED, or UNVERIFIABLE where the tests need more than two processes can do.
+    """PASSED, FAILED, or UNVERIFIABLE for tests that do not work across two processes.
 
     Tests import the solution as `module`, or use its names where that is empty. `seconds` of processor time for each
     process. Raises ValueError where this machine has no sandbox.
@@ -95,7 +96,7 @@ def judge_solution(code: str, tests: str, module: str, seconds: int = CPU_SECOND
 def run_trusted(programs: Sequence[str]) -> list[bool]:
     """Whether each of our own programs runs to its end without an exception; many share a process, with limits on time
     and memory only."""
-    found: list[bool] = []
+    passed: list[bool] = []
     for start in range(0, len(programs), BATCH):
         batch = list(programs[start : start + BATCH])
         run = subprocess.run(
@@ -107,8 +108,8 @@ def run_trusted(programs: Sequence[str]) -> list[bool]:
             env={},
             preexec_fn=_limit,
         )
-        found += json.loads(run.stdout) if run.returncode == 0 else [False] * len(batch)
-    return found
+        passed += json.loads(run.stdout) if run.returncode == 0 else [False] * len(batch)
+    return passed
 
 
 def isolation() -> str:
@@ -116,7 +117,7 @@ def isolation() -> str:
     name, problem = find_isolation()
     if not name:
         raise ValueError(
-            f"code that others wrote is only run in a sandbox, and this machine makes none ({problem}): install "
+            f"code that others wrote is only run in a sandbox, and this machine cannot make one ({problem}): install "
             f"bubblewrap (Debian: "
             "apt-get install bubblewrap), allow user namespaces, or give the files of kind code_with_tests the role "
             "ignore"
@@ -126,7 +127,7 @@ def isolation() -> str:
 
 @cache
 def find_isolation() -> tuple[str, str]:
-    """What works here; an empty name, and what was said, where nothing does."""
+    """(the isolation that works here, ""); ("", the problems) where none does."""
     problems = {name: problem_of(name) for name in (BUBBLEWRAP, NAMESPACES)}
     works = next((name for name, problem in problems.items() if not problem), "")
     return works, "" if works else "; ".join(f"{name}: {problem}" for name, problem in problems.items())
@@ -134,7 +135,7 @@ def find_isolation() -> tuple[str, str]:
 
 @cache
 def problem_of(isolation: str) -> str:
-    """Why this machine cannot make an isolation, tried on a solution; empty where it can."""
+    """Why this machine cannot make an isolation, tested with a solution; empty where it can."""
     if isolation == BUBBLEWRAP and shutil.which("bwrap") is None:
         return "not installed"
     verdict, problem = _run(isolation, "def one():\n    return 1", "assert one() == 1", "", CPU_SECONDS)
@@ -142,7 +143,7 @@ def problem_of(isolation: str) -> str:
 
 
 def _run(isolation: str, code: str, tests: str, module: str, seconds: int) -> tuple[str, str]:
-    """The verdict; where there is none it is empty, and the last line of what went wrong is given."""
+    """(verdict, ""), or, without a verdict, ("", the last line of the error)."""
     key = (isolation, seconds, os.getpid())
     if getattr(LOCAL, "key", None) != key or LOCAL.sandbox.has_ended():
         LOCAL.sandbox, LOCAL.key = Sandbox(isolation, seconds), key
@@ -150,15 +151,16 @@ def _run(isolation: str, code: str, tests: str, module: str, seconds: int) -> tu
 
 
 class Sandbox:
-    """A process in a sandbox, which judges one solution after the other; of its start Python and its imports are most.
+    """A process in a sandbox, which judges one solution after the other: starting Python takes most of a sandbox's
+    time.
 
-    Belongs to the thread that started it: the kernel ends it with that thread.
+    It belongs to the thread that started it: the kernel ends it with that thread.
     """
 
     def __init__(self, isolation: str, seconds: int) -> None:
         self.wall_seconds = 2 * seconds + WALL_SECONDS
         self.first = _start(isolation, seconds)
-        """What goes before the first job."""
+        """Bytes that are sent before the first job."""
         self.is_expired = False
         self.process = subprocess.Popen(
             [*_outside(isolation), _interpreter(), *PYTHON, LOADER],
@@ -178,14 +180,14 @@ class Sandbox:
         return self.process.poll() is not None
 
     def judge(self, job: bytes) -> tuple[str, str]:
-        """As _run; without a verdict the sandbox is ended."""
+        """The result of _run for a job; without a verdict the sandbox is ended."""
         process = self.process
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         timer = threading.Timer(self.wall_seconds, self._expire)
         timer.daemon = True
         timer.start()
         try:
-            with suppress(BrokenPipeError):  # where no sandbox was made: standard error says why
+            with suppress(BrokenPipeError):  # where no sandbox was made, standard error has the reason
                 process.stdin.write(self.first + job)
                 process.stdin.flush()
             verdict = process.stdout.readline(MAX_ANSWER_BYTES).decode(errors="replace")
@@ -205,14 +207,14 @@ class Sandbox:
 
 @cache
 def _start(isolation: str, seconds: int) -> bytes:
-    """What the loader reads: the code of INSIDE, the walls, the limits, after their number of bytes."""
+    """The loader's input: a number of bytes, then the code of INSIDE, the walls and the limits."""
     modules = [(module.__name__, compile(inspect.getsource(module), module.__name__, "exec")) for module in INSIDE]
     start = marshal.dumps((modules, _walls() if isolation == NAMESPACES else None, (seconds, MEMORY_BYTES)))
     return len(start).to_bytes(8, "big") + start
 
 
 def _outside(isolation: str) -> list[str]:
-    """The command that makes the sandbox; nothing where the process does so itself."""
+    """The command that makes the sandbox; empty where the process makes it itself."""
     if isolation == NAMESPACES:
         return []
     walls = _walls()
@@ -236,14 +238,14 @@ def _outside(isolation: str) -> list[str]:
 
 
 def _interpreter() -> str:
-    """Python itself: a virtual environment is a directory of the user's."""
+    """The path of Python outside of any virtual environment, which is a directory of the user's."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 @cache
 def _walls() -> dict[str, list[Any]]:
-    """What the sandbox shows of this machine: the interpreter, its standard library, shared libraries; not the packages
-    beside them."""
+    """The files that the sandbox shows: the interpreter, its standard library and shared libraries, without installed
+    packages."""
     prefix = os.path.realpath(sys.base_prefix)
     wanted = [
         *LIBRARIES,

@@ -2,8 +2,8 @@
 
 The solution gives plain data of exactly Python's own types, or a Remote. A Remote never decides a comparison with
 plain data: it is unequal to it, has no order with it, and arithmetic with it gives no plain number. The solution may
-call the objects of this side that it was handed, use their operators, and read public attributes of what the tests
-define themselves. A test that needs more is `unverifiable`. Runs inside the sandbox: imports only the standard
+call the objects of this side that were passed to it, use their operators, and read public attributes of objects that
+the tests define. A test that needs more is `unverifiable`. Runs inside the sandbox: imports only the standard
 library.
 """
 
@@ -23,22 +23,22 @@ from tasks.data.sandbox.value_exchange import Peer
 PASSED, FAILED, UNVERIFIABLE = VERDICTS = ("passed", "failed", "unverifiable")
 TESTS = "tests"
 OPEN_MODULES = (TESTS, "io", "_io", "unittest.mock")
-"""Whose objects have attributes for the solution: files, and what stands in for something."""
+"""Modules whose objects the solution may read attributes of: the tests, files and mocks."""
 
 
 class Judge(Peer):
     """The side of the tests."""
 
     refused = ""
-    """What could not be done between two processes: then no verdict is `passed`."""
+    """The first operation that is impossible across two processes: with one the verdict is `unverifiable`."""
 
     def refuse(self, what: str) -> Any:
         self.refused = self.refused or what
         raise TypeError(what)
 
     def operate(self, remote: Any, name: str, *arguments: Any) -> Any:
-        """As the module's docstring says; an object that derives from a plain type is compared and calculated with as
-        that."""
+        """Apply the module's rules; an object that derives from a plain type is compared, and calculated with, as its
+        plain value."""
         with_plain = name in (*BINARY, *ORDER, "__contains__") and not is_remote(arguments[0])
         if with_plain and type(remote)._is_plain:
             value = self.request("plain", remote)
@@ -62,7 +62,7 @@ class Judge(Peer):
         return result
 
     def answer(self, verb: str, target: Any, *arguments: Any) -> object:
-        """What the solution asks of an object of the tests."""
+        """The answer to the solution's request about an object of the tests."""
         allowed = verb in ("names", "plain", "isinstance", "issubclass")
         allowed |= verb == "call" and (not isinstance(target, type) or target.__module__ == TESTS)
         allowed |= verb == "operate" and arguments[0] in OPERATORS and arguments[0] != "__call__"
@@ -81,7 +81,7 @@ class Judge(Peer):
         super().serve(message)
 
     def accept_library(self, value: object) -> object:
-        """Built-in types and modules only: what else could be called is none of the solution's business."""
+        """Accept only built-in types and modules: the solution must not make this side call anything else."""
         is_type = isinstance(value, type) and value.__module__ == "builtins"
         assert is_type or isinstance(value, types.ModuleType) or value is NotImplemented or value is Ellipsis
         return value
@@ -117,7 +117,7 @@ class SolutionModule(types.ModuleType):
 
 
 def judge(peer: Judge, code: str, tests: str, module: str) -> str:
-    """The verdict on a solution: tests that name no module use its names, others import them and are unittest's."""
+    """The verdict on a solution: tests without a module use its names; with one they import it and use unittest."""
     try:
         peer.request("load", None, code, module or "program")
         passed = _passes_unittest(peer, tests, module) if module else _passes_script(peer, tests)
@@ -125,7 +125,7 @@ def judge(peer: Judge, code: str, tests: str, module: str) -> str:
         passed = False
     try:
         peer.request("names", None)
-    except BaseException:  # whoever is gone, or out of step, answers nothing more
+    except BaseException:  # a process that has ended, or is out of step, gives no answer
         return FAILED
     if peer.refused:
         return UNVERIFIABLE
@@ -138,8 +138,8 @@ def _passes_script(peer: Judge, tests: str) -> bool:
 
 
 def _solution_names(peer: Judge, tests: ast.Module) -> dict[str, Any]:
-    """What the tests use without defining it. Built-ins and modules stay Python's own, else a solution could replace
-    what it is judged by; only where the tests use no other name of the solution may that one name be a built-in's."""
+    """Names that the tests use without defining them. Built-ins and modules stay Python's own, since a solution could
+    replace its judge; only where the tests use no other name of the solution may that name be a built-in's."""
     used = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name) and not node.id.startswith("__")}
     bases = {
         node.value.id

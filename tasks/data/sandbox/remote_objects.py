@@ -60,7 +60,7 @@ OPERATORS = (
     "__bytes__",
     "__call__",
 )
-"""What a Remote has where the class of its object defines it."""
+"""Operators that a Remote has if the class of its object defines them."""
 
 
 class Peer(Protocol):
@@ -117,7 +117,7 @@ def number_of(remote: Remote) -> int:
 
 
 def is_mixed(remote: Remote) -> bool:
-    """Whether it came from arithmetic with plain data of this side."""
+    """Whether the object is a result of arithmetic with plain data of this side."""
     return object.__getattribute__(remote, "_Remote__is_mixed")
 
 
@@ -126,7 +126,7 @@ def mark_mixed(remote: Remote) -> None:
 
 
 def is_remote(value: object) -> bool:
-    """Not isinstance: what a Remote says of itself is the other side's word."""
+    """Whether a value is a Remote. Not by isinstance, since the other side controls what a Remote says of itself."""
     return issubclass(type(value), Remote) or (issubclass(type(value), BaseException) and hasattr(type(value), "_peer"))
 
 

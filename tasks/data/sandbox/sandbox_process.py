@@ -22,8 +22,8 @@ MAX_VERDICT_BYTES = 64
 
 
 def start(walls: dict[str, Any] | None, limits: tuple[int, int]) -> None:
-    """Answer each job, a line of JSON on standard input, with a line; end with the first job that gets no verdict, as
-    at the end of input.
+    """Answer each job, a line of JSON on standard input, with a line; end after a job without a verdict, and at the end
+    of input.
 
     `walls` are enter_namespaces' arguments, None where bubblewrap made them; `limits` are seconds and bytes of each
     process.
@@ -62,5 +62,5 @@ def _next_verdict(limits: tuple[int, int]) -> str:
 
 def _close_all_but(*kept: int) -> None:
     for before, after in pairwise((-1, *sorted(kept), MAX_DESCRIPTORS)):
-        if before + 1 < after:  # of an empty range the C library closes everything
+        if before + 1 < after:  # for an empty range the C library closes everything
             os.closerange(before + 1, after)

@@ -95,7 +95,7 @@ SYSTEM_CALLS = {
     "fanotify_init": (300, 262),
     "inotify_init1": (294, 26),
 }
-"""What is refused with EPERM, with its numbers on the machines; fork and vfork do not exist on ARM."""
+"""System calls that are refused with EPERM, with their numbers on each machine; fork and vfork do not exist on ARM."""
 
 
 def enter_namespaces(visible: list[str], links: list[tuple[str, str]], hidden: list[str]) -> None:
@@ -132,7 +132,7 @@ def enter_namespaces(visible: list[str], links: list[tuple[str, str]], hidden: l
     os.rmdir(OLD)
     _set_read_only("/")
     _drop_rights()
-    for _ in range(2):  # the first process of a namespace gets no signal from the others, so it runs nothing but a wait
+    for _ in range(2):  # the first process of a namespace gets no signal from the others, so it only waits
         child = os.fork()
         if child:
             _, status = os.waitpid(child, 0)
@@ -141,12 +141,13 @@ def enter_namespaces(visible: list[str], links: list[tuple[str, str]], hidden: l
 
 
 def hide_memory() -> None:
-    """Close the process to those of the same user: neither traced nor read through /proc, also after a fork."""
+    """Protect the process from others of the same user: they cannot trace it or read it through /proc, also after a
+    fork."""
     _call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def confine(seconds: int, memory_bytes: int) -> None:
-    """Limit this process; nothing takes it back."""
+    """Limit this process for good."""
     for name, limit in (
         ("CPU", seconds),
         ("AS", memory_bytes),
@@ -171,13 +172,13 @@ def _filter() -> bytes:
     kill, refuse, allow = 0x80000000, 0x00050000 | 1, 0x7FFF0000
     steps = [(load, 0, 0, 4), (equal, 1, 0, architecture), (answer, 0, 0, kill), (load, 0, 0, 0)]
     steps.append((at_least, len(numbers) + 1, 0, 0x40000000))  # x32 has the same calls under other numbers
-    steps += [(equal, len(numbers) - place, 0, number) for place, number in enumerate(numbers)]
+    steps += [(equal, len(numbers) - index, 0, number) for index, number in enumerate(numbers)]
     steps += [(answer, 0, 0, allow), (answer, 0, 0, refuse)]
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
 def _is_mapped(user: int) -> bool:
-    """Whether the id exists here: in a container without root's rights often root alone does."""
+    """Whether the id exists here: in a container without root's rights often only root does."""
     with open("/proc/self/uid_map") as file:
         return any(int(first) <= user < int(first) + int(count) for first, _, count in map(str.split, file))
 

@@ -1,6 +1,6 @@
 """The process that runs a solution and does what the judge asks; its answers are only ever values.
 
-It is forked before the tests arrive, so they are nowhere in its memory. Runs inside the sandbox: imports only the
+It is forked before the tests arrive, so they are not in its memory. Runs inside the sandbox: imports only the
 standard library.
 """
 
@@ -16,7 +16,7 @@ MAX_PRINTED = 1 << 20
 
 
 class SolutionSide(Peer):
-    """Answers for the solution's module wherever the judge names no object."""
+    """The side of the solution; a request without an object is about the solution's module."""
 
     module: types.ModuleType
 
@@ -26,14 +26,14 @@ class SolutionSide(Peer):
         return super().answer(verb, self.module if target is None else target, *arguments)
 
     def names_library(self, value: object) -> bool:
-        """The judge takes no functions, and knows no module of the solution's name."""
+        """Only built-in types and modules other than the solution: the judge accepts nothing else."""
         is_type = isinstance(value, type) and value.__module__ == "builtins"
         return is_type or (isinstance(value, types.ModuleType) and value is not self.module)
 
     def _load(self, code: str, name: str) -> None:
         self.module = sys.modules[name] = types.ModuleType(name)
         exec(compile(code, name, "exec"), self.module.__dict__)
-        if "random" in sys.modules:  # a verdict must not depend on the day
+        if "random" in sys.modules:  # a verdict must not depend on the time
             sys.modules["random"].seed(0)
 
 
@@ -50,7 +50,7 @@ class Printed:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no text is buffered."""
 
 
 def run_solution(read_from: int, write_to: int) -> None:

@@ -1,10 +1,10 @@
 """Values and calls between two processes over a pair of pipes: a solution and the judge of its tests.
 
-The two do not trust each other. Plain data goes by value, as JSON: numbers, texts, bytes, containers of exactly
-Python's own types, some of the standard library. Everything else stays in its process and is a `Remote` on the other
-side, whose attributes, calls and operators are requests. A container that is handed over is brought up to date when
-the call returns, so tests see what was done to their arguments. Exceptions arrive as their own classes if those are
-Python's, else as classes of the same name and descent. Runs inside the sandbox: imports only the standard library.
+The two do not trust each other. Plain data is sent by value, as JSON: numbers, texts, bytes, containers of exactly
+Python's own types, some types of the standard library. Everything else stays in its process and is a `Remote` on the
+other side, whose attributes, calls and operators are requests. A container that was passed is updated when the call
+returns, so tests see changes of their arguments. Exceptions arrive as their own classes if those are Python's, else as
+classes of the same name and bases. Runs inside the sandbox: imports only the standard library.
 """
 
 from __future__ import annotations
@@ -27,28 +27,27 @@ NEW = {name: kind for kind, name in CONTAINERS.items()}
 
 
 class EndedError(BaseException):
-    """The other process is gone or said what cannot be read. No Exception: tests must not take it for what they
-    expect."""
+    """The other process has ended or sent an unreadable message. Not an Exception, so that tests do not catch it."""
 
 
 class Peer:
-    """One end. Whoever waits for an answer serves the other side's requests meanwhile."""
+    """One end. While it waits for an answer, it serves the other side's requests."""
 
     def __init__(self, read_from: int, write_to: int) -> None:
         self.read_from, self.write_to = read_from, write_to
         self.printed: list[str] = []
-        """What was printed here since the last message; it goes with the next one."""
+        """Text printed here since the last message; the next message carries it."""
         self.has_ended = False
         self._mine: list[object] = []
-        """Objects that the other side may name by their number, so they live as long as this."""
+        """Objects that the other side may name by their number; they are kept as long as this."""
         self._numbers: dict[int, int] = {}
         self._classes: dict[type, int] = {}
-        """Classes of such objects; numbers of their own, since nobody handed them over."""
+        """Numbers of the classes of such objects; separate, since the classes were not passed themselves."""
         self._theirs: dict[int, Any] = {}
         self._types: dict[int, type] = {}
 
     def request(self, verb: str, *arguments: object) -> Any:
-        """What the other side answers; raises what it raises there."""
+        """The other side's answer to a request; raises the exception that it raised there."""
         if self.has_ended:
             raise EndedError("the other side is gone")
         writer = Writer(self)
@@ -61,7 +60,7 @@ class Peer:
         return result
 
     def serve(self, message: dict[str, Any]) -> None:
-        """Do what is asked and answer."""
+        """Serve one request of the other side."""
         containers: list[Any] = []
         verb, *arguments = self._read(message, containers)
         before = Writer(self, containers).nodes()
@@ -81,19 +80,19 @@ class Peer:
         self._send(body, changed)
 
     def serve_all(self) -> None:
-        """Until the other side is gone."""
+        """Serve requests until the other side has ended."""
         while True:
             self.serve(self._receive())
 
     def operate(self, remote: Remote, name: str, *arguments: object) -> Any:
-        """What an operator of a Remote gives."""
+        """The result of an operator of a Remote."""
         return self.request("operate", remote, name, *arguments)
 
     def refuse(self, what: str) -> Any:
         raise TypeError(what)
 
     def answer(self, verb: str, target: Any, *arguments: Any) -> object:
-        """What the other side asked of an object that lives here."""
+        """The answer to a request about an object of this process."""
         name = arguments[0] if arguments else ""
         if verb == "get":
             return getattr(target, name)
@@ -152,8 +151,7 @@ class Peer:
         return bytes(data)
 
     def _read(self, message: dict[str, Any], containers: list[Any]) -> list[Any]:
-        """The values of a message; `containers` are those that both sides know by number, and get the message's own
-        added."""
+        """The values of a message. `containers`, which both sides know by number, is extended by the message's own."""
         try:
             nodes = message["nodes"]
             containers += [NEW[kind]() for kind, _ in nodes[len(containers) :]]
@@ -211,15 +209,15 @@ class Peer:
         return self._remote(rest[0], *rest[1])
 
     def accept_library(self, value: object) -> object:
-        """Something of the standard library that the other side names."""
+        """An object of the standard library that the other side names."""
         return value
 
     def names_library(self, value: object) -> bool:
-        """Whether the other side takes its own, where the standard library has this."""
+        """Whether an object of the standard library is sent by its name, so that the other side uses its own."""
         return isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType))
 
     def _error(self, number: int, kind: type[BaseException], arguments: tuple[object, ...]) -> BaseException:
-        """An exception of the other side: Python's own are made anew, others know whose they are."""
+        """An exception of the other side: Python's own are created again, others refer to the other side's object."""
         assert issubclass(kind, BaseException)
         if not hasattr(kind, "_peer"):
             return kind(*arguments)
@@ -239,7 +237,7 @@ class Peer:
     def _remote(
         self, number: int, class_number: int, name: str = "", operators: Sequence[str] = (), is_plain: bool = False
     ) -> object:
-        """An object of the other side; name and operators of its class come with the first one."""
+        """An object of the other side; the first one of a class brings the class's name and operators."""
         if class_number not in self._types:
             members: dict[str, Any] = {operator: FORWARDING[operator] for operator in operators}
             if "__eq__" in members and "__hash__" not in members:
@@ -257,7 +255,7 @@ class Peer:
         return self._numbers[id(value)]
 
     def class_atom(self, kind: type) -> list[object]:
-        """A class as the other side needs it for Remotes; only its number where it knows it."""
+        """A class as the other side needs it for Remotes; only its number after the first time."""
         if kind in self._classes:
             return [self._classes[kind]]
         self._classes[kind] = len(self._classes)
@@ -277,6 +275,6 @@ def _attribute(error: Any, name: str) -> Any:
 
 
 def _plain_value(value: Any) -> object:
-    """Of an object whose class derives from a plain type, what it is as that."""
+    """The plain value of an object whose class derives from a plain type."""
     base = next(base for base in PLAIN if isinstance(value, base))
     return {int: int.__int__, float: float.__float__, str: str.__str__}.get(base, base)(value)

@@ -1,4 +1,4 @@
-"""Writes values as JSON: some go by value, others only by name.
+"""Writes values as JSON: some by value, others only by name.
 
 Runs inside the sandbox: imports only the standard library.
 """
@@ -24,12 +24,12 @@ STANDARD = {
     "datetime.datetime": lambda value: [*value.timetuple()[:6], value.microsecond],
     "datetime.timedelta": lambda value: [value.days, value.seconds, value.microseconds],
 }
-"""Types of the standard library that go by value, with the arguments that make an equal one; with a time zone they stay
-objects."""
+"""Types of the standard library that are sent by value, with the arguments that make an equal one; with a time zone
+they are sent as objects."""
 
 
 class Numbers(Protocol):
-    """What numbers the objects of this side for the other one (value_exchange.Peer)."""
+    """Gives numbers to the objects of this side (value_exchange.Peer)."""
 
     def number(self, value: object) -> int: ...
 
@@ -39,15 +39,15 @@ class Numbers(Protocol):
 
 
 class Writer:
-    """One message: atoms that refer to numbered containers, so that shared and cyclic ones stay what they are."""
+    """One message: atoms that refer to numbered containers, so that shared and cyclic containers are preserved."""
 
     def __init__(self, peer: Numbers, containers: list[Any] | None = None) -> None:
         self.peer = peer
         self.containers: list[Any] = list(containers or ())
-        self.places = {id(container): place for place, container in enumerate(self.containers)}
+        self.indices = {id(container): index for index, container in enumerate(self.containers)}
 
     def nodes(self) -> list[object]:
-        """Of all containers the content; what they refer to is added on the way."""
+        """The content of all containers; containers inside them are added while they are written."""
         return [[CONTAINERS[type(container)], self._content(container)] for container in self.containers]
 
     def _content(self, container: Any) -> object:
@@ -64,10 +64,10 @@ class Writer:
         if kind is int:
             return value if -(1 << 63) < value < 1 << 63 else ["int", hex(value)]
         if kind in CONTAINERS:
-            if id(value) not in self.places:
-                self.places[id(value)] = len(self.containers)
+            if id(value) not in self.indices:
+                self.indices[id(value)] = len(self.containers)
                 self.containers.append(value)
-            return ["at", self.places[id(value)]]
+            return ["at", self.indices[id(value)]]
         if kind in (tuple, frozenset):
             return [kind.__name__, [self.atom(item) for item in value]]
         if kind is bytes:

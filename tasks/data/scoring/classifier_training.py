@@ -28,14 +28,14 @@ CALIBRATION_RIDGE = 1e-3
 STEP_SIZES = tuple(0.5**halvings for halvings in range(30))
 NUM_BINS = 10
 ORDINARY = "ordinary text"
-"""In place of a file: text that was not labelled for this kind, and counts as its opposite."""
+"""File name of text that was not labelled for this kind and counts as its opposite."""
 NO_WORDS = -10.0
-"""Log odds of a record in which a model knows no word."""
+"""Log odds of a record without any word that the model knows."""
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """One record: its text, cut, whether its label counts as the kind itself, and the file that it is from."""
+    """One record: its shortened text, whether its label is positive for the kind, and its file."""
 
     text: str
     is_positive: bool
@@ -43,13 +43,13 @@ class LabelledText:
 
     @cached_property
     def fold_hash(self) -> int:
-        """By text: equal ones are held out together."""
+        """Hash of the text: equal texts are held out together."""
         return int(hashlib.sha256(self.text.encode()).hexdigest()[:8], 16)
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What records say beside their texts, as arrays."""
+    """Labels, files and folds of records, as arrays."""
 
     is_positive: Mask
     files: NDArray[np.str_]
@@ -69,8 +69,8 @@ class Labels:
     def weights(self, power: float) -> F64:
         """Per record, 1 on average: each side of each file weighs its number of records to the power of `1 - power`.
 
-        At 1 all sides weigh alike; at 0.5 twenty thousand tweets do not drown a thousand comments, nor do those weigh
-        as much."""
+        At 1 all sides have equal weight. At 0.5 twenty thousand tweets weigh more than a thousand comments, but not
+        twenty times as much."""
         weights = np.ones(len(self.is_positive))
         for file in np.unique(self.files):
             for side in (False, True):
@@ -80,40 +80,40 @@ class Labels:
 
 
 Fit: TypeAlias = "Callable[[Mask], Callable[[Mask], F64]]"
-"""Trains on the records of a mask and gives the log odds of those of another."""
+"""Trains on the records of one mask; the result gives the log odds of the records of another."""
 
 
 def words_fit(texts: Sequence[str], labels: Labels, recipe: ClassifierRecipe) -> Fit:
-    """The classifier over words as `held_out` needs it."""
+    """The training function of the classifier over words, for `held_out`."""
 
     def fit(trained: Mask) -> Callable[[Mask], F64]:
         model = train_on_words(texts, labels, trained, recipe)
         return lambda judged: np.nan_to_num(
-            model.logits([texts[place] for place in np.flatnonzero(judged).tolist()], 0.0), nan=NO_WORDS
+            model.logits([texts[index] for index in np.flatnonzero(judged).tolist()], 0.0), nan=NO_WORDS
         )
 
     return fit
 
 
 def train_on_words(texts: Sequence[str], labels: Labels, trained: Mask, recipe: ClassifierRecipe) -> LinearModel:
-    """A model of the records of a mask. Ordinary text weighs as much as all that was labelled."""
+    """A model of the records of a mask. Ordinary text has the same total weight as the labelled records."""
     chosen = np.flatnonzero(trained).tolist()
     among = labels.among(trained)
     weights, is_ordinary = among.weights(0.5), among.files == ORDINARY
     if is_ordinary.any():
         weights[is_ordinary] *= weights[~is_ordinary].sum() / weights[is_ordinary].sum()
-    return train_linear_model([texts[place] for place in chosen], among.is_positive, weights, recipe)
+    return train_linear_model([texts[index] for index in chosen], among.is_positive, weights, recipe)
 
 
 def held_out(fit: Fit, is_positive: Mask, groups: NDArray) -> F64:
-    """The log odds of every record from what was trained on the other groups. Raises ValueError if a group leaves one
-    side only."""
+    """The log odds of every record by a model trained on the other groups. Raises ValueError if the others of a group
+    are all positive or all negative."""
     result = np.zeros(len(is_positive))
     for group in np.unique(groups).tolist():
         others = groups != group
         if len(np.unique(is_positive[others])) < 2:
             raise ValueError(
-                f"without fold {group} all {others.sum()} records have the same side: label more, or evenly"
+                f"without fold {group} all {others.sum()} records have the same label: add records of both labels"
             )
         result[~others] = fit(others)(~others)
     return result
@@ -130,8 +130,8 @@ def area_under_curve(scores: F64, is_positive: Mask) -> float:
 
 
 def fit_calibration(logits: F64, is_positive: Mask, weights: F64) -> tuple[float, float]:
-    """(slope, intercept) over the log odds of held-out records (Platt 1999), both sides of equal weight: of 20 thousand
-    labelled tweets 83 % are toxic, of the crawl hardly any, so the records' share says nothing."""
+    """(slope, intercept) over the log odds of held-out records (Platt 1999), with equal weight for both sides: 83 % of
+    20 thousand labelled tweets are toxic, but hardly any of the crawl, so the records' share has no meaning."""
     sides = np.where(is_positive, weights[is_positive].sum(), weights[~is_positive].sum())
     weights = weights * len(weights) / 2 / sides
     inputs = np.stack([logits, np.ones_like(logits)], axis=1)
@@ -146,7 +146,7 @@ def fit_calibration(logits: F64, is_positive: Mask, weights: F64) -> tuple[float
         gradient = inputs.T @ (weights * (is_positive - expected)) - CALIBRATION_RIDGE * values
         curvature = (inputs * (weights * expected * (1 - expected))[:, None]).T @ inputs + CALIBRATION_RIDGE * np.eye(2)
         move = np.linalg.solve(curvature, gradient)
-        # Newton's step overshoots where most records are certain: half of it, and again, until the loss does not rise.
+        # Newton's step overshoots where most records are certain: halve it until the loss does not rise.
         size = next((size for size in STEP_SIZES if loss(values + size * move) <= loss(values)), 0.0)
         values = values + size * move
     slope, intercept = (float(f"{value:.6g}") for value in values)
@@ -159,9 +159,9 @@ def log_odds(share: float) -> float:
 
 
 def calibration_table(scores: F64, is_positive: Mask) -> list[dict[str, float]]:
-    """Per tenth of the scale: held-out records in it, and which share of them is positive."""
-    place = np.minimum((scores * NUM_BINS).astype(int), NUM_BINS - 1)
-    numbers, positives = np.bincount(place, minlength=NUM_BINS), np.bincount(place, is_positive, minlength=NUM_BINS)
+    """Per tenth of the scale the number of held-out records, and the share of positive ones."""
+    bins = np.minimum((scores * NUM_BINS).astype(int), NUM_BINS - 1)
+    numbers, positives = np.bincount(bins, minlength=NUM_BINS), np.bincount(bins, is_positive, minlength=NUM_BINS)
     return [
         {"from": number / NUM_BINS, "records": int(count), "positive_share": round(float(positive / count), 4)}
         for number, (count, positive) in enumerate(zip(numbers, positives, strict=True))

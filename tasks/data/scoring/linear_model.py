@@ -1,4 +1,4 @@
-"""A linear model over words, signs and pairs of them (TF-IDF), and how it is read.
+"""A linear model over words, signs and pairs of them (TF-IDF), its training and its file.
 
 Features are hashed to a table of weights. The weight of a feature in a text is (1 + log of its count) times its
 inverse document frequency. The features of a text have length 1 together (TfidfVectorizer's `sublinear_tf`). Runs in
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     I64 = NDArray[np.int64]
 
 TABLE_BITS = 20
-"""2^20 features: of the 300,000 pairs of words in the shared labelled texts one in seven shares its place with
-another."""
+"""2^20 buckets of features: of the 300,000 pairs of words in the shared labelled texts one in seven shares its bucket
+with another."""
 TEXTS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
 class Features:
-    """What a batch of texts holds: one entry per text and feature."""
+    """The features of a batch of texts: one entry per text and feature."""
 
     texts: I64
     buckets: I64
@@ -42,7 +42,7 @@ class Features:
     num_texts: int
 
     def weights(self, idf: F64) -> F64:
-        """Of each entry; the entries of a text have length 1."""
+        """Weight of each entry; the entries of a text form a vector of length 1."""
         weights = (1.0 + np.log(self.counts)) * idf[self.buckets]
         lengths = np.sqrt(np.bincount(self.texts, weights**2, self.num_texts))
         return weights / np.where(lengths > 0, lengths, 1.0)[self.texts]
@@ -54,16 +54,16 @@ def features_of(texts: Sequence[str], word_ngrams: int) -> tuple[Features, Featu
     owners = np.repeat(np.arange(len(texts)), words.counts)
     single = _counted(owners[words.has_letter], words.hashes[words.has_letter], len(texts))
     runs = [(words.hashes, owners), *(ngram_hashes(words, size) for size in range(2, word_ngrams + 1))]
-    hashes, places = (np.concatenate(parts) for parts in zip(*runs, strict=True))
-    return _counted(places, hashes, len(texts)), single
+    hashes, numbers = (np.concatenate(parts) for parts in zip(*runs, strict=True))
+    return _counted(numbers, hashes, len(texts)), single
 
 
 def _counted(texts: I64, hashes: NDArray[np.uint64], num_texts: int) -> Features:
     keys = (texts.astype(np.uint64) << np.uint64(TABLE_BITS)) | (hashes >> np.uint64(64 - TABLE_BITS))
-    found, counts = np.unique(keys, return_counts=True)
+    unique, counts = np.unique(keys, return_counts=True)
     return Features(
-        (found >> np.uint64(TABLE_BITS)).astype(np.int64),
-        (found % np.uint64(1 << TABLE_BITS)).astype(np.int64),
+        (unique >> np.uint64(TABLE_BITS)).astype(np.int64),
+        (unique % np.uint64(1 << TABLE_BITS)).astype(np.int64),
         counts,
         num_texts,
     )
@@ -79,8 +79,8 @@ class LinearModel:
     word_ngrams: int
 
     def logits(self, texts: Sequence[str], min_known_share: float) -> F64:
-        """Log odds per text; NaN where the model knows a smaller share of the words: another language, or another kind
-        of text."""
+        """Log odds per text; NaN where the model knows less than `min_known_share` of the words: another language, or
+        another kind of text."""
         parts = [
             self._logits(texts[start : start + TEXTS_AT_ONCE], min_known_share)
             for start in range(0, len(texts), TEXTS_AT_ONCE)
@@ -96,7 +96,7 @@ class LinearModel:
         return np.where(is_judged, sums + self.intercept, np.nan)
 
     def save(self, path: Path) -> None:
-        """As arrays; the zeros of most buckets take no room."""
+        """Write the model as arrays, only of the buckets that are not zero."""
         used = np.flatnonzero(self.idf)
         arrays = {"buckets": used, "idf": self.idf[used], "coefficients": self.coefficients[used]}
         with open(path, "wb") as file:

@@ -17,36 +17,36 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SAMPLE_COLUMNS = "id string, language string, num_bytes long, content_digest string, text string, reason string"
-"""text: its prose; reason: empty for a text."""
+"""text: the document's prose; reason: why there is no text, else empty."""
 COUNT_COLUMNS = "language string, size int, hash long, context long, suffix long, num_occurrences long"
-"""Hashes as signed integers of the same bits: Spark has no others."""
+"""Hashes are signed integers of the same bits: Spark has no unsigned ones."""
 HELD_OUT_VALUES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which texts are taken."""
+    """The parameters by which texts are sampled and their language is detected."""
 
     keep_below: int
-    """Those whose sampling hash is smaller."""
+    """Texts with a smaller sampling hash are taken."""
     max_chars: int
-    """Of a text, that its language is found from."""
+    """Characters of a text that language detection reads."""
     model_path: str
 
 
 class Training(NamedTuple):
-    """What the model of a language learns from."""
+    """The texts from which the model of a language learns."""
 
     num_bytes: int
-    """Of the sample."""
+    """Bytes of the sample."""
     trained_share: float
     keep_below: int
     held_below: int
-    """Documents whose held_out_hash is smaller are not learned from."""
+    """Documents with a smaller held_out_hash are held out."""
 
 
 def held_out_hash(identity: str) -> int:
-    """16 uniform bits of a document's id, which its sampling hash hardly looks at."""
+    """16 uniform bits of a document's id, the lowest of its sampling hash: nearly independent of sampling."""
     return int(identity[12:], 16)
 
 
@@ -56,27 +56,27 @@ def sample_texts(batches: Iterator[pa.RecordBatch], sampling: Sampling) -> Itera
 
     for batch in batches:
         ids, domains, sources = (batch.column(name).to_pylist() for name in ("id", "domain", "source"))
-        places = [
-            place
-            for place, identity in enumerate(ids)
-            if sampling_hash(identity) < sampling.keep_below and has_language(domains[place], sources[place])
+        rows = [
+            row
+            for row, identity in enumerate(ids)
+            if sampling_hash(identity) < sampling.keep_below and has_language(domains[row], sources[row])
         ]
-        chosen = pa.array(places, pa.int64())
+        chosen = pa.array(rows, pa.int64())
         texts = [prose_of(text).natural for text in batch.column("text").take(chosen).to_pylist()]
         languages, _ = identify_languages(texts, sampling.max_chars, sampling.model_path)
         sizes = [len(text.encode()) for text in texts]
-        found = pa.RecordBatch.from_arrays(
+        samples = pa.RecordBatch.from_arrays(
             [
-                pa.array([ids[place] for place in places], pa.string()),
+                pa.array([ids[row] for row in rows], pa.string()),
                 pa.array(languages, pa.string()),
                 pa.array(sizes, pa.int64()),
                 batch.column("content_digest").take(chosen),
                 pa.array(texts, pa.string()),
-                pa.array([""] * len(places), pa.string()),
+                pa.array([""] * len(rows), pa.string()),
             ],
             names=names_of(SAMPLE_COLUMNS),
         )
-        yield found.filter(pa.array([language != NO_LANGUAGE for language in languages], pa.bool_()))
+        yield samples.filter(pa.array([language != NO_LANGUAGE for language in languages], pa.bool_()))
 
 
 def count_batches(

@@ -8,7 +8,10 @@ the number of different words after it. D(h) is the pruned count after it, and h
 
 The shortest context shares the mass of what was pruned or never seen evenly over the known words and as many unknown
 ones as training saw different words. So probabilities add up to one, and text of nothing but unknown words is the
-least probable of all. With one <unk> token that follows itself, it would be the most probable. Runs in executors:
+least probable of all. With one <unk> token that follows itself, it would be the most probable.
+
+KenLM gives the same perplexities of this model to 5e-5 and takes 1.8 times as long from text to perplexity; its
+trainer, 1.7 times as fast on 3 MB of text, is in no package (benchmarks/data/ngram_model.py). Runs in executors:
 imports no Spark.
 """
 
@@ -33,17 +36,17 @@ if TYPE_CHECKING:
 
 ROW_DTYPE = np.dtype([("hash", "<u8"), ("log_probability", "<f8"), ("log_backoff", "<f8")])
 LONGEST_NUMBER = 8
-"""Longer numbers count as one kind of word."""
+"""Digits of a number from which on all numbers count as the same word."""
 
 
 @dataclass(frozen=True)
 class Ngrams:
-    """The n-grams of a batch of texts, dense: place i of order n holds the n words from word i on."""
+    """The n-grams of a batch of texts, dense: index i of order n holds the n words from word i on."""
 
     hashes: list[U64]
-    """Per order, from one."""
+    """Hashes per order, beginning with order 1."""
     is_whole: list[NDArray[np.bool_]]
-    """Whether the n words lie in one text."""
+    """Whether the n words belong to one text."""
     text_of_word: I64
 
 
@@ -53,7 +56,7 @@ class NgramModel:
 
     rows: NDArray[np.void]
     log_unknown: float
-    """Of a word that has no row."""
+    """Log probability of a word without a row."""
     order: int
 
     @cached_property
@@ -68,35 +71,35 @@ class NgramModel:
 
     @cached_property
     def _hashes(self) -> U64:
-        """With one more that no n-gram has, behind the last."""
+        """The rows' hashes, and a larger one at the end that no n-gram has."""
         return np.append(self.rows["hash"], np.uint64(2**64 - 1))
 
-    def places(self, hashes: U64) -> I64:
+    def rows_of(self, hashes: U64) -> I64:
         """Row of each hash, or -1."""
         bucket = (hashes >> self._shift).astype(np.int64)
-        place = self._bucket_starts[bucket]
-        ahead = np.flatnonzero(self._hashes[place] < hashes)
+        row = self._bucket_starts[bucket]
+        ahead = np.flatnonzero(self._hashes[row] < hashes)
         while len(ahead):
-            place[ahead] += 1
-            ahead = ahead[self._hashes[place[ahead]] < hashes[ahead]]
-        return np.where((self._hashes[place] == hashes) & (place < len(self.rows)), place, -1)
+            row[ahead] += 1
+            ahead = ahead[self._hashes[row[ahead]] < hashes[ahead]]
+        return np.where((self._hashes[row] == hashes) & (row < len(self.rows)), row, -1)
 
     def log_probabilities(self, ngrams: Ngrams) -> F64:
-        """Of each word, given the words before it in its text."""
-        row = self.places(ngrams.hashes[0])
+        """Log probability of each word, given the words before it in its text."""
+        row = self.rows_of(ngrams.hashes[0])
         result = np.where(row >= 0, self.rows["log_probability"][row], self.log_unknown)
         for order in range(2, self.order + 1):
             starts = np.flatnonzero(ngrams.is_whole[order - 1])
             context = row[starts]
             row = np.full(len(row), -1)
-            row[starts] = found = self.places(ngrams.hashes[order - 1][starts])
+            row[starts] = longer = self.rows_of(ngrams.hashes[order - 1][starts])
             backoff = np.where(context >= 0, self.rows["log_backoff"][context], 0.0)
             ends = starts + order - 1
-            result[ends] = np.where(found >= 0, self.rows["log_probability"][found], result[ends] + backoff)
+            result[ends] = np.where(longer >= 0, self.rows["log_probability"][longer], result[ends] + backoff)
         return result
 
     def perplexities(self, texts: Sequence[str]) -> F64:
-        """Per word, of each text; NaN where a text has no word."""
+        """Perplexity per word of each text; NaN where a text has no word."""
         ngrams = ngrams_of(texts, self.order)
         sums = np.bincount(ngrams.text_of_word, self.log_probabilities(ngrams), minlength=len(texts))
         counts = np.bincount(ngrams.text_of_word, minlength=len(texts))
@@ -142,9 +145,15 @@ def count_ngrams(texts: Sequence[str], order: int) -> dict[str, NDArray]:
         starts = np.flatnonzero(is_whole)
         unique, first, counts = np.unique(hashes[starts], return_index=True, return_counts=True)
         shorter = ngrams.hashes[size - 2] if size > 1 else np.zeros(len(hashes) + 1, dtype=np.uint64)
-        places = starts[first]
+        positions = starts[first]
         parts.append(
-            (np.full(len(unique), size), unique, shorter[places], shorter[places + 1 if size > 1 else places], counts)
+            (
+                np.full(len(unique), size),
+                unique,
+                shorter[positions],
+                shorter[positions + 1 if size > 1 else positions],
+                counts,
+            )
         )
     names = ("size", "hash", "context", "suffix", "num_occurrences")
     return {name: np.concatenate(columns) for name, columns in zip(names, zip(*parts, strict=True), strict=True)}
@@ -152,7 +161,7 @@ def count_ngrams(texts: Sequence[str], order: int) -> dict[str, NDArray]:
 
 @dataclass(frozen=True)
 class NgramCounts:
-    """What a model is built from, of one language; n-grams of two words and more may be pruned."""
+    """The counts from which a model of one language is built; n-grams of two words and more may be pruned."""
 
     sizes: I64
     hashes: U64
@@ -160,32 +169,32 @@ class NgramCounts:
     suffixes: U64
     counts: I64
     context_hashes: U64
-    """Sorted; of all n-grams above, at least. The next two are from before pruning."""
+    """Sorted hashes of contexts, at least those of all n-grams above. The next two fields count before pruning."""
     context_counts: I64
     context_types: I64
 
 
-def build_model(found: NgramCounts, order: int, min_count: int) -> NgramModel:
-    """Probabilities of all kept n-grams; words seen fewer than `min_count` times become unknown ones."""
+def build_model(counted: NgramCounts, order: int, min_count: int) -> NgramModel:
+    """Probabilities of all kept n-grams; words with fewer than `min_count` occurrences become unknown ones."""
     rows = []
-    log_unknown, hashes, probabilities = _word_probabilities(found, min_count)
+    log_unknown, hashes, probabilities = _word_probabilities(counted, min_count)
     for size in range(1, order + 1):
         if size > 1:
-            hashes, probabilities = _longer_probabilities(found, size, hashes, probabilities)
+            hashes, probabilities = _longer_probabilities(counted, size, hashes, probabilities)
         part = np.zeros(len(hashes), dtype=ROW_DTYPE)
         part["hash"], part["log_probability"] = hashes, np.log(probabilities)
         rows.append(part)
     table = np.concatenate(rows)
     table = table[np.argsort(table["hash"], kind="stable")]
-    kept = np.searchsorted(table["hash"], found.context_hashes)
-    inside = (kept < len(table)) & (table["hash"][np.minimum(kept, len(table) - 1)] == found.context_hashes)
-    table["log_backoff"][kept[inside]] = np.log(_backoffs(found)[inside])
+    kept = np.searchsorted(table["hash"], counted.context_hashes)
+    inside = (kept < len(table)) & (table["hash"][np.minimum(kept, len(table) - 1)] == counted.context_hashes)
+    table["log_backoff"][kept[inside]] = np.log(_backoffs(counted)[inside])
     return NgramModel(table, log_unknown, order)
 
 
-def _word_probabilities(found: NgramCounts, min_count: int) -> tuple[float, U64, F64]:
-    is_word = found.sizes == 1
-    hashes, counts = found.hashes[is_word], found.counts[is_word]
+def _word_probabilities(counted: NgramCounts, min_count: int) -> tuple[float, U64, F64]:
+    is_word = counted.sizes == 1
+    hashes, counts = counted.hashes[is_word], counted.counts[is_word]
     is_kept = counts >= min_count
     total, num_types = int(counts.sum()), len(counts)
     num_kept, pruned = int(is_kept.sum()), int(counts[~is_kept].sum())
@@ -195,20 +204,22 @@ def _word_probabilities(found: NgramCounts, min_count: int) -> tuple[float, U64,
     return float(np.log(share / (total + num_kept))), hashes[is_kept][by_hash], probabilities[by_hash]
 
 
-def _longer_probabilities(found: NgramCounts, size: int, shorter: U64, probabilities: F64) -> tuple[U64, F64]:
-    is_size = found.sizes == size
-    by_hash = np.flatnonzero(is_size)[np.argsort(found.hashes[is_size])]
-    suffix = np.searchsorted(shorter, found.suffixes[by_hash])
-    assert len(shorter) or not len(by_hash), "what ends a kept n-gram is at least as frequent"
-    context = np.searchsorted(found.context_hashes, found.contexts[by_hash])
-    totals = found.context_counts[context] + found.context_types[context]
-    return found.hashes[by_hash], found.counts[by_hash] / totals + _backoffs(found)[context] * probabilities[suffix]
+def _longer_probabilities(counted: NgramCounts, size: int, shorter: U64, probabilities: F64) -> tuple[U64, F64]:
+    is_size = counted.sizes == size
+    by_hash = np.flatnonzero(is_size)[np.argsort(counted.hashes[is_size])]
+    suffix = np.searchsorted(shorter, counted.suffixes[by_hash])
+    assert len(shorter) or not len(by_hash), "the suffix of a kept n-gram is at least as frequent"
+    context = np.searchsorted(counted.context_hashes, counted.contexts[by_hash])
+    totals = counted.context_counts[context] + counted.context_types[context]
+    return counted.hashes[by_hash], counted.counts[by_hash] / totals + _backoffs(counted)[context] * probabilities[
+        suffix
+    ]
 
 
-def _backoffs(found: NgramCounts) -> F64:
-    """Per context the mass that goes to the shorter one: (T + D) / (C + T)."""
-    is_longer = found.sizes > 1
-    place = np.searchsorted(found.context_hashes, found.contexts[is_longer])
-    kept = np.bincount(place, found.counts[is_longer], minlength=len(found.context_hashes))
-    pruned = found.context_counts - kept
-    return (found.context_types + pruned) / (found.context_counts + found.context_types)
+def _backoffs(counted: NgramCounts) -> F64:
+    """Per context the probability mass of the shorter one: (T + D) / (C + T)."""
+    is_longer = counted.sizes > 1
+    index = np.searchsorted(counted.context_hashes, counted.contexts[is_longer])
+    kept = np.bincount(index, counted.counts[is_longer], minlength=len(counted.context_hashes))
+    pruned = counted.context_counts - kept
+    return (counted.context_types + pruned) / (counted.context_counts + counted.context_types)

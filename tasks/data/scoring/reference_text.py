@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 READ = "read"
-"""In the place of a reason: as many records as num_bytes says were read."""
+"""Reason of a row whose num_bytes is the number of records that were read."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How reference files become texts."""
+    """The parameters by which reference files become texts."""
 
     domains: tuple[str, ...]
-    """Of the files."""
+    """Domains of the files."""
     max_record_bytes: int
     extraction: dict[str, Any]
-    """Of extract_batches."""
+    """Arguments of extract_batches."""
 
 
 def sample_reference(
     batches: Iterator[pa.RecordBatch], reading: Reading, sampling: Sampling
 ) -> Iterator[pa.RecordBatch]:
-    """SAMPLE_COLUMNS for source rows; what is no text has a reason, and its place and what is wrong with it as text."""
+    """SAMPLE_COLUMNS for source rows; a record without a text has a reason, and its address and the detail as text."""
     names = arrow_schema(RECORD_COLUMNS).names
     for batch in read_sources(batches, dict.fromkeys(reading.domains, NUM_HASHES), reading.max_record_bytes):
         records, failed = _divided(batch, "stream", DOCUMENT)
@@ -51,22 +51,20 @@ def _divided(batch: pa.RecordBatch, column: str, value: str) -> tuple[pa.RecordB
     """The rows that hold the value, and the others."""
     import pyarrow as pa
 
-    holds = [found == value for found in batch.column(column).to_pylist()]
+    holds = [given == value for given in batch.column(column).to_pylist()]
     return batch.filter(pa.array(holds, pa.bool_())), batch.filter(pa.array([not one for one in holds], pa.bool_()))
 
 
 def _failures(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     details = batch.column("detail").to_pylist() if "detail" in batch.schema.names else [""] * batch.num_rows
-    places = zip(
-        *(batch.column(name).to_pylist() for name in ("id", "source", "offset", "reason")), details, strict=True
-    )
+    rows = zip(*(batch.column(name).to_pylist() for name in ("id", "source", "offset", "reason")), details, strict=True)
     return [
         {
             "id": identity,
             "reason": reason,
             "text": f"{source} at byte {offset}: {reason}" + (f" ({detail})" if detail else ""),
         }
-        for identity, source, offset, reason, detail in places
+        for identity, source, offset, reason, detail in rows
     ]
 
 

@@ -1,6 +1,6 @@
 """Step: documents -> the same with SCORE_COLUMNS: language, quality, toxicity, perplexity, factuality.
 
-It decides nothing.
+It drops no document.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class ScoredDocuments(Record):
     num_documents: int
     num_bytes: int
     documents_by_language: dict[str, int]
-    """By the language that was found; "" where there is none."""
+    """Documents by detected language; "" where none was detected."""
     unscored: dict[str, int]
-    """Documents by score that they have not: program code, words that the classifier does not know, a language without
-    a model, or no labelled data of the kind at all."""
+    """Documents without a score, by score: program code, words that the classifier does not know, a language without a
+    model, or a kind without labelled data."""
     quantiles: dict[str, dict[str, float]]
-    """By score and share of the documents that have it, to six digits."""
+    """Quantiles by score and share of the scored documents, to six digits."""
 
 
 @step(content=("documents/*.parquet",), distributions=DISTRIBUTIONS)
@@ -69,7 +69,7 @@ def score_documents(
     resources: SparkResources,
     output: Output,
 ) -> ScoredDocuments:
-    """Raises ValueError if the recipe names a language model file that is not the given one."""
+    """Add scores to all documents. Raises ValueError if the recipe's language model file has another digest."""
     check_model(recipe)
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents"))
@@ -104,14 +104,14 @@ def _classifiers(artifact: Artifact[TrainedClassifiers]) -> tuple[TextClassifier
 
 
 def _language_models(artifact: Artifact[TrainedNgramModel]) -> LanguageModelFiles:
-    found = json.loads(artifact.path("ngram_model.json").read_text(encoding="utf-8"))
+    described = json.loads(artifact.path("ngram_model.json").read_text(encoding="utf-8"))
     return LanguageModelFiles(
-        found["order"],
+        described["order"],
         {
             language: LanguageModelFile(
                 artifact.file(f"models/{language}.npy"), model["log_unknown"], tuple(model["held_out"])
             )
-            for language, model in found["languages"].items()
+            for language, model in described["languages"].items()
         },
     )
 

@@ -1,6 +1,6 @@
-"""Scores texts with the classifiers that train_classifiers left. Runs in executors: imports no Spark.
+"""Scores texts with the classifiers that train_classifiers wrote. Runs in executors: imports no Spark.
 
-Labels are of prose, so a text is judged by its prose. Some texts get no score: mathematics, texts that hold more code
+Prose was labelled, so a text is judged by its prose. Some texts get no score: mathematics, texts that hold more code
 than prose, and texts with too few words that the classifier knows (another language). An absent score breaks no
 bound, and is counted.
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
 
 MIN_PROSE_SHARE = 0.7
-"""Letters of the prose per letter of the text: of 541 web pages tried none has fewer, of bug reports half have."""
+"""Least share of a text's letters that are prose: none of 541 web pages has less, half of the bug reports have."""
 PASSAGE_CHARS = 400
 PASSAGE = re.compile(
     rf"\S(?:.{{0,{PASSAGE_CHARS - 2}}}[.!?\n](?=\s)|.{{0,{PASSAGE_CHARS - 1}}}(?=\s|$)|.{{1,{PASSAGE_CHARS - 1}}})",
     re.DOTALL,
 )
-"""Up to so many characters, to the end of a sentence where there is one, else of a word."""
+"""Matches up to PASSAGE_CHARS characters, to the end of a sentence where there is one, else to the end of a word."""
 WORST_SHARE = 0.1
 SCORE_DIGITS = 6
 """Scores are rounded: processors differ in the last digits."""
@@ -61,7 +61,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class PassageReader:
-    """What reads the passages that words leave in doubt."""
+    """The text encoder for passages that the model over words leaves in doubt."""
 
     encoder: str
     """A packaged model, tasks/data/embedding/embedding_model.py."""
@@ -78,7 +78,7 @@ class PassageReader:
 
 @dataclass(frozen=True)
 class TextClassifier:
-    """One trained classifier: where its model is, and how its output becomes a probability."""
+    """One trained classifier: the path of its model, and how its output becomes a probability."""
 
     kind: str
     file: StoredFile
@@ -91,12 +91,12 @@ class TextClassifier:
 
     def scores(self, proses: Sequence[str | None]) -> list[float | None]:
         """The probability of the kind per text; None where there is no prose or too few of its words are known."""
-        given = [place for place, prose in enumerate(proses) if prose is not None]
-        texts = [(proses[place] or "")[: self.max_chars] for place in given]
-        found = self._by_passage(texts) if self.is_by_passage else self._by_text(texts)
+        given = [index for index, prose in enumerate(proses) if prose is not None]
+        texts = [(proses[index] or "")[: self.max_chars] for index in given]
+        judged = self._by_passage(texts) if self.is_by_passage else self._by_text(texts)
         result: list[float | None] = [None] * len(proses)
-        for place, score in zip(given, found, strict=True):
-            result[place] = None if math.isnan(score) else round(float(score), SCORE_DIGITS)
+        for index, score in zip(given, judged, strict=True):
+            result[index] = None if math.isnan(score) else round(float(score), SCORE_DIGITS)
         return result
 
     def _by_text(self, texts: list[str]) -> F64:
@@ -112,10 +112,7 @@ class TextClassifier:
         logits = self._words().logits([passage for found in passages for passage in found], self.min_known_share)
         ends = np.cumsum([len(found) for found in passages])
         return np.array(
-            [
-                self._worst(found, logits[end - len(found) : end])
-                for found, end in zip(passages, ends.tolist(), strict=True)
-            ]
+            [self._worst(own, logits[end - len(own) : end]) for own, end in zip(passages, ends.tolist(), strict=True)]
         )
 
     def _worst(self, passages: list[str], logits: F64) -> float:
@@ -128,7 +125,7 @@ class TextClassifier:
         if self.reader:
             in_doubt = logits[worst] >= self.reader.from_logit
             if in_doubt.any():
-                probabilities[in_doubt] = self.reader.probabilities([passages[place] for place in worst[in_doubt]])
+                probabilities[in_doubt] = self.reader.probabilities([passages[index] for index in worst[in_doubt]])
         return float(probabilities.mean())
 
 
@@ -151,7 +148,7 @@ def described_classifier(kind: str, described: dict[str, Any], file_of: Callable
 
 
 def classifier_scores(classifiers: Sequence[TextClassifier], texts: Sequence[str]) -> dict[str, list[float | None]]:
-    """By kind the score of each text."""
+    """The score of each text, by kind."""
     longest = max((classifier.max_chars for classifier in classifiers), default=0)
     proses = [judged_prose(text[:longest]) for text in texts] if classifiers else []
     return {classifier.kind: classifier.scores(proses) for classifier in classifiers}

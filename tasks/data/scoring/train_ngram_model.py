@@ -43,28 +43,28 @@ if TYPE_CHECKING:
 REFERENCE = "reference"
 MAX_HELD_OUT_SHARE = 0.25
 MAX_HELD_OUT_CHARS = 100_000
-"""Characters from the start of a held-out document: what bounds the driver's memory."""
+"""Characters kept of a held-out document, from its start: the bound of the driver's memory."""
 NO_FAULTS = (*HARMLESS_REASONS, REDIRECT, TOO_SHORT)
 
 
 class LanguageModel(Record):
     num_bytes: int
-    """Reference text in this language, of what was sampled."""
+    """Bytes of sampled reference text in this language."""
     trained_share: float
-    """Of that text, before some of it was held out."""
+    """Share of that text that was taken for training, before some of it was held out."""
     num_ngrams: int
     log_unknown: float
-    """Log probability of a word that the model does not hold."""
+    """Log probability of an unknown word."""
     held_out: tuple[float, ...]
-    """Perplexities of the held-out reference documents, in their order."""
+    """Perplexities of the held-out reference documents, ascending."""
 
 
 class TrainedNgramModel(Record):
     languages: tuple[str, ...]
     too_small: dict[str, int]
-    """Bytes of reference text in the languages that have too little of it, or too few documents, for a model."""
+    """Bytes of reference text in languages with too little text, or too few documents, for a model."""
     num_known_references: int
-    """Reference texts left out because they are documents as well."""
+    """Reference texts left out because they are also documents."""
     reference_rejected: dict[str, int]
     """Reference records that gave no text, by the reasons of ingest_documents and extract_documents."""
 
@@ -93,13 +93,13 @@ def train_ngram_model(
     resources: SparkResources,
     output: Output,
 ) -> TrainedNgramModel:
-    """Raises ValueError if the language recipe names a model file that is not the given one, or if reference files are
-    also listed in another role, changed since the listing or are too damaged."""
+    """Train a model per language. Raises ValueError if the recipe's language model file has another digest, or if
+    reference files are also listed in another role, changed since the listing or are too damaged."""
     from pyspark.sql import functions as F
 
     check_model(recipe.language)
     files = _reference_files(sources.files)
-    found: dict[str, LanguageModel] = {}
+    models: dict[str, LanguageModel] = {}
     sizes: dict[str, int] = {}
     rejected: dict[str, int] = {}
     num_known = 0
@@ -125,37 +125,37 @@ def train_ngram_model(
             model = _model(counts.where(is_language), recipe.ngram_model)
             if model is not None and len(held_out) >= recipe.ngram_model.held_out_documents:
                 np.save(output.path(f"models/{language}.npy"), model.rows)
-                found[language] = _described(model, held_out, training)
+                models[language] = _described(model, held_out, training)
         counts.unpersist()
         rows.unpersist()
-    described = {language: model.model_dump(mode="json") for language, model in found.items()}
+    described = {language: model.model_dump(mode="json") for language, model in models.items()}
     content = canonical_json({"order": recipe.ngram_model.order, "languages": described})
     output.path("ngram_model.json").write_text(content, encoding="utf-8")
     return TrainedNgramModel(
-        languages=tuple(found),
-        too_small={language: size for language, size in sizes.items() if language not in found},
+        languages=tuple(models),
+        too_small={language: size for language, size in sizes.items() if language not in models},
         num_known_references=num_known,
         reference_rejected=rejected,
     )
 
 
 def _reference_files(files: tuple[SourceFile, ...]) -> list[SourceFile]:
-    """Raises ValueError for one whose copy is trained on or evaluated with."""
+    """The files of role reference. Raises ValueError for one that also is training or evaluation data."""
     used = {file.sha256: file for file in files if file.role in ("pretrain", "evaluation")}
-    found = [file for file in files if file.role == REFERENCE]
-    for file in found:
+    reference = [file for file in files if file.role == REFERENCE]
+    for file in reference:
         if file.sha256 in used:
             copy = used[file.sha256]
             raise ValueError(
-                f"{file.name}: role reference, but its copy {copy.name} has role {copy.role}: a model would measure "
-                f"what it was made of; "
+                f"{file.name}: role reference, but its copy {copy.name} has role {copy.role}: the model would measure "
+                f"its own training text; "
                 "give one of them the role ignore in glm46-data.yaml"
             )
-    return found
+    return reference
 
 
 def _keep_below(files: list[SourceFile], recipe: NgramModelRecipe) -> int:
-    """The sampling hash below which texts are taken."""
+    """The sampling hash below which texts are taken into the sample."""
     return int(min(1.0, recipe.max_bytes / max(1, sum(file.num_text_bytes for file in files))) * NUM_HASHES)
 
 
@@ -165,7 +165,7 @@ def _sample(
     recipe: NgramTrainingRecipe,
     resources: SparkResources,
 ) -> DataFrame:
-    """SAMPLE_COLUMNS of the reference text and is_known: whether it is a document as well."""
+    """SAMPLE_COLUMNS of the reference text and is_known: whether it is also a document."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)
@@ -194,9 +194,9 @@ def _reasons(rows: DataFrame, recipe: IngestRecipe) -> dict[str, int]:
         .groupBy("reason")
         .agg(F.count("id").alias("num_rows"), F.sum("num_bytes").alias("num_read"))
     )
-    found = {row["reason"]: row for row in sorted(counts.collect())}
-    num_records = found.pop(READ)["num_read"] if READ in found else 0
-    reasons = {reason: row["num_rows"] for reason, row in found.items()}
+    by_reason = {row["reason"]: row for row in sorted(counts.collect())}
+    num_records = by_reason.pop(READ)["num_read"] if READ in by_reason else 0
+    reasons = {reason: row["num_rows"] for reason, row in by_reason.items()}
     faults = {reason: count for reason, count in reasons.items() if reason not in NO_FAULTS}
     num_faults, stopping = sum(faults.values()), set(faults) & {CHANGED, *STOPPING_REASONS}
     if stopping or num_faults > recipe.max_rejected_share * (num_records + num_faults):
@@ -216,7 +216,7 @@ def _reasons(rows: DataFrame, recipe: IngestRecipe) -> dict[str, int]:
 def _trainings(
     sample: DataFrame, keep_below: int, recipe: NgramModelRecipe
 ) -> tuple[dict[str, int], dict[str, Training]]:
-    """Bytes by language, and what is learned from in those languages that have enough of them."""
+    """Bytes by language, and the Training of each language that has enough of them."""
     from pyspark.sql import functions as F
 
     grouped = sample.groupBy("language").agg(
@@ -245,7 +245,8 @@ def _held_out_texts(sample: DataFrame, held_below: int) -> list[str]:
 
 
 def _model(counts: DataFrame, recipe: NgramModelRecipe) -> NgramModel | None:
-    """The model of a language; None where its text holds no word twice. The driver holds what was not pruned."""
+    """The model of a language; None where no word occurs `min_count` times. The driver holds the n-grams that are
+    kept."""
     from pyspark.sql import functions as F
 
     is_kept = (F.col("size") == 1) | (F.col("num_occurrences") >= recipe.min_count)
@@ -262,10 +263,10 @@ def _model(counts: DataFrame, recipe: NgramModelRecipe) -> NgramModel | None:
         .toArrow()
     )
     columns = {name: kept.column(name).to_numpy() for name in kept.column_names if name != "language"}
-    behind = {name: contexts.column(name).to_numpy() for name in contexts.column_names}
+    after = {name: contexts.column(name).to_numpy() for name in contexts.column_names}
     if not (columns["num_occurrences"] >= recipe.min_count).any():
         return None
-    order = np.argsort(behind["context"].view(np.uint64))
+    order = np.argsort(after["context"].view(np.uint64))
     hashes = {name: columns[name].view(np.uint64) for name in ("hash", "context", "suffix")}
     counted = NgramCounts(
         columns["size"],
@@ -273,9 +274,9 @@ def _model(counts: DataFrame, recipe: NgramModelRecipe) -> NgramModel | None:
         hashes["context"],
         hashes["suffix"],
         columns["num_occurrences"],
-        behind["context"][order].view(np.uint64),
-        behind["total"][order],
-        behind["types"][order],
+        after["context"][order].view(np.uint64),
+        after["total"][order],
+        after["types"][order],
     )
     return build_model(counted, recipe.order, recipe.min_count)
 

@@ -8,14 +8,14 @@ import re
 from fractions import Fraction
 
 ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
-"""GSM8K's calculator: `<<48/2=24>>`."""
+"""Annotations of GSM8K's calculator: `<<48/2=24>>`."""
 STATED = re.compile(r"(?:####|(?:final )?answer(?: is)?(?:\s*[:=])?)\s*(\S.*)", re.IGNORECASE)
 LEFT_OUT = re.compile(
     r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\\%|%|\^\\circ|\^\{\\circ\}|\\text\{[^{}]*\}|\\mbox\{[^{}]*\}|\s+"
 )
 FRACTION = re.compile(r"\\frac\{(-?\d+)\}\{(-?\d+)\}|\\frac(\d)(\d)")
 MAX_CHARS = 500
-"""Of a number or a calculation: Python converts no longer numbers than 4,300 digits and nests no deeper than its
+"""Characters of the longest number or calculation: Python converts at most 4,300 digits, and parses no deeper than its
 stack."""
 APPLY = {
     ast.Add: operator.add,
@@ -27,27 +27,28 @@ APPLY = {
 
 
 def final_answer(text: str) -> str:
-    """What stands in the last \\boxed{...}, else behind the last `####` or `answer:`; empty where there is neither."""
+    """The content of the last \\boxed{...}, else the text after the last `####` or `answer:`; empty where there is
+    neither."""
     start = text.rfind("\\boxed{")
     if start >= 0:
         depth = 0
-        for place in range(start + len("\\boxed"), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
+        for index in range(start + len("\\boxed"), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[index], 0)
             if depth == 0:
-                return text[start + len("\\boxed{") : place].strip()
+                return text[start + len("\\boxed{") : index].strip()
     stated = STATED.findall(text)
     return stated[-1].strip().rstrip(".") if stated else ""
 
 
-def answers_agree(found: str, wanted: str) -> bool:
-    """Whether two final answers are the same number, or the same text but for its setting."""
-    one, other = _plain(found), _plain(wanted)
+def answers_agree(answer: str, wanted: str) -> bool:
+    """Whether two final answers are the same number, or the same text apart from its formatting."""
+    one, other = _plain(answer), _plain(wanted)
     first, second = _number(one), _number(other)
     return one == other if first is None or second is None else first == second
 
 
 def false_annotations(text: str) -> list[str]:
-    """Calculator annotations that do not hold; a rounded result holds if it is right to its last digit."""
+    """Calculator annotations that are wrong; a rounded result is right if its last digit is."""
     return [f"{left}={right}" for left, right in ANNOTATION.findall(text) if not _holds(left, right)]
 
 
@@ -63,7 +64,7 @@ def _plain(answer: str) -> str:
 
 
 def _number(text: str) -> Fraction | None:
-    written = FRACTION.sub(lambda found: f"{found[1] or found[3]}/{found[2] or found[4]}", text)
+    written = FRACTION.sub(lambda match: f"{match[1] or match[3]}/{match[2] or match[4]}", text)
     if len(written) > MAX_CHARS or not re.fullmatch(r"-?(\d+(\.\d+)?|\.\d+)(/-?\d+)?", written):
         return None
     top, _, bottom = written.partition("/")

@@ -1,4 +1,4 @@
-"""Limits requests and tokens per minute over threads: a thread that comes too early sleeps until its turn."""
+"""Limits requests and tokens per minute over threads: a thread sleeps until its request may be sent."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class RateLimit:
             self._sleep(start - now)
 
     def correct(self, num_tokens: int) -> None:
-        """Charge more tokens, or fewer where negative, than were announced."""
+        """Charge the difference between the true and the announced number of tokens; it may be negative."""
         with self._lock:
             self._next_token += num_tokens * self._seconds_per_token
 
     def pause(self, seconds: float) -> None:
-        """Nobody sends before so many seconds are over: the server asked for it."""
+        """Send no request for this many seconds, because the server asked for it."""
         with self._lock:
             self._next_request = max(self._next_request, self._clock() + seconds)

@@ -1,8 +1,8 @@
 """Step: seed problems -> a teacher at an OpenAI-compatible URL -> verifier -> chats.parquet.
 
 rejected.parquet says why the other answers are not kept. The step runs only where teacher.request.base_url is set;
-the key is in GLM46_TEACHER_API_KEY. A teacher does not answer the same twice: the step's key holds the request and
-the seeds, its content holds the answers (responses.parquet). A killed run goes on where it stopped.
+the key is in GLM46_TEACHER_API_KEY. A teacher's answers differ from call to call: the step's key covers the request
+and the seeds, its content the answers (responses.parquet). A killed run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class RequestedTraces(Record):
     prompt_tokens: int
     completion_tokens: int
     cost: float
-    """At the configured prices, of all runs that went into this one. Tokens are the server's count, also of answers
-    that could not be read; estimated from the text where it counts none."""
+    """Cost at the configured prices, including earlier runs that were resumed. Tokens are the server's count, also of
+    answers that could not be read; where the server counts none, they are estimated from the text."""
     answered_by: dict[str, int]
-    """Answers by the model that the server names: it may be another than the one that was asked for."""
+    """Answers by the model that the server names, which may differ from the requested one."""
 
 
 @step(content=("chats.parquet", "rejected.parquet", "responses.parquet"), distributions=("pyarrow",))
 def request_traces(
     *, sources: SourceListing, recipe: TeacherRequest, resources: TeacherLimits, output: Output
 ) -> RequestedTraces:
-    """Raises ValueError without seeds or where nothing verified, CostExceededError, or the client's error for a wrong
-    key or model."""
+    """Ask the teacher, and keep answers that verify. Raises ValueError without seeds or where no answer verifies,
+    CostExceededError, or the client's error for a wrong key or model."""
     seeds = sorted(read_seeds(sources.files), key=lambda seed: (sampling_hash(seed.id), seed.id))[: recipe.num_seeds]
     if not seeds:
         raise ValueError(

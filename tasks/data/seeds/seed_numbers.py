@@ -14,7 +14,7 @@ SHARE = re.compile(rf"{PERCENT.pattern}|{CENTS.pattern}")
 FRACTION = re.compile(r"(?<![\d.,/])(\d+)/(\d+)(?![\d/])")
 MAX_DECIMALS = 6
 TOO_LONG = re.compile(rf"(?:\d,?){{16}}|\.\d{{{MAX_DECIMALS + 1}}}")
-"""Numbers that are no quantities of a story."""
+"""Matches numbers that are too long to be quantities of a story."""
 
 MEANINGS = {
     1: "one once single",
@@ -50,7 +50,7 @@ MEANINGS = {
     10**6: "million",
 }
 WORDS = {word: number for number, words in MEANINGS.items() for word in words.split()}
-"""What a word stands for: a number that is equal to one of a text's words may be meant by it, so it stays."""
+"""Number by word. A number of a problem that is also written as a word in it stays as it is: the word may mean it."""
 CONSTANTS = {
     "half|halves|halved": "0.5 50 1.5",
     "quarters?": "0.25 0.75 25",
@@ -85,7 +85,7 @@ CONSTANTS = {
     "rectang(?:le|ular)": "2",
     "triang(?:le|ular)": "2 3",
 }
-"""What may stand in a calculation without standing in the question, by the words that bring it in."""
+"""Numbers that a calculation may use although the question does not state them, by the words that imply them."""
 CLOCK = r"\s?(?:[ap]\.?\s?m\b|o[’']?\s?clock\b|noon\b)"
 FACTS = (
     "legs?|wheels?|tires?|eyes?|ears?|fingers?|toes?|arms?|wings?|sides?|sided|corners?|angles?|faces?|edges?|tentacles?|strings?|innings?|quarters?|halves|"
@@ -135,18 +135,18 @@ LIMITS = {
     "month": (12,),
     "year": (100,),
 }
-"""A quantity of a unit stays below what the next unit holds, and an age below 100, if it was."""
+"""Upper limits by unit: a quantity below what the next unit holds (an age: below 100) stays below it."""
 
 
 class Style(NamedTuple):
-    """How a number is written, so that another is written in the same way."""
+    """The style of a written number, in which another can be written."""
 
     num_fixed_decimals: int
-    """As many decimals always, as in $2.50; 0 where only what is needed is written."""
+    """Number of decimals that are always written, as in $2.50; 0 where only necessary ones are."""
     is_bare: bool
-    """Without the 0 before the point: .5"""
+    """Whether the 0 before the point is missing: .5"""
     is_separated: bool
-    """1,000"""
+    """Whether thousands are separated: 1,000"""
 
 
 class Written(NamedTuple):
@@ -159,24 +159,24 @@ class Written(NamedTuple):
 
 def written_numbers(text: str) -> list[Written]:
     """The numbers of a text that are written in digits."""
-    return [_written(found, text) for found in NUMBER.finditer(text)]
+    return [_written(match, text) for match in NUMBER.finditer(text)]
 
 
-def _written(found: re.Match[str], text: str) -> Written:
-    plain = found[0].replace(",", "")
+def _written(match: re.Match[str], text: str) -> Written:
+    plain = match[0].replace(",", "")
     decimals = plain.partition(".")[2]
-    is_money = text[: found.start()].endswith("$") and len(decimals) == 2
-    style = Style(len(decimals) if decimals.endswith("0") or is_money else 0, plain.startswith("."), "," in found[0])
-    return Written(found.start(), found.end(), Fraction(f"0{plain}"), style, len(decimals))
+    is_money = text[: match.start()].endswith("$") and len(decimals) == 2
+    style = Style(len(decimals) if decimals.endswith("0") or is_money else 0, plain.startswith("."), "," in match[0])
+    return Written(match.start(), match.end(), Fraction(f"0{plain}"), style, len(decimals))
 
 
 def num_decimals(value: Fraction) -> int:
-    """How many decimals write a number exactly; one more than MAX_DECIMALS stands for too many."""
+    """Number of decimals that write a number exactly; MAX_DECIMALS + 1 for any larger number."""
     return next((count for count in range(MAX_DECIMALS + 1) if (value * 10**count).denominator == 1), MAX_DECIMALS + 1)
 
 
 def write_number(value: Fraction, style: Style) -> str:
-    """The exact inverse of reading: a number read with a style is written as it stood."""
+    """The inverse of reading: a number that was read with a style is written exactly as it was."""
     count = max(style.num_fixed_decimals, num_decimals(value))
     assert count <= MAX_DECIMALS, value
     whole, part = divmod(int(abs(value) * 10**count), 10**count)
@@ -186,30 +186,29 @@ def write_number(value: Fraction, style: Style) -> str:
 
 
 def words_of(text: str) -> set[Fraction]:
-    """The numbers that a text's words stand for, ordinals with their neighbours: who names the third of 3 days has
-    counted them."""
+    """The numbers that a text's words mean; ordinals also mean their neighbours: the third of 3 days implies the 3."""
     words = re.findall(r"[a-z]+", text.lower())
-    found = {WORDS[word] for word in words if word in WORDS}
+    numbers = {WORDS[word] for word in words if word in WORDS}
     for one, other in pairwise(words):
         first, second = WORDS.get(one, 0), WORDS.get(other, 0)
         if (first in range(20, 100, 10) and second in range(1, 10)) or (first and other == "hundred"):
-            found.add(first * 100 if other == "hundred" else first + second)
+            numbers.add(first * 100 if other == "hundred" else first + second)
     ordinals = [int(number) for number in ORDINAL.findall(text)] + [
         ORDINAL_WORDS[word] for word in words if word in ORDINAL_WORDS
     ]
-    return {Fraction(number) for number in found | {number + step for number in ordinals for step in (-1, 0, 1)}}
+    return {Fraction(number) for number in numbers | {number + step for number in ordinals for step in (-1, 0, 1)}}
 
 
 def constants_of(question: str) -> set[Fraction]:
-    """Numbers that a solution may use because the question's words or fractions bring them in."""
-    found = {Fraction(1)} | words_of(question)
+    """Numbers that a solution may use because the question's words or fractions imply them."""
+    constants = {Fraction(1)} | words_of(question)
     for words, numbers in CONSTANTS.items():
         if re.search(rf"(?<![A-Za-z])(?:{words})(?![A-Za-z])", question, re.IGNORECASE):
-            found |= {Fraction(number) for number in numbers.split()}
+            constants |= {Fraction(number) for number in numbers.split()}
     for top, bottom in FRACTION.findall(question):
         if int(bottom):
             share = Fraction(int(top), int(bottom))
-            found |= {
+            constants |= {
                 Fraction(int(top)),
                 Fraction(int(bottom)),
                 abs(Fraction(int(bottom) - int(top))),
@@ -217,12 +216,11 @@ def constants_of(question: str) -> set[Fraction]:
                 1 + share,
                 abs(1 - share),
             }
-    return found
+    return constants
 
 
 def must_stay(question: str, number: Written) -> bool:
-    """Whether a number is no quantity that could be another: a year, time, name, fact (4 legs), unit (60 minutes in an
-    hour), 0 or 1."""
+    """Whether a number must not be varied: a year, time, name, fact (4 legs), unit (60 minutes in an hour), 0 or 1."""
     before, after = question[: number.start], question[number.end :]
     if number.value <= 1 and not number.num_decimals:
         return True

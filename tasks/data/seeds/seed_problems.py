@@ -38,22 +38,22 @@ class Seed:
     kind: str
     question: str
     answer: str
-    """Of mathematics the final answer; of code the tests."""
+    """The final answer for mathematics; the tests for code."""
     solution: str
-    """Worked, as the record brings it; empty where it brings none."""
+    """Worked solution of the record; empty where it has none."""
     module: str
-    """The module that the tests import; empty where they use the names themselves."""
+    """The module that the tests import; empty where they use the names without an import."""
 
 
 def require_sandbox(files: Sequence[SourceFile]) -> None:
-    """Raises ValueError where the sources hold solutions to run and this machine has no sandbox."""
+    """Raises ValueError where the sources hold programs to run and this machine has no sandbox."""
     if any(file.role == "prompts" and file.kind == CODE for file in files):
         isolation()
 
 
 def read_seeds(files: Sequence[SourceFile]) -> list[Seed]:
-    """The seeds of all files, sorted by id. Records without a question and an answer are no seeds. Raises ValueError
-    for a changed file."""
+    """The seeds of all files, sorted by id. Records without a question or without an answer are skipped. Raises
+    ValueError for a changed file."""
     seeds = [
         seed for file in files if file.role == "prompts" and file.kind in (MATH, CODE) for seed in _file_seeds(file)
     ]
@@ -117,18 +117,18 @@ def _code_parts(record: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def check_solution(seed: Seed, text: str) -> str:
-    """Why a worked solution of a seed is not kept; empty where it is right. Raises ValueError for code on a machine
-    without a sandbox."""
+    """The reason to reject a worked solution of a seed; empty where it is right. Raises ValueError for code on a
+    machine without a sandbox."""
     if seed.kind == CODE:
         blocks = re.findall(r"```(?:python)?[^\n]*\n(.*?)```", text, re.DOTALL)
         verdict = judge_solution("\n".join(blocks) if blocks else text, seed.answer, seed.module)
         return {PASSED: "", UNVERIFIABLE: "unverifiable_tests"}.get(verdict, "tests_failed")
     if false_annotations(text):
         return "false_calculation"
-    found = final_answer(text)
-    if not found:
+    answer = final_answer(text)
+    if not answer:
         return "no_final_answer"
-    return "" if answers_agree(found, seed.answer) else "wrong_answer"
+    return "" if answers_agree(answer, seed.answer) else "wrong_answer"
 
 
 def conversation(seed: Seed, suffix: str, reasoning: str, content: str, piece: int = 0) -> dict[str, object]:
@@ -136,6 +136,6 @@ def conversation(seed: Seed, suffix: str, reasoning: str, content: str, piece: i
     answered = {"role": "assistant", "content": content, "reasoning": reasoning, "tool_calls": []}
     messages = canonical_json([{"role": "user", "content": seed.question, "reasoning": "", "tool_calls": []}, answered])
     source = f"{seed.source}{suffix}"
-    place = {"id": document_id(source, seed.offset, piece), "source": source, "offset": seed.offset, "piece": piece}
-    place |= {"collection": f"{seed.collection}{suffix}", "licence": seed.licence, "kind": seed.kind}
-    return {**place, "messages": messages, "tools": json.dumps([])}
+    address = {"id": document_id(source, seed.offset, piece), "source": source, "offset": seed.offset, "piece": piece}
+    address |= {"collection": f"{seed.collection}{suffix}", "licence": seed.licence, "kind": seed.kind}
+    return {**address, "messages": messages, "tools": json.dumps([])}

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from tasks.data.seeds.seed_problems import Seed
 
 Tree: TypeAlias = "int | Fraction | tuple[type[ast.operator], Tree, Tree]"
-"""A number, the place of a source, or an operation on two trees."""
+"""A number, the index of a source, or an operation on two trees."""
 RESULT = re.compile(rf"\s*\$?\s*(?:{NUMBER.pattern})\s*%?\s*")
 
 
 class NoProgramError(ValueError):
-    """Why a seed cannot be varied, as `reason`."""
+    """A seed cannot be varied, for `reason`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -45,7 +45,7 @@ class NoProgramError(ValueError):
 
 
 class Slot(NamedTuple):
-    """A place in a text where a number stands."""
+    """A number in a text: the index of its source, and its style."""
 
     source: int
     style: Style
@@ -53,14 +53,14 @@ class Slot(NamedTuple):
 
 @dataclass
 class Source:
-    """Where a number comes from: given (no tree), or calculated from earlier ones."""
+    """The origin of a number: given (no tree), or calculated from earlier ones."""
 
     value: Fraction
     tree: Tree | None
     num_decimals: int = 0
-    """The most with which it is written."""
+    """Largest number of decimals with which it is written."""
     limit: Fraction | None = None
-    """Of a given number: what it may not exceed (hours of a day, percent)."""
+    """Largest value of a given number (hours of a day, percent); None for no limit."""
 
 
 @dataclass
@@ -70,20 +70,20 @@ class Program:
     solution: list[str | Slot] = field(default_factory=list)
     answer: list[str | Slot] = field(default_factory=list)
     free: list[int] = field(default_factory=list)
-    """The sources that may be given other numbers."""
+    """Indices of the sources that may have other values."""
     ordered: list[int] = field(default_factory=list)
-    """The sources in use, which must compare with each other as they do."""
+    """Indices of the used sources, by value: variations keep their order."""
 
     def values(self, given: Mapping[int, Fraction]) -> list[Fraction]:
-        """Of all sources, the given ones replaced. Raises ZeroDivisionError."""
+        """The values of all sources, where `given` replaces values by index. Raises ZeroDivisionError."""
         values: list[Fraction] = []
-        for place, source in enumerate(self.sources):
-            values.append(given.get(place, source.value) if source.tree is None else _value(source.tree, values))
+        for index, source in enumerate(self.sources):
+            values.append(given.get(index, source.value) if source.tree is None else _value(source.tree, values))
         return values
 
     @property
     def shape(self) -> object:
-        """What does not depend on the numbers: equal for a problem and its variations."""
+        """The parts that do not depend on the numbers: equal for a problem and its variations."""
         parts = (self.question, self.solution, self.answer)
         texts = [[piece if isinstance(piece, str) else piece.source for piece in part] for part in parts]
         return texts, [source.tree for source in self.sources if source.tree is not None], self.free
@@ -102,8 +102,8 @@ def _value(tree: Tree, values: Sequence[Fraction]) -> Fraction:
 
 
 def read_program(seed: Seed) -> Program:
-    """Raises NoProgramError where a number's origin is unknown, nothing may be varied, or the program does not give the
-    seed back."""
+    """The program of a seed. Raises NoProgramError where a number's origin is unknown, nothing may be varied, or the
+    program does not reproduce the seed."""
     if not ANNOTATION.search(seed.solution):
         raise NoProgramError("no_calculation")
     if any(TOO_LONG.search(text) for text in (seed.question, seed.solution, seed.answer)):
@@ -128,17 +128,17 @@ class _Reader:
         self.by_tree: dict[Tree, int] = {}
         self.fixed: set[int] = set()
         self.used: set[int] = set()
-        """Sources that calculations and the answer stand on."""
+        """Sources that calculations and the answer use."""
         self.possible: set[int] = set()
-        """The same, with all that a number could come from."""
+        """The same sources, and all others with the same values."""
         self.asked: list[int] = []
-        """Sources of the question's quantities, which all must be used."""
+        """Sources of the question's quantities, all of which must be used."""
 
     def add(self, value: Fraction, tree: Tree | None, decimals: int = 0) -> int:
         self.program.sources.append(Source(value, tree, decimals))
-        place = len(self.program.sources) - 1
-        self.by_value.setdefault(value, []).append(place)
-        return place
+        index = len(self.program.sources) - 1
+        self.by_value.setdefault(value, []).append(index)
+        return index
 
     def read_question(self) -> None:
         question = self.seed.question
@@ -151,24 +151,24 @@ class _Reader:
         for number in written_numbers(question):
             if must_stay(question, number):
                 continue
-            place = self.add(number.value, None, number.num_decimals)
-            self.asked.append(place)
-            self.program.question += [question[end : number.start], Slot(place, number.style)]
+            index = self.add(number.value, None, number.num_decimals)
+            self.asked.append(index)
+            self.program.question += [question[end : number.start], Slot(index, number.style)]
             end = number.end
-            self._derive(place, question[number.end :])
+            self._derive(index, question[number.end :])
         self.program.question.append(question[end:])
 
-    def _derive(self, place: int, after: str) -> None:
-        """Other forms of a quantity: .2, 1.2, 0.8, 80 and 120 of 20 %, and dollars of cents."""
-        value, share = self.program.sources[place].value, (ast.Div, place, Fraction(100))
+    def _derive(self, index: int, after: str) -> None:
+        """Add other forms of a quantity: .2, 1.2, 0.8, 80 and 120 for 20 %, and dollars for cents."""
+        value, share = self.program.sources[index].value, (ast.Div, index, Fraction(100))
         if PERCENT.match(after):
-            self.program.sources[place].limit = Fraction(100) if value <= 100 else None
+            self.program.sources[index].limit = Fraction(100) if value <= 100 else None
             trees: list[Tree] = [
                 share,
                 (ast.Add, Fraction(1), share),
                 (ast.Sub, Fraction(1), share),
-                (ast.Add, Fraction(100), place),
-                (ast.Sub, Fraction(100), place),
+                (ast.Add, Fraction(100), index),
+                (ast.Sub, Fraction(100), index),
             ]
         elif CENTS.match(after):
             trees = [share]
@@ -184,10 +184,10 @@ class _Reader:
             raise NoProgramError("unreadable_calculation")
         calculated: dict[int, int] = {}
         spans = []
-        for found in ANNOTATION.finditer(text):
-            place, slots = self._calculation(found)
-            calculated[found.end()] = place
-            spans.append((found.start(), found.end(), slots))
+        for match in ANNOTATION.finditer(text):
+            index, slots = self._calculation(match)
+            calculated[match.end()] = index
+            spans.append((match.start(), match.end(), slots))
         pieces: list[str | Slot] = []
         for start, stop, slots in [*spans, (len(text), len(text), [])]:
             pieces += self._bound(text[end:start], calculated.get(end))
@@ -195,93 +195,93 @@ class _Reader:
             end = stop
         self.program.solution = pieces
 
-    def _calculation(self, found: re.Match[str]) -> tuple[int, list[str | Slot]]:
-        """The source of what an annotation calculates, and its text."""
+    def _calculation(self, match: re.Match[str]) -> tuple[int, list[str | Slot]]:
+        """The source of an annotation's result, and the annotation's text."""
         pieces: list[str | Slot] = ["<<"]
         end, names = 0, ""
         leaves: list[int] = []
-        for number in written_numbers(found[1]):
-            places = self.by_value.get(number.value, ())
-            leaves.append(self._bind(number, places))
+        for number in written_numbers(match[1]):
+            indices = self.by_value.get(number.value, ())
+            leaves.append(self._bind(number, indices))
             self.used.add(leaves[-1])
-            self.possible.update(places)
-            pieces += [found[1][end : number.start], Slot(leaves[-1], number.style)]
-            names += f"{found[1][end : number.start]}n{len(leaves) - 1}"
+            self.possible.update(indices)
+            pieces += [match[1][end : number.start], Slot(leaves[-1], number.style)]
+            names += f"{match[1][end : number.start]}n{len(leaves) - 1}"
             end = number.end
-        pieces.append(found[1][end:])
-        tree = _tree(names + found[1][end:], leaves)
-        if not RESULT.fullmatch(found[2]):
+        pieces.append(match[1][end:])
+        tree = _tree(names + match[1][end:], leaves)
+        if not RESULT.fullmatch(match[2]):
             raise NoProgramError("unreadable_calculation")
-        (number,) = written_numbers(found[2])
+        (number,) = written_numbers(match[2])
         value = _checked(tree, self.program)
         if value != number.value:
             raise NoProgramError("rounded_result")
-        place = tree if isinstance(tree, int) else self.by_tree.get(tree)
-        if place is None:
-            place = self.by_tree[tree] = self.add(value, tree)
-        self._note(place, number)
-        pieces += ["=", found[2][: number.start], Slot(place, number.style), found[2][number.end :], ">>"]
-        return place, pieces
+        index = tree if isinstance(tree, int) else self.by_tree.get(tree)
+        if index is None:
+            index = self.by_tree[tree] = self.add(value, tree)
+        self._note(index, number)
+        pieces += ["=", match[2][: number.start], Slot(index, number.style), match[2][number.end :], ">>"]
+        return index, pieces
 
     def _bound(self, text: str, calculated: int | None) -> list[str | Slot]:
-        """A stretch of the solution's text; a number at its very beginning repeats the calculation before it."""
+        """A part of the solution's text; a number at its beginning repeats the calculation before it."""
         pieces: list[str | Slot] = []
         end = 0
         for number in written_numbers(text):
             if ORDINAL.match(text, number.start):
                 continue
-            places = self.by_value.get(number.value, ())
-            if calculated is not None and calculated in places and not text[: number.start].strip(" $="):
-                places = [calculated]
-            pieces += [text[end : number.start], Slot(self._bind(number, places), number.style)]
+            indices = self.by_value.get(number.value, ())
+            if calculated is not None and calculated in indices and not text[: number.start].strip(" $="):
+                indices = [calculated]
+            pieces += [text[end : number.start], Slot(self._bind(number, indices), number.style)]
             end = number.end
         return [*pieces, text[end:]]
 
-    def _bind(self, number: Written, places: Sequence[int]) -> int:
-        """The source of a number; all that it could come from stay what they are where there are several."""
-        if not places:
+    def _bind(self, number: Written, indices: Sequence[int]) -> int:
+        """The source of a number; where there are several possible sources, none of them is varied."""
+        if not indices:
             raise NoProgramError("unexplained_number")
-        if len(places) > 1:
-            self.fixed.update(places)
-        self._note(places[-1], number)
-        return places[-1]
+        if len(indices) > 1:
+            self.fixed.update(indices)
+        self._note(indices[-1], number)
+        return indices[-1]
 
-    def _note(self, place: int, number: Written) -> None:
-        source = self.program.sources[place]
+    def _note(self, index: int, number: Written) -> None:
+        source = self.program.sources[index]
         source.num_decimals = max(source.num_decimals, number.num_decimals)
 
     def read_answer(self) -> None:
         numbers = written_numbers(self.seed.answer)
-        places = [place for number in numbers for place in self.by_value.get(number.value, ())]
-        calculated = [place for place in places if self.program.sources[place].tree is not None]
+        indices = [index for number in numbers for index in self.by_value.get(number.value, ())]
+        calculated = [index for index in indices if self.program.sources[index].tree is not None]
         if len(numbers) != 1 or not calculated:
             raise NoProgramError("answer_not_calculated")
         number = numbers[0]
-        place = self._bind(number, calculated)
-        self.used.add(place)
+        index = self._bind(number, calculated)
+        self.used.add(index)
         self.program.answer = [
             self.seed.answer[: number.start],
-            Slot(place, number.style),
+            Slot(index, number.style),
             self.seed.answer[number.end :],
         ]
 
     def finished(self) -> Program:
-        """The program, with what may be varied: not what could mean two things, what words say too, what follows from
-        other quantities."""
+        """The program with its free sources: not those that are ambiguous, also stated in words, or dependent on other
+        quantities."""
         program = self.program
         support = _supports(program)
-        if set(self.asked) - {given for place in self.possible for given in support[place]}:
+        if set(self.asked) - {given for index in self.possible for given in support[index]}:
             raise NoProgramError("unused_number")
         values = [source.value for source in program.sources]
-        told = words_of(self.seed.solution) | words_of(self.seed.question)
-        self.fixed |= {place for place, value in enumerate(values) if value in told}
+        stated_in_words = words_of(self.seed.solution) | words_of(self.seed.question)
+        self.fixed |= {index for index, value in enumerate(values) if value in stated_in_words}
         self.fixed |= _dependent(self.asked, values)
-        fixed = {given for place in self.fixed for given in support[place]}
+        fixed = {given for index in self.fixed for given in support[index]}
         answer = next(piece.source for piece in program.answer if isinstance(piece, Slot))
-        program.free = [place for place in self.asked if place in support[answer] - fixed]
+        program.free = [index for index in self.asked if index in support[answer] - fixed]
         if not program.free:
             raise NoProgramError("nothing_to_vary")
-        program.ordered = sorted({*self.used, *self.asked}, key=lambda place: values[place])
+        program.ordered = sorted({*self.used, *self.asked}, key=lambda index: values[index])
         return program
 
 
@@ -313,26 +313,26 @@ def _checked(tree: Tree, program: Program) -> Fraction:
 
 
 def _dependent(asked: Sequence[int], values: Sequence[Fraction]) -> set[int]:
-    """Quantities of which two give a third by a sum or a product: the question may state a fact twice."""
-    found: set[int] = set()
+    """Quantities of which two give a third by a sum or a product: the question may state one fact twice."""
+    dependent: set[int] = set()
     for one in asked:
         for other in asked:
             if one < other:
                 made = {values[one] + values[other], values[one] * values[other]}
                 for third in asked:
                     if third not in (one, other) and values[third] in made:
-                        found |= {one, other, third}
-    return found
+                        dependent |= {one, other, third}
+    return dependent
 
 
 def _supports(program: Program) -> list[set[int]]:
     """The given numbers on which each source depends."""
-    found: list[set[int]] = []
-    for place, source in enumerate(program.sources):
-        found.append(
-            {place} if source.tree is None else {given for leaf in _leaves(source.tree) for given in found[leaf]}
+    supports: list[set[int]] = []
+    for index, source in enumerate(program.sources):
+        supports.append(
+            {index} if source.tree is None else {given for leaf in _leaves(source.tree) for given in supports[leaf]}
         )
-    return found
+    return supports
 
 
 def _leaves(tree: Tree) -> list[int]:

@@ -34,31 +34,31 @@ INSTRUCTIONS = {
 }
 BAD_REQUEST, GARBAGE, EXHAUSTED = "refused_request", "unreadable_response", "no_response"
 PASSING = (GARBAGE, EXHAUSTED)
-"""Failures of the server, not of the seed: the next run asks again."""
+"""Failures of the server, not of the seed: the next run asks for these seeds again."""
 REFUSED_STATUSES, FATAL_STATUSES = (400, 413, 422), (401, 403, 404, 405)
-"""What the server says of one request, and of all that we could send; after any other status it is asked again."""
+"""Statuses that refuse one request, and those that refuse every request; after any other status it is repeated."""
 
 
 @dataclass(frozen=True)
 class Response:
-    """What came back for a seed; `failure` says why nothing did, `detail` what the server said about it."""
+    """The answer for a seed; without one, `failure` is the reason and `detail` the server's message."""
 
     id: str
     content: str = ""
     reasoning: str = ""
     finish_reason: str = ""
     prompt_tokens: int = 0
-    """Of all attempts, also of those that gave nothing to read: they are paid for."""
+    """Tokens of all attempts, also of those without a readable answer: they cost as well."""
     completion_tokens: int = 0
     num_attempts: int = 1
     failure: str = ""
     detail: str = ""
     model: str = ""
-    """As the server calls the one that answered."""
+    """The model that answered, as the server names it."""
 
 
 class CostExceededError(RuntimeError):
-    """The configured budget is used up; what was answered is kept for the next run."""
+    """The configured budget is used up; the answers are kept for the next run."""
 
 
 class ResponseLog:
@@ -74,7 +74,7 @@ class ResponseLog:
         self._path, self._lock = path, threading.Lock()
         self.responses: dict[str, Response] = {}
         self.num_tokens = (0, 0)
-        """Of prompts and completions, of all lines: what was paid for, whatever came of it."""
+        """Tokens of prompts and of completions of all lines, with or without an answer: all are paid for."""
         for entry in map(json.loads, whole.splitlines()):
             self._count(Response(**entry))
 
@@ -84,11 +84,11 @@ class ResponseLog:
             self._count(response)
 
     def is_settled(self, identity: str) -> bool:
-        """Whether another question could change nothing."""
+        """Whether the seed has an answer, or a failure that another request would not change."""
         return identity in self.responses and self.responses[identity].failure not in PASSING
 
     def cost(self, limits: TeacherLimits) -> float:
-        """Of all that was asked, in the currency of the prices."""
+        """Cost of all requests, in the currency of the prices."""
         prompt, completion = self.num_tokens
         return (
             prompt * limits.price_per_million_prompt_tokens + completion * limits.price_per_million_completion_tokens
@@ -108,8 +108,8 @@ def ask_all(
     report: Callable[[int], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Ask what the log does not answer yet, so many at a time as allowed. Raises CostExceededError, or the client's
-    error for a wrong key, address or model; what was answered until then stays in the log."""
+    """Ask for the seeds that the log does not answer, `num_parallel` at a time. Raises CostExceededError, or the
+    client's error for a wrong key, address or model; answers until then stay in the log."""
     rate = RateLimit(limits.requests_per_minute, limits.tokens_per_minute, sleep=sleep)
     waiting = [seed for seed in seeds if not log.is_settled(seed.id)]
 
@@ -159,8 +159,7 @@ def _ask(
             if error.status_code in REFUSED_STATUSES:
                 return _unanswered(seed, paid, attempt, BAD_REQUEST, detail)
             if error.status_code in FATAL_STATUSES:
-                # The server may repeat the key, and the error ends in logs: it is raised anew without what it came
-                # from.
+                # The server may repeat the key, and errors are logged: this one is raised again without its cause.
                 raise type(error)(detail, response=error.response, body=None) from None
             delay = _retry_after(error)
             if delay is not None:
@@ -194,15 +193,15 @@ def _reason(error: Exception, client: OpenAI) -> str:
 
 
 def _usage(completion: Any) -> tuple[int, int]:
-    """Tokens of prompt and completion that a response says it used; none where it says nothing."""
+    """Tokens of prompt and completion that a response states; (0, 0) where it states none."""
     usage = getattr(completion, "usage", None)
     prompt, completed = getattr(usage, "prompt_tokens", 0), getattr(usage, "completion_tokens", 0)
     return (prompt if isinstance(prompt, int) else 0), (completed if isinstance(completed, int) else 0)
 
 
 def _read(seed: Seed, completion: Any, attempt: int) -> Response:
-    """Raises AttributeError, IndexError or TypeError for what is no chat completion. A server that counts no tokens has
-    them estimated."""
+    """The answer in a chat completion, with estimated tokens where the server counts none. Raises AttributeError,
+    IndexError or TypeError for anything else."""
     message = completion.choices[0].message
     content = message.content
     if not isinstance(content, str):
@@ -219,7 +218,7 @@ def _read(seed: Seed, completion: Any, attempt: int) -> Response:
 
 
 def _retry_after(error: Any) -> float | None:
-    """Seconds that the server asks to wait; None where it says nothing readable."""
+    """Seconds that the server asks to wait; None where it states no readable number."""
     try:
         return min(max(float(error.response.headers["retry-after"]), 0.0), MAX_RETRY_AFTER_SECONDS)
     except (KeyError, ValueError):

@@ -1,7 +1,7 @@
 """Step: seed problems that annotate their calculations -> chats.parquet of the same problems with other numbers.
 
-The variations are verified. rejected.parquet has the seeds that give none and the variations that do not verify. A
-variation carries its seed's source and offset, so collect_chats holds both out or neither.
+The variations are verified. rejected.parquet has the seeds without a variation and the variations that do not verify.
+A variation has its seed's source and offset, so collect_chats holds out both or neither.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ SUFFIX = "#variations"
 DUPLICATE = "duplicate_question"
 NO_NUMBERS = "no_other_numbers"
 MAX_TRIED = 10
-"""Variations that are tried for each that is asked for."""
+"""Variations tried per requested one."""
 
 
 class VariedProblems(Record):
     num_seeds: int
-    """Mathematics with a worked solution."""
+    """Seeds of mathematics with a worked solution."""
     num_varied_seeds: int
     num_chats: int
     chats_by_collection: dict[str, int]
     rejected: dict[str, int]
-    """Seeds that give no variation, by reason; variations that were not kept, by `variation_` and reason."""
+    """Seeds without a variation, by reason; rejected variations, by `variation_` and reason."""
 
 
 @dataclass
 class _Made:
-    """What was made so far."""
+    """Variations and rejections so far."""
 
     questions: set[str]
     chats: list[dict[str, object]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class _Made:
 
 @step(content=("chats.parquet", "rejected.parquet"), distributions=("pyarrow", "numpy"))
 def vary_problems(*, sources: SourceListing, recipe: SeedVariationRecipe, output: Output) -> VariedProblems:
-    """Up to `per_seed` variations of each seed. Without seeds, or asked for none, both tables are empty."""
+    """Write up to `per_seed` variations of each seed. Without seeds, or with `per_seed` 0, both tables are empty."""
     seeds = (
         [seed for seed in read_seeds(sources.files) if seed.kind == MATH and seed.solution] if recipe.per_seed else []
     )
@@ -73,7 +73,7 @@ def vary_problems(*, sources: SourceListing, recipe: SeedVariationRecipe, output
 
 
 def _vary(seed: Seed, count: int, made: _Made) -> str:
-    """Add the variations of a seed; why there are none, else empty."""
+    """Add the variations of a seed; returns the reason where there are none, else empty."""
     reason = check_solution(seed, stated_solution(seed))
     if reason:
         return reason
@@ -87,12 +87,12 @@ def _vary(seed: Seed, count: int, made: _Made) -> str:
             break
         refused = DUPLICATE if variation.question in made.questions else check_variation(seed, program, variation)
         if refused:
-            place = {
+            address = {
                 "id": document_id(f"{seed.source}{SUFFIX}", seed.offset, piece),
                 "source": seed.source,
                 "offset": seed.offset,
             }
-            made.rejected.append({**place, "reason": f"variation_{refused}"})
+            made.rejected.append({**address, "reason": f"variation_{refused}"})
         else:
             made.questions.add(variation.question)
             made.chats.append(conversation(variation, SUFFIX, "", written_solution(variation), piece))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tasks.data.sources.list_sources import SourceListing
 
 SUFFIX = "#solutions"
-"""Behind the source's name: the same record may also have a teacher's trace."""
+"""Suffix of the source's name: the same record may also have a teacher's trace."""
 CHATS = CHAT_COLUMNS.rpartition(", num_bytes")[0]
 REJECTED = "id string, source string, offset long, reason string"
 
@@ -37,7 +37,7 @@ class VerifiedSolutions(Record):
 
 @step(content=("chats.parquet", "rejected.parquet"), distributions=("pyarrow",))
 def verify_solutions(*, sources: SourceListing, output: Output) -> VerifiedSolutions:
-    """Keep what verifies. Without seeds both tables are empty."""
+    """Keep the solutions that verify. Without seeds both tables are empty."""
     seeds = read_seeds(sources.files)
     solved = [seed for seed in seeds if seed.solution]
     chats, rejected = [], []
@@ -62,7 +62,7 @@ def verify_solutions(*, sources: SourceListing, output: Output) -> VerifiedSolut
 
 
 def stated_solution(seed: Seed) -> str:
-    """The solution with its final answer, which GSM8K keeps apart."""
+    """The solution with its final answer, which GSM8K stores separately."""
     return seed.solution if seed.kind == CODE or "\\boxed" in seed.solution else f"{seed.solution}\n#### {seed.answer}"
 
 
@@ -79,7 +79,7 @@ def counts(rows: list[dict[str, object]], key: str) -> dict[str, int]:
 
 
 def write_rows(path: Path, rows: list[dict[str, object]], columns: str) -> None:
-    """A table sorted by id."""
+    """Write rows as a table sorted by id."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

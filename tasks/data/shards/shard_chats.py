@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 class ChatShards(TokenShards):
     num_trained_tokens: int
-    """What assistants write, and the role tokens that close their turns."""
+    """Tokens that assistants write, and the role tokens that close their turns."""
 
 
 @step(
@@ -40,7 +40,7 @@ def shard_chats(
     resources: SparkResources,
     output: Output,
 ) -> ChatShards:
-    """Tokenize in executors; the same bytes for any number of partitions and cores."""
+    """Tokenize in executors; the bytes do not depend on the number of partitions and cores."""
     from pyspark.sql import functions as F
 
     spark, files = spark_session(resources), chats.files("chats/*.parquet")

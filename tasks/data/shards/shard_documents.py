@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class TokenShards(Record):
     num_documents: int
     num_tokens: int
-    """Each document's end-of-text included."""
+    """Tokens, including each document's end-of-text."""
     shards: tuple[str, ...]
     domains: dict[str, str]
     """Domain of each shard."""
@@ -50,8 +50,8 @@ def shard_documents(
     output: Output,
     repositories: Artifact[ConcatenatedRepositories] | None = None,
 ) -> TokenShards:
-    """Tokenize in executors; the same bytes for any number of partitions and cores. None for `repositories` shards
-    documents alone."""
+    """Tokenize in executors; the bytes do not depend on the number of partitions and cores. `repositories` is None
+    where only documents are sharded."""
     sources = [documents] if repositories is None else [documents, repositories]
     files = [file for source in sources for file in source.files("documents/*.parquet")]
     return shard_split(files, TRAIN, tokenizer, resources, output, recipe.multiple_of)
@@ -65,7 +65,7 @@ def shard_split(
     output: Output,
     multiple_of: int,
 ) -> TokenShards:
-    """Shards, sidecars and members of the documents on one side of the split; a domain has a multiple of `multiple_of`
+    """Write shards, sidecars and members of the documents of one split; every domain has a multiple of `multiple_of`
     shards.
 
     Raises ValueError where a domain has too few documents for that."""
@@ -90,18 +90,18 @@ def shard_split(
 
 
 def count_shards(sizes: dict[str, int], multiple_of: int) -> dict[str, int]:
-    """Shards per domain: as many as its bytes ask for, rounded up."""
+    """Shards per domain by its bytes, rounded up to a multiple of `multiple_of`."""
     return {domain: -(-num_files(size) // multiple_of) * multiple_of for domain, size in sorted(sizes.items())}
 
 
 def check_shards(made: TokenShards, multiple_of: int) -> None:
     """Raises ValueError for a domain with so few documents that one of its ranges of ids has none."""
     for domain in sorted({*made.domains.values()}):
-        found = sum(1 for other in made.domains.values() if other == domain)
-        if found % multiple_of:
+        num_shards = sum(1 for other in made.domains.values() if other == domain)
+        if num_shards % multiple_of:
             raise ValueError(
-                f"domain {domain} fills {found} shards, not a multiple of shards.multiple_of ({multiple_of}): it has "
-                f"too few documents; "
+                f"domain {domain} fills {num_shards} shards, not a multiple of shards.multiple_of ({multiple_of}): it "
+                f"has too few documents; "
                 "lower shards.multiple_of or bring more text"
             )
 

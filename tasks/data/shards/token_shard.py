@@ -24,7 +24,7 @@ MAX_UINT16_VOCABULARY = 65_500
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The dtype in which Megatron would store ids of a vocabulary."""
+    """The dtype in which Megatron stores ids of a vocabulary of this size."""
     return DTYPE_CODES[8] if vocab_size < MAX_UINT16_VOCABULARY else DTYPE_CODES[4]
 
 
@@ -57,7 +57,7 @@ def append_tokens(file: IO[bytes], sequences: list[list[int]], dtype: np.dtype) 
 
 @dataclass(frozen=True)
 class TokenShard:
-    """An opened shard: tokens memory-mapped."""
+    """An opened shard, its tokens memory-mapped."""
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -66,7 +66,7 @@ class TokenShard:
 
 
 def open_shard(bin_path: Path) -> TokenShard:
-    """Map a shard. Raises ValueError naming the file where header, counts or sizes do not fit."""
+    """Map a shard. Raises ValueError, which names the file, where header, counts or sizes do not match."""
     index_path = bin_path.with_suffix(".idx")
     data = index_path.read_bytes()
     header = len(MAGIC) + 9 + 16
@@ -83,9 +83,7 @@ def open_shard(bin_path: Path) -> TokenShard:
     pointers = np.frombuffer(data, "<i8", count, header + 4 * count)
     starts = np.cumsum(lengths) - lengths
     if (lengths < 0).any() or not np.array_equal(pointers, starts * dtype.itemsize):
-        raise ValueError(
-            f"{index_path} is damaged (its sequences do not stand one after the other): shard the documents again"
-        )
+        raise ValueError(f"{index_path} is damaged (its sequences are not contiguous): shard the documents again")
     size = _size_of(bin_path)
     if size != lengths.sum() * dtype.itemsize:
         raise ValueError(
@@ -96,7 +94,7 @@ def open_shard(bin_path: Path) -> TokenShard:
 
 def open_mask(bin_path: Path, num_tokens: int) -> np.ndarray | None:
     """Map the mask of a shard's tokens as booleans; None for a shard of documents, where every token is trained. Raises
-    ValueError naming the file where it does not hold one value per token."""
+    ValueError, which names the file, where it does not hold one value per token."""
     path = bin_path.with_suffix(".mask")
     if not path.exists():
         return None

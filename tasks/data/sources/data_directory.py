@@ -26,7 +26,7 @@ from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot
 OTHER_MANIFEST_NAMES = ("glm46-data.yml", "glm46_data.yaml", "glm46_data.yml")
 PEEKED_BYTES = 1 << 16
 PEEKS_AT_ONCE = 16
-"""Objects of a bucket that are looked at side by side: each is a request."""
+"""Objects of a bucket that are looked at concurrently, each with one request."""
 ROLES = ("pretrain", "evaluation", "reference", "sft", "preference", "prompts", "classifier", "ignore")
 TEXT_ROLES = ("pretrain", "evaluation", "reference")
 """Roles whose files are read record by record, in any format."""
@@ -95,7 +95,7 @@ BENCHMARK_SHAPES = ({"question", "choices", "answer"}, {"question", "answer"}, {
 
 @dataclass(frozen=True)
 class RoleEntry:
-    """What the directory says about a group of files."""
+    """One entry of the manifest: the role of a group of files."""
 
     files: str
     role: str
@@ -103,28 +103,28 @@ class RoleEntry:
     domain: str = "web"
     lang: str = ""
     text: tuple[str, ...] = ()
-    """Fields that hold the document, joined in order; none stands for `text` or `content`, whichever is there."""
+    """Fields that hold the document, joined in order; empty for `text` or `content`, whichever the record has."""
     kind: str = ""
     label: str = ""
     licence: str = ""
     commits: int = 0
-    """Of format git: so many of the newest commits of each working tree are documents of domain commit."""
+    """With format git: how many of each working tree's newest commits become documents of domain commit."""
 
 
 def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
     """(name below the root, entry) of every file with a role, sorted by name. Raises ValueError on a wrong manifest.
 
-    Commits of a working tree stand for themselves, as the file `.git` of the tree.
+    The commits of a working tree have an entry of their own: the file `.git` of the tree.
     """
     names = [name for name in root.names if name != MANIFEST_NAME]
-    misnamed = next((name for name in OTHER_MANIFEST_NAMES if name in root.places), None)
+    misnamed = next((name for name in OTHER_MANIFEST_NAMES if name in root.addresses), None)
     if misnamed is not None:
         raise ValueError(f"{root.where.rstrip('/')}/{misnamed}: roles are read from {MANIFEST_NAME}: rename it")
-    if MANIFEST_NAME not in root.places:
+    if MANIFEST_NAME not in root.addresses:
         _refuse_bare(root, root.bare)
         return _roles_by_suffix(root, names)
     manifest = f"{root.where.rstrip('/')}/{MANIFEST_NAME}"
-    with open_source(root.places[MANIFEST_NAME]) as file:
+    with open_source(root.addresses[MANIFEST_NAME]) as file:
         entries = _read_manifest(manifest, file.read(MAX_BYTES + 1))
     patterns = [(_glob_of(manifest, entry), entry) for entry in entries]
     winners = {name: next((entry for pattern, entry in patterns if pattern.fullmatch(name)), None) for name in names}
@@ -134,32 +134,33 @@ def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
         root,
         [name for name, entry in heads.items() if entry is not None and entry.format == GIT and entry.role != "ignore"],
     )
-    found = []
+    assigned = []
     for name, entry in winners.items():
         if entry is None or entry.role == "ignore":
             continue
         if entry.format == GIT:
-            found.extend(_tree_file(root, name, entry))
+            assigned.extend(_tree_file(root, name, entry))
         else:
-            found.append((name, _with_format(entry, name, manifest)))
-    found.extend(_tree_commits(root, found, manifest, [entry for entry in entries if entry.format == GIT]))
-    return sorted(found, key=lambda item: item[0])
+            assigned.append((name, _with_format(entry, name, manifest)))
+    assigned.extend(_tree_commits(root, assigned, manifest, [entry for entry in entries if entry.format == GIT]))
+    return sorted(assigned, key=lambda item: item[0])
 
 
 def _refuse_bare(root: SourceRoot, names: Sequence[str]) -> None:
     if names:
-        place = f"{root.where.rstrip('/')}/{names[0]}".rstrip("/")
+        path = f"{root.where.rstrip('/')}/{names[0]}".rstrip("/")
         raise ValueError(
-            f"{place} is a bare git repository, which has no files laid out: `git clone {place} NEW` makes a working "
+            f"{path} is a bare git repository, which has no checked-out files: `git clone {path} NEW` makes a working "
             f"tree of it; put that "
-            f"here in its place, or give its files the role ignore in {MANIFEST_NAME}"
+            f"here instead, or give its files the role ignore in {MANIFEST_NAME}"
         )
 
 
 def _refuse_idle_entries(
     manifest: str, patterns: list[tuple[Glob, RoleEntry]], winners: Mapping[str, RoleEntry | None], note: str
 ) -> None:
-    """A glob with a slip of the pen would train on a benchmark, or leave a part of the corpus out, without a word."""
+    """Raises ValueError for entries that no file uses: a mistyped glob would silently train on a benchmark or leave out
+    a part of the corpus."""
     used = {id(entry) for entry in winners.values()}
     for number, (pattern, entry) in enumerate(patterns, 1):
         if id(entry) in used or entry.role == "ignore":
@@ -167,7 +168,7 @@ def _refuse_idle_entries(
         taken = next((name for name in winners if pattern.fullmatch(name)), None)
         winner = winners[taken] if taken is not None else None
         why = (
-            f"no file matches it{note}: names are relative to the directory of this file, and `**/` stands for any "
+            f"no file matches it{note}: names are relative to the directory of this file, and `**/` matches any "
             f"depth; correct the glob"
         )
         if winner is not None:
@@ -179,7 +180,7 @@ def _refuse_idle_entries(
 
 
 def _tree_file(root: SourceRoot, name: str, entry: RoleEntry) -> list[tuple[str, RoleEntry]]:
-    """A file of source code or text that git does not ignore."""
+    """The file's entry if it is source code or text that git does not ignore, else nothing."""
     tree, form = root.tree_of(name), _format_of(name)
     if tree is None or name not in tree.files or form not in ("text", "html"):
         return []
@@ -188,13 +189,13 @@ def _tree_file(root: SourceRoot, name: str, entry: RoleEntry) -> list[tuple[str,
 
 
 def _tree_commits(
-    root: SourceRoot, found: list[tuple[str, RoleEntry]], manifest: str, entries: list[RoleEntry]
+    root: SourceRoot, assigned: list[tuple[str, RoleEntry]], manifest: str, entries: list[RoleEntry]
 ) -> list[tuple[str, RoleEntry]]:
     commits = []
     for entry in entries:
         trees = {
             tree.root: tree
-            for name, given in found
+            for name, given in assigned
             if given.files == entry.files and (tree := root.tree_of(name)) is not None
         }
         if not trees:
@@ -269,17 +270,18 @@ def _parse_entry(path: str, number: int, entry: object) -> RoleEntry:
 
 
 def _with_format(entry: RoleEntry, name: str, manifest: str) -> RoleEntry:
-    found = entry.format or _format_of(name)
-    if not found and entry.role in TEXT_ROLES:
+    form = entry.format or _format_of(name)
+    if not form and entry.role in TEXT_ROLES:
         raise ValueError(
             f"{manifest}: {name} has role {entry.role}, but its ending names no format: add `format: "
             f"{' | '.join(FORMATS)}`"
         )
-    return replace(entry, format=found, domain=_domain_of(entry, name, found))
+    return replace(entry, format=form, domain=_domain_of(entry, name, form))
 
 
 def _domain_of(entry: RoleEntry, name: str, form: str) -> str:
-    """Changes and threads are domains of their own, also where a directory counts them among its code."""
+    """Commits and issue threads have domains of their own, even where the manifest gives their entry the domain
+    code."""
     is_change = form == "commits" or name.endswith(PATCH_SUFFIXES)
     own = ISSUE if form == ISSUES else COMMIT if is_change else ""
     return own if own and entry.domain in (RoleEntry.domain, CODE) else entry.domain
@@ -301,27 +303,30 @@ def _domain_by_suffix(name: str) -> str:
 
 
 def _roles_by_suffix(root: SourceRoot, names: list[str]) -> list[tuple[str, RoleEntry]]:
-    found = []
+    assigned = []
     for name in names:
         form, tree = _format_of(name), root.tree_of(name)
         if form and (tree is None or name in tree.files or (form != "text" and name not in tree.left_out)):
             group = name.split("/")[0] if "/" in name else "*"
-            found.append((name, RoleEntry(files=group, role="pretrain", format=form, domain=_domain_by_suffix(name))))
+            assigned.append(
+                (name, RoleEntry(files=group, role="pretrain", format=form, domain=_domain_by_suffix(name)))
+            )
     peeked = [
         name
         for name in names
-        if _format_of(name) == "jsonl" and (name in root.digests or os.path.isfile(root.places[name]))
+        if _format_of(name) == "jsonl" and (name in root.digests or os.path.isfile(root.addresses[name]))
     ]
     with ThreadPoolExecutor(PEEKS_AT_ONCE) as pool:
         for _ in pool.map(partial(_refuse_benchmark, root), peeked):
             pass
-    return found
+    return assigned
 
 
 def _refuse_benchmark(root: SourceRoot, name: str) -> None:
-    """A benchmark in the training text spoils every later measurement; only the user can say what the file is."""
+    """Raises ValueError for a file whose first record looks like a benchmark: in the training text it would spoil every
+    later measurement."""
     try:
-        with open_source(root.places[name], buffer_bytes=PEEKED_BYTES) as file:
+        with open_source(root.addresses[name], buffer_bytes=PEEKED_BYTES) as file:
             record = json.loads(decompressed(name, HashingReader(file)).readline(2**24))
     except (*GARBLED, ValueError, RecursionError):
         return

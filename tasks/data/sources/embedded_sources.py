@@ -15,20 +15,20 @@ from packaging.requirements import Requirement
 OWN_DISTRIBUTION = "glm46"
 SKIPPED_DIRECTORIES = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
 GENERATED_PREFIXES = ("config-", "_sysconfigdata", "sitecustomize")
-"""What a build or a distributor of Python puts beside the library."""
+"""Names of files that a build or a distributor of Python adds to the library."""
 
 
 def standard_library() -> list[tuple[str, Path]]:
     """(name, path) of every module's source, without tests and what a build of Python generated."""
     root = sysconfig.get_paths()["stdlib"]
-    found = []
+    paths = []
     for parent, directories, files in os.walk(root):
         directories[:] = [
             name for name in directories if name not in SKIPPED_DIRECTORIES and not name.startswith(GENERATED_PREFIXES)
         ]
         wanted = [name for name in files if name.endswith(".py") and not name.startswith(GENERATED_PREFIXES)]
-        found.extend(Path(parent, name) for name in wanted)
-    return sorted((f"python/{path.relative_to(root).as_posix()}", path) for path in found)
+        paths.extend(Path(parent, name) for name in wanted)
+    return sorted((f"python/{path.relative_to(root).as_posix()}", path) for path in paths)
 
 
 def pydoc_topics() -> tuple[str, Path]:
@@ -39,7 +39,7 @@ def pydoc_topics() -> tuple[str, Path]:
 def package_descriptions() -> list[tuple[str, Path]]:
     """(name, path) of the metadata of every distribution that glm46 requires, directly or not, extras left out."""
     installed = _installed_metadata()
-    found: dict[str, Path] = {}
+    descriptions: dict[str, Path] = {}
     waiting = _required(requires(OWN_DISTRIBUTION) or [])
     seen = {OWN_DISTRIBUTION}
     while waiting:
@@ -48,18 +48,18 @@ def package_descriptions() -> list[tuple[str, Path]]:
             continue
         seen.add(name)
         version, path, requirements = _read_header(installed[name])
-        found[f"packages/{name}-{version}"] = path
+        descriptions[f"packages/{name}-{version}"] = path
         waiting.extend(_required(requirements))
-    return sorted(found.items())
+    return sorted(descriptions.items())
 
 
 def _installed_metadata() -> dict[str, Path]:
     """METADATA file of each installed distribution by its normalised name; earlier directories of sys.path win."""
-    found: dict[str, Path] = {}
+    installed: dict[str, Path] = {}
     for directory in sys.path:
         for path in sorted(Path(directory).glob("*.dist-info/METADATA")) if directory else ():
-            found.setdefault(_normalise(path.parent.name.partition("-")[0]), path)
-    return found
+            installed.setdefault(_normalise(path.parent.name.partition("-")[0]), path)
+    return installed
 
 
 def _read_header(path: Path) -> tuple[str, Path, list[str]]:

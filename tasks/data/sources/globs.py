@@ -25,7 +25,7 @@ class Glob:
             )
         self._tokens: list[str] = []
         self._start = self._ends = 0
-        """Sets of places in the tokens, as bits: where a name begins, and behind which a name may end."""
+        """Sets of token positions, as bits: those where a name begins, and those where it may end."""
         starts = []
         for tokens in alternatives:
             starts.append(len(self._tokens))
@@ -37,65 +37,65 @@ class Glob:
 
     def fullmatch(self, name: str) -> bool:
         """Whether the whole name matches."""
-        places = self._start
+        positions = self._start
         for character in name:
-            places = self._step(places, character)
-            if not places:
+            positions = self._step(positions, character)
+            if not positions:
                 return False
-        return bool(places & self._ends)
+        return bool(positions & self._ends)
 
-    def _entered(self, place: int) -> int:
-        """A place and those behind it that need no character."""
-        entered = 1 << place
-        while self._tokens[place] in WILD:
-            place += 1
-            entered |= 1 << place
+    def _entered(self, position: int) -> int:
+        """The set of a position and the later ones that are reached without a character."""
+        entered = 1 << position
+        while self._tokens[position] in WILD:
+            position += 1
+            entered |= 1 << position
         return entered
 
-    def _step(self, places: int, character: str) -> int:
-        key = (places, character)
+    def _step(self, positions: int, character: str) -> int:
+        key = (positions, character)
         if key not in self._next:
             if len(self._next) == MAX_CACHED:
                 self._next.clear()
-            reached, rest = 0, places
+            reached, rest = 0, positions
             while rest:
-                place = (rest & -rest).bit_length() - 1
+                position = (rest & -rest).bit_length() - 1
                 rest &= rest - 1
-                reached |= self._after(place, character)
+                reached |= self._after(position, character)
             self._next[key] = reached
         return self._next[key]
 
-    def _after(self, place: int, character: str) -> int:
-        token = self._tokens[place]
+    def _after(self, position: int, character: str) -> int:
+        token = self._tokens[position]
         if token == DEEP_SLASH:
-            return 1 << place | (self._entered(place + 1) if character == "/" else 0)
+            return 1 << position | (self._entered(position + 1) if character == "/" else 0)
         if token == DEEP or (token == STAR and character != "/"):
-            return self._entered(place)
+            return self._entered(position)
         if token == character or (token == ONE and character != "/"):
-            return self._entered(place + 1)
+            return self._entered(position + 1)
         return 0
 
 
 def _alternatives(glob: str) -> list[list[str]]:
-    """The tokens of every alternative; what is written with braces is one for each choice."""
-    found: list[list[str]] = [[]]
+    """The tokens of every alternative: braces give one alternative per choice."""
+    alternatives: list[list[str]] = [[]]
     waiting: list[tuple[list[list[str]], list[list[str]]]] = []
-    """Of every open brace: what stands before it, and the alternatives before the last comma."""
+    """Per open brace the alternatives before the brace, and those between it and the last comma."""
     for token in re.findall(r"\*\*/?|.", glob, re.DOTALL):
         if token == "{":
-            waiting.append((found, []))
-            found = [[]]
+            waiting.append((alternatives, []))
+            alternatives = [[]]
         elif token in (",", "}") and waiting:
             before, chosen = waiting[-1]
-            chosen += found
-            found = [[]]
+            chosen += alternatives
+            alternatives = [[]]
             if token == "}":
                 waiting.pop()
-                found = [[*start, *choice] for start in before for choice in chosen]
+                alternatives = [[*start, *choice] for start in before for choice in chosen]
         else:
-            found = [[*tokens, token] for tokens in found]
-        if len(found) > MAX_ALTERNATIVES:
-            return found
+            alternatives = [[*tokens, token] for tokens in alternatives]
+        if len(alternatives) > MAX_ALTERNATIVES:
+            return alternatives
     if waiting:
         raise ValueError(f"glob {glob!r} has an open brace: close it with }}")
-    return found
+    return alternatives

@@ -44,10 +44,10 @@ HARMLESS_REASONS = (
     "hidden_turn",
     "no_turns",
 )
-"""What is no text by its nature, from a package's empty __init__.py to a crawl's pictures: counted, but no sign of
-damage."""
+"""Reasons of records that are no text, from a package's empty __init__.py to a crawl's pictures: counted, but no sign
+of damage."""
 STOPPING_REASONS = ("missing_column",)
-"""What costs a whole file by a mistake in the manifest, however small the file is."""
+"""Reasons by which a mistake in the manifest loses a whole file: one such record stops the run."""
 
 
 class IngestedDocuments(Record):
@@ -57,11 +57,11 @@ class IngestedDocuments(Record):
     """UTF-8 bytes of the documents' text."""
     num_evaluation_documents: int
     num_unsampled_documents: int
-    """Left out because their domain holds more than its part of max_source_bytes."""
+    """Documents left out because their domain holds more than its part of max_source_bytes."""
     rejected: dict[str, int]
     """Records by reason."""
     num_lost_bytes: int
-    """Of compressed files, as stored, behind a damage: nobody knows how many records they hold."""
+    """Stored bytes of compressed files after a damage: how many records they hold is unknown."""
     documents_by_domain: dict[str, int]
     bytes_by_domain: dict[str, int]
 
@@ -153,9 +153,8 @@ def _write_streams(rows: DataFrame, files: list[SourceFile], output: Output) -> 
 
 
 def _refuse_unread(others: list[dict[str, Any]]) -> None:
-    """Raises ValueError for files that changed or could not be read: what they hold is not known, so nothing is said
-    about it."""
-    for stream, told, fix in (
+    """Raises ValueError for files that changed or could not be read."""
+    for stream, problem, fix in (
         (CHANGED, "changed while it was read", "run again when nothing writes to the directory"),
         (
             UNREADABLE,
@@ -163,18 +162,19 @@ def _refuse_unread(others: list[dict[str, Any]]) -> None:
             "mend the disk, the network or the permissions (of the executors too) and run again",
         ),
     ):
-        found = sorted((row["source"], row["detail"]) for row in others if row["stream"] == stream)
-        if found:
-            detail = f": {found[0][1]}" if found[0][1] else ""
-            raise ValueError(f"source {found[0][0]} {told} ({len(found)} in all){detail}: {fix}")
+        affected = sorted((row["source"], row["detail"]) for row in others if row["stream"] == stream)
+        if affected:
+            detail = f": {affected[0][1]}" if affected[0][1] else ""
+            raise ValueError(f"source {affected[0][0]} {problem} ({len(affected)} in all){detail}: {fix}")
 
 
 def _check_lost(record: IngestedDocuments, recipe: IngestRecipe, files: list[SourceFile]) -> None:
-    """A damage near the beginning of a large file is one rejected record, and most of the corpus."""
+    """Raises ValueError where damage made too many bytes unreadable: near the beginning of a large file it is one
+    rejected record, and most of the corpus."""
     total = sum(file.size for file in files)
     if record.num_lost_bytes > recipe.max_rejected_share * total:
         raise ValueError(
-            f"{record.num_lost_bytes} of {total} bytes stand behind a damage in compressed files, where nothing can "
+            f"{record.num_lost_bytes} of {total} bytes come after a damage in compressed files, where nothing can "
             f"be read: more than "
             f"ingest.max_rejected_share ({recipe.max_rejected_share}) allows (rejected: {record.rejected}). Fetch or "
             f"pack these files again"

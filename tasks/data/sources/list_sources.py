@@ -29,10 +29,10 @@ from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot, local_root
 BLOCK_BYTES = 1 << 20
 EMBEDDED_CODE = "python"
 TYPICAL_RATIO = {"gzip": 4, "bz2": 5, "zstd": 4}
-"""Of text; files elsewhere are not read for their size after decompression."""
+"""Decompressed bytes of text per stored byte, by codec: remote files are not read to measure their size."""
 TYPICAL_COMMIT_BYTES = 4000
 REPORTED_BYTES = 1 << 30
-"""Between two reports of progress."""
+"""Bytes between two reports of progress."""
 NUM_ENDINGS = 6
 
 Report = Callable[[str], None]
@@ -45,12 +45,13 @@ class SourceFile:
     name: str
     """Relative to its root: the stable part of every document id."""
     path: str
-    """Absolute, or the address of an object or of a dataset's file: for reading only."""
+    """Absolute path, or the address of an object or of a dataset's file: for reading only."""
     sha256: str
-    """Of the content; of an object in S3 its entity tag (`etag:...`), since hashing it would download the corpus."""
+    """Digest of the content; for an object in S3 its entity tag (`etag:...`), since hashing would download the
+    corpus."""
     size: int
     num_text_bytes: int
-    """Bytes after decompression; of files elsewhere estimated."""
+    """Bytes after decompression; estimated for remote files."""
     role: str
     format: str
     domain: str
@@ -60,12 +61,11 @@ class SourceFile:
     label: str
     licence: str
     collection: str
-    """The group that ceilings per source look at: the role entry's glob, or the top directory."""
+    """The group to which limits per source apply: the role entry's glob, or the top directory."""
     repository: str = ""
-    """Of a file of source code: the package or top directory that it belongs to; empty where it stands alone or holds
-    many records."""
+    """Package or top directory of a file of source code; empty where it belongs to none or holds many records."""
     repository_path: str = ""
-    """Its place as imports name it."""
+    """Path in its repository, as imports name it."""
     max_commits: int = 0
 
 
@@ -88,7 +88,7 @@ class SourceListing:
 def list_sources(data: str | Path | None, report: Report | None = None, needed: str = "pretrain") -> SourceListing:
     """The sources of a directory, `s3://bucket/prefix` or `hf://owner/name`, or the embedded default for None.
 
-    `report` is told which files are not read, and about every gigabyte how far it is. Raises ValueError if no file has
+    `report` gets a message about files that are not read, and one per hashed gigabyte. Raises ValueError if no file has
     the role `needed`.
     """
     if data is None:
@@ -96,7 +96,7 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
     root = _root_of(data)
     roles = assign_roles(root)
     if report is not None:
-        _tell_unread(root, {name for name, _ in roles}, report)
+        _report_unread(root, {name for name, _ in roles}, report)
         if root.links_out:
             report(f"sources of {root.where}:{root.note}")
     files = _hashed_files(root, roles, report)
@@ -115,29 +115,29 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
     return SourceListing(files)
 
 
-def _tell_unread(root: SourceRoot, read: set[str], report: Report) -> None:
-    """A corpus with an ending that nobody reads would be left out without a word."""
+def _report_unread(root: SourceRoot, read: set[str], report: Report) -> None:
+    """Report the files without a role: a corpus with an unknown ending would otherwise be left out silently."""
     unread = [name for name in root.names if name not in read and name != MANIFEST_NAME]
     if unread:
         endings = Counter("".join(Path(name).suffixes[-2:]) or "no ending" for name in unread).most_common(NUM_ENDINGS)
-        told = ", ".join(f"{ending} {count}" for ending, count in endings)
+        counts = ", ".join(f"{ending} {count}" for ending, count in endings)
         report(
-            f"sources: {len(unread)} of {len(root.names)} files are not read ({told}; for example {unread[0]}): "
+            f"sources: {len(unread)} of {len(root.names)} files are not read ({counts}; for example {unread[0]}): "
             f"{MANIFEST_NAME} gives roles"
         )
 
 
 def _root_of(data: str | Path) -> SourceRoot:
     if is_remote(str(data)):
-        found = remote_files(str(data))
+        files = remote_files(str(data))
         return SourceRoot(
             str(data),
-            tuple(file.name for file in found),
-            {file.name: file.place for file in found},
+            tuple(file.name for file in files),
+            {file.name: file.address for file in files},
             (),
-            {file.name: file.digest for file in found},
-            {file.name: file.size for file in found},
-            {file.name: file.licence for file in found},
+            {file.name: file.digest for file in files},
+            {file.name: file.size for file in files},
+            {file.name: file.licence for file in files},
         )
     if not Path(data).is_dir():
         raise ValueError(
@@ -166,8 +166,10 @@ def _embedded_listing() -> SourceListing:
 def _hashed_files(
     root: SourceRoot, roles: list[tuple[str, RoleEntry]], report: Report | None
 ) -> tuple[SourceFile, ...]:
-    """Hashing and decompressing let go of Python's lock: one thread per core."""
-    sizes = {name: _size_of(root.places[name]) for name, _ in roles if name in root.places and name not in root.sizes}
+    """One thread per core: hashing and decompressing release Python's lock."""
+    sizes = {
+        name: _size_of(root.addresses[name]) for name, _ in roles if name in root.addresses and name not in root.sizes
+    }
     total, done, reported, files = sum(sizes.values()), 0, 0, []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for file in pool.map(lambda item: _source_file(root, *item), roles):
@@ -179,15 +181,15 @@ def _hashed_files(
     return tuple(files)
 
 
-def _size_of(place: str) -> int:
-    """Raises ValueError for a link that leads nowhere, a pipe, which would be waited for without end, and a name that
-    is not UTF-8: Python reads its bytes as lone surrogates, which neither ids nor tables can hold."""
-    path = Path(place)
-    if any("\ud800" <= character <= "\udfff" for character in place):
-        raise ValueError(f"source {os.fsencode(place)!r}: the name is not UTF-8: rename it")
+def _size_of(address: str) -> int:
+    """Raises ValueError for a broken link, for a pipe (reading it could block for ever), and for a name that is not
+    UTF-8: Python reads its bytes as lone surrogates, which neither ids nor tables can hold."""
+    path = Path(address)
+    if any("\ud800" <= character <= "\udfff" for character in address):
+        raise ValueError(f"source {os.fsencode(address)!r}: the name is not UTF-8: rename it")
     if not path.is_file():
         kind = "a link that leads nowhere" if path.is_symlink() and not path.exists() else "no regular file"
-        raise ValueError(f"source {place} is {kind}: remove it, or give it the role ignore")
+        raise ValueError(f"source {address} is {kind}: remove it, or give it the role ignore")
     return path.stat().st_size
 
 
@@ -221,23 +223,25 @@ def _source_file(root: SourceRoot, name: str, entry: RoleEntry) -> SourceFile:
 
 
 def _measure(root: SourceRoot, name: str, entry: RoleEntry) -> tuple[str, str, int, int]:
-    """(place, digest, bytes, bytes after decompression)."""
+    """(address, digest, bytes, bytes after decompression)."""
     if entry.format == GIT_COMMITS:
         tree = root.tree_of(name.removesuffix(GIT_DIRECTORY) + "x")
         assert tree is not None, name
-        return tree.place, commits_digest(tree.head, entry.commits), 0, entry.commits * TYPICAL_COMMIT_BYTES
-    place = root.places[name]
+        return tree.path, commits_digest(tree.head, entry.commits), 0, entry.commits * TYPICAL_COMMIT_BYTES
+    address = root.addresses[name]
     if name in root.digests:
         size = root.sizes[name]
-        return place, root.digests[name], size, size * TYPICAL_RATIO.get(codec_of(name), 1)
+        return address, root.digests[name], size, size * TYPICAL_RATIO.get(codec_of(name), 1)
     try:
-        return place, *_read_once(Path(place), name, entry)
+        return address, *_read_once(Path(address), name, entry)
     except OSError as error:
-        raise ValueError(f"source {place} cannot be read ({error.strerror}): make it readable or remove it") from error
+        raise ValueError(
+            f"source {address} cannot be read ({error.strerror}): make it readable or remove it"
+        ) from error
 
 
 def _read_once(path: Path, name: str, entry: RoleEntry) -> tuple[str, int, int]:
-    """(sha256, bytes, bytes after decompression; of a broken archive those before the break)."""
+    """(sha256, bytes, bytes after decompression; in a broken archive only those before the break)."""
     size = num_text_bytes = path.stat().st_size
     with open(path, "rb") as file:
         hashing = HashingReader(file)
@@ -268,7 +272,8 @@ def _member_bytes(path: Path) -> int:
 
 
 def _repository_of(name: str, entry: RoleEntry) -> tuple[str, str]:
-    """Of the embedded library the top-level package, below `python/`; of a data directory the top directory."""
+    """(repository, path in it): the top-level package below `python/` for the embedded library, else the top
+    directory."""
     if entry.domain != CODE or entry.format != "text":
         return "", ""
     root, path = EMBEDDED_CODE, name.removeprefix(f"{EMBEDDED_CODE}/")

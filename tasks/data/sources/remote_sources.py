@@ -15,7 +15,7 @@ from typing import Any
 from tasks.data.readers.source_bytes import ETAG, HUGGING_FACE, S3, s3_client
 
 HELD_OUT = re.compile(r"(?:^|[/_.-])(?:test|validation|valid|val|dev|eval)(?:[/_.-]|$)", re.I)
-"""Splits of a dataset that are not for training."""
+"""Matches file names of a dataset's splits that are not for training."""
 DATASET = re.compile(r"([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[\w.-]+|[\w.-]+))?(?:/(.+))?")
 """Name, revision (the hub keeps its Parquet copies under refs/convert/parquet) and directory."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -24,31 +24,31 @@ NO_FILE = "{} holds no file: name a prefix or dataset that does with --data"
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that lies elsewhere."""
+    """A file of a bucket or a dataset."""
 
     name: str
     """Relative to the prefix or dataset."""
-    place: str
+    address: str
     digest: str
     size: int
     licence: str = ""
 
 
 def is_remote(data: str) -> bool:
-    """Whether `--data` names another place than a directory."""
+    """Whether `--data` names a bucket or a dataset, not a directory."""
     return data.startswith((S3, HUGGING_FACE))
 
 
 def remote_files(data: str) -> list[RemoteFile]:
-    """Sorted by name. Raises ValueError where the place cannot be listed or holds nothing."""
-    found = _dataset_files(data) if data.startswith(HUGGING_FACE) else _objects(data)
-    if not found:
+    """The files of a bucket or dataset, sorted by name. Raises ValueError where it cannot be listed or is empty."""
+    files = _dataset_files(data) if data.startswith(HUGGING_FACE) else _objects(data)
+    if not files:
         raise ValueError(NO_FILE.format(data))
-    return sorted(found, key=lambda file: file.name)
+    return sorted(files, key=lambda file: file.name)
 
 
-def refuse_missing_place(data: str) -> None:
-    """One request: raises ValueError where the place cannot be listed or holds nothing."""
+def refuse_missing_address(data: str) -> None:
+    """Raises ValueError where a bucket or dataset cannot be listed or is empty; costs one request."""
     if data.startswith(HUGGING_FACE):
         _dataset_files(data)
     elif not next(iter(_pages(data, MaxKeys=1)), {}).get("Contents"):
@@ -57,14 +57,14 @@ def refuse_missing_place(data: str) -> None:
 
 def _objects(data: str) -> list[RemoteFile]:
     bucket, prefix = _bucket_and_prefix(data)
-    found = []
+    files = []
     for page in _pages(data):
         for entry in page.get("Contents", ()):
             name = entry["Key"][len(prefix) :]
             if name and not name.endswith("/") and not any(part.startswith(".") for part in name.split("/")):
-                place, digest = f"{S3}{bucket}/{entry['Key']}", ETAG + entry["ETag"].strip('"')
-                found.append(RemoteFile(name, place, digest, entry["Size"]))
-    return found
+                address, digest = f"{S3}{bucket}/{entry['Key']}", ETAG + entry["ETag"].strip('"')
+                files.append(RemoteFile(name, address, digest, entry["Size"]))
+    return files
 
 
 def _bucket_and_prefix(data: str) -> tuple[str, str]:
@@ -129,7 +129,7 @@ def _dataset_files(data: str) -> list[RemoteFile]:
 
 
 def _digest(file: Any) -> str:
-    """Of a large file its SHA-256; a small one is told by its name in git."""
+    """The SHA-256 of a large file; a small one is identified by its blob id in git."""
     stored = file.lfs.sha256 if file.lfs else ""
     return stored if SHA256.fullmatch(stored) else ETAG + str(file.blob_id)
 

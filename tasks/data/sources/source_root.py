@@ -16,30 +16,30 @@ BARE_DIRECTORIES = {"objects", "refs"}
 
 @dataclass(frozen=True)
 class SourceRoot:
-    """Where the files lie: their names below it, and what opens each."""
+    """A directory, bucket or dataset: the names of its files, and the address that opens each."""
 
     where: str
     names: tuple[str, ...]
-    places: Mapping[str, str]
+    addresses: Mapping[str, str]
     trees: tuple[GitTree, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Of files elsewhere, as listed there."""
+    """Digests of remote files, as listed by the bucket or dataset."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     licences: Mapping[str, str] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
     """Directories that are git repositories without a working tree."""
     links_out: tuple[str, ...] = ()
-    """`name -> target` of links that lead out of the directory: not followed, so that nothing else of this machine
-    becomes text."""
+    """`name -> target` of links that lead out of the directory. They are not followed, so that no other file of this
+    machine becomes training text."""
 
     @property
     def note(self) -> str:
-        """What a message adds where links lead out."""
+        """The words that a message adds where links lead out of the root."""
         links = f"{len(self.links_out)} links lead out of it and are not followed"
         return f" ({links}, such as {self.links_out[0]}: put what they lead to there)" if self.links_out else ""
 
     def tree_of(self, name: str) -> GitTree | None:
-        """The innermost working tree that a file lies in."""
+        """The innermost working tree that holds a file."""
         while self.trees and name:
             name = name.rpartition("/")[0]
             if name in self._trees_by_root:
@@ -66,17 +66,19 @@ def local_root(directory: Path) -> SourceRoot:
     names.sort()
     _refuse_irregular_manifest(directory)
     trees = tuple(read_tree(directory, root) for root in sorted(roots))
-    places = {name: str((directory / name).absolute()) for name in names}
-    return SourceRoot(str(directory), tuple(names), places, trees, bare=tuple(bare), links_out=tuple(sorted(links_out)))
+    addresses = {name: str((directory / name).absolute()) for name in names}
+    return SourceRoot(
+        str(directory), tuple(names), addresses, trees, bare=tuple(bare), links_out=tuple(sorted(links_out))
+    )
 
 
 def _refuse_irregular_manifest(directory: Path) -> None:
-    """Without its roles a benchmark would be training text."""
+    """Raises ValueError where the manifest cannot be used: without its roles a benchmark would be training text."""
     path = directory / MANIFEST_NAME
     if path.is_symlink() and not path.resolve().is_relative_to(directory.resolve()):
         raise ValueError(f"{path} is a link out of {directory}, which is not followed: put the file itself there")
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no regular file: it gives files their roles; move it away")
+        raise ValueError(f"{path} is no regular file, so roles cannot be read from it: move it away")
 
 
 def _directories(top: Path, links_out: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -114,8 +116,8 @@ def _directories(top: Path, links_out: list[str]) -> Iterator[tuple[str, list[st
 
 
 def _identity_of(directory: Path | str) -> tuple[int, int]:
-    found = os.stat(directory)
-    return found.st_dev, found.st_ino
+    status = os.stat(directory)
+    return status.st_dev, status.st_ino
 
 
 def _refuse_directory(error: OSError) -> None:

@@ -2,8 +2,8 @@
 
 It removes fenced blocks (Markdown), literal blocks and code directives (reStructuredText), doctests, elements and
 comments of markup, tags, inline code, targets of links, and runs of lines that look like statements of a program.
-What is opened and not closed hides nothing. Every scan is linear in the text: closing marks are looked for up to
-MAX_SPAN characters away.
+An opening mark without a closing one removes nothing. Every scan is linear in the text: closing marks are searched for
+up to MAX_SPAN characters away.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 
 MAX_SPAN = 5000
-"""Characters of the longest comment or element: marks further apart belong to two."""
+"""Characters of the longest comment or element: marks further apart do not belong together."""
 MAX_STATEMENT, MAX_INLINE = 400, 200
-"""Characters of the longest line that is looked at as a statement, and of inline code."""
+"""Characters of the longest line that can be a statement, and of the longest inline code."""
 BLOCK_MARKS = ("```", "~~~", "::", ">>> ")
 MARKUP_MARKS = ("<", "`", "{", "[", ":\n", ":: ", ".. _")
 STATEMENT_ENDS = tuple("{}()[];:") + tuple(f"{end} " for end in "{}();")
 STATEMENT_STARTS = ("import ", "from ", "using ", "package ", "#include", "require ", "use ", "$ ", "//", "/*", "@")
-"""Most lines of prose have none of these and are not looked at further."""
+"""Most lines of prose have none of these and are not examined further."""
 
 _FENCE = re.compile(r"[ \t>]*(`{3,}|~{3,})([^`]*)")
 _DIRECTIVE = re.compile(
@@ -38,7 +38,7 @@ _STATEMENT = re.compile(
     r")[ \t]*"
 )
 _WORDS = re.compile(r"(?:[^\W\d_]{2,},? ){5}")
-"""Words in a row, as sentences have and statements have not."""
+"""Five words in a row: sentences have them, statements do not."""
 _OPENING = re.compile(
     r"<(?P<tag>pre|code|script|style|math)\b|(?P<comment><!--)|(?P<jsx>\{/\*)|\[(?P<bb>asy|code)\]|(?<!`)(?P<ticks>`{1,2})(?![`\s])"
 )
@@ -51,7 +51,7 @@ _ASCII_WORD = re.compile(r"[A-Za-z0-9]")
 
 
 def without_code(text: str) -> str:
-    """Lines of code become empty lines, code and markup within a line a space."""
+    """The text with an empty line for each line of code, and a space for code and markup within a line."""
     lines = text.split("\n")
     if any(mark in text for mark in BLOCK_MARKS):
         _clear_blocks(lines)
@@ -62,30 +62,30 @@ def without_code(text: str) -> str:
 def _clear_blocks(lines: list[str]) -> None:
     """Empty the lines of fenced and literal blocks and of doctests."""
     unclosed: set[str] = set()
-    place = 0
-    while place < len(lines):
-        stripped, start, stop = lines[place].strip(), place, place
-        fence = _FENCE.match(lines[place])
+    index = 0
+    while index < len(lines):
+        stripped, start, stop = lines[index].strip(), index, index
+        fence = _FENCE.match(lines[index])
         if fence is not None and fence[1] not in unclosed:
-            stop = _closing_fence(lines, place + 1, fence[1])
-            unclosed |= {fence[1]} if stop == place else set()
+            stop = _closing_fence(lines, index + 1, fence[1])
+            unclosed |= {fence[1]} if stop == index else set()
         elif _DIRECTIVE.match(stripped):
-            stop = _indented_end(lines, place)
+            stop = _indented_end(lines, index)
         elif stripped.endswith("::") and not stripped.startswith(".."):
-            stop = _indented_end(lines, place)
+            stop = _indented_end(lines, index)
             start += 1  # the line before a literal block is prose
         elif stripped.startswith(">>> "):
-            stop = next((after for after in range(place, len(lines)) if not lines[after].strip()), len(lines))
+            stop = next((after for after in range(index, len(lines)) if not lines[after].strip()), len(lines))
         lines[start:stop] = [""] * max(stop - start, 0)
-        place = max(stop, place + 1)
+        index = max(stop, index + 1)
 
 
 def _closing_fence(lines: list[str], start: int, mark: str) -> int:
     """The line after the one that closes a fence; start - 1 where none does."""
-    for place in range(start, len(lines)):
-        found = _FENCE.match(lines[place])
-        if found is not None and found[1].startswith(mark) and not found[2].strip():
-            return place + 1
+    for index in range(start, len(lines)):
+        fence = _FENCE.match(lines[index])
+        if fence is not None and fence[1].startswith(mark) and not fence[2].strip():
+            return index + 1
     return start - 1
 
 
@@ -94,32 +94,31 @@ def _indented_end(lines: list[str], start: int) -> int:
     follows."""
     indent = len(lines[start]) - len(lines[start].lstrip())
     stop = start
-    for place in range(start + 1, len(lines)):
-        line = lines[place]
+    for index in range(start + 1, len(lines)):
+        line = lines[index]
         if line.strip():
             if len(line) - len(line.lstrip()) <= indent:
                 break
-            stop = place + 1
+            stop = index + 1
     return stop
 
 
 def _clear_statements(lines: list[str]) -> None:
-    """Empty runs of lines of which the first, the last and half of all look like statements of a program, and none like
-    prose."""
+    """Empty runs of lines whose first line, last line and half of all lines look like statements; no line is prose."""
     looks = [_is_statement(line) for line in lines]
-    place = 0
-    while place < len(lines):
-        first = last = place
+    index = 0
+    while index < len(lines):
+        first = last = index
         balance = 0
-        while looks[first] and place < len(lines) and balance >= 0:
-            if looks[place]:
-                balance, last = balance + 1, place
-            elif lines[place].strip():
-                balance -= 1 if _WORDS.search(lines[place]) is None else balance + 1
-            place += 1
+        while looks[first] and index < len(lines) and balance >= 0:
+            if looks[index]:
+                balance, last = balance + 1, index
+            elif lines[index].strip():
+                balance -= 1 if _WORDS.search(lines[index]) is None else balance + 1
+            index += 1
         if last > first:
             lines[first : last + 1] = [""] * (last + 1 - first)
-        place = last + 1
+        index = last + 1
 
 
 def _is_statement(line: str) -> bool:
@@ -128,25 +127,27 @@ def _is_statement(line: str) -> bool:
 
 
 def _without_markup(text: str) -> str:
-    """Without elements of code, comments, inline code and what _MARKUP names."""
+    """The text without elements of code, comments, inline code and matches of _MARKUP."""
     if not any(mark in text for mark in MARKUP_MARKS):
         return text
-    kept, place = [], 0
+    kept, position = [], 0
     last: dict[str, int] = {}
     for opening in _OPENING.finditer(text):
         closing, start = _closing_of(opening), opening.end()
         if closing not in last:
             last[closing] = text.rfind(closing)
-        found = (
-            text.find(closing, start, start + MAX_SPAN) if opening.start() >= place and last[closing] >= start else -1
+        end = (
+            text.find(closing, start, start + MAX_SPAN)
+            if opening.start() >= position and last[closing] >= start
+            else -1
         )
         is_quotation = opening["ticks"] and (
-            found - start > MAX_INLINE or _ASCII_WORD.match(text, found + len(closing))
+            end - start > MAX_INLINE or _ASCII_WORD.match(text, end + len(closing))
         )  # `word'
-        if found >= 0 and not is_quotation:
-            kept += [text[place : opening.start()], " "]
-            place = found + len(closing)
-    return _MARKUP.sub(" ", "".join([*kept, text[place:]]))
+        if end >= 0 and not is_quotation:
+            kept += [text[position : opening.start()], " "]
+            position = end + len(closing)
+    return _MARKUP.sub(" ", "".join([*kept, text[position:]]))
 
 
 def _closing_of(opening: re.Match[str]) -> str:

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CHUNK_BYTES = 2**20
-"""Text worked on at once: the arrays of a chunk stay near the processor, and memory stays a small multiple of the
-longest document."""
+"""Bytes of text processed at once: the arrays of a chunk fit the processor's cache, and memory stays a small multiple
+of the longest document."""
 
 LETTER, DIGIT, OTHER, SPACE, NEWLINE = range(5)
 """Classes of characters: \\p{L}, \\p{N}, none of these, \\s without line breaks, [\\r\\n]. In runs NEWLINE counts as
 SPACE."""
 LAST_LETTER = 0x33800
-"""Unicode has neither letters nor digits nor white space from here on: tags, private use, nothing assigned."""
+"""From this code point on Unicode has no letters, digits or white space: tags, private use, unassigned."""
 TEXT_END = 9
-"""Stands for the kind of run beyond a document's first and last."""
+"""The kind before a document's first run and after its last."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Pretokens:
 
     words: pa.StringArray
     document_starts: np.ndarray
-    """Of each document its first word; one more at the end."""
+    """Index of each document's first word, and the number of words at the end."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Runs:
     start: np.ndarray
     end: np.ndarray
     kind_before: np.ndarray
-    kind_behind: np.ndarray
+    kind_after: np.ndarray
 
 
 def cut_pretokens(texts: pa.Array) -> Iterator[Pretokens]:
@@ -80,9 +80,9 @@ def pretoken_starts(data: np.ndarray, document_starts: np.ndarray) -> np.ndarray
     """The bytes at which pre-tokens begin, ascending."""
     if not len(data):
         return np.zeros(0, np.int64)
-    characters, places = _characters(data)
-    if places is not None:
-        document_starts = np.searchsorted(places, document_starts)
+    characters, offsets = _characters(data)
+    if offsets is not None:
+        document_starts = np.searchsorted(offsets, document_starts)
     classes = character_classes()[characters]
     runs = _runs(classes, document_starts[document_starts < len(classes)])
     begins = np.zeros(len(classes) + 1, dtype=bool)
@@ -91,13 +91,12 @@ def pretoken_starts(data: np.ndarray, document_starts: np.ndarray) -> np.ndarray
     attached = _cut_space(runs, classes, characters, begins)
     _attach_sign(runs, characters, attached, begins)
     starts = np.flatnonzero(begins[:-1])
-    return starts if places is None else places[starts]
+    return starts if offsets is None else offsets[starts]
 
 
 @cache
 def character_classes() -> np.ndarray:
-    """The class of every code point, as the library's own regular expressions see it: whichever version of Unicode that
-    is."""
+    """The class of every code point by the library's own regular expressions, so by its version of Unicode."""
     from tokenizers import Regex, pre_tokenizers
 
     points = np.concatenate([np.arange(0xD800), np.arange(0xE000, LAST_LETTER)])
@@ -111,19 +110,19 @@ def character_classes() -> np.ndarray:
 
 
 def _characters(data: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Code points of UTF-8, and the byte where each begins: None where that is its own number."""
+    """Code points of UTF-8, and the byte at which each begins: None for ASCII, where both indices are equal."""
     if data.max() < 0x80:
         return data, None
-    places = np.flatnonzero((data & 0xC0) != 0x80)
-    points = data[places].astype(np.int32)
+    offsets = np.flatnonzero((data & 0xC0) != 0x80)
+    points = data[offsets].astype(np.int32)
     for low, width, mask in ((0xC0, 2, 0x1F), (0xE0, 3, 0x0F), (0xF0, 4, 0x07)):
         high = (0xE0, 0xF0, 0x100)[width - 2]
-        some = np.flatnonzero((points >= low) & (points < high) & (data[places] >= low))
+        some = np.flatnonzero((points >= low) & (points < high) & (data[offsets] >= low))
         value = points[some] & mask
         for number in range(1, width):
-            value = value << 6 | data[places[some] + number] & 0x3F
+            value = value << 6 | data[offsets[some] + number] & 0x3F
         points[some] = value
-    return points, places
+    return points, offsets
 
 
 def _runs(classes: np.ndarray, document_starts: np.ndarray) -> _Runs:
@@ -135,13 +134,13 @@ def _runs(classes: np.ndarray, document_starts: np.ndarray) -> _Runs:
     start = np.flatnonzero(is_start)
     kind = kinds[start]
     first = np.searchsorted(start, document_starts)
-    before, behind = np.roll(kind, 1), np.roll(kind, -1)
-    before[first] = behind[first - 1] = TEXT_END
-    return _Runs(kind, start, np.append(start[1:], len(kinds)), before, behind)
+    before, after = np.roll(kind, 1), np.roll(kind, -1)
+    before[first] = after[first - 1] = TEXT_END
+    return _Runs(kind, start, np.append(start[1:], len(kinds)), before, after)
 
 
 def _cut_digits(runs: _Runs, begins: np.ndarray) -> None:
-    """`\\p{N}{1,3}`."""
+    """Cut runs of digits into threes, as the pattern's `\\p{N}{1,3}` does."""
     long = np.flatnonzero((runs.kind == DIGIT) & (runs.end - runs.start > 3))
     more = (runs.end[long] - runs.start[long] - 1) // 3
     numbers = np.arange(more.sum()) - np.repeat(np.cumsum(more) - more, more)
@@ -149,14 +148,16 @@ def _cut_digits(runs: _Runs, begins: np.ndarray) -> None:
 
 
 def _cut_space(runs: _Runs, classes: np.ndarray, characters: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """White space: line breaks behind a sign belong to it, `\\s*[\\r\\n]+` goes to the last line break, of what is left
-    the last character stands alone, or before letters, or as a blank before signs. Gives the runs of signs that have a
-    blank."""
+    """Cut white space, and return a mask of the runs of signs that begin with a blank.
+
+    Line breaks after a sign belong to the sign. `\\s*[\\r\\n]+` ends at the last line break. The last character of the
+    rest is its own pre-token, begins the letters that follow, or is the blank before signs.
+    """
     space = np.flatnonzero(runs.kind == SPACE)
-    start, end, behind = runs.start[space], runs.end[space], runs.kind_behind[space]
+    start, end, after = runs.start[space], runs.end[space], runs.kind_after[space]
     breaks = np.flatnonzero(classes == NEWLINE)
     if len(breaks):
-        # Of each line break the end of the unbroken line breaks from it on.
+        # The end of the stretch of consecutive line breaks that each line break is in.
         stretch_ends = np.append(breaks[:-1][np.diff(breaks) > 1], breaks[-1]) + 1
         taken = (runs.kind_before[space] == OTHER) & (classes[start] == NEWLINE)
         begins[start[taken]] = False
@@ -168,10 +169,10 @@ def _cut_space(runs: _Runs, classes: np.ndarray, characters: np.ndarray, begins:
         has_break = last >= start
         start[has_break] = last[has_break] + 1
         begins[start[has_break]] = True
-    left = (start < end) & (behind != TEXT_END)
+    left = (start < end) & (after != TEXT_END)
     begins[end[left] - 1] = True
-    before_letters = left & (behind == LETTER)
-    before_signs = left & (behind == OTHER) & (characters[end - 1] == ord(" "))
+    before_letters = left & (after == LETTER)
+    before_signs = left & (after == OTHER) & (characters[end - 1] == ord(" "))
     begins[end[before_letters | before_signs]] = False
     attached = np.zeros(len(runs.kind) + 1, dtype=bool)
     attached[space[before_signs] + 1] = True
@@ -179,17 +180,17 @@ def _cut_space(runs: _Runs, classes: np.ndarray, characters: np.ndarray, begins:
 
 
 def _attach_sign(runs: _Runs, characters: np.ndarray, attached: np.ndarray, begins: np.ndarray) -> None:
-    """A single sign goes with the letters behind it, an apostrophe with an English ending alone."""
+    """Join a single sign with the letters after it; after an apostrophe only with an English ending."""
     single = np.flatnonzero(
-        (runs.kind == OTHER) & (runs.kind_behind == LETTER) & (runs.end - runs.start == 1) & ~attached[:-1]
+        (runs.kind == OTHER) & (runs.kind_after == LETTER) & (runs.end - runs.start == 1) & ~attached[:-1]
     )
     begins[runs.end[single]] = False
     apostrophe = single[characters[runs.start[single]] == ord("'")]
-    place, end = runs.end[apostrophe], runs.end[apostrophe + 1]
-    first = characters[place] | 0x20
-    second = np.where(place + 1 < end, characters[np.minimum(place + 1, len(characters) - 1)] | 0x20, 0)
-    begins[place[np.isin(first, [*b"stmd"])] + 1] = True
+    start, end = runs.end[apostrophe], runs.end[apostrophe + 1]
+    first = characters[start] | 0x20
+    second = np.where(start + 1 < end, characters[np.minimum(start + 1, len(characters) - 1)] | 0x20, 0)
+    begins[start[np.isin(first, [*b"stmd"])] + 1] = True
     two = ((first == ord("r")) | (first == ord("v"))) & (second == ord("e")) | (first == ord("l")) & (
         second == ord("l")
     )
-    begins[place[two] + 2] = True
+    begins[start[two] + 2] = True

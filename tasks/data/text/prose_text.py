@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_WRAPPED_LINE = 120
-"""Characters; a longer line was not wrapped by hand or by a mail program."""
+"""Characters of the longest wrapped line; a longer one was not wrapped by hand or by a mail program."""
 MIN_WRAPPED_LINE, MIN_WRAPPED_LINE_UNSPACED = 40, 15
-"""The longest line of a narrower block is no line of a page: it is a list, a table or verse. Scripts without spaces
-hold more in a line."""
+"""Least width of a wrapped block; a narrower one is a list, a table or verse. Scripts without spaces need fewer
+characters per line."""
 MIN_FILLED_SHARE = 0.75
-"""Of the lines of a wrapped block: so many end where the next word would not have fitted. Verse and lists break
+"""Least share of lines in a wrapped block that end where the next word would not have fitted. Verse and lists break
 earlier."""
 _WORDLESS = re.compile(r"^(?:(?!.*(?:\.\.\.|…))[^\w\n]+$|[ \t]*#{1,6}[ \t])", re.MULTILINE)
 _LISTED = re.compile(r"(?:[•‣⁃◦▪●○*+-]\s|\(?\w{1,3}[.)]\s|[#|>])")
@@ -35,7 +35,7 @@ _UNSPACED_START = re.compile("[" + "".join(f"{chr(start)}-{chr(stop)}" for start
 
 
 MIN_FORMULA_SHARE = 0.1
-"""Of a text's words: with so many in formulas it is mathematics."""
+"""Least share of words in formulas of a text that is mathematics."""
 
 
 class Prose(NamedTuple):
@@ -43,11 +43,11 @@ class Prose(NamedTuple):
 
     text: str
     num_formula_words: int
-    """Words of the formulas that were taken out of it."""
+    """Words in the formulas that were replaced."""
 
     @property
     def natural(self) -> str:
-        """The text without the words that stand for formulas: they belong to no language."""
+        """The text without the words that replace formulas: they belong to no language."""
         return STAND_IN.sub(" ", self.text) if self.num_formula_words else self.text
 
 
@@ -58,25 +58,25 @@ def prose_of(text: str) -> Prose:
 
 
 def are_mathematics(num_formula_words: Sequence[int], num_other_words: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether so many words of each text are in formulas."""
+    """Whether each text has at least MIN_FORMULA_SHARE of its words in formulas."""
     in_formulas = np.array(num_formula_words, dtype=np.int64)
     return in_formulas >= MIN_FORMULA_SHARE * np.maximum(num_other_words + in_formulas, 1)
 
 
 def _unwrapped(text: str) -> str:
-    """With one line for each paragraph whose lines were wrapped."""
+    """The text with one line for each paragraph whose lines were wrapped."""
     if "\n" not in text:
         return text
     lines = text.split("\n")
     stripped = [line.strip() for line in lines]
     result: list[str] = []
-    place = 0
-    while place < len(lines):
-        stop = place + 1
-        while stripped[place] and stop < len(lines) and stripped[stop]:
+    start = 0
+    while start < len(lines):
+        stop = start + 1
+        while stripped[start] and stop < len(lines) and stripped[stop]:
             stop += 1
-        result += _joined(stripped[place:stop]) if stop - place > 1 else [lines[place]]
-        place = stop
+        result += _joined(stripped[start:stop]) if stop - start > 1 else [lines[start]]
+        start = stop
     return "\n".join(result)
 
 

@@ -60,18 +60,18 @@ STOP_WORDS = {
 
 
 def count_stop_words(words: Words, languages: Sequence[str]) -> NDArray[np.float64]:
-    """Different stop words per text; NaN, which no bound refuses, for a language without a list."""
+    """Different stop words per text; NaN, which every bound allows, for a language without a list."""
     counts = np.full(len(languages), np.nan)
     owners = np.repeat(np.arange(len(languages)), words.counts)
     for language in sorted(set(languages) & set(STOP_WORDS)):
         is_own = np.array([name == language for name in languages])
         table = _hashes(language)
         within = is_own[owners]
-        found = words.hashes[within]
-        place = np.minimum(np.searchsorted(table, found), len(table) - 1)
-        hit = table[place] == found
+        hashes = words.hashes[within]
+        index = np.minimum(np.searchsorted(table, hashes), len(table) - 1)
+        hit = table[index] == hashes
         pairs = np.zeros((len(languages), len(table)), dtype=bool)
-        pairs[owners[within][hit], place[hit]] = True
+        pairs[owners[within][hit], index[hit]] = True
         counts[is_own] = pairs[is_own].sum(axis=1)
     return counts
 

@@ -1,5 +1,7 @@
-"""Runs of texts of about so many characters: they bound the memory of arrays over characters. Runs in executors:
-imports no Spark."""
+"""Groups consecutive texts into chunks of bounded size, which bounds the memory of arrays over characters.
+
+Runs in executors: imports no Spark.
+"""
 
 from __future__ import annotations
 

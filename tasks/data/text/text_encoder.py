@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MAX_KNOWN_WORDS = 2**20
-"""Words whose ids are kept, about 150 MB; when they are more, all are forgotten."""
+"""Words whose ids are kept, about 150 MB; when there are more, all are forgotten."""
 
 
 def open_tokenizer(path: str) -> Tokenizer:
@@ -42,7 +42,7 @@ class TextEncoder:
         self._forget()
 
     def encode(self, texts: pa.Array, end_id: int | None) -> tuple[np.ndarray, np.ndarray]:
-        """(ids of all texts one after the other, length of each), `end_id` behind each text where one is given."""
+        """(ids of all texts one after the other, length of each), `end_id` after each text where one is given."""
         if not self._has_glm_words:
             return self._encode_by_library(texts.to_pylist(), end_id)
         parts = [self._encode_pretokens(chunk, end_id) for chunk in cut_pretokens(texts)]
@@ -66,11 +66,11 @@ class TextEncoder:
         counts = self._counts[numbers]
         ends = np.cumsum(counts)
         before = np.concatenate([[0], ends])
-        places = np.repeat(self._starts[numbers] - before[:-1], counts) + np.arange(before[-1])
-        return self._ids[places], np.diff(before[bounds])
+        indices = np.repeat(self._starts[numbers] - before[:-1], counts) + np.arange(before[-1])
+        return self._ids[indices], np.diff(before[bounds])
 
     def _numbers_of(self, words: list[str]) -> np.ndarray:
-        """Of each word its place among those known; new ones are encoded. 0 is kept for the end of a document."""
+        """Index of each word among the known words; new ones are encoded. Index 0 is the end of a document."""
         if len(self._known) > MAX_KNOWN_WORDS:
             self._forget()
         new = [word for word in words if word not in self._known]
@@ -83,8 +83,8 @@ class TextEncoder:
         return np.fromiter(map(self._known.__getitem__, words), np.int64, len(words))
 
     def _encode_words(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(ids of all words, length of each). As the pipeline does: no special token is sought, a pre-token is not cut
-        again."""
+        """(ids of all words, length of each), as from the library's pipeline: special tokens are not recognized, and a
+        pre-token is not cut again."""
         encoded = [self._tokenize(word.encode().decode("latin-1").translate(self._stand_ins)) for word in words]
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         return np.fromiter((token.id for tokens in encoded for token in tokens), np.int32, int(lengths.sum())), lengths
@@ -95,7 +95,7 @@ class TextEncoder:
 
 
 def has_glm_words(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer cuts texts as GLM's does and encodes every pre-token for itself."""
+    """Whether the tokenizer cuts texts as GLM's does and encodes every pre-token separately."""
     layout = json.loads(tokenizer.to_str())
     split = {"type": "Split", "pattern": {"Regex": PRETOKENIZER_PATTERN}, "behavior": "Isolated", "invert": False}
     parts = (layout["pre_tokenizer"] or {}).get("pretokenizers", [])

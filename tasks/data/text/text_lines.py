@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 BULLETS = "•‣⁃◦▪●○-*"
 PLAIN_BULLETS = "-*"
 TERMINATORS = ".!?…。！？؟۔।॥։።፧။។៕།༎᙮᠃᜶"
-"""What ends a sentence, in all scripts that mark it; behind it a closing mark may stand."""
+"""Characters that end a sentence, in all scripts that mark it; a closing mark may follow."""
 WIDE_TERMINATORS = "。！？"
-"""These need no space behind them."""
+"""Terminators that need no space after them."""
 CLOSERS = "\"'”’»)]」』"
 LINE_ENDS = TERMINATORS + "\"'”’»」』"
-"""What a line of prose ends with: C4's full stop, exclamation mark, question mark and closing quotation marks, in all
-scripts."""
+"""Last characters of a line of prose: C4's full stop, exclamation mark, question mark and closing quotation marks, in
+all scripts."""
 PROSE_SENTENCES = 10
-"""A line that holds so many is a paragraph, also where a cut text ends in the middle of one."""
+"""Sentences of a line that is a paragraph, even where a cut text ends in the middle of one."""
 NEWLINE, DOT, ELLIPSIS = ord("\n"), ord("."), ord("…")
 SPACE, BULLET, TERMINATOR, WIDE, CLOSER, LINE_END = 1, 2, 4, 8, 16, 32
 """Bits of a code point's kinds."""
 
 
 class Lines:
-    """The lines with visible characters of all texts, without the white space around them; `text_starts` has one entry
-    more than texts."""
+    """The lines of all texts that have visible characters, without the white space around them. `text_starts` has one
+    entry more than there are texts."""
 
     def __init__(self, points: Points, text_starts: I64) -> None:
         self.points = points
@@ -45,16 +45,16 @@ class Lines:
         self.line_of_point = np.cumsum(points == NEWLINE) + np.repeat(
             np.arange(len(text_starts) - 1), np.diff(text_starts)
         )
-        places = np.flatnonzero((self.kinds & SPACE) == 0)
-        numbers = self.line_of_point[places]
-        is_first = np.ones(len(places), dtype=bool)
+        positions = np.flatnonzero((self.kinds & SPACE) == 0)
+        numbers = self.line_of_point[positions]
+        is_first = np.ones(len(positions), dtype=bool)
         is_first[1:] = numbers[1:] != numbers[:-1]
-        is_last = np.ones(len(places), dtype=bool)
+        is_last = np.ones(len(positions), dtype=bool)
         is_last[:-1] = is_first[1:]
-        self.starts = places[is_first]
-        self.stops = places[is_last] + 1
+        self.starts = positions[is_first]
+        self.stops = positions[is_last] + 1
         self.numbers = numbers[is_first]
-        """Place of each line among all lines, empty ones too."""
+        """Index of each line among all lines, including empty ones."""
         self.offsets = np.searchsorted(self.starts, text_starts)
         """Lines of text i are offsets[i]:offsets[i + 1]."""
         self.sentence_ends = sentence_ends(self.kinds, text_starts)
@@ -77,8 +77,7 @@ class Lines:
         return (last == ELLIPSIS) | dots
 
     def is_terminated(self) -> Bools:
-        """Ends as a line of prose does, or with a full stop in brackets, or holds so many sentences that it is prose
-        whatever its end."""
+        """Whether each line ends as prose does or with a full stop in brackets, or has PROSE_SENTENCES sentences."""
         ends = (self.kinds[self.stops - 1] & LINE_END) > 0
         before, third = (self.kinds[np.maximum(self.stops - back, 0)] & TERMINATOR > 0 for back in (2, 3))
         ends |= (
@@ -92,16 +91,16 @@ class Lines:
     def is_shorter_than(self, num_chars: int) -> Bools:
         return self.stops - self.starts < num_chars
 
-    def holds(self, places: I64) -> Bools:
-        """Whether one of these places in the joined texts lies in the line."""
-        return np.isin(self.numbers, self.line_of_point[places])
+    def holds(self, positions: I64) -> Bools:
+        """Whether each line holds one of these positions in the joined texts."""
+        return np.isin(self.numbers, self.line_of_point[positions])
 
     def repeated(self) -> tuple[F64, F64]:
-        """Shares of lines, and of the lines' characters, that stood before in the same text."""
+        """Shares of lines, and of the lines' characters, that repeat an earlier line of the same text."""
         return _repeated(self.points, self.starts, self.stops, self.offsets)
 
     def repeated_paragraphs(self) -> tuple[F64, F64]:
-        """The same of paragraphs: runs of lines with no empty one between them."""
+        """The same shares for paragraphs: runs of lines without an empty line between them."""
         owners = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
         begins = np.ones(len(self.starts), dtype=bool)
         begins[1:] = (np.diff(self.numbers) > 1) | (np.diff(owners) > 0)
@@ -111,17 +110,18 @@ class Lines:
 
 
 def sentence_ends(kinds: NDArray[np.uint8], text_starts: I64) -> I64:
-    """Places of the terminators with white space, a wide character or nothing after them."""
+    """Positions of the terminators that are wide, or that white space or the text's end follows."""
     ends = np.flatnonzero(kinds & TERMINATOR)
     text_stops = text_starts[np.searchsorted(text_starts, ends, side="right")]
     others = np.append(np.flatnonzero((kinds & (TERMINATOR | CLOSER)) == 0), len(kinds))
-    behind = np.minimum(others[np.searchsorted(others, ends + 1)], text_stops)
+    after = np.minimum(others[np.searchsorted(others, ends + 1)], text_stops)
     is_wide = (kinds[ends] & WIDE) > 0
-    return ends[is_wide | (behind == text_stops) | ((kinds[np.minimum(behind, len(kinds) - 1)] & SPACE) > 0)]
+    return ends[is_wide | (after == text_stops) | ((kinds[np.minimum(after, len(kinds) - 1)] & SPACE) > 0)]
 
 
 def count_sentences(kinds: NDArray[np.uint8], text_starts: I64, ends: I64) -> I64:
-    """Runs of visible characters up to one of the `ends` of sentence_ends, or up to the text's end."""
+    """Number of sentences per text: runs of visible characters up to one of `ends` (sentence_ends) or the text's
+    end."""
     body = np.concatenate(([0], np.cumsum((kinds & (TERMINATOR | CLOSER | SPACE)) == 0)))
     marks = np.sort(np.concatenate((ends, text_starts[1:])), kind="stable")
     before = np.sort(np.concatenate((ends, text_starts[:-1])), kind="stable")
@@ -131,21 +131,21 @@ def count_sentences(kinds: NDArray[np.uint8], text_starts: I64, ends: I64) -> I6
 
 
 def find_phrases(points: Points, text_starts: I64, phrases: tuple[str, ...]) -> I64:
-    """Where a phrase (ASCII, in lower case) begins in the joined texts, whatever its case there; none reaches over the
-    end of a text."""
+    """Positions in the joined texts at which a phrase (ASCII, in lower case) begins, in any case; matches across the
+    end of a text do not count."""
     lower = np.where((points >= ord("A")) & (points <= ord("Z")), points + np.uint32(32), points)
     joined = lower.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
-    found = []
+    spans = []
     for phrase in phrases:
-        place = joined.find(phrase)
-        while place >= 0:
-            found.append((place, len(phrase)))
-            place = joined.find(phrase, place + 1)
-    if not found:
+        position = joined.find(phrase)
+        while position >= 0:
+            spans.append((position, len(phrase)))
+            position = joined.find(phrase, position + 1)
+    if not spans:
         return np.zeros(0, dtype=np.int64)
-    places, lengths = np.array(sorted(found), dtype=np.int64).T
-    stops = text_starts[np.searchsorted(text_starts, places, side="right")]
-    return places[places + lengths <= stops]
+    positions, lengths = np.array(sorted(spans), dtype=np.int64).T
+    stops = text_starts[np.searchsorted(text_starts, positions, side="right")]
+    return positions[positions + lengths <= stops]
 
 
 def kinds_of(points: Points) -> NDArray[np.uint8]:

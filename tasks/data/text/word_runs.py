@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     U64 = NDArray[np.uint64]
     I64 = NDArray[np.int64]
 
-NO_PLACES = np.empty(0, dtype=np.int64)
+NO_STARTS = np.empty(0, dtype=np.int64)
 
 
 class Runs:
-    """Hashes of runs of words of a batch, equal for equal runs wherever they stand: differences of one running sum of
+    """Hashes of runs of words in a batch, equal for equal runs at any position: differences of one running sum of
     powers."""
 
     def __init__(self, words: Words) -> None:
@@ -33,7 +33,7 @@ class Runs:
         return (
             np.flatnonzero(self.owners[size - 1 :] == self.owners[: len(self.owners) - size + 1])
             if len(self.owners) >= size
-            else NO_PLACES
+            else NO_STARTS
         )
 
     def hashes(self, starts: I64, lengths: I64 | int) -> U64:

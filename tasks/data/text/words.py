@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     I64 = NDArray[np.int64]
 
 SEPARATOR, LETTER, NUMBER, SINGLE, OPERATOR = 0, 1, 2, 3, 4
-"""Classes of code points; NUMBER stands for what continues a word without being a letter: digits, marks, underscore."""
+"""Classes of code points; NUMBER: characters that continue a word without being a letter: digits, marks, underscore."""
 OPERATORS = "+-*/=<>^%"
-"""Words of their own, where they stand alone and `with_operators` is asked for: else `12 + 7 = 19` would be found in
+"""Signs that are words with `with_operators`, if no other sign is next to them: without them `12 + 7 = 19` would match
 `... = 12`, `7 + 19 = 26`. Runs such as `==` or an underline stay separators."""
 SINGLE_RANGES = (
     (0x0E00, 0x0E7F),
@@ -55,10 +55,10 @@ class Words:
     offsets: I64
     """Words of text i are offsets[i]:offsets[i + 1]."""
     is_single: NDArray[np.bool_]
-    """Characters that are words by themselves."""
+    """Whether the word is one character of a script without spaces."""
     has_letter: NDArray[np.bool_]
     starts: I64
-    """Place of each word's first code point in all texts joined."""
+    """Position of each word's first code point in the joined texts."""
 
     @property
     def counts(self) -> I64:
@@ -78,14 +78,14 @@ def split_words(texts: Sequence[str], with_operators: bool = False, with_signs: 
     classes, lower = _tables()
     kinds = classes[points]
     is_first, is_last = _text_ends(text_starts)
-    alone = kinds == SINGLE
+    is_own_word = kinds == SINGLE
     if with_operators:
         signs = kinds == OPERATOR
-        alone |= signs & ~_shifted(signs, 1, is_first) & ~_shifted(signs, -1, is_last)
+        is_own_word |= signs & ~_shifted(signs, 1, is_first) & ~_shifted(signs, -1, is_last)
     if with_signs:
-        alone |= ((kinds == SEPARATOR) | (kinds == OPERATOR)) & _visible()[points]
-    inside = (kinds == LETTER) | (kinds == NUMBER) | alone
-    joined = inside & ~alone
+        is_own_word |= ((kinds == SEPARATOR) | (kinds == OPERATOR)) & _visible()[points]
+    inside = (kinds == LETTER) | (kinds == NUMBER) | is_own_word
+    joined = inside & ~is_own_word
     begins = inside & ~(joined & _shifted(joined, 1, is_first))
     ends = inside & ~(joined & _shifted(joined, -1, is_last))
     starts, stops = np.flatnonzero(begins), np.flatnonzero(ends) + 1
@@ -106,21 +106,21 @@ def joined_words(parts: Sequence[Words]) -> Words:
 
 
 def _text_ends(text_starts: I64) -> tuple[I64, I64]:
-    """Places of the first and of the last code point of each text that has any."""
+    """Positions of the first and of the last code point of each text that has any."""
     filled = np.diff(text_starts) > 0
     return text_starts[:-1][filled], text_starts[1:][filled] - 1
 
 
 def _shifted(values: NDArray[np.bool_], by: int, outside: I64) -> NDArray[np.bool_]:
-    """The value of the code point before (by 1) or behind (by -1) each one; False at the `outside` places, where
-    another text is."""
+    """The value of the code point before (by 1) or after (by -1) each one; False at the positions `outside`, where the
+    neighbour belongs to another text."""
     moved = np.roll(values, by)
     moved[outside] = False
     return moved
 
 
 def span_hashes(values: NDArray[np.uint32], starts: I64, stops: I64) -> U64:
-    """A polynomial hash of each span values[start:stop], equal for equal spans wherever they stand."""
+    """A polynomial hash of each span values[start:stop], equal for equal spans at any position."""
     powers, inverse_powers = base_powers(len(values) + 1)
     sums = np.zeros(len(values) + 1, dtype=np.uint64)
     np.cumsum((values.astype(np.uint64) + np.uint64(1)) * powers[: len(values)], out=sums[1:])
@@ -135,14 +135,14 @@ def mix(values: U64) -> U64:
 
 
 def ngram_hashes(words: Words, size: int, whole_if_shorter: bool = False) -> tuple[U64, I64]:
-    """Hashes of every run of `size` words, and the text each belongs to; texts with fewer words give none, or one for
-    all of them."""
+    """Hashes of every run of `size` words, and the text each belongs to. A text with fewer words has none; with
+    `whole_if_shorter` it has one hash, of all its words."""
     text_of_word = np.repeat(np.arange(len(words.counts)), words.counts)
     num_runs = max(len(words.hashes) - size + 1, 0)
     hashes = np.zeros(num_runs, dtype=np.uint64)
-    for place in range(size):
+    for offset in range(size):
         hashes *= BASE
-        hashes += words.hashes[place : place + num_runs]
+        hashes += words.hashes[offset : offset + num_runs]
     texts = text_of_word[:num_runs]
     is_inside = texts == text_of_word[size - 1 : size - 1 + num_runs]
     hashes, texts = hashes[is_inside], texts[is_inside]
@@ -155,7 +155,7 @@ def ngram_hashes(words: Words, size: int, whole_if_shorter: bool = False) -> tup
 
 
 def _whole_hash(words: Words, text: np.intp) -> np.uint64:
-    """The same hash as `ngram_hashes` gives a run of as many words."""
+    """The hash of all words of a text, equal to that of ngram_hashes for a run of as many words."""
     value = 0
     for word in words.hashes[words.offsets[text] : words.offsets[text + 1]].tolist():
         value = (value * int(BASE) + word) % (1 << 64)
@@ -180,7 +180,7 @@ def base_powers(length: int) -> tuple[U64, U64]:
 
 @cache
 def _visible() -> NDArray[np.bool_]:
-    """Whether a code point leaves ink: all but white space, control and format characters."""
+    """Whether a code point is visible: all but white space, control and format characters."""
     visible = np.ones(NUM_CODE_POINTS, dtype=np.bool_)
     visible[[point for point in range(0x20000) if unicodedata.category(chr(point))[0] in "ZC"]] = False
     return visible
@@ -188,8 +188,8 @@ def _visible() -> NDArray[np.bool_]:
 
 @cache
 def _tables() -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Class and simple lower case of every code point; beyond the planes with scripts in use (0 to 3) all are letters
-    of themselves."""
+    """Class and simple lower case of every code point; beyond planes 0 and 1 all are SINGLE, or letters
+    without a lower case."""
     classes = np.full(NUM_CODE_POINTS, LETTER, dtype=np.uint8)
     lower = np.arange(NUM_CODE_POINTS, dtype=np.uint32)
     for point in range(0x20000):

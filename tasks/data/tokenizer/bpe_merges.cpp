@@ -1,6 +1,6 @@
 // Byte-pair merges from a table (word -> count), in the order of the trainer of the `tokenizers` library (BpeTrainer::do_train): the pair
 // with the highest count first, of equal ones the pair of the lowest ids. Counts have 64 bits. One thread: a merge touches few words.
-// What grows with the words lies in flat arrays, 120 bytes per word where they have 14 bytes, in memory up to a limit, beyond it in files.
+// Data that grows with the words is in flat arrays, 120 bytes per word of 14 bytes, in memory up to a limit, beyond it in files.
 
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 #include "growing_array.h"
 #include "pair_counts.h"
-#include "place_lists.h"
+#include "position_lists.h"
 
 namespace {
 
@@ -22,7 +22,7 @@ constexpr int64_t MERGES_DO_NOT_FIT = -1, NO_ROOM = -2, TOO_MANY_WORDS = -3;
 struct Candidate {
     int64_t count;
     Pair pair;
-    uint64_t places;  // the word's place where there is one, else the number of a list
+    uint64_t positions;  // the word's position if it is the only one, else the number of a list
     uint32_t age;
     bool is_single;
 
@@ -47,7 +47,7 @@ class Learner {
             tokens_[byte_ids[byte]] = std::string(1, static_cast<char>(byte));
             ids_[tokens_[byte_ids[byte]]] = byte_ids[byte];
         }
-        words_.resize(2);  // no word has place 0
+        words_.resize(2);  // no word has position 0
     }
 
     // A word's record: its count in one unit of 16 bits, or LARGE and four, its symbols, END, up to a multiple of two units. A byte is a
@@ -57,7 +57,7 @@ class Learner {
             const int64_t length = starts[word + 1] - starts[word], count = counts[word];
             if (length < 2) continue;
             const size_t begin = words_.size();
-            if (begin / 2 >> PLACE_BITS) throw TooManyWords{};
+            if (begin / 2 >> POSITION_BITS) throw TooManyWords{};
             const bool is_large = count < 0 || count >= LARGE;
             words_.resize((begin + (is_large ? 5 : 1) + length + 1 + 1) / 2 * 2);
             uint16_t *unit = &words_[begin];
@@ -90,8 +90,8 @@ class Learner {
             merged_ = id_of(tokens_[left_] + tokens_[right_]);
             merges.push_back({left_, right_, merged_});
             ++age_;
-            if (top.is_single) merge_in(top.places);
-            else lists_.for_each(static_cast<uint32_t>(top.places), [this](uint64_t place) { merge_in(place); });
+            if (top.is_single) merge_in(top.positions);
+            else lists_.for_each(static_cast<uint32_t>(top.positions), [this](uint64_t position) { merge_in(position); });
             release(top);
             queue_pending();
         }
@@ -101,7 +101,7 @@ class Learner {
     std::vector<Merge> merges;
 
   private:
-    static constexpr int PLACE_BITS = 40;
+    static constexpr int POSITION_BITS = 40;
     static constexpr uint16_t END = 0x4000, LARGE = 0x8000, MERGED = 0x8000;
     static constexpr uint32_t NONE = ~uint32_t{0};
 
@@ -113,9 +113,9 @@ class Learner {
         return entry->second;
     }
 
-    // The symbols of a record into symbols_; gives where they begin, and its count.
-    uint16_t *read_word(uint64_t place, int64_t &count) {
-        uint16_t *unit = &words_[2 * place];
+    // Reads the symbols of a record into symbols_; returns where they begin, and sets `count`.
+    uint16_t *read_word(uint64_t position, int64_t &count) {
+        uint16_t *unit = &words_[2 * position];
         count = *unit++;
         if (count == LARGE) {
             memcpy(&count, unit, sizeof count);
@@ -133,10 +133,10 @@ class Learner {
         return unit;
     }
 
-    // Word::merge of the reference. The merged pair's own count stays as it was, there as here.
-    void merge_in(uint64_t place) {
+    // Word::merge of the reference. As there, the merged pair's own count does not change.
+    void merge_in(uint64_t position) {
         int64_t count;
-        uint16_t *unit = read_word(place, count);
+        uint16_t *unit = read_word(position, count);
         const size_t length = symbols_.size();
         size_t kept = 0;
         for (size_t at = 0; at < length; ++at) {
@@ -146,12 +146,12 @@ class Learner {
             }
             if (kept > 0) {
                 pair_counts_[pair_of(symbols_[kept - 1], left_)] -= count;
-                add_place(pair_of(symbols_[kept - 1], merged_), place, count);
+                add_position(pair_of(symbols_[kept - 1], merged_), position, count);
             }
             ++at;
             if (at + 1 < length) {
                 pair_counts_[pair_of(right_, symbols_[at + 1])] -= count;
-                add_place(pair_of(merged_, symbols_[at + 1]), place, count);
+                add_position(pair_of(merged_, symbols_[at + 1]), position, count);
             }
             symbols_[kept++] = merged_;
         }
@@ -164,7 +164,7 @@ class Learner {
         *unit = END;
     }
 
-    void add_place(Pair pair, uint64_t place, int64_t count) {
+    void add_position(Pair pair, uint64_t position, int64_t count) {
         pair_counts_[pair] += count;
         // Every new pair holds the merged token: the other one names it.
         const int32_t left = static_cast<int32_t>(pair >> 32), right = static_cast<int32_t>(pair & 0xFFFFFFFFu);
@@ -176,41 +176,41 @@ class Learner {
             pending_.emplace_back();
             pending_.back().key = pair;
         }
-        if (pending_[slots[other]].note(place)) events_.push_back(static_cast<uint64_t>(slots[other]) << PLACE_BITS | place);
+        if (pending_[slots[other]].note(position)) events_.push_back(static_cast<uint64_t>(slots[other]) << POSITION_BITS | position);
     }
 
-    // The pairs of bytes: their table is small, so their places are counted first and written in a second pass.
+    // The pairs of bytes: their table is small, so their positions are counted first and written in a second pass.
     void index_bytes() {
-        std::vector<Pending> found(1 << 16);
+        std::vector<Pending> noted(1 << 16);
         std::vector<int64_t> counts(1 << 16);
         for (const bool is_second : {false, true}) {
             for (size_t unit = 2; unit < words_.size();) {
-                const uint64_t place = unit / 2;
+                const uint64_t position = unit / 2;
                 int64_t count;
-                const size_t begin = read_word(place, count) - words_.begin();
+                const size_t begin = read_word(position, count) - words_.begin();
                 for (size_t at = 0; at + 1 < symbols_.size(); ++at) {
                     const size_t pair = symbols_[at] << 8 | symbols_[at + 1];
                     if (is_second) {
-                        write(found[pair], place);
+                        write(noted[pair], position);
                     } else {
                         counts[pair] += count;
-                        found[pair].note(place);
+                        noted[pair].note(position);
                     }
                 }
                 unit = (begin + symbols_.size() + 2) / 2 * 2;
             }
             if (is_second) return;
-            for (size_t pair = 0; pair < found.size(); ++pair) {
-                found[pair].key = pair_of(pair >> 8, pair & 255);
-                if (counts[pair] != 0) pair_counts_[found[pair].key] = counts[pair];
+            for (size_t pair = 0; pair < noted.size(); ++pair) {
+                noted[pair].key = pair_of(pair >> 8, pair & 255);
+                if (counts[pair] != 0) pair_counts_[noted[pair].key] = counts[pair];
             }
-            make_lists(found);
+            make_lists(noted);
         }
     }
 
     void queue_pending() {
         make_lists(pending_);
-        for (const uint64_t event : events_) write(pending_[event >> PLACE_BITS], event & ((uint64_t{1} << PLACE_BITS) - 1));
+        for (const uint64_t event : events_) write(pending_[event >> POSITION_BITS], event & ((uint64_t{1} << POSITION_BITS) - 1));
         events_.resize(0);
         for (const Pending &pending : pending_) {
             const size_t left = pending.key >> 32, right = pending.key & 0xFFFFFFFFu;
@@ -220,25 +220,25 @@ class Learner {
         pending_.clear();
     }
 
-    // Room for the places of each pair, and its candidate.
-    void make_lists(std::vector<Pending> &found) {
+    // Makes the list of positions and the candidate of each pair.
+    void make_lists(std::vector<Pending> &noted) {
         uint64_t needed = 0;
-        for (const Pending &pending : found) needed += pending.num_places > 1 ? PlaceLists::needed(pending) : 0;
+        for (const Pending &pending : noted) needed += pending.num_positions > 1 ? PositionLists::needed(pending) : 0;
         lists_.reserve(needed);
-        for (Pending &pending : found) {
-            const int64_t count = pending.num_places ? pair_counts_.get(pending.key) : 0;
+        for (Pending &pending : noted) {
+            const int64_t count = pending.num_positions ? pair_counts_.get(pending.key) : 0;
             if (count <= 0) continue;
-            const bool is_single = pending.num_places == 1;
+            const bool is_single = pending.num_positions == 1;
             queue({count, pending.key, is_single ? pending.last : lists_.make(pending), age_, is_single});
         }
     }
 
-    void write(Pending &pending, uint64_t place) {
-        if (pending.written_to) lists_.write(pending, place);
+    void write(Pending &pending, uint64_t position) {
+        if (pending.written_to) lists_.write(pending, position);
     }
 
     void release(const Candidate &candidate) {
-        if (!candidate.is_single) lists_.release(static_cast<uint32_t>(candidate.places));
+        if (!candidate.is_single) lists_.release(static_cast<uint32_t>(candidate.positions));
     }
 
     // Pairs too rare to be learned wait outside the heap: their number grows with the words, and none is on top before the heap is empty.
@@ -248,7 +248,7 @@ class Learner {
         std::push_heap(queue_.begin(), queue_.end());
     }
 
-    // A rare pair's count can have risen since, where its token came back by another way.
+    // A rare pair's count can have risen since, if another pair gave one of its tokens.
     bool take_rare() {
         if (rare_are_queued_ || rare_.size() == 0) return false;
         queue_.swap(rare_);
@@ -258,8 +258,8 @@ class Learner {
     }
 
     Array<uint16_t> words_;
-    PlaceLists lists_;
-    Array<uint64_t> events_;  // what a merge adds: number of the pending pair << PLACE_BITS | place
+    PositionLists lists_;
+    Array<uint64_t> events_;  // what a merge adds: number of the pending pair << POSITION_BITS | position
     Array<Candidate> queue_, rare_;
     PairCounts pair_counts_;
     uint16_t byte_ids_[256];
@@ -274,7 +274,7 @@ class Learner {
     bool rare_are_queued_ = false;
 };
 
-// What went wrong, as a number: nothing may be thrown through C.
+// The result, or a status below zero for an exception: none may pass through C.
 template <typename Work>
 int64_t status_of(Work work) {
     try {
@@ -309,7 +309,7 @@ int64_t add_words(Learner *learner, const uint8_t *text, const int64_t *starts, 
     });
 }
 
-// Learns at most `max_merges` merges into `merges` (left, right, merged id); gives how many there are, or a status below zero.
+// Learns at most `max_merges` merges into `merges` (left, right, merged id); returns their number, or a status below zero.
 int64_t learn_merges(Learner *learner, int64_t vocab_size, int64_t min_count, int32_t *merges, int64_t max_merges) {
     return status_of([=] {
         learner->learn(vocab_size, min_count);

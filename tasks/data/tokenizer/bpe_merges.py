@@ -19,28 +19,28 @@ from model.text.tokenizer_layout import byte_characters
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 NO_ROOM, TOO_MANY_WORDS = -2, -3
-"""As in bpe_merges.cpp."""
+"""Statuses of bpe_merges.cpp."""
 
 
 class WordTable(NamedTuple):
-    """Distinct words, one after the other in `text`, and how often each occurs."""
+    """Distinct words, one after the other in `text`, with their counts."""
 
     text: np.ndarray
     """uint8."""
     starts: np.ndarray
-    """int64: where each word begins in the text, and where the last ends."""
+    """int64: offset of each word in the text, and the end of the last."""
     counts: np.ndarray
     """int64."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Where the learner's arrays lie: in memory up to `memory_bytes`, beyond in nameless files, which the system evicts
-    as it needs."""
+    """Memory for the learner's arrays: up to `memory_bytes`, beyond that in unnamed files, which the system evicts when
+    it needs memory."""
 
     memory_bytes: int
     directory: Path | None
-    """None: there are no files."""
+    """Directory of the files; None for no files."""
 
 
 IN_MEMORY = Room(2**62, None)
@@ -56,7 +56,7 @@ def learn_merges(
     """(left, right, merged) tokens of a vocabulary of at most `num_tokens`, the 256 bytes included, in the order
     learned.
 
-    A word stands in one table only, once. Raises NoRoomError."""
+    Each word may be in only one table, once. Raises NoRoomError."""
     characters = byte_characters()
     alphabet = sorted(characters)
     byte_ids = np.array([alphabet.index(character) for character in characters], dtype=np.int32)
@@ -68,7 +68,7 @@ def learn_merges(
     try:
         for table in words:
             _add(learner, table, room)
-        # Two pairs may write one token, so there can be more merges than tokens; twice as many were never seen.
+        # Two pairs may give the same token, so there can be more merges than tokens; twice as many were never seen.
         merges = np.empty((2 * num_tokens + 16, 3), dtype=np.int32)
         arguments = ctypes.c_int64(num_tokens), ctypes.c_int64(min_count), _pointer(merges), ctypes.c_int64(len(merges))
         num_merges = _checked(learner, library.learn_merges(learner, *arguments), room)
@@ -86,12 +86,12 @@ def _add(learner: ctypes.c_void_p, table: WordTable, room: Room) -> None:
 
 def _spelled(merges: np.ndarray, alphabet: list[str]) -> list[tuple[str, str, str]]:
     tokens = list(alphabet)
-    found = []
+    merged_tokens = []
     for left, right, merged in merges.tolist():
         if merged == len(tokens):
             tokens.append(tokens[left] + tokens[right])
-        found.append((tokens[left], tokens[right], tokens[merged]))
-    return found
+        merged_tokens.append((tokens[left], tokens[right], tokens[merged]))
+    return merged_tokens
 
 
 def _library() -> ctypes.CDLL:
@@ -106,7 +106,7 @@ def _checked(learner: ctypes.c_void_p, status: int, room: Room) -> int:
     if status == NO_ROOM:
         raise NoRoomError(_no_room(room, _library().bytes_in_files(learner)))
     if status == TOO_MANY_WORDS:
-        raise NoRoomError("a pair of bytes occurs in more words than a list can name (4 GiB of places)")
+        raise NoRoomError("a pair of bytes occurs in more words than a list can name (4 GiB of positions)")
     assert status >= 0, "more merges than twice the vocabulary"
     return status
 

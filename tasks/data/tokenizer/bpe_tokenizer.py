@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MIN_PAIR_COUNT = 2
-"""A pair that occurs once in the sample is no pattern."""
+"""Least count of a learned pair: a pair that occurs once in the sample is no pattern."""
 
 
 def train_bpe(texts: Iterator[str], num_ordinary_tokens: int) -> Tokenizer:
-    """Learn the merges from texts at hand; GLM's special tokens get the ids from `num_ordinary_tokens` on."""
+    """Learn the merges from texts in memory; GLM's special tokens get the ids from `num_ordinary_tokens` on."""
     return bpe_of_words([count_texts(texts)], num_ordinary_tokens, SPECIAL_TOKENS)
 
 
@@ -35,16 +35,16 @@ def bpe_of_words(
 
     learned = learn_merges(words, num_ordinary_tokens, MIN_PAIR_COUNT, room)
     tokens = dict.fromkeys([*sorted(byte_characters()), *(merged for _, _, merged in learned)])
-    num_found = len(tokens)
-    if num_found != num_ordinary_tokens:
+    num_learned = len(tokens)
+    if num_learned != num_ordinary_tokens:
         raise ValueError(
-            f"the tokenizer sample holds only {num_found} ordinary tokens (256 bytes, {num_found - 256} pairs that "
+            f"the tokenizer sample holds only {num_learned} ordinary tokens (256 bytes, {num_learned - 256} pairs that "
             f"occur twice or more), "
-            f"tokenizer.num_ordinary_tokens asks for {num_ordinary_tokens}: lower it to at most {num_found}, "
+            f"tokenizer.num_ordinary_tokens asks for {num_ordinary_tokens}: lower it to at most {num_learned}, "
             "raise tokenizer.sample_chars or bring more text"
         )
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    # A pair can be learned twice, where its token came back by another way: as in the reference, the last one counts.
+    # A pair can be learned twice, if another pair gives one of its tokens: as in the reference, the last merge counts.
     merges = list(reversed(dict.fromkeys((left, right) for left, right, _ in reversed(learned))))
     tokenizer = Tokenizer(models.BPE(vocabulary, merges))
     split = pre_tokenizers.Split(Regex(PRETOKENIZER_PATTERN), behavior="isolated")
@@ -76,7 +76,7 @@ def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def write_json(value: Any, path: os.PathLike[str]) -> None:
-    """One spelling of a JSON file."""
+    """Write a JSON file with fixed indentation and order of keys."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, sort_keys=True, ensure_ascii=False)
         file.write("\n")

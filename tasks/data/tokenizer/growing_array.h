@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-// Thrown where an array has no room left: the disk is full, or neither memory nor a file is given.
+// Thrown where an array cannot grow: the disk is full, or the memory limit is reached and there are no files.
 struct NoRoom {};
 
 // Anonymous memory that the arrays may take together, and the folder of the files that hold the rest, "" for none: pages that the
@@ -25,7 +25,7 @@ struct Room {
 template <typename T>
 class Array {
   public:
-    // `share` of the room's limit is what this array may take: what is read in order leaves memory to what is read at random.
+    // This array may take `share` of the room's limit: arrays that are read in order leave memory to those that are read at random.
     explicit Array(Room &room, double share = 1) : room_(&room), share_(share) {}
     Array(const Array &) = delete;
     Array &operator=(const Array &) = delete;
@@ -48,7 +48,7 @@ class Array {
         std::swap(file_, other.file_);
     }
 
-    // New elements hold anything.
+    // New elements are not initialised.
     void resize(size_t size) {
         if (size > capacity_) grow(std::max(size, capacity_ + capacity_ / 4 + 4096 / sizeof(T)));
         size_ = size;
@@ -60,8 +60,8 @@ class Array {
         data_[size_ - 1] = copy;
     }
 
-    T &operator[](size_t place) { return data_[place]; }
-    const T &operator[](size_t place) const { return data_[place]; }
+    T &operator[](size_t index) { return data_[index]; }
+    const T &operator[](size_t index) const { return data_[index]; }
     T *begin() { return data_; }
     T *end() { return data_ + size_; }
     size_t size() const { return size_; }

@@ -1,4 +1,4 @@
-// How often every pair of neighbouring tokens occurs.
+// Counts of the pairs of neighbouring tokens.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 using Pair = uint64_t;  // left id << 32 | right id: compares as the pair of ids does
 
-// Count of every pair, in open addressing, ordered by hash: growing reads and writes in order. Pairs whose count fell to zero are
-// forgotten when the table grows: absent is zero.
+// Count of every pair, in open addressing, ordered by hash, so that growing reads and writes in order. Pairs whose count fell to zero
+// are removed when the table grows; an absent pair has count zero.
 class PairCounts {
   public:
     explicit PairCounts(Room &room) : room_(room), slots_(room) { fill(slots_, 1 << 16); }

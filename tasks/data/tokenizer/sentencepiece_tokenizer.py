@@ -1,8 +1,8 @@
-"""A tokenizer that SentencePiece trains, as the same object of the `tokenizers` library that byte-level BPE is.
+"""A tokenizer that SentencePiece trains, as an object of the `tokenizers` library like byte-level BPE.
 
-Text goes in as it is (no normalization, no blank put in front). Characters without a piece are written as bytes. So
-every text comes back as it was, except the sign U+2581, which SentencePiece itself uses for the blank. Training takes
-the sample on one machine, in one thread.
+Text is not changed before encoding (no normalization, no leading blank). Characters without a piece are written as
+bytes. So decoding gives every text back, except the sign U+2581, which SentencePiece itself uses for the blank.
+Training takes the sample on one machine, in one thread.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MODEL_TYPES = {"sentencepiece_bpe": "bpe", "sentencepiece_unigram": "unigram"}
 def train_sentencepiece(
     texts: list[str], kind: str, num_ordinary_tokens: int, special_tokens: tuple[str, ...], model_path: Path
 ) -> Tokenizer:
-    """Train on the lines of texts, write SentencePiece's own model, and give it in the layout of the house.
+    """Train on the lines of texts, write SentencePiece's model, and return it as a tokenizer of `tokenizers`.
 
-    Raises ValueError with what SentencePiece said, where the texts do not hold a vocabulary of this size."""
+    Raises ValueError with SentencePiece's message where the texts do not hold a vocabulary of this size."""
     import sentencepiece
 
     model = io.BytesIO()
@@ -68,8 +68,8 @@ def train_sentencepiece(
 
 def _with_exact_scores(model: bytes) -> bytes:
     """The model with scores in steps of 1/256: sums of some thousands have no rounding errors in 32 bits, so the
-    processor and the `tokenizers` library, which adds 64-bit numbers, choose the same of several ways that are equally
-    good."""
+    processor and the `tokenizers` library, which adds 64-bit numbers, make the same choice among equally good
+    segmentations."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
@@ -97,8 +97,8 @@ def as_tokenizer(processor: SentencePieceProcessor, kind: str) -> Tokenizer:
         model = models.BPE(vocabulary, merges_of(ordinary), unk_token=UNKNOWN, fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Replace(" ", BLANK)  # pyright: ignore[reportAttributeAccessIssue]
-    # A piece has a blank at its front only, so words are encoded one by one: faster, and scores of long texts lose no
-    # digits.
+    # A piece has a blank only at its beginning, so words are encoded one by one: that is faster, and scores of long
+    # texts lose no digits.
     words = pre_tokenizers.Split(BLANK, "merged_with_next")
     # Characters that spell the name of a byte are characters: the library's unigram model would take the byte.
     names = pre_tokenizers.Split(Regex(r"<(?=0x[0-9A-F]{2}>|unk>)"), "isolated")
@@ -109,7 +109,7 @@ def as_tokenizer(processor: SentencePieceProcessor, kind: str) -> Tokenizer:
 
 
 def merges_of(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Every way to make a piece of two, in the order in which SentencePiece's scores prefer the pieces."""
+    """All merges of two pieces to one, in the order of SentencePiece's scores for the merged pieces."""
     order = {piece: number for number, piece in enumerate(scores)}
     merges = [
         (-score, order[piece[:cut]], order[piece[cut:]], piece[:cut], piece[cut:])

@@ -1,4 +1,5 @@
-"""Measures a tokenizer on a corpus: fertility and vocabulary share per domain and language, beside a public one's."""
+"""Measures a tokenizer on a corpus: fertility and vocabulary share per domain and language, and those of a public
+one."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 REPORT_CHARS = 4_000_000
-"""Characters of text that the report is measured on."""
+"""Characters of the text on which the report is measured."""
 OURS, PEER = "ours", "compared"
 ALL = "*"
-"""Stands for every domain, or every language."""
+"""Value of a column that means every domain, or every language."""
 
 
 def write_report(frame: DataFrame, tokenizer: StoredFile, compare_with: str, path: Path) -> None:
@@ -58,7 +59,7 @@ def write_report(frame: DataFrame, tokenizer: StoredFile, compare_with: str, pat
 
 def figures(totals: list[dict[str, Any]], use: pa.Table, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
     """Rows of the report from the size of every (domain, language) and the use of every token in it."""
-    found = []
+    rows = []
     domains, languages = (sorted({row[key] for row in totals}) for key in ("domain", "language"))
     pairs = sorted((row["domain"], row["language"]) for row in totals)
     for name, size in sizes.items():
@@ -73,7 +74,7 @@ def figures(totals: list[dict[str, Any]], use: pa.Table, sizes: Mapping[str, int
                 key: sum(row[key] for row in part) for key in ("num_documents", "num_chars", "num_bytes", "num_words")
             }
             num_tokens, num_used = _tokens(use, {"tokenizer": name, "domain": domain, "language": language})
-            found.append(
+            rows.append(
                 {
                     "tokenizer": name,
                     "domain": domain,
@@ -85,7 +86,7 @@ def figures(totals: list[dict[str, Any]], use: pa.Table, sizes: Mapping[str, int
                     "vocabulary_share": round(num_used / size, 6),
                 }
             )
-    return found
+    return rows
 
 
 def vocabulary_size(path: Path) -> int:

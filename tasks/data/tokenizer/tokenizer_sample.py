@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 UNKNOWN_LANGUAGE = "und"
 NUM_FITTING_ROUNDS = 50
 SLICE_BITS = 10
-"""Leading bits of a hash that name its slice: a slice is a five-hundredth of the hashes up to it at most, whatever rate
-is asked for."""
+"""Leading bits of a hash that name its slice: a slice holds at most a five-hundredth of the hashes up to it, so every
+rate can be approximated."""
 SHORT_SHARE = 0.02
-"""Text that lacks less of what its share asks for is not called short: a sample ends with a whole document."""
+"""Share of the wanted characters that may be missing without a report: a sample ends with a whole document."""
 Cell = tuple[str, str]
 """Domain and language."""
 
@@ -43,9 +43,9 @@ def count_chars(frame: DataFrame) -> dict[Cell, Slices]:
     """Characters of documents per domain and language, by hash."""
     from pyspark.sql import functions as F
 
-    placed = frame.select("domain", language_of().alias("language"), "num_chars", _place().alias("place"))
-    zeros = F.expr(f"greatest(length(bin(place)) - {SLICE_BITS}, 0)")
-    start = F.expr("shiftleft(shiftright(place, zeros), zeros)").alias("start")
+    placed = frame.select("domain", language_of().alias("language"), "num_chars", _id_hash().alias("id_hash"))
+    zeros = F.expr(f"greatest(length(bin(id_hash)) - {SLICE_BITS}, 0)")
+    start = F.expr("shiftleft(shiftright(id_hash, zeros), zeros)").alias("start")
     sliced = (
         placed.withColumn("zeros", zeros)
         .groupBy("domain", "language", start)
@@ -63,8 +63,8 @@ def count_chars(frame: DataFrame) -> dict[Cell, Slices]:
 
 
 def wanted_chars(sizes: Mapping[Cell, int], recipe: TokenizerRecipe) -> dict[Cell, float]:
-    """Characters that the sample should have of each cell, maybe more than there are. Raises ValueError where the
-    shares name nothing that the corpus has."""
+    """Characters that the sample should have of each cell, possibly more than there are. Raises ValueError where the
+    shares name no domain or language of the corpus."""
     amounts = _fit_shares(sizes, recipe)
     total = sum(amounts.values())
     if not sum(sizes.values()):
@@ -93,14 +93,14 @@ def hash_bounds(slices: Mapping[Cell, Slices], wanted: Mapping[Cell, float]) -> 
 
 
 def missing_chars(sizes: Mapping[Cell, int], wanted: Mapping[Cell, float], recipe: TokenizerRecipe) -> dict[str, int]:
-    """Of each domain and language with a share the characters that it asks for and the corpus lacks."""
+    """Characters that are missing in the corpus, by domain and language with a share."""
     missing = {}
     for axis, (name, shares) in enumerate((("domain", recipe.domain_shares), ("language", recipe.language_shares))):
         for value, share in shares.items():
             asked = recipe.sample_chars * share / sum(shares.values())
-            found = sum(min(sizes[cell], amount) for cell, amount in wanted.items() if cell[axis] == str(value))
-            if asked - found > SHORT_SHARE * asked:
-                missing[f"{name} {value}"] = round(asked - found)
+            present = sum(min(sizes[cell], amount) for cell, amount in wanted.items() if cell[axis] == str(value))
+            if asked - present > SHORT_SHARE * asked:
+                missing[f"{name} {value}"] = round(asked - present)
     return missing
 
 
@@ -120,16 +120,16 @@ def _fit_shares(sizes: Mapping[Cell, int], recipe: TokenizerRecipe) -> dict[Cell
 
 
 def drawn(frame: DataFrame, bounds: Mapping[Cell, int], *, from_the_end: bool = False) -> DataFrame:
-    """Documents whose hash lies below their cell's bound; `from_the_end`, those whose hash lies as near to its end."""
+    """Documents whose hash is below their cell's bound; with `from_the_end` those with as high a hash instead."""
     from pyspark.sql import functions as F
 
-    place = F.lit(NUM_HASHES - 1) - _place() if from_the_end else _place()
+    hashed = F.lit(NUM_HASHES - 1) - _id_hash() if from_the_end else _id_hash()
     entries = [F.lit(part) for (domain, language), bound in bounds.items() for part in (f"{domain}|{language}", bound)]
     cell = F.concat_ws("|", F.col("domain"), language_of())
-    return frame.where(place < F.coalesce(F.create_map(*entries)[cell].cast("long"), F.lit(0)))
+    return frame.where(hashed < F.coalesce(F.create_map(*entries)[cell].cast("long"), F.lit(0)))
 
 
-def _place() -> Column:
+def _id_hash() -> Column:
     """A document's hash, below NUM_HASHES."""
     from pyspark.sql import functions as F
 
@@ -137,7 +137,7 @@ def _place() -> Column:
 
 
 def language_of() -> Column:
-    """As `count_chars` names it."""
+    """The language of a document, as in the cells of count_chars."""
     from pyspark.sql import functions as F
 
     named = [F.when(F.col(name) != "", F.col(name)) for name in ("language", "lang")]

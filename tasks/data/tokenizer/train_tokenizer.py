@@ -56,12 +56,12 @@ class TrainedTokenizer(Record):
     num_sample_documents: int
     num_sample_chars: int
     num_distinct_words: int = 0
-    """Of the sample; 0 for SentencePiece, which counts its own."""
+    """Distinct words of the sample; 0 for SentencePiece, which does not report them."""
     sample_chars_by_domain: dict[str, int] = Field(default_factory=dict)
     sample_chars_by_language: dict[str, int] = Field(default_factory=dict)
     missing_chars: dict[str, int] = Field(default_factory=dict)
-    """Of `domain X` or `language X`: what its share of the sample asks for and the corpus lacks. Other text does not
-    make up for it."""
+    """Characters that are missing for the sample's shares, by `domain X` or `language X`. Other text does not replace
+    them."""
     compared_with: str = ""
     """sha256 of the tokenizer.json that the report compares with."""
 
@@ -92,8 +92,10 @@ def train_tokenizer(
     output.report(Progress(0, sum(sizes.values()), "characters", "drawing the sample"))
     counted = _count_sample(sample)
     num_documents = sum(count for count, _ in counted.values())
-    told = "".join(f", {num_chars:,} characters short of {name}" for name, num_chars in missing.items())
-    output.report(Progress(0, recipe.num_ordinary_tokens, "tokens", f"learning from {num_documents} documents{told}"))
+    shortage = "".join(f", {num_chars:,} characters short of {name}" for name, num_chars in missing.items())
+    output.report(
+        Progress(0, recipe.num_ordinary_tokens, "tokens", f"learning from {num_documents} documents{shortage}")
+    )
     specials = SPECIAL_TOKENS_BY_LAYOUT[recipe.special_tokens]
     num_words = 0
     if recipe.kind == "bpe":
@@ -107,7 +109,7 @@ def train_tokenizer(
             texts, recipe.kind, recipe.num_ordinary_tokens, specials, output.path(MODEL_FILE)
         )
     _write_files(tokenizer, specials, output)
-    # Drawn from the other end of the hashes: text that was not learned from, unless the sample is the whole corpus.
+    # Drawn from the other end of the hashes: text outside the sample, unless the sample is the whole corpus.
     few = min(REPORT_CHARS * NUM_HASHES // max(sum(sizes.values()), 1), NUM_HASHES)
     measured = drawn(frame, dict.fromkeys(sizes, few), from_the_end=True)
     write_report(measured, output.share("tokenizer.json"), recipe.compare_with, output.path("tokenizer_report.parquet"))
@@ -142,8 +144,7 @@ def _chars_by(counted: dict[Cell, tuple[int, int]], axis: int) -> dict[str, int]
 
 
 def _count_words(sample: DataFrame, min_count: int, directory: Path) -> int:
-    """Distinct words and their counts into a directory. The order of the rows is Spark's; merges do not depend on
-    it."""
+    """Write distinct words and their counts into a directory, in any order: merges do not depend on it."""
     from pyspark.sql import functions as F
 
     counted = sample.select("text").mapInArrow(partial(count_words), WORD_COLUMNS)

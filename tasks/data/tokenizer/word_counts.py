@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 WORD_COLUMNS = "word string, num_words long"
 MAX_WORDS = 2**19
-"""Words that a partition keeps before it hands its counts on: what bounds its memory, to some 100 MiB, whatever the
-text's size."""
+"""Words that a partition keeps before it yields its counts: this bounds its memory to about 100 MiB for any size of
+text."""
 BATCH_WORDS = 2**16
 """Words that are read at once."""
 
@@ -57,14 +57,14 @@ def write_words(parcels: Iterable[bytes], directory: Path) -> None:
 
 
 def count_texts(texts: Iterable[str]) -> WordTable:
-    """The words of texts that are at hand."""
+    """The counted words of texts in memory."""
     import pyarrow as pa
 
     return word_table(_counts(pa.array(list(texts), pa.string())))
 
 
 def sum_counts(tables: list[pa.Table]) -> pa.Table:
-    """One row per word."""
+    """Sum the counts of tables: one row per word."""
     import pyarrow as pa
 
     summed = pa.concat_tables(tables).group_by("word").aggregate([("num_words", "sum")])
@@ -107,7 +107,7 @@ def read_words(directory: Path) -> Iterator[WordTable]:
     import pyarrow.parquet as pq
 
     for path in sorted(directory.glob("*.parquet")):
-        # Read in pieces: a row group is 128 MiB.
+        # Read in parts: a row group is 128 MiB.
         with pq.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
             for batch in file.iter_batches(BATCH_WORDS, columns=["word", "num_words"], use_threads=False):
                 yield word_table(pa.Table.from_batches([batch]))

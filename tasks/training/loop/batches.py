@@ -30,11 +30,10 @@ class Rows(Protocol):
 def read_micro_batches(
     rows: Rows, plan: StepPlan, rank: int, num_ranks: int, num_sequences: int, device: torch.device
 ) -> list[MicroBatch]:
-    """This rank's share of a step, in micro-batches of at most `num_sequences` rows; every rank gets as many.
-
+    """This rank's share of a step, in micro-batches of at most `num_sequences` rows; every rank gets the same number.
     Forward and backward passes gather and exchange among ranks, so where rows do not divide evenly the last micro-batch
     of some ranks is a filler: one of their rows again, without a target."""
-    start, stop = (plan.first_row + plan.num_rows * place // num_ranks for place in (rank, rank + 1))
+    start, stop = (plan.first_row + plan.num_rows * bound // num_ranks for bound in (rank, rank + 1))
     fullest = -(-plan.num_rows // num_ranks)
     batches = list(_micro_batches(rows, start, stop, num_sequences, device))
     if len(batches) < -(-fullest // num_sequences):

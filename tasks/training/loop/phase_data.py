@@ -96,7 +96,7 @@ class PackedData:
 
 
 class PolicyData:
-    """Answers of the model as it stands to the prompts of the step; one rank."""
+    """Answers of the present model to the prompts of the step; one rank."""
 
     def __init__(self, job: TrainingJob, model: Glm4Moe) -> None:
         assert isinstance(job.recipe.objective, PolicyObjective), job.recipe.objective
@@ -159,6 +159,6 @@ def open_phase_data(job: TrainingJob, trainable: Trainable) -> PhaseData:
 
 
 def next_plan(recipe: TrainingRecipe, plan: StepPlan) -> StepPlan | None:
-    """The step behind this one; None at the phase's end."""
+    """The step after this one; None at the phase's end."""
     num_tokens = plan.end_tokens - recipe.course_start_tokens
     return plan_step(recipe, num_tokens) if num_tokens < recipe.num_tokens else None

@@ -15,8 +15,8 @@ Plan = TypeVar("Plan")
 
 
 class Prefetcher(Generic[Plan, T]):
-    """`read(plan)` returns load(plan), loaded ahead where `following(plan before)` foresaw it; errors surface where it
-    is asked for."""
+    """`read(plan)` returns load(plan), loaded ahead where `following(plan before)` foresaw it. Errors are raised by the
+    `read` that asks for it."""
 
     def __init__(self, load: Callable[[Plan], T], following: Callable[[Plan], Plan | None]) -> None:
         self._load, self._following = load, following

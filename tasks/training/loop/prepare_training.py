@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
-    """Model, optimizer, state and engine at the position where the run stands."""
+    """Model, optimizer, state and engine at the run's present position."""
     recipe, resources = job.recipe, job.resources
     refuse_impossible_training(recipe, resources)
     ranks = connect_ranks(resources)
@@ -53,7 +53,7 @@ def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
 
 
 def divide_model(model: Glm4Moe, ranks: Ranks, resources: TrainingResources) -> None:
-    """Change a whole model in place into what this rank holds and does of it."""
+    """Change a whole model in place into the part that this rank holds and computes."""
     spread_sequence(model, ranks)
     divide_matrices(model, ranks)
     divide_experts(model, ranks, is_overlapped=resources.overlap_shared_expert)
@@ -91,7 +91,7 @@ def build_trainable(
         config=deepspeed_config(resources, dtype),
         mpu=DeepSpeedRanks(ranks) if dist.get_world_size() > 1 else None,
     )
-    if resources.zero_stage == 0:  # alone, a rank would only copy its gradients to and fro
+    if resources.zero_stage == 0:  # a single rank would only copy its gradients to and fro
         engine.enable_backward_allreduce = ranks.replicas.size > 1 or ranks.expert_data.size > 1
     assert engine.device is not None
     optimizer.orthogonalize = WholeMatrices(optimizer, pieces_of(engine, model, ranks), ranks, engine.device)
@@ -146,7 +146,7 @@ def restore_state(job: TrainingJob, trainable: Trainable, initial: InitialWeight
 
 
 def load_checkpoint(trainable: Trainable, checkpoint_dir: Path) -> Position:
-    """Put the state of a checkpoint in place of the present one, and tell where it stood; all ranks call it."""
+    """Replace the present state by that of a checkpoint and return its position; all ranks call it."""
     position = read_position(checkpoint_dir)
     load_state(trainable, checkpoint_dir, position)
     return position
@@ -155,8 +155,8 @@ def load_checkpoint(trainable: Trainable, checkpoint_dir: Path) -> Position:
 def save_state(
     job: TrainingJob, trainable: Trainable, position: Position, protected_steps: Collection[int] = ()
 ) -> None:
-    """Commit a checkpoint; all ranks call it. Retention leaves those of the protected steps. Raises OSError, on all
-    ranks, where one could not write: the checkpoint before still stands."""
+    """Commit a checkpoint; all ranks call it. The checkpoints of the protected steps are kept. Raises OSError, on all
+    ranks, where one could not write: the checkpoint before stays."""
     work_dir = Path(job.work_dir)
     temporary = on_first_rank(lambda: start_checkpoint(work_dir, position.step))
     try:
@@ -170,7 +170,7 @@ def save_state(
         if isinstance(files, str):
             raise OSError(
                 f"checkpoint of step {position.step}: rank {rank} could not write it ({files}); the one before it "
-                f"still stands"
+                f"is kept"
             )
         checksums |= files
     on_first_rank(

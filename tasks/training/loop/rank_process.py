@@ -1,4 +1,4 @@
-"""The process of a rank: its threads, kernels and process group, and the signal by which it saves and leaves."""
+"""The process of a rank: its threads, kernels and process group, and the signal at which it saves and ends."""
 
 from __future__ import annotations
 

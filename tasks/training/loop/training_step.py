@@ -43,8 +43,8 @@ class ExpertUse:
 
 
 def expert_use(counts_LE: Tensor) -> ExpertUse:
-    """From the routed copies per layer and expert. A layer without any did not run, as the MTP layer where its loss
-    weighs nothing."""
+    """From the routed copies per layer and expert. A layer without any did not run: the MTP layer where its loss weighs
+    nothing."""
     counts_LE = counts_LE[counts_LE.sum(-1) > 0].double()
     mean_L = counts_LE.mean(-1)
     load_L, variation_L = counts_LE.amax(-1) / mean_L, counts_LE.std(-1, correction=0) / mean_L
@@ -65,7 +65,7 @@ class StepResult:
     num_positions: int
     """Positions that held a document's token, over all ranks: gaps of packed rows are left out."""
     squared_lengths: int
-    """Of the documents, or rows, inside which attention stays: what its products grow with."""
+    """Of the documents, or rows, inside which attention stays: its products grow with this number."""
 
 
 def pass_over(recipe: TrainingRecipe, plan: StepPlan, losses: StepLosses) -> StepResult:
@@ -91,7 +91,7 @@ def take_step(
     only rounding.
 
     `observed` is entered around the forward and backward passes, for a profiler. Raises SpikeError, on all ranks and
-    before the optimizer, where loss or gradient norm stand out from the `recent` steps."""
+    before the optimizer, where loss or gradient norm exceed the medians of the `recent` steps too far."""
     engine, ranks, device = trainable.engine, trainable.ranks, trainable.device
     mtp_weight = value_at(recipe.course.mtp_loss_weight, recipe.course_num_tokens, plan.start_tokens)
     balance_weight = recipe.course.balance_loss_weight
@@ -161,10 +161,10 @@ def accumulate_gradients(
 
 @torch.no_grad()
 def sum_next_token_losses(trainable: Trainable, groups: Sequence[Sequence[MicroBatch]]) -> list[float]:
-    """Per group of micro-batches the summed cross-entropy of its targets in nats, over all ranks; every rank gives as
-    many batches."""
+    """Per group of micro-batches the summed cross-entropy of its targets in nats, over all ranks; every rank gives the
+    same number of batches."""
     is_divided, model = trainable.ranks.pipeline.size > 1, trainable.model
-    # Whoever gathers parameters in the order of the last pass (ZeRO 3), or passes between stages, wants every pass
+    # ZeRO 3 gathers parameters in the order of the last pass, and stages wait for each other's tensors: every pass is
     # alike.
     ran_mtp, model.runs_mtp = (
         model.runs_mtp,

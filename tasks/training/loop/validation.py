@@ -92,7 +92,7 @@ class HeldOut:
         )
 
     def _batches(self, rows: HeldOutRows, rank: int, num_ranks: int, device: torch.device) -> Iterator[MicroBatch]:
-        """This rank's rows. Every rank gets as many: gathers and exchanges of a forward pass are collective."""
+        """This rank's rows. Every rank gets the same number: gathers and exchanges of a forward pass are collective."""
         per_rank = -(-len(rows.tokens_BT) // num_ranks)
         for first in range(rank * per_rank, (rank + 1) * per_rank, self._num_sequences):
             stop = min(first + self._num_sequences, (rank + 1) * per_rank)
@@ -106,8 +106,7 @@ class HeldOut:
 
 
 def pack_held_out(documents: Sequence[np.ndarray], sequence_length: int, num_bytes: np.ndarray) -> HeldOutRows:
-    """Documents, each with the end-of-text token before it, one after the other in rows; every token but that first one
-    is scored."""
+    """Documents one after the other in rows, each after an end-of-text token; every token but that one is scored."""
     tokens = np.concatenate([document[:-1] for document in documents]) if documents else np.zeros(0, np.int64)
     targets = np.concatenate([document[1:] for document in documents]) if documents else np.zeros(0, np.int64)
     segments = np.repeat(np.arange(len(documents)), [len(document) - 1 for document in documents])
@@ -124,8 +123,8 @@ def pack_held_out(documents: Sequence[np.ndarray], sequence_length: int, num_byt
 
 
 def bytes_per_token(tokenizer_path: Path) -> np.ndarray:
-    """UTF-8 bytes that each id stands for, 0 for special tokens: a character of a byte-level vocabulary is one byte of
-    the text."""
+    """UTF-8 bytes of each id's text, 0 for special tokens: a character of a byte-level vocabulary is one byte of the
+    text."""
     description = json.loads(tokenizer_path.read_text())
     vocabulary: Mapping[str, int] = description["model"]["vocab"]
     added = {entry["id"] for entry in description["added_tokens"]}
@@ -136,8 +135,8 @@ def bytes_per_token(tokenizer_path: Path) -> np.ndarray:
 
 
 def _documents(bin_paths: Sequence[Path], max_tokens: int, end_of_text_id: int) -> list[np.ndarray]:
-    """The first documents of these shards until so many tokens are scored, the last one cut there. The end-of-text
-    token that closes a document in its shard is put before it instead."""
+    """The first documents of these shards until `max_tokens` tokens are scored; the last one is cut there. The
+    end-of-text token that closes a document in its shard is put before it instead."""
     documents: list[np.ndarray] = []
     left = max_tokens
     for path in bin_paths:
@@ -154,13 +153,15 @@ def _documents(bin_paths: Sequence[Path], max_tokens: int, end_of_text_id: int) 
 
 
 def _filled_up(values: np.ndarray, length: int, gap: int) -> np.ndarray:
-    """`values` with `gap` behind them, up to this length along the first axis."""
+    """`values` and then `gap`, up to this length along the first axis."""
     filled = np.full((length, *values.shape[1:]), gap, dtype=np.int64)
     filled[: len(values)] = values
     return filled
 
 
 def _shard_path(name: str, directories: Sequence[str]) -> Path:
-    found = [Path(directory) / f"{name}.bin" for directory in directories if (Path(directory) / f"{name}.bin").exists()]
-    assert len(found) == 1, f"held-out shard {name} lies in {len(found)} of {list(directories)}"
-    return found[0]
+    matches = [
+        Path(directory) / f"{name}.bin" for directory in directories if (Path(directory) / f"{name}.bin").exists()
+    ]
+    assert len(matches) == 1, f"held-out shard {name} is in {len(matches)} of {list(directories)}"
+    return matches[0]

@@ -16,10 +16,10 @@ from torch.distributed import ProcessGroup
 
 
 class Exchange:
-    """One exchange of rows: `sent[r]` go to rank r of the group, `received[r]` come from it; rows lie in the order of
+    """One exchange of rows: `sent[r]` go to rank r of the group, `received[r]` come from it; rows are in the order of
     the ranks.
 
-    Every rank of the group makes the same exchanges in the same order, also those of it that send or receive nothing.
+    Every rank of the group makes the same exchanges in the same order, also a rank that sends or receives nothing.
     """
 
     def __init__(self, sent: list[int], received: list[int], group: ProcessGroup) -> None:
@@ -27,7 +27,7 @@ class Exchange:
         self._travelling: tuple[Tensor, dist.Work] | None = None
 
     def start(self, rows: Tensor) -> Tensor:
-        """What only `finish` may be given: the rows that will have arrived by then."""
+        """Begins the exchange. The result may only be given to `finish`: by then its rows have arrived."""
         return cast(Tensor, _Start.apply(rows, self))
 
     def finish(self, arriving: Tensor) -> Tensor:

@@ -15,34 +15,23 @@ LEAF_MODULES = [
 ]
 """ZeRO 3 gathers each of these as a whole: they read the weights of the modules inside them without calling those."""
 RECOMPUTED_LEAF_MODULES = ["model.architecture.decoder_layer.DecoderLayer", "model.architecture.mtp.MtpLayer"]
-"""Where whole layers are computed again in the backward pass: inside them no weight may be let go of after the second
-forward pass."""
+"""Where whole layers are computed again in the backward pass: their weights must stay gathered after the second forward
+pass."""
 PERSISTENT_ELEMENTS = 100_000
 """ZeRO 3 keeps smaller parameters (norms, biases) whole on every rank (DeepSpeed's default; S2's 1e6 would keep every
 router too)."""
 AIO = {"block_size": 1 << 20, "queue_depth": 8, "thread_count": 1, "single_submit": False, "overlap_events": True}
 """Of reads and writes to NVMe (S2)."""
-NOT_GENERATED = {
-    "optimizer": "a client object, model/optimizer/optimizer.py: DeepSpeed's Muon scales updates otherwise and names "
-    "parameters by pattern",
-    "scheduler": "learning rates follow the tokens of the course, over phases and batch sizes: "
-    "tasks/training/schedule/schedules.py",
-    "activation_checkpointing": "DeepSpeed's own recomputation is not called: tasks/training/parallel/recompute.py "
-    "takes torch's",
-    "tensorboard": "the worker writes event files itself, with the losses that DeepSpeed does not know: "
-    "tasks/training/watch/trackers.py",
-}
-"""Sections of the infrastructure guide's deepspeed_stage3.json (S2) that have no key here, and why."""
 
 
 def deepspeed_config(resources: TrainingResources, dtype: Literal["float32", "bfloat16"]) -> dict[str, Any]:
     """The optimizer is a client object. Accumulation is ours (a step's batch follows the course), so DeepSpeed counts
-    one micro-batch per step and is told which backward pass is the last. Without ZeRO bfloat16 is ours too
+    one micro-batch per step, and the engine says which backward pass is the last. Without ZeRO bfloat16 is ours too
     (mixed_precision.py).
     """
     is_bfloat16 = dtype == "bfloat16" and resources.zero_stage > 0
     return {
-        # Of the ranks that DeepSpeed averages over: those with positions of their own.
+        # Of the ranks over which DeepSpeed averages: those with positions of their own.
         "train_batch_size": resources.micro_batch_sequences * data_parallel(resources) * resources.context_parallel,
         "train_micro_batch_size_per_gpu": resources.micro_batch_sequences,
         "gradient_accumulation_steps": 1,

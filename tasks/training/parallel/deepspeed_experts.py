@@ -1,8 +1,8 @@
 """Makes DeepSpeed sum the gradients of divided experts over the ranks that hold the same ones.
 
-DeepSpeed looks for modules of its own mixture-of-experts classes. It reduces a model without one as if every
-parameter were whole on every rank: wrong numbers, no error. `ExpertGroups` is such a module with nothing in it, and
-our layers stay ours. It is an AutoEP layer because ZeRO 3 accepts that kind, as 0, 1 and 2 do.
+DeepSpeed looks for modules of its own mixture-of-experts classes. It reduces a model without one as if every parameter
+were whole on every rank: wrong numbers, no error. `ExpertGroups` is such a module with nothing in it, and our layers
+stay ours. It is an AutoEP layer because all ZeRO stages, 3 too, accept that kind.
 """
 
 from __future__ import annotations
@@ -41,4 +41,4 @@ class ExpertGroups(AutoEPMoELayer):
             setattr(parameter, mark, value)
 
     def set_deepspeed_parallelism(self, *arguments: Any, **named: Any) -> None:
-        """Nothing: the groups are those of our ranks."""
+        """Does nothing: the groups are those of our ranks."""

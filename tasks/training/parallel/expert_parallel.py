@@ -26,8 +26,8 @@ EXPERTS = Shard(axis="expert", dim=0)
 def divide_experts(model: nn.Module, ranks: Ranks, *, is_overlapped: bool) -> None:
     """Keep this rank's experts of every layer and send tokens to where theirs are; before the optimizer is built.
 
-    DeepSpeed is told to sum their gradients over `ranks.expert_data` only. `is_overlapped`: the shared expert is
-    computed while tokens are exchanged.
+    DeepSpeed sums their gradients over `ranks.expert_data` only. `is_overlapped`: the shared expert is computed while
+    tokens are exchanged.
     """
     if ranks.expert.size == 1:
         return

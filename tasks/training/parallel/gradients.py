@@ -34,7 +34,7 @@ def reduce_partial(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> N
 
 @torch.no_grad()
 def gradient_norm(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> float:
-    """Of all gradients of the whole model, after the mean over ranks and before the optimizer.
+    """Norm of all gradients of the whole model, after the mean over ranks and before the optimizer.
 
     DeepSpeed's own norm is computed inside its step, and there is none without ZeRO.
     """
@@ -54,8 +54,8 @@ def gradient_norm(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> fl
 @torch.no_grad()
 def clip_gradients(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks, norm: float, max_norm: float) -> None:
     """Scale the gradients whose norm this is down to `max_norm`, 0 for none, as torch.nn.utils.clip_grad_norm_ does.
-    One way for every topology, by the norm of the whole model: DeepSpeed's own clipping stays off, whose norm knows one
-    stage of a pipeline."""
+    Every topology clips in this one way, by the norm of the whole model. DeepSpeed's own clipping stays off: its norm
+    is of one stage of a pipeline."""
     factor = max_norm / (norm + CLIP_EPS)
     if max_norm == 0 or factor >= 1:
         return

@@ -19,14 +19,14 @@ class MicroBatch:
     target_ids_BT: Tensor
     """The next token, or IGNORED where it is not trained."""
     segment_ids_BT: Tensor
-    """Of the whole row, also where the other tensors hold a part of its positions
+    """Ids of the whole row, also where the other tensors hold a part of its positions
     (tasks/training/parallel/sequence_parallel.py)."""
     is_segmented: bool
     """Whether attention stays inside segments; MTP targets do in any case."""
     weights_BT: Tensor | None = None
     """Factor of each target's cross-entropy; None weighs all alike."""
     temperature: float = 1.0
-    """Divides the logits: that of the sampling, where the targets were sampled."""
+    """Divides the logits; where the targets were sampled, it is the temperature of the sampling."""
     is_filler: bool = False
     """Nothing to learn from: it only keeps a rank with fewer rows in step with the others."""
 
@@ -55,8 +55,8 @@ class MicroBatch:
     @property
     def attended(self) -> Tensor:
         """(2,), int64: positions that hold a document's token, and the sum of their documents' squared lengths, or of
-        the rows' where attention sees over document ends. Of the whole rows that the segments are of; nothing is read
-        on the host."""
+        the rows' where attention sees over document ends. It counts the whole rows whose segments these are, and reads
+        nothing on the host."""
         is_filled_BT = self.segment_ids_BT != NO_SEGMENT
         runs_BT = self.segment_ids_BT if self.is_segmented else torch.zeros_like(self.segment_ids_BT)
         return torch.stack([is_filled_BT.sum(), (squares_up_to(runs_BT) * is_filled_BT).sum()]) * (not self.is_filler)
@@ -74,8 +74,7 @@ class MicroBatch:
 
 
 def squares_up_to(segment_ids_BT: Tensor) -> Tensor:
-    """By how much each position makes the squared length of its run of equal ids larger, int64: 1, 3, 5 ... along a
-    run."""
+    """What each position adds to the squared length of its run of equal ids, int64: 1, 3, 5 ... along a run."""
     positions_T = torch.arange(segment_ids_BT.shape[1], device=segment_ids_BT.device)
     is_first_BT = torch.ones_like(segment_ids_BT, dtype=torch.bool)
     is_first_BT[:, 1:] = segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1]

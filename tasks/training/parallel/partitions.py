@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements `start` to `start + length` of a flattened parameter are `master[place : place + length]`."""
+    """Elements `start` to `start + length` of a flattened parameter are `master[offset : offset + length]`."""
 
     parameter: nn.Parameter
     shape: torch.Size
-    """Of the parameter on this rank before ZeRO divided it (stage 3 leaves an empty tensor behind)."""
+    """Of the parameter on this rank before ZeRO divided it (stage 3 leaves an empty tensor)."""
     master: Tensor
     """What the optimizer steps, in float32: the parameter itself or a flat partition of several."""
-    place: int
+    offset: int
     start: int
     length: int
     """0 where other ranks hold all of the parameter."""
@@ -38,11 +38,11 @@ class Piece:
     """ZeRO divided it: other ranks hold elements of it too."""
 
     def of(self, flat: Tensor) -> Tensor:
-        """This piece's elements of a tensor that lies like `master`, a view."""
-        return flat.view(-1).narrow(0, self.place, self.length)
+        """A view of this piece's elements in a tensor that is laid out as `master` is."""
+        return flat.view(-1).narrow(0, self.offset, self.length)
 
     def among(self, whole: Tensor) -> Tensor:
-        """This piece's elements of a tensor that lies like the parameter, a view."""
+        """A view of this piece's elements in a tensor that is laid out as the parameter is."""
         return whole.reshape(-1).narrow(0, self.start, self.length)
 
 
@@ -70,13 +70,13 @@ def _piece(
     parameter: nn.Parameter,
     shape: torch.Size,
     master: Tensor,
-    place: int,
+    offset: int,
     start: int,
     length: int,
     *,
     is_shared: bool = False,
 ):
-    return Piece(parameter, shape, master, place, start, length, is_shared)
+    return Piece(parameter, shape, master, offset, start, length, is_shared)
 
 
 def _pieces_of_stage_2(zero: Any, ranks: Ranks) -> Iterator[Piece]:
@@ -87,9 +87,9 @@ def _pieces_of_stage_2(zero: Any, ranks: Ranks) -> Iterator[Piece]:
         axis = sharers(parameters[0], ranks)
         if axis.group is not None:
             dist.all_reduce(lengths, op=dist.ReduceOp.MAX, group=axis.group)
-        for parameter, (place, start, length), longest in zip(parameters, addresses, lengths.tolist(), strict=True):
+        for parameter, (offset, start, length), longest in zip(parameters, addresses, lengths.tolist(), strict=True):
             yield _piece(
-                parameter, parameter.shape, master, place, start, length, is_shared=longest < parameter.numel()
+                parameter, parameter.shape, master, offset, start, length, is_shared=longest < parameter.numel()
             )
 
 
@@ -107,7 +107,7 @@ def _masters(zero: Any, stage: int) -> list[Tensor]:
 
 
 def _gradients(zero: Any, stage: int, group: int, master: Tensor) -> list[Tensor]:
-    """Tensors that lie one after the other as the master does."""
+    """Gradients one after the other, in the order of the master's elements."""
     if _keeps_bfloat16(zero):
         return [zero.fp32_groups_gradient_flat_partition[group]]
     is_offloaded = zero.offload_optimizer if stage == 3 else zero.cpu_offload
@@ -118,7 +118,7 @@ def _gradients(zero: Any, stage: int, group: int, master: Tensor) -> list[Tensor
 
 
 def _address(parameter: Any) -> tuple[int, int, int]:
-    """Place in the partition, start in the parameter, length."""
+    """Offset in the partition, start in the parameter, length."""
     mapping = parameter._hp_mapping
     if mapping is None:
         return 0, 0, 0
@@ -128,7 +128,7 @@ def _address(parameter: Any) -> tuple[int, int, int]:
 
 def _pieces_of_stage_3(zero: Any) -> Iterator[Piece]:
     for group, parameters in enumerate(zero.fp16_groups):
-        place = 0
+        offset = 0
         for parameter in parameters:
             rank, size = dist.get_rank(parameter.ds_process_group), int(parameter.ds_tensor.ds_numel)
             length = max(0, min(size, parameter.ds_numel - rank * size))
@@ -136,17 +136,17 @@ def _pieces_of_stage_3(zero: Any) -> Iterator[Piece]:
                 parameter,
                 parameter.ds_shape,
                 zero.fp32_partitioned_groups_flat[group],
-                place,
+                offset,
                 rank * size,
                 length,
                 is_shared=dist.get_world_size(parameter.ds_process_group) > 1,
             )
-            place += size
+            offset += size
 
 
 def assemble(part: Tensor, piece: Piece, axis: Axis, device: torch.device, *, to: int) -> Tensor:
     """The whole parameter from everyone's elements, on rank `to` of the axis. All sharers call it in one order, with
-    the accelerator as the device: masters may lie in host memory, and groups send from accelerators only."""
+    the accelerator as the device: masters may be in host memory, and groups send from accelerators only."""
     if axis.size == 1 or piece.master is piece.parameter:
         return part.to(device).view(piece.shape)
     whole = torch.zeros(piece.shape, device=device)
@@ -168,10 +168,10 @@ def gradient_pieces(engine: DeepSpeedEngine, pieces: dict[nn.Parameter, Piece]) 
         id(master): _gradients(zero, stage, group, master) for group, master in enumerate(_masters(zero, stage))
     }
     for piece in pieces.values():
-        place = 0
+        offset = 0
         # A piece is within one of them.
         for gradient in gradients[id(piece.master)]:
             assert gradient is not None, piece.shape
-            if place <= piece.place < place + gradient.numel() and piece.length:
-                yield piece, gradient.reshape(-1).narrow(0, piece.place - place, piece.length)
-            place += gradient.numel()
+            if offset <= piece.offset < offset + gradient.numel() and piece.length:
+                yield piece, gradient.reshape(-1).narrow(0, piece.offset - offset, piece.length)
+            offset += gradient.numel()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class AbsentLayer(nn.Module):
-    """Stands for a layer of another stage, so that the others keep their numbers and names."""
+    """Takes the number of a layer of another stage, so that this stage's layers keep their numbers and names."""
 
     def forward(self, hidden_BTD: Tensor, *context: object, **named: object) -> LayerOutput:
         return LayerOutput(hidden_BTD, None, None)
@@ -52,7 +52,7 @@ class StageOutput(NamedTuple):
 
 
 def divide_stages(model: Glm4Moe, ranks: Ranks) -> None:
-    """Take out of a built model what other stages hold; what stays keeps its names. Reads no value: weights may lie on
+    """Take out of a built model what other stages hold; what stays keeps its names. Reads no value: weights may be on
     the meta device."""
     pipeline, layers = ranks.pipeline, model.model.layers
     if pipeline.size == 1:
@@ -80,7 +80,7 @@ def router_rows(model: Glm4Moe) -> list[int]:
 
 
 class PipelineStage(nn.Module):
-    """One stage's forward pass; the first takes tokens alone, the others what was received."""
+    """One stage's forward pass; the first takes only tokens, the others what they received."""
 
     def __init__(self, model: Glm4Moe, ranks: Ranks) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class PipelineStage(nn.Module):
 
 
 def has_mtp(model: Glm4Moe) -> bool:
-    """Whether the last stage wants the embeddings; `runs_mtp` is the same on all stages."""
+    """Whether the last stage needs the embeddings; `runs_mtp` is the same on all stages."""
     return model.recipe.num_nextn_predict_layers > 0 and model.runs_mtp
 
 
@@ -145,15 +145,15 @@ class _Pipeline:
         is_cast = isinstance(trainable.engine.module, ComputeInBfloat16)
         self.dtype = torch.bfloat16 if is_cast else next(trainable.model.parameters()).dtype
         pipeline = trainable.ranks.pipeline
-        self.line, self.place = pipeline.ranks, pipeline.rank
+        self.line, self.index = pipeline.ranks, pipeline.rank
         self.down, self.up = pipeline.group, trainable.ranks.pipeline_back.group
-        self.is_first, self.is_last = self.place == 0, self.place == len(self.line) - 1
+        self.is_first, self.is_last = self.index == 0, self.index == len(self.line) - 1
         self.has_mtp = has_mtp(trainable.model)
         self.sent: list[tuple[dist.Work, Tensor]] = []
-        """A buffer must live until its message has left."""
+        """Messages under way with their buffers: a buffer must live until its message has left."""
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor | None, Tensor | None, StageOutput]:
-        hidden_BTD = None if self.is_first else self._receive(batch, self.place - 1, self.down)
+        hidden_BTD = None if self.is_first else self._receive(batch, self.index - 1, self.down)
         embedded_BTD = self._receive(batch, 0, self.down) if self.is_last and self.has_mtp else None
         if torch.is_grad_enabled():
             for received in (hidden_BTD, embedded_BTD):
@@ -161,7 +161,7 @@ class _Pipeline:
                     received.requires_grad_()
         output: StageOutput = self.trainable.engine(batch, hidden_BTD, embedded_BTD)
         if output.hidden_BTD is not None:
-            self._send(output.hidden_BTD, self.place + 1, self.down)
+            self._send(output.hidden_BTD, self.index + 1, self.down)
         if output.embedded_BTD is not None:
             self._send(output.embedded_BTD, len(self.line) - 1, self.down)
         return hidden_BTD, embedded_BTD, output
@@ -169,12 +169,12 @@ class _Pipeline:
     def backward(self, batch: MicroBatch, passing: _Passing) -> None:
         terms = [] if passing.loss is None else [passing.loss]
         if passing.output.hidden_BTD is not None:
-            terms.append(_Seed.apply(passing.output.hidden_BTD, self._receive(batch, self.place + 1, self.up)))
+            terms.append(_Seed.apply(passing.output.hidden_BTD, self._receive(batch, self.index + 1, self.up)))
         if passing.output.embedded_BTD is not None:
             terms.append(_Seed.apply(passing.output.embedded_BTD, self._receive(batch, len(self.line) - 1, self.up)))
         self.trainable.engine.backward(torch.stack(terms).sum())
         if passing.hidden_BTD is not None:
-            self._send(_gradient(passing.hidden_BTD), self.place - 1, self.up)
+            self._send(_gradient(passing.hidden_BTD), self.index - 1, self.up)
         if passing.embedded_BTD is not None:
             self._send(_gradient(passing.embedded_BTD), 0, self.up)
 
@@ -184,19 +184,19 @@ class _Pipeline:
             work.wait()
         self.sent = []
 
-    def _receive(self, batch: MicroBatch, place: int, group: dist.ProcessGroup | None) -> Tensor:
+    def _receive(self, batch: MicroBatch, index: int, group: dist.ProcessGroup | None) -> Tensor:
         model = self.trainable.model
         rows, positions = batch.token_ids_BT.shape
         # Tensor-parallel ranks hold slices of the positions between layers.
         shape = (rows, positions // model.num_slices, model.recipe.hidden_size)
         tensor = torch.empty(shape, dtype=self.dtype, device=self.trainable.device)
-        dist.recv(tensor, self.line[place], group)
+        dist.recv(tensor, self.line[index], group)
         return tensor
 
-    def _send(self, tensor: Tensor, place: int, group: dist.ProcessGroup | None) -> None:
+    def _send(self, tensor: Tensor, index: int, group: dist.ProcessGroup | None) -> None:
         self.sent = [(work, buffer) for work, buffer in self.sent if not work.is_completed()]
         buffer = tensor.detach().contiguous()
-        work = dist.isend(buffer, self.line[place], group)
+        work = dist.isend(buffer, self.line[index], group)
         assert work is not None, "this rank is in the group"
         self.sent.append((work, buffer))
 

@@ -38,8 +38,8 @@ class Ranks:
     pipeline: Axis
     """By stage, the first stage first."""
     pipeline_back: Axis
-    """The same ranks in a group of their own: gradients travel apart from activations, on one NCCL communicator they
-    would wait for each other."""
+    """The same ranks in a second group, for gradients: on one NCCL communicator gradients and activations would wait
+    for each other."""
     expert: Axis
     expert_data: Axis
     """Ranks that hold the same experts: over which their gradients are summed."""
@@ -62,7 +62,7 @@ def connect_ranks(resources: TrainingResources) -> Ranks:
         return ((p * data + d) * context + c) * tensor + t
 
     every = [(p, d, c, t) for p in range(pipeline) for d in range(data) for c in range(context) for t in range(tensor)]
-    stages = [[p * stage + place for place in range(stage)] for p in range(pipeline)]
+    stages = [[p * stage + index for index in range(stage)] for p in range(pipeline)]
     return Ranks(
         tensor=_axis(
             {tuple(rank_of(p, d, c, t) for t in range(tensor)) for p, d, c, _ in every}, is_for_deepspeed=True
@@ -76,7 +76,7 @@ def connect_ranks(resources: TrainingResources) -> Ranks:
             is_for_deepspeed=True,
         ),
         expert_data=_axis(
-            {tuple(ranks[place::experts]) for ranks in stages for place in range(experts)}, is_for_deepspeed=True
+            {tuple(ranks[index::experts]) for ranks in stages for index in range(experts)}, is_for_deepspeed=True
         ),
         replicas=_axis(
             {tuple(rank_of(p, d, c, t) for d in range(data) for c in range(context)) for p, _, _, t in every},

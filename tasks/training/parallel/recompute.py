@@ -33,8 +33,8 @@ def recompute_activations(model: Glm4Moe, kind: Literal["none", "selective", "fu
             if isinstance(layer.mlp, MixtureOfExperts):
                 _recompute_module(layer.mlp)
     elif kind == "full":
-        # A layer alone is recomputed inside its own call: ZeRO 3 holds its weights from the hook before the backward
-        # pass to the one behind it, while a call from outside would let go of them in between.
+        # A single layer is recomputed inside its own call: ZeRO 3 holds its weights from the hook before the backward
+        # pass to the one after it. A call from outside would release them in between.
         if every_layers > 1:
             model.model.run_layers = partial(_run_blocks, every_layers)
         for layer in layers:
@@ -61,7 +61,7 @@ def _run_blocks(size: int, layers: Iterable[nn.Module], hidden_BTD: Tensor, *con
 
 
 def _run_again(modules: Sequence[nn.Module], forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Not torch's reentrant way: its first pass runs without gradients, where there is no balance loss."""
+    """Does not use torch's reentrant way: its first pass runs without gradients, and then there is no balance loss."""
     if not torch.is_grad_enabled():
         return forward(*arguments, **named)
     stand_ins = _stand_ins(modules)
@@ -75,15 +75,15 @@ def _run_again(modules: Sequence[nn.Module], forward: Callable[..., Any], *argum
         with _weights_of_first_pass(stand_ins):
             return forward(*arguments, **named)
 
-    # No dropout, no random state. ZeRO 3 lets go of a module's weights behind its forward pass: it must run to its end
-    # the second time.
+    # No dropout, no random state. ZeRO 3 releases a module's weights after its forward pass: it must run to its end the
+    # second time.
     return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False, early_stop=False, **named)
 
 
 def _stand_ins(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, dict[str, Tensor]]]:
-    """Tensors that stand in for parameters during this pass only (bfloat16 copies of float32 weights): gone when the
-    backward pass runs."""
-    found = []
+    """Tensors that replace parameters during this pass only (bfloat16 copies of float32 weights); they are gone when
+    the backward pass runs."""
+    pairs = []
     for owner in (owner for module in modules for owner in module.modules()):
         tensors = {
             name: tensor
@@ -91,8 +91,8 @@ def _stand_ins(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, dict[str, 
             if tensor is not None and not isinstance(tensor, nn.Parameter)
         }
         if tensors:
-            found.append((owner, tensors))
-    return found
+            pairs.append((owner, tensors))
+    return pairs
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Sequence parallelism (Ulysses): a context rank holds an equal, contiguous part of every row's positions.
 
-All layers but attention work on single positions. Attention exchanges: each rank receives all positions of its share
-of the heads, attends as one device would, and sends the positions back (arXiv 2309.14509). If there are fewer key and
-value heads than ranks, they are repeated before the exchange. Three more things need more than a part: RoPE
-(positions start at part x length), the MTP layer (the next part's first embedding, and targets two tokens on), the
+All layers but attention work on single positions. Attention exchanges: each rank receives all positions of its share of
+the heads, attends as one device would, and sends the positions back (arXiv 2309.14509). If there are fewer key and
+value heads than ranks, they are repeated before the exchange. Besides attention three things need more than a part:
+RoPE (positions start at part x length), the MTP layer (the next part's first embedding, and targets two tokens on), the
 balance loss (counts over the whole sequence). Segment ids stay those of the whole row.
 """
 
@@ -32,8 +32,8 @@ def spread_sequence(model: Glm4Moe, ranks: Ranks) -> None:
     """Make the model take the parts that `own_positions` gives; before tensor parallelism, which wraps what is set
     here.
 
-    The lm and mtp losses are means over the part's targets; the balance loss is such that its mean over the parts is
-    the sequence's.
+    The lm and mtp losses are means over the part's targets; the balance loss is defined so that its mean over the parts
+    is the sequence's.
     """
     axis = ranks.context
     if axis.size == 1:
@@ -56,7 +56,7 @@ def own_parts(batches: Iterable[MicroBatch], ranks: Ranks) -> list[MicroBatch]:
 
 
 def own_positions(batch: MicroBatch, ranks: Ranks) -> MicroBatch:
-    """This rank's part of the positions of all rows, with the MTP targets that lie behind it."""
+    """This rank's part of the positions of all rows, with the MTP targets, which may come after the part."""
     axis = ranks.context
     if axis.size == 1:
         return batch
@@ -98,8 +98,8 @@ class AttendByHeads:
 
 
 def _shares_of_heads(heads_BTNH: Tensor, num_parts: int) -> Tensor:
-    """(B, T, parts, heads of a part, H); fewer heads than parts are repeated, so that each part has the one its queries
-    look at."""
+    """(B, T, parts, heads of a part, H). If there are fewer heads than parts, heads are repeated: each part has the one
+    that its queries attend with."""
     num_heads = heads_BTNH.shape[2]
     if num_heads < num_parts:
         heads_BTNH = heads_BTNH.repeat_interleave(num_parts // num_heads, dim=2)
@@ -107,8 +107,8 @@ def _shares_of_heads(heads_BTNH: Tensor, num_parts: int) -> Tensor:
 
 
 def pair_across_parts(embedded_BTD: Tensor, hidden_BTD: Tensor, *, axis: Axis) -> tuple[Tensor, Tensor]:
-    """What the MTP layer takes: the embedding of the token behind each position, the last one's from the next part. A
-    row's last position has none and is left out."""
+    """What the MTP layer takes: the embedding of the token after each position; that of the last position comes from
+    the next part. A row's last position has none and is left out."""
     assert axis.group is not None, axis
     num_rows, sent, received = embedded_BTD.shape[0], [0] * axis.size, [0] * axis.size
     is_first, is_last = axis.rank == 0, axis.rank == axis.size - 1

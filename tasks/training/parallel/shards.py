@@ -18,7 +18,7 @@ from tasks.training.parallel.ranks import Axis, Ranks
 
 @dataclass(frozen=True)
 class Shard:
-    """This rank's place on `axis` says which slice along `dim` it holds."""
+    """Which slice along `dim` this rank holds: that of its index on `axis`."""
 
     axis: Literal["tensor", "expert"]
     dim: int

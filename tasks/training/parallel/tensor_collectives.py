@@ -37,7 +37,7 @@ def sum_values(values: Tensor, axis: Axis) -> Tensor:
 
 
 def cut_slice(whole_BTD: Tensor, axis: Axis) -> Tensor:
-    """This rank's slice of what every rank holds. The gradient of each rank is that of its slice alone: sum it."""
+    """This rank's slice of what every rank holds. The gradient of each rank is only that of its slice: sum it."""
     size = slice_size(whole_BTD.shape[1], axis)
     return whole_BTD[:, axis.rank * size : (axis.rank + 1) * size]
 
@@ -117,7 +117,7 @@ def _sum_and_cut(partial_BTD: Tensor, axis: Axis) -> Tensor:
 
 
 def _exchange(to_ranks: Tensor, axis: Axis) -> Tensor:
-    """Element r of the first dimension goes to rank r; what comes back lies in the order of the ranks it comes from."""
+    """Element r of the first dimension goes to rank r; the result is in the order of the ranks that sent it."""
     received = torch.empty_like(to_ranks)
     dist.all_to_all_single(received, to_ranks, group=axis.group)
     return received

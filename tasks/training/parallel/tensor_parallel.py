@@ -60,8 +60,8 @@ def divide_matrices(model: Glm4Moe, ranks: Ranks) -> None:
 
 
 def _undivided(model: nn.Module, ranks: Ranks) -> list[nn.Parameter]:
-    """Experts that are divided among ranks get tokens from all of these, so their gradients are no sums over the tensor
-    axis."""
+    """Experts that are divided among ranks get tokens from all of these, so their gradients are not summed over the
+    tensor axis."""
     elsewhere = set()
     if ranks.expert.size > 1:
         elsewhere = {
@@ -76,7 +76,7 @@ def _undivided(model: nn.Module, ranks: Ranks) -> list[nn.Parameter]:
 
 
 def _divide_layer(layer: DecoderLayer, ranks: Ranks) -> None:
-    collectives = _LayerCollectives(ranks.tensor, rotary_place=2 if isinstance(layer, MtpLayer) else 1)
+    collectives = _LayerCollectives(ranks.tensor, rotary_index=2 if isinstance(layer, MtpLayer) else 1)
     layer.register_forward_pre_hook(collectives.note_positions)
     if isinstance(layer, MtpLayer):
         _divide_linear(layer.eh_proj, BY_OUTPUT, ranks)
@@ -117,8 +117,8 @@ def _own_parameter(whole: Tensor, shard: Shard, ranks: Ranks) -> nn.Parameter:
 def _pair_slices(
     pair_all: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], axis: Axis, embedded_BTD: Tensor, hidden_BTD: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The next token's embedding may lie in the next rank's slice; a last position that has none is the last of the
-    last slice."""
+    """The next token's embedding may be in the next rank's slice; a last position that has none is the last of the last
+    slice."""
     whole_BTD = gather_positions(embedded_BTD, embedded_BTD.shape[1] * axis.size, axis)
     next_BTD, _ = pair_all(whole_BTD, whole_BTD)
     next_BTD = cut_slice(next_BTD, axis)
@@ -129,16 +129,16 @@ class _LayerCollectives:
     """What is done around the divided matrices of one layer. The number of positions is that of the layer's RoPE table,
     noted before each forward pass and there still when its activations are computed again."""
 
-    def __init__(self, axis: Axis, rotary_place: int) -> None:
-        self.axis, self.rotary_place = axis, rotary_place
+    def __init__(self, axis: Axis, rotary_index: int) -> None:
+        self.axis, self.rotary_index = axis, rotary_index
         self.num_positions = 0
 
     def note_positions(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        self.num_positions = arguments[self.rotary_place][0].shape[-2]
+        self.num_positions = arguments[self.rotary_index][0].shape[-2]
 
     def wrap(self, module: nn.Module, hand_back: Callable[[Tensor, Axis], Tensor]) -> None:
-        """A slice of the positions in and out, all of them in between. No hook: recomputation, which wraps `forward`
-        again, keeps the slice and gathers once more."""
+        """Takes and returns a slice of the positions; the module sees all of them. It is no hook: recomputation wraps
+        `forward` again, so it keeps the slice and gathers once more."""
         module.forward = partial(self._run_on_all, module.forward, hand_back)
 
     def _run_on_all(
@@ -154,7 +154,7 @@ class _LayerCollectives:
         )
 
     def sum_over_slices(self, sum_over_parts: Callable[[Tensor], Tensor] | None, counts: Tensor) -> Tensor:
-        """Slices are parts of what a context rank holds, if sequences are divided among those."""
+        """Where sequences are divided among context ranks, slices are parts of what a context rank holds."""
         total = self.sum_counts(counts)
         return total if sum_over_parts is None else sum_over_parts(total)
 

@@ -14,7 +14,7 @@ from tasks.training.parallel.tensor_collectives import gather_positions, sum_to_
 
 
 class VocabularyParallelEmbedding(nn.Embedding):
-    """Token ids of all positions in, embeddings of this rank's slice of the positions out."""
+    """Turns token ids of all positions into embeddings of this rank's slice of the positions."""
 
     def __init__(self, weight_VD: nn.Parameter, axis: Axis) -> None:
         super().__init__(weight_VD.shape[0], weight_VD.shape[1], _weight=weight_VD)
@@ -29,7 +29,7 @@ class VocabularyParallelEmbedding(nn.Embedding):
 
 
 class VocabularyParallelHead(LanguageHead):
-    """Hidden states of this rank's slice in, the loss over all positions out, the same on every rank; no rank sees
+    """Turns hidden states of this rank's slice into the loss over all positions, the same on every rank. No rank sees
     another's logits."""
 
     def __init__(self, weight_VD: nn.Parameter, axis: Axis) -> None:
@@ -48,38 +48,55 @@ class VocabularyParallelHead(LanguageHead):
         total = _VocabularyCrossEntropy.apply(whole_BTD.flatten(0, 1), self.weight, targets_T, factors_T, self.axis)
         return total / is_kept_T.sum().clamp(min=1)
 
+    @torch.no_grad()
     def log_probabilities(self, hidden_BTD: Tensor, target_ids_BT: Tensor) -> Tensor:
-        raise NotImplementedError("log-probabilities are measured without tensor parallelism")
+        whole_TD = gather_positions(hidden_BTD, target_ids_BT.shape[1], self.axis).flatten(0, 1)
+        targets_T, weight_VD = target_ids_BT.flatten(), self.weight.float()
+        pieces = []
+        for rows in vocabulary_chunks(whole_TD.shape[0], weight_VD.shape[0]):
+            logits_CV = whole_TD[rows].float() @ weight_VD.t()
+            pieces.append(_SoftmaxOverRanks(logits_CV, targets_T[rows], self.axis).log_probabilities_C)
+        return torch.cat(pieces).mul_(targets_T != IGNORED).view_as(target_ids_BT)
+
+
+class _SoftmaxOverRanks:
+    """Softmax over logits whose columns are this rank's slice of the vocabulary: a chunk's maximum, sum and target
+    logit are reduced over the ranks, two numbers per position and one more."""
+
+    def __init__(self, logits_CV: Tensor, targets_C: Tensor, axis: Axis) -> None:
+        """Puts the exponentials where the logits are."""
+        columns_C = targets_C - axis.rank * logits_CV.shape[1]
+        self.is_own_C1 = ((columns_C >= 0) & (columns_C < logits_CV.shape[1])).unsqueeze(1)
+        self.columns_C1 = columns_C.unsqueeze(1).masked_fill(~self.is_own_C1, 0)
+        highest_C = logits_CV.amax(-1)
+        dist.all_reduce(highest_C, op=dist.ReduceOp.MAX, group=axis.group)
+        logits_CV.sub_(highest_C.unsqueeze(1))
+        target_C = logits_CV.gather(1, self.columns_C1).mul_(self.is_own_C1).squeeze(1)
+        sums_2C = torch.stack([logits_CV.exp_().sum(-1), target_C])
+        dist.all_reduce(sums_2C, group=axis.group)
+        self.sums_C = sums_2C[0]
+        self.log_probabilities_C = sums_2C[1] - sums_2C[0].log()
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
     """model/architecture/losses.py's fused loss on a slice of the vocabulary: a chunk's maximum, sum and target logit
-    are reduced over the ranks, two numbers per position and one more. The gradient of the hidden states is this rank's
-    partial one."""
+    are reduced over the ranks, three numbers per position. The gradient of the hidden states is this rank's partial
+    one."""
 
     @staticmethod
     def forward(ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, factors_T: Tensor, axis: Axis) -> Tensor:
         wants_grad = any(ctx.needs_input_grad[:2])
-        num_rows = weight_VD.shape[0]
         total = hidden_TD.new_zeros((), dtype=torch.float32)
         grad_hidden_TD = torch.empty_like(hidden_TD) if wants_grad else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_grad else None
-        for rows in vocabulary_chunks(hidden_TD.shape[0], num_rows):
+        for rows in vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0]):
             chunk_TD, factors_C = hidden_TD[rows], factors_T[rows]
-            columns_C = targets_T[rows] - axis.rank * num_rows
-            is_own_C1 = ((columns_C >= 0) & (columns_C < num_rows)).unsqueeze(1)
-            columns_C1 = columns_C.unsqueeze(1).masked_fill(~is_own_C1, 0)
             buffer_CV = (chunk_TD @ weight_VD.t()).float()
-            highest_C = buffer_CV.amax(-1)
-            dist.all_reduce(highest_C, op=dist.ReduceOp.MAX, group=axis.group)
-            buffer_CV.sub_(highest_C.unsqueeze(1))
-            target_C = buffer_CV.gather(1, columns_C1).mul_(is_own_C1).squeeze(1)
-            sums_2C = torch.stack([buffer_CV.exp_().sum(-1), target_C])
-            dist.all_reduce(sums_2C, group=axis.group)
-            total -= ((sums_2C[1] - sums_2C[0].log()) * factors_C).sum()
+            softmax = _SoftmaxOverRanks(buffer_CV, targets_T[rows], axis)
+            total -= (softmax.log_probabilities_C * factors_C).sum()
             if grad_hidden_TD is None or grad_weight_VD is None:
                 continue
-            buffer_CV.div_(sums_2C[0].unsqueeze(1)).scatter_add_(1, columns_C1, -is_own_C1.float())
+            buffer_CV.div_(softmax.sums_C.unsqueeze(1)).scatter_add_(1, softmax.columns_C1, -softmax.is_own_C1.float())
             if not bool((factors_C == 1).all()):
                 buffer_CV.mul_(factors_C.unsqueeze(1))
             grad_logits_CV = buffer_CV.to(hidden_TD.dtype)

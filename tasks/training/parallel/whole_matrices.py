@@ -23,14 +23,14 @@ class WholeMatrices:
     """`Muon.orthogonalize` for masters that hold pieces of matrices."""
 
     def __init__(self, optimizer: Muon, pieces: dict[nn.Parameter, Piece], ranks: Ranks, device: torch.device) -> None:
-        """`device` is the accelerator, wherever the masters lie."""
+        """`device` is the accelerator, wherever the masters are."""
         self.optimizer, self.ranks, self.device = optimizer, ranks, device
         self.by_master: dict[int, list[Piece]] = {}
         for piece in pieces.values():
             self.by_master.setdefault(id(piece.master), []).append(piece)
 
     def __call__(self, masters: Sequence[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:
-        """Updates take the place of the directions."""
+        """Returns the updates and overwrites the directions with them."""
         alone: list[tuple[Piece, Tensor]] = []
         shared: dict[Axis, list[tuple[Piece, Tensor]]] = {}
         for master, direction in zip(masters, directions, strict=True):
@@ -49,7 +49,7 @@ class WholeMatrices:
         return list(directions)
 
     def _divide_work(self, items: list[tuple[Piece, Tensor]], axis: Axis) -> None:
-        """At most one matrix per sharer: bring them together, orthogonalise one's own, hand the results round."""
+        """At most one matrix per sharer: gather each on its sharer, orthogonalise it there, send the results to all."""
         mine: Tensor | None = None
         for owner, (piece, direction) in enumerate(items):
             part = assemble(direction, piece, axis, self.device, to=owner)

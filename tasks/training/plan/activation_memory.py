@@ -25,7 +25,7 @@ def attention_bytes_per_token(model: ModelRecipe, element: int) -> int:
 
 def mlp_bytes_per_token(model: ModelRecipe, element: int, device: str, *, is_dense: bool) -> int:
     """Gate and up, and per routed copy also what goes in and comes out. Their product is made again in the backward
-    pass, but of the experts on an accelerator, where autograd keeps it and the activated gate."""
+    pass. The exception are experts on an accelerator: there autograd keeps it and the activated gate."""
     if is_dense:
         return 2 * model.intermediate_size * element
     widths = 2 if device == "cpu" else 4
@@ -46,7 +46,7 @@ def layer_bytes_per_token(model: ModelRecipe, element: int, device: str, *, is_d
 
 
 def head_bytes(model: ModelRecipe, resources: TrainingResources, num_tokens: int, element: int) -> int:
-    """At the unembedding, whichever is more: in the forward pass a chunk of logits with its float32 copy and its
+    """Bytes at the unembedding, the larger of two: in the forward pass a chunk of logits with its float32 copy and its
     gradient (tensor-parallel ranks take chunks of a CPU's size everywhere), in the backward pass its weight's gradient,
     scaled and in the weight's dtype."""
     own_vocabulary = model.vocab_size // resources.tensor_parallel
@@ -67,10 +67,10 @@ def activation_bytes(
     is_last: bool,
     between_only: bool = False,
 ) -> int:
-    """Of a pipeline stage that holds these trunk layers (and, the last, the MTP layer) with `in_flight` micro-batches
-    between their forward and backward passes. `num_tokens` are those of one micro-batch on one context rank; tensor
-    ranks divide all but what they gather. `between_only` leaves out what lives during a pass and not between the two: a
-    recomputed block, a chunk of logits."""
+    """Bytes of a pipeline stage that holds these trunk layers (the last stage also the MTP layer) with `in_flight`
+    micro-batches between their forward and backward passes. `num_tokens` are those of one micro-batch on one context
+    rank; tensor ranks divide everything that they do not gather. `between_only` leaves out what lives during a pass and
+    not between the two: a recomputed block, a chunk of logits."""
     depths = [number < model.first_k_dense_replace for number in layers] + [False] * (
         model.num_nextn_predict_layers if is_last else 0
     )
@@ -97,7 +97,7 @@ def activation_bytes(
     total = in_flight * kept
     if is_last:
         # Around the unembedding the last norm's input and the gradient made in advance; of the MTP layer that gradient
-        # too, and, where it is not recomputed as a whole, both its inputs before and behind their norms and its output.
+        # too, and, where it is not recomputed as a whole, both its inputs before and after their norms and its output.
         total += hidden * (2 + (1 if resources.recompute == "full" else 6) * model.num_nextn_predict_layers)
     between = total * num_tokens // resources.tensor_parallel
     passing = working * num_tokens // resources.tensor_parallel

@@ -1,4 +1,4 @@
-"""How many answers of a policy phase are sampled at once: as many as there is room for their keys and values.
+"""How many answers of a policy phase are sampled at once: as many as rollout_cache_bytes hold keys and values for.
 
 Pure: the plan uses it too.
 """
@@ -9,12 +9,12 @@ from configs.schema import TrainingRecipe, TrainingResources
 from model.architecture.counts import kv_cache_bytes_per_token
 
 BLOCK_POSITIONS = 16
-"""Caches are made in blocks of so many positions (model/kernels/decoding_kernel.cpp)."""
+"""Caches are made in blocks of this many positions (model/kernels/decoding_kernel.cpp)."""
 
 
 def answer_cache_bytes(recipe: TrainingRecipe, resources: TrainingResources) -> int:
-    """Keys and values of one answer of full length behind its prompt, of a rank's share of the heads and layers. The
-    MTP layer has a cache too."""
+    """Bytes of keys and values of one answer of full length with its prompt, for a rank's share of the heads and
+    layers. The MTP layer has a cache too."""
     positions = -(-(recipe.sequence_length + 1) // BLOCK_POSITIONS) * BLOCK_POSITIONS
     element = 2 if recipe.dtype == "bfloat16" else 4
     num_layers = recipe.model.num_hidden_layers

@@ -21,7 +21,7 @@ def refuse_impossible_training(recipe: TrainingRecipe, resources: TrainingResour
 
 
 def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
-    """Every reason why this version has no code for the phase, with the values and the fix; empty where it has."""
+    """Every reason why this version has no code for the phase, with the values and the fix; empty where it has code."""
     kind, reasons = recipe.objective.kind, []
     if kind not in OBJECTIVES:
         reasons.append(f"objective {kind} cannot be trained, only {', '.join(OBJECTIVES)} can")

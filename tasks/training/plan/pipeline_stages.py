@@ -1,9 +1,9 @@
 """Divides trunk layers among the stages of a pipeline. Pure: `glm46 plan` and the refusals use it without torch.
 
 The first stage also holds the embedding. The last one also holds the MTP layer and the unembedding, which both the
-trunk and MTP pass through. Each counts as one layer (the unembedding once per pass), and all stages get as equal a
-sum as whole layers allow: 92 layers on 8 stages are 11 + 6 x 12 + 9. The number of layers need not be divisible by
-that of stages: public recipes of 92 layers on 8 stages fail on it (Megatron-Bridge #5551).
+trunk and MTP pass through. Each counts as one layer (the unembedding once per pass), and all stages get as equal a sum
+as whole layers allow: 92 layers on 8 stages are 11 + 6 x 12 + 9. The number of stages need not divide the number of
+layers. Public recipes of 92 layers on 8 stages fail because they demand it (Megatron-Bridge #5551).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def stage_layers(recipe: ModelRecipe, num_stages: int) -> tuple[range, ...]:
     beside[-1] += 1 + 2 * recipe.num_nextn_predict_layers
     depths = [1] * num_stages
     for _ in range(recipe.num_hidden_layers - num_stages):
-        # Equal sums: a layer goes where least lies beside it, which holds fewer micro-batches' worth of other memory.
+        # Equal sums: each layer goes to the stage with the smallest sum so far.
         stage = min(range(num_stages), key=lambda stage: (depths[stage] + beside[stage], beside[stage], stage))
         depths[stage] += 1
     starts = [sum(depths[:stage]) for stage in range(num_stages)]

@@ -105,7 +105,7 @@ def _attended_tokens(phase: PhaseSection) -> int:
 
 
 def _learning_rates(recipe: TrainingRecipe, steps: PhaseSteps) -> tuple[float, float, float]:
-    """Of the first step, the highest, of the last: they rise to the warm-up's end and fall behind it."""
+    """Of the first step, the highest, of the last: they rise to the warm-up's end and fall after it."""
     first, last = steps.first_end_tokens, recipe.course_start_tokens + recipe.num_tokens
     top = min(max(round(recipe.course.warmup_share * recipe.course_num_tokens), first), last)
     first_rate, peak, last_rate = (

@@ -95,12 +95,12 @@ class PlannedPhase(BaseModel):
     last_learning_rate: float
     rope_theta: float
     schedule: str
-    """Place on the course and what changes inside the phase, in words."""
+    """Position on the course and what changes inside the phase, in words."""
     mixture: str
     """Share of tokens per domain, at every waypoint where there are several, and the weights of quality buckets."""
     attended_tokens: int
-    """Length inside which attention stays: a row, or documents as long as assumed_document_tokens where packing is
-    best_fit."""
+    """Length of the stretch inside which attention stays: a row, or documents as long as assumed_document_tokens where
+    packing is best_fit."""
     trains_mtp: bool
     training_flops: float
     """Floating-point operations of the whole phase, forward and backward; sampling of answers and recomputation come on
@@ -125,7 +125,7 @@ class PlannedPhase(BaseModel):
 
     @property
     def sentences(self) -> list[str]:
-        """What stands in the way of the phase, in words."""
+        """Why the phase does not run or needs care, in words."""
         return [
             *(f"impossible, {reason}" for reason in self.impossible),
             *(f"does not run yet, {reason}" for reason in self.not_available),

@@ -38,7 +38,7 @@ class RankMemory:
     update: int
     """What the optimizer takes for its largest tensor beside gradients and state."""
     kv_cache: int
-    """Of the answers that are sampled at once; 0 outside policy phases, as what follows."""
+    """Of the answers that are sampled at once; 0 outside policy phases, as is `sampling_weights`."""
     sampling_weights: int
     """The copy of the weights that answers are sampled with."""
     host_optimizer: int
@@ -68,7 +68,7 @@ class Part:
 
 
 def rank_memory(recipe: TrainingRecipe, resources: TrainingResources) -> RankMemory:
-    """Of the pipeline stage that holds most."""
+    """Memory of a rank of the fullest pipeline stage."""
     num_stages = min(resources.pipeline_parallel, recipe.model.num_hidden_layers)
     return max(
         (stage_memory(stage, num_stages, recipe, resources) for stage in range(num_stages)),
@@ -77,7 +77,7 @@ def rank_memory(recipe: TrainingRecipe, resources: TrainingResources) -> RankMem
 
 
 def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources: TrainingResources) -> RankMemory:
-    """Of every rank of one pipeline stage."""
+    """Memory of every rank of one pipeline stage."""
     zero, element = resources.zero_stage, 2 if recipe.dtype == "bfloat16" else FLOAT32_BYTES
     layers, is_first, is_last = stage_layers(recipe.model, num_stages)[stage], stage == 0, stage == num_stages - 1
     # Without a pass through it the MTP layer keeps nothing, and without ZeRO, whose partitions hold all, it has no
@@ -150,9 +150,9 @@ def _optimizer_bytes(part: Part, recipe: TrainingRecipe, zero: int, element: int
 def _update_bytes(
     recipe: TrainingRecipe, resources: TrainingResources, parts: list[Part], *, is_first: bool, is_last: bool
 ) -> int:
-    """Muon: three float32 tensors of the largest matrix, whatever divides it (brought together, orthogonalised,
-    scaled). AdamW: one of what is stepped at once, which under ZeRO is all of a partition; float32 copies of bfloat16
-    state, and DeepSpeed's of the gradients."""
+    """Muon: three float32 tensors of the largest matrix, however it is divided (gathered, orthogonalised, scaled).
+    AdamW: one of what is stepped at once, which under ZeRO is all of a partition; float32 copies of bfloat16 state, and
+    DeepSpeed's of the gradients."""
     model, zero, is_muon = recipe.model, resources.zero_stage, recipe.optimizer.kind == "muon"
     over = {"tensor": resources.tensor_parallel, "expert": resources.expert_parallel, "nothing": 1}
     vocabulary, stack = (
@@ -225,5 +225,5 @@ def stage_parts(
 
 
 def _layer_matrices(model: ModelRecipe) -> int:
-    """Of one layer's attention."""
+    """Elements of the matrices of one layer's attention."""
     return 2 * model.hidden_size * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim

@@ -106,7 +106,7 @@ def _engine(resources: TrainingResources) -> Iterator[str]:
         yield (
             f"zero_stage 3 with recompute full and recompute_every_layers {resources.recompute_every_layers}: ZeRO 3 "
             f"gathers the weights "
-            "of one layer and lets go of them when it was computed again, before its gradients are there. Set "
+            "of one layer and releases them when the layer was computed again, before its gradients exist. Set "
             "recompute_every_layers 1"
         )
     if resources.offload_optimizer != "none" and resources.zero_stage == 0:
@@ -122,7 +122,7 @@ def _engine(resources: TrainingResources) -> Iterator[str]:
         )
     if "nvme" in (resources.offload_optimizer, resources.offload_parameters):
         yield (
-            "offloading to nvme: DeepSpeed swaps partitions out between steps, where the hand-over state cannot be "
+            "offloading to nvme: DeepSpeed swaps partitions out between steps, so the hand-over state cannot be "
             "written from them nor "
             "read into them. Set cpu"
         )

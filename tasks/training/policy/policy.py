@@ -4,10 +4,10 @@ It follows arXiv 2402.03300, without KL as in the GLM-4.5 report. The gradient o
 clip(ratio) A) is that of cross-entropy weighted with ratio x A, and 0 where the clip holds. So training runs through
 the fused cross-entropy.
 
-The ratio is of the weights being trained over those before the update, both by the trainer's arithmetic. The answers
-were sampled by other arithmetic (decoding with a cache, another engine). A factor of its own corrects that,
-min(trainer / rollout, importance_cap): truncated importance sampling. A ratio over the rollout's probabilities
-instead would clip rounding: the policy has not moved when its first update begins.
+The ratio is the probability under the weights being trained over that under the weights before the update, both by the
+trainer's arithmetic. The answers were sampled by other arithmetic (decoding with a cache, another engine). A factor of
+its own corrects that, min(trainer / rollout, importance_cap): truncated importance sampling. A ratio over the rollout's
+probabilities would clip differences of rounding: the policy has not changed when its first update begins.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ ADVANTAGE_EPS = 1e-6
 """Keeps the quotient finite; groups of equal rewards have the advantage 0 whatever it is."""
 MISMATCH_METRICS = ("rollout_log_ratio", "rollout_kl", "truncated_fraction", "clip_fraction")
 """Over the trained answers' tokens: mean |log(trainer / rollout)|, the estimate of KL(rollout | trainer) by expm1(x) -
-x, the shares whose importance weight is truncated and whose weight is 0 by the clip."""
+x, the share whose importance weight is truncated, and the share whose weight is 0 by the clip."""
 
 
 @dataclass(frozen=True)
 class AnswerRows:
-    """Rollouts as rows, padded behind to the longest: what lies behind an answer is invisible to it and carries no
-    loss."""
+    """Rollouts as rows, padded at the end to the longest: an answer does not see its padding, which carries no loss."""
 
     token_ids_BT: Tensor
     target_ids_BT: Tensor
     """The answer's tokens, IGNORED elsewhere."""
     rollout_log_probabilities_BT: Tensor
-    """Of the targets, when they were sampled."""
+    """Log-probabilities of the targets when they were sampled."""
 
     @property
     def is_answer_BT(self) -> Tensor:

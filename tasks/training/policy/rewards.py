@@ -15,7 +15,7 @@ class RewardError(RuntimeError):
 def reward_answer(text: str, answer: str, is_finished: bool) -> float:
     """1.0 where the assistant's text gives exactly the answer and then ends its turn, else 0.0.
 
-    A right answer that was cut off at max_new_tokens is worth nothing: else nothing teaches the model to stop.
+    A right answer that was cut off at max_new_tokens is worth nothing: otherwise the model would not learn to stop.
     """
     return 1.0 if is_finished and answer_of(text) == answer.strip() else 0.0
 
@@ -26,6 +26,6 @@ def refuse_broken_rewards(rewards: Sequence[float], prompt_id: str, step: int) -
         if not math.isfinite(reward):
             raise RewardError(
                 f"step {step}: the reward of answer {number} to prompt {prompt_id} is {reward}. The optimizer step "
-                f"was not taken: mend the "
+                f"was not taken: correct the "
                 "reward function, or take the prompt out"
             )

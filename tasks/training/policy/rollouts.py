@@ -38,9 +38,9 @@ class Rollout:
     prompt: Prompt
     prompt_ids: list[int]
     answer_ids: list[int]
-    """With the stop token that ended it, if one did: it is trained as well."""
+    """With the stop token that ended it, if one did: it is trained too."""
     log_probabilities: list[float]
-    """Of the answer, when it was sampled and at the sampling's temperature."""
+    """Of the answer's tokens when they were sampled, at the temperature of the sampling."""
     text: str
     reward: float
 
@@ -60,11 +60,11 @@ class PromptOrder:
 
     def groups(self, start: int, stop: int) -> list[Prompt]:
         """Prompts of the groups start..stop-1."""
-        return [self._prompts[self._place(number)] for number in range(start, stop)]
+        return [self._prompts[self._index(number)] for number in range(start, stop)]
 
-    def _place(self, number: int) -> int:
-        epoch, place = divmod(number, len(self._prompts))
-        return int(shuffled_rows(np.array([place]), len(self._prompts), self._seed + epoch)[0])
+    def _index(self, number: int) -> int:
+        epoch, index = divmod(number, len(self._prompts))
+        return int(shuffled_rows(np.array([index]), len(self._prompts), self._seed + epoch)[0])
 
 
 def policy_model(model: Glm4Moe, dtype: str) -> Glm4Moe:
@@ -72,7 +72,7 @@ def policy_model(model: Glm4Moe, dtype: str) -> Glm4Moe:
     policy."""
     if dtype == "float32":
         return model
-    # The copies stand in for the parameters while the rest is copied: no second set in float32 is ever made.
+    # The copies replace the parameters while the rest is copied: no second set in float32 is ever made.
     copies = {
         id(parameter): torch.nn.Parameter(parameter.detach().to(getattr(torch, dtype)))
         for parameter in model.parameters()
@@ -89,9 +89,9 @@ def sample_answers(
     step: int,
     batch_sequences: int,
 ) -> list[Rollout]:
-    """A group of answers per prompt, group by group, so many at once. Each answer has draws of its own, decided by
-    seed, step and its place in the step: the batches decide nothing but, where decoding rounds by their size
-    (bfloat16), the last bits.
+    """A group of answers per prompt, group by group, `batch_sequences` answers at once. Each answer has draws of its
+    own, decided by seed, step and its index in the step. The size of the batches changes at most the last bits, where
+    decoding rounds by it (bfloat16).
 
     Raises ValueError for a prompt that leaves no room for its answer, RewardError for a reward that is no number.
     """

@@ -10,7 +10,7 @@ from tasks.training.schedule.schedules import batch_rampup_tokens, plan_step
 
 @dataclass(frozen=True)
 class PhaseSteps:
-    """What the steps of a phase amount to; equal to the sequence of `plan_step`."""
+    """Figures over all steps of a phase, as the sequence of `plan_step` gives them."""
 
     num_steps: int
     first_rows: int
@@ -20,12 +20,12 @@ class PhaseSteps:
     smallest_at_tokens: int
     """Course position of the first step that has min_rows."""
     first_end_tokens: int
-    """Course position behind the first step: where its learning rate is read."""
+    """Course position after the first step: where its learning rate is read."""
 
 
 def summarize_steps(recipe: TrainingRecipe) -> PhaseSteps:
-    """The steps while the batch grows are walked; behind that all are alike but the last, which takes what the budget
-    leaves."""
+    """Walks the steps while the batch grows. After that all are alike except the last, which takes the rest of the
+    budget."""
     total_rows = recipe.num_tokens // recipe.sequence_length
     sizes: list[tuple[int, int]] = []
     row = 0

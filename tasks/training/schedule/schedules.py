@@ -26,7 +26,7 @@ def learning_rate_at(course: CourseRecipe, course_num_tokens: int, tokens: int) 
     """Rate of the optimizer step that ends at `tokens`: linear from 0 to the peak, then a cosine to the final rate at
     the course's end.
 
-    The step's end and not its start, so that the first step moves and the last one has the final rate.
+    It takes the step's end and not its start, so that the first step moves and the last one has the final rate.
     """
     warmup_tokens = round(course.warmup_share * course_num_tokens)
     if tokens < warmup_tokens:
@@ -51,7 +51,7 @@ def batch_tokens_at(course: CourseRecipe, course_num_tokens: int, tokens: int) -
 
 
 def value_at(waypoints: tuple[Waypoint, ...], course_num_tokens: int, tokens: int) -> float:
-    """Value of a piecewise-constant schedule for the step that starts at `tokens`, which lies before the course's
+    """Value of a piecewise-constant schedule for the step that starts at `tokens`, a position before the course's
     end."""
     assert tokens < course_num_tokens, (tokens, course_num_tokens)
     return next(waypoint.value for waypoint in waypoints if tokens < round(waypoint.until_share * course_num_tokens))
@@ -63,7 +63,7 @@ def sequences_at(course: CourseRecipe, course_num_tokens: int, sequence_length: 
 
 
 def plan_step(recipe: TrainingRecipe, num_tokens: int) -> StepPlan:
-    """The step that starts after `num_tokens` of the phase; the last one takes what the budget leaves."""
+    """The step that starts after `num_tokens` of the phase; the last one takes the rest of the budget."""
     first_row, total_rows = num_tokens // recipe.sequence_length, recipe.num_tokens // recipe.sequence_length
     start_tokens = recipe.course_start_tokens + num_tokens
     num_rows = min(

@@ -28,15 +28,6 @@ class FencedError(RuntimeError):
     """Another supervisor has taken over this work directory."""
 
 
-def commit_checkpoint(
-    work_dir: Path, step: int, files: Iterable[tuple[str, bytes]], num_kept: int, protected_steps: Collection[int] = ()
-) -> Path:
-    """Make the files of one step durable, move `latest` to them, and keep the `num_kept` newest and the protected ones.
-    Raises FencedError."""
-    temporary = start_checkpoint(work_dir, step)
-    return finish_checkpoint(work_dir, step, write_files(temporary, files), num_kept, protected_steps)
-
-
 def start_checkpoint(work_dir: Path, step: int) -> Path:
     """An empty temporary directory, which ranks may fill together."""
     temporary = _temporary(work_dir, step)
@@ -46,8 +37,8 @@ def start_checkpoint(work_dir: Path, step: int) -> Path:
 
 
 def write_files(temporary: Path, files: Iterable[tuple[str, bytes]]) -> dict[str, str]:
-    """Checksums by name; OSError, of a full disk for example, is raised when all files were asked for: making them may
-    take all ranks."""
+    """Checksums by name; OSError, of a full disk for example, is raised after all files were iterated over: making them
+    may need all ranks."""
     checksums: dict[str, str] = {}
     failed: OSError | None = None
     for name, data in files:
@@ -78,7 +69,7 @@ def finish_checkpoint(
         sync_directory(checkpoints_dir)
         problem = find_damage(target)
         if problem:
-            raise OSError(f"checkpoint {target} was not written as meant: {problem}; the one before it still stands")
+            raise OSError(f"checkpoint {target} was not written as meant: {problem}; the one before it is kept")
         replace_durably(checkpoints_dir / LATEST, target.name.encode())
         sync_directory(checkpoints_dir)
     saved = sorted(checkpoints_dir.glob("step-*"))
@@ -93,12 +84,12 @@ def finish_checkpoint(
 
 
 def saved_steps(work_dir: Path) -> list[int]:
-    """Steps whose checkpoints are kept, ascending; verified they are when read."""
+    """Steps whose checkpoints are kept, ascending; they are verified when they are read."""
     return sorted(_step_of(path) for path in (work_dir / "checkpoints").glob("step-*"))
 
 
 def latest_step(work_dir: Path) -> int:
-    """Step of the checkpoint that a resumed training begins with unless that proves corrupt; 0 before the first."""
+    """Step of the checkpoint from which a resumed training continues, unless that is corrupt; 0 before the first."""
     latest = work_dir / "checkpoints" / LATEST
     return _step_of(Path(latest.read_text())) if latest.exists() else 0
 
@@ -126,8 +117,7 @@ def discard_checkpoints(work_dir: Path, last_step: int) -> None:
 
 
 def find_checkpoint(work_dir: Path) -> tuple[Path | None, list[str]]:
-    """The newest verified checkpoint, starting from `latest`, and what is wrong with the newer ones that were passed
-    over."""
+    """The newest verified checkpoint, starting from `latest`, and the problems of the newer ones that were skipped."""
     checkpoints_dir = work_dir / "checkpoints"
     latest = checkpoints_dir / LATEST
     if not latest.exists():
@@ -162,7 +152,7 @@ def find_damage(checkpoint_dir: Path) -> str:
 
 @contextmanager
 def _fenced(work_dir: Path) -> Iterator[None]:
-    """Hold the fencing file while the commit becomes visible: a new supervisor waits for that before it takes its
+    """Hold the fencing file while the commit becomes visible: a new supervisor waits for this before it takes its
     number."""
     own = int(os.environ.get(FENCING_VARIABLE, "0"))  # 0: started by hand, without a supervisor
     descriptor = os.open(

@@ -16,13 +16,13 @@ class TrainingJob(Frozen):
     recipe: TrainingRecipe
     resources: TrainingResources
     work_dir: str
-    """Checkpoints, metrics and logs of the run; a second start continues what lies there."""
+    """Checkpoints, metrics and logs of the run; a second start continues from them."""
     packed_dir: str
     """The packed order of the phase; empty for a policy objective, which samples its rows."""
     shards_dirs: tuple[str, ...]
     """The token shards that the order points into, in one or more directories."""
     validation_dirs: tuple[str, ...]
-    """Token shards of held-out documents, measured while the phase trains; empty where nothing is."""
+    """Token shards of held-out documents, measured while the phase trains; empty where none are measured."""
     validation_domains: dict[str, str]
     """Domain of each of their shards."""
     prompts_path: str

@@ -16,7 +16,7 @@ class Measurement(Frozen):
 
     @property
     def mean(self) -> float:
-        """Bits per byte, every domain alike: what the best measurement has least of."""
+        """Mean bits per byte with equal weight for every domain; lowest for the best measurement."""
         return sum(self.bits_per_byte.values()) / len(self.bits_per_byte)
 
     def metrics(self) -> dict[str, float]:

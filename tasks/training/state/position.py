@@ -21,11 +21,11 @@ class PolicyProgress(Frozen):
     mean_rewards: tuple[float, ...]
     """Of each step of the phase."""
     num_constant_steps: int
-    """Steps up to here, in a row, in which no group had two different rewards."""
+    """Number of latest steps in a row in which no group had two different rewards."""
 
 
 class Position(Frozen):
-    """state.json: where a phase stands after an optimizer step."""
+    """state.json: the position of a phase after an optimizer step."""
 
     course: str
     phase: str

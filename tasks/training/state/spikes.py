@@ -55,15 +55,15 @@ class Spike:
     loss: float
     grad_norm: float
     median_loss: float | None
-    """Of the window; None, as the one below, before it is full."""
+    """Of the window; None before it is full, as is `median_grad_norm`."""
     median_grad_norm: float | None
 
 
 def find_spike(
     recipe: SpikeRecipe, recent: Sequence[TakenStep], step: int, loss: float, grad_norm: float, loss_is_a_measure: bool
 ) -> Spike | None:
-    """The step as a spike, None where it is sound. A surrogate loss, which is no measure of the model, only has to be
-    finite."""
+    """A `Spike` where the step is one, None where it is sound. A surrogate loss, which is no measure of the model, only
+    has to be finite."""
     is_full = len(recent) >= recipe.window_steps
     median_loss = statistics.median(taken.loss for taken in recent) if is_full else None
     median_norm = statistics.median(taken.grad_norm for taken in recent) if is_full else None
@@ -106,7 +106,7 @@ def is_skipped(skipped: Sequence[SkippedSteps], step: int) -> bool:
 
 
 def read_skipped(work_dir: Path) -> tuple[SkippedSteps, ...]:
-    """What the spikes found so far left out, in the order they were found."""
+    """The steps that the spikes so far left out, in the order of the spikes."""
     lines = [line for line in _lines(work_dir) if line["rolled_back"]]
     return tuple(SkippedSteps(first_step=line["first_skipped_step"], last_step=line["step"]) for line in lines)
 
@@ -114,7 +114,7 @@ def read_skipped(work_dir: Path) -> tuple[SkippedSteps, ...]:
 def record_spike(
     work_dir: Path, spike: Spike, skipped: SkippedSteps, rolled_back: bool, evidence: dict[str, object]
 ) -> None:
-    """Append a spike durably, unless it stands there from a start that was killed while it rolled back."""
+    """Append a spike durably, unless it is recorded already by a start that was killed while it rolled back."""
     line = {
         "step": spike.step,
         "first_skipped_step": skipped.first_step,
@@ -134,11 +134,11 @@ def record_spike(
 
 
 def too_many_spikes(
-    recipe: SpikeRecipe, spike: Spike, num_rollbacks: int, place: str, work_dir: Path
+    recipe: SpikeRecipe, spike: Spike, num_rollbacks: int, position: str, work_dir: Path
 ) -> TooManySpikesError:
-    """What the user reads when training stops."""
+    """The error that the user reads when training stops."""
     return TooManySpikesError(
-        f"step {spike.step}: {spike.reason}; {place}. The optimizer step was not taken, and after {num_rollbacks} "
+        f"step {spike.step}: {spike.reason}; {position}. The optimizer step was not taken, and after {num_rollbacks} "
         f"rollbacks "
         f"(spikes.max_rollbacks {recipe.max_rollbacks}) training stops. Losses, norms and the documents of every "
         f"spike are in "

@@ -32,7 +32,7 @@ STATE_FILE = "state.json"
 MAX_SHARD_BYTES = 1 << 30
 MASTER_BYTES = 4
 _NUMBERS_PER_STAGE = 1000
-"""File numbers of a pipeline stage: as many shards of a kind it may have."""
+"""File numbers of a pipeline stage: it may have this many shards of a kind."""
 _OPTIMIZER_KINDS = {"momentum": "momentum_buffer", "first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
 """File name -> name in the optimizer's per-parameter state."""
 
@@ -61,7 +61,7 @@ class StateFiles:
         return set(self.paths)
 
     def tensor(self, name: str) -> Tensor:
-        """Of memory of its own: an open file keeps resident whatever was read of it."""
+        """A copy in memory of its own: an open file keeps resident whatever was read of it."""
         with open_safetensors(self.paths[name]) as file:
             return file.get_tensor(name).clone()
 
@@ -79,8 +79,8 @@ def dump_state(trainable: Trainable, position: Position) -> Iterator[tuple[str, 
     """File names and bytes of this rank's files of the hand-over state, one file in memory at a time. Equal state,
     equal tensors.
 
-    All ranks exhaust it together, as parts are brought together on the way; the first rank of each pipeline stage gets
-    its files, the others none.
+    All ranks exhaust it together, as parts are brought together on the way; the first rank of each pipeline stage
+    yields its files, the others none.
     """
     ranks = trainable.ranks
     first_number = ranks.pipeline.rank * _NUMBERS_PER_STAGE + 1
@@ -126,8 +126,8 @@ def read_position(state_dir: Path) -> Position:
 
 @torch.no_grad()
 def load_state(trainable: Trainable, state_dir: Path, position: Position) -> None:
-    """Put weights, router biases, momentum and moments in place, and the random state. Raises ValueError for another
-    architecture or kind of optimizer."""
+    """Load weights, router biases, momentum, moments and the random state. Raises ValueError for another architecture
+    or kind of optimizer."""
     load_master(trainable, StateFiles(state_dir, "master"), str(state_dir))
     names = {parameter: name for name, parameter in trainable.model.named_parameters()}
     pieces = pieces_of(trainable.engine, trainable.model, trainable.ranks)
@@ -159,7 +159,7 @@ def load_state(trainable: Trainable, state_dir: Path, position: Position) -> Non
 
 @torch.no_grad()
 def load_master(trainable: Trainable, source: TensorSource, described: str) -> None:
-    """Put only the weights and router biases in place: a start on another course begins with fresh moments."""
+    """Load only the weights and router biases: a start on another course begins with fresh moments."""
     model, ranks = trainable.model, trainable.ranks
     pieces = pieces_of(trainable.engine, model, ranks)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -182,8 +182,8 @@ def load_master(trainable: Trainable, source: TensorSource, described: str) -> N
 
 
 def _computed_with(parameter: nn.Parameter, piece: Piece, stage: int) -> list[tuple[Tensor, int]]:
-    """What the model computes with, where that is not the master itself: flat tensors and the element that each begins
-    with."""
+    """The tensors that the model computes with, where these are not the master itself: flat, each with the number of
+    its first element."""
     if piece.master is parameter:
         return []
     whole = [(parameter.data.view(-1), 0)]
@@ -199,18 +199,18 @@ def _fill(
 ) -> None:
     """Copy into each target the elements that it holds of a tensor as this rank held it before ZeRO divided it."""
     first, stop = min(start for _, start in targets), max(start + target.numel() for target, start in targets)
-    for place, run in _read_runs(source, name, piece, trainable, first, stop):
+    for offset, run in _read_runs(source, name, piece, trainable, first, stop):
         for target, start in targets:
-            low, high = max(place, start), min(place + run.numel(), start + target.numel())
+            low, high = max(offset, start), min(offset + run.numel(), start + target.numel())
             if low < high:
-                target[low - start : high - start].copy_(run[low - place : high - place])
+                target[low - start : high - start].copy_(run[low - offset : high - offset])
 
 
 def _read_runs(
     source: TensorSource, name: str, piece: Piece, trainable: Trainable, first: int, stop: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Elements `first` to `stop` and more, flat, with the place where each run begins. Of stacked experts one at a time
-    is in memory, and those of other ranks are not read."""
+    """Runs of elements that cover `first` to `stop`, flat, each with the offset at which it begins. Of stacked experts
+    one at a time is in memory, and those of other ranks are not read."""
     ranks, shard = trainable.ranks, shard_of(piece.parameter)
     names = _whole_names(name, piece.parameter, piece, trainable)
     whole = whole_shape(piece.parameter, piece.shape, ranks)
@@ -221,10 +221,10 @@ def _read_runs(
         first_expert = axis_of(shard, ranks).rank * piece.shape[0]
         names, shard = names[first_expert : first_expert + piece.shape[0]], None
     num_elements = piece.shape[1:].numel()
-    for place, each in zip(range(0, piece.shape.numel(), num_elements), names, strict=True):
-        if place < stop and place + num_elements > first:
+    for offset, each in zip(range(0, piece.shape.numel(), num_elements), names, strict=True):
+        if offset < stop and offset + num_elements > first:
             yield (
-                place,
+                offset,
                 own_part(source.read(each, whole[1:]), shard and replace(shard, dim=shard.dim - 1), ranks).reshape(-1),
             )
 

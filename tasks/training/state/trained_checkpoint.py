@@ -1,4 +1,4 @@
-"""The record of a trained phase: weights with their tokenizer, and what later steps know of them."""
+"""The record of a trained phase: its weights, their tokenizer, and what later steps need to know of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY = "chat_template.jinja", "chat_template"
 
 
 class TrainedCheckpoint(Record):
-    """What a phase left."""
+    """The record of a phase's checkpoint."""
 
     phase: str
     objective: str
@@ -22,7 +22,7 @@ class TrainedCheckpoint(Record):
     course_tokens: int
     """Position on the course where it ended."""
     lm_loss: float | None
-    """Of the last step's batch; None, as the two below, for imported weights. Of a policy objective the surrogate's
+    """Of the last step's batch; None for imported weights, as are the next two. Of a policy objective the surrogate's
     gradient as a weighted cross-entropy: no measure of the model."""
     mtp_loss: float | None
     balance_loss: float | None
@@ -32,7 +32,7 @@ class TrainedCheckpoint(Record):
     num_rollbacks: int
     """Spikes after which training went back and left rows out."""
     validation_bits_per_byte: dict[str, float]
-    """By domain, of the weights that the phase left, as measured while it trained; empty where nothing was."""
+    """By domain, of the weights that the phase left, as measured while it trained; empty where nothing was measured."""
     is_chat_trained: bool
     """Whether this phase or one before it trained on conversations; only then hf/ holds the chat template."""
     chat_template_digest: str

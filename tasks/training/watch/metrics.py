@@ -15,7 +15,7 @@ PROGRESS_INTERVAL_SECONDS = 0.2
 
 
 class StepLog:
-    """Appends JSON lines that name their step; lines behind `last_step`, from a run that was killed after its
+    """Appends JSON lines that name their step; lines after `last_step`, from a run that was killed after its
     checkpoint, are dropped."""
 
     def __init__(self, path: Path, last_step: int) -> None:

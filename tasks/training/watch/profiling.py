@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tasks.training.parallel.trainable import Trainable
 
 WARMUP_STEPS = 2
-"""Of each start of the process: the first steps allocate and, on an accelerator, compile."""
+"""Number of steps that are skipped at each start of the process: they allocate and, on an accelerator, compile."""
 TABLE_DEPTH = 4
 PASSES = 3
 """A backward pass takes twice the products of the forward pass."""
@@ -171,4 +171,4 @@ FLOP_FORMULAS: dict[Any, Any] = {
     torch.ops.aten._grouped_mm: _grouped_product,
     torch.ops.aten.addmm_: _added_product,
 }
-"""What FlopCounterMode does not know, and attention, which `counted_attention` counts."""
+"""Formulas of products that FlopCounterMode does not know, and none for attention, which `counted_attention` counts."""

@@ -20,7 +20,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class StepRecord:
-    """Lines behind the position, from before a kill or a rollback, are dropped at the start."""
+    """Lines after the position, written before a kill or a rollback, are dropped at the start."""
 
     def __init__(self, job: TrainingJob, position: Position) -> None:
         work_dir = Path(job.work_dir)
@@ -36,7 +36,7 @@ class StepRecord:
         self._interval.wait_seconds += seconds
 
     def paused(self, seconds: float) -> None:
-        """For a measurement or a checkpoint: no part of the training speed."""
+        """Leaves the seconds of a measurement or a checkpoint out of the training speed."""
         self._interval.paused_seconds += seconds
 
     def passed_over(self, position: Position) -> None:

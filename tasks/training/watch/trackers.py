@@ -41,8 +41,8 @@ def refuse_missing_tracker(resources: TrainingResources) -> None:
 
 
 def open_trackers(job: TrainingJob, last_step: int) -> list[Tracker]:
-    """What the resources name; points behind `last_step`, from before a kill or a rollback, are hidden where the
-    tracker can."""
+    """The trackers that the resources name. Points after `last_step`, from before a kill or a rollback, are hidden
+    where the tracker can do that."""
     trackers: list[Tracker] = []
     if job.resources.tensorboard:
         trackers.append(TensorBoard(Path(job.work_dir) / TENSORBOARD_DIR, last_step))
@@ -68,8 +68,8 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One run per phase, named by the job's key, so that a resumed worker continues it. The key comes from the
-    environment alone."""
+    """One run per phase, named by the job's key, so that a resumed worker continues it. The key comes only from the
+    environment."""
 
     def __init__(self, job: TrainingJob) -> None:
         import wandb

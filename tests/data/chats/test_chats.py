@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.schema import ChatCollectionRecipe, ContractRecipe, IngestRecipe, SynthesisRecipe
+from configs.schema import ChatCollectionRecipe, ContractRecipe, IngestRecipe
 from infra.step import Output, Record, step
 from model.text.chat_template import render_to_train
 from tasks.data.chats.chat_formats import MalformedChatError, conversations_of
@@ -30,22 +30,18 @@ from tasks.data.sources.ingest_documents import ingest_documents
 from tasks.data.sources.list_sources import list_sources
 from tasks.data.tokenizer.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import validate_contract
-from tests.support.data_inputs import RECIPE, RESOURCES, SHARED_DATA, compute, in_partitions, prose, rows, write_jsonl
-
-SYNTHESIS = SynthesisRecipe(
-    operations=("+", "-"),
-    num_training_problems=400,
-    num_evaluation_problems=30,
-    max_operand=20,
-    problems_per_document=20,
-    num_chats=60,
-    thinking_share=0.5,
-    num_prompts=20,
-    families={},
-    difficulty=1,
-    num_held_out_problems=0,
-    prompt_families=(),
+from tests.support.data_inputs import (
+    RECIPE,
+    RESOURCES,
+    SHARED_DATA,
+    SYNTHESIS,
+    compute,
+    in_partitions,
+    prose,
+    rows,
+    write_jsonl,
 )
+
 CALL = {"name": "f", "arguments": {"x": 1}}
 OBJECT = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
@@ -258,7 +254,9 @@ def collection(max_rejected_share: float = 0.2, **changes) -> ChatCollectionReci
 def collect(sources, root, count: int = 2, recipe=None) -> dict:
     ingest = IngestRecipe(max_record_bytes=10**6, max_source_bytes=10**6, max_rejected_share=0.1)
     ingested = compute(ingest_documents, root, sources=sources, recipe=ingest, resources=RESOURCES)
-    synthetic = compute(synthesize_problems, root, recipe=SYNTHESIS)
+    synthetic = compute(
+        synthesize_problems, root, recipe=SYNTHESIS.model_copy(update={"num_chats": 60, "thinking_share": 0.5})
+    )
     given = {
         "synthetic": synthetic,
         "ingested": ingested,
@@ -315,9 +313,9 @@ def test_conversations_that_are_nearly_alike_are_held_out_together(tmp_path):
     for row in rows(made, "chats/*.parquet"):
         if row["source"] in ("one.jsonl", "two.jsonl"):
             sides.setdefault(json.loads(row["messages"])[0]["content"], []).append(row["split"])
-    assert len(sides) == 60 and {len(found) for found in sides.values()} == {2}
-    assert all(len(set(found)) == 1 for found in sides.values())
-    assert 8 <= sum(found[0] == "validation" for found in sides.values()) <= 30
+    assert len(sides) == 60 and {len(values) for values in sides.values()} == {2}
+    assert all(len(set(values)) == 1 for values in sides.values())
+    assert 8 <= sum(values[0] == "validation" for values in sides.values()) <= 30
 
 
 def test_dropped_conversations_name_what_stays_or_what_they_overlap_with(collected):
@@ -362,10 +360,10 @@ def test_without_conversations_in_the_sources_those_of_the_problems_are_enough(d
     made = collect(replace(listed, files=tuple(file for file in listed.files if file.role != "sft")), tmp_path)
     record = made["chats"].record
     assert (record.num_sources, record.num_chats, record.dropped, record.rejected) == (0, 60, {}, {})
-    told = {row["id"]: row["messages"] for row in rows(made["synthetic"], "chats.parquet")}
-    found = {row["id"]: row["messages"] for row in rows(made["chats"], "chats/*.parquet")}
-    assert {identity: json.loads(text) for identity, text in told.items()} == {
-        identity: json.loads(text) for identity, text in found.items()
+    made_chats = {row["id"]: row["messages"] for row in rows(made["synthetic"], "chats.parquet")}
+    kept_chats = {row["id"]: row["messages"] for row in rows(made["chats"], "chats/*.parquet")}
+    assert {identity: json.loads(text) for identity, text in made_chats.items()} == {
+        identity: json.loads(text) for identity, text in kept_chats.items()
     }
 
 
@@ -382,8 +380,8 @@ MAIL, PHONE = "jane@posteo.de", "415-555-2671"
 
 
 def masked(*messages: dict, keeps_numbers: bool = False) -> tuple[list, dict[str, int]]:
-    ((found, counts),) = mask_chats([list(messages)], [keeps_numbers], KINDS)
-    return found, dict(counts)
+    ((messages_out, counts),) = mask_chats([list(messages)], [keeps_numbers], KINDS)
+    return messages_out, dict(counts)
 
 
 def test_what_a_message_says_thinks_and_calls_with_is_masked_and_nothing_else():
@@ -392,17 +390,17 @@ def test_what_a_message_says_thinks_and_calls_with_is_masked_and_nothing_else():
         "arguments": {MAIL: [{"to": MAIL}, 4155552671, None, True, 1.5], "text": f"Call {PHONE}"},
     }
     said = {"role": "assistant", "content": f"{MAIL} and {PHONE}.", "reasoning": f"To {MAIL}", "tool_calls": [call]}
-    found, counts = masked({"role": "user", "content": f"I am {MAIL}"}, said, *turns(("tool", "done")))
+    masked_messages, counts = masked({"role": "user", "content": f"I am {MAIL}"}, said, *turns(("tool", "done")))
     kept = {
         "name": call["name"],
         "arguments": {MAIL: [{"to": "<EMAIL>"}, 4155552671, None, True, 1.5], "text": "Call <PHONE>"},
     }
-    assert found == [
+    assert masked_messages == [
         {"role": "user", "content": "I am <EMAIL>"},
         {"role": "assistant", "content": "<EMAIL> and <PHONE>.", "reasoning": "To <EMAIL>", "tool_calls": [kept]},
         {"role": "tool", "content": "done"},
     ]
-    assert list(found[1]) == list(said) and counts == {"email": 4, "phone": 2}
+    assert list(masked_messages[1]) == list(said) and counts == {"email": 4, "phone": 2}
 
 
 def test_json_in_a_text_stays_json_and_prose_in_brackets_is_prose():
@@ -454,11 +452,11 @@ def personal(tmp_path_factory):
 
 
 def test_conversations_that_differ_in_personal_data_alone_are_duplicates_unless_they_are_problems(personal):
-    record, found = personal["chats"].record, rows(personal["chats"], "chats/*.parquet")
-    # Masked before its overlap was looked up, the benchmark's question would have been two runs too short to be found.
+    record, chats = personal["chats"].record, rows(personal["chats"], "chats/*.parquet")
+    # Masked before its overlap was looked up, the benchmark's question would have been two runs too short to match.
     assert record.dropped == {"exact_duplicate": 2, "overlaps_evaluation_text": 1}
-    texts = {row["source"]: [] for row in found}
-    for row in sorted(found, key=lambda row: row["offset"]):
+    texts = {row["source"]: [] for row in chats}
+    for row in sorted(chats, key=lambda row: row["offset"]):
         texts[row["source"]].append([message["content"] for message in json.loads(row["messages"])])
     assert texts["talk.jsonl"] == [["My number is <PHONE>.", "Noted."], ["Who is it?", "It is <EMAIL>, or <EMAIL>."]]
     assert [first for first, _ in texts["problems.jsonl"]] == [
@@ -468,12 +466,12 @@ def test_conversations_that_differ_in_personal_data_alone_are_duplicates_unless_
 
 def test_what_was_masked_is_counted_per_conversation_that_stays(personal):
     record = personal["chats"].record
-    found = {row["id"]: row for row in rows(personal["chats"], "chats/*.parquet")}
+    chats = {row["id"]: row for row in rows(personal["chats"], "chats/*.parquet")}
     counted = {row["id"]: row for row in rows(personal["chats"], "masked.parquet")}
     assert (record.num_masked_chats, record.masked) == (2, {**dict.fromkeys(KINDS, 0), "email": 2, "phone": 1})
-    for identity, row in found.items():
-        places = {kind: row["messages"].count(f"<{kind.upper()}>") for kind in KINDS}
-        assert places == {kind: counted.get(identity, dict.fromkeys(KINDS, 0))[kind] for kind in KINDS}
+    for identity, row in chats.items():
+        masks = {kind: row["messages"].count(f"<{kind.upper()}>") for kind in KINDS}
+        assert masks == {kind: counted.get(identity, dict.fromkeys(KINDS, 0))[kind] for kind in KINDS}
         assert row["num_bytes"] == len(f"{row['messages']}\n{row['tools']}".encode())
 
 
@@ -525,12 +523,12 @@ def test_shards_hold_the_rendered_conversations_and_what_is_trained(sharded):
     sidecar = rows(sharded["chat_shards"], "shards/*.parquet")
     assert [row["id"] for row in sidecar] == sorted(chats) and record.num_documents == len(chats)
     for row in sidecar:
-        place = slice(shard.starts[row["sequence"]], shard.starts[row["sequence"]] + row["num_tokens"])
+        tokens = slice(shard.starts[row["sequence"]], shard.starts[row["sequence"]] + row["num_tokens"])
         segments = render_to_train(json.loads(chats[row["id"]]["messages"]), json.loads(chats[row["id"]]["tools"]))
-        assert tokenizer.decode(shard.tokens[place].tolist(), skip_special_tokens=False) == "".join(
+        assert tokenizer.decode(shard.tokens[tokens].tolist(), skip_special_tokens=False) == "".join(
             segment.text for segment in segments
         )
-        trained = tokenizer.decode(shard.tokens[place][mask[place]].tolist(), skip_special_tokens=False)
+        trained = tokenizer.decode(shard.tokens[tokens][mask[tokens]].tolist(), skip_special_tokens=False)
         assert trained == "".join(segment.text for segment in segments if segment.is_trained)
 
 

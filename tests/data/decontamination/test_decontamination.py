@@ -1,4 +1,4 @@
-"""What is found in training text is what was planted there, and nothing else."""
+"""Decontamination drops what was planted in training text, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from configs.files.stored_files import given_file
 from configs.schema import DecontaminationRecipe
 from tasks.data.decontamination import item_views
 from tasks.data.decontamination.decontaminate_documents import decontaminate_documents
-from tasks.data.decontamination.item_views import ASKED, CUED, PROGRAM, TOLD, views
+from tasks.data.decontamination.item_views import ASKED, CUED, INCIDENTAL, PROGRAM, views
 from tasks.data.decontamination.overlap import (
     MIN_WORDS_OF_PROBLEM,
     MIN_WORDS_OF_TEXT,
@@ -60,9 +60,9 @@ def test_the_cues_of_an_item_are_looked_for_in_one_pass(text):
 def test_one_shared_run_of_n_words_is_found_and_n_minus_one_are_not():
     item = words(40)
     around = words(20, seed=2)
-    for length, found in ((SIZE, 0), (SIZE - 1, -1)):
+    for length, expected in ((SIZE, 0), (SIZE - 1, -1)):
         text = " ".join([*around, *item[10 : 10 + length], *around])
-        assert hits([text], [" ".join(item)]) == [found]
+        assert hits([text], [" ".join(item)]) == [expected]
 
 
 def test_runs_agree_with_a_search_word_by_word():
@@ -91,8 +91,8 @@ def test_runs_agree_with_a_search_word_by_word():
 def test_the_shared_words_are_shown_as_the_document_writes_them():
     item = words(20)
     text = "Before. " + ", ".join(word.title() for word in item[2:15]) + " behind"
-    found = index_of([" ".join(item)]).hits(["nothing", text])
-    assert found.texts.tolist() == [1] and found.shared == [", ".join(word.title() for word in item[2:15])]
+    shown = index_of([" ".join(item)]).hits(["nothing", text])
+    assert shown.texts.tolist() == [1] and shown.shared == [", ".join(word.title() for word in item[2:15])]
 
 
 def test_case_punctuation_and_line_breaks_do_not_hide_an_item():
@@ -133,11 +133,11 @@ def test_a_number_that_ends_a_sentence_marks_no_choice():
     assert hits([item, item.replace("5.", "8."), item.replace("5", "five")], [item]) == [0, -1, 0]
 
 
-@pytest.mark.parametrize(("count", "found"), [(MIN_WORDS_OF_TEXT, 0), (MIN_WORDS_OF_TEXT - 1, -1)])
-def test_a_short_item_is_found_as_a_whole_if_it_is_no_everyday_phrase(count, found):
+@pytest.mark.parametrize(("count", "expected"), [(MIN_WORDS_OF_TEXT, 0), (MIN_WORDS_OF_TEXT - 1, -1)])
+def test_a_short_item_is_found_as_a_whole_if_it_is_no_everyday_phrase(count, expected):
     item = words(count)
     text = " ".join([*words(10, seed=2), *item, *words(10, seed=3)])
-    assert hits([text], [" ".join(item)]) == [found]
+    assert hits([text], [" ".join(item)]) == [expected]
     assert hits([text.replace(item[-1], "other")], [" ".join(item)]) == [-1]
 
 
@@ -187,7 +187,7 @@ def test_the_smallest_item_is_named_whatever_the_batch():
     order = list(range(21))
     random.Random(1).shuffle(order)
     assert hits(texts, items) == expected
-    assert hits([texts[place] for place in order], items) == [expected[place] for place in order]
+    assert hits([texts[index] for index in order], items) == [expected[index] for index in order]
     assert [hits([text], items)[0] for text in texts] == expected
 
 
@@ -197,23 +197,25 @@ def test_without_evaluation_items_nothing_is_found():
 
 def test_a_record_is_protected_as_it_would_be_quoted():
     choice = {"question": "What is red?", "choices": ["the rose of my garden", "grass"], "answer": 0}
-    kind, found = views(json.dumps(choice), JSON_RECORD)
-    texts = {text for text, role in found if role == ASKED}
+    kind, protected = views(json.dumps(choice), JSON_RECORD)
+    texts = {text for text, role in protected if role == ASKED}
     assert kind == "choice_question" and "What is red?\nthe rose of my garden\ngrass" in texts
     assert {
         ("What is red?\nA. the rose of my garden\nB. grass", CUED),
         ("What is red?\nthe rose of my garden", CUED),
-    } <= set(found)
+    } <= set(protected)
     patch = (
         "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1,2 +1,3 @@\n import os\n-old = 1\n+new = 2\n+more "
         "= 3\n unchanged = 4\n"
     )
-    kind, found = views(json.dumps({"problem_statement": "It breaks", "patch": patch}), JSON_RECORD)
-    assert kind == "code_task" and set(found) == {("It breaks", PROGRAM), ("new = 2\nmore = 3\n", PROGRAM)}
+    kind, protected = views(json.dumps({"problem_statement": "It breaks", "patch": patch}), JSON_RECORD)
+    assert kind == "code_task" and set(protected) == {("It breaks", PROGRAM), ("new = 2\nmore = 3\n", PROGRAM)}
     assert views("A plain text.", "") == ("evaluation_text", [("A plain text.", ASKED)])
     asked = json.dumps({"description": "How many of the doors are red?", "note": "They are red."})
-    assert {("How many of the doors are red?", ASKED), ("They are red.", TOLD)} <= set(views(asked, JSON_RECORD)[1])
-    assert ("quoted", TOLD) in views(json.dumps({"question": "Q?", "files": {"a.txt": "quoted"}}), JSON_RECORD)[1]
+    assert {("How many of the doors are red?", ASKED), ("They are red.", INCIDENTAL)} <= set(
+        views(asked, JSON_RECORD)[1]
+    )
+    assert ("quoted", INCIDENTAL) in views(json.dumps({"question": "Q?", "files": {"a.txt": "quoted"}}), JSON_RECORD)[1]
 
 
 CHOICE = {
@@ -254,7 +256,7 @@ RECORDS = (CHOICE, TASK, MATHS, PLAIN, QUOTING, CHANGE, CONTACT)
 PLANTED = {
     "masked": f"{prose(13)} Ask <EMAIL> or 0151 for the red keys, she is in {prose(14)}",
     "reordered": f"{prose(15)}\nWhich planet that we know has rings?\n1) Mercury\n2) the planet Saturn\n3) the Moon\n",
-    "told": f"{prose(16)}\nWhich planet that we know has rings? The answer is the planet Saturn.",
+    "answered": f"{prose(16)}\nWhich planet that we know has rings? The answer is the planet Saturn.",
     "as_json": json.dumps({"text": MATHS["problem"].replace(" of ", "\nof ")}),
     "choice": f"{prose(1)} Quiz. Which planet that we know has rings? (A) the planet Saturn (B) the Moon (C) Mercury "
     f"{prose(2)}",
@@ -280,7 +282,7 @@ WANTED = {
     "plain": (PLAIN, "evaluation_text"),
     "masked": (CONTACT, "evaluation_text"),
     "reordered": (CHOICE, "choice_question"),
-    "told": (CHOICE, "choice_question"),
+    "answered": (CHOICE, "choice_question"),
     "as_json": (MATHS, "maths_problem"),
 }
 

@@ -55,13 +55,13 @@ def test_the_same_problem_with_other_numbers_is_another_problem():
     assert hit(worded.replace("48", "52").replace("20", "24"), [ITEM]) == -1
 
 
-@pytest.mark.parametrize(("kept", "found"), [(MIN_SHARE, 0), (MIN_SHARE - 0.05, -1)])
-def test_a_passage_is_quoted_from_a_share_of_its_words_on(kept, found):
+@pytest.mark.parametrize(("kept", "expected"), [(MIN_SHARE, 0), (MIN_SHARE - 0.05, -1)])
+def test_a_passage_is_quoted_from_a_share_of_its_words_on(kept, expected):
     item, other = invented(40, seed=1), invented(40, seed=2)
     run = [at for at in range(40) if at % 10 < 6]  # runs of six words: shorter than an n-gram, longer than a shingle
     stay = set(run[: round(kept * 40)])
     text = " ".join(item[at] if at in stay else other[at] for at in range(40))
-    assert hit(text, [" ".join(item)]) == found
+    assert hit(text, [" ".join(item)]) == expected
 
 
 def test_words_in_another_order_and_far_apart_are_no_quotation():
@@ -74,11 +74,11 @@ def test_words_in_another_order_and_far_apart_are_no_quotation():
     assert hit(" ".join(near), [" ".join(item)]) == 0
 
 
-@pytest.mark.parametrize(("count", "found"), [(MIN_WORDS, 0), (MIN_WORDS - 1, -1)])
-def test_short_texts_are_found_only_as_they_are(count, found):
+@pytest.mark.parametrize(("count", "expected"), [(MIN_WORDS, 0), (MIN_WORDS - 1, -1)])
+def test_short_texts_are_found_only_as_they_are(count, expected):
     item = invented(count, seed=4)
     changed = [*item[:7], "instead", *item[8:]]
-    assert hit(" ".join(changed), [" ".join(item)]) == found and hit(" ".join(item), [" ".join(item)]) == 0
+    assert hit(" ".join(changed), [" ".join(item)]) == expected and hit(" ".join(item), [" ".join(item)]) == 0
 
 
 def test_a_part_of_a_long_text_is_found():

@@ -110,7 +110,7 @@ def odd_texts() -> list[str]:
         texts += [script, f"{script[:20]}, {script[20:]}", script[::-1], script[3:], script[:12], f"{script[:12]}!"]
     for _ in range(60):
         words = [draw.choice("abcdefgh") for _ in range(draw.choice([1, 2, 4, 5, 6, 12, 40]))]
-        changed = ["q" if place == 0 else word for place, word in enumerate(words)]
+        changed = ["q" if index == 0 else word for index, word in enumerate(words)]
         texts += [" ".join(words), " ".join(changed), " ".join(reversed(words))]
     drift = [f"c{draw.randrange(5000)}" for _ in range(120)]
     return texts + [" ".join(drift[start : start + 40]) for start in range(80)]
@@ -184,7 +184,7 @@ def template_pages(count: int) -> list[str]:
     words = [f"w{number}" for number in range(5000)]
     frame = prose(1, 200).replace(".", "").split()
     return [
-        " ".join([*frame[:100], *(words[place] for place in draw.integers(0, 5000, own)), *frame[100:]])
+        " ".join([*frame[:100], *(words[index] for index in draw.integers(0, 5000, own)), *frame[100:]])
         for own in draw.integers(10, 100, count).tolist()
     ]
 
@@ -219,11 +219,11 @@ def test_a_source_that_is_nearly_all_duplicates_stops_the_run(tmp_path):
     documents = [given_document(edited(page, 1, seed), seed, "pages.jsonl") for seed in range(MIN_JUDGED_DOCUMENTS)]
     documents += [given_document(prose(seed + 50), seed, "prose.jsonl") for seed in range(5)]
     strict = DEDUPLICATE.model_copy(update={"max_removed_share": 0.9})
-    told = (
+    message = (
         r"source pages.jsonl: 19 of 20 documents are duplicates, more than "
         r"deduplicate.max_removed_share.*\(near_duplicate, \w+ -> \w+\)"
     )
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         deduplicated(tmp_path / "strict", documents, strict)
     loose = DEDUPLICATE.model_copy(update={"max_removed_share": 0.95})
     assert deduplicated(tmp_path / "loose", documents, loose).record.num_documents == 6
@@ -254,8 +254,8 @@ def test_a_template_inside_a_larger_source_is_named_and_has_a_ceiling(tmp_path):
     )
     again = deduplicated(tmp_path / "again", documents, loose, resources=in_partitions(5))
     assert again.digest == result.digest
-    told = r"39 of 200 documents of shop.jsonl went as near-duplicates of \w+ .*max_cluster_share \(0.19\)"
-    with pytest.raises(ValueError, match=told):
+    message = r"39 of 200 documents of shop.jsonl went as near-duplicates of \w+ .*max_cluster_share \(0.19\)"
+    with pytest.raises(ValueError, match=message):
         deduplicated(tmp_path / "strict", documents, DEDUPLICATE.model_copy(update={"max_cluster_share": 0.19}))
 
 
@@ -336,8 +336,8 @@ def second_crawl():
     """Near copies and a copy of kept documents of the first crawl, new texts, and copies of these."""
     again = [edited(prose(seed, 150), 1, 500 + seed) for seed in range(100, 110)]
     new = [prose(seed, 150) for seed in range(700, 710)]
-    found = [*again, prose(110, 150), *new, edited(new[0], 1, 3), new[1]]
-    return [given_document(text, number, "second.jsonl", quality=1.0) for number, text in enumerate(found)]
+    texts = [*again, prose(110, 150), *new, edited(new[0], 1, 3), new[1]]
+    return [given_document(text, number, "second.jsonl", quality=1.0) for number, text in enumerate(texts)]
 
 
 def test_a_new_crawl_is_deduplicated_against_stored_signatures(corpus, crawl, second_crawl, tmp_path):
@@ -348,14 +348,14 @@ def test_a_new_crawl_is_deduplicated_against_stored_signatures(corpus, crawl, se
     first = {row["id"] for row in rows(crawl, "documents/*.parquet")}
     index = SignatureIndex.open([directory_of(crawl)], DEDUPLICATE)
     for row in second_crawl:
-        found = index.lookup(row["text"])
+        neighbours = index.lookup(row["text"])
         gone = dropped.get(row["id"])
-        assert bool(found) == bool(gone and gone["kept_id"] in first)
-        if found:
+        assert bool(neighbours) == bool(gone and gone["kept_id"] in first)
+        if neighbours:
             assert gone is not None
             assert (
-                gone["kept_id"] == min(found, key=lambda one: one.id).id
-                if len(found) == 1
+                gone["kept_id"] == min(neighbours, key=lambda one: one.id).id
+                if len(neighbours) == 1
                 else gone["kept_id"] in first
             )
     recipe = DEDUPLICATE.model_copy(update={"max_removed_share": 1.0})
@@ -441,7 +441,7 @@ def test_a_damaged_or_mixed_directory_of_earlier_documents_is_refused(corpus, cr
     monkeypatch.setattr("tasks.data.text.words.SINGLE_RANGES", ())
     _tables.cache_clear()
     try:
-        with pytest.raises(ValueError, match=r"another `probe` alone: words are cut otherwise"):
+        with pytest.raises(ValueError, match=r"if only `probe` differs, this version cuts texts"):
             list_earlier_documents((str(whole),)).check_signatures(DEDUPLICATE)
     finally:
         _tables.cache_clear()

@@ -46,8 +46,8 @@ def edited(text: str, num_changes: int, seed: int) -> str:
     """The text with some words replaced."""
     generator = random.Random(seed)
     words = text.replace(".", " ").split()
-    for place in generator.sample(range(len(words)), num_changes):
-        words[place] = f"edit{generator.randrange(10**6)}"
+    for index in generator.sample(range(len(words)), num_changes):
+        words[index] = f"edit{generator.randrange(10**6)}"
     return " ".join(words)
 
 
@@ -122,8 +122,8 @@ def test_small_buckets_are_paired_completely_and_no_pair_is_of_two_earlier_docum
     ids = draw.integers(0, 250, 300).astype(np.uint64)
     for is_new in (np.ones(300, bool), draw.random(300) < 0.5):
         left, right = bucket_pairs(keys, ids, ids, is_new)
-        found = list(zip(left.tolist(), right.tolist(), strict=True))
-        assert len(set(found)) == len(found) and set(found) == every_pair(keys.tolist(), ids.tolist(), is_new)
+        pairs = list(zip(left.tolist(), right.tolist(), strict=True))
+        assert len(set(pairs)) == len(pairs) and set(pairs) == every_pair(keys.tolist(), ids.tolist(), is_new)
 
 
 def test_a_large_bucket_is_one_component_of_few_pairs():
@@ -134,8 +134,8 @@ def test_a_large_bucket_is_one_component_of_few_pairs():
         left, right = bucket_pairs(np.full(size, 5, np.uint64), ids, ids, np.ones(size, bool))
         complete = size * (size - 1) // 2
         assert len(left) == complete if size == BUCKET_WINDOW + 1 else len(left) <= min(complete, 16 * size)
-        _, places = np.unique(np.concatenate((left, right)), return_inverse=True)
-        assert set(smallest_members(size, *places.reshape(2, -1)).tolist()) == {0}
+        _, indices = np.unique(np.concatenate((left, right)), return_inverse=True)
+        assert set(smallest_members(size, *indices.reshape(2, -1)).tolist()) == {0}
 
 
 @pytest.mark.parametrize("is_new_crawl", [False, True])
@@ -153,7 +153,7 @@ def test_an_original_meets_its_copies_where_they_are_unlike_each_other(is_new_cr
     assert ((left == ids[0]) | (right == ids[0])).sum() >= 0.98 * count and len(left) <= 16 * 21 * count
 
 
-def test_bands_catch_what_the_threshold_promises_and_too_few_permutations_are_told_by_name():
+def test_bands_catch_what_the_threshold_promises_and_too_few_permutations_are_named():
     for threshold, count in ((0.5, 128), (0.7, 64), (0.7, 128), (0.8, 128), (0.9, 128)):
         num_bands, num_rows = banding(threshold, count)
         missed = (1 - min(threshold + 0.1, 1) ** num_rows) ** num_bands
@@ -169,8 +169,8 @@ def test_sketches_are_as_alike_as_signatures():
     texts = near_copies()
     for count in (32, 64, 256):
         signed = signatures(*shingles_of(texts, 5), permutations(count))
-        found = sketches(signed)
-        same = 64 - np.bitwise_count(found[:-1] ^ found[1:])
+        sketched = sketches(signed)
+        same = 64 - np.bitwise_count(sketched[:-1] ^ sketched[1:])
         last = signed[:, -64:] & 1
         assert (same == (last[:-1] == last[1:]).sum(axis=1) + max(64 - count, 0)).all()
 
@@ -233,7 +233,7 @@ def test_components_are_those_of_union_find(shape, way, tmp_path):
     found = connected_components(
         frame, len(edges), local_output(tmp_path), "rounds", RESOURCES, len(edges) if way == "one task" else -1
     ).collect()
-    assert {int(row.id, 16): int(row.root, 16) for row in found} == union_find(edges) and len(found) == len(
+    assert {int(row.id, 16): int(row.root, 16) for row in components} == union_find(edges) and len(components) == len(
         union_find(edges)
     )
 

@@ -34,7 +34,7 @@ FLAT = np.ones(1 << BUCKET_BITS, dtype=np.float32)
 def shuffled(text: str, seed: int) -> str:
     """The same words in sentences of another order, with every tenth word replaced: shingles differ, words do not."""
     words = text.split()
-    words[:: 10 + seed] = [f"new{seed}x{place}" for place in range(len(words[:: 10 + seed]))]
+    words[:: 10 + seed] = [f"new{seed}x{index}" for index in range(len(words[:: 10 + seed]))]
     sentences = " ".join(words).split(". ")
     return ". ".join(np.random.Generator(np.random.Philox(seed)).permutation(sentences).tolist())
 
@@ -99,7 +99,7 @@ def test_pairs_are_those_of_brute_force_inside_the_window(batch_rows, window):
     )
     clusters, positions = generator.integers(0, 4, 600).astype(np.int32), vectors.astype(int).sum(axis=1)
     order = np.lexsort((np.arange(600), positions, clusters))
-    ids = [f"{place:04d}" for place in range(600)]
+    ids = [f"{number:04d}" for number in range(600)]
     quality = generator.integers(0, 3, 600) / 3
     names = names_of(ASSIGNED_COLUMNS)
     columns = [
@@ -111,17 +111,17 @@ def test_pairs_are_those_of_brute_force_inside_the_window(batch_rows, window):
         positions[order],
     ]
     table = pa.table(dict(zip(names, columns, strict=True)))
-    found = [
+    pairs = [
         row for batch in similar_pairs(iter(table.to_batches(batch_rows)), 0.98, window) for row in batch.to_pylist()
     ]
     wide = vectors[order].astype(float)
     wide /= np.linalg.norm(wide, axis=1, keepdims=True)
     alike = (wide @ wide.T > 0.98) & (clusters[order][:, None] == clusters[order])
     wanted = {(a, b) for a, b in zip(*np.nonzero(alike), strict=True) if 0 < b - a <= window}
-    assert {tuple(sorted((int(row["worse"]), int(row["better"])))) for row in found} == wanted and len(found) == len(
+    assert {tuple(sorted((int(row["worse"]), int(row["better"])))) for row in pairs} == wanted and len(pairs) == len(
         wanted
     )
-    for row in found:
+    for row in pairs:
         rank = [(row[f"{side}_quality"], row[f"{side}_length"], row[side]) for side in ("better", "worse")]
         assert rank[0] < rank[1]
 
@@ -143,8 +143,8 @@ def corpus():
         document_row(shuffled(prose(seed, 300), seed + 40), 100 + seed, quality=0.9 if seed % 2 else 0.1)
         for seed in range(4)
     ]
-    short = [document_row("few words here", 200 + place) for place in range(3)]
-    code = [document_row(prose(50, 300), 300 + place, domain="code", collection="code") for place in range(3)]
+    short = [document_row("few words here", 200 + number) for number in range(3)]
+    code = [document_row(prose(50, 300), 300 + number, domain="code", collection="code") for number in range(3)]
     return [*originals, *copies, *short, *code]
 
 
@@ -186,7 +186,7 @@ def test_threshold_and_ceiling_have_both_sides(corpus, tmp_path):
 
 def test_a_corpus_of_code_alone_passes(tmp_path):
     artifact = documents_artifact(
-        [document_row(prose(1), place, domain="code") for place in range(3)], tmp_path / "documents.parquet"
+        [document_row(prose(1), number, domain="code") for number in range(3)], tmp_path / "documents.parquet"
     )
     result = compute(
         remove_semantic_duplicates, tmp_path / "home", documents=artifact, recipe=RECIPE_10, resources=RESOURCES
@@ -202,5 +202,5 @@ def test_judged_collections_lose_no_document_that_differs():
     lines = (SHARED_DATA / "dedup" / "plagiarised_articles_pairs.jsonl").read_text().splitlines()
     true = {frozenset(json.loads(line).values()) for line in lines}
     alike = np.triu(cosines([record["text"] for record in records]) > RECIPE.semantic.max_cosine, 1)
-    found = {frozenset((records[a]["id"], records[b]["id"])) for a, b in zip(*np.nonzero(alike), strict=True)}
-    assert found == true
+    pairs = {frozenset((records[a]["id"], records[b]["id"])) for a, b in zip(*np.nonzero(alike), strict=True)}
+    assert pairs == true

@@ -19,7 +19,6 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTra
 
 from configs.schema import SemanticRecipe
 from infra.machine.spark import _zip_packages
-from model.formats.hf_checkpoint import save_checkpoint
 from tasks.data.deduplication.remove_semantic_duplicates import SIMILAR, remove_semantic_duplicates
 from tasks.data.embedding.embedding_model import (
     EmbeddingModel,
@@ -36,6 +35,7 @@ from tests.conftest import ROOT
 from tests.support.data_inputs import RECIPE, RESOURCES, compute, in_partitions, prose, rows
 from tests.support.document_tables import document_row, documents_artifact
 from tests.support.model_recipes import GLM46, random_model
+from tests.support.saved_models import save_checkpoint
 
 NUM_CONCEPTS, WORDS_PER_TEXT, CONCEPTS_PER_TEXT = 60, 60, 12
 WORDS = [
@@ -43,7 +43,7 @@ WORDS = [
     for prefix in "xy"
     for letters in itertools.islice(itertools.product("abcd", "klmn", "opqr"), 60)
 ]
-"""Two for each concept: the second is NUM_CONCEPTS places behind the first."""
+"""Two for each concept: the second is NUM_CONCEPTS positions after the first."""
 PARAPHRASED = (
     "The council voted on Monday to close the swimming pool at the end of the summer, since repairs would cost two "
     "million pounds.",
@@ -169,9 +169,9 @@ def test_vectors_are_transformers_mean_pooling(trained):
         states = AutoModel.from_pretrained(trained)(**tokens).last_hidden_state
     mask = tokens["attention_mask"].unsqueeze(-1)
     expected = (states * mask).sum(dim=1) / mask.sum(dim=1)
-    found = encode(short, named(trained))
+    vectors = encode(short, named(trained))
     scaled = expected.numpy() * (127 / np.abs(expected.numpy()).max(axis=1, keepdims=True))
-    assert np.abs(found - scaled).max() < 0.51 and np.abs(found).max(axis=1).tolist() == [127] * 10
+    assert np.abs(vectors - scaled).max() < 0.51 and np.abs(vectors).max(axis=1).tolist() == [127] * 10
 
 
 def test_of_a_long_text_passages_from_its_first_to_its_last_are_read(trained):
@@ -188,8 +188,8 @@ def test_of_a_long_text_passages_from_its_first_to_its_last_are_read(trained):
         with torch.no_grad():
             states = torch.cat([encoder(torch.tensor([passages[number]])).last_hidden_state[0] for number in chosen])
         mean = states.mean(dim=0).numpy()
-        found = encode([text], named(trained, max_passages=max_passages))[0]
-        assert np.abs(found - mean * (127 / np.abs(mean).max())).max() < 0.51
+        vector = encode([text], named(trained, max_passages=max_passages))[0]
+        assert np.abs(vector - mean * (127 / np.abs(mean).max())).max() < 0.51
 
 
 @pytest.mark.parametrize("fixture", ["trained", "exported"])
@@ -209,8 +209,8 @@ def test_a_checkpoint_of_this_pipeline_gives_its_trunks_hidden_states(exported):
         mean = model.hidden_states(torch.tensor([ids]))[0].mean(dim=0).numpy()
     (probe,) = next(probe_batches(iter([None]), named(exported, 300))).to_pylist()  # pyright: ignore
     assert probe == {"num_dimensions": GLM46.hidden_size, "problem": ""}
-    found = encode([text, "a b c"], named(exported, 300))
-    assert np.abs(found[0] - mean * (127 / np.abs(mean).max())).max() < 0.6 and not found[1].any()
+    vectors = encode([text, "a b c"], named(exported, 300))
+    assert np.abs(vectors[0] - mean * (127 / np.abs(mean).max())).max() < 0.6 and not vectors[1].any()
 
 
 def test_more_dimensions_than_float32_can_sum_stay_exact():
@@ -239,14 +239,14 @@ def paraphrased_corpus() -> list[dict]:
     generator = np.random.Generator(np.random.Philox(77))
     pairs = [written_twice(generator) for _ in range(16)]
     texts = [first for first, _ in pairs] + [second for _, second in pairs[:5]]
-    corpus = [document_row(text, place, quality=0.9 if place < 16 else 0.1) for place, text in enumerate(texts)]
+    corpus = [document_row(text, number, quality=0.9 if number < 16 else 0.1) for number, text in enumerate(texts)]
     return [*corpus, document_row("few words", 30)]
 
 
 def test_a_trained_model_finds_paraphrases_that_share_no_word(trained, tmp_path):
     corpus = paraphrased_corpus()
     texts = [row["text"] for row in corpus]
-    assert not any(set(texts[place].split()) & set(texts[16 + place].split()) for place in range(5))
+    assert not any(set(texts[number].split()) & set(texts[16 + number].split()) for number in range(5))
     flat = np.ones(1 << BUCKET_BITS, dtype=np.float32)
     assert np.triu(cosines(project(texts, flat, 256, 46, 10)), 16).max() < 0.5
     recipe, artifact = semantic_recipe(trained), documents_artifact(corpus, tmp_path / "documents.parquet")
@@ -254,7 +254,7 @@ def test_a_trained_model_finds_paraphrases_that_share_no_word(trained, tmp_path)
         remove_semantic_duplicates, tmp_path / "home", documents=artifact, recipe=recipe, resources=RESOURCES
     )
     shown = {row["id"]: row["kept_id"] for row in rows(result, "similar.parquet")}
-    assert shown == {corpus[16 + place]["id"]: corpus[place]["id"] for place in range(5)}
+    assert shown == {corpus[16 + number]["id"]: corpus[number]["id"] for number in range(5)}
     assert result.record.dropped == {SIMILAR: 5} and result.record.num_sampled == len(corpus)
     again = compute(
         remove_semantic_duplicates, tmp_path / "again", documents=artifact, recipe=recipe, resources=in_partitions(5)
@@ -380,7 +380,7 @@ def not_finite(directory: Path) -> None:
         (edited_config(model_type="own", auto_map={"AutoModel": "code.Model"}), "model type `own`"),
     ],
 )
-def test_a_model_that_does_not_run_is_told_before_any_document_is_encoded(damage, problem, trained, tmp_path):
+def test_a_model_that_does_not_run_is_refused_before_any_document_is_encoded(damage, problem, trained, tmp_path):
     directory = copied(trained, tmp_path / "model")
     damage(directory)
     (probe,) = next(probe_batches(iter([None]), named(directory))).to_pylist()  # pyright: ignore

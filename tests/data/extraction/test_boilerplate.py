@@ -19,8 +19,8 @@ RECIPE_4 = RECIPE.boilerplate.model_copy(
 )
 
 
-def page(place: int, *lines: str, **given):
-    return document_row("\n".join([prose(place).strip(), *lines]), place, url=f"https://site.org/{place}", **given)
+def page(number: int, *lines: str, **given):
+    return document_row("\n".join([prose(number).strip(), *lines]), number, url=f"https://site.org/{number}", **given)
 
 
 def removed(documents, tmp_path, recipe=RECIPE_4, resources=RESOURCES):
@@ -30,16 +30,16 @@ def removed(documents, tmp_path, recipe=RECIPE_4, resources=RESOURCES):
 
 def test_removed_paragraphs_are_those_that_counting_finds(tmp_path):
     documents = [
-        page(place, NOTICE if place % 2 else NOTICE.upper(), "Read more here now please, dear reader.")
-        for place in range(8)
+        page(number, NOTICE if number % 2 else NOTICE.upper(), "Read more here now please, dear reader.")
+        for number in range(8)
     ]
-    documents += [page(place, "A line that only three of the documents have.") for place in range(8, 11)]
+    documents += [page(number, "A line that only three of the documents have.") for number in range(8, 11)]
     documents += [page(11, *["Repeated inside one document, five times over."] * 5)]
-    documents += [page(place, NOTICE, domain="code", collection="code") for place in range(12, 20)]
-    documents += [page(place, NOTICE) | {"url": f"https://other.org/{place}"} for place in range(20, 23)]
-    documents += [page(place, "See also") for place in range(23, 30)]
+    documents += [page(number, NOTICE, domain="code", collection="code") for number in range(12, 20)]
+    documents += [page(number, NOTICE) | {"url": f"https://other.org/{number}"} for number in range(20, 23)]
+    documents += [page(number, "See also") for number in range(23, 30)]
     result = removed(documents, tmp_path)
-    found = {row["id"]: row for row in rows(result, "documents/*.parquet")}
+    documents_out = {row["id"]: row for row in rows(result, "documents/*.parquet")}
     expected, holders = {}, {}
     words = {row["id"]: [re.sub(r"\W+", " ", line.lower()) for line in row["text"].split("\n")] for row in documents}
     for row in documents:
@@ -51,12 +51,12 @@ def test_removed_paragraphs_are_those_that_counting_finds(tmp_path):
     kept_by = dict.fromkeys(common, 0)
     for row in documents:
         lost = set(words[row["id"]]) - {
-            re.sub(r"\W+", " ", line.lower()) for line in found[row["id"]]["text"].split("\n")
+            re.sub(r"\W+", " ", line.lower()) for line in documents_out[row["id"]]["text"].split("\n")
         }
         assert lost <= expected[row["id"]]
         for line in expected[row["id"]] - lost:
             kept_by[row["url"].split("/")[2], line] += 1
-        now = found[row["id"]]
+        now = documents_out[row["id"]]
         assert now["num_chars"] == len(now["text"]) and now["num_bytes"] == len(now["text"].encode())
         assert now["content_digest"] == content_digest(now["text"])
     assert len(common) == 2 and set(kept_by.values()) == {1}
@@ -101,8 +101,8 @@ def test_frequent_keys_do_not_depend_on_batches(batch_rows):
 
 def test_copies_leave_one_whole_text_and_the_others_have_a_reason(tmp_path):
     text = "\n".join(prose(seed).strip().replace("\n", " ") for seed in range(3))
-    copies = [document_row(f"{text}\nCopy {place}", place, url="https://site.org/") for place in range(6)]
-    result = removed([*copies, *[page(place) for place in range(50, 53)]], tmp_path)
+    copies = [document_row(f"{text}\nCopy {number}", number, url="https://site.org/") for number in range(6)]
+    result = removed([*copies, *[page(number) for number in range(50, 53)]], tmp_path)
     left = [row["text"] for row in rows(result, "documents/*.parquet")]
     assert "\n".join(left).count(prose(0).strip()) == 1
     assert set(result.record.dropped) <= {ONLY_BOILERPLATE} and result.record.dropped[ONLY_BOILERPLATE] >= 3
@@ -110,22 +110,22 @@ def test_copies_leave_one_whole_text_and_the_others_have_a_reason(tmp_path):
 
 
 def test_pieces_of_one_record_are_one_document(tmp_path):
-    pieces = [page(place, NOTICE) | {"source": "book.txt", "offset": 0, "piece": place} for place in range(6)]
+    pieces = [page(number, NOTICE) | {"source": "book.txt", "offset": 0, "piece": number} for number in range(6)]
     result = removed(pieces, tmp_path)
     assert result.record.num_changed == 0 and rows(result, "boilerplate.parquet") == []
 
 
 def test_result_does_not_depend_on_partitions(tmp_path):
     documents = [
-        page(place, NOTICE, f"A second notice that every third has: {place % 3} and more.") for place in range(30)
+        page(number, NOTICE, f"A second notice that every third has: {number % 3} and more.") for number in range(30)
     ]
     results = [removed(documents, tmp_path / str(parts), resources=in_partitions(parts)) for parts in (1, 4)]
     assert results[0].digest == results[1].digest and results[0].record.num_paragraphs == 4
 
 
 def test_a_collection_that_loses_too_much_stops_the_run_with_examples(tmp_path):
-    documents = [page(place, *[f"{NOTICE} Part {part}." for part in range(4)]) for place in range(24)]
-    share = 1 - sum(len(prose(place).strip().encode()) for place in range(24)) / sum(
+    documents = [page(number, *[f"{NOTICE} Part {part}." for part in range(4)]) for number in range(24)]
+    share = 1 - sum(len(prose(number).strip().encode()) for number in range(24)) / sum(
         row["num_bytes"] for row in documents
     )
     removed(documents, tmp_path, RECIPE_4.model_copy(update={"max_removed_share": share}))

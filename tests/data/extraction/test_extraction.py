@@ -79,8 +79,8 @@ def test_code_blocks_keep_their_lines():
     ids=lambda value: value[:12] if isinstance(value, str) else None,
 )
 def test_every_reason_has_a_page(text, markup, reason):
-    plain, found = record_text(text, markup, **BOUNDS)
-    assert found == reason and bool(plain) == (reason == "")
+    plain, given_reason = record_text(text, markup, **BOUNDS)
+    assert given_reason == reason and bool(plain) == (reason == "")
     if markup == PLAIN and not reason:
         assert plain == text
 
@@ -123,9 +123,9 @@ def test_removing_early_what_trafilatura_removes_later_changes_no_text():
     for line in gzip.decompress(path.read_bytes()).splitlines()[:20]:
         page = json.loads(line)["html"]
         precise = trafilatura.extract(page, fast=True, include_comments=False, favor_precision=True) or ""
-        found = html_to_text(page, "combined")[0]
-        kept += found.split() == precise.split()
-        assert found.split() == precise.split() or found in [
+        text = html_to_text(page, "combined")[0]
+        kept += text.split() == precise.split()
+        assert text.split() == precise.split() or text in [
             html_to_text(page, name)[0] for name in EXTRACTORS if name != "combined"
         ]
     assert kept >= 15
@@ -194,15 +194,16 @@ def test_pages_of_a_dump_become_prose_without_markup():
             str(page.findtext(f"{namespace}title")): page.findtext(f"{namespace}revision/{namespace}text") or ""
             for page in ElementTree.parse(dump).getroot().iter(f"{namespace}page")
         }
-    found = {
+    extracted = {
         title: record_text(text, WIKITEXT, **BOUNDS | {"max_markup_chars": 10**7}) for title, text in pages.items()
     }
-    reasons = [reason for _, reason in found.values()]
+    reasons = [reason for _, reason in extracted.values()]
     assert reasons.count(REDIRECT) == 100 and reasons.count("") >= 100
     assert (
-        "Anarchism is a political philosophy that advocates self-governed societies based on" in found["Anarchism"][0]
+        "Anarchism is a political philosophy that advocates self-governed societies based on"
+        in extracted["Anarchism"][0]
     )
-    for title, (text, _) in found.items():
+    for title, (text, _) in extracted.items():
         prose_only = "".join(text.split("$")[::2])
         assert not [mark for mark in ("[[", "{|", "<ref", "'''", "\x00", "Category:") if mark in prose_only], title
 
@@ -222,8 +223,8 @@ def test_the_step_counts_every_record_and_stops_where_too_many_fail(tmp_path):
     good = [(PAGE.format(body=SENTENCES + f"<p>{prose(seed)}</p>"), HTML) for seed in range(16)]
     bad = [("<html><body></body></html>", HTML)] * 4
     pages = [
-        document_row(text, place, markup=markup)
-        for place, (text, markup) in enumerate([*good, *bad, (prose(99), PLAIN)])
+        document_row(text, number, markup=markup)
+        for number, (text, markup) in enumerate([*good, *bad, (prose(99), PLAIN)])
     ]
     records = documents_artifact(pages, tmp_path / "records.parquet")
     recipe = RECIPE.extract.model_copy(update={"max_failed_share": 0.2})

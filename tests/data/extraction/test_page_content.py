@@ -1,4 +1,4 @@
-"""What extraction does around trafilatura: the same elements found faster, the same bounds for any page, code and
+"""What extraction does around trafilatura: the same elements selected faster, the same bounds for any page, code and
 formulas kept."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _shared_pages(name: str) -> list[str]:
 def _check_marks(tree):
     """Every expression finds in the marked tree what trafilatura's own finds in it."""
     page_rules.mark(tree)
-    found = 0
+    num_selected = 0
     for name in page_rules.LISTS:
         for expression in getattr(trafilatura.xpaths, name):
             expected = expression.original(tree)
@@ -39,8 +39,8 @@ def _check_marks(tree):
                 if name == "BODY_XPATH"
                 else expression(tree) == expected
             )
-            found += len(expected)
-    return found
+            num_selected += len(expected)
+    return num_selected
 
 
 def test_marked_expressions_find_what_the_libraries_own_find():
@@ -78,8 +78,8 @@ def test_every_condition_of_an_expression_has_a_mark():
 
 def test_a_tree_without_marks_is_asked_as_the_library_asks():
     tree = document_fromstring("<html><body><div class='entry-content'><p>a</p></div></body></html>")
-    (found,) = trafilatura.xpaths.BODY_XPATH[0](tree)
-    assert found.get("class") == "entry-content" and found.get(page_rules.MARKS) is None
+    (selected,) = trafilatura.xpaths.BODY_XPATH[0](tree)
+    assert selected.get("class") == "entry-content" and selected.get(page_rules.MARKS) is None
 
 
 @pytest.mark.parametrize(

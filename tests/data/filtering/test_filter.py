@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from configs.load import load_scale
-from tasks.data.filtering.heuristics import REASONS, RULES, flat_bounds, measure, name_reasons
+from tasks.data.filtering.heuristics import RULES, flat_bounds, measure, name_reasons
 from tasks.data.scoring.language_id import identify_languages
 from tests.support.data_inputs import RECIPE, SHARED_DATA, prose
 from tests.support.text_oracle import measures_of, repeated_ngrams_share, top_ngram_share
@@ -99,6 +99,7 @@ SIDES = {
     "unterminated_lines": (0.5, "one\ntwo.", "one.\ntwo\nthree"),
     "short_lines": (0.5, f"short\n{'x' * 30}", f"short\n{'x' * 29}\n{LONG}"),
 }
+REASONS = tuple(dict.fromkeys(rule.reason for rule in RULES))
 BOUND_OF = {rule.reason: rule.bound for rule in reversed(RULES)}
 
 
@@ -136,10 +137,10 @@ def test_scripts_without_spaces_are_not_held_to_word_lengths():
 
 
 def test_stop_words_are_those_of_the_documents_language_and_a_language_without_a_list_passes():
-    found = measure(
+    measures = measure(
         ["Der Hund und die Katze sind im Haus", "the dog and the cat", "the dog and the cat"], ["de", "de", "xx"]
     )
-    np.testing.assert_array_equal(found["num_stop_words"], [3, 0, np.nan])
+    np.testing.assert_array_equal(measures["num_stop_words"], [3, 0, np.nan])
 
 
 @pytest.mark.parametrize(
@@ -152,8 +153,8 @@ def test_ngrams_of_scripts_without_spaces_are_as_long_as_words(first, num_chars)
     runs = ["".join(generator.choices(letters, k=generator.randint(4, 60))) for _ in range(8)]
     space = " " if num_chars == 1 else ""
     texts = [space.join("".join(generator.choices(runs, k=6))) for _ in range(5)]
-    found = measure(["a b a b", *texts, "the end"], ["xx"] * 7)
-    for name, values in found.items():
+    measures = measure(["a b a b", *texts, "the end"], ["xx"] * 7)
+    for name, values in measures.items():
         if (size := re.search(r"(\d+)grams?_share", name)) is not None:
             plain = top_ngram_share if name.startswith("top") else repeated_ngrams_share
             assert values[1:6] == pytest.approx([plain(text, int(size[1]) * num_chars) for text in texts]), name
@@ -173,8 +174,8 @@ def test_korean_syllables_are_no_short_words():
 
 @pytest.mark.parametrize("mark", "។៕།༎᙮᠃።॥။")
 def test_marks_of_all_scripts_end_sentences_and_lines(mark):
-    found = measure([f"ab{mark} cd{mark}\nef{mark}"], ["xx"])
-    assert (found["num_sentences"][0], found["terminated_line_share"][0]) == (3, 1)
+    measures = measure([f"ab{mark} cd{mark}\nef{mark}"], ["xx"])
+    assert (measures["num_sentences"][0], measures["terminated_line_share"][0]) == (3, 1)
 
 
 @pytest.mark.skipif(not SHARED_DATA.exists(), reason="the Declaration of Human Rights is not here")
@@ -223,14 +224,14 @@ TEXTS = [
 
 def test_every_measure_equals_the_plain_one():
     languages = ["en" if number % 3 else "de" for number in range(len(TEXTS))]
-    found = measure(TEXTS, languages)
+    measures = measure(TEXTS, languages)
     for number, (text, language) in enumerate(zip(TEXTS, languages, strict=True)):
         expected = measures_of(text, language)
         if any(ord(character) >= 0x2E80 for character in text):
-            expected["mean_word_length"] = found["mean_word_length"][number]
-        assert set(expected) == set(found)
+            expected["mean_word_length"] = measures["mean_word_length"][number]
+        assert set(expected) == set(measures)
         for name, value in expected.items():
-            assert found[name][number] == pytest.approx(value, nan_ok=True), (name, text[:200])
+            assert measures[name][number] == pytest.approx(value, nan_ok=True), (name, text[:200])
 
 
 def test_measures_of_a_text_do_not_depend_on_its_neighbours():

@@ -87,16 +87,16 @@ def document(number: int, domain: str, scores: dict) -> dict:
 
 def toy_documents() -> list[dict]:
     given = [scores for pair in SIDES.values() for scores in pair]
-    found = [document(number, "web", GOOD | scores) for number, scores in enumerate(given)]
-    found += [
+    documents = [document(number, "web", GOOD | scores) for number, scores in enumerate(given)]
+    documents += [
         document(100 + number, "code", dict.fromkeys(GOOD) | {"quality": 0.0, "toxicity": 1.0}) for number in range(3)
     ]
-    found.append(document(150, "math", GOOD | {"toxicity": 1.0, "perplexity_percentile": 1.0}))
+    documents.append(document(150, "math", GOOD | {"toxicity": 1.0, "perplexity_percentile": 1.0}))
     qualities = np.random.default_rng(1).random(NUM_SCORED)
-    found += [
+    documents += [
         document(200 + number, "web", GOOD | {"quality": float(quality)}) for number, quality in enumerate(qualities)
     ]
-    return found
+    return documents
 
 
 @step(content=("documents/*.parquet",))
@@ -138,8 +138,8 @@ def one(filtered):
 
 def test_each_score_drops_on_one_side_of_its_bound_and_keeps_on_the_other(one):
     dropped = {row["id"]: row["reason"] for row in rows(one, "dropped.parquet")}
-    for place, reason in enumerate(SIDES):
-        inside, outside = (document_id("toy", 2 * place + side, 0) for side in (0, 1))
+    for number, reason in enumerate(SIDES):
+        inside, outside = (document_id("toy", 2 * number + side, 0) for side in (0, 1))
         assert inside not in dropped and dropped[outside] == reason
 
 
@@ -197,10 +197,10 @@ BRACED = prose(3, 60) + "It ends {here}."
 def sources_of(num_braced: int, collection: str = "pages", domain: str = "web", language: str = "en") -> list[dict]:
     """Forty documents of one group, of which some break the bound on curly brackets, beside sixty of another."""
     given = {"source": f"{collection}.jsonl", "collection": collection, "domain": domain, "language": language}
-    texts = [BRACED if place < num_braced else prose(place, 60) for place in range(40)]
-    rows_of = [document_row(text, place, **given) for place, text in enumerate(texts)]
+    texts = [BRACED if number < num_braced else prose(number, 60) for number in range(40)]
+    rows_of = [document_row(text, number, **given) for number, text in enumerate(texts)]
     return rows_of + [
-        document_row(prose(100 + place, 60), place, source="rest.jsonl", collection="rest") for place in range(60)
+        document_row(prose(100 + number, 60), number, source="rest.jsonl", collection="rest") for number in range(60)
     ]
 
 
@@ -214,16 +214,16 @@ def sources_of(num_braced: int, collection: str = "pages", domain: str = "web", 
 )
 def test_a_bound_that_removes_most_of_a_group_stops_the_run_and_is_named(group, named, tmp_path):
     recipe = FILTER.model_copy(update={"heuristics": STRICT, "max_removed_share": 0.5})
-    told = (
-        rf"{named}: 21 of 40 documents fall to curly_brackets \(heuristics.max_curly_bracket_share: 0.0\), more than "
-        rf"filter.max_removed_share \(0.5\) allows.*for example \w+.jsonl, offset \d+ \('{BRACED[:20]}.*then change "
-        rf"that bound"
+    message = (
+        rf"{named}: 21 of 40 documents are dropped as curly_brackets \(heuristics.max_curly_bracket_share: 0.0\), "
+        rf"more than filter.max_removed_share \(0.5\) allows.*for example \w+.jsonl, offset \d+ \('{BRACED[:20]}.*then "
+        rf"change that bound"
     )
     # One collection holds all, where the group is not the collection.
     documents = sources_of(21, **group)
     if "collection" not in group:
         documents = [{**row, "collection": "all"} for row in documents]
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         ceiling(tmp_path / "above", documents, recipe)
     assert ceiling(tmp_path / "at", sources_of(20, **group), recipe).dropped == {"curly_brackets": 20}
 
@@ -242,14 +242,14 @@ def test_a_bound_that_removes_most_of_a_group_stops_the_run_and_is_named(group, 
 )
 def test_scores_and_buckets_are_held_to_the_ceiling(scores, named, tmp_path):
     """All of one source goes: the twenty worst of a hundred, or those beyond a bound."""
-    given = [{"quality": 0.5 + place / 1000} for place in range(100)]
+    given = [{"quality": 0.5 + number / 1000} for number in range(100)]
     documents = sources_of(0)
     bad = [{**row, "quality": 0.9, **scores} for row in documents[:20]]
     rest = [{**row, **quality} for row, quality in zip(documents[40:], given, strict=False)]
     recipe = FILTER.model_copy(
         update={"scores": SCORES, "heuristics": STRICT, "max_removed_share": 0.9, "num_dropped_buckets": 1}
     )
-    with pytest.raises(ValueError, match=f"source pages: 20 of 20 documents fall to {named}"):
+    with pytest.raises(ValueError, match=f"source pages: 20 of 20 documents are dropped as {named}"):
         ceiling(tmp_path, [*bad, *rest], recipe)
 
 
@@ -262,7 +262,7 @@ def test_where_one_language_has_a_model_its_text_does_not_vanish_beside_foreign_
     documents = sources_of(0, language="de")
     english = [{**row, "perplexity": 2000.0, "perplexity_percentile": 1.0} for row in documents[40:]]
     recipe = FILTER.model_copy(update={"scores": SCORES, "heuristics": STRICT})
-    with pytest.raises(ValueError, match=r"60 of 60 documents fall to perplexing"):
+    with pytest.raises(ValueError, match=r"60 of 60 documents are dropped as perplexing"):
         ceiling(tmp_path, documents[:40] + english, recipe)
 
 

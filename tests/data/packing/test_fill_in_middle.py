@@ -43,7 +43,8 @@ def with_bytes(model: str) -> Tokenizer:
 
 @pytest.mark.parametrize("make", [byte_level, lambda: with_bytes("bpe"), lambda: with_bytes("unigram")])
 def test_no_split_falls_inside_a_character(tmp_path, make):
-    """Held against the decoder: both sides of every split give the text, and every place where they do is reached."""
+    """Held against the decoder: both sides of every split give the text, and every position where they do is
+    reached."""
     tokenizer = make()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     sequences = [tokenizer.encode(text).ids for text in TEXTS]
@@ -65,10 +66,10 @@ def test_no_split_falls_inside_a_character(tmp_path, make):
             units, np.array([len(own) for own in sequences])
         )
         assert (splits[:, 0] <= splits[:, 1]).all()
-        for number, places in enumerate(splits.tolist()):
-            seen[number] |= {*places}
-    assert seen == whole and any(len(own) + 1 > len(places) for own, places in zip(sequences, whole, strict=True))
+        for number, positions in enumerate(splits.tolist()):
+            seen[number] |= {*positions}
+    assert seen == whole and any(len(own) + 1 > len(positions) for own, positions in zip(sequences, whole, strict=True))
     part = np.array([[3, 0, 5, 9, 1]])
     for seed in range(200):
         splits = Rearrangement(1.0, seed, ids, {3: shard}, is_inside).splits(part, np.array([9]))
-        assert {*splits[0].tolist()} <= {place - 5 for place in whole[0]} | {0, 9}
+        assert {*splits[0].tolist()} <= {position - 5 for position in whole[0]} | {0, 9}

@@ -62,14 +62,14 @@ def test_a_damaged_shard_is_named(shards_dir, file, damage):
         open_shard(shards_dir / "code-00000.bin")
 
 
-def _with_bytes(path, place: int, value: bytes) -> None:
+def _with_bytes(path, offset: int, value: bytes) -> None:
     data = bytearray(path.read_bytes())
-    data[place : place + len(value)] = value
+    data[offset : offset + len(value)] = value
     path.write_bytes(data)
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("offset", "value"),
     [
         (9, b"\x02"),
         (17, b"\x09"),
@@ -78,10 +78,10 @@ def _with_bytes(path, place: int, value: bytes) -> None:
         (34, b"\x03\0\0\0\x04\0\0\0"),
         (46, b"\x02"),
     ],
-    ids=["version", "dtype", "count", "negative length", "lengths that change places", "pointer"],
+    ids=["version", "dtype", "count", "negative length", "exchanged lengths", "pointer"],
 )
-def test_an_index_whose_numbers_do_not_fit_together_is_named(shards_dir, place, value):
-    _with_bytes(shards_dir / "code-00000.idx", place, value)
+def test_an_index_whose_numbers_do_not_fit_together_is_named(shards_dir, offset, value):
+    _with_bytes(shards_dir / "code-00000.idx", offset, value)
     with pytest.raises(ValueError, match=r"code-00000\.idx.*shard the documents again"):
         open_shard(shards_dir / "code-00000.bin")
 
@@ -212,9 +212,9 @@ def test_the_budget_that_is_said_to_fit_fits_and_one_row_more_does_not(packing):
         )
         with pytest.raises(ValueError, match="the mixture needs more than max_epochs") as refused:
             allot_tokens(given, available, slots_of(given, 10**5))
-        told = re.search(r"lower num_tokens to at most ([\d,]+)", str(refused.value))
-        num_rows = int(told.group(1).replace(",", "")) // given.sequence_length if told else 0
-        assert (told is not None) == bool(num_rows), case
+        stated = re.search(r"lower num_tokens to at most ([\d,]+)", str(refused.value))
+        num_rows = int(stated.group(1).replace(",", "")) // given.sequence_length if stated else 0
+        assert (stated is not None) == bool(num_rows), case
         if num_rows:
             assert sum(allot_tokens(given, available, slots_of(given, num_rows)).values()) == slots_of(given, num_rows)
         with pytest.raises(ValueError, match="the mixture needs more than max_epochs"):
@@ -300,7 +300,7 @@ def test_best_fit_over_the_histogram_equals_the_naive_one_and_needs_fewer_rows_t
     assert fills == sorted(fills, reverse=True)
 
 
-def test_every_piece_gets_a_place_of_its_own_inside_one_row():
+def test_every_piece_gets_slots_of_its_own_inside_one_row():
     lengths = lengths_of(5, 300)
     piece, slot = place_pieces(lengths, row_shapes(lengths, CAPACITY), CAPACITY)
     assert sorted(piece) == list(range(300)) and (np.diff(slot) > 0).all() and slot[0] == 0
@@ -403,11 +403,11 @@ def test_rows_of_best_fit_hold_whole_pieces_gaps_and_the_mask_of_the_conversatio
         for segment in set(segments[row].tolist()) - {-1}:
             seen[segment] = (tokens[row][segments[row] == segment], trained[row][segments[row] == segment])
     assert sorted(seen) == list(range(len(order)))
-    for segment, (found, mask) in seen.items():
+    for segment, (read_tokens, mask) in seen.items():
         shard, sequence, offset, length, _, _ = order[segment].tolist()
         source = open_shard(sources[shard].directory("shards") / f"{('code', 'web', 'chat')[shard]}-00000.bin")
-        assert found.tolist() == source.tokens[source.starts[sequence] + offset :][:length].tolist()
-        expected = [shard != 2 or place >= length // 2 for place in range(length)]
+        assert read_tokens.tolist() == source.tokens[source.starts[sequence] + offset :][:length].tolist()
+        expected = [shard != 2 or index >= length // 2 for index in range(length)]
         assert mask.tolist() == [False, *expected[1:]]
 
 
@@ -498,9 +498,9 @@ def un_fim(tokens: list[int]) -> list[int]:
     """The document behind prefix, suffix, middle; what has no special token stays."""
     if SPECIAL_IDS["<|code_prefix|>"] not in tokens:
         return tokens
-    places = [tokens.index(SPECIAL_IDS[name]) for name in FIM_TOKENS]
-    assert places[0] == 0 and places == sorted(places), tokens
-    prefix, suffix, middle = tokens[1 : places[1]], tokens[places[1] + 1 : places[2]], tokens[places[2] + 1 :]
+    indices = [tokens.index(SPECIAL_IDS[name]) for name in FIM_TOKENS]
+    assert indices[0] == 0 and indices == sorted(indices), tokens
+    prefix, suffix, middle = tokens[1 : indices[1]], tokens[indices[1] + 1 : indices[2]], tokens[indices[2] + 1 :]
     end = [END] if middle[-1:] == [END] else []
     return prefix + middle[: len(middle) - len(end)] + suffix + end
 
@@ -521,8 +521,8 @@ def test_un_fim_gives_back_the_documents_and_the_rate_is_the_configured_one(code
         number: open_shard(code[1].directory("shards") / f"{name}.bin")
         for number, name in enumerate(code[1].record.shards)
     }
-    is_moved, told = {}, Counter()
-    for document, (found, mask) in seen.items():
+    is_moved, counts = {}, Counter()
+    for document, (read_tokens, mask) in seen.items():
         own = order[order[:, 5] == document]
         (shard,) = {int(number) for number in own[:, 0]} - {len(originals)}
         (sequence,) = {int(line[1]) for line in own if line[0] == shard}
@@ -531,19 +531,22 @@ def test_un_fim_gives_back_the_documents_and_the_rate_is_the_configured_one(code
             max(line[2] + line[3] for line in own if line[0] == shard),
         )
         source = originals[shard]
-        assert un_fim(found) == source.tokens[source.starts[sequence] + start : source.starts[sequence] + stop].tolist()
-        assert mask == [False] + [True] * (len(found) - 1)
-        moved = SPECIAL_IDS["<|code_prefix|>"] in found
+        assert (
+            un_fim(read_tokens)
+            == source.tokens[source.starts[sequence] + start : source.starts[sequence] + stop].tolist()
+        )
+        assert mask == [False] + [True] * (len(read_tokens) - 1)
+        moved = SPECIAL_IDS["<|code_prefix|>"] in read_tokens
         assert not (moved and shard == 2), "web text is never rearranged"
         if shard != 2 and stop - start >= 16:
             is_moved.setdefault(CODE_IDS[sequence], set()).add(moved)
-            told[moved] += 1
+            counts[moved] += 1
         assert not moved or stop - start >= 16
     assert all(len(claims) == 1 for claims in is_moved.values()), (
         "a document is rearranged in all its pieces or in none, by its id"
     )
     share = sum(claims == {True} for claims in is_moved.values()) / len(is_moved)
-    assert abs(share - fim_rate) < 0.09 and packed.record.num_rearranged == told[True]
+    assert abs(share - fim_rate) < 0.09 and packed.record.num_rearranged == counts[True]
     assert sum(packed.record.tokens_by_domain.values()) == order[:, 3].sum() == packed.record.num_tokens
 
 

@@ -77,7 +77,7 @@ def write_toy_shards(*, output: Output) -> ToyShards:
         with open(path, "wb") as file:
             lengths = append_tokens(file, sequences, token_dtype(1024))
         write_index(path.with_suffix(".idx"), lengths, token_dtype(1024))
-        ids = [hashlib.sha256(f"{name} {place}".encode()).hexdigest()[:16] for place in range(len(sequences))]
+        ids = [hashlib.sha256(f"{name} {index}".encode()).hexdigest()[:16] for index in range(len(sequences))]
         buckets = np.split(BUCKETS[domain], many)[number].astype(np.int32)
         pq.write_table(
             pa.table({"sequence": range(len(ids)), "id": ids, "quality_bucket": buckets}), path.with_suffix(".parquet")
@@ -133,8 +133,8 @@ def waiting_of(packed) -> dict[str, np.ndarray]:
     waiting = {domain: np.zeros(count, dtype=int) for domain, count in NUM_DOCUMENTS.items()}
     for domain, position in json.loads(packed.path(POSITION_FILE).read_text())["domains"].items():
         for visit in position["waiting"]:
-            epoch, place = divmod(visit, position["num_documents"])
-            waiting[domain][order_of(domain, epoch)[place]] += 1
+            epoch, index = divmod(visit, position["num_documents"])
+            waiting[domain][order_of(domain, epoch)[index]] += 1
     return waiting
 
 
@@ -192,7 +192,7 @@ def test_max_epochs_counts_over_the_course(toys):
     pack(toys, second, **math | {"max_epochs": 1.5})
 
 
-def test_a_domain_that_a_phase_does_not_read_keeps_its_place(toys):
+def test_a_domain_that_a_phase_does_not_read_keeps_its_position(toys):
     first = pack(toys, mixture={"math": 0.5, "code": 0.5}, num_tokens=32 * 60)
     second = pack(toys, first, mixture={"web": 1.0}, num_tokens=32 * 60)
     third = pack(toys, second, mixture={"math": 1.0}, num_tokens=32 * 30)

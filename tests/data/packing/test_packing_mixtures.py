@@ -44,23 +44,23 @@ def recipe(**changes):
     return PackingRecipe(**{**given, **changes})
 
 
-def plain_share(domain: str, place: float, steps: int = 20000) -> float:
-    """Area under a domain's line up to a place, by the sum of thin slices."""
-    middles = (np.arange(steps) + 0.5) / steps * place
+def plain_share(domain: str, position: float, steps: int = 20000) -> float:
+    """Area under a domain's line up to a position, by the sum of thin slices."""
+    middles = (np.arange(steps) + 0.5) / steps * position
     weights = np.interp(
         middles, [point["at_share"] for point in WAYPOINTS], [point["mixture"].get(domain, 0.0) for point in WAYPOINTS]
     )
-    return float(weights.mean() * place)
+    return float(weights.mean() * position)
 
 
-@pytest.mark.parametrize("place", [0.0, 0.2, 0.5, 0.77, 1.0])
-def test_a_domains_share_up_to_a_place_is_the_area_under_its_line(place):
+@pytest.mark.parametrize("position", [0.0, 0.2, 0.5, 0.77, 1.0])
+def test_a_domains_share_up_to_a_position_is_the_area_under_its_line(position):
     schedule = schedule_mixture(recipe(), dict.fromkeys(DOMAINS, 10**6))
-    for domain, area in zip(schedule.domains, schedule.until(place), strict=True):
-        assert area == pytest.approx(plain_share(domain, place), abs=1e-7)
+    for domain, area in zip(schedule.domains, schedule.until(position), strict=True):
+        assert area == pytest.approx(plain_share(domain, position), abs=1e-7)
         share = np.array([area / schedule.until(1.0)[schedule.domains.index(domain)]])
         if 0 < share[0] < 1:
-            assert schedule.place_of(domain, share)[0] == pytest.approx(place)
+            assert schedule.position_of(domain, share)[0] == pytest.approx(position)
 
 
 def test_tokens_of_the_phase_are_the_integral_and_an_absent_domain_leaves_its_share():
@@ -72,10 +72,10 @@ def test_tokens_of_the_phase_are_the_integral_and_an_absent_domain_leaves_its_sh
         allot_tokens(recipe(), {"code": 0, "math": 0, "web": 10**6}, 1000)
 
 
-@pytest.mark.parametrize("places", [(0.0,), (0.1, 1.0), (0.0, 0.9), (0.0, 0.6, 0.4, 1.0), (0.0, 0.5, 0.5, 1.0)])
-def test_waypoints_that_do_not_span_the_phase_are_refused(places):
+@pytest.mark.parametrize("positions", [(0.0,), (0.1, 1.0), (0.0, 0.9), (0.0, 0.6, 0.4, 1.0), (0.0, 0.5, 0.5, 1.0)])
+def test_waypoints_that_do_not_span_the_phase_are_refused(positions):
     with pytest.raises(ValueError, match=r"let them rise from 0.0 to 1.0"):
-        recipe(mixture=tuple({"at_share": place, "mixture": {"web": 1.0}} for place in places))
+        recipe(mixture=tuple({"at_share": position, "mixture": {"web": 1.0}} for position in positions))
 
 
 class ToyShards(Record):
@@ -92,7 +92,7 @@ def write_toy_shards(*, output: Output) -> ToyShards:
         with open(path, "wb") as file:
             lengths = append_tokens(file, sequences, token_dtype(1024))
         write_index(path.with_suffix(".idx"), lengths, token_dtype(1024))
-        ids = [hashlib.sha256(f"{domain} {place}".encode()).hexdigest()[:16] for place in range(NUM_DOCUMENTS)]
+        ids = [hashlib.sha256(f"{domain} {index}".encode()).hexdigest()[:16] for index in range(NUM_DOCUMENTS)]
         sidecar = pa.table({"sequence": range(NUM_DOCUMENTS), "id": ids, "quality_bucket": BUCKETS.astype(np.int32)})
         pq.write_table(sidecar, path.with_suffix(".parquet"))
     names = tuple(f"{domain}-00000" for domain in DOMAINS)
@@ -115,17 +115,17 @@ def pack(shards, **changes):
     )
 
 
-def test_a_stream_holds_the_integral_of_the_schedule_up_to_every_place(shards):
+def test_a_stream_holds_the_integral_of_the_schedule_up_to_every_position(shards):
     packed, order, _ = pack(shards)
     total = 32 * 640 + 1
     shares = allot_tokens(recipe(), dict.fromkeys(DOMAINS, 10**6), total)
     assert packed.record.tokens_by_domain == shares and sum(shares.values()) == total == order[:, 3].sum()
-    for place in np.linspace(0.05, 1.0, 20):
-        until = int(total * place)
+    for position in np.linspace(0.05, 1.0, 20):
+        until = int(total * position)
         for number, domain in enumerate(DOMAINS):
             own = order[order[:, 0] == number]
             read = np.clip(until - own[:, 4], 0, own[:, 3]).sum()
-            assert abs(read - total * plain_share(domain, place)) <= len(DOMAINS) * LONGEST, (domain, place)
+            assert abs(read - total * plain_share(domain, position)) <= len(DOMAINS) * LONGEST, (domain, position)
 
 
 def test_rows_follow_the_schedule_and_each_is_read_once(shards):
@@ -136,11 +136,11 @@ def test_rows_follow_the_schedule_and_each_is_read_once(shards):
         assert len(rows) == 640 and np.array_equal(part[0], tokens[100:103])
         domain = np.where(segments >= 0, order[np.searchsorted(order[:, 5], np.maximum(segments, 0)), 0], -1)
         for start in range(0, 640, 128):
-            found = Counter(domain[start : start + 128].ravel().tolist())
-            filled = sum(count for number, count in found.items() if number >= 0)
+            counts = Counter(domain[start : start + 128].ravel().tolist())
+            filled = sum(count for number, count in counts.items() if number >= 0)
             for number, name in enumerate(DOMAINS):
                 wanted = 5 * (plain_share(name, (start + 128) / 640) - plain_share(name, start / 640))
-                assert found[number] / filled == pytest.approx(wanted, abs=0.04), (packing, name, start)
+                assert counts[number] / filled == pytest.approx(wanted, abs=0.04), (packing, name, start)
         seen = np.sort(segments, axis=None)
         assert set(np.unique(seen[seen >= 0]).tolist()) == set(order[:, 5].tolist())
 

@@ -236,13 +236,13 @@ def test_a_bare_number_is_a_phone_number_where_it_is_called_one():
 
 
 def test_a_social_security_number_that_is_called_one_needs_no_hyphens():
-    for text, found in (
+    for text, start in (
         ("SSN: 123 45 6789", 5),
         ("his social security number is 123456789", 30),
         ("123 45 6789", None),
         ("SSN: 000456789", None),
     ):
-        assert find_spans([text], ["us_ssn"]) == [[] if found is None else [("us_ssn", found, len(text))]], text
+        assert find_spans([text], ["us_ssn"]) == [[] if start is None else [("us_ssn", start, len(text))]], text
 
 
 def test_the_first_kind_counts_where_two_overlap_and_texts_do_not_touch():
@@ -285,12 +285,12 @@ def test_labelled_sentences_give_recall_and_precision():
     with gzip.open(SHARED_DATA / "safety" / "pii_spans.jsonl.gz", "rt", encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines]
     counts: Counter[str] = Counter()
-    for record, found in zip(records, find_spans([record["text"] for record in records]), strict=True):
+    for record, spans in zip(records, find_spans([record["text"] for record in records]), strict=True):
         labelled = {
             (names[span["type"]], span["start"], span["end"]) for span in record["spans"] if span["type"] in names
         }
-        counts.update(labelled=len(labelled), found=len(found), both=len(labelled & set(found)))
-    assert counts["both"] / counts["labelled"] > 0.95 and counts["both"] / counts["found"] > 0.95, counts
+        counts.update(labelled=len(labelled), detected=len(spans), both=len(labelled & set(spans)))
+    assert counts["both"] / counts["labelled"] > 0.95 and counts["both"] / counts["detected"] > 0.95, counts
 
 
 class ToyDocuments(Record):

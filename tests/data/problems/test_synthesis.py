@@ -42,12 +42,12 @@ def problems(tmp_path_factory):
 
 def conversations(problems) -> list[tuple[str, str, str]]:
     """(question, reasoning, answer) of every conversation."""
-    found = []
+    chats = []
     for row in rows(problems, "chats.parquet"):
         asked, answered = json.loads(row["messages"])
         assert (asked["role"], answered["role"], row["tools"]) == ("user", "assistant", "[]")
-        found.append((asked["content"], answered["reasoning"], answered["content"]))
-    return found
+        chats.append((asked["content"], answered["reasoning"], answered["content"]))
+    return chats
 
 
 def operands(text: str) -> frozenset[str]:
@@ -208,14 +208,14 @@ def test_puzzles_that_differ_in_order_and_names_alone_are_on_one_side():
     for row, own in zip(rows, kin, strict=True):
         count = row[0]
         order = generator.permutation(count).tolist()
-        place = [order.index(number) for number in range(count)]
+        position = [order.index(number) for number in range(count)]
         claims, one, other = (row[2 + part * count : 2 + (part + 1) * count] for part in range(3))
         moved = [
             count,
             7,
             *(claims[n] for n in order),
-            *(place[one[n]] for n in order),
-            *(place[other[n]] for n in order),
+            *(position[one[n]] for n in order),
+            *(position[other[n]] for n in order),
         ]
         assert logic_problems.write(moved).kin == own
     assert len(set(kin)) > 50

@@ -1,4 +1,4 @@
-"""Web archives: read like the reference library reads them, with their places, and past every damage."""
+"""Web archives: read like the reference library reads them, with their addresses, and past every damage."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pages(data: bytes, name: str = "x.warc.gz", bound: int = BOUND):
     return list(archive_pages(name, HashingReader(io.BytesIO(data)), bound))
 
 
-def found(data: bytes, **given) -> list[tuple[str, str]]:
+def outcomes(data: bytes, **given) -> list[tuple[str, str]]:
     """(url or the detail's first word, reason) of every document and rejection."""
     return [(page.url or page.detail.split(" ")[0], page.reason) for page in pages(data, **given)]
 
@@ -68,8 +68,8 @@ def test_real_archives_give_the_bodies_and_offsets_that_the_reference_library_gi
             expected[record.rec_headers.get_header("WARC-Record-ID")] = (iterator.get_record_offset(), body)
     with open(ARCHIVES / name, "rb") as file:
         for record in archive_records(name, HashingReader(file), BOUND):
-            place, body = expected.pop(record.headers[b"warc-record-id"].decode())
-            assert (record.inside or record.member) == place
+            offset, body = expected.pop(record.headers[b"warc-record-id"].decode())
+            assert (record.inside or record.member) == offset
             if record.headers[b"warc-type"] == b"response" and not record.reason:
                 assert decode_body(parse_response(record.block), BOUND, is_cut=False) == body
     assert not expected
@@ -100,7 +100,7 @@ def test_an_offset_is_where_the_record_can_be_read_alone():
         ("whirlwind.warc.wat", [("whirlwind.warc.wat", 545, "no_text")]),
     ],
 )
-def test_every_real_edge_case_is_read_or_has_its_reason_and_place(name, expected):
+def test_every_real_edge_case_is_read_or_has_its_reason_and_address(name, expected):
     read = pages((ARCHIVES / name).read_bytes(), name)
     assert [(page.source, page.offset, page.reason) for page in read] == expected
     assert all(page.url.startswith("http") for page in read if not page.reason)
@@ -140,8 +140,8 @@ def test_an_arc_file_is_read_with_the_character_set_of_each_page(is_gzip):
     assert [page.url for page in read] == [row["url"] for row in rows] and not [page for page in read if page.reason]
     for page, row in zip(read, rows, strict=True):
         assert page.text.isascii() or page.text.count("\ufffd") < 0.001 * len(page.text)
-        place = zlib.decompressobj(31).decompress(data[page.offset :]) if is_gzip else data[page.offset :]
-        assert place.startswith(row["url"].encode())
+        stored = zlib.decompressobj(31).decompress(data[page.offset :]) if is_gzip else data[page.offset :]
+        assert stored.startswith(row["url"].encode())
 
 
 def test_what_is_no_page_of_text_has_a_reason_and_what_is_no_document_is_passed_by():
@@ -170,7 +170,7 @@ def test_what_is_no_page_of_text_has_a_reason_and_what_is_no_document_is_passed_
             other % (b"resource", b"file:///a", b"text/plain"),
         ]
     )
-    assert found(data) == [
+    assert outcomes(data) == [
         ("http://a/ok", ""),
         ("http://a/gone", "http_status"),
         ("http://a/moved", "http_status"),
@@ -196,14 +196,14 @@ def test_a_wrong_length_costs_one_record(change, reason, is_gzip):
     wrong = warc(URLS[2], f"<p>{URLS[2]} " + "word " * 500, length=right + change)
     members = [*RECORDS[:2], wrong, *RECORDS[3:]]
     data = b"".join(map(gzip.compress, members)) if is_gzip else b"".join(members)
-    assert found(data) == [(url, reason if url == URLS[2] else "") for url in URLS]
+    assert outcomes(data) == [(url, reason if url == URLS[2] else "") for url in URLS]
     offset = sum(len(gzip.compress(member) if is_gzip else member) for member in members[:2])
     assert next(page.offset for page in pages(data) if page.reason) == offset
 
 
 def test_a_cut_file_names_its_last_record_and_keeps_the_rest():
     plain = b"".join(RECORDS)
-    assert found(plain[:-1500]) == [*((url, "") for url in URLS[:5]), (URLS[5], "truncated_record")]
+    assert outcomes(plain[:-1500]) == [*((url, "") for url in URLS[:5]), (URLS[5], "truncated_record")]
     zipped = b"".join(map(gzip.compress, RECORDS))
     read = pages(zipped[:-40])
     assert [page.reason for page in read] == [""] * 5 + ["truncated_gzip"] and read[5].offset == len(zipped) - len(
@@ -219,7 +219,7 @@ def test_a_damaged_member_costs_one_record():
     assert read[3].offset == sum(map(len, members[:3]))
 
 
-def test_records_that_share_a_member_have_places_of_their_own():
+def test_records_that_share_a_member_have_addresses_of_their_own():
     read = pages(gzip.compress(b"".join(RECORDS[:3])) + gzip.compress(b"".join(RECORDS[3:])))
     assert [page.url for page in read] == URLS and len({(page.source, page.offset) for page in read}) == 6
     second = len(gzip.compress(b"".join(RECORDS[:3])))
@@ -235,14 +235,14 @@ def test_a_record_above_the_bound_is_passed_over_without_being_held():
         gzip.compress(record) for record in (RECORDS[0], warc("http://a/long", b"x" * 80_000_000), RECORDS[1])
     )
     tracemalloc.start()
-    assert found(data, bound=1_000_000) == [(URLS[0], ""), ("http://a/long", "record_too_long"), (URLS[1], "")]
+    assert outcomes(data, bound=1_000_000) == [(URLS[0], ""), ("http://a/long", "record_too_long"), (URLS[1], "")]
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
 
 
 def test_junk_is_one_rejection_and_an_empty_archive_none():
-    assert found(b"\x00\x01binary junk" * 1000, name="x.warc") == [("neither", "broken_record")]
-    assert found(b"junk\r\n" + RECORDS[0], name="x.warc") == [("neither", "broken_record"), (URLS[0], "")]
+    assert outcomes(b"\x00\x01binary junk" * 1000, name="x.warc") == [("neither", "broken_record")]
+    assert outcomes(b"junk\r\n" + RECORDS[0], name="x.warc") == [("neither", "broken_record"), (URLS[0], "")]
     assert pages(b"") == []
 
 

@@ -37,12 +37,12 @@ PACK = {
 }
 
 
-def told(number: int) -> str:
+def words_of(number: int) -> str:
     """Words that are another text for each number, and that compress to half."""
     return f"{number} {np.random.default_rng(number).bytes(200).hex(' ', 4)}"
 
 
-LINES = [json.dumps({"id": number, "text": told(number)}).encode() + b"\n" for number in range(3000)]
+LINES = [json.dumps({"id": number, "text": words_of(number)}).encode() + b"\n" for number in range(3000)]
 
 
 def rows_of(name: str, form: str, data: bytes | None, tmp_path: Path, bound: int = BOUND) -> list[dict]:
@@ -69,20 +69,20 @@ def rows_of(name: str, form: str, data: bytes | None, tmp_path: Path, bound: int
     return [row._asdict() for row in _source_rows(source, 1 << 32, bound)]
 
 
-def places(rows: list[dict]) -> list[tuple[int, str]]:
+def outcomes(rows: list[dict]) -> list[tuple[int, str]]:
     return [(row["offset"], row["reason"]) for row in rows]
 
 
 def readable(data: bytes, ending: str) -> bytes:
     """What a decompressor gives that is fed byte by byte."""
     inflate = zlib.decompressobj(31) if ending == ".gz" else bz2.BZ2Decompressor()
-    found = []
+    recovered = []
     for at in range(len(data)):
         try:
-            found.append(inflate.decompress(data[at : at + 1]))
+            recovered.append(inflate.decompress(data[at : at + 1]))
         except (zlib.error, OSError):
             break
-    return b"".join(found)
+    return b"".join(recovered)
 
 
 @pytest.mark.parametrize("ending", [".gz", ".bz2"])
@@ -96,12 +96,12 @@ def test_every_byte_before_a_damage_is_given(ending, damage, size):
         del data[at:]
     else:
         data[at if damage == "flip" else -6] ^= 0x55
-    file, found = HashingReader(io.BytesIO(bytes(data))), b""
+    file, recovered = HashingReader(io.BytesIO(bytes(data))), b""
     with pytest.raises(GARBLED):
         for block in blocks(decompressed(f"x{ending}", file)):
-            found += block
+            recovered += block
     expected = readable(bytes(data), ending)
-    assert found[: len(expected)] == expected
+    assert recovered[: len(expected)] == expected
     assert file.broken_at is not None and (damage != "cut" or file.broken_at == len(data))
 
 
@@ -111,12 +111,12 @@ def test_every_block_before_a_damage_of_zstd_is_given():
     broken = [*frames[:2], b"\xff" + frames[2][1:], *frames[3:]]
     # A block of 128 KiB is decoded whole or not at all.
     for data, size in ((b"".join(broken), 600_000), (b"".join(frames[:2]) + frames[2][:-40], 600_000 + 2 * 2**17)):
-        file, found = HashingReader(io.BytesIO(data)), b""
+        file, recovered = HashingReader(io.BytesIO(data)), b""
         with pytest.raises(GARBLED):
             for block in blocks(decompressed("x.zst", file)):
-                found += block
+                recovered += block
         assert (
-            found == whole[:size]
+            recovered == whole[:size]
             and abs((file.broken_at or 0) - (sum(map(len, frames[:2])) if size == 600_000 else len(data))) < 8
         )
 
@@ -128,22 +128,22 @@ def test_all_lines_before_a_break_are_documents_and_the_rest_one_rejection(tmp_p
     rows = rows_of(f"x.jsonl{ending}", "jsonl", data, tmp_path)
     whole = readable(data, ending).count(b"\n") if ending != ".zst" else len(rows) - 1
     assert [row["text"] for row in rows[:-1]] == [json.loads(line)["text"] for line in LINES[:whole]] and whole > 1000
-    assert places(rows[-1:]) == [
+    assert outcomes(rows[-1:]) == [
         (sum(map(len, LINES[:whole])), f"truncated_{ {'.gz': 'gzip', '.bz2': 'bz2', '.zst': 'zstd'}[ending] }")
     ]
 
 
 def test_a_text_keeps_its_lines_before_a_break(tmp_path):
-    text = "".join(f"Line {number} of a long text, {told(number)}\n" for number in range(500))
+    text = "".join(f"Line {number} of a long text, {words_of(number)}\n" for number in range(500))
     data = gzip.compress(text.encode())[:9000]
     kept, broken = rows_of("x.txt.gz", "text", data, tmp_path)
     assert text.startswith(kept["text"]) and kept["text"].endswith("\n")
     assert broken["offset"] == len(kept["text"].encode()) and broken["reason"] == "truncated_gzip"
-    assert places(rows_of("y.txt.gz", "text", gzip.compress(b"one line")[:-9], tmp_path)) == [(0, "truncated_gzip")]
+    assert outcomes(rows_of("y.txt.gz", "text", gzip.compress(b"one line")[:-9], tmp_path)) == [(0, "truncated_gzip")]
 
 
 def test_a_crawl_in_one_gzip_member_keeps_its_records_before_a_break(tmp_path):
-    records = [warc(f"http://a/{number}", f"<p>{told(number)}") for number in range(200)]
+    records = [warc(f"http://a/{number}", f"<p>{words_of(number)}") for number in range(200)]
     data = gzip.compress(b"".join(records))
     data = data[: len(data) // 2]
     rows = rows_of("x.warc.gz", "web_archive", data, tmp_path)
@@ -155,14 +155,16 @@ def test_a_crawl_in_one_gzip_member_keeps_its_records_before_a_break(tmp_path):
 
 
 def test_of_a_member_with_a_wrong_checksum_the_only_record_is_refused_and_others_are_kept(tmp_path):
-    alone = [bytearray(gzip.compress(warc(f"http://a/{number}", "<p>" + told(number)))) for number in range(3)]
+    alone = [bytearray(gzip.compress(warc(f"http://a/{number}", "<p>" + words_of(number)))) for number in range(3)]
     alone[1][-6] ^= 1
     assert [row["reason"] for row in rows_of("x.warc.gz", "web_archive", b"".join(alone), tmp_path)] == [
         "",
         "truncated_gzip",
         "",
     ]
-    joined = bytearray(gzip.compress(b"".join(warc(f"http://a/{number}", "<p>" + told(number)) for number in range(3))))
+    joined = bytearray(
+        gzip.compress(b"".join(warc(f"http://a/{number}", "<p>" + words_of(number)) for number in range(3)))
+    )
     joined[-6] ^= 1
     rows = [row for row in rows_of("y.warc.gz", "web_archive", bytes(joined), tmp_path) if row["stream"] != LOST]
     assert [row["reason"] for row in rows] == ["", "", "", "truncated_gzip"] and len(
@@ -171,8 +173,8 @@ def test_of_a_member_with_a_wrong_checksum_the_only_record_is_refused_and_others
 
 
 @pytest.mark.parametrize("ending", [".bz2", ".zst"])
-def test_archives_of_other_compressions_are_read_with_places_behind_it(tmp_path, ending):
-    records = [warc(f"http://a/{number}", f"<p>{told(number)}") for number in range(40)]
+def test_archives_of_other_compressions_have_the_addresses_of_decompressed_bytes(tmp_path, ending):
+    records = [warc(f"http://a/{number}", f"<p>{words_of(number)}") for number in range(40)]
     data = PACK[ending](b"".join(records))
     rows = rows_of(f"x.warc{ending}", "web_archive", data, tmp_path)
     assert [row["offset"] for row in rows] == [0, *np.cumsum(list(map(len, records)))[:-1]] and {
@@ -188,14 +190,14 @@ PAGE = "<page><title>T{0}</title><ns>0</ns><id>{0}</id><revision><text>{1}</text
 @pytest.mark.parametrize("broken", ["a < b", "x</b>y", "\x00", "&nosuch;", "\udcff", "<b>"])
 def test_behind_what_is_no_xml_a_dump_goes_on_at_the_next_page(tmp_path, broken):
     # The parser is given a megabyte at a time: a break in the middle of one, and pages behind it in the next.
-    bodies = [told(number) + " ä" for number in range(2400)]
+    bodies = [words_of(number) + " ä" for number in range(2400)]
     bodies[700] = broken
     pages = [PAGE.format(number, body).encode("utf-8", "surrogateescape") for number, body in enumerate(bodies)]
     head = b'<mediawiki xml:lang="en"><siteinfo><base>https://en.wikipedia.org/wiki/Main</base></siteinfo>\n'
     data = head + b"".join(pages) + b"</mediawiki>"
     starts = len(head) + np.concatenate([[0], np.cumsum(list(map(len, pages)))[:-1]])
     rows = rows_of("x.xml", "mediawiki", data, tmp_path)
-    assert places(rows) == [(start, "broken_xml" if number == 700 else "") for number, start in enumerate(starts)]
+    assert outcomes(rows) == [(start, "broken_xml" if number == 700 else "") for number, start in enumerate(starts)]
     assert all(
         row["text"] == bodies[number] and row["lang"] == "en" and row["url"]
         for number, row in enumerate(rows)
@@ -204,13 +206,13 @@ def test_behind_what_is_no_xml_a_dump_goes_on_at_the_next_page(tmp_path, broken)
 
 
 def test_a_damaged_row_group_costs_its_rows_and_each_is_counted(tmp_path):
-    texts = [told(number) for number in range(90)]
+    texts = [words_of(number) for number in range(90)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "made", row_group_size=30, use_dictionary=False)
     data = bytearray((tmp_path / "made").read_bytes())
     column = pq.ParquetFile(tmp_path / "made").metadata.row_group(1).column(0)
     data[column.data_page_offset : column.data_page_offset + 30] = b"\xff" * 30
     rows = rows_of("x.parquet", "parquet", bytes(data), tmp_path)
-    assert places(rows) == [(number, "broken_parquet" if 30 <= number < 60 else "") for number in range(90)]
+    assert outcomes(rows) == [(number, "broken_parquet" if 30 <= number < 60 else "") for number in range(90)]
 
 
 @pytest.mark.parametrize("form", ["jsonl", "web_archive", "mediawiki", "text", "html", "zip_text"])
@@ -219,7 +221,7 @@ def test_an_empty_file_is_counted(tmp_path, form):
     zipfile.ZipFile(buffer, "w").close()
     data = {"mediawiki": b"<mediawiki/>", "zip_text": buffer.getvalue()}.get(form, b"")
     assert [row["reason"] for row in rows_of("x", form, data, tmp_path)] == ["empty_file"]
-    assert form not in ("jsonl", "text") or places(rows_of("x.gz", form, gzip.compress(b""), tmp_path)) == [
+    assert form not in ("jsonl", "text") or outcomes(rows_of("x.gz", form, gzip.compress(b""), tmp_path)) == [
         (0, "empty_file")
     ]
 
@@ -230,8 +232,8 @@ def test_of_two_members_with_one_name_the_first_stays(tmp_path):
     with zipfile.ZipFile(buffer, "w") as archive:
         for text in ("one", "two"):
             archive.writestr("a.txt", text)
-    found = rows_of("x.zip", "zip_text", buffer.getvalue(), tmp_path)
-    assert [(row["text"], row["reason"]) for row in found] == [("one", ""), ("", "duplicate_id")]
+    rows = rows_of("x.zip", "zip_text", buffer.getvalue(), tmp_path)
+    assert [(row["text"], row["reason"]) for row in rows] == [("one", ""), ("", "duplicate_id")]
 
 
 @pytest.mark.parametrize(
@@ -247,14 +249,14 @@ def test_a_failing_disk_is_no_damage_of_the_data(tmp_path, form, name):
 
 def test_what_stands_behind_a_damage_is_counted_and_stops_the_run(tmp_path):
     data = tmp_path / "data"
-    write_jsonl(data / "good.jsonl", [{"text": told(seed)} for seed in range(200)])
+    write_jsonl(data / "good.jsonl", [{"text": words_of(seed)} for seed in range(200)])
     members = [gzip.compress(b"".join(LINES[start : start + 100])) for start in range(0, len(LINES), 100)]
     members[2] = b"\xff" + members[2]
     packed = b"".join(members)
     (data / "bad.jsonl.gz").write_bytes(packed)
     sources = list_sources(data)
     with pytest.raises(
-        ValueError, match=r"of \d+ bytes stand behind a damage .*max_rejected_share \(0.2\).*truncated_gzip"
+        ValueError, match=r"of \d+ bytes come after a damage .*max_rejected_share \(0.2\).*truncated_gzip"
     ):
         compute(ingest_documents, tmp_path / "home", sources=sources, recipe=INGEST, resources=RESOURCES)
     lenient = INGEST.model_copy(update={"max_rejected_share": 1.0})
@@ -275,7 +277,7 @@ def test_a_source_that_cannot_be_read_is_one_message(tmp_path):
         compute(ingest_documents, tmp_path / "home", sources=sources, recipe=INGEST, resources=RESOURCES)
 
 
-def test_every_document_is_found_again_at_its_place(tmp_path):
+def test_every_document_can_be_read_again_at_its_offset(tmp_path):
     """Each format's record is read back by hand from (source, offset)."""
     lines = [{"text": f"Zeile {number} mit Ümläuten"} for number in range(50)]
     joined = b"\xef\xbb\xbf" + b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\r\n" for line in lines)
@@ -310,8 +312,8 @@ def test_every_document_is_found_again_at_its_place(tmp_path):
             )
             there = plain[row["offset"] :]
             record = there.splitlines()[0].decode("utf-8-sig") if form != "text" else there[: row["num_bytes"]].decode()
-            found = json.loads(record)["text"] if form == "jsonl" else record
-            assert row["text"] in found and (form == "mediawiki" or found == row["text"])
+            stored = json.loads(record)["text"] if form == "jsonl" else record
+            assert row["text"] in stored and (form == "mediawiki" or stored == row["text"])
 
 
 def test_a_digest_of_words_is_taken_in_parts_and_is_that_of_the_whole(monkeypatch):

@@ -32,16 +32,16 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-def made(place, attributes="", text="x = 1\n"):
+def made(tree, attributes="", text="x = 1\n"):
     """A repository of two commits."""
-    place.mkdir(parents=True)
-    git(place, "init")
+    tree.mkdir(parents=True)
+    git(tree, "init")
     for number in range(2):
-        (place / ".gitattributes").write_text(attributes)
-        (place / "a.py").write_text(text * (number + 1))
-        git(place, "add", ".")
-        git(place, "commit", "-m", f"Change {number}")
-    return place
+        (tree / ".gitattributes").write_text(attributes)
+        (tree / "a.py").write_text(text * (number + 1))
+        git(tree, "add", ".")
+        git(tree, "commit", "-m", f"Change {number}")
+    return tree
 
 
 def partial_clone(tmp_path, data):
@@ -54,14 +54,14 @@ def partial_clone(tmp_path, data):
     return data / "tree"
 
 
-def read_all(data, place):
+def read_all(data, tree):
     """Everything that the pipeline asks git about a tree."""
-    found = list(commit_records("tree/.git", str(place), "", "", 9, 10**6))
+    records = list(commit_records("tree/.git", str(tree), "", "", 9, 10**6))
     try:
-        return found, list_sources(data).files
+        return records, list_sources(data).files
     except ValueError as error:
         assert "git cannot read the working tree" in str(error)
-        return found, ()
+        return records, ()
 
 
 def transports(program, origin):
@@ -80,24 +80,24 @@ def transports(program, origin):
 @pytest.mark.parametrize("kept", ["GIT_ALLOW_PROTOCOL", "GIT_NO_LAZY_FETCH", ""])
 def test_a_partial_clone_runs_no_transport(way, kept, tmp_path, data, canary, monkeypatch):
     """Each of the two variables is enough: an older git knows only the first."""
-    place = partial_clone(tmp_path, data)
+    tree = partial_clone(tmp_path, data)
     for key, value in transports(canary, tmp_path / "origin")[way].items():
-        git(place, "config", key, value)
-    subprocess.run(["git", "-C", str(place), "log", "--patch"], capture_output=True, check=False)
+        git(tree, "config", key, value)
+    subprocess.run(["git", "-C", str(tree), "log", "--patch"], capture_output=True, check=False)
     assert (tmp_path / "ran").exists(), "git by itself runs it"
     (tmp_path / "ran").unlink()
     whole = git_trees._environment
     dropped = {"GIT_ALLOW_PROTOCOL", "GIT_NO_LAZY_FETCH"} - {kept} if kept else set()
     monkeypatch.setattr(
-        git_trees, "_environment", lambda place: {k: v for k, v in whole(place).items() if k not in dropped}
+        git_trees, "_environment", lambda tree: {k: v for k, v in whole(tree).items() if k not in dropped}
     )
-    found, _ = read_all(data, place)
-    assert not (tmp_path / "ran").exists() and found[-1].reason == "broken_repository"
+    records, _ = read_all(data, tree)
+    assert not (tmp_path / "ran").exists() and records[-1].reason == "broken_repository"
 
 
 def test_no_setting_of_a_tree_runs_a_program(tmp_path, data, canary):
-    place = made(data / "tree", "*.py diff=evil filter=evil merge=evil\n")
-    plain, plain_files = read_all(data, place)
+    tree = made(data / "tree", "*.py diff=evil filter=evil merge=evil\n")
+    plain, plain_files = read_all(data, tree)
     settings = {
         **dict.fromkeys(
             ("core.fsmonitor", "core.pager", "core.editor", "core.askPass", "core.alternateRefsCommand", "pager.log"),
@@ -118,8 +118,8 @@ def test_no_setting_of_a_tree_runs_a_program(tmp_path, data, canary):
         "submodule.recurse": "true",
         "core.worktree": "/",
     }
-    (place / "a.py").write_text("changed = 1\n")
-    for directory in (tmp_path / "hooks", place / ".git" / "hooks"):
+    (tree / "a.py").write_text("changed = 1\n")
+    for directory in (tmp_path / "hooks", tree / ".git" / "hooks"):
         directory.mkdir(exist_ok=True)
         for hook in (
             "post-index-change",
@@ -132,7 +132,7 @@ def test_no_setting_of_a_tree_runs_a_program(tmp_path, data, canary):
             (directory / hook).write_bytes(canary.read_bytes())
             (directory / hook).chmod(0o755)
     for name in ("config", "config.worktree", "included"):
-        with open(place / ".git" / name, "a") as file:
+        with open(tree / ".git" / name, "a") as file:
             for key, value in settings.items():
                 section, _, variable = key.rpartition(".")
                 head, _, sub = section.partition(".")
@@ -140,9 +140,9 @@ def test_no_setting_of_a_tree_runs_a_program(tmp_path, data, canary):
                 file.write(f"\t{variable} = {value}\n")
             if name == "config":
                 file.write("[include]\n\tpath = included\n")
-    found, files = read_all(data, place)
+    records, files = read_all(data, tree)
     assert not (tmp_path / "ran").exists()
-    assert [record.text for record in found] == [record.text for record in plain] and len(found) == 2
+    assert [record.text for record in records] == [record.text for record in plain] and len(records) == 2
     assert [file.name for file in files] == [file.name for file in plain_files] == ["tree/.git", "tree/a.py"]
 
 
@@ -150,51 +150,51 @@ def private(tmp_path):
     return made(tmp_path / "private", text=f"{SECRET}\n")
 
 
-def by_file(place, private):
-    place.mkdir()
-    (place / ".git").write_text(f"gitdir: {private}/.git\n")
+def by_file(tree, private):
+    tree.mkdir()
+    (tree / ".git").write_text(f"gitdir: {private}/.git\n")
 
 
-def by_link(place, private):
-    place.mkdir()
-    (place / ".git").symlink_to(private / ".git")
+def by_link(tree, private):
+    tree.mkdir()
+    (tree / ".git").symlink_to(private / ".git")
 
 
-def by_alternates(place, private):
-    made(place)
-    (place / ".git" / "objects" / "info" / "alternates").write_text(f"{private}/.git/objects\n")
+def by_alternates(tree, private):
+    made(tree)
+    (tree / ".git" / "objects" / "info" / "alternates").write_text(f"{private}/.git/objects\n")
     head = subprocess.run(["git", "-C", str(private), "rev-parse", "HEAD"], capture_output=True, check=True).stdout
-    (place / ".git" / "HEAD").write_bytes(head)
+    (tree / ".git" / "HEAD").write_bytes(head)
 
 
-def by_quoted_alternates(place, private):
-    by_alternates(place, private)
-    (place / ".git" / "objects" / "info" / "alternates").write_text(f'"\\057{str(private)[1:]}/.git/objects"\n')
+def by_quoted_alternates(tree, private):
+    by_alternates(tree, private)
+    (tree / ".git" / "objects" / "info" / "alternates").write_text(f'"\\057{str(private)[1:]}/.git/objects"\n')
 
 
-def by_alternates_of_alternates(place, private):
-    by_alternates(place, private)
-    between = place.parent / "objects" / "info"
+def by_alternates_of_alternates(tree, private):
+    by_alternates(tree, private)
+    between = tree.parent / "objects" / "info"
     between.mkdir(parents=True)
     (between / "alternates").write_text(f"{private}/.git/objects\n")
-    (place / ".git" / "objects" / "info" / "alternates").write_text("../../../objects\n")
+    (tree / ".git" / "objects" / "info" / "alternates").write_text("../../../objects\n")
 
 
-def by_common_directory(place, private):
-    made(place)
-    (place / ".git" / "commondir").write_text(f"{private}/.git\n")
+def by_common_directory(tree, private):
+    made(tree)
+    (tree / ".git" / "commondir").write_text(f"{private}/.git\n")
 
 
-def by_linked_references(place, private):
-    made(place)
-    (place / ".git" / "refs" / "heads").rename(place / "heads")
-    (place / ".git" / "refs" / "heads").symlink_to(private / ".git" / "refs" / "heads")
+def by_linked_references(tree, private):
+    made(tree)
+    (tree / ".git" / "refs" / "heads").rename(tree / "heads")
+    (tree / ".git" / "refs" / "heads").symlink_to(private / ".git" / "refs" / "heads")
 
 
-def by_linked_objects(place, private):
-    made(place)
-    (place / ".git" / "objects").rename(place / "objects")
-    (place / ".git" / "objects").symlink_to(private / ".git" / "objects")
+def by_linked_objects(tree, private):
+    made(tree)
+    (tree / ".git" / "objects").rename(tree / "objects")
+    (tree / ".git" / "objects").symlink_to(private / ".git" / "objects")
 
 
 @pytest.mark.parametrize(
@@ -229,16 +229,16 @@ def test_a_worktree_and_a_submodule_are_read_without_the_repository_that_they_be
 
 
 def test_a_link_to_what_git_keeps_of_its_own_is_no_text(tmp_path, data):
-    place = made(data / "tree")
-    (place / "settings.txt").symlink_to(".git/config")
+    tree = made(data / "tree")
+    (tree / "settings.txt").symlink_to(".git/config")
     assert "tree/settings.txt" not in {file.name for file in list_sources(data).files}
 
 
 def test_a_pipe_among_the_hidden_files_is_not_waited_for(tmp_path, data, monkeypatch):
     monkeypatch.setattr(git_trees, "GIT_SECONDS", 1)
-    place = made(data / "tree")
-    (place / ".gitattributes").unlink()
-    os.mkfifo(place / ".gitattributes")
+    tree = made(data / "tree")
+    (tree / ".gitattributes").unlink()
+    os.mkfifo(tree / ".gitattributes")
     with pytest.raises(
         ValueError, match=r"git did not answer within 1 s about the working tree .*tree: look for a pipe"
     ):

@@ -209,9 +209,9 @@ def threads(tmp_path_factory):
     return directory, ingest(directory, directory.parent)
 
 
-def test_every_shape_becomes_the_written_text_with_its_place_url_and_licence(threads):
+def test_every_shape_becomes_the_written_text_with_its_address_url_and_licence(threads):
     directory, result = threads
-    found = {(row["source"], row["offset"]): row for row in rows(result, "documents/*.parquet")}
+    documents = {(row["source"], row["offset"]): row for row in rows(result, "documents/*.parquet")}
     gh = (directory / "gh.json").read_bytes()
     pages = gzip.decompress((directory / "pages.json.gz").read_bytes())
     second = {"gh.json": gh.index(b'{\n    "number": 8'), "pages.json.gz": pages.index(b'{"url"', 5)}
@@ -225,13 +225,13 @@ def test_every_shape_becomes_the_written_text_with_its_place_url_and_licence(thr
         ("rows.parquet", 0): (STACK_TEXT, f"{ADDRESS}/issues/11"),
         ("rows.parquet", 1): (unmasked, f"{ADDRESS}/issues/11"),
     }
-    assert {place: (row["text"], row["url"]) for place, row in found.items()} == expected
-    assert {(row["domain"], row["licence"], row["repository"]) for row in found.values()} == {
+    assert {address: (row["text"], row["url"]) for address, row in documents.items()} == expected
+    assert {(row["domain"], row["licence"], row["repository"]) for row in documents.values()} == {
         ("issue", "CC0-1.0", "owner/tools")
     }
 
 
-def test_turns_of_programs_and_hidden_ones_are_counted_with_their_place_and_do_no_damage(threads):
+def test_turns_of_programs_and_hidden_ones_are_counted_with_their_number_and_are_no_damage(threads):
     directory, result = threads
     assert result.record.rejected == {"bot_turn": 6, "hidden_turn": 1}
     (hidden,) = [row for row in rows(result, "rejected.parquet") if row["reason"] == "hidden_turn"]
@@ -268,8 +268,8 @@ def parsed(record: object, role: str = "pretrain") -> list[Any]:
     ],
 )
 def test_what_is_no_thread_is_kept_aside_by_reason(record, reason, detail):
-    (found,) = parsed(record)
-    assert found.text is None and found.reason == reason and found.detail.startswith(detail)
+    (rejected,) = parsed(record)
+    assert rejected.text is None and rejected.reason == reason and rejected.detail.startswith(detail)
 
 
 @pytest.mark.parametrize(
@@ -286,9 +286,9 @@ def test_what_is_no_thread_is_kept_aside_by_reason(record, reason, detail):
         (None, False),
     ],
 )
-def test_programs_are_told_by_their_marks_and_names(author, is_program):
-    found = parsed({"title": "T", "body": "Text.", "author": author})
-    assert [record.reason for record in found] == (["no_turns", "bot_turn"] if is_program else [""])
+def test_programs_are_recognized_by_their_marks_and_names(author, is_program):
+    records = parsed({"title": "T", "body": "Text.", "author": author})
+    assert [record.reason for record in records] == (["no_turns", "bot_turn"] if is_program else [""])
 
 
 def test_a_thread_of_evaluation_is_its_record_and_one_that_comes_twice_is_named(tmp_path):
@@ -312,13 +312,13 @@ def test_threads_are_held_to_the_word_counts_and_to_toxicity_alone():
     bounds = flat_bounds(RECIPE.filter.heuristics)
     log = "".join(f"#{n} 0x{n:08x} {{}} frame\n" for n in range(60))
     assert name_reasons([log], ["en"], ["web"], bounds) != [""]
-    places = {"id": ["a", "b"], "collection": ["x", "x"]}
-    columns = places | {"domain": ["issue", "issue"], "language": ["en", "en"], "text": [log, "two words"]}
+    identity = {"id": ["a", "b"], "collection": ["x", "x"]}
+    columns = identity | {"domain": ["issue", "issue"], "language": ["en", "en"], "text": [log, "two words"]}
     batch = pa.RecordBatch.from_pydict(
         columns | {"score_reason": ["", ""], "millionths": pa.array([None, None], pa.int32())}
     )
-    (found,) = filter_batches(iter([batch]), bounds)
-    assert found.column("reason").to_pylist() == ["", "too_few_words"]
+    (verdicts,) = filter_batches(iter([batch]), bounds)
+    assert verdicts.column("reason").to_pylist() == ["", "too_few_words"]
     scored = (
         "domain string, language string, language_score double, toxicity double, perplexity_percentile double, "
         "factuality double"
@@ -329,12 +329,12 @@ def test_threads_are_held_to_the_word_counts_and_to_toxicity_alone():
 
 
 def read(data: bytes, name: str = "a.json", max_bytes: int = 10**6) -> list[tuple[int, Any]]:
-    found = json_objects(name, HashingReader(io.BytesIO(data)), max_bytes)
-    return [(line.offset, line.reason or line.record) for line in found]
+    lines = json_objects(name, HashingReader(io.BytesIO(data)), max_bytes)
+    return [(line.offset, line.reason or line.record) for line in lines]
 
 
 class Drops(io.BytesIO):
-    """Gives a few bytes at a time, so that every place of a file is once the end of a block."""
+    """Gives a few bytes at a time, so that every offset of a file is once the end of a block."""
 
     def __init__(self, data: bytes, size: int) -> None:
         super().__init__(data)
@@ -365,9 +365,9 @@ LAYOUTS = {
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_objects_are_those_of_the_json_reader_wherever_a_block_ends(layout, size):
     data = LAYOUTS[layout].encode()
-    found = list(json_objects("a.json", HashingReader(Drops(data, size)), 10**6))
-    assert [line.record for line in found] == OBJECTS
-    for line in found:
+    lines = list(json_objects("a.json", HashingReader(Drops(data, size)), 10**6))
+    assert [line.record for line in lines] == OBJECTS
+    for line in lines:
         assert json.JSONDecoder().raw_decode(data[line.offset :].decode())[0] == line.record
 
 
@@ -387,9 +387,9 @@ def test_objects_are_those_of_the_json_reader_wherever_a_block_ends(layout, size
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000])
-def test_broken_json_is_named_by_its_place_and_the_objects_before_it_stay(data, expected, size):
-    found = json_objects("a.json", HashingReader(Drops(data, size)), 10**6)
-    assert [(line.offset, line.reason or line.record) for line in found] == expected
+def test_broken_json_is_named_by_its_offset_and_the_objects_before_it_stay(data, expected, size):
+    lines = json_objects("a.json", HashingReader(Drops(data, size)), 10**6)
+    assert [(line.offset, line.reason or line.record) for line in lines] == expected
 
 
 def test_an_object_above_the_bound_costs_itself_and_is_not_held():
@@ -405,7 +405,7 @@ def test_an_object_above_the_bound_costs_itself_and_is_not_held():
 
 
 @pytest.mark.parametrize(("compress", "ending"), [(gzip.compress, ".gz"), (bz2.compress, ".bz2")])
-def test_a_cut_file_is_told(compress, ending):
+def test_a_cut_file_is_rejected_as_truncated(compress, ending):
     data = compress(json.dumps([{"number": n, "text": prose(n)} for n in range(300)]).encode())
-    found = read(data[: len(data) // 2], "a.json" + ending)
-    assert found[-1][1] == {".gz": "truncated_gzip", ".bz2": "truncated_bz2"}[ending]
+    lines = read(data[: len(data) // 2], "a.json" + ending)
+    assert lines[-1][1] == {".gz": "truncated_gzip", ".bz2": "truncated_bz2"}[ending]

@@ -57,7 +57,7 @@ def proxy(s3_server, monkeypatch):
                 self._answer(
                     int(fault[:3]),
                     {"Content-Type": "application/xml"},
-                    ERROR.format(fault[4:], "told by the proxy").encode(),
+                    ERROR.format(fault[4:], "sent by the proxy").encode(),
                 )
                 return
             upstream = http.client.HTTPConnection(target)
@@ -125,20 +125,20 @@ def test_an_answer_that_breaks_off_or_asks_to_slow_down_is_asked_for_again(put_d
 
 
 @pytest.mark.parametrize(
-    ("faults", "told"),
+    ("faults", "problem"),
     [
         (["403 AccessDenied"] * 9, "AccessDenied"),
         (["cut"] * 9, "broke off 6 times"),
         (["503 SlowDown"] * 30, "SlowDown"),
     ],
 )
-def test_what_stays_unreadable_is_named_and_no_record_is_called_damaged(put_directly, proxy, faults, told):
+def test_what_stays_unreadable_is_named_and_no_record_is_called_damaged(put_directly, proxy, faults, problem):
     put_directly("closed/a.jsonl", LINES)
     listing = list_sources("s3://glm46/closed")
     proxy.faults = {"closed/a.jsonl": faults}
     (row,) = read_listing(listing)
     assert (row["stream"], row["source"]) == ("unreadable", "a.jsonl")
-    assert row["detail"].startswith("s3://glm46/closed/a.jsonl: ") and told in row["detail"]
+    assert row["detail"].startswith("s3://glm46/closed/a.jsonl: ") and problem in row["detail"]
 
 
 def test_a_parquet_object_keeps_the_reason_why_it_cannot_be_read(put_directly, proxy, tmp_path):
@@ -146,11 +146,11 @@ def test_a_parquet_object_keeps_the_reason_why_it_cannot_be_read(put_directly, p
         pa.table({"text": [prose(number, 40) for number in range(60)]}), tmp_path / "x.parquet", row_group_size=20
     )
     put_directly("table/x.parquet", (tmp_path / "x.parquet").read_bytes())
-    place = "s3://glm46/table/x.parquet"
-    assert [line.reason for line in parquet_lines("x", place, "", 10**6, lambda names: (names, ""))] == [""] * 60
+    address = "s3://glm46/table/x.parquet"
+    assert [line.reason for line in parquet_lines("x", address, "", 10**6, lambda names: (names, ""))] == [""] * 60
     proxy.faults = {"table/x.parquet": ["", "403 AccessDenied", "403 AccessDenied"]}
     with pytest.raises(UnreadableSourceError, match=r"table/x\.parquet: .*AccessDenied"):
-        list(parquet_lines("x", place, "", 10**6, lambda names: (names, "")))
+        list(parquet_lines("x", address, "", 10**6, lambda names: (names, "")))
 
 
 def test_a_small_object_costs_one_request_and_an_empty_one_too(put_directly, proxy):
@@ -172,8 +172,8 @@ def test_many_objects_are_listed_page_by_page_in_the_order_of_their_names(put_di
     number, proxy.page = 130, 50
     for at in range(number):
         put_directly(f"many/{at % 50}/{at:05}.txt", b"text")
-    found = remote_files("s3://glm46/many/")
-    assert len(found) == number and [file.name for file in found] == sorted(file.name for file in found)
+    files = remote_files("s3://glm46/many/")
+    assert len(files) == number and [file.name for file in files] == sorted(file.name for file in files)
     assert sum(proxy.seen.values()) == 3
 
 
@@ -200,7 +200,7 @@ def test_an_endpoint_of_the_hub_is_taken_from_the_environment(tmp_path):
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    code = "from tasks.data.sources.remote_sources import remote_files; print(*[file.place for file in remote_files('hf://owner/name@refs/convert/parquet')])"
+    code = "from tasks.data.sources.remote_sources import remote_files; print(*[file.address for file in remote_files('hf://owner/name@refs/convert/parquet')])"
     environment = {
         **os.environ,
         "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",

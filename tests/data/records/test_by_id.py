@@ -44,9 +44,9 @@ def test_rows_by_id_are_all_that_are_wanted_and_no_others(directories, count):
     wanted = np.unique(
         np.concatenate((draw.choice(known, count, replace=False), draw.integers(0, 2**64, count, dtype=np.uint64)))
     )
-    found = [batch.column("id").to_pylist() for batch in read_by_id(paths, wanted, ["id", "text"])]
+    batches = [batch.column("id").to_pylist() for batch in read_by_id(paths, wanted, ["id", "text"])]
     expected = table.filter(pc.is_in(table["id"], id_strings(wanted)))["id"].to_pylist()
-    assert [identity for batch in found for identity in batch] == expected and len(expected) >= count
+    assert [identity for batch in batches for identity in batch] == expected and len(expected) >= count
 
 
 def test_few_footers_of_many_files_are_read(directories, monkeypatch):

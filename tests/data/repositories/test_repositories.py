@@ -31,12 +31,12 @@ def imports(texts: dict[str, str]) -> dict[str, set[str]]:
 
 
 def test_imports_of_python_are_found_in_packages_src_layouts_and_beside_scripts():
-    found = imports(PYTHON)
-    assert found["src/pkg/__init__.py"] == {"src/pkg/core.py"}
-    assert found["src/pkg/core.py"] == {"src/pkg/tools.py", "src/pkg/names.py", "src/pkg/__init__.py"}
-    assert found["src/pkg/sub/deep.py"] == {"src/pkg/core.py", "src/pkg/names.py"}
-    assert found["tests/test_core.py"] == {"src/pkg/__init__.py", "src/pkg/core.py"}
-    assert found["README.md"] == found["src/pkg/tools.py"] == set()
+    imported = imports(PYTHON)
+    assert imported["src/pkg/__init__.py"] == {"src/pkg/core.py"}
+    assert imported["src/pkg/core.py"] == {"src/pkg/tools.py", "src/pkg/names.py", "src/pkg/__init__.py"}
+    assert imported["src/pkg/sub/deep.py"] == {"src/pkg/core.py", "src/pkg/names.py"}
+    assert imported["tests/test_core.py"] == {"src/pkg/__init__.py", "src/pkg/core.py"}
+    assert imported["README.md"] == imported["src/pkg/tools.py"] == set()
     several = imports(
         {
             "backend/app/__init__.py": "",
@@ -57,7 +57,7 @@ def test_imports_of_python_are_found_in_packages_src_layouts_and_beside_scripts(
 
 
 def test_imports_of_scripts_are_found_over_many_lines_by_require_and_through_the_names_of_built_files():
-    found = imports(
+    imported = imports(
         {
             "a/main.ts": "import {\n  x,\n  y,\n} from './util';\nimport type { T } from \"../types.js\"\nexport * "
             "from './sub'\n",
@@ -70,7 +70,7 @@ def test_imports_of_scripts_are_found_over_many_lines_by_require_and_through_the
             "index.ts": "export { a } from './a'\n",
         }
     )
-    assert found == {
+    assert imported == {
         "a/main.ts": {"a/util.ts", "types.ts", "a/sub/index.tsx"},
         "a/util.ts": {"a/b.cjs", "a/sub/deep.jsx"},
         "types.ts": set(),
@@ -83,7 +83,7 @@ def test_imports_of_scripts_are_found_over_many_lines_by_require_and_through_the
 
 
 def test_includes_of_c_are_found_beside_the_file_and_behind_include_directories():
-    found = imports(
+    included = imports(
         {
             "b/m.c": '#include "../a/h.h"\n#  include <lib/api.h>\n#include <stdio.h>\n#include "deep/x.hpp"\n',
             "a/h.h": "",
@@ -93,7 +93,10 @@ def test_includes_of_c_are_found_beside_the_file_and_behind_include_directories(
             "stdio.h": "",
         }
     )
-    assert found["b/m.c"] == {"a/h.h", "include/lib/api.h", "b/inc/deep/x.hpp"} and found["include/lib/api.h"] == set()
+    assert (
+        included["b/m.c"] == {"a/h.h", "include/lib/api.h", "b/inc/deep/x.hpp"}
+        and included["include/lib/api.h"] == set()
+    )
 
 
 def test_imports_of_go_rust_and_java_are_found():
@@ -174,8 +177,8 @@ def test_a_circle_is_cut_and_every_file_stays_once():
 
 def pieces_of(path: str, *texts: str, missing: int | None = None) -> list[Piece]:
     starts = itertools.accumulate((len(text) for text in texts), initial=0)
-    found = [Piece(f"{path}{start}", path, 0, start, path, text) for start, text in zip(starts, texts, strict=False)]
-    return [piece for number, piece in enumerate(found) if number != missing]
+    pieces = [Piece(f"{path}{start}", path, 0, start, path, text) for start, text in zip(starts, texts, strict=False)]
+    return [piece for number, piece in enumerate(pieces) if number != missing]
 
 
 def test_parts_of_a_file_come_together_and_a_missing_one_is_marked():

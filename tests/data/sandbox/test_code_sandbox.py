@@ -88,8 +88,8 @@ def bait(tmp_path, monkeypatch):
 def verdicts(jobs, seconds=code_sandbox.CPU_SECONDS):
     """By name; several at a time, since most of a sandbox's start is waiting."""
     with ThreadPoolExecutor(8) as pool:
-        found = {name: pool.submit(judge_solution, *job, seconds) for name, job in jobs.items()}
-        return {name: verdict.result() for name, verdict in found.items()}
+        jobs_done = {name: pool.submit(judge_solution, *job, seconds) for name, job in jobs.items()}
+        return {name: verdict.result() for name, verdict in jobs_done.items()}
 
 
 def attempt(body):
@@ -143,9 +143,9 @@ def test_what_uses_up_the_machine_is_ended(isolation, monkeypatch):
 
 
 def test_no_forgery_passes(isolation):
-    found = verdicts(FORGERIES, seconds=2)
-    assert {name for name, verdict in found.items() if verdict == PASSED} == set()
-    assert set(found.values()) == {FAILED, UNVERIFIABLE}
+    judged = verdicts(FORGERIES, seconds=2)
+    assert {name for name, verdict in judged.items() if verdict == PASSED} == set()
+    assert set(judged.values()) == {FAILED, UNVERIFIABLE}
 
 
 SEARCH = """
@@ -193,8 +193,8 @@ def test_a_wrong_solution_fails_and_what_two_processes_cannot_do_is_unverifiable
         for name, (code, tests, module) in HONEST.items()
         if "==" in tests or "assertEqual" in tests
     }
-    found = verdicts(wrong)
-    assert {name for name, verdict in found.items() if verdict == PASSED} == set()
+    judged = verdicts(wrong)
+    assert {name for name, verdict in judged.items() if verdict == PASSED} == set()
     jobs = {
         "subclass": ("class A:\n    pass", "class B(A):\n    pass", ""),
         "attribute": ("def f(x):\n    return x.gi_frame", "assert f(iter(())) is None", ""),
@@ -242,6 +242,6 @@ def test_where_no_sandbox_can_be_made_code_is_refused_by_name(tmp_path, monkeypa
     )
     for run in (lambda: require_sandbox(files), lambda: judge_solution("a = 1", "assert a == 1", "")):
         with pytest.raises(
-            ValueError, match=r"makes none \(bubblewrap: not installed; .*install bubblewrap .* the role ignore"
+            ValueError, match=r"cannot make one \(bubblewrap: not installed; .*install bubblewrap .* the role ignore"
         ):
             run()

@@ -44,8 +44,8 @@ def toxicity(tmp_path_factory):
     root = tmp_path_factory.mktemp("toxicity")
     entries = ""
     for name, field in TOXICITY_FILES.items():
-        found = records(f"safety/{name}")
-        sides = [[record for record in found if (record["label"] == "neither") is side] for side in (False, True)]
+        labelled = records(f"safety/{name}")
+        sides = [[record for record in labelled if (record["label"] == "neither") is side] for side in (False, True)]
         chosen = [record for side in sides for record in side[:: max(len(side) // NUM_RECORDS, 1)][:NUM_RECORDS]]
         write_jsonl(
             root / "data" / f"{name}.jsonl", [{"text": record[field], "label": record["label"]} for record in chosen]
@@ -74,7 +74,7 @@ def test_toxicity_passes_its_contract_and_finds_what_is_toxic(toxicity):
     )
 
 
-def test_what_is_toxic_is_told_by_labels_of_other_kinds_of_text(toxicity):
+def test_what_is_toxic_is_predicted_by_labels_of_other_kinds_of_text(toxicity):
     """alt-profanity-check reaches 0.895 on these sentences, and 0.73 on the forum's, which it did not learn from
     either."""
     _, described, classifier = toxicity
@@ -108,13 +108,13 @@ def test_clean_documents_are_not_toxic(toxicity, name, field):
 
 @pytest.fixture(scope="module")
 def pages() -> tuple[list[str], Labels]:
-    found = records("quality/dclm_human_quality")
-    texts = [record["text"][: RECIPE.max_chars] for record in found]
-    labelled = [LabelledText(text, str(record["label"]) == "1") for text, record in zip(texts, found, strict=True)]
+    judged = records("quality/dclm_human_quality")
+    texts = [record["text"][: RECIPE.max_chars] for record in judged]
+    labelled = [LabelledText(text, str(record["label"]) == "1") for text, record in zip(texts, judged, strict=True)]
     return texts, Labels.of(labelled, RECIPE.num_folds)
 
 
-def test_quality_is_told_as_well_as_by_tf_idf_and_better_than_by_length(pages):
+def test_quality_is_predicted_as_well_as_by_tf_idf_and_better_than_by_length(pages):
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -125,8 +125,8 @@ def test_quality_is_told_as_well_as_by_tf_idf_and_better_than_by_length(pages):
         peer = make_pipeline(
             TfidfVectorizer(sublinear_tf=True, min_df=2), LogisticRegression(C=3, class_weight="balanced")
         )
-        peer.fit([texts[place] for place in np.flatnonzero(trained)], labels.is_positive[trained])
-        return lambda judged: peer.decision_function([texts[place] for place in np.flatnonzero(judged)])
+        peer.fit([texts[index] for index in np.flatnonzero(trained)], labels.is_positive[trained])
+        return lambda judged: peer.decision_function([texts[index] for index in np.flatnonzero(judged)])
 
     ours, peer = (
         held_out(fit, labels.is_positive, labels.folds) for fit in (words_fit(texts, labels, RECIPE), peer_fit)
@@ -146,8 +146,8 @@ def test_technical_text_and_books_are_not_in_the_lowest_fifth_of_the_web(pages, 
     texts, labels = pages
     model = train_on_words(texts, labels, np.ones(len(texts), dtype=np.bool_), RECIPE)
 
-    def qualities(found: list[dict]) -> np.ndarray:
-        proses = [judged_prose(record["text"][: RECIPE.max_chars]) for record in found]
+    def qualities(documents: list[dict]) -> np.ndarray:
+        proses = [judged_prose(record["text"][: RECIPE.max_chars]) for record in documents]
         logits = model.logits([prose for prose in proses if prose is not None], RECIPE.min_known_share)
         return logits[~np.isnan(logits)]
 

@@ -115,7 +115,7 @@ def labelled_sentences(name: str) -> list[tuple[str, str]]:
     ("name", "num_languages", "min_chars", "bound"),
     [("language_id_sentences", 75, 0, 0.9591), ("ud_sentences_dev", 9, 0, 0.98), ("ud_sentences_dev", 8, 100, 0.995)],
 )
-def test_languages_are_told_apart_short_and_long(name, num_languages, min_chars, bound):
+def test_languages_are_distinguished_short_and_long(name, num_languages, min_chars, bound):
     """The bound of the 75 languages is what lingua reaches on all 22,448 sentences."""
     pairs = [(language, text) for language, text in labelled_sentences(name)[::3] if len(text) >= min_chars]
     codes, _ = identify_languages([text for _, text in pairs], 2000, "")
@@ -227,9 +227,9 @@ def test_a_classifier_is_the_same_twice_and_tells_the_sides_apart(tmp_path):
     assert one.record.kinds == ("toxicity",)
     assert set(one.record.unused) == {"quality", "factuality"}
     assert one.record.auc["toxicity"] > 0.95
-    found = json.loads(one.path("classifiers.json").read_text())["toxicity"]
-    assert (found["num_records"], found["num_positive"]) == (90, 45)
-    assert sum(row["records"] for row in found["calibration_at_even_odds"]) == 90
+    described = json.loads(one.path("classifiers.json").read_text())["toxicity"]
+    assert (described["num_records"], described["num_positive"]) == (90, 45)
+    assert sum(row["records"] for row in described["calibration_at_even_odds"]) == 90
     even = log_odds_shifted(trained_classifier(one, "toxicity"), TOXIC.prior["toxicity"])
     vile, kind, foreign, empty, absent = even.scores(
         ["The house was vile, rotten", "the people came, gentle and kind", "自由 平等 博愛 der", " ", None]
@@ -423,7 +423,7 @@ def test_a_classifier_that_guesses_scores_nothing(tmp_path):
         (
             [{**record, "verdict": "good"} for record in labelled()],
             "kind: toxicity, text: body, label: verdict",
-            "both sides must occur",
+            "positive and other labels must both occur",
         ),
         (labelled(), "kind: quality, text: body, label: verdict", "no positive_labels or no prior for quality"),
     ],
@@ -462,13 +462,13 @@ def test_equal_texts_are_held_out_together():
 
 def counts_of(texts: list[str], order: int, min_count: int) -> NgramCounts:
     """What Spark reduces, in one process."""
-    found = count_ngrams(texts, order)
-    is_longer = found["size"] > 1
-    contexts, place = np.unique(found["context"][is_longer], return_inverse=True)
-    totals = np.bincount(place, found["num_occurrences"][is_longer]).astype(np.int64)
-    kept = (found["size"] == 1) | (found["num_occurrences"] >= min_count)
-    columns = (found[name][kept] for name in ("size", "hash", "context", "suffix", "num_occurrences"))
-    return NgramCounts(*columns, contexts, totals, np.bincount(place))
+    counted = count_ngrams(texts, order)
+    is_longer = counted["size"] > 1
+    contexts, index = np.unique(counted["context"][is_longer], return_inverse=True)
+    totals = np.bincount(index, counted["num_occurrences"][is_longer]).astype(np.int64)
+    kept = (counted["size"] == 1) | (counted["num_occurrences"] >= min_count)
+    columns = (counted[name][kept] for name in ("size", "hash", "context", "suffix", "num_occurrences"))
+    return NgramCounts(*columns, contexts, totals, np.bincount(index))
 
 
 class NaiveWittenBell:
@@ -484,17 +484,15 @@ class NaiveWittenBell:
         self.counts, self.order, self.min_count = Counter(runs), order, min_count
 
     def probability(self, context: tuple[str, ...], word: str) -> float:
-        behind = {run[-1]: count for run, count in self.counts.items() if run[:-1] == context}
-        kept = {found: count for found, count in behind.items() if count >= self.min_count}
-        pruned = sum(behind.values()) - sum(kept.values())
+        after = {run[-1]: count for run, count in self.counts.items() if run[:-1] == context}
+        kept = {successor: count for successor, count in after.items() if count >= self.min_count}
+        pruned = sum(after.values()) - sum(kept.values())
         if not context:
-            share = (pruned + len(kept)) / (len(kept) + len(behind))
-            return (kept.get(word, 0) + share) / (sum(behind.values()) + len(kept))
+            share = (pruned + len(kept)) / (len(kept) + len(after))
+            return (kept.get(word, 0) + share) / (sum(after.values()) + len(kept))
         lower = self.probability(context[1:], word)
         return (
-            (kept.get(word, 0) + (len(behind) + pruned) * lower) / (sum(behind.values()) + len(behind))
-            if behind
-            else lower
+            (kept.get(word, 0) + (len(after) + pruned) * lower) / (sum(after.values()) + len(after)) if after else lower
         )
 
     def perplexity(self, text: str) -> float:
@@ -569,7 +567,7 @@ def test_disorder_and_unknown_words_cost_more_than_text():
 
 
 def judged_area(texts: list[str]) -> float:
-    """How often a page that people found poor is more perplexing than one that they found good, to a model of the
+    """How often a page that people called poor is more perplexing than one that they called good, to a model of the
     texts."""
     with gzip.open(SHARED_DATA / "quality" / "dclm_human_quality.jsonl.gz", "rt") as file:
         pages = [json.loads(line) for line in file]
@@ -590,10 +588,10 @@ def test_an_encyclopedia_tells_judged_pages_apart_better_than_as_much_mixed_text
             mixed += [json.loads(line)["text"] for line in file]
     size = sum(map(len, articles))
     chosen = np.random.Generator(np.random.Philox(1)).permutation(len(mixed))
-    sizes = np.cumsum([len(mixed[place]) for place in chosen])
+    sizes = np.cumsum([len(mixed[index]) for index in chosen])
     of_articles, of_mixed = (
         judged_area(articles),
-        judged_area([mixed[place] for place in chosen[: int(np.searchsorted(sizes, size)) + 1]]),
+        judged_area([mixed[index] for index in chosen[: int(np.searchsorted(sizes, size)) + 1]]),
     )
     assert of_articles > 0.78 and of_articles > of_mixed + 0.05, (of_articles, of_mixed)
 
@@ -603,7 +601,7 @@ def test_an_encyclopedia_tells_judged_pages_apart_better_than_as_much_mixed_text
 
 @dataclass(frozen=True)
 class Documents:
-    """Parquet files in place of an artifact."""
+    """Parquet files instead of an artifact."""
 
     directory: Path
     record: SimpleNamespace
@@ -625,7 +623,7 @@ def documents(tmp_path_factory) -> Documents:
         ("commit", "b.diff", "+ a"),
     ]
     texts += [("code", "README.md", SENTENCES["en"])]
-    found = []
+    rows = []
     for offset, (domain, source, text) in enumerate(texts):
         given = {
             "id": document_id(source, offset, 0),
@@ -636,12 +634,12 @@ def documents(tmp_path_factory) -> Documents:
         }
         blank = dict.fromkeys(("url", "licence", "lang", "repository", "path"), "")
         sizes = {"num_chars": len(text), "num_bytes": len(text.encode()), "content_digest": content_digest(text)}
-        found.append({**given, **blank, **sizes, "domain": domain, "text": text})
+        rows.append({**given, **blank, **sizes, "domain": domain, "text": text})
     pq.write_table(
-        pa.Table.from_pylist(found, schema=arrow_schema(DOCUMENT_COLUMNS)),
+        pa.Table.from_pylist(rows, schema=arrow_schema(DOCUMENT_COLUMNS)),
         directory / "documents" / "part-00000.parquet",
     )
-    record = SimpleNamespace(num_documents=len(found), num_bytes=sum(row["num_bytes"] for row in found))
+    record = SimpleNamespace(num_documents=len(rows), num_bytes=sum(row["num_bytes"] for row in rows))
     return Documents(directory, record, "0" * 64)
 
 
@@ -728,22 +726,24 @@ def test_a_document_is_ranked_among_reference_text_that_the_model_has_not_seen(d
         {"broken_json": 1},
     )
     assert record.too_small == {"de": len(SENTENCES["de"].encode())}
-    places = [
+    records = [
         ("book.jsonl", offset, text)
         for offset, text in zip(line_offsets(tmp_path / "data" / "book.jsonl"), book(60), strict=False)
     ]
-    places += [("book.html", 0, html_to_text(page, NGRAMS.extract.html_extractor)[0]), ("book.txt", 0, book(62)[61])]
-    is_held = [held_out_hash(document_id(name, offset, 0)) < 2 * 4 / 62 * 65536 for name, offset, _ in places]
+    records += [("book.html", 0, html_to_text(page, NGRAMS.extract.html_extractor)[0]), ("book.txt", 0, book(62)[61])]
+    is_held = [held_out_hash(document_id(name, offset, 0)) < 2 * 4 / 62 * 65536 for name, offset, _ in records]
     assert 4 <= sum(is_held) < 20
-    texts = [prose_of(text).natural for _, _, text in places]
+    texts = [prose_of(text).natural for _, _, text in records]
     expected = build_model(counts_of([text for text, held in zip(texts, is_held, strict=True) if not held], 3, 2), 3, 2)
     held_out = np.sort(expected.perplexities([text for text, held in zip(texts, is_held, strict=True) if held]))
     english = [row for row in rows(result, "documents/*.parquet") if row["language"] == "en"]
     values = expected.perplexities([prose_of(row["text"]).natural for row in english])
     assert [row["perplexity"] for row in english] == values.tolist()
     assert [row["perplexity_percentile"] for row in english] == [float(np.mean(held_out < value)) for value in values]
-    found = json.loads(model.path("ngram_model.json").read_text())["languages"]["en"]
-    assert found["held_out"] == held_out.tolist() and found["num_bytes"] == sum(len(text.encode()) for text in texts)
+    described = json.loads(model.path("ngram_model.json").read_text())["languages"]["en"]
+    assert described["held_out"] == held_out.tolist() and described["num_bytes"] == sum(
+        len(text.encode()) for text in texts
+    )
     others = [row for row in rows(result, "documents/*.parquet") if row["language"] != "en"]
     assert {row["perplexity_percentile"] for row in others} == {None}
 

@@ -340,8 +340,8 @@ def test_the_key_is_in_no_message(sources, teacher, tmp_path, monkeypatch):
     monkeypatch.setenv("GLM46_TEACHER_API_KEY", "secret-of-the-test")
     with pytest.raises(openai.AuthenticationError) as caught:
         ask(sources, tmp_path, teacher({question: ["leak"] for question in GOOD}))
-    told = "".join(traceback.format_exception(caught.value))
-    assert "Incorrect API key provided: Bearer <key>" in told and "secret-of-the-test" not in told
+    message = "".join(traceback.format_exception(caught.value))
+    assert "Incorrect API key provided: Bearer <key>" in message and "secret-of-the-test" not in message
     with pytest.raises(ValueError, match=r"names a user or a password before @: give the key in GLM46_TEACHER_API_KEY"):
         teacher_client("https://me:secret@host/v1", 1.0)
 

@@ -1,4 +1,4 @@
-"""Seed problems told again with other numbers: the program that is read gives the seed back, and every variation
+"""Seed problems varied with other numbers: the program that is read gives the seed back, and every variation
 verifies."""
 
 from __future__ import annotations
@@ -199,19 +199,19 @@ def test_words_stand_for_numbers_and_bring_constants_in():
         (("in 8 days", "in the 8 days of May"), {6, Fraction(9, 2)}),
         (("8 days?", "8 days, on the 9th as well?"), {6, Fraction(9, 2)}),
     ],
-    ids=["free", "told_in_words", "calendar", "ordinal"],
+    ids=["free", "stated_in_words", "calendar", "ordinal"],
 )
-def test_what_words_tell_too_stays(change, free):
+def test_what_words_also_state_stays(change, free):
     seed = seed_of(CAKES[0].replace(*change), CAKES[1], CAKES[2])
     program = read_program(seed)
-    assert {program.sources[place].value for place in program.free} == free
+    assert {program.sources[index].value for index in program.free} == free
 
 
 def test_a_number_with_two_meanings_stays():
-    """8 is days and cakes of each day: what 8*8 is made of cannot be told."""
+    """8 is days and cakes of each day: the factors of 8*8 are ambiguous."""
     solution = "She bakes 8*8=<<8*8=64>>64 cakes.\nShe earns 64*$4.50=$<<64*4.5=288>>288."
     program = read_program(seed_of(CAKES[0].replace("6", "8"), solution, "288"))
-    assert [program.sources[place].value for place in program.free] == [Fraction(9, 2)]
+    assert [program.sources[index].value for index in program.free] == [Fraction(9, 2)]
 
 
 def test_quantities_of_which_one_follows_from_two_others_stay():
@@ -221,7 +221,7 @@ def test_quantities_of_which_one_follows_from_two_others_stay():
     )
     solution = "5*3=<<5*3=15>>15\n7*20=<<7*20=140>>140\n15+140=<<15+140=155>>155 bones\n155+12=<<155+12=167>>167"
     program = read_program(seed_of(question, solution, "167"))
-    assert {program.sources[place].value for place in program.free} == {3, 20}
+    assert {program.sources[index].value for index in program.free} == {3, 20}
 
 
 BAD = {
@@ -421,8 +421,8 @@ def test_a_seed_and_its_variations_are_held_out_together_and_an_evaluation_item_
         if row["source"].startswith("seeds.jsonl#"):
             sides.setdefault(row["offset"], set()).add(row["split"])
             kinds.setdefault(row["offset"], set()).add(row["source"])
-    assert {len(found) for found in sides.values()} == {1} and set().union(*sides.values()) == {"train", "validation"}
-    assert sum(len(found) == 2 for found in kinds.values()) > 20
+    assert {len(values) for values in sides.values()} == {1} and set().union(*sides.values()) == {"train", "validation"}
+    assert sum(len(values) == 2 for values in kinds.values()) > 20
     dropped = {row["id"]: row["reason"] for row in rows(chats, "dropped.parquet")}
     assert dropped[planted["id"]].startswith("overlaps_evaluation")
 

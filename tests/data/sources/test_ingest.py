@@ -108,10 +108,10 @@ def mixed(tmp_path_factory):
     return directory
 
 
-def test_every_format_is_read_with_its_place_url_licence_and_language(mixed, tmp_path):
+def test_every_format_is_read_with_its_address_url_licence_and_language(mixed, tmp_path):
     result = ingest(mixed, tmp_path, LENIENT)
-    found = {row["text"]: row for row in rows(result, "documents/*.parquet")}
-    assert set(found) == {
+    documents = {row["text"]: row for row in rows(result, "documents/*.parquet")}
+    assert set(documents) == {
         "first",
         "second",
         "zipped line",
@@ -129,22 +129,22 @@ def test_every_format_is_read_with_its_place_url_licence_and_language(mixed, tmp
         "row one",
         "<p>crawled",
     }
-    first, second = found["first"], found["second"]
+    first, second = documents["first"], documents["second"]
     assert (first["url"], first["licence"], first["lang"]) == ("u1", "MIT", "en")
     assert (second["licence"], second["lang"]) == ("CC0", "fr")
     with open(mixed / "a.jsonl", "rb") as file:
         file.seek(second["offset"])
         assert json.loads(file.readline())["text"] == "second"
     assert (
-        found["print(1)\n"]["url"] == "https://github.com/x/y/blob/c0ffee/m.py"
-        and found["print(1)\n"]["domain"] == "code"
+        documents["print(1)\n"]["url"] == "https://github.com/x/y/blob/c0ffee/m.py"
+        and documents["print(1)\n"]["domain"] == "code"
     )
-    assert found["Alle Menschen"]["source"] == "many.zip!x/eins.txt"
-    assert all(row["id"] == document_id(row["source"], row["offset"], row["piece"]) for row in found.values())
+    assert documents["Alle Menschen"]["source"] == "many.zip!x/eins.txt"
+    assert all(row["id"] == document_id(row["source"], row["offset"], row["piece"]) for row in documents.values())
     (protected,) = rows(result, "evaluation/*.parquet")
     question = {"question": "How many?", "choices": ["one", "two"], "answer": 1, "meta": {"subject": "s"}}
     assert protected["markup"] == "json" and json.loads(protected["text"]) == question
-    article = found["An ''article'' <b>."]
+    article = documents["An ''article'' <b>."]
     assert (article["url"], article["licence"], article["markup"]) == (
         "https://en.wikipedia.org/wiki/A_%26_B",
         "CC-BY-SA-4.0",
@@ -152,9 +152,9 @@ def test_every_format_is_read_with_its_place_url_licence_and_language(mixed, tmp
     )
     assert WIKI.encode()[article["offset"] :].startswith(b"<page><title>A &amp;")
     assert {
-        found[text]["markup"] for text in ("<p>page", "<p>crawled", '<meta charset="windows-1251"><p>Привет</p>')
+        documents[text]["markup"] for text in ("<p>page", "<p>crawled", '<meta charset="windows-1251"><p>Привет</p>')
     } == {"html"}
-    assert (found["<p>crawled"]["url"], found["row one"]["url"], found["row one"]["licence"]) == (
+    assert (documents["<p>crawled"]["url"], documents["row one"]["url"], documents["row one"]["licence"]) == (
         "http://a/page",
         "u3",
         "CC0",
@@ -166,7 +166,9 @@ def test_every_format_is_read_with_its_place_url_licence_and_language(mixed, tmp
         "other_namespace": 1,
         "redirect": 1,
     }
-    assert result.record.num_documents == 16 and result.record.num_bytes == sum(len(text.encode()) for text in found)
+    assert result.record.num_documents == 16 and result.record.num_bytes == sum(
+        len(text.encode()) for text in documents
+    )
 
 
 def test_bad_input_is_kept_aside_with_reason_source_and_offset(tmp_path):
@@ -189,12 +191,12 @@ def test_bad_input_is_kept_aside_with_reason_source_and_offset(tmp_path):
     (data / "blank.txt").write_bytes(b" \n")
     (data / "cut.txt.gz").write_bytes(whole[: len(whole) // 2])
     result = ingest(data, tmp_path / "home", LENIENT)
-    found = sorted((row["source"], row["offset"], row["reason"]) for row in rows(result, "rejected.parquet"))
-    cut = [row for row in found if row[0].startswith("cut")]
+    rejected = sorted((row["source"], row["offset"], row["reason"]) for row in rows(result, "rejected.parquet"))
+    cut = [row for row in rejected if row[0].startswith("cut")]
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line) + 1)
-    assert [row for row in found if row not in cut] == [
+    assert [row for row in rejected if row not in cut] == [
         ("blank.txt", 0, "empty"),
         ("latin.txt", 0, "not_utf8"),
         ("lines.jsonl", starts[1], "broken_json"),
@@ -248,13 +250,13 @@ def test_every_listed_file_is_kept_by_name_digest_and_role_whatever_its_role(tmp
     (data / "one.txt").write_text("A text to train on.\n")
     entries = "  - {files: '*.txt', role: pretrain}\n  - {files: '*.jsonl', role: sft, licence: CC0}\n"
     (data / "glm46-data.yaml").write_text(f"version: 1\nentries:\n{entries}")
-    found = rows(ingest(data, tmp_path / "store"), "sources.parquet")
+    sources = rows(ingest(data, tmp_path / "store"), "sources.parquet")
     digests = {name: hashlib.sha256((data / name).read_bytes()).hexdigest() for name in ("chats.jsonl", "one.txt")}
-    assert [(row["name"], row["role"], row["licence"]) for row in found] == [
+    assert [(row["name"], row["role"], row["licence"]) for row in sources] == [
         ("chats.jsonl", "sft", "CC0"),
         ("one.txt", "pretrain", ""),
     ]
-    assert {row["name"]: row["sha256"] for row in found} == digests
+    assert {row["name"]: row["sha256"] for row in sources} == digests
 
 
 def test_ingestion_is_the_same_for_any_partition_count(mixed, tmp_path):
@@ -319,25 +321,25 @@ def test_a_line_above_the_bound_is_passed_over_without_being_held(tmp_path, endi
     }[ending]
     packed = pack(data)
     tracemalloc.start()
-    found = read({"name": f"x.jsonl{ending}", "format": "jsonl"}, packed, tmp_path, 1_000_000)
+    records = read({"name": f"x.jsonl{ending}", "format": "jsonl"}, packed, tmp_path, 1_000_000)
     assert tracemalloc.get_traced_memory()[1] < 15_000_000
     tracemalloc.stop()
-    assert found == [(0, "before", ""), (19, "", "record_too_long"), (19 + len(LONG), "behind", "")]
+    assert records == [(0, "before", ""), (19, "", "record_too_long"), (19 + len(LONG), "behind", "")]
 
 
 def test_a_line_is_held_against_the_bound_on_both_sides(tmp_path):
     lines = b'{"text": "12345"}\n{"text": "123456"}\n'
-    found = read({"name": "x.jsonl", "format": "jsonl"}, lines, tmp_path, len(b'{"text": "12345"}'))
-    assert [reason for _, _, reason in found] == ["", "record_too_long"]
+    records = read({"name": "x.jsonl", "format": "jsonl"}, lines, tmp_path, len(b'{"text": "12345"}'))
+    assert [reason for _, _, reason in records] == ["", "record_too_long"]
 
 
 def test_a_long_text_is_cut_at_line_ends_and_joined_it_is_the_file(tmp_path):
     data = "".join(f"Zeile {number} mit Umläuten\n" for number in range(500)).encode()
-    found = list(text_records("x.txt", HashingReader(io.BytesIO(data)), 1000))
-    assert "".join(record.text for record in found).encode() == data and all(
-        len(record.text.encode()) <= 1000 for record in found
+    records = list(text_records("x.txt", HashingReader(io.BytesIO(data)), 1000))
+    assert "".join(record.text for record in records).encode() == data and all(
+        len(record.text.encode()) <= 1000 for record in records
     )
-    assert all(data[record.offset :].startswith(record.text.encode()) for record in found) and len(found) > 10
+    assert all(data[record.offset :].startswith(record.text.encode()) for record in records) and len(records) > 10
     cut = list(text_records("x.txt", HashingReader(io.BytesIO(b"a\n" + b"y" * 5000 + b"\nz")), 1000))
     assert [(record.offset, record.text, record.reason) for record in cut] == [
         (0, "a\n", ""),
@@ -391,13 +393,13 @@ def test_a_damaged_member_of_a_zip_costs_itself_alone(tmp_path):
     ]
 
 
-def test_parquet_is_read_by_groups_with_the_row_as_place_and_a_missing_column_is_named(tmp_path):
+def test_parquet_is_read_by_groups_with_the_row_as_offset_and_a_missing_column_is_named(tmp_path):
     columns = {"text": [f"row {number}" for number in range(1000)] + ["x" * 20_000, "  "], "id": [*range(1000), 5, 6]}
     pq.write_table(pa.table(columns), tmp_path / "x.parquet", row_group_size=70)
     data = (tmp_path / "x.parquet").read_bytes()
-    found = read({"name": "x.parquet", "format": "parquet"}, data, tmp_path)
-    assert found[:1000] == [(number, f"row {number}", "") for number in range(1000)]
-    assert [(offset, reason) for offset, _, reason in found[1000:]] == [(1000, "record_too_long"), (1001, "empty")]
+    records = read({"name": "x.parquet", "format": "parquet"}, data, tmp_path)
+    assert records[:1000] == [(number, f"row {number}", "") for number in range(1000)]
+    assert [(offset, reason) for offset, _, reason in records[1000:]] == [(1000, "record_too_long"), (1001, "empty")]
     (tmp_path / "data").mkdir()
     write_jsonl(tmp_path / "data" / "good.jsonl", [{"text": prose(seed)} for seed in range(30)])
     (tmp_path / "data" / "x.parquet").write_bytes(data)
@@ -416,8 +418,8 @@ def test_of_two_records_with_one_id_the_first_stays(tmp_path):
         b'{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n{"id": "a", "text": "three"}\n{"text": '
         b'"four"}\n{"text": "five"}\n'
     )
-    found = read({"name": "x.jsonl", "format": "jsonl"}, data, tmp_path)
-    assert [(text, reason) for _, text, reason in found] == [
+    records = read({"name": "x.jsonl", "format": "jsonl"}, data, tmp_path)
+    assert [(text, reason) for _, text, reason in records] == [
         ("one", ""),
         ("two", ""),
         ("", "duplicate_id"),
@@ -482,20 +484,20 @@ def test_a_git_tree_gives_files_and_commits(tmp_path):
     (tmp_path / "data" / "glm46-data.yaml").write_text(manifest)
     result = ingest(tmp_path / "data", tmp_path / "home")
     assert result.record.documents_by_domain == {"code": 2, "commit": 1}
-    found = {row["path"]: row for row in rows(result, "documents/*.parquet")}
-    assert {(row["repository"], row["text"]) for path, row in found.items() if path} == {
+    documents = {row["path"]: row for row in rows(result, "documents/*.parquet")}
+    assert {(row["repository"], row["text"]) for path, row in documents.items() if path} == {
         ("tool", "import b\n"),
         ("tool", "x = 1\n"),
     }
-    assert found[""]["text"].startswith("Begin\n\ndiff --git a/a.py b/a.py\n")
+    assert documents[""]["text"].startswith("Begin\n\ndiff --git a/a.py b/a.py\n")
 
 
 def test_a_string_of_parquet_that_is_not_utf8_costs_its_row(tmp_path):
     broken = pa.array([b"good", b"\xff\xfe", b"fine"]).view(pa.string())
     pq.write_table(pa.table({"text": broken, "n": [1, 2, 3]}), tmp_path / "made.parquet")
     data = (tmp_path / "made.parquet").read_bytes()
-    found = read({"name": "x.parquet", "format": "parquet"}, data, tmp_path)
-    assert found == [(0, "good", ""), (1, "", "not_utf8"), (2, "fine", "")]
+    records = read({"name": "x.parquet", "format": "parquet"}, data, tmp_path)
+    assert records == [(0, "good", ""), (1, "", "not_utf8"), (2, "fine", "")]
 
 
 @pytest.mark.parametrize(
@@ -504,16 +506,16 @@ def test_a_string_of_parquet_that_is_not_utf8_costs_its_row(tmp_path):
 def test_half_of_a_surrogate_pair_costs_its_record_wherever_it_stands(tmp_path, record):
     good = {"text": "a pair \U0001f600"}
     data = f"{json.dumps(record)}\n{json.dumps(good)}\n".encode()
-    found = read({"name": "x.jsonl", "format": "jsonl"}, data, tmp_path)
-    assert [(text, reason) for _, text, reason in found] == [("", "not_utf8"), ("a pair \U0001f600", "")]
+    records = read({"name": "x.jsonl", "format": "jsonl"}, data, tmp_path)
+    assert [(text, reason) for _, text, reason in records] == [("", "not_utf8"), ("a pair \U0001f600", "")]
 
 
 def test_a_date_that_python_has_no_value_for_costs_its_row(tmp_path):
     dates = pa.array([0, 3 * 10**17, 0], pa.timestamp("us"))
     pq.write_table(pa.table({"question": ["one", "two", "three"], "asked": dates}), tmp_path / "made.parquet")
     data = (tmp_path / "made.parquet").read_bytes()
-    found = read({"name": "x.parquet", "format": "parquet", "role": "evaluation"}, data, tmp_path)
-    assert [reason for _, _, reason in found] == ["", "broken_parquet", ""]
+    records = read({"name": "x.parquet", "format": "parquet", "role": "evaluation"}, data, tmp_path)
+    assert [reason for _, _, reason in records] == ["", "broken_parquet", ""]
 
 
 @pytest.mark.parametrize(
@@ -524,7 +526,7 @@ def test_a_date_that_python_has_no_value_for_costs_its_row(tmp_path):
         ({"body": "words"}, "text and content not there; fields are body"),
     ],
 )
-def test_a_record_without_text_says_what_it_has_in_its_place(record, detail):
+def test_a_record_without_text_says_what_it_has_instead(record, detail):
     source = {"name": "x.jsonl", "format": "jsonl", "role": "pretrain", "text": [], "domain": "web"}
     assert record_of(source, 7, record).detail == detail
 
@@ -535,7 +537,7 @@ def test_conversations_in_parquet_are_those_of_json_lines(tmp_path):
     ]
     write_jsonl(tmp_path / "x.jsonl", records)
     pq.write_table(pa.Table.from_pylist(records), tmp_path / "x.parquet")
-    found = []
+    conversations = []
     for form in ("jsonl", "parquet"):
         path = tmp_path / f"x.{form}"
         source = {
@@ -545,5 +547,5 @@ def test_conversations_in_parquet_are_those_of_json_lines(tmp_path):
             "format": form,
         }
         rows_of_file = chat_rows({**source, "collection": "", "licence": "", "kind": ""})
-        found.append([(row["stream"], row["messages"], row["tools"]) for row in rows_of_file])
-    assert found[0] == found[1] and len(found[0]) == 3
+        conversations.append([(row["stream"], row["messages"], row["tools"]) for row in rows_of_file])
+    assert conversations[0] == conversations[1] and len(conversations[0]) == 3

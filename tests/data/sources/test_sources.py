@@ -124,7 +124,7 @@ def test_a_missing_or_empty_directory_is_one_message(tmp_path):
         list_sources(tmp_path)
 
 
-def test_the_digest_follows_content_and_roles_but_not_the_place(tmp_path):
+def test_the_digest_follows_content_and_roles_but_not_the_directory(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     write_corpus(first)
@@ -154,22 +154,24 @@ def test_the_embedded_default_is_the_library_without_tests_and_the_same_each_tim
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="../shared/data is not there")
 def test_the_shared_data_has_no_benchmark_among_the_training_text():
     files = list_sources(SHARED_DATA).files
-    found = {file.name: file.role for file in files}
-    assert {found[name] for name in found if name.startswith("bench/") and name != "bench/mbpp_train.jsonl.gz"} == {
+    roles = {file.name: file.role for file in files}
+    assert {roles[name] for name in roles if name.startswith("bench/") and name != "bench/mbpp_train.jsonl.gz"} == {
         "evaluation"
     }
-    assert found["text/wikitext2_valid.txt.gz"] == "evaluation" and found["text/c4_sample.jsonl.gz"] == "pretrain"
-    assert not [name for name in found if name.startswith(("html/", "warc/", "dedup/"))]
+    assert roles["text/wikitext2_valid.txt.gz"] == "evaluation" and roles["text/c4_sample.jsonl.gz"] == "pretrain"
+    assert not [name for name in roles if name.startswith(("html/", "warc/", "dedup/"))]
     assert {file.domain for file in files if file.role == "pretrain"} == {"web", "multilingual", "code", "commit"}
 
 
-def test_files_that_nobody_reads_are_told_and_compressed_json_is_json_lines(tmp_path):
-    told = []
+def test_files_that_nobody_reads_are_reported_and_compressed_json_is_json_lines(tmp_path):
+    reported = []
     for name in ("a.json.gz", "b.json", "c.tar.gz", "d/e.tar.gz", "LICENSE"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(gzip.compress(b'{"text": "A document."}\n'))
-    assert [(file.name, file.format) for file in list_sources(tmp_path, told.append).files] == [("a.json.gz", "jsonl")]
-    (line,) = told
+    assert [(file.name, file.format) for file in list_sources(tmp_path, reported.append).files] == [
+        ("a.json.gz", "jsonl")
+    ]
+    (line,) = reported
     assert "4 of 5 files are not read (.tar.gz 2, " in line and "no ending 1" in line and ".json 1" in line
 
 
@@ -190,21 +192,21 @@ def git(directory: Path, *arguments: str) -> None:
 @pytest.fixture
 def tree(tmp_path):
     """A data directory with one git working tree: three commits, an ignored file, a new one and a licence."""
-    place = tmp_path / "data" / "tools"
-    place.mkdir(parents=True)
-    git(place, "init")
-    git(place, "remote", "add", "origin", "https://github.com/owner/tools.git")
-    (place / ".gitignore").write_text("build/\n*.log.txt\n")
-    (place / "LICENSE").write_text(
+    tools = tmp_path / "data" / "tools"
+    tools.mkdir(parents=True)
+    git(tools, "init")
+    git(tools, "remote", "add", "origin", "https://github.com/owner/tools.git")
+    (tools / ".gitignore").write_text("build/\n*.log.txt\n")
+    (tools / "LICENSE").write_text(
         "MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy\nof this software"
     )
     for number, text in enumerate(("import b\n", "import b, c\n", "import c\n")):
-        (place / "a.py").write_text(text)
-        git(place, "add", ".")
-        git(place, "commit", "-m", f"Change {number}\n\nBecause.")
-    (place / "build").mkdir()
+        (tools / "a.py").write_text(text)
+        git(tools, "add", ".")
+        git(tools, "commit", "-m", f"Change {number}\n\nBecause.")
+    (tools / "build").mkdir()
     for name in ("build/made.py", "x.log.txt", "new.py", "README.md", "picture.png"):
-        (place / name).write_text("print(1)\n")
+        (tools / name).write_text("print(1)\n")
     (tmp_path / "data" / "beside.txt").write_text("Text beside the tree.\n")
     return tmp_path / "data"
 
@@ -228,7 +230,7 @@ def test_a_git_tree_gives_its_files_without_the_ignored_ones_as_a_repository_wit
     assert root["a.py"].repository == "owner/tools" and "build/made.py" not in root
 
 
-def test_commits_of_a_tree_are_documents_where_asked_for_and_told_by_their_head(tree):
+def test_commits_of_a_tree_are_documents_where_asked_for_and_identified_by_their_head(tree):
     entry = "{files: 'tools/**', role: pretrain, format: git, domain: code, commits: 2}"
     write_manifest(tree, f"  - {entry}\n")
     files = {file.name: file for file in list_sources(tree).files}
@@ -255,27 +257,27 @@ def test_commits_of_a_tree_are_documents_where_asked_for_and_told_by_their_head(
 
 
 def test_links_and_files_that_nobody_wrote_are_left_out_of_a_tree_whatever_they_lead_to(tree, monkeypatch):
-    place, told = tree / "tools", []
+    tools, reported = tree / "tools", []
     for name, target in (
         ("link.py", "a.py"),
         ("gone.py", "nowhere.py"),
         ("gone.html", "nowhere.html"),
         ("out.txt", "/etc/hostname"),
     ):
-        (place / name).symlink_to(target)
-    (place / ".git" / "annex").mkdir()
-    (place / ".git" / "annex" / "KEY").write_text("print(2)\n")
-    (place / "annexed.py").symlink_to(".git/annex/KEY")
-    (place / "vendor").mkdir()
-    (place / "vendor" / "v.py").write_text("x = 1\n")
-    (place / "made.html").write_text("<p>made")
-    (place / ".gitattributes").write_text(
+        (tools / name).symlink_to(target)
+    (tools / ".git" / "annex").mkdir()
+    (tools / ".git" / "annex" / "KEY").write_text("print(2)\n")
+    (tools / "annexed.py").symlink_to(".git/annex/KEY")
+    (tools / "vendor").mkdir()
+    (tools / "vendor" / "v.py").write_text("x = 1\n")
+    (tools / "made.html").write_text("<p>made")
+    (tools / ".gitattributes").write_text(
         "vendor/** linguist-vendored\nmade.html linguist-generated=true\nnew.py linguist-generated=false\n"
     )
-    git(place, "add", ".")
+    git(tools, "add", ".")
     expected = {"beside.txt", "tools/a.py", "tools/new.py", "tools/README.md", "tools/annexed.py"}
-    assert {file.name for file in list_sources(tree, told.append).files} == expected
-    assert "files are not read" in told[0]
+    assert {file.name for file in list_sources(tree, reported.append).files} == expected
+    assert "files are not read" in reported[0]
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     assert {file.name for file in list_sources(tree).files} == expected
 
@@ -327,14 +329,17 @@ def test_the_end_of_a_shallow_clone_is_no_commit(tree, tmp_path):
     subprocess.run(
         ["git", "clone", "--quiet", "--depth", "2", f"file://{tree / 'tools'}", str(tmp_path / "clone")], check=True
     )
-    found = list(commit_records("c", str(tmp_path / "clone"), "", "", 9, 10_000))
-    assert [(record.reason, (record.text or "")[:8]) for record in found] == [("", "Change 2"), ("shallow_commit", "")]
-    assert "git fetch --unshallow" in found[1].detail
+    records = list(commit_records("c", str(tmp_path / "clone"), "", "", 9, 10_000))
+    assert [(record.reason, (record.text or "")[:8]) for record in records] == [
+        ("", "Change 2"),
+        ("shallow_commit", ""),
+    ]
+    assert "git fetch --unshallow" in records[1].detail
 
 
 def test_patches_do_not_follow_anybodys_settings_and_a_mark_inside_one_is_text(tree, tmp_path, monkeypatch):
-    place = tree / "tools"
-    before = [record.text for record in commit_records("c", str(place), "", "", 9, 10_000)]
+    tools = tree / "tools"
+    before = [record.text for record in commit_records("c", str(tools), "", "", 9, 10_000)]
     home = tmp_path / "home"
     home.mkdir()
     (home / ".gitconfig").write_text(
@@ -347,36 +352,36 @@ def test_patches_do_not_follow_anybodys_settings_and_a_mark_inside_one_is_text(t
         ("core.abbrev", "20"),
         ("diff.relative", "true"),
     ):
-        git(place, "config", key, value)
-    assert [record.text for record in commit_records("c", str(place), "", "", 9, 10_000)] == before
+        git(tools, "config", key, value)
+    assert [record.text for record in commit_records("c", str(tools), "", "", 9, 10_000)] == before
     head = subprocess.run(
-        ["git", "-C", str(place), "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+        ["git", "-C", str(tools), "rev-parse", "HEAD"], check=True, capture_output=True, text=True
     ).stdout.strip()
-    (place / "a.py").write_bytes(b"x = 1\n" * 2000 + b"\0" + head.encode() + b" " + b"0" * 40 + b"\nforged\n")
-    git(place, "commit", "-am", "Héllo")
-    found = list(commit_records("c", str(place), "", "", 9, 10**6))
-    assert [record.reason for record in found] == ["binary", "", "", ""]
+    (tools / "a.py").write_bytes(b"x = 1\n" * 2000 + b"\0" + head.encode() + b" " + b"0" * 40 + b"\nforged\n")
+    git(tools, "commit", "-am", "Héllo")
+    records = list(commit_records("c", str(tools), "", "", 9, 10**6))
+    assert [record.reason for record in records] == ["binary", "", "", ""]
 
 
-def test_warnings_of_git_do_not_stop_it_and_a_broken_repository_is_told(tree, tmp_path):
-    place = tree / "tools"
-    objects = sorted((place / ".git" / "objects").glob("??/*"), key=lambda path: path.stat().st_size)
+def test_warnings_of_git_do_not_stop_it_and_a_broken_repository_is_rejected(tree, tmp_path):
+    tools = tree / "tools"
+    objects = sorted((tools / ".git" / "objects").glob("??/*"), key=lambda path: path.stat().st_size)
     for path in objects:
         path.chmod(0o644)
         if zlib.decompress(path.read_bytes()).startswith(b"blob 9\0"):
             path.write_bytes(b"broken")
-    assert [record.reason for record in commit_records("c", str(place), "", "", 9, 10_000)][-1] == "broken_repository"
+    assert [record.reason for record in commit_records("c", str(tools), "", "", 9, 10_000)][-1] == "broken_repository"
 
 
 @pytest.mark.parametrize("size", [10, BLOCK_BYTES - 5, 9 * BLOCK_BYTES])
-def test_commits_of_any_size_are_told_apart(size):
+def test_commits_of_any_size_are_separated(size):
     mark = commit_mark("f" * 40)
     output = io.BytesIO(
         b"".join(mark + b"%040d\n" % number + b"x" * length + b"\n" for number, length in enumerate((5, size, 7)))
     )
-    found = list(_commits(output, mark, 2 * BLOCK_BYTES))
-    assert [(int(commit), length) for commit, _, length in found] == [(0, 6), (1, size + 1), (2, 8)]
-    assert all(len(data) <= 4 * BLOCK_BYTES for _, data, _ in found)
+    commits = list(_commits(output, mark, 2 * BLOCK_BYTES))
+    assert [(int(commit), length) for commit, _, length in commits] == [(0, 6), (1, size + 1), (2, 8)]
+    assert all(len(data) <= 4 * BLOCK_BYTES for _, data, _ in commits)
 
 
 def test_a_mistake_about_git_is_named(tree):
@@ -402,7 +407,7 @@ def test_a_mistake_about_git_is_named(tree):
         ("All rights reserved.", ""),
     ],
 )
-def test_licences_are_told_by_their_text(tmp_path, text, expected):
+def test_licences_are_recognized_by_their_text(tmp_path, text, expected):
     assert _licence_of(tmp_path) == ""
     (tmp_path / "LICENSE.txt").write_text(text)
     assert _licence_of(tmp_path) == expected
@@ -434,10 +439,10 @@ def test_a_bucket_has_the_roles_and_names_of_the_same_directory_and_follows_its_
     assert list_sources("s3://glm46/corpus/two").digest != remote.digest
 
 
-@pytest.mark.parametrize("place", ["s3://none/prefix", "s3://glm46/empty", "hf://just-a-name"])
-def test_a_place_that_is_not_there_is_one_message(place, s3_server):
-    with pytest.raises(ValueError, match=re.escape(place)):
-        list_sources(place)
+@pytest.mark.parametrize("address", ["s3://none/prefix", "s3://glm46/empty", "hf://just-a-name"])
+def test_an_address_that_does_not_exist_is_one_message(address, s3_server):
+    with pytest.raises(ValueError, match=re.escape(address)):
+        list_sources(address)
 
 
 def test_an_object_is_read_by_ranges_and_refused_when_it_changed(s3_server):
@@ -530,14 +535,14 @@ def test_a_dataset_without_a_network_is_one_message(monkeypatch):
         list_sources("hf://owner/name")
 
 
-def test_progress_is_told(tmp_path, monkeypatch):
+def test_progress_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.data.sources.list_sources.REPORTED_BYTES", 10**8)
     for number in range(5):
         with open(tmp_path / f"{number}.txt", "wb") as file:
             file.truncate(6 * 10**7)
-    told = []
-    list_sources(tmp_path, told.append)
-    assert told == ["sources: 0.1 of 0.3 GB hashed", "sources: 0.2 of 0.3 GB hashed"]
+    reported = []
+    list_sources(tmp_path, reported.append)
+    assert reported == ["sources: 0.1 of 0.3 GB hashed", "sources: 0.2 of 0.3 GB hashed"]
 
 
 @pytest.mark.parametrize(
@@ -615,7 +620,7 @@ def test_a_manifest_under_another_ending_is_named(tmp_path):
 
 
 def test_directories_are_read_once_by_their_own_name_and_links_out_of_them_are_named_and_not_followed(tmp_path):
-    data, other, told = tmp_path / "data", tmp_path / "other", []
+    data, other, reported = tmp_path / "data", tmp_path / "other", []
     for path in (data / "b" / "own.txt", data / ".kept" / "linked.txt", other / "deep" / "foreign.txt"):
         path.parent.mkdir(parents=True)
         path.write_text("text")
@@ -629,11 +634,11 @@ def test_directories_are_read_once_by_their_own_name_and_links_out_of_them_are_n
     )
     for name, target in (*inside, *outside):
         (data / name).symlink_to(target)
-    files = list_sources(data, told.append).files
+    files = list_sources(data, reported.append).files
     assert [file.name for file in files] == ["b/own.txt", "b/same.txt", "kept/linked.txt"]
     assert (
         f"5 links lead out of it and are not followed, such as b/again -> {other}: put what they lead to there"
-        in told[-1]
+        in reported[-1]
     )
     (tmp_path / "link").symlink_to(data)
     assert len(list_sources(tmp_path / "link").files) == 3

@@ -78,9 +78,9 @@ FORMULAS = {
 
 @pytest.mark.parametrize("text", FORMULAS)
 def test_formulas_become_words_and_prices_paths_and_years_stay(text):
-    found = prose_of(text)
-    assert found.text.count("“") == FORMULAS[text] and (found.num_formula_words > 0) == (FORMULAS[text] > 0)
-    assert FORMULAS[text] or found.text.split() == text.split()
+    prose = prose_of(text)
+    assert prose.text.count("“") == FORMULAS[text] and (prose.num_formula_words > 0) == (FORMULAS[text] > 0)
+    assert FORMULAS[text] or prose.text.split() == text.split()
 
 
 def test_equal_formulas_are_equal_words_and_others_are_not():

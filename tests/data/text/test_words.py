@@ -55,7 +55,7 @@ def test_ngrams_equal_exactly_where_the_words_do(size):
     generator = random.Random(1)
     texts = [" ".join(generator.choices("abcd", k=generator.randint(0, 12))) for _ in range(60)]
     hashes, owners = ngram_hashes(split_words(texts), size, whole_if_shorter=True)
-    found = [set(hashes[owners == number].tolist()) for number in range(len(texts))]
+    hashed = [set(hashes[owners == number].tolist()) for number in range(len(texts))]
     plain = []
     for text in texts:
         words = text.split()
@@ -63,7 +63,7 @@ def test_ngrams_equal_exactly_where_the_words_do(size):
         plain.append(grams or ({tuple(words)} if words else set()))
     for left in range(len(texts)):
         for right in range(left, len(texts)):
-            assert len(found[left] & found[right]) == len(plain[left] & plain[right])
+            assert len(hashed[left] & hashed[right]) == len(plain[left] & plain[right])
 
 
 def test_operators_are_words_only_where_they_stand_alone():
@@ -89,7 +89,7 @@ def test_pieces_join_to_the_text_and_end_at_paragraphs_where_they_can():
     assert cut_pieces("short", 1000) == [(0, "short")]
 
 
-def test_identity_is_the_place_and_content_digest_the_normalised_text():
+def test_identity_is_the_address_and_content_digest_the_normalised_text():
     assert document_id("a.txt", 0, 0) != document_id("a.txt", 0, 1) != document_id("a.txt", 1, 0)
     assert re.fullmatch("[0-9a-f]{16}", document_id("a.txt", 0, 0))
     assert content_digest("caf\u00e9  x\n") == content_digest("cafe\u0301 x")

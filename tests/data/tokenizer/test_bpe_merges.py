@@ -94,13 +94,13 @@ def trained(texts: list[str], num_tokens: int) -> tuple[list[tuple[str, str]], d
 
 
 def cut(texts: list[str]) -> list[list[str]]:
-    found = []
+    pretokens = []
     for chunk in cut_pretokens(pa.array(texts, pa.string())):
         words = chunk.words.to_pylist()
-        found += [
+        pretokens += [
             words[start:end] for start, end in zip(chunk.document_starts[:-1], chunk.document_starts[1:], strict=True)
         ]
-    return found
+    return pretokens
 
 
 def test_pretokens_are_cut_where_the_library_cuts_them(monkeypatch):
@@ -261,13 +261,13 @@ def test_a_partition_hands_its_counts_on_before_they_fill_its_memory(monkeypatch
 
 
 def test_words_summed_by_parts_on_disk_are_those_of_one_table(tmp_path, monkeypatch):
-    """What the benchmark puts in the place of Spark's shuffle; read again in batches, as the driver reads."""
+    """The benchmark's replacement of Spark's shuffle, read again in batches like the driver does."""
     texts = [*random_texts(4, 400), *(prose(seed) for seed in range(8))]
     monkeypatch.setattr(word_counts, "MAX_WORDS", 200)
     monkeypatch.setattr(word_counts, "BATCH_WORDS", 7)
     count_into(tmp_path / "words", (pa.record_batch({"text": texts[at : at + 20]}) for at in range(0, len(texts), 20)))
-    found = [pair for table in read_words(tmp_path / "words") for pair in pairs_of(table)]
-    assert sorted(found) == sorted(pairs_of(count_texts(texts))) and num_rows(tmp_path / "words") == len(found) > 200
+    pairs = [pair for table in read_words(tmp_path / "words") for pair in pairs_of(table)]
+    assert sorted(pairs) == sorted(pairs_of(count_texts(texts))) and num_rows(tmp_path / "words") == len(pairs) > 200
 
 
 def pairs_of(table: WordTable) -> list[tuple[bytes, int]]:
@@ -286,8 +286,8 @@ def test_documents_get_the_ids_that_the_library_gives_them(tmp_path, monkeypatch
         monkeypatch.setattr(text_encoder, "MAX_KNOWN_WORDS", known)
         for end in (None, 500):
             ids, lengths = encoder.encode(pa.array(texts), end)
-            found = np.split(ids, np.cumsum(lengths)[:-1])
-            assert [part.tolist() for part in found] == [[*part, *([] if end is None else [end])] for part in expected]
+            parts = np.split(ids, np.cumsum(lengths)[:-1])
+            assert [part.tolist() for part in parts] == [[*part, *([] if end is None else [end])] for part in expected]
 
 
 def test_another_pretokenizer_is_left_to_the_library(tmp_path):

@@ -71,8 +71,8 @@ def write_texts(*, output: Output) -> Texts:
             }
         )
     table = pa.Table.from_pylist(made)
-    place = table.schema.get_field_index("quality_bucket")
-    table = table.set_column(place, "quality_bucket", table["quality_bucket"].cast(pa.int32()))
+    index = table.schema.get_field_index("quality_bucket")
+    table = table.set_column(index, "quality_bucket", table["quality_bucket"].cast(pa.int32()))
     pq.write_table(table, output.path("documents/part-00000.parquet"))
     return Texts(num_documents=len(made))
 
@@ -169,7 +169,7 @@ def test_domain_and_language_shares_both_hold_where_the_corpus_allows():
         wanted_chars({}, recipe)
 
 
-def test_a_share_that_the_corpus_cannot_fill_is_told_and_the_others_keep_theirs():
+def test_a_share_that_the_corpus_cannot_fill_is_reported_and_the_others_keep_theirs():
     sizes = {("web", "en"): 8000, ("web", "de"): 1000, ("code", "en"): 100}
     recipe = SMALL.model_copy(update={"domain_shares": {"web": 0.5, "code": 0.3, "math": 0.2}, "sample_chars": 1000})
     wanted = wanted_chars(sizes, recipe)

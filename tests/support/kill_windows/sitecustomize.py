@@ -1,9 +1,9 @@
 """Put on PYTHONPATH by the kill tests: stops a process of a run inside a named window, so that the test can kill one
 there.
 
-The plan {"window": NAME, "occurrence": N} stands in $GLM46_KILL_DIR/plan.json. Whoever comes to the Nth passage through
-that window writes the file `reached` and waits until the test removes it. The product knows nothing of this: the
-windows are calls of the standard library that commits, saves and alias moves make.
+The plan {"window": NAME, "occurrence": N} is in $GLM46_KILL_DIR/plan.json. The process that makes the Nth passage
+through that window writes the file `reached` and waits until the test removes it. The product knows nothing of this:
+the windows are calls of the standard library that commits, saves and alias moves make.
 """
 
 import http.client

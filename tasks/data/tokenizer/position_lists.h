@@ -1,4 +1,4 @@
-// Lists of ascending places, each written once, read in order and given back; a list's places are differences, 7 bits a byte.
+// Lists of ascending positions. Each list is written once, read in order and released; positions are stored as differences, 7 bits a byte.
 #pragma once
 
 #include <cstdint>
@@ -9,32 +9,32 @@
 // Thrown where a list grows beyond 4 GiB, or a number has more bits than there is room for.
 struct TooManyWords {};
 
-// Places while they are noted, which measures the list, then while they are written: the same ones in the same order. 0 is no place.
+// A list in the making: positions are first noted, which measures the list, then written in the same order. 0 is no position.
 struct Pending {
-    uint64_t key = 0, num_places = 0, num_bytes = 0, last = 0, written_to = 0;
+    uint64_t key = 0, num_positions = 0, num_bytes = 0, last = 0, written_to = 0;
 
-    // False where it is the place noted before.
-    bool note(uint64_t place) {
-        if (last == place) return false;
-        ++num_places;
-        for (uint64_t rest = place - last; rest > 0; rest >>= 7) ++num_bytes;
-        last = place;
+    // False for the position that was noted last.
+    bool note(uint64_t position) {
+        if (last == position) return false;
+        ++num_positions;
+        for (uint64_t rest = position - last; rest > 0; rest >>= 7) ++num_bytes;
+        last = position;
         return true;
     }
 };
 
-class PlaceLists {
+class PositionLists {
   public:
-    explicit PlaceLists(Room &room) : bytes_(room, 0.25), starts_(room) {}
+    explicit PositionLists(Room &room) : bytes_(room, 0.25), starts_(room) {}
 
-    // Before lists of `num_bytes` together are made: what was given back is reused rather than more taken.
+    // Called before lists of `num_bytes` in all are made: reuses the memory of released lists before it takes more.
     void reserve(uint64_t num_bytes) {
         if (bytes_.size() + num_bytes > bytes_.capacity() && dead_bytes_ * 3 > bytes_.size()) compact();
     }
 
     static uint64_t needed(const Pending &pending) { return HEADER + pending.num_bytes; }
 
-    // The number of a list for what was noted; `write` fills it before the next call of `reserve`.
+    // Makes a list for the noted positions and returns its number; `write` fills it before the next call of `reserve`.
     uint32_t make(Pending &pending) {
         uint32_t number = first_free_;
         if (number == DEAD) {
@@ -55,26 +55,26 @@ class PlaceLists {
         return number;
     }
 
-    void write(Pending &pending, uint64_t place) {
-        if (pending.last == place) return;
-        uint64_t rest = place - pending.last;
+    void write(Pending &pending, uint64_t position) {
+        if (pending.last == position) return;
+        uint64_t rest = position - pending.last;
         for (; rest > 127; rest >>= 7) bytes_[pending.written_to++] = static_cast<uint8_t>(rest | 128);
         bytes_[pending.written_to++] = static_cast<uint8_t>(rest);
-        pending.last = place;
+        pending.last = position;
     }
 
-    // No list may be made meanwhile.
+    // `visit` must not make a list.
     template <typename Visit>
     void for_each(uint32_t number, Visit visit) {
         size_t at = starts_[number];
         const size_t end = at + HEADER + size_of(at);
-        uint64_t place = 0;
+        uint64_t position = 0;
         for (at += HEADER; at < end;) {
             uint64_t difference = 0;
             int shift = 0;
             for (; bytes_[at] & 128; shift += 7) difference |= static_cast<uint64_t>(bytes_[at++] & 127) << shift;
-            place += difference | static_cast<uint64_t>(bytes_[at++]) << shift;
-            visit(place);
+            position += difference | static_cast<uint64_t>(bytes_[at++]) << shift;
+            visit(position);
         }
     }
 
@@ -91,12 +91,12 @@ class PlaceLists {
     static constexpr size_t HEADER = 8;  // a list's number and its bytes, 32 bits each
 
     uint32_t size_of(size_t start) const {
-        uint32_t found;
-        memcpy(&found, &bytes_[start + 4], sizeof found);
-        return found;
+        uint32_t size;
+        memcpy(&size, &bytes_[start + 4], sizeof size);
+        return size;
     }
 
-    // Moves the lists that are left together, in their order.
+    // Moves the lists that were not released together, in their order.
     void compact() {
         size_t to = 0;
         for (size_t from = 0; from < bytes_.size();) {
@@ -115,7 +115,7 @@ class PlaceLists {
     }
 
     Array<uint8_t> bytes_;
-    Array<uint64_t> starts_;  // of a free number: the next free one
+    Array<uint64_t> starts_;  // start of each list; for a free number the next free one
     size_t dead_bytes_ = 0;
     uint32_t first_free_ = DEAD;
 };
