@@ -218,11 +218,11 @@ def test_a_violation_names_contract_step_rule_column_and_rows(toy, tmp_path):
 def test_spark_finds_what_pandas_finds_and_reads_the_tables_that_are_too_large(toy):
     """On a table that breaks one rule and holds the others."""
     table = next(table for table in read_contract("problems") if table.files == "problems.parquet")
-    (found, num_small), (same, num_large) = (
+    (findings, num_small), (same, num_large) = (
         check_files(toy, table, "problems", RESOURCES, bound) for bound in (10**9, 0)
     )
     assert num_small == num_large == 3
-    assert [(finding.expectation, finding.is_met, finding.observed) for finding in found] == [
+    assert [(finding.expectation, finding.is_met, finding.observed) for finding in findings] == [
         (finding.expectation, finding.is_met, finding.observed) for finding in same
     ]
     assert {finding.is_met for finding in findings} == {True, False}

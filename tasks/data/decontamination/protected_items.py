@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from infra.machine.spark import spark_session
-from tasks.data.decontamination.item_views import ASKED, CUED, PROGRAM, TOLD, views
+from tasks.data.decontamination.item_views import ASKED, CUED, INCIDENTAL, PROGRAM, views
 from tasks.data.decontamination.overlap import (
     MIN_WORDS_OF_PROBLEM,
     MIN_WORDS_OF_TEXT,

@@ -68,7 +68,7 @@ def largest_clusters(
         start = F.substring("text", 1, SHOWN_CHARS).alias("text")
         read = read_documents(verdicts.sparkSession, files, resources, "id", "text").where(F.col("id").isin(wanted))
         texts = {row.id: " ".join(row.text.split()) for row in read.select("id", start).collect()}
-    found = [
+    largest = [
         DuplicateCluster(
             collection=row.collection,
             num_removed=row.num_removed,

@@ -87,7 +87,7 @@ def remove_boilerplate(
     kept = rewritten.where("reason = ''").select(*names_of(DOCUMENT_COLUMNS))
     _, counts = write_documents(kept, output, "documents", bytes_in, "domain")
     check_counts(counts, reasons, num_in)
-    for cached in (found, rewritten):
+    for cached in (repeated, rewritten):
         cached.unpersist()
     return BoilerplateFreeDocuments(
         num_documents=sum(count for count, _ in counts.values()),

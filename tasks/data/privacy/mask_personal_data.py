@@ -52,13 +52,13 @@ def mask_personal_data(
         StorageLevel.DISK_ONLY
     )  # read for two tables
     _, counts = write_documents(
-        found.select(*names_of(PREPARED_COLUMNS)), output, "documents", documents.record.num_bytes
+        masked.select(*names_of(PREPARED_COLUMNS)), output, "documents", documents.record.num_bytes
     )
     is_changed = F.greatest(*KINDS) > 0
-    masked = found.where(is_changed).select("id", *KINDS)
-    write_table(masked, output, "masked.parquet")
-    num_masked, by_kind = count_masked(masked)
-    found.unpersist()
+    changed = masked.where(is_changed).select("id", *KINDS)
+    write_table(changed, output, "masked.parquet")
+    num_masked, by_kind = count_masked(changed)
+    masked.unpersist()
     num_documents = sum(count for count, _ in counts.values())
     assert num_documents == num_in, (num_in, num_documents)
     return MaskedDocuments(

@@ -92,14 +92,14 @@ def _rows_of_slice(file: pq.ParquetFile, number: int, count: int, columns: tuple
 
 def _groups_of_rows(file: pq.ParquetFile, begin: int, end: int) -> tuple[list[int], int]:
     """The row groups that hold rows [begin, end), and the first row of the first of them."""
-    found, first, position = [], 0, 0
+    groups, first, position = [], 0, 0
     for group in range(file.metadata.num_row_groups):
         num_rows = file.metadata.row_group(group).num_rows
         if position < end and position + num_rows > begin:
-            first = first if found else position
-            found.append(group)
+            first = first if groups else position
+            groups.append(group)
         position += num_rows
-    return found, first
+    return groups, first
 
 
 def describe_columns(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -89,8 +89,8 @@ def _perplexities(texts: list[str], languages: list[str], files: LanguageModelFi
     }
     for language in sorted(set(languages) & set(files.by_language)):
         file = files.by_language[language]
-        places = [place for place, own in enumerate(languages) if own == language]
-        proses = [prose_of(texts[place]) for place in places]
+        rows = [row for row, own in enumerate(languages) if own == language]
+        proses = [prose_of(texts[row]) for row in rows]
         values = load_model(local_copy(file.file), file.log_unknown, files.order).perplexities(
             [prose.natural for prose in proses]
         )

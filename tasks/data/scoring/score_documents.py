@@ -99,8 +99,10 @@ def score_documents(
 
 
 def _classifiers(artifact: Artifact[TrainedClassifiers]) -> tuple[TextClassifier, ...]:
-    found = json.loads(artifact.path("classifiers.json").read_text(encoding="utf-8"))
-    return tuple(described_classifier(kind, found[kind]["classifier"], artifact.file) for kind in artifact.record.kinds)
+    described = json.loads(artifact.path("classifiers.json").read_text(encoding="utf-8"))
+    return tuple(
+        described_classifier(kind, described[kind]["classifier"], artifact.file) for kind in artifact.record.kinds
+    )
 
 
 def _language_models(artifact: Artifact[TrainedNgramModel]) -> LanguageModelFiles:

@@ -109,8 +109,8 @@ class TextClassifier:
 
     def _by_passage(self, texts: list[str]) -> F64:
         passages = [passages_of(text) for text in texts]
-        logits = self._words().logits([passage for found in passages for passage in found], self.min_known_share)
-        ends = np.cumsum([len(found) for found in passages])
+        logits = self._words().logits([passage for own in passages for passage in own], self.min_known_share)
+        ends = np.cumsum([len(own) for own in passages])
         return np.array(
             [self._worst(own, logits[end - len(own) : end]) for own, end in zip(passages, ends.tolist(), strict=True)]
         )

@@ -78,12 +78,12 @@ def train_classifiers(*, sources: SourceListing, recipe: ClassifierRecipe, outpu
     for number, kind in enumerate(records):
         output.report(Progress(number, len(records), "kinds", kind))
         others = [record for other, given in records.items() if other != kind for record in given]
-        found[kind] = _train(kind, records[kind], others, recipe, output)
-        if found[kind]["auc"] < recipe.min_auc:
-            unused[kind] = f"AUC {found[kind]['auc']} is below min_auc {recipe.min_auc}"
-    if "toxicity" in found:
-        classifier = described_classifier("toxicity", found["toxicity"]["classifier"], _written(output))
-        contract = found["toxicity"]["contract"] = _contract(classifier, recipe.flagged_above)
+        trained[kind] = _train(kind, records[kind], others, recipe, output)
+        if trained[kind]["auc"] < recipe.min_auc:
+            unused[kind] = f"AUC {trained[kind]['auc']} is below min_auc {recipe.min_auc}"
+    if "toxicity" in trained:
+        classifier = described_classifier("toxicity", trained["toxicity"]["classifier"], _written(output))
+        contract = trained["toxicity"]["contract"] = _contract(classifier, recipe.flagged_above)
         if contract["flagged_harmless"] > recipe.max_flagged_harmless:
             unused.setdefault(
                 "toxicity",

@@ -230,7 +230,7 @@ def test_components_are_those_of_union_find(shape, way, tmp_path):
     ]
     spark = spark_session(RESOURCES)
     frame = spark.createDataFrame(pa.Table.from_batches(sent)) if sent else spark.createDataFrame([], PARCEL_COLUMNS)
-    found = connected_components(
+    components = connected_components(
         frame, len(edges), local_output(tmp_path), "rounds", RESOURCES, len(edges) if way == "one task" else -1
     ).collect()
     assert {int(row.id, 16): int(row.root, 16) for row in components} == union_find(edges) and len(components) == len(

@@ -112,14 +112,14 @@ def test_megatron_core_reads_what_the_shard_step_writes(tmp_path, vocab_size, dt
     encoded = iter([(part, own, None) for part, own in zip(parts, lengths, strict=True)])
     row = {"shard": "web-00000", "id": "a", "source": "s", "offset": 0, "piece": 0, "quality_bucket": 0}
     batches = iter([pa.RecordBatch.from_pylist([row] * len(own)) for own in lengths])
-    told = list(write_sequences(batches, str(tmp_path), token_dtype(vocab_size), lambda batch: next(encoded)))
+    rows = list(write_sequences(batches, str(tmp_path), token_dtype(vocab_size), lambda batch: next(encoded)))
     dataset, whole = IndexedDataset(str(tmp_path / "web-00000")), np.concatenate(parts)
     assert dataset.index.dtype is dtype and not dataset.index.sequence_modes
     assert dataset.sequence_lengths.tolist() == np.concatenate(lengths).tolist()
     assert np.array_equal(np.concatenate([dataset[number] for number in range(len(dataset))]), whole)
     assert (
         dataset.document_indices.tolist() == list(range(21))
-        and sum(len(batch) - batch["sequence"].null_count for batch in told) == 20
+        and sum(len(batch) - batch["sequence"].null_count for batch in rows) == 20
     )
     opened = open_shard(tmp_path / "web-00000.bin")
     assert np.array_equal(opened.tokens, whole) and opened.tokens.dtype == dtype
