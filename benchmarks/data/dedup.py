@@ -42,7 +42,7 @@ from tasks.data.deduplication.earlier_documents import EarlierDocuments
 from tasks.data.deduplication.edge_components import smallest_members
 from tasks.data.deduplication.minhash import jaccard_counts, shingle_sets
 from tests.support.given_documents import given_document, given_documents
-from tests.support.local_output import local_output
+from tests.support.toy_steps import local_output
 
 RECIPE = DeduplicationRecipe(
     ngram_size=5, num_permutations=128, threshold=0.7, max_removed_share=1.0, max_cluster_share=1.0, previous=()

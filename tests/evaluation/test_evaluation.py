@@ -27,7 +27,7 @@ from tests.support.evaluation_fakes import (
     evaluation_suite,
     toy_tokenizer,
 )
-from tests.support.local_output import local_output
+from tests.support.toy_steps import local_output
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from tasks.evaluation.expert_use import ExpertUse, measure_expert_use, read_expe
 from tasks.evaluation.items import DOCUMENT
 from tasks.evaluation.suite import Question
 from tests.support.evaluation_fakes import DOCUMENTS, toy_tokenizer
-from tests.support.local_output import local_output
 from tests.support.model_recipes import GLM46, random_model
+from tests.support.toy_steps import local_output
 
 pytestmark = pytest.mark.usefixtures("clear_routing")
 LENGTH = 24

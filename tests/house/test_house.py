@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 
 PACKAGES = ("configs", "data_contracts", "infra", "model", "tasks", "flows")
 ROOMS = """
-configs.schema configs data_contracts
+configs.files configs.schema configs data_contracts
 infra infra.servers infra.storage infra.machine infra.jobs infra.registry infra.serving
 model.text model.kernels model.architecture model.optimizer model.generation model.formats model
 tasks.data.records tasks.data.text tasks.data.readers tasks.data.sources tasks.data.extraction tasks.data.embedding

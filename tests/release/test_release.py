@@ -33,7 +33,7 @@ from tasks.release.smoke_test import smoke_test
 from tasks.release.token_bytes import ends_inside_character, token_bytes
 from tests.conftest import ROOT
 from tests.support.evaluation_fakes import DOCUMENTS, VOCAB_SIZE, checkpoint, commit, evaluation_suite, toy_tokenizer
-from tests.support.local_output import local_output
+from tests.support.toy_steps import local_output
 
 RECIPE = ReleaseRecipe(
     gguf_types=("F32", "Q8_0"),

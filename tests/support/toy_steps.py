@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from infra.home import open_home
-from infra.step import Artifact, Output, Record, Step, step
+from infra.step import Artifact, Output, Progress, Record, Step, step
 from infra.storage.open_store import open_store
 from infra.storage.store import Store, step_key
 
@@ -86,3 +88,12 @@ def main(store_dir: Path | str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
+
+
+def local_output(directory: Path, report: Callable[[Progress], None] = lambda progress: None) -> Output:
+    """Everything is written below `directory`."""
+
+    def remove(name: str) -> None:
+        shutil.rmtree(directory / name, ignore_errors=True)
+
+    return Output(directory, str(directory), directory, "key", report, lambda rows: None, remove)

@@ -27,7 +27,7 @@ from tasks.data.deduplication.minhash import (
 from tasks.data.records.parcels import PARCEL_BYTES, PARCEL_COLUMNS, id_numbers, id_range, id_strings, parcels, unpacked
 from tasks.data.records.parquet_parts import bucket_of
 from tests.support.data_inputs import RECIPE, RESOURCES, prose
-from tests.support.local_output import local_output
+from tests.support.toy_steps import local_output
 
 DEDUPLICATE = RECIPE.deduplicate.model_copy(update={"num_permutations": 128})
 NONE = EarlierDocuments([], [])

@@ -13,7 +13,7 @@ from tasks.data.records.document_files import read_documents, write_marked_docum
 from tasks.data.records.documents_by_id import read_by_id
 from tasks.data.records.parcels import id_numbers, id_strings
 from tests.support.data_inputs import RESOURCES
-from tests.support.local_output import local_output
+from tests.support.toy_steps import local_output
 
 NUM_ROWS = 9_000
 
