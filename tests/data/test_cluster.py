@@ -9,18 +9,24 @@ import sys
 import sysconfig
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
+from botocore.client import BaseClient
 
-from configs.schema import RepositoryRecipe, SparkResources
+from configs.schema import ContractRecipe, RepositoryRecipe, SparkResources
+from infra.home import Home
 from infra.machine.spark import _zip_packages, stop_spark
+from infra.storage.s3_store import S3Store
+from infra.storage.store import Store
 from tasks.data.repositories.concatenate_repositories import concatenate_repositories
 from tasks.data.shards.shard_documents import shard_documents
 from tasks.data.sources.list_sources import list_sources
 from tasks.data.tokenizer.train_tokenizer import train_tokenizer
+from tasks.data.validate_contract import validate_contract
 from tests.conftest import ROOT
 from tests.data.test_chain import CHAIN_RECIPE, TOKENIZER
-from tests.support.data_inputs import RECIPE, RESOURCES, cleaned, compute, write_corpus, write_packages
+from tests.support.data_inputs import RECIPE, RESOURCES, cleaned, compute, compute_in, write_corpus, write_packages
 from tests.support.spark_cluster import spark_cluster
 
 
@@ -32,17 +38,26 @@ def sources(tmp_path_factory):
     return list_sources(directory)
 
 
-def digests(sources, root, resources) -> dict[str, str]:
+def digests(sources, root, resources, run=compute) -> dict[str, str]:
     """Of every step from the sources to the token shards."""
     spark = {"resources": resources}
-    artifacts = cleaned(sources, root, CHAIN_RECIPE, resources)
+    artifacts = cleaned(sources, root, CHAIN_RECIPE, resources, run)
     clean = artifacts["decontaminated"]
-    tokenizer = compute(train_tokenizer, root, documents=clean, recipe=TOKENIZER, **spark)
-    repositories = compute(
+    tokenizer = run(train_tokenizer, root, documents=clean, recipe=TOKENIZER, **spark)
+    repositories = run(
         concatenate_repositories, root, documents=clean, recipe=RepositoryRecipe(max_document_chars=20000), **spark
     )
     texts = {"documents": clean, "repositories": repositories, "tokenizer": tokenizer}
-    shards = compute(shard_documents, root, recipe=RECIPE.shards, **texts, **spark)
+    shards = run(shard_documents, root, recipe=RECIPE.shards, **texts, **spark)
+    contract = ContractRecipe(name="decontaminated")
+    run(
+        validate_contract,
+        root,
+        subject=clean,
+        recipe=contract,
+        data_files=("data_contracts/decontaminated.yaml",),
+        **spark,
+    )
     made = {**artifacts, **texts, "shards": shards}
     return {name: artifact.digest for name, artifact in made.items()}
 
@@ -50,6 +65,40 @@ def digests(sources, root, resources) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def local(sources, tmp_path_factory):
     return digests(sources, tmp_path_factory.mktemp("local"), RESOURCES)
+
+
+def on_s3(store: Store):
+    """Computes in a bucket: executors and this process have no directory in common."""
+    return lambda step, root, **arguments: compute_in(store, step, **arguments)
+
+
+@contextmanager
+def requests_of_this_process():
+    """(operation, key) of the requests that this process makes while the block runs."""
+    made, call = [], BaseClient._make_api_call
+
+    def recorded(client, operation, arguments):
+        made.append((operation, arguments.get("Key", "")))
+        return call(client, operation, arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BaseClient, "_make_api_call", recorded)
+        yield made
+
+
+def test_the_driver_opens_no_part_of_a_store_in_s3(s3_server, sources, local, tmp_path):
+    """Executors read and write the bucket themselves, and every step has the digests of a local directory."""
+    home = Home(tmp_path / "home")
+    store = S3Store("s3://glm46/data-plane", home)
+    with requests_of_this_process() as requests:
+        assert digests(sources, tmp_path, RESOURCES, on_s3(store)) == local
+    parts = re.compile(
+        r"/(documents|evaluation|signatures|shards|rounds|compared)/|(dropped|members|files|masked).parquet$"
+    )
+    opened = {(operation, key) for operation, key in requests if parts.search(key)}
+    sizes = {key: store._size(key.removeprefix("data-plane/")) for _, key in opened}
+    assert not {(operation, key, sizes[key]) for operation, key in opened if operation != "PutObject"}
+    assert all(size < 16384 for size in sizes.values())  # tables without rows, which no task writes
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def test_missing_data_directory(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "place", "part"),
+    ("option", "address", "part"),
     [
         ("--data", "s3://absent/corpus", "s3://absent/corpus cannot be listed"),
         ("--data", "s3://glm46/absent", "s3://glm46/absent holds no file"),

@@ -19,7 +19,7 @@ from infra.code_digest import ROOT
 from infra.home import Home
 from infra.step import Artifact, Step
 from infra.storage.local_store import LocalStore
-from infra.storage.store import step_key
+from infra.storage.store import Store, step_key
 from tasks.data.decontamination.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplication.deduplicate_documents import deduplicate_documents
 from tasks.data.deduplication.earlier_documents import list_earlier_documents
@@ -48,9 +48,13 @@ def in_partitions(count: int) -> SparkResources:
 
 
 def compute(step: Step[Any], root: Path, **arguments: Any) -> Artifact[Any]:
-    """Run a step into a store of its own directory, as the wrapper would; `recipe` and `resources` are passed on."""
+    """Run a step into a store of its own directory; `recipe` and `resources` are passed on."""
     home = Home(root)
-    store = LocalStore(home.store_dir, home)
+    return compute_in(LocalStore(home.store_dir, home), step, **arguments)
+
+
+def compute_in(store: Store, step: Step[Any], **arguments: Any) -> Artifact[Any]:
+    """Run a step, as the wrapper would."""
     data_files = arguments.pop("data_files", ())
     inputs = {name: value for name, value in arguments.items() if name not in ("recipe", "resources")}
     identity = step.identity(arguments.get("recipe"), inputs, data_files)
