@@ -11,19 +11,23 @@ import hashlib
 import shutil
 import time
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pydantic import ValidationError
-
 from infra.file_lock import locked
 from infra.home import Home
 from infra.step import Artifact, FileEntry, LogMetrics, Manifest, Output, Progress, R, Record, Step, digest_of
+from infra.storage.lease import Lease, acquire_lease, holder_of
+from infra.storage.manifest_listing import join_manifest, split_manifest
+from infra.storage.object_store import ObjectStore
+from infra.storage.parallel import map_in_threads
+
+MANIFESTS = "manifests/"
 
 
 class CorruptArtifactError(ValueError):
@@ -38,31 +42,20 @@ class CorruptManifestError(CorruptArtifactError):
         self.name = name
 
 
-class Store(ABC):
+class Store(ObjectStore):
     """What the local and the S3 store share: commits, look-ups and verification."""
 
     def __init__(self, uri: str, home: Home) -> None:
         self.uri = uri
         self.home = home
         self._verified: dict[tuple[str, str, str], Path] = {}
+        self._leases: dict[str, Lease] = {}
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         """A store is no value. Prefect copies what a sub-flow is given to write it into its database, and would write
         every artifact of the run (0.7 MB at four phases, above its limit); where copying fails it writes the type's
         name."""
         raise TypeError("a store cannot be copied")
-
-    @abstractmethod
-    def _read(self, name: str) -> bytes | None:
-        """Content of a small object, None if there is none."""
-
-    @abstractmethod
-    def _create(self, name: str, data: bytes) -> bool:
-        """Create an object durably unless it exists; False if it does."""
-
-    @abstractmethod
-    def _size(self, name: str) -> int | None:
-        """Bytes of an object, None if there is none."""
 
     @abstractmethod
     def _fetch(self, name: str) -> Path:
@@ -81,9 +74,10 @@ class Store(ABC):
     def _discard(self, key: str, attempt: str) -> None:
         """Remove an attempt that no manifest names."""
 
-    @abstractmethod
     def manifest_names(self) -> list[str]:
         """Names of all manifests."""
+        names = (found.name.removeprefix(MANIFESTS) for found in self.list_objects(MANIFESTS))
+        return sorted(name for name in names if name.endswith(".json"))
 
     def attempt_dir(self, key: str, attempt: str) -> Path:
         """Local directory in which an attempt is written."""
@@ -101,9 +95,9 @@ class Store(ABC):
 
     def _parse_manifest(self, name: str, data: bytes) -> Manifest:
         try:
-            manifest = Manifest.model_validate_json(data)
-        except ValidationError as error:
-            raise CorruptManifestError(self.uri, name, f"is not a manifest ({error.error_count()} errors)") from error
+            manifest = Manifest.model_validate(join_manifest(data, self._read))
+        except ValueError as error:
+            raise CorruptManifestError(self.uri, name, f"is not a manifest ({str(error).splitlines()[0]})") from error
         if manifest.digest != _content_digest(manifest.record, manifest.content):
             raise CorruptManifestError(self.uri, name, "does not agree with its own digest")
         if manifest.key != step_key(manifest.identity) or name != _manifest_name(manifest.key, manifest.generation):
@@ -124,10 +118,13 @@ class Store(ABC):
     def broken_files(self, manifest: Manifest, deep: bool) -> list[str]:
         """Names of the committed files that are missing or differ in size or, looking deep, in sha256."""
         entries = {**manifest.content, **manifest.evidence}
-        wrong = [name for name, entry in entries.items() if self._size(_object_name(manifest, name)) != entry.size]
+        prefix = _object_name(manifest, "")
+        sizes = {found.name.removeprefix(prefix): found.size for found in self.list_objects(prefix)}
+        wrong = [name for name, entry in entries.items() if sizes.get(name) != entry.size]
         if deep:
-            rest = [name for name in entries if name not in wrong]
-            wrong += [name for name in rest if self._intact_copy(manifest, name) is None]
+            rest = [name for name, entry in entries.items() if sizes.get(name) == entry.size]
+            digests = map_in_threads(lambda name: self._sha256(_object_name(manifest, name)), rest)
+            wrong += [name for name, digest in zip(rest, digests, strict=True) if digest != entries[name].sha256]
         return wrong
 
     def _intact_copy(self, manifest: Manifest, name: str) -> Path | None:
@@ -156,7 +153,7 @@ class Store(ABC):
     def local_path(self, manifest: Manifest, name: str) -> Path:
         """Local path of a committed file whose sha256 was verified by this process."""
         verified = self._verified.get((manifest.object_key, manifest.attempt, name))
-        if verified is None:
+        if verified is None or not verified.is_file():
             verified = self._intact_copy(manifest, name)
             if verified is None:
                 self.mark_invalid(manifest, f"{name} does not have its sha256")
@@ -177,19 +174,28 @@ class Store(ABC):
 
     def create_manifest(self, manifest: Manifest) -> bool:
         """Commit a manifest; False if its generation of the key is committed already."""
-        return self._create(
-            _manifest_name(manifest.key, manifest.generation), manifest.model_dump_json(indent=1).encode()
-        )
+        data, listing = split_manifest(manifest)
+        if listing is not None:
+            self._create(*listing)
+        return self._create(_manifest_name(manifest.key, manifest.generation), data)
 
     @contextmanager
     def locked(self, key: str, say: Callable[[str], None] = lambda message: None) -> Iterator[None]:
-        """Hold the key's lock on this machine: a second run says so, waits and then finds the artifact. The lock's file
-        goes with it."""
+        """Hold the key's work directory in this home and its lease in the store: a second run, of this machine or of
+        another, says who computes, waits and then finds the artifact. The lock's file goes with it."""
         path = self.home.work_root / f"{key}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path, say, "another run computes this; waiting for its result"):
+
+        def say_who(message: str) -> None:
+            say(f"{message}{holder_of(self, key)}; waiting for its result")
+
+        with locked(path, say_who, "another run computes this"):
             try:
-                yield
+                self._leases[key] = acquire_lease(self, key, self.home.root, say)
+                try:
+                    yield
+                finally:
+                    self._leases.pop(key).release()
             finally:
                 path.unlink()
 
@@ -212,7 +218,13 @@ class Store(ABC):
             artifact = self.find(step, key)
             if artifact is not None:
                 return artifact, True
-            return self.compute(step, key, identity, run, report, log_metrics, time.monotonic), False
+            lease = self._leases[key]
+
+            def report_while_held(progress: Progress) -> None:
+                lease.check()
+                report(progress)
+
+            return self.compute(step, key, identity, run, report_while_held, log_metrics, time.monotonic), False
 
     def compute(
         self,
@@ -245,6 +257,9 @@ class Store(ABC):
         return artifact
 
     def _commit(self, step: Step[R], manifest: Manifest) -> Artifact[R]:
+        lease = self._leases[manifest.key]
+        lease.confirm()
+        manifest = manifest.model_copy(update={"fence": lease.fence})
         while True:
             if self.create_manifest(manifest):
                 return Artifact(manifest, step.record_type.model_validate(manifest.record), self)
@@ -268,10 +283,24 @@ class Store(ABC):
 
     def iterate_manifests(self) -> Iterator[Manifest]:
         """Every manifest that is not invalid, the newest of its key."""
-        for key in self.committed_keys():
-            manifest = self.read_manifest(key)
-            if manifest is not None:
-                yield manifest
+        names = {found.name for found in self.list_objects(MANIFESTS)}
+        newest = newest_manifests(names).values()
+        valid = [name for name in newest if f"{name}.invalid" not in names]
+        for name, data in zip(valid, map_in_threads(self._read, valid), strict=True):
+            if data is not None:
+                yield self._parse_manifest(name, data)
+
+
+def newest_manifests(names: Iterable[str]) -> dict[str, str]:
+    """Name of the newest manifest of each key; other names are passed over."""
+    newest = dict(sorted(generation_of(name) for name in names if name.endswith(".json")))
+    return {key: _manifest_name(key, generation) for key, generation in newest.items()}
+
+
+def generation_of(name: str) -> tuple[str, int]:
+    """Key and generation of a manifest by the name of its object."""
+    key, _, generation = name.removeprefix(MANIFESTS).removesuffix(".json").partition(".")
+    return key, int(generation or 0)
 
 
 def step_key(identity: dict[str, Any]) -> str:
@@ -323,7 +352,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _manifest_name(key: str, generation: int) -> str:
-    return f"manifests/{key}{f'.{generation}' if generation else ''}.json"
+    return f"{MANIFESTS}{key}{f'.{generation}' if generation else ''}.json"
 
 
 def _object_name(manifest: Manifest, name: str) -> str:
