@@ -37,10 +37,6 @@ app.add_typer(lineage_app, name="lineage")
 
 app.add_typer(jobs_app, name="jobs")
 
-app.command()(adopt)
-
-app.command()(gc)
-
 
 def main() -> None:
     """Entry point of the console script."""
@@ -280,6 +276,11 @@ def down() -> None:
         from infra.home import open_home
 
         print(f"{bring_down(open_home())} processes ended")
+
+
+app.command()(adopt)
+
+app.command()(gc)
 
 
 @app.command()

@@ -39,7 +39,7 @@ def gc(
     ] = 24,
     as_json: JSON = False,
 ) -> None:
-    """List, or remove, what killed runs left in the store: attempts, uploads, invalid manifests, leases, cached copies."""
+    """List or remove what nobody needs: attempts of killed runs, invalid manifests, old leases, cached copies."""
     with usage_errors():
         from flows.cli.jobs import running_jobs
         from infra.home import open_home

@@ -132,13 +132,14 @@ def find_garbage(store: Store, older_than_seconds: float, is_cache_free: bool) -
 
 def delete_garbage(store: Store, garbage: Garbage) -> Garbage:
     """Remove it; returns what went. A key that somebody computes meanwhile is left to the next time."""
-    attempts, manifests = [], []
+    attempts, manifests, gone = [], [], set()
     keys = {attempt.key for attempt in garbage.attempts} | {_key_of(found.name) for found in garbage.manifests}
     known = {lease.key: lease.version for lease in garbage.leases}
     for key in sorted(keys):
         theirs = [attempt for attempt in garbage.attempts if attempt.key == key]
         records = [found for found in garbage.manifests if _key_of(found.name) == key]
         if _delete_of_key(store, key, known.get(key), theirs, records):
+            gone.add(key)
             attempts += theirs
             manifests += records
     store.delete_objects(found.name for found in garbage.temporary)
@@ -146,7 +147,11 @@ def delete_garbage(store: Store, garbage: Garbage) -> Garbage:
         store.abort_upload(upload)
     for found in garbage.cached:
         Path(found.name).unlink(missing_ok=True)
-    leases = [lease for lease in garbage.leases if lease.key in keys or _delete_lease(store, lease)]
+    leases = [
+        lease
+        for lease in garbage.leases
+        if lease.key in gone or store.delete_version(lease_name(lease.key), lease.version)
+    ]
     return Garbage(tuple(attempts), tuple(manifests), garbage.uploads, garbage.temporary, tuple(leases), garbage.cached)
 
 
@@ -179,10 +184,6 @@ def _delete_of_key(
 def _from_the_newest(name: str) -> tuple[int, bool]:
     """The last generation first, its mark before it: a mark without a manifest would make the next commit invalid."""
     return -generation_of(name.removesuffix(".invalid"))[1], name.endswith(".json")
-
-
-def _delete_lease(store: Store, lease: FoundLease) -> bool:
-    return store.delete_version(lease_name(lease.key), lease.version)
 
 
 def _read(store: Store, found: StoredObject, now: float) -> FoundLease | None:
