@@ -27,6 +27,8 @@ LEASE_SECONDS = 60.0
 RENEWALS_PER_LEASE = 3
 POLLS_PER_LEASE = 20
 MAX_POLL_SECONDS = 1.0
+_held_here: set[str] = set()
+"""Owners that this process is: what it could not release, because the store did not answer, it does not wait for."""
 
 
 class LeaseLostError(RuntimeError):
@@ -62,9 +64,12 @@ class LeaseRecord(BaseModel):
         """Who holds it, in words."""
         return f"host {self.host}, process {self.pid}, since {self.since}"
 
-    def is_of_dead_process(self) -> bool:
-        """Whether the holder was a process of this machine and has ended. False where this cannot be known."""
-        return self.kernel == _kernel() and _has_ended(self.pid, self.process_start)
+    def is_abandoned(self) -> bool:
+        """Whether the holder was a process of this machine and has ended, or given up. False where this cannot be
+        known."""
+        if self.kernel != _kernel():
+            return False
+        return self.owner not in _held_here if self.pid == os.getpid() else _has_ended(self.pid, self.process_start)
 
 
 def lease_name(key: str) -> str:
@@ -99,6 +104,7 @@ class Lease:
         self._writing = Lock()
         self._released = Event()
         self._thread = Thread(target=self._renew_until_released, name=f"lease-{key[:12]}", daemon=True)
+        _held_here.add(record.owner)
         self._thread.start()
 
     @property
@@ -119,6 +125,7 @@ class Lease:
         """Let others have it. Where the store does not answer, the lease ends by itself."""
         self._released.set()
         self._thread.join()
+        _held_here.discard(self._record.owner)
 
     def remove(self) -> bool:
         """Release the lease and remove its object; False where somebody else has taken it since."""
@@ -185,7 +192,7 @@ def acquire_lease(objects: ObjectStore, key: str, home: Path, say: Callable[[str
 
 def is_free(record: LeaseRecord) -> bool:
     """Whether nobody holds a lease, without having watched it."""
-    return record.is_released or record.is_of_dead_process()
+    return record.is_released or record.is_abandoned()
 
 
 def take_lease(

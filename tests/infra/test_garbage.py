@@ -50,7 +50,8 @@ def leave_lease(store, key: str) -> None:
     """As a power cut does: neither renewed nor released."""
     held = acquire_lease(store, key, store.home.root / "elsewhere", lambda message: None)
     held._try_to_write = lambda record: None
-    held.release()
+    held._released.set()
+    held._thread.join()
 
 
 def counts(garbage: Garbage) -> dict[str, tuple[int, int]]:
@@ -90,8 +91,7 @@ def test_what_a_held_lease_covers_stays_and_what_its_killed_holder_left_goes(sto
     assert counts(collect(store))["attempts that no manifest names"] == (1, 9)
 
 
-def test_leases_that_nobody_renews_are_shown_and_taken_over_before_their_files_go(store, monkeypatch):
-    monkeypatch.setattr(lease.LeaseRecord, "is_of_dead_process", lambda record: False)
+def test_leases_that_nobody_renews_are_shown_and_taken_over_before_their_files_go(store):
     put(store, f"objects/{NOBODY}/attempt/a.txt")
     leave_lease(store, NOBODY)
     deadline = time.monotonic() + 60

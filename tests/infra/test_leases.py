@@ -139,7 +139,8 @@ def store(uri, tmp_path, monkeypatch) -> Store:
 def silence(held: lease.Lease) -> None:
     """End the renewals as a power cut does: the lease is not released."""
     held._try_to_write = lambda record: None
-    held.release()
+    held._released.set()
+    held._thread.join()
 
 
 @pytest.mark.parametrize("minutes", [-10, 10])
