@@ -28,8 +28,9 @@ from infra.home import Home
 from infra.servers.databases import Database, databases, find_problem
 from infra.servers.servers import WORKER, read_servers_file, silent_servers, worker_lives
 from infra.step import Manifest
+from infra.storage.manifest_store import CorruptManifestError
 from infra.storage.parallel import map_in_threads
-from infra.storage.store import CorruptManifestError, Store
+from infra.storage.store import Store
 
 REQUIRED_JAVA = 17
 MIN_FREE_BYTES = 2 << 30

@@ -7,6 +7,7 @@ or a held lease names stays, and so does what is younger than the given age by t
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from infra.storage.lease import LEASE_SECONDS, LeaseRecord, is_free, lease_name, parse_lease, take_lease
+from infra.storage.manifest_store import MANIFESTS, generation_of, newest_manifests
 from infra.storage.object_store import StoredObject, Upload
 from infra.storage.parallel import map_in_threads
-from infra.storage.store import MANIFESTS, Store, generation_of, newest_manifests
+from infra.storage.store import Store
 
 OBJECTS, LEASES = "objects/", "leases/"
+HALF_WRITTEN = re.compile(r"(?:^|/)\.[^/]+-[0-9a-f]{32}$")
+"""Names that configs/atomic_files.py and the stores give to files that they have not finished."""
 SILENT_DURATIONS = 2
 """Of a lease: one that was not renewed for so long has no holder."""
 
@@ -68,7 +72,7 @@ class Garbage:
     """Of keys that have no valid manifest, and their marks."""
     uploads: tuple[Upload, ...] = ()
     temporary: tuple[StoredObject, ...] = ()
-    """Half-written files of commits and leases."""
+    """Half-written files: of commits, of leases, of what a killed process wrote beside committed files."""
     leases: tuple[FoundLease, ...] = ()
     cached: tuple[StoredObject, ...] = ()
     """Files of the home's cache by their paths."""
@@ -95,7 +99,7 @@ def find_garbage(store: Store, older_than_seconds: float, is_cache_free: bool) -
     """
     now = store.now()
     oldest = now - older_than_seconds
-    found_leases = [found for found in store.list_objects(LEASES) if not _is_temporary(found)]
+    found_leases = [found for found in store.list_objects(LEASES) if not HALF_WRITTEN.search(found.name)]
     leases = list(map_in_threads(lambda found: _read(store, found, now), found_leases))
     leases = [lease for lease in leases if lease is not None]
     held = {lease.key for lease in leases if lease.is_held}
@@ -103,9 +107,10 @@ def find_garbage(store: Store, older_than_seconds: float, is_cache_free: bool) -
     names = {found.name for found in records}
     invalid = _invalid_manifests(names)
     named = _named_attempts(store, names)
+    attempts, half_written = _nameless_files(store, named, held, oldest)
     is_ours = any(lease.record and lease.record.home == str(store.home.root) for lease in leases if lease.is_held)
     return Garbage(
-        attempts=tuple(_nameless_attempts(store, named, held, oldest)),
+        attempts=tuple(attempts),
         manifests=tuple(
             found
             for found in records
@@ -116,11 +121,14 @@ def find_garbage(store: Store, older_than_seconds: float, is_cache_free: bool) -
             for upload in store.list_uploads(OBJECTS)
             if upload.modified <= oldest and upload.name.split("/")[1] not in held
         ),
-        temporary=tuple(
-            found
-            for prefix in (MANIFESTS, LEASES)
-            for found in store.list_objects(prefix)
-            if _is_temporary(found) and found.modified <= oldest
+        temporary=(
+            *half_written,
+            *(
+                found
+                for prefix in (MANIFESTS, LEASES)
+                for found in store.list_objects(prefix)
+                if HALF_WRITTEN.search(found.name) and found.modified <= oldest
+            ),
         ),
         leases=tuple(lease for lease in leases if not lease.is_held and lease.age_seconds >= older_than_seconds),
         cached=tuple(_cached(store.home.cache_dir, older_than_seconds)) if is_cache_free and not is_ours else (),
@@ -222,24 +230,28 @@ def _attempt_of(store: Store, name: str) -> tuple[str, str]:
         ) from error
 
 
-def _nameless_attempts(store: Store, named: set[tuple[str, str]], held: set[str], oldest: float) -> Iterable[Attempt]:
+def _nameless_files(
+    store: Store, named: set[tuple[str, str]], held: set[str], oldest: float
+) -> tuple[list[Attempt], list[StoredObject]]:
+    """Attempts that are not named, and the half-written files of those that are."""
+    attempts, half_written = [], []
     for (key, attempt), files in groupby(store.list_objects(OBJECTS), key=lambda found: _place(found.name)):
-        if (key, attempt) in named or key in held:
+        if key in held:
+            continue
+        if (key, attempt) in named:
+            half_written += [found for found in files if HALF_WRITTEN.search(found.name) and found.modified <= oldest]
             continue
         num_files, num_bytes, newest = 0, 0, 0.0
         for found in files:
             num_files, num_bytes, newest = num_files + 1, num_bytes + found.size, max(newest, found.modified)
         if newest <= oldest:
-            yield Attempt(key, attempt, num_files, num_bytes)
+            attempts.append(Attempt(key, attempt, num_files, num_bytes))
+    return attempts, half_written
 
 
 def _place(name: str) -> tuple[str, str]:
     _, key, attempt, *_ = [*name.split("/"), ""]
     return key, attempt
-
-
-def _is_temporary(found: StoredObject) -> bool:
-    return found.name.rpartition("/")[2].startswith(".")
 
 
 def _cached(directory: Path, older_than_seconds: float) -> Iterable[StoredObject]:

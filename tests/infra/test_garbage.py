@@ -79,7 +79,7 @@ def test_attempts_that_no_manifest_names_go_and_those_that_one_names_stay(store)
 
 def test_nothing_that_is_younger_goes(store):
     put(store, f"objects/{NOBODY}/just-now/a.txt")
-    put(store, "manifests/.half-written")
+    put(store, f"manifests/.key.json-{'0' * 32}")
     assert counts(find_garbage(store, 3600, is_cache_free=True)) == {}
 
 
@@ -140,12 +140,15 @@ def test_files_of_adopted_work_stay_when_the_older_key_becomes_invalid(store):
 
 
 def test_half_written_files_and_old_leases_go(store):
-    run_both(store)
-    put(store, "manifests/.key.json-0123")
-    put(store, "leases/.key-0123")
+    numbers, _ = run_both(store)
+    for name in ("manifests/.key.json", "leases/.key", f"objects/{numbers.key}/{numbers.manifest.attempt}/.log.txt"):
+        put(store, f"{name}-{'0123456789abcdef' * 2}")
+    put(store, f"objects/{numbers.key}/{numbers.manifest.attempt}/MLmodel", b"a registry put it beside")
     removed = counts(collect(store))
-    assert removed["half-written files"] == (2, 18) and removed["leases that nobody holds"] == (2, 0)
+    removed.pop("cached copies", None)
+    assert removed == {"half-written files": (3, 27), "leases that nobody holds": (2, 0)}
     assert not [name for name in names(store) if name.startswith("leases/") or "/." in name]
+    assert f"objects/{numbers.key}/{numbers.manifest.attempt}/MLmodel" in names(store)
 
 
 def test_cached_copies_go_unless_a_run_of_this_home_may_read_them(store):
