@@ -217,14 +217,17 @@ def take_lease(
 
 
 def write_lease(objects: ObjectStore, key: str, record: LeaseRecord, version: str | None) -> str | None:
-    """The new version; None where the lease has changed. A write whose answer was lost, and that was then refused
-    because it had been done, counts as done."""
+    """The new version; None where somebody else has the lease. A write whose answer was lost has changed the version:
+    what its owner finds there as its own, it replaces."""
     data = record.model_dump_json(indent=1).encode()
     written = objects.replace_version(lease_name(key), data, version)
-    if written is None:
-        found = objects.read_version(lease_name(key))
-        return found[1] if found is not None and found[0] == data else None
-    return written
+    if written is not None:
+        return written
+    found = objects.read_version(lease_name(key))
+    there = None if found is None else parse_lease(found[0])
+    if found is None or there is None or there.owner != record.owner:
+        return None
+    return found[1] if found[0] == data else objects.replace_version(lease_name(key), data, found[1])
 
 
 def holder_of(objects: ObjectStore, key: str) -> str:

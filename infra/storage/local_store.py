@@ -37,7 +37,7 @@ class LocalStore(Store):
     def _refuse_without_locks(self) -> None:
         """Commits rest on hard links, leases on locks: some network file systems have neither."""
         probe = self.root / "manifests" / f".writable-{uuid.uuid4().hex}"
-        linked = probe.with_name(f"{probe.name}-linked")
+        linked = probe.with_name(f".linked-{uuid.uuid4().hex}")
         with open(probe, "wb") as file:
             try:
                 os.link(probe, linked)

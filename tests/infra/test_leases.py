@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import BotoCoreError
 
 from infra.home import Home
 from infra.step import Progress
@@ -26,6 +27,8 @@ from tests.conftest import ROOT
 from tests.support.faulty_s3 import faulty
 from tests.support.toy_steps import Numbers, write_numbers
 
+NUM_CLIENT_TRIES = 5
+"""After which botocore gives up, by its default."""
 SHORT_SECONDS = 1.5
 FIRST_KEY = step_key({"step": "write_numbers", "recipe": None, "inputs": {}, "code": "", "distributions": {}})
 
@@ -213,17 +216,22 @@ def test_of_many_who_replace_one_version_one_succeeds(tmp_path):
 
 def test_a_lease_whose_answers_are_lost_is_held(home, s3_server, monkeypatch, tmp_path):
     """The server has written it; asked again, it refuses, since the version has changed."""
-    lost = iter([True, False, True, False])
+    lost = [True, False, True, False]
 
     def at_leases(method: str, path: str) -> str:
-        return "lost" if method == "PUT" and "/leases/" in path and next(lost, False) else ""
+        return "lost" if method == "PUT" and "/leases/" in path and lost and lost.pop(0) else ""
 
     with faulty(s3_server, at_leases) as (url, faults):
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
         held = acquire_lease(S3Store(f"s3://glm46/lost-{tmp_path.name}", home), "key", home.root, lambda message: None)
         held.confirm()
+        assert len(faults) == 2
+        lost += [True] * NUM_CLIENT_TRIES
+        with pytest.raises(BotoCoreError):
+            held.confirm()
+        held.confirm()
         held.release()
-    assert len(faults) == 2
+    assert len(faults) == 2 + NUM_CLIENT_TRIES
 
 
 @pytest.mark.parametrize("header", ["If-None-Match", "If-Match"])
