@@ -1,14 +1,15 @@
 """Requests, seconds and memory of the store at artifacts of many small objects, in a bucket and in a directory, beside
 one request per object, which a look at an artifact would else cost.
 
-    python -m benchmarks.data.store_objects [--objects 10000 100000] [--peer-objects 2000] [--write]
+    python -m benchmarks.data.store_objects [--bucket 10000] [--directory 10000 100000] [--write]
 
 Each size has a store of its own: one committed artifact, and as much again of a killed run's attempt. A process of its
 own opens the store and measures each operation: `manifest` reads the manifest with its listing, `look` finds missing
 files and wrong sizes, `deep` compares every checksum, `garbage` finds what nobody needs in the whole store, `delete`
 removes the killed run's attempt. The bucket is in moto's server on this machine (make env installs it), which is one
-Python process that is filled before it listens: most seconds are its own. peak_mib is the largest size of the process
-during the operation, start_mib its size before the first.
+Python process that is filled before it listens: most seconds are its own, and a page of its listings takes time in
+proportion to the bucket. peak_mib is the largest size of the process during the operation, start_mib its size before
+the first.
 """
 
 from __future__ import annotations
@@ -47,23 +48,23 @@ RESET_PEAK = "5"
 def main() -> None:
     """Both kinds of store at each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--objects", type=int, nargs="+", default=[10_000], help="objects per artifact")
+    parser.add_argument("--bucket", type=int, nargs="+", default=[10_000], help="objects per artifact of a bucket")
+    parser.add_argument("--directory", type=int, nargs="+", default=[10_000], help="the same of a directory")
     parser.add_argument("--peer-objects", type=int, default=2_000, help="objects that are asked for one by one")
     parser.add_argument("--write", action="store_true", help="store the record in benchmarks/results")
     arguments = parser.parse_args()
     table = []
-    with tempfile.TemporaryDirectory() as directory, s3_server(arguments.objects):
-        for num_objects in arguments.objects:
-            write_files(Path(directory) / str(num_objects), num_objects)
-            for kind, uri in (
-                ("s3", f"s3://{bucket_of(num_objects)}/store"),
-                ("directory", f"{directory}/{num_objects}"),
-            ):
-                commit(open_store(uri, Home(Path(directory) / "home")), num_objects)
-                with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
-                    row = child.submit(measure, uri, directory, min(num_objects, arguments.peer_objects)).result()
-                table.append({"objects": num_objects, "store": kind, **row})
-                print(table[-1], flush=True)
+    with tempfile.TemporaryDirectory() as directory, s3_server(arguments.bucket):
+        places = [("s3", size, f"s3://{bucket_of(size)}/store") for size in arguments.bucket]
+        places += [("directory", size, f"{directory}/{size}") for size in arguments.directory]
+        for kind, num_objects, uri in places:
+            if kind == "directory":
+                write_files(Path(uri), num_objects)
+            commit(open_store(uri, Home(Path(directory) / "home")), num_objects)
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
+                row = child.submit(measure, uri, directory, min(num_objects, arguments.peer_objects)).result()
+            table.append({"objects": num_objects, "store": kind, **row})
+            print(table[-1], flush=True)
     largest = [row for row in table if row["store"] == "s3"][-1]
     report(
         "store_objects",
