@@ -70,6 +70,8 @@ class Manifest(Record):
     evidence: dict[str, FileEntry]
     seconds: float
     """Wall time of the computing run: evidence."""
+    fence: int = 0
+    """Fencing number of the lease under which it was committed (infra/storage/lease.py): evidence."""
     adopted_from: str = ""
     """Key under older code whose work was taken over, and why: `OLD: reason`."""
 

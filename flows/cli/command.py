@@ -1,4 +1,4 @@
-"""The command line `glm46`: run, plan, stage, chat, serve, up, down, jobs, adopt, doctor, lineage.
+"""The command line `glm46`: run, plan, stage, chat, serve, up, down, jobs, adopt, gc, doctor, lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -18,6 +18,7 @@ from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_
 from flows.cli.jobs_commands import jobs_app
 from flows.cli.lineage_commands import lineage_app
 from flows.cli.options import ADDRESS, JSON, SCALE, STORE
+from flows.cli.store_commands import adopt, gc
 
 if TYPE_CHECKING:
     from configs.schema import Scale
@@ -277,23 +278,9 @@ def down() -> None:
         print(f"{bring_down(open_home())} processes ended")
 
 
-@app.command()
-def adopt(
-    old: Annotated[str, typer.Argument(help="key of the work, as `run --json` printed it")],
-    new: Annotated[str, typer.Argument(help="key that the newer code asks for")],
-    reason: Annotated[
-        str, typer.Option(help="why the older code's result is still right; kept in manifest and report")
-    ],
-    store: STORE = None,
-) -> None:
-    """Accept work done under older code for newer code; unfinished work continues."""
-    with usage_errors():
-        from infra.home import open_home
-        from infra.storage.adoption import adopt as adopt_work
-        from infra.storage.open_store import open_store
+app.command()(adopt)
 
-        home = open_home()
-        print(adopt_work(open_store(store, home), home, old, new, reason))
+app.command()(gc)
 
 
 @app.command()

@@ -13,6 +13,7 @@ import sysconfig
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -26,7 +27,10 @@ from infra.disk_space import temporary_dir
 from infra.home import Home
 from infra.servers.databases import Database, databases, find_problem
 from infra.servers.servers import WORKER, read_servers_file, silent_servers, worker_lives
-from infra.storage.store import CorruptManifestError, Store
+from infra.step import Manifest
+from infra.storage.manifest_store import CorruptManifestError
+from infra.storage.parallel import map_in_threads
+from infra.storage.store import Store
 
 REQUIRED_JAVA = 17
 MIN_FREE_BYTES = 2 << 30
@@ -178,24 +182,30 @@ def check_store(store: Store, deep: bool) -> list[Check]:
     """Every manifest reads and its files exist with their sizes; `deep` also compares checksums. Broken artifacts are
     marked, so that the next run computes them anew, also those that it would not have read."""
     num_artifacts, broken = 0, []
-    for key in store.committed_keys():
-        try:
-            manifest = store.read_manifest(key)
-        except CorruptManifestError as error:
-            store.mark_manifest_invalid(error.name, str(error))
-            broken.append(str(error))
-            continue
-        if manifest is None:
-            continue
-        num_artifacts += 1
-        files = store.broken_files(manifest, deep)
-        if files:
-            store.mark_invalid(manifest, f"{files[0]} is missing or damaged")
-        broken += [f"{manifest.step} {manifest.key[:12]} {name}" for name in files]
+    look = partial(_look_at, store, deep)
+    keys = store.committed_keys()
+    for manifest, files, corrupt in map(look, keys) if deep else map_in_threads(look, keys):
+        if corrupt is not None:
+            store.mark_manifest_invalid(corrupt.name, str(corrupt))
+            broken.append(str(corrupt))
+        if manifest is not None:
+            num_artifacts += 1
+            broken += [f"{manifest.step} {manifest.key[:12]} {name}" for name in files]
+            if files:
+                store.mark_invalid(manifest, f"{files[0]} is missing or damaged")
     summary = f"{num_artifacts} artifacts{', checksums compared' if deep else ''}" + (
         f"; broken: {', '.join(broken[:5])}" if broken else ""
     )
     return [Check("store", not broken, summary, "run again: the broken steps are computed anew" if broken else "")]
+
+
+def _look_at(store: Store, deep: bool, key: str) -> tuple[Manifest | None, list[str], CorruptManifestError | None]:
+    """A key's manifest and its broken files, or what is wrong with the manifest."""
+    try:
+        manifest = store.read_manifest(key)
+    except CorruptManifestError as error:
+        return None, [], error
+    return manifest, [] if manifest is None else store.broken_files(manifest, deep), None
 
 
 def as_json(checks: list[Check]) -> str:

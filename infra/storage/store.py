@@ -11,7 +11,7 @@ import hashlib
 import shutil
 import time
 import uuid
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -19,51 +19,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pydantic import ValidationError
-
 from configs.files.file_digests import digests_of
 from infra.file_lock import locked
 from infra.home import Home
-from infra.step import Artifact, FileEntry, LogMetrics, Manifest, Output, Progress, R, Record, Step, digest_of
+from infra.step import Artifact, FileEntry, LogMetrics, Manifest, Output, Progress, R, Record, Step
+from infra.storage.lease import Lease, acquire_lease, holder_of
+from infra.storage.manifest_store import CorruptArtifactError, ManifestStore, content_digest, step_key
+from infra.storage.parallel import map_in_threads
 
 
-class CorruptArtifactError(ValueError):
-    """A committed file that is missing or differs from its manifest."""
-
-
-class CorruptManifestError(CorruptArtifactError):
-    """A manifest that cannot be read, or that is not what its own digest says; `name` is its object's."""
-
-    def __init__(self, uri: str, name: str, problem: str) -> None:
-        super().__init__(f"{uri}/{name} {problem}: remove it, or let `glm46 doctor` mark it, and run again")
-        self.name = name
-
-
-class Store(ABC):
+class Store(ManifestStore):
     """What the local and the S3 store share: commits, look-ups and verification."""
 
     def __init__(self, uri: str, home: Home) -> None:
         self.uri = uri
         self.home = home
         self._verified: dict[tuple[str, str, str], Path] = {}
+        self._leases: dict[str, Lease] = {}
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         """A store is no value. Prefect copies what a sub-flow is given to write it into its database, and would write
         every artifact of the run (0.7 MB at four phases, above its limit); where copying fails it writes the type's
         name."""
         raise TypeError("a store cannot be copied")
-
-    @abstractmethod
-    def _read(self, name: str) -> bytes | None:
-        """Content of a small object, None if there is none."""
-
-    @abstractmethod
-    def _create(self, name: str, data: bytes) -> bool:
-        """Create an object durably unless it exists; False if it does."""
-
-    @abstractmethod
-    def _size(self, name: str) -> int | None:
-        """Bytes of an object, None if there is none."""
 
     @abstractmethod
     def _fetch(self, name: str) -> Path:
@@ -82,10 +60,6 @@ class Store(ABC):
     def _discard(self, key: str, attempt: str) -> None:
         """Remove an attempt that no manifest names."""
 
-    @abstractmethod
-    def manifest_names(self) -> list[str]:
-        """Names of all manifests."""
-
     def uri_of(self, manifest: Manifest, name: str) -> str:
         """Address of a committed file, for processes that read it themselves."""
         return self._uri(_object_name(manifest, name))
@@ -101,27 +75,6 @@ class Store(ABC):
         """Local directory in which an attempt is written."""
         return self.staging_root / key / attempt
 
-    def read_manifest(self, key: str) -> Manifest | None:
-        """The newest manifest of a key that is not marked invalid. Raises CorruptManifestError."""
-        generation = 0
-        found = None
-        while (data := self._read(_manifest_name(key, generation))) is not None:
-            invalid = self._read(f"{_manifest_name(key, generation)}.invalid") is not None
-            found = None if invalid else self._parse_manifest(_manifest_name(key, generation), data)
-            generation += 1
-        return found
-
-    def _parse_manifest(self, name: str, data: bytes) -> Manifest:
-        try:
-            manifest = Manifest.model_validate_json(data)
-        except ValidationError as error:
-            raise CorruptManifestError(self.uri, name, f"is not a manifest ({error.error_count()} errors)") from error
-        if manifest.digest != _content_digest(manifest.record, manifest.content):
-            raise CorruptManifestError(self.uri, name, "does not agree with its own digest")
-        if manifest.key != step_key(manifest.identity) or name != _manifest_name(manifest.key, manifest.generation):
-            raise CorruptManifestError(self.uri, name, "does not agree with its own key")
-        return manifest
-
     def find(self, step: Step[R], key: str) -> Artifact[R] | None:
         """The committed artifact of a key, if its manifest stands and every file has its size."""
         manifest = self.read_manifest(key)
@@ -136,10 +89,13 @@ class Store(ABC):
     def broken_files(self, manifest: Manifest, deep: bool) -> list[str]:
         """Names of the committed files that are missing or differ in size or, looking deep, in sha256."""
         entries = {**manifest.content, **manifest.evidence}
-        wrong = [name for name, entry in entries.items() if self._size(_object_name(manifest, name)) != entry.size]
+        prefix = _object_name(manifest, "")
+        sizes = {found.name.removeprefix(prefix): found.size for found in self.list_objects(prefix)}
+        wrong = [name for name, entry in entries.items() if sizes.get(name) != entry.size]
         if deep:
-            rest = [name for name in entries if name not in wrong]
-            wrong += [name for name in rest if self._intact_copy(manifest, name) is None]
+            rest = [name for name, entry in entries.items() if sizes.get(name) == entry.size]
+            digests = map_in_threads(lambda name: self._sha256(_object_name(manifest, name)), rest)
+            wrong += [name for name, digest in zip(rest, digests, strict=True) if digest != entries[name].sha256]
         return wrong
 
     def _intact_copy(self, manifest: Manifest, name: str) -> Path | None:
@@ -168,7 +124,7 @@ class Store(ABC):
     def local_path(self, manifest: Manifest, name: str) -> Path:
         """Local path of a committed file whose sha256 was verified by this process."""
         verified = self._verified.get((manifest.object_key, manifest.attempt, name))
-        if verified is None:
+        if verified is None or not verified.is_file():
             verified = self._intact_copy(manifest, name)
             if verified is None:
                 self.mark_invalid(manifest, f"{name} does not have its sha256")
@@ -179,29 +135,23 @@ class Store(ABC):
             self._verified[manifest.object_key, manifest.attempt, name] = verified
         return verified
 
-    def mark_invalid(self, manifest: Manifest, reason: str) -> None:
-        """From here on the key is computed anew."""
-        self.mark_manifest_invalid(_manifest_name(manifest.key, manifest.generation), reason)
-
-    def mark_manifest_invalid(self, name: str, reason: str) -> None:
-        """The same for a manifest that cannot be read, by the name of its object."""
-        self._create(f"{name}.invalid", reason.encode())
-
-    def create_manifest(self, manifest: Manifest) -> bool:
-        """Commit a manifest; False if its generation of the key is committed already."""
-        return self._create(
-            _manifest_name(manifest.key, manifest.generation), manifest.model_dump_json(indent=1).encode()
-        )
-
     @contextmanager
     def locked(self, key: str, say: Callable[[str], None] = lambda message: None) -> Iterator[None]:
-        """Hold the key's lock on this machine: a second run says so, waits and then finds the artifact. The lock's file
-        goes with it."""
+        """Hold the key's work directory in this home and its lease in the store: a second run, of this machine or of
+        another, says who computes, waits and then finds the artifact. The lock's file goes with it."""
         path = self.home.work_root / f"{key}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path, say, "another run computes this; waiting for its result"):
+
+        def say_who(message: str) -> None:
+            say(f"{message}{holder_of(self, key)}; waiting for its result")
+
+        with locked(path, say_who, "another run computes this"):
             try:
-                yield
+                self._leases[key] = acquire_lease(self, key, self.home.root, say)
+                try:
+                    yield
+                finally:
+                    self._leases.pop(key).release()
             finally:
                 path.unlink()
 
@@ -224,7 +174,13 @@ class Store(ABC):
             artifact = self.find(step, key)
             if artifact is not None:
                 return artifact, True
-            return self.compute(step, key, identity, run, report, log_metrics, time.monotonic), False
+            lease = self._leases[key]
+
+            def report_while_held(progress: Progress) -> None:
+                lease.check()
+                report(progress)
+
+            return self.compute(step, key, identity, run, report_while_held, log_metrics, time.monotonic), False
 
     def compute(
         self,
@@ -259,6 +215,9 @@ class Store(ABC):
         return artifact
 
     def _commit(self, step: Step[R], manifest: Manifest) -> Artifact[R]:
+        lease = self._leases[manifest.key]
+        lease.confirm()
+        manifest = manifest.model_copy(update={"fence": lease.fence})
         while True:
             if self.create_manifest(manifest):
                 return Artifact(manifest, step.record_type.model_validate(manifest.record), self)
@@ -275,22 +234,6 @@ class Store(ABC):
             manifest = self.read_manifest(key)
             if attempt and (manifest is None or manifest.attempt != attempt):
                 self._discard(key, attempt)
-
-    def committed_keys(self) -> list[str]:
-        """Keys that a manifest was ever committed under."""
-        return sorted({name.split(".")[0] for name in self.manifest_names()})
-
-    def iterate_manifests(self) -> Iterator[Manifest]:
-        """Every manifest that is not invalid, the newest of its key."""
-        for key in self.committed_keys():
-            manifest = self.read_manifest(key)
-            if manifest is not None:
-                yield manifest
-
-
-def step_key(identity: dict[str, Any]) -> str:
-    """The sha256 that names a step's work."""
-    return digest_of(identity)
 
 
 def hash_file(path: Path) -> str:
@@ -319,17 +262,13 @@ def _describe(
         generation=0,
         object_key=output.key,
         attempt=attempt,
-        digest=_content_digest(values, content),
+        digest=content_digest(values, content),
         identity=identity,
         record=values,
         content=content,
         evidence=evidence,
         seconds=round(seconds, 3),
     )
-
-
-def _content_digest(record: dict[str, Any], content: dict[str, FileEntry]) -> str:
-    return digest_of({"record": record, "content": {name: entry.sha256 for name, entry in content.items()}})
 
 
 def _entry(path: Path) -> FileEntry:
@@ -339,10 +278,6 @@ def _entry(path: Path) -> FileEntry:
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(map(partial(fnmatchcase, name), patterns))
-
-
-def _manifest_name(key: str, generation: int) -> str:
-    return f"manifests/{key}{f'.{generation}' if generation else ''}.json"
 
 
 def _object_name(manifest: Manifest, name: str) -> str:

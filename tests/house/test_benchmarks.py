@@ -58,6 +58,7 @@ TOYS: dict[str, Toy] = {
         },
     ),
     "training.train_step": ("--rounds 1 --steps 1", {"BATCH": 1, "LENGTH": 64, "RECIPE": SMALL}),
+    "data.store_objects": ("--bucket 20 --directory 20 --peer-objects 5", {}),
     "data.train_tokenizer": ("--input INPUT --tokens 300", {}),
 }
 LONG_TOYS: dict[str, Toy] = {

@@ -16,7 +16,10 @@ from urllib.parse import urlsplit
 KINDS = ("500", "503", "reset", "lost", "cut")
 """reset: before the server sees the request. lost: the server has done it, its answer never arrives. cut: half of the
 answer's body."""
+REFUSALS = {"ExpiredToken": 400, "RequestTimeTooSkewed": 403, "PermanentRedirect": 301}
+"""More kinds: the server refuses the client, with this status."""
 HOP_HEADERS = ("connection", "transfer-encoding", "content-length", "expect")
+REFUSAL_HEADERS = {"Content-Type": "application/xml", "x-amz-bucket-region": "eu-west-1"}
 Plan = Callable[[str, str], str]
 """The fault of a request by its method and path; an empty one is none."""
 
@@ -59,6 +62,8 @@ class Proxy(BaseHTTPRequestHandler):
             self.server.faults.append(f"{fault} {self.command} {self.path}")
         if fault in ("500", "503"):
             return self.answer(int(fault), {}, b"")
+        if fault in REFUSALS:
+            return self.answer(REFUSALS[fault], REFUSAL_HEADERS, f"<Error><Code>{fault}</Code></Error>".encode())
         if fault == "reset":
             return self.reset()
         upstream = self.server.upstream

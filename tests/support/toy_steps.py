@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from infra.home import open_home
 from infra.step import Artifact, Output, Progress, Record, Step, step
+from infra.storage import lease
 from infra.storage.open_store import open_store
 from infra.storage.store import Store, step_key
 
@@ -37,6 +38,8 @@ def write_numbers(*, output: Output) -> Numbers:
     for part in range(2):
         output.path(f"numbers/part-{part:05d}.txt").write_text("\n".join(str(part * 10 + n) for n in range(10)))
         time.sleep(float(os.environ.get("TOY_SECONDS", "0")))
+    while (gate := os.environ.get("TOY_GATE")) and not os.path.exists(gate):
+        time.sleep(0.02)
     return Numbers(num_lines=20)
 
 
@@ -58,7 +61,7 @@ def ensure(store: Store, toy: Step, computed: list[str] | None = None, **inputs:
         "distributions": {},
     }
     key = step_key(identity)
-    with store.locked(key):
+    with store.locked(key, lambda message: print(message, file=sys.stderr, flush=True)):
         artifact = store.find(toy, key)
         if artifact is not None:
             return artifact
@@ -82,8 +85,18 @@ def run_both(store: Store, computed: list[str] | None = None) -> tuple[Artifact,
 
 
 def main(store_dir: Path | str) -> None:
-    """Run as a program that a test kills: TOY_SECONDS=0.2 python -m tests.support.toy_steps STORE_DIR."""
-    print(run_both(open_store(str(store_dir), open_home()))[1].digest, flush=True)
+    """Run as a program that a test kills: TOY_SECONDS=0.2 python -m tests.support.toy_steps STORE_DIR.
+
+    TOY_GATE names a file that the first step waits for. TOY_LEASE_SECONDS shortens its leases; TOY_MACHINE makes it a
+    process of another machine for those who wait."""
+    lease.LEASE_SECONDS = float(os.environ.get("TOY_LEASE_SECONDS", lease.LEASE_SECONDS))
+    if machine := os.environ.get("TOY_MACHINE"):
+        lease._kernel = lambda: machine
+    computed: list[str] = []
+    try:
+        print(run_both(open_store(str(store_dir), open_home()), computed)[1].digest, flush=True)
+    finally:
+        print(f"computed {computed}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,59 @@
+"""The commands of glm46 that care for the store: adopt and gc."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from flows.cli.command_errors import usage_errors
+from flows.cli.options import JSON, STORE
+
+HOUR_SECONDS = 3600
+
+
+def adopt(
+    old: Annotated[str, typer.Argument(help="key of the work, as `run --json` printed it")],
+    new: Annotated[str, typer.Argument(help="key that the newer code asks for")],
+    reason: Annotated[
+        str, typer.Option(help="why the older code's result is still right; kept in manifest and report")
+    ],
+    store: STORE = None,
+) -> None:
+    """Accept work done under older code for newer code; unfinished work continues."""
+    with usage_errors():
+        from infra.home import open_home
+        from infra.storage.adoption import adopt as adopt_work
+        from infra.storage.open_store import open_store
+
+        home = open_home()
+        print(adopt_work(open_store(store, home), home, old, new, reason))
+
+
+def gc(
+    store: STORE = None,
+    delete: Annotated[bool, typer.Option("--delete", help="remove what is listed; by default only list it")] = False,
+    older_than: Annotated[
+        float, typer.Option(metavar="HOURS", min=0, help="leave what is younger, by the store's clock")
+    ] = 24,
+    as_json: JSON = False,
+) -> None:
+    """List or remove what nobody needs: attempts of killed runs, invalid manifests, old leases, cached copies."""
+    with usage_errors():
+        from flows.cli.jobs import running_jobs
+        from infra.home import open_home
+        from infra.storage.garbage import delete_garbage, find_garbage
+        from infra.storage.open_store import open_store
+
+        home = open_home()
+        opened = open_store(store, home)
+        garbage = find_garbage(opened, older_than * HOUR_SECONDS, is_cache_free=not running_jobs(home))
+        for lease in garbage.silent:
+            print(f"nobody renews the lease of {lease.holder}: the next run that needs its work takes it over")
+        if delete:
+            garbage = delete_garbage(opened, garbage)
+        for heap in garbage.heaps():
+            print(f"{'removed ' if delete else ''}{heap.describe()}")
+        if as_json:
+            print(json.dumps({heap.what: {"count": heap.count, "bytes": heap.num_bytes} for heap in garbage.heaps()}))
