@@ -8,6 +8,7 @@ on. The manifest is the only cache.
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import time
 import uuid
@@ -26,6 +27,9 @@ from infra.step import Artifact, FileEntry, LogMetrics, Manifest, Output, Progre
 from infra.storage.lease import Lease, acquire_lease, holder_of
 from infra.storage.manifest_store import CorruptArtifactError, ManifestStore, content_digest, step_key
 from infra.storage.parallel import map_in_threads
+
+CORRUPT_FILE = re.compile(r"CorruptFileError: (?P<uri>\S+) is corrupt: [^\n]*")
+"""In the message of a failed task of Spark: the class and its message."""
 
 
 class Store(ManifestStore):
@@ -203,7 +207,8 @@ class Store(ManifestStore):
         started = clock()
         uri = self._uri(f"objects/{key}/{attempt}")
         output = Output(directory, uri, work_dir, key, report, log_metrics, partial(self._remove_below, key, attempt))
-        record = run(output)
+        with self._marking_corrupt_inputs():
+            record = run(output)
         manifest = _describe(step, attempt, identity, record, output, clock() - started)
         if (adopted := work_dir / "adopted_from").exists():
             manifest = manifest.model_copy(update={"adopted_from": adopted.read_text()})
@@ -213,6 +218,22 @@ class Store(ManifestStore):
             self._discard(key, attempt)
         shutil.rmtree(work_dir)
         return artifact
+
+    @contextmanager
+    def _marking_corrupt_inputs(self) -> Iterator[None]:
+        """What an executor reads and finds corrupt is marked, as what this process reads: its step is computed anew."""
+        try:
+            yield
+        except Exception as error:
+            corrupt = CORRUPT_FILE.search(str(error))
+            objects = f"{self.uri}/objects/"
+            if corrupt is None or not corrupt["uri"].startswith(objects):
+                raise
+            key, _, rest = corrupt["uri"].removeprefix(objects).partition("/")
+            for manifest in self.iterate_manifests():
+                if manifest.object_key == key and rest.startswith(f"{manifest.attempt}/"):
+                    self.mark_invalid(manifest, f"{rest} does not have its digest")
+            raise CorruptArtifactError(corrupt[0].removeprefix("CorruptFileError: ")) from error
 
     def _commit(self, step: Step[R], manifest: Manifest) -> Artifact[R]:
         lease = self._leases[manifest.key]

@@ -17,10 +17,13 @@ from botocore.client import BaseClient
 from configs.schema import ContractRecipe, RepositoryRecipe, SparkResources
 from infra.home import Home
 from infra.machine.spark import _zip_packages, stop_spark
+from infra.storage.manifest_store import CorruptArtifactError
 from infra.storage.s3_store import S3Store
 from infra.storage.store import Store
+from tasks.data.extraction.extract_documents import extract_documents
 from tasks.data.repositories.concatenate_repositories import concatenate_repositories
 from tasks.data.shards.shard_documents import shard_documents
+from tasks.data.sources.ingest_documents import ingest_documents
 from tasks.data.sources.list_sources import list_sources
 from tasks.data.tokenizer.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import validate_contract
@@ -99,6 +102,23 @@ def test_the_driver_opens_no_part_of_a_store_in_s3(s3_server, sources, local, tm
     sizes = {key: store._size(key.removeprefix("data-plane/")) for _, key in opened}
     assert not {(operation, key, sizes[key]) for operation, key in opened if operation != "PutObject"}
     assert all(size < 16384 for size in sizes.values())  # tables without rows, which no task writes
+
+
+def test_a_part_that_changed_after_its_commit_is_named_and_made_anew(tmp_path):
+    """By the executor that reads it: the driver looks at sizes only."""
+    (tmp_path / "corpus").mkdir()
+    write_corpus(tmp_path / "corpus", 12)
+    sources, spark = list_sources(tmp_path / "corpus"), {"resources": RESOURCES}
+    records = compute(ingest_documents, tmp_path, sources=sources, recipe=RECIPE.ingest, **spark)
+    part = records.path("documents/part-00000.parquet")
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(CorruptArtifactError, match=r"part-00000\.parquet is corrupt: .*Run again"):
+        compute(extract_documents, tmp_path, records=records, recipe=RECIPE.extract, **spark)
+    again = compute(ingest_documents, tmp_path, sources=sources, recipe=RECIPE.ingest, **spark)
+    assert again.digest == records.digest and again.manifest.generation == 1
+    compute(extract_documents, tmp_path, records=again, recipe=RECIPE.extract, **spark)
 
 
 @pytest.fixture
