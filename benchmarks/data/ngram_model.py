@@ -90,7 +90,7 @@ def _write_arpa(model: NgramModel, texts: list[str], path: Path) -> None:
     for size in range(1, model.order + 1):
         starts = np.flatnonzero(ngrams.is_whole[size - 1])
         hashes, first = np.unique(ngrams.hashes[size - 1][starts], return_index=True)
-        rows = model.places(hashes)
+        rows = model.rows_of(hashes)
         begins, rows = starts[first[rows >= 0]], model.rows[rows[rows >= 0]]
         tails = [f"\t{backoff / base:.9f}" if size < model.order else "" for backoff in rows["log_backoff"]]
         lines = [

@@ -145,7 +145,7 @@ def _batches(problems: Artifact[SynthesizedProblems], name: str, shard: str) -> 
     table = pq.read_table(problems.path(name)).combine_chunks()
     table = table.append_column("shard", pa.array([shard] * table.num_rows))
     if "quality_bucket" not in table.column_names:  # conversations have none
-        table = table.append_column("quality_bucket", pa.array([UNBUCKETED] * table.num_rows))
+        table = table.append_column("quality_bucket", pa.array([UNBUCKETED] * table.num_rows, pa.int32()))
     return table.to_batches()
 
 
@@ -155,7 +155,7 @@ def write_members(batches: list[pa.RecordBatch], output: Output) -> TokenShards:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    rows = pa.Table.from_batches(batches)
+    rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in batches], promote_options="permissive")
     members = rows.filter(pc.field("file").is_null())
     pq.write_table(members.select(["id", "shard", "sequence"]).sort_by("id"), output.path("members.parquet"))
     sums = members.group_by("shard").aggregate([("id", "count"), ("num_tokens", "sum")]).to_pylist()

@@ -35,10 +35,10 @@ from benchmarks.training.generate import PROMPT_TOKENS, check_tokens
 from configs.load import load_scale
 from model.architecture.transformer import Glm4Moe
 from model.formats.gguf_checkpoint import write_gguf
-from model.formats.hf_checkpoint import save_checkpoint
 from model.generation.generation import InProcessEngine, Sampling
 from model.text.tokenizer_layout import SPECIAL_TOKENS
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
+from tests.support.saved_models import save_checkpoint
 
 BATCHES = (1, 8, 64)
 RECIPE = load_scale("nightly").model.recipe

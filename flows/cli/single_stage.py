@@ -248,7 +248,7 @@ def _left_by_a_stage(written: DocumentFiles) -> bool:
         return bool(files) and "content_digest" in pq.read_schema(files[0].uri).names
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
-            f"{files[0].uri} cannot be read ({error}): repair it, or run the stage that left it again"
+            f"{files[0].uri} cannot be read ({error}): repair it, or run the stage that wrote it again"
         ) from error
 
 

@@ -91,6 +91,7 @@ def requests_of_this_process():
 
 def test_the_driver_opens_no_part_of_a_store_in_s3(s3_server, sources, local, tmp_path):
     """Executors read and write the bucket themselves, and every step has the digests of a local directory."""
+    stop_spark()  # a session that was started before the server knows no endpoint
     home = Home(tmp_path / "home")
     store = S3Store("s3://glm46/data-plane", home)
     with requests_of_this_process() as requests:

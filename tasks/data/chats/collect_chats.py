@@ -128,12 +128,7 @@ def _write_streams(
 
     sums = rows.groupBy("stream").agg(F.count("id").alias("num_rows"), F.sum("num_bytes").alias("num_bytes")).collect()
     totals = {row["stream"]: (row["num_rows"], row["num_bytes"]) for row in sums}
-    changed = sorted(row["source"] for row in rows.where(F.col("stream") == CHANGED).select("source").collect())
-    if changed:
-        raise ValueError(
-            f"source {changed[0]} changed while it was read ({len(changed)} in all): "
-            "run again when nothing writes to it"
-        )
+    _refuse_changed(rows)
     kept = rows.where(F.col("stream") == KEPT)
     marked = kept.join(kept.groupBy("digest").agg(F.min("id").alias("original")), "digest")
     # A seed's solution, its variations and a teacher's trace come from one record: all are held out, or none.
@@ -163,11 +158,7 @@ def _write_streams(
         "id", F.lit(DUPLICATE).alias("reason"), F.col("original").alias("kept_id")
     )
     beyond = sized.where(~fits).select("id", F.lit(FULL).alias("reason"), F.lit("").alias("kept_id"))
-    left_out = rows.where(F.col("stream") == DROPPED).select("id", "reason", "kept_id")
-    dropped = left_out.unionByName(duplicates).unionByName(beyond)
-    reasons = count_reasons(write_table(dropped, output, "dropped.parquet", "reason"))
-    rejected = rows.where(F.col("stream") == REJECTED).select("id", "source", "offset", "reason", "detail")
-    rejections = count_reasons(write_table(rejected, output, "rejected.parquet", "reason"))
+    dropped, rejected = _write_left_out(rows, duplicates.unionByName(beyond), output)
     unique.unpersist()
     collections, sizes = counts_by(counts, 0), counts_by(counts, 1)
     record = CollectedChats(
@@ -177,14 +168,37 @@ def _write_streams(
         chats_by_collection={collection: count for (collection,), (count, _) in collections.items()},
         training_chats=sizes.get((TRAIN,), (0, 0))[0],
         validation_chats=sizes.get((VALIDATION,), (0, 0))[0],
-        dropped=reasons,
+        dropped=dropped,
         num_masked_chats=num_masked,
         masked={kind: by_kind[kind] for kind in recipe.personal_data.kinds},
-        rejected=rejections,
+        rejected=rejected,
     )
     num_in = sum(count for count, _ in totals.values())
     assert num_in == record.num_chats + sum(record.dropped.values()) + sum(record.rejected.values()), (num_in, record)
     return record
+
+
+def _refuse_changed(rows: DataFrame) -> None:
+    from pyspark.sql import functions as F
+
+    changed = sorted(row["source"] for row in rows.where(F.col("stream") == CHANGED).select("source").collect())
+    if changed:
+        raise ValueError(
+            f"source {changed[0]} changed while it was read ({len(changed)} in all): "
+            "run again when nothing writes to it"
+        )
+
+
+def _write_left_out(rows: DataFrame, duplicates: DataFrame, output: Output) -> tuple[dict[str, int], dict[str, int]]:
+    """dropped.parquet and rejected.parquet; their rows by reason."""
+    from pyspark.sql import functions as F
+
+    dropped = rows.where(F.col("stream") == DROPPED).select("id", "reason", "kept_id").unionByName(duplicates)
+    rejected = rows.where(F.col("stream") == REJECTED).select("id", "source", "offset", "reason", "detail")
+    return (
+        count_reasons(write_table(dropped, output, "dropped.parquet", "reason")),
+        count_reasons(write_table(rejected, output, "rejected.parquet", "reason")),
+    )
 
 
 def _hash_of(column: str, start: int) -> Column:

@@ -705,7 +705,7 @@ def book(num_texts: int) -> list[str]:
 
 
 def test_a_document_is_ranked_among_reference_text_that_the_model_has_not_seen(documents, tmp_path):
-    rows_in = pq.read_table(documents.paths("documents/*.parquet")[0]).to_pylist()
+    rows_in = pq.read_table(documents.files("documents/*.parquet")[0].uri).to_pylist()
     known = next(row["text"] for row in rows_in if row["source"] == "web.jsonl")
     page = f"<html><body><article><p>{book(61)[60]}</p></article></body></html>"
     sources = reference_sources(

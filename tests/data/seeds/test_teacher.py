@@ -342,7 +342,9 @@ def test_the_key_is_in_no_message(sources, teacher, tmp_path, monkeypatch):
         ask(sources, tmp_path, teacher({question: ["leak"] for question in GOOD}))
     message = "".join(traceback.format_exception(caught.value))
     assert "Incorrect API key provided: Bearer <key>" in message and "secret-of-the-test" not in message
-    with pytest.raises(ValueError, match=r"names a user or a password before @: give the key in GLM46_TEACHER_API_KEY"):
+    with pytest.raises(
+        ValueError, match=r"names a user or a password before @: give the key only in GLM46_TEACHER_API_KEY"
+    ):
         teacher_client("https://me:secret@host/v1", 1.0)
 
 
