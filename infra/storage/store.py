@@ -28,8 +28,8 @@ from infra.storage.lease import Lease, acquire_lease, holder_of
 from infra.storage.manifest_store import CorruptArtifactError, ManifestStore, content_digest, step_key
 from infra.storage.parallel import map_in_threads
 
-CORRUPT_FILE = re.compile(r"CorruptFileError: (?P<uri>\S+) is corrupt: [^\n]*")
-"""In the message of a failed task of Spark: the class and its message."""
+CORRUPT_FILE = re.compile(r"(?P<uri>\S+) is corrupt: [^\n]*")
+"""The message of a CorruptFileError, by itself or in that of a failed task of Spark."""
 
 
 class Store(ManifestStore):
@@ -233,7 +233,7 @@ class Store(ManifestStore):
             for manifest in self.iterate_manifests():
                 if manifest.object_key == key and rest.startswith(f"{manifest.attempt}/"):
                     self.mark_invalid(manifest, f"{rest} does not have its digest")
-            raise CorruptArtifactError(corrupt[0].removeprefix("CorruptFileError: ")) from error
+            raise CorruptArtifactError(corrupt[0]) from error
 
     def _commit(self, step: Step[R], manifest: Manifest) -> Artifact[R]:
         lease = self._leases[manifest.key]

@@ -7,6 +7,7 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from configs.files.s3_objects import S3
 from configs.files.stored_files import given_file
 from data_contracts.runner import ContractTable, Finding, check_table, read_contract
 from infra.machine.spark import spark_session
@@ -70,16 +71,18 @@ def check_files(
     resources: SparkResources,
     max_pandas_bytes: int = MAX_PANDAS_BYTES,
 ) -> tuple[list[Finding], int]:
-    """(findings, rows) of a table. A small file is checked in this process. Parts are checked where they are read: by
-    pandas in one task, or by Spark where the columns that the contract reads are larger than `max_pandas_bytes`."""
+    """(findings, rows) of a table. It is checked where its files are: by pandas in this process (a local master on a
+    directory, or one small file) or in one task, or by Spark where the columns that the contract reads are larger than
+    `max_pandas_bytes`."""
     files = subject.files(table.files)
     if files[0].name.endswith(".npy"):
         frame = _read_array(subject.path(table.files), table.columns)
         return check_table(table, frame), len(frame)
-    is_small = files[0].uri.endswith(f"/{table.files}") and files[0].size <= MAX_LOCAL_BYTES
-    if is_small:
-        here = [given_file(subject.path(table.files))]
-        checked = check_files_by_pandas(here, table, max_pandas_bytes)
+    is_one_small = files[0].uri.endswith(f"/{table.files}") and files[0].size <= MAX_LOCAL_BYTES
+    if resources.master.startswith("local") and not files[0].uri.startswith(S3):
+        checked = check_files_by_pandas(files, table, max_pandas_bytes)
+    elif is_one_small:
+        checked = check_files_by_pandas([given_file(subject.path(table.files))], table, max_pandas_bytes)
     else:
         checker = partial(check_parts, table=table, max_bytes=max_pandas_bytes)
         parts = slice_frame(spark_session(resources), files, 1)
