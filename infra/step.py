@@ -72,6 +72,10 @@ class Manifest(Record):
     """Wall time of the computing run: evidence."""
     fence: int = 0
     """Fencing number of the lease under which it was committed (infra/storage/lease.py): evidence."""
+    read_bytes: int = 0
+    """Bytes of stored files that the step's own process read: evidence. Executors and ranks are not counted."""
+    written_bytes: int = 0
+    """Bytes of its files that the step's own process wrote: evidence."""
     adopted_from: str = ""
     """Key under older code whose work was taken over, and why: `OLD: reason`."""
 

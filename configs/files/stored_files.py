@@ -21,6 +21,7 @@ from typing import Any
 from configs.files.atomic_files import replacing
 from configs.files.file_digests import BLOCK_BYTES, FileDigests, block_digest_of, digests_of
 from configs.files.s3_objects import S3, download, read_range, upload
+from configs.files.transferred_bytes import count_read, count_written
 
 NUM_CACHED_BLOCKS = 4
 
@@ -116,6 +117,7 @@ class VerifiedReader(io.RawIOBase):
             data = read_range(self._file.uri, begin, end)
         if len(data) != end - begin:
             raise CorruptFileError(self._file.uri, f"it ends at byte {begin + len(data)} of {self._file.size}")
+        count_read(len(data))
         return data
 
     def _verify(self, number: int, data: bytes) -> None:
@@ -170,12 +172,14 @@ def _written(path: Path, uri: str, written: list[StoredFile]) -> Iterator[tuple[
         yield writer, written
         raw.flush()
         os.fsync(raw.fileno())
+    count_written(writer.digests.size)
     written.append(StoredFile(uri, writer.digests.size, writer.digests.sha256, writer.digests.blocks))
 
 
 @cache
 def local_copy(file: StoredFile) -> str:
     """Path of a verified local copy: the file itself where it is local. Processes of this machine share a copy."""
+    count_read(file.size)
     path = Path(file.uri)
     if file.uri.startswith(S3):
         path = Path(tempfile.gettempdir()) / f"glm46-copies-{os.getuid()}" / file.sha256 / file.name

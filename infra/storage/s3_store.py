@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from configs.files.atomic_files import replacing
+from configs.files.s3_objects import FIRST_WAIT_SECONDS, MAX_ATTEMPTS, until_whole
 from infra.home import Home
 from infra.storage.object_store import StoredObject, Upload
 from infra.storage.parallel import NUM_THREADS
 from infra.storage.s3_errors import StoreRefusedError, refuse_explained, refuse_other_region
 from infra.storage.store import Store
 
-T = TypeVar("T")
 PROBE = "conditional-create"
 """An empty object that every store holds."""
 NO_VERSION = '"00000000000000000000000000000000"'
@@ -25,8 +25,6 @@ NO_VERSION = '"00000000000000000000000000000000"'
 MAX_DELETED_AT_ONCE = 1000
 """Objects that one request may remove."""
 READ_BYTES = 1 << 20
-MAX_ATTEMPTS = 8
-FIRST_WAIT_SECONDS = 0.1
 
 
 class S3Store(Store):
@@ -36,21 +34,12 @@ class S3Store(Store):
     def __init__(self, uri: str, home: Home) -> None:
         import boto3
         from botocore.config import Config
-        from botocore.exceptions import (
-            BotoCoreError,
-            ClientError,
-            IncompleteReadError,
-            ParamValidationError,
-            ReadTimeoutError,
-            ResponseStreamingError,
-        )
-        from urllib3.exceptions import HTTPError
+        from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
         super().__init__(uri.rstrip("/"), home)
         self.bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
         self.prefix = f"{prefix}/" if prefix else ""
         self._client_error = ClientError
-        self._broken_answers = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError, HTTPError)
         home.cache_dir.mkdir(parents=True, exist_ok=True)
         try:
             self.client = boto3.client("s3", config=Config(max_pool_connections=NUM_THREADS))
@@ -94,17 +83,6 @@ class S3Store(Store):
         found = self.read_version(name)
         return None if found is None else found[0]
 
-    def _until_whole(self, request: Callable[[], T]) -> T:
-        """The client repeats a request that fails, but not one whose answer breaks off, also that of an error."""
-        for attempt in range(MAX_ATTEMPTS):
-            try:
-                return request()
-            except self._broken_answers:
-                if attempt == MAX_ATTEMPTS - 1:
-                    raise
-                time.sleep(FIRST_WAIT_SECONDS * 2**attempt)
-        raise AssertionError(self.uri)
-
     def _create(self, name: str, data: bytes) -> bool:
         return self.replace_version(name, data, None) is not None
 
@@ -120,7 +98,7 @@ class S3Store(Store):
                     return None
                 raise
 
-        return self._until_whole(read)
+        return until_whole(read)
 
     def replace_version(self, name: str, data: bytes, version: str | None) -> str | None:
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
@@ -188,7 +166,7 @@ class S3Store(Store):
                 digest.update(block)
             return digest.hexdigest()
 
-        return self._until_whole(read)
+        return until_whole(read)
 
     def _size(self, name: str) -> int | None:
         try:
@@ -205,7 +183,7 @@ class S3Store(Store):
             try:
                 with replacing(path) as temporary:
                     target = str(temporary)
-                    self._until_whole(lambda: self.client.download_file(self.bucket, self.prefix + name, target))
+                    until_whole(lambda: self.client.download_file(self.bucket, self.prefix + name, target))
             except self._client_error as error:
                 if not self._missing(error):
                     raise

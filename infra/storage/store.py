@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from configs.files.file_digests import digests_of
+from configs.files.transferred_bytes import Transferred, count_read, count_written, counting_bytes
 from infra.file_lock import locked
 from infra.home import Home
 from infra.step import Artifact, FileEntry, LogMetrics, Manifest, Output, Progress, R, Record, Step
@@ -137,6 +138,7 @@ class Store(ManifestStore):
                     f"Run again: step {manifest.step} is computed anew"
                 )
             self._verified[manifest.object_key, manifest.attempt, name] = verified
+        count_read(verified.stat().st_size)
         return verified
 
     @contextmanager
@@ -207,9 +209,10 @@ class Store(ManifestStore):
         started = clock()
         uri = self._uri(f"objects/{key}/{attempt}")
         output = Output(directory, uri, work_dir, key, report, log_metrics, partial(self._remove_below, key, attempt))
-        with self._marking_corrupt_inputs():
+        with counting_bytes() as transferred, self._marking_corrupt_inputs():
             record = run(output)
-        manifest = _describe(step, attempt, identity, record, output, clock() - started)
+            files = _describe_files(output)
+        manifest = _describe(step, attempt, identity, record, output.key, files, transferred, clock() - started)
         if (adopted := work_dir / "adopted_from").exists():
             manifest = manifest.model_copy(update={"adopted_from": adopted.read_text()})
         self._publish(key, attempt, sorted({*manifest.content, *manifest.evidence} - output.written.keys()))
@@ -263,14 +266,27 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _describe(
-    step: Step[R], attempt: str, identity: dict[str, Any], record: Record, output: Output, seconds: float
-) -> Manifest:
+def _describe_files(output: Output) -> dict[str, FileEntry]:
     """Files of executors are described already; only those that this process wrote are read."""
     paths = {path.relative_to(output.directory).as_posix(): path for path in output.directory.rglob("*")}
     own = {name: path for name, path in paths.items() if path.is_file() and name not in output.written}
     entries = {name: _entry(path) for name, path in own.items()}
-    entries |= {name: FileEntry(size=f.size, sha256=f.sha256, blocks=f.blocks) for name, f in output.written.items()}
+    count_written(sum(entry.size for entry in entries.values()))
+    return entries | {
+        name: FileEntry(size=file.size, sha256=file.sha256, blocks=file.blocks) for name, file in output.written.items()
+    }
+
+
+def _describe(
+    step: Step[R],
+    attempt: str,
+    identity: dict[str, Any],
+    record: Record,
+    key: str,
+    entries: dict[str, FileEntry],
+    transferred: Transferred,
+    seconds: float,
+) -> Manifest:
     content = {name: entry for name, entry in sorted(entries.items()) if _matches(name, step.content)}
     evidence = {
         name: entry for name, entry in sorted(entries.items()) if name not in content and _matches(name, step.evidence)
@@ -279,9 +295,9 @@ def _describe(
     assert not undeclared, f"step {step.name} wrote files that it does not declare: {undeclared}"
     values = record.model_dump(mode="json")
     return Manifest(
-        key=output.key,
+        key=key,
         generation=0,
-        object_key=output.key,
+        object_key=key,
         attempt=attempt,
         digest=content_digest(values, content),
         identity=identity,
@@ -289,6 +305,8 @@ def _describe(
         content=content,
         evidence=evidence,
         seconds=round(seconds, 3),
+        read_bytes=transferred.read,
+        written_bytes=transferred.written,
     )
 
 

@@ -121,6 +121,22 @@ def time_section(stages: Sequence[tuple[str, Artifact[Any]]]) -> str:
     return bars("seconds per stage", rows) + paragraph(note, "soft")
 
 
+def transfer_section(data: PreparedData) -> str:
+    """What of the data stages went through their own process; the rest went between executors and the store."""
+    rows = []
+    for artifact in data.stages:
+        manifest = artifact.manifest
+        size = sum(entry.size for entry in (*manifest.content.values(), *manifest.evidence.values()))
+        rows.append((manifest.step, size, manifest.read_bytes, manifest.written_bytes))
+    sizes, read, written = (sum(column) for column in list(zip(*rows, strict=True))[1:])
+    note = (
+        f"{sizes:,} bytes were written, {written:,} of them by the process of the step. It read {read:,} bytes. "
+        "Executors read and wrote the others."
+    )
+    columns = ("stage", "bytes in the store", "read by its process", "written by its process")
+    return heading("Bytes through the driver") + paragraph(note) + folded("By stage", table(columns, rows))
+
+
 def named_stages(
     data: PreparedData, phases: ReportedPhases, others: Iterable[Artifact[Any]]
 ) -> list[tuple[str, Artifact[Any]]]:

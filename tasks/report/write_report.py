@@ -24,7 +24,14 @@ from tasks.report.report_evaluation import (
     verdict_section,
 )
 from tasks.report.report_inputs import DIGITS, ReportedPhases
-from tasks.report.report_lineage import contract_section, key_section, lineage_section, named_stages, time_section
+from tasks.report.report_lineage import (
+    contract_section,
+    key_section,
+    lineage_section,
+    named_stages,
+    time_section,
+    transfer_section,
+)
 from tasks.report.report_page import Section, page, table
 from tasks.report.report_training import training_section
 
@@ -69,7 +76,7 @@ def write_report(
         Section("Lineage", lineage_section(data, phases)),
         Section("Files for llama.cpp", "" if gguf_evaluation is None else gguf_section(gguf_evaluation.record)),
         Section("Architecture", table(("glm4_moe key", "value"), architecture_rows(phases))),
-        Section("Time", time_section(stages)),
+        Section("Time", time_section(stages) + transfer_section(data)),
         Section("Keys and versions", key_section(stages)),
     ]
     last = phases.last

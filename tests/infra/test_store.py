@@ -54,6 +54,13 @@ def test_evidence_does_not_enter_the_digest(store, tmp_path, monkeypatch):
     assert ours.digest == theirs.digest
 
 
+def test_a_manifest_says_what_its_process_read_and_wrote_itself(store):
+    numbers, total = run_both(store)
+    sizes = {name: entry.size for name, entry in {**numbers.manifest.content, **numbers.manifest.evidence}.items()}
+    assert (numbers.manifest.read_bytes, numbers.manifest.written_bytes) == (0, sum(sizes.values()))
+    assert total.manifest.read_bytes == sum(size for name, size in sizes.items() if name.startswith("numbers/"))
+
+
 def test_of_two_racing_writers_one_wins_and_both_use_it(store, monkeypatch):
     barrier = threading.Barrier(2)
     create = store._create
