@@ -165,7 +165,7 @@ def make_shards(stages: DataStages, sources: SourceListing, prepared: Artifacts)
     chat_shards = stages.on_spark(
         shard_chats, "chat_shards", recipe.shards, chats=prepared["chats"], tokenizer=tokenizer
     )
-    suite = stages.on_driver(
+    suite = stages.on_spark(
         select_evaluation_items,
         "evaluation_suite",
         stages.run.scale.evaluation.recipe,

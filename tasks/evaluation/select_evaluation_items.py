@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
-from tasks.data.records.documents import REPOSITORY, TEST, document_id
 from tasks.evaluation.choice_questions import order_hash, questions_from_documents, questions_from_files
 from tasks.evaluation.engine import load_tokenizer
+from tasks.evaluation.held_out_documents import held_out_documents
 from tasks.evaluation.intervals import MIN_ITEMS
 from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, DOCUMENT, suite_digest
 from tasks.evaluation.suite import Question, write_suite
 
 if TYPE_CHECKING:
-    from configs.schema import EvaluationRecipe
+    from configs.schema import EvaluationRecipe, SparkResources
     from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
     from tasks.data.problems.synthesize_problems import SynthesizedProblems
     from tasks.data.repositories.concatenate_repositories import ConcatenatedRepositories
@@ -46,7 +46,7 @@ class EvaluationSuite(Record):
     num_document_bytes: int
 
 
-@step(content=("suite.parquet",), distributions=("tokenizers", "pyarrow"))
+@step(content=("suite.parquet",), distributions=("tokenizers", "pyarrow", "pyspark"))
 def select_evaluation_items(
     *,
     documents: Artifact[DecontaminatedDocuments],
@@ -54,12 +54,14 @@ def select_evaluation_items(
     sources: SourceListing,
     tokenizer: Artifact[TrainedTokenizer],
     recipe: EvaluationRecipe,
+    resources: SparkResources,
     output: Output,
     repositories: Artifact[ConcatenatedRepositories] | None = None,
 ) -> EvaluationSuite:
     """Raises ValueError when the budget does not hold a single document."""
-    held_out = _held_out(documents.paths("documents/*.parquet"))
-    concatenated = [] if repositories is None else _held_out(repositories.paths("documents/*.parquet"))
+    held_out = held_out_documents(documents.files("documents/*.parquet"), recipe, resources)
+    whole = [] if repositories is None else repositories.files("documents/*.parquet")
+    concatenated = held_out_documents(whole, recipe, resources) if whole else []
     chosen, num_tokens = _choose_documents([*held_out, *concatenated], tokenizer.path("tokenizer.json"), recipe)
     problem_rows = _read_problems(problems.path("problems.parquet"))
     asked, chats = list(_plain_problems(problem_rows)), list(_chat_problems(problem_rows, recipe.num_chat_problems))
@@ -76,20 +78,6 @@ def select_evaluation_items(
         num_document_tokens=num_tokens,
         num_document_bytes=sum(len(question.text.encode()) for question in chosen),
     )
-
-
-def _held_out(paths: list[Path]) -> list[dict[str, str]]:
-    """id, domain, text and unit of the documents of side `test`, in the order of their hash. A unit is a record; a
-    repository, which gives a record per max_document_chars, is one."""
-    import pyarrow.parquet as pq
-
-    columns, is_held_out = ["id", "source", "offset", "domain", "text"], [("split", "==", TEST)]
-    rows = [row for path in paths for row in pq.read_table(path, columns=columns, filters=is_held_out).to_pylist()]
-    ordered = sorted(rows, key=lambda row: order_hash(row["id"]))
-    return [
-        row | {"unit": document_id(row["source"], 0 if row["domain"] == REPOSITORY else row["offset"], 0)}
-        for row in ordered
-    ]
 
 
 def _choose_documents(

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from infra.step import Artifact
 from tasks.data.records.documents import NUM_EXAMPLES
+from tasks.data.records.documents_by_id import read_by_id
+from tasks.data.records.stored_tables import open_parquet
+
+if TYPE_CHECKING:
+    from configs.files.stored_files import StoredFile
 
 MAX_CHARS = 220
+BATCH_ROWS = 1 << 16
+MAX_ROWS = 1 << 22
+"""Rows that are looked through for examples: 200 MB of a table."""
 
 
 @dataclass(frozen=True)
@@ -22,34 +32,43 @@ class Example:
     text: str
 
 
-def dropped_examples(dropped_by: Artifact[Any], given: Iterable[Artifact[Any]]) -> dict[str, list[Example]]:
+def dropped_examples(dropped_by: Artifact[Any], given: Sequence[Artifact[Any]]) -> dict[str, list[Example]]:
     """Examples by reason, those of smallest id. `given`: the artifacts whose documents the step read."""
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(dropped_by.path("dropped.parquet")).sort_by("id").to_pylist()
-    chosen: dict[str, list[dict[str, str]]] = {}
-    for row in rows:
-        if len(chosen.setdefault(row["reason"], [])) < NUM_EXAMPLES:
-            chosen[row["reason"]].append(row)
-    texts = _texts({row["id"] for group in chosen.values() for row in group}, given)
+    chosen = first_by_reason(dropped_by.file("dropped.parquet"), dropped_by.record.dropped, NUM_EXAMPLES)
+    files = [file for artifact in given for file in artifact.files("documents/*.parquet")]
     return {
-        reason: [Example(row["id"], row["kept_id"], texts[row["id"]]) for row in group]
-        for reason, group in sorted(chosen.items())
+        reason: [Example(row["id"], row["kept_id"], _text(row["id"], files)) for row in rows]
+        for reason, rows in sorted(chosen.items())
     }
 
 
-def _texts(ids: set[str], given: Iterable[Artifact[Any]]) -> dict[str, str]:
-    import pyarrow.parquet as pq
+def first_by_reason(file: StoredFile, counts: Mapping[str, int], num_each: int) -> dict[str, list[dict[str, Any]]]:
+    """The first rows of each reason in a table of ids; `counts` are its rows by reason. A reason that is not among the
+    first MAX_ROWS has no example."""
+    import pyarrow as pa
 
-    texts: dict[str, str] = {}
-    for artifact in given:
-        for path in artifact.paths("documents/*.parquet"):
-            if ids - set(texts):
-                rows = pq.read_table(
-                    path, columns=["id", "text"], filters=[("id", "in", sorted(ids - set(texts)))]
-                ).to_pylist()
-                texts |= {row["id"]: shortened(row["text"]) for row in rows}
-    return texts
+    missing = {reason: min(count, num_each) for reason, count in counts.items() if count}
+    chosen: dict[str, list[dict[str, Any]]] = {}
+    num_read = 0
+    with open_parquet(file) as table:
+        for batch in table.iter_batches(BATCH_ROWS):
+            reasons = batch.column("reason").to_numpy(zero_copy_only=False)
+            for reason in [reason for reason, count in missing.items() if count]:
+                rows = batch.take(pa.array(np.flatnonzero(reasons == reason)[: missing[reason]])).to_pylist()
+                if rows:
+                    chosen.setdefault(reason, []).extend(rows)
+                    missing[reason] -= len(rows)
+            num_read += batch.num_rows
+            if num_read >= MAX_ROWS or not any(missing.values()):
+                break
+    return chosen
+
+
+def _text(document_id: str, files: list[StoredFile]) -> str:
+    """The beginning of a document's text, read from the one row group that can hold it."""
+    for batch in read_by_id(files, np.array([int(document_id, 16)], np.uint64), ["id", "text"]):
+        return shortened(batch.column("text")[0].as_py())
+    raise AssertionError(f"document {document_id} is in none of {len(files)} files")
 
 
 def shortened(text: str) -> str:

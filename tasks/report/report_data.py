@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 from infra.step import Artifact, digest_of
 from tasks.data.records.documents import REPOSITORY
 from tasks.prepared_data import PreparedData
-from tasks.report.dropped_examples import Example, dropped_examples, shortened
+from tasks.report.dropped_examples import Example, dropped_examples, first_by_reason, shortened
 from tasks.report.report_charts import bars
 from tasks.report.report_inputs import DIGITS
 from tasks.report.report_page import Cell, code, folded, heading, paragraph, quote, table
@@ -130,16 +130,9 @@ def _example(example: Example, why: str) -> str:
 
 def _rejected(artifact: Any) -> str:
     """Positions of records that no document could be made of."""
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(
-        artifact.path("rejected.parquet"), columns=["source", "offset", "reason", "detail"]
-    ).to_pylist()
-    by_reason = groupby(
-        sorted(rows, key=lambda row: (row["reason"], row["source"], row["offset"])), key=lambda row: row["reason"]
-    )
-    shown = [row for _, group in by_reason for row in islice(group, NUM_REJECTED_EXAMPLES)]
-    cells = [(row["reason"], row["source"], row["offset"], shortened(row["detail"])) for row in shown]
+    examples = first_by_reason(artifact.file("rejected.parquet"), artifact.record.rejected, NUM_REJECTED_EXAMPLES)
+    rows = [row for _, own in sorted(examples.items()) for row in sorted(own, key=itemgetter("source", "offset"))]
+    cells = [(row["reason"], row["source"], row["offset"], shortened(row["detail"])) for row in rows]
     return table(("reason", "file", "offset", "detail"), cells)
 
 

@@ -8,16 +8,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from configs.files.stored_files import given_file
 from configs.schema import EvaluationResources
 from infra.home import Home
 from infra.step import Progress
 from infra.storage.open_store import open_store
 from tasks.data.records.documents import REPOSITORY, document_id
+from tasks.evaluation import held_out_documents as held_out_module
 from tasks.evaluation.engine import document_token_ids, load_tokenizer
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
+from tasks.evaluation.held_out_documents import CHARS_PER_TOKEN, held_out_documents
 from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, accuracy, bits_per_byte, read_items
-from tasks.evaluation.select_evaluation_items import _choose_documents, _held_out
+from tasks.evaluation.select_evaluation_items import _choose_documents
 from tasks.evaluation.suite import read_suite
+from tests.support.data_inputs import RESOURCES
 from tests.support.evaluation_fakes import (
     BENCHMARK,
     DOCUMENTS,
@@ -87,9 +91,9 @@ def test_every_domain_gets_twenty_records_within_the_same_budget(store, tmp_path
     sizes = {"web": (400, 1, 400), "code": (30, 1, 4000), "math": (5, 40, 400)}
     rows = held_out_rows(tmp_path / "documents.parquet", sizes)
     toy_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    held_out = _held_out([tmp_path / "documents.parquet"])
-    assert {row["id"] for row in held_out} == {row["id"] for row in rows}
     recipe = RECIPE.model_copy(update={"max_document_tokens": 24_000, "max_document_chars": 2000})
+    held_out = held_out_documents([given_file(tmp_path / "documents.parquet")], recipe, RESOURCES)
+    assert {row["id"] for row in held_out} == {row["id"] for row in rows}
     chosen, num_tokens = _choose_documents(held_out, tmp_path / "tokenizer.json", recipe)
     assert 20_000 < num_tokens <= 24_000
     units = {domain: {question.unit for question in chosen if question.domain == domain} for domain in sizes}
@@ -105,9 +109,31 @@ def test_every_domain_gets_twenty_records_within_the_same_budget(store, tmp_path
     assert {question.item_id for question in chosen} < {question.item_id for question in more}
 
 
+def test_of_a_large_corpus_the_documents_of_lowest_hash_are_read(tmp_path, monkeypatch):
+    """As many as the budget may need, and enough of a small domain; a larger budget reads these and more."""
+    held_out_rows(tmp_path / "documents.parquet", {"web": (900, 1, 400), "math": (30, 1, 400)})
+    files = [given_file(tmp_path / "documents.parquet")]
+    every = held_out_documents(files, RECIPE, RESOURCES)
+    monkeypatch.setattr(held_out_module, "MIN_DOCUMENTS", 15)
+    chosen = {}
+    for budget in (2_000, 4_000):
+        recipe = RECIPE.model_copy(update={"max_document_tokens": budget})
+        rows = held_out_documents(files, recipe, RESOURCES)
+        chosen[budget] = [row["id"] for row in rows]
+        for domain in ("web", "math"):
+            own = [row for row in rows if row["domain"] == domain]
+            assert own == [row for row in every if row["domain"] == domain][: len(own)]
+        assert 0.5 * budget * CHARS_PER_TOKEN < sum(len(row["text"]) for row in rows) < 2 * budget * CHARS_PER_TOKEN
+        assert sum(row["domain"] == "math" for row in rows) >= 8
+    assert set(chosen[2_000]) < set(chosen[4_000]) < {row["id"] for row in every}
+
+
 def test_the_documents_of_one_repository_hang_together_as_the_pieces_of_a_record_do(tmp_path):
     held_out_rows(tmp_path / "documents.parquet", {"web": (3, 2, 400), REPOSITORY: (3, 1, 400)})
-    units = [(row["domain"], row["unit"]) for row in _held_out([tmp_path / "documents.parquet"])]
+    units = [
+        (row["domain"], row["unit"])
+        for row in held_out_documents([given_file(tmp_path / "documents.parquet")], RECIPE, RESOURCES)
+    ]
     assert sorted(domain for domain, _ in units) == [REPOSITORY] * 3 + ["web"] * 6
     assert sorted(domain for domain, _ in set(units)) == [REPOSITORY] + ["web"] * 3
 

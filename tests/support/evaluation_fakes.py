@@ -22,6 +22,7 @@ from model.text.chat_template import CHAT_TEMPLATE, encode, render_to_train
 from model.text.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS, added_tokens
 from tasks.data.sources.list_sources import SourceFile, SourceListing
 from tasks.evaluation.select_evaluation_items import EvaluationSuite, select_evaluation_items
+from tests.support.data_inputs import RESOURCES
 
 DOCUMENTS = {
     "web": "The quick brown fox jumps over the lazy dog, and then it sleeps in the warm afternoon sun until evening "
@@ -238,4 +239,5 @@ def evaluation_suite(store: Store, recipe: EvaluationRecipe = RECIPE) -> Artifac
     """The toy documents, problems and benchmark as a suite."""
     made = {"documents": split_documents, "problems": synthesize_problems, "tokenizer": train_tokenizer}
     inputs = {name: commit(store, toy) for name, toy in made.items()}
-    return commit(store, select_evaluation_items, recipe=recipe, sources=benchmark_files(store.home.root), **inputs)
+    inputs |= {"sources": benchmark_files(store.home.root)}
+    return commit(store, select_evaluation_items, recipe=recipe, resources=RESOURCES, **inputs)

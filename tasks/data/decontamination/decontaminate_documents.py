@@ -7,7 +7,6 @@ protected, and so are the generated problems that gate promotion or are held out
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,14 @@ from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.decontamination.overlap import CHUNK_CHARS, HIT_COLUMNS, find_overlaps
 from tasks.data.decontamination.protected_items import protected_items
-from tasks.data.records.document_files import check_counts, read_documents, write_documents
+from tasks.data.records.document_files import check_counts, count_reasons, read_documents, write_documents, write_table
 from tasks.data.records.documents import TRAIN
 from tasks.data.text.text_chunks import chunk_bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from configs.schema import DecontaminationRecipe, SparkResources
@@ -83,12 +82,13 @@ def decontaminate_documents(
     frame = reduce(lambda one, other: one.unionByName(other), frames)
     hits = frame.select("id", "text").mapInArrow(partial(find_overlaps, index=index), HIT_COLUMNS).persist()
     contaminated, num_common = _contaminated(hits, items.num_records, recipe.max_documents_per_run)
-    evidence = contaminated.toArrow()
-    reasons = _write_evidence(evidence, items, output)
+    contaminated = contaminated.persist()
+    reasons = _write_evidence(contaminated, items, output)
     kept = frame.join(F.broadcast(contaminated.select("id")), "id", "left_anti").select(*frame.columns)
     num_bytes = sum(artifact.record.num_bytes for artifact in given)
     _, counts = write_documents(kept, output, "documents", num_bytes, "split", "domain")
     check_counts(counts, reasons, num_in)
+    contaminated.unpersist()
     hits.unpersist()
     index.destroy()
     if not any(split == TRAIN for split, _ in counts):
@@ -126,37 +126,38 @@ def _contaminated(hits: DataFrame, num_records: int, max_documents: int) -> tupl
     return named.select("id", "smallest.*", "num_runs"), common.count()
 
 
-def _write_evidence(hits: pa.Table, items: ProtectedItems, output: Output) -> dict[str, int]:
+def _write_evidence(contaminated: DataFrame, items: ProtectedItems, output: Output) -> dict[str, int]:
     """dropped.parquet, and contaminated.parquet with what is shared, both sorted by document id; dropped documents by
     reason."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
+    from pyspark.sql import functions as F
 
-    numbers = hits.column("item").to_pylist()
-    dropped = _named(hits.column("id").to_pylist(), numbers, items)
-    pq.write_table(dropped.sort_by("id"), output.path("dropped.parquet"), compression="zstd")
-    shared = dropped.drop_columns("reason").rename_columns(["id", "item_id", "item"])
-    shared = shared.append_column("item_source", pa.array([items.sources[number] for number in numbers], pa.string()))
-    shared = shared.append_column("item_offset", pa.array([items.offsets[number] for number in numbers], pa.int64()))
-    shared = shared.append_column("item_kind", pa.array([items.kinds[number] for number in numbers], pa.string()))
-    for name in ("shared", "num_runs"):
-        shared = shared.append_column(name, hits.column(name))
-    shared = shared.drop_columns("item").sort_by("id").combine_chunks()
-    pq.write_table(shared, output.path("contaminated.parquet"), compression="zstd")
-    return dict(sorted(Counter(dropped.column("reason").to_pylist()).items()))
+    columns = {
+        **_named(items, range(items.count)),
+        "item_source": items.sources,
+        "item_kind": items.kinds,
+        "item_offset": items.offsets,
+        "number": list(range(items.count)),
+    }
+    types = [pa.string()] * (len(columns) - 2) + [pa.int64()] * 2
+    described = pa.table(columns, schema=pa.schema(list(zip(columns, types, strict=True))))
+    known = F.broadcast(contaminated.sparkSession.createDataFrame(described))
+    named = contaminated.withColumnRenamed("item", "number").join(known, "number")
+    dropped = count_reasons(
+        write_table(named.select("id", "reason", "kept_id", "item"), output, "dropped.parquet", "reason")
+    )
+    shared = ("item_source", "item_offset", "item_kind", "shared", "num_runs")
+    write_table(named.select("id", F.col("kept_id").alias("item_id"), *shared), output, "contaminated.parquet")
+    return dropped
 
 
-def _named(ids: list[str], numbers: list[int], items: ProtectedItems) -> pa.Table:
-    """(id, reason, kept_id, item) of documents that overlap with the items of these numbers."""
-    import pyarrow as pa
-
-    named = {
-        "id": ids,
+def _named(items: ProtectedItems, numbers: Sequence[int]) -> dict[str, list[str]]:
+    """Why texts that overlap with the items of these numbers are dropped: columns reason, kept_id, item."""
+    return {
         "reason": [items.reason(number) for number in numbers],
         "kept_id": [items.ids[number] for number in numbers],
         "item": [items.address(number) for number in numbers],
     }
-    return pa.table(named, schema=pa.schema([(name, pa.string()) for name in named]))
 
 
 def _write_prompts(path: Path, items: ProtectedItems, overlaps: OverlapIndex, output: Output) -> tuple[int, int]:
@@ -171,7 +172,8 @@ def _write_prompts(path: Path, items: ProtectedItems, overlaps: OverlapIndex, ou
     bounds = chunk_bounds(map(len, texts), CHUNK_CHARS)
     hits = np.concatenate([np.empty(0, np.int64), *(overlaps.first_hits(texts[start:stop]) for start, stop in bounds)])
     gone = np.flatnonzero(hits >= 0)
-    dropped = _named(prompts.column("id").take(pa.array(gone)).to_pylist(), hits[gone].tolist(), items)
+    named = {"id": prompts.column("id").take(pa.array(gone)).to_pylist(), **_named(items, hits[gone].tolist())}
+    dropped = pa.table(named, schema=pa.schema([(name, pa.string()) for name in named]))
     pq.write_table(dropped.sort_by("id"), output.path("dropped_prompts.parquet"), compression="zstd")
     pq.write_table(prompts.filter(pa.array(hits < 0)), output.path("prompts.parquet"), compression="zstd")
     return len(texts) - len(gone), len(gone)
