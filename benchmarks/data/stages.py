@@ -46,6 +46,8 @@ class Cost:
     megabytes: float
     cpu_seconds_per_mb: float
     shuffled_bytes_per_document: float
+    stored_bytes_per_mb: float
+    """Size of the stage's files."""
 
 
 def main() -> None:
@@ -100,6 +102,7 @@ def _run_chain(directory: Path, store: Path, costs: dict[str, Cost]) -> None:
                 read.num_bytes / 1e6,
                 (_cpu_seconds() - seconds) / read.num_bytes * 1e6,
                 (_shuffled_bytes() - shuffled) / read.num_documents,
+                sum(file.size for file in artifact.files("*")) / read.num_bytes * 1e6,
             )
         print(step.name, costs.get(step.name, "reads no documents"), flush=True)
         return artifact
