@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,39 @@ def spark_calls(path) -> set[str]:
 )
 def test_nothing_that_depends_on_partitions_is_called(path):
     assert not {name: reason for name, reason in BANNED.items() if name in spark_calls(path)}
+
+
+SMALL_FILES = {
+    "classifiers.json",
+    "ngram_model.json",
+    "tokenizer.json",
+    "problems.parquet",
+    "held_out.parquet",
+    "prompts.parquet",
+}
+"""Files whose size a configuration bounds: the driver may read them whole."""
+NAMED_ELSEWHERE = {"protected_items": {"name"}, "validate_contract": {"table.files"}}
+"""Calls whose file is a variable: generated problems; order.npy, and tables on one machine with a directory."""
+
+
+def spark_modules() -> list[Path]:
+    """Modules of tasks/ whose step, or a function of it, is given Spark's resources."""
+    return [path for path in sorted((ROOT / "tasks").rglob("*.py")) if "spark_session(" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", spark_modules(), ids=lambda path: path.stem)
+def test_a_step_on_spark_opens_no_part_in_the_driver(path):
+    """It passes `files` on to executors; `path`, `paths` and `directory` are files of this machine."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        owner = ast.unparse(node.func.value)
+        if node.func.attr in ("paths", "directory"):
+            raise AssertionError(f"{path.name}:{node.lineno} reads {ast.unparse(node)} in the driver")
+        if node.func.attr == "path" and owner not in ("output", "os") and node.args:
+            name = ast.unparse(node.args[0])
+            allowed = {repr(file) for file in SMALL_FILES} | NAMED_ELSEWHERE.get(path.stem, set())
+            assert name in allowed, f"{path.name}:{node.lineno} reads {name} in the driver"
 
 
 def test_sums_are_sums_of_integers():
