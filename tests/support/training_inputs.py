@@ -15,7 +15,7 @@ from configs.load import load_scale
 from configs.schema import Frozen, PackingRecipe, TrainingRecipe, TrainingResources
 from infra.home import Home
 from infra.step import Artifact, Output, Record, Step, step
-from infra.storage.local_store import LocalStore
+from infra.storage.open_store import open_store
 from infra.storage.store import Store, step_key
 from model.text.chat_template import encode, render_to_train
 from model.text.tokenizer_layout import SPECIAL_TOKENS, tokenizer_for_text
@@ -215,11 +215,12 @@ def compute(
 class TrainingInputs:
     """A home with shards and tokenizer; `train` trains a phase in it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, store_uri: str | None = None) -> None:
+        """`store_uri` is a bucket; without one the store is in the home."""
         self.home = Home(root)
         for directory in (root / "work", root / "run"):
             directory.mkdir(parents=True)
-        self.store = LocalStore(root / "store", self.home)
+        self.store = open_store(store_uri, self.home)
         self.shards = compute(self.store, shard_toy_documents)
         self.tokenizer = compute(self.store, make_toy_tokenizer)
 
