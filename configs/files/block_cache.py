@@ -18,13 +18,15 @@ from pathlib import Path
 from zlib import crc32
 
 from configs.files.atomic_files import replacing
+from configs.files.file_digests import BLOCK_BYTES
 from configs.files.stored_files import StoredFile, read_block
 
 NUM_LOCKS = 256
 """Blocks that the processes of this machine fetch at once, at most."""
 KEPT_SHARE = 0.9
 """Of the bound, what stays when blocks are removed: a look at all of them makes room for many."""
-
+MIN_BYTES = 64 * BLOCK_BYTES
+"""With less, the blocks of one step remove each other."""
 LOCKS_DIR, TOTAL_FILE = "locks", "total"
 
 
@@ -108,12 +110,18 @@ class BlockCache:
 
 def node_cache() -> BlockCache:
     """The cache of this machine and user below the directory for temporary files (TMPDIR). It takes at most half of the
-    disk space that nothing else uses."""
+    disk space that nothing else uses. Raises ValueError where that is less than a step needs."""
     directory = Path(tempfile.gettempdir()) / f"glm46-blocks-{os.getuid()}"
     directory.mkdir(exist_ok=True, mode=0o700)
     total = directory / LOCKS_DIR / TOTAL_FILE
     own = int(total.read_text() or 0) if total.exists() else 0
-    return BlockCache(directory, (shutil.disk_usage(directory).free + own) // 2)
+    max_bytes = (shutil.disk_usage(directory).free + own) // 2
+    if max_bytes < MIN_BYTES:
+        raise ValueError(
+            f"{directory} may keep {max_bytes} bytes of blocks from S3, half of what its disk has free; training needs "
+            f"{MIN_BYTES}: set TMPDIR to a disk with more room"
+        )
+    return BlockCache(directory, max_bytes)
 
 
 @contextmanager

@@ -155,6 +155,9 @@ def test_the_cache_of_the_machine_takes_half_of_the_free_space(tmp_path, monkeyp
     free = block_cache.shutil.disk_usage(tmp_path).free
     assert first._max_bytes == pytest.approx(free / 2, rel=0.1)
     assert [path.name for path in tmp_path.iterdir()] == [f"glm46-blocks-{os.getuid()}"]
+    monkeypatch.setattr(block_cache, "MIN_BYTES", 2 * free)
+    with pytest.raises(ValueError, match=rf"{tmp_path}/glm46-blocks-.* set TMPDIR to a disk with more room"):
+        node_cache()
 
 
 def read_some(cache_dir: Path, files: list[StoredFile], seed: int, bound: int) -> tuple[list[bytes], int]:

@@ -31,7 +31,7 @@ from tests.support.data_inputs import (
     write_corpus,
     write_packages,
 )
-from tests.support.row_files import packed_rows
+from tests.support.training_inputs import packed_rows
 
 CHAIN_RECIPE = chain_recipe(SYNTHESIS)
 TOKENIZER = RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 400, "sample_chars": 150000})

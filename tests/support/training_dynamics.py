@@ -24,7 +24,7 @@ from tasks.training.state.checkpoints import checkpoint_dir_of, find_checkpoint
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.spikes import TooManySpikesError
 from tasks.training.worker import Training, train_to_end
-from tests.support.row_files import files_in
+from tests.support.training_inputs import files_in
 
 POISON = 300
 """A token that no document holds."""

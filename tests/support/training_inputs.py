@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from configs.files.block_reader import BlockReader
+from configs.files.stored_files import StoredFile, given_file
 from configs.load import load_scale
 from configs.schema import Frozen, PackingRecipe, TrainingRecipe, TrainingResources
 from infra.home import Home
@@ -20,7 +22,7 @@ from infra.storage.store import Store, step_key
 from model.text.chat_template import encode, render_to_train
 from model.text.tokenizer_layout import SPECIAL_TOKENS, tokenizer_for_text
 from tasks.data.packing.pack_phase import pack_phase
-from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE
+from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE, PackedRows
 from tasks.data.packing.row_order import shuffled_rows
 from tasks.data.shards.token_shard import append_tokens, token_dtype, write_index
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
@@ -191,6 +193,18 @@ def make_toy_tokenizer(*, output: Output) -> ToyTokenizer:
         num_tokens=256 + len(SPECIAL_TOKENS),
         special_ids={name: 256 + number for number, name in enumerate(SPECIAL_TOKENS)},
     )
+
+
+def files_in(directory: Path) -> list[StoredFile]:
+    """The files of a directory, of which nobody knows a digest."""
+    return [given_file(path) for path in sorted(directory.iterdir()) if path.is_file()]
+
+
+def packed_rows(packed: Artifact | Path, *shards: Artifact | Path) -> PackedRows:
+    """The rows of a packed order that points into these shards."""
+    own = files_in(packed) if isinstance(packed, Path) else packed.files("*")
+    parts = [files_in(each) if isinstance(each, Path) else each.files("shards/*") for each in shards]
+    return PackedRows(own, [file for part in parts for file in part], BlockReader())
 
 
 def compute(

@@ -18,14 +18,13 @@ from tasks.data.shards.token_shard import append_tokens, token_dtype, write_inde
 from tasks.training.train_phase import describe_job
 from tests.support.model_recipes import GLM46, with_every_expert
 from tests.support.rank_processes import on_ranks
-from tests.support.row_files import files_in
 from tests.support.training_dynamics import (
     POISONED_STEP,
     SECOND_POISONED_STEP,
     keeping_the_best,
     spikes_and_measurements,
 )
-from tests.support.training_inputs import RESOURCES, TrainingInputs, small_recipe
+from tests.support.training_inputs import RESOURCES, TrainingInputs, files_in, small_recipe
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.mixed_precision import ComputeInBfloat16
 from tasks.training.schedule.schedules import StepPlan
 from tests.support.model_recipes import GLM46, random_model
-from tests.support.row_files import packed_rows
-from tests.support.training_inputs import TrainingInputs, small_recipe
+from tests.support.training_inputs import TrainingInputs, packed_rows, small_recipe
 
 pytestmark = pytest.mark.usefixtures("clear_routing")
 CPU = torch.device("cpu")

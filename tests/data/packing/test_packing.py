@@ -25,7 +25,7 @@ from tasks.data.packing.row_order import shuffled_rows
 from tasks.data.shards.token_shard import append_tokens, open_shard, token_dtype, write_index
 from tasks.data.shards.tokenize_parts import write_sequences
 from tests.support.data_inputs import compute
-from tests.support.row_files import packed_rows
+from tests.support.training_inputs import packed_rows
 
 SEQUENCES = {"code-00000": [[1, 2, 3, 9], [4, 5, 9], [6, 9]], "web-00000": [[11, 12, 9], [13, 14, 15, 16, 17, 9]]}
 

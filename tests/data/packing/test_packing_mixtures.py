@@ -18,7 +18,7 @@ from tasks.data.packing.mixture_schedule import allot_tokens, schedule_mixture
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.data.shards.token_shard import append_tokens, open_shard, token_dtype, write_index
 from tests.support.data_inputs import compute
-from tests.support.row_files import packed_rows
+from tests.support.training_inputs import packed_rows
 
 WAYPOINTS = (
     {"at_share": 0.0, "mixture": {"web": 0.8, "code": 0.2}},
