@@ -12,7 +12,8 @@ on this machine that waits before every answer and sends at most `--mb-per-secon
 
 `open_s` is until the rows are open, `first_rows_s` until the first step has its rows, counted from the same moment;
 `stall` is the share of the steps' time after the first that ranks wait. `fetched_mb` and `requests` are those of the
-server, `used_mb` the tokens of the rows. `anonymous_mib` is the memory of a rank that is not a mapped file.
+server, `used_mb` the tokens of the rows. `anonymous_mib` is the memory of a rank at its end that is not a mapped
+file, `peak_mib` the largest with mapped files.
 """
 
 from __future__ import annotations
@@ -160,16 +161,11 @@ def read_steps(
         waited += time.monotonic() - asked
     ended = time.monotonic()
     ahead.close()
-    anonymous = _anonymous_mib()
+    memory = {"anonymous_mib": _memory_mib("RssAnon"), "peak_mib": _memory_mib("VmHWM")}
     if reads_indexes:
         del indexes
     rows.close()
-    return {
-        "open_s": opened - started,
-        "first_rows_s": begun - started,
-        "stall": waited / (ended - begun),
-        "anonymous_mib": anonymous,
-    }
+    return {"open_s": opened - started, "first_rows_s": begun - started, "stall": waited / (ended - begun), **memory}
 
 
 def copied_first(files: list[StoredFile], directory: Path, counts: Counts, ranks: Callable[..., Row]) -> Row:
@@ -194,9 +190,9 @@ def copied_first(files: list[StoredFile], directory: Path, counts: Counts, ranks
     }
 
 
-def _anonymous_mib() -> float:
+def _memory_mib(name: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 
 if __name__ == "__main__":

@@ -48,7 +48,11 @@ class BlockReader:
         """Bring blocks to this machine and verify them, several at once."""
         wanted = {(file.uri, number): (file, number) for file, number in blocks}
         missing = [(file, number) for file, number in wanted.values() if not self._is_here(file, number)]
-        self.map(lambda block: self.block(*block), missing)
+
+        def bring(block: tuple[StoredFile, int]) -> None:
+            self.block(*block)  # its bytes are dropped: those of a whole step would fill the memory
+
+        self.map(bring, missing)
 
     def map(self, function: Callable[[T], R], values: Iterable[T]) -> list[R]:
         """Results in the order of the values, several computed at once; the function must not call `map` or `fetch`."""
