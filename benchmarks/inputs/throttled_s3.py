@@ -77,7 +77,8 @@ class Answer(BaseHTTPRequestHandler):
         size = self._path().stat().st_size
         first, last = 0, size - 1
         if given := self.headers.get("Range"):
-            first, last = (int(bound) for bound in given.removeprefix("bytes=").split("-"))
+            begin, _, end = given.removeprefix("bytes=").partition("-")
+            first, last = int(begin), int(end or last)
         self._begin(206 if given else 200, last + 1 - first, f"bytes {first}-{last}/{size}")
         with open(self._path(), "rb") as file:
             file.seek(first)
