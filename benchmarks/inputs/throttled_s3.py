@@ -14,6 +14,8 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.files.s3_objects import s3_client
+
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
@@ -126,9 +128,11 @@ def throttled_s3(root: Path, wait_seconds: float, bytes_per_second: float) -> It
     }
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
+    s3_client.cache_clear()  # a client keeps the address that it was made with
     try:
         yield counts
     finally:
+        s3_client.cache_clear()
         process.terminate()
         process.join()
         for name, value in before.items():
