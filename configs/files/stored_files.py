@@ -24,6 +24,12 @@ from configs.files.s3_objects import S3, download, read_range, upload
 from configs.files.transferred_bytes import count_read, count_written
 
 NUM_CACHED_BLOCKS = 4
+LOST_OBJECT = {
+    "NoSuchKey": "the store does not have it",
+    "404": "the store does not have it",
+    "InvalidRange": "it is shorter than when it was committed",
+}
+"""What an error of S3 says about a committed file."""
 
 
 class CorruptFileError(ValueError):
@@ -54,6 +60,46 @@ class StoredFile:
     def directory(self) -> str:
         return self.uri.rpartition("/")[0]
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes that are read and verified at once."""
+        return BLOCK_BYTES if self.blocks or not self.sha256 else max(self.size, 1)
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """First byte of a block, and the one after its last."""
+        return number * self.block_bytes, min((number + 1) * self.block_bytes, self.size)
+
+    def is_intact(self, number: int, data: bytes | memoryview) -> bool:
+        """Whether these bytes have the digest of a block."""
+        if not self.sha256:
+            return True
+        digest = hashlib.sha256(data)
+        return block_digest_of(digest) == self.blocks[number] if self.blocks else digest.hexdigest() == self.sha256
+
+
+def read_block(file: StoredFile, number: int, descriptor: int | None) -> bytes:
+    """Fetch and verify one block, of a local file by its descriptor. Raises CorruptFileError."""
+    begin, end = file.bounds(number)
+    data = _read_object(file, begin, end) if descriptor is None else os.pread(descriptor, end - begin, begin)
+    if len(data) != end - begin:
+        raise CorruptFileError(file.uri, f"it ends at byte {begin + len(data)} of {file.size}")
+    if not file.is_intact(number, data):
+        raise CorruptFileError(file.uri, f"the block at byte {begin} has another digest")
+    count_read(len(data))
+    return data
+
+
+def _read_object(file: StoredFile, begin: int, end: int) -> bytes:
+    from botocore.exceptions import ClientError
+
+    try:
+        return read_range(file.uri, begin, end)
+    except ClientError as error:
+        problem = LOST_OBJECT.get(error.response["Error"]["Code"])
+        if problem is None:
+            raise
+        raise CorruptFileError(file.uri, problem) from error
+
 
 def given_file(path: Path) -> StoredFile:
     """A local file that no manifest describes."""
@@ -67,7 +113,6 @@ class VerifiedReader(io.RawIOBase):
     def __init__(self, file: StoredFile) -> None:
         self._file = file
         self._position = 0
-        self._block_bytes = BLOCK_BYTES if file.blocks or not file.sha256 else max(file.size, 1)
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._descriptor = None if file.uri.startswith(S3) else os.open(file.uri, os.O_RDONLY)
 
@@ -87,7 +132,7 @@ class VerifiedReader(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         view, given = memoryview(buffer).cast("B"), 0
         while given < len(view) and self._position < self._file.size:
-            number, begin = divmod(self._position, self._block_bytes)
+            number, begin = divmod(self._position, self._file.block_bytes)
             part = self._block(number)[begin : begin + len(view) - given]
             view[given : given + len(part)] = part
             given += len(part)
@@ -101,35 +146,11 @@ class VerifiedReader(io.RawIOBase):
 
     def _block(self, number: int) -> bytes:
         if number not in self._blocks:
-            begin = number * self._block_bytes
-            data = self._read(begin, min(begin + self._block_bytes, self._file.size))
-            self._verify(number, data)
-            self._blocks[number] = data
+            self._blocks[number] = read_block(self._file, number, self._descriptor)
             if len(self._blocks) > NUM_CACHED_BLOCKS:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(number)
         return self._blocks[number]
-
-    def _read(self, begin: int, end: int) -> bytes:
-        if self._descriptor is not None:
-            data = os.pread(self._descriptor, end - begin, begin)
-        else:
-            data = read_range(self._file.uri, begin, end)
-        if len(data) != end - begin:
-            raise CorruptFileError(self._file.uri, f"it ends at byte {begin + len(data)} of {self._file.size}")
-        count_read(len(data))
-        return data
-
-    def _verify(self, number: int, data: bytes) -> None:
-        if not self._file.sha256:
-            return
-        digest = hashlib.sha256(data)
-        if self._file.blocks:
-            is_whole = block_digest_of(digest) == self._file.blocks[number]
-        else:
-            is_whole = digest.hexdigest() == self._file.sha256
-        if not is_whole:
-            raise CorruptFileError(self._file.uri, f"the block at byte {number * self._block_bytes} has another digest")
 
 
 class DigestingWriter(io.RawIOBase):

@@ -113,15 +113,16 @@ def describe_job(
     tokenizer: Artifact[TrainedTokenizer],
     start: Artifact[TrainedCheckpoint] | None,
 ) -> TrainingJob:
-    """What the ranks read: the inputs as paths, their checksums verified."""
+    """What the ranks read: rows and shards by address and digests, which the ranks verify; the rest as local paths,
+    their checksums verified."""
     token_ids = tokenizer.record.special_ids
     return TrainingJob(
         recipe=recipe,
         resources=resources,
         work_dir=str(work_dir),
-        packed_dir="" if packed is None else str(packed.paths("*")[0].parent),
-        shards_dirs=tuple(str(each.directory("shards")) for each in (shards, chats) if each is not None),
-        validation_dirs=() if validation is None else (str(validation.directory("shards")),),
+        packed=() if packed is None else tuple(packed.files("*")),
+        shards=tuple(file for each in (shards, chats) if each is not None for file in each.files("shards/*")),
+        validation=() if validation is None else tuple(validation.files("shards/*")),
         validation_domains={} if validation is None else validation.record.domains,
         prompts_path="" if prompts is None else str(prompts.path("prompts.parquet")),
         tokenizer_path=str(tokenizer.path("tokenizer.json")),

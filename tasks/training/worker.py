@@ -113,7 +113,7 @@ def prepare(job: TrainingJob) -> Training:
         job,
         trainable,
         open_phase_data(job, trainable),
-        HeldOut(job) if job.validation_dirs else None,
+        HeldOut(job) if job.validation else None,
         position,
         StepRecord(job, position) if is_writer else None,
         StepProfiler(job, trainable) if is_writer and profile.steps and (profile.flops or profile.trace) else None,

@@ -12,7 +12,6 @@ from configs.schema import ContractRecipe, PackingRecipe, RepositoryRecipe
 from infra.code_digest import closure
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.data.packing.pack_phase import pack_phase
-from tasks.data.packing.packed_rows import PackedRows
 from tasks.data.repositories.concatenate_repositories import concatenate_repositories
 from tasks.data.shards.shard_documents import shard_documents
 from tasks.data.shards.shard_validation import shard_validation
@@ -32,6 +31,7 @@ from tests.support.data_inputs import (
     write_corpus,
     write_packages,
 )
+from tests.support.training_inputs import packed_rows
 
 CHAIN_RECIPE = chain_recipe(SYNTHESIS)
 TOKENIZER = RECIPE.tokenizer.model_copy(update={"num_ordinary_tokens": 400, "sample_chars": 150000})
@@ -208,7 +208,7 @@ def test_validation_shards_hold_the_documents_of_their_side_and_nothing_that_is_
 
 
 def test_packed_rows_hold_the_tokens_of_the_mixture(chain):
-    packed = PackedRows(chain["packed"].path("order.npy").parent, (chain["shards"].directory("shards"),))
+    packed = packed_rows(chain["packed"], chain["shards"])
     tokens, segments, trained = packed.rows(0, len(packed))
     assert tokens.shape == segments.shape == (100, 65) and trained.all()
     assert tokens.max() < chain["tokenizer"].record.num_tokens

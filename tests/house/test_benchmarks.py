@@ -57,6 +57,7 @@ TOYS: dict[str, Toy] = {
             "ANSWERS_PER_PROBLEM": 4,
         },
     ),
+    "training.row_reading": ("--shards 6 --shard-tokens 20000 --rows 1 --steps 2 --step-seconds 0.01 --wait-ms 1", {}),
     "training.train_step": ("--rounds 1 --steps 1", {"BATCH": 1, "LENGTH": 64, "RECIPE": SMALL}),
     "data.store_objects": ("--bucket 20 --directory 20 --peer-objects 5", {}),
     "data.train_tokenizer": ("--input INPUT --tokens 300", {}),

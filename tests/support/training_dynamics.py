@@ -24,6 +24,7 @@ from tasks.training.state.checkpoints import checkpoint_dir_of, find_checkpoint
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.spikes import TooManySpikesError
 from tasks.training.worker import Training, train_to_end
+from tests.support.training_inputs import files_in
 
 POISON = 300
 """A token that no document holds."""
@@ -95,7 +96,7 @@ def poisoned(job: TrainingJob, directory: Path) -> TrainingJob:
     rows_per_step = job.recipe.course.peak_batch_tokens // job.recipe.sequence_length
     shards, start = directory / "shards", directory / "start"
     if dist.get_rank() == 0:
-        shutil.copytree(job.shards_dirs[0], shards)
+        shutil.copytree(job.shards[0].directory, shards)
         tokens = np.memmap(shards / "toy.bin", dtype="<u2", mode="r+")
         for step, row in ((POISONED_STEP, 1), (SECOND_POISONED_STEP, 2)):
             tokens[((step - 1) * rows_per_step + row) * job.recipe.sequence_length + 5] = POISON
@@ -108,7 +109,7 @@ def poisoned(job: TrainingJob, directory: Path) -> TrainingJob:
         (start / "state.json").write_text(json.dumps(state))
     dist.barrier()
     return job.model_copy(
-        update={"shards_dirs": (str(shards),), "start_dir": str(start), "work_dir": f"{job.work_dir}-poisoned"}
+        update={"shards": tuple(files_in(shards)), "start_dir": str(start), "work_dir": f"{job.work_dir}-poisoned"}
     )
 
 

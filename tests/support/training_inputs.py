@@ -11,16 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from configs.files.block_reader import BlockReader
+from configs.files.stored_files import StoredFile, given_file
 from configs.load import load_scale
 from configs.schema import Frozen, PackingRecipe, TrainingRecipe, TrainingResources
 from infra.home import Home
 from infra.step import Artifact, Output, Record, Step, step
-from infra.storage.local_store import LocalStore
+from infra.storage.open_store import open_store
 from infra.storage.store import Store, step_key
 from model.text.chat_template import encode, render_to_train
 from model.text.tokenizer_layout import SPECIAL_TOKENS, tokenizer_for_text
 from tasks.data.packing.pack_phase import pack_phase
-from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE
+from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE, PackedRows
 from tasks.data.packing.row_order import shuffled_rows
 from tasks.data.shards.token_shard import append_tokens, token_dtype, write_index
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
@@ -193,6 +195,18 @@ def make_toy_tokenizer(*, output: Output) -> ToyTokenizer:
     )
 
 
+def files_in(directory: Path) -> list[StoredFile]:
+    """The files of a directory, of which nobody knows a digest."""
+    return [given_file(path) for path in sorted(directory.iterdir()) if path.is_file()]
+
+
+def packed_rows(packed: Artifact | Path, *shards: Artifact | Path) -> PackedRows:
+    """The rows of a packed order that points into these shards."""
+    own = files_in(packed) if isinstance(packed, Path) else packed.files("*")
+    parts = [files_in(each) if isinstance(each, Path) else each.files("shards/*") for each in shards]
+    return PackedRows(own, [file for part in parts for file in part], BlockReader())
+
+
 def compute(
     store: Store, step: Step, *, log_metrics=lambda number, values: None, report=lambda progress: None, **arguments
 ) -> Artifact:
@@ -215,11 +229,12 @@ def compute(
 class TrainingInputs:
     """A home with shards and tokenizer; `train` trains a phase in it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, store_uri: str | None = None) -> None:
+        """`store_uri` is a bucket; without one the store is in the home."""
         self.home = Home(root)
         for directory in (root / "work", root / "run"):
             directory.mkdir(parents=True)
-        self.store = LocalStore(root / "store", self.home)
+        self.store = open_store(store_uri, self.home)
         self.shards = compute(self.store, shard_toy_documents)
         self.tokenizer = compute(self.store, make_toy_tokenizer)
 

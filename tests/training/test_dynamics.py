@@ -24,7 +24,7 @@ from tests.support.training_dynamics import (
     keeping_the_best,
     spikes_and_measurements,
 )
-from tests.support.training_inputs import RESOURCES, TrainingInputs, small_recipe
+from tests.support.training_inputs import RESOURCES, TrainingInputs, files_in, small_recipe
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_held_out_text_is_measured_and_the_best_weights_are_left(inputs, tmp_pat
         inputs, tmp_path / "job", resources, validation=validation, model=with_every_expert(GLM46).model_dump()
     ).model_copy(
         update={
-            "validation_dirs": (str(tmp_path / "held_out"),),
+            "validation": tuple(files_in(tmp_path / "held_out")),
             "validation_domains": {f"{domain}-00000": domain for domain in documents},
         }
     )
@@ -170,7 +170,7 @@ def test_held_out_text_of_another_tokenizer_is_refused(inputs, tmp_path):
 
     held_out(tmp_path / "held_out")
     job = job_of(inputs, tmp_path / "job").model_copy(
-        update={"validation_dirs": (str(tmp_path / "held_out"),), "validation_domains": {"web-00000": "web"}}
+        update={"validation": tuple(files_in(tmp_path / "held_out")), "validation_domains": {"web-00000": "web"}}
     )
     with pytest.raises(ValueError, match=r"held-out shards of domain web hold token id 25[0-9], .* the model 200 rows"):
         HeldOut(

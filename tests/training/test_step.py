@@ -10,14 +10,13 @@ import torch
 from configs.load import load_scale
 from model.architecture.losses import IGNORED
 from model.architecture.rotary import rotary_tables
-from tasks.data.packing.packed_rows import PackedRows
 from tasks.training.loop.batches import read_micro_batches
 from tasks.training.parallel.deepspeed_config import deepspeed_config
 from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.mixed_precision import ComputeInBfloat16
 from tasks.training.schedule.schedules import StepPlan
 from tests.support.model_recipes import GLM46, random_model
-from tests.support.training_inputs import TrainingInputs, small_recipe
+from tests.support.training_inputs import TrainingInputs, packed_rows, small_recipe
 
 pytestmark = pytest.mark.usefixtures("clear_routing")
 CPU = torch.device("cpu")
@@ -86,10 +85,7 @@ def test_attended_positions_and_squares_equal_a_count_of_pairs(is_segmented):
 def test_sft_trains_what_the_assistant_writes_and_the_next_role_token(tmp_path):
     inputs = TrainingInputs(tmp_path / "home")
     arguments = inputs.chat_arguments(small_recipe(objective={"kind": "sft"}))
-    rows = PackedRows(
-        arguments["packed"].paths("*")[0].parent,
-        (arguments["shards"].directory("shards"), arguments["chats"].directory("shards")),
-    )
+    rows = packed_rows(arguments["packed"], arguments["shards"], arguments["chats"])
     specials = inputs.tokenizer.record.special_ids
     for batch in read_micro_batches(rows, StepPlan(0, 8, 0, 0), 0, 1, 4, CPU):
         assert batch.is_segmented

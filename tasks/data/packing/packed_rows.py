@@ -1,4 +1,4 @@
-"""Reads a phase's packed rows from memory-mapped shards: any range, in O(1) of its position.
+"""Reads a phase's packed rows by position: any range, from files in a directory or in S3, none of which is read whole.
 
 order.npy holds one line per run of a document's tokens in the order of the phase: shard, sequence, offset in the
 sequence, length, slot, document. Lines of one document number belong together: a piece of a document, cut for
@@ -11,14 +11,16 @@ waypoints, inside each slice. Runs in training ranks: imports only NumPy.
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Iterable
 
 import numpy as np
 
+from configs.files.block_reader import BlockReader
+from configs.files.stored_files import StoredFile, VerifiedReader
+from tasks.data.packing.packed_order import PackedOrder
 from tasks.data.packing.row_order import shuffled_rows
-from tasks.data.shards.token_shard import open_mask, open_shard
+from tasks.data.shards.stored_shard import StoredShard, open_shards
 
-ORDER_COLUMNS = ("shard", "sequence", "offset", "length", "slot", "document")
 ORDER_FILE, PACKING_FILE = "order.npy", "packing.json"
 GLUE_SHARD = "glue"
 """Shard of the special tokens of fill-in-the-middle; its number follows those of the shards in packing.json."""
@@ -28,28 +30,23 @@ NO_SEGMENT = -1
 class PackedRows:
     """The rows of a phase: `packed_dir` holds order.npy and packing.json, `shards_dirs` the shards that they name."""
 
-    def __init__(self, packed_dir: Path, shards_dirs: tuple[Path, ...]) -> None:
-        packing = json.loads((packed_dir / PACKING_FILE).read_text())
+    def __init__(self, packed: Iterable[StoredFile], shards: Iterable[StoredFile], blocks: BlockReader) -> None:
+        """`blocks` is closed with the rows. A shard is opened when the first row needs it."""
+        self._blocks = blocks
+        own = {file.name: file for file in packed}
+        with VerifiedReader(own[PACKING_FILE]) as file:
+            packing = json.loads(file.read())
         self.sequence_length: int = packing["sequence_length"]
         self.is_segmented: bool = packing["packing"] == "best_fit"
         """Whether attention and targets stay inside a document."""
         self._seed: int = packing["seed"]
-        paths = [_shard_path(name, shards_dirs) for name in packing["shards"]]
-        paths += [packed_dir / f"{GLUE_SHARD}.bin"] if packing["has_glue"] else []
-        self._paths = paths
-        self._shards = [open_shard(path) for path in paths]
-        self._masks = [open_mask(path, len(shard.tokens)) for path, shard in zip(paths, self._shards, strict=True)]
-        order = _open_order(packed_dir / ORDER_FILE)
-        if order.ndim != 2 or order.shape[1] != len(ORDER_COLUMNS):
-            raise ValueError(
-                f"{packed_dir / ORDER_FILE} has shape {order.shape}, expected (pieces, {len(ORDER_COLUMNS)}): pack "
-                f"again"
-            )
-        self._order = order
-        self._slots = np.ascontiguousarray(order[:, 4])
+        self._shards = _shards_of(packing["shards"], open_shards(shards, blocks))
+        if packing["has_glue"]:
+            self._shards.append(open_shards(own.values(), blocks)[GLUE_SHARD])
+        self._order = PackedOrder(own[ORDER_FILE], blocks)
         self._row_stride = self.sequence_length + 1 if self.is_segmented else self.sequence_length
-        last_slot = int(order[-1, 3] + order[-1, 4] - 1)
-        self._num_rows = last_slot // self._row_stride + self.is_segmented
+        _, _, _, length, slot, _ = self._order.lines(np.array([len(self._order) - 1]))[0].tolist()
+        self._num_rows = (slot + length - 1) // self._row_stride + self.is_segmented
         self._slice_rows = packing.get("slice_rows", self._num_rows)
 
     def __len__(self) -> int:
@@ -66,7 +63,7 @@ class PackedRows:
             )
         first_slots = self._unshuffled_rows(start, stop) * self._row_stride
         slots = (first_slots[:, None] + np.arange(self.sequence_length + 1)).ravel()
-        tokens, segments, trained = self._gather(slots, np.searchsorted(self._slots, slots, side="right") - 1)
+        tokens, segments, trained = self._gather(slots, self._lines_of(first_slots))
         shape = (stop - start, self.sequence_length + 1)
         return tokens.reshape(shape), segments.astype(np.int32).reshape(shape), trained.reshape(shape)
 
@@ -74,31 +71,33 @@ class PackedRows:
         """Row, document id (from the shard's sidecar, if there is one), file, byte offset and tokens of every piece in
         rows start..stop-1."""
         pieces: list[dict[str, object]] = []
-        identities: dict[Path, dict[int, str]] = {}
+        identities: dict[int, dict[int, str]] = {}
         firsts = self._unshuffled_rows(start, stop) * self._row_stride
         for row, first in zip(range(start, stop), firsts.tolist(), strict=True):
-            line = int(np.searchsorted(self._slots, first, side="right")) - 1
-            while line < len(self._order) and self._slots[line] <= first + self.sequence_length:
-                number, sequence, offset, length, slot = self._order[line, :5].tolist()
-                line += 1
+            for number, sequence, offset, length, slot, _ in self._order.lines(
+                self._lines_of(np.array([first]))
+            ).tolist():
                 skipped = max(0, first - slot)
                 num_tokens = min(length, first + self.sequence_length + 1 - slot) - skipped
                 if num_tokens <= 0:
                     continue
-                path, shard = self._paths[number], self._shards[number]
-                if path not in identities:
-                    identities[path] = _document_ids(path)
-                position = int(shard.starts[sequence]) + offset + skipped
+                shard = self._shards[number]
+                if number not in identities:
+                    identities[number] = shard.document_ids()
+                position = int(shard.starts(np.array([sequence]))[0]) + offset + skipped
                 pieces.append(
                     {
                         "row": row,
-                        "document": identities[path].get(sequence, ""),
-                        "file": path.name,
+                        "document": identities[number].get(sequence, ""),
+                        "file": shard.file.name,
                         "byte_offset": position * shard.tokens.dtype.itemsize,
                         "num_tokens": num_tokens,
                     }
                 )
         return pieces
+
+    def close(self) -> None:
+        self._blocks.close()
 
     def _unshuffled_rows(self, start: int, stop: int) -> np.ndarray:
         """Numbers of rows start..stop-1 in the unshuffled order: they are shuffled over the whole phase, or, with
@@ -111,45 +110,48 @@ class PackedRows:
             rows[own] = first + shuffled_rows(rows[own] - first, count, self._seed + number)
         return rows
 
-    def _gather(self, slots: np.ndarray, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens, segments and trained mask at slots in, or after, the given lines of the order."""
-        needed, line = np.unique(lines, return_inverse=True)
-        shard_of, sequence, offset, length, slot, document = np.asarray(self._order[needed]).T
-        is_first = (needed == 0) | (np.asarray(self._order[np.maximum(needed - 1, 0), 5]) != document)
-        tokens, trained = np.zeros(len(slots), dtype=np.int32), np.zeros(len(slots), dtype=bool)
+    def _lines_of(self, first_slots: np.ndarray) -> np.ndarray:
+        """Numbers of the lines in the rows that begin at these slots, ascending."""
+        bounds = self._order.lines_at(np.concatenate([first_slots, first_slots + self.sequence_length]))
+        firsts, lasts = np.split(bounds, 2)
+        return np.unique(
+            np.concatenate([np.arange(first, last + 1) for first, last in zip(firsts, lasts, strict=True)])
+        )
+
+    def _gather(self, slots: np.ndarray, needed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens, segments and trained mask at slots in, or after, lines of these numbers."""
+        shard_of, sequence, offset, length, slot, document = self._order.lines(needed).T
+        before = self._order.lines(np.maximum(needed - 1, 0))
+        is_first = (needed == 0) | (before[:, 5] != document)
+        line = np.searchsorted(slot, slots, side="right") - 1
         within = slots - slot[line]
         is_filled = within < length[line]
         segments = np.where(is_filled, document[line], NO_SEGMENT)
-        for number in np.unique(shard_of):
-            shard, mask = self._shards[number], self._masks[number]
-            chosen = (shard_of == number)[line] & is_filled
-            positions = shard.starts[sequence[line[chosen]]] + (offset[line] + within)[chosen]
-            tokens[chosen] = shard.tokens[positions]
-            trained[chosen] = True if mask is None else mask[positions]
+        chosen = {number: (shard_of == number)[line] & is_filled for number in np.unique(shard_of).tolist()}
+        positions = self._positions(chosen, sequence[line], offset[line] + within)
+        self._blocks.fetch(block for number, own in positions.items() for block in self._shards[number].blocks_of(own))
+        tokens, trained = np.zeros(len(slots), dtype=np.int32), np.zeros(len(slots), dtype=bool)
+        for number, own in positions.items():
+            shard = self._shards[number]
+            tokens[chosen[number]] = shard.tokens.take(own)
+            trained[chosen[number]] = True if shard.mask is None else shard.mask.take(own)
         if self.is_segmented:
             trained[(within == 0) & is_first[line]] = False
         return tokens, segments, trained
 
+    def _positions(
+        self, chosen: dict[int, np.ndarray], sequence: np.ndarray, within: np.ndarray
+    ) -> dict[int, np.ndarray]:
+        """Positions in the tokens of each shard; the indexes of several shards are read at once."""
 
-def _open_order(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is cut short or damaged ({error}): pack again") from error
+        def positions_in(number: int) -> np.ndarray:
+            sequences, index = np.unique(sequence[chosen[number]], return_inverse=True)
+            return self._shards[number].starts(sequences)[index] + within[chosen[number]]
 
-
-def _document_ids(bin_path: Path) -> dict[int, str]:
-    """Document id of each sequence of a shard; empty without a sidecar."""
-    sidecar = bin_path.with_suffix(".parquet")
-    if not sidecar.exists():
-        return {}
-    import pyarrow.parquet as pq
-
-    columns = pq.read_table(sidecar, columns=["sequence", "id"]).to_pydict()
-    return dict(zip(columns["sequence"], columns["id"], strict=True))
+        return dict(zip(chosen, self._blocks.map(positions_in, chosen), strict=True))
 
 
-def _shard_path(name: str, directories: tuple[Path, ...]) -> Path:
-    existing = [directory / f"{name}.bin" for directory in directories if (directory / f"{name}.bin").exists()]
-    assert len(existing) == 1, f"shard {name} is in {len(existing)} of {[str(directory) for directory in directories]}"
-    return existing[0]
+def _shards_of(names: Iterable[str], shards: dict[str, StoredShard]) -> list[StoredShard]:
+    missing = [name for name in names if name not in shards]
+    assert not missing, f"the packed rows read shards that are not among those of the job: {missing[:3]}"
+    return [shards[name] for name in names]

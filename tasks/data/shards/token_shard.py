@@ -18,6 +18,7 @@ import numpy as np
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
+HEADER_BYTES = len(MAGIC) + 9 + 16
 DTYPE_CODES = {4: np.dtype("<i4"), 8: np.dtype("<u2")}
 MAX_UINT16_VOCABULARY = 65_500
 """Megatron stores smaller vocabularies in 16 bits (DType.optimal_dtype)."""
@@ -65,44 +66,57 @@ class TokenShard:
     """First token of each sequence, in tokens."""
 
 
+@dataclass(frozen=True)
+class IndexHeader:
+    """What an .idx says before its sequences."""
+
+    dtype: np.dtype
+    num_sequences: int
+
+    @property
+    def lengths_begin(self) -> int:
+        """First byte of the lengths (int32)."""
+        return HEADER_BYTES
+
+    @property
+    def pointers_begin(self) -> int:
+        """First byte of the pointers (int64)."""
+        return HEADER_BYTES + 4 * self.num_sequences
+
+
+def read_header(start: bytes, size: int, index_path: str | Path) -> IndexHeader:
+    """Of an .idx of `size` bytes from its first HEADER_BYTES. Raises ValueError, which names the file."""
+    if len(start) < HEADER_BYTES or start[: len(MAGIC)] != MAGIC:
+        raise ValueError(f"{index_path} is not a Megatron index: shard the documents again")
+    version, code = struct.unpack_from("<QB", start, len(MAGIC))
+    count, num_bounds = struct.unpack_from("<QQ", start, len(MAGIC) + 9)
+    if version != VERSION or code not in DTYPE_CODES or size != HEADER_BYTES + 12 * count + 8 * num_bounds:
+        raise ValueError(
+            f"{index_path} is cut short or damaged ({size} bytes for {count} sequences): shard the documents again"
+        )
+    return IndexHeader(DTYPE_CODES[code], count)
+
+
+def refuse_other_size(bin_path: str | Path, size: int, num_tokens: int, dtype: np.dtype) -> None:
+    """Raises ValueError where a .bin does not hold the tokens of its index."""
+    if size != num_tokens * dtype.itemsize:
+        raise ValueError(f"{bin_path} has {size} bytes, its index says {num_tokens} tokens: shard the documents again")
+
+
 def open_shard(bin_path: Path) -> TokenShard:
     """Map a shard. Raises ValueError, which names the file, where header, counts or sizes do not match."""
     index_path = bin_path.with_suffix(".idx")
     data = index_path.read_bytes()
-    header = len(MAGIC) + 9 + 16
-    if len(data) < header or data[: len(MAGIC)] != MAGIC:
-        raise ValueError(f"{index_path} is not a Megatron index: shard the documents again")
-    version, code = struct.unpack_from("<QB", data, len(MAGIC))
-    count, num_bounds = struct.unpack_from("<QQ", data, len(MAGIC) + 9)
-    if version != VERSION or code not in DTYPE_CODES or len(data) != header + 12 * count + 8 * num_bounds:
-        raise ValueError(
-            f"{index_path} is cut short or damaged ({len(data)} bytes for {count} sequences): shard the documents again"
-        )
-    dtype = DTYPE_CODES[code]
-    lengths = np.frombuffer(data, "<i4", count, header).astype(np.int64)
-    pointers = np.frombuffer(data, "<i8", count, header + 4 * count)
+    header = read_header(data[:HEADER_BYTES], len(data), index_path)
+    dtype, count = header.dtype, header.num_sequences
+    lengths = np.frombuffer(data, "<i4", count, header.lengths_begin).astype(np.int64)
+    pointers = np.frombuffer(data, "<i8", count, header.pointers_begin)
     starts = np.cumsum(lengths) - lengths
     if (lengths < 0).any() or not np.array_equal(pointers, starts * dtype.itemsize):
         raise ValueError(f"{index_path} is damaged (its sequences are not contiguous): shard the documents again")
     size = _size_of(bin_path)
-    if size != lengths.sum() * dtype.itemsize:
-        raise ValueError(
-            f"{bin_path} has {size} bytes, its index says {lengths.sum()} tokens: shard the documents again"
-        )
+    refuse_other_size(bin_path, size, int(lengths.sum()), dtype)
     return TokenShard(np.memmap(bin_path, dtype=dtype, mode="r") if size else np.zeros(0, dtype), lengths, starts)
-
-
-def open_mask(bin_path: Path, num_tokens: int) -> np.ndarray | None:
-    """Map the mask of a shard's tokens as booleans; None for a shard of documents, where every token is trained. Raises
-    ValueError, which names the file, where it does not hold one value per token."""
-    path = bin_path.with_suffix(".mask")
-    if not path.exists():
-        return None
-    if path.stat().st_size != num_tokens:
-        raise ValueError(
-            f"{path} has {path.stat().st_size} bytes for {num_tokens} tokens: shard the conversations again"
-        )
-    return np.memmap(path, dtype=np.bool_, mode="r") if num_tokens else np.zeros(0, np.bool_)
 
 
 def _size_of(bin_path: Path) -> int:

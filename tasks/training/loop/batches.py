@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,6 +26,8 @@ class Rows(Protocol):
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
 
+    def close(self) -> None: ...
+
 
 def read_micro_batches(
     rows: Rows, plan: StepPlan, rank: int, num_ranks: int, num_sequences: int, device: torch.device
@@ -35,9 +37,13 @@ def read_micro_batches(
     of some ranks is a filler: one of their rows again, without a target."""
     start, stop = (plan.first_row + plan.num_rows * bound // num_ranks for bound in (rank, rank + 1))
     fullest = -(-plan.num_rows // num_ranks)
-    batches = list(_micro_batches(rows, start, stop, num_sequences, device))
+    own = rows.rows(start, stop)
+    batches = [
+        _micro_batch([values[first : first + num_sequences] for values in own], rows.is_segmented, device)
+        for first in range(0, stop - start, num_sequences)
+    ]
     if len(batches) < -(-fullest // num_sequences):
-        row = next(_micro_batches(rows, stop - 1, stop, 1, device))
+        row = _micro_batch([values[-1:] for values in own], rows.is_segmented, device)
         batches.append(replace(row, target_ids_BT=torch.full_like(row.target_ids_BT, IGNORED), is_filler=True))
     return batches
 
@@ -54,11 +60,10 @@ def refuse_foreign_tokens(batches: Iterable[MicroBatch], vocab_size: int) -> Non
         )
 
 
-def _micro_batches(rows: Rows, start: int, stop: int, num_sequences: int, device: torch.device) -> Iterator[MicroBatch]:
-    for first in range(start, stop, num_sequences):
-        tokens, segments, trained = rows.rows(first, min(first + num_sequences, stop))
-        tokens_BS = torch.as_tensor(tokens, dtype=torch.int64, device=device)
-        segment_ids_BT = torch.as_tensor(segments, dtype=torch.int64, device=device)[:, :-1]
-        is_trained_BT = torch.as_tensor(trained, dtype=torch.bool, device=device)[:, 1:]
-        target_ids_BT = tokens_BS[:, 1:].masked_fill(~is_trained_BT, IGNORED)
-        yield MicroBatch(tokens_BS[:, :-1].contiguous(), target_ids_BT, segment_ids_BT, rows.is_segmented)
+def _micro_batch(rows: list[np.ndarray], is_segmented: bool, device: torch.device) -> MicroBatch:
+    tokens, segments, trained = rows
+    tokens_BS = torch.as_tensor(tokens, dtype=torch.int64, device=device)
+    segment_ids_BT = torch.as_tensor(segments, dtype=torch.int64, device=device)[:, :-1]
+    is_trained_BT = torch.as_tensor(trained, dtype=torch.bool, device=device)[:, 1:]
+    target_ids_BT = tokens_BS[:, 1:].masked_fill(~is_trained_BT, IGNORED)
+    return MicroBatch(tokens_BS[:, :-1].contiguous(), target_ids_BT, segment_ids_BT, is_segmented)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from configs.files.block_reader import BlockReader
 from configs.schema import PolicyObjective
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.packing.packed_rows import PackedRows
@@ -93,6 +94,7 @@ class PackedData:
 
     def close(self) -> None:
         self._ahead.close()
+        self.rows.close()
 
 
 class PolicyData:
@@ -137,15 +139,16 @@ def open_phase_data(job: TrainingJob, trainable: Trainable) -> PhaseData:
     recipe = job.recipe
     if isinstance(recipe.objective, PolicyObjective):
         return PolicyData(job, trainable.model)
-    rows = PackedRows(Path(job.packed_dir), tuple(map(Path, job.shards_dirs)))
+    rows = PackedRows(job.packed, job.shards, BlockReader())
+    packed_dir = job.packed[0].directory
     if rows.sequence_length != recipe.sequence_length:
         raise ValueError(
-            f"phase {recipe.phase} trains on {recipe.sequence_length} tokens per row, {job.packed_dir} holds rows of "
+            f"phase {recipe.phase} trains on {recipe.sequence_length} tokens per row, {packed_dir} holds rows of "
             f"{rows.sequence_length}: pack the phase with the same sequence_length"
         )
     if len(rows) * recipe.sequence_length < recipe.num_tokens:
         raise ValueError(
-            f"phase {recipe.phase} wants {recipe.num_tokens} tokens, {job.packed_dir} holds {len(rows)} rows of "
+            f"phase {recipe.phase} wants {recipe.num_tokens} tokens, {packed_dir} holds {len(rows)} rows of "
             f"{recipe.sequence_length}: pack the phase with the same budget"
         )
     return PackedData(

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from configs.files.block_reader import BlockReader
 from model.architecture.losses import IGNORED
-from tasks.data.shards.token_shard import open_shard
+from tasks.data.shards.stored_shard import StoredShard, open_shards
 from tasks.training.loop.training_step import sum_next_token_losses
 from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.sequence_parallel import own_parts
@@ -50,27 +51,19 @@ class HeldOut:
 
     def __init__(self, job: TrainingJob) -> None:
         """Raises ValueError where a domain has no text to score."""
-        recipe = job.recipe
         num_bytes = bytes_per_token(Path(job.tokenizer_path))
         self._num_sequences = job.resources.micro_batch_sequences
-        self.domains: dict[str, HeldOutRows] = {}
-        for domain in sorted(set(job.validation_domains.values())):
-            names = sorted(name for name, other in job.validation_domains.items() if other == domain)
-            paths = [_shard_path(name, job.validation_dirs) for name in names]
-            documents = _documents(paths, recipe.validation.num_tokens, job.pad_token_id)
-            highest = max((int(document.max()) for document in documents), default=0)
-            if highest >= min(recipe.model.vocab_size, len(num_bytes)):
-                raise ValueError(
-                    f"the held-out shards of domain {domain} hold token id {highest}, the tokenizer has "
-                    f"{len(num_bytes)} ids and the model "
-                    f"{recipe.model.vocab_size} rows: they come from another tokenizer; shard the documents again"
+        with BlockReader() as blocks:
+            shards = open_shards(job.validation, blocks)
+            self.domains = {
+                domain: _read_domain(
+                    [shards[name] for name, other in sorted(job.validation_domains.items()) if other == domain],
+                    domain,
+                    job,
+                    num_bytes,
                 )
-            rows = pack_held_out(documents, recipe.sequence_length, num_bytes)
-            if not rows.num_bytes:
-                raise ValueError(
-                    f"phase {recipe.phase}: no held-out text of domain {domain} in {', '.join(map(str, paths))}"
-                )
-            self.domains[domain] = rows
+                for domain in sorted(set(job.validation_domains.values()))
+            }
 
     def measure(self, trainable: Trainable, step: int) -> Measurement:
         """All ranks call it and get the same numbers; weights, moments and random state stay as they are."""
@@ -134,15 +127,30 @@ def bytes_per_token(tokenizer_path: Path) -> np.ndarray:
     return lengths
 
 
-def _documents(bin_paths: Sequence[Path], max_tokens: int, end_of_text_id: int) -> list[np.ndarray]:
+def _read_domain(shards: list[StoredShard], domain: str, job: TrainingJob, num_bytes: np.ndarray) -> HeldOutRows:
+    recipe = job.recipe
+    documents = _documents(shards, recipe.validation.num_tokens, job.pad_token_id)
+    highest = max((int(document.max()) for document in documents), default=0)
+    if highest >= min(recipe.model.vocab_size, len(num_bytes)):
+        raise ValueError(
+            f"the held-out shards of domain {domain} hold token id {highest}, the tokenizer has {len(num_bytes)} ids "
+            f"and the model {recipe.model.vocab_size} rows: they come from another tokenizer; shard the documents again"
+        )
+    rows = pack_held_out(documents, recipe.sequence_length, num_bytes)
+    if not rows.num_bytes:
+        addresses = ", ".join(shard.file.uri for shard in shards)
+        raise ValueError(f"phase {recipe.phase}: no held-out text of domain {domain} in {addresses}")
+    return rows
+
+
+def _documents(shards: Sequence[StoredShard], max_tokens: int, end_of_text_id: int) -> list[np.ndarray]:
     """The first documents of these shards until `max_tokens` tokens are scored; the last one is cut there. The
     end-of-text token that closes a document in its shard is put before it instead."""
     documents: list[np.ndarray] = []
     left = max_tokens
-    for path in bin_paths:
-        shard = open_shard(path)
-        for start, length in zip(shard.starts.tolist(), shard.lengths.tolist(), strict=True):
-            text = np.asarray(shard.tokens[start : start + length], dtype=np.int64)
+    for shard in shards:
+        for number in range(shard.header.num_sequences):
+            text = shard.sequence(number).astype(np.int64)
             text = text[text != end_of_text_id][:left]
             if len(text):
                 documents.append(np.concatenate([np.array([end_of_text_id]), text]))
@@ -157,11 +165,3 @@ def _filled_up(values: np.ndarray, length: int, gap: int) -> np.ndarray:
     filled = np.full((length, *values.shape[1:]), gap, dtype=np.int64)
     filled[: len(values)] = values
     return filled
-
-
-def _shard_path(name: str, directories: Sequence[str]) -> Path:
-    matches = [
-        Path(directory) / f"{name}.bin" for directory in directories if (Path(directory) / f"{name}.bin").exists()
-    ]
-    assert len(matches) == 1, f"held-out shard {name} is in {len(matches)} of {list(directories)}"
-    return matches[0]

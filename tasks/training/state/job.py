@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from configs.files.stored_files import StoredFile
 from configs.schema import Frozen, TrainingRecipe, TrainingResources
 
 JOB_FILE = "training.json"
@@ -11,18 +12,18 @@ ROLLOUTS_FILE = "rollouts.jsonl"
 
 
 class TrainingJob(Frozen):
-    """JOB.json of `python -m tasks.training.worker`. Paths are absolute."""
+    """JOB.json of `python -m tasks.training.worker`. Paths are absolute; files of the store may be in S3."""
 
     recipe: TrainingRecipe
     resources: TrainingResources
     work_dir: str
     """Checkpoints, metrics and logs of the run; a second start continues from them."""
-    packed_dir: str
-    """The packed order of the phase; empty for a policy objective, which samples its rows."""
-    shards_dirs: tuple[str, ...]
-    """The token shards that the order points into, in one or more directories."""
-    validation_dirs: tuple[str, ...]
-    """Token shards of held-out documents, measured while the phase trains; empty where none are measured."""
+    packed: tuple[StoredFile, ...]
+    """The packed order of the phase; none for a policy objective, which samples its rows."""
+    shards: tuple[StoredFile, ...]
+    """The token shards that the order points into, with their indexes, masks and sidecars."""
+    validation: tuple[StoredFile, ...]
+    """Token shards of held-out documents, measured while the phase trains; none where none are measured."""
     validation_domains: dict[str, str]
     """Domain of each of their shards."""
     prompts_path: str

@@ -25,7 +25,7 @@ from tasks.data.privacy.personal_data import KINDS, find_spans, mask_text
 from tasks.data.problems.synthesize_problems import synthesize_problems
 from tasks.data.records.documents import document_id
 from tasks.data.shards.shard_chats import shard_chats
-from tasks.data.shards.token_shard import open_mask, open_shard
+from tasks.data.shards.token_shard import open_shard
 from tasks.data.sources.ingest_documents import ingest_documents
 from tasks.data.sources.list_sources import list_sources
 from tasks.data.tokenizer.train_tokenizer import train_tokenizer
@@ -517,7 +517,7 @@ def test_shards_hold_the_rendered_conversations_and_what_is_trained(sharded):
     record, directory = sharded["chat_shards"].record, sharded["chat_shards"].directory("shards")
     assert record.shards == ("chat-00000",) and record.domains == {"chat-00000": "chat"}
     shard = open_shard(directory / "chat-00000.bin")
-    mask = open_mask(directory / "chat-00000.bin", len(shard.tokens))
+    mask = np.fromfile(directory / "chat-00000.mask", bool)
     assert len(mask) == len(shard.tokens) == record.num_tokens and int(np.sum(mask)) == record.num_trained_tokens
     chats = {row["id"]: row for row in rows(sharded["chats"], "chats/*.parquet") if row["split"] == "train"}
     sidecar = rows(sharded["chat_shards"], "shards/*.parquet")

@@ -20,12 +20,12 @@ from tasks.data.packing.domain_pieces import ALIKE, QualityBuckets, pieces_of
 from tasks.data.packing.fill_in_middle import FIM_TOKENS, Rearrangement
 from tasks.data.packing.mixture_schedule import allot_tokens, slots_of
 from tasks.data.packing.pack_phase import pack_phase
-from tasks.data.packing.packed_rows import PackedRows
 from tasks.data.packing.placed_units import place_stream
 from tasks.data.packing.row_order import shuffled_rows
 from tasks.data.shards.token_shard import append_tokens, open_shard, token_dtype, write_index
 from tasks.data.shards.tokenize_parts import write_sequences
 from tests.support.data_inputs import compute
+from tests.support.training_inputs import packed_rows
 
 SEQUENCES = {"code-00000": [[1, 2, 3, 9], [4, 5, 9], [6, 9]], "web-00000": [[11, 12, 9], [13, 14, 15, 16, 17, 9]]}
 
@@ -89,16 +89,17 @@ def test_an_index_whose_numbers_do_not_fit_together_is_named(shards_dir, offset,
 def test_missing_tokens_a_cut_mask_and_a_cut_order_are_named(shards_dir, packed):
     (shards_dir / "code-00000.mask").write_bytes(b"\1" * 8)
     with pytest.raises(ValueError, match=r"code-00000\.mask has 8 bytes for 9 tokens: shard the conversations again"):
-        PackedRows(shards_dir, (shards_dir,))
+        packed_rows(shards_dir, shards_dir).rows(0, 3)
     (shards_dir / "code-00000.mask").unlink()
     whole = (shards_dir / "order.npy").read_bytes()
     for size in (0, 5, 100, len(whole) - 8):
         (shards_dir / "order.npy").write_bytes(whole[:size])
         with pytest.raises(ValueError, match=r"order\.npy is cut short or damaged"):
-            PackedRows(shards_dir, (shards_dir,))
+            packed_rows(shards_dir, shards_dir)
     (shards_dir / "web-00000.bin").unlink()
-    with pytest.raises(ValueError, match=r"web-00000\.bin is missing beside its index"):
-        open_shard(shards_dir / "web-00000.bin")
+    for opening in (lambda: open_shard(shards_dir / "web-00000.bin"), lambda: packed_rows(shards_dir, shards_dir)):
+        with pytest.raises(ValueError, match=r"web-00000\.bin is missing beside its index"):
+            opening()
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65_499, np.uint16), (65_500, np.int32), (151_552, np.int32)])
@@ -157,7 +158,7 @@ def packed(shards_dir):
             {"packing": "stream", "sequence_length": 3, "seed": 46, "has_glue": False, "shards": list(SEQUENCES)}
         )
     )
-    return PackedRows(shards_dir, (shards_dir,))
+    return packed_rows(shards_dir, shards_dir)
 
 
 def test_packed_rows_are_the_stream_cut_and_shuffled(packed):
@@ -352,8 +353,7 @@ def pack(toys, **changes):
     mixture = {"chat": 0.5, "web": 0.3, "code": 0.2}
     given = recipe(**{"num_tokens": 3200, "sequence_length": 32, "mixture": mixture, "packing": "best_fit", **changes})
     packed = compute(pack_phase, root, shards=documents, chats=chats, recipe=given)
-    directories = (documents.directory("shards"), chats.directory("shards"))
-    rows = PackedRows(packed.path("order.npy").parent, directories)
+    rows = packed_rows(packed, documents, chats)
     return packed.record, np.load(packed.path("order.npy")), rows, [documents, documents, chats]
 
 
@@ -487,11 +487,7 @@ def pack_code(code, fim_rate, packing="best_fit", **changes):
     packed = compute(
         pack_phase, root, shards=shards, chats=None, tokenizer=tokenizer if fim_rate else None, recipe=given
     )
-    return (
-        packed,
-        np.load(packed.path("order.npy")),
-        PackedRows(packed.path("order.npy").parent, (shards.directory("shards"),)),
-    )
+    return (packed, np.load(packed.path("order.npy")), packed_rows(packed, shards))
 
 
 def un_fim(tokens: list[int]) -> list[int]:
