@@ -68,7 +68,8 @@ class VerifiedReader(io.RawIOBase):
         self._position = 0
         self._block_bytes = BLOCK_BYTES if file.blocks or not file.sha256 else max(file.size, 1)
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
-        self._descriptor = None if file.uri.startswith(S3) else os.open(file.uri, os.O_RDONLY)
+        with _missing_is_corrupt(file):
+            self._descriptor = None if file.uri.startswith(S3) else os.open(file.uri, os.O_RDONLY)
 
     def readable(self) -> bool:
         return True
@@ -113,7 +114,8 @@ class VerifiedReader(io.RawIOBase):
         if self._descriptor is not None:
             data = os.pread(self._descriptor, end - begin, begin)
         else:
-            data = read_range(self._file.uri, begin, end)
+            with _missing_is_corrupt(self._file):
+                data = read_range(self._file.uri, begin, end)
         if len(data) != end - begin:
             raise CorruptFileError(self._file.uri, f"it ends at byte {begin + len(data)} of {self._file.size}")
         return data
@@ -182,11 +184,24 @@ def local_copy(file: StoredFile) -> str:
         if not (path.is_file() and digests_of(path).sha256 == file.sha256):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with replacing(path) as temporary:
-                download(file.uri, temporary)
+                with _missing_is_corrupt(file):
+                    download(file.uri, temporary)
                 _verify_whole(temporary, file)
     else:
-        _verify_whole(path, file)
+        with _missing_is_corrupt(file):
+            _verify_whole(path, file)
     return str(path)
+
+
+@contextmanager
+def _missing_is_corrupt(file: StoredFile) -> Iterator[None]:
+    """A committed file that somebody removed; a user's own stays missing."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if not file.sha256:
+            raise
+        raise CorruptFileError(file.uri, "it was removed") from error
 
 
 def _verify_whole(path: Path, file: StoredFile) -> None:

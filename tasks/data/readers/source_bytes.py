@@ -9,12 +9,13 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, BinaryIO, cast
 
+from configs.files.s3_objects import S3, s3_client
+from configs.files.s3_refusals import StoreRefusedError
 from tasks.data.readers.stored_streams import DamagedStreamError, HashingReader, MemberReader, ZstdReader
 
-S3, HUGGING_FACE = "s3://", "hf://"
+HUGGING_FACE = "hf://"
 ETAG = "etag:"
 """Prefix of a digest that is an entity tag or a blob id, not a SHA-256."""
 BLOCK_BYTES = 1 << 20
@@ -157,7 +158,7 @@ class ObjectReader(io.RawIOBase):
             if status in CHANGED_STATUS:
                 raise ChangedSourceError(self._address) from error
             raise UnreadableSourceError(f"{self._address}: {error}") from error
-        except BotoCoreError as error:
+        except (BotoCoreError, StoreRefusedError) as error:
             raise UnreadableSourceError(f"{self._address}: {error}") from error
 
 
@@ -172,15 +173,6 @@ def is_listed(file: HashingReader, digest: str) -> bool:
 
 def _reason(error: OSError) -> str:
     return error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
-
-
-@cache
-def s3_client() -> Any:
-    """One client per process: making one takes longer than fetching a small object."""
-    import boto3
-    from botocore.config import Config
-
-    return boto3.client("s3", config=Config(retries={"mode": "standard", "max_attempts": 8}))
 
 
 def _cached_file(address: str) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.data.readers.source_bytes import ETAG, HUGGING_FACE, S3, s3_client
+from configs.files.s3_objects import S3, s3_client
+from tasks.data.readers.source_bytes import ETAG, HUGGING_FACE
 
 HELD_OUT = re.compile(r"(?:^|[/_.-])(?:test|validation|valid|val|dev|eval)(?:[/_.-]|$)", re.I)
 """Matches file names of a dataset's splits that are not for training."""

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from configs.files.s3_objects import s3_client
 from tasks.data.readers import source_bytes
 from tasks.data.readers.source_bytes import UnreadableSourceError, open_source
 from tasks.data.readers.table_records import parquet_lines
@@ -93,10 +94,10 @@ def proxy(s3_server, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", plan.url)
     monkeypatch.setattr(source_bytes, "FIRST_WAIT_SECONDS", 0.001)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.001)
-    source_bytes.s3_client.cache_clear()
+    s3_client.cache_clear()
     yield plan
     server.shutdown()
-    source_bytes.s3_client.cache_clear()
+    s3_client.cache_clear()
 
 
 @pytest.fixture
