@@ -53,7 +53,8 @@ class S3Store(Store):
         self._broken_answers = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError, HTTPError)
         home.cache_dir.mkdir(parents=True, exist_ok=True)
         try:
-            self.client = boto3.client("s3", config=Config(max_pool_connections=NUM_THREADS))
+            retries = {"mode": "standard", "max_attempts": MAX_ATTEMPTS}
+            self.client = boto3.client("s3", config=Config(max_pool_connections=NUM_THREADS, retries=retries))
             explain_refusals(self.client)
             region = self.client.head_bucket(Bucket=self.bucket).get("BucketRegion", "")
         except ParamValidationError as error:

@@ -88,10 +88,15 @@ class Proxy(BaseHTTPRequestHandler):
             return self.reset()
         upstream = self.server.upstream
         connection = http.client.HTTPConnection(upstream.hostname, upstream.port, timeout=60)
-        connection.request(self.command, self.path, body, self.forwarded())
-        answer = connection.getresponse()
-        content, headers = answer.read(), dict(answer.getheaders())
-        connection.close()
+        try:
+            connection.request(self.command, self.path, body, self.forwarded())
+            answer = connection.getresponse()
+            content, headers = answer.read(), dict(answer.getheaders())
+        except (OSError, http.client.HTTPException) as error:
+            self.server.faults.append(f"broken {self.command} {self.path}: {error!r}")
+            return self.answer(503, {}, b"")
+        finally:
+            connection.close()
         if fault == "lost":
             return self.reset()
         return self.answer(answer.status, headers, content, cut=fault == "cut")
