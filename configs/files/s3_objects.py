@@ -7,10 +7,13 @@ whose answer breaks off; `until_whole` does.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+
+from configs.files.s3_refusals import explain_refusals, refuse_without_credentials
 
 T = TypeVar("T")
 S3 = "s3://"
@@ -20,11 +23,15 @@ FIRST_WAIT_SECONDS = 0.1
 
 @cache
 def s3_client() -> Any:
-    """One client per process: making it takes longer than a small object."""
+    """One client per process: making it takes longer than a small object. Raises StoreRefusedError where this host has
+    no credentials, and later where the server refuses them."""
     import boto3
     from botocore.config import Config
 
-    return boto3.client("s3", config=Config(retries={"mode": "standard", "max_attempts": MAX_ATTEMPTS}))
+    refuse_without_credentials(session := boto3.Session())
+    client = session.client("s3", config=Config(retries={"mode": "standard", "max_attempts": MAX_ATTEMPTS}))
+    explain_refusals(client)
+    return client
 
 
 @cache
@@ -53,17 +60,42 @@ def bucket_and_key(uri: str) -> tuple[str, str]:
 
 
 def read_range(uri: str, begin: int, end: int) -> bytes:
-    """Bytes [begin, end) of an object."""
+    """Bytes [begin, end) of an object, none where it ends before. Raises FileNotFoundError."""
+    from botocore.exceptions import ClientError
+
     bucket, key = bucket_and_key(uri)
-    return until_whole(
-        lambda: s3_client().get_object(Bucket=bucket, Key=key, Range=f"bytes={begin}-{end - 1}")["Body"].read()
-    )
+    with _missing_is_no_file(uri):
+        try:
+            return until_whole(
+                lambda: s3_client().get_object(Bucket=bucket, Key=key, Range=f"bytes={begin}-{end - 1}")["Body"].read()
+            )
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "InvalidRange":
+                return b""
+            raise
 
 
 def download(uri: str, path: Path) -> None:
-    """Write an object to a local file."""
+    """Write an object to a local file. Raises FileNotFoundError."""
     bucket, key = bucket_and_key(uri)
-    until_whole(lambda: s3_client().download_file(bucket, key, str(path)))
+    with _missing_is_no_file(uri):
+        until_whole(lambda: s3_client().download_file(bucket, key, str(path)))
+
+
+@contextmanager
+def _missing_is_no_file(uri: str) -> Iterator[None]:
+    from botocore.exceptions import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        if _is_missing(error):
+            raise FileNotFoundError(uri) from error
+        raise
+
+
+def _is_missing(error: Any) -> bool:
+    return error.response["Error"]["Code"] in ("404", "NoSuchKey")
 
 
 def upload(path: Path, uri: str) -> None:
@@ -85,6 +117,6 @@ def _size(bucket: str, key: str) -> int | None:
     try:
         return s3_client().head_object(Bucket=bucket, Key=key)["ContentLength"]
     except ClientError as error:
-        if error.response["Error"]["Code"] in ("404", "NoSuchKey"):
+        if _is_missing(error):
             return None
         raise

@@ -24,12 +24,6 @@ from configs.files.s3_objects import S3, download, read_range, upload
 from configs.files.transferred_bytes import count_read, count_written
 
 NUM_CACHED_BLOCKS = 4
-LOST_OBJECT = {
-    "NoSuchKey": "the store does not have it",
-    "404": "the store does not have it",
-    "InvalidRange": "it is shorter than when it was committed",
-}
-"""What an error of S3 says about a committed file."""
 
 
 class CorruptFileError(ValueError):
@@ -80,25 +74,14 @@ class StoredFile:
 def read_block(file: StoredFile, number: int, descriptor: int | None) -> bytes:
     """Fetch and verify one block, of a local file by its descriptor. Raises CorruptFileError."""
     begin, end = file.bounds(number)
-    data = _read_object(file, begin, end) if descriptor is None else os.pread(descriptor, end - begin, begin)
+    with _missing_is_corrupt(file):
+        data = read_range(file.uri, begin, end) if descriptor is None else os.pread(descriptor, end - begin, begin)
     if len(data) != end - begin:
         raise CorruptFileError(file.uri, f"it ends at byte {begin + len(data)} of {file.size}")
     if not file.is_intact(number, data):
         raise CorruptFileError(file.uri, f"the block at byte {begin} has another digest")
     count_read(len(data))
     return data
-
-
-def _read_object(file: StoredFile, begin: int, end: int) -> bytes:
-    from botocore.exceptions import ClientError
-
-    try:
-        return read_range(file.uri, begin, end)
-    except ClientError as error:
-        problem = LOST_OBJECT.get(error.response["Error"]["Code"])
-        if problem is None:
-            raise
-        raise CorruptFileError(file.uri, problem) from error
 
 
 def given_file(path: Path) -> StoredFile:
@@ -114,7 +97,8 @@ class VerifiedReader(io.RawIOBase):
         self._file = file
         self._position = 0
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
-        self._descriptor = None if file.uri.startswith(S3) else os.open(file.uri, os.O_RDONLY)
+        with _missing_is_corrupt(file):
+            self._descriptor = None if file.uri.startswith(S3) else os.open(file.uri, os.O_RDONLY)
 
     def readable(self) -> bool:
         return True
@@ -207,11 +191,24 @@ def local_copy(file: StoredFile) -> str:
         if not (path.is_file() and digests_of(path).sha256 == file.sha256):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with replacing(path) as temporary:
-                download(file.uri, temporary)
+                with _missing_is_corrupt(file):
+                    download(file.uri, temporary)
                 _verify_whole(temporary, file)
     else:
-        _verify_whole(path, file)
+        with _missing_is_corrupt(file):
+            _verify_whole(path, file)
     return str(path)
+
+
+@contextmanager
+def _missing_is_corrupt(file: StoredFile) -> Iterator[None]:
+    """A committed file that somebody removed; a user's own stays missing."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if not file.sha256:
+            raise
+        raise CorruptFileError(file.uri, "it was removed") from error
 
 
 def _verify_whole(path: Path, file: StoredFile) -> None:

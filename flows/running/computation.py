@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from configs.schema import SparkResources
 from flows.running.spark_progress import watched_jobs
 from flows.running.stage_log import StageLog, StageResult, key_figures
+from infra.machine.executor_errors import executor_errors
 from infra.step import Artifact, Digested, LogMetrics, Output, Progress, R, Step
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ class Computation(Generic[R]):
         arguments = {**self.inputs, **{name: value for name, value in settings.items() if value is not None}}
 
         def run(output: Output) -> R:
-            with watched_jobs(report) if isinstance(self.resources, SparkResources) else nullcontext():
+            if not isinstance(self.resources, SparkResources):
+                return self.step(**arguments, output=output)
+            with watched_jobs(report), executor_errors():
                 return self.step(**arguments, output=output)
 
         return store.find_or_compute(

@@ -1,9 +1,9 @@
 """The one Spark session of a process: started on first use from `SparkResources`, stopped by `stop_spark`.
 
-It is quiet and has no UI. Executors on other machines get the project's executor-side packages (tasks, model) as a
-zip; a local master imports them in place. Shuffles, sockets, native libraries and Spark's log are in a directory of
-this process below the home's work/, removed with the session. The directory of a process that was killed is removed
-when the next session starts.
+It is quiet and has no UI. Executors on other machines get the project's executor-side packages as a zip and run
+the Python that PYSPARK_PYTHON names; a local master imports them in place with this Python. Shuffles, sockets, native
+libraries and Spark's log are in a directory of this process below the home's work/, removed with the session. The
+directory of a process that was killed is removed when the next session starts.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ def _start(resources: SparkResources, directory: Path) -> SparkSession:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    if resources.master.startswith("local") or "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     log_path = directory / "spark.log"
     builder = SparkSession.builder.appName("glm46")

@@ -8,14 +8,13 @@ import time
 from collections.abc import Iterable, Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 
 from configs.files.atomic_files import replacing
 from configs.files.s3_objects import FIRST_WAIT_SECONDS, MAX_ATTEMPTS, until_whole
+from configs.files.s3_refusals import StoreRefusedError, explain_refusals, refuse_other_region
 from infra.home import Home
 from infra.storage.object_store import StoredObject, Upload
 from infra.storage.parallel import NUM_THREADS
-from infra.storage.s3_errors import StoreRefusedError, refuse_explained, refuse_other_region
 from infra.storage.store import Store
 
 PROBE = "conditional-create"
@@ -42,8 +41,9 @@ class S3Store(Store):
         self._client_error = ClientError
         home.cache_dir.mkdir(parents=True, exist_ok=True)
         try:
-            self.client = boto3.client("s3", config=Config(max_pool_connections=NUM_THREADS))
-            self.client.meta.events.register("after-call.s3", self._explain_refusal)
+            retries = {"mode": "standard", "max_attempts": MAX_ATTEMPTS}
+            self.client = boto3.client("s3", config=Config(max_pool_connections=NUM_THREADS, retries=retries))
+            explain_refusals(self.client)
             region = self.client.head_bucket(Bucket=self.bucket).get("BucketRegion", "")
         except ParamValidationError as error:
             raise ValueError(f"store {uri} names no bucket: write s3://bucket/prefix") from error
@@ -66,15 +66,6 @@ class S3Store(Store):
                 f"store {self.uri}: the server ignores {ignored}, on which commits and leases rest: name another "
                 f"store, or update it"
             )
-
-    def _explain_refusal(self, parsed: dict[str, Any], model: Any, **_: object) -> None:
-        """Called with every answer. One to HEAD has no body: another request learns what it means."""
-        if model.name.startswith("Head") and parsed.get("Error", {}).get("Code") in ("400", "403"):
-            try:
-                self.client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
-            except self._client_error:
-                return
-        refuse_explained(self.uri, self.client.meta.region_name, parsed)
 
     def _missing(self, error: Exception) -> bool:
         return isinstance(error, self._client_error) and error.response["Error"]["Code"] in ("404", "NoSuchKey")  # pyright: ignore

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tasks.data.decontamination.item_names import ProtectedItems
+from tasks.data.decontamination.overlap import OverlapIndex
 from tests.conftest import ROOT
+from tests.house.test_house import NAMES, imports, name_of
 
 FILES = sorted((ROOT / "tasks" / "data").rglob("*.py"))
 BANNED = {
@@ -31,6 +34,7 @@ BANNED = {
     "stddev": "float sums differ in their last digits",
     "sum_distinct": "float sums differ in their last digits",
 }
+SENT_IN_BROADCASTS = (ProtectedItems, OverlapIndex)
 
 
 def spark_calls(path) -> set[str]:
@@ -93,7 +97,6 @@ def test_sums_are_sums_of_integers():
 
 def test_modules_that_run_in_executors_import_neither_prefect_mlflow_infra_nor_spark():
     from infra.code_digest import closure, module_path
-    from tests.house.test_house import imports, name_of
 
     shipped = {
         name_of(path): path
@@ -114,6 +117,42 @@ def test_modules_that_run_in_executors_import_neither_prefect_mlflow_infra_nor_s
     for module in closure(tuple(sorted(shipped))):
         names = {name.split(".")[0] for name in imports(module_path(module), runtime_only=True)}
         assert not names & {"prefect", "mlflow", "infra", "pyspark"}, module
+
+
+def sent_to_executors() -> dict[str, str]:
+    """The module of each function that a step gives to mapInArrow, itself or as a partial, by the function's name."""
+    modules = {}
+    for path in FILES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+        if not any(isinstance(call.func, ast.Attribute) and call.func.attr == "mapInArrow" for call in calls):
+            continue
+        imported = {
+            name.name: node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names
+        }
+        own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        for call in calls:
+            called = getattr(call.func, "attr", getattr(call.func, "id", ""))
+            if called in ("mapInArrow", "partial") and isinstance(call.args[0], ast.Name):
+                name = call.args[0].id
+                if name in own or name in imported:
+                    modules[name] = name_of(path) if name in own else imported[name]
+    return modules
+
+
+def test_functions_that_executors_call_are_in_modules_that_they_are_shipped():
+    """A function is sent by the name of its module, which executors import: infra is not there."""
+    sent = sent_to_executors()
+    sent |= {one.__name__: one.__module__ for one in SENT_IN_BROADCASTS}
+    assert {"read_sources", "extract_batches", "join_files", "origin_edges", "write_part"} <= sent.keys()
+    for name, module in sent.items():
+        waiting, seen = [module], set()
+        while waiting:
+            current = waiting.pop()
+            if current in NAMES and current not in seen:
+                seen.add(current)
+                waiting += imports(NAMES[current], runtime_only=True)
+        assert not {other for other in seen if other.startswith("infra.")}, f"{name} of {module}"
 
 
 def test_files_and_functions_stay_readable():

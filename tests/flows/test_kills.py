@@ -153,11 +153,11 @@ def assert_nothing_is_left(home: Path) -> None:
 
 def test_a_store_that_fails_at_one_request_in_ten_ends_in_the_same_digests(scale, undisturbed, s3_server, tmp_path):
     home, uri = tmp_path / "home", f"s3://glm46/{tmp_path.name}"
-    with faulty(s3_server, one_in(FAULTY_ONE_IN, SEED)) as (url, faults):
+    with faulty(s3_server, one_in(FAULTY_ONE_IN, SEED)) as server:
         finished = glm46(
-            "run", scale, "--json", "--store", uri, home=home, timeout=RUN_SECONDS, AWS_ENDPOINT_URL_S3=url
+            "run", scale, "--json", "--store", uri, home=home, timeout=RUN_SECONDS, AWS_ENDPOINT_URL_S3=server.url
         )
-    kinds = {kind: sum(fault.startswith(kind) for fault in faults) for kind in KINDS}
+    kinds = {kind: sum(fault.startswith(kind) for fault in server.faults) for kind in KINDS}
     print(f"\nseed {SEED}: faults of the store: {kinds}", flush=True)
     assert finished.exit_code == 0, finished.stderr
     assert min(kinds.values()) > 0

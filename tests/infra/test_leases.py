@@ -21,14 +21,14 @@ from infra.step import Progress
 from infra.storage import lease
 from infra.storage.lease import LeaseLostError, acquire_lease, lease_name, read_lease
 from infra.storage.open_store import open_store
-from infra.storage.s3_store import S3Store
+from infra.storage.s3_store import MAX_ATTEMPTS, S3Store
 from infra.storage.store import Store, step_key
 from tests.conftest import ROOT
-from tests.support.faulty_s3 import faulty
+from tests.support.faulty_s3 import Request, faulty
 from tests.support.toy_steps import Numbers, write_numbers
 
-NUM_CLIENT_TRIES = 5
-"""After which botocore gives up, by its default."""
+NUM_CLIENT_TRIES = MAX_ATTEMPTS + 1
+"""After which botocore gives up: it does not count the first."""
 SHORT_SECONDS = 1.5
 FIRST_KEY = step_key({"step": "write_numbers", "recipe": None, "inputs": {}, "code": "", "distributions": {}})
 
@@ -218,20 +218,22 @@ def test_a_lease_whose_answers_are_lost_is_held(home, s3_server, monkeypatch, tm
     """The server has written it; asked again, it refuses, since the version has changed."""
     lost = [True, False, True, False]
 
-    def at_leases(method: str, path: str) -> str:
-        return "lost" if method == "PUT" and "/leases/" in path and lost and lost.pop(0) else ""
+    def at_leases(request: Request) -> str:
+        is_lease = request.method == "PUT" and "/leases/" in request.path
+        return "lost" if is_lease and lost and lost.pop(0) else ""
 
-    with faulty(s3_server, at_leases) as (url, faults):
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+    with faulty(s3_server, at_leases) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
         held = acquire_lease(S3Store(f"s3://glm46/lost-{tmp_path.name}", home), "key", home.root, lambda message: None)
         held.confirm()
-        assert len(faults) == 2
+        assert len(server.faults) == 2
+        monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.001)
         lost += [True] * NUM_CLIENT_TRIES
         with pytest.raises(BotoCoreError):
             held.confirm()
         held.confirm()
         held.release()
-    assert len(faults) == 2 + NUM_CLIENT_TRIES
+    assert len(server.faults) == 2 + NUM_CLIENT_TRIES
 
 
 @pytest.mark.parametrize("header", ["If-None-Match", "If-Match"])

@@ -25,7 +25,7 @@ from infra.storage.rerun_reason import explain_and_remember
 from infra.storage.s3_store import S3Store
 from infra.storage.store import CorruptArtifactError, step_key
 from tests.conftest import ROOT
-from tests.support.faulty_s3 import faulty
+from tests.support.faulty_s3 import Request, faulty
 from tests.support.toy_steps import Numbers, ensure, run_both, sum_numbers, write_numbers
 
 
@@ -324,13 +324,13 @@ def faulty_store(home, s3_server, monkeypatch):
     made."""
     plan: dict[tuple[str, str], str] = {}
 
-    def next_fault(method: str, path: str) -> str:
-        planned = [fault for fault in plan if fault[0] == method and fault[1] in path]
+    def next_fault(request: Request) -> str:
+        planned = [fault for fault in plan if fault[0] == request.method and fault[1] in request.path]
         return plan.pop(planned[0]) if planned else ""
 
-    with faulty(s3_server, next_fault) as (url, faults):
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-        yield S3Store(f"s3://glm46/{home.root.parent.name}", home), plan, faults
+    with faulty(s3_server, next_fault) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
+        yield S3Store(f"s3://glm46/{home.root.parent.name}", home), plan, server.faults
 
 
 def test_a_small_read_whose_answer_is_cut_or_lost_is_tried_again(faulty_store):

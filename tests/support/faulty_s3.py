@@ -1,5 +1,5 @@
 """An S3 server that fails: a proxy before a real one, which answers 500 or 503, resets connections, loses answers and
-cuts bodies."""
+cuts bodies. It keeps every request with its client's address: the log of the server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -20,15 +21,29 @@ REFUSALS = {"ExpiredToken": 400, "RequestTimeTooSkewed": 403, "PermanentRedirect
 """More kinds: the server refuses the client, with this status."""
 HOP_HEADERS = ("connection", "transfer-encoding", "content-length", "expect")
 REFUSAL_HEADERS = {"Content-Type": "application/xml", "x-amz-bucket-region": "eu-west-1"}
-Plan = Callable[[str, str], str]
-"""The fault of a request by its method and path; an empty one is none."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server was asked, and by whom."""
+
+    client: str
+    """Address of the machine."""
+    method: str
+    path: str
+    num_bytes: int
+    """Size of its body."""
+
+
+Plan = Callable[[Request], str]
+"""The fault of a request; an empty one is none. The request waits for the answer."""
 
 
 def one_in(every: int, seed: int) -> Plan:
     """A fault of any kind at one request in `every`."""
     draw, one_at_a_time = random.Random(seed), threading.Lock()
 
-    def plan(method: str, path: str) -> str:
+    def plan(request: Request) -> str:
         with one_at_a_time:
             return draw.choice(KINDS) if draw.random() < 1 / every else ""
 
@@ -36,13 +51,16 @@ def one_in(every: int, seed: int) -> Plan:
 
 
 class FaultyServer(ThreadingHTTPServer):
-    """A proxy before `server_url`; `faults` are those that it has made so far."""
+    """A proxy before `server_url`; `requests` and `faults` are those that it has seen and made so far."""
 
     daemon_threads = True
+    request_queue_size = 64
 
-    def __init__(self, server_url: str, plan: Plan) -> None:
-        super().__init__(("127.0.0.1", 0), Proxy)
+    def __init__(self, server_url: str, plan: Plan, host: str) -> None:
+        super().__init__((host, 0), Proxy)
+        self.url = f"http://{host}:{self.server_port}"
         self.upstream, self.plan = urlsplit(server_url), plan
+        self.requests: list[Request] = []
         self.faults: list[str] = []
 
     def handle_error(self, request: object, address: object) -> None:
@@ -57,7 +75,9 @@ class Proxy(BaseHTTPRequestHandler):
 
     def pass_on(self) -> None:
         body = self.read_body()
-        fault = self.server.plan(self.command, self.path)
+        request = Request(self.client_address[0], self.command, self.path, len(body))
+        self.server.requests.append(request)
+        fault = self.server.plan(request)
         if fault:
             self.server.faults.append(f"{fault} {self.command} {self.path}")
         if fault in ("500", "503"):
@@ -68,10 +88,15 @@ class Proxy(BaseHTTPRequestHandler):
             return self.reset()
         upstream = self.server.upstream
         connection = http.client.HTTPConnection(upstream.hostname, upstream.port, timeout=60)
-        connection.request(self.command, self.path, body, self.forwarded())
-        answer = connection.getresponse()
-        content, headers = answer.read(), dict(answer.getheaders())
-        connection.close()
+        try:
+            connection.request(self.command, self.path, body, self.forwarded())
+            answer = connection.getresponse()
+            content, headers = answer.read(), dict(answer.getheaders())
+        except (OSError, http.client.HTTPException) as error:
+            self.server.faults.append(f"broken {self.command} {self.path}: {error!r}")
+            return self.answer(503, {}, b"")
+        finally:
+            connection.close()
         if fault == "lost":
             return self.reset()
         return self.answer(answer.status, headers, content, cut=fault == "cut")
@@ -115,12 +140,12 @@ class Proxy(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def faulty(server_url: str, plan: Plan) -> Iterator[tuple[str, list[str]]]:
-    """URL of a proxy before the server, and the faults it has made so far."""
-    proxy = FaultyServer(server_url, plan)
+def faulty(server_url: str, plan: Plan, host: str = "127.0.0.1") -> Iterator[FaultyServer]:
+    """A proxy before the server, which listens on `host`."""
+    proxy = FaultyServer(server_url, plan, host)
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{proxy.server_port}", proxy.faults
+        yield proxy
     finally:
         proxy.shutdown()
         proxy.server_close()

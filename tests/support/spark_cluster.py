@@ -93,22 +93,33 @@ def spark_cluster(directory: Path) -> Iterator[SparkCluster]:
             process.wait(30)
 
 
-def _start_daemon(log_path: Path, *arguments: object) -> subprocess.Popen[bytes]:
+def daemon_command(*arguments: object) -> list[str]:
+    """The command line of one of Spark's daemons."""
     import pyspark
 
-    home = Path(pyspark.__file__).parent
-    environment = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
+    return [str(Path(pyspark.__file__).parent / "bin" / "spark-class"), *(str(argument) for argument in arguments)]
+
+
+def daemon_environment(address: str) -> dict[str, str]:
+    """Settings of a daemon on the machine of an address."""
+    import pyspark
+
+    return {
+        "SPARK_HOME": str(Path(pyspark.__file__).parent),
+        "SPARK_LOCAL_IP": address,
         "SPARK_NO_DAEMONIZE": "1",
         "SPARK_DAEMON_MEMORY": "512m",
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_DAEMON_JAVA_OPTS": "-Dspark.worker.timeout=10",
     }
-    command = [str(home / "bin" / "spark-class"), *(str(argument) for argument in arguments)]
+
+
+def _start_daemon(log_path: Path, *arguments: object) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **daemon_environment("127.0.0.1")}
     with open(log_path, "wb") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=die_with_parent)
+        return subprocess.Popen(
+            daemon_command(*arguments), env=environment, stdout=log, stderr=log, preexec_fn=die_with_parent
+        )
 
 
 def _await_workers(cluster: SparkCluster, directory: Path) -> None:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from configs.schema import DecontaminationRecipe, SparkResources
+    from tasks.data.decontamination.item_names import ProtectedItems
     from tasks.data.decontamination.overlap import OverlapIndex
-    from tasks.data.decontamination.protected_items import ProtectedItems
     from tasks.data.privacy.mask_personal_data import MaskedDocuments
     from tasks.data.problems.synthesize_problems import SynthesizedProblems
     from tasks.data.sources.ingest_documents import IngestedDocuments

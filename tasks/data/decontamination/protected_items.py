@@ -8,10 +8,10 @@ like those of any change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from infra.machine.spark import spark_session
+from tasks.data.decontamination.item_names import PROBLEM, ProtectedItems
 from tasks.data.decontamination.item_views import ASKED, CUED, INCIDENTAL, PROGRAM, views
 from tasks.data.decontamination.overlap import (
     MIN_WORDS_OF_PROBLEM,
@@ -32,39 +32,11 @@ if TYPE_CHECKING:
     from tasks.data.problems.synthesize_problems import SynthesizedProblems
     from tasks.data.sources.ingest_documents import IngestedDocuments
 
-PROBLEM = "problem"
 Problem = tuple[str, str, int, list[str]]
 """(id, source, number, texts)"""
 WHOLE = 1 << 30
 """Words per n-gram of generated problems: they are protected only as a whole, since all problems of a kind share their
 wording."""
-
-
-@dataclass(frozen=True)
-class ProtectedItems:
-    """Evaluation records by id, then the problems by id; an item's number is its index."""
-
-    ids: list[str]
-    kinds: list[str]
-    sources: list[str]
-    offsets: list[int]
-
-    @property
-    def count(self) -> int:
-        return len(self.ids)
-
-    @property
-    def num_records(self) -> int:
-        """Number of the leading items that are evaluation records."""
-        return self.count - self.kinds.count(PROBLEM)
-
-    def reason(self, number: int) -> str:
-        """Why a text that overlaps with this item is dropped."""
-        return f"overlaps_{self.kinds[number]}"
-
-    def address(self, number: int) -> str:
-        """Source and offset of the item, for messages."""
-        return f"{self.sources[number]} at {self.offsets[number]}"
 
 
 def protected_items(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from configs.files.s3_objects import S3, s3_client
+from configs.files.s3_refusals import StoreRefusedError
 from tasks.data.readers.stored_streams import DamagedStreamError, HashingReader, MemberReader, ZstdReader
 
 HUGGING_FACE = "hf://"
@@ -157,7 +158,7 @@ class ObjectReader(io.RawIOBase):
             if status in CHANGED_STATUS:
                 raise ChangedSourceError(self._address) from error
             raise UnreadableSourceError(f"{self._address}: {error}") from error
-        except BotoCoreError as error:
+        except (BotoCoreError, StoreRefusedError) as error:
             raise UnreadableSourceError(f"{self._address}: {error}") from error
 
 
