@@ -41,6 +41,7 @@ from tasks.data.scoring.classifier_training import LabelledText, Labels, area_un
 from tasks.data.scoring.text_classifiers import TextClassifier, classifier_scores, described_classifier
 from tasks.data.scoring.train_classifiers import train_classifiers
 from tasks.data.sources.list_sources import list_sources
+from tasks.data.text.prose_text import Beginnings
 from tests.support.data_inputs import compute
 
 DATA = ROOT.parent / "shared" / "data"
@@ -173,7 +174,7 @@ def _peer_scores(texts: list[str]) -> np.ndarray | None:
 def _on_set(classifier: TextClassifier, records: list[dict[str, Any]], bound: float) -> dict[str, Any]:
     """Areas under the curve with intervals, and shares of the texts of each group that are flagged."""
     texts, truth = [record["text"] for record in records], np.array([bool(record["label"]) for record in records])
-    scored = classifier_scores([classifier], texts)["toxicity"]
+    scored = classifier_scores([classifier], Beginnings(texts))["toxicity"]
     ours = np.array([0.0 if score is None else score for score in scored])
     groups: dict[str, list[bool]] = {}
     for record, score in zip(records, ours.tolist(), strict=True):
@@ -238,7 +239,7 @@ def _toxicity(recipe: ClassifierRecipe, bound: float, paths: list[Path]) -> dict
             size = sum(len(text.encode()) for text in texts) / 1e6
             for kind, classifier in kinds.items():
                 started = time.process_time()
-                scores = classifier_scores([classifier], texts)[kind]
+                scores = classifier_scores([classifier], Beginnings(texts))[kind]
                 speeds.setdefault(kind, {})[name] = round((time.process_time() - started) / size, 3)
                 if kind == "toxicity":
                     known = [score for score in scores if score is not None]

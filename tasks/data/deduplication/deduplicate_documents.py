@@ -107,7 +107,7 @@ def deduplicate_documents(
     output.report(Progress(num_in, num_in, "documents", f"{near.num_edges} verified pairs"))
     components = connected_components(near.edges, near.num_edges, output, "rounds", resources)
     verdicts = verdicts_of(others, groups, components, pages if num_pages else None).persist()
-    clusters = largest_clusters(verdicts, [*files, *previous.document_files], resources)
+    clusters = largest_clusters(verdicts, [*files, *previous.document_files])
     check_cluster_share(clusters, recipe)
     _check_removed_share(verdicts, recipe)
     reasons = _write_removed(verdicts, near.edges, output)

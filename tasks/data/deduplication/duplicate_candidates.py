@@ -22,7 +22,7 @@ from tasks.data.deduplication.minhash import (
     signatures,
     sketches,
 )
-from tasks.data.records.documents_by_id import read_by_id
+from tasks.data.records.documents_by_id import read_by_id, sorted_ids
 from tasks.data.records.parcels import PARCEL_ROWS, addressed, id_numbers, id_range, id_strings, parcels, unpacked
 from tasks.data.text.text_chunks import chunk_bounds
 from tasks.data.text.words import mix
@@ -114,14 +114,10 @@ def read_signatures(path: str) -> Iterator[tuple[U64, NDArray[np.uint32]]]:
 def _signed(
     batches: Iterator[pa.RecordBatch], files: list[StoredFile], signing: Signing
 ) -> Iterator[tuple[U64, NDArray[np.uint32]]]:
-    for chunk in _chunks(read_by_id(files, _sorted_ids(batches), ["id", "text"])):
+    for chunk in _chunks(read_by_id(files, sorted_ids(batches), ["id", "text"])):
         shingles, offsets = shingles_of(chunk.column("text").to_pylist(), signing.ngram_size)
         has_words = np.diff(offsets) > 0
         yield id_numbers(chunk.column("id"))[has_words], signatures(shingles, offsets, signing.permuted_by)[has_words]
-
-
-def _sorted_ids(batches: Iterator[pa.RecordBatch]) -> U64:
-    return np.sort(np.concatenate([np.empty(0, np.uint64), *(id_numbers(batch.column("id")) for batch in batches)]))
 
 
 def _gathered(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from infra.step import Record
 from tasks.data.deduplication.duplicate_verdicts import NEAR
-from tasks.data.records.document_files import read_documents
+from tasks.data.records.documents_by_id import named_rows
 from tasks.data.records.removed_share import MIN_JUDGED_DOCUMENTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from configs.files.stored_files import StoredFile
-    from configs.schema import DeduplicationRecipe, SparkResources
+    from configs.schema import DeduplicationRecipe
 
 NUM_SHOWN = 10
 SHOWN_CHARS = 120
@@ -42,9 +43,7 @@ class DuplicateCluster(Record):
         )
 
 
-def largest_clusters(
-    verdicts: DataFrame, files: list[StoredFile], resources: SparkResources
-) -> tuple[DuplicateCluster, ...]:
+def largest_clusters(verdicts: DataFrame, files: list[StoredFile]) -> tuple[DuplicateCluster, ...]:
     """Those that remove MIN_JUDGED_DOCUMENTS documents of a source or more, the largest first, NUM_SHOWN of them.
 
     verdicts: (id, collection, source, reason, kept_id, cluster); files: documents, those of earlier runs among
@@ -66,8 +65,9 @@ def largest_clusters(
     texts = {}
     if wanted:
         start = F.substring("text", 1, SHOWN_CHARS).alias("text")
-        read = read_documents(verdicts.sparkSession, files, resources, "id", "text").where(F.col("id").isin(wanted))
-        texts = {row.id: " ".join(row.text.split()) for row in read.select("id", start).collect()}
+        ids = verdicts.sparkSession.createDataFrame([(one,) for one in wanted], "id string").repartition(1)
+        shown = ids.mapInArrow(partial(named_rows, files=files, columns=["id", "text"]), "id string, text string")
+        texts = {row.id: " ".join(row.text.split()) for row in shown.select("id", start).collect()}
     largest = [
         DuplicateCluster(
             collection=row.collection,

@@ -80,8 +80,8 @@ def remove_semantic_duplicates(
     output.report(Progress(0, num_in, "documents", "vectors and centroids"))
     session = spark_session(resources)
     files = documents.files("documents/*.parquet")
-    frame = read_documents(session, files, resources)
-    prose = frame.where(~F.col("domain").isin(CODE, COMMIT))
+    read = partial(read_documents, session, files, resources)
+    prose = read("id", "domain", "text", "quality", "num_chars").where(~F.col("domain").isin(CODE, COMMIT))
     embed, num_dimensions = _projection(prose, num_in, recipe) if model is None else _encoder(session, model)
     quality = F.coalesce(-F.col("quality"), F.lit(math.inf)).alias("rank_quality")
     ranked = prose.select("id", "text", quality, (-F.col("num_chars")).alias("rank_length"))
@@ -96,13 +96,11 @@ def remove_semantic_duplicates(
     output.report(Progress(num_in, num_in, "documents", f"{num_pairs} similar pairs"))
     order = ("cluster", "worse_quality", "worse_length", "worse", "better_quality", "better_length", "better")
     decided = pairs.repartition("cluster").sortWithinPartitions(*order).mapInArrow(decide, VERDICT_COLUMNS).persist()
-    _check_removed_share(frame, decided, recipe)
+    _check_removed_share(read("id", "collection", "source"), decided, recipe)
     write_table(decided, output, "similar.parquet")
     reason = F.when(F.col("kept_id").isNull(), F.lit("")).otherwise(F.lit(SIMILAR)).alias("reason")
     verdicts = (
-        frame.select("id")
-        .join(decided, "id", "left")
-        .select("id", reason, F.coalesce("kept_id", F.lit("")).alias("kept_id"))
+        read("id").join(decided, "id", "left").select("id", reason, F.coalesce("kept_id", F.lit("")).alias("kept_id"))
     )
     counts, reasons = write_kept(verdicts, files, num_in, documents.record.num_bytes, output, "domain")
     for cached in (vectors, pairs, decided):
@@ -126,11 +124,11 @@ def _projection(prose: DataFrame, num_documents: int, recipe: SemanticRecipe) ->
     counted = (
         sample.mapInArrow(feature_buckets, BUCKET_COLUMNS)
         .groupBy("bucket")
-        .agg(F.count("bucket").alias("count"))
+        .agg(F.sum("num_documents").alias("num_documents"))
         .toArrow()
     )
     frequencies = np.zeros(1 << BUCKET_BITS, dtype=np.int64)
-    frequencies[counted.column("bucket").to_numpy()] = counted.column("count").to_numpy()
+    frequencies[counted.column("bucket").to_numpy()] = counted.column("num_documents").to_numpy()
     idf = np.log((sample.count() + 1) / (frequencies + 1)).astype(np.float32)
     return partial(
         project, idf=idf, dimensions=recipe.dimensions, seed=recipe.seed, min_words=recipe.min_words
@@ -171,7 +169,7 @@ def _centroids(
 def _check_removed_share(frame: DataFrame, decided: DataFrame, recipe: SemanticRecipe) -> None:
     from pyspark.sql import functions as F
 
-    judged = frame.select("id", "collection", "source").join(decided, "id", "left")
+    judged = frame.join(decided, "id", "left")
 
     def shown(_: str, collection: str, __: str) -> list[str]:
         lost = (

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     F32 = NDArray[np.float32]
     Embed = Callable[[list[str]], I8]
 
-BUCKET_COLUMNS = "bucket int"
+BUCKET_COLUMNS = "bucket int, num_documents long"
 VECTOR_COLUMNS = "id string, vector binary, rank_quality double, rank_length long"
 ASSIGNED_COLUMNS = f"{VECTOR_COLUMNS}, cluster int, position long"
 PAIR_COLUMNS = (
@@ -141,16 +141,18 @@ def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def feature_buckets(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """BUCKET_COLUMNS: one row per document (text) and bucket of one of its features."""
+    """BUCKET_COLUMNS: one row per bucket that holds a feature of these documents (text), with the number of them."""
     import pyarrow as pa
 
+    counts = np.zeros(1 << BUCKET_BITS, dtype=np.int64)
     for batch in batches:
         for chunk in _chunks(batch):
             hashes, owners, _, _ = weighted_features(chunk.column("text").to_pylist())
             pairs = np.unique((owners << BUCKET_BITS) | buckets_of(hashes))
-            yield pa.RecordBatch.from_arrays(
-                [pa.array((pairs & ((1 << BUCKET_BITS) - 1)).astype(np.int32))], names=["bucket"]
-            )
+            counts += np.bincount(pairs & ((1 << BUCKET_BITS) - 1), minlength=len(counts))
+    buckets = np.flatnonzero(counts)
+    columns = [pa.array(buckets.astype(np.int32)), pa.array(counts[buckets])]
+    yield pa.RecordBatch.from_arrays(columns, names=["bucket", "num_documents"])
 
 
 def embed_batches(batches: Iterator[pa.RecordBatch], embed: Embed) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.extraction.plain_text import EXTRACTED_COLUMNS, FAILURES, extract_batches
-from tasks.data.records.document_files import count_reasons, read_documents, write_documents, write_table
+from tasks.data.records.document_files import count_reasons, map_documents, write_documents, write_table
 from tasks.data.records.documents import DOCUMENT_COLUMNS, NUM_EXAMPLES, names_of
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def extract_documents(
     spark = spark_session(resources)
     num_in = records.record.num_documents
     output.report(Progress(0, num_in, "records", "extracting"))
-    frame = read_documents(spark, records.files("documents/*.parquet"), resources)
-    bounds = recipe.model_dump(exclude={"max_failed_share"})
-    rows = frame.mapInArrow(partial(extract_batches, **bounds), EXTRACTED_COLUMNS).persist()
+    extract = partial(extract_batches, **recipe.model_dump(exclude={"max_failed_share"}))
+    files = records.files("documents/*.parquet")
+    rows = map_documents(spark, files, resources, extract, EXTRACTED_COLUMNS).persist()
     _check_failed_share(rows, recipe)
     dropped = rows.where("reason <> ''").select("id", "reason", F.lit("").alias("kept_id"))
     reasons = count_reasons(write_table(dropped, output, "dropped.parquet", "reason"))

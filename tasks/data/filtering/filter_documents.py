@@ -18,6 +18,7 @@ from tasks.data.filtering.score_bounds import (
     LANGUAGE_UNCERTAIN,
     LOW_QUALITY,
     QUALITY_STEPS,
+    SCORES,
     WRONG_LANGUAGE,
     bucket_floors,
     count_unscored,
@@ -26,15 +27,19 @@ from tasks.data.filtering.score_bounds import (
     score_reason,
 )
 from tasks.data.records.document_files import read_documents, write_kept, write_table
-from tasks.data.records.documents import NUM_EXAMPLES
+from tasks.data.records.documents import NUM_EXAMPLES, names_of
+from tasks.data.records.documents_by_id import named_rows
 from tasks.data.records.removed_share import COLLECTION, DOMAIN, LANGUAGE, Ceiling, check_removed_share
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from configs.files.stored_files import StoredFile
     from configs.schema import FilterRecipe, SparkResources
     from tasks.data.deduplication.split_documents import SplitDocuments
 
+JUDGED_COLUMNS = ("id", "collection", "domain", "lang", "text", *SCORES, "perplexity_percentile")
+EXAMPLE_COLUMNS = "id string, source string, offset long, domain string, text string"
 EXAMPLES_PER_REASON = 5
 EXAMPLE_CHARS = 400
 SHOWN_CHARS = 80
@@ -70,8 +75,8 @@ def filter_documents(
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents"))
     files = documents.files("documents/*.parquet")
-    frame = read_documents(spark, files, resources)
-    judged = _judge(frame, recipe).persist()
+    read = partial(read_documents, spark, files, resources)
+    judged = _judge(read(*JUDGED_COLUMNS), recipe).persist()
     histogram = judged.where("reason = '' AND millionths IS NOT NULL").groupBy("millionths").count().collect()
     counts_by_quality = [(row["millionths"], row["count"]) for row in histogram]
     floors = bucket_floors(counts_by_quality, recipe.num_quality_buckets) if counts_by_quality else []
@@ -79,11 +84,11 @@ def filter_documents(
     is_poor = F.col("millionths") <= int(recipe.max_dropped_quality * QUALITY_STEPS)
     is_low = (F.col("reason") == "") & F.col("quality_bucket").between(0, recipe.num_dropped_buckets - 1) & is_poor
     placed = placed.withColumn("reason", F.when(is_low, LOW_QUALITY).otherwise(F.col("reason")))
-    _check_removed_share(placed, frame, recipe)
+    _check_removed_share(placed, files, recipe)
     verdicts = placed.select("id", "reason", F.lit("").alias("kept_id"), "quality_bucket")
     counts, reasons = write_kept(verdicts, files, num_in, documents.record.num_bytes, output, "quality_bucket")
-    _write_examples(frame, verdicts, output)
-    unscored = count_unscored(frame)
+    _write_examples(verdicts, files, output)
+    unscored = count_unscored(read("domain", *SCORES))
     judged.unpersist()
     num_kept = sum(count for count, _ in counts.values())
     if not num_kept:
@@ -116,7 +121,7 @@ def _judge(frame: DataFrame, recipe: FilterRecipe) -> DataFrame:
     return frame.select(*columns).mapInArrow(rules, REASON_COLUMNS)
 
 
-def _check_removed_share(placed: DataFrame, frame: DataFrame, recipe: FilterRecipe) -> None:
+def _check_removed_share(placed: DataFrame, files: list[StoredFile], recipe: FilterRecipe) -> None:
     """Raises ValueError where a bound removes too much. Documents of other languages than `allowed_languages` are
     removed on purpose, and those of an uncertain language are in no group."""
     from pyspark.sql import functions as F
@@ -126,10 +131,10 @@ def _check_removed_share(placed: DataFrame, frame: DataFrame, recipe: FilterReci
             placed.where((F.col(group) == name) & (F.col("reason") == reason))
             .select("id")
             .orderBy("id")
-            .take(NUM_EXAMPLES)
+            .limit(NUM_EXAMPLES)
         )
         start = F.substring("text", 1, SHOWN_CHARS).alias("text")
-        texts = frame.where(F.col("id").isin([row.id for row in chosen])).select("source", "offset", start)
+        texts = _named(chosen, files).select("source", "offset", start)
         return [f"{row.source}, offset {row.offset} ({row.text!r})" for row in sorted(texts.collect())]
 
     def what(reason: str) -> str:
@@ -161,7 +166,7 @@ def _bounds_of(reason: str, recipe: FilterRecipe) -> str:
     return ", ".join(f"heuristics.{name}: {value}" for name, value in bounds.items())
 
 
-def _write_examples(frame: DataFrame, verdicts: DataFrame, output: Output) -> None:
+def _write_examples(verdicts: DataFrame, files: list[StoredFile], output: Output) -> None:
     """Write the beginnings of some dropped documents of each reason, those with the lowest ids."""
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
@@ -169,10 +174,14 @@ def _write_examples(frame: DataFrame, verdicts: DataFrame, output: Output) -> No
     ranked = verdicts.where("reason <> ''").withColumn(
         "rank", F.row_number().over(Window.partitionBy("reason").orderBy("id"))
     )
-    shown = ranked.where(F.col("rank") <= EXAMPLES_PER_REASON).select("id", "reason")
+    shown = ranked.where(F.col("rank") <= EXAMPLES_PER_REASON).select("id", "reason").persist()
     start = F.substring("text", 1, EXAMPLE_CHARS).alias("text")
-    write_table(
-        frame.join(F.broadcast(shown), "id").select("id", "reason", "source", "offset", "domain", start),
-        output,
-        "examples.parquet",
-    )
+    examples = _named(shown, files).join(F.broadcast(shown), "id")
+    write_table(examples.select("id", "reason", "source", "offset", "domain", start), output, "examples.parquet")
+    shown.unpersist()
+
+
+def _named(ids: DataFrame, files: list[StoredFile]) -> DataFrame:
+    """EXAMPLE_COLUMNS of these few documents (id)."""
+    reader = partial(named_rows, files=files, columns=names_of(EXAMPLE_COLUMNS))
+    return ids.select("id").repartition(1).mapInArrow(reader, EXAMPLE_COLUMNS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.privacy.personal_data import COUNT_COLUMNS, KINDS, mask_batches
-from tasks.data.records.document_files import read_documents, write_documents, write_table
+from tasks.data.records.document_files import map_documents, write_documents, write_table
 from tasks.data.records.documents import PREPARED_COLUMNS, names_of
 
 if TYPE_CHECKING:
@@ -44,13 +44,10 @@ def mask_personal_data(
 
     num_in = documents.record.num_documents
     output.report(Progress(0, num_in, "documents"))
-    frame = read_documents(spark_session(resources), documents.files("documents/*.parquet"), resources).select(
-        *names_of(PREPARED_COLUMNS)
-    )
-    mask = partial(mask_batches, kinds=recipe.kinds)
-    masked = frame.mapInArrow(mask, f"{PREPARED_COLUMNS}, {COUNT_COLUMNS}").persist(
-        StorageLevel.DISK_ONLY
-    )  # read for two tables
+    spark, files = spark_session(resources), documents.files("documents/*.parquet")
+    mask, columns = partial(mask_batches, kinds=recipe.kinds), f"{PREPARED_COLUMNS}, {COUNT_COLUMNS}"
+    mapped = map_documents(spark, files, resources, mask, columns, *names_of(PREPARED_COLUMNS))
+    masked = mapped.persist(StorageLevel.DISK_ONLY)  # read for two tables
     _, counts = write_documents(
         masked.select(*names_of(PREPARED_COLUMNS)), output, "documents", documents.record.num_bytes
     )

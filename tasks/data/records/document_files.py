@@ -8,6 +8,7 @@ each task wrote (digests and counts), and opens no file.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from tasks.data.records.parquet_parts import (
     write_part,
     write_partition,
 )
-from tasks.data.records.stored_tables import describe_columns, read_slices, slice_schema, slices
+from tasks.data.records.stored_tables import describe_columns, map_slices, read_slices, slice_schema, slices
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,15 +47,40 @@ def num_files(num_bytes: int) -> int:
 
 def read_documents(spark: SparkSession, files: list[StoredFile], resources: SparkResources, *columns: str) -> DataFrame:
     """The documents of Parquet files with equal columns, all of them or `columns`, spread over all partitions."""
+    reader, schema = _reader(spark, files, columns)
+    return slice_frame(spark, files, _num_partitions(files, resources)).mapInArrow(reader, schema)
+
+
+def map_documents(
+    spark: SparkSession,
+    files: list[StoredFile],
+    resources: SparkResources,
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: str,
+    *columns: str,
+) -> DataFrame:
+    """The rows (`schema`) that `function` gives for read_documents. The Python process that reads documents also maps
+    them: their texts do not go to Java and back before."""
+    num_partitions = _num_partitions(files, resources)
+    mapper = partial(map_slices, function=function, reader=_reader(spark, files, columns)[0])
+    return slice_frame(spark, files, num_partitions).mapInArrow(mapper, schema)
+
+
+def _num_partitions(files: list[StoredFile], resources: SparkResources) -> int:
+    return max(resources.shuffle_partitions, min(len(files), resources.shuffle_partitions * 4))
+
+
+def _reader(
+    spark: SparkSession, files: list[StoredFile], columns: tuple[str, ...]
+) -> tuple[partial[Iterator[pa.RecordBatch]], StructType]:
+    """Reads slices in executors, as rows of these columns."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
     schema = columns_of(spark, files[0])
     if columns:
         schema = StructType([schema[name] for name in columns])
-    num_partitions = max(resources.shuffle_partitions, min(len(files), resources.shuffle_partitions * 4))
-    reader = partial(read_slices, columns=tuple(schema.names), schema=to_arrow_schema(schema))
-    return slice_frame(spark, files, num_partitions).mapInArrow(reader, schema)
+    return partial(read_slices, columns=tuple(schema.names), schema=to_arrow_schema(schema)), schema
 
 
 def slice_frame(spark: SparkSession, files: list[StoredFile], num_partitions: int) -> DataFrame:

@@ -50,6 +50,18 @@ def read_by_id(
                         yield batch.filter(pa.array(is_wanted))
 
 
+def named_rows(
+    batches: Iterator[pa.RecordBatch], files: list[StoredFile], columns: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """These columns (id among them) of the documents whose ids are in the batches: for few of many documents."""
+    return read_by_id(files, sorted_ids(batches), columns)
+
+
+def sorted_ids(batches: Iterator[pa.RecordBatch]) -> NDArray[np.uint64]:
+    """The ids of all batches, ascending."""
+    return np.sort(np.concatenate([np.empty(0, np.uint64), *(id_numbers(batch.column("id")) for batch in batches)]))
+
+
 def send_marks(batches: Iterator[pa.RecordBatch], num_files: int) -> Iterator[pa.RecordBatch]:
     """MARKS parcels (id as a number, and the other columns), addressed to the file that each document is written to."""
     import pyarrow as pa

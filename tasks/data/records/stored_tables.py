@@ -5,7 +5,7 @@ A file that has fewer row groups than it has readers is divided by rows. Runs in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,15 @@ def read_slices(
             with open_parquet(stored_file(row)) as file:
                 for rows in _rows_of_slice(file, row["slice"], row["num_slices"], columns):
                     yield rows if rows.schema.equals(schema) else rows.cast(schema)
+
+
+def map_slices(
+    batches: Iterator[pa.RecordBatch],
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    reader: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+) -> Iterator[pa.RecordBatch]:
+    """What `function` gives for the rows of the slices, which `reader` reads."""
+    return function(reader(batches))
 
 
 def _rows_of_slice(file: pq.ParquetFile, number: int, count: int, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:

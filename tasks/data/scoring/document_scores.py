@@ -14,7 +14,7 @@ from tasks.data.records.documents import SCORE_COLUMNS, arrow_schema
 from tasks.data.scoring.language_id import NO_LANGUAGE, has_language, identify_languages
 from tasks.data.scoring.ngram_model import load_model
 from tasks.data.scoring.text_classifiers import TextClassifier, classifier_scores
-from tasks.data.text.prose_text import are_mathematics, prose_of
+from tasks.data.text.prose_text import Beginnings, are_mathematics, prose_of
 from tasks.data.text.words import split_words
 
 if TYPE_CHECKING:
@@ -70,13 +70,14 @@ def score_batches(batches: Iterator[pa.RecordBatch], scorers: Scorers) -> Iterat
 
 
 def _scores(texts: list[str], scorers: Scorers) -> dict[str, list]:
-    beginnings = [prose_of(text[: PROSE_CHARS_PER_CHAR * scorers.max_language_chars]).natural for text in texts]
-    languages, shares = identify_languages(beginnings, scorers.max_language_chars, scorers.language_model_path)
+    beginnings = Beginnings(texts)
+    proses = [prose.natural for prose in beginnings.proses(PROSE_CHARS_PER_CHAR * scorers.max_language_chars)]
+    languages, shares = identify_languages(proses, scorers.max_language_chars, scorers.language_model_path)
     return {
         "language": languages,
         "language_score": shares,
         **_perplexities(texts, languages, scorers.ngram_models),
-        **classifier_scores(scorers.classifiers, texts),
+        **classifier_scores(scorers.classifiers, beginnings),
     }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.records.document_files import is_sampled, read_documents, write_documents
+from tasks.data.records.document_files import columns_of, is_sampled, map_documents, read_documents, write_documents
 from tasks.data.records.documents import SCORE_COLUMNS, names_of
 from tasks.data.scoring.document_scores import LanguageModelFile, LanguageModelFiles, Scorers, score_batches
 from tasks.data.scoring.language_id import check_model
@@ -75,12 +75,12 @@ def score_documents(
     output.report(Progress(0, num_in, "documents"))
     scorers = Scorers(recipe.max_chars, recipe.model_path, _classifiers(classifiers), _language_models(ngram_model))
     spark = spark_session(resources)
-    read = read_documents(spark, documents.files("documents/*.parquet"), resources)
-    frame = read.drop(*names_of(SCORE_COLUMNS))
-    columns = ", ".join(f"{name} {kind}" for name, kind in frame.dtypes)
-    scored = frame.mapInArrow(
-        partial(score_batches, scorers=scorers), f"{columns.replace('bigint', 'long')}, {SCORE_COLUMNS}"
-    )
+    given = documents.files("documents/*.parquet")
+    kinds = {one.name: one.dataType.simpleString() for one in columns_of(spark, given[0])}
+    read = {name: kind for name, kind in kinds.items() if name not in names_of(SCORE_COLUMNS)}
+    columns = ", ".join(f"{name} {kind}" for name, kind in read.items())
+    score = partial(score_batches, scorers=scorers)
+    scored = map_documents(spark, given, resources, score, f"{columns}, {SCORE_COLUMNS}", *read)
     files, languages = write_documents(scored, output, "documents", documents.record.num_bytes, "language")
     num_out = sum(count for count, _ in languages.values())
     assert num_out == num_in, (num_out, num_in)

@@ -24,7 +24,7 @@ import numpy as np
 from configs.files.stored_files import StoredFile, local_copy
 from tasks.data.embedding.passage_encoder import encode_passages
 from tasks.data.scoring.linear_model import LinearModel, load_linear_model
-from tasks.data.text.prose_text import are_mathematics, prose_of
+from tasks.data.text.prose_text import Beginnings, are_mathematics
 from tasks.data.text.words import split_words
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ PASSAGE = re.compile(
 )
 """Matches up to PASSAGE_CHARS characters, to the end of a sentence where there is one, else to the end of a word."""
 WORST_SHARE = 0.1
+NOT_ASCII = re.compile("[^\x00-\x7f]+")
+NOT_ASCII_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha())
 SCORE_DIGITS = 6
 """Scores are rounded: processors differ in the last digits."""
 
@@ -147,20 +149,32 @@ def described_classifier(kind: str, described: dict[str, Any], file_of: Callable
     )
 
 
-def classifier_scores(classifiers: Sequence[TextClassifier], texts: Sequence[str]) -> dict[str, list[float | None]]:
+def classifier_scores(classifiers: Sequence[TextClassifier], beginnings: Beginnings) -> dict[str, list[float | None]]:
     """The score of each text, by kind."""
     longest = max((classifier.max_chars for classifier in classifiers), default=0)
-    proses = [judged_prose(text[:longest]) for text in texts] if classifiers else []
+    proses = judged_proses(beginnings, longest) if classifiers else []
     return {classifier.kind: classifier.scores(proses) for classifier in classifiers}
 
 
-def judged_prose(text: str) -> str | None:
-    """The prose of a text; None where it is mathematics or mostly code."""
-    prose = prose_of(text)
-    num_letters = sum(map(str.isalpha, text))
-    is_prose = sum(map(str.isalpha, prose.text)) >= MIN_PROSE_SHARE * num_letters
-    is_mathematics = are_mathematics([prose.num_formula_words], split_words([prose.text]).counts)[0]
-    return prose.text if is_prose and not is_mathematics else None
+def judged_proses(beginnings: Beginnings, max_chars: int) -> list[str | None]:
+    """The prose of each text's first `max_chars` characters; None where it is mathematics or mostly code."""
+    proses = beginnings.proses(max_chars)
+    num_words = split_words([prose.text for prose in proses]).counts
+    is_mathematics = are_mathematics([prose.num_formula_words for prose in proses], num_words).tolist()
+    is_prose = [
+        num_letters(prose.text) >= MIN_PROSE_SHARE * num_letters(text[:max_chars])
+        for text, prose in zip(beginnings.texts, proses, strict=True)
+    ]
+    return [
+        prose.text if is_judged and not is_formulas else None
+        for prose, is_judged, is_formulas in zip(proses, is_prose, is_mathematics, strict=True)
+    ]
+
+
+def num_letters(text: str) -> int:
+    """Letters of all scripts."""
+    ascii_letters = text.encode("ascii", "ignore").translate(None, NOT_ASCII_LETTERS)
+    return len(ascii_letters) + sum(map(str.isalpha, "".join(NOT_ASCII.findall(text))))
 
 
 def passages_of(text: str) -> list[str]:

@@ -29,8 +29,9 @@ from tasks.data.scoring.classifier_training import (
     train_on_words,
     words_fit,
 )
-from tasks.data.scoring.text_classifiers import Calibration, TextClassifier, described_classifier, judged_prose
+from tasks.data.scoring.text_classifiers import Calibration, TextClassifier, classifier_scores, described_classifier
 from tasks.data.scoring.toxicity_training import Reading, doubt_from, read_records, with_ordinary_text
+from tasks.data.text.prose_text import Beginnings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -234,8 +235,7 @@ def _contract(classifier: TextClassifier, flagged_above: float) -> dict[str, Any
     """Shares of the contract's sentences that the classifier flags, of those that it can judge."""
     groups = {**HARMLESS, "toxic": TOXIC}
     scores = {
-        group: classifier.scores([judged_prose(sentence) for sentence in sentences])
-        for group, sentences in groups.items()
+        group: classifier_scores([classifier], Beginnings(sentences))["toxicity"] for group, sentences in groups.items()
     }
     flags = {
         group: [score > flagged_above for score in values if score is not None] for group, values in scores.items()

@@ -25,7 +25,8 @@ _TEX_SIGN = re.compile(r"[\\^]|_\{")
 _BRACES = re.compile(r"\\[{}]|[{}]")
 _SHORT_TOKENS = re.compile(r"(?<!\S)(?:(?!\S*[^\W\d_]{2})\S+[ \t]?)+")
 """Tokens without two adjacent letters."""
-_OPERATION = re.compile(r"(?<=[\w)\]% ])[=<>≤≥×÷^*/+][-= (\[<$]*[\w(]")
+_OPERATION = re.compile(r"[=<>≤≥×÷^*/+](?<=[\w)\]% ].)[-= (\[<$]*[\w(]")
+"""The sign comes first, so that a search skips the characters that are none."""
 _WORD = re.compile(r"\w+")
 STAND_IN = re.compile("“[a-z]{5}”")
 """Matches the word that replaces a formula."""

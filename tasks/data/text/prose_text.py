@@ -51,6 +51,20 @@ class Prose(NamedTuple):
         return STAND_IN.sub(" ", self.text) if self.num_formula_words else self.text
 
 
+class Beginnings:
+    """Texts and the prose of their first characters, which several scores read and which is computed once."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
+        self._proses: dict[int, list[Prose]] = {}
+
+    def proses(self, num_chars: int) -> list[Prose]:
+        """The prose of the first `num_chars` characters of each text."""
+        if num_chars not in self._proses:
+            self._proses[num_chars] = [prose_of(text[:num_chars]) for text in self.texts]
+        return self._proses[num_chars]
+
+
 def prose_of(text: str) -> Prose:
     """The prose of a text; lines without a word or an ellipsis, and the marks of headings, are no part of it."""
     replaced, num_formula_words = without_formulas(without_code(text))

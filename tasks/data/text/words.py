@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -162,8 +162,9 @@ def _whole_hash(words: Words, text: np.intp) -> np.uint64:
     return np.uint64(value)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _powers_cached(length: int) -> tuple[U64, U64]:
+    """Of a power of two; the arrays of all shorter ones together are as long as the longest."""
     bases = np.full((2, length), BASE, dtype=np.uint64)
     bases[1] = BASE_INVERSE
     bases[:, 0] = 1

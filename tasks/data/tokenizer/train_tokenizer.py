@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
 
 
+SIZE_COLUMNS = ("id", "domain", "lang", "language", "num_chars", "split")
+
+
 class TrainedTokenizer(Record):
     num_tokens: int
     """Ordinary and special tokens; the highest id is one less."""
@@ -83,14 +86,18 @@ def train_tokenizer(
     """Learn from a sample drawn by document hash. Raises ValueError if the sample is too small for the vocabulary, if
     the shares name nothing that the corpus has, or if the distinct words fit neither into memory nor onto the disk."""
     files = documents.files("documents/*.parquet")
-    frame = read_documents(spark_session(resources), files, resources).where(f"split = '{TRAIN}'")
-    slices = count_chars(frame)
+    read = partial(read_documents, spark_session(resources), files, resources)
+    is_training = f"split = '{TRAIN}'"
+    sized = read(*SIZE_COLUMNS).where(is_training)
+    slices = count_chars(sized)
     sizes = {cell: counted.total for cell, counted in slices.items()}
     wanted = wanted_chars(sizes, recipe)
     missing = missing_chars(sizes, wanted, recipe)
-    sample = drawn(frame, hash_bounds(slices, wanted))
+    bounds = hash_bounds(slices, wanted)
+    frame = read(*SIZE_COLUMNS, "num_bytes", "text").where(is_training)
+    sample = drawn(frame, bounds)
     output.report(Progress(0, sum(sizes.values()), "characters", "drawing the sample"))
-    counted = _count_sample(sample)
+    counted = _count_sample(drawn(sized, bounds))
     num_documents = sum(count for count, _ in counted.values())
     shortage = "".join(f", {num_chars:,} characters short of {name}" for name, num_chars in missing.items())
     output.report(

@@ -9,8 +9,8 @@ import pytest
 from configs.files.stored_files import given_file
 from infra.machine.spark import spark_session
 from tasks.data.records import document_files, documents_by_id
-from tasks.data.records.document_files import read_documents, write_marked_documents
-from tasks.data.records.documents_by_id import read_by_id
+from tasks.data.records.document_files import map_documents, read_documents, write_marked_documents
+from tasks.data.records.documents_by_id import named_rows, read_by_id
 from tasks.data.records.parcels import id_numbers, id_strings
 from tests.support.data_inputs import RESOURCES
 from tests.support.toy_steps import local_output
@@ -47,6 +47,26 @@ def test_rows_by_id_are_all_that_are_wanted_and_no_others(directories, count):
     batches = [batch.column("id").to_pylist() for batch in read_by_id(paths, wanted, ["id", "text"])]
     expected = table.filter(pc.is_in(table["id"], id_strings(wanted)))["id"].to_pylist()
     assert [identity for batch in batches for identity in batch] == expected and len(expected) >= count
+
+
+def test_documents_mapped_while_they_are_read_equal_those_mapped_afterwards(directories):
+    paths, table = directories
+    spark = spark_session(RESOURCES)
+
+    def only_ids(batches):
+        return (batch.select(["id"]) for batch in batches)
+
+    mapped = map_documents(spark, paths, RESOURCES, only_ids, "id string", "text", "id").toArrow()
+    afterwards = read_documents(spark, paths, RESOURCES, "text", "id").mapInArrow(only_ids, "id string").toArrow()
+    assert mapped.sort_by("id") == afterwards.sort_by("id") and mapped.num_rows == table.num_rows
+
+
+def test_few_named_rows_are_those_of_all_batches(directories):
+    paths, table = directories
+    wanted = table.take([5, 4000, 17]).select(["id"])
+    rows = pa.Table.from_batches(named_rows(iter(wanted.to_batches(max_chunksize=1)), paths, ["id", "split"]))
+    assert sorted(rows.column("id").to_pylist()) == sorted(wanted.column("id").to_pylist())
+    assert rows.column_names == ["id", "split"]
 
 
 def test_few_footers_of_many_files_are_read(directories, monkeypatch):

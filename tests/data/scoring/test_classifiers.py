@@ -20,9 +20,10 @@ from tasks.data.scoring.classifier_training import (
     train_on_words,
     words_fit,
 )
-from tasks.data.scoring.text_classifiers import classifier_scores, described_classifier, judged_prose
+from tasks.data.scoring.text_classifiers import classifier_scores, described_classifier, judged_proses
 from tasks.data.scoring.train_classifiers import train_classifiers
 from tasks.data.sources.list_sources import list_sources
+from tasks.data.text.prose_text import Beginnings
 from tests.support.data_inputs import SHARED_DATA, compute, write_jsonl
 
 RECIPE = load_scale("full").data.recipe.classifiers
@@ -79,7 +80,7 @@ def test_what_is_toxic_is_predicted_by_labels_of_other_kinds_of_text(toxicity):
     either."""
     _, described, classifier = toxicity
     sentences = records("safety/identity_sentences")[::20]
-    scores = classifier_scores([classifier], [sentence["text"] for sentence in sentences])["toxicity"]
+    scores = classifier_scores([classifier], Beginnings([sentence["text"] for sentence in sentences]))["toxicity"]
     area = area_under_curve(
         np.array([score or 0.0 for score in scores]), np.array([sentence["toxic"] for sentence in sentences])
     )
@@ -102,7 +103,7 @@ def test_what_is_toxic_is_predicted_by_labels_of_other_kinds_of_text(toxicity):
 def test_clean_documents_are_not_toxic(toxicity, name, field):
     _, _, classifier = toxicity
     texts = [record[field][:2000] for record in records(name)[:60]]
-    scores = classifier_scores([classifier], texts)["toxicity"]
+    scores = classifier_scores([classifier], Beginnings(texts))["toxicity"]
     assert sum(score is not None and score > MAX_TOXICITY for score in scores) == 0
 
 
@@ -147,7 +148,7 @@ def test_technical_text_and_books_are_not_in_the_lowest_fifth_of_the_web(pages, 
     model = train_on_words(texts, labels, np.ones(len(texts), dtype=np.bool_), RECIPE)
 
     def qualities(documents: list[dict]) -> np.ndarray:
-        proses = [judged_prose(record["text"][: RECIPE.max_chars]) for record in documents]
+        proses = judged_proses(Beginnings([record["text"] for record in documents]), RECIPE.max_chars)
         logits = model.logits([prose for prose in proses if prose is not None], RECIPE.min_known_share)
         return logits[~np.isnan(logits)]
 

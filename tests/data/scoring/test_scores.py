@@ -35,7 +35,8 @@ from tasks.data.scoring.text_classifiers import (
     PassageReader,
     TextClassifier,
     described_classifier,
-    judged_prose,
+    judged_proses,
+    num_letters,
     passages_of,
 )
 from tasks.data.scoring.toxicity_training import doubt_from, with_ordinary_text
@@ -43,7 +44,7 @@ from tasks.data.scoring.train_classifiers import train_classifiers
 from tasks.data.scoring.train_ngram_model import train_ngram_model
 from tasks.data.sources.ingest_documents import ingest_documents
 from tasks.data.sources.list_sources import list_sources
-from tasks.data.text.prose_text import prose_of
+from tasks.data.text.prose_text import Beginnings, prose_of
 from tests.support.data_inputs import RECIPE, SHARED_DATA, compute, in_partitions, prose, rows, write_jsonl
 
 CLASSIFIERS = RECIPE.classifiers.model_copy(update={"min_records": 40, "num_folds": 3, "encoder": ""})
@@ -341,8 +342,12 @@ def test_mathematics_and_code_are_not_judged_and_prose_is():
         "Run it:\n\n```python\nfor name in sorted(names):\n    table[name] = read(name)\n    "
         "print(table[name].total())\n```\n"
     )
-    assert [judged_prose(text) for text in (maths, code)] == [None, None]
-    assert judged_prose(SENTENCES["en"]) == SENTENCES["en"]
+    assert judged_proses(Beginnings([maths, code, SENTENCES["en"]]), 1000) == [None, None, SENTENCES["en"]]
+
+
+def test_letters_are_counted_as_python_counts_them():
+    texts = ["", *SENTENCES.values(), "".join(map(chr, range(0x3000))), "a\ud800b \U0001d400"]
+    assert [num_letters(text) for text in texts] == [sum(map(str.isalpha, text)) for text in texts]
 
 
 def test_words_in_doubt_are_those_of_nearly_all_toxic_records():
