@@ -79,6 +79,16 @@ class ProfileResources(Frozen):
     trace: bool
 
 
+class QueueResources(Frozen):
+    """How a scheduler is asked for nodes; the launcher `local` asks nobody."""
+
+    partition: str
+    """Empty for the scheduler's default, like the account."""
+    account: str
+    time_limit_minutes: int = Field(gt=0)
+    """Of one job: before it ends the ranks save, and the next job continues."""
+
+
 class TrainingResources(Frozen):
     """Where and how wide a phase trains; what cannot run is refused before launch, by name
     (tasks/training/plan/launch_rules.py)."""
@@ -88,6 +98,9 @@ class TrainingResources(Frozen):
     """Device that a rank computes on; `glm46 plan` counts the memory that is used there."""
     num_ranks: int = Field(gt=0)
     """Processes, one per accelerator (or per CPU share): data x tensor x pipeline x context parallel."""
+    ranks_per_node: int = Field(gt=0)
+    """Of a scheduler's job, which has num_ranks / ranks_per_node nodes; the launcher `local` has one node."""
+    queue: QueueResources
     tensor_parallel: int = Field(gt=0)
     pipeline_parallel: int = Field(gt=0)
     context_parallel: int = Field(gt=0)

@@ -9,8 +9,9 @@ from datetime import datetime
 from pathlib import Path
 
 from infra.home import Home
-from infra.jobs.launchers import JobHandle, JobState, LocalLauncher, final_state
-from infra.jobs.supervisor import is_locked, read_job_file
+from infra.jobs.launchers import JobHandle, JobState, job_keys
+from infra.jobs.open_launcher import launcher_of
+from infra.jobs.supervisor import read_job_file
 from tasks.training.state.job import JOB_FILE
 
 KEY_DIGITS = 12
@@ -38,25 +39,22 @@ class TrainingJobState:
 
 
 def list_jobs(home: Home) -> list[TrainingJobState]:
-    """Jobs of this machine in the order of their start."""
+    """Jobs of this home in the order of their start; those that a scheduler has not started come first."""
     jobs = []
-    for key in LocalLauncher(home.work_root).job_keys():
+    for key in job_keys(home.work_root):
         directory = home.work_dir(key)
         with suppress(FileNotFoundError):  # committed at this moment, its directory removed
             phase = json.loads((directory / JOB_FILE).read_text())["recipe"]["phase"]
-            if (job := read_job_file(directory)) is not None:
-                state = "running" if is_locked(directory) else final_state(job.exit_code)
-                jobs.append(
-                    TrainingJobState(
-                        key, phase, state, f"{datetime.fromtimestamp(job.started_at):%Y-%m-%d %H:%M:%S}", directory
-                    )
-                )
+            state = launcher_of(key, home.work_root).poll(JobHandle(key)).state
+            job = read_job_file(directory)
+            started = "" if job is None else f"{datetime.fromtimestamp(job.started_at):%Y-%m-%d %H:%M:%S}"
+            jobs.append(TrainingJobState(key, phase, state, started, directory))
     return sorted(jobs, key=lambda job: job.started)
 
 
 def running_jobs(home: Home) -> list[TrainingJobState]:
-    """The jobs that run now."""
-    return [job for job in list_jobs(home) if job.state == "running"]
+    """The jobs that run now or wait in a queue."""
+    return [job for job in list_jobs(home) if job.state in ("queued", "running")]
 
 
 def stop_jobs(home: Home, key: str | None) -> list[TrainingJobState]:
@@ -67,8 +65,7 @@ def stop_jobs(home: Home, key: str | None) -> list[TrainingJobState]:
         raise ValueError(
             f"no job{'' if key is None else f' with key {key}'} runs: `glm46 jobs list` shows those there are"
         )
-    launcher = LocalLauncher(home.work_root)
     for job in chosen:
-        launcher.cancel(JobHandle(job.key), GRACE_SECONDS)
+        launcher_of(job.key, home.work_root).cancel(JobHandle(job.key), GRACE_SECONDS)
     keys = {job.key for job in chosen}
     return [job for job in list_jobs(home) if job.key in keys]

@@ -1,9 +1,9 @@
 """Submits, polls, cancels and looks up training jobs.
 
 A job is named by its step key, so a restarted flow attaches to it again. LocalLauncher runs ranks on this machine
-below a detached supervisor (infra/jobs/supervisor.py) that outlives the flow. Files of a job in work/<key>/:
-command.json, job.json, lock, fencing, supervisor.log, logs/rank-N.log, and progress.json, which the job itself
-writes.
+below a detached supervisor (infra/jobs/supervisor.py) that outlives the flow; SlurmLauncher is in slurm_launcher.py.
+Files of a job in work/<key>/: command.json, job.json, lock, fencing, supervisor.log, logs/rank-N.log, and
+progress.json, which the job itself writes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from infra.code_digest import ROOT
 from infra.jobs.build_ops import op_environment
-from infra.jobs.supervisor import EXIT_LOCKED, Command, is_locked, read_job_file, write_json
+from infra.jobs.rank_processes import Command
+from infra.jobs.supervisor import EXIT_LOCKED, is_locked, read_job_file, write_json
 from infra.step import Progress
 
-JobState = Literal["running", "succeeded", "failed", "interrupted", "lost"]
-"""failed: the program ended with an error of its own. interrupted: someone asked it to stop, and it saved. lost: it was
-taken away, which says nothing about the program: here its supervisor or a rank got SIGKILL (the kernel does that when
-memory runs out, and a machine when it goes down); on a scheduler it was preempted or its node failed. Submitted again,
-all three continue from the latest checkpoint; only a lost one is submitted again without being asked
-(flows/running/run_step.py)."""
+if TYPE_CHECKING:
+    from configs.schema import QueueResources
+
+JobState = Literal["queued", "running", "succeeded", "failed", "interrupted", "lost"]
+"""queued: a scheduler has not started it yet. failed: the program ended with an error of its own. interrupted: someone
+asked it to stop, and it saved. lost: it was taken away, which says nothing about the program: here its supervisor or a
+rank got SIGKILL (the kernel does that when memory runs out, and a machine when it goes down); on a scheduler it was
+preempted, its node failed or its time limit came. Submitted again, the last three continue from the latest checkpoint;
+only a lost one is submitted again without being asked (flows/running/run_step.py)."""
 CANCEL_POLL_SECONDS = 0.1
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks of one machine listen only to each other."""
@@ -48,6 +52,9 @@ class Job:
     arguments: tuple[str, ...]
     num_ranks: int
     environment: dict[str, str]
+    num_nodes: int = 1
+    queue: QueueResources | None = None
+    """How a scheduler is asked; None on this machine."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,8 @@ class JobStatus:
     log_path: str
     log_tail: tuple[str, ...]
     """Last lines of the failing rank."""
+    reason: str = ""
+    """Why it waits or was lost, in the scheduler's records."""
 
 
 class JobFailedError(RuntimeError):
@@ -75,11 +84,12 @@ class JobFailedError(RuntimeError):
 
     def __init__(self, name: str, status: JobStatus) -> None:
         tail = "\n".join(f"    {line}" for line in status.log_tail)
-        super().__init__(
-            f"{name} failed: rank {status.failing_rank} ended with exit code "
-            f"{status.exit_code}{_signal_name(status.exit_code)}. "
-            f"Log: {status.log_path}, last lines:\n{tail}"
-        )
+        failed = status.reason or "its script ended"
+        if status.failing_rank is not None:
+            failed = (
+                f"rank {status.failing_rank} ended with exit code {status.exit_code}{_signal_name(status.exit_code)}"
+            )
+        super().__init__(f"{name} failed: {failed}. Log: {status.log_path}, last lines:\n{tail}")
 
 
 class JobLostError(RuntimeError):
@@ -88,8 +98,8 @@ class JobLostError(RuntimeError):
 
     def __init__(self, name: str, status: JobStatus, step: int) -> None:
         self.step = step
-        lost = "its supervisor was killed"
-        if status.failing_rank is not None:
+        lost = status.reason or "its supervisor was killed"
+        if not status.reason and status.failing_rank is not None:
             lost = (
                 f"rank {status.failing_rank} was killed{_signal_name(status.exit_code)}, as when memory runs out. "
                 f"Log: {status.log_path}"
@@ -128,7 +138,7 @@ class LocalLauncher:
         if is_locked(work_dir):
             return JobHandle(job.key)
         environment = {**op_environment(), **CPU_ENVIRONMENT, **LOOPBACK, **job.environment}
-        write_json(work_dir / "command.json", asdict(Command(job.module, job.arguments, job.num_ranks, environment)))
+        write_json(work_dir / "command.json", asdict(Command(job.module, job.arguments, job.num_ranks, 1, environment)))
         with open(work_dir / "supervisor.log", "ab") as log:
             code = subprocess.run(
                 [sys.executable, "-m", "infra.jobs.supervisor", str(work_dir)],
@@ -146,7 +156,7 @@ class LocalLauncher:
 
     def poll(self, handle: JobHandle) -> JobStatus:
         work_dir = self.work_root / handle.key
-        progress = _read_progress(work_dir)
+        progress = read_progress(work_dir)
         if is_locked(work_dir):
             return JobStatus("running", progress, None, None, "", ())
         job = read_job_file(work_dir)
@@ -172,9 +182,10 @@ class LocalLauncher:
         work_dir = self.work_root / key
         return JobHandle(key) if (work_dir / "job.json").exists() else None
 
-    def job_keys(self) -> list[str]:
-        """Keys of all jobs whose work directory is still there."""
-        return sorted(path.parent.name for path in self.work_root.glob("*/job.json"))
+
+def job_keys(work_root: Path) -> list[str]:
+    """Keys of all submitted jobs whose work directory is still there."""
+    return sorted({path.parent.name for name in ("job.json", "slurm.json") for path in work_root.glob(f"*/{name}")})
 
 
 def final_state(exit_code: int | None) -> JobState:
@@ -188,7 +199,8 @@ def final_state(exit_code: int | None) -> JobState:
     return "failed" if exit_code else "succeeded"
 
 
-def _read_progress(work_dir: Path) -> Progress | None:
+def read_progress(work_dir: Path) -> Progress | None:
+    """What the job itself wrote last."""
     path = work_dir / "progress.json"
     return Progress(**json.loads(path.read_text())) if path.exists() else None
 

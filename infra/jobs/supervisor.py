@@ -15,36 +15,21 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 
 from configs.files.atomic_files import replace_durably
-from infra.child_process import die_with_parent, free_port
+from infra.child_process import free_port
+from infra.jobs.rank_processes import RENDEZVOUS_PREFIX, Command, RanksEnd, Start, start_ranks, wait_for_ranks
 
 EXIT_LOCKED = 3
 LOCK_PATIENCE_SECONDS = 3.0
 """A poller holds the lock for an instant; a running supervisor holds it until it ends."""
 POLL_SECONDS = 0.05
-TAIL_LINES = 30
-RENDEZVOUS_PREFIX = "rendezvous-"
-"""File in which the ranks of one start find each other."""
 FENCING_DIGITS = 12
 """Fixed, so that the number is replaced by one write and never empty."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """What a job runs: `python -m module *arguments`, once per rank."""
-
-    module: str
-    arguments: tuple[str, ...]
-    num_ranks: int
-    environment: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -111,111 +96,56 @@ def _advance_fencing(work_dir: Path) -> int:
     return number
 
 
-def _rank_environment(command: Command, rank: int, job: JobFile, work_dir: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        **command.environment,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(command.num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(job.master_port),
-        "GLM46_FENCING": str(job.fencing),
-        "PYTHONUNBUFFERED": "1",
-        "GLM46_RENDEZVOUS": str(work_dir / f"{RENDEZVOUS_PREFIX}{job.fencing}"),
-    }
-
-
-def _prepare_rank() -> None:
-    die_with_parent()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def _start_ranks(command: Command, work_dir: Path, job: JobFile) -> list[subprocess.Popen[bytes]]:
-    for abandoned in work_dir.glob(f"{RENDEZVOUS_PREFIX}*"):
-        abandoned.unlink()
-    ranks = []
-    for rank in range(command.num_ranks):
-        with open(_log_path(work_dir, rank), "ab") as log:
-            log.write(f"== start {job.fencing}, rank {rank} of {command.num_ranks}\n".encode())
-            log.flush()
-            ranks.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", command.module, *command.arguments],
-                    env=_rank_environment(command, rank, job, work_dir),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    preexec_fn=_prepare_rank,
-                )
-            )
-    return ranks
-
-
-def _log_path(work_dir: Path, rank: int) -> Path:
-    return work_dir / "logs" / f"rank-{rank}.log"
-
-
-def _tail(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-
-
-def _wait(ranks: list[subprocess.Popen[bytes]]) -> tuple[int, int | None]:
-    """Exit code of the job and the rank that failed first; the others are killed then."""
-    well = [0, os.EX_TEMPFAIL]
-
-    def pass_on(number: int, frame: object) -> None:
-        well.append(-signal.SIGTERM)  # the rank was still starting: it has nothing to save
-        for process in ranks:
-            if process.poll() is None:
-                process.send_signal(number)
-
-    signal.signal(signal.SIGTERM, pass_on)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    # A thread per rank, so that ends are seen in their order: a rank that waits for a dead one fails a moment later and
-    # is not the cause.
-    ended: SimpleQueue[int] = SimpleQueue()
-    for rank, process in enumerate(ranks):
-        Thread(target=lambda rank=rank, process=process: ended.put((process.wait(), rank)[1]), daemon=True).start()
-    for _ in ranks:
-        rank = ended.get()
-        if ranks[rank].returncode not in well:
-            for process in ranks:
-                process.kill()
-                process.wait()
-            return ranks[rank].returncode, rank
-    return (os.EX_TEMPFAIL if any(process.returncode for process in ranks) else 0), None
+def read_command(work_dir: Path) -> Command:
+    """What was submitted. Raises FileNotFoundError before anything was."""
+    values = json.loads((work_dir / "command.json").read_text())
+    return Command(**{**values, "arguments": tuple(values["arguments"])})
 
 
 def supervise(work_dir: Path, ready: int) -> None:
     """Run the job to its end; `ready` is the descriptor that is written to when job.json exists."""
-    values = json.loads((work_dir / "command.json").read_text())
-    command = Command(values["module"], tuple(values["arguments"]), values["num_ranks"], values["environment"])
-    (work_dir / "logs").mkdir(exist_ok=True)
-    # A SIGTERM before the ranks exist waits until `_wait` has its handler, otherwise they would miss it.
+    # A SIGTERM before the ranks exist waits until `wait_for_ranks` has its handler, otherwise they would miss it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    job = JobFile(os.getpid(), time.time(), _advance_fencing(work_dir), free_port())
-    write_json(work_dir / "job.json", asdict(job))
+    job = begin_job(work_dir)
     os.write(ready, b"1")
     os.close(ready)
-    ranks = _start_ranks(command, work_dir, job)
+    ranks = start_ranks(read_command(work_dir), Start(job.fencing, job.master_port), work_dir, node=0)
     job = replace(job, rank_pids=tuple(process.pid for process in ranks))
     write_json(work_dir / "job.json", asdict(job))
-    exit_code, failing_rank = _wait(ranks)
-    if failing_rank is not None:
-        log_path = _log_path(work_dir, failing_rank)
-        job = replace(job, failing_rank=failing_rank, log_path=str(log_path), log_tail=_tail(log_path))
-    write_json(work_dir / "job.json", asdict(replace(job, exit_code=exit_code)))
+    end_job(work_dir, job, wait_for_ranks(ranks, work_dir, first_rank=0))
+
+
+def begin_job(work_dir: Path) -> JobFile:
+    """Write job.json of a new start; call with the lock held."""
+    (work_dir / "logs").mkdir(exist_ok=True)
+    job = JobFile(os.getpid(), time.time(), _advance_fencing(work_dir), free_port())
+    for abandoned in work_dir.glob(f"{RENDEZVOUS_PREFIX}*"):
+        abandoned.unlink()
+    write_json(work_dir / "job.json", asdict(job))
+    return job
+
+
+def end_job(work_dir: Path, job: JobFile, end: RanksEnd) -> None:
+    """Write how it ended."""
+    write_json(work_dir / "job.json", asdict(replace(job, **asdict(end))))
+
+
+def take_lock(work_dir: Path) -> bool:
+    """Hold WORK_DIR/lock until this process ends; False if another supervisor does. By flock, not filelock: a detached
+    child inherits it."""
+    lock = os.open(work_dir / "lock", os.O_RDWR | os.O_CREAT)
+    deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+    while not _try_lock(lock, fcntl.LOCK_EX):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
 
 
 def main() -> int:
     work_dir = Path(sys.argv[1])
-    lock = os.open(work_dir / "lock", os.O_RDWR | os.O_CREAT)  # by flock, not filelock: the detached child inherits it
-    deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
-    while not _try_lock(lock, fcntl.LOCK_EX):
-        if time.monotonic() > deadline:
-            return EXIT_LOCKED
-        time.sleep(POLL_SECONDS)
+    if not take_lock(work_dir):
+        return EXIT_LOCKED
     is_ready, ready = os.pipe()
     if os.fork():
         os.close(ready)

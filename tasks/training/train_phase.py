@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.jobs.launchers import Job, JobFailedError, JobLostError, Launcher, LocalLauncher
+from infra.jobs.launchers import Job, JobFailedError, JobLostError, Launcher
+from infra.jobs.open_launcher import open_launcher
 from infra.jobs.supervisor import write_json
-from infra.step import Artifact, Output, digest_of, step
+from infra.step import Artifact, Output, Progress, digest_of, step
 from infra.storage.store import hash_file
 from model.architecture.counts import count_parameters
 from model.text.tokenizer_layout import END_OF_TEXT, END_TOKENS
@@ -95,7 +96,7 @@ def train_phase(
         tokenizer=tokenizer,
         start=start,
     )
-    follow(LocalLauncher(output.work_dir.parent), job, output)
+    follow(open_launcher(resources.launcher, output.work_dir.parent), job, output)
     is_chat_trained = recipe.objective.kind == "sft" or (start is not None and start.record.is_chat_trained)
     return collect(job, tokenizer, is_chat_trained, output)
 
@@ -137,15 +138,27 @@ def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
     name = f"training of phase {job.recipe.phase}"
     job_path = output.work_dir / JOB_FILE
     environment = {"OMP_NUM_THREADS": str(job.recipe.num_threads)}
-    submission = Job(output.key, "tasks.training.worker", (str(job_path),), job.resources.num_ranks, environment)
+    resources = job.resources
+    submission = Job(
+        output.key,
+        "tasks.training.worker",
+        (str(job_path),),
+        resources.num_ranks,
+        environment,
+        1 if resources.launcher == "local" else resources.num_ranks // resources.ranks_per_node,
+        resources.queue,
+    )
     handle = launcher.find(output.key)
     if handle is None or launcher.poll(handle).state in ("lost", "failed", "interrupted"):
         write_json(job_path, job.model_dump(mode="json"))
         handle = launcher.submit(submission)
-    metrics = MetricsTail(output)
+    metrics, waits_for = MetricsTail(output), ""
     while True:
         status = launcher.poll(handle)
-        metrics.forward(is_last=status.state != "running")
+        metrics.forward(is_last=status.state not in ("queued", "running"))
+        if status.state == "queued" and status.reason != waits_for:
+            waits_for = status.reason
+            output.report(Progress(0, 0, "jobs", f"waits in the queue ({waits_for})"))
         if status.progress is not None:
             output.report(status.progress)
         if status.state == "succeeded":

@@ -242,7 +242,7 @@ def test_a_prompt_without_room_for_its_answer_is_refused(inputs, tuned):
             {},
             "adapter.kind lora cannot be trained: set adapter.kind to none",
         ),
-        ({}, {"launcher": "slurm"}, "launcher slurm is not available: set launcher to local"),
+        ({}, {"launcher": "pbs"}, "launcher pbs is not available: set launcher to one of local, slurm"),
         ({}, {"zero_stage": 1}, "zero_stage 1 cannot train grpo, .* set zero_stage to 0"),
         ({}, {"num_ranks": 2}, "num_ranks 2 cannot train grpo: set num_ranks to 1"),
         ({}, {"device": "cuda"}, "device cuda is not available, ranks compute on CPUs: set device to cpu"),

@@ -9,7 +9,7 @@ from configs.schema import PolicyObjective, TrainingRecipe, TrainingResources
 from tasks.training.plan.topology import impossible_topology
 
 OBJECTIVES = ("pretrain", "sft", "grpo")
-LAUNCHERS = ("local",)
+LAUNCHERS = ("local", "slurm")
 DEVICES = ("cpu",)
 
 
@@ -28,7 +28,7 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
     if recipe.adapter.kind != "none":
         reasons.append(f"adapter.kind {recipe.adapter.kind} cannot be trained: set adapter.kind to none")
     if resources.launcher not in LAUNCHERS:
-        reasons.append(f"launcher {resources.launcher} is not available: set launcher to {LAUNCHERS[0]}")
+        reasons.append(f"launcher {resources.launcher} is not available: set launcher to one of {', '.join(LAUNCHERS)}")
     if resources.device not in DEVICES:
         reasons.append(f"device {resources.device} is not available, ranks compute on CPUs: set device to {DEVICES[0]}")
     if isinstance(recipe.objective, PolicyObjective) and resources.num_ranks > 1:

@@ -38,6 +38,11 @@ def _world(resources: TrainingResources) -> Iterator[str]:
             f"the ranks of one "
             f"copy: set it to {max(1, resources.num_ranks // one_copy) * one_copy}"
         )
+    if resources.num_ranks % resources.ranks_per_node:
+        yield (
+            f"num_ranks ({resources.num_ranks}) is no multiple of ranks_per_node ({resources.ranks_per_node}): every "
+            f"node of a job has as many ranks"
+        )
 
 
 def _model(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:

@@ -1,0 +1,138 @@
+"""A real Slurm with two nodes on this machine, for tests: no systemd, no cgroups, everything below one directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.child_process import free_port
+
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
+NODES = ("node1", "node2")
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={root}/munge.sock
+SlurmctldPort={ports[0]}
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool.%n
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/slurmd.%n.pid
+SlurmctldLogFile={root}/slurmctld.log
+SlurmdLogFile={root}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=sched_interval=1,bf_interval=2
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+SlurmdTimeout=10
+BatchStartTimeout=20
+MessageTimeout=10
+MinJobAge=600
+NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=2000 State=UNKNOWN
+NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=2000 State=UNKNOWN
+PartitionName=debug Nodes=node1,node2 Default=YES MaxTime=01:00:00 State=UP
+"""
+
+
+@dataclass(frozen=True)
+class SlurmCluster:
+    root: Path
+
+    def kill_node(self, name: str) -> None:
+        """End a node's daemon and what runs under it, as when the machine goes down."""
+        pid = int((self.root / f"slurmd.{name}.pid").read_text())
+        for process in self._processes_of(name):
+            os.kill(process, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+
+    def start_node(self, name: str) -> None:
+        subprocess.run(["slurmd", "-N", name, "-f", str(self.root / "slurm.conf")], check=True)
+        wait_until(lambda: name in _idle_nodes())
+
+    def _processes_of(self, name: str) -> list[int]:
+        """slurmstepd of the node and the ranks below it."""
+        import psutil
+
+        steps = [
+            process
+            for process in psutil.process_iter(["name", "environ"])
+            if (process.info["environ"] or {}).get("SLURMD_NODENAME") == name
+            or (process.info["name"] == "slurmstepd" and name in " ".join(process.cmdline()))
+        ]
+        return [process.pid for process in steps]
+
+
+def missing_programs() -> str:
+    """What a test needs and this machine lacks; empty where all is there."""
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    return (
+        f"no {', '.join(missing)} (apt-get install slurm-wlm)" if missing else "" if os.geteuid() == 0 else "not root"
+    )
+
+
+@contextmanager
+def slurm_cluster(root: Path) -> Iterator[SlurmCluster]:
+    """Two idle nodes; SLURM_CONF is in the environment while they are up."""
+    for name in ("state", *(f"spool.{node}" for node in NODES), "munge"):
+        (root / name).mkdir(parents=True)
+    (root / "munge").chmod(0o700)
+    (root / "munge" / "key").write_bytes(os.urandom(1024))
+    (root / "munge" / "key").chmod(0o400)
+    configuration = root / "slurm.conf"
+    ports = [free_port() for _ in range(3)]
+    configuration.write_text(CONFIGURATION.format(root=root, host=socket.gethostname().split(".")[0], ports=ports))
+    os.environ["SLURM_CONF"] = str(configuration)
+    try:
+        subprocess.run(_munged(root), check=True)
+        subprocess.run(["slurmctld", "-c", "-f", str(configuration)], check=True)
+        for node in NODES:
+            subprocess.run(["slurmd", "-N", node, "-f", str(configuration)], check=True)
+        wait_until(lambda: set(NODES) == _idle_nodes())
+        yield SlurmCluster(root)
+    finally:
+        subprocess.run(["scancel", "--user=root"], check=False)
+        subprocess.run(["scontrol", "shutdown"], check=False, capture_output=True)
+        time.sleep(1)
+        for path in root.glob("*.pid"):
+            try:
+                os.kill(int(path.read_text()), signal.SIGKILL)
+            except (ProcessLookupError, ValueError):
+                continue
+        del os.environ["SLURM_CONF"]
+
+
+def wait_until(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "Slurm's nodes did not become idle"
+        time.sleep(0.2)
+
+
+def _idle_nodes() -> set[str]:
+    shown = subprocess.run(
+        ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"], capture_output=True, text=True, check=False
+    )
+    return set(shown.stdout.split())
+
+
+def _munged(root: Path) -> list[str]:
+    files = {"key-file": "munge/key", "socket": "munge.sock", "pid-file": "munged.pid", "log-file": "munge/log"}
+    options = [f"--{name}={root / path}" for name, path in files.items()]
+    return ["munged", *options, f"--seed-file={root / 'munge' / 'seed'}", "--force", "--num-threads=2"]

@@ -1,0 +1,52 @@
+"""A phase as a Slurm job on two nodes, one of which goes down in mid-phase."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from configs.schema import QueueResources
+from infra.jobs.launchers import JobLostError
+from tasks.training.state.checkpoints import latest_step
+from tests.support.slurm_cluster import missing_programs, slurm_cluster
+from tests.support.training_inputs import NUM_STEPS, RESOURCES, TrainingInputs, small_recipe
+
+TWO_RANKS = RESOURCES.model_copy(
+    update={
+        "num_ranks": 2,
+        "ranks_per_node": 1,
+        "micro_batch_sequences": 1,
+        "save_interval_steps": 1,
+        "queue": QueueResources(partition="", account="", time_limit_minutes=30),
+    }
+)
+
+
+@pytest.mark.long
+def test_a_phase_that_loses_a_node_of_slurm_continues_and_has_the_digest_of_this_machine(tmp_path):
+    if reason := missing_programs():
+        pytest.skip(reason)
+    recipe = small_recipe()
+    here = TrainingInputs(tmp_path / "here")
+    expected = here.train(here.arguments(recipe, TWO_RANKS))
+    there = TrainingInputs(tmp_path / "there")
+    arguments = there.arguments(recipe, TWO_RANKS.model_copy(update={"launcher": "slurm"}))
+    killed_at: list[int] = []
+    with slurm_cluster(tmp_path / "slurm") as cluster:
+
+        def kill_after_a_checkpoint() -> None:
+            while (step := latest_step(there.work_dir(arguments))) < 1:
+                time.sleep(0.02)
+            cluster.kill_node("node2")
+            killed_at.append(step)
+
+        killer = threading.Thread(target=kill_after_a_checkpoint)
+        killer.start()
+        with pytest.raises(JobLostError, match="continues from the checkpoint of step"):
+            there.train(arguments)
+        killer.join()
+        assert killed_at[0] < NUM_STEPS
+        cluster.start_node("node2")
+        assert there.train(arguments).digest == expected.digest
