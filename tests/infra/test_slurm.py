@@ -14,7 +14,7 @@ from infra.jobs.open_launcher import launcher_of
 from infra.jobs.slurm_launcher import SlurmLauncher, SlurmRecord, _end_of, job_script, parse_accounting, parse_record
 from infra.jobs.supervisor import read_job_file
 from tests.infra.test_launcher import is_alive, starts, wait_for
-from tests.support.slurm_cluster import missing_programs, slurm_cluster
+from tests.support.cluster.slurm import missing_programs, slurm_cluster
 
 KEY = "0123abcd"
 QUEUE = QueueResources(partition="", account="", time_limit_minutes=10)

@@ -10,7 +10,7 @@ import pytest
 from configs.schema import QueueResources
 from infra.jobs.launchers import JobLostError
 from tasks.training.state.checkpoints import latest_step
-from tests.support.slurm_cluster import missing_programs, slurm_cluster
+from tests.support.cluster.slurm import missing_programs, slurm_cluster
 from tests.support.training_inputs import NUM_STEPS, RESOURCES, TrainingInputs, small_recipe
 
 TWO_RANKS = RESOURCES.model_copy(

@@ -14,16 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tasks.data.packing.course_position import DomainPosition
 from tasks.data.packing.fill_in_middle import MIN_TOKENS, NUM_EXTRA, Rearrangement
+from tasks.data.records.stored_tables import open_parquet
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from configs.files.stored_files import StoredFile
 
     I64 = NDArray[np.int64]
 
@@ -165,16 +167,11 @@ def _orders(domain: str, num_documents: int, seed: int) -> Callable[[int], I64]:
     return order_of
 
 
-def read_buckets(sidecar_path: Path) -> I64:
+def read_buckets(sidecar: StoredFile) -> I64:
     """The quality bucket of every sequence of a shard, in their order."""
-    import pyarrow.parquet as pq
-
-    return (
-        pq.read_table(sidecar_path, columns=["sequence", "quality_bucket"])
-        .sort_by("sequence")["quality_bucket"]
-        .to_numpy()
-        .astype(np.int64)
-    )
+    with open_parquet(sidecar) as file:
+        table = file.read(["sequence", "quality_bucket"]).sort_by("sequence")
+    return table["quality_bucket"].to_numpy().astype(np.int64)
 
 
 def _documents(number: int, lengths: I64, chosen: Rearrangement, buckets: QualityBuckets) -> I64:

@@ -14,13 +14,19 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from model.text.tokenizer_layout import byte_characters
 from tasks.data.packing.packed_rows import GLUE_SHARD
 from tasks.data.packing.row_order import mix_bits
-from tasks.data.shards.token_shard import TokenShard, append_tokens, token_dtype, write_index
+from tasks.data.records.stored_tables import open_parquet
+from tasks.data.shards.stored_shard import StoredShard
+from tasks.data.shards.token_shard import append_tokens, token_dtype, write_index
+
+if TYPE_CHECKING:
+    from configs.files.stored_files import StoredFile
 
 FIM_TOKENS = ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>")
 """The special tokens, in the order of the glue shard's sequences."""
@@ -37,7 +43,7 @@ class Rearrangement:
     rate: float
     seed: int
     ids: dict[int, np.ndarray]
-    shards: dict[int, TokenShard] = field(default_factory=dict)
+    shards: dict[int, StoredShard] = field(default_factory=dict)
     """The shards that have ids, by number."""
     is_inside: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
     """Whether each token id begins inside a character."""
@@ -69,8 +75,8 @@ class Rearrangement:
             moving = np.flatnonzero((units[:, 0] == shard) & (positions < num_tokens))
             while len(moving):
                 moving = moving[positions[moving] > 0]
-                first = source.starts[units[moving, 1]] + units[moving, 2]
-                moving = moving[self.is_inside[source.tokens[first + positions[moving]]]]
+                first = source.starts(units[moving, 1]) + units[moving, 2]
+                moving = moving[self.is_inside[source.tokens.take(first + positions[moving])]]
                 positions[moving] -= 1
         return positions
 
@@ -79,11 +85,10 @@ class Rearrangement:
         return mix_bits(mix_bits(ids ^ np.uint64(key)) + np.uint64(key & 0xFFFF))
 
 
-def read_ids(sidecar_path: Path) -> np.ndarray:
+def read_ids(sidecar: StoredFile) -> np.ndarray:
     """64 bits of every sequence's document id, in the order of the sequences."""
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(sidecar_path, columns=["sequence", "id"]).sort_by("sequence")
+    with open_parquet(sidecar) as file:
+        table = file.read(["sequence", "id"]).sort_by("sequence")
     return np.array([int(identity, 16) for identity in table["id"].to_pylist()], dtype=np.uint64)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from configs.files.block_reader import BlockReader
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.packing.course_position import POSITION_FILE, DomainPosition, read_position
 from tasks.data.packing.domain_pieces import ALIKE, DOCUMENT, VISIT, Pieces, QualityBuckets, pieces_of, read_buckets
@@ -33,6 +34,7 @@ from tasks.data.packing.fill_in_middle import (
 from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE
 from tasks.data.packing.placed_units import PlacedUnits, place_best_fit, place_stream, slice_rows
 from tasks.data.records.documents import CHAT, CODE, REPOSITORY
+from tasks.data.shards.stored_shard import StoredShard, open_shards
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,14 +81,27 @@ def pack_phase(
     """`tokenizer` names the special tokens of fill-in-the-middle, None where fim_rate is 0; `previous` are the rows of
     the phase before on the course, None for its first. Raises ValueError where a domain would be read more often than
     max_epochs, no domain of the mixture has text, or `previous` read other documents."""
+    with BlockReader() as blocks:
+        return _pack(shards, chats, recipe, output, tokenizer, previous, blocks)
+
+
+def _pack(
+    shards: Artifact[TokenShards],
+    chats: Artifact[ChatShards] | None,
+    recipe: PackingRecipe,
+    output: Output,
+    tokenizer: Artifact[TrainedTokenizer] | None,
+    previous: Artifact[PackedPhase] | None,
+    blocks: BlockReader,
+) -> PackedPhase:
     import numpy as np
 
     sources = [shards] if chats is None else [shards, chats]
     domain_of = {name: domain for source in sources for name, domain in source.record.domains.items()}
     names, domains = list(domain_of), list(domain_of.values())
-    lengths = _shard_lengths(sources)
+    lengths = _shard_lengths(sources, blocks)
     row_slots = recipe.sequence_length + 1 if recipe.packing == "best_fit" else None
-    chosen = _rearrangement(shards, tokenizer, domain_of, recipe)
+    chosen = _rearrangement(shards, tokenizer, domain_of, recipe, blocks)
     begin = read_position(None if previous is None else previous.path(POSITION_FILE), recipe.seed)
     buckets = _quality_buckets(sources, domain_of, recipe, begin.num_buckets)
     shards_of = {domain: [n for n, own in enumerate(domains) if own == domain] for domain in recipe.domains}
@@ -151,15 +166,15 @@ def _write_packing(
     output.path(PACKING_FILE).write_text(json.dumps(packing, indent=1, sort_keys=True) + "\n")
 
 
-def _shard_lengths(sources: list[Artifact]) -> list[np.ndarray]:
-    """Sequence lengths of every shard, in the order of the names."""
-    from tasks.data.shards.token_shard import open_shard
+def _shard_lengths(sources: list[Artifact], blocks: BlockReader) -> list[np.ndarray]:
+    """Sequence lengths of every shard, in the order of the names: of the shards only the indexes are read."""
+    return [shard.lengths() for source in sources for shard in _shards_of(source, blocks)]
 
-    return [
-        open_shard(source.directory("shards") / f"{name}.bin").lengths
-        for source in sources
-        for name in source.record.shards
-    ]
+
+def _shards_of(source: Artifact[TokenShards] | Artifact[ChatShards], blocks: BlockReader) -> list[StoredShard]:
+    """The shards of an artifact, in the order of its record."""
+    opened = open_shards(source.files("shards/*"), blocks)
+    return [opened[name] for name in source.record.shards]
 
 
 def _rearrangement(
@@ -167,17 +182,17 @@ def _rearrangement(
     tokenizer: Artifact[TrainedTokenizer] | None,
     domain_of: dict[str, str],
     recipe: PackingRecipe,
+    blocks: BlockReader,
 ) -> Rearrangement:
     """Read the ids of source code, only where some of it is rearranged."""
-    from tasks.data.shards.token_shard import open_shard
-
     if not recipe.fim_rate:
         return Rearrangement(0.0, recipe.seed, {})
     assert tokenizer is not None, "fill-in-the-middle needs the tokenizer's special tokens"
     read = {CODE, REPOSITORY} & {*recipe.domains}
     code = [(number, name) for number, name in enumerate(domain_of) if domain_of[name] in read]
-    ids = {number: read_ids(shards.path(f"shards/{name}.parquet")) for number, name in code}
-    opened = {number: open_shard(shards.directory("shards") / f"{name}.bin") for number, name in code}
+    ids = {number: read_ids(shards.file(f"shards/{name}.parquet")) for number, name in code}
+    by_name = dict(zip(shards.record.shards, _shards_of(shards, blocks), strict=True))
+    opened = {number: by_name[name] for number, name in code}
     is_inside = read_inside(tokenizer.path("tokenizer.json"), tokenizer.record.num_tokens)
     return Rearrangement(recipe.fim_rate, recipe.seed, ids, opened, is_inside)
 
@@ -188,14 +203,14 @@ def _quality_buckets(
     """Read the buckets of the mixture's domains, only where this phase or one before it on the course weighs them."""
     weights = (*recipe.bucket_weights, 1.0) if recipe.bucket_weights else ALIKE * num_buckets
     read = {*recipe.domains} if weights != ALIKE else set()
-    paths = {
-        name: source.path(f"shards/{name}.parquet")
+    sidecars = {
+        name: source.file(f"shards/{name}.parquet")
         for source in sources
         for name in source.record.domains
         if domain_of[name] in read
     }
     return QualityBuckets(
-        weights, {number: read_buckets(paths[name]) for number, name in enumerate(domain_of) if name in paths}
+        weights, {number: read_buckets(sidecars[name]) for number, name in enumerate(domain_of) if name in sidecars}
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from configs.files.block_reader import BlockReader
 from configs.files.stored_files import StoredFile, VerifiedReader
 from tasks.data.shards.stored_array import StoredArray
-from tasks.data.shards.token_shard import HEADER_BYTES, IndexHeader, read_header, refuse_other_size
+from tasks.data.shards.token_shard import HEADER_BYTES, IndexHeader, read_header, read_lengths, refuse_other_size
 
 BYTE, LENGTH, POINTER = np.dtype(np.uint8), np.dtype("<i4"), np.dtype("<i8")
 
@@ -57,6 +57,14 @@ class StoredShard:
     def starts(self, sequences: np.ndarray) -> np.ndarray:
         """First token of each of these sequences, in tokens."""
         return self._values(self.header.pointers_begin, POINTER, sequences) // self.header.dtype.itemsize
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of every sequence, int64: reads the index whole."""
+        index = self._files["idx"]
+        with VerifiedReader(index) as file:
+            dtype, lengths = read_lengths(file.read(), index.uri)
+        refuse_other_size(self.file.uri, self.file.size, int(lengths.sum()), dtype)
+        return lengths
 
     def sequence(self, number: int) -> np.ndarray:
         """The tokens of one sequence."""

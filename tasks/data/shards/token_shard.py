@@ -106,17 +106,23 @@ def refuse_other_size(bin_path: str | Path, size: int, num_tokens: int, dtype: n
 def open_shard(bin_path: Path) -> TokenShard:
     """Map a shard. Raises ValueError, which names the file, where header, counts or sizes do not match."""
     index_path = bin_path.with_suffix(".idx")
-    data = index_path.read_bytes()
-    header = read_header(data[:HEADER_BYTES], len(data), index_path)
-    dtype, count = header.dtype, header.num_sequences
-    lengths = np.frombuffer(data, "<i4", count, header.lengths_begin).astype(np.int64)
-    pointers = np.frombuffer(data, "<i8", count, header.pointers_begin)
-    starts = np.cumsum(lengths) - lengths
-    if (lengths < 0).any() or not np.array_equal(pointers, starts * dtype.itemsize):
-        raise ValueError(f"{index_path} is damaged (its sequences are not contiguous): shard the documents again")
+    dtype, lengths = read_lengths(index_path.read_bytes(), index_path)
     size = _size_of(bin_path)
     refuse_other_size(bin_path, size, int(lengths.sum()), dtype)
-    return TokenShard(np.memmap(bin_path, dtype=dtype, mode="r") if size else np.zeros(0, dtype), lengths, starts)
+    tokens = np.memmap(bin_path, dtype=dtype, mode="r") if size else np.zeros(0, dtype)
+    return TokenShard(tokens, lengths, np.cumsum(lengths) - lengths)
+
+
+def read_lengths(data: bytes, index_path: str | Path) -> tuple[np.dtype, np.ndarray]:
+    """The dtype of the tokens and the length of every sequence (int64), from the bytes of an .idx. Raises ValueError,
+    which names the file."""
+    header = read_header(data[:HEADER_BYTES], len(data), index_path)
+    lengths = np.frombuffer(data, "<i4", header.num_sequences, header.lengths_begin).astype(np.int64)
+    pointers = np.frombuffer(data, "<i8", header.num_sequences, header.pointers_begin)
+    starts = np.cumsum(lengths) - lengths
+    if (lengths < 0).any() or not np.array_equal(pointers, starts * header.dtype.itemsize):
+        raise ValueError(f"{index_path} is damaged (its sequences are not contiguous): shard the documents again")
+    return header.dtype, lengths
 
 
 def _size_of(bin_path: Path) -> int:

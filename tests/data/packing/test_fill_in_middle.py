@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from configs.files.block_reader import BlockReader
 from tasks.data.packing.fill_in_middle import Rearrangement, read_inside
-from tasks.data.shards.token_shard import append_tokens, open_shard, token_dtype, write_index
+from tasks.data.shards.stored_shard import open_shards
+from tasks.data.shards.token_shard import append_tokens, token_dtype, write_index
+from tests.support.training_inputs import files_in
 
 TEXTS = ["x = '日本語' # naïve 🎉🎉 — ок\n" * 6, "def f(a):\n    return '�' + a\n" * 5, "🎉" * 40, "plain\n" * 30]
 
@@ -53,7 +56,7 @@ def test_no_split_falls_inside_a_character(tmp_path, make):
         lengths = append_tokens(file, sequences, dtype)
     write_index(tmp_path / "code.idx", lengths, dtype)
     is_inside = read_inside(tmp_path / "tokenizer.json", 512)
-    shard = open_shard(tmp_path / "code.bin")
+    shard = open_shards(files_in(tmp_path), BlockReader())["code"]
     ids = {3: np.arange(len(TEXTS), dtype=np.uint64)}
     whole = [
         {n for n in range(len(own) + 1) if tokenizer.decode(own[:n]) + tokenizer.decode(own[n:]) == text}
