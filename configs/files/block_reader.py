@@ -69,7 +69,7 @@ class BlockReader:
         try:
             descriptor = os.open(file.uri, os.O_RDONLY)
         except FileNotFoundError as error:
-            raise CorruptFileError(file.uri, "the store does not have it") from error
+            raise CorruptFileError(file.uri, "it was removed") from error
         try:
             read_block(file, number, descriptor)
             if file.uri not in self._maps:

@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +21,8 @@ from configs.files import block_cache
 from configs.files.block_cache import BlockCache, node_cache
 from configs.files.block_reader import BlockReader
 from configs.files.file_digests import BLOCK_BYTES
-from configs.files.s3_objects import s3_client
 from configs.files.stored_files import CorruptFileError, StoredFile, writing
-from tests.support.faulty_s3 import Plan, faulty
+from tests.support.faulty_s3 import no_fault, served_by
 
 NUM_BLOCKS = 3
 
@@ -44,22 +42,6 @@ def file(s3_server, tmp_path):
     return stored(f"s3://glm46/{tmp_path.name}/file", random_bytes(1))
 
 
-@contextmanager
-def served_by(s3_server: str, plan: Plan):
-    """Requests of this process that pass the plan's faults; gives (method, path) of each and the faults."""
-    requests: list[tuple[str, str]] = []
-
-    def recorded(method: str, path: str) -> str:
-        requests.append((method, path))
-        return plan(method, path)
-
-    with faulty(s3_server, recorded) as (url, faults), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL_S3", url)
-        s3_client.cache_clear()
-        yield requests, faults
-    s3_client.cache_clear()
-
-
 def blocks_in(cache_dir: Path) -> list[Path]:
     return sorted((cache_dir / "blocks").iterdir())
 
@@ -73,18 +55,18 @@ def whole(cache: BlockCache, file: StoredFile) -> bytes:
 
 
 def test_each_block_is_requested_once(file, s3_server, tmp_path):
-    with served_by(s3_server, lambda method, path: "") as (requests, _):
+    with served_by(s3_server, no_fault) as server:
         for _ in range(2):
             assert whole(BlockCache(tmp_path / "cache", 10**9), file) == random_bytes(1)
-    assert len(requests) == NUM_BLOCKS and num_bytes_in(tmp_path / "cache") == file.size
+    assert len(server.requests) == NUM_BLOCKS and num_bytes_in(tmp_path / "cache") == file.size
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "reset", "lost", "cut"])
 def test_a_request_whose_answer_fails_is_made_again(file, fault, s3_server, tmp_path):
     left = [fault, fault]
-    with served_by(s3_server, lambda method, path: left.pop() if left else "") as (_, faults):
+    with served_by(s3_server, lambda request: left.pop() if left else "") as server:
         assert whole(BlockCache(tmp_path / "cache", 10**9), file) == random_bytes(1)
-    assert len(faults) == 2
+    assert len(server.faults) == 2
 
 
 def flip(path: Path) -> None:
@@ -98,10 +80,10 @@ def test_a_damaged_block_is_fetched_again(file, damage, s3_server, tmp_path):
     whole(BlockCache(tmp_path / "cache", 10**9), file)
     for path in blocks_in(tmp_path / "cache"):
         damage(path)
-    with served_by(s3_server, lambda method, path: "") as (requests, _):
+    with served_by(s3_server, no_fault) as server:
         for _ in range(2):
             assert whole(BlockCache(tmp_path / "cache", 10**9), file) == random_bytes(1)
-    assert len(requests) == NUM_BLOCKS
+    assert len(server.requests) == NUM_BLOCKS
 
 
 @pytest.mark.parametrize(
@@ -135,10 +117,10 @@ def test_the_cache_stays_within_its_bound_and_keeps_what_was_used_last(s3_server
         cache.read(files[0], 0)
         time.sleep(0.002)  # the clock of some file systems is that coarse
     assert num_bytes_in(tmp_path / "cache") >= 0.7 * bound
-    with served_by(s3_server, lambda method, path: "") as (requests, _):
+    with served_by(s3_server, no_fault) as server:
         for number in (0, 24, 23, 1):
             cache.read(files[number], 0)
-    assert [path for _, path in requests] == [f"/glm46/{tmp_path.name}/1"]
+    assert [request.path for request in server.requests] == [f"/glm46/{tmp_path.name}/1"]
     for path in blocks_in(tmp_path / "cache"):
         path.unlink()
     assert favourite[:] == random_bytes(0, size), "what was given out stays readable"
@@ -205,7 +187,7 @@ def read_for_ever(cache_dir: Path, files: list[StoredFile], bound: int) -> None:
 
 def test_one_of_many_threads_requests_a_block(file, s3_server, tmp_path):
     readers = [BlockReader(BlockCache(tmp_path / "cache", 10**9)) for _ in range(3)]
-    with served_by(s3_server, lambda method, path: "") as (requests, _):
+    with served_by(s3_server, no_fault) as server:
         threads = [
             threading.Thread(target=reader.fetch, args=([(file, number) for number in range(NUM_BLOCKS)],))
             for reader in readers
@@ -214,7 +196,7 @@ def test_one_of_many_threads_requests_a_block(file, s3_server, tmp_path):
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(requests) == NUM_BLOCKS
+    assert len(server.requests) == NUM_BLOCKS
     for reader in readers:
         assert bytes(reader.block(file, 1)) == random_bytes(1)[BLOCK_BYTES : 2 * BLOCK_BYTES]
         reader.close()

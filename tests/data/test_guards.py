@@ -89,6 +89,7 @@ def test_sums_are_sums_of_integers():
     """Every F.sum in tasks/data is over counts or lengths: a float column there would reach content."""
     allowed = {"as_node", "when", "num_bytes", "num_chars", "num_records", "num_words", "num_tokens", "num_occurrences"}
     allowed |= {"amount", "removed"}  # of removed_share.py: documents or bytes
+    allowed |= {"num_documents"}  # of remove_semantic_duplicates.py
     allowed |= {"kind", "name"}  # of mask_personal_data.py: what was masked; of shard_documents.py: tokens
     for path in FILES:
         for argument in re.findall(r"F\.sum\(\s*(?:F\.)?\"?(\w+)", path.read_text(encoding="utf-8")):
@@ -119,13 +120,18 @@ def test_modules_that_run_in_executors_import_neither_prefect_mlflow_infra_nor_s
         assert not names & {"prefect", "mlflow", "infra", "pyspark"}, module
 
 
+MAPPERS = ("mapInArrow", "map_documents")
+"""What sends a function to executors."""
+
+
 def sent_to_executors() -> dict[str, str]:
-    """The module of each function that a step gives to mapInArrow, itself or as a partial, by the function's name."""
+    """The module of each function that a step gives to one of MAPPERS, itself or as a partial, by the function's
+    name."""
     modules = {}
     for path in FILES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
-        if not any(isinstance(call.func, ast.Attribute) and call.func.attr == "mapInArrow" for call in calls):
+        if not any(getattr(call.func, "attr", getattr(call.func, "id", "")) in MAPPERS for call in calls):
             continue
         imported = {
             name.name: node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names

@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+import pytest
+
+from configs.files.s3_objects import s3_client
+
 KINDS = ("500", "503", "reset", "lost", "cut")
 """reset: before the server sees the request. lost: the server has done it, its answer never arrives. cut: half of the
 answer's body."""
@@ -149,3 +153,18 @@ def faulty(server_url: str, plan: Plan, host: str = "127.0.0.1") -> Iterator[Fau
     finally:
         proxy.shutdown()
         proxy.server_close()
+
+
+@contextmanager
+def served_by(server_url: str, plan: Plan) -> Iterator[FaultyServer]:
+    """The same, for requests that this process makes with its client (configs/files/s3_objects.py)."""
+    with faulty(server_url, plan) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL_S3", server.url)
+        s3_client.cache_clear()
+        yield server
+    s3_client.cache_clear()
+
+
+def no_fault(request: Request) -> str:
+    """A plan."""
+    return ""

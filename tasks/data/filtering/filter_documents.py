@@ -127,14 +127,10 @@ def _check_removed_share(placed: DataFrame, files: list[StoredFile], recipe: Fil
     from pyspark.sql import functions as F
 
     def shown(group: str, name: str, reason: str) -> list[str]:
-        chosen = (
-            placed.where((F.col(group) == name) & (F.col("reason") == reason))
-            .select("id")
-            .orderBy("id")
-            .limit(NUM_EXAMPLES)
-        )
+        dropped = placed.where((F.col(group) == name) & (F.col("reason") == reason)).select("id")
+        first = [row.id for row in dropped.orderBy("id").take(NUM_EXAMPLES)]
         start = F.substring("text", 1, SHOWN_CHARS).alias("text")
-        texts = _named(chosen, files).select("source", "offset", start)
+        texts = _named(dropped.where(F.col("id").isin(first)), files).select("source", "offset", start)
         return [f"{row.source}, offset {row.offset} ({row.text!r})" for row in sorted(texts.collect())]
 
     def what(reason: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import contextmanager
 from pathlib import Path
 
 import boto3
@@ -15,11 +14,10 @@ import pytest
 from configs.files.block_cache import BlockCache
 from configs.files.block_reader import BlockReader
 from configs.files.file_digests import BLOCK_BYTES, digests_of
-from configs.files.s3_objects import s3_client
 from configs.files.stored_files import CorruptFileError, StoredFile
 from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE, PackedRows
 from tasks.data.shards.token_shard import token_dtype, write_index
-from tests.support.faulty_s3 import faulty, one_in
+from tests.support.faulty_s3 import no_fault, one_in, served_by
 
 SEQUENCE_LENGTH, NUM_PIECES = 255, 1500
 SHARDS = {"web-00000": 150_000, "code-00000": 300, "chat-00000": 2_000}
@@ -89,15 +87,6 @@ def opened(files: list[StoredFile], cache_dir: Path, max_bytes: int = EVERYTHING
     return PackedRows(own, [file for file in files if file not in own], BlockReader(BlockCache(cache_dir, max_bytes)))
 
 
-@contextmanager
-def served_by(s3_server: str, plan):
-    with faulty(s3_server, plan) as (url, faults), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL_S3", url)
-        s3_client.cache_clear()
-        yield faults
-    s3_client.cache_clear()
-
-
 @pytest.mark.parametrize("max_bytes", [EVERYTHING, 3 * BLOCK_BYTES])
 def test_rows_from_a_bucket_equal_rows_from_a_directory(places, max_bytes, s3_server, tmp_path):
     """Also through a server that fails at one request in five, and with a cache too small for them."""
@@ -148,17 +137,12 @@ def test_rows_equal_the_pieces_of_the_order(places, tmp_path):
 
 def test_opening_reads_no_shard_and_a_row_reads_only_its_own(places, s3_server, tmp_path):
     _, remote = places
-    requested: list[str] = []
-
-    def plan(method: str, path: str) -> str:
-        requested.append(path.rpartition("/")[2])
-        return ""
-
-    with served_by(s3_server, plan):
+    with served_by(s3_server, no_fault) as server:
         rows = opened(remote, tmp_path / "cache")
-        assert set(requested) == {ORDER_FILE, PACKING_FILE}
+        assert {request.path.rpartition("/")[2] for request in server.requests} == {ORDER_FILE, PACKING_FILE}
         read = {str(piece["file"]) for piece in rows.describe(0, 1)}
-        assert {re.sub(r"\..*", "", name) for name in requested[2:]} - {"order"} == {name[:-4] for name in read}
+        requested = [request.path.rpartition("/")[2] for request in server.requests[2:]]
+        assert {re.sub(r"\..*", "", name) for name in requested} - {"order"} == {name[:-4] for name in read}
 
 
 @pytest.mark.parametrize("name", ["web-00000.bin", "web-00000.idx", "chat-00000.mask", ORDER_FILE, PACKING_FILE])
