@@ -93,7 +93,8 @@ def corpus_cost(measured: dict[str, dict[str, Any]], terabytes: float) -> dict[s
             put_requests=stored / UPLOADED_PART_BYTES,
             get_requests=stored_before / BLOCK_BYTES,
         )
-        stored_before = stored or stored_before
+        if not name.startswith("train_"):  # these leave models: the next stage reads the same documents
+            stored_before = stored
     return costs
 
 

@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.inputs.dedup_corpus import build_corpus
+from benchmarks.processor_time import ProcessorTime, processor_time
 from benchmarks.results import WRITE_FLAG, report
 from configs.load import load_scale
 from configs.schema import DataRecipe, SparkResources
@@ -61,7 +60,8 @@ def main() -> None:
     costs: dict[str, Cost] = {}
     with tempfile.TemporaryDirectory() as folder:
         directory = arguments.input or _written(Path(folder) / "data", arguments.documents)
-        _run_chain(directory, Path(folder) / "store", costs)
+        with processor_time() as meter:
+            _run_chain(directory, Path(folder) / "store", costs, meter)
     stop_spark()
     for name, cost in costs.items():
         per_mb, shuffled = cost.cpu_seconds_per_mb, cost.shuffled_bytes_per_document
@@ -89,18 +89,18 @@ def _written(directory: Path, num_documents: int) -> Path:
     return directory
 
 
-def _run_chain(directory: Path, store: Path, costs: dict[str, Cost]) -> None:
+def _run_chain(directory: Path, store: Path, costs: dict[str, Cost], meter: ProcessorTime) -> None:
     """Steps that read documents, with their costs."""
 
     def measured(step: Step[Any], root: Path, **arguments: Any) -> Artifact[Any]:
-        seconds, shuffled = _cpu_seconds(), _shuffled_bytes()
+        seconds, shuffled = meter.seconds(), _shuffled_bytes()
         artifact = compute(step, root, **arguments)
         read = arguments.get("documents", arguments.get("records", artifact)).record
         if "resources" in arguments:
             costs[step.name] = Cost(
                 read.num_documents,
                 read.num_bytes / 1e6,
-                (_cpu_seconds() - seconds) / read.num_bytes * 1e6,
+                (meter.seconds() - seconds) / read.num_bytes * 1e6,
                 (_shuffled_bytes() - shuffled) / read.num_documents,
                 sum(file.size for file in artifact.files("*")) / read.num_bytes * 1e6,
             )
@@ -121,12 +121,6 @@ def _without_ceilings(recipe: DataRecipe) -> DataRecipe:
     stages = ("boilerplate", "deduplicate", "semantic")
     raised = {name: getattr(recipe, name).model_copy(update={"max_removed_share": 1.0}) for name in stages}
     return recipe.model_copy(update={**raised, "ingest": recipe.ingest.model_copy(update={"max_source_bytes": 10**15})})
-
-
-def _cpu_seconds() -> float:
-    """Of this process, its Java process and the Python workers, also those that ended."""
-    own = psutil.Process()
-    return sum(sum(process.cpu_times()[:4]) for process in (own, *own.children(recursive=True)))
 
 
 def _shuffled_bytes() -> int:

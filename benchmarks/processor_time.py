@@ -1,0 +1,51 @@
+"""Processor seconds of this process and all that it started, also of those that ended: Spark's Python workers come and
+go, and not all are waited for by somebody who would add up their time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+LOOK_SECONDS = 0.25
+"""A process that ends loses at most what it used since the last look."""
+
+
+class ProcessorTime:
+    """Sums what each process has used when it was last seen."""
+
+    def __init__(self) -> None:
+        self._own = psutil.Process()
+        self._used: dict[tuple[int, float], float] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def seconds(self) -> float:
+        """Until now."""
+        with self._one_at_a_time:
+            for process in (self._own, *self._own.children(recursive=True)):
+                try:
+                    times = process.cpu_times()
+                    self._used[process.pid, process.create_time()] = times.user + times.system
+                except psutil.NoSuchProcess:
+                    continue
+            return sum(self._used.values())
+
+
+@contextmanager
+def processor_time() -> Iterator[ProcessorTime]:
+    """Looks at the processes while the block runs."""
+    meter, is_over = ProcessorTime(), threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(LOOK_SECONDS):
+            meter.seconds()
+
+    watch = threading.Thread(target=look, daemon=True)
+    watch.start()
+    try:
+        yield meter
+    finally:
+        is_over.set()
+        watch.join()
