@@ -89,7 +89,8 @@ class JobFailedError(RuntimeError):
             failed = (
                 f"rank {status.failing_rank} ended with exit code {status.exit_code}{_signal_name(status.exit_code)}"
             )
-        super().__init__(f"{name} failed: {failed}. Log: {status.log_path}, last lines:\n{tail}")
+        log = f". Log: {status.log_path}, last lines:\n{tail}" if status.log_path else ""
+        super().__init__(f"{name} failed: {failed}{log}")
 
 
 class JobLostError(RuntimeError):

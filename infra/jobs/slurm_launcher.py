@@ -75,8 +75,10 @@ class SlurmLauncher:
         """Raises ValueError with Slurm's reason where it takes no such job."""
         work_dir = self.work_root / job.key
         handle = JobHandle(job.key)
-        if self.find(job.key) and self.poll(handle).state in ("queued", "running"):
-            return handle
+        if self.find(job.key):
+            if self.poll(handle).state in ("queued", "running"):
+                return handle
+            _run("scancel", self._number(job.key))  # one that waits for ever; of an ended job it is no news
         work_dir.mkdir(parents=True, exist_ok=True)
         loopback = LOOPBACK if job.num_nodes == 1 else {}
         environment = {**op_environment(), **CPU_ENVIRONMENT, **loopback, **job.environment}
@@ -99,16 +101,15 @@ class SlurmLauncher:
         progress, job = read_progress(work_dir), read_job_file(work_dir)
         if record is not None and record.state in QUEUED:
             if NEVER.match(record.reason):
-                _run("scancel", number)
-                self._looked.pop(handle.key)
-                raise ValueError(
-                    f"Slurm will not start job {number} ({record.reason}), which was cancelled: change queue or "
-                    f"ranks_per_node of the phase's resources (see {work_dir / 'job.sbatch'})"
+                reason = (
+                    f"Slurm does not start job {number} ({record.reason}): change queue or ranks_per_node of the "
+                    f"phase's resources and run again (see {work_dir / 'job.sbatch'})"
                 )
+                return JobStatus("failed", None, None, None, "", (), reason)
             return JobStatus("queued", None, None, None, "", (), record.reason)
         if record is not None and record.state in RUNNING:
             return JobStatus("running", progress, None, None, "", ())
-        if job is None:  # it ended before its supervisor began
+        if job is None or job.scheduler_job != number:  # it ended before its supervisor began
             log = work_dir / f"slurm-{number}.log"
             tail = tuple(tail_of(log)) if log.exists() else ()
             state, reason = _end_of(record, None, is_cancelled=self._is_cancelled(handle.key))
@@ -122,11 +123,13 @@ class SlurmLauncher:
     def cancel(self, handle: JobHandle, grace_seconds: float) -> None:
         work_dir, number = self.work_root / handle.key, self._number(handle.key)
         (work_dir / "cancelled").write_text(number)
-        _run("scancel", "--signal=TERM", "--batch", number)
         deadline = time.monotonic() + grace_seconds
+        is_told = False
         while (record := _record(number)) is not None and record.state in QUEUED | RUNNING:
             if record.state in QUEUED or time.monotonic() > deadline:
                 _run("scancel", number)
+            elif not is_told:
+                is_told = _run("scancel", "--signal=TERM", "--batch", number).returncode == 0
             time.sleep(min(1.0, self.look_seconds))
         self._looked.pop(handle.key, None)
 

@@ -32,7 +32,7 @@ def main() -> int:
     if not take_lock(work_dir):
         print(f"another job runs in {work_dir}: this one ends", file=sys.stderr)
         return EXIT_LOCKED
-    command, job = read_command(work_dir), begin_job(work_dir)
+    command, job = read_command(work_dir), begin_job(work_dir, os.environ["SLURM_JOB_ID"])
     ranks = [sys.executable, "-m", "infra.jobs.node_ranks", str(work_dir), str(job.fencing), str(job.master_port)]
     srun = subprocess.Popen(["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", *ranks])
     # srun itself would kill the step at a SIGTERM.

@@ -42,6 +42,8 @@ class JobFile:
     fencing: int
     master_port: int
     """Names DeepSpeed's shared memory; nobody listens there."""
+    scheduler_job: str = ""
+    """The scheduler's number of the job; empty on this machine."""
     rank_pids: tuple[int, ...] = ()
     exit_code: int | None = None
     """0 success, os.EX_TEMPFAIL saved, else the first failing rank's (negative: the signal); None while it runs or when
@@ -115,10 +117,10 @@ def supervise(work_dir: Path, ready: int) -> None:
     end_job(work_dir, job, wait_for_ranks(ranks, work_dir, first_rank=0))
 
 
-def begin_job(work_dir: Path) -> JobFile:
+def begin_job(work_dir: Path, scheduler_job: str = "") -> JobFile:
     """Write job.json of a new start; call with the lock held."""
     (work_dir / "logs").mkdir(exist_ok=True)
-    job = JobFile(os.getpid(), time.time(), _advance_fencing(work_dir), free_port())
+    job = JobFile(os.getpid(), time.time(), _advance_fencing(work_dir), free_port(), scheduler_job)
     for abandoned in work_dir.glob(f"{RENDEZVOUS_PREFIX}*"):
         abandoned.unlink()
     write_json(work_dir / "job.json", asdict(job))

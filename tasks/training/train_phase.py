@@ -145,8 +145,8 @@ def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
         (str(job_path),),
         resources.num_ranks,
         environment,
-        1 if resources.launcher == "local" else resources.num_ranks // resources.ranks_per_node,
-        resources.queue,
+        num_nodes=1 if resources.launcher == "local" else resources.num_ranks // resources.ranks_per_node,
+        queue=resources.queue,
     )
     handle = launcher.find(output.key)
     if handle is None or launcher.poll(handle).state in ("lost", "failed", "interrupted"):

@@ -11,7 +11,15 @@ import pytest
 from configs.schema import QueueResources
 from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobLostError
 from infra.jobs.open_launcher import launcher_of
-from infra.jobs.slurm_launcher import SlurmLauncher, SlurmRecord, _end_of, job_script, parse_accounting, parse_record
+from infra.jobs.slurm_launcher import (
+    SlurmLauncher,
+    SlurmRecord,
+    _end_of,
+    _record,
+    job_script,
+    parse_accounting,
+    parse_record,
+)
 from infra.jobs.supervisor import read_job_file
 from tests.infra.test_launcher import is_alive, starts, wait_for
 from tests.support.cluster.slurm import missing_programs, slurm_cluster
@@ -113,16 +121,34 @@ def test_jobs_run_fail_stop_and_are_lost_on_a_real_slurm(cluster, launcher, tmp_
         launcher.submit(job(tmp_path, "succeed", queue=QUEUE.model_copy(update={"partition": "nowhere"})))
 
     launcher.submit(job(tmp_path, "succeed", queue=QUEUE.model_copy(update={"time_limit_minutes": 600})))
-    with pytest.raises(ValueError, match=r"will not start job \d+ \(PartitionTimeLimit\), which was cancelled"):
-        end_of(launcher, handle)
+    status = end_of(launcher, handle)
+    assert status.state == "failed" and "does not start job" in str(JobFailedError("training", status))
+    assert "(PartitionTimeLimit): change queue" in status.reason
+    stuck = launcher._number(KEY)
 
     before = len(starts(tmp_path))
     launcher.submit(job(tmp_path, "stop on request"))
     wait_for(lambda: len(starts(tmp_path)) == before + 1 and len(starts(tmp_path, 1)) > before, seconds=60)
     assert launcher.submit(job(tmp_path, "stop on request")) == handle, "a running job is attached to"
+    assert _record(stuck).state == "CANCELLED"
     launcher.cancel(handle, grace_seconds=60)
     assert launcher.poll(handle).state == "interrupted"
     assert len(starts(tmp_path)) == before + 1
+
+    queued = queued_behind(launcher, tmp_path)
+    launcher.cancel(queued, grace_seconds=60)
+    status = launcher.poll(queued)
+    assert (status.state, status.exit_code) == ("interrupted", None), "not how the start before it ended"
+
+
+def queued_behind(launcher, tmp_path) -> JobHandle:
+    """A job of the same key whose nodes another job holds."""
+    holder = Job("ffff0000", "tests.support.toy_job", (str(tmp_path / "ffff0000"), "sleep"), 2, {}, 2, QUEUE)
+    launcher.submit(holder)
+    wait_for(lambda: launcher.poll(JobHandle(holder.key)).state == "running", seconds=60)
+    handle = launcher.submit(job(tmp_path, "succeed"))
+    wait_for(lambda: launcher.poll(handle).reason in ("Resources", "Priority"), seconds=60)
+    return handle
 
 
 @pytest.mark.long

@@ -44,7 +44,7 @@ PASSAGE = re.compile(
 """Matches up to PASSAGE_CHARS characters, to the end of a sentence where there is one, else to the end of a word."""
 WORST_SHARE = 0.1
 NOT_ASCII = re.compile("[^\x00-\x7f]+")
-NOT_ASCII_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha())
+ASCII_WITHOUT_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha())
 SCORE_DIGITS = 6
 """Scores are rounded: processors differ in the last digits."""
 
@@ -173,7 +173,7 @@ def judged_proses(beginnings: Beginnings, max_chars: int) -> list[str | None]:
 
 def num_letters(text: str) -> int:
     """Letters of all scripts."""
-    ascii_letters = text.encode("ascii", "ignore").translate(None, NOT_ASCII_LETTERS)
+    ascii_letters = text.encode("ascii", "ignore").translate(None, ASCII_WITHOUT_LETTERS)
     return len(ascii_letters) + sum(map(str.isalpha, "".join(NOT_ASCII.findall(text))))
 
 
