@@ -48,9 +48,7 @@ TAKEN = {
     "REVOKED": "another cluster took it",
 }
 """Ends that say nothing about the program."""
-NEVER = re.compile(
-    "Partition(Time|Node)Limit|BadConstraints|ReqNodeNotAvail|QOSMax.*PerJob|AssocMax.*PerJob|AccountNotAllowed"
-)
+NEVER = re.compile("Partition(Time|Node)Limit|BadConstraints|QOSMax.*PerJob|AssocMax.*PerJob|AccountNotAllowed")
 """Reasons for which a job waits until somebody changes it or the cluster."""
 
 

@@ -135,10 +135,8 @@ def test_every_format_is_read_with_its_address_url_licence_and_language(mixed, t
     with open(mixed / "a.jsonl", "rb") as file:
         file.seek(second["offset"])
         assert json.loads(file.readline())["text"] == "second"
-    assert (
-        documents["print(1)\n"]["url"] == "https://github.com/x/y/blob/c0ffee/m.py"
-        and documents["print(1)\n"]["domain"] == "code"
-    )
+    source_file = documents["print(1)\n"]
+    assert (source_file["url"], source_file["domain"]) == ("https://github.com/x/y/blob/c0ffee/m.py", "code")
     assert documents["Alle Menschen"]["source"] == "many.zip!x/eins.txt"
     assert all(row["id"] == document_id(row["source"], row["offset"], row["piece"]) for row in documents.values())
     (protected,) = rows(result, "evaluation/*.parquet")
