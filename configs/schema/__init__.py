@@ -48,6 +48,7 @@ from configs.schema.sources import BoilerplateRecipe, ExtractionRecipe, IngestRe
 from configs.schema.tokens import NUM_SPECIAL_TOKENS, RepositoryRecipe, ShardRecipe, TokenizerRecipe
 from configs.schema.training import (
     AdapterRecipe,
+    AdapterTarget,
     OptimizerRecipe,
     ProfileResources,
     QueueResources,
@@ -63,6 +64,7 @@ __all__ = [
     "Q8_0_BLOCK",
     "SERVED_GGUF_TYPE",
     "AdapterRecipe",
+    "AdapterTarget",
     "BoilerplateRecipe",
     "ChatCollectionRecipe",
     "ChatRecipe",

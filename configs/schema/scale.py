@@ -52,6 +52,14 @@ class Scale(Frozen):
                     f"course {course.recipe.name}: one seed orders its documents, its phases have {seeds}: give them "
                     f"the same"
                 )
+            adapters = [
+                phase.name for phase in self.phases if phase.name in seeds and phase.recipe.adapter.kind != "none"
+            ]
+            if adapters and len(seeds) > 1:
+                raise ValueError(
+                    f"course {course.recipe.name}: phase {adapters[0]} trains an adapter, which no other phase of the "
+                    f"course could continue: give it a course of its own"
+                )
         num_buckets = self.data.recipe.filter.num_quality_buckets
         for phase in self.phases:
             if len(phase.recipe.bucket_weights) not in (0, num_buckets):

@@ -61,13 +61,24 @@ class ValidationRecipe(Frozen):
     domains."""
 
 
+AdapterTarget = Literal["attention", "dense_mlp", "shared_experts", "routed_experts"]
+
+
 class AdapterRecipe(Frozen):
-    """Which weights are trained: all of them, or low-rank additions to the attention and expert matrices."""
+    """Which weights are trained: all of them, or low-rank additions to matrices of the trunk (model/architecture/
+    adapters.py). Router, norms, embeddings and the MTP layer then stay as they are."""
 
     kind: Literal["none", "lora", "dora"]
+    """dora also trains a magnitude per output, of attention only: PEFT loads no others into this architecture."""
     rank: int = Field(gt=0)
     alpha: float = Field(gt=0)
-    """The addition is scaled by alpha / rank."""
+    targets: tuple[AdapterTarget, ...] = Field(min_length=1)
+    """Which matrices have an adapter; dense_mlp are the MLPs of layers without experts."""
+
+    @property
+    def scaling(self) -> float:
+        """Factor of the addition."""
+        return self.alpha / self.rank
 
 
 class ProfileResources(Frozen):

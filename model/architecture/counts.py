@@ -6,7 +6,7 @@ Air's "106B" is the body without MTP. The Hub's "357B" adds embedding and unembe
 
 from dataclasses import dataclass
 
-from configs.schema import AdapterRecipe, ModelRecipe
+from configs.schema import AdapterRecipe, AdapterTarget, ModelRecipe
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,8 @@ class TrainedCounts:
 
 
 def count_trained(recipe: ModelRecipe, adapter: AdapterRecipe) -> TrainedCounts:
-    """All parameters, or those of an adapter: LoRA adds rank * (in + out) to each matrix of attention and MLPs of the
-    trunk, every routed expert included; DoRA adds one magnitude per output row as well. Router, norms, embeddings and
-    the MTP layer stay as they are."""
+    """All parameters, or those of an adapter: LoRA adds rank * (in + out) to each of its target matrices in the trunk;
+    DoRA adds one magnitude per output row as well."""
     counts, hidden, width = count_parameters(recipe), recipe.hidden_size, recipe.moe_intermediate_size
     if adapter.kind == "none":
         moe_layer = counts.moe_layer - recipe.n_routed_experts * counts.expert
@@ -101,7 +100,9 @@ def count_trained(recipe: ModelRecipe, adapter: AdapterRecipe) -> TrainedCounts:
     num_query, num_kv = recipe.num_attention_heads * recipe.head_dim, recipe.num_key_value_heads * recipe.head_dim
     attention = [(hidden, num_query), (hidden, num_kv), (hidden, num_kv), (num_query, hidden)]
 
-    def added(matrices: list[tuple[int, int]]) -> int:
+    def added(target: AdapterTarget, matrices: list[tuple[int, int]]) -> int:
+        if target not in adapter.targets:
+            return 0
         low_rank = sum(adapter.rank * (inputs + outputs) for inputs, outputs in matrices)
         return low_rank + (sum(outputs for _, outputs in matrices) if adapter.kind == "dora" else 0)
 
@@ -109,9 +110,9 @@ def count_trained(recipe: ModelRecipe, adapter: AdapterRecipe) -> TrainedCounts:
         return [(hidden, inner), (hidden, inner), (inner, hidden)] if inner else []
 
     return TrainedCounts(
-        dense_layer=added([*attention, *gated_mlp(recipe.intermediate_size)]),
-        moe_layer=added([*attention, *gated_mlp(recipe.n_shared_experts * width)]),
-        expert=added(gated_mlp(width)),
+        dense_layer=added("attention", attention) + added("dense_mlp", gated_mlp(recipe.intermediate_size)),
+        moe_layer=added("attention", attention) + added("shared_experts", gated_mlp(recipe.n_shared_experts * width)),
+        expert=added("routed_experts", gated_mlp(width)),
         outside=0,
         num_mtp=0,
     )

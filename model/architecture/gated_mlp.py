@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.architecture.grouped_linear import expert_rows
 from model.kernels import elementwise_kernels
 
 
@@ -42,7 +43,7 @@ class _GroupedMlp(torch.autograd.Function):
     ) -> Tensor:
         gate_RF = tokens_RD.new_empty(tokens_RD.shape[0], gate_EFD.shape[1])
         up_RF, out_RD = torch.empty_like(gate_RF), torch.empty_like(tokens_RD)
-        for expert, rows in _expert_rows(counts):
+        for expert, rows in expert_rows(counts):
             gate, up = gate_RF[rows], up_RF[rows]
             torch.mm(tokens_RD[rows], gate_EFD[expert].t(), out=gate)
             torch.mm(tokens_RD[rows], up_EFD[expert].t(), out=up)
@@ -65,7 +66,7 @@ class _GroupedMlp(torch.autograd.Function):
             if count == 0:
                 for grad in (grad_gate_EFD, grad_up_EFD, grad_down_EDF):
                     grad[expert].zero_()
-        for expert, rows in _expert_rows(ctx.counts):
+        for expert, rows in expert_rows(ctx.counts):
             tokens, grad, grad_tokens = tokens_RD[rows], grad_RD[rows], grad_tokens_RD[rows]
             grad_gate, grad_up, product = silu_product_backward(grad @ down_EDF[expert], gate_RF[rows], up_RF[rows])
             torch.mm(grad_gate, gate_EFD[expert], out=grad_tokens)
@@ -74,16 +75,6 @@ class _GroupedMlp(torch.autograd.Function):
             torch.mm(grad_up.t(), tokens, out=grad_up_EFD[expert])
             torch.mm(grad.t(), product, out=grad_down_EDF[expert])
         return grad_tokens_RD, grad_gate_EFD, grad_up_EFD, grad_down_EDF, None
-
-
-def _expert_rows(counts: list[int]) -> list[tuple[int, slice]]:
-    """(expert, its rows) of every expert that received a token."""
-    start, rows = 0, []
-    for expert, count in enumerate(counts):
-        if count:
-            rows.append((expert, slice(start, start + count)))
-        start += count
-    return rows
 
 
 def apply_grouped_mlp(

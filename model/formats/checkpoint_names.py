@@ -3,9 +3,10 @@
 import re
 from collections.abc import Mapping
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-_STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_proj|up_proj|down_proj)")
+_STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_proj|up_proj|down_proj)(?:_(lora_[AB]))?")
 _PER_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 
 
@@ -14,13 +15,19 @@ def checkpoint_names(name: str, num_experts: int) -> list[str]:
     match = _STACKED.fullmatch(name)
     if match is None:
         return [name]
-    return [f"{match[1]}.{expert}.{match[2]}.weight" for expert in range(num_experts)]
+    matrix = match[2] if match[3] is None else f"{match[2]}.{match[3]}"
+    return [f"{match[1]}.{expert}.{matrix}.weight" for expert in range(num_experts)]
 
 
 def stacked_name(checkpoint_name: str) -> tuple[str, int | None]:
     """Our name for a tensor on disk and, for an expert's, its index in the stack."""
     match = _PER_EXPERT.fullmatch(checkpoint_name)
     return (checkpoint_name, None) if match is None else (f"{match[1]}.{match[3]}", int(match[2]))
+
+
+def checkpoint_shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """The shapes of all tensors of an undivided model under checkpoint names; it may be on the meta device."""
+    return {name: tensor.shape for name, tensor in to_checkpoint_tensors(model.state_dict()).items()}
 
 
 def to_checkpoint_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from configs.load import describe_problems
 from configs.schema import ModelRecipe
 from model.architecture.transformer import Glm4Moe
-from model.formats.checkpoint_names import stacked_name, to_checkpoint_tensors
+from model.formats.checkpoint_names import checkpoint_shapes, stacked_name
 
 CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
@@ -188,9 +188,7 @@ class CheckpointTensors:
     def __init__(self, checkpoint_dir: Path, recipe: ModelRecipe) -> None:
         self.files = tensor_files(checkpoint_dir)
         with torch.device("meta"):
-            shapes = {
-                name: tensor.shape for name, tensor in to_checkpoint_tensors(Glm4Moe(recipe).state_dict()).items()
-            }
+            shapes = checkpoint_shapes(Glm4Moe(recipe))
         copies = _mtp_copies(recipe) if recipe.num_nextn_predict_layers else {}
         self._refuse_missing(checkpoint_dir, sorted(set(shapes) - set(self.files)), recipe)
         for name in sorted(set(self.files) - set(shapes) - set(copies)):

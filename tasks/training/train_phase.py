@@ -1,9 +1,9 @@
 """Step: trains one phase: submits the job to a launcher, follows it, collects weights and hand-over state.
 
 In: packed rows and shards, or the prompts of a policy objective; the tokenizer, the state to start from. Out: hf/
-(Hugging Face glm4_moe directory with tokenizer), handover/ (what the next phase continues from); metrics.jsonl,
-rollouts.jsonl and logs as evidence. The job runs detached in work/<key>/. A flow that is killed and started again finds
-the job there and follows it further.
+(Hugging Face glm4_moe directory with tokenizer), handover/ (what the next phase continues from), adapter/ in PEFT's
+format where one was trained (hf/ has it merged in); metrics.jsonl, rollouts.jsonl and logs as evidence. The job runs
+detached in work/<key>/. A flow that is killed and started again finds the job there and follows it further.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TrainingStoppedError(RuntimeError):
 
 
 @step(
-    content=("hf/*", "handover/*"),
+    content=("hf/*", "handover/*", "adapter/*"),
     evidence=EVIDENCE,
     distributions=("torch", "deepspeed", "safetensors", "numpy", "tokenizers"),
     roots=("tasks.training.worker",),
@@ -81,6 +81,11 @@ def train_phase(
     refuse_missing_tracker(resources)
     if prompts is not None:
         refuse_too_few_prompts(recipe, prompts.record.num_prompts)
+    if recipe.adapter.kind != "none" and start is None:
+        raise ValueError(
+            f"phase {recipe.phase}: adapter.kind {recipe.adapter.kind} has no weights to adapt: start with "
+            f"`--from {recipe.phase} --start DIR`, or after a phase whose adapter.kind is none"
+        )
     refuse_foreign_inputs(
         recipe, tokenizer, start, {"shards": shards, "conversations": chats, "held-out shards": validation}
     )
@@ -128,6 +133,7 @@ def describe_job(
         prompts_path="" if prompts is None else str(prompts.path("prompts.parquet")),
         tokenizer_path=str(tokenizer.path("tokenizer.json")),
         start_dir="" if start is None else str(start.directory("handover")),
+        start_weights_dir="" if start is None else str(start.directory("hf")),
         eos_token_ids=tuple(token_ids[name] for name in END_TOKENS),
         pad_token_id=token_ids[END_OF_TEXT],
     )

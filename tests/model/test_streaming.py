@@ -15,7 +15,8 @@ from tasks.training.loop.prepare_training import build_trainable, divide_model, 
 from tasks.training.parallel.partitions import pieces_of
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.parallel.trainable import Trainable
-from tasks.training.state.state import StateFiles, load_master
+from tasks.training.state.state import load_master
+from tasks.training.state.tensor_sources import StateFiles
 from tests.support.model_recipes import GLM46
 from tests.support.parallel_steps import resources_of
 from tests.support.rank_processes import on_ranks

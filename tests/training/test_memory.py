@@ -12,6 +12,7 @@ from benchmarks.training.recompute import kept_bytes
 from model.architecture import moe
 from model.architecture.gated_mlp import grouped_products
 from model.architecture.transformer import Glm4Moe
+from model.formats.checkpoint_names import checkpoint_shapes
 from model.kernels import attention_kernel, elementwise_kernels
 from tasks.training.loop.prepare_training import build_trainable, divide_model, materialize
 from tasks.training.loop.training_step import take_step
@@ -52,7 +53,7 @@ def trainable_model(recipe, resources, ranks):
     """A divided model with its initial weights, and what trains it."""
     with torch.device("meta"):
         model = Glm4Moe(MODEL)
-    initial = InitialWeights(MODEL, model, seed=1)
+    initial = InitialWeights(MODEL, checkpoint_shapes(model), seed=1)
     divide_model(model, ranks, resources)
     materialize(model, torch.device("cpu"))
     trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)
@@ -222,7 +223,7 @@ def peaks(rank, num_ranks, cases, directory):
         ranks = connect_ranks(resources)
         with torch.device("meta"):
             model = Glm4Moe(LARGE)
-        initial = InitialWeights(LARGE, model, seed=1)
+        initial = InitialWeights(LARGE, checkpoint_shapes(model), seed=1)
         divide_model(model, ranks, resources)
         materialize(model, torch.device("cpu"))
         trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)

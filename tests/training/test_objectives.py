@@ -238,9 +238,9 @@ def test_a_prompt_without_room_for_its_answer_is_refused(inputs, tuned):
         ({"objective": {**GRPO, "kind": "ppo"}}, {}, "objective ppo cannot be trained"),
         ({"objective": {"kind": "reward"}}, {}, "objective reward cannot be trained"),
         (
-            {"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0}},
+            {"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": ["attention"]}},
             {},
-            "adapter.kind lora cannot be trained: set adapter.kind to none",
+            "adapter.kind lora cannot train grpo, .* set adapter.kind to none",
         ),
         ({}, {"launcher": "pbs"}, "launcher pbs is not available: set launcher to one of local, slurm"),
         ({}, {"zero_stage": 1}, "zero_stage 1 cannot train grpo, .* set zero_stage to 0"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from model.architecture.transformer import Glm4Moe
+from model.formats.checkpoint_names import checkpoint_shapes
 from tasks.training.loop.prepare_training import build_trainable, divide_model, load_checkpoint, materialize
 from tasks.training.loop.training_step import take_step
 from tasks.training.parallel.ranks import connect_ranks
@@ -66,7 +67,7 @@ def build(
     ranks = connect_ranks(resources)
     with torch.device("meta"):
         model = Glm4Moe(MODEL)
-    initial = InitialWeights(MODEL, model, seed=1)
+    initial = InitialWeights(MODEL, checkpoint_shapes(model), seed=1)
     divide_model(model, ranks, resources)
     materialize(model, torch.device("cpu"))
     optimizer = small_recipe().optimizer.model_copy(

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 from configs.schema import OptimizerRecipe, PolicyObjective, TrainingResources
+from model.architecture.adapters import add_adapters
 from model.architecture.transformer import Glm4Moe
+from model.formats.checkpoint_names import checkpoint_shapes
 from model.optimizer.optimizer import build_optimizer
 from tasks.training.parallel.deepspeed_config import deepspeed_config
 from tasks.training.parallel.expert_parallel import divide_experts
@@ -33,7 +35,8 @@ from tasks.training.state.checkpoints import find_checkpoint, finish_checkpoint,
 from tasks.training.state.initial_weights import InitialWeights
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.position import PolicyProgress, Position
-from tasks.training.state.state import StateFiles, dump_state, load_master, load_state, random_state_hex, read_position
+from tasks.training.state.state import dump_state, load_frozen, load_master, load_state, random_state_hex, read_position
+from tasks.training.state.tensor_sources import FreshAdapters, open_weights
 
 Result = TypeVar("Result")
 
@@ -45,11 +48,12 @@ def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
     ranks = connect_ranks(resources)
     with torch.device("meta"):
         model = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta)
-    initial = InitialWeights(recipe.model, model, recipe.seed)
+        add_adapters(model, recipe.adapter)
+    shapes = checkpoint_shapes(model)
     divide_model(model, ranks, resources)
-    materialize(model, get_device())
+    materialize(model, get_device(), frozen_dtype=getattr(torch, recipe.dtype))
     trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)
-    return trainable, restore_state(job, trainable, initial)
+    return trainable, restore_state(job, trainable, shapes)
 
 
 def divide_model(model: Glm4Moe, ranks: Ranks, resources: TrainingResources) -> None:
@@ -61,11 +65,13 @@ def divide_model(model: Glm4Moe, ranks: Ranks, resources: TrainingResources) -> 
     recompute_activations(model, resources.recompute, resources.recompute_every_layers)
 
 
-def materialize(model: nn.Module, device: torch.device) -> None:
-    """Give tensors on the meta device memory of undefined content; what is marked on parameters stays."""
+def materialize(model: nn.Module, device: torch.device, frozen_dtype: torch.dtype = torch.float32) -> None:
+    """Give tensors on the meta device memory of undefined content; what is marked on parameters stays. Frozen ones have
+    no float32 master."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            real = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
+            dtype = parameter.dtype if parameter.requires_grad else frozen_dtype
+            real = nn.Parameter(torch.empty_like(parameter, device=device, dtype=dtype), parameter.requires_grad)
             vars(real).update(vars(parameter))
             setattr(module, name, real)
         for name, buffer in list(module.named_buffers(recurse=False)):
@@ -106,13 +112,19 @@ def get_device() -> torch.device:
     return torch.device(accelerator.current_device_name())
 
 
-def restore_state(job: TrainingJob, trainable: Trainable, initial: InitialWeights) -> Position:
-    """The newest verified checkpoint of this run, else the start state, else random weights."""
+def restore_state(job: TrainingJob, trainable: Trainable, shapes: dict[str, torch.Size]) -> Position:
+    """The newest verified checkpoint of this run, else the start state, else random weights. `shapes` are those of the
+    undivided model's tensors, under checkpoint names."""
     recipe = job.recipe
     checkpoint_dir, problems = on_first_rank(lambda: find_checkpoint(Path(job.work_dir)))
     for problem in problems:
         if dist.get_rank() == 0:
             print(f"{problem}: falling back to {checkpoint_dir or 'the start of the phase'}", flush=True)
+    start = open_weights(Path(job.start_dir), Path(job.start_weights_dir), recipe.model) if job.start_dir else None
+    described = f"the state in {job.start_dir}"
+    if recipe.adapter.kind != "none":
+        assert start is not None, "train_phase refused adapters without weights"
+        load_frozen(trainable, start, described)
     if checkpoint_dir is not None:
         return load_checkpoint(trainable, checkpoint_dir)
     fresh = Position(
@@ -128,12 +140,15 @@ def restore_state(job: TrainingJob, trainable: Trainable, initial: InitialWeight
         if isinstance(recipe.objective, PolicyObjective)
         else None,
     )
-    if not job.start_dir:
-        load_master(trainable, initial, "the initial weights")
+    if start is None:
+        load_master(trainable, InitialWeights(recipe.model, shapes, recipe.seed), "the initial weights")
         return fresh
     before = read_position(Path(job.start_dir))
+    if recipe.adapter.kind != "none":
+        load_master(trainable, FreshAdapters(shapes, start, recipe.seed), "the fresh adapters")
+        return fresh
     if before.course != recipe.course.name:
-        load_master(trainable, StateFiles(Path(job.start_dir), "master"), f"the state in {job.start_dir}")
+        load_master(trainable, start, described)
         return fresh
     assert before.course_tokens == recipe.course_start_tokens, (
         before,

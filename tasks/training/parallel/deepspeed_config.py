@@ -9,6 +9,7 @@ from tasks.training.plan.bucket_memory import LIVE_ELEMENTS
 from tasks.training.plan.topology import data_parallel
 
 LEAF_MODULES = [
+    "model.architecture.adapters.AdaptedMlp",
     "model.architecture.attention.Attention",
     "model.architecture.gated_mlp.GatedMlp",
     "model.architecture.moe.MixtureOfExperts",

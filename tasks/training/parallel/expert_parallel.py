@@ -36,7 +36,7 @@ def divide_experts(model: nn.Module, ranks: Ranks, *, is_overlapped: bool) -> No
     groups = ExpertGroups(ranks)
     for mixture in [module for module in model.modules() if isinstance(module, MixtureOfExperts)]:
         for name, whole in list(mixture.experts.named_parameters()):
-            part = nn.Parameter(own_part(whole.data, EXPERTS, ranks).clone())
+            part = nn.Parameter(own_part(whole.data, EXPERTS, ranks).clone(), whole.requires_grad)
             part.shard = EXPERTS  # pyright: ignore[reportAttributeAccessIssue]
             groups.mark_expert(part)
             setattr(mixture.experts, name, part)

@@ -66,6 +66,14 @@ def pieces_of(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> dict[n
     return {parameter: by_id[id(parameter)] for parameter in model.parameters() if parameter.requires_grad}
 
 
+def frozen_pieces_of(engine: DeepSpeedEngine, model: nn.Module) -> dict[nn.Parameter, Piece]:
+    """The piece of every frozen parameter. No optimizer steps it, so it is its own master; ZeRO 3 divides it too."""
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    if engine.zero_optimization_stage() < 3:
+        return {each: _piece(each, each.shape, each, 0, 0, each.numel()) for each in frozen}
+    return {each: _piece_of_stage_3(each, each.ds_tensor, 0) for each in frozen}
+
+
 def _piece(
     parameter: nn.Parameter,
     shape: torch.Size,
@@ -130,18 +138,15 @@ def _pieces_of_stage_3(zero: Any) -> Iterator[Piece]:
     for group, parameters in enumerate(zero.fp16_groups):
         offset = 0
         for parameter in parameters:
-            rank, size = dist.get_rank(parameter.ds_process_group), int(parameter.ds_tensor.ds_numel)
-            length = max(0, min(size, parameter.ds_numel - rank * size))
-            yield _piece(
-                parameter,
-                parameter.ds_shape,
-                zero.fp32_partitioned_groups_flat[group],
-                offset,
-                rank * size,
-                length,
-                is_shared=dist.get_world_size(parameter.ds_process_group) > 1,
-            )
-            offset += size
+            yield _piece_of_stage_3(parameter, zero.fp32_partitioned_groups_flat[group], offset)
+            offset += int(parameter.ds_tensor.ds_numel)
+
+
+def _piece_of_stage_3(parameter: Any, master: Tensor, offset: int) -> Piece:
+    rank, size = dist.get_rank(parameter.ds_process_group), int(parameter.ds_tensor.ds_numel)
+    length = max(0, min(size, parameter.ds_numel - rank * size))
+    is_shared = dist.get_world_size(parameter.ds_process_group) > 1
+    return _piece(parameter, parameter.ds_shape, master, offset, rank * size, length, is_shared=is_shared)
 
 
 def assemble(part: Tensor, piece: Piece, axis: Axis, device: torch.device, *, to: int) -> Tensor:

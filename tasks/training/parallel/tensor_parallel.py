@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from model.architecture.adapters import AdaptedLinear
 from model.architecture.attention import Attention
 from model.architecture.decoder_layer import DecoderLayer
 from model.architecture.gated_mlp import GatedMlp
@@ -106,10 +107,23 @@ def _divide_linear(linear: nn.Linear, shard: Shard, ranks: Ranks) -> None:
     if linear.bias is not None:
         assert shard is BY_OUTPUT, "the bias of a matrix that is divided by inputs would be added once per rank"
         linear.bias = _own_parameter(linear.bias, shard, ranks)
+    if isinstance(linear, AdaptedLinear):
+        _divide_adapter(linear, shard, ranks)
+
+
+def _divide_adapter(linear: AdaptedLinear, shard: Shard, ranks: Ranks) -> None:
+    """B and the magnitudes go with the outputs, A goes with the inputs; the other half stays whole."""
+    if shard is BY_INPUT:
+        linear.lora_A.weight = _own_parameter(linear.lora_A.weight, BY_INPUT, ranks)
+        linear.sum_over_inputs = partial(sum_values, axis=ranks.tensor)
+        return
+    linear.lora_B.weight = _own_parameter(linear.lora_B.weight, BY_OUTPUT, ranks)
+    if linear.lora_magnitude_vector is not None:
+        linear.lora_magnitude_vector = _own_parameter(linear.lora_magnitude_vector, BY_OUTPUT, ranks)
 
 
 def _own_parameter(whole: Tensor, shard: Shard, ranks: Ranks) -> nn.Parameter:
-    part = nn.Parameter(own_part(whole.detach(), shard, ranks).clone())
+    part = nn.Parameter(own_part(whole.detach(), shard, ranks).clone(), whole.requires_grad)
     part.shard = shard  # pyright: ignore[reportAttributeAccessIssue]
     return part
 

@@ -26,7 +26,7 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
     if kind not in OBJECTIVES:
         reasons.append(f"objective {kind} cannot be trained, only {', '.join(OBJECTIVES)} can")
     if recipe.adapter.kind != "none":
-        reasons.append(f"adapter.kind {recipe.adapter.kind} cannot be trained: set adapter.kind to none")
+        reasons += untrainable_adapter(recipe, resources)
     if resources.launcher not in LAUNCHERS:
         reasons.append(f"launcher {resources.launcher} is not available: set launcher to one of {', '.join(LAUNCHERS)}")
     if resources.device not in DEVICES:
@@ -37,6 +37,37 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
         reasons.append(
             f"zero_stage {resources.zero_stage} cannot train {kind}, whose answers are sampled from undivided "
             f"weights: set zero_stage to 0"
+        )
+    return reasons
+
+
+def untrainable_adapter(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
+    """Every reason against training an adapter in this phase."""
+    adapter, reasons = recipe.adapter, []
+    if isinstance(recipe.objective, PolicyObjective):
+        reasons.append(
+            f"adapter.kind {adapter.kind} cannot train {recipe.objective.kind}, whose answers are sampled from the "
+            f"weights themselves: set adapter.kind to none"
+        )
+    if adapter.kind == "dora" and adapter.targets != ("attention",):
+        reasons.append(
+            "adapter.kind dora with MLPs or experts: PEFT loads no magnitudes of theirs into this architecture. Set "
+            "adapter.targets to [attention], or adapter.kind to lora"
+        )
+    if any(point.value for point in recipe.course.router_bias_rate):
+        reasons.append(
+            f"adapter.kind {adapter.kind} with a router_bias_rate above 0: an adapter file cannot hold the moved "
+            f"router biases. Set router_bias_rate to 0"
+        )
+    if resources.pipeline_parallel > 1 and "attention" not in adapter.targets:
+        reasons.append(
+            f"pipeline_parallel {resources.pipeline_parallel} without attention in adapter.targets: a stage may have "
+            f"nothing to train. Add attention, or set pipeline_parallel to 1"
+        )
+    if resources.expert_parallel > 1 and "routed_experts" not in adapter.targets:
+        reasons.append(
+            f"expert_parallel {resources.expert_parallel} without routed_experts in adapter.targets: the engine "
+            f"divides trained experts only. Add routed_experts, or set expert_parallel to 1"
         )
     return reasons
 

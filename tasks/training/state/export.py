@@ -1,7 +1,8 @@
 """Exports the end of a phase: final/ with the weights as a Hugging Face directory and the hand-over state.
 
 Both come from the last checkpoint, whose tensors are whole whatever the topology: no rank needs the whole model for
-it.
+it. An adapter's phase exports the weights with the adapter merged in, the adapter itself in PEFT's format (adapter/),
+and a hand-over state without masters: the next phase reads hf/.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from model.architecture.transformer import Glm4Moe
+from model.formats.checkpoint_names import checkpoint_shapes
 from model.formats.hf_checkpoint import config_dict, write_checkpoint
+from tasks.training.state.adapter_export import MergedTensors, write_adapter
 from tasks.training.state.checkpoints import CHECKSUMS, find_checkpoint
 from tasks.training.state.job import TrainingJob
-from tasks.training.state.state import StateFiles
+from tasks.training.state.state import STATE_FILE
+from tasks.training.state.tensor_sources import StateFiles, open_weights
 
 MAX_SHARD_BYTES = 4 << 30
 
@@ -48,12 +53,23 @@ def export_checkpoint(job: TrainingJob) -> None:
     dtype = getattr(torch, recipe.dtype)
     model = recipe.model.model_copy(update={"rope_theta": recipe.rope_theta})
     config = config_dict(model, dtype=dtype, eos_token_ids=job.eos_token_ids, pad_token_id=job.pad_token_id)
-    write_checkpoint(
-        MasterTensors(checkpoint_dir), config, temporary / "hf", dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES
-    )
+    is_adapter = recipe.adapter.kind != "none"
+    tensors = _merged_tensors(job, checkpoint_dir) if is_adapter else MasterTensors(checkpoint_dir)
+    write_checkpoint(tensors, config, temporary / "hf", dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES)
     (temporary / "handover").mkdir()
-    for path in sorted(checkpoint_dir.iterdir()):
-        if path.name != CHECKSUMS:
-            os.link(path, temporary / "handover" / path.name)
+    if is_adapter:
+        write_adapter(StateFiles(checkpoint_dir, "master"), recipe.adapter, temporary / "adapter")
+        os.link(checkpoint_dir / STATE_FILE, temporary / "handover" / STATE_FILE)
+    else:
+        for path in sorted(checkpoint_dir.iterdir()):
+            if path.name != CHECKSUMS:
+                os.link(path, temporary / "handover" / path.name)
     shutil.rmtree(work_dir / "final", ignore_errors=True)
     temporary.rename(work_dir / "final")
+
+
+def _merged_tensors(job: TrainingJob, checkpoint_dir: Path) -> MergedTensors:
+    weights = open_weights(Path(job.start_dir), Path(job.start_weights_dir), job.recipe.model)
+    with torch.device("meta"):
+        shapes = checkpoint_shapes(Glm4Moe(job.recipe.model))
+    return MergedTensors(weights, shapes, StateFiles(checkpoint_dir, "master"), job.recipe.adapter.scaling)

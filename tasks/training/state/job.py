@@ -32,6 +32,8 @@ class TrainingJob(Frozen):
     """tokenizer.json: prompts and answers as text, and how many bytes a validation token stands for."""
     start_dir: str
     """Hand-over state to start from; empty for random weights."""
+    start_weights_dir: str
+    """Hugging Face directory of the start, read where its hand-over state holds no weights; likewise."""
     eos_token_ids: tuple[int, ...]
     """For config.json of the export; they also end a sampled answer."""
     pad_token_id: int

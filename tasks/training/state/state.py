@@ -3,7 +3,8 @@
 Files: master-NNNNN.safetensors (float32 weights and router biases), momentum-NNNNN (Muon), first_moment-NNNNN and
 second_moment-NNNNN (AdamW), state.json (position, counters, random state). Each pipeline stage writes files of its
 own numbers. A phase's hand-over and its own checkpoints have the same format. Tensors on disk are whole. A rank reads
-what it holds of them and writes what it was given to write, one tensor at a time.
+what it holds of them and writes what it was given to write, one tensor at a time. Where only an adapter is trained,
+the files hold the adapter; the frozen weights stay in the files that they came from.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from model.architecture.adapters import is_frozen
 from model.formats.checkpoint_names import checkpoint_names, to_checkpoint_tensors
-from model.formats.hf_checkpoint import open_safetensors
-from tasks.training.parallel.partitions import Piece, assemble, pieces_of, sharers
+from tasks.training.parallel.partitions import Piece, assemble, frozen_pieces_of, pieces_of, sharers
 from tasks.training.parallel.ranks import Ranks
 from tasks.training.parallel.shards import axis_of, gather_whole, own_part, shard_of, whole_shape
 from tasks.training.state.position import Position
+from tasks.training.state.tensor_sources import StateFiles, TensorSource
 
 if TYPE_CHECKING:
     from tasks.training.parallel.trainable import Trainable
@@ -35,44 +37,6 @@ _NUMBERS_PER_STAGE = 1000
 """File numbers of a pipeline stage: it may have this many shards of a kind."""
 _OPTIMIZER_KINDS = {"momentum": "momentum_buffer", "first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
 """File name -> name in the optimizer's per-parameter state."""
-
-
-class TensorSource(Protocol):
-    """Where whole tensors come from, under checkpoint names."""
-
-    def names(self) -> set[str]: ...
-
-    def read(self, name: str, shape: torch.Size) -> Tensor:
-        """Raises ValueError where the shape is another one."""
-        ...
-
-
-class StateFiles:
-    """One kind of tensor of a state directory, read one at a time."""
-
-    def __init__(self, state_dir: Path, kind: str) -> None:
-        self.state_dir = state_dir
-        self.paths: dict[str, Path] = {}
-        for path in sorted(state_dir.glob(f"{kind}-*.safetensors")):
-            with open_safetensors(path) as file:
-                self.paths.update(dict.fromkeys(file.keys(), path))
-
-    def names(self) -> set[str]:
-        return set(self.paths)
-
-    def tensor(self, name: str) -> Tensor:
-        """A copy in memory of its own: an open file keeps resident whatever was read of it."""
-        with open_safetensors(self.paths[name]) as file:
-            return file.get_tensor(name).clone()
-
-    def read(self, name: str, shape: torch.Size) -> Tensor:
-        tensor = self.tensor(name)
-        if tensor.shape != shape:
-            raise ValueError(
-                f"{name} is {tuple(tensor.shape)} in {self.state_dir}, {tuple(shape)} in the model: use one "
-                f"architecture"
-            )
-        return tensor
 
 
 def dump_state(trainable: Trainable, position: Position) -> Iterator[tuple[str, bytes]]:
@@ -108,9 +72,14 @@ def _whole_tensors(trainable: Trainable, kind: str) -> Iterator[tuple[str, Tenso
             whole = gather_whole(whole, shard_of(parameter), ranks)
         if ranks.stage.rank == 0:
             yield from to_checkpoint_tensors({names[parameter]: whole}).items()
-    if kind == "master" and ranks.stage.rank == 0:
-        kept = model.state_dict()
-        yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+    if kind == "master" and ranks.stage.rank == 0 and not is_frozen(model):
+        yield from router_biases(model).items()
+
+
+def router_biases(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a checkpoint, by name."""
+    kept = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
 def _flat_state(trainable: Trainable, piece: Piece, kind: str) -> Tensor:
@@ -159,17 +128,34 @@ def load_state(trainable: Trainable, state_dir: Path, position: Position) -> Non
 
 @torch.no_grad()
 def load_master(trainable: Trainable, source: TensorSource, described: str) -> None:
-    """Load only the weights and router biases: a start on another course begins with fresh moments."""
-    model, ranks = trainable.model, trainable.ranks
-    pieces = pieces_of(trainable.engine, model, ranks)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
+    """Load only the trained weights, and the router biases where all weights are trained: a start on another course
+    begins with fresh moments."""
+    model = trainable.model
+    pieces = pieces_of(trainable.engine, model, trainable.ranks)
+    _load(trainable, pieces, {} if is_frozen(model) else router_biases(model), source, described)
+
+
+@torch.no_grad()
+def load_frozen(trainable: Trainable, source: TensorSource, described: str) -> None:
+    """Load what an adapter's phase does not train, router biases too."""
+    model = trainable.model
+    _load(trainable, frozen_pieces_of(trainable.engine, model), router_biases(model), source, described)
+
+
+def _load(
+    trainable: Trainable,
+    pieces: dict[nn.Parameter, Piece],
+    buffers: dict[str, Tensor],
+    source: TensorSource,
+    described: str,
+) -> None:
+    names = {parameter: name for name, parameter in trainable.model.named_parameters()}
     wanted = {
         each
         for parameter, piece in pieces.items()
         for each in _whole_names(names[parameter], parameter, piece, trainable)
     }
-    wanted = _over_stages(wanted | set(buffers), ranks)
+    wanted = _over_stages(wanted | set(buffers), trainable.ranks)
     for name in sorted(wanted ^ source.names()):
         owner = "the model" if name in wanted else described
         raise ValueError(f"tensor {name} is only in {owner}: start from a phase of the same architecture")

@@ -1,0 +1,130 @@
+"""Low-rank adapters: LoRA (arXiv 2106.09685) and DoRA (arXiv 2402.09353) on the matrices of a model whose own stay.
+
+The mathematics and the names are those of PEFT. A matrix W computes W x + alpha / rank * B A x; DoRA scales each
+output by a trained magnitude over the norm of its row of W + alpha / rank * B A, through which no gradient flows
+(section 4.3). B starts at zero and magnitudes at the norms of W, so an adapter begins as the model itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from configs.schema import AdapterRecipe
+from model.architecture.decoder_layer import DecoderLayer
+from model.architecture.gated_mlp import GatedMlp
+from model.architecture.grouped_linear import grouped_linear
+from model.architecture.moe import Experts, MixtureOfExperts
+from model.architecture.transformer import Glm4Moe
+
+LORA_A, LORA_B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+"""How the names of an adapter's tensors end, after the name of their matrix; the experts' are stacked here."""
+ATTENTION_MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_MATRICES = ("gate_proj", "up_proj", "down_proj")
+
+
+class AdaptedLinear(nn.Linear):
+    """A frozen linear layer and its adapter."""
+
+    def __init__(self, linear: nn.Linear, adapter: AdapterRecipe) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        device = linear.weight.device
+        self.lora_A = nn.Linear(self.in_features, adapter.rank, bias=False, device=device)
+        self.lora_B = nn.Linear(adapter.rank, self.out_features, bias=False, device=device)
+        self.scaling = adapter.scaling
+        magnitudes = torch.empty(self.out_features, device=device) if adapter.kind == "dora" else None
+        self.lora_magnitude_vector = None if magnitudes is None else nn.Parameter(magnitudes)
+        self.sum_over_inputs: Callable[[Tensor], Tensor] = _itself
+        """Sums squares over the ranks that hold other columns of the matrix (tasks/training/parallel)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        low_rank = F.linear(F.linear(input, self.lora_A.weight), self.lora_B.weight)
+        out = F.linear(input, self.weight).add(low_rank, alpha=self.scaling)
+        if self.lora_magnitude_vector is not None:
+            out = out * (self.lora_magnitude_vector / self._row_norms()).to(out.dtype)
+        return out if self.bias is None else out + self.bias
+
+    @torch.no_grad()
+    def _row_norms(self) -> Tensor:
+        """Norms of the rows of W + s B A, float32, from products of the low rank: the sum itself is never made."""
+        weight_OI, a_RI, b_OR = self.weight, self.lora_A.weight, self.lora_B.weight.float() * self.scaling
+        squares_O = torch.linalg.vector_norm(weight_OI, dim=1, dtype=torch.float32).square()
+        crossed_O = (F.linear(weight_OI, a_RI).float() * b_OR).sum(1)
+        added_O = ((b_OR @ (a_RI.float() @ a_RI.float().t())) * b_OR).sum(1)
+        return self.sum_over_inputs(squares_O + 2 * crossed_O + added_O).sqrt()
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+class AdaptedMlp(GatedMlp):
+    """The MLP of a dense layer or the shared expert, of adapted matrices."""
+
+    def __init__(self, mlp: GatedMlp, adapter: AdapterRecipe) -> None:
+        nn.Module.__init__(self)
+        for name in MLP_MATRICES:
+            setattr(self, name, AdaptedLinear(getattr(mlp, name), adapter))
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(hidden_BTD)) * self.up_proj(hidden_BTD))
+
+
+class AdaptedExperts(Experts):
+    """Frozen experts with a LoRA each, stacked as they are: `gate_proj_lora_A` (E, rank, D) and so on."""
+
+    def __init__(self, experts: Experts, adapter: AdapterRecipe) -> None:
+        nn.Module.__init__(self)
+        self.scaling = adapter.scaling
+        for name in MLP_MATRICES:
+            weight_EOI = getattr(experts, name)
+            num_experts, num_outputs, num_inputs = weight_EOI.shape
+            setattr(self, name, weight_EOI)
+            for half, shape in (("A", (adapter.rank, num_inputs)), ("B", (num_outputs, adapter.rank))):
+                setattr(self, f"{name}_lora_{half}", nn.Parameter(weight_EOI.new_empty(num_experts, *shape)))
+
+    def forward(self, tokens_RD: Tensor, counts_E: Tensor) -> Tensor:
+        gate_RF, up_RF = (self._product(name, tokens_RD, counts_E) for name in ("gate_proj", "up_proj"))
+        return self._product("down_proj", F.silu(gate_RF) * up_RF, counts_E)
+
+    def _product(self, name: str, rows_RI: Tensor, counts_E: Tensor) -> Tensor:
+        inner_RR = grouped_linear(rows_RI, getattr(self, f"{name}_lora_A"), counts_E)
+        low_rank_RO = grouped_linear(inner_RR, getattr(self, f"{name}_lora_B"), counts_E)
+        return grouped_linear(rows_RI, getattr(self, name), counts_E).add(low_rank_RO, alpha=self.scaling)
+
+
+def add_adapters(model: Glm4Moe, adapter: AdapterRecipe) -> None:
+    """Freeze a model, in place, and give the target matrices of its trunk adapters of undefined content; the kind
+    `none` changes nothing. Router, norms, embeddings and the MTP layer get none, as in PEFT."""
+    if adapter.kind == "none":
+        return
+    model.requires_grad_(False)
+    for layer in model.model.layers[: model.recipe.num_hidden_layers]:
+        assert isinstance(layer, DecoderLayer), layer
+        if "attention" in adapter.targets:
+            for name in ATTENTION_MATRICES:
+                setattr(layer.self_attn, name, AdaptedLinear(getattr(layer.self_attn, name), adapter))
+        if isinstance(layer.mlp, MixtureOfExperts):
+            if "shared_experts" in adapter.targets and layer.mlp.shared_experts is not None:
+                layer.mlp.shared_experts = AdaptedMlp(layer.mlp.shared_experts, adapter)
+            if "routed_experts" in adapter.targets:
+                layer.mlp.experts = AdaptedExperts(layer.mlp.experts, adapter)
+        elif "dense_mlp" in adapter.targets:
+            layer.mlp = AdaptedMlp(layer.mlp, adapter)
+
+
+def is_frozen(model: nn.Module) -> bool:
+    """Whether only adapters are trained."""
+    return not all(parameter.requires_grad for parameter in model.parameters())
+
+
+def merged_weight(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, magnitude_O: Tensor | None, scaling: float) -> Tensor:
+    """The matrix that computes what a matrix and its adapter compute, float32."""
+    sum_OI = weight_OI.float() + scaling * (b_OR.float() @ a_RI.float())
+    if magnitude_O is None:
+        return sum_OI
+    return sum_OI * (magnitude_O.float() / torch.linalg.vector_norm(sum_OI, dim=1)).unsqueeze(1)

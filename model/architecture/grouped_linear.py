@@ -1,0 +1,48 @@
+"""Multiplies rows that are sorted by expert with their expert's matrix."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """Frozen matrices get no gradient: for adapters that is a third of the work and all of the memory."""
+
+    @staticmethod
+    def forward(ctx, rows_RI: Tensor, weight_EOI: Tensor, counts: list[int]) -> Tensor:
+        out_RO = rows_RI.new_empty(rows_RI.shape[0], weight_EOI.shape[1])
+        for expert, rows in expert_rows(counts):
+            torch.mm(rows_RI[rows], weight_EOI[expert].t(), out=out_RO[rows])
+        ctx.save_for_backward(rows_RI if weight_EOI.requires_grad else None, weight_EOI)
+        ctx.counts = counts
+        return out_RO
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        rows_RI, weight_EOI = ctx.saved_tensors
+        grad_RO = grads[0].contiguous()
+        grad_RI = grad_RO.new_empty(grad_RO.shape[0], weight_EOI.shape[2]) if ctx.needs_input_grad[0] else None
+        grad_EOI = torch.zeros_like(weight_EOI) if ctx.needs_input_grad[1] else None
+        for expert, rows in expert_rows(ctx.counts):
+            if grad_RI is not None:
+                torch.mm(grad_RO[rows], weight_EOI[expert], out=grad_RI[rows])
+            if grad_EOI is not None:
+                torch.mm(grad_RO[rows].t(), rows_RI[rows], out=grad_EOI[expert])
+        return grad_RI, grad_EOI, None
+
+
+def expert_rows(counts: list[int]) -> list[tuple[int, slice]]:
+    """(expert, its rows) of every expert that received a token."""
+    start, rows = 0, []
+    for expert, count in enumerate(counts):
+        if count:
+            rows.append((expert, slice(start, start + count)))
+        start += count
+    return rows
+
+
+def grouped_linear(rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
+    """(R, O): each row times its expert's transposed matrix; `counts_E` says how many rows each expert has."""
+    if rows_RI.device.type == "cpu":
+        return _GroupedLinear.apply(rows_RI, weight_EOI, counts_E.tolist())
+    return F.grouped_mm(rows_RI, weight_EOI.transpose(1, 2), offs=counts_E.cumsum(0, dtype=torch.int32))

@@ -1,0 +1,82 @@
+"""Writes a trained adapter: its tensors in PEFT's format, and the weights with it merged in.
+
+In: the tensors of the frozen weights and of the adapter. Out: adapter_model.safetensors (float32) and
+adapter_config.json, which `peft` loads beside the weights that the phase started from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from configs.schema import AdapterRecipe
+from model.architecture.adapters import ATTENTION_MATRICES, LORA_A, LORA_B, MAGNITUDE, MLP_MATRICES, merged_weight
+from tasks.training.state.tensor_sources import StateFiles, TensorSource
+
+_PEFT_PREFIX = "base_model.model."
+_PARAMETERS = {
+    "dense_mlp": tuple(f"mlp.{name}.weight" for name in MLP_MATRICES),
+    "shared_experts": tuple(f"shared_experts.{name}.weight" for name in MLP_MATRICES),
+    "routed_experts": ("experts.gate_up_proj", "experts.down_proj"),
+}
+"""Names of PEFT's target_parameters. As target_modules their last names would all mean the routed experts, which
+transformers stacks (PEFT 0.21.2, transformers_weight_conversion.py)."""
+_FUSED = r".*\.gate_up_proj"
+"""transformers fuses two matrices of an expert: PEFT makes one adapter of twice the rank of their two."""
+
+
+class MergedTensors(Mapping[str, Tensor]):
+    """The frozen weights with the adapter merged in, each computed when it is asked for."""
+
+    def __init__(
+        self, weights: TensorSource, shapes: Mapping[str, torch.Size], adapter: StateFiles, scaling: float
+    ) -> None:
+        self.weights, self.shapes, self.adapter, self.scaling = weights, shapes, adapter, scaling
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight = self.weights.read(name, self.shapes[name])
+        matrix = name.removesuffix("weight")
+        if matrix + LORA_A not in self.adapter.paths:
+            return weight
+        magnitude = self.adapter.tensor(matrix + MAGNITUDE) if matrix + MAGNITUDE in self.adapter.paths else None
+        return merged_weight(
+            weight, self.adapter.tensor(matrix + LORA_A), self.adapter.tensor(matrix + LORA_B), magnitude, self.scaling
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.weights.names()))
+
+    def __len__(self) -> int:
+        return len(self.weights.names())
+
+
+def write_adapter(adapter: StateFiles, recipe: AdapterRecipe, adapter_dir: Path) -> None:
+    """Equal input, equal bytes."""
+    adapter_dir.mkdir()
+    tensors = {_PEFT_PREFIX + name: adapter.tensor(name) for name in sorted(adapter.names())}
+    save_file(tensors, adapter_dir / "adapter_model.safetensors", metadata={"format": "pt"})
+    (adapter_dir / "adapter_config.json").write_text(json.dumps(peft_config(recipe), indent=2) + "\n")
+
+
+def peft_config(recipe: AdapterRecipe) -> dict[str, object]:
+    """adapter_config.json's content; PEFT's defaults are left out."""
+    fused = {_FUSED: 2} if "routed_experts" in recipe.targets else {}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": recipe.rank,
+        "lora_alpha": recipe.alpha,
+        "rank_pattern": {name: factor * recipe.rank for name, factor in fused.items()},
+        "alpha_pattern": {name: factor * recipe.alpha for name, factor in fused.items()},
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "use_dora": recipe.kind == "dora",
+        "target_modules": list(ATTENTION_MATRICES) if "attention" in recipe.targets else [],
+        "target_parameters": [name for target in recipe.targets for name in _PARAMETERS.get(target, ())],
+        "inference_mode": True,
+    }

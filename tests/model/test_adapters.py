@@ -1,0 +1,156 @@
+"""Adapters against merged weights, autograd through them, and PEFT on transformers' model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.func import functional_call
+
+from configs.schema import AdapterRecipe
+from model.architecture.adapters import add_adapters, is_frozen, merged_weight
+from model.architecture.transformer import Glm4Moe
+from model.formats.checkpoint_names import checkpoint_shapes, to_checkpoint_tensors
+from tasks.training.state.adapter_export import MergedTensors, write_adapter
+from tasks.training.state.tensor_sources import FreshAdapters, StateFiles
+from tests.support.model_recipes import AIR, GLM46, random_model
+from tests.support.saved_models import from_checkpoint_tensors, save_checkpoint
+
+EVERYTHING = ("attention", "dense_mlp", "shared_experts", "routed_experts")
+LORA = AdapterRecipe(kind="lora", rank=3, alpha=6.0, targets=EVERYTHING)
+DORA = AdapterRecipe(kind="dora", rank=3, alpha=6.0, targets=("attention",))
+ADAPTERS = {
+    "lora": LORA,
+    "dora": DORA,
+    "experts only": LORA.model_copy(update={"targets": ("routed_experts",)}),
+    "dense and attention": LORA.model_copy(update={"targets": ("attention", "dense_mlp")}),
+    "shared only": LORA.model_copy(update={"targets": ("shared_experts",)}),
+}
+FAMILIES = {"glm46": GLM46, "air": AIR}
+TOKENS_BT = torch.randint(GLM46.vocab_size, (2, 12), generator=torch.Generator().manual_seed(3))
+
+
+def adapted_model(recipe, adapter, *, is_fresh=False) -> Glm4Moe:
+    """A random model whose adapters are random too, or as training starts."""
+    model = random_model(recipe)
+    weights = to_checkpoint_tensors(model.state_dict())
+    add_adapters(model, adapter)
+    fresh = FreshAdapters(checkpoint_shapes(model), Weights(weights), seed=5)
+    draw = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for name, tensor in to_checkpoint_tensors(model.state_dict()).items():
+            if name in fresh.names():
+                tensor.copy_(fresh.read(name, tensor.shape))
+                if not is_fresh:
+                    tensor.add_(torch.empty_like(tensor).normal_(0.0, 0.1, generator=draw))
+    return model
+
+
+class Weights:
+    """Tensors in memory, as a source."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def names(self):
+        return set(self.tensors)
+
+    def read(self, name, shape):
+        assert self.tensors[name].shape == shape
+        return self.tensors[name]
+
+
+def written(model, adapter, directory) -> MergedTensors:
+    """The adapter as a checkpoint and in PEFT's format (directory/adapter), and the merged tensors."""
+    tensors = to_checkpoint_tensors(model.state_dict())
+    own = {name: tensor.clone() for name, tensor in tensors.items() if ".lora_" in name}
+    save_file(own, directory / "master-00001.safetensors")
+    frozen = {name: tensor for name, tensor in tensors.items() if name not in own}
+    files = StateFiles(directory, "master")
+    write_adapter(files, adapter, directory / "adapter")
+    return MergedTensors(Weights(frozen), {name: each.shape for name, each in frozen.items()}, files, adapter.scaling)
+
+
+@pytest.mark.parametrize("recipe", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)
+def test_a_fresh_adapter_computes_what_the_model_computes(recipe, adapter):
+    expected = random_model(recipe)(TOKENS_BT).logits_BTV
+    model = adapted_model(recipe, adapter, is_fresh=True)
+    torch.testing.assert_close(model(TOKENS_BT).logits_BTV, expected, rtol=1e-5, atol=1e-5)
+    assert is_frozen(model) and not is_frozen(random_model(recipe))
+
+
+@pytest.mark.parametrize("recipe", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)
+def test_merged_weights_compute_what_the_adapter_computes(recipe, adapter, tmp_path):
+    model = adapted_model(recipe, adapter)
+    expected = model(TOKENS_BT).logits_BTV
+    assert (expected - random_model(recipe)(TOKENS_BT).logits_BTV).abs().max() > 0.1  # the adapter does something
+    merged = Glm4Moe(recipe)
+    merged.load_state_dict(from_checkpoint_tensors(written(model, adapter, tmp_path)))
+    torch.testing.assert_close(merged(TOKENS_BT).logits_BTV, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)
+def test_gradients_are_those_of_autograd_through_the_merged_matrices(adapter):
+    model = adapted_model(GLM46, adapter)
+    own = {
+        name: value.detach().clone().requires_grad_() for name, value in model.named_parameters() if value.requires_grad
+    }
+    assert own and all(".lora_" in name or "_lora_" in name for name in own)
+    model(TOKENS_BT, target_ids_BT=TOKENS_BT.roll(-1, 1)).losses.lm.backward()
+    plain = random_model(GLM46)
+    merged = {name: merge_one(name, value, own, adapter) for name, value in plain.state_dict().items()}
+    functional_call(plain, merged, (TOKENS_BT,), {"target_ids_BT": TOKENS_BT.roll(-1, 1)}).losses.lm.backward()
+    gradients = {name: value.grad for name, value in model.named_parameters()}
+    for name, value in own.items():
+        assert value.grad.abs().max() > 0, name
+        torch.testing.assert_close(gradients.pop(name), value.grad, rtol=2e-4, atol=2e-5)
+    assert all(gradient is None for gradient in gradients.values())
+
+
+def merge_one(name, weight, own, adapter):
+    """W + s B A by plain products, of a stack of experts too; DoRA's norms carry no gradient."""
+    stem = name if f"{name}_lora_A" in own else name.removesuffix("weight")
+    a, b, magnitude = (
+        own.get(stem + end) if stem != name else own.get(name + other)
+        for end, other in (("lora_A.weight", "_lora_A"), ("lora_B.weight", "_lora_B"), ("lora_magnitude_vector", ""))
+    )
+    if a is None:
+        return weight
+    total = weight + adapter.scaling * (b @ a)
+    if stem == name or magnitude is None:
+        return total
+    return total * (magnitude / total.detach().norm(dim=1)).unsqueeze(1)
+
+
+@pytest.mark.parametrize("recipe", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)
+def test_peft_computes_the_same_logits_from_the_written_adapter(recipe, adapter, tmp_path):
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    recipe = recipe.model_copy(update={"num_nextn_predict_layers": 0})
+    model = adapted_model(recipe, adapter)
+    written(model, adapter, tmp_path)
+    save_checkpoint(
+        random_model(recipe),
+        tmp_path / "hf",
+        eos_token_ids=(0,),
+        pad_token_id=0,
+        dtype=torch.float32,
+        max_shard_bytes=1 << 30,
+    )
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(theirs, str(tmp_path / "adapter")).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS_BT).logits_BTV, theirs(TOKENS_BT).logits, rtol=1e-4, atol=1e-4)
+    saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == adapter.rank
+    assert len(saved) == sum(".lora_" in name for name in checkpoint_shapes(model))
+
+
+def test_the_norms_of_dora_need_no_merged_matrix():
+    layer = adapted_model(GLM46, DORA).model.layers[0].self_attn.q_proj
+    merged = merged_weight(layer.weight, layer.lora_A.weight, layer.lora_B.weight, None, DORA.scaling)
+    torch.testing.assert_close(layer._row_norms(), merged.norm(dim=1), rtol=1e-5, atol=1e-6)
