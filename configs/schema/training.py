@@ -72,13 +72,9 @@ class AdapterRecipe(Frozen):
     """dora also trains a magnitude per output, of attention only: PEFT loads no others into this architecture."""
     rank: int = Field(gt=0)
     alpha: float = Field(gt=0)
+    """The addition is scaled by alpha / rank."""
     targets: tuple[AdapterTarget, ...] = Field(min_length=1)
     """Which matrices have an adapter; dense_mlp are the MLPs of layers without experts."""
-
-    @property
-    def scaling(self) -> float:
-        """Factor of the addition."""
-        return self.alpha / self.rank
 
 
 class ProfileResources(Frozen):

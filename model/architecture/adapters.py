@@ -26,6 +26,11 @@ ATTENTION_MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_MATRICES = ("gate_proj", "up_proj", "down_proj")
 
 
+def scaling_of(adapter: AdapterRecipe) -> float:
+    """The factor of B A."""
+    return adapter.alpha / adapter.rank
+
+
 class AdaptedLinear(nn.Linear):
     """A frozen linear layer and its adapter."""
 
@@ -35,7 +40,7 @@ class AdaptedLinear(nn.Linear):
         device = linear.weight.device
         self.lora_A = nn.Linear(self.in_features, adapter.rank, bias=False, device=device)
         self.lora_B = nn.Linear(adapter.rank, self.out_features, bias=False, device=device)
-        self.scaling = adapter.scaling
+        self.scaling = scaling_of(adapter)
         magnitudes = torch.empty(self.out_features, device=device) if adapter.kind == "dora" else None
         self.lora_magnitude_vector = None if magnitudes is None else nn.Parameter(magnitudes)
         self.sum_over_inputs: Callable[[Tensor], Tensor] = _itself
@@ -79,7 +84,7 @@ class AdaptedExperts(Experts):
 
     def __init__(self, experts: Experts, adapter: AdapterRecipe) -> None:
         nn.Module.__init__(self)
-        self.scaling = adapter.scaling
+        self.scaling = scaling_of(adapter)
         for name in MLP_MATRICES:
             weight_EOI = getattr(experts, name)
             num_experts, num_outputs, num_inputs = weight_EOI.shape

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch.func import functional_call
 
 from configs.schema import AdapterRecipe
-from model.architecture.adapters import add_adapters, is_frozen, merged_weight
+from model.architecture.adapters import add_adapters, is_frozen, merged_weight, scaling_of
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, to_checkpoint_tensors
 from tasks.training.state.adapter_export import MergedTensors, write_adapter
@@ -70,7 +70,9 @@ def written(model, adapter, directory) -> MergedTensors:
     frozen = {name: tensor for name, tensor in tensors.items() if name not in own}
     files = StateFiles(directory, "master")
     write_adapter(files, adapter, directory / "adapter")
-    return MergedTensors(Weights(frozen), {name: each.shape for name, each in frozen.items()}, files, adapter.scaling)
+    return MergedTensors(
+        Weights(frozen), {name: each.shape for name, each in frozen.items()}, files, scaling_of(adapter)
+    )
 
 
 @pytest.mark.parametrize("recipe", FAMILIES.values(), ids=FAMILIES)
@@ -120,7 +122,7 @@ def merge_one(name, weight, own, adapter):
     )
     if a is None:
         return weight
-    total = weight + adapter.scaling * (b @ a)
+    total = weight + scaling_of(adapter) * (b @ a)
     if stem == name or magnitude is None:
         return total
     return total * (magnitude / total.detach().norm(dim=1)).unsqueeze(1)
@@ -152,5 +154,5 @@ def test_peft_computes_the_same_logits_from_the_written_adapter(recipe, adapter,
 
 def test_the_norms_of_dora_need_no_merged_matrix():
     layer = adapted_model(GLM46, DORA).model.layers[0].self_attn.q_proj
-    merged = merged_weight(layer.weight, layer.lora_A.weight, layer.lora_B.weight, None, DORA.scaling)
+    merged = merged_weight(layer.weight, layer.lora_A.weight, layer.lora_B.weight, None, scaling_of(DORA))
     torch.testing.assert_close(layer._row_norms(), merged.norm(dim=1), rtol=1e-5, atol=1e-6)

@@ -14,6 +14,7 @@ from model.formats.checkpoint_names import checkpoint_shapes
 from tasks.training.loop.prepare_training import build_trainable, divide_model, load_checkpoint, materialize
 from tasks.training.loop.training_step import take_step
 from tasks.training.parallel.ranks import connect_ranks
+from tasks.training.parallel.sequence_parallel import own_positions
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.schedule.schedules import StepPlan
 from tasks.training.state.checkpoints import write_files
@@ -83,9 +84,9 @@ def train(trainable: Trainable, first_step: int, num_steps: int) -> dict[str, li
     recipe = small_recipe(model=MODEL.model_dump())
     results: dict[str, list[float]] = {"losses": [], "norms": []}
     for step in range(first_step, first_step + num_steps):
-        rows = micro_batches(ROWS, POSITIONS, is_segmented=True, seed=step)[
-            trainable.ranks.data.rank :: trainable.ranks.data.size
-        ]
+        data = trainable.ranks.data
+        rows = micro_batches(ROWS, POSITIONS, is_segmented=True, seed=step)[data.rank :: data.size]
+        rows = [own_positions(row, trainable.ranks) for row in rows]
         plan = StepPlan(step * ROWS, ROWS, step * STEP_TOKENS, (step + 1) * STEP_TOKENS)
         result = take_step(trainable, recipe, plan, rows, step)
         results["losses"].append(result.total_loss)

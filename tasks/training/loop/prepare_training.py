@@ -12,10 +12,10 @@ from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema import OptimizerRecipe, PolicyObjective, TrainingResources
-from model.architecture.adapters import add_adapters
+from model.architecture.adapters import add_adapters, is_frozen
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
 from model.optimizer.optimizer import build_optimizer
@@ -63,6 +63,14 @@ def divide_model(model: Glm4Moe, ranks: Ranks, resources: TrainingResources) -> 
     divide_experts(model, ranks, is_overlapped=resources.overlap_shared_expert)
     divide_stages(model, ranks)
     recompute_activations(model, resources.recompute, resources.recompute_every_layers)
+    if is_frozen(model) and ranks.pipeline.rank == 0:
+        # ZeRO 3 gathers a layer's weights for its backward pass only where its input has a gradient.
+        model.model.embed_tokens.register_forward_hook(_require_gradient)
+
+
+def _require_gradient(module: nn.Module, arguments: object, hidden_BTD: Tensor) -> None:
+    if torch.is_grad_enabled():
+        hidden_BTD.requires_grad_()
 
 
 def materialize(model: nn.Module, device: torch.device, frozen_dtype: torch.dtype = torch.float32) -> None:

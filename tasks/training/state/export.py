@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from model.architecture.adapters import scaling_of
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
 from model.formats.hf_checkpoint import config_dict, write_checkpoint
@@ -72,4 +73,4 @@ def _merged_tensors(job: TrainingJob, checkpoint_dir: Path) -> MergedTensors:
     weights = open_weights(Path(job.start_dir), Path(job.start_weights_dir), job.recipe.model)
     with torch.device("meta"):
         shapes = checkpoint_shapes(Glm4Moe(job.recipe.model))
-    return MergedTensors(weights, shapes, StateFiles(checkpoint_dir, "master"), job.recipe.adapter.scaling)
+    return MergedTensors(weights, shapes, StateFiles(checkpoint_dir, "master"), scaling_of(job.recipe.adapter))
