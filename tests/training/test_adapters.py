@@ -43,7 +43,7 @@ TWO_RANKS = [
     *({"adapter": LORA, "expert_parallel": 2, "zero_stage": stage} for stage in (0, 2)),
     {"adapter": LORA, "zero_stage": 2, "recompute": "selective"},
     {"adapter": LORA, "zero_stage": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu"},
-    *({"adapter": LORA, "dtype": "bfloat16", "zero_stage": stage} for stage in (0, 2)),
+    *({"adapter": LORA, "dtype": "bfloat16", "zero_stage": stage} for stage in (0, 1, 2)),
 ]
 FOUR_RANKS = [
     {"adapter": LORA, "pipeline_parallel": 2, "expert_parallel": 2, "zero_stage": 1},

@@ -68,7 +68,7 @@ def pieces_of(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> dict[n
 
 def frozen_pieces_of(engine: DeepSpeedEngine, model: nn.Module) -> dict[nn.Parameter, Piece]:
     """The piece of every frozen parameter. No optimizer steps it, so it is its own master; ZeRO 3 divides it too."""
-    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    frozen: list[Any] = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     if engine.zero_optimization_stage() < 3:
         return {each: _piece(each, each.shape, each, 0, 0, each.numel()) for each in frozen}
     return {each: _piece_of_stage_3(each, each.ds_tensor, 0) for each in frozen}
