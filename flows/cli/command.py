@@ -1,4 +1,5 @@
-"""The command line `glm46`: run, plan, stage, chat, serve, up, down, jobs, adopt, gc, doctor, lineage.
+"""The command line `glm46`: run, plan, stage, chat, serve, up, down, jobs, checkpoint, adopt, gc, doctor,
+lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from flows.cli.checkpoint_commands import checkpoint_app
 from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_errors
 from flows.cli.jobs_commands import jobs_app
 from flows.cli.lineage_commands import lineage_app
@@ -36,6 +38,8 @@ app = typer.Typer(
 app.add_typer(lineage_app, name="lineage")
 
 app.add_typer(jobs_app, name="jobs")
+
+app.add_typer(checkpoint_app, name="checkpoint")
 
 
 def main() -> None:

@@ -226,7 +226,7 @@ def collect(
     final_dir = output.work_dir / "final"
     for path in sorted(final_dir.glob("*/*")):
         _link_or_copy(path, output.path(f"{path.parent.name}/{path.name}"))
-    link_tokenizer(tokenizer.paths("*"), is_chat_trained, output)
+    copy_tokenizer(tokenizer.paths("*"), is_chat_trained, output.directory / "hf")
     for pattern in EVIDENCE:
         for path in sorted(output.work_dir.glob(pattern.replace("/*", "/**/*"))):
             if path.is_file() and not path.is_symlink():  # Weights & Biases links to its newest run
@@ -257,15 +257,15 @@ def collect(
     )
 
 
-def link_tokenizer(paths: list[Path], is_chat_trained: bool, output: Output) -> None:
-    """Link the tokenizer's files into hf/. The chat template only where the model was trained with it: servers would
-    otherwise prompt a base model with it."""
+def copy_tokenizer(paths: list[Path], is_chat_trained: bool, checkpoint_dir: Path) -> None:
+    """Copy the tokenizer's files into a Hugging Face directory. The chat template only where the model was trained with
+    it: servers would otherwise prompt a base model with it."""
     for path in paths:
         if path.name == "tokenizer_config.json" and not is_chat_trained:
             values = {name: value for name, value in json.loads(path.read_text()).items() if name != CHAT_TEMPLATE_KEY}
-            output.path(f"hf/{path.name}").write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+            (checkpoint_dir / path.name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
         elif path.name != CHAT_TEMPLATE_FILE or is_chat_trained:
-            shutil.copyfile(path, output.path(f"hf/{path.name}"))
+            shutil.copyfile(path, checkpoint_dir / path.name)
 
 
 def _mean_of_last_tenth(values: list[float]) -> float:

@@ -46,27 +46,30 @@ class MasterTensors(Mapping[str, Tensor]):
 
 def export_checkpoint(job: TrainingJob) -> None:
     """Write work_dir/final/ (hf/ in the phase's dtype, handover/ linked from the last checkpoint) by one rename."""
-    work_dir, recipe = Path(job.work_dir), job.recipe
+    work_dir = Path(job.work_dir)
     checkpoint_dir, problems = find_checkpoint(work_dir)
     assert checkpoint_dir is not None and not problems, problems
     temporary = work_dir / ".final"
     shutil.rmtree(temporary, ignore_errors=True)
-    dtype = getattr(torch, recipe.dtype)
+    export_weights(job, checkpoint_dir, temporary / "hf", temporary / "adapter")
+    (temporary / "handover").mkdir()
+    for path in sorted(checkpoint_dir.iterdir()):
+        if path.name == STATE_FILE or (path.name != CHECKSUMS and job.recipe.adapter.kind == "none"):
+            os.link(path, temporary / "handover" / path.name)
+    shutil.rmtree(work_dir / "final", ignore_errors=True)
+    temporary.rename(work_dir / "final")
+
+
+def export_weights(job: TrainingJob, checkpoint_dir: Path, hf_dir: Path, adapter_dir: Path) -> None:
+    """Write a checkpoint's weights as a Hugging Face directory, in the phase's dtype, and its adapter if it has one."""
+    recipe, dtype = job.recipe, getattr(torch, job.recipe.dtype)
     model = recipe.model.model_copy(update={"rope_theta": recipe.rope_theta})
     config = config_dict(model, dtype=dtype, eos_token_ids=job.eos_token_ids, pad_token_id=job.pad_token_id)
     is_adapter = recipe.adapter.kind != "none"
     tensors = _merged_tensors(job, checkpoint_dir) if is_adapter else MasterTensors(checkpoint_dir)
-    write_checkpoint(tensors, config, temporary / "hf", dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES)
-    (temporary / "handover").mkdir()
+    write_checkpoint(tensors, config, hf_dir, dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES)
     if is_adapter:
-        write_adapter(StateFiles(checkpoint_dir, "master"), recipe.adapter, temporary / "adapter")
-        os.link(checkpoint_dir / STATE_FILE, temporary / "handover" / STATE_FILE)
-    else:
-        for path in sorted(checkpoint_dir.iterdir()):
-            if path.name != CHECKSUMS:
-                os.link(path, temporary / "handover" / path.name)
-    shutil.rmtree(work_dir / "final", ignore_errors=True)
-    temporary.rename(work_dir / "final")
+        write_adapter(StateFiles(checkpoint_dir, "master"), recipe.adapter, adapter_dir)
 
 
 def _merged_tensors(job: TrainingJob, checkpoint_dir: Path) -> MergedTensors:
