@@ -8,7 +8,7 @@ differ cannot be represented and is refused.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,26 +49,27 @@ def config_dict(
 
 
 def write_checkpoint(
-    tensors: Mapping[str, Tensor],
+    read: Callable[[str], Tensor],
+    shapes: Mapping[str, torch.Size],
     config: Mapping[str, object],
     checkpoint_dir: Path,
     *,
     dtype: torch.dtype,
     max_shard_bytes: int,
 ) -> list[str]:
-    """Write tensors under checkpoint names; all but the router biases are cast to `dtype`; those stay float32. Equal
-    input, equal bytes."""
+    """Write the tensors of these names and shapes, in their order, each read once by its name; all but the router
+    biases are cast to `dtype`; those stay float32. Equal input, equal bytes."""
     checkpoint_dir.mkdir(parents=True, exist_ok=True)
-    shards = _plan_shards(tensors, dtype, max_shard_bytes)
+    shards = _plan_shards(shapes, dtype, max_shard_bytes)
     files = {}
     for number, names in enumerate(shards, 1):
         file_name = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        shard = {name: _as_stored(name, tensors[name], dtype) for name in names}
+        shard = {name: _as_stored(name, read(name), dtype) for name in names}
         save_file(shard, checkpoint_dir / file_name, metadata={"format": "pt"})
         files.update(dict.fromkeys(names, file_name))
     written = sorted(set(files.values()))
     if len(shards) > 1:
-        total = sum(_stored_bytes(name, tensor, dtype) for name, tensor in tensors.items())
+        total = sum(_stored_bytes(name, shape, dtype) for name, shape in shapes.items())
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
         (checkpoint_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
         written.append(INDEX_FILE)
@@ -84,18 +85,18 @@ def _as_stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to("cpu", _stored_dtype(name, dtype)).contiguous()
 
 
-def _stored_bytes(name: str, tensor: Tensor, dtype: torch.dtype) -> int:
-    return tensor.numel() * _stored_dtype(name, dtype).itemsize
+def _stored_bytes(name: str, shape: torch.Size, dtype: torch.dtype) -> int:
+    return shape.numel() * _stored_dtype(name, dtype).itemsize
 
 
-def _plan_shards(tensors: Mapping[str, Tensor], dtype: torch.dtype, max_shard_bytes: int) -> list[list[str]]:
+def _plan_shards(shapes: Mapping[str, torch.Size], dtype: torch.dtype, max_shard_bytes: int) -> list[list[str]]:
     """Names per shard, in the given order; a tensor larger than a shard gets one of its own."""
     if max_shard_bytes <= 0:
         raise ValueError(f"max_shard_bytes must be positive, is {max_shard_bytes}")
     shards: list[list[str]] = [[]]
     filled = 0
-    for name, tensor in tensors.items():
-        size = _stored_bytes(name, tensor, dtype)
+    for name, shape in shapes.items():
+        size = _stored_bytes(name, shape, dtype)
         if shards[-1] and filled + size > max_shard_bytes:
             shards.append([])
             filled = 0

@@ -62,7 +62,7 @@ class Weights:
         return self.tensors[name]
 
 
-def written(model, adapter, directory) -> MergedTensors:
+def written(model, adapter, directory) -> dict[str, torch.Tensor]:
     """The adapter as a checkpoint and in PEFT's format (directory/adapter), and the merged tensors."""
     tensors = to_checkpoint_tensors(model.state_dict())
     own = {name: tensor.clone() for name, tensor in tensors.items() if ".lora_" in name}
@@ -70,9 +70,9 @@ def written(model, adapter, directory) -> MergedTensors:
     frozen = {name: tensor for name, tensor in tensors.items() if name not in own}
     files = StateFiles(directory, "master")
     write_adapter(files, adapter, directory / "adapter")
-    return MergedTensors(
-        Weights(frozen), {name: each.shape for name, each in frozen.items()}, files, scaling_of(adapter)
-    )
+    shapes = {name: each.shape for name, each in frozen.items()}
+    merged = MergedTensors(Weights(frozen), shapes, files, scaling_of(adapter))
+    return {name: merged.tensor(name) for name in frozen}
 
 
 @pytest.mark.parametrize("recipe", FAMILIES.values(), ids=FAMILIES)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model.architecture.transformer import Glm4Moe
-from model.formats.checkpoint_names import stacked_name, to_checkpoint_tensors
+from model.formats.checkpoint_names import checkpoint_shapes, stacked_name, to_checkpoint_tensors
 from model.formats.hf_checkpoint import config_dict, write_checkpoint
 
 
@@ -24,8 +24,9 @@ def save_checkpoint(
     rope_theta."""
     recipe = model.recipe.model_copy(update={"rope_theta": model.rope_theta})
     config = config_dict(recipe, dtype=dtype, eos_token_ids=eos_token_ids, pad_token_id=pad_token_id)
+    tensors, shapes = to_checkpoint_tensors(model.state_dict()), checkpoint_shapes(model)
     return write_checkpoint(
-        to_checkpoint_tensors(model.state_dict()), config, checkpoint_dir, dtype=dtype, max_shard_bytes=max_shard_bytes
+        tensors.__getitem__, shapes, config, checkpoint_dir, dtype=dtype, max_shard_bytes=max_shard_bytes
     )
 
 

@@ -7,7 +7,7 @@ adapter_config.json, which `peft` loads beside the weights that the phase starte
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ _FUSED = r".*\.gate_up_proj"
 """transformers fuses two matrices of an expert: PEFT makes one adapter of twice the rank of their two."""
 
 
-class MergedTensors(Mapping[str, Tensor]):
+class MergedTensors:
     """The frozen weights with the adapter merged in, each computed when it is asked for."""
 
     def __init__(
@@ -38,7 +38,7 @@ class MergedTensors(Mapping[str, Tensor]):
     ) -> None:
         self.weights, self.shapes, self.adapter, self.scaling = weights, shapes, adapter, scaling
 
-    def __getitem__(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Tensor:
         weight = self.weights.read(name, self.shapes[name])
         matrix = name.removesuffix("weight")
         if matrix + LORA_A not in self.adapter.paths:
@@ -48,16 +48,10 @@ class MergedTensors(Mapping[str, Tensor]):
             weight, self.adapter.tensor(matrix + LORA_A), self.adapter.tensor(matrix + LORA_B), magnitude, self.scaling
         )
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self.weights.names()))
-
-    def __len__(self) -> int:
-        return len(self.weights.names())
-
 
 def write_adapter(adapter: StateFiles, recipe: AdapterRecipe, adapter_dir: Path) -> None:
     """Equal input, equal bytes."""
-    adapter_dir.mkdir()
+    adapter_dir.mkdir(parents=True)
     tensors = {_PEFT_PREFIX + name: adapter.tensor(name) for name in sorted(adapter.names())}
     save_file(tensors, adapter_dir / "adapter_model.safetensors", metadata={"format": "pt"})
     (adapter_dir / "adapter_config.json").write_text(json.dumps(peft_config(recipe), indent=2) + "\n")

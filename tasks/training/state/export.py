@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from model.architecture.adapters import scaling_of
 from model.architecture.transformer import Glm4Moe
@@ -26,22 +24,6 @@ from tasks.training.state.state import STATE_FILE
 from tasks.training.state.tensor_sources import StateFiles, open_weights
 
 MAX_SHARD_BYTES = 4 << 30
-
-
-class MasterTensors(Mapping[str, Tensor]):
-    """The weights of a state directory, each read when it is asked for."""
-
-    def __init__(self, state_dir: Path) -> None:
-        self.files = StateFiles(state_dir, "master")
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.files.tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self.files.names()))
-
-    def __len__(self) -> int:
-        return len(self.files.names())
 
 
 def export_checkpoint(job: TrainingJob) -> None:
@@ -65,15 +47,13 @@ def export_weights(job: TrainingJob, checkpoint_dir: Path, hf_dir: Path, adapter
     recipe, dtype = job.recipe, getattr(torch, job.recipe.dtype)
     model = recipe.model.model_copy(update={"rope_theta": recipe.rope_theta})
     config = config_dict(model, dtype=dtype, eos_token_ids=job.eos_token_ids, pad_token_id=job.pad_token_id)
-    is_adapter = recipe.adapter.kind != "none"
-    tensors = _merged_tensors(job, checkpoint_dir) if is_adapter else MasterTensors(checkpoint_dir)
-    write_checkpoint(tensors, config, hf_dir, dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES)
-    if is_adapter:
-        write_adapter(StateFiles(checkpoint_dir, "master"), recipe.adapter, adapter_dir)
-
-
-def _merged_tensors(job: TrainingJob, checkpoint_dir: Path) -> MergedTensors:
-    weights = open_weights(Path(job.start_dir), Path(job.start_weights_dir), job.recipe.model)
     with torch.device("meta"):
-        shapes = checkpoint_shapes(Glm4Moe(job.recipe.model))
-    return MergedTensors(weights, shapes, StateFiles(checkpoint_dir, "master"), scaling_of(job.recipe.adapter))
+        shapes = dict(sorted(checkpoint_shapes(Glm4Moe(recipe.model)).items()))
+    trained = StateFiles(checkpoint_dir, "master")
+    if recipe.adapter.kind == "none":
+        read = trained.tensor
+    else:
+        weights = open_weights(Path(job.start_dir), Path(job.start_weights_dir), recipe.model)
+        read = MergedTensors(weights, shapes, trained, scaling_of(recipe.adapter)).tensor
+        write_adapter(trained, recipe.adapter, adapter_dir)
+    write_checkpoint(read, shapes, config, hf_dir, dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES)
