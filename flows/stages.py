@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from configs.schema import PhaseSection, Scale
+from tasks.data.tokenizer.import_tokenizer import read_given_tokenizer
 from tasks.training.plan.launch_rules import refuse_impossible_training
 
 PREPARE_DATA = "prepare_data"
@@ -17,6 +18,8 @@ class StageWindow:
 
     phases: tuple[PhaseSection, ...]
     releases: bool
+    reads_documents: bool
+    """Whether documents are prepared. They are not where the tokenizer is given and the phases read conversations."""
 
     @property
     def pre_training(self) -> tuple[PhaseSection, ...]:
@@ -52,7 +55,7 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
         raise ValueError(f"--from {from_stage} comes after --until {until}: the order is {', '.join(names)}")
     chosen = names[first : last + 1]
     kind = scale.data.recipe.tokenizer.kind
-    if RELEASE_MODEL in chosen and kind != "bpe":
+    if RELEASE_MODEL in chosen and kind not in ("bpe", "given"):
         raise ValueError(
             f"tokenizer.kind {kind}: the release converts to GGUF, which here holds only byte-level BPE; set it to "
             f"bpe, or leave before "
@@ -61,4 +64,17 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
     phases = tuple(phase for phase in scale.phases if phase.name in chosen)
     for phase in phases:
         refuse_impossible_training(scale.training_recipe(phase), phase.resources)
-    return StageWindow(phases, RELEASE_MODEL in chosen)
+    packed = [each for phase in phases for each in (*scale.packed_before(phase), phase)]
+    reads_documents = kind != "given" or not phases or any(phase.recipe.reads_documents for phase in packed)
+    return StageWindow(phases, RELEASE_MODEL in chosen, reads_documents)
+
+
+def refuse_missing_inputs(scale: Scale, window: StageWindow, data: str | None) -> None:
+    """Raises ValueError for a given tokenizer that cannot be used, and for conversations that nobody named."""
+    if scale.data.recipe.tokenizer.kind == "given":
+        read_given_tokenizer(scale.data.recipe.tokenizer)
+    if data is None and not window.reads_documents:
+        raise ValueError(
+            "the phases of this run read only conversations: name them with --data FILE, a directory, "
+            "s3://bucket/prefix or hf://owner/name"
+        )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from configs.schema.base import Domain, Frozen
 
@@ -21,10 +21,15 @@ class RepositoryRecipe(Frozen):
 
 
 class TokenizerRecipe(Frozen):
-    kind: Literal["bpe", "sentencepiece_bpe", "sentencepiece_unigram"]
+    kind: Literal["bpe", "sentencepiece_bpe", "sentencepiece_unigram", "given"]
     """bpe: byte-level BPE with GLM's pre-tokenizer, which llama.cpp reads too. sentencepiece_*: trained by
     SentencePiece on one machine, exported to the same files. Such a tokenizer is not converted to GGUF, so a run ends
-    before its release."""
+    before its release. given: the file `path`, byte-level BPE in GLM's layout; nothing is trained, and the settings of
+    the sample have no effect."""
+    path: str
+    """given: the tokenizer.json of the checkpoint that training starts from; "" for the other kinds."""
+    sha256: str = Field(pattern="^([0-9a-f]{64})?$")
+    """sha256 of that file: a run with another file stops."""
     num_ordinary_tokens: int = Field(ge=256)
     """Tokens before the special ones; 151,329 in GLM-4.5/4.6."""
     special_tokens: Literal["glm", "s1_256"]
@@ -46,6 +51,16 @@ class TokenizerRecipe(Frozen):
     compare_with: str
     """A tokenizer.json whose figures are shown beside ours in the step's report; "" for none. Its digest is in the
     record, not in the key."""
+
+    @model_validator(mode="after")
+    def _given_has_a_file(self) -> Self:
+        is_given = self.kind == "given"
+        if (bool(self.path), bool(self.sha256)) != (is_given, is_given):
+            raise ValueError(
+                f"path ({self.path!r}) and sha256 ({self.sha256!r}) belong to kind given, kind is {self.kind}: give "
+                'both with it (`sha256sum FILE` prints the digest), write "" without it'
+            )
+        return self
 
     @property
     def num_special_tokens(self) -> int:
