@@ -8,6 +8,7 @@ differ cannot be represented and is refused.
 """
 
 import json
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,9 @@ def write_checkpoint(
         (checkpoint_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
         written.append(INDEX_FILE)
     (checkpoint_dir / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    readers = stat.S_IMODE((checkpoint_dir / CONFIG_FILE).stat().st_mode)
+    for name in written:
+        (checkpoint_dir / name).chmod(readers)  # safetensors writes for the owner only
     return [*written, CONFIG_FILE]
 
 
@@ -116,9 +120,7 @@ def read_config(checkpoint_dir: Path) -> ModelRecipe:
         )
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "an unknown method")
-        raise ValueError(
-            f"{path}: the weights are quantized ({method}): give the checkpoint of the same model in bfloat16 or float32"
-        )
+        raise ValueError(f"{path}: the weights are quantized ({method}): give the same model in bfloat16 or float32")
     rope = config.get("rope_parameters") or {}
     # transformers 5 writes both inside rope_parameters, where they win over top-level keys (modeling_rope_utils.py).
     config = config | {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}

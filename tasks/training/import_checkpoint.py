@@ -57,8 +57,8 @@ def refuse_foreign_checkpoint(path: Path, recipe: ModelRecipe) -> None:
     theirs = read_config(path)
     if recipe.num_nextn_predict_layers > theirs.num_nextn_predict_layers:
         raise ValueError(
-            f"{path} holds no MTP layer, which transformers leaves out when it saves a model, and the scale has one: set "
-            "num_nextn_predict_layers to 0 in the scale's model section"
+            f"{path} holds no MTP layer, as transformers leaves it out when it saves a model, and the scale has one: "
+            "set num_nextn_predict_layers to 0 in the scale's model section"
         )
     names = [name for name in type(recipe).model_fields if name not in OF_THE_PHASE]
     differing = [name for name in names if getattr(recipe, name) != getattr(theirs, name)]

@@ -1,4 +1,4 @@
-"""A checkpoint of GLM-4.5-Air's shape that transformers wrote, with its own tokenizer, and a file of conversations: SFT,
+"""A checkpoint of GLM-4.5-Air's shape that transformers wrote, with its tokenizer, and a file of conversations: SFT,
 evaluation, gate, release and report, without documents and without a trained tokenizer."""
 
 from __future__ import annotations
@@ -7,7 +7,9 @@ import builtins
 import hashlib
 import inspect
 import json
+import shutil
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,6 +101,7 @@ def write_scale(path, directory, digest: str, **resources) -> None:
         "sha256": digest,
     }
     scale["data"]["recipe"]["chats"] |= {"validation_share": 0.2, "max_rejected_share": 0.0}
+    scale["data"]["recipe"]["synthesize"]["num_chats"] = 0
     scale["model"]["recipe"] = AIR | {"partial_rotary_factor": 0.5, "rope_theta": 1e6, "num_nextn_predict_layers": 0}
     scale["courses"] = [course for course in scale["courses"] if course["recipe"]["name"] == "sft"]
     scale["courses"][0]["recipe"]["mtp_loss_weight"] = [{"until_share": 1.0, "value": 0.0}]
@@ -118,3 +121,99 @@ def given(tmp_path_factory):
     write_conversations(root / "chats.jsonl")
     write_scale(root / "air_chats.yaml", root / "air", digest)
     return root / "air", root / "chats.jsonl", root / "air_chats.yaml"
+
+
+def run(given, home, scale=None, start=None, until="release_model"):
+    directory, chats, own = given
+    options = ("--data", str(chats), "--from", "sft", "--start", str(start or directory), "--until", until, "--json")
+    return glm46("run", str(scale or own), *options, home=home)
+
+
+@pytest.fixture(scope="module")
+def finished(given, tmp_path_factory):
+    home = tmp_path_factory.mktemp("home") / "home"
+    ended = run(given, home)
+    assert ended.exit_code == 0, ended.stderr
+    return ended, home
+
+
+DATA_STEPS = {
+    "import_tokenizer",
+    "ingest_documents",
+    "synthesize_problems",
+    "verify_solutions",
+    "vary_problems",
+    "collect_chats",
+    "shard_chats",
+    "select_evaluation_items",
+    "pack sft",
+}
+
+
+def test_a_model_of_others_is_tuned_on_conversations_released_and_reported(given, finished):
+    ended, _ = finished
+    outcome = ended.outcome
+    assert (outcome["promoted"], outcome["alias"]) == (True, "champion")
+    stages = [stage["name"] for stage in outcome["stages"] if stage["digest"] and "contract" not in stage["name"]]
+    assert set(stages[: stages.index("import_checkpoint")]) == DATA_STEPS, "no step of documents"
+    card = Path(outcome["report"]).with_name("air_chats-model-card.md").read_text()
+    assert "bits per byte, chat" in card and "multiple choice | not measured" in card
+
+
+def test_the_store_holds_names_of_the_given_weights_and_no_copy(given, finished):
+    directory, _, _ = given
+    _, home = finished
+    weights = {path.stat().st_ino for path in directory.glob("*.safetensors")}
+    for kind in ("hf", "handover"):
+        held = [path for path in home.glob(f"store/objects/*/*/{kind}/*.safetensors") if path.stat().st_ino in weights]
+        assert len(held) == len(weights)
+    assert {path.stat().st_mode & 0o777 for path in directory.glob("*.safetensors")} == {0o600}
+
+
+def test_the_model_that_it_made_is_entered_as_any_other(given, finished):
+    """Its export has the tokenizer of the data and a config.json that needs no change."""
+    _, home = finished
+    (exported,) = [path.parent for path in home.glob("store/objects/*/*/hf/model.safetensors")]
+    again = run(given, home, start=exported, until="sft")
+    assert again.exit_code == 0, again.stderr
+    assert again.computed[0] == "import_checkpoint" and "train sft" in again.computed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"path": "/nowhere/tokenizer.json"}, "/nowhere/tokenizer.json is no file: name the tokenizer.json of"),
+        ({"sha256": "0" * 64}, f"the configuration {'0' * 64}: name the file that is meant"),
+        ({"num_ordinary_tokens": 900}, "num_ordinary_tokens is 900, "),
+        ({"kind": "bpe"}, "belong to kind given, kind is bpe"),
+    ],
+)
+def test_a_wrong_given_tokenizer_is_refused_before_anything_starts(change, message, given, tmp_path):
+    scale = yaml.safe_load(given[2].read_text())
+    scale["data"]["recipe"]["tokenizer"] |= change
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(scale))
+    refused = run(given, tmp_path / "home", scale=tmp_path / "mine.yaml")
+    assert refused.exit_code == 2 and message in refused.stderr, refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1 and not (tmp_path / "home" / "prefect").exists()
+
+
+def test_a_start_with_another_tokenizer_or_an_mtp_layer_that_it_lacks_is_refused(given, tmp_path):
+    directory, _, own = given
+    shutil.copytree(directory, tmp_path / "other")
+    (tmp_path / "other" / "tokenizer.json").write_text("{}")
+    refused = run(given, tmp_path / "home", start=tmp_path / "other")
+    assert refused.exit_code == 2 and "other: its tokenizer.json is not the one" in refused.stderr
+    scale = yaml.safe_load(own.read_text())
+    scale["model"]["recipe"]["num_nextn_predict_layers"] = 1
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(scale))
+    refused = run(given, tmp_path / "home", scale=tmp_path / "mine.yaml")
+    assert refused.exit_code == 2 and "holds no MTP layer" in refused.stderr
+    (next(tmp_path.glob("other/model-00002*"))).unlink()
+    shutil.copyfile(directory / "tokenizer.json", tmp_path / "other" / "tokenizer.json")
+    refused = run(given, tmp_path / "home", start=tmp_path / "other")
+    assert refused.exit_code == 2 and "the checkpoint is incomplete" in refused.stderr
+
+
+def test_conversations_that_nobody_named_are_asked_for(given, tmp_path):
+    refused = glm46("run", str(given[2]), "--from", "sft", "--start", str(given[0]), home=tmp_path / "home")
+    assert refused.exit_code == 2 and "read only conversations: name them with --data FILE" in refused.stderr
