@@ -96,7 +96,7 @@ def test_a_model_that_transformers_saved_without_its_mtp_layer_has_none(max_shar
 def test_quantized_weights_are_refused_by_name(tmp_path: Path) -> None:
     path = save(random_model(GLM46), tmp_path) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))
-    with pytest.raises(ValueError, match=r"config\.json: the weights are quantized \(fp8\): give the checkpoint"):
+    with pytest.raises(ValueError, match=r"config\.json: the weights are quantized \(fp8\): give the same model"):
         read_config(tmp_path)
 
 

@@ -78,7 +78,7 @@ def _refuse_other_algorithm(path: Path, recipe: TokenizerRecipe, tokenizer: Toke
     from model.formats.gguf_vocabulary import read_vocabulary
 
     try:
-        read_vocabulary(path, tokenizer.get_vocab_size())
+        read_vocabulary(path, 1 + max(tokenizer.get_vocab().values(), default=0))
     except ValueError as error:
         raise ValueError(f"tokenizer.path: {error}; give the tokenizer.json of a GLM-4.5 or GLM-4.6 model") from error
     if tokenizer.truncation is not None or tokenizer.padding is not None:
