@@ -21,7 +21,7 @@ from flows.show.report_run import PublishedReport, report_run
 from flows.show.reported import reported_phases
 from flows.show.show_run import show_data, show_outcome
 from flows.show.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
-from flows.stages import StageWindow, choose_stages, refuse_missing_inputs
+from flows.stages import StageWindow, choose_stages, refuse_missing_inputs, with_tokenizer_of_start
 from flows.start_weights import find_start
 from flows.train_phases import PhaseHistory, assess_start, pack_phases
 from infra.home import open_home
@@ -58,7 +58,7 @@ def full_pipeline(
     """
     started = time.monotonic()
     home = open_home()
-    configuration = load_scale(scale)
+    configuration = with_tokenizer_of_start(load_scale(scale), start)
     window = choose_stages(configuration, from_stage, start, until)
     refuse_missing_inputs(configuration, window, data)
     sources = list_sources(data, get_run_logger().info, "pretrain" if window.reads_documents else "sft")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from configs.schema import PhaseSection, Scale
+from infra.storage.store import hash_file
 from tasks.data.tokenizer.import_tokenizer import read_given_tokenizer
 from tasks.training.plan.launch_rules import refuse_impossible_training
 
@@ -67,6 +69,17 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
     packed = [each for phase in phases for each in (*scale.packed_before(phase), phase)]
     reads_documents = kind != "given" or not phases or any(phase.recipe.reads_documents for phase in packed)
     return StageWindow(phases, RELEASE_MODEL in chosen, reads_documents)
+
+
+def with_tokenizer_of_start(scale: Scale, start: str | None) -> Scale:
+    """The scale with the tokenizer.json of the directory that `--start` names, where it is given without a path."""
+    tokenizer = scale.data.recipe.tokenizer
+    if tokenizer.kind != "given" or tokenizer.path or start is None or not (Path(start) / "tokenizer.json").is_file():
+        return scale
+    path = (Path(start) / "tokenizer.json").absolute()
+    given = tokenizer.model_copy(update={"path": str(path), "sha256": hash_file(path)})
+    recipe = scale.data.recipe.model_copy(update={"tokenizer": given})
+    return scale.model_copy(update={"data": scale.data.model_copy(update={"recipe": recipe})})
 
 
 def refuse_missing_inputs(scale: Scale, window: StageWindow, data: str | None) -> None:

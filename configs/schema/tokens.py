@@ -27,7 +27,8 @@ class TokenizerRecipe(Frozen):
     before its release. given: the file `path`, byte-level BPE in GLM's layout; nothing is trained, and the settings of
     the sample have no effect."""
     path: str
-    """given: the tokenizer.json of the checkpoint that training starts from; "" for the other kinds."""
+    """given: the tokenizer.json of the checkpoint that training starts from; "" for that in the directory of `--start`,
+    and for the other kinds."""
     sha256: str = Field(pattern="^([0-9a-f]{64})?$")
     """sha256 of that file: a run with another file stops."""
     num_ordinary_tokens: int = Field(ge=256)
@@ -53,12 +54,11 @@ class TokenizerRecipe(Frozen):
     record, not in the key."""
 
     @model_validator(mode="after")
-    def _given_has_a_file(self) -> Self:
-        is_given = self.kind == "given"
-        if (bool(self.path), bool(self.sha256)) != (is_given, is_given):
+    def _file_has_a_digest(self) -> Self:
+        if bool(self.path) != bool(self.sha256) or (self.path and self.kind != "given"):
             raise ValueError(
-                f"path ({self.path!r}) and sha256 ({self.sha256!r}) belong to kind given, kind is {self.kind}: give "
-                'both with it (`sha256sum FILE` prints the digest), write "" without it'
+                f"path ({self.path!r}) and sha256 ({self.sha256!r}) go together and with kind given, kind is "
+                f'{self.kind}: give both (`sha256sum FILE` prints the digest), or write "" for both'
             )
         return self
 

@@ -11,6 +11,7 @@ from infra.machine.spark import spark_session
 from tasks.data.records.document_files import read_documents
 from tasks.data.records.documents import CHAT, VALIDATION
 from tasks.evaluation.held_out_documents import chosen_rows
+from tasks.evaluation.intervals import MIN_ITEMS
 from tasks.evaluation.items import DOCUMENT
 from tasks.evaluation.scored_text import scored_text
 from tasks.evaluation.suite import Question
@@ -41,7 +42,7 @@ def choose_chats(
     rows: list[dict[str, str]], tokenizer: Tokenizer, recipe: EvaluationRecipe
 ) -> tuple[list[Question], int]:
     """The conversations of smallest hash that the token budget holds, and their tokens. Raises ValueError where it is
-    none."""
+    too few for any gate."""
     chosen: list[Question] = []
     num_tokens = 0
     for row in rows:
@@ -52,10 +53,11 @@ def choose_chats(
         if scored.num_bytes:
             chosen.append(question)
             num_tokens += len(scored.token_ids)
-    if not chosen:
+    if len(chosen) < MIN_ITEMS:
         raise ValueError(
-            f"none of {len(rows)} held-out conversations of at most evaluation.recipe.max_document_chars "
-            f"({recipe.max_document_chars}) characters fits max_document_tokens ({recipe.max_document_tokens}): raise "
-            "them, or data.recipe.chats.validation_share"
+            f"{len(chosen)} held-out conversations can be asked, a gate decides by at least {MIN_ITEMS}: raise "
+            f"data.recipe.chats.validation_share, or bring more; of {len(rows)} with at most "
+            f"evaluation.recipe.max_document_chars ({recipe.max_document_chars}) characters, max_document_tokens "
+            f"({recipe.max_document_tokens}) holds these"
         )
     return chosen, num_tokens

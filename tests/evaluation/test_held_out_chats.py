@@ -32,7 +32,7 @@ def chats(tmp_path):
     rows = [
         {"id": f"chat{number}", "source": "mine.jsonl", "offset": number, "tools": "[]", "split": split}
         | {"messages": json.dumps(turns(number, "One more." if number % 2 else ""))}
-        for number, split in enumerate(["train", *["validation"] * 6])
+        for number, split in enumerate(["train", *["validation"] * 24])
     ]
     rows.append(rows[1] | {"id": "long", "messages": json.dumps([*turns(1) * 200])})
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "chats.parquet")
@@ -45,11 +45,13 @@ def test_whole_held_out_conversations_are_chosen_up_to_the_budget(chats, tmp_pat
     recipe = RECIPE.model_copy(update={"max_document_chars": 2000, "max_document_tokens": 10**6})
     rows = held_out_chats(chats, recipe, RESOURCES)
     chosen, num_tokens = choose_chats(rows, tokenizer, recipe)
-    assert {question.item_id for question in chosen} == {f"document/chat{number}" for number in range(1, 7)}
-    assert {question.domain for question in chosen} == {"chat"} and len({each.unit for each in chosen}) == 6
+    assert {question.item_id for question in chosen} == {f"document/chat{number}" for number in range(1, 25)}
+    assert {question.domain for question in chosen} == {"chat"} and len({each.unit for each in chosen}) == 24
     few, _ = choose_chats(rows, tokenizer, recipe.model_copy(update={"max_document_tokens": num_tokens - 1}))
-    assert few == chosen[:5]
-    with pytest.raises(ValueError, match=r"none of 6 held-out conversations .*max_document_tokens \(3\).*raise them"):
+    assert few == chosen[:23]
+    with pytest.raises(
+        ValueError, match=r"^0 held-out conversations .* at least 20: raise data\.recipe\.chats\.validation_share"
+    ):
         choose_chats(rows, tokenizer, recipe.model_copy(update={"max_document_tokens": 3}))
 
 

@@ -185,7 +185,7 @@ def test_the_model_that_it_made_is_entered_as_any_other(given, finished):
         ({"path": "/nowhere/tokenizer.json"}, "/nowhere/tokenizer.json is no file: name the tokenizer.json of"),
         ({"sha256": "0" * 64}, f"the configuration {'0' * 64}: name the file that is meant"),
         ({"num_ordinary_tokens": 900}, "num_ordinary_tokens is 900, "),
-        ({"kind": "bpe"}, "belong to kind given, kind is bpe"),
+        ({"kind": "bpe"}, "go together and with kind given, kind is bpe"),
     ],
 )
 def test_a_wrong_given_tokenizer_is_refused_before_anything_starts(change, message, given, tmp_path):

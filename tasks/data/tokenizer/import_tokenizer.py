@@ -55,6 +55,11 @@ def read_given_tokenizer(recipe: TokenizerRecipe) -> Tokenizer:
     from tokenizers import Tokenizer
 
     path = Path(recipe.path)
+    if not recipe.path:
+        raise ValueError(
+            "tokenizer.kind is given and no file is named: set tokenizer.path and sha256, or name with --start the "
+            "directory of a checkpoint that holds a tokenizer.json"
+        )
     if not path.is_file():
         raise ValueError(f"tokenizer.path: {path.absolute()} is no file: name the tokenizer.json of your checkpoint")
     content = path.read_bytes()
