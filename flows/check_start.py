@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from configs.schema import Scale
 from infra.registry.model_registry import RegisteredVersion, describe_aliases, model_name, resolve_alias
 from infra.storage.store import Store
+from tasks.data.readers.source_bytes import HUGGING_FACE
 from tasks.training.import_checkpoint import import_checkpoint, refuse_foreign_checkpoint, refuse_foreign_tokenizer
 from tasks.training.train_phase import train_phase
 
@@ -27,6 +28,11 @@ def check_start(scale: Scale, start: str, store: Store, registry: Callable[[], M
         given = scale.data.recipe.tokenizer
         if given.kind == "given":
             refuse_foreign_tokenizer(Path(start), given.sha256)
+    elif start.startswith(HUGGING_FACE):
+        raise ValueError(
+            f"--start {start}: weights are read from a directory: `hf download {start.removeprefix(HUGGING_FACE)} "
+            "--local-dir DIR` fetches them, then name DIR"
+        )
     elif is_key(start):
         manifest = store.read_manifest(start)
         if manifest is None or manifest.step not in (train_phase.name, import_checkpoint.name):

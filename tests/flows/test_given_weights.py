@@ -7,6 +7,7 @@ import builtins
 import hashlib
 import inspect
 import json
+import re
 import shutil
 import textwrap
 from pathlib import Path
@@ -104,7 +105,6 @@ def write_scale(path, directory, digest: str, **resources) -> None:
     scale["data"]["recipe"]["synthesize"]["num_chats"] = 0
     scale["model"]["recipe"] = AIR | {"partial_rotary_factor": 0.5, "rope_theta": 1e6, "num_nextn_predict_layers": 0}
     scale["courses"] = [course for course in scale["courses"] if course["recipe"]["name"] == "sft"]
-    scale["courses"][0]["recipe"]["mtp_loss_weight"] = [{"until_share": 1.0, "value": 0.0}]
     scale["phases"] = [phase for phase in scale["phases"] if phase["name"] == "sft"]
     sft = scale["phases"][0]
     sft["recipe"] |= {"mixture": {"chat": 1.0}, "dtype": "bfloat16"}
@@ -177,6 +177,23 @@ def test_the_model_that_it_made_is_entered_as_any_other(given, finished):
     again = run(given, home, start=exported, until="sft")
     assert again.exit_code == 0, again.stderr
     assert again.computed[0] == "import_checkpoint" and "train sft" in again.computed
+
+
+@pytest.mark.long
+def test_four_ranks_read_their_shares_of_it_and_learn_the_same(given, finished, tmp_path):
+    directory, _, own = given
+    digest = yaml.safe_load(own.read_text())["data"]["recipe"]["tokenizer"]["sha256"]
+    divided = {"num_ranks": 4, "ranks_per_node": 4, "expert_parallel": 2, "zero_stage": 1, "micro_batch_sequences": 2}
+    write_scale(tmp_path / "mine.yaml", directory, digest, **divided)
+    ended = run(given, tmp_path / "home", scale=tmp_path / "mine.yaml", until="sft")
+    assert ended.exit_code == 0, ended.stderr
+    losses = [
+        float(re.search(r"lm loss ([\d.]+)", stage["figures"])[1])
+        for outcome in (finished[0].outcome, ended.outcome)
+        for stage in outcome["stages"]
+        if stage["name"] == "train sft"
+    ]
+    assert losses[1] == pytest.approx(losses[0], abs=0.05)
 
 
 @pytest.mark.parametrize(
