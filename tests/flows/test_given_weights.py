@@ -18,6 +18,8 @@ import yaml
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
+from configs.load import load_scale
+from flows.stages import choose_stages, refuse_missing_inputs, with_tokenizer_of_start
 from model.text.tokenizer_layout import PUBLISHED_PRETOKENIZER_PATTERN, SHOWN_TOKENS, SPECIAL_TOKENS
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
 from tests.conftest import ROOT
@@ -212,6 +214,19 @@ def test_a_wrong_given_tokenizer_is_refused_before_anything_starts(change, messa
     refused = run(given, tmp_path / "home", scale=tmp_path / "mine.yaml")
     assert refused.exit_code == 2 and message in refused.stderr, refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 1 and not (tmp_path / "home" / "prefect").exists()
+
+
+def test_without_a_path_the_tokenizer_is_that_of_the_start(given, tmp_path):
+    directory, chats, own = given
+    named = load_scale(str(own))
+    text = own.read_text().replace(str(directory / "tokenizer.json"), "''")
+    (tmp_path / "mine.yaml").write_text(text.replace(named.data.recipe.tokenizer.sha256, "''"))
+    scale = load_scale(str(tmp_path / "mine.yaml"))
+    assert with_tokenizer_of_start(scale, str(directory)) == named == with_tokenizer_of_start(named, "elsewhere")
+    window = choose_stages(scale, "sft", "champion", None)
+    assert not window.reads_documents
+    with pytest.raises(ValueError, match=r"no file is named: set tokenizer\.path and sha256, or name with --start"):
+        refuse_missing_inputs(with_tokenizer_of_start(scale, "champion"), window, str(chats))
 
 
 def test_a_start_with_another_tokenizer_or_an_mtp_layer_that_it_lacks_is_refused(given, tmp_path):
