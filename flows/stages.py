@@ -83,10 +83,19 @@ def with_tokenizer_of_start(scale: Scale, start: str | None) -> Scale:
 
 
 def refuse_missing_inputs(scale: Scale, window: StageWindow, data: str | None) -> None:
-    """Raises ValueError for a given tokenizer that cannot be used, and for conversations that nobody named."""
+    """Raises ValueError for a given tokenizer that cannot be used, and where only conversations are read: for such
+    that nobody named, and for a phase that would choose weights by documents."""
     if scale.data.recipe.tokenizer.kind == "given":
         read_given_tokenizer(scale.data.recipe.tokenizer)
-    if data is None and not window.reads_documents:
+    if window.reads_documents:
+        return
+    for phase in window.phases:
+        if phase.recipe.validation.keep == "best":
+            raise ValueError(
+                f"phase {phase.name}: validation.keep best chooses weights by held-out documents, and the phases of "
+                "this run read only conversations: set it to last"
+            )
+    if data is None:
         raise ValueError(
             "the phases of this run read only conversations: name them with --data FILE, a directory, "
             "s3://bucket/prefix or hf://owner/name"

@@ -35,6 +35,10 @@ IMPORTED = "imported"
 moments."""
 
 
+SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
+"""Endings of weights, configuration, tokenizer and chat template."""
+
+
 @dataclass(frozen=True)
 class CheckpointDir:
     """A directory on this machine and the digest of its files."""
@@ -45,8 +49,12 @@ class CheckpointDir:
 
 def describe_checkpoint_dir(path: Path) -> CheckpointDir:
     """Digest of a Hugging Face directory."""
-    files = sorted(file for file in path.iterdir() if file.is_file())
-    return CheckpointDir(path.absolute(), digest_of({file.name: hash_file(file) for file in files}))
+    return CheckpointDir(path.absolute(), digest_of({file.name: hash_file(file) for file in _files_of(path)}))
+
+
+def _files_of(path: Path) -> list[Path]:
+    """The files of a checkpoint; what a training left beside them (optimizer.pt) is no part of it."""
+    return sorted(file for file in path.iterdir() if file.is_file() and file.suffix in SUFFIXES)
 
 
 def refuse_foreign_checkpoint(path: Path, recipe: ModelRecipe) -> None:
@@ -108,10 +116,9 @@ def import_checkpoint(
         policy=None,
     )
     output.path("handover/state.json").write_text(position.model_dump_json(indent=1) + "\n")
-    for file in sorted(source.path.iterdir()):
-        if file.is_file():
-            keep = link_or_copy if file.suffix == ".safetensors" else shutil.copyfile
-            keep(file, output.path(f"hf/{file.name}"))
+    for file in _files_of(source.path):
+        keep = link_or_copy if file.suffix == ".safetensors" else shutil.copyfile
+        keep(file, output.path(f"hf/{file.name}"))
     output.path(f"hf/{CONFIG_FILE}").write_text(json.dumps(canonical_config(source.path), indent=2) + "\n")
     return TrainedCheckpoint(
         phase=IMPORTED,

@@ -216,7 +216,7 @@ def test_a_wrong_given_tokenizer_is_refused_before_anything_starts(change, messa
     assert len(refused.stderr.strip().splitlines()) == 1 and not (tmp_path / "home" / "prefect").exists()
 
 
-def test_without_a_path_the_tokenizer_is_that_of_the_start(given, tmp_path):
+def test_the_tokenizer_of_the_start_needs_no_path_and_documents_that_are_not_read_choose_nothing(given, tmp_path):
     directory, chats, own = given
     named = load_scale(str(own))
     text = own.read_text().replace(str(directory / "tokenizer.json"), "''")
@@ -225,6 +225,12 @@ def test_without_a_path_the_tokenizer_is_that_of_the_start(given, tmp_path):
     assert with_tokenizer_of_start(scale, str(directory)) == named == with_tokenizer_of_start(named, "elsewhere")
     window = choose_stages(scale, "sft", "champion", None)
     assert not window.reads_documents
+    best = yaml.safe_load(own.read_text())
+    best["phases"][0]["recipe"]["validation"]["keep"] = "best"
+    (tmp_path / "best.yaml").write_text(yaml.safe_dump(best))
+    chooser = load_scale(str(tmp_path / "best.yaml"))
+    with pytest.raises(ValueError, match=r"phase sft: validation\.keep best chooses weights by held-out documents"):
+        refuse_missing_inputs(chooser, choose_stages(chooser, "sft", "champion", None), str(chats))
     with pytest.raises(ValueError, match=r"no file is named: set tokenizer\.path and sha256, or name with --start"):
         refuse_missing_inputs(with_tokenizer_of_start(scale, "champion"), window, str(chats))
 

@@ -165,6 +165,7 @@ def test_imported_weights_keep_their_dtype_and_glm45_copies_are_left_out(inputs,
         save_file(held, tmp_path / "hf" / name)
     weight_map = {name: file for file, held in files.items() for name in held}
     (tmp_path / "hf" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (tmp_path / "hf" / "optimizer.pt").write_bytes(b"what their trainer left")
     imported = compute(
         inputs.store,
         import_checkpoint,
@@ -176,6 +177,7 @@ def test_imported_weights_keep_their_dtype_and_glm45_copies_are_left_out(inputs,
     assert state.names() == set(tensors)
     for name, tensor in (own | kept).items():
         assert state.tensor(name).dtype == tensor.dtype and state.tensor(name).equal(tensor)
+    assert "optimizer.pt" not in {path.name for path in imported.paths("hf/*")}
     linked = imported.path("handover/master-00001.safetensors")
     assert linked.samefile(tmp_path / "hf" / "a.safetensors") and linked.samefile(imported.path("hf/a.safetensors"))
 

@@ -697,5 +697,5 @@ def test_a_run_on_conversations_lists_no_other_text(tmp_path):
     assert roles(tmp_path)["chats.jsonl"] == "pretrain"
     entries = [{"files": "notes.txt", "role": "pretrain"}, {"files": "chats.jsonl", "role": "evaluation"}]
     (tmp_path / "glm46-data.yaml").write_text(json.dumps({"version": 1, "entries": entries}))
-    with pytest.raises(ValueError, match=r"holds no conversations: put \.jsonl or \.parquet files there"):
+    with pytest.raises(ValueError, match=r"holds no conversations: name a \.jsonl \(one conversation per line\)"):
         list_sources(tmp_path, needed="sft")
