@@ -102,7 +102,6 @@ def import_checkpoint(
 
     refuse_foreign_checkpoint(source.path, recipe)
     refuse_foreign_tokenizer(source.path, hash_file(tokenizer.path("tokenizer.json")))
-    _link_masters(CheckpointTensors(source.path, recipe), output)
     torch.manual_seed(0)
     position = Position(
         course=IMPORTED,
@@ -119,6 +118,7 @@ def import_checkpoint(
     for file in _files_of(source.path):
         keep = link_or_copy if file.suffix == ".safetensors" else shutil.copyfile
         keep(file, output.path(f"hf/{file.name}"))
+    _link_masters(CheckpointTensors(source.path, recipe), output)
     output.path(f"hf/{CONFIG_FILE}").write_text(json.dumps(canonical_config(source.path), indent=2) + "\n")
     return TrainedCheckpoint(
         phase=IMPORTED,
@@ -143,8 +143,8 @@ def import_checkpoint(
 
 
 def _link_masters(tensors: CheckpointTensors, output: Output) -> None:
-    """The files of the weights once more, under the names of a state. A file that also holds tensors which the model
-    does not have (GLM-4.5's copies in the MTP layer) is written without them."""
+    """The files of hf/ once more, under the names of a state, without a second copy. A file that also holds tensors
+    which the model does not have (GLM-4.5's copies in the MTP layer) is written without them."""
     from safetensors.torch import save_file
 
     from model.formats.hf_checkpoint import open_safetensors
@@ -153,7 +153,7 @@ def _link_masters(tensors: CheckpointTensors, output: Output) -> None:
         target = output.path(f"handover/master-{number:05d}.safetensors")
         with open_safetensors(path) as file:
             if set(file.keys()) == set(names):
-                link_or_copy(path, target)
+                link_or_copy(output.path(f"hf/{path.name}"), target)
             else:
                 save_file({name: file.get_tensor(name) for name in names}, target)
 
