@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from configs.schema import Scale
 from infra.registry.model_registry import RegisteredVersion, describe_aliases, model_name, resolve_alias
 from infra.storage.store import Store
-from tasks.training.import_checkpoint import import_checkpoint, refuse_foreign_checkpoint
+from tasks.data.readers.source_bytes import HUGGING_FACE
+from tasks.training.import_checkpoint import import_checkpoint, refuse_foreign_checkpoint, refuse_foreign_tokenizer
 from tasks.training.train_phase import train_phase
 
 if TYPE_CHECKING:
@@ -21,9 +22,17 @@ KEY_DIGITS = 64
 
 def check_start(scale: Scale, start: str, store: Store, registry: Callable[[], MlflowClient]) -> None:
     """Raises ValueError where there is no such checkpoint, or a directory's is of another architecture than the
-    scale's. The tokenizer of a directory is compared once that of the data is known."""
+    scale's. The tokenizer of a directory is compared with a given one; with a trained one once that is known."""
     if Path(start).is_dir():
         refuse_foreign_checkpoint(Path(start), scale.model.recipe)
+        given = scale.data.recipe.tokenizer
+        if given.kind == "given":
+            refuse_foreign_tokenizer(Path(start), given.sha256)
+    elif start.startswith(HUGGING_FACE):
+        raise ValueError(
+            f"--start {start}: weights are read from a directory: `hf download {start.removeprefix(HUGGING_FACE)} "
+            "--local-dir DIR` fetches them, then name DIR"
+        )
     elif is_key(start):
         manifest = store.read_manifest(start)
         if manifest is None or manifest.step not in (train_phase.name, import_checkpoint.name):

@@ -21,7 +21,7 @@ from flows.show.report_run import PublishedReport, report_run
 from flows.show.reported import reported_phases
 from flows.show.show_run import show_data, show_outcome
 from flows.show.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
-from flows.stages import StageWindow, choose_stages
+from flows.stages import StageWindow, choose_stages, refuse_missing_inputs, with_tokenizer_of_start
 from flows.start_weights import find_start
 from flows.train_phases import PhaseHistory, assess_start, pack_phases
 from infra.home import open_home
@@ -50,17 +50,18 @@ def full_pipeline(
         scale: How large: micro, tiny, nightly, ...; a YAML file of your own is named by its path on the worker's
             machine, with its ending.
         store: Where artifacts are kept: a directory or s3://bucket/prefix. Without one, the home's own store.
-        data: Your documents: a directory of the worker's machine, s3://bucket/prefix or hf://owner/name. Without one,
-            the documentation of Python on that machine.
+        data: Your documents: a directory or file of the worker's machine, s3://bucket/prefix or hf://owner/name.
+            Without one, the documentation of Python on that machine.
         from_stage: Begin at this phase, or at release_model, with the weights that `start` names.
         start: The weights to begin with: a checkpoint key, a Hugging Face directory, or an alias of the scale's model.
         until: End after this stage. Without one, the run continues to the release.
     """
     started = time.monotonic()
     home = open_home()
-    configuration = load_scale(scale)
+    configuration = with_tokenizer_of_start(load_scale(scale), start)
     window = choose_stages(configuration, from_stage, start, until)
-    sources = list_sources(data, get_run_logger().info)
+    refuse_missing_inputs(configuration, window, data)
+    sources = list_sources(data, get_run_logger().info, "pretrain" if window.reads_documents else "sft")
     opened = open_store(store, home)
     require(
         check_java(),
@@ -76,7 +77,7 @@ def full_pipeline(
         configuration, home, opened, mlflow, track_pipeline(mlflow, configuration), StageLog(get_run_logger().info)
     )
 
-    prepared = prepare_data(run, sources)
+    prepared = prepare_data(run, sources, window.reads_documents)
     approve_inputs(run, prepared.contracts)
     show_data(run, prepared)
     history = _train(run, prepared, window, start)

@@ -23,11 +23,11 @@ def _known_scale(scale: str) -> str:
 
 
 def existing_data(data: str) -> str:
-    """A directory of this machine, or an address that is checked when it is listed. Raises ValueError for anything
-    else."""
-    if not is_remote(data) and not Path(data).is_dir():
+    """A directory or file of this machine, or an address that is checked when it is listed. Raises ValueError for
+    anything else."""
+    if not is_remote(data) and not Path(data).exists():
         raise ValueError(
-            f"{Path(data).absolute()} is not a directory of this machine: name one that holds your documents, "
+            f"{Path(data).absolute()} is not on this machine: name a directory or file with your documents, "
             f"s3://bucket/prefix or hf://owner/name"
         )
     return data

@@ -5,7 +5,7 @@ Every hand-over has a contract.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import flow
 from pydantic import BaseModel
@@ -38,13 +38,21 @@ from tasks.data.shards.shard_documents import shard_documents
 from tasks.data.shards.shard_validation import shard_validation
 from tasks.data.sources.ingest_documents import ingest_documents
 from tasks.data.sources.list_sources import SourceListing
+from tasks.data.tokenizer.import_tokenizer import import_tokenizer
 from tasks.data.tokenizer.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import ContractResult
 from tasks.evaluation.select_evaluation_items import select_evaluation_items
-from tasks.prepared_data import PreparedData
+from tasks.prepared_data import PreparedData, PreparedDocuments
+
+if TYPE_CHECKING:
+    from configs.schema import TokenizerRecipe
+    from tasks.data.privacy.mask_personal_data import MaskedDocuments
+    from tasks.data.problems.synthesize_problems import SynthesizedProblems
+    from tasks.data.sources.ingest_documents import IngestedDocuments
+    from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 
 Artifacts = dict[str, Any]
-"""Artifacts by their names in PreparedData; None where a step is left out."""
+"""Artifacts by their names in PreparedData or PreparedDocuments; None where a step is left out."""
 
 
 class DataStages:
@@ -68,21 +76,65 @@ class DataStages:
 
 
 @flow(name="prepare_data", flow_run_name="raw documents to token shards", validate_parameters=False)
-def prepare_data(run: Run, sources: SourceListing) -> PreparedData:
-    """Prepare the data of a scale; Spark is stopped at the end."""
+def prepare_data(run: Run, sources: SourceListing, reads_documents: bool) -> PreparedData:
+    """Prepare the data of a scale; Spark is stopped at the end. Without `reads_documents`, the run's phases read only
+    conversations: nothing is done with documents."""
     stages = DataStages(run)
-    documents = clean_documents(stages, sources)
-    documents |= decontaminate(stages, documents)
-    conversations = make_conversations(stages, sources, documents)
-    tokens = make_shards(stages, sources, documents | conversations)
+    given = (
+        stages.on_driver(import_tokenizer, "tokenizer", _tokenizer(run)) if _tokenizer(run).kind == "given" else None
+    )
+    ingested = read_sources(stages, sources, reads_documents)
+    clean = clean_documents(stages, sources, ingested) if reads_documents else {}
+    problems = stages.on_driver(synthesize_problems, "problems", stages.recipe.synthesize)
+    whole = decontaminate(stages, ingested, clean["masked"], problems) if reads_documents else {}
+    conversations = make_conversations(stages, sources, ingested, problems)
+    tokenizer = given or stages.on_spark(
+        train_tokenizer, "tokenizer", _tokenizer(run), documents=whole["decontaminated"]
+    )
+    shards = shard_texts(stages, whole, tokenizer) if reads_documents else {}
+    chat_shards = stages.on_spark(
+        shard_chats, "chat_shards", stages.recipe.shards, chats=conversations["chats"], tokenizer=tokenizer
+    )
+    suite = stages.on_spark(
+        select_evaluation_items,
+        "evaluation_suite",
+        run.scale.evaluation.recipe,
+        problems=problems,
+        sources=sources,
+        documents=whole.get("decontaminated"),
+        repositories=whole.get("repositories"),
+        chats=None if reads_documents else conversations["chats"],
+        tokenizer=tokenizer,
+    )
     stop_spark()
-    return PreparedData(**documents, **conversations, **tokens, contracts=stages.contracts)
+    return PreparedData(
+        ingested=ingested,
+        problems=problems,
+        documents=PreparedDocuments(**clean, **whole, **shards) if reads_documents else None,
+        **conversations,
+        tokenizer=tokenizer,
+        chat_shards=chat_shards,
+        suite=suite,
+        contracts=stages.contracts,
+    )
 
 
-def clean_documents(stages: DataStages, sources: SourceListing) -> Artifacts:
+def _tokenizer(run: Run) -> TokenizerRecipe:
+    return run.scale.data.recipe.tokenizer
+
+
+def read_sources(stages: DataStages, sources: SourceListing, reads_documents: bool) -> Artifact[IngestedDocuments]:
+    """The documents of the sources, and what may not be trained on. A run that reads only conversations has no
+    documents here, and no contract on them."""
+    recipe = stages.recipe.ingest
+    if reads_documents:
+        return stages.on_spark(ingest_documents, "ingested", recipe, sources=sources)
+    return run_step(stages.run, ingest_documents, recipe=recipe, resources=stages.spark, sources=sources)
+
+
+def clean_documents(stages: DataStages, sources: SourceListing, ingested: Artifact[IngestedDocuments]) -> Artifacts:
     """From the sources to documents worth training on, without personal data."""
     run, recipe, spark = stages.run, stages.recipe, stages.spark
-    ingested = stages.on_spark(ingest_documents, "ingested", recipe.ingest, sources=sources)
     extracted = stages.on_spark(extract_documents, "extracted", recipe.extract, records=ingested)
     clean = stages.on_spark(remove_boilerplate, "boilerplate_free", recipe.boilerplate, documents=extracted)
     classifiers = run_step(run, train_classifiers, sources=sources, recipe=recipe.classifiers)
@@ -101,7 +153,6 @@ def clean_documents(stages: DataStages, sources: SourceListing) -> Artifacts:
     filtered = stages.on_spark(filter_documents, "filtered", recipe.filter, documents=split)
     masked = stages.on_spark(mask_personal_data, "masked", recipe.personal_data, documents=filtered)
     return {
-        "ingested": ingested,
         "extracted": extracted,
         "boilerplate_free": clean,
         "classifiers": classifiers,
@@ -115,25 +166,34 @@ def clean_documents(stages: DataStages, sources: SourceListing) -> Artifacts:
     }
 
 
-def decontaminate(stages: DataStages, documents: Artifacts) -> Artifacts:
-    """Verified problems, and all documents without what evaluation asks; then whole repositories."""
+def decontaminate(
+    stages: DataStages,
+    ingested: Artifact[IngestedDocuments],
+    masked: Artifact[MaskedDocuments],
+    problems: Artifact[SynthesizedProblems],
+) -> Artifacts:
+    """All documents without what evaluation asks, with verified problems; then whole repositories."""
     recipe = stages.recipe
-    problems = stages.on_driver(synthesize_problems, "problems", recipe.synthesize)
     decontaminated = stages.on_spark(
         decontaminate_documents,
         "decontaminated",
         recipe.decontaminate,
-        documents=documents["masked"],
+        documents=masked,
         synthetic=problems,
-        ingested=documents["ingested"],
+        ingested=ingested,
     )
     repositories = stages.on_spark(
         concatenate_repositories, "repositories", recipe.repositories, documents=decontaminated
     )
-    return {"problems": problems, "decontaminated": decontaminated, "repositories": repositories}
+    return {"decontaminated": decontaminated, "repositories": repositories}
 
 
-def make_conversations(stages: DataStages, sources: SourceListing, documents: Artifacts) -> Artifacts:
+def make_conversations(
+    stages: DataStages,
+    sources: SourceListing,
+    ingested: Artifact[IngestedDocuments],
+    problems: Artifact[SynthesizedProblems],
+) -> Artifacts:
     """Conversations of the sources, of verified solutions, of variations, and of a teacher where one is configured."""
     recipe, teacher = stages.recipe, stages.recipe.teacher
     solutions = stages.on_driver(verify_solutions, "solutions", None, sources=sources)
@@ -146,8 +206,8 @@ def make_conversations(stages: DataStages, sources: SourceListing, documents: Ar
         "chats",
         recipe.chat_collection,
         sources=sources,
-        synthetic=documents["problems"],
-        ingested=documents["ingested"],
+        synthetic=problems,
+        ingested=ingested,
         solutions=solutions,
         variations=variations,
         traces=traces,
@@ -155,28 +215,9 @@ def make_conversations(stages: DataStages, sources: SourceListing, documents: Ar
     return {"solutions": solutions, "variations": variations, "traces": traces, "chats": chats}
 
 
-def make_shards(stages: DataStages, sources: SourceListing, prepared: Artifacts) -> Artifacts:
-    """Tokenizer, token shards, and the suite that evaluations ask."""
-    recipe, decontaminated = stages.recipe, prepared["decontaminated"]
-    tokenizer = stages.on_spark(train_tokenizer, "tokenizer", recipe.tokenizer, documents=decontaminated)
-    texts = {"documents": decontaminated, "repositories": prepared["repositories"], "tokenizer": tokenizer}
-    shards = stages.on_spark(shard_documents, "shards", recipe.shards, **texts)
-    validation = stages.on_spark(shard_validation, "validation", None, **texts)
-    chat_shards = stages.on_spark(
-        shard_chats, "chat_shards", recipe.shards, chats=prepared["chats"], tokenizer=tokenizer
-    )
-    suite = stages.on_spark(
-        select_evaluation_items,
-        "evaluation_suite",
-        stages.run.scale.evaluation.recipe,
-        problems=prepared["problems"],
-        sources=sources,
-        **texts,
-    )
-    return {
-        "tokenizer": tokenizer,
-        "shards": shards,
-        "validation": validation,
-        "chat_shards": chat_shards,
-        "suite": suite,
-    }
+def shard_texts(stages: DataStages, documents: Artifacts, tokenizer: Artifact[TrainedTokenizer]) -> Artifacts:
+    """Token shards of documents and repositories: to train on, and held out."""
+    texts = {"documents": documents["decontaminated"], "repositories": documents["repositories"]}
+    shards = stages.on_spark(shard_documents, "shards", stages.recipe.shards, tokenizer=tokenizer, **texts)
+    validation = stages.on_spark(shard_validation, "validation", None, tokenizer=tokenizer, **texts)
+    return {"shards": shards, "validation": validation}

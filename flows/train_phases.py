@@ -85,7 +85,8 @@ def train_phases(
 
 def _train(run: Run, prepared: PreparedData, phase: PhaseSection, history: PhaseHistory) -> AssessedModel:
     packed, inputs = _training_inputs(run, prepared, phase, history)
-    inputs |= {"validation": prepared.validation, "tokenizer": prepared.tokenizer, "start": history.checkpoint}
+    validation = None if prepared.documents is None else prepared.documents.validation
+    inputs |= {"validation": validation, "tokenizer": prepared.tokenizer, "start": history.checkpoint}
     recipe = run.scale.training_recipe(phase)
     run_id = track_phase(run, phase, step_key(train_phase.identity(recipe, inputs)))
     checkpoint = run_step(
@@ -107,7 +108,9 @@ def _training_inputs(
 ) -> tuple[Artifact[PackedPhase] | None, dict[str, Any]]:
     """The packed rows of the phase, or the prompts of one that samples its own answers."""
     if phase.recipe.samples_answers:
-        return None, {"packed": None, "shards": None, "chats": None, "prompts": prepared.decontaminated}
+        assert prepared.documents is not None, "prompts are decontaminated with the documents"
+        prompts = prepared.documents.decontaminated
+        return None, {"packed": None, "shards": None, "chats": None, "prompts": prompts}
     packed = history.rows[phase.name]
     return packed, {"packed": packed, "shards": prepared.shards, "chats": _chats_of(prepared, phase), "prompts": None}
 

@@ -1,5 +1,4 @@
-"""The artifacts that data preparation leaves, in the order in which they were made, and the result of every
-contract."""
+"""The artifacts that data preparation leaves, and the result of every contract."""
 
 from __future__ import annotations
 
@@ -35,10 +34,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedData:
-    """What training, evaluation and the report need of the data."""
+class PreparedDocuments:
+    """What became of the documents, in the order in which it was made."""
 
-    ingested: Artifact[IngestedDocuments]
     extracted: Artifact[ExtractedDocuments]
     boilerplate_free: Artifact[BoilerplateFreeDocuments]
     classifiers: Artifact[TrainedClassifiers]
@@ -49,28 +47,53 @@ class PreparedData:
     split: Artifact[SplitDocuments]
     filtered: Artifact[FilteredDocuments]
     masked: Artifact[MaskedDocuments]
+    decontaminated: Artifact[DecontaminatedDocuments]
+    repositories: Artifact[ConcatenatedRepositories]
+    shards: Artifact[TokenShards]
+    validation: Artifact[TokenShards]
+    """Held-out documents as shards: measured while a phase trains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedData:
+    """What training, evaluation and the report need of the data."""
+
+    ingested: Artifact[IngestedDocuments]
     problems: Artifact[SynthesizedProblems]
+    documents: PreparedDocuments | None
+    """None where the phases of the run read only conversations."""
     solutions: Artifact[VerifiedSolutions]
     variations: Artifact[VariedProblems]
     traces: Artifact[RequestedTraces] | None
     """None where no teacher is configured."""
-    decontaminated: Artifact[DecontaminatedDocuments]
     chats: Artifact[CollectedChats]
-    repositories: Artifact[ConcatenatedRepositories]
     tokenizer: Artifact[TrainedTokenizer]
-    shards: Artifact[TokenShards]
-    validation: Artifact[TokenShards]
-    """Held-out documents as shards: measured while a phase trains."""
     chat_shards: Artifact[ChatShards]
     suite: Artifact[EvaluationSuite]
     contracts: dict[str, tuple[Artifact[Any], Artifact[ContractResult]]]
     """What each contract was checked on and with which result, by the contract's name."""
 
     @property
+    def shards(self) -> Artifact[TokenShards] | None:
+        """The shards of the documents; None where there are none."""
+        return None if self.documents is None else self.documents.shards
+
+    @property
+    def num_sources(self) -> int:
+        """Files of documents, or of conversations where only these were read."""
+        return self.chats.record.num_sources if self.documents is None else self.ingested.record.num_sources
+
+    @property
     def stages(self) -> list[Artifact[Any]]:
         """Every artifact but the contracts'."""
-        members = (getattr(self, member.name) for member in fields(self) if member.name != "contracts")
-        return [artifact for artifact in members if artifact is not None]
+        members = [getattr(self, member.name) for member in fields(self) if member.name != "contracts"]
+        walk = [] if self.documents is None else [getattr(self.documents, each.name) for each in fields(self.documents)]
+        return [
+            artifact
+            for member in members
+            for artifact in (walk if member is self.documents else [member])
+            if artifact is not None
+        ]
 
     @property
     def contract_results(self) -> list[Artifact[ContractResult]]:

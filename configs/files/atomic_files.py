@@ -4,6 +4,7 @@ below all of them."""
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,3 +44,11 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A second name of the same bytes; a copy on another file system, or on one without links."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -67,6 +67,11 @@ class PhaseRecipe(Frozen):
         """Whether conversations are among the packed rows."""
         return any("chat" in point.mixture for point in mixture_waypoints(self.mixture)) and not self.samples_answers
 
+    @property
+    def reads_documents(self) -> bool:
+        """Whether the phase needs documents: text in its packed rows, or prompts, which are decontaminated with it."""
+        return self.samples_answers or any({*point.mixture} - {"chat"} for point in mixture_waypoints(self.mixture))
+
     @model_validator(mode="after")
     def _budget_is_whole_rows(self) -> Self:
         if self.num_tokens % self.sequence_length:

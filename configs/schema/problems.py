@@ -35,8 +35,8 @@ class SynthesisRecipe(Frozen):
     """Largest operand, so that products fit 64 bits; the operand pairs are divided between training and evaluation by
     hash."""
     problems_per_document: int = Field(gt=0)
-    num_chats: int = Field(gt=0)
-    """Training problems that are also written as conversations, for SFT."""
+    num_chats: int = Field(ge=0)
+    """Training problems that are also written as conversations, for SFT; 0 trains on no conversation of ours."""
     thinking_share: float = Field(ge=0, le=1)
     """Share of these conversations whose answer is reasoned in <think>; the others are asked with /nothink (report: SFT
     mixes both)."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from configs.schema.base import Domain, Frozen
 
@@ -21,10 +21,16 @@ class RepositoryRecipe(Frozen):
 
 
 class TokenizerRecipe(Frozen):
-    kind: Literal["bpe", "sentencepiece_bpe", "sentencepiece_unigram"]
+    kind: Literal["bpe", "sentencepiece_bpe", "sentencepiece_unigram", "given"]
     """bpe: byte-level BPE with GLM's pre-tokenizer, which llama.cpp reads too. sentencepiece_*: trained by
     SentencePiece on one machine, exported to the same files. Such a tokenizer is not converted to GGUF, so a run ends
-    before its release."""
+    before its release. given: the file `path`, byte-level BPE in GLM's layout; nothing is trained, and the settings of
+    the sample have no effect."""
+    path: str
+    """given: the tokenizer.json of the checkpoint that training starts from; "" for that in the directory of `--start`,
+    and for the other kinds."""
+    sha256: str = Field(pattern="^([0-9a-f]{64})?$")
+    """sha256 of that file: a run with another file stops."""
     num_ordinary_tokens: int = Field(ge=256)
     """Tokens before the special ones; 151,329 in GLM-4.5/4.6."""
     special_tokens: Literal["glm", "s1_256"]
@@ -46,6 +52,15 @@ class TokenizerRecipe(Frozen):
     compare_with: str
     """A tokenizer.json whose figures are shown beside ours in the step's report; "" for none. Its digest is in the
     record, not in the key."""
+
+    @model_validator(mode="after")
+    def _file_has_a_digest(self) -> Self:
+        if bool(self.path) != bool(self.sha256) or (self.path and self.kind != "given"):
+            raise ValueError(
+                f"path ({self.path!r}) and sha256 ({self.sha256!r}) go together and with kind given, kind is "
+                f'{self.kind}: give both (`sha256sum FILE` prints the digest), or write "" for both'
+            )
+        return self
 
     @property
     def num_special_tokens(self) -> int:

@@ -92,13 +92,13 @@ def run(
     with usage_errors():
         from configs.load import load_scale
         from flows.cli.native_code import warn_of_missing_code
-        from flows.stages import choose_stages
+        from flows.stages import choose_stages, refuse_missing_inputs, with_tokenizer_of_start
         from infra.home import open_home
         from infra.machine.doctor import check_compiler, check_java, check_room, check_spark_master, require
         from infra.storage.open_store import open_store
 
-        configuration = load_scale(scale)
-        choose_stages(configuration, from_stage, start, until)
+        configuration = with_tokenizer_of_start(load_scale(scale), start)
+        refuse_missing_inputs(configuration, choose_stages(configuration, from_stage, start, until), data)
         if data is not None:
             _refuse_missing_data(data)
         home = open_home()

@@ -44,6 +44,7 @@ from tasks.data.shards.shard_documents import shard_documents
 from tasks.data.sources.ingest_documents import IngestedDocuments, ingest_documents
 from tasks.data.sources.list_sources import SourceListing, list_sources
 from tasks.data.sources.remote_sources import is_remote
+from tasks.data.tokenizer.import_tokenizer import import_tokenizer
 from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer, train_tokenizer
 
 DEFAULT_SCALE = "full"
@@ -135,6 +136,8 @@ class SingleStage:
         return self.compute(vary_problems, self.recipe.seed_variations, with_spark=False, sources=self._listing())
 
     def tokenizer(self) -> Artifact[TrainedTokenizer]:
+        if self.recipe.tokenizer.kind == "given":
+            return self.compute(import_tokenizer, self.recipe.tokenizer, with_spark=False)
         return self.compute(train_tokenizer, self.recipe.tokenizer, documents=self.complete())
 
 

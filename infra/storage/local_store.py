@@ -164,7 +164,8 @@ class LocalStore(Store):
         )  # what the umask leaves; safetensors writes for the owner only
         for name in names:
             with open(directory / name, "rb") as file:
-                os.fchmod(file.fileno(), readers)
+                if os.fstat(file.fileno()).st_nlink == 1:  # another name of it may be a file of the user's
+                    os.fchmod(file.fileno(), readers)
                 os.fsync(file.fileno())
         for path in {directory, directory.parent, *((directory / name).parent for name in names)}:
             sync_directory(path)

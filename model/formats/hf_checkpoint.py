@@ -8,6 +8,7 @@ differ cannot be represented and is refused.
 """
 
 import json
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,6 +75,9 @@ def write_checkpoint(
         (checkpoint_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
         written.append(INDEX_FILE)
     (checkpoint_dir / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    readers = stat.S_IMODE((checkpoint_dir / CONFIG_FILE).stat().st_mode)
+    for name in written:
+        (checkpoint_dir / name).chmod(readers)  # safetensors writes for the owner only
     return [*written, CONFIG_FILE]
 
 
@@ -106,14 +110,18 @@ def _plan_shards(shapes: Mapping[str, torch.Size], dtype: torch.dtype, max_shard
 
 
 def read_config(checkpoint_dir: Path) -> ModelRecipe:
-    """The architecture of a checkpoint directory; what this code cannot run (another model type, rope scaling) is
-    refused by name."""
+    """The architecture of a checkpoint directory; what this code cannot run (another model type, rope scaling,
+    quantized weights) is refused by name. transformers counts the MTP layer in config.json also where it left it out:
+    the tensors decide."""
     config = _read_json(checkpoint_dir / CONFIG_FILE)
     path = checkpoint_dir / CONFIG_FILE
     if config.get("model_type") != "glm4_moe":
         raise ValueError(
             f"{path}: model_type is {config.get('model_type')!r}, must be 'glm4_moe' (GLM-4.5, GLM-4.5-Air, GLM-4.6)"
         )
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "an unknown method")
+        raise ValueError(f"{path}: the weights are quantized ({method}): give the same model in bfloat16 or float32")
     rope = config.get("rope_parameters") or {}
     # transformers 5 writes both inside rope_parameters, where they win over top-level keys (modeling_rope_utils.py).
     config = config | {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
@@ -124,6 +132,8 @@ def read_config(checkpoint_dir: Path) -> ModelRecipe:
             raise ValueError(f"{path}: {key} is {config[key]!r}, only {value!r} is supported")
     if "num_mtp_layers" in config:
         config.setdefault("num_nextn_predict_layers", config["num_mtp_layers"])
+    if config.get("num_nextn_predict_layers") and _lacks_mtp(checkpoint_dir, config.get("num_hidden_layers")):
+        config["num_nextn_predict_layers"] = 0
     absent = sorted(set(ModelRecipe.model_fields) - set(config))
     if absent:
         raise ValueError(f"{path}: keys {absent} are missing; add them with the values the weights were trained with")
@@ -131,6 +141,22 @@ def read_config(checkpoint_dir: Path) -> ModelRecipe:
         return ModelRecipe.model_validate({key: config[key] for key in ModelRecipe.model_fields})
     except ValidationError as error:
         raise ValueError(f"{path}: this architecture is not supported: {describe_problems(error)}") from error
+
+
+def _lacks_mtp(checkpoint_dir: Path, num_hidden_layers: object) -> bool:
+    """Whether a directory holds weights, and none of the layer after the last."""
+    if not any((checkpoint_dir / name).is_file() for name in (INDEX_FILE, SINGLE_FILE)):
+        return False
+    prefix = f"model.layers.{num_hidden_layers}."
+    return not any(name.startswith(prefix) for name in tensor_names(checkpoint_dir))
+
+
+def tensor_names(checkpoint_dir: Path) -> set[str]:
+    """Names of the tensors of a checkpoint, of which only the index or the header is read."""
+    if (checkpoint_dir / INDEX_FILE).is_file():
+        return set(_read_json(checkpoint_dir / INDEX_FILE)["weight_map"])
+    with open_safetensors(checkpoint_dir / SINGLE_FILE) as file:
+        return set(file.keys())
 
 
 def canonical_config(checkpoint_dir: Path) -> dict[str, object]:
@@ -191,7 +217,10 @@ class CheckpointTensors:
         with torch.device("meta"):
             shapes = checkpoint_shapes(Glm4Moe(recipe))
         copies = _mtp_copies(recipe) if recipe.num_nextn_predict_layers else {}
-        self._refuse_missing(checkpoint_dir, sorted(set(shapes) - set(self.files)), recipe)
+        for name in sorted(set(shapes) - set(self.files)):
+            raise ValueError(
+                f"{checkpoint_dir}: tensor {name} is missing; {CONFIG_FILE} belongs to another model or a file was lost"
+            )
         for name in sorted(set(self.files) - set(shapes) - set(copies)):
             with open_safetensors(self.files[name]) as file:
                 if (
@@ -201,7 +230,7 @@ class CheckpointTensors:
             raise ValueError(
                 f"{self.files[name]}: unexpected tensor {name}; {CONFIG_FILE} belongs to another model or layout"
             )
-        for path, names in self._by_file(set(self.files) & (set(shapes) | set(copies))):
+        for path, names in self.by_file(set(self.files) & (set(shapes) | set(copies))):
             with open_safetensors(path) as file:
                 for name in names:
                     _check_header(file.get_slice(name), name, path, shapes[copies.get(name, name)])
@@ -221,27 +250,13 @@ class CheckpointTensors:
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """All of them, file by file: one tensor is in memory at a time, and one file is mapped."""
-        for path, names in self._by_file(self._wanted):
+        for path, names in self.by_file(self._wanted):
             with open_safetensors(path) as file:
                 for name in names:
                     yield name, file.get_tensor(name)
 
-    def _refuse_missing(self, checkpoint_dir: Path, missing: list[str], recipe: ModelRecipe) -> None:
-        if not missing:
-            return
-        mtp_layer = f"model.layers.{recipe.num_hidden_layers}."
-        if recipe.num_nextn_predict_layers and all(name.startswith(mtp_layer) for name in missing):
-            raise ValueError(
-                f"{checkpoint_dir}: the MTP layer ({mtp_layer}*) is missing, as transformers leaves it out when it "
-                f"saves a model: set "
-                f"num_nextn_predict_layers to 0 in {checkpoint_dir / CONFIG_FILE} and in the scale's model section"
-            )
-        raise ValueError(
-            f"{checkpoint_dir}: tensor {missing[0]} is missing; {CONFIG_FILE} belongs to another model or a file was "
-            f"lost"
-        )
-
-    def _by_file(self, wanted: set[str]) -> list[tuple[Path, list[str]]]:
+    def by_file(self, wanted: set[str]) -> list[tuple[Path, list[str]]]:
+        """The files that hold these tensors, each with their names."""
         by_file: dict[Path, list[str]] = {}
         for name in sorted(wanted):
             by_file.setdefault(self.files[name], []).append(name)

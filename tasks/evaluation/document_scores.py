@@ -1,4 +1,4 @@
-"""Bits per byte: the log-probability of held-out documents."""
+"""Bits per byte: the log-probability of held-out documents, or of the answers in held-out conversations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress
-from tasks.evaluation.engine import Engine, document_token_ids
+from tasks.evaluation.engine import Engine
 from tasks.evaluation.items import DOCUMENT, Item
+from tasks.evaluation.scored_text import scored_text
 from tasks.evaluation.suite import Question
 
 if TYPE_CHECKING:
@@ -21,26 +22,28 @@ WINDOWS_PER_REPORT = 64
 def score_documents(
     engine: Engine, tokenizer: Tokenizer, documents: Sequence[Question], sequence_length: int, output: Output
 ) -> Iterator[Item]:
-    """One item per document, every token of it predicted: the first from the end-of-text token, as in training.
+    """One item per document, every token of it predicted: the first from the end-of-text token, as in training. Of a
+    conversation the tokens count that training would train.
 
     A document longer than `sequence_length` is cut into windows; each begins with the last token of the one before it
     as context.
     """
+    texts = [scored_text(tokenizer, document) for document in documents]
     windows: list[list[int]] = []
-    owners: list[int] = []
-    for number, document in enumerate(documents):
-        token_ids = document_token_ids(tokenizer, document.text)
-        for start in range(0, len(token_ids) - 1, sequence_length):
-            windows.append(token_ids[start : start + sequence_length + 1])
-            owners.append(number)
+    owners: list[tuple[int, int]] = []
+    for number, text in enumerate(texts):
+        for start in range(0, len(text.token_ids) - 1, sequence_length):
+            windows.append(text.token_ids[start : start + sequence_length + 1])
+            owners.append((number, start))
     totals = [0.0] * len(documents)
     for start in range(0, len(windows), WINDOWS_PER_REPORT):
         output.report(Progress(start, len(windows), "windows", "scoring held-out documents"))
         scores = engine.score(windows[start : start + WINDOWS_PER_REPORT])
-        for owner, row in zip(owners[start : start + WINDOWS_PER_REPORT], scores, strict=True):
-            totals[owner] += sum(row)
-    for document, log_probability in zip(documents, totals, strict=True):
-        num_bytes = len(document.text.encode())
+        for (owner, first), row in zip(owners[start : start + WINDOWS_PER_REPORT], scores, strict=True):
+            counts = texts[owner].is_scored[first : first + len(row)]
+            totals[owner] += sum(value for value, is_scored in zip(row, counts, strict=True) if is_scored)
+    for document, text, log_probability in zip(documents, texts, totals, strict=True):
+        num_bytes = text.num_bytes
         yield Item(
             document.item_id,
             DOCUMENT,

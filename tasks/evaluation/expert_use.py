@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress
-from tasks.evaluation.engine import document_token_ids
+from tasks.evaluation.scored_text import scored_text
 from tasks.evaluation.suite import Question
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def measure_expert_use(
 
     routers = {name: module for name, module in engine.model.named_modules() if isinstance(module, Router)}
     hooks = [router.register_forward_hook(partial(count, name)) for name, router in routers.items()]
-    stream = list(chain.from_iterable(document_token_ids(tokenizer, document.text) for document in documents))
+    stream = list(chain.from_iterable(scored_text(tokenizer, document).token_ids for document in documents))
     length = min(sequence_length, len(stream))
     rows = [stream[start : start + length] for start in range(0, len(stream) - length + 1, length)]
     output.report(Progress(0, len(rows), "rows", "counting routed tokens"))

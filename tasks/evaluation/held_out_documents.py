@@ -34,12 +34,20 @@ def held_out_documents(
     """id, domain, text and unit of documents of side `test`, in the order of their hash; texts end at
     max_document_chars. A unit is a record; a repository, which gives a record per data.repositories.max_document_chars,
     is one."""
-    from pyspark.sql import Column
     from pyspark.sql import functions as F
 
     documents = read_documents(spark_session(resources), files, resources, *COLUMNS, "text", "split")
     text = F.substring("text", 1, recipe.max_document_chars).alias("text")
-    held_out = documents.where(F.col("split") == TEST).select(*COLUMNS, text).persist()
+    return chosen_rows(documents.where(F.col("split") == TEST).select(*COLUMNS, text), recipe)
+
+
+def chosen_rows(held_out: DataFrame, recipe: EvaluationRecipe) -> list[dict[str, str]]:
+    """The rows (COLUMNS and text) of smallest hash that the token budget can need, in the order of their hash, each
+    with its unit."""
+    from pyspark.sql import Column
+    from pyspark.sql import functions as F
+
+    held_out = held_out.persist()
     leading = F.conv(F.substring(F.sha2("id", 256), 1, 8), 16, 10).cast("long")
     bounds = _hash_bounds(held_out, recipe.max_document_tokens * CHARS_PER_TOKEN)
     is_chosen = [(F.col("domain") == domain) & (leading < bound) for domain, bound in bounds.items()]

@@ -1,5 +1,7 @@
 """Step: chooses what a candidate is asked: held-out documents, verified problems, multiple-choice questions.
 
+Where a run prepares no documents, held-out conversations take their place.
+
 Problems are asked as text and as conversations. In: documents with a column `split`, generated problems, the source
 listing, whose evaluation files may hold questions. Out: suite.parquet, sorted by item id. The suite is an artifact of
 its own, so that candidate and champion are asked the same, whatever their tokenizers. Its documents are of side
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 from infra.step import Artifact, Output, Record, step
 from tasks.evaluation.choice_questions import order_hash, questions_from_documents, questions_from_files
 from tasks.evaluation.engine import load_tokenizer
+from tasks.evaluation.held_out_chats import choose_chats, held_out_chats
 from tasks.evaluation.held_out_documents import held_out_documents
 from tasks.evaluation.intervals import MIN_ITEMS
 from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, DOCUMENT, suite_digest
@@ -22,6 +25,7 @@ from tasks.evaluation.suite import Question, write_suite
 
 if TYPE_CHECKING:
     from configs.schema import EvaluationRecipe, SparkResources
+    from tasks.data.chats.collect_chats import CollectedChats
     from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
     from tasks.data.problems.synthesize_problems import SynthesizedProblems
     from tasks.data.repositories.concatenate_repositories import ConcatenatedRepositories
@@ -37,6 +41,7 @@ class EvaluationSuite(Record):
     suite_digest: str
     """sha256 over item ids and prompt digests."""
     num_documents: int
+    """Conversations where the run has no documents."""
     num_problems: int
     num_chat_problems: int
     num_choice_items: int
@@ -49,7 +54,7 @@ class EvaluationSuite(Record):
 @step(content=("suite.parquet",), distributions=("tokenizers", "pyarrow", "pyspark"))
 def select_evaluation_items(
     *,
-    documents: Artifact[DecontaminatedDocuments],
+    documents: Artifact[DecontaminatedDocuments] | None,
     problems: Artifact[SynthesizedProblems],
     sources: SourceListing,
     tokenizer: Artifact[TrainedTokenizer],
@@ -57,23 +62,31 @@ def select_evaluation_items(
     resources: SparkResources,
     output: Output,
     repositories: Artifact[ConcatenatedRepositories] | None = None,
+    chats: Artifact[CollectedChats] | None = None,
 ) -> EvaluationSuite:
-    """Raises ValueError when the budget does not hold a single document."""
-    held_out = held_out_documents(documents.files("documents/*.parquet"), recipe, resources)
-    whole = [] if repositories is None else repositories.files("documents/*.parquet")
-    concatenated = held_out_documents(whole, recipe, resources) if whole else []
-    chosen, num_tokens = _choose_documents([*held_out, *concatenated], tokenizer.path("tokenizer.json"), recipe)
+    """`chats` instead of `documents`, where the run has none. Raises ValueError when the budget does not hold a single
+    document."""
+    held_out: list[dict[str, str]] = []
+    if documents is not None:
+        held_out = held_out_documents(documents.files("documents/*.parquet"), recipe, resources)
+        whole = [] if repositories is None else repositories.files("documents/*.parquet")
+        concatenated = held_out_documents(whole, recipe, resources) if whole else []
+        chosen, num_tokens = _choose_documents([*held_out, *concatenated], tokenizer.path("tokenizer.json"), recipe)
+    else:
+        assert chats is not None, "neither documents nor conversations"
+        rows = held_out_chats(chats.files("chats/*.parquet"), recipe, resources)
+        chosen, num_tokens = choose_chats(rows, load_tokenizer(tokenizer.path("tokenizer.json")), recipe)
     problem_rows = _read_problems(problems.path("problems.parquet"))
-    asked, chats = list(_plain_problems(problem_rows)), list(_chat_problems(problem_rows, recipe.num_chat_problems))
+    asked, talked = list(_plain_problems(problem_rows)), list(_chat_problems(problem_rows, recipe.num_chat_problems))
     choices = questions_from_files(sources.files, recipe.num_choice_items)
     choices = choices or questions_from_documents(held_out, recipe.num_choice_items)
-    questions = sorted([*chosen, *asked, *chats, *choices], key=lambda question: question.item_id)
+    questions = sorted([*chosen, *asked, *talked, *choices], key=lambda question: question.item_id)
     write_suite(output.path("suite.parquet"), questions)
     return EvaluationSuite(
         suite_digest=suite_digest({question.item_id: question.prompt_digest for question in questions}),
         num_documents=len(chosen),
         num_problems=len(asked),
-        num_chat_problems=len(chats),
+        num_chat_problems=len(talked),
         num_choice_items=len(choices),
         num_document_tokens=num_tokens,
         num_document_bytes=sum(len(question.text.encode()) for question in chosen),

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.evaluation.engine import document_token_ids, load_tokenizer
+from tasks.evaluation.engine import load_tokenizer
 from tasks.evaluation.items import DOCUMENT
+from tasks.evaluation.scored_text import scored_text
 from tasks.evaluation.suite import read_suite
 from tasks.release.served_scoring import ServedScorer
 from tasks.release.token_bytes import token_bytes
@@ -44,11 +45,13 @@ class GgufEvaluation(Record):
 
 
 @dataclass(frozen=True)
-class ScoredText:
+class LeadingText:
     """The leading tokens of one document."""
 
     item_id: str
     token_ids: list[int]
+    is_scored: list[bool]
+    """For every token after the first."""
     num_bytes: int
 
 
@@ -89,7 +92,7 @@ def evaluate_gguf(
             gguf_type: _finite(-sum(values) / math.log(2) / num_bytes) for gguf_type, values in scores.items()
         },
         num_documents=len(texts),
-        num_tokens=sum(len(text.token_ids) - 1 for text in texts),
+        num_tokens=sum(sum(text.is_scored) for text in texts),
         num_bytes=num_bytes,
     )
 
@@ -98,7 +101,7 @@ def _finite(value: float) -> float | None:
     return round(value, 6) if math.isfinite(value) else None
 
 
-def _choose_texts(tokenizer: Tokenizer, suite_path: Path, recipe: ReleaseRecipe) -> list[ScoredText]:
+def _choose_texts(tokenizer: Tokenizer, suite_path: Path, recipe: ReleaseRecipe) -> list[LeadingText]:
     documents = [question for question in read_suite(suite_path) if question.kind == DOCUMENT]
     if len(documents) < recipe.num_quantization_documents:
         raise ValueError(
@@ -107,18 +110,23 @@ def _choose_texts(tokenizer: Tokenizer, suite_path: Path, recipe: ReleaseRecipe)
         )
     texts = []
     for document in documents[: recipe.num_quantization_documents]:
-        token_ids = document_token_ids(tokenizer, document.text)[: recipe.max_quantization_document_tokens + 1]
-        texts.append(
-            ScoredText(
-                document.item_id, token_ids, sum(len(token_bytes(tokenizer, token_id)) for token_id in token_ids[1:])
-            )
+        whole = scored_text(tokenizer, document)
+        token_ids = whole.token_ids[: recipe.max_quantization_document_tokens + 1]
+        is_scored = whole.is_scored[: len(token_ids) - 1]
+        written = [token_id for token_id, counts in zip(token_ids[1:], is_scored, strict=True) if counts]
+        num_bytes = sum(len(token_bytes(tokenizer, token_id)) for token_id in written)
+        texts.append(LeadingText(document.item_id, token_ids, is_scored, num_bytes))
+    if not any(text.num_bytes for text in texts):
+        raise ValueError(
+            f"release.recipe.max_quantization_document_tokens ({recipe.max_quantization_document_tokens}) ends before "
+            "the first answer of every conversation: raise it"
         )
     return texts
 
 
 def _score_file(
     gguf_path: Path,
-    texts: Sequence[ScoredText],
+    texts: Sequence[LeadingText],
     filler: int,
     vocab_size: int,
     resources: ServingResources,
@@ -132,4 +140,7 @@ def _score_file(
         running_model_server(gguf_path, private, log_path) as server,
         ServedScorer(server.url, filler, vocab_size) as scorer,
     ):
-        return [sum(scorer.score(text.token_ids)) for text in texts]
+        return [
+            sum(value for value, counts in zip(scorer.score(text.token_ids), text.is_scored, strict=True) if counts)
+            for text in texts
+        ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
+from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
 from tasks.evaluation.decide_gate import GateDecision
 from tasks.prepared_data import PreparedData
 from tasks.report.report_data import SOURCE_COLUMNS, funnel_rows, source_rows
@@ -49,8 +50,7 @@ def model_card(data: PreparedData, phases: ReportedPhases, verdicts: Iterable[tu
                 for phase, trained in ((phase, phase.checkpoint.record) for phase in phases)
             ],
         ),
-        f"{phases.num_tokens:,} tokens in all, from {data.shards.record.num_documents:,} documents "
-        f"({data.shards.record.num_tokens:,} tokens in shards) and {data.chats.record.training_chats:,} "
+        f"{phases.num_tokens:,} tokens in all, from {_documents(data)}{data.chats.record.training_chats:,} "
         f"conversations; see data_card.md.",
         "## Evaluation",
         _table(("figure", *(phase.name for phase in phases)), figure_rows(phases)),
@@ -90,31 +90,27 @@ def architecture_rows(phases: ReportedPhases) -> list[tuple[str, str]]:
 
 def data_card(data: PreparedData) -> str:
     """What the model was trained and evaluated on, and what was left out, by reason."""
-    decontaminated, problems, suite = data.decontaminated.record, data.problems.record, data.suite.record
-    trained, held_out = decontaminated.train_bytes_by_domain, decontaminated.held_out_bytes_by_domain
+    problems, suite, walk = data.problems.record, data.suite.record, data.documents
     return _lines(
-        f"# Data of shards {data.shards.digest[:DIGITS]}",
-        f"{data.shards.record.num_documents:,} documents, {data.shards.record.num_tokens:,} tokens, from "
-        f"{data.ingested.record.num_sources:,} files; {data.chats.record.training_chats:,} conversations.",
+        f"# Data of shards {(data.shards or data.chat_shards).digest[:DIGITS]}",
+        f"{_documents(data)}{data.chats.record.training_chats:,} conversations, from {data.num_sources:,} files.",
         "## Sources",
         _table(SOURCE_COLUMNS, source_rows(data)),
-        "## From sources to training text",
-        _table(("stage", "what", "number"), funnel_rows(data)),
-        "## Domains",
-        _table(
-            ("domain", "bytes to train on", "bytes held out"),
-            [(name, trained.get(name, 0), held_out.get(name, 0)) for name in sorted({*trained, *held_out})],
-        ),
+        *([] if walk is None else _walk_of(data, walk.decontaminated.record)),
         "## Made, not found",
         f"{problems.num_training_problems:,} verified problems in documents, {problems.num_chats:,} as conversations, "
         f"{problems.num_prompts:,} as prompts of reinforcement learning, {problems.num_evaluation_problems:,} that "
         f"only evaluate.",
         "## Evaluation",
-        f"{suite.num_documents:,} held-out documents ({suite.num_document_bytes:,} bytes), {suite.num_problems:,} "
-        f"problems, "
+        f"{suite.num_documents:,} held-out {'conversations' if walk is None else 'documents'} "
+        f"({suite.num_document_bytes:,} bytes), {suite.num_problems:,} problems, "
         f"{suite.num_chat_problems:,} of them as conversations, {suite.num_choice_items:,} multiple-choice questions. "
-        f"{decontaminated.num_protected_items:,} items are protected: a document that shares an n-gram with one is "
-        f"dropped.",
+        + (
+            "A conversation that shares an n-gram with a question is dropped."
+            if walk is None
+            else f"{walk.decontaminated.record.num_protected_items:,} items are protected: a document that shares an "
+            "n-gram with one is dropped."
+        ),
         "## Contracts",
         _table(
             ("contract", "rows", "expectations"),
@@ -124,6 +120,25 @@ def data_card(data: PreparedData) -> str:
             ],
         ),
     )
+
+
+def _documents(data: PreparedData) -> str:
+    shards = data.shards
+    if shards is None:
+        return ""
+    return f"{shards.record.num_documents:,} documents ({shards.record.num_tokens:,} tokens in shards) and "
+
+
+def _walk_of(data: PreparedData, decontaminated: DecontaminatedDocuments) -> list[str]:
+    """What became of the documents."""
+    trained, held_out = decontaminated.train_bytes_by_domain, decontaminated.held_out_bytes_by_domain
+    rows = [(name, trained.get(name, 0), held_out.get(name, 0)) for name in sorted({*trained, *held_out})]
+    return [
+        "## From sources to training text",
+        _table(("stage", "what", "number"), funnel_rows(data)),
+        "## Domains",
+        _table(("domain", "bytes to train on", "bytes held out"), rows),
+    ]
 
 
 def _lines(*blocks: str) -> str:

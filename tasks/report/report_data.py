@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.step import Artifact, digest_of
 from tasks.data.records.documents import REPOSITORY
-from tasks.prepared_data import PreparedData
+from tasks.prepared_data import PreparedData, PreparedDocuments
 from tasks.report.dropped_examples import Example, dropped_examples, first_by_reason, shortened
 from tasks.report.report_charts import bars
 from tasks.report.report_inputs import DIGITS
@@ -20,16 +20,19 @@ NUM_REJECTED_EXAMPLES = 5
 
 def data_section(data: PreparedData) -> str:
     """From the sources to the training text."""
+    documents = data.documents
     return "".join(
         (
-            heading("Documents"),
-            bars("Documents after each stage", _funnel_bars(data)),
-            table(("stage", "what", "number"), funnel_rows(data)),
-            _clusters(data),
-            _examples(data),
-            quality_section(data),
-            heading("Bytes by domain"),
-            _domains(data),
+            ""
+            if documents is None
+            else heading("Documents")
+            + bars("Documents after each stage", _funnel_bars(data, documents))
+            + table(("stage", "what", "number"), funnel_rows(data))
+            + _clusters(documents)
+            + _examples(data, documents)
+            + quality_section(data, documents)
+            + heading("Bytes by domain")
+            + _domains(data, documents),
             heading("Conversations and problems"),
             _chats(data),
             heading("Sources"),
@@ -39,36 +42,43 @@ def data_section(data: PreparedData) -> str:
 
 
 def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
-    """(stage, what, number): documents in are documents out and those dropped, at every stage."""
-    ingested, decontaminated = data.ingested.record, data.decontaminated.record
+    """(stage, what, number): documents in are documents out and those dropped, at every stage; none where no documents
+    were prepared."""
+    documents = data.documents
+    if documents is None:
+        return []
+    ingested, decontaminated = data.ingested.record, documents.decontaminated.record
     return [
         ("ingest", "records left out: max_source_bytes reached", ingested.num_unsampled_documents),
         *_reasons("ingest", "records unreadable", ingested.rejected),
         ("ingest", "records", ingested.num_documents),
-        *_reasons("extract", "records dropped", data.extracted.record.dropped),
-        ("extract", "documents", data.extracted.record.num_documents),
+        *_reasons("extract", "records dropped", documents.extracted.record.dropped),
+        ("extract", "documents", documents.extracted.record.num_documents),
         *(
             row
-            for name, (step, _, _) in _dropping(data).items()
+            for name, (step, _, _) in _dropping(data, documents).items()
             if name != "decontaminate"
             for row in _stage(name, step)
         ),
         ("synthesize", "documents added", data.problems.record.num_documents),
         *_reasons("decontaminate", "dropped", decontaminated.dropped),
         ("decontaminate", "documents", decontaminated.num_documents),
-        ("concatenate", "repositories", data.repositories.record.num_repositories),
-        ("concatenate", "documents put into them", data.repositories.record.num_files),
-        ("concatenate", "documents of whole repositories", data.repositories.record.num_documents),
+        ("concatenate", "repositories", documents.repositories.record.num_repositories),
+        ("concatenate", "documents put into them", documents.repositories.record.num_files),
+        ("concatenate", "documents of whole repositories", documents.repositories.record.num_documents),
     ]
 
 
-def _funnel_bars(data: PreparedData) -> list[tuple[str, float, str]]:
+def _funnel_bars(data: PreparedData, documents: PreparedDocuments) -> list[tuple[str, float, str]]:
     """Documents after each stage that drops some, and how many it dropped."""
     counts = [
         ("ingest, records", data.ingested.record.num_documents, {}),
-        ("extract", data.extracted.record.num_documents, {}),
+        ("extract", documents.extracted.record.num_documents, {}),
     ]
-    counts += [(name, step.record.num_documents, step.record.dropped) for name, (step, _, _) in _dropping(data).items()]
+    counts += [
+        (name, step.record.num_documents, step.record.dropped)
+        for name, (step, _, _) in _dropping(data, documents).items()
+    ]
     lost = [sum(dropped.values()) for _, _, dropped in counts]
     return [
         (name, number, f"{number:,}{f' (-{gone:,})' if gone else ''}")
@@ -76,14 +86,20 @@ def _funnel_bars(data: PreparedData) -> list[tuple[str, float, str]]:
     ]
 
 
-def _dropping(data: PreparedData) -> dict[str, tuple[Artifact[Any], tuple[Artifact[Any], ...], str]]:
+def _dropping(
+    data: PreparedData, documents: PreparedDocuments
+) -> dict[str, tuple[Artifact[Any], tuple[Artifact[Any], ...], str]]:
     """Stages that drop documents: the artifact, what the stage was given, and what `kept_id` means there."""
     return {
-        "boilerplate": (data.boilerplate_free, (data.extracted,), ""),
-        "deduplicate": (data.deduplicated, (data.scored,), "in its place stays"),
-        "semantic": (data.distinct, (data.deduplicated,), "in its place stays"),
-        "filter": (data.filtered, (data.split,), ""),
-        "decontaminate": (data.decontaminated, (data.masked, data.problems), "it overlaps with the evaluation item"),
+        "boilerplate": (documents.boilerplate_free, (documents.extracted,), ""),
+        "deduplicate": (documents.deduplicated, (documents.scored,), "in its place stays"),
+        "semantic": (documents.distinct, (documents.deduplicated,), "in its place stays"),
+        "filter": (documents.filtered, (documents.split,), ""),
+        "decontaminate": (
+            documents.decontaminated,
+            (documents.masked, data.problems),
+            "it overlaps with the evaluation item",
+        ),
     }
 
 
@@ -97,20 +113,20 @@ def _reasons(stage: str, what: str, counts: Mapping[str, int]) -> list[tuple[str
     return [(stage, f"{what}: {reason}", count) for reason, count in ordered if count]
 
 
-def _clusters(data: PreparedData) -> str:
+def _clusters(documents: PreparedDocuments) -> str:
     """Clusters that may be a template: many pages of one source that count as one."""
-    clusters = data.deduplicated.record.largest_clusters
+    clusters = documents.deduplicated.record.largest_clusters
     said = [paragraph(cluster.describe()) for cluster in clusters]
     return heading("Largest clusters of near-duplicates") + "".join(said) if clusters else ""
 
 
-def _examples(data: PreparedData) -> str:
+def _examples(data: PreparedData, documents: PreparedDocuments) -> str:
     parts = [
         folded(
             f"{stage} · {reason}: {dropped.record.dropped[reason]:,} documents, for example",
             "".join(_example(example, why) for example in examples),
         )
-        for stage, (dropped, inputs, why) in _dropping(data).items()
+        for stage, (dropped, inputs, why) in _dropping(data, documents).items()
         for reason, examples in dropped_examples(dropped, inputs).items()
     ]
     rejected = _rejected(data.ingested)
@@ -136,9 +152,9 @@ def _rejected(artifact: Any) -> str:
     return table(("reason", "file", "offset", "detail"), cells)
 
 
-def _domains(data: PreparedData) -> str:
-    record, tokens = data.decontaminated.record, data.shards.record.tokens_by_domain
-    repositories = data.repositories.record
+def _domains(data: PreparedData, documents: PreparedDocuments) -> str:
+    record, tokens = documents.decontaminated.record, documents.shards.record.tokens_by_domain
+    repositories = documents.repositories.record
     trained = record.train_bytes_by_domain | {REPOSITORY: repositories.train_bytes}
     held_out = record.held_out_bytes_by_domain | {REPOSITORY: repositories.held_out_bytes}
     rows = [
@@ -149,10 +165,13 @@ def _domains(data: PreparedData) -> str:
     missing = "".join(
         f" Its share of {name} lacks {count:,} characters." for name, count in sample.missing_chars.items()
     )
+    origin = (
+        "given as a file"
+        if sample.given_sha256
+        else f"learned from {sample.num_sample_chars:,} characters of {sample.num_sample_documents:,} documents"
+    )
     return table(("domain", "bytes to train on", "tokens in shards", "bytes held out"), rows) + paragraph(
-        f"Tokens of a byte-level BPE of {sample.num_ordinary_tokens:,} ordinary tokens, learned from "
-        f"{sample.num_sample_chars:,} "
-        f"characters of {sample.num_sample_documents:,} documents.{missing} "
+        f"Tokens of a byte-level BPE of {sample.num_ordinary_tokens:,} ordinary tokens, {origin}.{missing} "
         "A repository holds files of the domain code again, one after the other.",
         "soft",
     )
@@ -160,11 +179,17 @@ def _domains(data: PreparedData) -> str:
 
 def _chats(data: PreparedData) -> str:
     chats, problems, shards = data.chats.record, data.problems.record, data.chat_shards.record
-    clean = data.decontaminated.record
+    clean = None if data.documents is None else data.documents.decontaminated.record
     rows: list[tuple[Cell, ...]] = [
-        ("problems in documents", problems.num_training_problems),
-        ("prompts of reinforcement learning", clean.num_prompts),
-        ("prompts that overlap with evaluation", clean.num_dropped_prompts),
+        *(
+            []
+            if clean is None
+            else [
+                ("problems in documents", problems.num_training_problems),
+                ("prompts of reinforcement learning", clean.num_prompts),
+                ("prompts that overlap with evaluation", clean.num_dropped_prompts),
+            ]
+        ),
         ("problems that only evaluate", problems.num_evaluation_problems),
         *((f"conversations, {name}", count) for name, count in sorted(chats.chats_by_collection.items())),
         *((f"conversations dropped: {reason}", count) for reason, count in sorted(chats.dropped.items())),

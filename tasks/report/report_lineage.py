@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from infra.step import Artifact
-from tasks.prepared_data import PreparedData
+from tasks.prepared_data import PreparedData, PreparedDocuments
 from tasks.report.report_charts import bars
 from tasks.report.report_inputs import DIGITS, ReportedPhases
 from tasks.report.report_page import Cell, code, folded, heading, paragraph, table
@@ -16,11 +16,18 @@ from tasks.report.report_page import Cell, code, folded, heading, paragraph, tab
 
 def lineage_section(data: PreparedData, phases: ReportedPhases) -> str:
     """From the released weights back to the sources, every hand-over with its digest."""
+    shards, walk = data.shards, data.documents
     chain = [
-        _step(
-            "token shards",
-            data.shards,
-            f"{data.shards.record.num_tokens:,} tokens of {data.shards.record.num_documents:,} documents",
+        *(
+            []
+            if shards is None
+            else [
+                _step(
+                    "token shards",
+                    shards,
+                    f"{shards.record.num_tokens:,} tokens of {shards.record.num_documents:,} documents",
+                )
+            ]
         ),
         _step("conversation shards", data.chat_shards, f"{data.chat_shards.record.num_tokens:,} tokens"),
         _step("tokenizer", data.tokenizer, f"{data.tokenizer.record.num_tokens:,} tokens"),
@@ -28,27 +35,29 @@ def lineage_section(data: PreparedData, phases: ReportedPhases) -> str:
         *(
             _step(name, artifact, f"{artifact.record.num_documents:,} documents")
             for name, artifact in (
-                ("decontaminated", data.decontaminated),
+                *([] if walk is None else [("decontaminated", walk.decontaminated)]),
                 ("problems", data.problems),
-                ("masked", data.masked),
-                ("filtered", data.filtered),
-                ("split", data.split),
-                ("distinct", data.distinct),
-                ("deduplicated", data.deduplicated),
-                ("scored", data.scored),
-                ("boilerplate free", data.boilerplate_free),
-                ("extracted", data.extracted),
+                *([] if walk is None else _walk(walk)),
                 ("ingested", data.ingested),
             )
         ),
-        _entry(
-            "sources",
-            data.ingested.manifest.identity["inputs"]["sources"],
-            f"{data.ingested.record.num_sources:,} files",
-        ),
+        _entry("sources", data.ingested.manifest.identity["inputs"]["sources"], f"{data.num_sources:,} files"),
     ]
     note = "The newest first; each was made from the entries below it. `glm46 lineage` goes down to single documents."
     return paragraph(note, "soft") + _tree([*_phase_entries(phases), *chain])
+
+
+def _walk(documents: PreparedDocuments) -> list[tuple[str, Artifact[Any]]]:
+    return [
+        ("masked", documents.masked),
+        ("filtered", documents.filtered),
+        ("split", documents.split),
+        ("distinct", documents.distinct),
+        ("deduplicated", documents.deduplicated),
+        ("scored", documents.scored),
+        ("boilerplate free", documents.boilerplate_free),
+        ("extracted", documents.extracted),
+    ]
 
 
 def _phase_entries(phases: ReportedPhases) -> list[str]:
@@ -140,7 +149,7 @@ def transfer_section(data: PreparedData) -> str:
 def named_stages(
     data: PreparedData, phases: ReportedPhases, others: Iterable[Artifact[Any]]
 ) -> list[tuple[str, Artifact[Any]]]:
-    """Every artifact of the run, by step and phase, in the order in which it was made."""
+    """Every artifact of the run, by step and phase."""
     stages = [(artifact.manifest.step, artifact) for artifact in data.stages]
     stages += [(f"{artifact.manifest.step} {phase.name}", artifact) for phase in phases for artifact in phase.stages]
     return [*stages, *((artifact.manifest.step, artifact) for artifact in others)]

@@ -6,33 +6,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tasks.data.tokenizer.tokenizer_report import ALL
-from tasks.prepared_data import PreparedData
+from tasks.prepared_data import PreparedData, PreparedDocuments
 from tasks.report.report_page import Cell, heading, paragraph, table
 
 NUM_LANGUAGES = 20
 TOKENIZER_FILE = "tokenizer_report.parquet"
 
 
-def quality_section(data: PreparedData) -> str:
+def quality_section(data: PreparedData, documents: PreparedDocuments) -> str:
     """What is known about the documents besides their number."""
     return "".join(
         (
             heading("Scores"),
-            _scores(data),
+            _scores(data, documents),
             heading("Languages"),
-            _languages(data),
+            _languages(documents),
             heading("Tokenizer"),
             _tokenizer(data),
         )
     )
 
 
-def _scores(data: PreparedData) -> str:
+def _scores(data: PreparedData, documents: PreparedDocuments) -> str:
     scored, filtered, classifiers, masked = (
-        data.scored.record,
-        data.filtered.record,
-        data.classifiers.record,
-        data.masked.record,
+        documents.scored.record,
+        documents.filtered.record,
+        documents.classifiers.record,
+        documents.masked.record,
     )
     names = sorted({*scored.quantiles, *scored.unscored})
     shares = sorted({share for quantiles in scored.quantiles.values() for share in quantiles}, key=float)
@@ -83,12 +83,12 @@ def _sorted(counts: Mapping[str, int]) -> list[tuple[Cell, ...]]:
     return [(name, count) for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if count]
 
 
-def _languages(data: PreparedData) -> str:
-    documents, models = data.scored.record.documents_by_language, data.ngram_model.record
-    rows = [(name or "none found", count) for name, count in _sorted(documents)]
+def _languages(documents: PreparedDocuments) -> str:
+    by_language, models = documents.scored.record.documents_by_language, documents.ngram_model.record
+    rows = [(name or "none found", count) for name, count in _sorted(by_language)]
     rest = sum(int(str(count)) for _, count in rows[NUM_LANGUAGES:])
     shown = [*rows[:NUM_LANGUAGES], *([(f"{len(rows) - NUM_LANGUAGES} others", rest)] if rest else [])]
-    unjudged = sum(count for name, count in documents.items() if name not in models.languages)
+    unjudged = sum(count for name, count in by_language.items() if name not in models.languages)
     note = (
         f"Perplexity is ranked among held-out reference text in {', '.join(models.languages)}; {unjudged:,} documents "
         f"of other languages "

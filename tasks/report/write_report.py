@@ -107,7 +107,9 @@ def _facts(data: PreparedData, phases: ReportedPhases, accepted: bool) -> list[t
         ),
         ("parameters", f"{trained.num_parameters:,}"),
         ("tokens trained on", f"{phases.num_tokens:,}"),
-        ("records read", f"{data.ingested.record.num_documents:,}"),
+        ("conversations", f"{data.chats.record.training_chats:,}")
+        if data.documents is None
+        else ("records read", f"{data.ingested.record.num_documents:,}"),
         (
             "phases",
             f"{len(phases.phases)}"

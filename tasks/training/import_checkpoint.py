@@ -1,18 +1,19 @@
 """Step: imports a Hugging Face `glm4_moe` directory as a checkpoint for training, evaluation and release.
 
 In: the directory, the tokenizer of the prepared data. Out: hf/ and handover/ as a phase leaves them, with fresh
-moments.
+moments. The weights keep their dtype. On one file system nothing is copied: hf/ and handover/ have hard links to the
+files of the directory.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.files.atomic_files import link_or_copy
 from infra.step import Artifact, Output, digest_of, step
 from infra.storage.store import hash_file
 from model.architecture.counts import count_parameters
@@ -25,14 +26,17 @@ from tasks.training.state.trained_checkpoint import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from configs.schema import ModelRecipe
+    from model.formats.hf_checkpoint import CheckpointTensors
     from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 
 IMPORTED = "imported"
 """Course and phase name of weights that no phase of ours trained: a phase that starts from them begins with fresh
 moments."""
+
+
+SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
+"""Endings of weights, configuration, tokenizer and chat template."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +49,25 @@ class CheckpointDir:
 
 def describe_checkpoint_dir(path: Path) -> CheckpointDir:
     """Digest of a Hugging Face directory."""
-    files = sorted(file for file in path.iterdir() if file.is_file())
-    return CheckpointDir(path.absolute(), digest_of({file.name: hash_file(file) for file in files}))
+    return CheckpointDir(path.absolute(), digest_of({file.name: hash_file(file) for file in _files_of(path)}))
+
+
+def _files_of(path: Path) -> list[Path]:
+    """The files of a checkpoint; what a training left beside them (optimizer.pt) is no part of it."""
+    return sorted(file for file in path.iterdir() if file.is_file() and file.suffix in SUFFIXES)
 
 
 def refuse_foreign_checkpoint(path: Path, recipe: ModelRecipe) -> None:
-    """Raises ValueError for a directory that holds no checkpoint, or one of another architecture than the scale's."""
-    from model.formats.hf_checkpoint import CONFIG_FILE, read_config
+    """Raises ValueError for a directory that holds no checkpoint, or one of another architecture than the scale's. Of
+    the weights the headers are read."""
+    from model.formats.hf_checkpoint import CONFIG_FILE, CheckpointTensors, read_config
 
     theirs = read_config(path)
+    if recipe.num_nextn_predict_layers > theirs.num_nextn_predict_layers:
+        raise ValueError(
+            f"{path} holds no MTP layer, as transformers leaves it out when it saves a model, and the scale has one: "
+            "set num_nextn_predict_layers to 0 in the scale's model section"
+        )
     names = [name for name in type(recipe).model_fields if name not in OF_THE_PHASE]
     differing = [name for name in names if getattr(recipe, name) != getattr(theirs, name)]
     if differing:
@@ -61,6 +75,18 @@ def refuse_foreign_checkpoint(path: Path, recipe: ModelRecipe) -> None:
             f"{name} {getattr(theirs, name)} (the scale has {getattr(recipe, name)})" for name in differing
         )
         raise ValueError(f"{path / CONFIG_FILE}: {parts}; name a scale of the same architecture")
+    CheckpointTensors(path, recipe)
+
+
+def refuse_foreign_tokenizer(path: Path, sha256: str) -> None:
+    """Raises ValueError where the directory's tokenizer.json is not the one that the data is tokenized with."""
+    theirs = path / "tokenizer.json"
+    if not theirs.is_file() or hash_file(theirs) != sha256:
+        raise ValueError(
+            f"{path}: its tokenizer.json is not the one that the data is tokenized with (sha256 {sha256[:12]}...), so "
+            f"its ids would mean other text: set data.recipe.tokenizer to kind given, with the path {theirs} and its "
+            f"sha256"
+        )
 
 
 @step(content=("hf/*", "handover/*"), distributions=("torch", "safetensors"))
@@ -75,13 +101,7 @@ def import_checkpoint(
     from tasks.training.state.state import random_state_hex
 
     refuse_foreign_checkpoint(source.path, recipe)
-    their_tokenizer = source.path / "tokenizer.json"
-    if not their_tokenizer.is_file() or hash_file(their_tokenizer) != hash_file(tokenizer.path("tokenizer.json")):
-        raise ValueError(
-            f"{source.path}: its tokenizer.json is not the one that the data was tokenized with; its ids would mean "
-            f"other text"
-        )
-    _write_masters(CheckpointTensors(source.path, recipe), output)
+    refuse_foreign_tokenizer(source.path, hash_file(tokenizer.path("tokenizer.json")))
     torch.manual_seed(0)
     position = Position(
         course=IMPORTED,
@@ -95,9 +115,10 @@ def import_checkpoint(
         policy=None,
     )
     output.path("handover/state.json").write_text(position.model_dump_json(indent=1) + "\n")
-    for file in sorted(source.path.iterdir()):
-        if file.is_file():
-            shutil.copyfile(file, output.path(f"hf/{file.name}"))
+    for file in _files_of(source.path):
+        keep = link_or_copy if file.suffix == ".safetensors" else shutil.copyfile
+        keep(file, output.path(f"hf/{file.name}"))
+    _link_masters(CheckpointTensors(source.path, recipe), output)
     output.path(f"hf/{CONFIG_FILE}").write_text(json.dumps(canonical_config(source.path), indent=2) + "\n")
     return TrainedCheckpoint(
         phase=IMPORTED,
@@ -121,21 +142,20 @@ def import_checkpoint(
     )
 
 
-def _write_masters(tensors: Iterable[tuple[str, Tensor]], output: Output) -> None:
-    """Writes them as float32, in files of at most 1 GiB; one file is in memory at a time."""
-    import torch
+def _link_masters(tensors: CheckpointTensors, output: Output) -> None:
+    """The files of hf/ once more, under the names of a state, without a second copy. A file that also holds tensors
+    which the model does not have (GLM-4.5's copies in the MTP layer) is written without them."""
     from safetensors.torch import save_file
 
-    from tasks.training.state.state import MASTER_BYTES, MAX_SHARD_BYTES
+    from model.formats.hf_checkpoint import open_safetensors
 
-    shard: dict[str, Tensor] = {}
-    number = 1
-    for name, tensor in tensors:
-        if shard and MASTER_BYTES * (sum(held.numel() for held in shard.values()) + tensor.numel()) > MAX_SHARD_BYTES:
-            save_file(shard, output.path(f"handover/master-{number:05d}.safetensors"))
-            shard, number = {}, number + 1
-        shard[name] = tensor.to(torch.float32, copy=True)
-    save_file(shard, output.path(f"handover/master-{number:05d}.safetensors"))
+    for number, (path, names) in enumerate(tensors.by_file(tensors.names()), 1):
+        target = output.path(f"handover/master-{number:05d}.safetensors")
+        with open_safetensors(path) as file:
+            if set(file.keys()) == set(names):
+                link_or_copy(output.path(f"hf/{path.name}"), target)
+            else:
+                save_file({name: file.get_tensor(name) for name in names}, target)
 
 
 def has_chat_template(path: Path) -> bool:

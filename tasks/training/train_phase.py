@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.files.atomic_files import link_or_copy
 from infra.jobs.launchers import Job, JobFailedError, JobLostError, Launcher
 from infra.jobs.open_launcher import open_launcher
 from infra.jobs.supervisor import write_json
@@ -225,7 +226,7 @@ def collect(
     """Put the worker's files into the artifact; large ones are linked, not copied."""
     final_dir = output.work_dir / "final"
     for path in sorted(final_dir.glob("*/*")):
-        _link_or_copy(path, output.path(f"{path.parent.name}/{path.name}"))
+        link_or_copy(path, output.path(f"{path.parent.name}/{path.name}"))
     copy_tokenizer(tokenizer.paths("*"), is_chat_trained, output.directory / "hf")
     for pattern in EVIDENCE:
         for path in sorted(output.work_dir.glob(pattern.replace("/*", "/**/*"))):
@@ -271,10 +272,3 @@ def copy_tokenizer(paths: list[Path], is_chat_trained: bool, checkpoint_dir: Pat
 def _mean_of_last_tenth(values: list[float]) -> float:
     last = values[-max(1, len(values) // 10) :]
     return sum(last) / len(last)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)

@@ -72,6 +72,7 @@ def test_a_start_that_is_no_checkpoint_is_refused_before_data_is_prepared(tmp_pa
     (tmp_path / "empty").mkdir()
     expect(start(tmp_path / "empty"), 2, "config.json does not exist")
     expect(start("0" * 64), 2, "holds nothing under this key")
+    expect(start("hf://owner/name"), 2, "`hf download owner/name --local-dir DIR` fetches them")
     expect(start("chmapion"), 2, "no model registry yet")
     (tmp_path / "other").mkdir()
     recipe = load_scale("micro").model.recipe.model_copy(update={"n_routed_experts": 12, "rope_theta": 5e6})

@@ -72,7 +72,7 @@ COMPUTED_SETTINGS = {
     "signing": {"deduplicate_documents", "collect_chats"},
     "waypoints": {"pack_phase"},
     "domains": {"pack_phase"},
-    "num_special_tokens": {"train_tokenizer", "write_report"},
+    "num_special_tokens": {"train_tokenizer", "import_tokenizer", "write_report"},
 }
 """Properties of settings that decide content, and the steps that are given them; the other properties make values,
 which are hashed."""

@@ -81,17 +81,23 @@ def test_rotary_fields_that_disagree_are_resolved_as_transformers_does(theta: fl
     )
 
 
-def test_a_model_that_transformers_saved_without_its_mtp_layer_says_what_to_set(tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_shard_size", ["1GB", "30KB"], ids=["one file", "shards"])
+def test_a_model_that_transformers_saved_without_its_mtp_layer_has_none(max_shard_size: str, tmp_path: Path) -> None:
     save(random_model(GLM46), tmp_path / "ours")
-    Glm4MoeForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).save_pretrained(tmp_path / "theirs")
-    with pytest.raises(
-        ValueError,
-        match=r"the MTP layer \(model\.layers\.3\.\*\) is missing.*set num_nextn_predict_layers to 0 in .*config\.json",
-    ):
-        load_model(tmp_path / "theirs")
-    path = tmp_path / "theirs" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 0}))
-    assert load_model(tmp_path / "theirs").recipe.num_nextn_predict_layers == 0
+    theirs = Glm4MoeForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size=max_shard_size)
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    ours = load_model(tmp_path / "theirs")
+    assert ours.recipe.num_nextn_predict_layers == 0
+    torch.testing.assert_close(ours(TOKENS).logits_BTV, theirs(TOKENS).logits, **CLOSE_FLOAT32)
+    assert canonical_config(tmp_path / "theirs")["num_nextn_predict_layers"] == 0
+
+
+def test_quantized_weights_are_refused_by_name(tmp_path: Path) -> None:
+    path = save(random_model(GLM46), tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(ValueError, match=r"config\.json: the weights are quantized \(fp8\): give the same model"):
+        read_config(tmp_path)
 
 
 def test_shared_experts_of_width_0_are_none(tmp_path: Path) -> None:

@@ -189,7 +189,8 @@ def test_sampled_answers_of_the_first_and_last_step_are_shown_escaped(report):
 
 
 def test_dropped_examples_are_the_texts_that_the_step_read(data):
-    for dropped, given in ((data.deduplicated, data.ingested), (data.filtered, data.split)):
+    walk = data.documents
+    for dropped, given in ((walk.deduplicated, data.ingested), (walk.filtered, walk.split)):
         examples = dropped_examples(dropped, (given,))
         assert set(examples) == set(REASONS[dropped.manifest.step])
         for group in examples.values():
@@ -261,7 +262,7 @@ def test_cards_hold_the_numbers(report, phases):
     assert f"| pretrain_general | pretrain | 60 | {60 * TOKENS_PER_STEP:,} |" in model
     assert f"{phases.last.evaluation.record.bits_per_byte:.4f} [" in model
     assert "**Gate of sft: accepted.**" in model and "**Against champion and anchors: refused.**" in model
-    assert "971 documents, 2,500 tokens, from 9 files; 285 conversations." in cards
+    assert "971 documents (2,500 tokens in shards) and 285 conversations, from 9 files." in cards
     assert "| deduplicate | dropped: exact | 60 |" in cards and "MIT \\| Apache-2.0" in cards
     for text in (model, cards):
         columns = {line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")}

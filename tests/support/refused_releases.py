@@ -229,8 +229,8 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
     from tasks.data.sources.list_sources import SourceListing
 
     prepared = replace(reported_data(store), contracts={})
-    flows.full_pipeline.prepare_data = lambda run, sources: prepared
-    flows.full_pipeline.list_sources = lambda data, say: SourceListing(())
+    flows.full_pipeline.prepare_data = lambda run, sources, reads_documents: prepared
+    flows.full_pipeline.list_sources = lambda data, say, needed: SourceListing(())
     flows.assess_checkpoint.evaluate_checkpoint = evaluate_checkpoint
     flows.release_model.convert_to_gguf = convert_to_gguf
     flows.release_model.evaluate_gguf = evaluate_gguf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,7 +33,7 @@ from tasks.data.shards.shard_documents import TokenShards
 from tasks.data.sources.ingest_documents import IngestedDocuments
 from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 from tasks.data.validate_contract import ContractResult
-from tasks.prepared_data import PreparedData
+from tasks.prepared_data import PreparedData, PreparedDocuments
 from tests.support.evaluation_fakes import commit, evaluation_suite
 
 WORDS = "a text of which the report shows the beginning <b>and nothing else</b> "
@@ -314,8 +315,10 @@ def reported_data(store: Store) -> PreparedData:
     ingested.manifest.identity["inputs"]["sources"] = "5" * 64
     given = {name: documents(store, step, RECORDS[name], ids) for name, (step, ids) in DOCUMENTS.items()}
     given |= {name: _without_files(store, step, RECORDS[name]) for name, step in WITHOUT_FILES.items()}
+    walk = {each.name: given.pop(each.name) for each in fields(PreparedDocuments)}
     return PreparedData(
         ingested=ingested,
+        documents=PreparedDocuments(**walk),
         **given,
         traces=None,
         tokenizer=commit(store, toy("train_tokenizer", RECORDS["tokenizer"], _fertility), "train_tokenizer"),

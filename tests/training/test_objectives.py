@@ -8,12 +8,13 @@ import shutil
 import signal
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from infra.jobs.launchers import JobFailedError, JobLostError
 from model.formats.hf_checkpoint import read_config
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
 from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
+from tasks.training.state.state import StateFiles
 from tests.support.model_recipes import GLM46, with_every_expert
 from tests.support.training_inputs import (
     RESOURCES,
@@ -143,6 +144,42 @@ def test_weights_that_transformers_saved_again_are_imported_as_ours_are_written(
     written = json.loads(imported.path("hf/config.json").read_text())
     assert written["rope_theta"] == inside["rope_theta"] and set(written) >= set(type(recipe).model_fields)
     assert imported.path("hf/model.safetensors").read_bytes() == tuned.path("hf/model.safetensors").read_bytes()
+
+
+def test_imported_weights_keep_their_dtype_and_glm45_copies_are_left_out(inputs, tuned, tmp_path):
+    """As GLM-4.5 is published: bfloat16, in shards, embedding and unembedding once more in the MTP layer."""
+    shutil.copytree(tuned.directory("hf"), tmp_path / "hf")
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    kept = {
+        name: tensor if "bias" in name and "gate" in name else tensor.bfloat16() for name, tensor in tensors.items()
+    }
+    layer = f"model.layers.{read_config(tmp_path / 'hf').num_hidden_layers}"
+    copies = {
+        f"{layer}.embed_tokens.weight": kept["model.embed_tokens.weight"].clone(),
+        f"{layer}.shared_head.head.weight": kept["lm_head.weight"].clone(),
+    }
+    own = {name: kept.pop(name) for name in [*kept][:5]}
+    files = {"a.safetensors": own, "b.safetensors": kept | copies}
+    for name, held in files.items():
+        save_file(held, tmp_path / "hf" / name)
+    weight_map = {name: file for file, held in files.items() for name in held}
+    (tmp_path / "hf" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (tmp_path / "hf" / "optimizer.pt").write_bytes(b"what their trainer left")
+    imported = compute(
+        inputs.store,
+        import_checkpoint,
+        source=describe_checkpoint_dir(tmp_path / "hf"),
+        tokenizer=inputs.tokenizer,
+        recipe=read_config(tmp_path / "hf"),
+    )
+    state = StateFiles(imported.directory("handover"), "master")
+    assert state.names() == set(tensors)
+    for name, tensor in (own | kept).items():
+        assert state.tensor(name).dtype == tensor.dtype and state.tensor(name).equal(tensor)
+    assert "optimizer.pt" not in {path.name for path in imported.paths("hf/*")}
+    linked = imported.path("handover/master-00001.safetensors")
+    assert linked.samefile(tmp_path / "hf" / "a.safetensors") and linked.samefile(imported.path("hf/a.safetensors"))
 
 
 def test_grpo_samples_learns_and_keeps_its_evidence(tuned, reinforced):

@@ -71,22 +71,23 @@ class PackedPhase(Record):
 @step(content=(ORDER_FILE, PACKING_FILE, POSITION_FILE, "glue.*"), distributions=("numpy",))
 def pack_phase(
     *,
-    shards: Artifact[TokenShards],
+    shards: Artifact[TokenShards] | None,
     chats: Artifact[ChatShards] | None,
     recipe: PackingRecipe,
     output: Output,
     tokenizer: Artifact[TrainedTokenizer] | None = None,
     previous: Artifact[PackedPhase] | None = None,
 ) -> PackedPhase:
-    """`tokenizer` names the special tokens of fill-in-the-middle, None where fim_rate is 0; `previous` are the rows of
-    the phase before on the course, None for its first. Raises ValueError where a domain would be read more often than
+    """`shards` is None where the mixture has only conversations. `tokenizer` names the special tokens of
+    fill-in-the-middle, None where fim_rate is 0; `previous` are the rows of the phase before on the course, None for
+    its first. Raises ValueError where a domain would be read more often than
     max_epochs, no domain of the mixture has text, or `previous` read other documents."""
     with BlockReader() as blocks:
         return _pack(shards, chats, recipe, output, tokenizer, previous, blocks)
 
 
 def _pack(
-    shards: Artifact[TokenShards],
+    shards: Artifact[TokenShards] | None,
     chats: Artifact[ChatShards] | None,
     recipe: PackingRecipe,
     output: Output,
@@ -96,7 +97,7 @@ def _pack(
 ) -> PackedPhase:
     import numpy as np
 
-    sources = [shards] if chats is None else [shards, chats]
+    sources = [source for source in (shards, chats) if source is not None]
     domain_of = {name: domain for source in sources for name, domain in source.record.domains.items()}
     names, domains = list(domain_of), list(domain_of.values())
     lengths = _shard_lengths(sources, blocks)
@@ -178,14 +179,14 @@ def _shards_of(source: Artifact[TokenShards] | Artifact[ChatShards], blocks: Blo
 
 
 def _rearrangement(
-    shards: Artifact[TokenShards],
+    shards: Artifact[TokenShards] | None,
     tokenizer: Artifact[TrainedTokenizer] | None,
     domain_of: dict[str, str],
     recipe: PackingRecipe,
     blocks: BlockReader,
 ) -> Rearrangement:
     """Read the ids of source code, only where some of it is rearranged."""
-    if not recipe.fim_rate:
+    if not recipe.fim_rate or shards is None:
         return Rearrangement(0.0, recipe.seed, {})
     assert tokenizer is not None, "fill-in-the-middle needs the tokenizer's special tokens"
     read = {CODE, REPOSITORY} & {*recipe.domains}

@@ -14,6 +14,7 @@ from infra.step import Output, Progress, Record, canonical_json, step
 from tasks.data.problems.arithmetic import OPERATIONS, answers, choose_problems, terms, verify_lines
 from tasks.data.problems.reasoning_families import FAMILIES, choose_reasoned
 from tasks.data.records.documents import (
+    CHAT_COLUMNS,
     NUM_HASHES,
     PREPARED_COLUMNS,
     SYNTHETIC,
@@ -38,7 +39,11 @@ EVALUATION_SOURCE = f"{SOURCE}-evaluation"
 HELD_OUT_SOURCE = "synthetic/held-out"
 
 ASKED_COLUMNS = "id string, domain string, prompt string, answer string, family string"
-COLUMNS = {"documents/part-00000.parquet": PREPARED_COLUMNS, "held_out.parquet": ASKED_COLUMNS}
+COLUMNS = {
+    "documents/part-00000.parquet": PREPARED_COLUMNS,
+    "chats.parquet": CHAT_COLUMNS.rpartition(", num_bytes")[0],
+    "held_out.parquet": ASKED_COLUMNS,
+}
 """Columns of tables that may be empty, or have empty columns."""
 UNSCORED = {"language": "", "quality": None, "quality_bucket": UNBUCKETED}
 

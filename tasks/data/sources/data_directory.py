@@ -45,6 +45,7 @@ FORMATS = (
     ISSUES,
     GIT,
 )
+CHAT_FORMATS = ("jsonl", "parquet")
 DOMAINS = ("web", "multilingual", "code", "commit", "issue", "math", "medical", "financial", "synthetic")
 PATCH_SUFFIXES = (".patch", ".diff")
 ENTRY_KEYS = ("files", "role", "format", "domain", "lang", "text", "kind", "label", "licence", "commits")
@@ -111,8 +112,10 @@ class RoleEntry:
     """With format git: how many of each working tree's newest commits become documents of domain commit."""
 
 
-def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
+def assign_roles(root: SourceRoot, needed: str = "pretrain") -> list[tuple[str, RoleEntry]]:
     """(name below the root, entry) of every file with a role, sorted by name. Raises ValueError on a wrong manifest.
+
+    Without a manifest every file is text to train on; where `needed` is sft, every table is one of conversations.
 
     The commits of a working tree have an entry of their own: the file `.git` of the tree.
     """
@@ -122,7 +125,7 @@ def assign_roles(root: SourceRoot) -> list[tuple[str, RoleEntry]]:
         raise ValueError(f"{root.where.rstrip('/')}/{misnamed}: roles are read from {MANIFEST_NAME}: rename it")
     if MANIFEST_NAME not in root.addresses:
         _refuse_bare(root, root.bare)
-        return _roles_by_suffix(root, names)
+        return _roles_by_suffix(root, names, needed)
     manifest = f"{root.where.rstrip('/')}/{MANIFEST_NAME}"
     with open_source(root.addresses[MANIFEST_NAME]) as file:
         entries = _read_manifest(manifest, file.read(MAX_BYTES + 1))
@@ -302,15 +305,15 @@ def _domain_by_suffix(name: str) -> str:
     return next((domain for domain, endings in suffixes.items() if name.lower().endswith(endings)), "web")
 
 
-def _roles_by_suffix(root: SourceRoot, names: list[str]) -> list[tuple[str, RoleEntry]]:
-    assigned = []
+def _roles_by_suffix(root: SourceRoot, names: list[str], needed: str) -> list[tuple[str, RoleEntry]]:
+    role, assigned = "sft" if needed == "sft" else "pretrain", []
     for name in names:
         form, tree = _format_of(name), root.tree_of(name)
+        if role == "sft" and form not in CHAT_FORMATS:
+            continue
         if form and (tree is None or name in tree.files or (form != "text" and name not in tree.left_out)):
             group = name.split("/")[0] if "/" in name else "*"
-            assigned.append(
-                (name, RoleEntry(files=group, role="pretrain", format=form, domain=_domain_by_suffix(name)))
-            )
+            assigned.append((name, RoleEntry(files=group, role=role, format=form, domain=_domain_by_suffix(name))))
     peeked = [
         name
         for name in names

@@ -87,7 +87,7 @@ def ingest_documents(
     try:
         record = _write_streams(rows, files, output)
         _check_lost(record, recipe, files)
-        _check_rejected(record, recipe, rows)
+        _check_rejected(record, recipe, rows, may_be_empty=all(file.role == "evaluation" for file in files))
     finally:
         rows.unpersist()
     return record
@@ -181,8 +181,9 @@ def _check_lost(record: IngestedDocuments, recipe: IngestRecipe, files: list[Sou
         )
 
 
-def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rows: DataFrame) -> None:
-    """Raises ValueError with examples where too much was unreadable or nothing is left."""
+def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rows: DataFrame, *, may_be_empty: bool) -> None:
+    """Raises ValueError with examples where too much was unreadable or nothing is left. `may_be_empty`: no source is
+    text to train on."""
     from pyspark.sql import functions as F
 
     damaged = {reason: count for reason, count in record.rejected.items() if reason not in HARMLESS_REASONS}
@@ -190,7 +191,7 @@ def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rows: DataF
     num_read = record.num_documents + record.num_evaluation_documents + record.num_unsampled_documents + num_damaged
     too_many = num_damaged > recipe.max_rejected_share * num_read
     mistakes = [reason for reason in damaged if reason in STOPPING_REASONS]
-    if not too_many and not mistakes and record.num_documents:
+    if not too_many and not mistakes and (record.num_documents or may_be_empty):
         return
     rejected = rows.where(F.col("stream") == REJECTED).select("source", "offset", "reason", "detail")
     in_order = rejected.orderBy("source", "offset")

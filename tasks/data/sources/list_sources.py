@@ -35,6 +35,9 @@ REPORTED_BYTES = 1 << 30
 """Bytes between two reports of progress."""
 NUM_ENDINGS = 6
 
+CHAT_ROLES = ("sft", "prompts", "evaluation")
+"""Roles that a run reads whose phases read only conversations."""
+
 Report = Callable[[str], None]
 
 
@@ -88,13 +91,15 @@ class SourceListing:
 def list_sources(data: str | Path | None, report: Report | None = None, needed: str = "pretrain") -> SourceListing:
     """The sources of a directory, `s3://bucket/prefix` or `hf://owner/name`, or the embedded default for None.
 
-    `report` gets a message about files that are not read, and one per hashed gigabyte. Raises ValueError if no file has
-    the role `needed`.
+    `report` gets a message about files that are not read, and one per hashed gigabyte. `needed` is sft where the run
+    reads only conversations: other text is not listed. Raises ValueError if no file has the role `needed`.
     """
     if data is None:
         return _embedded_listing()
     root = _root_of(data)
-    roles = assign_roles(root)
+    roles = assign_roles(root, needed)
+    if needed == "sft":
+        roles = [(name, entry) for name, entry in roles if entry.role in CHAT_ROLES]
     if report is not None:
         _report_unread(root, {name for name, _ in roles}, report)
         if root.links_out:
@@ -105,6 +110,12 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
             f"{root.where} holds no seed problems{root.note}: give their files the role prompts and the kind math in "
             f"its glm46-data.yaml, "
             "as in `- {files: problems.jsonl, role: prompts, kind: math}`"
+        )
+    if needed == "sft" and not any(file.role in ("sft", "prompts") for file in files):
+        raise ValueError(
+            f"{data} holds no conversations{root.note}: name a .jsonl (one conversation per line) or .parquet file, or "
+            f"a directory of such files (.gz, .bz2 and .zst are read as well), or give files the role sft in its "
+            f"{MANIFEST_NAME}"
         )
     if needed == "pretrain" and not any(file.role == needed for file in files):
         raise ValueError(
@@ -139,10 +150,11 @@ def _root_of(data: str | Path) -> SourceRoot:
             {file.name: file.size for file in files},
             {file.name: file.licence for file in files},
         )
+    if Path(data).is_file():
+        return SourceRoot(str(Path(data).parent), (Path(data).name,), {Path(data).name: str(Path(data).absolute())})
     if not Path(data).is_dir():
         raise ValueError(
-            f"data directory {data} does not exist or is no directory: name an existing one with --data, or s3:// or "
-            f"hf://"
+            f"data directory {data} does not exist: name an existing directory or file with --data, or s3:// or hf://"
         )
     return local_root(Path(data))
 

@@ -57,6 +57,13 @@ def write_report(frame: DataFrame, tokenizer: StoredFile, compare_with: str, pat
     )
 
 
+def write_no_report(path: Path) -> None:
+    """Write the table without rows: no text is read for a tokenizer that was given."""
+    import pyarrow.parquet as pq
+
+    pq.write_table(_schema().empty_table(), path, compression="zstd")
+
+
 def figures(totals: list[dict[str, Any]], use: pa.Table, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
     """Rows of the report from the size of every (domain, language) and the use of every token in it."""
     rows = []

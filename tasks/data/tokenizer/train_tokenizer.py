@@ -67,6 +67,8 @@ class TrainedTokenizer(Record):
     them."""
     compared_with: str = ""
     """sha256 of the tokenizer.json that the report compares with."""
+    given_sha256: str = ""
+    """sha256 of the tokenizer.json that was given; empty where it was learned here."""
 
 
 @step(
@@ -115,7 +117,8 @@ def train_tokenizer(
         tokenizer = train_sentencepiece(
             texts, recipe.kind, recipe.num_ordinary_tokens, specials, output.path(MODEL_FILE)
         )
-    _write_files(tokenizer, specials, output)
+    tokenizer.save(str(output.path("tokenizer.json")))
+    write_companions(tokenizer, specials, output)
     # Drawn from the other end of the hashes: text outside the sample, unless the sample is the whole corpus.
     few = min(REPORT_CHARS * NUM_HASHES // max(sum(sizes.values()), 1), NUM_HASHES)
     measured = drawn(frame, dict.fromkeys(sizes, few), from_the_end=True)
@@ -179,11 +182,11 @@ def _special_ids(tokenizer: Tokenizer, specials: tuple[str, ...], num_ordinary_t
     return ids
 
 
-def _write_files(tokenizer: Tokenizer, specials: tuple[str, ...], output: Output) -> None:
+def write_companions(tokenizer: Tokenizer, specials: tuple[str, ...], output: Output) -> None:
+    """The files beside tokenizer.json: its configuration, the chat template and the vocabulary."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    tokenizer.save(str(output.path("tokenizer.json")))
     write_json(tokenizer_config(tokenizer), output.path("tokenizer_config.json"))
     output.path("chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     entries = sorted((identity, token) for token, identity in tokenizer.get_vocab(with_added_tokens=True).items())

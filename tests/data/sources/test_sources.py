@@ -118,7 +118,7 @@ def test_a_benchmark_without_a_role_stops_the_run(tmp_path, record):
 
 
 def test_a_missing_or_empty_directory_is_one_message(tmp_path):
-    with pytest.raises(ValueError, match="does not exist or is no directory"):
+    with pytest.raises(ValueError, match="does not exist: name an existing directory or file"):
         list_sources(tmp_path / "none")
     with pytest.raises(ValueError, match="holds no text to train on"):
         list_sources(tmp_path)
@@ -685,3 +685,17 @@ def test_what_is_no_readable_file_is_named_and_not_waited_for(tmp_path):
 def test_a_first_line_that_nests_too_deep_to_be_looked_at_is_left_to_the_reader(tmp_path):
     (tmp_path / "deep.jsonl").write_text('{"text":' + "[" * 100_000 + "]" * 100_000 + "}\n")
     assert roles(tmp_path) == {"deep.jsonl": "pretrain"}
+
+
+def test_a_run_on_conversations_lists_no_other_text(tmp_path):
+    chat = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}) + "\n"
+    for name, text in (("chats.jsonl", chat), ("page.html", "<p>a"), ("notes.txt", "text"), ("app.py", "x = 1")):
+        (tmp_path / name).write_text(text)
+    listed = [(file.name, file.role) for file in list_sources(tmp_path, needed="sft").files]
+    assert listed == [("chats.jsonl", "sft")]
+    assert list_sources(tmp_path / "chats.jsonl", needed="sft").files == list_sources(tmp_path, needed="sft").files
+    assert roles(tmp_path)["chats.jsonl"] == "pretrain"
+    entries = [{"files": "notes.txt", "role": "pretrain"}, {"files": "chats.jsonl", "role": "evaluation"}]
+    (tmp_path / "glm46-data.yaml").write_text(json.dumps({"version": 1, "entries": entries}))
+    with pytest.raises(ValueError, match=r"holds no conversations: name a \.jsonl \(one conversation per line\)"):
+        list_sources(tmp_path, needed="sft")
