@@ -230,7 +230,7 @@ class CheckpointTensors:
             raise ValueError(
                 f"{self.files[name]}: unexpected tensor {name}; {CONFIG_FILE} belongs to another model or layout"
             )
-        for path, names in self.by_file(set(self.files) & (set(shapes) | set(copies))):
+        for path, names in self._by_file(set(self.files) & (set(shapes) | set(copies))):
             with open_safetensors(path) as file:
                 for name in names:
                     _check_header(file.get_slice(name), name, path, shapes[copies.get(name, name)])
@@ -250,12 +250,12 @@ class CheckpointTensors:
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """All of them, file by file: one tensor is in memory at a time, and one file is mapped."""
-        for path, names in self.by_file(self._wanted):
+        for path, names in self._by_file(self._wanted):
             with open_safetensors(path) as file:
                 for name in names:
                     yield name, file.get_tensor(name)
 
-    def by_file(self, wanted: set[str]) -> list[tuple[Path, list[str]]]:
+    def _by_file(self, wanted: set[str]) -> list[tuple[Path, list[str]]]:
         """The files that hold these tensors, each with their names."""
         by_file: dict[Path, list[str]] = {}
         for name in sorted(wanted):

@@ -1,8 +1,7 @@
 """Step: imports a Hugging Face `glm4_moe` directory as a checkpoint for training, evaluation and release.
 
-In: the directory, the tokenizer of the prepared data. Out: hf/ and handover/ as a phase leaves them, with fresh
-moments. The weights keep their dtype. On one file system nothing is copied: hf/ and handover/ have hard links to the
-files of the directory.
+In: the directory, the tokenizer of the prepared data. Out: hf/ with the weights in their dtype (hard links to the
+directory's files on one file system) and handover/ with a position only: ranks read hf/, and begin with fresh moments.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from tasks.training.state.trained_checkpoint import (
 
 if TYPE_CHECKING:
     from configs.schema import ModelRecipe
-    from model.formats.hf_checkpoint import CheckpointTensors
     from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 
 IMPORTED = "imported"
@@ -96,7 +94,7 @@ def import_checkpoint(
     """Raises ValueError where architecture, tensors or tokenizer differ from the scale's."""
     import torch
 
-    from model.formats.hf_checkpoint import CONFIG_FILE, CheckpointTensors, canonical_config
+    from model.formats.hf_checkpoint import CONFIG_FILE, canonical_config
     from tasks.training.state.position import Position
     from tasks.training.state.state import random_state_hex
 
@@ -118,7 +116,6 @@ def import_checkpoint(
     for file in _files_of(source.path):
         keep = link_or_copy if file.suffix == ".safetensors" else shutil.copyfile
         keep(file, output.path(f"hf/{file.name}"))
-    _link_masters(CheckpointTensors(source.path, recipe), output)
     output.path(f"hf/{CONFIG_FILE}").write_text(json.dumps(canonical_config(source.path), indent=2) + "\n")
     return TrainedCheckpoint(
         phase=IMPORTED,
@@ -140,22 +137,6 @@ def import_checkpoint(
         special_token_ids=tokenizer.record.special_ids,
         export_digest=digest_of({path.name: hash_file(path) for path in sorted(output.path("hf/x").parent.iterdir())}),
     )
-
-
-def _link_masters(tensors: CheckpointTensors, output: Output) -> None:
-    """The files of hf/ once more, under the names of a state, without a second copy. A file that also holds tensors
-    which the model does not have (GLM-4.5's copies in the MTP layer) is written without them."""
-    from safetensors.torch import save_file
-
-    from model.formats.hf_checkpoint import open_safetensors
-
-    for number, (path, names) in enumerate(tensors.by_file(tensors.names()), 1):
-        target = output.path(f"handover/master-{number:05d}.safetensors")
-        with open_safetensors(path) as file:
-            if set(file.keys()) == set(names):
-                link_or_copy(output.path(f"hf/{path.name}"), target)
-            else:
-                save_file({name: file.get_tensor(name) for name in names}, target)
 
 
 def has_chat_template(path: Path) -> bool:

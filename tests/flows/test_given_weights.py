@@ -1,5 +1,5 @@
-"""A checkpoint of GLM-4.5-Air's shape that transformers wrote, with its tokenizer, and a file of conversations: SFT,
-evaluation, gate, release and report, without documents and without a trained tokenizer."""
+"""A checkpoint of GLM-4.5-Air's shape that transformers wrote, with its tokenizer, and a file of conversations: an
+adapter, evaluation, gate, release and report, without documents and without a trained tokenizer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from peft import PeftModel
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from configs.load import load_scale
 from flows.stages import choose_stages, refuse_missing_inputs, with_tokenizer_of_start
+from model.formats.hf_checkpoint import load_model
 from model.text.tokenizer_layout import PUBLISHED_PRETOKENIZER_PATTERN, SHOWN_TOKENS, SPECIAL_TOKENS
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
 from tests.conftest import ROOT
@@ -94,8 +96,8 @@ def write_checkpoint(directory) -> str:
     return write_tokenizer(directory / "tokenizer.json")
 
 
-def write_scale(path, directory, digest: str, **resources) -> None:
-    """micro with the checkpoint's model and tokenizer, and SFT on conversations alone."""
+def write_scale(path, directory, digest: str, adapter: str = "lora", **resources) -> None:
+    """micro with the checkpoint's model and tokenizer, and an adapter trained on conversations alone."""
     scale = yaml.safe_load((ROOT / "configs" / "micro.yaml").read_text())
     scale["scale"] = "air_chats"
     scale["data"]["recipe"]["tokenizer"] |= {
@@ -110,6 +112,7 @@ def write_scale(path, directory, digest: str, **resources) -> None:
     scale["phases"] = [phase for phase in scale["phases"] if phase["name"] == "sft"]
     sft = scale["phases"][0]
     sft["recipe"] |= {"mixture": {"chat": 1.0}, "dtype": "bfloat16"}
+    sft["recipe"]["adapter"] |= {"kind": adapter}
     sft["recipe"]["gate"] |= {"max_bits_per_byte": 99.0, "min_choice_accuracy": 0.0, "own_figure": "bits_per_byte"}
     sft["resources"] |= resources
     path.write_text(yaml.safe_dump(scale, sort_keys=False))
@@ -162,13 +165,26 @@ def test_a_model_of_others_is_tuned_on_conversations_released_and_reported(given
     assert "bits per byte, chat" in card and "multiple choice | not measured" in card
 
 
+def test_the_adapter_computes_for_peft_what_the_released_model_computes(given, finished, tmp_path):
+    _, home = finished
+    (adapter,) = [path.parent for path in home.glob("store/objects/*/*/adapter/adapter_config.json")]
+    theirs = PeftModel.from_pretrained(Glm4MoeForCausalLM.from_pretrained(given[0], dtype=torch.float32), str(adapter))
+    (released,) = [path.parent for path in home.glob("store/objects/*/*/hf/model.safetensors")]
+    tokens_BT = torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        expected, base = theirs(tokens_BT).logits, theirs.base_model.model
+        merged = load_model(released)(tokens_BT).logits_BTV
+        with theirs.disable_adapter():
+            moved = (expected - base(tokens_BT).logits).norm()
+    assert (merged - expected).norm() < 0.1 * moved  # its matrices were rounded to bfloat16
+
+
 def test_the_store_holds_names_of_the_given_weights_and_no_copy(given, finished):
     directory, _, _ = given
     _, home = finished
     weights = {path.stat().st_ino for path in directory.glob("*.safetensors")}
-    for kind in ("hf", "handover"):
-        held = [path for path in home.glob(f"store/objects/*/*/{kind}/*.safetensors") if path.stat().st_ino in weights]
-        assert len(held) == len(weights)
+    held = [path for path in home.glob("store/objects/*/*/*/*.safetensors") if path.stat().st_ino in weights]
+    assert len(held) == len(weights) and {path.parent.name for path in held} == {"hf"}
     assert {path.stat().st_mode & 0o777 for path in directory.glob("*.safetensors")} == {0o600}
 
 
@@ -179,6 +195,15 @@ def test_the_model_that_it_made_is_entered_as_any_other(given, finished):
     again = run(given, home, start=exported, until="sft")
     assert again.exit_code == 0, again.stderr
     assert again.computed[0] == "import_checkpoint" and "train sft" in again.computed
+
+
+@pytest.mark.long
+def test_all_of_its_weights_are_tuned_as_well(given, tmp_path):
+    directory, _, own = given
+    digest = yaml.safe_load(own.read_text())["data"]["recipe"]["tokenizer"]["sha256"]
+    write_scale(tmp_path / "mine.yaml", directory, digest, adapter="none")
+    ended = run(given, tmp_path / "home", scale=tmp_path / "mine.yaml", until="sft")
+    assert ended.exit_code == 0, ended.stderr
 
 
 @pytest.mark.long
