@@ -53,6 +53,8 @@ class RanksEnd:
     log_path: str = ""
     """Of the failing rank."""
     log_tail: list[str] = field(default_factory=list)
+    reason: str = ""
+    """Why, where no rank is the cause."""
 
 
 def start_ranks(command: Command, start: Start, work_dir: Path, node: int) -> list[subprocess.Popen[bytes]]:

@@ -19,7 +19,7 @@ TWO_RANKS = RESOURCES.model_copy(
         "ranks_per_node": 1,
         "micro_batch_sequences": 1,
         "save_interval_steps": 1,
-        "queue": QueueResources(partition="", account="", time_limit_minutes=30),
+        "queue": QueueResources(partition="", account="", time_limit_minutes=30, hostfile=""),
     }
 )
 
