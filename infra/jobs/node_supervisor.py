@@ -42,8 +42,8 @@ def main() -> int:
         job = begin_job(work_dir, scheduler_job)
     if job is None or job.exit_code is not None:
         return _refuse(
-            f"finds no job {scheduler_job} that runs in {work_dir}: it has failed on another node, or GLM46_HOME is not "
-            f"on a directory that all nodes mount"
+            f"finds no job {scheduler_job} that runs in {work_dir}: it has failed on another node, or GLM46_HOME is "
+            f"not on a directory that all nodes mount"
         )
     return _supervise(work_dir, job, node)
 

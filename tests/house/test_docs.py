@@ -80,7 +80,7 @@ def test_what_runs_today_is_what_the_launch_rules_let_through():
     kinds = {"pretrain", "sft", "reward", "dpo", "grpo", "gspo", "ppo"}
     assert {kind for kind in kinds if f"`{kind}`" in runs} == set(launch_rules.OBJECTIVES)
     assert {kind for kind in kinds if f"`{kind}`" in refused} == kinds - set(launch_rules.OBJECTIVES)
-    waiting = {"slurm": "Slurm", "pbs": "PBS", "kubernetes": "Kubernetes"}
+    waiting = {"slurm": "Slurm", "pbs": "PBS", "kubernetes": "Kubernetes", "ssh": "ssh"}
     assert {name for name in waiting if waiting[name] in refused} == set(waiting) - set(launch_rules.LAUNCHERS)
 
 

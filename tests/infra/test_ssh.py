@@ -14,7 +14,7 @@ import pytest
 
 from configs.schema import QueueResources
 from infra.code_digest import ROOT
-from infra.jobs.launchers import Job, JobFailedError
+from infra.jobs.launchers import Job, JobFailedError, JobLostError
 from infra.jobs.open_launcher import launcher_of
 from infra.jobs.scheduled_jobs import ScheduledLauncher
 from infra.jobs.ssh_jobs import Host, Ssh, read_hostfile, refusal
@@ -127,27 +127,45 @@ def behind_walls(key: str, walls: str) -> str:
 
 def test_hosts_that_cannot_run_a_job_say_why_and_spare_ones_take_their_place(hosts: SshHosts, launcher, tmp_path):
     both, one = hosts.hostfile, tmp_path / "one"
-    one.write_text("alpha\n")
+    one.write_text("node1\n")
     with pytest.raises(ValueError, match=r"has 1 usable hosts with 1 slots or more, the phase needs 2 \(num_ranks 2"):
         launcher.submit(job(tmp_path, "succeed", one))
     with pytest.raises(ValueError, match=r"has 0 usable hosts with 4 slots"):
         launcher.submit(job(tmp_path, "succeed", both, num_ranks=8))
     known, keys = hosts.root / "known_hosts", hosts.root / "authorized_keys"
-    with changed(known, ""), pytest.raises(ValueError, match=r"key of host alpha is not known here: .*`ssh alpha`"):
+    with changed(known, ""), pytest.raises(ValueError, match=r"key of host node1 is not known here: .*`ssh node1`"):
         launcher.submit(job(tmp_path, "succeed", both))
-    with changed(keys, ""), pytest.raises(ValueError, match=r"alpha does not let this user in .*ssh-copy-id alpha"):
+    with changed(keys, ""), pytest.raises(ValueError, match=r"node1 does not let this user in .*ssh-copy-id node1"):
         launcher.submit(job(tmp_path, "succeed", both))
     for walls, why in [
-        (f"--tmpfs {tmp_path}", "host alpha does not see .*: put GLM46_HOME on a directory"),
-        (f"--ro-bind {tmp_path} {tmp_path}", "host alpha may not write into"),
-        (f"--tmpfs {Path(sys.executable).parent}", "host alpha has no Python at"),
-        (f"--tmpfs {ROOT}", "host alpha has no Python at"),
-        (f"--tmpfs {ROOT / 'infra'}", "host alpha cannot import the project"),
+        (f"--tmpfs {tmp_path}", "host node1 does not see .*: put GLM46_HOME on a directory"),
+        (f"--ro-bind {tmp_path} {tmp_path}", "host node1 may not write into"),
+        (f"--tmpfs {Path(sys.executable).parent}", "host node1 has no Python at"),
+        (f"--tmpfs {ROOT}", "host node1 has no Python at"),
+        (f"--tmpfs {ROOT / 'infra'}", "host node1 cannot import the project"),
     ]:
         with changed(keys, behind_walls(keys.read_text(), walls)), pytest.raises(ValueError, match=why):
             launcher.submit(job(tmp_path, "succeed", both))
-    os.kill(int((hosts.root / "alpha" / "sshd.pid").read_text()), signal.SIGKILL)
-    with pytest.raises(ValueError, match=r"host alpha does not answer \(.*Connection refused\)"):
+    os.kill(int((hosts.root / "node1" / "sshd.pid").read_text()), signal.SIGKILL)
+    with pytest.raises(ValueError, match=r"host node1 does not answer \(.*Connection refused\)"):
         launcher.submit(job(tmp_path, "succeed", both))
     handle = launcher.submit(job(tmp_path, "succeed", both, num_ranks=1, num_nodes=1))
     assert end_of(launcher, handle).state == "succeeded", "on the host that is left"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["node1", "node2"])
+def test_a_host_that_goes_down_is_a_lost_job_which_runs_again_when_it_is_back(name, hosts, launcher, tmp_path):
+    handle = launcher.submit(job(tmp_path, "sleep", hosts.hostfile))
+    pids = [int(wait_for(lambda rank=rank: starts(tmp_path, rank))[0][0]) for rank in (0, 1)]
+    hosts.kill_node(name)
+    status = end_of(launcher, handle)
+    assert (status.state, status.failing_rank) == ("lost", None)
+    message = str(JobLostError("training", status, 12))
+    assert f"was lost: no sign of life of {name} (node " in message and "checkpoint of step 12" in message
+    wait_for(lambda: not any(map(is_alive, pids)), seconds=60)
+    with pytest.raises(ValueError, match=f"has 1 usable hosts .*; host {name} does not answer"):
+        launcher.submit(job(tmp_path, "succeed", hosts.hostfile))
+    hosts.start_node(name)
+    launcher.submit(job(tmp_path, "succeed", hosts.hostfile))
+    assert end_of(launcher, handle).state == "succeeded"

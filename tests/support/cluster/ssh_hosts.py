@@ -20,7 +20,6 @@ from pathlib import Path
 import psutil
 
 from infra.child_process import free_port
-from infra.jobs.node_supervisor import NAME_VARIABLE
 
 SSHD = "/usr/sbin/sshd"
 SERVER = """
@@ -32,6 +31,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 StrictModes no
 UsePAM no
+SetEnv TEST_HOST={root}/{name}
 """
 CLIENT = """
 Host {name}
@@ -52,18 +52,16 @@ class SshHosts:
 
     @property
     def hostfile(self) -> Path:
-        path = self.root / "hostfile"
-        path.write_text("".join(f"{name} slots=2\n" for name in self.names))
-        return path
+        return self.root / "hostfile"
 
-    def kill(self, name: str) -> None:
+    def kill_node(self, name: str) -> None:
         """End a host's sshd and what runs there."""
         os.kill(int((self.root / name / "sshd.pid").read_text()), signal.SIGKILL)
         for process in psutil.process_iter(["environ"]):
-            if (process.info["environ"] or {}).get(NAME_VARIABLE) == name:
+            if (process.info["environ"] or {}).get("TEST_HOST") == str(self.root / name):
                 os.kill(process.pid, signal.SIGKILL)
 
-    def start(self, name: str) -> None:
+    def start_node(self, name: str) -> None:
         subprocess.run([SSHD, "-f", str(self.root / name / "sshd_config")], check=True)
         deadline = time.monotonic() + 20
         while subprocess.run(["ssh", name, "true"], check=False, capture_output=True).returncode:
@@ -79,7 +77,7 @@ def missing_programs() -> str:
 
 
 @contextmanager
-def ssh_hosts(root: Path, names: tuple[str, ...] = ("alpha", "beta")) -> Iterator[SshHosts]:
+def ssh_hosts(root: Path, names: tuple[str, ...] = ("node1", "node2")) -> Iterator[SshHosts]:
     """Hosts that answer; PATH begins with their `ssh` while they are up."""
     root.mkdir()
     Path("/run/sshd").mkdir(exist_ok=True)  # sshd's own directory, which a service would make
@@ -95,6 +93,7 @@ def ssh_hosts(root: Path, names: tuple[str, ...] = ("alpha", "beta")) -> Iterato
         known += f"{name} {(root / name / 'host_key.pub').read_text()}"
     (root / "ssh_config").write_text(client)
     (root / "known_hosts").write_text(known)
+    (root / "hostfile").write_text("".join(f"{name} slots=2\n" for name in names))
     (root / "bin").mkdir()
     (root / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {root}/ssh_config "$@"\n')
     (root / "bin" / "ssh").chmod(0o755)
@@ -103,12 +102,12 @@ def ssh_hosts(root: Path, names: tuple[str, ...] = ("alpha", "beta")) -> Iterato
     hosts = SshHosts(root, names)
     try:
         for name in names:
-            hosts.start(name)
+            hosts.start_node(name)
         yield hosts
     finally:
         for name in names:
             if psutil.pid_exists(int((root / name / "sshd.pid").read_text())):
-                hosts.kill(name)
+                hosts.kill_node(name)
         os.environ["PATH"] = path
 
 
