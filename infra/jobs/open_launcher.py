@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from infra.jobs.launchers import Launcher, LocalLauncher
+from infra.jobs.pbs_jobs import Pbs
 from infra.jobs.scheduled_jobs import ScheduledLauncher, scheduler_of
 from infra.jobs.slurm_jobs import Slurm
 from infra.jobs.ssh_jobs import Ssh
 
-SCHEDULERS = {scheduler.name: scheduler for scheduler in (Slurm, Ssh)}
+SCHEDULERS = {scheduler.name: scheduler for scheduler in (Slurm, Pbs, Ssh)}
 
 
 def open_launcher(name: str, work_root: Path) -> Launcher:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 CANCELLED_FILE = "cancelled"
 COMMAND_SECONDS = 60
 """For an answer of a scheduler's command."""
+NAME_DIGITS = 12
+"""Of the key, in the scheduler's lists."""
+SAVE_SECONDS = 120
+"""Before the time limit the ranks are told to save."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +182,23 @@ def end_of(record: SchedulerRecord | None, job: JobFile | None, *, is_cancelled:
     return "lost", ""
 
 
+def ask(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a scheduler's command."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS)
+
+
+def last_line(text: str) -> str:
+    """The scheduler's own words, without the name of its command."""
+    lines = [line.partition("error: ")[2] or line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"
+
+
 def queue_of(job: Job) -> QueueResources:
     assert job.queue is not None, job
     return job.queue
+
+
+def save_after_seconds(queue: QueueResources) -> int:
+    """When the ranks are told to save, from the start of the job."""
+    limit_seconds = queue.time_limit_minutes * 60
+    return max(limit_seconds - SAVE_SECONDS, limit_seconds // 2)

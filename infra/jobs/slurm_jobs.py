@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 from infra.code_digest import ROOT
 from infra.jobs.launchers import Job
-from infra.jobs.scheduled_jobs import COMMAND_SECONDS, SchedulerRecord, queue_of
+from infra.jobs.scheduled_jobs import NAME_DIGITS, SAVE_SECONDS, SchedulerRecord, ask, last_line, queue_of
 
-NAME_DIGITS = 12
 LOOK_SECONDS = 5.0
-SAVE_SECONDS = 120
-"""Before the time limit the ranks are told to save."""
 QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED"}
 RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"}
 TAKEN = {
@@ -44,27 +40,27 @@ class Slurm:
     def submit(self, job: Job, work_dir: Path) -> str:
         script = work_dir / "job.sbatch"
         script.write_text(job_script(job, work_dir))
-        answer = _run("sbatch", "--parsable", str(script))
+        answer = ask("sbatch", "--parsable", str(script))
         if answer.returncode:
             raise ValueError(
-                f"Slurm refuses the job: {_reason(answer.stderr)}. Change queue or ranks_per_node of the phase's "
+                f"Slurm refuses the job: {last_line(answer.stderr)}. Change queue or ranks_per_node of the phase's "
                 f"resources (see {script})"
             )
         return answer.stdout.strip().partition(";")[0]
 
     def look(self, scheduler_job: str, work_dir: Path) -> SchedulerRecord | None:
         """From the controller, which forgets ended jobs after a while, else from accounting, where there is one."""
-        shown = _run("scontrol", "show", "job", "--oneliner", scheduler_job)
+        shown = ask("scontrol", "show", "job", "--oneliner", scheduler_job)
         if shown.returncode == 0:
             return parse_record(shown.stdout)
         if "Invalid job id" not in shown.stderr:
-            raise RuntimeError(f"Slurm does not answer: {_reason(shown.stderr)}")
+            raise RuntimeError(f"Slurm does not answer: {last_line(shown.stderr)}")
         columns = "--format=State,Reason,NodeList"
-        kept = _run("sacct", "--allocations", "--parsable2", "--noheader", columns, "--jobs", scheduler_job)
+        kept = ask("sacct", "--allocations", "--parsable2", "--noheader", columns, "--jobs", scheduler_job)
         return parse_accounting(kept.stdout) if kept.returncode == 0 else None
 
     def end(self, scheduler_job: str, work_dir: Path) -> None:
-        _run("scancel", scheduler_job)
+        ask("scancel", scheduler_job)
 
     def log_path(self, scheduler_job: str, work_dir: Path) -> Path:
         return work_dir / f"slurm-{scheduler_job}.log"
@@ -128,13 +124,3 @@ def _record(state: str, reason: str, nodes: str) -> SchedulerRecord:
     if state in TAKEN:
         return SchedulerRecord("taken", f"{TAKEN[state]} ({nodes})")
     return SchedulerRecord("cancelled" if state == "CANCELLED" else "ended")
-
-
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS)
-
-
-def _reason(text: str) -> str:
-    """Slurm's own words, without the name of its command."""
-    lines = [line.partition("error: ")[2] or line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason given"

@@ -9,7 +9,7 @@ from configs.schema import PolicyObjective, TrainingRecipe, TrainingResources
 from tasks.training.plan.topology import impossible_topology
 
 OBJECTIVES = ("pretrain", "sft", "grpo")
-LAUNCHERS = ("local", "slurm", "ssh")
+LAUNCHERS = ("local", "slurm", "pbs", "ssh")
 DEVICES = ("cpu",)
 
 
