@@ -83,13 +83,19 @@ class QueueResources(Frozen):
     """Where a job gets its nodes; the launcher `local` asks nobody."""
 
     partition: str
-    """Empty for the scheduler's default, like the account."""
+    """Slurm's partition, PBS's queue, the namespace of Kubernetes; empty for the default, like the account."""
     account: str
+    """Slurm's or PBS's account, the queue of Kueue."""
     time_limit_minutes: int = Field(gt=0)
     """Of one job: before it ends the ranks save, and the next job continues. The launcher `ssh` knows none."""
     hostfile: str
     """Of the launcher `ssh`: a host per line as `ssh` takes it, and `slots=N`, the ranks that it can have; empty for
     the others."""
+    image: str
+    """Of the launcher `kubernetes`: the project and its environment, at the same paths as here; empty for the
+    others."""
+    volume_claim: str
+    """Of the launcher `kubernetes`: the shared volume that pods mount as GLM46_HOME; empty for the others."""
 
 
 class TrainingResources(Frozen):

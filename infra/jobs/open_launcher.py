@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from infra.jobs.kubernetes_jobs import Kubernetes
 from infra.jobs.launchers import Launcher, LocalLauncher
 from infra.jobs.pbs_jobs import Pbs
 from infra.jobs.scheduled_jobs import ScheduledLauncher, scheduler_of
 from infra.jobs.slurm_jobs import Slurm
 from infra.jobs.ssh_jobs import Ssh
 
-SCHEDULERS = {scheduler.name: scheduler for scheduler in (Slurm, Pbs, Ssh)}
+SCHEDULERS = {scheduler.name: scheduler for scheduler in (Slurm, Pbs, Kubernetes, Ssh)}
 
 
 def open_launcher(name: str, work_root: Path) -> Launcher:

@@ -113,10 +113,11 @@ class ScheduledLauncher:
                 f"the phase's resources and run again"
             )
             return JobStatus("failed", None, None, None, "", (), reason)
-        if record is not None and record.state == "running":
-            return JobStatus("running", progress, None, None, "", ())
-        if job is None or job.scheduler_job != name:
+        if job is not None and job.scheduler_job != name:
             job = None
+        # A node that gives no sign of life is news that the scheduler may have to learn yet.
+        if record is not None and record.state == "running" and not (job is not None and job.reason):
+            return JobStatus("running", progress, None, None, "", ())
         state, reason = end_of(record, job, is_cancelled=self._is_cancelled(handle.key))
         if job is None:
             log = self.scheduler.log_path(name, work_dir)

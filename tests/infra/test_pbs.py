@@ -14,10 +14,10 @@ from infra.jobs.pbs_jobs import Pbs, job_script, parse_record
 from infra.jobs.scheduled_jobs import ScheduledLauncher, SchedulerRecord
 from infra.jobs.supervisor import read_job_file
 from tests.infra.test_launcher import starts, wait_for
+from tests.support.cluster.default_queue import DEFAULT_QUEUE
 
 KEY = "0123abcd"
 NAME = "12.head"
-QUEUE = QueueResources(partition="", account="", time_limit_minutes=90, hostfile="")
 PBSDSH = '#!/bin/bash\n[ "$1" = -n ] && [ "$3" = -- ] || exit 64\nshift 3\nexec env -i PATH="$PATH" "$@"\n'
 """PBS runs the command on the node of this number, in an environment of its own."""
 COMMANDS = {
@@ -27,7 +27,7 @@ COMMANDS = {
 }
 
 
-def job(tmp_path, deed: str = "succeed", queue: QueueResources = QUEUE) -> Job:
+def job(tmp_path, deed: str = "succeed", queue: QueueResources = DEFAULT_QUEUE) -> Job:
     return Job(KEY, "tests.support.toy_job", (str(tmp_path / KEY), deed), 2, {"TOY": "1"}, 2, queue)
 
 
@@ -50,7 +50,7 @@ def commands(tmp_path, monkeypatch):
 
 
 def test_the_script_asks_for_what_the_resources_say(tmp_path):
-    queue = QUEUE.model_copy(update={"partition": "gpu", "account": "team"})
+    queue = DEFAULT_QUEUE.model_copy(update={"partition": "gpu", "account": "team", "time_limit_minutes": 90})
     lines = job_script(job(tmp_path, queue=queue), tmp_path).splitlines()
     assert {
         "#PBS -N glm46-0123ab",
@@ -120,7 +120,7 @@ def test_records_are_read(text, record):
 def test_a_refusal_and_a_job_that_can_never_run_end_with_the_schedulers_words(commands, tmp_path):
     launcher = ScheduledLauncher(tmp_path, Pbs())
     (commands / "qsub").write_text("#!/bin/bash\necho 'qsub: Unknown queue' >&2\nexit 170\n")
-    with pytest.raises(ValueError, match="PBS refuses the job: qsub: Unknown queue. Change queue or ranks_per_node"):
+    with pytest.raises(ValueError, match=r"PBS refuses the job: qsub: Unknown queue\. Change queue or ranks_per_node"):
         launcher.submit(job(tmp_path))
     (commands / "qsub").write_text(f"#!/bin/bash\necho {NAME}\n")
     launcher.submit(job(tmp_path))

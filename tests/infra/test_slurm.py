@@ -17,10 +17,10 @@ from infra.jobs.scheduled_jobs import end_of as end_of_job
 from infra.jobs.slurm_jobs import Slurm, job_script, parse_accounting, parse_record
 from infra.jobs.supervisor import JobFile, read_job_file
 from tests.infra.test_launcher import is_alive, starts, wait_for
+from tests.support.cluster.default_queue import DEFAULT_QUEUE
 from tests.support.cluster.slurm import missing_programs, slurm_cluster
 
 KEY = "0123abcd"
-QUEUE = QueueResources(partition="", account="", time_limit_minutes=10, hostfile="")
 SHOWN = (
     "JobId=7 JobName=glm46-0123 UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=1 Nice=0 Account=(null) "
     "JobState={} Reason={} Dependency=(null) Requeue=0 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 "
@@ -29,12 +29,12 @@ SHOWN = (
 """As `scontrol show job --oneliner` of Slurm 22.05 prints it."""
 
 
-def job(tmp_path, deed: str, num_ranks: int = 2, queue: QueueResources = QUEUE) -> Job:
+def job(tmp_path, deed: str, num_ranks: int = 2, queue: QueueResources = DEFAULT_QUEUE) -> Job:
     return Job(KEY, "tests.support.toy_job", (str(tmp_path / KEY), deed), num_ranks, {"TOY": "1"}, 2, queue)
 
 
 def test_the_script_asks_for_what_the_resources_say(tmp_path):
-    queue = QUEUE.model_copy(update={"partition": "gpu", "account": "team", "time_limit_minutes": 90})
+    queue = DEFAULT_QUEUE.model_copy(update={"partition": "gpu", "account": "team", "time_limit_minutes": 90})
     lines = job_script(job(tmp_path, "succeed", 16, queue), tmp_path / "a b").splitlines()
     assert lines[0] == "#!/bin/bash"
     assert {
@@ -124,9 +124,9 @@ def test_jobs_run_fail_stop_and_are_lost_on_a_real_slurm(cluster, launcher, tmp_
     assert (status.state, status.exit_code, status.failing_rank) == ("lost", -signal.SIGKILL, 1)
 
     with pytest.raises(ValueError, match=r"Slurm refuses the job: .*partition"):
-        launcher.submit(job(tmp_path, "succeed", queue=QUEUE.model_copy(update={"partition": "nowhere"})))
+        launcher.submit(job(tmp_path, "succeed", queue=DEFAULT_QUEUE.model_copy(update={"partition": "nowhere"})))
 
-    launcher.submit(job(tmp_path, "succeed", queue=QUEUE.model_copy(update={"time_limit_minutes": 600})))
+    launcher.submit(job(tmp_path, "succeed", queue=DEFAULT_QUEUE.model_copy(update={"time_limit_minutes": 600})))
     status = end_of(launcher, handle)
     assert status.state == "failed" and "does not start job" in str(JobFailedError("training", status))
     assert "(PartitionTimeLimit): change queue" in status.reason
@@ -149,7 +149,7 @@ def test_jobs_run_fail_stop_and_are_lost_on_a_real_slurm(cluster, launcher, tmp_
 
 def queued_behind(launcher, tmp_path) -> JobHandle:
     """A job of the same key whose nodes another job holds."""
-    holder = Job("ffff0000", "tests.support.toy_job", (str(tmp_path / "ffff0000"), "sleep"), 2, {}, 2, QUEUE)
+    holder = Job("ffff0000", "tests.support.toy_job", (str(tmp_path / "ffff0000"), "sleep"), 2, {}, 2, DEFAULT_QUEUE)
     launcher.submit(holder)
     wait_for(lambda: launcher.poll(JobHandle(holder.key)).state == "running", seconds=60)
     handle = launcher.submit(job(tmp_path, "succeed"))

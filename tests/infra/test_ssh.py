@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from configs.schema import QueueResources
 from infra.code_digest import ROOT
 from infra.jobs.launchers import Job, JobFailedError, JobLostError
 from infra.jobs.open_launcher import launcher_of
@@ -20,6 +19,7 @@ from infra.jobs.scheduled_jobs import ScheduledLauncher
 from infra.jobs.ssh_jobs import Host, Ssh, read_hostfile, refusal
 from infra.jobs.supervisor import read_job_file
 from tests.infra.test_launcher import is_alive, starts, wait_for
+from tests.support.cluster.default_queue import DEFAULT_QUEUE
 from tests.support.cluster.ssh_hosts import SshHosts, missing_programs, ssh_hosts
 
 KEY = "0123abcd"
@@ -39,7 +39,7 @@ def launcher(tmp_path):
 
 
 def job(tmp_path: Path, deed: str, hostfile: Path, num_ranks: int = 2, num_nodes: int = 2) -> Job:
-    queue = QueueResources(partition="", account="", time_limit_minutes=10, hostfile=str(hostfile))
+    queue = DEFAULT_QUEUE.model_copy(update={"hostfile": str(hostfile)})
     arguments = (str(tmp_path / KEY), deed)
     return Job(KEY, "tests.support.toy_job", arguments, num_ranks, {"TOY": "1"}, num_nodes, queue)
 

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from configs.schema import QueueResources
 from infra.jobs.launchers import JobLostError
 from tasks.training.state.checkpoints import latest_step
 from tests.support.cluster import slurm, ssh_hosts
+from tests.support.cluster.default_queue import DEFAULT_QUEUE
 from tests.support.training_inputs import NUM_STEPS, RESOURCES, TrainingInputs, small_recipe
 
 TWO_RANKS = RESOURCES.model_copy(
@@ -32,7 +32,7 @@ def test_a_phase_that_loses_a_node_continues_and_has_the_digest_of_this_machine(
     here = TrainingInputs(tmp_path / "here")
     expected = here.train(here.arguments(recipe, TWO_RANKS))
     there = TrainingInputs(tmp_path / "there")
-    queue = QueueResources(partition="", account="", time_limit_minutes=30, hostfile=str(tmp_path / "ssh" / "hostfile"))
+    queue = DEFAULT_QUEUE.model_copy(update={"hostfile": str(tmp_path / "ssh" / "hostfile")})
     arguments = there.arguments(recipe, TWO_RANKS.model_copy(update={"launcher": launcher, "queue": queue}))
     killed_at: list[int] = []
     with start_cluster(tmp_path / launcher) as cluster:
