@@ -19,7 +19,7 @@ import yaml
 
 from infra.code_digest import ROOT
 from infra.jobs.launchers import Job
-from infra.jobs.node_supervisor import LEADER, SAVE_AFTER_VARIABLE
+from infra.jobs.node_supervisor import LEADER, SAVE_AFTER_VARIABLE, START_VARIABLE
 from infra.jobs.scheduled_jobs import (
     NAME_DIGITS,
     SAVE_SECONDS,
@@ -35,8 +35,11 @@ SECRET = "glm46"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 JOB_LABEL = "batch.kubernetes.io/job-name"
 NOT_FOUND = "(NotFound)"
+START_SECONDS = 1800
+"""Between the first pod's start and the last one's: each node pulls the image."""
 PULL_SECONDS = 600
 """For an image that a registry does not give: it may be away for a moment."""
+SIGKILLED = 137
 PULLING = {"ImagePullBackOff", "ErrImagePull", "RegistryUnavailable"}
 NEVER = {
     "InvalidImageName",
@@ -90,8 +93,8 @@ class Kubernetes:
         for answer in (job, pods, events):
             if answer.returncode:
                 raise RuntimeError(f"Kubernetes does not answer: {last_line(answer.stderr)}")
-        items = [json.loads(answer.stdout)["items"] for answer in (pods, events)]
-        return parse_record(json.loads(job.stdout), *items, datetime.now(UTC))
+        items, warned = (json.loads(answer.stdout)["items"] for answer in (pods, events))
+        return parse_record(json.loads(job.stdout), items, warned, datetime.now(UTC))
 
     def end(self, scheduler_job: str, work_dir: Path) -> None:
         namespace, name = _address(scheduler_job)
@@ -110,7 +113,10 @@ def manifest(job: Job, work_dir: Path, name: str) -> dict[str, Any]:
         "name": "ranks",
         "image": queue.image,
         "command": ["/bin/sh", "-c", _script(work_dir, name, queue.partition)],
-        "env": [{"name": SAVE_AFTER_VARIABLE, "value": str(save_after_seconds(queue))}],
+        "env": [
+            {"name": SAVE_AFTER_VARIABLE, "value": str(save_after_seconds(queue))},
+            {"name": START_VARIABLE, "value": str(START_SECONDS)},
+        ],
         "envFrom": [{"secretRef": {"name": SECRET, "optional": True}}],
         "resources": {"requests": {"cpu": str(job.num_ranks // job.num_nodes)}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -215,6 +221,8 @@ def _end_of_pod(pod: dict[str, Any]) -> SchedulerRecord | None:
             return SchedulerRecord("taken", f"{TAKEN[reason]} ({where}{': ' if words else ''}{words})")
     if not ended.get("exitCode"):
         return None
+    if ended["exitCode"] == SIGKILLED:
+        return SchedulerRecord("taken", f"it was killed ({where})")
     words = ended.get("message", "").strip()
     return SchedulerRecord("ended", f"{where} ended with exit code {ended['exitCode']}{': ' if words else ''}{words}")
 

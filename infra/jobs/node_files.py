@@ -21,8 +21,6 @@ from infra.jobs.rank_processes import RanksEnd
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 30.0
 """A node that gives no sign for so long is gone. Shared file systems pause for seconds."""
-START_SECONDS = 600.0
-"""Between the start of a job on its first node and that on its last: images are pulled, file systems mounted."""
 
 Order = Literal["TERM", "KILL"]
 
@@ -51,19 +49,25 @@ class NodeFiles:
         path = self._path(f"-{node}.beat")
         return f"{path.read_text()} (node {node})" if path.exists() else f"node {node}"
 
-    def is_silent(self, node: int, num_seconds: float = SILENT_SECONDS) -> bool:
+    def heard_at(self, node: int) -> float | None:
+        """When a node gave its last sign, by the file system's clock; None before the first."""
+        return changed_at(self._path(f"-{node}.beat"))
+
+    def is_silent(self, node: int, now: float | None) -> bool:
         """Whether a node that has begun gave no sign for so long."""
-        age = age_of(self._path(f"-{node}.beat"))
-        return age is not None and age > num_seconds
+        heard_at = self.heard_at(node)
+        return now is not None and heard_at is not None and now - heard_at > SILENT_SECONDS
 
     def has_begun(self, node: int) -> bool:
         return self._path(f"-{node}.beat").exists()
 
     def live_nodes(self, num_nodes: int) -> list[int]:
         """Those that have begun, give signs of life and have not ended."""
-        ended = self.ends(num_nodes)
+        ended, now = self.ends(num_nodes), clock_of(self.work_dir)
         return [
-            node for node in range(num_nodes) if node not in ended and self.has_begun(node) and not self.is_silent(node)
+            node
+            for node in range(num_nodes)
+            if node not in ended and self.has_begun(node) and not self.is_silent(node, now)
         ]
 
     def order(self, order: Order) -> None:
@@ -94,16 +98,19 @@ class NodeFiles:
         return {node: end for _, node, end in sorted(written, key=lambda each: each[0])}
 
 
-def age_of(path: Path) -> float | None:
-    """Seconds since a file changed, by the clock of its file system; None where it is not there. It is opened, as NFS
-    asks its server only then."""
+def changed_at(path: Path) -> float | None:
+    """When a file changed; None where it is not there. It is opened, as NFS asks its server only then."""
     try:
         with open(path, "rb") as file:
-            changed_at = os.fstat(file.fileno()).st_mtime
+            return os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
         return None
-    probe = path.parent / f".now-{os.uname().nodename}-{os.getpid()}"
+
+
+def clock_of(work_dir: Path) -> float:
+    """The time by the file system's clock: that of a file made now."""
+    probe = work_dir / f".now-{os.uname().nodename}-{os.getpid()}"
     probe.touch()
     now = probe.stat().st_mtime
     probe.unlink(missing_ok=True)
-    return now - changed_at
+    return now

@@ -16,14 +16,17 @@ import time
 from pathlib import Path
 from threading import Thread
 
-from infra.jobs.node_files import BEAT_SECONDS, START_SECONDS, NodeFiles
+from infra.jobs.node_files import BEAT_SECONDS, NodeFiles
 from infra.jobs.rank_processes import RanksEnd, Start, start_ranks, wait_for_ranks
 from infra.jobs.supervisor import EXIT_LOCKED, JobFile, begin_job, end_job, read_command, read_job_file, take_lock
 
 LEADER = 0
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 1.0
 NAME_VARIABLE = "GLM46_NODE_NAME"
 """How messages name this node; its host name where it is not set."""
+START_VARIABLE = "GLM46_START_SECONDS"
+START_SECONDS = 300.0
+"""Between the start of a job on its first node and that on its last, where the variable says nothing else."""
 SAVE_AFTER_VARIABLE = "GLM46_SAVE_AFTER_SECONDS"
 """When the ranks are told to save, where the scheduler itself does not announce its time limit."""
 
@@ -57,9 +60,13 @@ def _name() -> str:
     return os.environ.get(NAME_VARIABLE) or os.uname().nodename
 
 
+def _start_seconds() -> float:
+    return float(os.environ.get(START_VARIABLE) or START_SECONDS)
+
+
 def _wait_for_leader(work_dir: Path, scheduler_job: str) -> JobFile | None:
     """Its job.json of this start."""
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + _start_seconds()
     while (job := read_job_file(work_dir)) is None or job.scheduler_job != scheduler_job:
         if time.monotonic() > deadline:
             return None
@@ -96,6 +103,7 @@ class Watch:
     def __init__(self, files: NodeFiles, node: int, num_nodes: int, ranks: list[subprocess.Popen[bytes]]) -> None:
         self.files, self.node, self.num_nodes, self.ranks = files, node, num_nodes, ranks
         self.started_at = time.monotonic()
+        self.start_seconds = _start_seconds()
         self.save_after_seconds = float(os.environ.get(SAVE_AFTER_VARIABLE) or "inf")
         self.has_killed = False
 
@@ -105,7 +113,7 @@ class Watch:
             if self.node == LEADER:
                 self._lead()
             ordered = self.files.ordered()
-            if ordered == "KILL" or (self.node != LEADER and self.files.is_silent(LEADER)):
+            if ordered == "KILL" or (self.node != LEADER and self.files.is_silent(LEADER, self._now())):
                 self.has_killed = True
                 for process in self.ranks:
                     process.kill()
@@ -116,7 +124,7 @@ class Watch:
             time.sleep(LOOK_SECONDS)
 
     def _lead(self) -> None:
-        if self._failed() or self._gone():
+        if self._failed() or self._gone() or self._late():
             self.files.order("KILL")
         elif time.monotonic() - self.started_at > self.save_after_seconds:
             self.files.order("TERM")
@@ -124,32 +132,45 @@ class Watch:
     def _failed(self) -> list[RanksEnd]:
         return [end for end in self.files.ends(self.num_nodes).values() if end.failing_rank is not None]
 
+    def _now(self) -> float | None:
+        """By the file system's clock: this node's own sign is at most a second old."""
+        return self.files.heard_at(self.node)
+
     def _gone(self) -> list[int]:
-        """Nodes that neither ended nor live, or that did not begin in time."""
-        is_late = time.monotonic() - self.started_at > START_SECONDS
-        ended = self.files.ends(self.num_nodes)
-        return [
-            node
-            for node in range(self.num_nodes)
-            if node not in ended and (self.files.is_silent(node) or (is_late and not self.files.has_begun(node)))
-        ]
+        """Nodes that neither ended nor live."""
+        ended, now = self.files.ends(self.num_nodes), self._now()
+        return [node for node in range(self.num_nodes) if node not in ended and self.files.is_silent(node, now)]
+
+    def _late(self) -> list[int]:
+        """Nodes that did not begin in time."""
+        if time.monotonic() - self.started_at < self.start_seconds:
+            return []
+        return [node for node in range(self.num_nodes) if not self.files.has_begun(node)]
 
     def wait_for_nodes(self) -> RanksEnd:
-        """How the job ended: that a node went, else the first failure."""
+        """How the job ended: that a node went, else the first failure, else that a node did not begin."""
         while True:
-            ends, gone, failed = self.files.ends(self.num_nodes), self._gone(), self._failed()
-            nodes = [node for node in range(self.num_nodes) if self.files.has_begun(node) or not failed]
-            if set(nodes) <= ends.keys() | set(gone):
+            ends, gone, failed, late = self.files.ends(self.num_nodes), self._gone(), self._failed(), self._late()
+            begun = [node for node in range(self.num_nodes) if self.files.has_begun(node)]
+            if set(begun) <= ends.keys() | set(gone) and (failed or gone or late or len(begun) == self.num_nodes):
                 break
             self._lead()
             time.sleep(LOOK_SECONDS)
         if gone:
-            names = ", ".join(self.files.name_of(node) for node in gone)
-            return RanksEnd(-signal.SIGKILL, reason=f"no sign of life of {names}")
+            return RanksEnd(-signal.SIGKILL, reason=f"no sign of life of {self._names(gone)}")
         if failed:
             return failed[0]
+        if late:
+            return RanksEnd(
+                1,
+                reason=f"in {self.start_seconds:.0f} s the job did not begin on {self._names(late)}: see the log there "
+                f"and put GLM46_HOME on a directory that all nodes mount",
+            )
         codes = [end.exit_code for end in ends.values()]
         return RanksEnd(-signal.SIGKILL if -signal.SIGKILL in codes else os.EX_TEMPFAIL if any(codes) else 0)
+
+    def _names(self, nodes: list[int]) -> str:
+        return ", ".join(map(self.files.name_of, nodes))
 
 
 if __name__ == "__main__":

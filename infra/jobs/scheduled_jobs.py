@@ -115,14 +115,14 @@ class ScheduledLauncher:
             return JobStatus("failed", None, None, None, "", (), reason)
         if job is not None and job.scheduler_job != name:
             job = None
-        # A node that gives no sign of life is news that the scheduler may have to learn yet.
+        # What the nodes found out of each other is news that the scheduler may have to learn yet.
         if record is not None and record.state == "running" and not (job is not None and job.reason):
             return JobStatus("running", progress, None, None, "", ())
         state, reason = end_of(record, job, is_cancelled=self._is_cancelled(handle.key))
-        if job is None:
+        if job is None or job.failing_rank is None:
             log = self.scheduler.log_path(name, work_dir)
             tail = tuple(tail_of(log)) if log.exists() else ()
-            return JobStatus(state, None, None, None, str(log), tail, reason)
+            return JobStatus(state, progress, job and job.exit_code, None, str(log), tail, reason)
         return JobStatus(state, progress, job.exit_code, job.failing_rank, job.log_path, tuple(job.log_tail), reason)
 
     def cancel(self, handle: JobHandle, grace_seconds: float) -> None:
@@ -169,17 +169,17 @@ def end_of(record: SchedulerRecord | None, job: JobFile | None, *, is_cancelled:
     state, reason = ("", "") if record is None else (record.state, record.reason)
     own = final_state(None if job is None else job.exit_code)
     if own == "succeeded" or (own == "failed" and state != "taken"):
-        return own, ""
+        return own, "" if job is None else job.reason
     if is_cancelled or state == "cancelled":
         return "interrupted", reason or "it was cancelled"
     if state == "taken":
         return "lost", reason
     if own == "interrupted":
         return "lost", "its time limit came near, and it has saved"
-    if job is None:
+    if job is None or (job.exit_code is None and reason):
         return "failed", reason or "it ended before its first node began"
     if job.failing_rank is None:
-        return "lost", job.reason or reason or "the supervisor of its first node was killed"
+        return "lost", job.reason or "the supervisor of its first node was killed"
     return "lost", ""
 
 

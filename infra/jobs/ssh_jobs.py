@@ -20,7 +20,7 @@ from pathlib import Path
 
 from infra.code_digest import ROOT
 from infra.jobs.launchers import Job
-from infra.jobs.node_files import SILENT_SECONDS, NodeFiles, age_of
+from infra.jobs.node_files import SILENT_SECONDS, NodeFiles, changed_at, clock_of
 from infra.jobs.node_supervisor import LEADER, NAME_VARIABLE
 from infra.jobs.rank_processes import tail_of
 from infra.jobs.scheduled_jobs import SchedulerRecord, queue_of
@@ -90,9 +90,9 @@ class Ssh:
             return None
         if job.exit_code is not None:
             return SchedulerRecord("ended")
-        files, age = NodeFiles(work_dir, job.fencing), age_of(work_dir / "job.json")
-        has_had_time = age is not None and age > SILENT_SECONDS
-        if files.is_silent(LEADER) or (has_had_time and not files.has_begun(LEADER)):
+        files, now = NodeFiles(work_dir, job.fencing), clock_of(work_dir)
+        began_at = changed_at(work_dir / "job.json") or now
+        if now - (files.heard_at(LEADER) or began_at) > SILENT_SECONDS:
             return SchedulerRecord("taken", f"no sign of life of {files.name_of(LEADER)}")
         return SchedulerRecord("running")
 

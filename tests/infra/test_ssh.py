@@ -85,10 +85,11 @@ def test_jobs_run_fail_stop_and_are_found_again_on_two_hosts(hosts: SshHosts, la
     port = read_job_file(tmp_path / KEY).master_port
     assert [starts(tmp_path, rank)[0][1:] for rank in (0, 1)] == [["1", "2", str(port)]] * 2
 
-    status = end_of(launcher, launcher.submit(job(tmp_path, "fail", hosts.hostfile, num_ranks=4)))
+    status = end_of(launcher, launcher.submit(job(tmp_path, "fail", hosts.hostfile)))
     assert (status.state, status.exit_code, status.failing_rank) == ("failed", 7, 1)
+    assert status.log_tail[-1] == "the reason why"
     assert "rank 1 ended with exit code 7" in str(JobFailedError("training", status))
-    assert not any(is_alive(int(start[0])) for rank in range(4) for start in starts(tmp_path, rank))
+    assert not any(is_alive(int(start[0])) for rank in range(2) for start in starts(tmp_path, rank))
 
     before = len(starts(tmp_path))
     launcher.submit(job(tmp_path, "stop on request", hosts.hostfile))
