@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from threading import Thread
 
+from infra.code_digest import ROOT, code_digest
 from infra.jobs.node_files import BEAT_SECONDS, NodeFiles
 from infra.jobs.rank_processes import RanksEnd, Start, start_ranks, wait_for_ranks
 from infra.jobs.supervisor import EXIT_LOCKED, JobFile, begin_job, end_job, read_command, read_job_file, take_lock
@@ -35,6 +36,8 @@ def main() -> int:
     work_dir, scheduler_job, node = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     if not (work_dir / "command.json").exists():
         return _refuse(f"does not see {work_dir}: put GLM46_HOME on a directory that all nodes mount")
+    if not has_same_code(work_dir):
+        return _refuse(f"has other code of the project in {ROOT} than the machine of `glm46 run`: update it")
     if node != LEADER:
         job = _wait_for_leader(work_dir, scheduler_job)
     # A SIGTERM waits until the ranks exist, as in supervisor.py.
@@ -49,6 +52,12 @@ def main() -> int:
             f"not on a directory that all nodes mount"
         )
     return _supervise(work_dir, job, node)
+
+
+def has_same_code(work_dir: Path) -> bool:
+    """Whether this machine would run the code that the submitting one has: the step's key names it."""
+    command = read_command(work_dir)
+    return code_digest((command.module,)) == command.code
 
 
 def _refuse(why: str, exit_code: int = 1) -> int:

@@ -27,6 +27,8 @@ class Command:
     num_ranks: int
     num_nodes: int
     environment: dict[str, str]
+    code: str = ""
+    """Digest of the code that the submitting machine would run; nodes with other code refuse. Empty on one machine."""
 
     @property
     def ranks_per_node(self) -> int:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from infra.code_digest import code_digest
 from infra.jobs.build_ops import op_environment
 from infra.jobs.launchers import (
     CPU_ENVIRONMENT,
@@ -94,7 +95,8 @@ class ScheduledLauncher:
         loopback = LOOPBACK if job.num_nodes == 1 else {}
         servers = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
         environment = {**op_environment(), **CPU_ENVIRONMENT, **loopback, **servers, **job.environment}
-        command = Command(job.module, job.arguments, job.num_ranks, job.num_nodes, environment)
+        code = code_digest((job.module,))
+        command = Command(job.module, job.arguments, job.num_ranks, job.num_nodes, environment, code)
         write_json(work_dir / "command.json", asdict(command))
         name = self.scheduler.submit(job, work_dir)
         write_json(work_dir / SUBMISSION_FILE, {"scheduler": self.scheduler.name, "job": name})

@@ -38,6 +38,7 @@ REFUSED = {
     92: f"has no Python at {sys.executable}: make the project's environment there, as on this machine",
     93: "does not see {work_dir}: put GLM46_HOME on a directory that this machine and all hosts mount",
     94: "may not write into {work_dir}: let its user write there",
+    96: f"has other code of the project in {ROOT} than this machine: update it there",
     95: "cannot import the project or its packages: make the project's environment there, as on this machine",
 }
 """Exit codes of the probe."""
@@ -178,6 +179,10 @@ def _probe(host: str, hostfile: Path, work_dir: Path, name: str) -> str:
     """Why a host cannot run the job."""
     seen = shlex.quote(str(work_dir / f"probe-{name}"))
     written = shlex.quote(str(work_dir / f"probe-{name}-{secrets.token_hex(6)}"))
+    same_code = (
+        f"import pathlib, infra.jobs.node_supervisor as node; "
+        f"raise SystemExit(not node.has_same_code(pathlib.Path({str(work_dir)!r})))"
+    )
     script = "; ".join(
         [
             f"cd {shlex.quote(str(ROOT))} 2>/dev/null || exit 91",
@@ -186,6 +191,7 @@ def _probe(host: str, hostfile: Path, work_dir: Path, name: str) -> str:
             f"(: > {written}) 2>/dev/null || exit 94",
             f"rm -f {written}",
             f"{shlex.quote(sys.executable)} -c 'import infra.jobs.node_supervisor' || exit 95",
+            f"{shlex.quote(sys.executable)} -c {shlex.quote(same_code)} || exit 96",
         ]
     )
     answer = _ssh(host, script)

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from infra.code_digest import ROOT
+from infra.code_digest import ROOT, code_digest
 from infra.jobs.node_files import SILENT_SECONDS, NodeFiles
 from infra.jobs.node_supervisor import SAVE_AFTER_VARIABLE, START_VARIABLE
 from infra.jobs.supervisor import read_job_file
@@ -26,9 +26,11 @@ def run_node(tmp_path):
     (tmp_path / KEY).mkdir()
     started = []
 
-    def run(node: int, deed: str, work_dir=tmp_path / KEY, **environment: str) -> subprocess.Popen:
+    code = code_digest(("tests.support.toy_job",))
+
+    def run(node: int, deed: str, work_dir=tmp_path / KEY, code=code, **environment: str) -> subprocess.Popen:
         command = {"module": "tests.support.toy_job", "arguments": [str(tmp_path / KEY), deed], "num_ranks": 2}
-        text = json.dumps({**command, "num_nodes": 2, "environment": {}})
+        text = json.dumps({**command, "num_nodes": 2, "environment": {}, "code": code})
         (tmp_path / KEY / "command.json").write_text(text)
         arguments = [sys.executable, "-m", "infra.jobs.node_supervisor", str(work_dir), "7", str(node)]
         started.append(
@@ -72,6 +74,12 @@ def test_ranks_save_before_the_time_limit_that_no_scheduler_announces(run_node, 
     other = run_node(1, "stop on request")
     assert (leader.wait(timeout=30), other.wait(timeout=30)) == (0, 0)
     assert read_job_file(tmp_path / KEY).exit_code == os.EX_TEMPFAIL
+
+
+def test_a_node_with_other_code_refuses(run_node, tmp_path):
+    node = run_node(0, "succeed", code="0")
+    assert f"has other code of the project in {ROOT}" in node.communicate(timeout=20)[1]
+    assert node.returncode == 1 and read_job_file(tmp_path / KEY) is None
 
 
 def test_a_second_job_in_a_work_directory_ends_at_once(run_node, tmp_path):

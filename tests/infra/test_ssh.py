@@ -144,6 +144,7 @@ def test_hosts_that_cannot_run_a_job_say_why_and_spare_ones_take_their_place(hos
         (f"--tmpfs {Path(sys.executable).parent}", "host node1 has no Python at"),
         (f"--tmpfs {ROOT}", "host node1 has no Python at"),
         (f"--tmpfs {ROOT / 'infra'}", "host node1 cannot import the project"),
+        (f"--ro-bind /dev/null {ROOT / 'tests/support/toy_job.py'}", "host node1 has other code of the project"),
     ]:
         with changed(keys, behind_walls(keys.read_text(), walls)), pytest.raises(ValueError, match=why):
             launcher.submit(job(tmp_path, "succeed", both))
