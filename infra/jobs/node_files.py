@@ -8,6 +8,7 @@ times, which the file system's own clock gives.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -46,8 +47,8 @@ class NodeFiles:
 
     def name_of(self, node: int) -> str:
         """The node's name as a person knows it."""
-        path = self._path(f"-{node}.beat")
-        return f"{path.read_text()} (node {node})" if path.exists() else f"node {node}"
+        name = _text(self._path(f"-{node}.beat"))
+        return f"node {node}" if name is None else f"{name} (node {node})"
 
     def heard_at(self, node: int) -> float | None:
         """When a node gave its last sign, by the file system's clock; None before the first."""
@@ -78,10 +79,7 @@ class NodeFiles:
 
     def ordered(self) -> str:
         """The last order, empty before the first."""
-        try:
-            return self._path(".order").read_text()
-        except FileNotFoundError:
-            return ""
+        return _text(self._path(".order")) or ""
 
     def write_end(self, node: int, end: RanksEnd) -> None:
         text = json.dumps({**asdict(end), "ended_at": time.time()})
@@ -91,20 +89,34 @@ class NodeFiles:
         """How the ranks of nodes ended, in the order of time."""
         written = []
         for node in range(num_nodes):
-            path = self._path(f"-{node}.json")
-            if path.exists():
-                values = json.loads(path.read_text())
+            text = _text(self._path(f"-{node}.json"))
+            if text is not None:
+                values = json.loads(text)
                 written.append((values.pop("ended_at"), node, RanksEnd(**values)))
         return {node: end for _, node, end in sorted(written, key=lambda each: each[0])}
 
 
 def changed_at(path: Path) -> float | None:
-    """When a file changed; None where it is not there. It is opened, as NFS asks its server only then."""
+    """When a file changed; None where it is not there."""
+    seen = _read(path)
+    return None if seen is None else seen[1]
+
+
+def _text(path: Path) -> str | None:
+    seen = _read(path)
+    return None if seen is None else seen[0]
+
+
+def _read(path: Path) -> tuple[str, float] | None:
+    """Text and time of a small file. It is opened for both, as NFS asks its server only then; of a file that is just
+    being replaced NFS may say ESTALE."""
     try:
-        with open(path, "rb") as file:
-            return os.fstat(file.fileno()).st_mtime
-    except FileNotFoundError:
-        return None
+        with open(path, encoding="utf-8") as file:
+            return file.read(), os.fstat(file.fileno()).st_mtime
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            return None
+        raise
 
 
 def clock_of(work_dir: Path) -> float:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,13 @@ from tests.support.cluster.default_queue import DEFAULT_QUEUE
 from tests.support.cluster.ssh_hosts import SshHosts, missing_programs, ssh_hosts
 
 KEY = "0123abcd"
+FLOW = """
+import sys, time, pathlib
+from tests.infra import test_ssh
+root, hostfile = map(pathlib.Path, sys.argv[1:])
+test_ssh.ScheduledLauncher(root, test_ssh.Ssh()).submit(test_ssh.job(root, "stop on request", hostfile))
+time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -92,8 +100,10 @@ def test_jobs_run_fail_stop_and_are_found_again_on_two_hosts(hosts: SshHosts, la
     assert not any(is_alive(int(start[0])) for rank in range(2) for start in starts(tmp_path, rank))
 
     before = len(starts(tmp_path))
-    launcher.submit(job(tmp_path, "stop on request", hosts.hostfile))
+    flow = subprocess.Popen([sys.executable, "-c", FLOW, str(tmp_path), str(hosts.hostfile)], cwd=ROOT)
     wait_for(lambda: len(starts(tmp_path)) == before + 1 and len(starts(tmp_path, 1)) == before + 1)
+    flow.kill()
+    flow.wait()
     again = ScheduledLauncher(tmp_path, Ssh())
     assert again.submit(job(tmp_path, "stop on request", hosts.hostfile)) == handle, "a running job is attached to"
     name = again._name(KEY)
