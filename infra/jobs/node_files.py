@@ -62,14 +62,11 @@ class NodeFiles:
     def has_begun(self, node: int) -> bool:
         return self._path(f"-{node}.beat").exists()
 
-    def live_nodes(self, num_nodes: int) -> list[int]:
+    def live_nodes(self) -> list[int]:
         """Those that have begun, give signs of life and have not ended."""
-        ended, now = self.ends(num_nodes), clock_of(self.work_dir)
-        return [
-            node
-            for node in range(num_nodes)
-            if node not in ended and self.has_begun(node) and not self.is_silent(node, now)
-        ]
+        begun = [int(path.stem.partition("-")[2]) for path in (self.work_dir / "nodes").glob(f"{self.fencing}-*.beat")]
+        ended, now = self.ends(max(begun, default=-1) + 1), clock_of(self.work_dir)
+        return [node for node in begun if node not in ended and not self.is_silent(node, now)]
 
     def order(self, order: Order) -> None:
         """Tell all nodes; a KILL is not taken back."""

@@ -24,7 +24,7 @@ from infra.jobs.node_files import SILENT_SECONDS, NodeFiles, changed_at, clock_o
 from infra.jobs.node_supervisor import LEADER, NAME_VARIABLE
 from infra.jobs.rank_processes import tail_of
 from infra.jobs.scheduled_jobs import SchedulerRecord, queue_of
-from infra.jobs.supervisor import JobFile, read_command, read_job_file, write_json
+from infra.jobs.supervisor import JobFile, read_job_file, write_json
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=10")
 SSH_SECONDS = 60
@@ -130,8 +130,8 @@ class Ssh:
 
 def _end_nodes(job: JobFile, work_dir: Path) -> None:
     """Wait until no node of a start has ranks: those of one whose first node went end a moment later."""
-    files, num_nodes = NodeFiles(work_dir, job.fencing), read_command(work_dir).num_nodes
-    while files.live_nodes(num_nodes):
+    files = NodeFiles(work_dir, job.fencing)
+    while files.live_nodes():
         files.order("KILL")
         time.sleep(0.2)
 

@@ -178,6 +178,8 @@ def test_a_host_that_goes_down_is_a_lost_job_which_runs_again_when_it_is_back(na
     wait_for(lambda: not any(map(is_alive, pids)), seconds=60)
     with pytest.raises(ValueError, match=f"has 1 usable hosts .*; host {name} does not answer"):
         launcher.submit(job(tmp_path, "succeed", hosts.hostfile))
+    launcher.submit(job(tmp_path, "succeed", hosts.hostfile, num_ranks=1, num_nodes=1))
+    assert end_of(launcher, handle).state == "succeeded", "on the host that is left"
     hosts.start_node(name)
     launcher.submit(job(tmp_path, "succeed", hosts.hostfile))
     assert end_of(launcher, handle).state == "succeeded"
