@@ -36,6 +36,8 @@ from infra.storage.object_store import SHARED_VARIABLES
 if TYPE_CHECKING:
     from configs.schema import QueueResources
 
+SUBMITTED_FILES = ("job.sbatch", "job.pbs", "job.yaml", "ssh.json", "slurm-*.log", "supervisor-*.log")
+"""What schedulers were given and what supervisors printed: evidence of the step whose job it was."""
 CANCELLED_FILE = "cancelled"
 COMMAND_SECONDS = 60
 """For an answer of a scheduler's command."""

@@ -17,15 +17,15 @@ TWO_RANKS = RESOURCES.model_copy(
     update={"num_ranks": 2, "ranks_per_node": 1, "micro_batch_sequences": 1, "save_interval_steps": 1}
 )
 CLUSTERS = {
-    "slurm": (slurm.missing_programs, slurm.slurm_cluster),
-    "ssh": (ssh_hosts.missing_programs, ssh_hosts.ssh_hosts),
+    "slurm": (slurm.missing_programs, slurm.slurm_cluster, "job.sbatch"),
+    "ssh": (ssh_hosts.missing_programs, ssh_hosts.ssh_hosts, "ssh.json"),
 }
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", CLUSTERS)
 def test_a_phase_that_loses_a_node_continues_and_has_the_digest_of_this_machine(launcher, tmp_path):
-    missing_programs, start_cluster = CLUSTERS[launcher]
+    missing_programs, start_cluster, submitted = CLUSTERS[launcher]
     if reason := missing_programs():
         pytest.skip(reason)
     recipe = small_recipe()
@@ -50,4 +50,6 @@ def test_a_phase_that_loses_a_node_continues_and_has_the_digest_of_this_machine(
         killer.join()
         assert killed_at[0] < NUM_STEPS
         cluster.start_node("node2")
-        assert there.train(arguments).digest == expected.digest
+        trained = there.train(arguments)
+    assert trained.digest == expected.digest
+    assert trained.path(submitted).read_text()
