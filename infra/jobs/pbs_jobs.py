@@ -31,6 +31,7 @@ ENDED_BY_PBS = {
     -3: "its node could not start it",
     -4: "its node went down",
     -11: "PBS took it from its nodes",
+    -14: "a node of it was lost",
     -20: "its first node was lost",
     -24: "it used more CPUs than it asked for",
     -25: "it used more CPUs than it asked for",

@@ -105,6 +105,7 @@ def test_the_script_runs_the_job_on_each_of_its_nodes(commands, tmp_path):
             SchedulerRecord("taken", "it exceeded resource walltime"),
         ),
         (shown("F", Exit_status=-27, substate=93), SchedulerRecord("taken", "its memory ran out")),
+        (shown("F", Exit_status=-14, substate=93), SchedulerRecord("taken", "a node of it was lost")),
         (shown("F", Exit_status=-20, substate=93), SchedulerRecord("taken", "its first node was lost")),
         (shown("F", Exit_status=265, substate=93), SchedulerRecord("taken", "its script got signal 9")),
         (
