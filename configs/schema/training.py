@@ -87,26 +87,35 @@ class ProfileResources(Frozen):
 
 
 class QueueResources(Frozen):
-    """How a scheduler is asked for nodes; the launcher `local` asks nobody."""
+    """Where a job gets its nodes; the launcher `local` asks nobody."""
 
     partition: str
-    """Empty for the scheduler's default, like the account."""
+    """Slurm's partition, PBS's queue, the namespace of Kubernetes; empty for the default, like the account."""
     account: str
+    """Slurm's or PBS's account, the queue of Kueue."""
     time_limit_minutes: int = Field(gt=0)
-    """Of one job: before it ends the ranks save, and the next job continues."""
+    """Of one job: before it ends the ranks save, and the next job continues. The launcher `ssh` knows none."""
+    hostfile: str
+    """Of the launcher `ssh`: a host per line as `ssh` takes it, and `slots=N`, the ranks that it can have; empty for
+    the others."""
+    image: str
+    """Of the launcher `kubernetes`: the project and its environment, at the same paths as here; empty for the
+    others."""
+    volume_claim: str
+    """Of the launcher `kubernetes`: the shared volume that pods mount as GLM46_HOME; empty for the others."""
 
 
 class TrainingResources(Frozen):
     """Where and how wide a phase trains; what cannot run is refused before launch, by name
     (tasks/training/plan/launch_rules.py)."""
 
-    launcher: Literal["local", "slurm", "pbs", "kubernetes"]
+    launcher: Literal["local", "slurm", "pbs", "kubernetes", "ssh"]
     device: Literal["cpu", "cuda"]
     """Device that a rank computes on; `glm46 plan` counts the memory that is used there."""
     num_ranks: int = Field(gt=0)
     """Processes, one per accelerator (or per CPU share): data x tensor x pipeline x context parallel."""
     ranks_per_node: int = Field(gt=0)
-    """Of a scheduler's job, which has num_ranks / ranks_per_node nodes; the launcher `local` has one node."""
+    """A job has num_ranks / ranks_per_node nodes; with the launcher `local` it has one."""
     queue: QueueResources
     tensor_parallel: int = Field(gt=0)
     pipeline_parallel: int = Field(gt=0)

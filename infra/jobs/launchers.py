@@ -1,7 +1,7 @@
 """Submits, polls, cancels and looks up training jobs.
 
 A job is named by its step key, so a restarted flow attaches to it again. LocalLauncher runs ranks on this machine
-below a detached supervisor (infra/jobs/supervisor.py) that outlives the flow; SlurmLauncher is in slurm_launcher.py.
+below a detached supervisor (infra/jobs/supervisor.py) that outlives the flow; jobs on nodes are in scheduled_jobs.py.
 Files of a job in work/<key>/: command.json, job.json, lock, fencing, supervisor.log, logs/rank-N.log, and
 progress.json, which the job itself writes.
 """
@@ -34,6 +34,8 @@ asked it to stop, and it saved. lost: it was taken away, which says nothing abou
 rank got SIGKILL (the kernel does that when memory runs out, and a machine when it goes down); on a scheduler it was
 preempted, its node failed or its time limit came. Submitted again, the last three continue from the latest checkpoint;
 only a lost one is submitted again without being asked (flows/running/run_step.py)."""
+SUBMISSION_FILE = "submission.json"
+"""What a scheduler was given under a key (scheduled_jobs.py)."""
 CANCEL_POLL_SECONDS = 0.1
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks of one machine listen only to each other."""
@@ -138,6 +140,7 @@ class LocalLauncher:
         work_dir.mkdir(parents=True, exist_ok=True)
         if is_locked(work_dir):
             return JobHandle(job.key)
+        (work_dir / SUBMISSION_FILE).unlink(missing_ok=True)
         environment = {**op_environment(), **CPU_ENVIRONMENT, **LOOPBACK, **job.environment}
         write_json(work_dir / "command.json", asdict(Command(job.module, job.arguments, job.num_ranks, 1, environment)))
         with open(work_dir / "supervisor.log", "ab") as log:
@@ -186,7 +189,7 @@ class LocalLauncher:
 
 def job_keys(work_root: Path) -> list[str]:
     """Keys of all submitted jobs whose work directory is still there."""
-    return sorted({path.parent.name for name in ("job.json", "slurm.json") for path in work_root.glob(f"*/{name}")})
+    return sorted({path.parent.name for name in ("job.json", SUBMISSION_FILE) for path in work_root.glob(f"*/{name}")})
 
 
 def final_state(exit_code: int | None) -> JobState:

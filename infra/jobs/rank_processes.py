@@ -27,6 +27,8 @@ class Command:
     num_ranks: int
     num_nodes: int
     environment: dict[str, str]
+    code: str = ""
+    """Digest of the code that the submitting machine would run; nodes with other code refuse. Empty on one machine."""
 
     @property
     def ranks_per_node(self) -> int:
@@ -53,6 +55,8 @@ class RanksEnd:
     log_path: str = ""
     """Of the failing rank."""
     log_tail: list[str] = field(default_factory=list)
+    reason: str = ""
+    """Why, where no rank is the cause."""
 
 
 def start_ranks(command: Command, start: Start, work_dir: Path, node: int) -> list[subprocess.Popen[bytes]]:

@@ -43,7 +43,7 @@ class JobFile:
     master_port: int
     """Names DeepSpeed's shared memory; nobody listens there."""
     scheduler_job: str = ""
-    """The scheduler's number of the job; empty on this machine."""
+    """The scheduler's name of the job; empty on this machine."""
     rank_pids: tuple[int, ...] = ()
     exit_code: int | None = None
     """0 success, os.EX_TEMPFAIL saved, else the first failing rank's (negative: the signal); None while it runs or when
@@ -52,6 +52,8 @@ class JobFile:
     log_path: str = ""
     """Of the failing rank."""
     log_tail: list[str] = field(default_factory=list)
+    reason: str = ""
+    """Why, where no rank is the cause."""
 
 
 def read_job_file(work_dir: Path) -> JobFile | None:

@@ -41,9 +41,10 @@ PORTS = {"prefect": 4200, "mlflow": 5000}
 """Ports on which `glm46 up` starts its servers by default."""
 CONNECT_TIMEOUT_SECONDS = 5
 SCHEDULER_COMMANDS = {
-    "slurm": ("sbatch", "squeue", "scancel"),
+    "slurm": ("sbatch", "scontrol", "scancel"),
     "pbs": ("qsub", "qstat", "qdel"),
     "kubernetes": ("kubectl",),
+    "ssh": ("ssh",),
 }
 
 

@@ -27,6 +27,7 @@ from infra.code_digest import ROOT
 from infra.file_lock import file_lock
 from infra.home import open_home
 from infra.machine.doctor import check_java, require
+from infra.storage.object_store import SHARED_VARIABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,8 +59,6 @@ start-up and first jobs take 15 s instead of 24 s without the optimizing compile
 instead of 31 s without generated code (2 cores)."""
 
 DIRECTORY_PREFIX = "spark-"
-SHARED_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION")
-"""Where the store is, for executors. Their credentials are their own."""
 
 _lock = threading.Lock()
 _session: SparkSession | None = None

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+SHARED_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION")
+"""Where the store is, for executors and nodes of jobs. Their credentials are their own."""
+
 
 class StoredObject(NamedTuple):
     """What a listing says of an object."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from configs.files.atomic_files import link_or_copy
 from infra.jobs.launchers import Job, JobFailedError, JobLostError, Launcher
 from infra.jobs.open_launcher import open_launcher
+from infra.jobs.scheduled_jobs import SUBMITTED_FILES
 from infra.jobs.supervisor import write_json
 from infra.step import Artifact, Output, Progress, digest_of, step
 from infra.storage.store import hash_file
@@ -47,7 +48,10 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.2
 FORWARD_SECONDS = 3.0
 """Seconds between two requests to the tracker."""
-EVIDENCE = ("metrics.jsonl", ROLLOUTS_FILE, SPIKES_FILE, "job.json", "logs/*", "tensorboard/*", "wandb/*", "profile/*")
+EVIDENCE = (
+    *("metrics.jsonl", ROLLOUTS_FILE, SPIKES_FILE, "job.json", *SUBMITTED_FILES),
+    *("logs/*", "tensorboard/*", "wandb/*", "profile/*"),
+)
 
 
 class TrainingStoppedError(RuntimeError):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from typing import get_args
 
 import pytest
 
 from configs.load import load_scale, scale_names
+from configs.schema import TrainingResources
+from infra.jobs.open_launcher import SCHEDULERS
 from tasks.training.plan import launch_rules
 from tasks.training.plan.plan_training import plan_training
 from tests.conftest import ROOT
@@ -80,8 +83,9 @@ def test_what_runs_today_is_what_the_launch_rules_let_through():
     kinds = {"pretrain", "sft", "reward", "dpo", "grpo", "gspo", "ppo"}
     assert {kind for kind in kinds if f"`{kind}`" in runs} == set(launch_rules.OBJECTIVES)
     assert {kind for kind in kinds if f"`{kind}`" in refused} == kinds - set(launch_rules.OBJECTIVES)
-    waiting = {"slurm": "Slurm", "pbs": "PBS", "kubernetes": "Kubernetes"}
-    assert {name for name in waiting if waiting[name] in refused} == set(waiting) - set(launch_rules.LAUNCHERS)
+    words = {"local": "this machine", "slurm": "Slurm", "pbs": "PBS", "kubernetes": "Kubernetes", "ssh": "ssh"}
+    assert words.keys() == set(get_args(TrainingResources.model_fields["launcher"].annotation))
+    assert words.keys() == {"local", *SCHEDULERS} and all(word in runs for word in words.values())
 
 
 def test_figures_of_the_notes_are_the_plans():

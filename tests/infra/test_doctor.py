@@ -54,7 +54,7 @@ def test_a_port_of_up_that_is_taken_is_said(home, monkeypatch):
     assert not doctor.check_machine(home)[-1].fix
 
 
-@pytest.mark.parametrize(("commands", "passed"), [(("sbatch", "squeue", "scancel"), True), (("sbatch",), False)])
+@pytest.mark.parametrize(("commands", "passed"), [(("sbatch", "scontrol", "scancel"), True), (("sbatch",), False)])
 def test_scheduler_commands_are_asked_for_only_by_scales_that_submit(commands, passed, tmp_path, monkeypatch):
     for command in commands:
         (tmp_path / command).write_text("#!/bin/sh\n")

@@ -9,7 +9,7 @@ from configs.schema import PolicyObjective, TrainingRecipe, TrainingResources
 from tasks.training.plan.topology import impossible_topology
 
 OBJECTIVES = ("pretrain", "sft", "grpo")
-LAUNCHERS = ("local", "slurm")
+QUEUE_OF_LAUNCHER = {"ssh": ("hostfile",), "kubernetes": ("image", "volume_claim")}
 DEVICES = ("cpu",)
 
 
@@ -27,8 +27,9 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
         reasons.append(f"objective {kind} cannot be trained, only {', '.join(OBJECTIVES)} can")
     if recipe.adapter.kind != "none":
         reasons += untrainable_adapter(recipe, resources)
-    if resources.launcher not in LAUNCHERS:
-        reasons.append(f"launcher {resources.launcher} is not available: set launcher to one of {', '.join(LAUNCHERS)}")
+    for name in QUEUE_OF_LAUNCHER.get(resources.launcher, ()):
+        if not getattr(resources.queue, name):
+            reasons.append(f"launcher {resources.launcher} needs queue.{name}: set it in the phase's resources")
     if resources.device not in DEVICES:
         reasons.append(f"device {resources.device} is not available, ranks compute on CPUs: set device to {DEVICES[0]}")
     if isinstance(recipe.objective, PolicyObjective) and resources.num_ranks > 1:

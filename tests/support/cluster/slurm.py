@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,6 +108,8 @@ def slurm_cluster(root: Path) -> Iterator[SlurmCluster]:
         yield SlurmCluster(root)
     finally:
         subprocess.run(["scancel", "--user=root"], check=False)
+        with suppress(AssertionError):  # a daemon that is told to end waits for its jobs, without its pid file
+            wait_until(lambda: not _shown("squeue", "--noheader"), seconds=20)
         subprocess.run(["scontrol", "shutdown"], check=False, capture_output=True)
         time.sleep(1)
         for path in root.glob("*.pid"):
@@ -121,15 +123,16 @@ def slurm_cluster(root: Path) -> Iterator[SlurmCluster]:
 def wait_until(condition, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "Slurm's nodes did not become idle"
+        assert time.monotonic() < deadline, "Slurm's nodes did not become idle, or its jobs did not end"
         time.sleep(0.2)
 
 
 def _idle_nodes() -> set[str]:
-    shown = subprocess.run(
-        ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"], capture_output=True, text=True, check=False
-    )
-    return set(shown.stdout.split())
+    return set(_shown("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split())
+
+
+def _shown(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def _munged(root: Path) -> list[str]:

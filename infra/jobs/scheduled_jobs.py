@@ -1,0 +1,209 @@
+"""Jobs on nodes that somebody else gives: Slurm, PBS, Kubernetes, or a list of hosts.
+
+A `Scheduler` submits, looks up and ends; ScheduledLauncher knows the rest. The work directory must be on a file system
+that all nodes mount. Files of a job in work/<key>/, beside those of launchers.py: the script or manifest, logs of the
+scheduler, submission.json (which scheduler, and its name of the job), nodes/ (node_files.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from infra.code_digest import code_digest
+from infra.jobs.build_ops import op_environment
+from infra.jobs.launchers import (
+    CPU_ENVIRONMENT,
+    LOOPBACK,
+    SUBMISSION_FILE,
+    Job,
+    JobHandle,
+    JobState,
+    JobStatus,
+    final_state,
+    read_progress,
+)
+from infra.jobs.node_files import NodeFiles
+from infra.jobs.rank_processes import Command, tail_of
+from infra.jobs.supervisor import JobFile, read_job_file, write_json
+from infra.storage.object_store import SHARED_VARIABLES
+
+if TYPE_CHECKING:
+    from configs.schema import QueueResources
+
+SUBMITTED_FILES = ("job.sbatch", "job.pbs", "job.yaml", "ssh.json", "slurm-*.log", "supervisor-*.log")
+"""What schedulers were given and what supervisors printed: evidence of the step whose job it was."""
+CANCELLED_FILE = "cancelled"
+COMMAND_SECONDS = 60
+"""For an answer of a scheduler's command."""
+NAME_DIGITS = 12
+"""Of the key, in the scheduler's lists."""
+SAVE_SECONDS = 120
+"""Before the time limit the ranks are told to save."""
+
+
+@dataclass(frozen=True)
+class SchedulerRecord:
+    """What a scheduler says of a job. queued: it waits. stuck: it waits until somebody changes it or the cluster.
+    ended: by itself. taken: by the cluster, which says nothing about the program. cancelled: by a person."""
+
+    state: Literal["queued", "stuck", "running", "ended", "taken", "cancelled"]
+    reason: str = ""
+
+
+class Scheduler(Protocol):
+    name: str
+    look_seconds: float
+    """Between two questions: a controller serves all users."""
+
+    def submit(self, job: Job, work_dir: Path) -> str:
+        """Its name of the new job. Raises ValueError with its reason where it takes no such job."""
+        ...
+
+    def look(self, scheduler_job: str, work_dir: Path) -> SchedulerRecord | None:
+        """None where it knows no such job."""
+        ...
+
+    def end(self, scheduler_job: str, work_dir: Path) -> None:
+        """Take a job from the queue or kill it; nothing where it has ended."""
+        ...
+
+    def log_path(self, scheduler_job: str, work_dir: Path) -> Path:
+        """What the job's first node printed."""
+        ...
+
+
+class ScheduledLauncher:
+    """Jobs of a scheduler; `work_root` is the home's directory of work directories, on a shared file system."""
+
+    def __init__(self, work_root: Path, scheduler: Scheduler) -> None:
+        self.work_root, self.scheduler = work_root, scheduler
+        self._looked: dict[str, tuple[float, SchedulerRecord | None]] = {}
+
+    def submit(self, job: Job) -> JobHandle:
+        """Raises ValueError with the scheduler's reason where it takes no such job."""
+        work_dir = self.work_root / job.key
+        handle = JobHandle(job.key)
+        if self.find(job.key):
+            if self.poll(handle).state in ("queued", "running"):
+                return handle
+            self.scheduler.end(self._name(job.key), work_dir)  # one that waits for ever
+        work_dir.mkdir(parents=True, exist_ok=True)
+        loopback = LOOPBACK if job.num_nodes == 1 else {}
+        servers = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
+        environment = {**op_environment(), **CPU_ENVIRONMENT, **loopback, **servers, **job.environment}
+        code = code_digest((job.module,))
+        command = Command(job.module, job.arguments, job.num_ranks, job.num_nodes, environment, code)
+        write_json(work_dir / "command.json", asdict(command))
+        name = self.scheduler.submit(job, work_dir)
+        write_json(work_dir / SUBMISSION_FILE, {"scheduler": self.scheduler.name, "job": name})
+        self._looked.pop(job.key, None)
+        return handle
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        work_dir = self.work_root / handle.key
+        name, record = self._name(handle.key), self._look(handle.key)
+        progress, job = read_progress(work_dir), read_job_file(work_dir)
+        if record is not None and record.state == "queued":
+            return JobStatus("queued", None, None, None, "", (), record.reason)
+        if record is not None and record.state == "stuck":
+            reason = (
+                f"{self.scheduler.name} does not start job {name} ({record.reason}): change queue or ranks_per_node of "
+                f"the phase's resources and run again"
+            )
+            return JobStatus("failed", None, None, None, "", (), reason)
+        if job is not None and job.scheduler_job != name:
+            job = None
+        # What the nodes found out of each other is news that the scheduler may have to learn yet.
+        if record is not None and record.state == "running" and not (job is not None and job.reason):
+            return JobStatus("running", progress, None, None, "", ())
+        state, reason = end_of(record, job, is_cancelled=self._is_cancelled(handle.key))
+        if job is None or job.failing_rank is None:
+            log = self.scheduler.log_path(name, work_dir)
+            tail = tuple(tail_of(log)) if log.exists() else ()
+            return JobStatus(state, progress, job and job.exit_code, None, str(log), tail, reason)
+        return JobStatus(state, progress, job.exit_code, job.failing_rank, job.log_path, tuple(job.log_tail), reason)
+
+    def cancel(self, handle: JobHandle, grace_seconds: float) -> None:
+        work_dir, name = self.work_root / handle.key, self._name(handle.key)
+        (work_dir / CANCELLED_FILE).write_text(name)
+        deadline = time.monotonic() + grace_seconds
+        while (record := self.scheduler.look(name, work_dir)) and record.state in ("queued", "stuck", "running"):
+            job = read_job_file(work_dir)
+            if record.state != "running" or time.monotonic() > deadline:
+                self.scheduler.end(name, work_dir)
+            elif job is not None and job.scheduler_job == name:
+                NodeFiles(work_dir, job.fencing).order("TERM")
+            time.sleep(min(1.0, self.scheduler.look_seconds))
+        self._looked.pop(handle.key, None)
+
+    def find(self, key: str) -> JobHandle | None:
+        return JobHandle(key) if scheduler_of(self.work_root / key) == self.scheduler.name else None
+
+    def _name(self, key: str) -> str:
+        return json.loads((self.work_root / key / SUBMISSION_FILE).read_text())["job"]
+
+    def _is_cancelled(self, key: str) -> bool:
+        path = self.work_root / key / CANCELLED_FILE
+        return path.exists() and path.read_text() == self._name(key)
+
+    def _look(self, key: str) -> SchedulerRecord | None:
+        looked_at, record = self._looked.get(key, (0.0, None))
+        if time.monotonic() - looked_at >= self.scheduler.look_seconds or looked_at == 0.0:
+            record = self.scheduler.look(self._name(key), self.work_root / key)
+            self._looked[key] = time.monotonic(), record
+        return record
+
+
+def scheduler_of(work_dir: Path) -> str:
+    """The name of the scheduler that has the job of a work directory; empty where none has."""
+    try:
+        return json.loads((work_dir / SUBMISSION_FILE).read_text())["scheduler"]
+    except FileNotFoundError:
+        return ""
+
+
+def end_of(record: SchedulerRecord | None, job: JobFile | None, *, is_cancelled: bool) -> tuple[JobState, str]:
+    """State and reason of a job that does not run. `job` is what its first node wrote, None before it began."""
+    state, reason = ("", "") if record is None else (record.state, record.reason)
+    own = final_state(None if job is None else job.exit_code)
+    if own == "succeeded" or (own == "failed" and state != "taken"):
+        return own, "" if job is None else job.reason
+    if is_cancelled or state == "cancelled":
+        return "interrupted", reason or "it was cancelled"
+    if state == "taken":
+        return "lost", reason
+    if own == "interrupted":
+        return "lost", "its time limit came near, and it has saved"
+    if job is None or (job.exit_code is None and reason):
+        return "failed", reason or "it ended before its first node began"
+    if job.failing_rank is None:
+        return "lost", job.reason or "the supervisor of its first node was killed"
+    return "lost", ""
+
+
+def ask(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a scheduler's command."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS)
+
+
+def last_line(text: str) -> str:
+    """The scheduler's own words, without the name of its command."""
+    lines = [line.partition("error: ")[2] or line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"
+
+
+def queue_of(job: Job) -> QueueResources:
+    assert job.queue is not None, job
+    return job.queue
+
+
+def save_after_seconds(queue: QueueResources) -> int:
+    """When the ranks are told to save, from the start of the job."""
+    limit_seconds = queue.time_limit_minutes * 60
+    return max(limit_seconds - SAVE_SECONDS, limit_seconds // 2)

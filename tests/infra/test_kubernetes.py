@@ -1,0 +1,176 @@
+"""The Kubernetes launcher without a cluster: its manifest against Kubernetes' schemas, its container's command as a
+process of this machine, records as kubectl prints them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from datetime import UTC, datetime
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from configs.schema import QueueResources
+from infra.jobs.kubernetes_jobs import Kubernetes, manifest, parse_record
+from infra.jobs.launchers import Job
+from infra.jobs.scheduled_jobs import ScheduledLauncher, SchedulerRecord
+from infra.jobs.supervisor import read_job_file
+from tests.infra.test_launcher import starts, wait_for
+from tests.support.cluster.default_queue import DEFAULT_QUEUE
+
+KEY = "0123abcd"
+QUEUE = DEFAULT_QUEUE.model_copy(
+    update={"partition": "team", "account": "night", "image": "registry/glm46:1", "volume_claim": "glm46-home"}
+)
+NOW = datetime(2026, 11, 23, 9, 0, tzinfo=UTC)
+EARLIER, JUST_NOW = "2026-11-23T08:00:00Z", "2026-11-23T08:59:00Z"
+
+
+def job(tmp_path, queue: QueueResources = QUEUE) -> Job:
+    return Job(KEY, "tests.support.toy_job", (str(tmp_path / KEY), "succeed"), 4, {"TOY": "1"}, 2, queue)
+
+
+@pytest.mark.parametrize("queue", [QUEUE, DEFAULT_QUEUE.model_copy(update={"image": "i", "volume_claim": "c"})])
+@pytest.mark.parametrize("version", ["1.25", "1.37"])
+def test_the_manifest_is_valid_and_has_a_pod_per_node(queue, version, tmp_path):
+    text = yaml.safe_dump(manifest(job(tmp_path, queue), tmp_path / "home" / "work" / KEY, "glm46-0123abcd-1"))
+    described = yaml.safe_load(text)
+    kubernetes_validate.validate(described, version, strict=True)
+    spec = described["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (2, 2, 0)
+    container = spec["template"]["spec"]["containers"][0]
+    assert container["volumeMounts"][0]["mountPath"] == str(tmp_path / "home")
+    assert {"name": "GLM46_SAVE_AFTER_SECONDS", "value": "480"} in container["env"]
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(described | {"spec": spec | {"paralelism": 2}}, version, strict=True)
+
+
+@pytest.fixture
+def kubectl(tmp_path, monkeypatch):
+    """A stand-in that keeps its arguments, takes what is created, and prints what the test wrote."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "kubectl"
+    program.write_text(
+        f'#!/bin/bash\necho "$@" >> {tmp_path}/asked\n'
+        f'case "$1 $2" in "create --filename") echo created;; get*) cat {tmp_path}/"$2";; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    (tmp_path / "events").write_text('{"items": []}')
+    return program
+
+
+def test_pods_that_run_the_container_do_the_job_and_the_launcher_follows(kubectl, tmp_path):
+    launcher = ScheduledLauncher(tmp_path / "work", Kubernetes())
+    handle = launcher.submit(job(tmp_path / "work"))
+    described = yaml.safe_load((tmp_path / "work" / KEY / "job.yaml").read_text())
+    command = described["spec"]["template"]["spec"]["containers"][0]["command"]
+    pods = [subprocess.Popen(command, env={"JOB_COMPLETION_INDEX": index, "PATH": os.defpath}) for index in ("1", "0")]
+    (tmp_path / "job").write_text(json.dumps({"status": {}}))
+    (tmp_path / "pods").write_text(json.dumps({"items": [pod(running={"startedAt": EARLIER})]}))
+    assert launcher.poll(handle).state == "running"
+    assert [each.wait(60) for each in pods] == [0, 0]
+    assert wait_for(lambda: read_job_file(tmp_path / "work" / KEY)).exit_code == 0
+    (tmp_path / "job").write_text(json.dumps({"status": {"conditions": [condition("Complete")]}}))
+    assert ScheduledLauncher(tmp_path / "work", Kubernetes()).poll(handle).state == "succeeded"
+    assert [starts(tmp_path / "work", rank)[0][1:3] for rank in range(4)] == [["1", "4"]] * 4
+    name = described["metadata"]["name"]
+    assert f"get job {name} --namespace=team --output=json" in (tmp_path / "asked").read_text().splitlines()
+
+
+def test_a_pod_without_the_volume_and_a_refusal_say_so(kubectl, tmp_path):
+    launcher = ScheduledLauncher(tmp_path / "work", Kubernetes())
+    described = manifest(job(tmp_path), tmp_path / "elsewhere" / "work" / KEY, "glm46-1")
+    command = described["spec"]["template"]["spec"]["containers"][0]["command"]
+    ended = subprocess.run(command, env={"JOB_COMPLETION_INDEX": "0"}, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1 and "put GLM46_HOME on a directory that all nodes mount" in ended.stderr
+    kubectl.write_text("#!/bin/bash\necho 'Error from server (Forbidden): exceeded quota: team' >&2\nexit 1\n")
+    with pytest.raises(ValueError, match=r"Kubernetes refuses the job: .*exceeded quota: team\. Change queue"):
+        launcher.submit(job(tmp_path))
+    assert launcher.find(KEY) is None
+
+
+def condition(kind: str, status: str = "True", **values: str) -> dict:
+    return {"type": kind, "status": status, **values}
+
+
+def pod(*conditions: dict, created: str = EARLIER, status: dict | None = None, **state: dict) -> dict:
+    """As in `kubectl get pods --output=json`, with its container in a state."""
+    containers = [{"name": "ranks", "state": state}] if state else []
+    return {
+        "metadata": {"name": "glm46-1-0-x", "creationTimestamp": created},
+        "spec": {"nodeName": "node1"},
+        "status": {"conditions": list(conditions), "containerStatuses": containers, **(status or {})},
+    }
+
+
+FAILED = [condition("Failed", reason="BackoffLimitExceeded", message="Job has reached the specified backoff limit")]
+DISRUPTED = condition("DisruptionTarget", reason="PreemptionByScheduler")
+UNSCHEDULABLE = condition("PodScheduled", "False", reason="Unschedulable", message="0/4 nodes are available")
+PULLING = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "registry/glm46:1"'}
+SIGKILLED = {"exitCode": 137, "reason": "Error"}
+WHERE = "pod glm46-1-0-x on node1"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "pods", "events", "record"),
+    [
+        ([], [], [], SchedulerRecord("queued", "its pods are being made")),
+        ([], [], [{"message": "exceeded quota: team"}], SchedulerRecord("queued", "exceeded quota: team")),
+        (
+            [condition("Suspended", message="Job suspended")],
+            [],
+            [],
+            SchedulerRecord("queued", "suspended: Job suspended"),
+        ),
+        ([], [pod(UNSCHEDULABLE)], [], SchedulerRecord("queued", "0/4 nodes are available")),
+        ([], [pod(waiting={"reason": "ContainerCreating"})], [], SchedulerRecord("queued", "ContainerCreating")),
+        (
+            [],
+            [pod(waiting=PULLING, created=JUST_NOW)],
+            [],
+            SchedulerRecord("queued", f"ImagePullBackOff: {PULLING['message']}"),
+        ),
+        ([], [pod(waiting=PULLING)], [], SchedulerRecord("stuck", f"ImagePullBackOff: {PULLING['message']}")),
+        (
+            [],
+            [pod(running={}), pod(waiting={"reason": "InvalidImageName", "message": "no name"}, created=JUST_NOW)],
+            [],
+            SchedulerRecord("stuck", "InvalidImageName: no name"),
+        ),
+        ([], [pod(running={"startedAt": EARLIER})], [], SchedulerRecord("running")),
+        (FAILED, [pod(running={}), pod(terminated=SIGKILLED)], [], SchedulerRecord("running")),
+        ([condition("Complete")], [pod(terminated={"exitCode": 0})], [], SchedulerRecord("ended")),
+        ([condition("Failed", reason="DeadlineExceeded")], [], [], SchedulerRecord("taken", "its time limit came")),
+        (
+            FAILED,
+            [pod(terminated={"exitCode": 1, "message": "no volume\n"})],
+            [],
+            SchedulerRecord("ended", f"{WHERE} ended with exit code 1: no volume"),
+        ),
+        (
+            FAILED,
+            [pod(terminated={"exitCode": 137, "reason": "OOMKilled"})],
+            [],
+            SchedulerRecord("taken", f"its memory ran out ({WHERE})"),
+        ),
+        (
+            FAILED,
+            [pod(terminated={"exitCode": 1}), pod(DISRUPTED, terminated=SIGKILLED)],
+            [],
+            SchedulerRecord("taken", f"a pod of higher priority took its node ({WHERE})"),
+        ),
+        (
+            FAILED,
+            [pod(status={"reason": "Evicted", "message": "The node was low on resource: memory."})],
+            [],
+            SchedulerRecord("taken", f"its node evicted it ({WHERE}: The node was low on resource: memory.)"),
+        ),
+        (FAILED, [pod(terminated=SIGKILLED)], [], SchedulerRecord("taken", f"it was killed ({WHERE})")),
+        (FAILED, [], [], SchedulerRecord("ended", "Job has reached the specified backoff limit")),
+    ],
+)
+def test_records_are_read(conditions, pods, events, record):
+    assert parse_record({"status": {"conditions": conditions}}, pods, events, NOW) == record

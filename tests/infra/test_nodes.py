@@ -1,0 +1,90 @@
+"""What the supervisors of a job's nodes do about each other, without a scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from infra.code_digest import ROOT, code_digest
+from infra.jobs.node_files import SILENT_SECONDS, NodeFiles
+from infra.jobs.node_supervisor import SAVE_AFTER_VARIABLE, START_VARIABLE
+from infra.jobs.supervisor import read_job_file
+from tests.infra.test_launcher import starts, wait_for
+
+KEY = "0123abcd"
+
+
+@pytest.fixture
+def run_node(tmp_path):
+    """Starts the supervisor of a node of a job with two."""
+    (tmp_path / KEY).mkdir()
+    started = []
+
+    code = code_digest(("tests.support.toy_job",))
+
+    def run(node: int, deed: str, work_dir=tmp_path / KEY, code=code, **environment: str) -> subprocess.Popen:
+        command = {"module": "tests.support.toy_job", "arguments": [str(tmp_path / KEY), deed], "num_ranks": 2}
+        text = json.dumps({**command, "num_nodes": 2, "environment": {}, "code": code})
+        (tmp_path / KEY / "command.json").write_text(text)
+        arguments = [sys.executable, "-m", "infra.jobs.node_supervisor", str(work_dir), "7", str(node)]
+        started.append(
+            subprocess.Popen(arguments, cwd=ROOT, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True)
+        )
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_node_without_the_work_directory_says_so_and_the_job_fails_with_the_fix(run_node, tmp_path):
+    leader = run_node(0, "sleep", **{START_VARIABLE: "2"})
+    other = run_node(1, "sleep", work_dir=tmp_path / "elsewhere")
+    assert "put GLM46_HOME on a directory that all nodes mount" in other.communicate(timeout=20)[1]
+    assert (other.returncode, leader.wait(timeout=20)) == (1, 1)
+    job = read_job_file(tmp_path / KEY)
+    assert (job.exit_code, job.failing_rank) == (1, None)
+    assert job.reason.startswith("in 2 s the job did not begin on node 1: see the log there and put GLM46_HOME on")
+
+
+def test_a_node_that_is_silent_is_a_lost_job_and_a_silent_leader_ends_the_others(run_node, tmp_path):
+    leader, other = run_node(0, "sleep"), run_node(1, "sleep")
+    wait_for(lambda: starts(tmp_path, 0) and starts(tmp_path, 1))
+    other.send_signal(signal.SIGSTOP)
+    files = NodeFiles(tmp_path / KEY, 1)
+    long_ago = time.time() - SILENT_SECONDS - 5
+    os.utime(tmp_path / KEY / "nodes" / "1-1.beat", (long_ago, long_ago))
+    assert leader.wait(timeout=20) == 1
+    job = read_job_file(tmp_path / KEY)
+    assert (job.exit_code, job.reason) == (-signal.SIGKILL, f"no sign of life of {os.uname().nodename} (node 1)")
+    assert files.ordered() == "KILL"
+    other.send_signal(signal.SIGCONT)
+    assert other.wait(timeout=20) == 1, "it obeys when it comes back"
+
+
+def test_ranks_save_before_the_time_limit_that_no_scheduler_announces(run_node, tmp_path):
+    leader = run_node(0, "stop on request", **{SAVE_AFTER_VARIABLE: "4"})
+    other = run_node(1, "stop on request")
+    assert (leader.wait(timeout=30), other.wait(timeout=30)) == (0, 0)
+    assert read_job_file(tmp_path / KEY).exit_code == os.EX_TEMPFAIL
+
+
+def test_a_node_with_other_code_refuses(run_node, tmp_path):
+    node = run_node(0, "succeed", code="0")
+    assert f"has other code of the project in {ROOT}" in node.communicate(timeout=20)[1]
+    assert node.returncode == 1 and read_job_file(tmp_path / KEY) is None
+
+
+def test_a_second_job_in_a_work_directory_ends_at_once(run_node, tmp_path):
+    run_node(0, "sleep")
+    wait_for(lambda: starts(tmp_path, 0))
+    second = run_node(0, "sleep")
+    assert "finds another job in" in second.communicate(timeout=20)[1] and second.returncode == 3
+    assert len(starts(tmp_path, 0)) == 1
