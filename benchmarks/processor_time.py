@@ -1,5 +1,5 @@
-"""Processor seconds of this process and all that it started, also of those that ended: Spark's Python workers come and
-go, and not all are waited for by somebody who would add up their time."""
+"""Processor seconds and memory of this process and all that it started, also of those that ended: Spark's Python
+workers come and go, and not all are waited for by somebody who would add up their time."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class ProcessorTime:
         self._own = psutil.Process()
         self._used: dict[tuple[int, float], float] = {}
         self._one_at_a_time = threading.Lock()
+        self.driver_mib: dict[str, int] = {"python": 0, "java": 0}
+        """Largest resident set of this process and of its Java process, as far as it was seen."""
 
     def seconds(self) -> float:
         """Until now."""
@@ -28,6 +30,9 @@ class ProcessorTime:
                 try:
                     times = process.cpu_times()
                     self._used[process.pid, process.create_time()] = times.user + times.system
+                    if process == self._own or "java" in process.name():
+                        kind = "python" if process == self._own else "java"
+                        self.driver_mib[kind] = max(self.driver_mib[kind], process.memory_info().rss >> 20)
                 except psutil.NoSuchProcess:
                     continue
             return sum(self._used.values())

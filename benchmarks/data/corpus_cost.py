@@ -3,10 +3,10 @@
     python -m benchmarks.data.corpus_cost [--terabytes 60] [--cores 100 1000] [--core-hour 0.05] [--write]
 
 Reads benchmarks/results/stages.json (python -m benchmarks.data.stages --write) and multiplies. Per stage: core-hours,
-bytes shuffled, bytes written to the store, requests for them, and money. A stage costs what it cost there per MB of
-text that it reads; of the corpus each stage reads the share that it read there. A reader asks for blocks of 4 MiB, a
-writer puts parts of 8 MiB. Hours are core-hours divided by cores: start-up, waiting and network are not in it. The
-default prices are list prices (a virtual core on demand, S3 Standard); pass your own.
+bytes shuffled, bytes written to the store, requests for them, and money. A stage costs what one more MB of the text
+that it reads cost there; of the corpus each stage reads the share that it read there. A reader asks for blocks of 4
+MiB, a writer puts parts of 8 MiB. Hours are core-hours divided by cores: start-up, waiting and network are not in it.
+The default prices are list prices (a virtual core on demand, S3 Standard); pass your own.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def corpus_cost(measured: dict[str, dict[str, Any]], terabytes: float) -> dict[s
         megabytes = row["megabytes"] * times
         stored = row["stored_bytes_per_mb"] * megabytes
         costs[name] = StageCost(
-            core_hours=row["cpu_seconds_per_mb"] * megabytes / HOUR,
+            core_hours=row["cpu_seconds_per_further_mb"] * megabytes / HOUR,
             shuffled_terabytes=row["shuffled_bytes_per_document"] * row["num_documents"] * times / TERABYTE,
             stored_terabytes=stored / TERABYTE,
             put_requests=stored / UPLOADED_PART_BYTES,

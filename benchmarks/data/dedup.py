@@ -7,21 +7,19 @@ corpus goes through first), and datatrove's four MinHash steps with two workers,
 as it comes (`peer`, `ratio`) and with words by white space instead of its tokenizer's (`white_space`); one after the
 other in one call. CPU seconds count all processes: on a busy machine they say more. Truth: all pairs by an inverted
 index over the shingles (exact, NumPy). Memory: the largest resident set of the driver's Java process, and what
-Python's grew by while the step ran, sampled ten times a second.
+Python's grew by while the step ran, sampled four times a second.
 --no-peer leaves datatrove out: for scaling, compare --documents N with ten times N.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gzip
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -33,6 +31,7 @@ import psutil
 import pyarrow.parquet as pq
 
 from benchmarks.inputs.dedup_corpus import NUM_DOCUMENTS, Corpus, LabelledSet, build_corpus, labelled_sets, read_corpus
+from benchmarks.processor_time import processor_time
 from benchmarks.results import WRITE_FLAG, report
 from configs.schema import DeduplicationRecipe, SparkResources
 from infra.code_digest import ROOT
@@ -68,19 +67,6 @@ class Run:
     neighbours: list[dict[str, object]]
 
 
-def cpu_seconds() -> float:
-    """Of this process, its Java process and the Python workers."""
-    own = psutil.Process()
-    return sum(sum(process.cpu_times()[:2]) for process in (own, *own.children(recursive=True)))
-
-
-def driver_mib() -> int:
-    """Resident memory of this process and its Java process."""
-    own = psutil.Process()
-    java = [child for child in own.children() if "java" in child.name()]
-    return sum(process.memory_info().rss for process in (own, *java)) >> 20
-
-
 def deduplicate(texts: list[str], directory: Path) -> Run:
     """The step on these texts as one Parquet file."""
     shutil.rmtree(directory, ignore_errors=True)
@@ -90,25 +76,17 @@ def deduplicate(texts: list[str], directory: Path) -> Run:
     del documents
     output = local_output(directory)
     corpus_mib = psutil.Process().memory_info().rss >> 20
-    peak, is_over = [0], threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(0.1):
-            peak[0] = max(peak[0], driver_mib() - corpus_mib)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    started, cpu = time.monotonic(), cpu_seconds()
-    record = deduplicate_documents(
-        documents=given, previous=EarlierDocuments([], []), recipe=RECIPE, resources=RESOURCES, output=output
-    )
-    seconds, cpu = time.monotonic() - started, cpu_seconds() - cpu
-    is_over.set()
-    watcher.join()
+    with processor_time() as meter:
+        started, cpu = time.monotonic(), meter.seconds()
+        record = deduplicate_documents(
+            documents=given, previous=EarlierDocuments([], []), recipe=RECIPE, resources=RESOURCES, output=output
+        )
+        seconds, cpu = time.monotonic() - started, meter.seconds() - cpu
+    driver_mib = sum(meter.driver_mib.values()) - corpus_mib
     kept = np.arange(len(texts))
     for row in pq.read_table(directory / "dropped.parquet", columns=["id", "kept_id"]).to_pylist():
         kept[numbers[row["id"]]] = numbers[row["kept_id"]]
-    return Run(record, seconds, cpu, peak[0], kept, pq.read_table(directory / "neighbours.parquet").to_pylist())
+    return Run(record, seconds, cpu, driver_mib, kept, pq.read_table(directory / "neighbours.parquet").to_pylist())
 
 
 def run_datatrove(texts: list[str], directory: Path, words: str) -> dict[str, Any]:
@@ -130,19 +108,19 @@ def run_datatrove(texts: list[str], directory: Path, words: str) -> dict[str, An
         str(NUM_WORKERS),
         words,
     ]
-    spent: dict[int, float] = {}
-    with open(directory / "stdout", "w+") as stdout, open(directory / "stderr", "w") as stderr:
-        process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
-        # Its workers are children of a fork server, whose times nobody inherits: sampled while they live.
-        while process.poll() is None:
-            for child in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    spent[child.pid] = sum(child.cpu_times()[:2])
-            time.sleep(0.2)
+    with (
+        open(directory / "stdout", "w+") as stdout,
+        open(directory / "stderr", "w") as stderr,
+        processor_time() as meter,
+    ):
+        before = meter.seconds()
+        # Its workers are children of a fork server, whose times nobody inherits.
+        process = subprocess.run(command, stdout=stdout, stderr=stderr, check=False)
+        spent = meter.seconds() - before
     if process.returncode:
         raise SystemExit(f"datatrove failed:\n{(directory / 'stderr').read_text()[-2000:]}")
     run = json.loads((directory / "stdout").read_text().splitlines()[-1])
-    return {**run, "total": sum(run["seconds"].values()), "cpu_seconds": sum(spent.values())}
+    return {**run, "total": sum(run["seconds"].values()), "cpu_seconds": spent}
 
 
 def true_pairs(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -258,6 +236,10 @@ def main() -> None:
         white_space={"peer": round(simple["total"], 2), "ratio": round(simple["total"] / run.seconds, 3)},
         cpu_seconds=round(run.cpu_seconds, 1),
         peer_cpu_seconds=round(peer["cpu_seconds"], 1),
+        white_space_cpu={
+            "peer": round(simple["cpu_seconds"], 1),
+            "ratio": round(simple["cpu_seconds"] / run.cpu_seconds, 3),
+        },
         corpus=corpus.name,
         documents=len(corpus.texts),
         megabytes=round(megabytes, 1),

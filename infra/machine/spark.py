@@ -181,6 +181,8 @@ def _settings(resources: SparkResources, directory: Path) -> dict[str, str]:
         "PatternLayout\n"
         "appender.stderr.layout.pattern = %d %p %c: %m%n%ex\n"
     )
+    # Spark guesses that what is read from a list of files is as small as the list: it would send whole corpora to the
+    # driver and from there to all executors. Steps say what is small (F.broadcast).
     settings = {
         "spark.master": resources.master,
         "spark.driver.memory": resources.driver_memory,
@@ -202,6 +204,7 @@ def _settings(resources: SparkResources, directory: Path) -> dict[str, str]:
         "spark.sql.files.openCostInBytes": str(SMALLEST_SPLIT_BYTES),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_RECORDS),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
+        "spark.sql.autoBroadcastJoinThreshold": "-1",
         "spark.network.timeout": "120s",
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
     }

@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.data.records.documents import content_digest
+from tasks.data.records.documents import DOCUMENT_COLUMNS, content_digest, names_of
+from tasks.data.records.documents_by_id import read_marked
 from tasks.data.text.words import BASE, mix, split_words
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from configs.files.stored_files import StoredFile
+
 KEY_COLUMNS = "key long, record long, id string"
 """key: hash of a paragraph in its group; record: hash of the document's record, since the pieces of one record count as
 one document here."""
-SAMPLE_COLUMNS = "key long, text string"
+SAMPLE_COLUMNS = "key long, text string, collection string, source string"
 MAX_WRAPPED_LINE = 120
 """Characters of the longest wrapped line. A text with a longer one was not wrapped, so its lines are paragraphs."""
 CHUNK_DOCUMENTS = 256
@@ -112,15 +115,14 @@ def frequent_keys(batches: Iterator[pa.RecordBatch], min_documents: int) -> Iter
 
 
 def remove_paragraphs(
-    batches: Iterator[pa.RecordBatch], min_words: int, min_remaining_chars: int
+    batches: Iterator[pa.RecordBatch], files: list[StoredFile], min_words: int, min_remaining_chars: int
 ) -> Iterator[pa.RecordBatch]:
-    """Documents without the paragraphs whose keys are in `keys` (null: none), with the reason ONLY_BOILERPLATE where
-    too little is left.
+    """Documents of the files without the paragraphs whose keys are in `keys` (null: none), with the reason
+    ONLY_BOILERPLATE where too little is left.
 
-    Input: a document's columns, then group and keys; output: the document's columns, then bytes_before and reason.
+    Input: id, group and keys of the documents; output: DOCUMENT_COLUMNS, then bytes_before and reason.
     """
-
-    for batch in batches:
+    for batch in read_marked(batches, files, names_of(DOCUMENT_COLUMNS)):
         for chunk in _chunks(batch):
             keys = chunk.column("keys").to_pylist()
             touched = [index for index, lost in enumerate(keys) if lost]
@@ -160,16 +162,21 @@ def _rewritten(chunk: pa.RecordBatch, texts: list[str], touched: list[int], reas
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def paragraph_samples(batches: Iterator[pa.RecordBatch], min_words: int) -> Iterator[pa.RecordBatch]:
-    """SAMPLE_COLUMNS for documents (text, group, keys): the beginning of each paragraph whose key is in `keys`."""
+def paragraph_samples(
+    batches: Iterator[pa.RecordBatch], files: list[StoredFile], min_words: int
+) -> Iterator[pa.RecordBatch]:
+    """SAMPLE_COLUMNS for documents (id, group, keys) of the files: the beginning of each paragraph whose key is in
+    `keys`, with the document's collection and source."""
     import pyarrow as pa
 
-    for batch in batches:
+    for batch in read_marked(batches, files, ["id", "text", "collection", "source"]):
         for chunk in _chunks(batch):
             keyed = _keyed(chunk.column("text").to_pylist(), chunk.column("group").to_numpy(), min_words)
-            samples: dict[int, str] = {}
-            for (parts, _, own), wanted in zip(keyed, chunk.column("keys").to_pylist(), strict=True):
+            owners = zip(*(chunk.column(name).to_pylist() for name in ("keys", "collection", "source")), strict=True)
+            samples: dict[int, tuple[str, str, str]] = {}
+            for (parts, _, own), (wanted, collection, source) in zip(keyed, owners, strict=True):
                 for index in np.flatnonzero(np.isin(own, np.array(wanted, dtype=np.int64)))[::-1]:
-                    samples[int(own[index])] = parts[index].strip()[:SAMPLE_CHARS]
-            columns = [pa.array(list(samples), pa.int64()), pa.array(list(samples.values()), pa.string())]
-            yield pa.RecordBatch.from_arrays(columns, names=["key", "text"])
+                    samples[int(own[index])] = (parts[index].strip()[:SAMPLE_CHARS], collection, source)
+            texts = list(zip(*samples.values(), strict=True)) or [()] * 3
+            columns = [pa.array(list(samples), pa.int64()), *(pa.array(list(values), pa.string()) for values in texts)]
+            yield pa.RecordBatch.from_arrays(columns, names=names_of(SAMPLE_COLUMNS))

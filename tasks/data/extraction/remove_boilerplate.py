@@ -2,8 +2,8 @@
 
 boilerplate.parquet shows these paragraphs. Documents are counted, not occurrences: the filter judges what a text
 repeats inside itself. One document keeps each paragraph, so no text leaves the corpus, however many copies there are.
-Code and commits are not changed. The step makes one shuffle of two hashes and an id per paragraph. The texts
-themselves are joined once with the keys that their documents lose.
+Code and commits are not changed. The step makes one shuffle of two hashes and an id per paragraph, and one
+of ids with the keys that their documents lose: the texts are read from the files where these arrive.
 """
 
 from __future__ import annotations
@@ -22,13 +22,21 @@ from tasks.data.extraction.paragraphs import (
     paragraph_samples,
     remove_paragraphs,
 )
-from tasks.data.records.document_files import check_counts, count_reasons, read_documents, write_documents, write_table
+from tasks.data.records.document_files import (
+    check_counts,
+    count_reasons,
+    id_range_column,
+    read_documents,
+    write_documents,
+    write_table,
+)
 from tasks.data.records.documents import CODE, COMMIT, DOCUMENT_COLUMNS, NUM_EXAMPLES, arrow_schema, names_of
 from tasks.data.records.removed_share import COLLECTION, Ceiling, check_removed_share
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from configs.files.stored_files import StoredFile
     from configs.schema import BoilerplateRecipe, SparkResources
     from tasks.data.extraction.extract_documents import ExtractedDocuments
 
@@ -64,19 +72,24 @@ def remove_boilerplate(
 
     num_in, bytes_in = documents.record.num_documents, documents.record.num_bytes
     output.report(Progress(0, num_in, "documents", "paragraphs"))
-    frame = read_documents(spark_session(resources), documents.files("documents/*.parquet"), resources)
-    frame = frame.select(*names_of(DOCUMENT_COLUMNS), _group().alias("group"))
+    spark, files = spark_session(resources), documents.files("documents/*.parquet")
+    groups = read_documents(spark, files, resources, "id", "collection", "url").select("id", _group().alias("group"))
+    frame = read_documents(spark, files, resources, "id", "source", "offset", "collection", "domain", "url", "text")
     prose = frame.where(~F.col("domain").isin(CODE, COMMIT)).select(
-        "id", F.xxhash64("source", "offset").alias("record"), "group", "text"
+        "id", F.xxhash64("source", "offset").alias("record"), _group().alias("group"), "text"
     )
     keyed = prose.mapInArrow(partial(paragraph_keys, min_words=recipe.min_words), KEY_COLUMNS)
     by_key = keyed.repartition("key").sortWithinPartitions("key", "record", "id")
     repeated = by_key.mapInArrow(partial(frequent_keys, min_documents=recipe.min_documents), KEY_COLUMNS).persist()
     per_document = repeated.groupBy("id").agg(F.sort_array(F.collect_set("key")).alias("keys"))
     columns = f"{DOCUMENT_COLUMNS}, bytes_before long, reason string"
-    remover = partial(remove_paragraphs, min_words=recipe.min_words, min_remaining_chars=recipe.min_remaining_chars)
-    rewritten = frame.join(per_document, "id", "left").mapInArrow(remover, columns).persist()
-    num_paragraphs = _write_boilerplate(repeated, frame, recipe, output.path("boilerplate.parquet"))
+    remover = partial(
+        remove_paragraphs, files=files, min_words=recipe.min_words, min_remaining_chars=recipe.min_remaining_chars
+    )
+    count = resources.shuffle_partitions
+    marks = groups.join(per_document, "id", "left").repartitionById(count, id_range_column(count))
+    rewritten = marks.mapInArrow(remover, columns).persist()
+    num_paragraphs = _write_boilerplate(repeated, groups, files, recipe, output.path("boilerplate.parquet"))
     _check_removed_share(rewritten, recipe, output.path("boilerplate.parquet"))
     totals = rewritten.where("num_bytes < bytes_before").select(
         (F.col("bytes_before") - F.col("num_bytes")).alias("num_bytes")
@@ -107,7 +120,9 @@ def _group():
     return F.xxhash64("collection", host)
 
 
-def _write_boilerplate(repeated: DataFrame, frame: DataFrame, recipe: BoilerplateRecipe, path: Path) -> int:
+def _write_boilerplate(
+    repeated: DataFrame, groups: DataFrame, files: list[StoredFile], recipe: BoilerplateRecipe, path: Path
+) -> int:
     """Write the removed paragraphs with the number of documents that held them; returns the number of paragraphs."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -127,22 +142,17 @@ def _write_boilerplate(repeated: DataFrame, frame: DataFrame, recipe: Boilerplat
     examples = repeated.sparkSession.createDataFrame(
         [(identity, keys) for identity, keys in sorted(wanted.items())], schema
     )
-    owners = frame.join(examples, "id")
-    samples = owners.select("text", "group", "keys").mapInArrow(
-        partial(paragraph_samples, min_words=recipe.min_words), SAMPLE_COLUMNS
-    )
-    texts = {row.key: row.text for row in samples.collect()}
-    collections = {
-        row.id: (row.collection, row.source) for row in owners.select("id", "collection", "source").collect()
-    }
+    sampler = partial(paragraph_samples, files=files, min_words=recipe.min_words)
+    samples = groups.join(F.broadcast(examples), "id").mapInArrow(sampler, SAMPLE_COLUMNS)
+    owners = {row.key: row for row in samples.collect()}
     table = [
         {
             "digest": f"{row.key % 2**64:016x}",
-            "collection": collections[row.id][0],
+            "collection": owners[row.key].collection,
             "num_documents": row.num_documents,
-            "text": texts[row.key],
+            "text": owners[row.key].text,
             "id": row.id,
-            "source": collections[row.id][1],
+            "source": owners[row.key].source,
         }
         for row in shown
     ]

@@ -57,6 +57,23 @@ def named_rows(
     return read_by_id(files, sorted_ids(batches), columns)
 
 
+def read_marked(
+    batches: Iterator[pa.RecordBatch], files: list[StoredFile], columns: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """These columns (id among them) of the documents that the rows (id and marks) name, and then their marks."""
+    import pyarrow as pa
+
+    rows = [batch for batch in batches if batch.num_rows]
+    if not rows:
+        return
+    table = pa.Table.from_batches(rows)
+    numbers = id_numbers(table.column("id"))
+    order = np.argsort(numbers)
+    marks = table.drop_columns("id").take(pa.array(order)).combine_chunks()
+    for batch in _marked(read_by_id(files, numbers[order], columns), numbers[order], marks):
+        yield batch.select([*columns, *marks.column_names])
+
+
 def sorted_ids(batches: Iterator[pa.RecordBatch]) -> NDArray[np.uint64]:
     """The ids of all batches, ascending."""
     return np.sort(np.concatenate([np.empty(0, np.uint64), *(id_numbers(batch.column("id")) for batch in batches)]))

@@ -10,7 +10,7 @@ from configs.files.stored_files import given_file
 from infra.machine.spark import spark_session
 from tasks.data.records import document_files, documents_by_id
 from tasks.data.records.document_files import map_documents, read_documents, write_marked_documents
-from tasks.data.records.documents_by_id import named_rows, read_by_id
+from tasks.data.records.documents_by_id import named_rows, read_by_id, read_marked
 from tasks.data.records.parcels import id_numbers, id_strings
 from tests.support.data_inputs import RESOURCES
 from tests.support.toy_steps import local_output
@@ -47,6 +47,32 @@ def test_rows_by_id_are_all_that_are_wanted_and_no_others(directories, count):
     batches = [batch.column("id").to_pylist() for batch in read_by_id(paths, wanted, ["id", "text"])]
     expected = table.filter(pc.is_in(table["id"], id_strings(wanted)))["id"].to_pylist()
     assert [identity for batch in batches for identity in batch] == expected and len(expected) >= count
+
+
+@pytest.mark.parametrize("count", [0, 1, 700])
+def test_marked_rows_are_the_named_ones_with_their_marks(directories, count):
+    paths, table = directories
+    rows = np.random.default_rng(count).choice(table.num_rows, count, replace=False)
+    ids = table["id"].take(pa.array(rows)).combine_chunks()
+    marks = pa.table({"id": ids, "row": rows, "keys": pa.array([[row] * (row % 3) or None for row in rows.tolist()])})
+    read = [
+        row for batch in read_marked(iter(marks.to_batches(256)), paths, ["text", "id"]) for row in batch.to_pylist()
+    ]
+    expected = table.select(["text", "id"]).take(pa.array(rows)).to_pylist()
+    expected = [row | mark for row, mark in zip(expected, marks.to_pylist(), strict=True)]
+    assert sorted(read, key=lambda row: row["id"]) == sorted(expected, key=lambda row: row["id"])
+    assert all(list(row) == ["text", "id", "row", "keys"] for row in read)
+
+
+def test_no_join_sends_documents_through_the_driver(directories):
+    """Spark guesses the size of documents from the list of their files, which is small."""
+    documents = read_documents(spark_session(RESOURCES), directories[0], RESOURCES, "id", "text")
+    for how in ("inner", "left", "left_anti"):
+        for joined in (
+            documents.join(documents.select("id").distinct(), "id", how),
+            documents.groupBy("id").count().join(documents, "id", how),
+        ):
+            assert "Broadcast" not in joined._jdf.queryExecution().executedPlan().toString()
 
 
 def test_documents_mapped_while_they_are_read_equal_those_mapped_afterwards(directories):
